@@ -286,7 +286,7 @@ pub enum Command {
     /// Copy a region to a file or to standard output
     Get(Get),
     /// List the named regions
-    Ls(Listing),
+    Ls(Ls),
     /// Show a region's length, chunks, permissions and mappers
     Stat(Stat),
     /// Show which network, verb and path an access to a region or node takes, and why
@@ -488,6 +488,16 @@ pub struct Listing {
     /// Print one JSON object per line
     #[arg(long)]
     pub json: bool,
+}
+
+/// `halite ls`
+#[derive(Args, Debug)]
+pub struct Ls {
+    /// List the servers that have names, instead of the regions
+    #[arg(long)]
+    pub services: bool,
+    #[command(flatten)]
+    pub listing: Listing,
 }
 
 /// `halite put`

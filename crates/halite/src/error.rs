@@ -24,7 +24,10 @@ use halite_tier::ids::NodeId;
 use halite_tier::message::{ErrorReply, NAME_BYTES_MAX};
 use halite_tier::permissions::Permissions;
 
-pub use call::{CallCause, CallError, ReplyCause, ReplyError, SendCause, SendError, ServeCause, ServeError};
+pub use call::{
+    CallCause, CallError, NamedCallCause, NamedCallError, ReplyCause, ReplyError, SendCause, SendError,
+    ServeCause, ServeError,
+};
 pub use cluster_dir::ClusterDirError;
 pub use etcd::{EtcdError, EtcdFault};
 pub use lost::{ListedRegions, Lost, LostRegion, UnreachableRegion};

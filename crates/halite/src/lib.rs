@@ -50,6 +50,7 @@
 //! | regions | [`Session::alloc`], [`Session::map`], [`Session::read`], [`Session::write`], [`Session::move_to`], [`Session::grant`] |
 //! | fills, copies and atomics where the bytes are | [`Session::fill`], [`Session::copy`], [`Session::fetch_add`], [`Session::compare_swap`] |
 //! | calls | [`Session::serve`], [`Session::call`], [`Session::post_calls`], [`Session::call_many`], with values instead of bytes [`typed`] |
+//! | servers and calls by name | [`Session::serve_named`], [`Session::call_named`], [`Session::servers`] |
 //! | messages, and news of writes | [`Session::open_port`], [`Session::send`], [`Session::sender`], [`Session::write_notify`], [`Session::watch`] |
 //! | reads and writes that are begun now and awaited later | [`Session::post_read`], [`Session::post_write`] |
 //! | waiting for a word that a peer writes | [`Session::wait_until`], [`Session::progress`] |
@@ -80,10 +81,11 @@ pub use driver::drained::DrainedNode;
 pub use error::{
     AccessCause, AccessError, BarrierCause, BarrierError, BatchError, CallCause, CallError, CopyEnd,
     CopyError, CopySide, EtcdError, EtcdFault, JoinError, ListedRegions, LockCause, LockError, Lost,
-    LostRegion, NotifyCause, NotifyError, RegionCause, RegionError, ReplyCause, ReplyError, SendCause,
-    SendError, ServeCause, ServeError, UnreachableRegion,
+    LostRegion, NamedCallCause, NamedCallError, NotifyCause, NotifyError, RegionCause, RegionError,
+    ReplyCause, ReplyError, SendCause, SendError, ServeCause, ServeError, UnreachableRegion,
 };
 pub use halite_fabric::Atomics;
+pub use halite_tier::effect::NamedServer;
 pub use halite_tier::message::{
     Drained, Leftover, LeftoverCause, Loss, LossCause, NAME_BYTES_MAX, NodeState, NodeStatus, Reach,
     RegionInfo,

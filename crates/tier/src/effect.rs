@@ -157,6 +157,17 @@ pub enum Command {
     },
     /// List the watchers of a region.
     ListWatchers(SlotRef),
+    /// Register a server of this node under the name of a service.
+    Register {
+        /// The service.
+        service: String,
+        /// Whether other servers may have the name too.
+        is_shared: bool,
+    },
+    /// Remove a server's name.
+    Unregister(RegionId),
+    /// List the servers of a service, or of all services.
+    ListServers(Option<String>),
     /// List all names whose regions were lost with their homes.
     ListLost,
     /// Forget the region lost under a name.
@@ -207,6 +218,9 @@ impl Command {
             Command::Unwatch { .. } => "unwatch",
             Command::ListWatchers(_) => "list_watchers",
             Command::ListLost => "list_lost",
+            Command::Register { .. } => "register",
+            Command::Unregister(_) => "unregister",
+            Command::ListServers(_) => "list_servers",
             Command::ForgetName(_) => "forget_name",
             Command::ForgetNode(_) => "forget_node",
             Command::TakeNumber => "take_number",
@@ -241,6 +255,17 @@ pub enum Placement {
     Anywhere,
 }
 
+/// A server that is registered under the name of a service.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NamedServer {
+    /// The service.
+    pub service: String,
+    /// The server's node.
+    pub node: NodeId,
+    /// Whether other servers may have the name too.
+    pub is_shared: bool,
+}
+
 /// The result of a command.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Outcome {
@@ -268,6 +293,10 @@ pub enum Outcome {
     Status(Vec<NodeStatus>),
     /// A number for a new node.
     Number(NodeId),
+    /// The server was registered under this id.
+    Registered(RegionId),
+    /// Servers, ordered by service.
+    Servers(Vec<NamedServer>),
     /// Whether a node can still touch the memory of another.
     Reach(Reach),
     /// Lost names, in order.

@@ -179,6 +179,7 @@ impl Engine {
             mapper: &mut self.mapper,
             deferred: &mut self.deferred,
             owner: &self.owner,
+            servers: &mut self.homes.servers,
         }
     }
 

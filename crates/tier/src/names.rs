@@ -1,16 +1,20 @@
-//! Names of users' regions, and of the regions behind locks and barriers.
+//! Names of users' regions, of the regions behind locks and barriers, and of servers.
 //!
 //! ```text
-//!  region   name                 any text that does not begin with NUL
-//!  lock     NUL 'l' name         hidden from lists, out of reach of users' regions
-//!  barrier  NUL 'b' name
+//!  region         name                    any text that does not begin with NUL
+//!  lock           NUL 'l' name            hidden from lists, out of reach of users' regions
+//!  barrier        NUL 'b' name
+//!  server         NUL 's' name NUL        no region; the only server of this name
+//!  shared server  NUL 's' name NUL node   one of several servers; the node in 8 hexadecimal digits
 //! ```
 
 use crate::ids::NodeId;
 use crate::message::NAME_BYTES_MAX;
 
 const RESERVED: char = '\0';
-const PREFIX_BYTES: usize = 2;
+/// What a reserved name may have beyond the user's: the prefix, and a server's NUL and node.
+const RESERVED_BYTES: usize = 2 + 1 + 8;
+const SERVER_PREFIX: &str = "\0s";
 
 /// The purpose of a region that is not user memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,14 +44,32 @@ impl Service {
     }
 }
 
-/// Whether the name is reserved for locks and barriers.
+/// The name by which the directory knows a server on `node` of the service `name`, which has no NUL. A server that does
+/// not share the service has the same name on each node, so that there is only one.
+pub fn server_name(name: &str, node: NodeId, is_shared: bool) -> String {
+    let suffix = if is_shared { format!("{:08x}", node.0) } else { String::new() };
+    format!("{SERVER_PREFIX}{name}{RESERVED}{suffix}")
+}
+
+/// The text after which the names of all servers of `service`, or of all services, follow in order.
+pub fn before_servers_of(service: Option<&str>) -> String {
+    format!("{SERVER_PREFIX}{}", service.unwrap_or_default())
+}
+
+/// The service of a server's name, and whether the server shares it; `None` for other names.
+pub fn service_of(server_name: &str) -> Option<(&str, bool)> {
+    let (service, node) = server_name.strip_prefix(SERVER_PREFIX)?.split_once(RESERVED)?;
+    Some((service, !node.is_empty()))
+}
+
+/// Whether the name is reserved for locks, barriers and servers.
 pub fn is_reserved(name: &str) -> bool {
     name.starts_with(RESERVED)
 }
 
 /// Whether the name is valid for any region.
 pub fn is_name(name: &str) -> bool {
-    let len_max = if is_reserved(name) { NAME_BYTES_MAX + PREFIX_BYTES } else { NAME_BYTES_MAX };
+    let len_max = if is_reserved(name) { NAME_BYTES_MAX + RESERVED_BYTES } else { NAME_BYTES_MAX };
     (1..=len_max).contains(&name.len())
 }
 

@@ -1,14 +1,14 @@
-//! `halite ls`: the regions that have names.
+//! `halite ls`: the regions, or the servers, that have names.
 
 use std::path::Path;
 
 use futures_util::future::try_join;
-use halite::{ListedRegions, Lost, LostRegion, RegionInfo, UnreachableRegion};
+use halite::{ListedRegions, Lost, LostRegion, NamedServer, RegionInfo, UnreachableRegion};
 use serde::Serialize;
 
 use super::regions::{RegionJson, holders};
 use super::status::hexadecimal;
-use crate::args::Listing;
+use crate::args::Ls;
 use crate::bytes::ByteCount;
 use crate::client::Client;
 use crate::letters;
@@ -17,13 +17,16 @@ use crate::output;
 use crate::table::{Align, Table};
 
 /// Lists regions by name: available ones, those whose home is unreachable, those with damaged records, and lost ones.
-pub fn run(dir: &Path, args: &Listing) -> anyhow::Result<()> {
+pub fn run(dir: &Path, args: &Ls) -> anyhow::Result<()> {
     let client = Client::join(dir)?;
+    if args.services {
+        return print_servers(&client.session.servers(None)?, args.listing.json);
+    }
     let session = client.session.as_async();
     let asked = client.session.block_on(try_join(session.list_all(), session.list_lost()))?;
     let (ListedRegions { regions, unreachable, damaged }, lost) = asked;
     let mut text = String::new();
-    if args.json {
+    if args.listing.json {
         text.extend(regions.iter().map(|region| output::json_line(&RegionJson::from(region)) + "\n"));
         text.extend(
             unreachable.iter().map(|region| output::json_line(&UnreachableJson::from(region)) + "\n"),
@@ -45,6 +48,33 @@ pub fn run(dir: &Path, args: &Listing) -> anyhow::Result<()> {
         }
     }
     Ok(output::print(&text)?)
+}
+
+fn print_servers(servers: &[NamedServer], is_json: bool) -> anyhow::Result<()> {
+    if is_json {
+        let lines = servers.iter().map(|server| output::json_line(&ServerJson::from(server)) + "\n");
+        return Ok(output::print(&lines.collect::<String>())?);
+    }
+    let mut table = Table::new(&[("service", Align::Left), ("node", Align::Right), ("shared", Align::Left)]);
+    for server in servers {
+        let shared = if server.is_shared { "yes" } else { "no" };
+        table.row(vec![server.service.clone(), server.node.to_string(), shared.to_owned()]);
+    }
+    Ok(output::print(&table.to_string())?)
+}
+
+/// One JSON object for a server.
+#[derive(Serialize, Debug)]
+struct ServerJson<'a> {
+    service: &'a str,
+    node: u32,
+    shared: bool,
+}
+
+impl<'a> From<&'a NamedServer> for ServerJson<'a> {
+    fn from(server: &'a NamedServer) -> ServerJson<'a> {
+        ServerJson { service: &server.service, node: server.node.0, shared: server.is_shared }
+    }
 }
 
 /// One JSON object for a region whose home is unreachable.

@@ -45,6 +45,8 @@ pub(crate) enum Undo {
     /// Withdraws a command that waits for other sessions; if it succeeds nevertheless, releases the lock behind this
     /// handle.
     Unlock(SlotRef),
+    /// Removes the server's name.
+    Unregister,
     /// Ends the port's watch.
     Unwatch(u32),
     /// Releases this handle after the command, whatever its result.
@@ -60,6 +62,7 @@ impl Undo {
             Command::Lock { slot, .. } => Undo::Unlock(*slot),
             Command::Arrive { .. } => Undo::Withdraw,
             Command::Watch { port, .. } => Undo::Unwatch(*port),
+            Command::Register { .. } => Undo::Unregister,
             _ => Undo::Nothing,
         }
     }
@@ -82,6 +85,9 @@ impl Undo {
             }
             (Undo::Unwatch(port), Ok(Outcome::Watching { region })) => {
                 Some((Command::Unwatch { region: *region, port }, Undo::Nothing))
+            }
+            (Undo::Unregister, Ok(Outcome::Registered(id))) => {
+                Some((Command::Unregister(*id), Undo::Nothing))
             }
             (Undo::ThenUnmap(slot), _) => Some((Command::Unmap(slot), Undo::Nothing)),
             _ => None,

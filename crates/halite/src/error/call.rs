@@ -1,6 +1,6 @@
 //! Errors of calls and messages.
 
-use super::bytes;
+use super::{RegionCause, bytes};
 use halite_tier::ids::NodeId;
 use halite_tier::rpc::PAYLOAD_BYTES_MAX;
 
@@ -192,11 +192,51 @@ pub enum SendCause {
     NotUnderstood,
 }
 
+/// A call by name failed.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("cannot call the server named {name:?}: {cause}")]
+pub struct NamedCallError {
+    /// The name.
+    pub name: String,
+    /// The cause.
+    pub cause: NamedCallCause,
+}
+
+impl NamedCallError {
+    /// Returns the cause.
+    pub fn cause(&self) -> &NamedCallCause {
+        &self.cause
+    }
+
+    /// Returns whether the handler may have run or may still run. If false, repeating the call cannot run it twice.
+    pub fn may_have_run(&self) -> bool {
+        matches!(&self.cause, NamedCallCause::Call(error) if error.may_have_run)
+    }
+}
+
+/// Cause of a failed call by name.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NamedCallCause {
+    /// No server has the name.
+    #[error("no server has this name; try again when it has started")]
+    NoServer,
+    /// The deadline passed before the name was resolved.
+    #[error("the directory of names does not answer within the deadline")]
+    Timeout,
+    /// The name is invalid, or cannot be resolved.
+    #[error(transparent)]
+    Name(RegionCause),
+    /// The call itself failed, at the last server that was tried.
+    #[error(transparent)]
+    Call(CallError),
+}
+
 /// A function or port cannot be served, or no longer.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cannot serve {what}: {cause}")]
 pub struct ServeError {
-    /// `function 7`, or `port 7`.
+    /// `function 7`, `port 7`, or `the name "words"`.
     pub what: String,
     /// The cause.
     pub cause: ServeCause,
@@ -219,9 +259,15 @@ pub enum ServeCause {
         /// The principal that serves it.
         owner: String,
     },
-    /// The port's number is reserved for watching.
-    #[error("ports from 2^31 on are reserved for watches; use `watch`")]
+    /// The number of the port or function is reserved.
+    #[error("numbers from 2^31 on are reserved: ports for `watch`, functions for `serve_named`")]
     Reserved,
+    /// Another server has this name, and not both servers share it.
+    #[error("another server has this name; several may have it if all set `shared`")]
+    NameTaken,
+    /// The name is invalid, or cannot be registered.
+    #[error(transparent)]
+    Name(RegionCause),
     /// The server was closed.
     #[error("it was closed")]
     Closed,

@@ -16,6 +16,8 @@ pub(crate) enum Rank {
     SessionLock,
     /// The barriers that a session knows.
     SessionBarriers,
+    /// The services that a session has called by name.
+    SessionServices,
     /// The runner, with the engine.
     Runner,
     /// The table of peers, with the routes to nodes and the services.

@@ -21,14 +21,15 @@ mod watch;
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
 
+use halite_tier::effect::NamedServer;
 use halite_tier::ids::NodeId;
 use halite_tier::message::{Drained, NodeStatus, Reach, RegionInfo};
 use halite_tier::permissions::Permissions;
 
 use crate::cluster::config::EtcdAddress;
 use crate::error::{
-    AccessError, BatchError, CallError, ListedRegions, LostRegion, RegionError, ReplyError, SendError,
-    ServeError,
+    AccessError, BatchError, CallError, ListedRegions, LostRegion, NamedCallError, RegionError, ReplyError,
+    SendError, ServeError,
 };
 use crate::rpc::{Into, ServeOptions};
 use crate::session::access::posted::Posted;
@@ -178,7 +179,17 @@ impl Session {
 impl Session {
     /// See [`crate::Session::serve`].
     pub fn serve(&self, function: Function, options: ServeOptions) -> Result<Server, ServeError> {
-        Ok(Server { server: self.session.serve(function, options)? })
+        self.session.serve(function, options).map(Server::new)
+    }
+
+    /// See [`crate::Session::serve_named`].
+    pub fn serve_named(&self, name: &str, options: ServeOptions) -> Result<Server, ServeError> {
+        self.block_on(self.session.serve_named(name, options)).map(Server::new)
+    }
+
+    forward! {
+        fn call_named(name: &str, input: &[u8], timeout: Duration) -> Result<Vec<u8>, NamedCallError>;
+        fn servers(name: Option<&str>) -> Result<Vec<NamedServer>, RegionError>;
     }
 
     /// See [`crate::Session::call`].
@@ -316,6 +327,10 @@ pub struct Server {
 }
 
 impl Server {
+    pub(crate) fn new(server: calls::Server) -> Server {
+        Server { server }
+    }
+
     /// Returns the same server for tasks.
     pub fn as_async(&self) -> &calls::Server {
         &self.server

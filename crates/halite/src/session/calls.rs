@@ -10,6 +10,7 @@
 
 mod answer;
 mod call;
+mod named;
 mod pending;
 mod port;
 mod sender;
@@ -17,6 +18,7 @@ mod server;
 
 pub use self::answer::Answer;
 pub(crate) use self::call::Calling;
+pub(crate) use self::named::Services;
 pub use self::pending::PendingCall;
 pub use self::port::{Mailbox, Message, Port};
 pub use self::sender::Sender;

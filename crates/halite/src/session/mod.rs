@@ -5,7 +5,7 @@
 //!
 //! The session calls the driver, [`crate::rpc`] and [`crate::posted`], and asks [`crate::cluster`] for the path to a
 //! peer; [`crate::node`] creates sessions. Reads, writes and atomics by loads and stores take no lock. A session's own
-//! locks (its tables of locks and barriers) are never held across a call into another module.
+//! locks (its tables of locks, barriers and services) are never held across a call into another module.
 
 pub(crate) mod access;
 mod atomic;
@@ -44,6 +44,7 @@ use crate::error::{
     UnreachableRegion,
 };
 use crate::session::barrier::Barriers;
+use crate::session::calls::Services;
 use crate::session::lock::Locks;
 
 pub use halite_tier::effect::Placement;
@@ -191,6 +192,7 @@ pub(crate) struct Inner {
     chunk_bytes: u64,
     pub(crate) locks: Locks,
     pub(crate) barriers: Barriers,
+    pub(crate) services: Services,
     process: Process,
 }
 
@@ -216,6 +218,7 @@ impl Session {
             chunk_bytes,
             locks,
             barriers,
+            services: Services::default(),
             process,
         };
         Session { inner: Arc::new(inner) }

@@ -32,6 +32,7 @@ pub mod members;
 pub mod memory;
 pub mod messages;
 pub mod moving;
+pub mod named;
 pub mod names;
 pub mod permissions;
 pub mod posted;
@@ -114,6 +115,12 @@ macro_rules! conformance_cases {
                 anywhere_finds_memory_for_a_node_without_memory
                 local_placement_needs_local_memory
                 freed_memory_can_always_be_reused
+            }
+            named {
+                calls_find_the_server_of_a_name
+                a_name_has_one_server_unless_all_share_it
+                calls_alternate_between_servers_that_share
+                impossible_names_of_servers_are_refused
             }
             names {
                 a_name_is_unique

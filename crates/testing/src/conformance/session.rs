@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use halite::{
     AccessError, AllocOptions, Answer, BarrierError, BatchError, Call, CallError, CopyError, Function, Lh,
-    ListedRegions, LockError, LostRegion, Message, NodeId, NodeStatus, Notification, NotifyError,
-    PeerExplained, Permissions, Placement, Port, Reach, ReadOp, RegionError, RegionExplained, RegionInfo,
-    ReplyError, SendError, ServeError, ServeOptions, SwapOp, Who, WriteOp, blocking,
+    ListedRegions, LockError, LostRegion, Message, NamedCallError, NamedServer, NodeId, NodeStatus,
+    Notification, NotifyError, PeerExplained, Permissions, Placement, Port, Reach, ReadOp, RegionError,
+    RegionExplained, RegionInfo, ReplyError, SendError, ServeError, ServeOptions, SwapOp, Who, WriteOp,
+    blocking,
 };
 
 use super::turns::{is_simulated, wait, wait_for_bytes};
@@ -223,6 +224,8 @@ methods! { Session, [&] self, either:
     fn call(node: NodeId, function: Function, input: &[u8], timeout: Duration) -> Result<Vec<u8>, CallError>;
     fn call_into(node: NodeId, function: Function, input: &[u8], output: &mut [u8], timeout: Duration) -> Result<usize, CallError>;
     fn call_many(nodes: &[NodeId], function: Function, input: &[u8], timeout: Duration) -> Vec<Result<Vec<u8>, CallError>>;
+    fn call_named(name: &str, input: &[u8], timeout: Duration) -> Result<Vec<u8>, NamedCallError>;
+    fn servers(name: Option<&str>) -> Result<Vec<NamedServer>, RegionError>;
     fn send(node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError>;
     fn try_send(node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError>;
     fn unlock(name: &str) -> Result<(), LockError>;
@@ -251,6 +254,14 @@ impl Session {
     /// See [`halite::Session::serve`].
     pub fn serve(&self, function: Function, options: ServeOptions) -> Result<Server, ServeError> {
         self.0.serve(function, options).map(Server)
+    }
+
+    /// See [`halite::Session::serve_named`].
+    pub fn serve_named(&self, name: &str, options: ServeOptions) -> Result<Server, ServeError> {
+        match is_simulated() {
+            true => wait(self.as_async().serve_named(name, options)).map(|server| Server(server.blocking())),
+            false => self.0.serve_named(name, options).map(Server),
+        }
     }
 
     /// See [`halite::Session::open_port`].

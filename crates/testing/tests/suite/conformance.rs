@@ -6,6 +6,7 @@ macro_rules! sample {
     ($harness:expr) => {
         halite_testing::conformance_tests! { $harness;
             alloc { a_fresh_region_reads_as_zero freed_memory_can_always_be_reused }
+            named { calls_find_the_server_of_a_name calls_alternate_between_servers_that_share }
             names { one_of_many_claims_of_a_name_succeeds }
             sharing { nodes_read_each_others_writes an_aligned_word_never_tears }
             access { every_alignment_is_exact }

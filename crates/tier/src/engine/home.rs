@@ -41,6 +41,8 @@ pub(super) struct Homes {
     /// Mappers of adopted regions that have not been announced to this node yet.
     unannounced: BTreeSet<NodeIncarnation>,
     last_access: Option<Arc<AccessList>>,
+    /// Names of this node's servers, by the ids under which the directory knows them. They have no region.
+    pub(super) servers: BTreeMap<RegionId, String>,
 }
 
 impl HomeExtents for Homes {
@@ -75,6 +77,7 @@ impl Homes {
         self.get(&region).is_some_and(has_name_or_none)
             || self.making.contains_key(&region)
             || self.next_home_of(region).is_some()
+            || self.servers.contains_key(&region)
     }
 
     pub(super) fn makes_any(&self) -> bool {

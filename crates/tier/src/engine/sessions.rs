@@ -2,6 +2,7 @@
 
 mod known;
 pub(super) mod memory;
+mod servers;
 mod status;
 mod waits;
 
@@ -9,6 +10,7 @@ use std::collections::BTreeMap;
 
 use self::known::KnownNames;
 use self::memory::IssuedCopies;
+use self::servers::ServerStep;
 use self::status::Statuses;
 use self::waits::Waits;
 use super::context::{Context, Purpose};
@@ -72,6 +74,7 @@ pub(super) struct SessionSide<'a> {
     pub(super) mapper: &'a mut Mapper,
     pub(super) deferred: &'a mut Deferred,
     pub(super) owner: &'a Owner,
+    pub(super) servers: &'a mut BTreeMap<RegionId, String>,
 }
 
 /// Parameters of a region to allocate.
@@ -110,6 +113,7 @@ pub(super) enum UserStep {
     ListLost {
         names: Vec<LostName>,
     },
+    Servers(ServerStep),
     Forget,
     Reach,
     Members(StatusScope),
@@ -199,6 +203,9 @@ impl SessionSide<'_> {
             Command::Copy { to, from, len } => self.start_copy(op, session, to, from, len),
             Command::List => self.list_names(op, Listed::default()),
             Command::ListLost => self.list_lost(op, Vec::new()),
+            Command::Register { service, is_shared } => self.register(op, service, is_shared),
+            Command::Unregister(id) => self.unregister(op, id, Ok(Outcome::Done)),
+            Command::ListServers(service) => self.list_servers(op, service),
             Command::ForgetName(name) => self.forget(op, Request::ForgetName { name }),
             Command::Drain { node, within_ns, stays } => {
                 self.cx.ask(node, Request::Drain { within_ns, stays }, Purpose::User(op, UserStep::Drain));
@@ -439,6 +446,7 @@ impl SessionSide<'_> {
             (UserStep::ListNames(listed), body) => self.continue_list(op, listed, body),
             (UserStep::ListOne { name, home }, body) => self.gather_info(op, name, home, body),
             (UserStep::ListLost { names }, body) => self.continue_list_lost(op, names, body),
+            (UserStep::Servers(step), body) => self.continue_servers(op, step, body),
             (UserStep::Forget, Ok(Reply::Done)) => self.cx.finish(op, Ok(Outcome::Done)),
             (UserStep::Number, Ok(Reply::Number(number))) => self.cx.finish(op, Ok(Outcome::Number(number))),
             (UserStep::Members(scope), _) => self.request_statuses(op, scope, Vec::new()),

@@ -29,11 +29,14 @@ pub struct ServeOptions {
     pub bytes_max: usize,
     /// The principals that may call, in addition to the serving one; `None` for all.
     pub callers: Option<Vec<String>>,
+    /// Whether other servers may serve the same [name](crate::Session::serve_named) too, so that calls alternate between
+    /// them. Functions by number and ports ignore it.
+    pub shared: bool,
 }
 
 impl Default for ServeOptions {
     fn default() -> ServeOptions {
-        ServeOptions { requests_max: 4096, bytes_max: 16 << 20, callers: None }
+        ServeOptions { requests_max: 4096, bytes_max: 16 << 20, callers: None, shared: false }
     }
 }
 

@@ -11,6 +11,7 @@ use halite_tier::access::Count;
 use halite_tier::ids::NodeId;
 use halite_tier::rpc::{Status, Target};
 
+use super::named::Registration;
 use crate::driver::Driver;
 use crate::driver::fetch::fetch;
 use crate::error::{ReplyCause, ReplyError, ServeCause, ServeError};
@@ -18,11 +19,16 @@ use crate::rpc::{
     Answered, BATCH_MAX, Bytes, Closed, Ended, Incoming, Link, Payload, ReplyTo, ServeOptions, Service,
     ServiceId, Taken,
 };
-use crate::session::Session;
+use crate::session::{Session, blocking};
 
 /// The number of a function at a node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Function(pub u32);
+
+impl Function {
+    /// The lowest number of functions that have [names](Session::serve_named).
+    pub(super) const NAMED_MIN: u32 = 1 << 31;
+}
 
 /// A served function. Clones are further receivers of the same function. Dropping the last one ends it, and fails the
 /// calls that still wait for a handler.
@@ -50,6 +56,8 @@ pub struct Function(pub u32);
 /// ```
 pub struct Server {
     receiver: Receiver,
+    /// `None` if it has a number only.
+    name: Option<Arc<Registration>>,
 }
 
 impl fmt::Debug for Server {
@@ -60,11 +68,20 @@ impl fmt::Debug for Server {
 
 impl Clone for Server {
     fn clone(&self) -> Server {
-        Server { receiver: self.receiver.join() }
+        Server { receiver: self.receiver.join(), name: self.name.clone() }
     }
 }
 
 impl Server {
+    pub(super) fn named(receiver: Receiver, name: Registration) -> Server {
+        Server { receiver, name: Some(Arc::new(name)) }
+    }
+
+    /// Returns a further receiver of the same function, for threads.
+    pub fn blocking(&self) -> blocking::Server {
+        blocking::Server::new(self.clone())
+    }
+
     /// Waits for the next call. Dropping the future leaves the call to other receivers.
     pub async fn recv(&self) -> Result<Call, ServeError> {
         self.receiver.recv().await.map(|accepted| self.call(accepted))
@@ -112,6 +129,9 @@ impl Server {
 
     /// Ends the function for all its servers: later `recv`s and calls fail.
     pub fn close(&self) {
+        if let Some(name) = &self.name {
+            name.end();
+        }
         self.receiver.close();
     }
 
@@ -591,9 +611,12 @@ impl Drop for Reading<'_> {
 
 /// Functions.
 impl Session {
-    /// Serves a function of this session's node. Fails if the function is served already.
+    /// Serves a function of this session's node, with a number below 2^31. Fails if the function is served already.
     pub fn serve(&self, function: Function, options: ServeOptions) -> Result<Server, ServeError> {
+        if function.0 >= Function::NAMED_MIN {
+            return Err(serve_error(ServiceId::Function(function.0), ServeCause::Reserved));
+        }
         let receiver = Receiver::open(self, ServiceId::Function(function.0), options)?;
-        Ok(Server { receiver })
+        Ok(Server { receiver, name: None })
     }
 }

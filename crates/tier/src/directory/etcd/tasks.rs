@@ -294,7 +294,7 @@ impl EtcdDirectory {
             }
             Task::FindHome { record, .. } => Transaction::read(Step::Get(keys.home(record.home))),
             Task::List { after, .. } => {
-                let after = after.as_deref().map(|after| after.max(LAST_RESERVED)).unwrap_or(LAST_RESERVED);
+                let after = after.as_deref().unwrap_or(LAST_RESERVED);
                 let names = Step::List {
                     prefix: keys.names(),
                     after: Some(keys.name(after)),

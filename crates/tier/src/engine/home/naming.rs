@@ -16,7 +16,8 @@ impl HomeSide<'_> {
         // An earlier incarnation of the directory granted the names of regions being allocated.
         let claimed =
             self.homes.making.iter().filter_map(|(id, making)| Some((making.claimed_name()?, *id, Epoch(0))));
-        let named: Vec<(String, RegionId, Epoch)> = homed.chain(claimed).collect();
+        let servers = self.homes.servers.iter().map(|(id, name)| (name.clone(), *id, Epoch(0)));
+        let named: Vec<(String, RegionId, Epoch)> = homed.chain(claimed).chain(servers).collect();
         for names in named.chunks(NAMES_PER_ANSWER_MAX) {
             self.cx.notify_directory(Notice::Names { names: names.to_vec(), done: false });
         }
@@ -28,6 +29,7 @@ impl HomeSide<'_> {
         if let Some(making) = self.homes.making.get_mut(&region) {
             making.lose_name();
         }
+        self.homes.servers.remove(&region);
         match self.homes.regions.get(&region) {
             Some(found) if found.name.as_deref() != Some(name) => {}
             Some(_) if names::is_reserved(name) => self.free_for_lost_name(region),

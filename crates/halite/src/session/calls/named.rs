@@ -1,0 +1,258 @@
+//! Servers and calls by name.
+//!
+//! ```text
+//!  serve_named("words") ── serves function h("words") ── registers (name, node) in the directory
+//!  call_named("words")  ── nodes of "words", remembered or from the directory ── call(node, h("words"))
+//! ```
+//!
+//! The directory holds no more than the nodes of a name: the function's number follows from the name.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use halite_tier::effect::{Command, NamedServer, Outcome};
+use halite_tier::ids::{NodeId, RegionId};
+
+use super::server::{Function, Receiver, Server};
+use crate::error::{
+    CallCause, NamedCallCause, NamedCallError, RegionCause, RegionError, ServeCause, ServeError,
+};
+use crate::rpc::{ServeOptions, ServiceId};
+use crate::runtime::locks::{lock, ranked};
+use crate::session::{Commanded, Session, check_name};
+
+/// Time after which a session asks again for the nodes of a shared name, so that it finds new servers.
+const SHARED_FOR_NS: u64 = 1_000_000_000;
+
+/// The services that a session has called, by name.
+pub(crate) type Services = Mutex<BTreeMap<Box<str>, Known>>;
+
+ranked! {
+    BTreeMap<Box<str>, Known> => SessionServices;
+}
+
+/// The servers of a name, as the directory listed them.
+#[derive(Debug)]
+pub(crate) struct Known {
+    nodes: Vec<NodeId>,
+    /// Place of the next call's server.
+    next: usize,
+    /// Time at which they are asked for again.
+    expires_ns: u64,
+}
+
+impl Known {
+    fn new(servers: &[NamedServer], now_ns: u64) -> Known {
+        let is_shared = servers.iter().any(|server| server.is_shared);
+        let expires_ns = if is_shared { now_ns.saturating_add(SHARED_FOR_NS) } else { u64::MAX };
+        Known { nodes: servers.iter().map(|server| server.node).collect(), next: 0, expires_ns }
+    }
+
+    /// Returns all nodes, beginning with that of the next call.
+    fn turn(&mut self) -> Vec<NodeId> {
+        let mut nodes = self.nodes.clone();
+        nodes.rotate_left(self.next);
+        self.next = (self.next + 1) % self.nodes.len();
+        nodes
+    }
+}
+
+/// A server's name in the directory; ends with the server.
+pub(super) struct Registration {
+    session: Session,
+    id: RegionId,
+    has_ended: AtomicBool,
+}
+
+impl Registration {
+    /// Removes the name, without waiting for the directory.
+    pub(super) fn end(&self) {
+        let driver = &self.session.inner.driver;
+        // A node that has left or failed has no names.
+        if self.has_ended.swap(true, Ordering::Relaxed) || driver.is_closed() || driver.is_forked() {
+            return;
+        }
+        drop(Commanded::submitted(&self.session.inner, Command::Unregister(self.id)));
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Servers and calls by name. Names of servers are apart from those of regions, locks and barriers.
+impl Session {
+    /// Serves calls to a name, from this session's node. The name ends with the server, or with its node.
+    ///
+    /// Fails with [`ServeCause::NameTaken`] if another server has the name, unless both set
+    /// [`ServeOptions::shared`]: then calls alternate between them. Each node has at most one server of a name;
+    /// clone it for more receivers.
+    ///
+    /// ```
+    /// # use halite::{Config, Node, NodeId, ServeOptions};
+    /// # use std::time::Duration;
+    /// # let dir = std::env::temp_dir().join(format!("halite-doc-named-{}", std::process::id()));
+    /// # let node = Node::embedded(Config { dir: dir.clone(), node: Some(NodeId(0)), ..Config::default() })?;
+    /// let session = node.blocking_session();
+    /// let server = session.serve_named("shout", ServeOptions::default())?;
+    /// std::thread::spawn(move || {
+    ///     while let Ok(call) = server.recv() {
+    ///         let answer = call.input().to_ascii_uppercase();
+    ///         let _ = call.reply(&answer);
+    ///     }
+    /// });
+    /// assert_eq!(session.call_named("shout", b"salt", Duration::from_secs(10))?, b"SALT");
+    /// # drop(node);
+    /// # std::fs::remove_dir_all(dir)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub async fn serve_named(&self, name: &str, options: ServeOptions) -> Result<Server, ServeError> {
+        let failed = |cause| ServeError { what: format!("the name {name:?}"), cause };
+        check_service(name).map_err(|cause| failed(ServeCause::Name(cause)))?;
+        let is_shared = options.shared;
+        let id = ServiceId::Function(function_of(name).0);
+        let receiver = Receiver::open(self, id, options).map_err(|error| failed(error.cause))?;
+        let register = Command::Register { service: name.to_owned(), is_shared };
+        match Commanded::new(&self.inner, register).await {
+            Ok(Outcome::Registered(id)) => {
+                let registration =
+                    Registration { session: self.clone(), id, has_ended: AtomicBool::new(false) };
+                Ok(Server::named(receiver, registration))
+            }
+            Ok(_) => unreachable!("a registration was asked for"),
+            Err(error) => Err(failed(match directory_cause(error.into()) {
+                RegionCause::NameTaken => ServeCause::NameTaken,
+                cause => ServeCause::Name(cause),
+            })),
+        }
+    }
+
+    /// Calls the server of a name, and returns its answer. Fails with [`NamedCallCause::NoServer`] if there is none.
+    ///
+    /// The session remembers the servers of a name. If the handler of a server that has ended cannot have run, the call
+    /// goes to the next server, or to one that has the name now. `timeout` applies to all attempts together.
+    pub async fn call_named(
+        &self,
+        name: &str,
+        input: &[u8],
+        timeout: Duration,
+    ) -> Result<Vec<u8>, NamedCallError> {
+        let failed = |cause| NamedCallError { name: name.to_owned(), cause };
+        check_service(name).map_err(|cause| failed(NamedCallCause::Name(cause)))?;
+        let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+        let deadline_ns = self.inner.driver.now_ns().saturating_add(timeout_ns);
+        let remembered = self.remembered(name);
+        let mut last = NamedCallCause::NoServer;
+        for known in [remembered, None] {
+            let is_resolved = known.is_none();
+            let nodes = match known {
+                Some(nodes) => nodes,
+                None => self.resolve(name, deadline_ns).await.map_err(failed)?,
+            };
+            for node in nodes {
+                match self.call(node, function_of(name), input, self.left(deadline_ns)).await {
+                    Ok(answer) => return Ok(answer),
+                    Err(error) if error.may_have_run || !is_for_next(error.cause) => {
+                        return Err(failed(NamedCallCause::Call(error)));
+                    }
+                    Err(error) => {
+                        lock(&self.inner.services).remove(name);
+                        last = NamedCallCause::Call(error);
+                    }
+                }
+            }
+            if is_resolved {
+                break;
+            }
+        }
+        Err(failed(last))
+    }
+
+    /// Lists the servers of a name, or with `None` all servers that have names, ordered by name.
+    pub async fn servers(&self, name: Option<&str>) -> Result<Vec<NamedServer>, RegionError> {
+        let failed = |cause| RegionError { operation: "list", object: "servers".to_owned(), cause };
+        name.map_or(Ok(()), check_service).map_err(failed)?;
+        self.listed(name).await.map_err(failed)
+    }
+
+    async fn listed(&self, name: Option<&str>) -> Result<Vec<NamedServer>, RegionCause> {
+        match Commanded::new(&self.inner, Command::ListServers(name.map(str::to_owned))).await {
+            Ok(Outcome::Servers(servers)) => Ok(servers),
+            Ok(_) => unreachable!("a list was asked for"),
+            Err(error) => Err(directory_cause(error.into())),
+        }
+    }
+
+    fn remembered(&self, name: &str) -> Option<Vec<NodeId>> {
+        let mut services = lock(&self.inner.services);
+        let known = services.get_mut(name).filter(|known| self.inner.driver.now_ns() < known.expires_ns)?;
+        Some(known.turn())
+    }
+
+    /// Asks the directory for the servers of a name, and remembers them.
+    async fn resolve(&self, name: &str, deadline_ns: u64) -> Result<Vec<NodeId>, NamedCallCause> {
+        let driver = &self.inner.driver;
+        let listed = driver.within(self.left(deadline_ns), self.listed(Some(name))).await;
+        let servers = match listed {
+            Some(listed) => listed.map_err(NamedCallCause::Name)?,
+            // A node that leaves fires all timers.
+            None if driver.is_closed() => return Err(NamedCallCause::Name(self.inner.closed_region())),
+            None => return Err(NamedCallCause::Timeout),
+        };
+        let mut known = Known::new(&servers, driver.now_ns());
+        if servers.is_empty() {
+            lock(&self.inner.services).remove(name);
+            return Err(NamedCallCause::NoServer);
+        }
+        let mut services = lock(&self.inner.services);
+        // Calls go on to alternate where they were.
+        known.next = services.get(name).map_or(0, |former| former.next) % known.nodes.len();
+        let nodes = known.turn();
+        services.insert(name.into(), known);
+        Ok(nodes)
+    }
+
+    fn left(&self, deadline_ns: u64) -> Duration {
+        Duration::from_nanos(deadline_ns.saturating_sub(self.inner.driver.now_ns()))
+    }
+}
+
+/// Returns whether another server may take a call that failed with this cause before its handler ran.
+fn is_for_next(cause: CallCause) -> bool {
+    matches!(
+        cause,
+        CallCause::PeerDown
+            | CallCause::UnknownNode
+            | CallCause::UnknownFunction
+            | CallCause::ServerClosed
+            | CallCause::Draining
+            | CallCause::Busy
+    )
+}
+
+/// The function that serves a name, beyond those that applications number: 2^31 and a hash (FNV-1a) of 31 bits.
+fn function_of(name: &str) -> Function {
+    let hash =
+        name.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    Function(hash | Function::NAMED_MIN)
+}
+
+/// Checks a server's name, which ends with a NUL in the directory.
+fn check_service(name: &str) -> Result<(), RegionCause> {
+    check_name(name)?;
+    if name.contains('\0') { Err(RegionCause::NameReserved) } else { Ok(()) }
+}
+
+/// Names are found through the first node; its end is that of the directory.
+fn directory_cause(cause: RegionCause) -> RegionCause {
+    match cause {
+        RegionCause::PeerDown(NodeId::FIRST) | RegionCause::NotMet(NodeId::FIRST) => {
+            RegionCause::DirectoryDown
+        }
+        cause => cause,
+    }
+}
