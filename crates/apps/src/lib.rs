@@ -1,5 +1,6 @@
 //! Applications on the public interface: small enough to read in one go, and of practical use.
 //!
+//! - [`graph`]: ranks and components of large graphs, by workers that read each other's values.
 //! - [`kv`]: a key-value store; clients read the owner's memory, and the owner makes changes.
 //! - [`log`]: a log with many writers and many followers, and no server.
 //!
@@ -8,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod directory;
+pub mod graph;
 pub mod kv;
 pub mod log;
 

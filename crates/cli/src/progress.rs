@@ -29,6 +29,18 @@ pub fn counter(what: &str) -> ProgressBar {
     ProgressBar::no_length().with_style(style).with_message(crate::table::printable(what))
 }
 
+/// Shows that work of unknown length goes on, on standard error; hidden unless that is a terminal.
+pub fn spinner(what: &'static str) -> ProgressBar {
+    if !io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style =
+        ProgressStyle::with_template("{spinner} {msg} {elapsed}").expect("a fixed template is well formed");
+    let bar = ProgressBar::new_spinner().with_style(style).with_message(what);
+    bar.enable_steady_tick(TICK);
+    bar
+}
+
 /// Interval between two updates of a bar of time.
 const TICK: Duration = Duration::from_millis(100);
 

@@ -5,6 +5,7 @@
 
 mod away;
 mod crew;
+mod graph;
 mod kv;
 mod log;
 mod shards;
@@ -36,6 +37,10 @@ enum App {
     Log(log::LogArgs),
     /// Serve a sharded key-value store to Redis clients until stopped
     Kv(kv::KvArgs),
+    /// Rank the vertices of a graph by PageRank
+    Pagerank(graph::PagerankArgs),
+    /// Find the connected components of a graph
+    Components(graph::ComponentsArgs),
     /// Run YCSB workloads on a sharded key-value store and check each value
     Ycsb(ycsb::YcsbArgs),
 }
@@ -89,6 +94,8 @@ impl App {
         match self {
             App::Log(args) => &args.over,
             App::Kv(args) => &args.over,
+            App::Pagerank(args) => &args.graph.over,
+            App::Components(args) => &args.graph.over,
             App::Ycsb(args) => &args.over,
         }
     }
@@ -101,6 +108,8 @@ pub fn run(dir: Option<&Path>, args: &RunArgs) -> anyhow::Result<()> {
     match &args.app {
         App::Log(args) => log::run(dir, args),
         App::Kv(args) => kv::run(dir, args),
+        App::Pagerank(args) => graph::rank(dir, args),
+        App::Components(args) => graph::connect(dir, args),
         App::Ycsb(args) => ycsb::run(dir, args),
     }
 }

@@ -179,12 +179,12 @@ impl Session {
 impl Session {
     /// See [`crate::Session::serve`].
     pub fn serve(&self, function: Function, options: ServeOptions) -> Result<Server, ServeError> {
-        self.session.serve(function, options).map(Server::new)
+        self.session.serve(function, options).map(Server::from)
     }
 
     /// See [`crate::Session::serve_named`].
     pub fn serve_named(&self, name: &str, options: ServeOptions) -> Result<Server, ServeError> {
-        self.block_on(self.session.serve_named(name, options)).map(Server::new)
+        self.block_on(self.session.serve_named(name, options)).map(Server::from)
     }
 
     forward! {
@@ -326,11 +326,13 @@ pub struct Server {
     server: calls::Server,
 }
 
-impl Server {
-    pub(crate) fn new(server: calls::Server) -> Server {
+impl From<calls::Server> for Server {
+    fn from(server: calls::Server) -> Server {
         Server { server }
     }
+}
 
+impl Server {
     /// Returns the same server for tasks.
     pub fn as_async(&self) -> &calls::Server {
         &self.server

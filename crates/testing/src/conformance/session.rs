@@ -259,7 +259,7 @@ impl Session {
     /// See [`halite::Session::serve_named`].
     pub fn serve_named(&self, name: &str, options: ServeOptions) -> Result<Server, ServeError> {
         match is_simulated() {
-            true => wait(self.as_async().serve_named(name, options)).map(|server| Server(server.blocking())),
+            true => wait(self.as_async().serve_named(name, options)).map(|server| Server(server.into())),
             false => self.0.serve_named(name, options).map(Server),
         }
     }

@@ -19,7 +19,7 @@ use crate::rpc::{
     Answered, BATCH_MAX, Bytes, Closed, Ended, Incoming, Link, Payload, ReplyTo, ServeOptions, Service,
     ServiceId, Taken,
 };
-use crate::session::{Session, blocking};
+use crate::session::Session;
 
 /// The number of a function at a node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -75,11 +75,6 @@ impl Clone for Server {
 impl Server {
     pub(super) fn named(receiver: Receiver, name: Registration) -> Server {
         Server { receiver, name: Some(Arc::new(name)) }
-    }
-
-    /// Returns a further receiver of the same function, for threads.
-    pub fn blocking(&self) -> blocking::Server {
-        blocking::Server::new(self.clone())
     }
 
     /// Waits for the next call. Dropping the future leaves the call to other receivers.

@@ -1,0 +1,66 @@
+//! Connected components.
+
+use super::Found;
+use super::engine::{self, Crowd, Program, SUMS};
+use super::error::GraphError;
+use super::load::{Shard, exchange, runs};
+
+/// Each vertex takes the lowest id that it hears of.
+struct Labels<'a> {
+    shard: &'a Shard,
+    labels: Vec<u64>,
+    changed: f64,
+}
+
+impl Program for Labels<'_> {
+    const NEUTRAL: u64 = u64::MAX;
+
+    #[inline]
+    fn fold(accumulator: u64, _old: u64, new: u64) -> u64 {
+        accumulator.min(new)
+    }
+
+    fn start(&mut self, place: usize) -> u64 {
+        self.labels[place] = self.shard.ids[place];
+        self.changed += 1.0;
+        self.labels[place]
+    }
+
+    fn apply(&mut self, place: usize, accumulator: u64, published: u64) -> u64 {
+        let label = accumulator.min(published);
+        if label != published {
+            self.labels[place] = label;
+            self.changed += 1.0;
+        }
+        label
+    }
+
+    fn take_sums(&mut self) -> [f64; SUMS] {
+        [std::mem::take(&mut self.changed), 0.0]
+    }
+
+    fn is_done(&mut self, _step: u64, [changed, _]: [f64; SUMS]) -> bool {
+        changed == 0.0
+    }
+}
+
+/// Labels each own vertex with the lowest id of its component. The shard must have been loaded both ways.
+pub async fn components(crowd: &Crowd, shard: &Shard) -> Result<Found<u64>, GraphError> {
+    let mut program = Labels { shard, labels: vec![0; shard.ids.len()], changed: 0.0 };
+    let (steps, values) = engine::run(crowd, shard, &mut program).await?;
+    let has_labels_of = |(place, label): (usize, &u64)| {
+        let neighbours = shard.sources.row(place).iter();
+        *label <= shard.ids[place]
+            && neighbours.map(|number| &values[*number as usize]).all(|its| its == label)
+    };
+    let verified = program.labels.iter().enumerate().all(has_labels_of);
+    Ok(Found { steps, values: program.labels, verified })
+}
+
+/// Returns the sizes of the components whose labels are own vertices: pairs of size and label.
+pub async fn sizes(crowd: &Crowd, labels: &[u64]) -> Result<Vec<(u64, u64)>, GraphError> {
+    let mut received = exchange(crowd, runs(labels.to_vec())).await?;
+    received.sort_unstable_by_key(|(_, label)| *label);
+    let of_one = |pairs: &[(u64, u64)]| (pairs.iter().map(|(count, _)| count).sum(), pairs[0].1);
+    Ok(received.chunk_by(|one, next| one.1 == next.1).map(of_one).collect())
+}

@@ -1,0 +1,266 @@
+//! Steps: apply, publish, meet, read, gather.
+
+use std::time::Duration;
+
+use halite::{Lh, Permissions, RegionCause, Session};
+
+use super::csr::Csr;
+use super::error::GraphError;
+use super::load::{OTHERS, PLACE, Shard};
+use super::words;
+
+/// The workers of one run, from the view of one.
+#[derive(Clone, Debug)]
+pub struct Crowd {
+    /// The worker's session.
+    pub session: Session,
+    /// The worker's number, from 0 on.
+    pub me: usize,
+    /// Number of workers.
+    pub workers: usize,
+    /// Name of the run. Its regions are called `NAME/...`, and so is its barrier.
+    pub name: String,
+    /// Maximum time that workers wait for each other in a step.
+    pub patience: Duration,
+}
+
+impl Crowd {
+    /// Makes a region of this worker that the others can read.
+    pub(super) async fn publish(
+        &self,
+        what: &'static str,
+        bytes: u64,
+        contents: &'static str,
+    ) -> Result<Lh, GraphError> {
+        let name = self.region(what, self.me);
+        let made = self.session.alloc(Some(&name), bytes, PLACE, OTHERS).await;
+        made.map_err(|source| match source.cause() {
+            RegionCause::NoSpace { .. } => {
+                GraphError::Memory { worker: self.me, bytes, what: contents, source }
+            }
+            _ => source.into(),
+        })
+    }
+
+    /// Maps a region that another worker has published.
+    pub(super) async fn open(&self, worker: usize, what: &str) -> Result<Lh, GraphError> {
+        Ok(self.session.map(&self.region(what, worker), Permissions::READ).await?)
+    }
+
+    fn region(&self, what: &str, worker: usize) -> String {
+        format!("{}/{what}.{worker}", self.name)
+    }
+
+    /// Waits for all workers. What they wrote before is then visible.
+    pub(super) async fn meet(&self) -> Result<(), GraphError> {
+        let barrier = format!("{}/step", self.name);
+        self.session.barrier(&barrier, self.workers as u32, self.patience).await?;
+        Ok(())
+    }
+}
+
+/// A computation on each vertex, with values of 8 bytes.
+pub(super) trait Program {
+    /// The accumulator of a vertex without in-neighbours, and the value that every vertex has before the first step.
+    const NEUTRAL: u64;
+
+    /// Folds an in-neighbour's new value into an accumulator, in place of its old one.
+    fn fold(accumulator: u64, old: u64, new: u64) -> u64;
+
+    /// Returns the value that own vertex `place` publishes for the first step.
+    fn start(&mut self, place: usize) -> u64;
+
+    /// Returns the new value of own vertex `place`, given its accumulator and the one that it has published.
+    fn apply(&mut self, place: usize, accumulator: u64, published: u64) -> u64;
+
+    /// Takes what this worker adds to the totals of the step that it has just applied.
+    fn take_sums(&mut self) -> [f64; SUMS];
+
+    /// Takes the totals of all workers for a step, from 0 on. Returns true if that was the last one.
+    fn is_done(&mut self, step: u64, totals: [f64; SUMS]) -> bool;
+}
+
+/// Number of sums over all vertices that a program may keep.
+pub(super) const SUMS: usize = 2;
+
+/// Words of a step before the values: their number, whether they are all, and the sums.
+const HEADER_WORDS: usize = 2 + SUMS;
+
+/// A step publishes only what has changed, as pairs of place and value, if that is at most one vertex in so many.
+const SPARSE: usize = 8;
+
+/// The state of one worker.
+struct Engine<'a> {
+    crowd: &'a Crowd,
+    shard: &'a Shard,
+    /// Published values of all vertices, as this worker knows them.
+    values: Vec<u64>,
+    accumulators: Vec<u64>,
+    /// For each vertex, the places of the own vertices that it leads to. Made for the first sparse step.
+    targets: Option<Csr>,
+}
+
+/// What changed in a step.
+enum Changed {
+    /// All values may have.
+    All,
+    /// The values of these vertices have: number, old and new value.
+    Some(Vec<(u32, u64, u64)>),
+}
+
+/// Steps until the program is done. Returns the number of steps, and the last values of all vertices.
+pub(super) async fn run<P: Program>(
+    crowd: &Crowd,
+    shard: &Shard,
+    program: &mut P,
+) -> Result<(u64, Vec<u64>), GraphError> {
+    let own = shard.ids.len();
+    let half = (HEADER_WORDS + own) as u64 * 8;
+    let lh = crowd.publish("values", 2 * half, "the values of its vertices").await?;
+    crowd.meet().await?;
+    let mut theirs = Vec::with_capacity(crowd.workers);
+    for worker in 0..crowd.workers {
+        theirs.push(crowd.open(worker, "values").await?);
+    }
+    let mut engine = Engine {
+        crowd,
+        shard,
+        values: vec![P::NEUTRAL; shard.vertices()],
+        accumulators: vec![P::NEUTRAL; own],
+        targets: None,
+    };
+    let mut published: Vec<u64> = (0..own).map(|place| program.start(place)).collect();
+    let mut changed: Vec<u32> = (0..own as u32).collect();
+    let mut step = 0;
+    loop {
+        let offset = step % 2 * half;
+        engine.publish(lh, offset, &published, &changed, program.take_sums()).await?;
+        crowd.meet().await?;
+        let (totals, news) = engine.read::<P>(&theirs, step % 2).await?;
+        if program.is_done(step, totals) {
+            break;
+        }
+        engine.gather::<P>(news);
+        changed.clear();
+        for (place, value) in published.iter_mut().enumerate() {
+            let new = program.apply(place, engine.accumulators[place], *value);
+            if new != *value {
+                *value = new;
+                changed.push(place as u32);
+            }
+        }
+        step += 1;
+    }
+    for handle in theirs {
+        crowd.session.unmap(handle).await?;
+    }
+    // All have read the last step.
+    crowd.meet().await?;
+    crowd.session.free(lh).await?;
+    Ok((step, engine.values))
+}
+
+impl Engine<'_> {
+    /// Writes what changed into a half of the own region.
+    async fn publish(
+        &self,
+        lh: Lh,
+        offset: u64,
+        values: &[u64],
+        changed: &[u32],
+        sums: [f64; SUMS],
+    ) -> Result<(), GraphError> {
+        let is_sparse = changed.len() * SPARSE <= values.len();
+        let count = if is_sparse { changed.len() } else { values.len() };
+        let header = [count as u64, u64::from(is_sparse)].into_iter().chain(sums.map(f64::to_bits));
+        let session = &self.crowd.session;
+        if is_sparse {
+            let pairs = changed.iter().flat_map(|place| [u64::from(*place), values[*place as usize]]);
+            words::write(session, lh, offset, header.chain(pairs)).await?;
+        } else {
+            words::write(session, lh, offset, header.chain(values.iter().copied())).await?;
+        }
+        Ok(())
+    }
+
+    /// Reads what all workers published in a step. Returns the totals, and what changed.
+    async fn read<P: Program>(
+        &mut self,
+        theirs: &[Lh],
+        parity: u64,
+    ) -> Result<([f64; SUMS], Changed), GraphError> {
+        let session = &self.crowd.session;
+        let mut totals = [0.0; SUMS];
+        let mut news = Changed::Some(Vec::new());
+        for (lh, owned) in theirs.iter().zip(&self.shard.owners) {
+            let offset = parity * (HEADER_WORDS + owned.len()) as u64 * 8;
+            let mut header = Vec::with_capacity(HEADER_WORDS);
+            words::read(session, *lh, offset, HEADER_WORDS, |word| header.push(word)).await?;
+            let (count, is_sparse) = (header[0] as usize, header[1] == 1);
+            totals.iter_mut().zip(&header[2..]).for_each(|(total, sum)| *total += f64::from_bits(*sum));
+            let body = offset + HEADER_WORDS as u64 * 8;
+            let values = &mut self.values[owned.clone()];
+            if !is_sparse {
+                news = Changed::All;
+                let mut places = values.iter_mut();
+                words::read(session, *lh, body, count, |word| {
+                    places.next().into_iter().for_each(|value| *value = word);
+                })
+                .await?;
+                continue;
+            }
+            let mut place = None;
+            words::read(session, *lh, body, 2 * count, |word| match place.take() {
+                None => place = Some(word as usize),
+                Some(place) => {
+                    if let Changed::Some(changed) = &mut news {
+                        changed.push(((owned.start + place) as u32, values[place], word));
+                    }
+                    values[place] = word;
+                }
+            })
+            .await?;
+        }
+        Ok((totals, news))
+    }
+
+    /// Brings the accumulators up to date.
+    fn gather<P: Program>(&mut self, news: Changed) {
+        match news {
+            Changed::All => {
+                for (place, accumulator) in self.accumulators.iter_mut().enumerate() {
+                    *accumulator = fold_row::<P>(&self.values, self.shard.sources.row(place));
+                }
+            }
+            Changed::Some(changed) => {
+                let vertices = self.shard.vertices();
+                let targets = self.targets.get_or_insert_with(|| self.shard.sources.transposed(vertices));
+                for (number, old, new) in changed {
+                    for place in targets.row(number as usize) {
+                        let accumulator = &mut self.accumulators[*place as usize];
+                        *accumulator = P::fold(*accumulator, old, new);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Folds the values of one vertex's in-neighbours. In four accumulators, because one would make each edge wait for the
+/// one before.
+#[inline]
+fn fold_row<P: Program>(values: &[u64], sources: &[u32]) -> u64 {
+    let mut partial = [P::NEUTRAL; 4];
+    let (fours, rest) = sources.as_chunks::<4>();
+    for four in fours {
+        for (accumulator, source) in partial.iter_mut().zip(four) {
+            *accumulator = P::fold(*accumulator, P::NEUTRAL, values[*source as usize]);
+        }
+    }
+    for source in rest {
+        partial[0] = P::fold(partial[0], P::NEUTRAL, values[*source as usize]);
+    }
+    let [first, second, third, fourth] = partial;
+    let join = |one, other| P::fold(one, P::NEUTRAL, other);
+    join(join(first, second), join(third, fourth))
+}

@@ -1,0 +1,174 @@
+//! Edges: from a list in a file, or generated.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use fastrand::Rng;
+
+use super::error::GraphError;
+
+/// Source and target of an edge.
+pub type Edge = (u64, u64);
+
+/// Where a graph comes from.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// A list of edges as SNAP publishes them: two ids from 0 to 2^64-1 in a line, and comments that begin with `#`.
+    File(PathBuf),
+    /// A Kronecker graph.
+    Kronecker(Kronecker),
+    /// These edges.
+    Edges(Arc<[Edge]>),
+}
+
+/// A Kronecker graph as Graph500 defines it: 2^scale vertices, 16 edges for each, with the probabilities 0.57, 0.19,
+/// 0.19 and 0.05, and permuted ids. Edges may repeat, and lead from a vertex to itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Kronecker {
+    /// Logarithm to base 2 of the number of ids, of which some have no edge.
+    pub scale: u32,
+    /// Seed of the generator.
+    pub seed: u64,
+}
+
+/// Edges per vertex of a Kronecker graph.
+const EDGE_FACTOR: u64 = 16;
+
+/// Edges that one state of the generator makes, so that parts of a graph can be made apart.
+const BLOCK_EDGES: u64 = 1 << 14;
+
+/// Characters of a wrong line that an error shows.
+const SHOWN_CHARS: usize = 60;
+
+/// Maximum bytes of a line: two numbers of 20 digits, and what else a list may have behind them.
+const LINE_BYTES_MAX: u64 = 4096;
+
+impl Input {
+    /// Returns part `part` of `parts`. Together they are all edges.
+    pub fn part(&self, part: usize, parts: usize) -> Result<Vec<Edge>, GraphError> {
+        let share = |count: u64| {
+            let bound = |part: usize| (u128::from(count) * part as u128 / parts as u128) as u64;
+            bound(part)..bound(part + 1)
+        };
+        match self {
+            Input::File(path) => {
+                let len = std::fs::metadata(path).map_err(|source| file_error(path, source))?.len();
+                read_part(path, share(len))
+            }
+            Input::Kronecker(graph) => {
+                let blocks = share((EDGE_FACTOR << graph.scale).div_ceil(BLOCK_EDGES));
+                Ok(blocks.flat_map(|block| graph.block(block)).collect())
+            }
+            Input::Edges(edges) => {
+                let share = share(edges.len() as u64);
+                Ok(edges[share.start as usize..share.end as usize].to_vec())
+            }
+        }
+    }
+}
+
+impl Kronecker {
+    fn block(self, block: u64) -> impl Iterator<Item = Edge> {
+        let mut random = Rng::with_seed(self.seed ^ block.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let edges = (EDGE_FACTOR << self.scale) - block * BLOCK_EDGES;
+        (0..edges.min(BLOCK_EDGES)).map(move |_| {
+            let (mut from, mut to) = (0, 0);
+            for _ in 0..self.scale {
+                let (row, column) = match random.u32(0..100) {
+                    0..57 => (0, 0),
+                    57..76 => (0, 1),
+                    76..95 => (1, 0),
+                    _ => (1, 1),
+                };
+                from = from << 1 | row;
+                to = to << 1 | column;
+            }
+            (self.permuted(from), self.permuted(to))
+        })
+    }
+
+    /// Gives ids in no order: odd factors and shifted sums are bijections of the ids.
+    fn permuted(self, id: u64) -> u64 {
+        let mask = (1_u64 << self.scale) - 1;
+        let mut id = id;
+        for factor in [0x9e37_79b9_7f4a_7c15_u64, 0xd1b5_4a32_d192_ed03] {
+            id = id.wrapping_mul(factor) & mask;
+            id ^= id >> (self.scale / 2 + 1);
+        }
+        id
+    }
+}
+
+/// Reads the lines that begin in a range of bytes.
+fn read_part(path: &Path, range: std::ops::Range<u64>) -> Result<Vec<Edge>, GraphError> {
+    let failed = |source| file_error(path, source);
+    let mut file = File::open(path).map_err(failed)?;
+    // The line that began before the range belongs to the part before.
+    let begin = range.start.saturating_sub(1);
+    file.seek(SeekFrom::Start(begin)).map_err(failed)?;
+    let mut reader = BufReader::with_capacity(1 << 20, file);
+    let (mut at, mut line) = (begin, Vec::new());
+    if range.start > 0 {
+        at += reader.skip_until(b'\n').map_err(failed)? as u64;
+    }
+    let mut edges = Vec::new();
+    while at < range.end {
+        line.clear();
+        let read = reader.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line).map_err(failed)?;
+        if read == 0 {
+            break;
+        }
+        match parse(&line) {
+            Ok(edge) => edges.extend(edge),
+            Err(()) => return Err(line_error(path, at, &line)),
+        }
+        at += read as u64;
+    }
+    Ok(edges)
+}
+
+/// Returns the edge of a line, or `None` for an empty line or a comment.
+fn parse(line: &[u8]) -> Result<Option<Edge>, ()> {
+    let mut words = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
+    let (Some(from), to) = (words.next(), words.next()) else { return Ok(None) };
+    if matches!(from[0], b'#' | b'%') {
+        return Ok(None);
+    }
+    match (number(from), to.and_then(number)) {
+        // Some lists have weights or times behind the ids.
+        (Some(from), Some(to)) => Ok(Some((from, to))),
+        _ => Err(()),
+    }
+}
+
+fn number(digits: &[u8]) -> Option<u64> {
+    digits.iter().try_fold(0_u64, |number, digit| {
+        let digit = digit.is_ascii_digit().then(|| u64::from(digit - b'0'))?;
+        number.checked_mul(10)?.checked_add(digit)
+    })
+}
+
+fn file_error(path: &Path, source: io::Error) -> GraphError {
+    GraphError::File { path: path.to_owned(), source }
+}
+
+/// Names a wrong line that begins at `at` by its number.
+fn line_error(path: &Path, at: u64, line: &[u8]) -> GraphError {
+    let before = File::open(path).and_then(|file| {
+        let mut reader = BufReader::new(file.take(at));
+        let mut lines = 0;
+        while reader.skip_until(b'\n')? > 0 {
+            lines += 1;
+        }
+        Ok(lines)
+    });
+    match before {
+        Ok(before) => {
+            let text = String::from_utf8_lossy(line).trim_end().chars().take(SHOWN_CHARS).collect();
+            GraphError::Line { path: path.to_owned(), line: before + 1, text }
+        }
+        Err(source) => file_error(path, source),
+    }
+}

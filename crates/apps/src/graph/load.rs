@@ -1,0 +1,166 @@
+//! Loading: edges go from the worker that reads them to the owner of their target, and ids become numbers.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use halite::{Lh, Permissions, Placement};
+
+use super::csr::Csr;
+use super::engine::Crowd;
+use super::error::GraphError;
+use super::input::{Edge, Input};
+use super::words;
+
+/// Maximum number of vertices.
+pub const VERTICES_MAX: u64 = u32::MAX as u64;
+
+/// One worker's part of a graph.
+#[derive(Clone, Debug)]
+pub struct Shard {
+    /// The ids of the own vertices, ascending.
+    pub ids: Vec<u64>,
+    /// The numbers of the vertices of each worker.
+    pub owners: Vec<Range<usize>>,
+    /// For each own vertex, the numbers of the sources of its edges.
+    pub sources: Csr,
+    /// For each own vertex, the number of its edges to others.
+    pub out_degrees: Vec<u32>,
+}
+
+impl Shard {
+    /// Number of vertices of all workers.
+    pub fn vertices(&self) -> usize {
+        self.owners.last().map_or(0, |last| last.end)
+    }
+
+    /// Reads a part of the graph and exchanges edges with all workers. With `both_ways`, each edge counts in both
+    /// directions.
+    pub async fn load(crowd: &Crowd, input: &Input, both_ways: bool) -> Result<Shard, GraphError> {
+        let mut edges = input.part(crowd.me, crowd.workers)?;
+        if both_ways {
+            let back: Vec<Edge> = edges.iter().map(|(from, to)| (*to, *from)).collect();
+            edges.extend(back);
+        }
+        let degrees = runs(edges.iter().map(|(from, _)| *from).collect());
+        let edges = exchange(crowd, edges).await?;
+        let degrees = exchange(crowd, degrees).await?;
+        let mut ids: Vec<u64> = edges.iter().chain(&degrees).map(|(_, id)| *id).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        let (numbers, owners) = number_all(crowd, &ids).await?;
+        let begin = owners[crowd.me].start;
+        let mut out_degrees = vec![0; ids.len()];
+        for (count, id) in degrees {
+            out_degrees[numbers.of(id) as usize - begin] += count as u32;
+        }
+        let numbered: Vec<(u32, u32)> =
+            edges.iter().map(|(from, to)| (numbers.of(*to) - begin as u32, numbers.of(*from))).collect();
+        let sources = Csr::new(ids.len(), numbered.iter().copied());
+        Ok(Shard { ids, owners, sources, out_degrees })
+    }
+}
+
+/// The owner of a vertex.
+fn owner(id: u64, workers: usize) -> usize {
+    let hash = id.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    (hash * workers as u64 >> 32) as usize
+}
+
+/// Counts equal ids: pairs of a count and an id.
+pub(super) fn runs(mut ids: Vec<u64>) -> Vec<(u64, u64)> {
+    ids.sort_unstable();
+    ids.chunk_by(|one, next| one == next).map(|run| (run.len() as u64, run[0])).collect()
+}
+
+/// Sends each pair to the owner of its second part, which is an id. Returns what the others sent to this worker.
+pub(super) async fn exchange(crowd: &Crowd, pairs: Vec<(u64, u64)>) -> Result<Vec<(u64, u64)>, GraphError> {
+    let mut by_owner = vec![Vec::new(); crowd.workers];
+    pairs.into_iter().for_each(|pair| by_owner[owner(pair.1, crowd.workers)].push(pair));
+    // Of each owner: the number of its pairs, and their offset.
+    let mut end = 2 * crowd.workers as u64 * 8;
+    let mut header = Vec::new();
+    for pairs in &by_owner {
+        header.extend([pairs.len() as u64, end]);
+        end += pairs.len() as u64 * 16;
+    }
+    let lh = crowd.publish("pairs", end, "what it has read for the others").await?;
+    let mut at = words::write(&crowd.session, lh, 0, header).await?;
+    for pairs in by_owner {
+        let pairs = pairs.into_iter().flat_map(|(first, id)| [first, id]);
+        at = words::write(&crowd.session, lh, at, pairs).await?;
+    }
+    crowd.meet().await?;
+    let mut received = Vec::new();
+    for worker in 0..crowd.workers {
+        let theirs = crowd.open(worker, "pairs").await?;
+        let mut entry = Vec::with_capacity(2);
+        words::read(&crowd.session, theirs, 2 * crowd.me as u64 * 8, 2, |word| entry.push(word)).await?;
+        let mut first = None;
+        words::read(&crowd.session, theirs, entry[1], 2 * entry[0] as usize, |word| match first.take() {
+            None => first = Some(word),
+            Some(first) => received.push((first, word)),
+        })
+        .await?;
+        crowd.session.unmap(theirs).await?;
+    }
+    // All have read their parts.
+    crowd.meet().await?;
+    crowd.session.free(lh).await?;
+    Ok(received)
+}
+
+/// The numbers of all vertices.
+enum Numbers {
+    /// By id, where ids are few for their number.
+    Dense(Vec<u32>),
+    Sparse(HashMap<u64, u32>),
+}
+
+impl Numbers {
+    fn of(&self, id: u64) -> u32 {
+        match self {
+            Numbers::Dense(numbers) => numbers[id as usize],
+            Numbers::Sparse(numbers) => numbers[&id],
+        }
+    }
+}
+
+/// Numbers the vertices of all workers: by worker, and by id within it.
+async fn number_all(crowd: &Crowd, ids: &[u64]) -> Result<(Numbers, Vec<Range<usize>>), GraphError> {
+    let lh = crowd.publish("ids", (ids.len() as u64 + 1) * 8, "the ids of its vertices").await?;
+    let count = ids.len() as u64;
+    words::write(&crowd.session, lh, 0, [count].into_iter().chain(ids.iter().copied())).await?;
+    crowd.meet().await?;
+    let mut all = Vec::new();
+    let mut owners = Vec::new();
+    for worker in 0..crowd.workers {
+        let theirs: Lh = crowd.open(worker, "ids").await?;
+        let (mut count, begin) = (0, all.len());
+        words::read(&crowd.session, theirs, 0, 1, |word| count = word).await?;
+        let vertices = begin as u64 + count;
+        if vertices > VERTICES_MAX {
+            return Err(GraphError::TooManyVertices { vertices });
+        }
+        words::read(&crowd.session, theirs, 8, count as usize, |id| all.push(id)).await?;
+        owners.push(begin..all.len());
+        crowd.session.unmap(theirs).await?;
+    }
+    crowd.meet().await?;
+    crowd.session.free(lh).await?;
+    let numbered = all.iter().copied().zip(0..);
+    let numbers = match all.iter().max() {
+        Some(max) if *max < 4 * all.len() as u64 + 1024 => {
+            let mut numbers = vec![0; *max as usize + 1];
+            numbered.for_each(|(id, number)| numbers[id as usize] = number);
+            Numbers::Dense(numbers)
+        }
+        _ => Numbers::Sparse(numbered.collect()),
+    };
+    Ok((numbers, owners))
+}
+
+/// Permissions of other principals on what a worker publishes: none, since all workers of a run have one.
+pub(super) const OTHERS: Permissions = Permissions::empty();
+
+/// What a worker publishes is in its own memory.
+pub(super) const PLACE: Placement = Placement::Local;

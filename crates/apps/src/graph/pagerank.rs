@@ -1,0 +1,102 @@
+//! PageRank.
+
+use super::Found;
+use super::engine::{self, Crowd, Program, SUMS};
+use super::error::GraphError;
+use super::load::Shard;
+
+/// How ranks are computed. Each vertex passes `damping` of its rank on, to all targets of its edges alike, or to all
+/// vertices if it has no edges; all share the rest.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct PageRank {
+    /// The part of a rank that is passed on, from 0 to 1.
+    pub damping: f64,
+    /// Maximum number of iterations.
+    pub iterations: u64,
+    /// Iterations end when the sum of all changes is at most this.
+    pub tolerance: f64,
+}
+
+impl Default for PageRank {
+    fn default() -> PageRank {
+        PageRank { damping: 0.85, iterations: 100, tolerance: 1e-10 }
+    }
+}
+
+struct Ranks<'a> {
+    options: PageRank,
+    shard: &'a Shard,
+    vertices: f64,
+    ranks: Vec<f64>,
+    /// The part of a rank that every vertex has, after the last totals.
+    base: f64,
+    /// Rank of own vertices without edges, and the sum of the own changes.
+    sums: [f64; SUMS],
+    /// The sum of all changes of the last step, and of the one before.
+    change: f64,
+    former_change: f64,
+}
+
+impl Ranks<'_> {
+    /// Sets a rank; returns what the vertex passes on along each edge.
+    fn set(&mut self, place: usize, rank: f64) -> u64 {
+        let [dangling, change] = &mut self.sums;
+        *change += (rank - self.ranks[place]).abs();
+        self.ranks[place] = rank;
+        match self.shard.out_degrees[place] {
+            0 => {
+                *dangling += rank;
+                0
+            }
+            degree => (rank / f64::from(degree)).to_bits(),
+        }
+    }
+}
+
+impl Program for Ranks<'_> {
+    /// The bits of 0.0.
+    const NEUTRAL: u64 = 0;
+
+    #[inline]
+    fn fold(accumulator: u64, old: u64, new: u64) -> u64 {
+        (f64::from_bits(accumulator) + (f64::from_bits(new) - f64::from_bits(old))).to_bits()
+    }
+
+    fn start(&mut self, place: usize) -> u64 {
+        self.set(place, 1.0 / self.vertices)
+    }
+
+    fn apply(&mut self, place: usize, accumulator: u64, _published: u64) -> u64 {
+        self.set(place, self.base + self.options.damping * f64::from_bits(accumulator))
+    }
+
+    fn take_sums(&mut self) -> [f64; SUMS] {
+        std::mem::take(&mut self.sums)
+    }
+
+    fn is_done(&mut self, step: u64, [dangling, change]: [f64; SUMS]) -> bool {
+        let damping = self.options.damping;
+        self.base = (1.0 - damping) / self.vertices + damping * dangling / self.vertices;
+        (self.former_change, self.change) = (self.change, change);
+        step >= self.options.iterations || step > 0 && change <= self.options.tolerance
+    }
+}
+
+/// Computes the ranks of the own vertices. The ranks of all vertices have the sum 1.
+pub async fn pagerank(crowd: &Crowd, shard: &Shard, options: PageRank) -> Result<Found<f64>, GraphError> {
+    let mut program = Ranks {
+        options,
+        shard,
+        vertices: shard.vertices() as f64,
+        ranks: vec![0.0; shard.ids.len()],
+        base: 0.0,
+        sums: [0.0; SUMS],
+        change: 0.0,
+        former_change: f64::INFINITY,
+    };
+    let (steps, _) = engine::run(crowd, shard, &mut program).await?;
+    // Each step shrinks the sum of changes by the damping, whatever the graph.
+    let shrinks =
+        steps < 2 || program.change <= options.damping * program.former_change * (1.0 + 1e-9) + 1e-12;
+    Ok(Found { steps, values: program.ranks, verified: shrinks })
+}
