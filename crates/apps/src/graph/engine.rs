@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use halite::{Lh, Permissions, RegionCause, Session};
+use halite::{Lh, Permissions, Placement, RegionCause, Session};
 
 use super::csr::Csr;
 use super::error::GraphError;
-use super::load::{OTHERS, PLACE, Shard};
+use super::load::Shard;
 use super::words;
 
 /// The workers of one run, from the view of one.
@@ -33,7 +33,7 @@ impl Crowd {
         contents: &'static str,
     ) -> Result<Lh, GraphError> {
         let name = self.region(what, self.me);
-        let made = self.session.alloc(Some(&name), bytes, PLACE, OTHERS).await;
+        let made = self.session.alloc(Some(&name), bytes, Placement::Anywhere, Permissions::empty()).await;
         made.map_err(|source| match source.cause() {
             RegionCause::NoSpace { .. } => {
                 GraphError::Memory { worker: self.me, bytes, what: contents, source }
@@ -51,10 +51,23 @@ impl Crowd {
         format!("{}/{what}.{worker}", self.name)
     }
 
+    /// Ends the run: frees what it has used together. All workers call this at the end.
+    pub async fn end(&self) -> Result<(), GraphError> {
+        self.meet().await?;
+        if self.me == 0 {
+            self.session.free_barrier(&Crowd::barrier(&self.name)).await?;
+        }
+        Ok(())
+    }
+
+    /// The name of the barrier of a run.
+    pub fn barrier(run: &str) -> String {
+        format!("{run}/step")
+    }
+
     /// Waits for all workers. What they wrote before is then visible.
     pub(super) async fn meet(&self) -> Result<(), GraphError> {
-        let barrier = format!("{}/step", self.name);
-        self.session.barrier(&barrier, self.workers as u32, self.patience).await?;
+        self.session.barrier(&Crowd::barrier(&self.name), self.workers as u32, self.patience).await?;
         Ok(())
     }
 }

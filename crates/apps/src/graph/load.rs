@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use halite::{Lh, Permissions, Placement};
+use halite::Lh;
 
 use super::csr::Csr;
 use super::engine::Crowd;
@@ -158,9 +158,3 @@ async fn number_all(crowd: &Crowd, ids: &[u64]) -> Result<(Numbers, Vec<Range<us
     };
     Ok((numbers, owners))
 }
-
-/// Permissions of other principals on what a worker publishes: none, since all workers of a run have one.
-pub(super) const OTHERS: Permissions = Permissions::empty();
-
-/// What a worker publishes is in its own memory.
-pub(super) const PLACE: Placement = Placement::Local;

@@ -1,7 +1,8 @@
-//! Stories of the log, the key-value store and its Redis front.
+//! Stories of graphs, the log, the key-value store and its Redis front.
 
 #[path = "../common/mod.rs"]
 mod common;
+mod graph;
 mod kv;
 mod log;
 mod redis;

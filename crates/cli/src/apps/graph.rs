@@ -261,7 +261,8 @@ pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
         name: task.name.clone(),
         patience: PATIENCE,
     };
-    Ok(worker.session.block_on(play(&crowd, task))?)
+    worker.session.block_on(play(&crowd, task))?;
+    Ok(())
 }
 
 async fn play(crowd: &Crowd, task: &Task) -> Result<(), PlayError> {
@@ -283,6 +284,8 @@ async fn play(crowd: &Crowd, task: &Task) -> Result<(), PlayError> {
                 shard.ids.iter().copied().zip(found.values.iter().copied()).collect();
             let total = found.values.iter().sum();
             keep_highest(&mut top, task.top, |one, other| one.total_cmp(other));
+            // The run ends with the last answer.
+            crowd.end().await?;
             say(&Part { steps: found.steps, total, top, verified: found.verified, seconds })?;
         }
         Job::Components => {
@@ -292,6 +295,7 @@ async fn play(crowd: &Crowd, task: &Task) -> Result<(), PlayError> {
             let total = sizes.len() as f64;
             let mut top: Vec<(u64, u64)> = sizes.into_iter().map(|(size, label)| (label, size)).collect();
             keep_highest(&mut top, task.top, u64::cmp);
+            crowd.end().await?;
             say(&Part { steps: found.steps, total, top, verified: found.verified, seconds })?;
         }
     }

@@ -72,6 +72,34 @@ fn a_store_is_verified_under_each_workload() {
 }
 
 #[test]
+fn graphs_have_their_known_ranks_and_components() {
+    let scratch = Scratch::new("run-graph");
+    // A star, whose ranks are known, and a pair.
+    let star = scratch.write("star", b"# who cites the survey\n1 7\n2 7\n3 7\n7 1\n20 30\n30 20\n");
+    for flags in ["", "--nodes 3 --fabric roce"] {
+        let line =
+            format!("run pagerank {} --tolerance 1e-14 --iterations 1000 --json {flags}", star.display());
+        let told = of_its_own(&scratch, &line);
+        assert_eq!(
+            (&told["verified"], &told["vertices"], &told["edges"]),
+            (&true.into(), &6.into(), &6.into())
+        );
+        let (damping, base) = (0.85, 0.15 / 6.0);
+        let centre = base * (1.0 + 3.0 * damping) / (1.0 - damping * damping);
+        let top = &told["top"];
+        assert_eq!((&top[0][0], &top[1][0]), (&7.into(), &1.into()), "{told}");
+        let rank = top[0][1].as_f64().unwrap();
+        assert!((rank - centre).abs() < 1e-9 * centre, "{rank}, not {centre}");
+        let told = of_its_own(&scratch, &format!("run components {} --json {flags}", star.display()));
+        assert_eq!(
+            (&told["verified"], &told["components"], &told["edges"]),
+            (&true.into(), &2.into(), &6.into())
+        );
+        assert_eq!(told["top"], serde_json::json!([[1, 4], [20, 2]]));
+    }
+}
+
+#[test]
 fn a_run_over_a_cluster_leaves_it_as_it_was() {
     let scratch = Scratch::new("run-over");
     let _up = up(&scratch);
@@ -80,6 +108,16 @@ fn a_run_over_a_cluster_leaves_it_as_it_was() {
         assert_eq!((&told["verified"], &told["fabric"]), (&true.into(), &serde_json::Value::Null), "{told}");
         eventually(|| is_clean(&scratch));
     }
+    let told = &scratch.json("run pagerank --kronecker 8 --json")[0];
+    assert_eq!(told["verified"], true, "{told}");
+    eventually(|| is_clean(&scratch));
+    let wrong = scratch.write("wrong", b"1 2\n2 3 4\n5\n");
+    let complaint = scratch.fails(&format!("run pagerank {}", wrong.display()), 1);
+    assert!(
+        complaint.contains("wrong:3: expected two vertex ids from 0 to 2^64-1, found \"5\""),
+        "{complaint}"
+    );
+    eventually(|| is_clean(&scratch));
     // Somebody else's region is in the way, and stays as it is.
     let file = scratch.write("file", b"somebody's");
     for (name, app) in [
@@ -225,10 +263,15 @@ fn flags_of_an_own_cluster_are_refused_over_another() {
 fn a_run_fails_when_a_worker_is_killed() {
     let scratch = Scratch::new("run-killed");
     let _up = up(&scratch);
+    // Ranks alternate between the two vertices for as long as it takes.
+    let graph = scratch.write("graph", b"1 2\n2 1\n3 1\n");
+    let pagerank =
+        format!("pagerank {} --damping 0.999999999 --iterations 10000000000 --tolerance 0", graph.display());
     let apps = [
         ("log --writers 2 --readers 2 --seconds 1000", "halite-run-log/"),
         ("ycsb --workload a --keys 100 --seconds 1000", "halite-run-ycsb/1/h0"),
         ("kv --listen 127.0.0.1:0", "halite-run-kv/1/t0"),
+        (&pagerank, "halite-run-graph/values.1"),
     ];
     for (app, region) in apps {
         for number in 0..2 {
