@@ -82,8 +82,8 @@ impl Kronecker {
                     76..95 => (1, 0),
                     _ => (1, 1),
                 };
-                from = from << 1 | row;
-                to = to << 1 | column;
+                from = (from << 1) | row;
+                to = (to << 1) | column;
             }
             (self.permuted(from), self.permuted(to))
         })

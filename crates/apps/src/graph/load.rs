@@ -63,7 +63,7 @@ impl Shard {
 /// The owner of a vertex.
 fn owner(id: u64, workers: usize) -> usize {
     let hash = id.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-    (hash * workers as u64 >> 32) as usize
+    ((hash * workers as u64) >> 32) as usize
 }
 
 /// Counts equal ids: pairs of a count and an id.
