@@ -1,5 +1,6 @@
 //! Tests of the public API on each fabric, of clusters of processes, and of the tree itself.
 
+mod applications;
 mod conformance;
 mod linearizable;
 #[path = "../../../cli/tests/support/process.rs"]
