@@ -2,6 +2,7 @@
 //!
 //! - [`kv`]: a key-value store; clients read the owner's memory, and the owner makes changes.
 //! - [`log`]: a log with many writers and many followers, and no server.
+//! - [`mapreduce`]: jobs in three phases, whose workers read each other's intermediate results one-sided.
 //!
 //! `halite run` starts them on a cluster, measures and verifies them.
 
@@ -10,5 +11,6 @@
 mod directory;
 pub mod kv;
 pub mod log;
+pub mod mapreduce;
 
 pub use directory::is_without_directory;

@@ -1,0 +1,4 @@
+//! MapReduce.
+
+pub mod table;
+pub mod words;
