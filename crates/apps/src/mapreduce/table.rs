@@ -90,6 +90,12 @@ impl<V> Table<V> {
         self.slots.iter().map(|slot| (slot.key(&self.long_keys), &slot.value))
     }
 
+    /// Returns all keys and values, in no particular order.
+    pub fn into_entries(self) -> impl Iterator<Item = (Vec<u8>, V)> {
+        let long_keys = self.long_keys;
+        self.slots.into_iter().map(move |slot| (slot.key(&long_keys).to_owned(), slot.value))
+    }
+
     /// As [`Table::iter`], with the number of each key's part if keys are divided into `parts`. All processes of this
     /// program divide alike.
     pub fn iter_parts(&self, parts: usize) -> impl Iterator<Item = (usize, &[u8], &V)> {

@@ -2,7 +2,67 @@
 //!
 //! A word is a maximal run of Unicode alphabetic characters, in lower case. Bytes that are not UTF-8 separate words.
 
+use std::cmp::Reverse;
+
+use serde::{Deserialize, Serialize};
+
+use super::job::{Job, Text};
 use super::table::Table;
+
+/// Counts words.
+#[derive(Clone, Copy, Debug)]
+pub struct WordCount {
+    /// Number of words in the answer, the most frequent ones.
+    pub top: usize,
+}
+
+/// A word and how often it occurs. More frequent words come first, equally frequent ones in the order of their bytes.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Counted {
+    /// Number of occurrences.
+    pub count: Reverse<u64>,
+    /// The word.
+    pub word: String,
+}
+
+impl Job for WordCount {
+    type Value = u64;
+    type Record = Counted;
+
+    fn is_boundary(byte: u8) -> bool {
+        byte.is_ascii() && !byte.is_ascii_alphabetic()
+    }
+
+    #[inline]
+    fn map(&self, text: Text<'_>, mut emit: impl FnMut(&[u8], u64)) {
+        for_each_word(text.bytes, |word| emit(word, 1));
+    }
+
+    #[inline]
+    fn combine(&self, into: &mut u64, more: u64) {
+        *into += more;
+    }
+
+    fn weight(&self, value: &u64) -> u64 {
+        *value
+    }
+
+    fn reduce(&self, part: Table<u64>) -> Vec<Counted> {
+        // Only the words of the answer are worth sorting and owning.
+        let mut words: Vec<_> = part.iter().map(|(word, count)| (Reverse(*count), word)).collect();
+        if self.top < words.len() {
+            words.select_nth_unstable(self.top);
+            words.truncate(self.top);
+        }
+        words.sort_unstable();
+        let own = |(count, word)| Counted { count, word: String::from_utf8_lossy(word).into_owned() };
+        words.into_iter().map(own).collect()
+    }
+
+    fn shorten(&self, records: &mut Vec<Counted>) {
+        records.truncate(self.top);
+    }
+}
 
 /// Calls `on_word` for each word of `text`, in order, in lower case. Changes the letters of `text` to lower case.
 ///

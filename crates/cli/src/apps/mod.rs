@@ -7,6 +7,7 @@ mod away;
 mod crew;
 mod kv;
 mod log;
+mod mapreduce;
 mod shards;
 mod worker;
 mod ycsb;
@@ -36,6 +37,10 @@ enum App {
     Log(log::LogArgs),
     /// Serve a sharded key-value store to Redis clients until stopped
     Kv(kv::KvArgs),
+    /// Count the words of files, and print the most frequent ones
+    Wordcount(mapreduce::WordcountArgs),
+    /// Find the lines of files that match a regular expression
+    Grep(mapreduce::GrepArgs),
     /// Run YCSB workloads on a sharded key-value store and check each value
     Ycsb(ycsb::YcsbArgs),
 }
@@ -89,6 +94,8 @@ impl App {
         match self {
             App::Log(args) => &args.over,
             App::Kv(args) => &args.over,
+            App::Wordcount(args) => &args.over,
+            App::Grep(args) => &args.over,
             App::Ycsb(args) => &args.over,
         }
     }
@@ -101,6 +108,8 @@ pub fn run(dir: Option<&Path>, args: &RunArgs) -> anyhow::Result<()> {
     match &args.app {
         App::Log(args) => log::run(dir, args),
         App::Kv(args) => kv::run(dir, args),
+        App::Wordcount(args) => mapreduce::run_wordcount(dir, args),
+        App::Grep(args) => mapreduce::run_grep(dir, args),
         App::Ycsb(args) => ycsb::run(dir, args),
     }
 }

@@ -13,7 +13,7 @@ use clap::Args;
 use halite::{Config, Node, NodeId, Provider, blocking};
 use serde::{Deserialize, Serialize};
 
-use super::{kv, log, ycsb};
+use super::{kv, log, mapreduce, ycsb};
 use crate::args::network;
 use crate::metrics_at::MetricsAt;
 use crate::{output, signals};
@@ -59,6 +59,8 @@ pub enum Task {
     Kv(kv::Task),
     /// `halite run log`
     Log(log::Task),
+    /// `halite run wordcount` and `halite run grep`
+    MapReduce(mapreduce::Task),
     /// `halite run ycsb`
     Ycsb(ycsb::Task),
 }
@@ -138,6 +140,7 @@ pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
         None => Ok(()),
         Some(Line::Task(Task::Kv(task))) => kv::work(&worker, &task),
         Some(Line::Task(Task::Log(task))) => log::work(&worker, &task),
+        Some(Line::Task(Task::MapReduce(task))) => mapreduce::work(&worker, &task),
         Some(Line::Task(Task::Ycsb(task))) => ycsb::work(&worker, &task),
         Some(other) => bail!("expected a task, got {other:?}"),
     };
