@@ -28,9 +28,9 @@ pub(super) enum Report {
     /// Mapped a task. Its result is not published yet.
     Mapped { task: usize, bytes: u64, load_ns: u64 },
     /// Published the results of all tasks since the last time, with a section for each part.
-    Published { sections: Vec<Section>, weight: u64 },
+    Published { sections: Vec<Section> },
     /// Reduced a part.
-    Reduced { part: usize, run: Section, keys: u64, weight: u64 },
+    Reduced { part: usize, run: Section, keys: u64 },
     /// Could not read the results of `of`.
     Unread { of: u32, why: String },
     /// Failed, and with it the run.

@@ -13,6 +13,16 @@ pub(super) struct Section {
     pub(super) region: String,
     pub(super) offset: u64,
     pub(super) len: u64,
+    /// Weight of the values in it.
+    pub(super) weight: u64,
+}
+
+/// Encoded results that become a section.
+#[derive(Clone, Default)]
+pub(super) struct Buffer {
+    pub(super) bytes: Vec<u8>,
+    /// Weight of the values in it.
+    pub(super) weight: u64,
 }
 
 /// The regions of one worker.
@@ -29,8 +39,8 @@ impl<'a> Publisher<'a> {
     }
 
     /// Publishes buffers as the sections of a new region.
-    pub(super) fn publish(&mut self, buffers: &[Vec<u8>]) -> Result<Vec<Section>, Error> {
-        let bytes: u64 = buffers.iter().map(|buffer| buffer.len() as u64).sum();
+    pub(super) fn publish(&mut self, buffers: &[Buffer]) -> Result<Vec<Section>, Error> {
+        let bytes: u64 = buffers.iter().map(|buffer| buffer.bytes.len() as u64).sum();
         let region = format!("{}/{}.{}", self.run, self.worker, self.published.len());
         let mut lh = None;
         if bytes > 0 {
@@ -43,11 +53,11 @@ impl<'a> Publisher<'a> {
         let mut sections = Vec::with_capacity(buffers.len());
         let mut offset = 0;
         for buffer in buffers {
-            let len = buffer.len() as u64;
+            let len = buffer.bytes.len() as u64;
             if let Some(lh) = lh.filter(|_| len > 0) {
-                self.session.write(lh, offset, buffer)?;
+                self.session.write(lh, offset, &buffer.bytes)?;
             }
-            sections.push(Section { region: region.clone(), offset, len });
+            sections.push(Section { region: region.clone(), offset, len, weight: buffer.weight });
             offset += len;
         }
         Ok(sections)
@@ -89,22 +99,18 @@ impl<'a> Reading<'a> {
     }
 }
 
-/// Encodes a table as a buffer for each of `parts` parts; returns them with the weight of all values.
-pub(super) fn encode<J: Job>(
-    job: &J,
-    table: &Table<J::Value>,
-    parts: usize,
-) -> Result<(Vec<Vec<u8>>, u64), Error> {
-    let mut buffers = vec![Vec::new(); parts];
-    let mut weight = 0;
+/// Encodes a table as a buffer for each of `parts` parts.
+pub(super) fn encode<J: Job>(job: &J, table: &Table<J::Value>, parts: usize) -> Result<Vec<Buffer>, Error> {
+    let mut buffers = vec![Buffer::default(); parts];
     for (part, key, value) in table.iter_parts(parts) {
-        let mut buffer = std::mem::take(&mut buffers[part]);
-        buffer = postcard::to_extend(&key.len(), buffer)?;
-        buffer.extend_from_slice(key);
-        buffers[part] = postcard::to_extend(value, buffer)?;
-        weight += job.weight(value);
+        let buffer = &mut buffers[part];
+        let mut bytes = std::mem::take(&mut buffer.bytes);
+        bytes = postcard::to_extend(&key.len(), bytes)?;
+        bytes.extend_from_slice(key);
+        buffer.bytes = postcard::to_extend(value, bytes)?;
+        buffer.weight += job.weight(value);
     }
-    Ok((buffers, weight))
+    Ok(buffers)
 }
 
 /// Adds encoded keys and values to a table.

@@ -73,7 +73,7 @@ pub struct Outcome<R> {
     pub phases: Phases,
     /// Number of workers that were lost.
     pub lost: u32,
-    /// Whether each byte was mapped once, and the reduced parts weigh as much as the mapped texts.
+    /// Whether each byte was mapped once, and each reduced part weighs as much as the sections that it comes from.
     pub verified: bool,
 }
 
@@ -203,17 +203,17 @@ impl<J: Job, P: FnMut(Progress)> Leading<'_, J, P> {
             reduce: (reduced - mapped).as_secs_f64(),
             merge: (begin.elapsed() - reduced).as_secs_f64(),
         };
-        let weight = runs.iter().map(|run| run.weight).sum();
-        let bytes = self.plan.bytes_mapped();
+        let is_whole =
+            |run: &Run| run.cover.bytes == self.bytes_total && run.cover.weight == run.section.weight;
         Outcome {
             records,
             sources: Vec::new(),
-            bytes,
-            weight,
+            bytes: self.bytes_total,
+            weight: runs.iter().map(|run| run.section.weight).sum(),
             keys: runs.iter().map(|run| run.keys).sum(),
             phases,
             lost: self.plan.lost(),
-            verified: weight == self.plan.weight() && bytes == self.bytes_total,
+            verified: runs.iter().all(is_whole),
         }
     }
 }

@@ -25,8 +25,17 @@ pub(super) struct Plan {
 /// A part of the keys.
 enum Part {
     Pending,
-    Given(u32),
+    Given(u32, Cover),
     Done(Run),
+}
+
+/// What the sections from which a part is reduced stand for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cover {
+    /// Bytes of input.
+    pub(super) bytes: u64,
+    /// Weight of the part.
+    pub(super) weight: u64,
 }
 
 /// The sorted records of a part.
@@ -35,7 +44,7 @@ pub(super) struct Run {
     pub(super) worker: u32,
     pub(super) section: Section,
     pub(super) keys: u64,
-    pub(super) weight: u64,
+    pub(super) cover: Cover,
 }
 
 #[derive(Default)]
@@ -54,7 +63,6 @@ struct Batch {
     worker: u32,
     tasks: Vec<usize>,
     sections: Vec<Section>,
-    weight: u64,
     bytes: u64,
 }
 
@@ -90,21 +98,26 @@ impl Plan {
                 worker.unpublished_bytes += bytes;
                 worker.load_ns += load_ns;
             }
-            Report::Published { sections, weight } => {
+            Report::Published { sections } => {
                 let tasks = std::mem::take(&mut worker.unpublished);
                 let bytes = std::mem::take(&mut worker.unpublished_bytes);
-                self.batches.push(Batch { worker: number, tasks, sections, weight, bytes });
+                self.batches.push(Batch { worker: number, tasks, sections, bytes });
             }
-            Report::Reduced { part, run, keys, weight } => {
-                if let Some(part) = self.parts.get_mut(part) {
-                    *part = Part::Done(Run { worker: number, section: run, keys, weight });
-                }
-            }
+            Report::Reduced { part, run, keys } => self.finish_part(number, part, run, keys),
             Report::Unread { of, why } => {
                 self.take_back_part(number);
                 self.handle_loss(of, why);
             }
             Report::Failed(why) => self.fail(why),
+        }
+    }
+
+    fn finish_part(&mut self, number: u32, part: usize, section: Section, keys: u64) {
+        let Some(part) = self.parts.get_mut(part) else { return };
+        if let Part::Given(worker, cover) = *part
+            && worker == number
+        {
+            *part = Part::Done(Run { worker, section, keys, cover });
         }
     }
 
@@ -119,23 +132,27 @@ impl Plan {
         self.pending.extend(worker.unpublished.drain(..));
         worker.unpublished_bytes = 0;
         self.take_back_part(number);
-        if self.runs().is_some() {
-            // Other workers hold all runs, so nothing else is needed.
-            return;
+        if self.runs().is_none() {
+            self.drop_lost_batches();
         }
-        let pending = &mut self.pending;
+    }
+
+    /// Makes the tasks pending whose published results are lost. Once other workers hold all runs, they are not needed.
+    fn drop_lost_batches(&mut self) {
+        let (pending, workers) = (&mut self.pending, &self.workers);
         self.batches.retain(|batch| {
-            if batch.worker == number {
+            let is_lost = workers[batch.worker as usize].is_gone;
+            if is_lost {
                 pending.extend(&batch.tasks);
             }
-            batch.worker != number
+            !is_lost
         });
     }
 
     /// Makes the parts of a worker pending.
     fn take_back_part(&mut self, number: u32) {
         for part in &mut self.parts {
-            let (Part::Given(worker) | Part::Done(Run { worker, .. })) = part else { continue };
+            let (Part::Given(worker, _) | Part::Done(Run { worker, .. })) = part else { continue };
             if *worker == number {
                 *part = Part::Pending;
             }
@@ -181,9 +198,10 @@ impl Plan {
         let part = self.parts.iter().position(|part| matches!(part, Part::Pending));
         match part.filter(|_| is_mapped) {
             Some(part) => {
-                self.parts[part] = Part::Given(number);
-                let sections =
+                let sections: Vec<_> =
                     self.batches.iter().map(|batch| (batch.worker, batch.sections[part].clone())).collect();
+                let weight = sections.iter().map(|(_, section)| section.weight).sum();
+                self.parts[part] = Part::Given(number, Cover { bytes: self.bytes_mapped(), weight });
                 Order::Reduce { part, sections }
             }
             None => Order::Wait,
@@ -233,11 +251,6 @@ impl Plan {
         unpublished.chain(self.batches.iter().map(|batch| batch.bytes)).sum()
     }
 
-    /// Returns the weight of all published results.
-    pub(super) fn weight(&self) -> u64 {
-        self.batches.iter().map(|batch| batch.weight).sum()
-    }
-
     /// Returns the longest time for which a worker has read files, in ns.
     pub(super) fn load_ns(&self) -> u64 {
         self.workers.iter().map(|worker| worker.load_ns).max().unwrap_or(0)
@@ -255,20 +268,24 @@ mod tests {
     const TASKS: usize = 5;
     const WORKERS: u32 = 3;
 
+    /// Returns a section that stands for `weight` tasks.
+    fn section(weight: u64) -> Section {
+        Section { region: String::new(), offset: 0, len: 0, weight }
+    }
+
     /// Workers that do what the plan orders.
     struct Workers {
         plan: Plan,
         orders: BTreeMap<u32, Order>,
         /// Number of mapped and not yet published tasks, by worker.
         mapped: BTreeMap<u32, u64>,
-        published: u64,
     }
 
     impl Workers {
         fn new() -> Workers {
             let plan = Plan::new(vec![Vec::new(); TASKS], WORKERS);
             let orders = (0..WORKERS).map(|number| (number, Order::Wait)).collect();
-            Workers { plan, orders, mapped: BTreeMap::new(), published: 0 }
+            Workers { plan, orders, mapped: BTreeMap::new() }
         }
 
         /// Makes a worker do its order and ask for the next.
@@ -281,16 +298,12 @@ mod tests {
                 }
                 Order::Publish => {
                     let weight = self.mapped.remove(&number).unwrap_or(0);
-                    self.published += 1;
-                    // The length of a section tells how many tasks it covers.
-                    let section = Section { region: self.published.to_string(), offset: 0, len: weight };
-                    Report::Published { sections: vec![section; WORKERS as usize], weight }
+                    Report::Published { sections: vec![section(weight); WORKERS as usize] }
                 }
                 Order::Reduce { part, sections } => {
-                    let covered: u64 = sections.iter().map(|(_, section)| section.len).sum();
-                    assert_eq!(covered, TASKS as u64, "a part needs each task once");
-                    let run = sections[0].1.clone();
-                    Report::Reduced { part, run, keys: 1, weight: covered }
+                    let weight = sections.iter().map(|(_, section)| section.weight).sum();
+                    assert_eq!(weight, TASKS as u64, "a part needs each task once");
+                    Report::Reduced { part, run: section(weight), keys: 1 }
                 }
                 Order::Wait | Order::End => Report::Nothing,
             };
@@ -324,8 +337,10 @@ mod tests {
                 prop_assert!(steps < 1000, "the run does not end");
             }
             prop_assert!(workers.plan.failure().is_none());
-            prop_assert_eq!(workers.plan.bytes_mapped(), TASKS as u64);
-            prop_assert_eq!(workers.plan.weight(), TASKS as u64);
+            for run in workers.plan.runs().unwrap() {
+                prop_assert_eq!(run.cover.bytes, TASKS as u64);
+                prop_assert_eq!(run.cover.weight, run.section.weight);
+            }
         }
     }
 

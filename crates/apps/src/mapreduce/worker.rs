@@ -7,7 +7,7 @@ use halite::{NodeId, blocking};
 
 use super::desk::{Order, Report, Request, ask};
 use super::error::Error;
-use super::exchange::{Publisher, Reading, Section, decode, encode};
+use super::exchange::{Buffer, Publisher, Reading, Section, decode, encode};
 use super::input::{Reader, Split};
 use super::job::{Job, Text};
 use super::table::Table;
@@ -97,8 +97,8 @@ impl<J: Job> Working<'_, J> {
 
     fn publish(&mut self) -> Result<Report, Error> {
         let table = std::mem::take(&mut self.table);
-        let (buffers, weight) = encode(self.job, &table, self.hand.workers as usize)?;
-        Ok(Report::Published { sections: self.publisher.publish(&buffers)?, weight })
+        let buffers = encode(self.job, &table, self.hand.workers as usize)?;
+        Ok(Report::Published { sections: self.publisher.publish(&buffers)? })
     }
 
     /// Reduces a part. All its sections are under way together.
@@ -117,8 +117,8 @@ impl<J: Job> Working<'_, J> {
         }
         let weight = table.iter().map(|(_, value)| self.job.weight(value)).sum();
         let keys = table.len() as u64;
-        let run = postcard::to_stdvec(&self.job.reduce(table))?;
-        let run = self.publisher.publish(&[run])?.remove(0);
-        Ok(Report::Reduced { part, run, keys, weight })
+        let bytes = postcard::to_stdvec(&self.job.reduce(table))?;
+        let run = self.publisher.publish(&[Buffer { bytes, weight }])?.remove(0);
+        Ok(Report::Reduced { part, run, keys })
     }
 }
