@@ -18,7 +18,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The master of a run. It runs beside worker 0, in the same process.
 #[derive(Clone, Copy, Debug)]
-pub struct Lead<'a> {
+pub struct Master<'a> {
     /// Session of its node.
     pub session: &'a blocking::Session,
     /// Where workers report.
@@ -77,7 +77,7 @@ pub struct Outcome<R> {
     pub verified: bool,
 }
 
-impl Lead<'_> {
+impl Master<'_> {
     /// Leads a run over files and folders to its end, which is when all workers have freed their regions; closes the desk.
     pub fn lead<J: Job>(
         &self,
@@ -95,7 +95,7 @@ impl Lead<'_> {
             Vec::new()
         });
         let times = Times { begin, listed: begin.elapsed(), mapped: Duration::ZERO, reduced: Duration::ZERO };
-        let leading = Leading { lead: self, job, plan, times, looked: begin, bytes_total, on_progress };
+        let leading = Leading { master: self, job, plan, times, looked: begin, bytes_total, on_progress };
         let led = leading.lead(sources);
         // After a failure, workers may still ask.
         self.desk.close();
@@ -112,7 +112,7 @@ struct Times {
 }
 
 struct Leading<'a, J, P> {
-    lead: &'a Lead<'a>,
+    master: &'a Master<'a>,
     job: &'a J,
     plan: Plan,
     times: Times,
@@ -143,7 +143,7 @@ impl<J: Job, P: FnMut(Progress)> Leading<'_, J, P> {
 
     /// Answers one request.
     fn serve(&mut self) -> Result<(), Error> {
-        let (request, asker) = self.lead.desk.recv()?;
+        let (request, asker) = self.master.desk.recv()?;
         let was_mapped = self.plan.is_mapped();
         self.plan.handle_report(request.worker, request.report);
         let mut order = self.plan.poll_order(request.worker);
@@ -164,10 +164,10 @@ impl<J: Job, P: FnMut(Progress)> Leading<'_, J, P> {
     fn look_for_losses(&mut self) {
         self.looked = Instant::now();
         // Without the directory of names, workers are looked for again later.
-        let Ok(status) = self.lead.session.status() else { return };
+        let Ok(status) = self.master.session.status() else { return };
         let remaining: Vec<u32> = self.plan.remaining().collect();
         for number in remaining {
-            let node = self.lead.nodes[number as usize];
+            let node = self.master.nodes[number as usize];
             if is_gone(&status, node) {
                 self.plan.handle_loss(number, format!("worker {number}, node {}, is gone", node.0));
             }
@@ -177,7 +177,7 @@ impl<J: Job, P: FnMut(Progress)> Leading<'_, J, P> {
     /// Merges the runs, two at a time; `None` if one was lost.
     fn merge(&mut self, runs: &[Run]) -> Result<Option<Outcome<J::Record>>, Error> {
         let readings: Vec<_> =
-            runs.iter().map(|run| (run.worker, Reading::post(self.lead.session, &run.section))).collect();
+            runs.iter().map(|run| (run.worker, Reading::post(self.master.session, &run.section))).collect();
         let mut sorted = Vec::new();
         for (worker, reading) in readings {
             match reading.and_then(Reading::wait) {

@@ -10,7 +10,7 @@
 //!  merge       | master reads all runs and merges two at a time
 //! ```
 //!
-//! **Costs.** Mapping takes nearly all time: about 4 ns per byte for words, on each core. An order takes one call (10 µs)
+//! **Costs.** Mapping takes nearly all time: 4 to 5 ns per byte for words, on each core. An order takes one call (10 µs)
 //! per MiB. What crosses the network is the combined table of each worker, once: for text some bytes per thousand.
 //! A worker without an order asks again after a millisecond, which bounds what each phase loses.
 //!
@@ -33,5 +33,5 @@ mod worker;
 pub use desk::Desk;
 pub use error::Error;
 pub use job::{Job, Text};
-pub use master::{Lead, Outcome, Phases, Progress};
-pub use worker::Hand;
+pub use master::{Master, Outcome, Phases, Progress};
+pub use worker::Worker;

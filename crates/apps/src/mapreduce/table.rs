@@ -99,7 +99,7 @@ impl<V> Table<V> {
     /// As [`Table::iter`], with the number of each key's part if keys are divided into `parts`. All processes of this
     /// program divide alike.
     pub fn iter_parts(&self, parts: usize) -> impl Iterator<Item = (usize, &[u8], &V)> {
-        let part = move |hash: u32| (u64::from(hash) * parts as u64 >> 32) as usize;
+        let part = move |hash: u32| ((u64::from(hash) * parts as u64) >> 32) as usize;
         self.slots.iter().map(move |slot| (part(slot.hash), slot.key(&self.long_keys), &slot.value))
     }
 }

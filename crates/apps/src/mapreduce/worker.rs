@@ -17,7 +17,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 /// A worker of a run.
 #[derive(Clone, Copy, Debug)]
-pub struct Hand<'a> {
+pub struct Worker<'a> {
     /// Session of its node.
     pub session: &'a blocking::Session,
     /// Prefix of the names of the run's regions; no other run has it.
@@ -32,7 +32,7 @@ pub struct Hand<'a> {
     pub is_over: &'a AtomicBool,
 }
 
-impl Hand<'_> {
+impl Worker<'_> {
     /// Works until the master ends the run, then frees this worker's regions, also after a failure.
     ///
     /// Returns an error if the master does not answer or a region cannot be freed. Other failures end the run through the
@@ -40,7 +40,7 @@ impl Hand<'_> {
     pub fn work<J: Job>(&self, job: &J) -> Result<(), Error> {
         let publisher = Publisher::new(self.session, self.run, self.number);
         let mut working =
-            Working { hand: self, job, publisher, reader: Reader::default(), table: Table::default() };
+            Working { setup: self, job, publisher, reader: Reader::default(), table: Table::default() };
         let worked = working.work();
         let freed = working.publisher.free();
         worked.and(freed)
@@ -48,7 +48,7 @@ impl Hand<'_> {
 }
 
 struct Working<'a, J: Job> {
-    hand: &'a Hand<'a>,
+    setup: &'a Worker<'a>,
     job: &'a J,
     publisher: Publisher<'a>,
     reader: Reader,
@@ -59,9 +59,9 @@ struct Working<'a, J: Job> {
 impl<J: Job> Working<'_, J> {
     fn work(&mut self) -> Result<(), Error> {
         let mut report = Report::Nothing;
-        while !self.hand.is_over.load(Ordering::Relaxed) {
-            let request = Request { worker: self.hand.number, report };
-            let order = ask(self.hand.session, self.hand.master, &request)?;
+        while !self.setup.is_over.load(Ordering::Relaxed) {
+            let request = Request { worker: self.setup.number, report };
+            let order = ask(self.setup.session, self.setup.master, &request)?;
             if order == Order::End {
                 return Ok(());
             }
@@ -97,14 +97,14 @@ impl<J: Job> Working<'_, J> {
 
     fn publish(&mut self) -> Result<Report, Error> {
         let table = std::mem::take(&mut self.table);
-        let buffers = encode(self.job, &table, self.hand.workers as usize)?;
+        let buffers = encode(self.job, &table, self.setup.workers as usize)?;
         Ok(Report::Published { sections: self.publisher.publish(&buffers)? })
     }
 
     /// Reduces a part. All its sections are under way together.
     fn reduce(&mut self, part: usize, sections: &[(u32, Section)]) -> Result<Report, Error> {
         let readings: Vec<_> =
-            sections.iter().map(|(of, section)| (*of, Reading::post(self.hand.session, section))).collect();
+            sections.iter().map(|(of, section)| (*of, Reading::post(self.setup.session, section))).collect();
         let mut table = Table::default();
         for (of, reading) in readings {
             match reading.and_then(Reading::wait) {

@@ -13,7 +13,7 @@ use halite::NodeId;
 use halite_apps::mapreduce::grep::{FileMatches, Grep};
 use halite_apps::mapreduce::input::Source;
 use halite_apps::mapreduce::words::{Counted, WordCount};
-use halite_apps::mapreduce::{Desk, Error, Hand, Job, Lead, Phases, Progress};
+use halite_apps::mapreduce::{self as mr, Desk, Error, Job, Master, Phases, Progress};
 use serde::{Deserialize, Serialize};
 
 use super::Over;
@@ -298,7 +298,7 @@ fn work_on<J: Job>(
     find: impl Fn(Vec<J::Record>, &[Source]) -> Found + Sync,
 ) -> anyhow::Result<()> {
     let nodes: Vec<NodeId> = task.nodes.iter().copied().map(NodeId).collect();
-    let hand = Hand {
+    let joined = mr::Worker {
         session: &worker.session,
         run: &task.run,
         number: task.number,
@@ -308,15 +308,15 @@ fn work_on<J: Job>(
     };
     if task.number > 0 {
         say(&())?;
-        return end_if_alone(hand.work(job));
+        return end_if_alone(joined.work(job));
     }
     let desk = Desk::open(&worker.session)?;
     say(&())?;
-    let lead = Lead { session: &worker.session, desk: &desk, nodes: &nodes };
+    let master = Master { session: &worker.session, desk: &desk, nodes: &nodes };
     let paths: Vec<PathBuf> = task.paths.iter().map(|path| OsStr::from_bytes(path).into()).collect();
     std::thread::scope(|scope| {
-        let leading = scope.spawn(|| lead.lead(job, &paths, report_progress()));
-        let worked = hand.work(job);
+        let leading = scope.spawn(|| master.lead(job, &paths, report_progress()));
+        let worked = joined.work(job);
         // The master ends its worker last, unless the worker has failed.
         desk.close();
         let led = leading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
