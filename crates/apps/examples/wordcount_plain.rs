@@ -4,8 +4,8 @@
 //! cargo run --release -p halite-apps --example wordcount_plain -- 2 FILE...
 //! ```
 //!
-//! It shares the tokenizer and the table with the application, and has no nodes, regions or calls. Folders are not
-//! entered, and files are read in pieces that may cut words at their borders, which costs nothing and changes few counts.
+//! It shares the tokenizer and the table with the application, and has no nodes, regions or calls. It enters no
+//! folders. It reads files in pieces that may cut a word at their borders, which changes few counts and no time.
 
 use std::fs::File;
 use std::io;

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use halite::{AccessError, CallError, RegionError, ReplyError, ServeError};
+use halite::{AccessError, CallError, RegionError, ServeError};
 
 /// Cause of a failed run.
 #[derive(Debug, thiserror::Error)]
@@ -41,9 +41,6 @@ pub enum Error {
     /// The master cannot serve.
     #[error("the master of this run cannot serve: {0}")]
     NotServed(#[from] ServeError),
-    /// A worker has gone before its order arrived.
-    #[error("an order did not reach its worker: {0}")]
-    Unanswered(#[from] ReplyError),
     /// The run was stopped from outside.
     #[error("the run was stopped")]
     Stopped,

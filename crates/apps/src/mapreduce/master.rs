@@ -11,7 +11,7 @@ use super::error::Error;
 use super::exchange::Reading;
 use super::input::{self, Source};
 use super::job::Job;
-use super::plan::{Plan, Run};
+use super::plan::{MASTERS_WORKER, Plan, Run};
 
 /// Minimum time between two looks for dead workers.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
@@ -78,7 +78,7 @@ pub struct Outcome<R> {
 }
 
 impl Master<'_> {
-    /// Leads a run over files and folders to its end, which is when all workers have freed their regions; closes the desk.
+    /// Leads a run over files and folders. Returns when every worker was told to end or is lost, and closes the desk.
     pub fn lead<J: Job>(
         &self,
         job: &J,
@@ -156,17 +156,15 @@ impl<J: Job, P: FnMut(Progress)> Leading<'_, J, P> {
             self.times.mapped = now;
         }
         self.times.reduced = now;
-        // A worker that has died meanwhile is found by the next look.
-        let _ = asker.answer(&order);
-        Ok(())
+        asker.answer(&order)
     }
 
     fn look_for_losses(&mut self) {
         self.looked = Instant::now();
         // Without the directory of names, workers are looked for again later.
         let Ok(status) = self.master.session.status() else { return };
-        let remaining: Vec<u32> = self.plan.remaining().collect();
-        for number in remaining {
+        let others: Vec<u32> = self.plan.remaining().filter(|number| *number != MASTERS_WORKER).collect();
+        for number in others {
             let node = self.master.nodes[number as usize];
             if is_gone(&status, node) {
                 self.plan.handle_loss(number, format!("worker {number}, node {}, is gone", node.0));

@@ -10,12 +10,12 @@
 //!  merge       | master reads all runs and merges two at a time
 //! ```
 //!
-//! **Costs.** Mapping takes nearly all time: 4 to 5 ns per byte for words, on each core. An order takes one call (10 µs)
-//! per MiB. What crosses the network is the combined table of each worker, once: for text some bytes per thousand.
-//! A worker without an order asks again after a millisecond, which bounds what each phase loses.
+//! **Costs.** Mapping takes nearly all time: 4 to 5 ns per byte for words, on each core. An order takes one call
+//! (10 µs) per MiB. What crosses the network is the combined table of each worker, once: for text some bytes per
+//! thousand. A worker without an order asks again after a millisecond, which bounds what each phase loses.
 //!
-//! **Failures.** The master learns of a dead worker from the cluster, or from a worker that cannot read its results. It
-//! then gives the lost splits and parts to the others; results of finished parts stay valid, because each comes from
+//! **Failures.** The master learns of a dead worker from the cluster, or from a worker that cannot read its results.
+//! It then gives the lost splits and parts to the others. Results of finished parts stay valid, because each comes from
 //! regions that together cover every split once. Without the master the run ends. Each worker frees its own regions.
 
 mod desk;

@@ -1,4 +1,4 @@
-//! What the master knows: which worker holds which results, and what remains. It knows no node, clock or region's bytes.
+//! What the master knows: which worker holds which results, and what remains. It knows no node and no clock.
 
 use std::collections::BTreeSet;
 

@@ -35,8 +35,8 @@ pub struct Worker<'a> {
 impl Worker<'_> {
     /// Works until the master ends the run, then frees this worker's regions, also after a failure.
     ///
-    /// Returns an error if the master does not answer or a region cannot be freed. Other failures end the run through the
-    /// master.
+    /// Returns an error if the master does not answer or a region cannot be freed. Other failures end the run through
+    /// the master.
     pub fn work<J: Job>(&self, job: &J) -> Result<(), Error> {
         let publisher = Publisher::new(self.session, self.run, self.number);
         let mut working =

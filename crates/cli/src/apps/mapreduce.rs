@@ -14,6 +14,7 @@ use halite_apps::mapreduce::grep::{FileMatches, Grep};
 use halite_apps::mapreduce::input::Source;
 use halite_apps::mapreduce::words::{Counted, WordCount};
 use halite_apps::mapreduce::{self as mr, Desk, Error, Job, Master, Phases, Progress};
+use indicatif::ProgressFinish;
 use serde::{Deserialize, Serialize};
 
 use super::Over;
@@ -160,7 +161,7 @@ pub fn run_wordcount(dir: Option<&Path>, args: &WordcountArgs) -> anyhow::Result
 }
 
 pub fn run_grep(dir: Option<&Path>, args: &GrepArgs) -> anyhow::Result<()> {
-    grep(&args.pattern, 0).map_err(|error| output::UsageError(format!("PATTERN: {error}")))?;
+    Grep::new(&args.pattern, 0).map_err(|error| output::UsageError(format!("PATTERN: {error}")))?;
     let job = JobArgs::Grep { pattern: args.pattern.clone(), lines: args.lines as usize };
     let done = play(dir, &args.over, "grep", &args.paths, &job)?;
     let Found::Files(found) = &done.found else { bail!("a worker answered for another job") };
@@ -248,12 +249,13 @@ fn follow(crew: &mut Crew) -> anyhow::Result<Done> {
     loop {
         match crew.receive_from(0)? {
             Event::Progress(Progress { bytes, bytes_total }) => {
-                bar.get_or_insert_with(|| progress::bar(bytes_total, "mapping")).set_position(bytes);
+                let bar = bar.get_or_insert_with(|| {
+                    progress::bar(bytes_total, "mapping").with_finish(ProgressFinish::AndClear)
+                });
+                bar.set_position(bytes);
             }
             Event::Done(done) => {
-                if let Some(bar) = bar {
-                    bar.finish_and_clear();
-                }
+                drop(bar);
                 if done.lost > 0 {
                     output::note(&format!("{} worker(s) ended early; the others did their work", done.lost));
                 }
@@ -269,12 +271,8 @@ fn follow(crew: &mut Crew) -> anyhow::Result<Done> {
 pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     match &task.job {
         JobArgs::Wordcount { top } => work_on(worker, task, &WordCount { top: *top }, found_words),
-        JobArgs::Grep { pattern, lines } => work_on(worker, task, &grep(pattern, *lines)?, found_files),
+        JobArgs::Grep { pattern, lines } => work_on(worker, task, &Grep::new(pattern, *lines)?, found_files),
     }
-}
-
-fn grep(pattern: &str, lines_max: usize) -> anyhow::Result<Grep> {
-    Ok(Grep::new(pattern, lines_max)?)
 }
 
 fn found_words(records: Vec<Counted>, _: &[Source]) -> Found {
@@ -295,7 +293,7 @@ fn work_on<J: Job>(
     worker: &Worker,
     task: &Task,
     job: &J,
-    find: impl Fn(Vec<J::Record>, &[Source]) -> Found + Sync,
+    find: fn(Vec<J::Record>, &[Source]) -> Found,
 ) -> anyhow::Result<()> {
     let nodes: Vec<NodeId> = task.nodes.iter().copied().map(NodeId).collect();
     let joined = mr::Worker {
