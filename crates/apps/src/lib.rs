@@ -3,6 +3,7 @@
 //! - [`graph`]: ranks and components of large graphs, by workers that read each other's values.
 //! - [`kv`]: a key-value store; clients read the owner's memory, and the owner makes changes.
 //! - [`log`]: a log with many writers and many followers, and no server.
+//! - [`mapreduce`]: jobs in three phases, whose workers read each other's intermediate results one-sided.
 //!
 //! `halite run` starts them on a cluster, measures and verifies them.
 
@@ -12,5 +13,6 @@ mod directory;
 pub mod graph;
 pub mod kv;
 pub mod log;
+pub mod mapreduce;
 
 pub use directory::is_without_directory;

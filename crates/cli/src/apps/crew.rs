@@ -31,6 +31,10 @@ pub struct Crew {
     made: Option<String>,
     /// True once a wait was reported; one report per run is enough.
     has_reported_wait: bool,
+    /// True if the run went on without a worker, whose regions may be left.
+    has_lost: bool,
+    /// Nodes of the workers, in their order.
+    pub nodes: Vec<u32>,
     /// Addresses of the workers' metrics, in their order.
     pub metrics: Vec<SocketAddr>,
 }
@@ -56,6 +60,8 @@ impl Crew {
             dir,
             made: None,
             has_reported_wait: false,
+            has_lost: false,
+            nodes: Vec::new(),
             metrics: Vec::new(),
         };
         for number in 0..over.nodes {
@@ -77,6 +83,7 @@ impl Crew {
                 Received::Waits(why) => bail!("a worker process waits to join: {why}"),
             };
             worker.rename(format!("the worker process of node {}", joined.node));
+            crew.nodes.push(joined.node);
             crew.metrics.extend(joined.metrics);
             crew.workers.insert(0, worker);
         }
@@ -154,19 +161,34 @@ impl Crew {
 
     /// Sends `line` to one worker and returns its answer.
     pub fn ask<T: DeserializeOwned>(&mut self, number: usize, line: &Line) -> anyhow::Result<T> {
-        let place = self.workers.len() - 1 - number;
-        let answered = self.workers[place].send(line).and_then(|()| {
-            loop {
-                match receive(&mut self.workers[place])? {
-                    Received::Answer(value) => break Ok(value),
-                    Received::Waits(why) => self.note_wait(&why, output::note),
-                }
-            }
-        });
+        let place = self.place(number);
+        let answered = self.workers[place].send(line).and_then(|()| self.receive_from(number));
         answered.map_err(|error| {
             self.await_an_end();
             self.why_ended().unwrap_or(error)
         })
+    }
+
+    /// Receives the next answer of one worker, whatever the others do.
+    pub fn receive_from<T: DeserializeOwned>(&mut self, number: usize) -> anyhow::Result<T> {
+        let place = self.place(number);
+        loop {
+            match receive(&mut self.workers[place])? {
+                Received::Answer(value) => break Ok(value),
+                Received::Waits(why) => self.note_wait(&why, output::note),
+            }
+        }
+    }
+
+    fn place(&self, number: usize) -> usize {
+        self.workers.len() - 1 - number
+    }
+
+    /// Dismisses the workers that have ended, for a run that has succeeded without them.
+    pub fn dismiss_ended(&mut self) {
+        let workers = self.workers.len();
+        self.workers.retain(|worker| !worker.has_ended());
+        self.has_lost |= self.workers.len() < workers;
     }
 
     /// Waits briefly for a worker to end. The kernel closes the files of a killed process in no fixed order, so another
@@ -214,8 +236,9 @@ impl Crew {
     pub fn play<T>(mut self, play: impl FnOnce(&mut Crew) -> anyhow::Result<T>) -> anyhow::Result<T> {
         let outcome = play(&mut self);
         let left = self.made.take().filter(|_| self.scratch.is_none()).map(|name| (self.dir.clone(), name));
+        let has_lost = self.has_lost;
         let ended = self.end();
-        if let Some((dir, name)) = left.filter(|_| outcome.is_err() || ended.is_err()) {
+        if let Some((dir, name)) = left.filter(|_| outcome.is_err() || ended.is_err() || has_lost) {
             // A killed worker leaves its regions behind. The failure of the run itself takes precedence.
             if let Err(why) = sweep(&dir, &name) {
                 output::note(&left_behind(&dir, &name, &why));

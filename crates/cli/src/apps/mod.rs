@@ -8,6 +8,7 @@ mod crew;
 mod graph;
 mod kv;
 mod log;
+mod mapreduce;
 mod shards;
 mod worker;
 mod ycsb;
@@ -41,6 +42,10 @@ enum App {
     Pagerank(graph::PagerankArgs),
     /// Find the connected components of a graph
     Components(graph::ComponentsArgs),
+    /// Count the words of files, and print the most frequent ones
+    Wordcount(mapreduce::WordcountArgs),
+    /// Find the lines of files that match a regular expression
+    Grep(mapreduce::GrepArgs),
     /// Run YCSB workloads on a sharded key-value store and check each value
     Ycsb(ycsb::YcsbArgs),
 }
@@ -96,6 +101,8 @@ impl App {
             App::Kv(args) => &args.over,
             App::Pagerank(args) => &args.graph.over,
             App::Components(args) => &args.graph.over,
+            App::Wordcount(args) => &args.over,
+            App::Grep(args) => &args.over,
             App::Ycsb(args) => &args.over,
         }
     }
@@ -110,6 +117,8 @@ pub fn run(dir: Option<&Path>, args: &RunArgs) -> anyhow::Result<()> {
         App::Kv(args) => kv::run(dir, args),
         App::Pagerank(args) => graph::rank(dir, args),
         App::Components(args) => graph::connect(dir, args),
+        App::Wordcount(args) => mapreduce::run_wordcount(dir, args),
+        App::Grep(args) => mapreduce::run_grep(dir, args),
         App::Ycsb(args) => ycsb::run(dir, args),
     }
 }

@@ -13,7 +13,7 @@ use clap::Args;
 use halite::{Config, Node, NodeId, Provider, blocking};
 use serde::{Deserialize, Serialize};
 
-use super::{graph, kv, log, ycsb};
+use super::{graph, kv, log, mapreduce, ycsb};
 use crate::args::network;
 use crate::metrics_at::MetricsAt;
 use crate::{output, signals};
@@ -61,6 +61,8 @@ pub enum Task {
     Kv(kv::Task),
     /// `halite run log`
     Log(log::Task),
+    /// `halite run wordcount` and `halite run grep`
+    MapReduce(mapreduce::Task),
     /// `halite run ycsb`
     Ycsb(ycsb::Task),
 }
@@ -141,6 +143,7 @@ pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
         Some(Line::Task(Task::Graph(task))) => graph::work(&worker, &task),
         Some(Line::Task(Task::Kv(task))) => kv::work(&worker, &task),
         Some(Line::Task(Task::Log(task))) => log::work(&worker, &task),
+        Some(Line::Task(Task::MapReduce(task))) => mapreduce::work(&worker, &task),
         Some(Line::Task(Task::Ycsb(task))) => ycsb::work(&worker, &task),
         Some(other) => bail!("expected a task, got {other:?}"),
     };

@@ -2,9 +2,11 @@
 
 use crate::support;
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::Command;
 
 use rustix::process::Signal;
@@ -292,5 +294,117 @@ fn a_run_fails_when_a_worker_is_killed() {
             assert_eq!(complaint, expected, "{app}, worker {number}");
             eventually(|| is_clean(&scratch));
         }
+    }
+}
+
+/// A text with words of several lengths, and how often each occurs.
+fn text() -> (String, BTreeMap<String, u64>) {
+    let mut random = fastrand::Rng::with_seed(3);
+    let (mut text, mut counts) = (String::new(), BTreeMap::new());
+    for _ in 0..20_000 {
+        let word = match random.u32(..500) {
+            number if number < 20 => format!("Über{}", "ö".repeat(number as usize)),
+            number => format!(
+                "word{}",
+                "abcdefghij".repeat(1 + number as usize % 3)[..number as usize % 11].to_owned()
+            ),
+        };
+        *counts.entry(word.to_lowercase()).or_default() += 1;
+        text += &word;
+        text += ["\n", " ", "-", "1"][random.usize(..4)];
+    }
+    (text + "\n", counts)
+}
+
+/// The words in the order in which they are printed.
+fn ranked(counts: &BTreeMap<String, u64>, times: u64) -> Value {
+    let mut words: Vec<_> = counts.iter().map(|(word, count)| (word, count * times)).collect();
+    words.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    serde_json::to_value(words).unwrap()
+}
+
+#[test]
+fn words_of_files_and_folders_are_counted() {
+    let scratch = Scratch::new("run-words");
+    let (text, counts) = text();
+    let dir = scratch.file("input");
+    std::fs::create_dir_all(dir.join("deeper")).unwrap();
+    // More than one split, files without a final separator, and none at all.
+    std::fs::write(dir.join("large"), text.repeat(7)).unwrap();
+    std::fs::write(dir.join("deeper/small"), text.trim_end()).unwrap();
+    std::fs::write(dir.join("empty"), "").unwrap();
+    std::os::unix::fs::symlink("large", dir.join("link")).unwrap();
+    let dir = dir.display();
+    let told = of_its_own(&scratch, &format!("run wordcount {dir} --top 1000000 --json"));
+    assert_eq!(
+        (&told["verified"], &told["fabric"], &told["nodes"]),
+        (&true.into(), &"shm".into(), &2.into())
+    );
+    assert_eq!(told["top"], ranked(&counts, 8));
+    assert_eq!((&told["words"], &told["distinct"]), (&160_000.into(), &counts.len().into()), "{told}");
+    let told = of_its_own(&scratch, &format!("run wordcount {dir}/empty --nodes 3 --fabric roce --json"));
+    assert_eq!((&told["words"], &told["verified"]), (&0.into(), &true.into()), "{told}");
+    let _up = up(&scratch);
+    let complaint = scratch.fails("run wordcount /nowhere", 1);
+    assert!(complaint.contains("cannot read /nowhere: No such file or directory"), "{complaint}");
+    eventually(|| is_clean(&scratch));
+}
+
+#[test]
+fn matching_lines_are_found_with_their_numbers() {
+    let scratch = Scratch::new("run-grep");
+    let _up = up(&scratch);
+    // The matches lie in the first and in the last split.
+    let large = format!("a needle\n{}é needles", ("no ".repeat(33) + "\n").repeat(30_000));
+    let large = scratch.write("large", large.as_bytes());
+    let small = scratch.write("small", b"\xff\n\na needle \xff\r\n");
+    let line = format!("run grep ^.+needle {} {}", large.display(), small.display());
+    let (large, small) = (large.display(), small.display());
+    let told = scratch.ok(&line);
+    let expected = format!(
+        "{large}:1:a needle\n{large}:30002:é needles\n{small}:3:a needle \u{fffd}\r\nmatches   3 in 2 of 2 files\n"
+    );
+    assert!(told.starts_with(&expected) && told.ends_with("verified  yes\n"), "{told}");
+    let told = scratch.ok(&format!("{line} --lines 1"));
+    assert!(told.starts_with(&format!("{large}:1:a needle\n... and 2 more lines")), "{told}");
+    let told = &scratch.json(&format!("{line} --json"))[0];
+    assert_eq!(told["matches_by_file"], serde_json::json!([[large.to_string(), 2], [small.to_string(), 1]]));
+    assert_eq!((&told["matches"], &told["verified"]), (&3.into(), &true.into()), "{told}");
+    let complaint = scratch.fails(&format!("run grep ( {small}"), 2);
+    assert!(complaint.contains("unclosed group"), "{complaint}");
+    eventually(|| is_clean(&scratch));
+}
+
+/// Returns true if a process has a file open.
+fn has_open(pid: u32, file: &Path) -> bool {
+    let open = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    open.filter_map(|entry| std::fs::read_link(entry.path()).ok()).any(|path| path == file)
+}
+
+#[test]
+fn words_are_counted_without_a_killed_worker() {
+    const REPEATS: u64 = 200;
+    let scratch = Scratch::new("run-words-killed");
+    let _up = up(&scratch);
+    let (text, counts) = text();
+    let file = scratch.write("text", text.repeat(REPEATS as usize).as_bytes());
+    for number in [1, 0] {
+        let mut command = scratch.command(&format!("run wordcount {} --top 1000000 --json", file.display()));
+        command.stderr(File::create(scratch.file("complaint")).unwrap());
+        let mut run = Running::of(command);
+        let worker = || support::children(run.pid()).get(number).copied();
+        eventually(|| worker().is_some_and(|pid| has_open(pid, &file)));
+        support::Process::open(worker().unwrap()).kill();
+        let complaint = || std::fs::read_to_string(scratch.file("complaint")).unwrap();
+        if number == 1 {
+            let told: Value = serde_json::from_str(&run.line()).unwrap();
+            assert_eq!(told["top"], ranked(&counts, REPEATS), "{}", complaint());
+            assert_eq!((&told["lost_workers"], &told["verified"]), (&1.into(), &true.into()), "{told}");
+            assert_eq!(run.wait().code(), Some(0));
+        } else {
+            assert_eq!(run.wait().code(), Some(1), "the master's worker");
+            assert!(complaint().contains("has ended: signal: 9 (SIGKILL)"), "{}", complaint());
+        }
+        eventually(|| is_clean(&scratch));
     }
 }

@@ -1,0 +1,97 @@
+//! How workers reach the master. No other file knows that orders are answers to calls.
+
+use std::time::Duration;
+
+use halite::{Call, ServeOptions, blocking};
+use serde::{Deserialize, Serialize};
+
+use super::error::Error;
+use super::exchange::Section;
+use super::input::Split;
+
+/// The master answers at once, unless it merges runs or its processor is busy.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A worker's question: what it has done, and implicitly what to do next.
+#[derive(Serialize, Deserialize, Debug)]
+pub(super) struct Request {
+    pub(super) worker: u32,
+    pub(super) report: Report,
+}
+
+/// What a worker has done.
+#[derive(Serialize, Deserialize, Debug)]
+pub(super) enum Report {
+    /// Nothing.
+    Nothing,
+    /// Mapped a task. Its result is not published yet.
+    Mapped { task: usize, bytes: u64, load_ns: u64 },
+    /// Published the results of all tasks since the last time, with a section for each part.
+    Published { sections: Vec<Section> },
+    /// Reduced a part.
+    Reduced { part: usize, run: Section, keys: u64 },
+    /// Could not read the results of `of`.
+    Unread { of: u32, why: String },
+    /// Failed, and with it the run.
+    Failed(String),
+}
+
+/// What a worker is to do.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
+pub(super) enum Order {
+    /// Map these splits.
+    Map { task: usize, splits: Vec<Split> },
+    /// Publish what was mapped.
+    Publish,
+    /// Reduce a part from the sections of these workers.
+    Reduce { part: usize, sections: Vec<(u32, Section)> },
+    /// Ask again soon.
+    Wait,
+    /// Free all regions and end.
+    End,
+}
+
+/// The place at which the master receives its workers' requests.
+#[derive(Clone, Debug)]
+pub struct Desk {
+    server: blocking::Server,
+}
+
+impl Desk {
+    /// Opens the desk of a run at this session's node. The run's name is the server's.
+    pub fn open(session: &blocking::Session, run: &str) -> Result<Desk, Error> {
+        Ok(Desk { server: session.serve_named(run, ServeOptions::default())? })
+    }
+
+    /// Ends the run: the master's and the workers' calls fail.
+    pub fn close(&self) {
+        self.server.close();
+    }
+
+    /// Waits for a request. A malformed one is dropped, which fails its call.
+    pub(super) fn recv(&self) -> Result<(Request, Asker), Error> {
+        loop {
+            let call = self.server.recv()?;
+            if let Ok(request) = postcard::from_bytes(call.input()) {
+                return Ok((request, Asker(call)));
+            }
+        }
+    }
+}
+
+/// A worker that waits for its order.
+pub(super) struct Asker(Call);
+
+impl Asker {
+    pub(super) fn answer(self, order: &Order) -> Result<(), Error> {
+        // Fails if the worker has died meanwhile. The master finds that out in any case.
+        let _ = self.0.reply(&postcard::to_stdvec(order)?);
+        Ok(())
+    }
+}
+
+/// Reports to the master of a run; returns its next order.
+pub(super) fn ask(session: &blocking::Session, run: &str, request: &Request) -> Result<Order, Error> {
+    let answer = session.call_named(run, &postcard::to_stdvec(request)?, ANSWER_TIMEOUT)?;
+    Ok(postcard::from_bytes(&answer)?)
+}

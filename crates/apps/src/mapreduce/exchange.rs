@@ -1,0 +1,126 @@
+//! Results in regions: written once by their worker, read one-sided by others.
+
+use halite::{Lh, Permissions, Placement, Posted, blocking};
+use serde::{Deserialize, Serialize};
+
+use super::error::Error;
+use super::job::Job;
+use super::table::Table;
+
+/// A piece of a published region.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
+pub(super) struct Section {
+    pub(super) region: String,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+    /// Weight of the values in it.
+    pub(super) weight: u64,
+}
+
+/// Encoded results that become a section.
+#[derive(Clone, Default)]
+pub(super) struct Buffer {
+    pub(super) bytes: Vec<u8>,
+    /// Weight of the values in it.
+    pub(super) weight: u64,
+}
+
+/// The regions of one worker.
+pub(super) struct Publisher<'a> {
+    session: &'a blocking::Session,
+    run: &'a str,
+    worker: u32,
+    published: Vec<Lh>,
+}
+
+impl<'a> Publisher<'a> {
+    pub(super) fn new(session: &'a blocking::Session, run: &'a str, worker: u32) -> Publisher<'a> {
+        Publisher { session, run, worker, published: Vec::new() }
+    }
+
+    /// Publishes buffers as the sections of a new region.
+    pub(super) fn publish(&mut self, buffers: &[Buffer]) -> Result<Vec<Section>, Error> {
+        let bytes: u64 = buffers.iter().map(|buffer| buffer.bytes.len() as u64).sum();
+        let region = format!("{}/{}.{}", self.run, self.worker, self.published.len());
+        let mut lh = None;
+        if bytes > 0 {
+            let worker = self.worker;
+            let allocated =
+                self.session.alloc(Some(&region), bytes, Placement::Anywhere, Permissions::empty());
+            lh = Some(allocated.map_err(|source| Error::Publish { worker, bytes, source })?);
+        }
+        self.published.extend(lh);
+        let mut sections = Vec::with_capacity(buffers.len());
+        let mut offset = 0;
+        for buffer in buffers {
+            let len = buffer.bytes.len() as u64;
+            if let Some(lh) = lh.filter(|_| len > 0) {
+                self.session.write(lh, offset, &buffer.bytes)?;
+            }
+            sections.push(Section { region: region.clone(), offset, len, weight: buffer.weight });
+            offset += len;
+        }
+        Ok(sections)
+    }
+
+    /// Frees all regions; tries each, and returns the first error.
+    pub(super) fn free(self) -> Result<(), Error> {
+        let freed: Vec<_> = self.published.into_iter().map(|lh| self.session.free(lh)).collect();
+        Ok(freed.into_iter().collect::<Result<(), _>>()?)
+    }
+}
+
+/// A posted read of a section.
+pub(super) struct Reading<'a> {
+    session: &'a blocking::Session,
+    /// `None` for an empty section.
+    posted: Option<(Lh, Posted<Vec<u8>>)>,
+}
+
+impl<'a> Reading<'a> {
+    /// Begins to read a section.
+    pub(super) fn post(session: &'a blocking::Session, section: &Section) -> Result<Reading<'a>, Error> {
+        if section.len == 0 {
+            return Ok(Reading { session, posted: None });
+        }
+        let lh = session.map(&section.region, Permissions::READ)?;
+        let posted = session.post_read(lh, section.offset, vec![0; section.len as usize]);
+        Ok(Reading { session, posted: Some((lh, posted)) })
+    }
+
+    /// Waits for its bytes.
+    pub(super) fn wait(self) -> Result<Vec<u8>, Error> {
+        let Some((lh, posted)) = self.posted else { return Ok(Vec::new()) };
+        let (bytes, outcome) = posted.wait();
+        let unmapped = self.session.unmap(lh);
+        outcome?;
+        unmapped?;
+        Ok(bytes)
+    }
+}
+
+/// Encodes a table as a buffer for each of `parts` parts.
+pub(super) fn encode<J: Job>(job: &J, table: &Table<J::Value>, parts: usize) -> Result<Vec<Buffer>, Error> {
+    let mut buffers = vec![Buffer::default(); parts];
+    for (part, key, value) in table.iter_parts(parts) {
+        let buffer = &mut buffers[part];
+        let mut bytes = std::mem::take(&mut buffer.bytes);
+        bytes = postcard::to_extend(&key.len(), bytes)?;
+        bytes.extend_from_slice(key);
+        buffer.bytes = postcard::to_extend(value, bytes)?;
+        buffer.weight += job.weight(value);
+    }
+    Ok(buffers)
+}
+
+/// Adds encoded keys and values to a table.
+pub(super) fn decode<J: Job>(job: &J, mut bytes: &[u8], table: &mut Table<J::Value>) -> Result<(), Error> {
+    while !bytes.is_empty() {
+        let (len, rest) = postcard::take_from_bytes::<usize>(bytes)?;
+        let (key, rest) = rest.split_at_checked(len).ok_or(postcard::Error::DeserializeUnexpectedEnd)?;
+        let (value, rest) = postcard::take_from_bytes(rest)?;
+        table.add(key, value, |into, more| job.combine(into, more));
+        bytes = rest;
+    }
+    Ok(())
+}

@@ -1,0 +1,239 @@
+//! The master: plans, gives out orders, looks for dead workers, and merges the runs.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use halite::{NodeId, NodeState, NodeStatus, blocking};
+use serde::{Deserialize, Serialize};
+
+use super::desk::{Desk, Order};
+use super::error::Error;
+use super::exchange::Reading;
+use super::input::{self, Source};
+use super::job::Job;
+use super::plan::{MASTERS_WORKER, Plan, Run};
+
+/// Minimum time between two looks for dead workers.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// The master of a run. It runs beside worker 0, in the same process.
+#[derive(Clone, Copy, Debug)]
+pub struct Master<'a> {
+    /// Session of its node.
+    pub session: &'a blocking::Session,
+    /// Where workers report.
+    pub desk: &'a Desk,
+    /// Nodes of the workers, by number; the first is this one.
+    pub nodes: &'a [NodeId],
+}
+
+/// How far a run has come.
+#[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Progress {
+    /// Bytes mapped.
+    pub bytes: u64,
+    /// Bytes of input.
+    pub bytes_total: u64,
+}
+
+/// Times of the phases, in seconds.
+#[derive(Serialize, Deserialize, Clone, Copy, Default, Debug)]
+pub struct Phases {
+    /// Listing the files, and reading them: the worker that took longest.
+    pub load: f64,
+    /// The rest of the time until all results of files were published.
+    pub map: f64,
+    /// The time until all parts were reduced.
+    pub reduce: f64,
+    /// The time until the runs were merged.
+    pub merge: f64,
+}
+
+impl Phases {
+    /// Returns the time of the whole run, in seconds.
+    pub fn sum(&self) -> f64 {
+        self.load + self.map + self.reduce + self.merge
+    }
+}
+
+/// The answer of a job.
+#[derive(Debug)]
+pub struct Outcome<R> {
+    /// The records, sorted.
+    pub records: Vec<R>,
+    /// The input.
+    pub sources: Vec<Source>,
+    /// Bytes of input.
+    pub bytes: u64,
+    /// Sum of the weights of all keys.
+    pub weight: u64,
+    /// Number of keys.
+    pub keys: u64,
+    /// Times of the phases.
+    pub phases: Phases,
+    /// Number of workers that were lost.
+    pub lost: u32,
+    /// Whether each byte was mapped once, and each reduced part weighs as much as the sections that it comes from.
+    pub verified: bool,
+}
+
+impl Master<'_> {
+    /// Leads a run over files and folders. Returns when every worker was told to end or is lost, and closes the desk.
+    pub fn lead<J: Job>(
+        &self,
+        job: &J,
+        paths: &[PathBuf],
+        on_progress: impl FnMut(Progress),
+    ) -> Result<Outcome<J::Record>, Error> {
+        let begin = Instant::now();
+        let sources = input::list(paths);
+        let tasks = sources.as_ref().map(|sources| input::divide(sources)).unwrap_or_default();
+        let bytes_total = sources.iter().flatten().map(|source| source.len).sum();
+        let mut plan = Plan::new(tasks, self.nodes.len() as u32);
+        let sources = sources.unwrap_or_else(|error| {
+            plan.fail(error.to_string());
+            Vec::new()
+        });
+        let times = Times { begin, listed: begin.elapsed(), mapped: Duration::ZERO, reduced: Duration::ZERO };
+        let leading = Leading { master: self, job, plan, times, looked: begin, bytes_total, on_progress };
+        let led = leading.lead(sources);
+        // After a failure, workers may still ask.
+        self.desk.close();
+        led
+    }
+}
+
+/// Times since the begin at which phases ended.
+struct Times {
+    begin: Instant,
+    listed: Duration,
+    mapped: Duration,
+    reduced: Duration,
+}
+
+struct Leading<'a, J, P> {
+    master: &'a Master<'a>,
+    job: &'a J,
+    plan: Plan,
+    times: Times,
+    /// Time of the last look for dead workers.
+    looked: Instant,
+    bytes_total: u64,
+    on_progress: P,
+}
+
+impl<J: Job, P: FnMut(Progress)> Leading<'_, J, P> {
+    fn lead(mut self, sources: Vec<Source>) -> Result<Outcome<J::Record>, Error> {
+        let mut outcome = None;
+        while self.plan.remaining().next().is_some() {
+            self.serve()?;
+            if self.plan.has_ended() {
+                continue;
+            }
+            (self.on_progress)(Progress { bytes: self.plan.bytes_mapped(), bytes_total: self.bytes_total });
+            if let Some(runs) = self.plan.runs() {
+                outcome = self.merge(&runs)?;
+            }
+        }
+        match (outcome, self.plan.failure()) {
+            (Some(outcome), None) => Ok(Outcome { sources, ..outcome }),
+            (_, why) => Err(Error::Failed(why.unwrap_or("all workers are lost").to_owned())),
+        }
+    }
+
+    /// Answers one request.
+    fn serve(&mut self) -> Result<(), Error> {
+        let (request, asker) = self.master.desk.recv()?;
+        let was_mapped = self.plan.is_mapped();
+        self.plan.handle_report(request.worker, request.report);
+        let mut order = self.plan.poll_order(request.worker);
+        if order == Order::Wait && self.looked.elapsed() >= LOOK_INTERVAL {
+            self.look_for_losses();
+            order = self.plan.poll_order(request.worker);
+        }
+        let now = self.times.begin.elapsed();
+        if self.plan.is_mapped() && !(was_mapped && self.times.mapped > Duration::ZERO) {
+            self.times.mapped = now;
+        }
+        self.times.reduced = now;
+        asker.answer(&order)
+    }
+
+    fn look_for_losses(&mut self) {
+        self.looked = Instant::now();
+        // Without the directory of names, workers are looked for again later.
+        let Ok(status) = self.master.session.status() else { return };
+        let others: Vec<u32> = self.plan.remaining().filter(|number| *number != MASTERS_WORKER).collect();
+        for number in others {
+            let node = self.master.nodes[number as usize];
+            if is_gone(&status, node) {
+                self.plan.handle_loss(number, format!("worker {number}, node {}, is gone", node.0));
+            }
+        }
+    }
+
+    /// Merges the runs, two at a time; `None` if one was lost.
+    fn merge(&mut self, runs: &[Run]) -> Result<Option<Outcome<J::Record>>, Error> {
+        let readings: Vec<_> =
+            runs.iter().map(|run| (run.worker, Reading::post(self.master.session, &run.section))).collect();
+        let mut sorted = Vec::new();
+        for (worker, reading) in readings {
+            match reading.and_then(Reading::wait) {
+                Ok(bytes) => sorted.push(postcard::from_bytes::<Vec<J::Record>>(&bytes)?),
+                Err(error) => {
+                    let why = format!("cannot read the results of worker {worker}: {error}");
+                    self.plan.handle_loss(worker, why);
+                    return Ok(None);
+                }
+            }
+        }
+        let records = merge_all(self.job, sorted);
+        self.plan.complete();
+        Ok(Some(self.outcome(records, runs)))
+    }
+
+    fn outcome(&self, records: Vec<J::Record>, runs: &[Run]) -> Outcome<J::Record> {
+        let Times { begin, listed, mapped, reduced } = self.times;
+        let load = listed.as_secs_f64() + self.plan.load_ns() as f64 / 1e9;
+        let phases = Phases {
+            load,
+            map: (mapped.as_secs_f64() - load).max(0.0),
+            reduce: (reduced - mapped).as_secs_f64(),
+            merge: (begin.elapsed() - reduced).as_secs_f64(),
+        };
+        let is_whole =
+            |run: &Run| run.cover.bytes == self.bytes_total && run.cover.weight == run.section.weight;
+        Outcome {
+            records,
+            sources: Vec::new(),
+            bytes: self.bytes_total,
+            weight: runs.iter().map(|run| run.section.weight).sum(),
+            keys: runs.iter().map(|run| run.keys).sum(),
+            phases,
+            lost: self.plan.lost(),
+            verified: runs.iter().all(is_whole),
+        }
+    }
+}
+
+/// Merges neighbours until one run is left.
+fn merge_all<J: Job>(job: &J, mut runs: Vec<Vec<J::Record>>) -> Vec<J::Record> {
+    while runs.len() > 1 {
+        let mut rest = runs.into_iter();
+        let mut merged = Vec::new();
+        while let Some(left) = rest.next() {
+            merged.push(match rest.next() {
+                Some(right) => job.merge(left, right),
+                None => left,
+            });
+        }
+        runs = merged;
+    }
+    runs.pop().unwrap_or_default()
+}
+
+/// Returns true if the node of a worker has ended or cannot be reached. Nodes that ended some time ago have no row.
+fn is_gone(status: &[NodeStatus], node: NodeId) -> bool {
+    let row = status.iter().find(|row| row.node == node);
+    row.is_none_or(|row| matches!(row.state, NodeState::Dead | NodeState::Left | NodeState::Unreachable))
+}

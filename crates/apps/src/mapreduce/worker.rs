@@ -1,0 +1,122 @@
+//! A worker: asks the master what to do, does it, and reports.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use halite::blocking;
+
+use super::desk::{Order, Report, Request, ask};
+use super::error::Error;
+use super::exchange::{Buffer, Publisher, Reading, Section, decode, encode};
+use super::input::{Reader, Split};
+use super::job::{Job, Text};
+use super::table::Table;
+
+/// Pause of a worker that has nothing to do.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// A worker of a run.
+#[derive(Clone, Copy, Debug)]
+pub struct Worker<'a> {
+    /// Session of its node.
+    pub session: &'a blocking::Session,
+    /// Name of the run, which no other has: that of the master, and the prefix of the names of the run's regions.
+    pub run: &'a str,
+    /// Number of the worker, from 0.
+    pub number: u32,
+    /// Number of workers.
+    pub workers: u32,
+    /// Set when the worker must end. Orders no other memory.
+    pub is_over: &'a AtomicBool,
+}
+
+impl Worker<'_> {
+    /// Works until the master ends the run, then frees this worker's regions, also after a failure.
+    ///
+    /// Returns an error if the master does not answer or a region cannot be freed. Other failures end the run through
+    /// the master.
+    pub fn work<J: Job>(&self, job: &J) -> Result<(), Error> {
+        let publisher = Publisher::new(self.session, self.run, self.number);
+        let mut working =
+            Working { setup: self, job, publisher, reader: Reader::default(), table: Table::default() };
+        let worked = working.work();
+        let freed = working.publisher.free();
+        worked.and(freed)
+    }
+}
+
+struct Working<'a, J: Job> {
+    setup: &'a Worker<'a>,
+    job: &'a J,
+    publisher: Publisher<'a>,
+    reader: Reader,
+    /// Combined values of all texts mapped since the last publication.
+    table: Table<J::Value>,
+}
+
+impl<J: Job> Working<'_, J> {
+    fn work(&mut self) -> Result<(), Error> {
+        let mut report = Report::Nothing;
+        while !self.setup.is_over.load(Ordering::Relaxed) {
+            let request = Request { worker: self.setup.number, report };
+            let order = ask(self.setup.session, self.setup.run, &request)?;
+            if order == Order::End {
+                return Ok(());
+            }
+            report = self.obey(order).unwrap_or_else(|error| Report::Failed(error.to_string()));
+        }
+        Err(Error::Stopped)
+    }
+
+    fn obey(&mut self, order: Order) -> Result<Report, Error> {
+        match order {
+            Order::Map { task, splits } => self.map(task, &splits),
+            Order::Publish => self.publish(),
+            Order::Reduce { part, sections } => self.reduce(part, &sections),
+            Order::Wait | Order::End => {
+                std::thread::sleep(PAUSE);
+                Ok(Report::Nothing)
+            }
+        }
+    }
+
+    fn map(&mut self, task: usize, splits: &[Split]) -> Result<Report, Error> {
+        let (job, table) = (self.job, &mut self.table);
+        let (mut read, mut load_ns) = (0, 0);
+        for split in splits {
+            let (bytes, time) = self.reader.read(split, J::is_boundary)?;
+            read += bytes.len() as u64;
+            load_ns += time.as_nanos() as u64;
+            let text = Text { file: split.file, number: split.number, bytes };
+            job.map(text, |key, value| table.add(key, value, |into, more| job.combine(into, more)));
+        }
+        Ok(Report::Mapped { task, bytes: read, load_ns })
+    }
+
+    fn publish(&mut self) -> Result<Report, Error> {
+        let table = std::mem::take(&mut self.table);
+        let buffers = encode(self.job, &table, self.setup.workers as usize)?;
+        Ok(Report::Published { sections: self.publisher.publish(&buffers)? })
+    }
+
+    /// Reduces a part. All its sections are under way together.
+    fn reduce(&mut self, part: usize, sections: &[(u32, Section)]) -> Result<Report, Error> {
+        let readings: Vec<_> =
+            sections.iter().map(|(of, section)| (*of, Reading::post(self.setup.session, section))).collect();
+        let mut table = Table::default();
+        for (of, reading) in readings {
+            match reading.and_then(Reading::wait) {
+                Ok(bytes) => decode(self.job, &bytes, &mut table)?,
+                Err(error) => {
+                    let why = format!("cannot read the results of worker {of}: {error}");
+                    return Ok(Report::Unread { of, why });
+                }
+            }
+        }
+        let weight = table.iter().map(|(_, value)| self.job.weight(value)).sum();
+        let keys = table.len() as u64;
+        let bytes = postcard::to_stdvec(&self.job.reduce(table))?;
+        let run = self.publisher.publish(&[Buffer { bytes, weight }])?.remove(0);
+        Ok(Report::Reduced { part, run, keys })
+    }
+}

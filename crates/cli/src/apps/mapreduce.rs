@@ -1,0 +1,360 @@
+//! `halite run wordcount` and `halite run grep`: MapReduce jobs over files.
+//!
+//! Worker 0 also runs the master, on a thread of its own. If another worker is killed, the run goes on without it.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use clap::Args;
+use halite::NodeId;
+use halite_apps::mapreduce::grep::{FileMatches, Grep};
+use halite_apps::mapreduce::input::Source;
+use halite_apps::mapreduce::words::{Counted, WordCount};
+use halite_apps::mapreduce::{self as mr, Desk, Error, Job, Master, Phases, Progress};
+use indicatif::ProgressFinish;
+use serde::{Deserialize, Serialize};
+
+use super::Over;
+use super::crew::Crew;
+use super::worker::{self, Line, Worker, say, say_failed};
+use crate::{output, progress};
+
+/// `halite run wordcount`
+#[derive(Args, Clone, Debug)]
+pub struct WordcountArgs {
+    /// Files, and folders whose files are read
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<PathBuf>,
+    /// Number of words to print, the most frequent ones
+    #[arg(long, default_value_t = 10, value_name = "K")]
+    top: u32,
+    #[command(flatten)]
+    pub(super) over: Over,
+}
+
+/// `halite run grep`
+#[derive(Args, Clone, Debug)]
+pub struct GrepArgs {
+    /// A regular expression, as of the Rust crate `regex`
+    pattern: String,
+    /// Files, and folders whose files are read
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<PathBuf>,
+    /// Number of matching lines to print, the first ones; all are counted
+    #[arg(long, default_value_t = 1000, value_name = "N")]
+    lines: u32,
+    #[command(flatten)]
+    pub(super) over: Over,
+}
+
+/// The task of one worker.
+#[derive(Serialize, Deserialize, Clone, Debug)]
+pub struct Task {
+    /// Name of the run: that of the master, and the prefix of the names of its regions.
+    run: String,
+    number: u32,
+    nodes: Vec<u32>,
+    job: JobArgs,
+    /// The input, as bytes, since paths need not be UTF-8; for the worker with the master only.
+    paths: Vec<Vec<u8>>,
+}
+
+#[derive(Serialize, Deserialize, Clone, Debug)]
+enum JobArgs {
+    Wordcount { top: usize },
+    Grep { pattern: String, lines: usize },
+}
+
+/// A message of the worker with the master.
+#[derive(Serialize, Deserialize, Debug)]
+enum Event {
+    Progress(Progress),
+    Done(Done),
+}
+
+/// The result of a run.
+#[derive(Serialize, Deserialize, Debug)]
+struct Done {
+    found: Found,
+    seconds: f64,
+    phases: Phases,
+    files: usize,
+    bytes: u64,
+    weight: u64,
+    keys: u64,
+    lost: u32,
+    verified: bool,
+}
+
+/// The answer of a job, for the user.
+#[derive(Serialize, Deserialize, Debug)]
+enum Found {
+    Words(Vec<(String, u64)>),
+    Files(Vec<FileFound>),
+}
+
+/// A file with matching lines.
+#[derive(Serialize, Deserialize, Debug)]
+struct FileFound {
+    path: String,
+    matches: u64,
+    /// Numbers and text of the first ones.
+    lines: Vec<(u64, String)>,
+}
+
+/// What is printed of every job.
+#[derive(Serialize, Debug)]
+struct Common {
+    app: &'static str,
+    seconds: f64,
+    phases: Phases,
+    nodes: u32,
+    fabric: Option<&'static str>,
+    lost_workers: u32,
+    files: usize,
+    bytes: u64,
+    verified: bool,
+}
+
+/// The printed result of `halite run wordcount`.
+#[derive(Serialize, Debug)]
+struct PrintedWords<'a> {
+    #[serde(flatten)]
+    common: Common,
+    words: u64,
+    distinct: u64,
+    top: &'a [(String, u64)],
+}
+
+/// The printed result of `halite run grep`.
+#[derive(Serialize, Debug)]
+struct PrintedMatches<'a> {
+    #[serde(flatten)]
+    common: Common,
+    matches: u64,
+    /// Paths of the files with matches, and their numbers.
+    matches_by_file: Vec<(&'a str, u64)>,
+}
+
+/// Interval between two reports of progress.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+
+pub fn run_wordcount(dir: Option<&Path>, args: &WordcountArgs) -> anyhow::Result<()> {
+    let done =
+        play(dir, &args.over, "wordcount", &args.paths, &JobArgs::Wordcount { top: args.top as usize })?;
+    let Found::Words(top) = &done.found else { bail!("a worker answered for another job") };
+    if args.over.json {
+        let common = common("wordcount", &done, dir.is_none(), &args.over);
+        output::print_json(&PrintedWords { common, words: done.weight, distinct: done.keys, top })?;
+    } else {
+        let mut text = String::new();
+        for (word, count) in top {
+            text += &format!("{count:>12}  {word}\n");
+        }
+        text += &format!("words     {}\ndistinct  {}\n", done.weight, done.keys);
+        output::print(&(text + &footer(&done)))?;
+    }
+    check(&done)
+}
+
+pub fn run_grep(dir: Option<&Path>, args: &GrepArgs) -> anyhow::Result<()> {
+    Grep::new(&args.pattern, 0).map_err(|error| output::UsageError(format!("PATTERN: {error}")))?;
+    let job = JobArgs::Grep { pattern: args.pattern.clone(), lines: args.lines as usize };
+    let done = play(dir, &args.over, "grep", &args.paths, &job)?;
+    let Found::Files(found) = &done.found else { bail!("a worker answered for another job") };
+    if args.over.json {
+        let common = common("grep", &done, dir.is_none(), &args.over);
+        let matches_by_file = found.iter().map(|file| (&*file.path, file.matches)).collect();
+        output::print_json(&PrintedMatches { common, matches: done.weight, matches_by_file })?;
+    } else {
+        let mut text = String::new();
+        for FileFound { path, lines, .. } in found {
+            text.extend(lines.iter().map(|(number, line)| format!("{path}:{number}:{line}\n")));
+        }
+        let shown: usize = found.iter().map(|file| file.lines.len()).sum();
+        let more = done.weight - shown as u64;
+        if more > 0 {
+            text += &format!("... and {more} more lines; --lines N prints more\n");
+        }
+        text += &format!("matches   {} in {} of {} files\n", done.weight, found.len(), done.files);
+        output::print(&(text + &footer(&done)))?;
+    }
+    check(&done)
+}
+
+fn common(app: &'static str, done: &Done, is_own: bool, over: &Over) -> Common {
+    Common {
+        app,
+        seconds: done.seconds,
+        phases: done.phases,
+        nodes: over.nodes,
+        fabric: is_own.then(|| over.fabric().name()),
+        lost_workers: done.lost,
+        files: done.files,
+        bytes: done.bytes,
+        verified: done.verified,
+    }
+}
+
+fn footer(done: &Done) -> String {
+    let verified = if done.verified { "yes" } else { "NO" };
+    format!("bytes     {}\nseconds   {:.3}\nverified  {verified}\n", done.bytes, done.seconds)
+}
+
+fn check(done: &Done) -> anyhow::Result<()> {
+    if !done.verified {
+        bail!(
+            "verification failed: the reducers' sum differs from the mappers', or a file changed meanwhile"
+        );
+    }
+    Ok(())
+}
+
+fn play(
+    dir: Option<&Path>,
+    over: &Over,
+    app: &str,
+    paths: &[PathBuf],
+    job: &JobArgs,
+) -> anyhow::Result<Done> {
+    // Unlike a fixed name, a random one lets several runs share a cluster.
+    let run = format!("halite-run-{app}-{:016x}", fastrand::u64(..));
+    Crew::start(dir, over)?.play(|crew| {
+        for number in 0..crew.len() {
+            let paths =
+                paths.iter().filter(|_| number == 0).map(|path| path.as_os_str().as_bytes().to_owned());
+            let task = Task {
+                run: run.clone(),
+                number: number as u32,
+                nodes: crew.nodes.clone(),
+                job: job.clone(),
+                paths: paths.collect(),
+            };
+            // The master must serve before other workers ask.
+            crew.ask::<()>(number, &Line::Task(worker::Task::MapReduce(task)))?;
+            crew.note_made(&run);
+        }
+        let done = follow(crew)?;
+        crew.dismiss_ended();
+        Ok(done)
+    })
+}
+
+/// Shows the progress of a run, and returns its result.
+fn follow(crew: &mut Crew) -> anyhow::Result<Done> {
+    let mut bar = None;
+    loop {
+        match crew.receive_from(0)? {
+            Event::Progress(Progress { bytes, bytes_total }) => {
+                let bar = bar.get_or_insert_with(|| {
+                    progress::bar(bytes_total, "mapping").with_finish(ProgressFinish::AndClear)
+                });
+                bar.set_position(bytes);
+            }
+            Event::Done(done) => {
+                drop(bar);
+                if done.lost > 0 {
+                    output::note(&format!("{} worker(s) ended early; the others did their work", done.lost));
+                }
+                return Ok(done);
+            }
+        }
+    }
+}
+
+// The workers' side.
+
+/// Runs a worker's part.
+pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
+    match &task.job {
+        JobArgs::Wordcount { top } => work_on(worker, task, &WordCount { top: *top }, found_words),
+        JobArgs::Grep { pattern, lines } => work_on(worker, task, &Grep::new(pattern, *lines)?, found_files),
+    }
+}
+
+fn found_words(records: Vec<Counted>, _: &[Source]) -> Found {
+    Found::Words(records.into_iter().map(|counted| (counted.word, counted.count.0)).collect())
+}
+
+fn found_files(records: Vec<FileMatches>, sources: &[Source]) -> Found {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let found = |file: FileMatches| FileFound {
+        path: text(sources[file.file as usize].path.as_os_str().as_bytes()),
+        matches: file.matches,
+        lines: file.lines.iter().map(|line| (line.number, text(&line.bytes))).collect(),
+    };
+    Found::Files(records.into_iter().map(found).collect())
+}
+
+fn work_on<J: Job>(
+    worker: &Worker,
+    task: &Task,
+    job: &J,
+    find: fn(Vec<J::Record>, &[Source]) -> Found,
+) -> anyhow::Result<()> {
+    let nodes: Vec<NodeId> = task.nodes.iter().copied().map(NodeId).collect();
+    let joined = mr::Worker {
+        session: &worker.session,
+        run: &task.run,
+        number: task.number,
+        workers: nodes.len() as u32,
+        is_over: worker.is_over(),
+    };
+    if task.number > 0 {
+        say(&())?;
+        return end_if_alone(joined.work(job));
+    }
+    let desk = Desk::open(&worker.session, &task.run)?;
+    say(&())?;
+    let master = Master { session: &worker.session, desk: &desk, nodes: &nodes };
+    let paths: Vec<PathBuf> = task.paths.iter().map(|path| OsStr::from_bytes(path).into()).collect();
+    std::thread::scope(|scope| {
+        let leading = scope.spawn(|| master.lead(job, &paths, report_progress()));
+        let worked = joined.work(job);
+        // The master ends its worker last, unless the worker has failed.
+        desk.close();
+        let led = leading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let outcome = led?;
+        worked?;
+        say(&Event::Done(Done {
+            seconds: outcome.phases.sum(),
+            phases: outcome.phases,
+            files: outcome.sources.len(),
+            bytes: outcome.bytes,
+            weight: outcome.weight,
+            keys: outcome.keys,
+            lost: outcome.lost,
+            verified: outcome.verified,
+            found: find(outcome.records, &outcome.sources),
+        }))
+    })
+}
+
+/// Ends the process of a worker that has no master. As long as its node lives, a master that it does not reach would
+/// wait for its results.
+fn end_if_alone(worked: Result<(), Error>) -> anyhow::Result<()> {
+    match worked {
+        Err(error @ Error::NoMaster(_)) => {
+            // The parent process notices the exit status in any case; the message is optional.
+            let _ = say_failed(&error.into());
+            std::process::exit(1);
+        }
+        Err(Error::Stopped) => Ok(()),
+        worked => Ok(worked?),
+    }
+}
+
+/// Returns a function that reports progress to the parent process, but not too often.
+fn report_progress() -> impl FnMut(Progress) {
+    let mut last = Instant::now();
+    move |progress| {
+        if last.elapsed() >= PROGRESS_INTERVAL {
+            last = Instant::now();
+            // If the parent process has ended, so will this one.
+            let _ = say(&Event::Progress(progress));
+        }
+    }
+}
