@@ -284,3 +284,29 @@ fn list_watchers_is_answered_while_the_home_is_in_doubt() {
         assert_eq!(c.command(3, command), Err(ErrorReply::PeerDown(NodeId(2)).into()));
     }
 }
+
+/// The end of the first incarnation let the second, by then dead, pair before the node recorded the third.  It refused
+/// the third from then on, and the directory did not know the second and so could not announce its end.
+#[test]
+fn a_dead_claimant_does_not_take_its_successors_number() {
+    let mut c = Cluster::of(4);
+    c.adapters = true;
+    let crash = |c: &mut Cluster, host: usize| {
+        c.stop(host);
+        c.wires.retain(|(from, to), _| *from != host && *to != host);
+    };
+    crash(&mut c, 1);
+    c.part(&[0], &[3]);
+    c.sleep(2 * LEASE_NS);
+    let second = c.add_unmet(1, ARENA_BYTES);
+    c.connect(second, 3);
+    c.run();
+    assert!(c.hosts[3].engine.awaits_first_words(), "the number is in use");
+    crash(&mut c, second);
+    let third = c.add_unmet(1, ARENA_BYTES);
+    c.connect(third, 0);
+    c.run();
+    c.cut.clear();
+    c.sleep(2 * LEASE_NS);
+    assert_eq!(c.hosts[3].engine.incarnation_of(NodeId(1)), Some(c.hosts[third].incarnation));
+}

@@ -525,13 +525,15 @@ impl Engine {
         let succeeded =
             succeeded.filter(|rival| !living.iter().any(|(member, _)| member.incarnation == *rival));
         let over: BTreeSet<NodeIncarnation> = succeeded.chain(ended).collect();
-        self.note_ended(over);
+        // The new holders of numbers are recorded before the former ones end.  Each end lets waiting connections pair,
+        // and one of these may be from an incarnation that the directory never met and that held the number in between.
+        over.iter().for_each(|incarnation| self.membership.pairings.note_succeeded(*incarnation));
         let doubtful = unreachable.into_iter().map(|known| (known, true));
         let mut new = Vec::new();
         for ((member, address), is_doubtful) in living.into_iter().map(|known| (known, false)).chain(doubtful)
         {
             let incarnation = member.incarnation;
-            if incarnation.node == self.out.incarnation().node {
+            if incarnation.node == self.out.incarnation().node || over.contains(&incarnation) {
                 continue;
             }
             let is_new = !self.membership.pairings.may_live(incarnation);
@@ -545,6 +547,7 @@ impl Engine {
                 self.fail_on_demand(incarnation);
             }
         }
+        self.note_ended(over);
         match self.is_full_mesh() {
             true => new.into_iter().for_each(|member| self.meet_first(member)),
             false => self.leave_unconnected(new),
