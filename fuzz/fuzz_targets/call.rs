@@ -1,6 +1,7 @@
-//! Whatever a peer writes into its ring, its immediates and its control messages, our end neither panics nor believes it.
+//! Whatever a peer writes into its ring and sends as immediates and control messages, this end neither panics nor
+//! accepts invalid values.
 //!
-//! The input is a little program: each byte says what happens next, and the bytes behind it are its operands.
+//! The input is a program: each byte selects the next step, and the bytes behind it are its operands.
 
 #![no_main]
 
@@ -19,22 +20,22 @@ use halite_tier::rpc::{
 use libfuzzer_sys::fuzz_target;
 
 const PEER: PeerId = PeerId(1);
-/// Few, so that the program hits those in use.
+/// Few slots, so that programs often hit those in use.
 const SLOTS: usize = 4;
 
 const ARENA_BYTES: u64 = 4096;
 
-/// Our end of a link, and what it has handed out.
+/// This end of a link, and the requests and slots that are in use.
 struct End {
     reader: RingReader,
     writer: RingWriter,
     served: Served,
-    /// Requests that are being answered.
+    /// Requests that have no answer yet.
     busy: Vec<ServedId>,
     slots: ReplySlots<()>,
-    /// Calls of our own that somebody waits for.
+    /// Calls of this end that a caller waits for.
     waiting: Vec<SlotId>,
-    /// Memory whose words may be changed.
+    /// Memory that atomics may change.
     arena: Window,
 }
 
@@ -67,7 +68,7 @@ fuzz_target!(|program: &[u8]| {
             }
             6 => {
                 let Some(head) = take(&mut input, 8) else { return };
-                // Whatever it says, what we write afterwards stays inside of the ring.
+                // Whatever head the peer reports, later writes stay inside the ring.
                 let _ = end.writer.set_head(u64::from_le_bytes(head.try_into().expect("eight bytes")));
                 end.write(1 + u64::from(step[0]) * 3);
             }
@@ -79,14 +80,14 @@ fuzz_target!(|program: &[u8]| {
                     assert_eq!(header.emit(), bytes[..8]);
                 }
                 let _ = parse_output_address(*address);
-                // Looked at only, so that programs mean what they meant.
+                // Only parses these, so that the meaning of existing programs does not change.
                 if let Some(bytes) = input.first_chunk() {
                     end.atomic(bytes);
                 }
             }
         }
     }
-    // Whatever it said, nothing of ours is lost once it is cut off.
+    // Whatever the peer sent, no slot is lost once the peer is cut off.
     end.slots.handle_down(PEER);
     for slot in std::mem::take(&mut end.waiting) {
         end.drop_slot(slot);
@@ -120,7 +121,7 @@ impl End {
         }
     }
 
-    /// A handler comes to its end.
+    /// Ends a handler, which answers.
     fn answer(&mut self) {
         if let Some(call) = self.busy.pop() {
             self.served.end(call, true);
@@ -192,7 +193,7 @@ impl End {
         }
     }
 
-    /// It means itself, whether it calls or answers, and changes words of the memory at most that it names.
+    /// An atomic is a call or an answer, and changes only the word that it names.
     fn atomic(&mut self, bytes: &[u8; ATOMIC_CALL_BYTES]) {
         if let Ok(call) = AtomicCall::parse(bytes) {
             assert_eq!(call.emit(), *bytes);
@@ -213,14 +214,14 @@ impl End {
     }
 }
 
-/// The same for all programs: it may hold anything.
+/// The same memory for all programs, because its contents do not matter.
 fn arena() -> Window {
     static ARENA: OnceLock<Arc<Segment>> = OnceLock::new();
     let make = || Segment::create("halite-fuzz", ARENA_BYTES, PagePolicy::Normal).expect("a page");
-    ARENA.get_or_init(make).window(0, ARENA_BYTES).expect("all of it")
+    ARENA.get_or_init(make).window(0, ARENA_BYTES).expect("the whole segment")
 }
 
-/// The next `len` bytes of the program, if it has so many.
+/// Returns the next `len` bytes of the program, if there are so many.
 fn take<'a>(input: &mut &'a [u8], len: usize) -> Option<&'a [u8]> {
     let (taken, rest) = input.split_at_checked(len)?;
     *input = rest;

@@ -1,7 +1,8 @@
-//! Whatever a stranger says to a node's port brings it no message, and has nothing kept for it; and what somebody changes on the
-//! way between two who know the secret is never taken for what was said.
+//! A stranger cannot make a node accept a message or store its data, and changes to bytes between two peers that know
+//! the secret are always detected.
 //!
-//! The first byte says which of the two it is; the rest are what is said, or what is changed: place, then mask, again and again.
+//! The first byte selects one of the two tests; the rest are the stranger's bytes, or the changes: position, then
+//! mask, repeated.
 
 #![no_main]
 
@@ -12,25 +13,25 @@ use libfuzzer_sys::fuzz_target;
 
 static SECRETS: LazyLock<Secrets> = LazyLock::new(|| Secret::new().expect("there are random numbers").into());
 
-/// A stranger's bytes, as they come.
+/// Passes a stranger's bytes to a channel.
 fn stranger(bytes: &[u8]) {
     let mut channel = Channel::answer(SECRETS.clone());
     let mut left = bytes;
     loop {
         match channel.next_message() {
-            Ok(Some(message)) => panic!("{message:?} of a stranger"),
+            Ok(Some(message)) => panic!("{message:?} was accepted from a stranger"),
             Ok(None) if left.is_empty() => return,
             Err(_) => return,
             Ok(None) => {}
         }
         let (now, rest) = left.split_at(left.len().min(channel.wanted()).min(1 + left.len() / 2));
-        assert!(!now.is_empty(), "it wants nothing, and says nothing");
+        assert!(!now.is_empty(), "a channel without a message wants no more bytes");
         channel.receive(now);
         left = rest;
     }
 }
 
-/// Two who know the secret, and somebody between them.
+/// Connects two peers that know the secret, and changes bytes between them.
 fn between(bytes: &[u8]) {
     const SAID: [&[u8]; 2] = [b"first", b"second"];
     let mut one = Channel::dial(SECRETS.clone()).expect("there are random numbers");
@@ -61,7 +62,7 @@ fn carry(
     to.receive(&bytes);
     let mut heard = 0;
     while let Ok(Some(message)) = to.next_message() {
-        assert_eq!(Some(&&message[..]), said.get(heard), "it was not said");
+        assert_eq!(Some(&&message[..]), said.get(heard), "the message was not sent");
         heard += 1;
     }
     heard

@@ -1,4 +1,4 @@
-//! Whatever a peer sends is either refused or a message that survives being sent on.
+//! Any bytes of a peer are refused, or are a message that is the same after encoding and decoding.
 
 #![no_main]
 

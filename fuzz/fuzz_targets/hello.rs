@@ -1,4 +1,4 @@
-//! Whatever a peer says of itself when it connects is either refused or survives being said again.
+//! Any hello of a peer is refused, or is the same after encoding and decoding.
 
 #![no_main]
 

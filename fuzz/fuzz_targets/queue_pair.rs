@@ -1,8 +1,8 @@
-//! Whatever the network and a peer do, both ends of a connection keep their promises: nothing panics or hangs, memory that is
-//! not named stays as it is, and all that is posted ends once.
+//! Whatever the network and a peer do, both ends of a connection stay correct: they neither panic nor hang, memory
+//! that no request names is unchanged, and each posted request ends exactly once.
 //!
-//! The input is a little program: its first byte says what the ends have agreed on, each one behind it what happens next, and the bytes behind that are
-//! its operands.
+//! The input is a program: its first byte selects the options that both ends have agreed on, each further byte selects
+//! the next step, and the bytes behind it are its operands.
 
 #![no_main]
 
@@ -18,7 +18,7 @@ use halite_rnic::{
 use libfuzzer_sys::fuzz_target;
 
 const KEY: u32 = 1;
-/// Reachable; behind it lies what nobody may touch.
+/// Length of the memory that requests may access; the memory behind it must not change.
 const BYTES: usize = 4096;
 const GUARD: u8 = 0xa5;
 const LEASE_NS: u64 = 50_000_000;
@@ -71,9 +71,9 @@ struct End {
     posted: u64,
     ended: u64,
     is_broken: bool,
-    /// Packets on their way to it.
+    /// Packets in flight to this end.
     coming: VecDeque<Vec<u8>>,
-    /// The number of the last packet that it sent.
+    /// Number of the last packet that this end sent.
     last_psn: u32,
 }
 
@@ -105,7 +105,7 @@ impl End {
     }
 
     fn post(&mut self, kind: u8, place: u8, len: u8) {
-        // Some past the end, some off a word's boundary.
+        // Some requests reach beyond the end, and some are not aligned to a word.
         let remote = Remote { rkey: KEY, address: u64::from(place) * 17 };
         let local = Local { key: KEY, address: u64::from(place) * 16 };
         let len = u32::from(len) * 5;
@@ -139,10 +139,10 @@ impl End {
             self.qp.handle_packet(now_ns, &packet, &self.memory);
         }
         while let Some(event) = self.qp.poll_event() {
-            assert!(!self.is_broken, "{event:?} behind the end");
+            assert!(!self.is_broken, "{event:?} after the end of the connection");
             match event {
                 Event::Completed { id, .. } => {
-                    assert_eq!(id, self.ended, "in order, and once");
+                    assert_eq!(id, self.ended, "requests end in order and once");
                     self.ended += 1;
                 }
                 Event::Received { bytes, .. } => assert!(bytes.len() <= 1024),
@@ -189,7 +189,7 @@ fuzz_target!(|program: &[u8]| {
                 }
             }
             5 => {
-                // Out of its turn, and once more in it.
+                // Delivers a packet out of order, and later again in order.
                 let at = usize::from(operand) % end.coming.len().max(1);
                 if let Some(packet) = end.coming.get(at).cloned() {
                     end.handle(now, &packet);
@@ -199,7 +199,7 @@ fuzz_target!(|program: &[u8]| {
                 end.coming.pop_front();
             }
             7 => {
-                // Made up: a whole packet, but for the number, which is near those that are expected.
+                // A forged packet, valid except for its number, which is near the expected ones.
                 let Some(forged) = take(&mut input, 12 + usize::from(operand % 64)) else { break };
                 let mut forged = forged.to_vec();
                 let near = ends[1 - side].last_psn.wrapping_add(u32::from(forged[11])).wrapping_sub(4);
@@ -224,12 +224,12 @@ fuzz_target!(|program: &[u8]| {
     }
     settle(&mut ends, now_ns);
     for end in &ends {
-        assert_eq!(end.ended, end.posted, "all ends");
+        assert_eq!(end.ended, end.posted, "each request ends");
         assert!(end.memory.0.borrow()[BYTES..].iter().all(|byte| *byte == GUARD));
     }
 });
 
-/// Lets everything arrive until nothing is left to happen.
+/// Delivers all packets until there is nothing left to do.
 fn settle(ends: &mut [End; 2], mut now_ns: u64) {
     for _ in 0..100_000 {
         let mut is_quiet = true;
@@ -244,7 +244,7 @@ fn settle(ends: &mut [End; 2], mut now_ns: u64) {
             ends[side].handle(now_ns, &[]);
         }
         if is_quiet {
-            // Paths are looked at once a minute for as long as a connection lasts.
+            // Connections probe their path once a minute for as long as they last.
             let is_soon = |at: &u64| *at < now_ns + 100 * LEASE_NS;
             let timeouts = ends.iter().filter_map(|end| end.qp.poll_timeout());
             let Some(next) = timeouts.filter(is_soon).min() else { return };
@@ -252,5 +252,5 @@ fn settle(ends: &mut [End; 2], mut now_ns: u64) {
             ends.iter_mut().for_each(|end| end.qp.handle_timeout(now_ns));
         }
     }
-    panic!("it goes on for ever");
+    panic!("the connection never becomes idle");
 }

@@ -1,11 +1,11 @@
-//! Whatever a client of Redis says is refused or is requests, the same ones in whatever pieces it comes.
+//! Any bytes of a Redis client are refused, or parsed to the same requests however they are split into pieces.
 
 #![no_main]
 
 use halite_apps::kv::redis::{Parser, ProtocolError};
 use libfuzzer_sys::fuzz_target;
 
-/// All requests, and how the last one is refused, if it is.
+/// Returns all requests, and the error that ends them, if any.
 fn requests(bytes: &[u8], piece: usize) -> (Vec<Vec<Vec<u8>>>, Option<ProtocolError>) {
     let (mut parser, mut begin, mut end, mut found) = (Parser::default(), 0, 0, Vec::new());
     while end < bytes.len() {

@@ -1,6 +1,7 @@
-//! Whatever the process at the other end writes into a ring, ours neither panics, nor loops, nor believes it.
+//! Whatever the process at the other end writes into a ring, this end neither panics, nor loops, nor accepts invalid
+//! records.
 //!
-//! The input is a little program: each byte says what happens next, and the bytes behind it are its operands.
+//! The input is a program: each byte selects the next step, and the bytes behind it are its operands.
 
 #![no_main]
 
@@ -13,19 +14,19 @@ const BYTES: u64 = ring_bytes(CAPACITY);
 
 fuzz_target!(|program: &[u8]| {
     let segment = Segment::create("fuzzed ring", BYTES, PagePolicy::Normal).expect("a small segment");
-    let window = segment.window(0, BYTES).expect("all of it");
-    let mut producer = Producer::new(window.clone()).expect("a good size");
-    let mut consumer = Consumer::new(window.clone()).expect("a good size");
+    let window = segment.window(0, BYTES).expect("the whole segment");
+    let mut producer = Producer::new(window.clone()).expect("a valid size");
+    let mut consumer = Consumer::new(window.clone()).expect("a valid size");
     let mut input = program;
     while let Some(step) = take(&mut input, 1) {
         match step[0] % 4 {
             0 => pop_all(&mut consumer),
-            // The push itself may be refused for any reason: the ring may be full, or corrupt.
+            // The push may be refused for any reason: the ring may be full or corrupt.
             1 => {
                 let len = take(&mut input, 1).map_or(0, |len| len[0] as usize);
                 let _ = producer.try_push(len as u8 % 8, 7, &[&vec![len as u8; len]]);
             }
-            // Scribbles where it hurts: over the head, over a header, or anywhere.
+            // Overwrites the head, a record's header, or any other bytes.
             kind => {
                 let Some(operands) = take(&mut input, 10) else { return };
                 let place = u64::from(u16::from_le_bytes([operands[0], operands[1]]));
@@ -37,7 +38,7 @@ fuzz_target!(|program: &[u8]| {
     pop_all(&mut consumer);
 });
 
-/// Where the head is, or where a record may begin.
+/// Returns the offset of the head, or an offset at which a record may begin.
 fn sore_spot(place: u64) -> u64 {
     let data_offset = BYTES - CAPACITY;
     match place % (1 + CAPACITY / 64) {
@@ -46,7 +47,7 @@ fn sore_spot(place: u64) -> u64 {
     }
 }
 
-/// Pops until there is nothing, or nothing that can be believed.
+/// Pops records until there is none, or an invalid one.
 fn pop_all(consumer: &mut Consumer) {
     for _ in 0..=consumer.messages_max() {
         let popped = consumer.try_pop().map(|popped| popped.map(|message| message.to_vec()));
@@ -62,7 +63,7 @@ fn pop_all(consumer: &mut Consumer) {
     panic!("more records were waiting than fit");
 }
 
-/// The next `len` bytes of the program, if it has so many.
+/// Returns the next `len` bytes of the program, if there are so many.
 fn take<'a>(input: &mut &'a [u8], len: usize) -> Option<&'a [u8]> {
     let (taken, rest) = input.split_at_checked(len)?;
     *input = rest;

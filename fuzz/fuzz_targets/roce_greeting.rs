@@ -1,4 +1,5 @@
-//! Whatever comes over the socket by which two ends meet is understood, and says the same when it is said again, or is refused.
+//! Any message on the socket on which two ends set up a connection is refused, or is the same after encoding and
+//! decoding.
 
 #![no_main]
 

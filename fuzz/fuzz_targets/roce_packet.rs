@@ -1,4 +1,4 @@
-//! Whatever arrives as a datagram is refused, or is a packet that survives being written again.
+//! Any datagram is refused, or is a packet that is the same after encoding and parsing.
 
 #![no_main]
 

@@ -72,13 +72,13 @@ pub struct Arguments {
     /// Directory of the cluster [default: $XDG_RUNTIME_DIR/halite, else /tmp/halite-UID]
     #[arg(long, global = true, env = "HALITE_DIR", value_name = "DIR")]
     pub dir: Option<PathBuf>,
-    /// TOML file with defaults; a flag and a HALITE_* variable override it. Keys are named as flags: arena, fabric, ...
+    /// TOML file with defaults; a flag and a HALITE_* variable override it. Keys have the names of flags: arena, fabric, ...
     #[arg(long, global = true, env = "HALITE_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Log to standard error; repeat for more detail
     #[arg(short, long, global = true, action = ArgAction::Count)]
     pub verbose: u8,
-    /// Log filter: error, warn, info, debug, trace, or per module as halite=debug [default: info for nodes,
+    /// Log filter: error, warn, info, debug, trace, or per module, for example halite=debug [default: info for nodes,
     /// warn for nodes of `up` on a terminal, error for commands]
     #[arg(
         long,
@@ -104,7 +104,8 @@ pub struct Arguments {
     /// `HALITE_*` variables that no flag has.
     #[arg(skip)]
     pub unknown: Vec<UnknownVariable>,
-    /// Variables with invalid values. `halite config` reports all of them; others, the ones that they read.
+    /// Variables with invalid values. `halite config` reports all of them; other commands report only those that they
+    /// read.
     #[arg(skip)]
     pub refused: Vec<String>,
 }
@@ -136,7 +137,7 @@ fn congestion() -> impl TypedValueParser<Value = Congestion> {
 /// Networks of a node.
 #[derive(Args, Clone, Debug)]
 pub struct Networks {
-    /// Networks, as shm,roce; two nodes that have both use shm [default: those of the first node, else shm]
+    /// Networks, for example shm,roce; two nodes of one host that both have shm use it [default: those of the first node, else shm]
     #[arg(long, env = "HALITE_FABRIC", value_parser = network(), value_delimiter = ',')]
     pub fabric: Vec<Provider>,
     /// Address of this host for roce packets
@@ -228,7 +229,7 @@ pub struct Hosts {
     /// TCP addresses of nodes of the cluster on other hosts, tried in this order
     #[arg(long, env = "HALITE_JOIN", value_name = "HOST:PORT", value_delimiter = ',', value_parser = host_and_port)]
     pub join: Vec<String>,
-    /// Found a new cluster as node 0 if every host of --join refuses the connection (runs no node); not if one is silent
+    /// Found a new cluster as node 0 if each host of --join refuses the connection, so that no node runs there; not if a host does not answer
     #[arg(long, env = "HALITE_FOUND")]
     pub found: bool,
     /// File with the secret that all hosts share; `halite secret new FILE` creates it
@@ -311,7 +312,7 @@ pub enum Command {
     Directory(DirectoryCommand),
     /// Measure latency, throughput and processor time of one operation
     Perf(perf::PerfArgs),
-    /// Run an application on the cluster in --dir or on its own, and verify the result
+    /// Run an application on the cluster in --dir or on a private cluster, and verify the result
     Run(apps::RunArgs),
     /// Run whole clusters in simulated time, with faults, and check what each session observes
     Sim(sim::SimArgs),
@@ -329,7 +330,7 @@ pub struct Up {
     /// Number of nodes
     #[arg(long, env = "HALITE_NODES", value_parser = clap::value_parser!(u32).range(1..=NODES_MAX))]
     pub nodes: u32,
-    /// Memory that each node contributes, allocated as it is used, as 512M or 8G
+    /// Memory that each node contributes, allocated as it is used, for example 512M or 8G
     #[arg(long, env = "HALITE_ARENA", default_value = "1G", value_name = "BYTES")]
     pub arena: ByteCount,
     /// Names.
@@ -344,7 +345,7 @@ pub struct Up {
     /// Return when all nodes are ready; they log to DIR/logs/node-ID.log
     #[arg(long)]
     pub detach: bool,
-    /// The process to end with
+    /// Pid of the parent; this process is killed when the parent ends
     #[arg(long, hide = true)]
     pub parent: Option<u32>,
 }
@@ -355,7 +356,7 @@ pub struct Node {
     /// Node number; node 0 holds the directory of names [default: 0 with --listen; with --join the cluster assigns a new one]
     #[arg(long, env = "HALITE_NODE_ID", value_parser = clap::value_parser!(u32).range(..1000))]
     pub id: Option<u32>,
-    /// Memory that the node contributes, allocated as it is used, as 512M or 8G
+    /// Memory that the node contributes, allocated as it is used, for example 512M or 8G
     #[arg(long, env = "HALITE_ARENA", default_value = "1G", value_name = "BYTES")]
     pub arena: ByteCount,
     /// Names.
@@ -386,10 +387,10 @@ pub struct Node {
         hide = true
     )]
     pub clock_offset_s: i64,
-    /// The process to end with
+    /// Pid of the parent; this process is killed when the parent ends
     #[arg(long, hide = true)]
     pub parent: Option<u32>,
-    /// Starts a session of its own, without a terminal
+    /// Starts a new session without a terminal
     #[arg(long, hide = true, conflicts_with = "parent")]
     pub detached: bool,
 }
@@ -411,7 +412,7 @@ pub struct Top {
 /// `halite doctor`
 #[derive(Args, Debug)]
 pub struct Doctor {
-    /// Memory that the node contributes, as 512M or 8G
+    /// Memory that the node contributes, for example 512M or 8G
     #[arg(long, env = "HALITE_ARENA", default_value = "1G", value_name = "BYTES")]
     pub arena: ByteCount,
     /// Networks.
@@ -426,7 +427,7 @@ pub struct Doctor {
     /// Other hosts.
     #[command(flatten)]
     pub hosts: Hosts,
-    /// How to print.
+    /// Output format.
     #[command(flatten)]
     pub listing: Listing,
 }
@@ -470,7 +471,7 @@ pub struct Drain {
     /// Time to move regions to other nodes
     #[arg(long, value_name = "SECONDS", default_value_t = DRAIN_WITHIN_S)]
     pub within: u32,
-    /// Stop the node even if something could not be moved, and lose that
+    /// Stop the node even if some regions could not be moved; those regions are lost
     #[arg(long)]
     pub destroy: bool,
 }
@@ -537,7 +538,7 @@ pub struct Region {
 pub struct Stat {
     /// Name of the region
     pub name: String,
-    /// How to print.
+    /// Output format.
     #[command(flatten)]
     pub listing: Listing,
 }
@@ -548,7 +549,7 @@ pub struct Explain {
     /// Name of a region, or number of a node
     #[arg(value_name = "NAME|NODE")]
     pub what: String,
-    /// How to print.
+    /// Output format.
     #[command(flatten)]
     pub listing: Listing,
 }

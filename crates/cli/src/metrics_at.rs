@@ -12,7 +12,7 @@ pub struct MetricsAt(pub Option<SocketAddr>);
 const NOWHERE: &str = "none";
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("expected an address with a port, as 127.0.0.1:9464 or [::1]:9464, or {NOWHERE}")]
+#[error("expected an address with a port, for example 127.0.0.1:9464 or [::1]:9464, or {NOWHERE}")]
 pub struct MetricsAtError;
 
 impl FromStr for MetricsAt {

@@ -67,7 +67,8 @@ impl Interrupt {
     }
 }
 
-/// Makes a second signal end the process at once, until dropped. A thread would take 64 MiB of address space.
+/// Makes a second signal end the process at once, until this is dropped. Uses signal handlers, because a thread would
+/// take 64 MiB of address space.
 #[derive(Debug)]
 pub struct EndsAtOnce(Vec<SigId>);
 
@@ -101,7 +102,7 @@ pub fn end_if_asked_again() -> io::Result<()> {
     std::thread::Builder::new().name("halite-signals".to_owned()).spawn(listen).map(drop)
 }
 
-/// The error of a command that a signal interrupted, so that it did less or more than it was to.
+/// The error of a command that a signal interrupted before it had finished.
 #[derive(Debug, thiserror::Error)]
 #[error("interrupted: {outcome}")]
 pub struct Interrupted {
@@ -163,7 +164,7 @@ impl Listener {
 /// The reason why a wait ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Woken {
-    /// A signal requested the end.
+    /// A signal asked this process to end.
     Asked(Signal),
     /// A child of this process changed its state.
     Child,
@@ -227,7 +228,7 @@ pub enum TetherError {
         parent: u32,
     },
     /// The operating system refused the request.
-    #[error("cannot ask to end together with process {parent}: {source}")]
+    #[error("cannot set the parent-death signal for process {parent}: {source}")]
     Refused {
         /// Pid of the parent.
         parent: u32,

@@ -1,4 +1,4 @@
-//! The atomics that a provider offers, and what they are atomic with.
+//! The atomics that a provider offers, and the accesses with respect to which they are atomic.
 
 use std::fmt;
 

@@ -52,7 +52,7 @@ pub struct ConnectFailure {
     pub address: String,
     /// The failure, as text.
     pub reason: String,
-    /// The end that caused it.
+    /// The end that caused the failure.
     pub trouble: ConnectTrouble,
 }
 

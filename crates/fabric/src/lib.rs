@@ -49,7 +49,7 @@ pub struct Key(pub u32);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct WorkId(pub u64);
 
-/// Capabilities of the provider that reaches a peer, by which callers choose operations, and tests skip with a reason.
+/// Capabilities of the provider that reaches a peer. Callers use them to choose operations, and tests to skip cases.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Capabilities {
     /// Name for users: `shm`, `roce`, `verbs`, `sim`.
@@ -101,7 +101,7 @@ pub trait Fabric: Send + Sync {
     /// Posts requests to `peer`, in order within `lane`, and without order relative to other lanes (see [`Lane`]).
     ///
     /// On an error, the requests before `posted` are posted and the rest are not. Every posted and signalled request
-    /// completes exactly once, with an error status if the peer goes away. After [`PostCause::QueueFull`],
+    /// completes exactly once, with an error status if the connection ends. After [`PostCause::QueueFull`],
     /// [`Event::Room`] or [`Event::Disconnected`] follows.
     fn post(&self, peer: PeerId, lane: Lane, requests: &[WorkRequest<'_>]) -> Result<(), PostError>;
 
@@ -236,7 +236,7 @@ pub enum RegisterError {
 
 /// The error of a list of requests that was posted only in part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("only {posted} requests posted to peer {peer:?}: {cause}")]
+#[error("only {posted} requests were posted to peer {peer:?}: {cause}")]
 pub struct PostError {
     /// The peer.
     pub peer: PeerId,
@@ -250,12 +250,12 @@ pub struct PostError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PostCause {
     /// The queue to this peer is full; try again after [`Event::Room`].
-    #[error("queue full")]
+    #[error("the queue is full")]
     QueueFull,
     /// The peer does not exist, or its connection is down.
-    #[error("not connected")]
+    #[error("the peer is not connected")]
     NotConnected,
     /// The request is invalid: too long for inline, or with a local key that is not registered.
-    #[error("malformed request")]
+    #[error("the request is malformed")]
     Malformed,
 }

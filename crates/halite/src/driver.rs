@@ -64,7 +64,7 @@ const ROUNDS_BEFORE_YIELD: u32 = 128;
 const ROUNDS_PER_CLOCK: u32 = 16;
 /// Rounds for which a caller about to sleep waits for the progress thread to finish polling: a few microseconds.
 const ROUNDS_FOR_PROGRESS_THREAD: u32 = 128;
-/// One in so many polls of lines polls everything.
+/// Every this many polls of lines, one polls everything.
 const LINE_POLLS_PER_DRIVE: u32 = 16;
 /// Interval at which a thread retries after finding the token taken, and at which a leaving node checks its progress.
 const RETRY_INTERVAL: Duration = Duration::from_micros(200);
@@ -86,7 +86,7 @@ pub(crate) struct Driver {
     progress_sleeps_until_ns: AtomicU64,
     /// Application threads that have waited for at least a microsecond and do not sleep yet.
     callers_polling: AtomicUsize,
-    /// How many of them may spin for long; leaves cores for as many peers.
+    /// Maximum number of them that may spin for long; leaves cores for as many peers.
     spinners_max: usize,
     crowd: Crowd,
     /// Polling takes system calls, so reading the clock is cheap beside it and answers take longer than going to sleep.
@@ -314,7 +314,7 @@ impl Driver {
         self.block_on_after(false, future)
     }
 
-    /// Runs a future as [`Driver::block_on`] does. If the thread `has_spun` for it in vain, it sleeps at once.
+    /// Runs a future as [`Driver::block_on`] does. If the thread `has_spun` for it without success, it sleeps at once.
     pub(crate) fn block_on_after<F: Future>(&self, mut has_spun: bool, future: F) -> F::Output {
         let (parking, _waiting) = (Parking::take(), BlockingWait::begin(self));
         let mut context = Context::from_waker(parking.waker());

@@ -1,6 +1,6 @@
 //! Errors: one enum per family of operations.
 //!
-//! An error names the attempted operation, its object, the cause, and what to do next.  The operation was not done,
+//! An error names the attempted operation, its object, the cause, and what to do next. The operation was not done,
 //! unless the cause says "maybe done".
 //!
 //! This folder calls nothing else of this crate and takes no lock.
@@ -62,8 +62,8 @@ pub enum RegionCause {
         /// Its length in bytes.
         len: usize,
     },
-    /// The name is not text, as names that come from bytes, such as file names, can be.
-    #[error("the name is not UTF-8")]
+    /// The name is not valid UTF-8. This can happen if it was made from bytes, for example from a file name.
+    #[error("the name is not valid UTF-8")]
     NameNotUtf8,
     /// The name begins with NUL; locks and barriers use such names.
     #[error("the name begins with NUL; such names are reserved")]
@@ -143,7 +143,7 @@ pub enum RegionCause {
     /// The first connection to the node did not come up within a lease: it does not answer, or packets are lost. The
     /// operation was not done.
     #[error(
-        "node {0} did not answer within a lease and was not met yet; nothing was done: see `halite status`, or try again"
+        "node {0} did not answer within a lease and has not been connected yet; nothing was done: see `halite status`, or try again"
     )]
     NotMet(NodeId),
     /// The handle was valid once; its region was freed, or the node that held it was restarted.
@@ -309,7 +309,7 @@ pub struct AccessError {
     pub len: u64,
     /// The cause.
     pub cause: AccessCause,
-    /// Whether some of its bytes may have been accessed before it failed; for an atomic, whether it may have taken
+    /// True if some of its bytes may have been accessed before it failed; for an atomic, whether it may have taken
     /// effect.
     pub partly: bool,
 }
@@ -338,7 +338,7 @@ pub struct CopyError {
     pub side: CopySide,
     /// The cause.
     pub cause: AccessCause,
-    /// Whether some bytes may have been copied before it failed.
+    /// True if some bytes may have been copied before it failed.
     pub partly: bool,
 }
 
@@ -453,7 +453,7 @@ pub struct BatchError {
     pub index: usize,
     /// Its error.
     pub source: AccessError,
-    /// Whether later accesses of the batch may have been done too: posted accesses are outstanding together.
+    /// True if later accesses of the batch may have been done too: posted accesses are outstanding together.
     pub later: bool,
 }
 
@@ -577,8 +577,8 @@ pub enum JoinError {
         /// The system's error.
         source: io::Error,
     },
-    /// etcd, which is to hold the names, does not answer, or not as expected.
-    #[error("cannot join with the names in {address}: {source}")]
+    /// etcd, which holds the directory of names, does not answer, or its answer is invalid.
+    #[error("cannot join: the directory of names in etcd at {address} cannot be used: {source}")]
     Etcd {
         /// Its address, without a password.
         address: String,
@@ -602,7 +602,7 @@ pub enum JoinError {
     EtcdTaken {
         /// The address of etcd, without a password.
         address: String,
-        /// That cluster's node.
+        /// A node of the other cluster.
         node: NodeId,
     },
     /// A node of another host has that number and is alive.

@@ -70,7 +70,10 @@ pub const fn payload_bytes_max(capacity: u64) -> u64 {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadRing {
     /// The data is not a power of two of at least 256 bytes.
-    #[error("cannot use {window_bytes} bytes as a ring: 128 and a power of two of at least 256 are needed")]
+    #[error(
+        "cannot use a window of {window_bytes} bytes as a ring: its length must be 128 (header) plus a power of two of at \
+         least 256 (data)"
+    )]
     Size {
         /// Length of the window, in bytes.
         window_bytes: u64,

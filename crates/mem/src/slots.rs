@@ -324,7 +324,7 @@ impl<T> Slot<T> {
     }
 
     /// # Safety
-    /// The slot holds a value, which no thread replaces or removes while the reference lives.
+    /// The slot holds a value, and no thread replaces or removes it while the reference lives.
     #[inline]
     unsafe fn value(&self) -> &T {
         // SAFETY: per the caller; MaybeUninit<T> is laid out as T.

@@ -27,7 +27,7 @@ const LOOKERS_MS_MAX: u32 = 20;
 /// Retries while another process keeps removing and creating a file.
 const RACES_MAX: u32 = 1000;
 
-/// Error for a path that leads to no directory.
+/// Error for a path that is not a directory.
 const NOT_A_DIRECTORY: &str = "it is not a directory (a link to one is not followed)";
 
 /// The reason why a directory or an entry in it cannot be used.
@@ -120,12 +120,12 @@ impl Kind {
     }
 }
 
-/// Whether to create a file that does not exist.
+/// What to do if a file does not exist.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Create {
-    /// Creates it with mode 0600.
+    /// Create it with mode 0600.
     Yes,
-    /// Fails with an error of the kind `NotFound`.
+    /// Fail with an error of the kind `NotFound`.
     No,
 }
 

@@ -1,7 +1,8 @@
 //! Limits the log lines about refused connections: the first few of each interval are logged, the others counted.
 
-/// Lines per interval, and its length.
+/// Maximum number of lines per interval.
 pub const LINES_MAX: u32 = 10;
+/// Length of an interval.
 const SPAN_NS: u64 = 10_000_000_000;
 
 /// The refused connections that one log reports.
@@ -36,7 +37,7 @@ impl Refusals {
     pub fn tell_left_out(&mut self, now_ns: u64) {
         if now_ns >= self.due_ns() {
             let count = std::mem::take(&mut self.left_out);
-            tracing::warn!("{count} more that connected were refused");
+            tracing::warn!("refused {count} further connections");
         }
     }
 }

@@ -27,7 +27,7 @@ pub fn ask_for_short_slices() -> io::Result<()> {
     Ok(())
 }
 
-/// How the calling thread is scheduled.
+/// Scheduling attributes of the calling thread.
 fn scheduling() -> io::Result<libc::sched_attr> {
     let size = size_of::<libc::sched_attr>() as u32;
     let mut attributes = libc::sched_attr {

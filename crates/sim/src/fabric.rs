@@ -17,12 +17,12 @@ use crate::world::HostId;
 /// A fabric of one simulated host; created by [`crate::World::fabric`].
 ///
 /// It implements [`Fabric`] with these choices. Where processors copy, a request that the target refuses fails alone,
-/// and later ones are executed; an adapter ends the connection of both ends and flushes later requests. A request that
-/// names a segment which an adapter's peer has not been told of yet is held back, with all later ones of its lane,
-/// until it has been. When a connection breaks, requests that may have been executed in part report so; only those that
-/// were not executed at all are flushed. The room event follows when a quarter of a full queue is free.
-/// [`Fabric::wait`] returns at once, because time advances only while no task runs: tasks await [`SimFabric::rung`]
-/// instead. The doorbell starts unarmed.
+/// and later ones are executed; an adapter ends the connection of both ends and flushes later requests. Between
+/// adapters, a request that names a key which has not reached the poster yet is held back, with all later requests of
+/// its lane, until the key arrives. When a connection breaks, requests that may have been executed in part report so;
+/// only those that were not executed at all are flushed. The room event follows when a quarter of a full queue is
+/// free. [`Fabric::wait`] returns at once, because time advances only while no task runs: tasks await
+/// [`SimFabric::rung`] instead. The doorbell starts unarmed.
 pub struct SimFabric {
     shared: Arc<Shared>,
     endpoint: u32,

@@ -18,11 +18,11 @@ pub struct Link {
     pub loss_ppm: u32,
     /// Duplicated packets per million.
     pub duplicate_ppm: u32,
-    /// Overtaken packets per million; they take three times the latency.
+    /// Reordered packets per million: each takes three times the latency, so that later packets may overtake it.
     pub reorder_ppm: u32,
     /// Damaged packets per million.
     pub corrupt_ppm: u32,
-    /// Whether the receiving adapter detects damage.
+    /// Detection of damage by the receiving adapter.
     pub corruption: Corruption,
 }
 

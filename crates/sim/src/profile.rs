@@ -22,9 +22,9 @@ pub struct Profile {
     pub dma_ns_per_kib: u64,
     /// Time of an atomic at the adapter of its target.
     pub atomic_ns: u64,
-    /// What executes posted atomics at the target.
+    /// Executor of posted atomics at the target.
     pub atomics: AtomicsBy,
-    /// What acknowledges requests.
+    /// Unit that acknowledges requests.
     pub acknowledged: AcknowledgedBy,
     /// Default latency of links; see [`crate::World::set_link`].
     pub wire_ns: u64,
@@ -60,7 +60,7 @@ pub struct Profile {
     pub keys_max: usize,
     /// Time limit of an attempt to connect.
     pub connect_timeout_ns: u64,
-    /// Time from a crash until its peers are told, if a message can reach them.
+    /// Time from a crash until its peers are notified, if a message can reach them.
     pub notice_ns: u64,
     /// Mechanism by which a peer is cut off.
     pub cut_off: CutOffBy,
@@ -136,16 +136,16 @@ pub enum ProfileError {
         wanted: &'static str,
     },
     /// If processors copy, no adapter can execute atomics.
-    #[error("cannot use a hardware profile: atomics by \"adapter\" need a cut_off by \"target\"")]
+    #[error("cannot use a hardware profile: atomics = \"adapter\" requires cut_off = \"target\"")]
     NoAdapter,
     /// If processors copy, requests are not acknowledged.
-    #[error("cannot use a hardware profile: acknowledged by \"process\" needs a cut_off by \"target\"")]
-    NobodyAcknowledges,
+    #[error("cannot use a hardware profile: acknowledged = \"process\" requires cut_off = \"target\"")]
+    NotAcknowledged,
     /// Queue pairs of `halite_rnic` require certain packet sizes, and processes without an adapter cannot use an
     /// adapter's atomics.
     #[error(
-        "cannot use a hardware profile: a cut_off by \"target\" needs an mtu_bytes of 256, 512, 1024, 2048 or 4096, \
-         and, acknowledged by \"process\", atomics by \"processor\""
+        "cannot use a hardware profile: with cut_off = \"target\", mtu_bytes must be 256, 512, 1024, 2048 or 4096; \
+         with acknowledged = \"process\", atomics must be \"processor\""
     )]
     NoQueuePair,
     /// No profile has this name.
@@ -223,7 +223,7 @@ impl Profile {
             }
         }
         if self.is_driven_by_process() && !self.is_adapter() {
-            return Err(ProfileError::NobodyAcknowledges);
+            return Err(ProfileError::NotAcknowledged);
         }
         if self.atomics == AtomicsBy::Adapter && !self.is_adapter() {
             return Err(ProfileError::NoAdapter);

@@ -19,8 +19,8 @@ use crate::shared::Shared;
 use crate::tasks::{TaskId, Tasks};
 use crate::trace::Trace;
 
-/// A host of a world, numbered from 0 in order of creation. Where hosts have several processes, one of those: each
-/// runs, pauses and crashes separately.
+/// A host of a world, numbered from 0 in order of creation. If hosts have several processes, this is one of the
+/// processes: each runs, pauses and crashes separately.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct HostId(pub u32);
 

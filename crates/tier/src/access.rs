@@ -5,7 +5,7 @@
 //!                                       └─ pieces ── window, frozen, down, or a remote address
 //! ```
 //!
-//! No function here blocks, allocates, locks or sends messages.  An access that cannot complete at once returns a
+//! No function here blocks, allocates, locks or sends messages. An access that cannot complete at once returns a
 //! [`Blocked`]; the session waits and continues where the access stopped.
 
 mod counts;
@@ -26,7 +26,7 @@ pub use memory::{CopySide, RegionOffset, Step};
 /// long copy: 256 KiB at 10 GB/s take 26 us.
 pub const COPY_BYTES_MAX: u64 = 256 << 10;
 
-/// Bytes of a word that atomics change.  Chunks begin at multiples of it, in regions and in memory.
+/// Bytes of a word that atomics change. Chunks begin at multiples of it, in regions and in memory.
 pub const WORD_BYTES: u64 = 8;
 
 /// A slot of the handle table.
@@ -49,7 +49,7 @@ pub struct Mapping {
     pub session: SessionId,
     /// The permissions of the handle.
     pub permissions: Permissions,
-    /// Whether the region is immutable.
+    /// True if the region is immutable.
     pub sealed: bool,
 }
 
@@ -69,7 +69,7 @@ pub enum View {
 pub struct Pieces {
     /// Length of the region in bytes.
     pub len: u64,
-    /// Sorted by start.  The first piece starts at 0, and each ends where the next starts.
+    /// Sorted by start. The first piece starts at 0, and each ends where the next starts.
     pub pieces: Vec<Piece>,
 }
 
@@ -213,7 +213,7 @@ impl DataPath {
         Ok(self.find(&pin, session, slot)?.view.len())
     }
 
-    /// Reads from `offset`, at most to the next piece or [`COPY_BYTES_MAX`].  Returns the number of bytes read.
+    /// Reads from `offset`, at most to the next piece or [`COPY_BYTES_MAX`]. Returns the number of bytes read.
     #[inline]
     pub fn read(
         &self,
@@ -233,7 +233,7 @@ impl DataPath {
         Ok(read)
     }
 
-    /// Writes at `offset`, at most to the next piece or [`COPY_BYTES_MAX`].  Returns the number of bytes written.
+    /// Writes at `offset`, at most to the next piece or [`COPY_BYTES_MAX`]. Returns the number of bytes written.
     #[inline]
     pub fn write(
         &self,
@@ -253,7 +253,7 @@ impl DataPath {
     }
 
     /// Performs reads in order, up to the first that loads do not reach in full or that exceeds [`COPY_BYTES_MAX`] in
-    /// total, and returns their number.  A batch costs little more than its copies.
+    /// total, and returns their number. A batch costs little more than its copies.
     #[inline]
     pub fn read_each<'r>(
         &self,
@@ -290,7 +290,7 @@ impl DataPath {
     }
 
     /// Replaces words in order, up to the first that does not hold its expected value; `swaps` are offset, expected and
-    /// new value.  Returns the number replaced, and whether the next word holds another value (false if it is
+    /// new value. Returns the number replaced, and whether the next word holds another value (false if it is
     /// unreachable).
     #[inline]
     pub fn swap_while(
@@ -351,7 +351,7 @@ impl DataPath {
         mapping.view.check(offset, len)
     }
 
-    /// Simulates an access from `offset` on.  Returns the number of bytes that it would copy, or why it would stop.
+    /// Simulates an access from `offset` on. Returns the number of bytes that it would copy, or why it would stop.
     pub fn locate(
         &self,
         session: SessionId,
@@ -414,7 +414,7 @@ impl<'p> Run<'p> {
         Run { path, pin, session, wanted, last: None, accesses: 0, bytes: 0 }
     }
 
-    /// Performs an access if its bytes are in one piece that loads and stores reach.  Returns true if it did.
+    /// Performs an access if its bytes are in one piece that loads and stores reach. Returns true if it did.
     #[inline]
     fn copy(
         &mut self,

@@ -1,7 +1,7 @@
 //! The directory: maps names to regions and their homes.
 //!
 //! All requests go through one trait, in the form in which nodes send them, so that another store can replace the
-//! embedded one ([`Embedded`]).  Sans-IO like the rest of the crate: requests and events go in, answers come out.
+//! embedded one ([`Embedded`]). Sans-IO like the rest of the crate: requests and events go in, answers come out.
 
 mod embedded;
 mod etcd;
@@ -21,24 +21,24 @@ pub use lost::LOST_NAMES_MAX;
 /// Maximum names in one answer, so that it stays a small message.
 pub const NAMES_PER_ANSWER_MAX: usize = 1024;
 
-/// One node's part of a directory.  A directory never gives one name to two regions.
+/// One node's part of a directory. A directory never gives one name to two regions.
 pub trait Directory: fmt::Debug + Send {
-    /// The node that lists members and ended incarnations.  Unless the directory [is outside](Directory::is_outside),
+    /// The node that lists members and ended incarnations. Unless the directory [is outside](Directory::is_outside),
     /// all nodes also send their requests and the names of their regions to it.
     fn seat(&self) -> NodeId;
 
-    /// Whether names and numbers are kept in a store outside of the cluster (etcd). Each node then accesses the store
-    /// itself, instead of asking the [seat](Directory::seat).
+    /// Returns true if names and numbers are kept in a store outside of the cluster (etcd). Each node then accesses
+    /// the store itself, instead of asking the [seat](Directory::seat).
     fn is_outside(&self) -> bool {
         false
     }
 
-    /// Whether this node found that it cannot write to the outside store.
+    /// Returns true if this node found that it cannot write to the outside store.
     fn lacks_store(&self) -> bool {
         false
     }
 
-    /// Handles a request to claim, release, find, list or forget names.  [`DirectoryOutput::Answer`] follows.
+    /// Handles a request to claim, release, find, list or forget names. [`DirectoryOutput::Answer`] follows.
     fn ask(&mut self, now_ns: u64, requester: Requester, question: Request);
 
     /// Handles an event that may affect names.
@@ -48,14 +48,14 @@ pub trait Directory: fmt::Debug + Send {
     fn handle_stored(&mut self, _now_ns: u64, _id: u64, _result: Result<Stored, StoreFailure>) {}
 
     /// Frees a name for a region that this node does not have, unless the region is about to get it.
-    /// [`DirectoryOutput::Answer`] follows.  Called only if the directory is outside.
+    /// [`DirectoryOutput::Answer`] follows. Called only if the directory is outside.
     fn free_leftover(&mut self, _now_ns: u64, _requester: Requester, _name: &str, _region: RegionId) {}
 
     /// Handles the reply to [`DirectoryOutput::AskHome`].
     fn handle_home_reply(&mut self, _now_ns: u64, _id: u64, _reply: HomeReply) {}
 
-    /// Starts to move the names to an outside store, by transactions.  [`DirectoryOutput::Moved`] or
-    /// [`DirectoryOutput::NotMoved`] follows.  After `Moved`, this part answers no requests.
+    /// Starts to move the names to an outside store, by transactions. [`DirectoryOutput::Moved`] or
+    /// [`DirectoryOutput::NotMoved`] follows. After `Moved`, this part answers no requests.
     fn begin_move(&mut self, now_ns: u64, job: MoveJob);
 
     /// After a move, removes and returns the waiting requesters, and the events since the names were written.
@@ -66,7 +66,7 @@ pub trait Directory: fmt::Debug + Send {
     /// Removes this node's entries that are no longer needed from the outside store, because it leaves.
     fn sign_off(&mut self, _now_ns: u64) {}
 
-    /// Whether the removal by [`Directory::sign_off`] has ended.
+    /// Returns true if the removal by [`Directory::sign_off`] has ended.
     fn is_signed_off(&self) -> bool {
         true
     }
@@ -97,7 +97,7 @@ pub struct DirectoryFigures {
     pub lost: Option<u64>,
     /// Number of requests that wait until all homes have reported their names, or the store has answered.
     pub waiting: u64,
-    /// Whether requests are answered.
+    /// True if requests are answered.
     pub is_ready: bool,
 }
 
@@ -129,10 +129,10 @@ pub enum DirectoryEvent {
         from: NodeIncarnation,
         /// Names, regions and epochs.
         names: Vec<(String, RegionId, Epoch)>,
-        /// Whether these are the last names of the home.
+        /// True if these are the last names of the home.
         done: bool,
     },
-    /// A region's former home has handed it over.  The next home may already have released the name.
+    /// A region's former home has handed it over. The next home may already have released the name.
     Moved {
         /// The name.
         name: String,
@@ -149,7 +149,7 @@ pub enum DirectoryEvent {
     Parted {
         /// The node.
         incarnation: NodeIncarnation,
-        /// Whether it is expected to connect and report its names.
+        /// True if it is expected to connect and report its names.
         is_expected: bool,
     },
     /// An incarnation has ended, with the loss of its regions.
@@ -172,7 +172,7 @@ pub enum DirectoryEvent {
         incarnation: NodeIncarnation,
         /// The killing node.
         by: NodeId,
-        /// Whether this was reported as news.
+        /// True if this was reported as news.
         is_reported: bool,
     },
     /// A node was forgotten at a user's request.
@@ -203,7 +203,7 @@ pub enum DirectoryOutput {
         /// The region that loses it.
         region: RegionId,
     },
-    /// Asks a home if a region has that name; if not, the home frees it.  [`Directory::handle_home_reply`] follows.
+    /// Asks a home if a region has that name; if not, the home frees it. [`Directory::handle_home_reply`] follows.
     AskHome {
         /// Passed to [`Directory::handle_home_reply`].
         id: u64,
@@ -214,7 +214,7 @@ pub enum DirectoryOutput {
         /// The region.
         region: RegionId,
     },
-    /// Executes a transaction in the outside store.  [`Directory::handle_stored`] follows in any case.
+    /// Executes a transaction in the outside store. [`Directory::handle_stored`] follows in any case.
     Store {
         /// Passed to [`Directory::handle_stored`].
         id: u64,

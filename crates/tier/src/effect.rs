@@ -41,7 +41,7 @@ pub struct Quiesce {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PostedTo {
     /// All posted operations.
-    Anybody,
+    All,
     /// The operations that reach the memory of these peers.
     Peers(Vec<PeerId>),
 }

@@ -1,4 +1,4 @@
-//! The engine: the state machine of one node.  Messages, events and commands go in; effects come out.
+//! The engine: the state machine of one node. Messages, events and commands go in; effects come out.
 //!
 //! ```text
 //!   sessions ── submit ──┐                        ┌── poll_effect ──> driver (sends, copies, grace periods)
@@ -72,7 +72,7 @@ pub struct EngineConfig {
     pub address: String,
     /// Names of the fabric's providers, for display.
     pub provider: String,
-    /// Maximum number of nodes in a full mesh.  A node of a larger cluster connects to the directory's node and to the
+    /// Maximum number of nodes in a full mesh. A node of a larger cluster connects to the directory's node and to the
     /// nodes that it uses.
     pub full_mesh_nodes_max: usize,
 }
@@ -89,7 +89,7 @@ impl EngineConfig {
 pub struct Connection {
     /// The peer.
     pub peer: PeerId,
-    /// Whether this node dialled: then the peer was in the cluster before it.
+    /// True if this node dialled: then the peer was in the cluster before it.
     pub dialled: bool,
     /// Maximum length of a send to the peer, in bytes.
     pub send_bytes_max: usize,
@@ -97,7 +97,7 @@ pub struct Connection {
 
 /// The state machine of one node; the module header shows its inputs and outputs.
 ///
-/// Each part keeps its state private to its file.  `HomeSide` and similar types borrow other state that they need.
+/// Each part keeps its state private to its file. `HomeSide` and similar types borrow other state that they need.
 pub struct Engine {
     out: Outbox,
     membership: Membership,
@@ -185,7 +185,7 @@ impl Engine {
 
     // Sessions.
 
-    /// Opens a session that acts as `principal`.  Returns `None` at the maximum number of sessions.
+    /// Opens a session that acts as `principal`. Returns `None` at the maximum number of sessions.
     pub fn open_session(&mut self, principal: Principal) -> Option<SessionId> {
         self.mapper.open_session(principal)
     }
@@ -197,7 +197,7 @@ impl Engine {
         self.settle();
     }
 
-    /// Starts a command of a session.  [`Effect::Finish`] reports its result, perhaps before this returns.
+    /// Starts a command of a session. [`Effect::Finish`] reports its result, perhaps before this returns.
     pub fn submit(&mut self, now_ns: u64, session: SessionId, command: Command) -> OpId {
         self.out.set_now(now_ns);
         let op = OpId(self.out.next_number());
@@ -540,12 +540,12 @@ impl Engine {
 
     // Queries by the driver.
 
-    /// Whether other nodes are executing commands for sessions of this node.
+    /// Returns true if other nodes are executing commands for sessions of this node.
     pub fn has_commands_under_way(&self) -> bool {
         self.commands.has_copies()
     }
 
-    /// Whether a node with this number is or was in the cluster.  Always true for the first node.
+    /// Returns true if a node with this number is or was in the cluster. Always true for the first node.
     pub fn knows(&self, node: NodeId) -> bool {
         self.membership.knows(node)
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// Number of a node.  Numbers may be reused after a node has left; incarnations are not.
+/// Number of a node. Numbers may be reused after a node has left; incarnations are not.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct NodeId(pub u32);
 
@@ -15,7 +15,7 @@ impl NodeId {
     /// The lowest number of ephemeral nodes: applications and commands.
     pub const EPHEMERAL_MIN: NodeId = NodeId(1000);
 
-    /// Whether the node is ephemeral.
+    /// Returns true if the node is ephemeral.
     pub fn is_ephemeral(self) -> bool {
         self >= NodeId::EPHEMERAL_MIN
     }

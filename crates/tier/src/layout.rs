@@ -18,7 +18,7 @@ use crate::ids::{NodeId, NodeIncarnation};
 /// Minimum chunk size, in bytes.
 pub const CHUNK_BYTES_MIN: u64 = 4096;
 
-/// Maximum extents of one region.  Each takes up to 40 bytes in messages, so all take 2.5 MB.
+/// Maximum extents of one region. Each takes up to 40 bytes in messages, so all take 2.5 MB.
 pub const EXTENTS_MAX: usize = 1 << 16;
 
 /// Chunks of one region that are adjacent in one node's segment.
@@ -36,12 +36,12 @@ pub struct Extent {
 }
 
 impl Extent {
-    /// Whether `offset + len` does not overflow.
+    /// Returns true if `offset + len` does not overflow.
     pub fn is_sound(&self) -> bool {
         self.offset.checked_add(self.len).is_some()
     }
 
-    /// Whether two extents of one node overlap.
+    /// Returns true if two extents of one node overlap.
     pub fn touches(&self, other: &Extent) -> bool {
         let (end, other_end) = (self.offset + self.len, other.offset + other.len);
         self.key == other.key && self.offset < other_end && other.offset < end
@@ -82,12 +82,12 @@ pub fn chunk_len(len: u64, chunk_bytes: u64, index: u64) -> u64 {
     len.saturating_sub(start).min(chunk_bytes)
 }
 
-/// Whether regions can have chunks of this size.
+/// Returns true if regions can have chunks of this size.
 pub(crate) fn is_chunk_size(bytes: u64) -> bool {
     bytes.is_power_of_two() && bytes >= CHUNK_BYTES_MIN
 }
 
-/// Whether `extents` hold exactly `len` bytes, end at chunk boundaries, and do not overflow.
+/// Returns true if `extents` hold exactly `len` bytes, end at chunk boundaries, and do not overflow.
 pub fn is_sound(extents: &[Extent], len: u64, chunk_bytes: u64) -> bool {
     let mut total: u64 = 0;
     for (index, extent) in extents.iter().enumerate() {

@@ -1,8 +1,8 @@
 //! The logic of the tier, without input or output.
 //!
 //! The crate consists of state machines for names, permissions, handles, homes and membership, which receive messages,
-//! time and seeds, and return effects.  It uses no socket, thread, clock, environment variable or global, and names no
-//! provider.  `docs/protocol.md` describes the messages between nodes.
+//! time and seeds, and return effects. It uses no socket, thread, clock, environment variable or global, and names no
+//! provider. `docs/protocol.md` describes the messages between nodes.
 
 pub mod access;
 pub mod directory;

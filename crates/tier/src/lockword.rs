@@ -6,8 +6,8 @@
 //!   8  tokens   the last fencing token issued
 //! ```
 //!
-//! A session takes a free lock by a compare-swap from 0, and releases it by one to 0.  While sessions wait, both fail
-//! and all requests go through the home.  Only the home sets and clears the bit, so no session overtakes a waiter.
+//! A session takes a free lock by a compare-swap from 0, and releases it by one to 0. While sessions wait, both fail
+//! and all requests go through the home. Only the home sets and clears the bit, so no session overtakes a waiter.
 
 use halite_mem::Window;
 
@@ -29,7 +29,7 @@ const INCARNATION_MASK: u64 = (CONTENDED >> SESSION_BITS) - 1;
 /// Lower counters have no base yet, since clocks that count nanoseconds since 1970 show higher values.
 const TOKEN_BASE_MIN: u64 = 1 << 60;
 
-/// The holder of a lock: a session in one incarnation of a node.  Never 0.
+/// The holder of a lock: a session in one incarnation of a node. Never 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Holder(u64);
 
@@ -53,8 +53,8 @@ impl Holder {
         self.0
     }
 
-    /// Whether the holder's session belongs to that incarnation.  Two random incarnations with the same 47 bits would
-    /// be confused: among a thousand nodes, this happens in one of 10^8 clusters.
+    /// Returns true if the holder's session belongs to that incarnation. Two random incarnations with the same 47 bits
+    /// would be confused: among a thousand nodes, this happens in one of 10^8 clusters.
     pub fn is_of(self, incarnation: NodeIncarnation) -> bool {
         self.0 >> SESSION_BITS == incarnation_bits(incarnation)
     }
@@ -67,7 +67,7 @@ fn incarnation_bits(incarnation: NodeIncarnation) -> u64 {
 
 /// Returns the number to add to a counter that was `last` before this acquisition added 1.
 ///
-/// A new lock's counter starts at `base_ns`, the time since 1970.  So a lock recreated after the end of its home issues
+/// A new lock's counter starts at `base_ns`, the time since 1970. So a lock recreated after the end of its home issues
 /// higher tokens than before, since no lock is taken once per nanosecond.
 pub fn token_correction(last: u64, base_ns: impl FnOnce() -> u64) -> u64 {
     if last < TOKEN_BASE_MIN { base_ns().max(TOKEN_BASE_MIN) } else { 0 }
@@ -78,7 +78,7 @@ pub fn token_correction(last: u64, base_ns: impl FnOnce() -> u64) -> u64 {
 pub struct LockWords(Window);
 
 impl LockWords {
-    /// Wraps a window.  Returns `None` if it is shorter than [`LOCK_BYTES`].
+    /// Wraps a window. Returns `None` if it is shorter than [`LOCK_BYTES`].
     pub fn new(window: Window) -> Option<LockWords> {
         (window.len() >= LOCK_BYTES).then_some(LockWords(window))
     }
@@ -98,7 +98,7 @@ impl LockWords {
         Holder::of_state(before.expect("as in state()"))
     }
 
-    /// Forces sessions to take and release the lock through the home, and returns the holder.  Other nodes change the
+    /// Forces sessions to take and release the lock through the home, and returns the holder. Other nodes change the
     /// state concurrently, but never this bit, so an addition sets it without a loop.
     pub fn mark_contended(&self) -> Option<Holder> {
         if self.state() & CONTENDED != 0 {
@@ -114,7 +114,7 @@ impl LockWords {
         }
     }
 
-    /// Grants the lock to `holder`.  Requires that no other node changes the word: it is marked, or its holder asked
+    /// Grants the lock to `holder`. Requires that no other node changes the word: it is marked, or its holder asked
     /// for this, or was lost and is cut off.
     pub fn give(&self, holder: Holder, contended: bool) {
         let mark = if contended { CONTENDED } else { 0 };

@@ -63,7 +63,7 @@ struct Changing {
     tokens: BTreeSet<Token>,
     slots: BTreeSet<u32>,
     access: Option<(AccessList, bool)>,
-    /// Whether a handle was added during the change, so that its view may be newer than the others'.
+    /// True if a handle was added during the change, so that its view may be newer than the others'.
     has_newer: bool,
 }
 
@@ -88,7 +88,7 @@ pub struct Mapper {
     waiting: BTreeMap<Token, TokenWaiter>,
     /// Homes and owners of mapped regions, by index.
     incarnations: BTreeMap<u32, NodeIncarnation>,
-    /// Keys of segments that contain a region reached as one window, by owner and segment.  There are few segments and
+    /// Keys of segments that contain a region reached as one window, by owner and segment. There are few segments and
     /// millions of regions, so regions do not store their keys.
     keys: BTreeMap<(u32, usize), Key>,
     /// Incarnations that are unreachable.
@@ -121,7 +121,7 @@ impl Mapper {
         }
     }
 
-    /// Opens a session that acts as `principal`.  Returns `None` at the maximum number of sessions.
+    /// Opens a session that acts as `principal`. Returns `None` at the maximum number of sessions.
     pub fn open_session(&mut self, principal: Principal) -> Option<SessionId> {
         // The next number is free unless tens of thousands of sessions were opened since it was last used.
         let last = self.last_session.0;
@@ -256,7 +256,7 @@ impl Mapper {
         self.regions.get(&region).map(|mapped| self.incarnations[&mapped.home])
     }
 
-    /// Removes a handle.  Returns its region, whether it was the region's last handle, and the grace period after which
+    /// Removes a handle. Returns its region, whether it was the region's last handle, and the grace period after which
     /// no access uses it.
     pub fn remove(&mut self, index: u32) -> Option<(RegionId, bool, Quiesce)> {
         let region = self.path.slots().inspect(index, |mapping| mapping.region)?;
@@ -336,10 +336,10 @@ impl Mapper {
 
     /// Returns a grace period after which no earlier access is in flight.
     pub fn quiesce(&mut self) -> Quiesce {
-        self.quiesce_for(PostedTo::Anybody, TokenWaiter::Quiesced)
+        self.quiesce_for(PostedTo::All, TokenWaiter::Quiesced)
     }
 
-    /// Applies a change announced by the home.  Acknowledge it after the grace period, even if the region is no longer
+    /// Applies a change announced by the home. Acknowledge it after the grace period, even if the region is no longer
     /// mapped, since an access through a removed handle may be in flight.
     pub fn change(&mut self, region: RegionId, change: Change) -> Result<Quiesce, BadChange> {
         let Some(len) = self.len_of(region) else { return Ok(self.quiesce()) };
@@ -378,7 +378,7 @@ impl Mapper {
     /// The peers to which accesses through handles of a region may be posted, including removed handles.
     fn owners_of(&self, region: RegionId, handles: &[u32]) -> PostedTo {
         match self.changing.get(&region) {
-            Some(changing) if changing.has_newer => PostedTo::Anybody,
+            Some(changing) if changing.has_newer => PostedTo::All,
             _ => self.posted_owners(handles),
         }
     }
@@ -427,7 +427,7 @@ impl Mapper {
         quiesce
     }
 
-    /// Drops the mappings of these homes' chunks at `owner`, which holds none for them any more.  Returns the grace
+    /// Drops the mappings of these homes' chunks at `owner`, which holds none for them any more. Returns the grace
     /// periods after which no access uses them.
     pub fn disown(&mut self, owner: NodeIncarnation, homes: &[NodeIncarnation]) -> Vec<Quiesce> {
         self.disowned.retain(|(other, _)| other.node != owner.node || *other == owner);
@@ -438,13 +438,13 @@ impl Mapper {
         disowned.collect::<Vec<_>>().into_iter().map(|region| self.freeze_handles(region)).collect()
     }
 
-    /// Drops the mappings of regions that an unreachable node is home of or owns bytes of.  Returns the grace periods.
+    /// Drops the mappings of regions that an unreachable node is home of or owns bytes of. Returns the grace periods.
     pub fn handle_down(&mut self, incarnation: NodeIncarnation) -> Vec<Quiesce> {
         self.dead.insert(incarnation);
         self.regions_touching(incarnation).into_iter().map(|region| self.freeze_handles(region)).collect()
     }
 
-    /// Records that an incarnation has ended.  Forgets it once no region of it is mapped, since nodes come and go with
+    /// Records that an incarnation has ended. Forgets it once no region of it is mapped, since nodes come and go with
     /// every command.
     pub fn handle_ended(&mut self, incarnation: NodeIncarnation) {
         self.ended.insert(incarnation);
@@ -471,8 +471,8 @@ impl Mapper {
         self.waiting.keys().copied()
     }
 
-    /// Drops the handles to regions of a node that is reachable again: the regions may have changed meanwhile.  They
-    /// must be mapped again.  Returns the regions, their homes and the grace periods.
+    /// Drops the handles to regions of a node that is reachable again: the regions may have changed meanwhile. They
+    /// must be mapped again. Returns the regions, their homes and the grace periods.
     pub fn handle_up(&mut self, incarnation: NodeIncarnation) -> Vec<(RegionId, NodeIncarnation, Quiesce)> {
         self.dead.remove(&incarnation);
         let regions = self.regions_touching(incarnation).into_iter();
@@ -487,7 +487,7 @@ impl Mapper {
         is_lost.then(|| self.drop_region(region))
     }
 
-    /// Whether this node maps a region that `incarnation` is the home of or owns bytes of.
+    /// Returns true if this node maps a region that `incarnation` is the home of or owns bytes of.
     pub fn maps_any_of(&self, incarnation: NodeIncarnation) -> bool {
         !self.regions_touching(incarnation).is_empty()
     }
@@ -506,7 +506,7 @@ impl Mapper {
         touching.map(|(region, _)| *region).collect()
     }
 
-    /// Handles the end of a grace period.  Returns the handles that have a new view or were removed.
+    /// Handles the end of a grace period. Returns the handles that have a new view or were removed.
     pub fn handle_quiescent(&mut self, token: Token, elapsed: Elapsed, locate: &dyn Locate) -> Vec<u32> {
         match self.waiting.remove(&token) {
             None | Some(TokenWaiter::Quiesced) => Vec::new(),
@@ -654,7 +654,7 @@ fn segment_of(window: &Window) -> usize {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BadChange;
 
-/// Whether the change is valid for a region of `len` bytes.
+/// Returns true if the change is valid for a region of `len` bytes.
 fn is_valid_change(change: &Change, len: u64) -> bool {
     let inside = |from: &u64, part: u64| part > 0 && from.checked_add(part).is_some_and(|end| end <= len);
     match change {

@@ -27,11 +27,11 @@ pub struct Peer {
     /// Send time, in ns, of the last message that the peer has certainly received: it considers this node alive for at
     /// least a lease from then.
     pub acknowledged_ns: u64,
-    /// Whether the peer has reported all its names to this node as the directory.
+    /// True if the peer has reported all its names to this node as the directory.
     pub has_reported_names: bool,
-    /// Whether the peer has reported all chunks that it holds for regions homed here.
+    /// True if the peer has reported all chunks that it holds for regions homed here.
     has_reported_held: bool,
-    /// Whether another node is killing the peer's process because of its silence.
+    /// True if another node is killing the peer's process because of its silence.
     is_killed_elsewhere: bool,
 }
 
@@ -55,7 +55,7 @@ impl Parting {
         Parting { cause: loss.cause, at_ns: signed(now_ns) - signed(loss.age_ns) }
     }
 
-    /// Changes the cause from an exit to a kill.  Returns true if that is a change.
+    /// Changes the cause from an exit to a kill. Returns true if that is a change.
     pub fn note_killed(&mut self) -> bool {
         let is_news = self.cause == LossCause::Exited;
         if is_news {
@@ -85,9 +85,9 @@ struct Zombie {
     since_ns: u64,
     /// Time at which the node was last heard, in ns.
     heard_ns: u64,
-    /// Whether the process is killed because of its silence, by this node or another.
+    /// True if the process is killed because of its silence, by this node or another.
     silent: bool,
-    /// Whether the process is being killed.
+    /// True if the process is being killed.
     killed: bool,
 }
 
@@ -98,7 +98,7 @@ pub struct Killed {
     pub incarnation: NodeIncarnation,
     /// Process id of the zombie.
     pub pid: u32,
-    /// Whether it is killed because of its silence.
+    /// True if it is killed because of its silence.
     pub silent: bool,
 }
 
@@ -109,7 +109,7 @@ pub struct CutOffPeer {
     pub incarnation: NodeIncarnation,
     /// Process id of the peer.
     pub pid: u32,
-    /// Whether it was killed because of its silence.
+    /// True if it was killed because of its silence.
     pub killed: bool,
     /// Time at which it was last heard, in ns.
     pub heard_ns: u64,
@@ -127,7 +127,7 @@ struct Known {
 #[derive(Debug, Default)]
 pub struct Members {
     known: BTreeMap<NodeId, Known>,
-    /// The highest ephemeral number seen.  Numbers only rise, so all lower ones were issued before.
+    /// The highest ephemeral number seen. Numbers only rise, so all lower ones were issued before.
     ephemeral_max: Option<NodeId>,
     peers: BTreeMap<PeerId, Peer>,
     by_node: BTreeMap<NodeId, PeerId>,
@@ -216,20 +216,20 @@ impl Members {
         }
     }
 
-    /// Records a node that the directory hears and this node is about to meet.
+    /// Records a node that the directory hears and to which this node is about to connect.
     pub fn note_awaited(&mut self, member: Member) {
         let member = Member { state: NodeState::Alive, loss: None, ..member };
         self.note(Known { member, parting: None });
     }
 
-    /// Records that a node could not be met although the directory hears it.
+    /// Records that this node could not connect to a node although the directory hears it.
     pub fn note_unmet(&mut self, incarnation: NodeIncarnation) {
         if let Some(known) = self.known_mut(incarnation).filter(|it| it.member.state == NodeState::Alive) {
             known.member.state = NodeState::Silent;
         }
     }
 
-    /// Whether a node with that number is recorded.
+    /// Returns true if a node with that number is recorded.
     pub fn has(&self, node: NodeId) -> bool {
         self.known.contains_key(&node)
     }
@@ -242,7 +242,7 @@ impl Members {
         });
     }
 
-    /// Removes a lost peer, which becomes a zombie.  Returns its incarnation, or `None` if it was removed before.
+    /// Removes a lost peer, which becomes a zombie. Returns its incarnation, or `None` if it was removed before.
     pub fn remove(
         &mut self,
         peer: PeerId,
@@ -291,7 +291,7 @@ impl Members {
         }
     }
 
-    /// Whether a peer is connected and has reported all chunks that it holds for this node.
+    /// Returns true if a peer is connected and has reported all chunks that it holds for this node.
     pub fn has_reported_held(&self, incarnation: NodeIncarnation) -> bool {
         self.peer_of(incarnation.node)
             .is_some_and(|(_, peer)| peer.incarnation == incarnation && peer.has_reported_held)
@@ -332,7 +332,7 @@ impl Members {
         Some(Killed { incarnation: zombie.incarnation, pid: zombie.pid, silent: zombie.silent })
     }
 
-    /// Records that another node is killing a silent node's process.  Returns true if this node did not know that.
+    /// Records that another node is killing a silent node's process. Returns true if this node did not know that.
     pub fn note_killed_elsewhere(&mut self, incarnation: NodeIncarnation) -> bool {
         if let Some(peer) = self.peers.values_mut().find(|peer| peer.incarnation == incarnation) {
             return !std::mem::replace(&mut peer.is_killed_elsewhere, true);
@@ -346,17 +346,17 @@ impl Members {
         parting.is_some_and(Parting::note_killed)
     }
 
-    /// Whether a node with that number is or was in the cluster, as far as recorded.
+    /// Returns true if a node with that number is or was in the cluster, as far as recorded.
     pub fn knows(&self, node: NodeId) -> bool {
         self.known.contains_key(&node) || node.is_ephemeral() && Some(node) <= self.ephemeral_max
     }
 
-    /// Forgets a node that is not alive.  Returns true if it was known.
+    /// Forgets a node that is not alive. Returns true if it was known.
     pub fn forget(&mut self, node: NodeId) -> bool {
         self.known.remove(&node).is_some()
     }
 
-    /// Records that the driver is informed of a lost peer.  Returns true in the first call for the peer, then false.
+    /// Records that the driver is informed of a lost peer. Returns true in the first call for the peer, then false.
     pub fn note_down(&mut self, peer: PeerId) -> bool {
         let departed = self.departed.get_mut(&peer);
         departed.is_some_and(|departed| std::mem::replace(departed, Departed::Down) == Departed::Unreported)
@@ -378,7 +378,7 @@ impl Members {
         self.zombies.values().map(|zombie| zombie.incarnation)
     }
 
-    /// Whether `incarnation` is lost but may still touch memory here.
+    /// Returns true if `incarnation` is lost but may still touch memory here.
     pub fn is_zombie(&self, incarnation: NodeIncarnation) -> bool {
         self.zombies().any(|zombie| zombie == incarnation)
     }
@@ -402,7 +402,7 @@ impl Members {
             .collect()
     }
 
-    /// Whether `incarnation` is connected.
+    /// Returns true if `incarnation` is connected.
     pub fn is_alive(&self, incarnation: NodeIncarnation) -> bool {
         self.peer_of(incarnation.node).is_some_and(|(_, peer)| peer.incarnation == incarnation)
     }
@@ -437,7 +437,7 @@ impl Members {
         }
     }
 
-    /// Records that a peer has received a message sent at `said_ns`.  Ignores times in the future.
+    /// Records that a peer has received a message sent at `said_ns`. Ignores times in the future.
     pub fn note_acknowledged(&mut self, incarnation: NodeIncarnation, said_ns: u64, now_ns: u64) {
         if let Some(peer) =
             self.peers.values_mut().find(|peer| peer.incarnation == incarnation && said_ns <= now_ns)
@@ -460,7 +460,7 @@ impl Members {
         }
     }
 
-    /// All known nodes, including lost ones, in order.  [`Members::described`] adds the causes of losses.
+    /// All known nodes, including lost ones, in order. [`Members::described`] adds the causes of losses.
     pub fn all(&self) -> impl Iterator<Item = &Member> {
         self.known.values().map(|known| &known.member)
     }

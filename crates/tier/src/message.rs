@@ -1,7 +1,7 @@
 //! The messages between nodes about regions, names and nodes.
 //!
 //! This is the control protocol (`docs/protocol.md`): small postcard-encoded messages, sent over the fabric in order
-//! between any two nodes.  They never carry the bytes of regions.
+//! between any two nodes. They never carry the bytes of regions.
 
 use serde::{Deserialize, Serialize};
 
@@ -59,7 +59,7 @@ pub enum Request {
         nodes: Vec<NodeId>,
         maker: Principal,
         everyone: Permissions,
-        /// Whether owners allocate the pages of the chunks first.
+        /// True if owners allocate the pages of the chunks first.
         populate: bool,
     },
     /// To a region's home: let the requesting node map it for `principal`.
@@ -68,7 +68,7 @@ pub enum Request {
     Stat { region: RegionId },
     /// To a region's home: execute a master's command.
     RegionCommand { region: RegionId, principal: Principal, command: RegionCommand },
-    /// To a node with memory: reserve chunks for a region of the requester.  With `populate`, the reply follows once
+    /// To a node with memory: reserve chunks for a region of the requester. With `populate`, the reply follows once
     /// their pages are allocated.
     Reserve { region: RegionId, chunk_bytes: u64, len: u64, populate: bool },
     /// To the node that will hold a chunk: copy the chunk from its current place.
@@ -84,14 +84,14 @@ pub enum Request {
         /// First token of a new lock, in ns since 1970.
         base_ns: u64,
     },
-    /// To the home of a lock: release it.  With `recover`, the next grant says that a holder ended without releasing.
+    /// To the home of a lock: release it. With `recover`, the next grant says that a holder ended without releasing.
     Unlock { region: RegionId, session: SessionId, recover: bool },
-    /// To the home of a barrier: one participant has arrived.  The reply follows when all have.
+    /// To the home of a barrier: one participant has arrived. The reply follows when all have.
     Arrive { region: RegionId, principal: Principal, participants: u32, timeout_ns: u64 },
-    /// To all nodes: that home has ended.  Drop mappings of its regions in the requester's memory, and reply once no
+    /// To all nodes: that home has ended. Drop mappings of its regions in the requester's memory, and reply once no
     /// access is in flight.
     DropHome { home: NodeIncarnation },
-    /// To an owner of chunks of the requester's regions: that mapper is unreachable.  Make it drop what it mapped
+    /// To an owner of chunks of the requester's regions: that mapper is unreachable. Make it drop what it mapped
     /// before that pairing ended, or cut it off; reply when either is done.
     Relay { to: NodeIncarnation, pairing: u64 },
     /// To a mapper, forwarded for a home that has ended that pairing: drop the home's regions, and reply once no access
@@ -132,7 +132,7 @@ pub enum Request {
 /// Location of the names outside of the cluster.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NamesAt {
-    /// Address of the store, for drivers.  Without password, since intermediaries may read it.
+    /// Address of the store, for drivers. Without password, since intermediaries may read it.
     pub address: String,
     /// Prefix of the keys of names.
     pub prefix: String,
@@ -142,7 +142,7 @@ impl NamesAt {
     /// Maximum length of each part, in bytes.
     pub const BYTES_MAX: usize = 4096;
 
-    /// Whether both parts, which are untrusted, have a plausible length.
+    /// Returns true if both parts, which are untrusted, have a plausible length.
     pub fn is_well_formed(&self) -> bool {
         let is_fit = |text: &String| !text.is_empty() && text.len() <= NamesAt::BYTES_MAX;
         is_fit(&self.address) && is_fit(&self.prefix)
@@ -197,8 +197,8 @@ impl RegionCommand {
 #[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Change {
-    /// Freezes bytes: they may not be accessed until placed.  The first freeze of a move carries the whole layout,
-    /// since a mapper keeps no extents of regions that it reaches as one window.  Acknowledged once the target is
+    /// Freezes bytes: they may not be accessed until placed. The first freeze of a move carries the whole layout,
+    /// since a mapper keeps no extents of regions that it reaches as one window. Acknowledged once the target is
     /// connected, or cannot be connected.
     Freeze { from: u64, len: u64, layout: Option<Extents>, to: NodeIncarnation },
     /// Announces that the bytes from `from` on are at `place`.
@@ -323,7 +323,7 @@ pub struct MappedReply {
     pub chunk_bytes: u64,
     /// Permissions of all principals.
     pub access: AccessList,
-    /// Whether the region is immutable.
+    /// True if the region is immutable.
     pub sealed: bool,
     /// Places of the chunks, in order.
     pub extents: Extents,
@@ -373,14 +373,14 @@ pub struct Watcher {
     pub principal: Principal,
 }
 
-/// Whether operations of a node can still change the memory of another, the owner, from the owner's view.
+/// An owner's view of another node: tells whether operations of that node can still change the owner's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Reach {
     /// The incarnation that the owner saw most recently; 0 if it remembers none.
     pub incarnation: u64,
     /// Number of the current or last pairing of the two; 0 if they never paired, or the incarnation has ended.
     pub pairing: u64,
-    /// Whether no incarnation of the node can touch the owner's memory any more, not even by operations begun earlier.
+    /// True if no incarnation of the node can touch the owner's memory any more, not even by operations begun earlier.
     pub is_cut_off: bool,
 }
 
@@ -413,7 +413,7 @@ pub struct RegionInfo {
     pub mappers: Vec<NodeId>,
     /// Number of changes so far.
     pub epoch: u64,
-    /// Whether the region is immutable.
+    /// True if the region is immutable.
     pub sealed: bool,
 }
 
@@ -424,7 +424,7 @@ pub struct NodeStatus {
     pub node: NodeId,
     /// Process id of the node.
     pub pid: u32,
-    /// Whether the node is alive.
+    /// State of the node.
     pub state: NodeState,
     /// Random id of the incarnation.
     pub incarnation: u64,
@@ -524,7 +524,7 @@ impl NodeState {
         }
     }
 
-    /// Whether the node can be used.
+    /// Returns true if the node can be used.
     pub fn is_there(self) -> bool {
         matches!(self, NodeState::Alive | NodeState::Unconnected)
     }
@@ -552,8 +552,8 @@ impl Member {
 #[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Notice {
-    /// The sender was alive at `sent_ns` of its clock.  Its last heartbeat from the receiver was sent at `heard_ns` of
-    /// the receiver's clock; 0 if none.  `time_ns` is the time since 1970 by the fastest clock known.
+    /// The sender was alive at `sent_ns` of its clock. Its last heartbeat from the receiver was sent at `heard_ns` of
+    /// the receiver's clock; 0 if none. `time_ns` is the time since 1970 by the fastest clock known.
     Heartbeat { sent_ns: u64, heard_ns: u64, time_ns: u64 },
     /// The sender leaves, and can no longer touch the receiver's memory.
     Leave,
@@ -574,9 +574,9 @@ pub enum Notice {
     /// To the owner of chunks: these are free.
     Return { extents: Extents },
     /// To a home, as the first message: chunks that the sender holds for it, the last ones with `done`; the home
-    /// returns unknown ones.  Also the directory's address, which may have been lost, and the time, as in heartbeats.
+    /// returns unknown ones. Also the directory's address, which may have been lost, and the time, as in heartbeats.
     Held { held: Vec<(RegionId, Extents)>, done: bool, seat: Option<(NodeIncarnation, String)>, time_ns: u64 },
-    /// From the directory: the members with their addresses, and ended incarnations.  Joining nodes do not wait for the
+    /// From the directory: the members with their addresses, and ended incarnations. Joining nodes do not wait for the
     /// `unreachable` members, which the directory does not hear.
     Known { living: Vec<(Member, String)>, unreachable: Vec<(Member, String)>, ended: Vec<NodeIncarnation> },
     /// To the directory, which may have restarted: members known to the sender with their addresses, and ended
@@ -599,7 +599,7 @@ pub enum Notice {
     Over,
 }
 
-/// Reason for refusing a request.  Unless stated otherwise, the request changed nothing.
+/// Reason for refusing a request. Unless stated otherwise, the request changed nothing.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 pub enum ErrorReply {
     /// Another region has the name.
@@ -676,10 +676,10 @@ pub enum ErrorReply {
     #[error("the lock is held on node {0}, which is silent and cannot be cut off")]
     HeldBySilent(NodeId),
     /// The region already has another name.
-    #[error("the region has a name")]
+    #[error("the region already has a name; names cannot change")]
     HasName,
     /// The operating system of the node currently provides no memory for the bytes.
-    #[error("the system of node {node} gave {given} of {wanted} bytes")]
+    #[error("the system of node {node} provided {given} of {wanted} bytes")]
     OutOfMemory {
         /// The node.
         node: NodeId,
@@ -697,13 +697,13 @@ pub enum ErrorReply {
         loss: Loss,
     },
     /// A living node cannot be forgotten.
-    #[error("node {0} lives")]
+    #[error("node {0} is alive")]
     NodeLives(NodeId),
     /// All numbers of permanent nodes are taken, and none can be reused.
     #[error("all numbers below {} are taken", NodeId::EPHEMERAL_MIN)]
     NoNumbers,
     /// The reading node cannot map the memory of the source.
-    #[error("node {node} has not enough addresses or descriptors to map that memory of node {owner}")]
+    #[error("node {node} does not have enough addresses or descriptors to map that memory of node {owner}")]
     Unmapped {
         /// The reading node.
         node: NodeId,
@@ -738,21 +738,21 @@ pub enum ErrorReply {
         key: String,
     },
     /// The first connection to the node did not come up within a lease.
-    #[error("node {0} was not met within a lease")]
+    #[error("node {0} has not been connected within a lease")]
     NotMet(NodeId),
 }
 
-/// Cause for which bytes are not a valid message.
+/// Reason why bytes are not a valid message.
 #[derive(Debug, thiserror::Error)]
 pub enum DecodeError {
     /// The bytes are longer than [`MESSAGE_BYTES_MAX`].
     #[error("a message of {0} bytes is too long")]
     TooLong(usize),
     /// The bytes encode no message.
-    #[error("not a message: {0}")]
+    #[error("the bytes are not a message: {0}")]
     Malformed(postcard::Error),
     /// Extra bytes follow the message.
-    #[error("{0} bytes behind the end of a message")]
+    #[error("{0} bytes follow the end of a message")]
     Trailing(usize),
 }
 

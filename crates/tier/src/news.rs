@@ -130,7 +130,7 @@ pub enum News {
     Exited {
         /// The node.
         process: NodeProcess,
-        /// Whether it was killed because of its silence.
+        /// True if it was killed because of its silence.
         killed: bool,
     },
     /// A new peer was refused.
@@ -154,7 +154,7 @@ pub enum News {
 }
 
 impl News {
-    /// Whether an ephemeral node joined or left as planned, which happens with each command.
+    /// Returns true if an ephemeral node joined or left as planned, which happens with each command.
     pub fn is_routine(&self) -> bool {
         match self {
             News::Joined(process) | News::Left(process) => process.incarnation.node.is_ephemeral(),
@@ -162,7 +162,7 @@ impl News {
         }
     }
 
-    /// Whether the event is a problem.
+    /// Returns true if the event is a problem.
     pub fn is_trouble(&self) -> bool {
         let is_none = matches!(self, News::Joined(_) | News::PairedAgain { .. } | News::Left(_));
         !(is_none

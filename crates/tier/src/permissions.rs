@@ -88,7 +88,7 @@ impl AccessList {
         &self.named
     }
 
-    /// Whether any principal is a master.
+    /// Returns true if any principal is a master.
     pub fn has_master(&self) -> bool {
         let named = self.named.iter().any(|(_, held)| held.contains(Permissions::MASTER));
         named || self.everyone.contains(Permissions::MASTER)

@@ -10,7 +10,7 @@ use crate::layout::{self, Extent, Extents};
 use crate::message::{MappedReply, MapperEntry, Record, RegionCommand, RegionInfo, Request};
 use crate::permissions::AccessList;
 
-/// A region homed at this node.  Small, since there may be millions.
+/// A region homed at this node. Small, since there may be millions.
 #[derive(Debug)]
 pub struct Region {
     /// Name; `None` if it has none.
@@ -29,7 +29,7 @@ pub struct Region {
     pub busy: Option<Box<Busy>>,
     /// Binary logarithm of the bytes per chunk.
     pub chunk_bytes_log2: u8,
-    /// Whether the region is immutable.
+    /// True if the region is immutable.
     pub sealed: bool,
 }
 
@@ -40,14 +40,14 @@ pub struct Busy {
     pub requester: Option<Requester>,
     /// The progress of the command.
     pub stage: Stage,
-    /// Mappers that have not acknowledged the change numbered `epoch`.  The region's own epoch may be higher, for
+    /// Mappers that have not acknowledged the change numbered `epoch`. The region's own epoch may be higher, for
     /// example after a rename.
     pub awaited: BTreeSet<NodeIncarnation>,
     /// Epoch of the change that mappers acknowledge.
     pub epoch: Epoch,
-    /// Whether the command waits for the directory to release the name.
+    /// True if the command waits for the directory to release the name.
     pub has_name: bool,
-    /// Whether the name went to another region, without which this lock or barrier is useless.
+    /// True if the name went to another region, without which this lock or barrier is useless.
     pub lost_name: bool,
     /// Commands queued behind this one.
     pub queue: VecDeque<(Requester, Principal, RegionCommand)>,
@@ -79,17 +79,17 @@ pub struct Moving {
     pub used: u64,
     /// Offset of the current chunk in the region, in bytes.
     pub at: u64,
-    /// Whether mappers were sent the layout.
+    /// True if mappers were sent the layout.
     pub announced: bool,
-    /// Whether the chunk at `at` is frozen.
+    /// True if the chunk at `at` is frozen.
     pub frozen: bool,
-    /// Whether all chunks are moved, so that mappers only have to acknowledge the last places.
+    /// True if all chunks are moved, so that mappers only have to acknowledge the last places.
     pub closing: bool,
-    /// Whether `parked` includes the waiters of the lock or barrier in this region.
+    /// True if `parked` includes the waiters of the lock or barrier in this region.
     pub waiters_are_parked: bool,
-    /// Whether the record was sent to the next home, which has not replied yet.
+    /// True if the record was sent to the next home, which has not replied yet.
     pub adopting: bool,
-    /// Whether the next home became unreachable before it acknowledged the record.
+    /// True if the next home became unreachable before it acknowledged the record.
     pub in_doubt: bool,
     /// Nodes that unmapped the region since the record was first sent, with their last requests: the next home may not
     /// know of these.
@@ -98,7 +98,7 @@ pub struct Moving {
     pub parked: Vec<(Requester, Request)>,
 }
 
-/// Whether a node is reachable, as another node sees it.
+/// Reachability of a node from another node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Presence {
     /// The node is connected, or is the observing node.
@@ -146,7 +146,7 @@ impl Region {
         }
     }
 
-    /// Whether the record was sent to the next home, which may have adopted it.
+    /// Returns true if the record was sent to the next home, which may have adopted it.
     pub fn is_being_handed_over(&self) -> bool {
         self.moving().is_some_and(|moving| moving.adopting || moving.in_doubt)
     }
@@ -217,7 +217,7 @@ impl Region {
 }
 
 impl Moving {
-    /// Whether the move includes `extent`.
+    /// Returns true if the move includes `extent`.
     pub fn covers(&self, extent: &Extent) -> bool {
         extent.owner != self.to && self.of.is_none_or(|of| extent.owner == of)
     }
@@ -230,7 +230,8 @@ impl Moving {
         }
     }
 
-    /// Whether mappers were informed of the move: from then on, the home's own changes of the bytes may be lost.
+    /// Returns true if mappers were informed of the move: from then on, the home's own changes of the bytes may be
+    /// lost.
     pub fn has_started(&self) -> bool {
         self.announced || self.closing
     }

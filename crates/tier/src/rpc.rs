@@ -5,11 +5,11 @@
 //! ```text
 //!     reserve in ring ── request, imm: ring offset ────────>   copy it out, free its place in the ring
 //!     reply slot      <── reply, imm: slot and generation ──   the handler has answered
-//!     head            <── plain write, now and then ───────    how far the ring has been read
+//!     head            <── plain write, occasionally ───────    how far the ring has been read
 //! ```
 //!
-//! Each server has one ring per client node.  The client owns its tail ([`RingWriter`]), the server its head
-//! ([`RingReader`]).  The reply goes into a slot of the caller's node ([`ReplySlots`]).  A slot whose caller has given
+//! Each server has one ring per client node. The client owns its tail ([`RingWriter`]), the server its head
+//! ([`RingReader`]). The reply goes into a slot of the caller's node ([`ReplySlots`]). A slot whose caller has given
 //! up stays reserved until the late reply arrives, the server acknowledges that it will not write any more
 //! ([`Served`]), or the server is cut off.
 

@@ -99,7 +99,7 @@ impl Store {
         extents.map(|extent| extent.len.next_multiple_of(ALIGNMENT)).sum()
     }
 
-    /// Whether any bytes are in quarantine.
+    /// Returns true if any bytes are in quarantine.
     pub fn has_quarantine(&self) -> bool {
         !self.quarantine.is_empty()
     }
@@ -221,12 +221,12 @@ impl Store {
         }
     }
 
-    /// Whether all of `extent` is local and held for `home`.
+    /// Returns true if all of `extent` is local and held for `home`.
     pub fn is_held_for(&self, home: NodeIncarnation, extent: &Extent) -> bool {
         self.holding(extent).is_some_and(|held| held.home == home)
     }
 
-    /// Whether all of `extent` is local and held for `region`, homed at another node.
+    /// Returns true if all of `extent` is local and held for `region`, homed at another node.
     pub fn is_held_for_region(&self, region: RegionId, extent: &Extent) -> bool {
         self.holding(extent).is_some_and(|held| held.region == region)
     }
@@ -261,7 +261,7 @@ impl Store {
         held
     }
 
-    /// Whether any chunk is held for `home`.
+    /// Returns true if any chunk is held for `home`.
     pub fn holds_any_for(&self, home: NodeIncarnation) -> bool {
         self.foreign.values().any(|foreign| foreign.home == home)
     }

@@ -1,5 +1,5 @@
-//! Messages, calls and heartbeats do not queue behind long accesses, if a network keeps order within a lane only; and a
-//! slow writer is not taken for dead: stories.
+//! Scenarios: messages, calls and heartbeats do not queue behind long accesses, if a network keeps order within a lane
+//! only; and a slow writer is not declared dead.
 
 use std::pin::pin;
 use std::time::Duration;

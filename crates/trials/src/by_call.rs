@@ -1,4 +1,4 @@
-//! Atomics by call, used if an adapter's atomics are not atomic with respect to processors: stories.
+//! Scenarios of atomics by call, which are used if an adapter's atomics are not atomic with respect to processors.
 
 use std::pin::pin;
 use std::task::Poll;

@@ -1,4 +1,4 @@
-//! Nodes that start together and dial each other at once: stories, for many seeds.
+//! Scenarios of nodes that start together and dial each other at once, for many seeds.
 
 use std::cell::Cell;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Peers that a node gives up while their connections exist: stories.
+//! Scenarios of peers that a node declares dead while their connections exist.
 //!
 //! The hosts are stopped and processes are not killed, so no connection ends by itself.
 

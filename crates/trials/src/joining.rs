@@ -1,4 +1,4 @@
-//! Nodes that join a cluster of which a part is unreachable or slow: stories, in simulated time.
+//! Scenarios of nodes that join a cluster of which a part is unreachable or slow, in simulated time.
 
 use std::cell::Cell;
 use std::pin::pin;
@@ -62,7 +62,7 @@ impl Cluster {
         self.nodes.push(birth.of(&self.world, &config(node, LEASE)).expect("the configuration is valid").0);
     }
 
-    /// Runs a story on a host until it ends.
+    /// Runs a scenario on a host until it ends.
     fn run_case(&self, host: u32, story: impl Future<Output = ()> + 'static) {
         let is_over: Rc<Cell<bool>> = Rc::default();
         let (done, host) = (is_over.clone(), Some(self.hosts[host as usize]));

@@ -272,7 +272,7 @@ async fn note_home(actor: &Actor, held: &OpenLog, segment: u64) {
     actor.harness.logs.borrow_mut().note_home(held.life, segment, home);
 }
 
-/// Returns the incarnations of all nodes; `None` unless all are up and no node may be taken for dead.
+/// Returns the incarnations of all nodes; `None` unless all are up and no node may have been declared dead.
 fn lives(harness: &Harness) -> Option<Vec<u32>> {
     let is_well = |node: &u32| harness.is_up(*node) && !harness.was_isolated(*node);
     (0..harness.nodes()).map(|node| is_well(&node).then(|| harness.incarnation(node))).collect()

@@ -1,7 +1,7 @@
 //! Memory of a shard's entries: regions that are divided into blocks of several classes.
 //!
 //! Free blocks serve entries of their class, or are split for shorter ones. From time to time adjacent free blocks are
-//! merged. A reader that reaches a block too late notices by its slot, whatever the block holds by then.
+//! merged. A reader that reads a reused block detects this when it checks the slot again.
 
 use halite::{AllocOptions, Lh, Permissions, RegionCause, Session, WriteOp};
 
@@ -60,7 +60,7 @@ struct Run {
     units: u64,
 }
 
-/// A block that no slot leads to yet.
+/// A block that no slot points to yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Block {
     pub(super) place: u32,

@@ -1,4 +1,4 @@
-//! Layout of a store's regions.
+//! Layout of the regions of a key-value store.
 //!
 //! ```text
 //!   NAME            | magic | shards | function | node of shard 0 | node of shard 1 | ...      words of 8 bytes
@@ -12,7 +12,7 @@
 //!   entry           checksum u64 | expiry u64 | key bytes u32 | value bytes u32 | key | value
 //! ```
 //!
-//! An entry never changes while a slot leads to it: a new value is written elsewhere, then the slot is changed.
+//! An entry does not change while a slot points to it: the owner writes a new value elsewhere, then changes the slot.
 
 use std::ops::Range;
 
@@ -110,17 +110,17 @@ impl Slot {
         u64::from(self.place) << 32 | (u64::from(self.class) + 1) << 24 | u64::from(self.tag)
     }
 
-    /// Decodes a word; `None` if it leads to no entry.
+    /// Decodes a word; `None` if it points to no entry.
     pub(super) fn decode(word: u64) -> Option<Slot> {
         let class = ((word >> 24) as u8).checked_sub(1)?;
         let slot = Slot { place: (word >> 32) as u32, class, tag: word as u32 & TAG_MAX };
         (class < CLASSES && slot.offset() + slot.bytes() <= PART_BYTES).then_some(slot)
     }
 
-    /// As [`Slot::decode`], but also `None` if the slot cannot lead to the key of `hash`.
+    /// As [`Slot::decode`], but also `None` if the slot cannot point to the key of `hash`.
     #[inline]
     pub(super) fn decode_of(word: u64, hash: Hash) -> Option<Slot> {
-        // The tag is compared first, because nearly all slots lead to other keys.
+        // The tag is compared first, because nearly all slots point to other keys.
         if word as u32 & TAG_MAX == hash.tag() { Slot::decode(word) } else { None }
     }
 

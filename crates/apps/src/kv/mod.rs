@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   reader --bucket--> table of the shard --entry, then slot again--> heap      two reads, no thread of the owner
-//!   writer --call--> owner: writes the entry elsewhere, then the slot that leads to it
+//!   writer --call--> owner: writes the entry elsewhere, then the slot that points to it
 //! ```
 //!
 //! If a slot is the same before and after the read of its entry, the entry was valid in between, so reads are

@@ -366,7 +366,7 @@ impl Shard {
         Ok(())
     }
 
-    /// Frees a block that no slot leads to any more. A reader of it notices by the slot.
+    /// Frees a block that no slot points to any more. A reader of the block detects this when it checks the slot again.
     fn forget(&mut self, key: &[u8], found: Found) {
         self.heap.give_back(Block::from(found.slot));
         if found.expires_ms != 0 {

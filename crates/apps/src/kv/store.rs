@@ -41,12 +41,12 @@ struct Seen {
     heap: Vec<Option<Lh>>,
 }
 
-/// Result of one look at a key.
+/// Result of one lookup of a key.
 #[derive(PartialEq, Eq, Debug)]
 enum Look {
     Value(usize, usize),
     Nothing,
-    /// The slot leads to the entry of another key.
+    /// The slot points to the entry of another key.
     AnotherKey,
     /// The entry is being changed.
     Again,
@@ -56,7 +56,7 @@ enum Look {
     Ask,
 }
 
-/// Result of one look at several keys, for one of them.
+/// Result of one lookup of several keys, for one of them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Glance {
     Value(Option<Vec<u8>>),
@@ -639,7 +639,7 @@ fn check_len(what: &'static str, len: usize, max: usize) -> Result<(), KvError> 
     if len <= max { Ok(()) } else { Err(KvError::TooLong { what, len, max }) }
 }
 
-/// Returns the only slot of a bucket that may lead to a key, with its index; `None` if there are several, or the table
+/// Returns the only slot of a bucket that may point to a key, with its index; `None` if there are several, or the table
 /// was replaced.
 fn only_slot_of(bucket: &[u8], hash: Hash) -> Option<Option<(usize, Slot)>> {
     let mut found = None;
@@ -672,7 +672,7 @@ fn look_at(block: &[u8], again: [u8; WORD as usize], slot: Slot, key: &[u8]) -> 
     }
 }
 
-/// Returns true if the slot leads to this entry. After a change of the key, its place may hold another.
+/// Returns true if the slot points to this entry. After a change of the key, its place may hold another.
 fn is_led_to(slot: Slot, entry: &Entry<'_>) -> bool {
     Hash::of(entry.key).tag() == slot.tag
 }

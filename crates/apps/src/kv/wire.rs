@@ -82,10 +82,10 @@ pub enum Only {
 /// Expiry of a value.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Expires {
-    /// Never.
+    /// The value never expires.
     #[default]
     Never,
-    /// As before.
+    /// The expiry stays as it is.
     Unchanged,
     /// This many ms after the owner receives the request.
     After {

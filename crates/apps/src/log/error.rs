@@ -25,10 +25,10 @@ pub enum LogError {
         /// Maximum length in bytes.
         max: u64,
     },
-    /// There is no memory for another segment; nothing was appended.
+    /// No node has memory for another segment; nothing was appended.
     ///
-    /// A retry can succeed once old segments are freed, if the log [begins](super::Log::start) before `first`, or once
-    /// there is memory again.
+    /// A retry can succeed once memory is available again, or, if the log [begins](super::Log::start) before `first`,
+    /// once it has been trimmed, which frees its old segments.
     #[error("no memory for another segment; trim the log or use larger arenas")]
     Full {
         /// First position of the segment.

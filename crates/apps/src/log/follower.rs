@@ -101,8 +101,8 @@ impl Follower {
     ///
     /// `now_ns` is the time of any monotonic clock. Fails with [`LogError::Trimmed`] if the records have been freed,
     /// with [`LogError::Full`] if the next slots are abandoned and there is no memory to skip them, and with
-    /// [`LogError::NoDirectory`] if the next segment is not mapped and the directory of names is away. The last two can
-    /// be retried.
+    /// [`LogError::NoDirectory`] if the next segment is not mapped and the directory of names is unavailable. The last
+    /// two can be retried.
     pub async fn poll(&mut self, now_ns: u64, mut take: impl FnMut(Entry<'_>)) -> Result<u64, LogError> {
         let begin = self.next;
         let mut has_seen = false;

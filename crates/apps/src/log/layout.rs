@@ -97,7 +97,7 @@ impl Layout {
         if len <= self.payload_bytes() { 1 } else { len.div_ceil(self.payload_bytes()) as u64 }
     }
 
-    /// Returns true if the range of written slots passes the middle of their segment.
+    /// Returns true if the range of written slots includes the middle of their segment.
     pub fn passes_middle(self, written: Range<u64>) -> bool {
         let next = written.start + self.room_at(written.start);
         self.segment_slots > 1 && written.contains(&(next - self.segment_slots / 2))

@@ -24,8 +24,8 @@ impl Log {
         Ok(freed)
     }
 
-    /// Frees the log: its segments, then its head. It must not be in use. If the directory of names is away, another
-    /// handle can free the rest later.
+    /// Frees the log: its segments, then its head. It must not be in use. If the directory of names is unavailable,
+    /// another handle can free the rest later.
     pub async fn free(mut self) -> Result<(), LogError> {
         // The next segments may exist already.
         let end = self.end().await?.max(self.start().await?) + 2 * self.layout.segment_slots();

@@ -1,4 +1,4 @@
-//! What the stories of several applications need: nodes of this process, and stores over them.
+//! Shared by the tests of several applications: nodes in this process, and stores over them.
 
 pub mod redis;
 
@@ -11,14 +11,14 @@ use halite::{Config, Function, Node, NodeId, Permissions, RegionCause, blocking}
 use halite_apps::kv::{KvError, Local, Owner, Stopper, Store};
 
 pub const MIB: u64 = 1 << 20;
-/// By which the first shard is called; the second by the next.
+/// Function number of the first shard; the next shard has the next number.
 pub const FUNCTION: Function = Function(700);
 
-/// Two nodes, of which both have memory.
+/// Two nodes, both with memory.
 pub struct Cluster {
     pub nodes: Vec<Node>,
     arena_bytes: u64,
-    // Below the nodes, which are gone when it is removed.
+    // Declared after the nodes, so that they are dropped before the directory is removed.
     dir: tempfile::TempDir,
 }
 
@@ -34,7 +34,8 @@ impl Cluster {
         Node::embedded(Config { dir, node: Some(NodeId(node)), arena_bytes, ..Config::default() }).unwrap()
     }
 
-    /// Node 0 leaves, and with it the directory of names, during `meanwhile`; then it is there again, with nothing.
+    /// Runs `meanwhile` while node 0, which holds the directory of names, is down; afterwards node 0 is running again
+    /// and empty.
     pub fn without_directory(&mut self, meanwhile: impl FnOnce()) {
         self.nodes.remove(0).leave();
         meanwhile();
@@ -50,7 +51,8 @@ impl Cluster {
     }
 }
 
-/// Until a session that maps `name` is told that it is lost: what a node that leaves has held is within reach until then.
+/// Waits until a session that maps `name` gets the error that it is lost: until then the memory of a node that leaves
+/// can still be accessed.
 pub fn wait_until_lost(session: &blocking::Session, name: &str) {
     let begin = Instant::now();
     loop {
@@ -58,31 +60,31 @@ pub fn wait_until_lost(session: &blocking::Session, name: &str) {
         match session.map(name, Permissions::READ) {
             Ok(lh) => session.unmap(lh).unwrap(),
             Err(error) if matches!(error.cause(), RegionCause::Lost(_)) => return,
-            // The directory does not know yet.
+            // The directory has not learned of the loss yet.
             Err(_) => {}
         }
     }
 }
 
-/// Sets its flag when it goes, so that threads which look at that end also where an assertion fails.
+/// Sets its flag when dropped: threads that check the flag end even if an assertion fails.
 pub struct SetAtEnd<'f>(pub &'f AtomicBool);
 
 impl Drop for SetAtEnd<'_> {
     fn drop(&mut self) {
-        // The end of the threads orders the rest.
+        // Relaxed: joining the threads orders everything else.
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-/// A store of which each node owns a shard.
+/// A store with a shard on each node.
 pub struct Shards {
     pub cluster: Cluster,
     pub owners: Vec<(Stopper, JoinHandle<Result<(), KvError>>)>,
-    /// What uses them without a call.
+    /// Sessions that use the shards without calls.
     pub locals: Vec<(usize, Local)>,
-    /// The time of both owners, in ms.
+    /// Clock of both owners, in ms.
     pub now_ms: Arc<AtomicU64>,
-    /// Owners answer no call as long as somebody holds this.
+    /// While a test holds this, owners answer no call.
     pub silence: Arc<Mutex<()>>,
 }
 
@@ -113,7 +115,7 @@ impl Shards {
         Shards { cluster, owners, locals, now_ms, silence }
     }
 
-    /// The store, as a session of a node has it.
+    /// Opens the store in a session of a node.
     pub fn open(&self, node: usize) -> (blocking::Session, Store) {
         let session = self.cluster.session(node);
         let store = session.block_on(Store::open(session.as_async(), "store")).unwrap();

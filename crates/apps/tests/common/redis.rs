@@ -1,4 +1,4 @@
-//! Clients of Redis, and a store of two nodes of this process, of which one serves them.
+//! Redis clients, and a store on two nodes of this process, one of which serves them.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -31,13 +31,13 @@ impl Served {
         Served { shards, address, stopper, serving }
     }
 
-    /// What listens, and lets nobody in yet.
+    /// Returns a server that listens and does not accept connections yet.
     pub fn prepare(clients_max: usize) -> (Shards, Server) {
         let mut shards = Shards::new(64 * MIB);
         let (session, store) = shards.open(0);
-        // Nobody is given up because this machine is busy.
+        // The timeout is long because this machine may be busy.
         let store = store.with_timeout(Duration::from_secs(3600));
-        // The other shard is not at hand for the one that serves, as it would not be in another process.
+        // The serving node reaches the other shard through calls, as it would in another process.
         let here = vec![shards.locals.swap_remove(0)];
         let now_ms = shards.now_ms.clone();
         let clock: Clock = Arc::new(move || now_ms.load(Ordering::Relaxed));
@@ -73,7 +73,7 @@ impl Client {
         self.0.write_all(bytes.as_ref()).unwrap();
     }
 
-    /// The next so many bytes are these.
+    /// Expects that the next bytes are these.
     #[track_caller]
     pub fn expect(&mut self, expected: impl AsRef<[u8]>) {
         let mut bytes = vec![0; expected.as_ref().len()];
@@ -89,20 +89,20 @@ impl Client {
         self.expect(expected);
     }
 
-    /// As `ask`, with arguments that have no spaces.
+    /// Sends a command whose arguments contain no spaces, and checks the reply.
     #[track_caller]
     pub fn say(&mut self, line: &str, expected: &str) {
         let args: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
         self.ask(&args, expected);
     }
 
-    /// The server has closed the connection.
+    /// Expects that the server has closed the connection.
     #[track_caller]
     pub fn expect_end(&mut self) {
         let mut rest = Vec::new();
         match self.0.read_to_end(&mut rest) {
             Ok(_) => assert_eq!(rest.escape_ascii().to_string(), ""),
-            // It had not read all that was sent.
+            // The server had not read everything that was sent.
             Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset),
         }
     }
@@ -129,7 +129,7 @@ impl Client {
         }
     }
 
-    /// Keys that a scan from `cursor` on finds, and where to go on.
+    /// Returns the next cursor of a scan from `cursor`, and the keys that it found.
     pub fn scan(&mut self, cursor: &str, rest: &str) -> (String, Vec<Vec<u8>>) {
         self.send(format!("scan {cursor} {rest}\r\n"));
         let Value::List(parts) = self.reply() else { panic!("a scan replies with a list") };

@@ -1,4 +1,4 @@
-//! Stories of key-value stores, over nodes of this process.
+//! Tests of key-value stores, over nodes of this process.
 
 use crate::common;
 
@@ -9,7 +9,7 @@ use common::{FUNCTION, MIB, SetAtEnd, Shards};
 use halite::{Function, NodeId, blocking};
 use halite_apps::kv::{Expires, KvError, SetOptions, Store};
 
-/// A store, as a session of a node has it.
+/// Opens a store in a session of a node.
 fn open(shards: &Shards, node: usize) -> Client {
     let (session, store) = shards.open(node);
     Client { session, store }
@@ -23,7 +23,7 @@ fn end(shards: Shards) {
     }
 }
 
-/// A store, and the session that waits for it.
+/// A store, and the session on which it blocks.
 struct Client {
     session: blocking::Session,
     store: Store,
@@ -38,7 +38,7 @@ impl Client {
         assert!(self.session.block_on(self.store.set(key, value, SetOptions::default())).unwrap());
     }
 
-    /// Sets that value under one key after the other until there is no room.
+    /// Sets this value under one key after the other until the store is full.
     fn fill(&mut self, value: &[u8]) -> Vec<[u8; 4]> {
         let mut kept = Vec::new();
         loop {
@@ -60,19 +60,19 @@ impl Client {
     }
 }
 
-/// Found with redis-cli, which was told that there was no memory.
+/// Found with redis-cli, which got the error that there was no memory.
 #[test]
 fn keys_of_a_full_store_expire_at_once() {
     let shards = Shards::new(4 * MIB);
     let mut client = open(&shards, 0);
-    // Of both shards, of which one is full.
+    // Keys of both shards, of which one is full.
     for key in client.fill(&[7; 1000]) {
         let expired = client.session.block_on(client.store.expire(&key, Expires::After { ms: 0 }));
         assert_eq!((expired.unwrap(), client.get(&key)), (true, None));
     }
 }
 
-/// Blocks are used anew all the time, for this key and for others.
+/// Blocks are reused all the time, for this key and for others.
 #[test]
 fn a_changing_value_is_read_whole_and_never_goes_back() {
     let shards = Shards::new(64 * MIB);
@@ -90,11 +90,11 @@ fn a_changing_value_is_read_whole_and_never_goes_back() {
                 scope.spawn(move || {
                     let (mut two, mut last) = (open(shards, node), 0);
                     loop {
-                        // It reads once more when all is written.
+                        // Reads once more after the last write.
                         let is_last = done.load(Ordering::Relaxed);
-                        let found = two.get(b"key").expect("it is always there");
+                        let found = two.get(b"key").expect("the key always exists");
                         let number = u64::from_le_bytes(*found.first_chunk().unwrap());
-                        assert_eq!(found, value(number), "it is torn");
+                        assert_eq!(found, value(number), "the value is torn");
                         assert!(number >= last, "{number} was read after {last}");
                         last = number;
                         if is_last {
@@ -158,7 +158,8 @@ fn a_cleared_store_gives_all_memory_back() {
     end(shards);
 }
 
-/// Several requests in one call are such whose answers are short: else a short call would be answered by the whole store, or end its owner.
+/// A call may contain several requests only if their answers are short: otherwise the answer to a short call could be
+/// the whole store, or terminate its owner.
 #[test]
 fn several_requests_in_a_call_get_short_answers_only() {
     let shards = Shards::new(64 * MIB);
@@ -177,7 +178,7 @@ fn several_requests_in_a_call_get_short_answers_only() {
     for number in [0, 1] {
         let function = Function(FUNCTION.0 + number);
         let answer = session.call(NodeId(number), function, &input, Duration::from_secs(30)).unwrap();
-        // Six that make no sense there, and that there is no such key.
+        // Six requests that are not allowed there, and one for a key that does not exist.
         let kinds: Vec<u8> = answer[9..].chunks(13).map(|part| part[4]).collect();
         assert_eq!((answer[0], kinds), (1, vec![6, 6, 6, 6, 6, 6, 2]));
     }

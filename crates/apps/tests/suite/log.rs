@@ -1,4 +1,4 @@
-//! Stories of logs, over nodes of this process.
+//! Tests of logs, over nodes of this process.
 
 use crate::common;
 
@@ -8,13 +8,13 @@ use common::{Cluster, MIB, wait_until_lost};
 use halite::{NodeId, blocking};
 use halite_apps::log::{Entry, Follower, Log, LogError, Options, Writer};
 
-/// Short segments, so that stories get to their ends.
+/// Short segments, so that tests reach their ends.
 const SHORT: Options =
     Options { slot_bytes: 32, segment_slots: 16, nodes: Vec::new(), everyone: halite::Permissions::empty() };
-/// Longer than any patience, in ns.
+/// Longer than any timeout, in ns.
 const LONG_NS: u64 = 1_000_000_000;
 
-/// A time that goes on by more than any patience whenever it is asked for.
+/// A clock that advances by more than any timeout each time it is read.
 struct Leaps(u64);
 
 impl Leaps {
@@ -36,7 +36,7 @@ fn records_of(entry: Entry<'_>) -> Vec<String> {
     entry.records().map(|record| String::from_utf8(record.to_vec()).unwrap()).collect()
 }
 
-/// All that a follower finds until `enough` have come, with time going on.
+/// Polls the follower until it has returned `enough` entries, while time passes.
 fn follow(session: &blocking::Session, follower: &mut Follower, enough: usize) -> Vec<String> {
     let (mut seen, mut clock) = (Vec::new(), Leaps(0));
     for _ in 0..10_000 {
@@ -137,12 +137,12 @@ fn a_transaction_is_one_entry() {
     let cluster = Cluster::new(64 * MIB);
     let session = cluster.session(0);
     let mut writer = Writer::new(create(&session, &SHORT), 1);
-    session.block_on(writer.append_all(&[b"debit 7", b"", b"credit 7 to somebody else"])).unwrap();
+    session.block_on(writer.append_all(&[b"debit 7", b"", b"credit 7 to another account"])).unwrap();
     session.block_on(writer.append_all(&[])).unwrap();
     let mut follower = session.block_on(Follower::from_start(open(&session))).unwrap();
     let mut entries = Vec::new();
     while session.block_on(follower.poll(0, |entry| entries.push(records_of(entry)))).unwrap() > 0 {}
-    assert_eq!(entries, [vec!["debit 7", "", "credit 7 to somebody else"], vec![]]);
+    assert_eq!(entries, [vec!["debit 7", "", "credit 7 to another account"], vec![]]);
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn a_log_is_trimmed_while_writers_go_on() {
     }
     assert_eq!(freed, 1000 / 16);
     assert!(cluster.bytes_used() <= 2 * 16 * 32 + 384, "{} bytes are left", cluster.bytes_used());
-    let error = session.block_on(slow.poll(0, |_| panic!("it is gone"))).unwrap_err();
+    let error = session.block_on(slow.poll(0, |_| panic!("the records were trimmed"))).unwrap_err();
     let LogError::Trimmed { first } = error else { panic!("{error}") };
     slow.skip_to(first);
     let mut seen = Vec::new();
@@ -200,7 +200,7 @@ fn a_full_log_goes_on_once_there_is_room() {
     session.block_on(writer.append(b"there is room")).unwrap();
 }
 
-/// Found with a run that ended, and left its regions, when etcd was away for some seconds.
+/// Found with a run that ended, and left its regions, when etcd was unavailable for some seconds.
 #[test]
 fn without_the_directory_only_new_segments_wait() {
     let mut cluster = Cluster::new(64 * MIB);
@@ -216,11 +216,12 @@ fn without_the_directory_only_new_segments_wait() {
         polled.map(|_| seen)
     };
     let is_without = |error| matches!(error, LogError::NoDirectory(_));
-    // The first segment, and a part of the second, which the follower has at hand.
+    // The first segment, and a part of the second, which the follower has mapped.
     (0..20).for_each(|number| assert_eq!(append(&mut writer, number).unwrap(), u64::from(number)));
     assert_eq!([look(&mut follower).unwrap(), look(&mut follower).unwrap()], [16, 4]);
     cluster.without_directory(|| {
-        // All of the second goes on; the third was not to be had when that was half full, and is not when it is needed.
+        // The second segment can be used to its end; the third could not be allocated when the second was half full,
+        // nor when it is needed.
         (20..32).for_each(|number| assert_eq!(append(&mut writer, number).unwrap(), u64::from(number)));
         assert!(is_without(append(&mut writer, 32).unwrap_err()));
         assert_eq!(look(&mut follower).unwrap(), 12);
@@ -228,7 +229,7 @@ fn without_the_directory_only_new_segments_wait() {
         assert!(is_without(session.block_on(cleaner.trim(16)).unwrap_err()));
         assert!(is_without(session.block_on(Log::open(session.as_async(), "log")).err().unwrap()));
     });
-    // Nothing of what was refused is there, and nobody has to skip its place.
+    // None of the refused records is in the log, and no follower has to skip their slots.
     assert_eq!(append(&mut writer, 32).unwrap(), 32);
     assert_eq!(
         follow(&session, &mut follower, 1),

@@ -1,4 +1,4 @@
-//! Stories of graphs, the log, the key-value store and its Redis front.
+//! Tests of graphs, the log, the key-value store and its Redis front end.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,4 +1,4 @@
-//! Stories of clients of Redis, over sockets, and a store of two nodes of this process, of which one serves.
+//! Tests of Redis clients, over sockets, and a store on two nodes of this process, one of which serves them.
 
 use crate::common;
 
@@ -36,12 +36,12 @@ fn keys_and_values_are_any_bytes_up_to_their_limits() {
 fn an_endless_value_is_cut_off() {
     let served = Served::new();
     let (mut one, mut other) = (served.client(), served.client());
-    // Who goes on for ever is not listened to as long, and holds nobody up.
+    // The server closes the connection of a client that sends without end, and other clients are not delayed.
     one.send("*3\r\n$3\r\nset\r\n$1\r\na\r\n$2000000000\r\n");
     let (piece, mut sent) = (vec![b'v'; 1 << 20], 0);
     while one.0.write_all(&piece).is_ok() {
         sent += piece.len();
-        assert!(sent < 1 << 30, "it is listened to for ever");
+        assert!(sent < 1 << 30, "the server reads for ever");
         other.say("ping", "+PONG\r\n");
     }
     other.say("dbsize", ":0\r\n");
@@ -54,7 +54,7 @@ fn requests_may_come_in_pieces_in_rows_and_as_lines() {
     let mut one = served.client();
     request(&[b"set", b"key", b"value"]).iter().for_each(|byte| one.send([*byte]));
     one.expect("+OK\r\n");
-    // Many at once, about keys of both shards, done in their order.
+    // Many requests at once, for keys of both shards, executed in their order.
     let (mut said, mut expected) = (Vec::new(), Vec::new());
     for number in 0..500 {
         let key = format!("key{}", number % 20);
@@ -71,7 +71,7 @@ fn requests_may_come_in_pieces_in_rows_and_as_lines() {
     one.send(&said);
     one.expect(&expected);
     one.ask(&[b"get", b"a key"], "$2\r\n\0\n\r\n");
-    // What is behind a mistake is not heard, and what is before it is.
+    // Requests before a malformed one are executed, requests after it are not.
     one.send("incr key0\r\nincr key1\r\n*1\r\n:5\r\nflushall\r\n");
     one.expect(":26\r\n:26\r\n-ERR Protocol error: expected '$', got ':'\r\n");
     one.expect_end();
@@ -80,7 +80,7 @@ fn requests_may_come_in_pieces_in_rows_and_as_lines() {
     served.end();
 }
 
-/// A web page could have its browser send lines to a port of its own host.
+/// A web page could make its browser send lines to a port of its host.
 #[test]
 fn requests_of_browsers_are_refused() {
     let served = Served::new();
@@ -95,13 +95,13 @@ fn requests_of_browsers_are_refused() {
     served.end();
 }
 
-/// Anybody can compute keys of one bucket, for the hash has no secret.
+/// Any client can compute keys of one bucket, because the hash has no secret.
 #[test]
 fn keys_chosen_for_one_bucket_are_refused() {
     let served = Served::new();
     let mut client = served.client();
     let hash = |key: &u32| xxhash_rust::xxh3::xxh3_64(&key.to_le_bytes());
-    // Of one shard, and of one bucket of each table that has up to 1024.
+    // Keys of one shard, and of one bucket in each table with up to 1024 buckets.
     let chosen = (0..).filter(|key| hash(key) >> 63 == 0 && hash(key) % 1024 == 0).take(20);
     let mut set = |key: u32| {
         client.send(request(&[b"set", &key.to_le_bytes(), b"v"]));
@@ -135,7 +135,7 @@ fn garbage_ends_its_own_connection_only() {
         one.expect_end();
         other.say("ping", "+PONG\r\n");
     }
-    // Half a request is no mistake, and nobody waits for the rest.
+    // An incomplete request is no error, and no other client waits for its rest.
     let mut half = served.client();
     half.send("*2\r\n$3\r\nget\r\n$5\r\nab");
     other.say("ping", "+PONG\r\n");
@@ -148,12 +148,12 @@ fn garbage_ends_its_own_connection_only() {
 fn a_client_that_never_reads_holds_up_no_other() {
     let served = Served::new();
     let (mut one, mut other) = (served.client(), served.client());
-    // As long as its reply, so that what the system keeps of requests is not replied to by much more.
+    // As long as its reply, so the system's buffers for requests cannot cause much longer replies.
     let value = vec![b'v'; 100_000];
     let echo = request(&[b"echo", &value]);
     one.0.set_nonblocking(true).unwrap();
     let (mut sent, mut refusals) = (0, 0);
-    // The system takes some of it, until it has been full for a while in which others were served.
+    // The system buffers some of it, until its buffers have been full for a while in which other clients were served.
     while refusals < 50 {
         match one.0.write(&echo[sent % echo.len()..]) {
             Ok(count) => (sent, refusals) = (sent + count, 0),
@@ -163,7 +163,7 @@ fn a_client_that_never_reads_holds_up_no_other() {
             }
             Err(error) => panic!("{error}"),
         }
-        assert!(sent < 256 << 20, "it is read, however much it has not read itself");
+        assert!(sent < 256 << 20, "the server reads although the client does not read its replies");
     }
     served.end();
 }
@@ -222,7 +222,7 @@ fn a_scan_finds_all_keys_while_the_store_grows() {
         let (next, keys) = one.scan(&cursor, "count 7 match stays:*");
         seen.extend(keys);
         rounds += 1;
-        // It grows many times over, and no more in the end.
+        // The store grows many times over, then stops growing.
         for number in 0..if rounds < 20 { 50 } else { 0 } {
             other.say(&format!("set comes:{rounds}:{number} x"), "+OK\r\n");
         }
@@ -284,7 +284,7 @@ fn keys_of_a_lost_owner_are_refused_and_others_stay() {
 #[test]
 fn a_silent_owner_holds_up_only_its_own_keys() {
     let served = Served::new();
-    // A key of the shard here, or there, as the store places them.
+    // A key of the local shard, and one of the remote shard, according to the store's placement.
     let key = |number: u64, shard: u64| {
         let keys = (0..).map(|salt| format!("{number}-{salt}"));
         keys.into_iter().find(|key| xxhash_rust::xxh3::xxh3_64(key.as_bytes()) >> 63 == shard).unwrap()
@@ -300,7 +300,7 @@ fn a_silent_owner_holds_up_only_its_own_keys() {
     let mut gone = served.client();
     gone.send(format!("set {} lost\r\n", key(4, 1)));
     drop(gone);
-    // All these are served meanwhile; what is there is read without its owner.
+    // All these are served meanwhile; existing values are read without their owner.
     for number in 0..100 {
         let mut one = served.client();
         one.say(&format!("set {here} {number}"), "+OK\r\n");

@@ -7,7 +7,7 @@ use common::redis::Served;
 const NOT_AN_INTEGER: &str = "-ERR value is not an integer or out of range\r\n";
 const SYNTAX: &str = "-ERR syntax error\r\n";
 
-/// What a client says, and what Redis replies, one behind the other.
+/// Requests of a client, and the replies of Redis, one after the other.
 const REPLIES: &[(&str, &str)] = &[
     ("ping", "+PONG\r\n"),
     ("PiNg hello", "$5\r\nhello\r\n"),
@@ -97,7 +97,7 @@ const REPLIES: &[(&str, &str)] = &[
     ("exists n", ":0\r\n"),
 ];
 
-/// What does not touch keys.
+/// Commands that do not touch keys.
 const ABOUT: &[(&str, &str)] = &[
     ("scan x", "-ERR invalid cursor\r\n"),
     ("scan 0 count 0", SYNTAX),

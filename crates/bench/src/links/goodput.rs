@@ -1,4 +1,4 @@
-//! Goodput of one flow for several loss rates and round trips.
+//! Goodput of one flow for several loss rates and round-trip times.
 
 use std::time::Duration;
 

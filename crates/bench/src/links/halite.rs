@@ -58,9 +58,9 @@ impl Drop for End {
 /// Load on one end; the other end answers.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
-    /// Whether the end writes slices continuously.
+    /// True if the end writes slices continuously.
     pub has_bulk: bool,
-    /// Whether the end sends pings of 64 bytes, one at a time, continuously.
+    /// True if the end sends pings of 64 bytes, one at a time, continuously.
     pub has_pings: bool,
     /// Time before the measurement.
     pub warm_up: Duration,

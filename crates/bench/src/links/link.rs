@@ -27,11 +27,11 @@ pub struct Link {
     pub twice: u32,
     /// Chance that a bit is flipped where no checksum of IP or UDP detects it.
     pub damaged: u32,
-    /// Chance that a packet is delayed by `held_back`, so that others overtake it.
+    /// Chance that a packet is delayed by `held_back`, so that later packets overtake it.
     pub overtaken: u32,
     /// Delay of such packets.
     pub held_back: Duration,
-    /// Whether the link drops all packets.
+    /// True if the link drops all packets.
     pub is_down: bool,
     /// Maximum length of a packet with its IP header; longer ones are dropped without a notice.
     pub bytes_max: usize,
@@ -205,7 +205,7 @@ const UDP_BYTES: usize = 8;
 const UDP: u8 = 17;
 
 /// Flips a bit in a datagram's payload and removes its checksum, as a router does that damages a packet in its own
-/// memory and computes the checksum anew. Other packets stay intact: the receiver's kernel would detect the damage,
+/// memory and computes the checksum again. Other packets stay intact: the receiver's kernel would detect the damage,
 /// which equals a loss.
 fn damage(packet: &mut [u8], random: &mut Rng) -> bool {
     let is_udp = packet.first() == Some(&0x45) && packet.get(9) == Some(&UDP);

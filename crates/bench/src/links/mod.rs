@@ -35,19 +35,19 @@ pub struct Options {
     /// Time per figure, in milliseconds
     #[arg(long, default_value_t = 2000)]
     pub time_ms: u64,
-    /// Bandwidth of the links in the table by loss and round trip, in megabits per second
+    /// Bandwidth of the links in the table of goodput by loss rate and round-trip time, in megabits per second
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..))]
     pub mbps: u64,
     /// Run one tiny round, to check that everything works; its figures mean nothing
     #[arg(long)]
     pub smoke: bool,
-    /// Omit the table by loss and round trip
+    /// Omit the table of goodput by loss rate and round-trip time
     #[arg(long, conflicts_with_all = ["markdown", "plot"])]
     pub sharing_only: bool,
     /// Replace the text between the markers `<!-- links:begin -->` and `<!-- links:end -->` of this file
     #[arg(long, value_name = "FILE")]
     pub markdown: Option<PathBuf>,
-    /// Draw the table by loss and round trip into this file, as SVG
+    /// Plot goodput by loss rate and round-trip time into this file, as SVG
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
 }

@@ -1,4 +1,4 @@
-//! Draws the table by loss and round trip as bars: one panel per round trip, one group per loss rate.
+//! Plots goodput by loss rate and round-trip time as bars: one panel per round-trip time, one group per loss rate.
 
 use std::fmt::Write;
 

@@ -1,4 +1,4 @@
-//! How evenly flows share a link, and how long small operations wait behind large ones.
+//! Measures how evenly flows share a link, and how long small operations wait behind large ones.
 
 use std::io;
 use std::time::Duration;

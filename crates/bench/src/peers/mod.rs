@@ -80,7 +80,7 @@ pub enum PeersError {
     Halite(#[from] halite::HalitePathError),
     /// `--require-peers` was given and a program is not installed.
     #[error(
-        "{} is not installed (Debian: apt-get install {}), but --require-peers demands it",
+        "{} is not installed (Debian: apt-get install {}), but --require-peers requires it",
         .0.name(),
         .0.package()
     )]

@@ -40,7 +40,7 @@ pub struct Crew {
 }
 
 impl Crew {
-    /// Starts the workers on the cluster in `dir`, or on a cluster of their own.
+    /// Starts the workers on the cluster in `dir`, or on a private cluster.
     pub fn start(dir: Option<&Path>, over: &Over) -> anyhow::Result<Crew> {
         let scratch = if dir.is_none() { Some(Scratch::create()?) } else { None };
         Crew::start_in(dir, scratch, over)

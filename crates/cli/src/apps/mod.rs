@@ -1,6 +1,6 @@
-//! `halite run`: applications on the public interface, on a cluster of their own or on a running one.
+//! `halite run`: applications that use the public interface, on a private cluster or on a running one.
 //!
-//! Workers are processes of this program, one for each node of a cluster of their own, and join as applications do.
+//! Workers are processes of this program, one for each node of a private cluster, and join as applications do.
 //! This process sends them tasks and combines their results.
 
 mod away;
@@ -56,10 +56,10 @@ struct Over {
     /// Processes of the application, each with its own node
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
     nodes: u32,
-    /// Memory of each process, for a cluster of the application's own, as 512M or 8G [default: 2G]
+    /// Memory of each process in the private cluster, for example 512M or 8G [default: 2G]
     #[arg(long, value_name = "BYTES")]
     arena: Option<ByteCount>,
-    /// Network of the application's own cluster [default: shm]
+    /// Network of the private cluster [default: shm]
     #[arg(long, value_parser = network())]
     fabric: Option<Provider>,
     /// Address for the first process's metrics; each next process uses the next port; port 0: the system chooses
@@ -82,13 +82,13 @@ impl Over {
         self.fabric.unwrap_or(Provider::Shm)
     }
 
-    /// Fails if `dir` names a running cluster and flags configure one of the application's own.
+    /// Fails if `dir` names a running cluster and flags configure a private one.
     fn check(&self, dir: Option<&Path>) -> Result<(), UsageError> {
         let Some(dir) = dir else { return Ok(()) };
         let said = [("--arena", self.arena.is_some()), ("--fabric", self.fabric.is_some())];
         let Some((flag, _)) = said.into_iter().find(|(_, is_said)| *is_said) else { return Ok(()) };
         Err(UsageError(format!(
-            "{flag} configures a cluster of the application's own, but --dir or HALITE_DIR names the cluster in {}; omit one of them",
+            "{flag} configures a private cluster, but --dir or HALITE_DIR names the cluster in {}; omit one of them",
             dir.display()
         )))
     }

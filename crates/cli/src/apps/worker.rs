@@ -21,10 +21,10 @@ use crate::{output, signals};
 /// `halite run-worker`
 #[derive(Args, Debug)]
 pub struct WorkerArgs {
-    /// The process to end with
+    /// Pid of the parent; this process is killed when the parent ends
     #[arg(long)]
     parent: u32,
-    /// The number of its node, in a cluster of the workers' own
+    /// Number of this worker's node, if the run starts a private cluster
     #[arg(long)]
     node: Option<u32>,
     /// Memory to contribute
@@ -33,7 +33,7 @@ pub struct WorkerArgs {
     /// Metrics address
     #[arg(long, default_value_t = MetricsAt(None))]
     metrics: MetricsAt,
-    /// The network of its node
+    /// Network of this worker's node
     #[arg(long, value_parser = network())]
     fabric: Option<Provider>,
 }

@@ -81,7 +81,7 @@ fn check_all_listed(unlisted: Unlisted, path: &Path) -> anyhow::Result<()> {
     let nodes: Vec<String> =
         remaining.iter().map(|target| format!("node {} is process {}", target.node, target.pid)).collect();
     bail!(
-        "cannot stop all nodes in {}: the files of some are gone, and the first node, which stays, reports that {}; \
+        "cannot stop all nodes in {}: the files of some nodes are gone, and the first node, which keeps running, reports that {}; \
          stop these processes, and try again",
         path.display(),
         nodes.join(", ")
@@ -113,7 +113,7 @@ fn check_all_ended(found: &Found, path: &Path) -> anyhow::Result<()> {
     }
     if let Some(target) = found.targets.first() {
         bail!(
-            "nodes keep joining in {}: node {} is process {}; stop what starts them, and try again",
+            "nodes keep joining in {}, for example node {} (process {}); stop the program that starts them, and try again",
             path.display(),
             target.node,
             target.pid

@@ -44,13 +44,15 @@ pub fn run(dir: &Path, args: &Region) -> anyhow::Result<()> {
     Ok(client.session.free(lh).map_err(&failed)?)
 }
 
-/// Removes a name that leads to a region with another name: etcd was edited by hand, or the region was just renamed.
+/// Removes a name that points to a region with another name: etcd was edited by hand, or the region was just renamed.
 fn remove_alias(client: &Client, name: &str, its: &str) -> anyhow::Result<()> {
     client.session.forget_name(name).map_err(|error| {
-        let led = format!("{name:?}, which leads to the region {its:?},");
+        let led = format!("{name:?}, which points to the region {its:?},");
         attempting("remove", led)(error)
     })?;
-    output::note(&format!("removed the name {name:?}, which led to the region {its:?}; the region stays"));
+    output::note(&format!(
+        "removed the name {name:?}, which pointed to the region {its:?}; the region stays"
+    ));
     Ok(())
 }
 

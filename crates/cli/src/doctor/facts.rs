@@ -36,7 +36,7 @@ pub struct Facts {
 /// The machine, and the limits of this process.
 #[derive(Clone, Debug)]
 pub struct HostFacts {
-    /// Release of the kernel, as `5.10.0-21-amd64`.
+    /// Release of the kernel, for example `5.10.0-21-amd64`.
     pub kernel: String,
     pub has_pidfd: bool,
     pub has_memfd: bool,

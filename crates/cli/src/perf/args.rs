@@ -16,7 +16,7 @@ pub fn name_of(value: &impl ValueEnum) -> String {
 /// `halite perf`
 #[derive(Args, Clone, Debug)]
 pub struct PerfArgs {
-    /// What to measure
+    /// Test to run
     #[arg(value_parser = table::names())]
     pub test: &'static Test,
     /// Bytes of one operation [default: 8; *_bw: 64K; alloc_lat, map_lat, fill_lat, copy_lat: 4K]
@@ -92,16 +92,16 @@ impl PerfArgs {
 /// `halite perf-server`, which `halite perf` starts.
 #[derive(Args, Debug)]
 pub struct ServerArgs {
-    /// The process to end with
+    /// Pid of the parent; this process is killed when the parent ends
     #[arg(long)]
     pub parent: u32,
     /// Memory to contribute
     #[arg(long)]
     pub arena: u64,
-    /// Where its threads run
+    /// Cores of its threads
     #[arg(long, value_enum)]
     pub cores: Pinning,
-    /// The network of its node
+    /// Network of its node
     #[arg(long, value_parser = network())]
     pub fabric: Provider,
 }

@@ -1,4 +1,4 @@
-//! `barrier_lat`: a barrier for as many sessions of either process.
+//! `barrier_lat`: a barrier with the same number of sessions in both processes.
 
 use std::time::Duration;
 

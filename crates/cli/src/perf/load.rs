@@ -1,4 +1,4 @@
-//! `rpc_load`: processor time of calls that arrive now and then, as in LITE, section 5.3 and figure 13.
+//! `rpc_load`: processor time of calls at a low rate, as in LITE, section 5.3 and figure 13.
 //!
 //! Calls follow a schedule that does not wait for earlier replies, with exponentially distributed intervals from a
 //! fixed seed. The baseline follows the same schedule: two processes write into each other's memory, and each polls its

@@ -1,8 +1,8 @@
 //! `halite perf`: the cost of operations, beside that of bare memory in the same run.
 //!
-//! Both ends are processes of their own in a private cluster, pinned to separate cores unless told otherwise
-//! ([`cores`]). [`table`] lists the tests, [`workload`] defines what a test is, and [`bench`] runs it; [`measure`] and
-//! [`baseline`] are independent of Halite.
+//! Both ends are separate processes in a private cluster, pinned to separate cores by default ([`cores`]). [`table`]
+//! lists the tests, [`workload`] defines what a test is, and [`bench`] runs it; [`measure`] and [`baseline`] are
+//! independent of Halite.
 
 mod access;
 mod args;

@@ -14,7 +14,8 @@ pub fn last_lines<'a>(trace: &'a [String], violation: &str, count: usize) -> Vec
     lines
 }
 
-/// Returns true if a line with this word concerns one of the hosts. The story has the faults, which concern all hosts.
+/// Returns true if a line with this word concerns one of the hosts. Lines of the `story` report faults, which concern
+/// all hosts.
 fn is_about(word: &str, hosts: &BTreeSet<u32>) -> bool {
     word == "story" || number(word, "host-").is_some_and(|host| hosts.contains(&host))
 }

@@ -18,7 +18,7 @@ fn an_address_that_goes_for_a_while_costs_sight_only() {
     }
     let host = cluster.host(2);
     let before = cluster.incarnations();
-    // Both ends are told by an error that a program understands.
+    // Both ends report an error that a program can recognize.
     let [there, here] = [(0, 2), (2, 1)]
         .map(|(at, node)| (Application::start(cluster.host(at), &format!("miss {node}")), node));
     take_away(host);
@@ -37,7 +37,8 @@ fn an_address_that_goes_for_a_while_costs_sight_only() {
 
     host.ok(&format!("ip addr add {}/24 dev cable", host.address));
     eventually(|| cluster.is_whole());
-    // A command is paired with the nodes that it reaches; a move shows that the nodes themselves are.
+    // Each command starts a node of its own, which pairs with the nodes that it uses; a move shows that the nodes
+    // themselves are paired.
     eventually(|| host.run("halite mv model-2 --to 1").status.success());
     for name in ["model-0", "model-1", "model-2"] {
         assert!(cluster.get(0, name) == bytes(100_000), "{name}");

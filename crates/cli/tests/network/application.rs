@@ -1,4 +1,4 @@
-//! Applications that join the cluster of their host, knowing no more than its directory.  Each is this program again.
+//! Applications that join the cluster of their host and know only its directory. Each is this program, started again.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,16 +10,16 @@ use crate::soak::worker;
 use crate::support::{Process, Running, children};
 use crate::world::{CLOCK_OFFSET, Host};
 
-/// What the application is to do.
+/// Variable that holds the task of an application.
 const TASK: &str = "HALITE_APPLICATION";
 const SHOUT: Function = Function(7);
-/// The file that one that counts waits for.
+/// File whose creation stops an application that counts.
 const STOP: &str = "/tmp/stop";
-/// Runs a program in a pid namespace of its own.
+/// Runs a program in a new pid namespace.
 pub const APART: &str = "unshare --pid --fork --kill-child";
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// One that runs until it is told to end.
+/// An application that runs until the test ends it.
 pub struct Application {
     running: Running,
     node: u32,
@@ -31,7 +31,7 @@ impl Application {
         Application::start_by(host, &Application::line(task))
     }
 
-    /// One in a pid namespace of its own, whose processes those of the host know and their siblings do not.
+    /// Starts an application in a new pid namespace: the host sees its processes, its siblings do not.
     #[track_caller]
     pub fn start_apart(host: &Host, task: &str) -> Application {
         Application::start_by(host, &Application::line(task).replace(" exec ", &format!(" exec {APART} ")))
@@ -49,42 +49,42 @@ impl Application {
         Application { running, node: said.parse().unwrap() }
     }
 
-    /// The number that it was given.
+    /// Returns the node number that the application was assigned.
     pub fn node(&self) -> u32 {
         self.node
     }
 
-    /// The process itself, of one that was started apart.
+    /// Returns the pid of the application itself if it was started in its own pid namespace.
     pub fn process(&self) -> u32 {
         children(self.running.pid())[0]
     }
 
-    /// Ends it, whatever it does.
+    /// Kills the application.
     pub fn end(&mut self) {
-        // On a host with processes of its own it is the child of who has entered that.
+        // On a host with its own pid namespace, the application is a child of the process that entered the namespace.
         children(self.running.pid()).into_iter().for_each(|pid| Process::open(pid).kill());
         self.running.kill();
     }
 
-    /// Waits until it has ended well.
+    /// Waits until the application has exited successfully.
     pub fn wait(&mut self) {
         assert!(self.running.wait().success());
     }
 
-    /// What one says that waits for a node to be out of sight.
+    /// Returns the error of an application that waits until a node is unreachable.
     #[track_caller]
     pub fn missed(mut self) -> String {
         self.running.line()
     }
 
-    /// Has one that counts stop; returns what it says then.
+    /// Stops an application that counts, and returns its output.
     #[track_caller]
     pub fn stop(mut self, host: &Host) -> String {
         host.write(STOP, b"");
         self.running.line()
     }
 
-    /// The line of a shell that runs one.
+    /// Returns the shell command that starts an application.
     pub fn line(task: &str) -> String {
         let program = std::env::current_exe().unwrap();
         format!(
@@ -94,9 +94,9 @@ impl Application {
     }
 }
 
-/// Not a test: what [`Application::line`] runs.
+/// Not a test: the program that [`Application::line`] runs.
 #[test]
-#[ignore = "it is what other tests run on their hosts"]
+#[ignore = "other tests run it on their hosts"]
 fn application() {
     let Ok(task) = std::env::var(TASK) else { return };
     let clock_offset_s = std::env::var(CLOCK_OFFSET).unwrap().parse().unwrap();
@@ -158,7 +158,7 @@ fn application() {
     }
 }
 
-/// Writes, reads and counts on another node, until it is told to stop; nothing of that may fail, get lost or be done twice.
+/// Writes, reads and counts on another node until it is stopped; no operation may fail, be lost or be executed twice.
 fn count(session: &Session, node: NodeId, is_ready: impl FnOnce()) {
     let lh = session.alloc(None, 1 << 20, Placement::On(node), Permissions::empty()).unwrap();
     let text = [7; 10_000];
@@ -175,7 +175,7 @@ fn count(session: &Session, node: NodeId, is_ready: impl FnOnce()) {
     println!("counted to {rounds}");
 }
 
-/// Reads from another node until that is out of sight; says what an application is told then.
+/// Reads from another node until it is unreachable; prints the error that the application gets.
 fn miss(session: &Session, node: NodeId, is_ready: impl FnOnce()) {
     let lh = session.alloc(None, 1 << 20, Placement::On(node), Permissions::empty()).unwrap();
     is_ready();

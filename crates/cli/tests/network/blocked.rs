@@ -1,4 +1,4 @@
-//! Hosts between which TCP passes and packets do not, as where somebody has forgotten UDP in a firewall.
+//! Hosts between which TCP works and UDP is blocked, for example by a firewall without a rule for UDP.
 
 use crate::cluster::{line, share_secret, start};
 use crate::support::eventually;
@@ -9,7 +9,7 @@ fn a_join_over_blocked_udp_says_so() {
     let Some(world) = World::new(2, Processes::Shared) else { return };
     share_secret(&world);
     let _first = start(world.host(0), 0, None);
-    // It makes no difference which end is the deaf one.
+    // The result does not depend on which end drops packets.
     for deaf in world.hosts() {
         deaf.mute_packets();
         for number in ["--id 1", "--id 0", ""] {

@@ -1,4 +1,4 @@
-//! Hosts whose clocks differ: nothing depends on it, and fencing tokens rise all the same.
+//! Hosts whose clocks differ: nothing depends on the clocks, and fencing tokens increase nevertheless.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,7 +9,7 @@ use crate::world::{Processes, World};
 
 const HOUR_S: i64 = 3600;
 
-/// Takes the lock on a host, and gives it back; returns the token.
+/// Takes the lock on a host and releases it; returns the token.
 #[track_caller]
 fn token(cluster: &Cluster, host: usize) -> u64 {
     let said = cluster.host(host).ok(&Application::line("lock-once"));
@@ -33,11 +33,11 @@ fn clocks_an_hour_apart_harm_nothing() {
         }
     };
     hand_around(&cluster, &mut last);
-    // The clocks are what was meant: tokens begin at the time of day of the fastest.
+    // The clocks are set as intended: tokens start at the time of day of the fastest clock.
     let now_s = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
     let fastest_s = now_s.saturating_add_signed(offsets_s.into_iter().max().unwrap());
     assert!(last / 1_000_000_000 > fastest_s - HOUR_S as u64 / 2, "{last}");
-    // The lock is made anew on whatever node it was: one of them is its home.
+    // The lock is created again on any node: one of them is its home.
     for restarted in [2, 1, 0] {
         cluster.nodes[restarted].kill();
         cluster.restart(restarted, [None, Some(0), Some(0)][restarted]);
@@ -45,9 +45,9 @@ fn clocks_an_hour_apart_harm_nothing() {
         hand_around(&cluster, &mut last);
     }
 
-    // A holder keeps its lock for longer than a lease, and loses it when nobody hears it any more.
+    // A holder keeps its lock for longer than a lease, and loses it when it is unreachable.
     let mut holding = Application::start(cluster.host(0), "lock");
-    // What is waited for is that more than a lease goes by.
+    // The test must wait for longer than a lease here.
     std::thread::sleep(Duration::from_secs(6));
     let refused = cluster.host(2).ok(&Application::line("try-lock"));
     assert!(refused.contains("it is held"), "{refused}");

@@ -1,10 +1,10 @@
-//! What commands say of hosts other than their own; they change nothing there.
+//! Output of commands about other hosts; commands change nothing there.
 
 use crate::cluster::Cluster;
 use crate::support::eventually;
 use crate::world::Processes;
 
-/// Hosts that see each other's processes, so that a number of a process of another host means that one here, as it may mean any other.
+/// Hosts that see each other's processes: a pid of a process on another host may be that of any process here.
 #[test]
 fn down_ends_the_nodes_of_its_own_host_only() {
     let Some(mut cluster) = Cluster::new(3, Processes::Shared) else { return };
@@ -20,7 +20,7 @@ fn down_ends_the_nodes_of_its_own_host_only() {
     (1..3).for_each(|host| drop(is_there(host)));
 }
 
-/// Node 0 keeps the list of members, and loses power like any other host.
+/// Node 0 holds the list of members, and loses power here.
 #[test]
 fn status_works_without_node_0_and_forget_does_not() {
     let Some(mut cluster) = Cluster::new(4, Processes::Shared) else { return };
@@ -28,7 +28,7 @@ fn status_works_without_node_0_and_forget_does_not() {
     cluster.lose_power(3);
     eventually(|| cluster.host(1).state(3) == "unreachable");
     cluster.lose_power(0);
-    // It is in sight for a lease; all the while others are shown.
+    // Node 0 counts as reachable for a lease; the other nodes are shown during all that time.
     eventually(|| cluster.host(1).state(0) == "unreachable");
     let output = cluster.host(1).run("halite status --json");
     assert_eq!(output.status.code(), Some(3));

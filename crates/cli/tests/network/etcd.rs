@@ -1,4 +1,4 @@
-//! Clusters of several hosts whose names are in an etcd: the main job, and what fails between hosts, or between them and etcd.
+//! Clusters of several hosts with names in etcd: the main job, and faults between hosts or between hosts and etcd.
 
 use crate::application::Application;
 use crate::cluster::{Cluster, SECRET, share_secret};
@@ -6,7 +6,8 @@ use crate::jobs::files_locks_and_calls_go_from_host_to_host;
 use crate::support::{Running, bytes, eventually};
 use crate::world::{Host, Processes, World, is_installed};
 
-/// Hosts, and an etcd, of which nodes are told; `None` where there can be no hosts, or there is no etcd.
+/// Creates hosts and an etcd, whose address the nodes get; `None` where hosts cannot be created or etcd is not
+/// installed.
 pub fn world_with_etcd(hosts: usize, processes: Processes) -> Option<World> {
     let mut world = World::new(hosts, processes)?;
     if !is_installed("etcd") || !is_installed("etcdctl") {
@@ -29,7 +30,7 @@ fn cluster(hosts: usize) -> Option<Cluster> {
     Some(cluster)
 }
 
-/// Whether a region comes about on the node of a host, by a command there.
+/// Returns true if a command on a host can create a region on the node of that host.
 fn put(cluster: &Cluster, host: usize, name: &str) -> bool {
     cluster.host(host).write("/tmp/words", b"words");
     cluster.host(host).run(&format!("halite put {name} /tmp/words --node {host}")).status.success()
@@ -40,7 +41,7 @@ fn files_locks_and_calls_go_between_hosts_with_etcd() {
     files_locks_and_calls_go_from_host_to_host(with_etcd(3, Processes::Shared));
 }
 
-/// As a supervisor starts them all: with one line, which names no host and no number.
+/// All hosts start with the same command line, as from a supervisor; it contains no host and no number.
 #[test]
 fn one_of_many_hosts_at_once_founds_the_cluster() {
     let Some(world) = world_with_etcd(3, Processes::Shared) else { return };
@@ -50,7 +51,7 @@ fn one_of_many_hosts_at_once_founds_the_cluster() {
         host.start(&format!("halite node {listen} --arena 64M"), "ready")
     };
     std::thread::scope(|scope| {
-        // A node dies with the thread that has started it.
+        // A node dies with the thread that started it.
         let starting = world.hosts().iter().map(|host| {
             let (ready, is_ready) = std::sync::mpsc::channel();
             let (lives, is_over) = std::sync::mpsc::channel::<()>();
@@ -67,7 +68,8 @@ fn one_of_many_hosts_at_once_founds_the_cluster() {
     });
 }
 
-/// Each is told to be the first: they would be two clusters that end each other's incarnations once they meet.
+/// Both nodes are started as node 0: without etcd's decision they would found two clusters, which end each other's
+/// incarnations once they connect.
 #[test]
 fn one_of_two_nodes_0_at_once_founds_the_cluster() {
     let Some(world) = world_with_etcd(2, Processes::Shared) else { return };
@@ -92,7 +94,7 @@ fn names_in_etcd_go_on_without_node_0() {
     cluster.put(0, "gone", &bytes(100_000), 0);
     let counting = Application::start(cluster.host(1), "count 2");
     cluster.lose_power(0);
-    // Who comes while node 0 is away is not told of it.
+    // A node that joins while node 0 is down gets no information about it.
     eventually(|| ["unreachable", "unknown"].contains(&&*cluster.host(1).state(0)));
     assert!(cluster.get(1, "model") == bytes(100_000));
     assert!(put(&cluster, 2, "new"), "names do without node 0");
@@ -107,7 +109,7 @@ fn names_in_etcd_go_on_without_node_0() {
     assert!(counting.stop(cluster.host(1)).contains("counted to"));
 }
 
-/// All hosts reach each other, and two of four do not reach etcd.
+/// All hosts reach each other, and two of four cannot reach etcd.
 #[test]
 #[ignore = "slow: .ci/deep slow"]
 fn nodes_without_etcd_lose_new_names_only() {
@@ -127,7 +129,8 @@ fn nodes_without_etcd_lose_new_names_only() {
         assert!(cluster.get(host, "model-0") == bytes(10_000), "a home that does not reach etcd answers");
         assert!(put(&cluster, host, &format!("new-{host}")));
     }
-    // Nobody joins by a host that does not reach etcd, also no command that asks who is there; others see that its node is.
+    // No node can join through a host that does not reach etcd, not even a command that lists the members; other hosts
+    // see that its node is alive.
     let states = cluster.states().split_off(2);
     assert!(states.iter().flatten().all(|state| state == "alive"), "{states:?}");
     for host in [0, 1] {
@@ -140,12 +143,12 @@ fn nodes_without_etcd_lose_new_names_only() {
     for (counting, host) in counting.into_iter().zip([0, 3]) {
         assert!(
             counting.stop(cluster.host(host)).contains("counted to"),
-            "nothing that is mapped has failed"
+            "accesses to mapped regions continue"
         );
     }
 }
 
-/// It would take the other's nodes for earlier ones of its own.
+/// Without the check, the cluster would take the other's nodes for earlier incarnations of its own.
 #[test]
 fn a_cluster_with_another_secret_is_refused() {
     let Some(world) = world_with_etcd(2, Processes::Own) else { return };

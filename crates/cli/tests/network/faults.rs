@@ -1,4 +1,4 @@
-//! Links and hosts that fail, and nodes that may not or cannot join.
+//! Links and hosts that fail, and nodes that are not allowed to join or cannot.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn a_cable_out_for_less_than_a_lease_goes_unnoticed() {
     cluster.put(0, "model", &bytes(100_000), 2);
     let counting = Application::start(cluster.host(1), "count 2");
     cluster.world.unplug(2);
-    // What is waited for is that less than a lease goes by.
+    // The test must wait for less than a lease here.
     std::thread::sleep(Duration::from_secs(1));
     cluster.world.plug(2);
     assert!(cluster.get(1, "model") == bytes(100_000));
@@ -51,10 +51,10 @@ fn a_cable_out_for_longer_costs_sight_only() {
             assert!(cluster.get(host, name) == bytes(100_000), "{name}");
         }
     }
-    // What passes by is paired with whom it reaches; that the nodes themselves are, a move shows.
+    // A command pairs with the nodes that it uses; a move shows that the nodes themselves are paired.
     eventually(|| cluster.host(1).run("halite mv model-0 --to 2").status.success());
     eventually(|| cluster.host(1).run("halite mv model-2 --to 1").status.success());
-    assert_eq!(cluster.incarnations(), before, "nobody has died");
+    assert_eq!(cluster.incarnations(), before, "no node has died");
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn a_link_that_fails_in_one_direction_recovers() {
     assert!(cluster.get(0, "model") == bytes(100_000));
 }
 
-/// Node 0 on a host, and another host that has its secret.
+/// Node 0 on a host, and another host that has node 0's secret.
 fn two_hosts() -> Option<(Running, World)> {
     let world = World::new(2, Processes::Shared)?;
     share_secret(&world);
@@ -173,7 +173,7 @@ fn node_0_founds_no_cluster_in_a_partition() {
     let Some(world) = World::new(3, Processes::Shared) else { return };
     share_secret(&world);
     let all: Vec<String> = world.hosts().iter().map(|host| format!("{}:7000", host.address)).collect();
-    // The same on each host, but for its number and address.
+    // The configuration is the same on each host, except for number and address.
     let line = |number: usize| {
         let config = format!("join = '{}'\nfound = true\nsecret_file = '{SECRET}'\n", all.join(","));
         let own = format!("listen = '{}'\narena = '256M'\nnode_id = {number}\n", all[number]);
@@ -181,7 +181,7 @@ fn node_0_founds_no_cluster_in_a_partition() {
         "halite node --config /tmp/halite.toml".to_owned()
     };
     let start = |number: usize| world.host(number).start(&line(number), "ready");
-    // Where one of the others is silent, it may be on the other side of a partition.
+    // A host that does not answer may be on the other side of a partition.
     world.unplug(2);
     let complaint = world.host(0).fails(&line(0));
     assert!(complaint.contains("no connection to 10.0.0.2:7000"), "{complaint}");
@@ -194,10 +194,10 @@ fn node_0_founds_no_cluster_in_a_partition() {
 
     nodes[0].kill();
     nodes[0] = start(0);
-    // It does not take itself, which is in the list as well, for the others.
-    assert_eq!(world.host(0).ok("halite get salt"), "salt", "it has found the others");
+    // Node 0 is in its own list too, and does not count itself as another node.
+    assert_eq!(world.host(0).ok("halite get salt"), "salt", "node 0 has found the others");
     eventually(is_whole);
-    // Alone on its side, it founds nothing.
+    // Alone on its side of a partition, node 0 does not found a cluster.
     nodes[0].kill();
     world.unplug(0);
     world.host(0).fails(&line(0));

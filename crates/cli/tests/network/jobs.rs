@@ -1,11 +1,11 @@
-//! The main job, over links that are well, and over links that lose datagrams.
+//! The main job, over links without faults and over links that lose datagrams.
 
 use crate::application::Application;
 use crate::cluster::Cluster;
 use crate::support::{bytes, eventually};
 use crate::world::{Processes, World};
 
-/// What all is for.
+/// Runs the main job: files, locks and calls between hosts.
 pub fn files_locks_and_calls_go_from_host_to_host(cluster: Option<Cluster>) {
     let Some(cluster) = cluster else { return };
     let last = cluster.nodes.len() - 1;
@@ -16,7 +16,7 @@ pub fn files_locks_and_calls_go_from_host_to_host(cluster: Option<Cluster>) {
         (&"10.0.0.2:7000".into(), &true),
         "{nodes:?}"
     );
-    // Packets that had to be sent again do not tell what a round trip takes.
+    // Retransmitted packets give no round-trip time.
     eventually(|| {
         let row = &cluster.host(0).nodes()[1];
         row["round_trip_us"].as_f64() > Some(0.0) && row["heard_ms_ago"].is_u64()
@@ -36,7 +36,7 @@ pub fn files_locks_and_calls_go_from_host_to_host(cluster: Option<Cluster>) {
         "commands share memory with the node of their host: {explained}"
     );
 
-    // Applications of two hosts, neither of which has a number that anybody gave it.
+    // Applications on two hosts, with automatically assigned numbers.
     let server = Application::start(cluster.host(1), "serve");
     let shouted = cluster.host(last).ok(&Application::line(&format!("call {}", server.node())));
     assert!(shouted.contains("SALT"), "{shouted}");

@@ -1,6 +1,7 @@
-//! Clusters of several hosts, each a namespace of its own, over links that fail.
+//! Clusters of several hosts, each a separate network namespace, over links that fail.
 //!
-//! Making hosts takes root and some programs; each test is left out where these are missing, and fails if `HALITE_NETWORK` is set.
+//! Creating hosts requires root and some programs; where these are missing, each test is skipped, or fails if
+//! `HALITE_NETWORK` is set.
 
 mod addresses;
 mod application;

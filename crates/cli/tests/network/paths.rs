@@ -1,16 +1,16 @@
-//! Paths that swallow long packets without a word, and hosts that are reached by one of their addresses only.
+//! Paths that silently drop long packets, and hosts that are reachable at only one of their addresses.
 
 use crate::application::Application;
 use crate::cluster::{Cluster, SECRET, share_secret, start};
 use crate::support::{bytes, eventually};
 use crate::world::{Host, Processes, World};
 
-/// Frames that take packets of 4096 bytes.
+/// MTU of a link that carries packets of 4096 bytes.
 const FRAME_BYTES: u32 = 4200;
-/// The longest datagram that comes through; packets of 1024 bytes do.
+/// Maximum length of a datagram that passes; packets of 1024 bytes fit.
 const LET_THROUGH: u32 = 1400;
 
-/// Two nodes that agree on packets of 4096 bytes, of which a path lets through so many.
+/// Creates two nodes that agree on packets of 4096 bytes; the path passes only datagrams up to `let_through` bytes.
 fn two_hosts(let_through: Option<u32>) -> Option<Cluster> {
     let world = World::new(2, Processes::Shared)?;
     world.widen(FRAME_BYTES);
@@ -24,7 +24,7 @@ fn two_hosts(let_through: Option<u32>) -> Option<Cluster> {
     Some(cluster)
 }
 
-/// Whether the node of host 0 knows that of the other to be reached by packets of so many bytes.
+/// Returns true if the node of host 0 sends packets of this size to the other node.
 fn is_reached_by(cluster: &Cluster, mtu: u32) -> bool {
     let explained = cluster.host(0).run("halite explain 1");
     String::from_utf8_lossy(&explained.stdout).contains(&format!("path MTU: {mtu} bytes"))
@@ -52,7 +52,7 @@ fn a_path_may_begin_to_swallow_long_packets() {
     assert!(cluster.is_whole(), "{:?}", cluster.states());
 }
 
-/// Where `status` of a host says that a node is dialled.
+/// Returns the address at which `status` on a host says that a node is dialled.
 fn dialled(host: &Host, node: u32) -> String {
     let nodes = host.nodes();
     let row = nodes.iter().find(|row| row["node"] == node).unwrap();

@@ -1,4 +1,4 @@
-//! The README's section on several machines, word by word.
+//! The README's section on several machines, executed word by word.
 
 use crate::etcd::world_with_etcd;
 use crate::support::{Running, eventually};
@@ -11,7 +11,7 @@ fn the_readme_works_on_several_machines() {
     }
 }
 
-/// Nobody is told to join anybody: etcd says who is there.
+/// Without `--join`: nodes find each other through etcd.
 #[test]
 fn the_readme_works_on_several_machines_with_etcd() {
     if let Some(world) = world_with_etcd(2, Processes::Own) {
@@ -35,7 +35,7 @@ fn follow(world: &World, adapt: impl Fn(&str) -> String) {
             running.push(host.start(&adapt(line), "ready"));
         } else {
             host.ok(line);
-            // By a way that one trusts.
+            // Over a trusted path.
             world.host(1).copy_secret(host, "/tmp/halite.secret");
         }
     }
@@ -45,7 +45,7 @@ fn follow(world: &World, adapt: impl Fn(&str) -> String) {
     world.host(0).ok("halite put salt file --node 1");
     assert_eq!(world.host(1).ok("halite get salt"), "salt");
     assert!(world.host(0).ok("halite explain 1").contains("provider roce"));
-    // The secret is for its owner alone, or it is none.
+    // A secret that other users can read is refused.
     world.host(1).ok("chmod 644 halite.secret");
     let flags = "--listen 10.0.0.2:7001 --secret-file halite.secret --join 10.0.0.1:7000";
     let complaint = world.host(1).fails(&format!("HALITE_DIR=/tmp/other halite node {flags}"));

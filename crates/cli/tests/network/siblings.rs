@@ -1,4 +1,4 @@
-//! Nodes of one host that do not know each other's process numbers, as those of containers that share a cluster directory.
+//! Nodes of one host that do not know each other's pids, for example containers that share a cluster directory.
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -6,7 +6,7 @@ use crate::application::{APART, Application};
 use crate::support::{Process, eventually};
 use crate::world::{Processes, World};
 
-/// Its number is 0 to whom it meets, so that no signal could be meant for it: by the descriptor of its process its end is seen all the same.
+/// The pid is 0 for its peers, so they cannot send it a signal; through its pidfd they nevertheless detect its end.
 #[test]
 #[ignore = "slow: .ci/deep slow"]
 fn memory_of_a_silent_sibling_is_kept_until_it_ends() {
@@ -20,8 +20,11 @@ fn memory_of_a_silent_sibling_is_kept_until_it_ends() {
     kill_process(Pid::from_raw(holder.process() as i32).unwrap(), Signal::STOP).unwrap();
     eventually(|| explain().contains("unreachable"));
     let used = || host.nodes()[0]["bytes_used"].as_u64().unwrap();
-    assert!(process.lives() && used() >= 4 << 20, "its half of a region is there, and may be written to");
-    assert!(host.fails("halite rm wide").contains("is down"), "nobody else frees it");
+    assert!(
+        process.lives() && used() >= 4 << 20,
+        "its half of a region is still allocated, because the process may write to it"
+    );
+    assert!(host.fails("halite rm wide").contains("is down"), "no other node frees it");
     assert!(process.lives() && used() >= 4 << 20);
     process.kill();
     eventually(|| used() < 4 << 20);

@@ -1,4 +1,5 @@
-//! Hosts of a test's own: each a network and a `/tmp` of its own, some with processes of their own, all on one switch.
+//! Hosts for one test: each has its own network and `/tmp`, some their own processes, and all are connected to one
+//! switch.
 //!
 //! ```text
 //!   host 0: 10.0.0.1 ── cable ──┐
@@ -6,10 +7,10 @@
 //!   host 2: 10.0.0.3 ── cable ──┘
 //! ```
 //!
-//! Where a story needs an etcd, it is at the switch; a host without a cable does not reach it.
+//! If a test needs an etcd, it runs at the switch; a host without a cable does not reach it.
 //!
-//! Nothing of it has a name: the kernel removes each when the process that holds it ends, which ends with the test, however that ends.
-//! What is started on a host dies with the thread of the test.
+//! No namespace has a name: the kernel removes each when the process that holds it ends, and that process ends with
+//! the test, even if the test is killed. Processes on a host die with the thread of the test.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -20,12 +21,13 @@ use serde_json::Value;
 
 use crate::support::{Running, check_ok, children, eventually};
 
-/// Turns what would be left out into a failure.
+/// Variable that makes a skipped test a failure.
 const REQUIRED: &str = "HALITE_NETWORK";
-/// What tells a node, and an application of ours, of a clock of its own.
+/// Variable that gives a node, or an application of these tests, a clock offset.
 pub const CLOCK_OFFSET: &str = "HALITE_CLOCK_OFFSET_S";
 const TOOLS: [&str; 7] = ["ethtool", "ip", "nft", "mount", "nsenter", "setpriv", "unshare"];
-/// Prepares a place, says so, and keeps it until its standard input ends.  The program may lie below the `/tmp` that is hidden.
+/// Prepares a namespace, prints `ready`, and keeps it until its standard input ends. The program may lie below the
+/// `/tmp` that is hidden.
 const HOLD: &str = r#"
 exec 3<"$1"
 mount -t tmpfs -o mode=1777 tmpfs /tmp
@@ -34,16 +36,16 @@ echo ready
 exec cat >/dev/null
 "#;
 
-/// Which namespaces a host has besides those for network and files.
+/// Namespaces of a host besides those for network and files.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Processes {
-    /// Those of the test: all hosts see each other's processes.
+    /// No pid namespace: all hosts see each other's processes.
     Shared,
-    /// Its own.
+    /// Its own pid namespace.
     Own,
 }
 
-/// Where an etcd of a world is.
+/// Address of the etcd of a world.
 const ETCD: &str = "10.0.0.254";
 
 /// All hosts of a test.
@@ -53,29 +55,29 @@ pub struct World {
     hosts: Vec<Host>,
 }
 
-/// One of them.
+/// One host.
 pub struct Host {
     place: Place,
     processes: Processes,
-    /// Where others reach it.
+    /// Address at which other hosts reach it.
     pub address: String,
-    /// The same, over IPv6.
+    /// IPv6 address at which other hosts reach it.
     pub address_6: String,
-    /// By how much its clock is ahead for the nodes and applications that are started on it.
+    /// Offset of its clock, in seconds, for nodes and applications that are started on it.
     clock_offset_s: i64,
-    /// Where nodes that are started on it are told that names are.
+    /// Address of the directory of names, for nodes that are started on it.
     directory: Option<String>,
 }
 
-/// Namespaces, for as long as a process of ours is in them.
+/// Namespaces, which exist while the holder process runs.
 struct Place {
     _holder: Running,
-    /// The process that is in them: of those that have namespaces for processes, not the one that we started.
+    /// The process in the namespaces: with a pid namespace, this is not the process that was started.
     pid: u32,
 }
 
 impl World {
-    /// `None`, having said why, where this machine or user cannot have it.
+    /// Returns `None`, and prints the reason, where this machine or user cannot create networks.
     pub fn new(hosts: usize, processes: Processes) -> Option<World> {
         let why = if !rustix::process::geteuid().is_root() {
             "only root may make networks".to_owned()
@@ -97,7 +99,7 @@ impl World {
         World { etcd: None, switch, hosts }
     }
 
-    /// Starts an etcd, of which nodes that are started from now on are told.
+    /// Starts an etcd, whose address nodes get that are started later.
     pub fn keep_names_in_etcd(&mut self) {
         self.switch.must(&format!("ip link set lo up; ip addr add {ETCD}/24 dev switch"));
         let (client, peer) = (format!("http://{ETCD}:2379"), format!("http://{ETCD}:2380"));
@@ -111,7 +113,7 @@ impl World {
         self.hosts.iter_mut().for_each(|host| host.directory = Some(format!("etcd://{ETCD}:2379/names")));
     }
 
-    /// `etcdctl`, which must succeed.
+    /// Runs `etcdctl`, which must succeed.
     #[track_caller]
     pub fn etcdctl(&self, line: &str) -> String {
         check_ok(line, &self.switch.command(&etcdctl(line)).output().unwrap())
@@ -125,14 +127,14 @@ impl World {
         &self.hosts
     }
 
-    /// Clocks are ahead by so many seconds from now on, for what is started then; those of the first hosts first.
+    /// Sets the clock offsets in seconds for processes that are started later, in the order of hosts.
     pub fn set_clocks(&mut self, offsets_s: &[i64]) {
         for (host, offset_s) in self.hosts.iter_mut().zip(offsets_s) {
             host.clock_offset_s = *offset_s;
         }
     }
 
-    /// Nothing gets through a host's cable from now on, and nobody is told.
+    /// From now on a host's cable carries no packets; no process is notified.
     pub fn unplug(&self, index: usize) {
         self.switch.must(&format!("ip link set port{index} nomaster"));
     }
@@ -141,7 +143,7 @@ impl World {
         self.switch.must(&format!("ip link set port{index} master switch"));
     }
 
-    /// Cables take frames of so many bytes, and each packet travels by itself.
+    /// Sets the MTU of all cables, and turns segmentation offload off, so that each packet travels alone.
     pub fn widen(&self, frame_bytes: u32) {
         for (index, host) in self.hosts.iter().enumerate() {
             self.switch.must(&format!("ip link set port{index} mtu {frame_bytes}"));
@@ -150,13 +152,13 @@ impl World {
         }
     }
 
-    /// Datagrams of more than so many bytes vanish from now on, and nobody is told.
+    /// From now on, datagrams longer than this are dropped silently.
     pub fn swallow(&self, most: u32) {
         self.hosts.iter().for_each(|host| host.drop_arrivals(&format!("iifname cable ip length gt {most}")));
     }
 
-    /// Of so many datagrams of UDP that come to a host, about one vanishes from now on.  Connections of TCP, by which nodes meet, give up after two
-    /// seconds, which two lost packets may take.
+    /// From now on, about one of `one_of` UDP datagrams to a host is dropped. TCP connections, which nodes use to set
+    /// up connections, time out after two seconds, which two lost packets may take.
     pub fn lose(&self, one_of: u32) {
         let some = format!("iifname cable meta l4proto udp numgen random mod {one_of} == 0");
         self.hosts.iter().for_each(|host| host.drop_arrivals(&some));
@@ -177,11 +179,11 @@ impl Host {
         Host { place, processes, address, address_6, clock_offset_s: 0, directory: None }
     }
 
-    /// A line of a shell, in the host's `/tmp`.
+    /// Returns the command for a shell line in the host's `/tmp`.
     pub fn command(&self, line: &str) -> Command {
         let mut command = self.place.command(line);
         if self.processes == Processes::Own {
-            // Only who has been started in a namespace for processes belongs to it.
+            // A process belongs to a pid namespace only if it was started in it.
             command = self.place.command_with(&["--pid"], line);
         }
         command.env(CLOCK_OFFSET, self.clock_offset_s.to_string());
@@ -192,7 +194,7 @@ impl Host {
         command
     }
 
-    /// Runs a line that must succeed; returns what it printed.
+    /// Runs a line that must succeed; returns its standard output.
     #[track_caller]
     pub fn ok(&self, line: &str) -> String {
         check_ok(line, &self.run(line))
@@ -202,7 +204,7 @@ impl Host {
         self.command(line).output().unwrap()
     }
 
-    /// Runs a line that must fail with status 1; returns what it complained of.
+    /// Runs a line that must fail with status 1; returns its error message.
     #[track_caller]
     pub fn fails(&self, line: &str) -> String {
         let output = self.run(line);
@@ -212,7 +214,7 @@ impl Host {
         complaint
     }
 
-    /// Starts a line, and waits until it has printed one with `text`.
+    /// Starts a line, and waits until it has printed a line that contains `text`.
     #[track_caller]
     pub fn start(&self, line: &str, text: &str) -> Running {
         let mut running = Running::of(self.command(&format!("exec {line}")));
@@ -221,7 +223,7 @@ impl Host {
         running
     }
 
-    /// What stands at that path of the host.
+    /// Returns the path of this file of the host as this process sees it.
     fn path(&self, path: &str) -> PathBuf {
         PathBuf::from(format!("/proc/{}/root{path}", self.place.pid))
     }
@@ -234,17 +236,17 @@ impl Host {
         std::fs::read(self.path(path)).unwrap()
     }
 
-    /// Nothing of UDP comes to it from now on, and nobody is told; TCP goes on.
+    /// From now on, UDP packets to this host are dropped, and no process is notified; TCP works.
     pub fn mute_packets(&self) {
         self.drop_arrivals("iifname cable meta l4proto udp");
     }
 
-    /// Nothing of etcd's gets through to it from now on, and nobody is told; other hosts do.
+    /// From now on, packets from etcd to this host are dropped, and no process is notified; other hosts reach etcd.
     pub fn lose_etcd(&self) {
         self.drop_arrivals(&format!("ip saddr {ETCD}"));
     }
 
-    /// Packets that arrive and match, in words of nftables, vanish from now on.
+    /// Drops arriving packets that match this nftables expression.
     pub fn drop_arrivals(&self, what: &str) {
         self.ok("nft add table inet arrivals");
         self.ok("nft 'add chain inet arrivals packets { type filter hook input priority 0; }'");
@@ -255,13 +257,13 @@ impl Host {
         self.ok("nft delete table inet arrivals");
     }
 
-    /// A file from another host that only its owner may read, by a way that one trusts.
+    /// Copies a file from another host, over a trusted path; only the owner may read it.
     pub fn copy_secret(&self, from: &Host, path: &str) {
         self.write(path, &from.read(path));
         std::fs::set_permissions(self.path(path), Permissions::from_mode(0o600)).unwrap();
     }
 
-    /// What `status` tells of each node, in order.
+    /// Returns the nodes in order, as `halite status` reports them.
     #[track_caller]
     pub fn nodes(&self) -> Vec<Value> {
         let output = self.run("halite status --json");
@@ -269,7 +271,7 @@ impl Host {
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    /// The state of a node, as this host sees it.
+    /// Returns the state of a node, as this host sees it.
     #[track_caller]
     pub fn state(&self, node: u32) -> String {
         let nodes = self.nodes();

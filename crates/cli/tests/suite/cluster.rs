@@ -1,4 +1,4 @@
-//! The life of a cluster, as a user at a shell sees it.
+//! Start, status and end of a cluster, from a shell.
 
 use crate::support;
 
@@ -23,7 +23,7 @@ fn a_detached_cluster_stays_until_down() {
     assert_eq!(logs(), 3);
     assert!(scratch.fails("status", 1).contains("halite up"));
     scratch.ok("down");
-    // The next one replaces them.
+    // The logs of the next cluster replace them.
     scratch.ok("up --nodes 1 --arena 64M --detach");
     assert_eq!(logs(), 1);
 }
@@ -96,7 +96,7 @@ fn applications_outlive_down_but_not_down_all() {
     scratch.ok("up --nodes 2 --arena 64M --detach");
     let text = scratch.write("text", "salt\n".repeat(1 << 20).as_bytes());
     scratch.ok(&format!("put region {}", text.display()));
-    // Nobody reads on, so that it waits with most of its bytes unwritten.
+    // The test does not read the output, so the application blocks with most of its bytes unwritten.
     let mut application = Running::start(&scratch, "get region");
     assert_eq!(application.line(), "salt\n");
 
@@ -128,7 +128,7 @@ fn a_second_cluster_in_a_directory_is_refused() {
 #[test]
 fn up_says_once_why_a_node_cannot_start() {
     let scratch = Scratch::new("reason");
-    // No host has this address, which is one for documents.
+    // No host has this address, which is reserved for documentation.
     for line in ["up --nodes 1", "up --nodes 1 --detach"] {
         let complaint = scratch.fails(&format!("{line} --fabric roce --address 192.0.2.7"), 1);
         assert!(
@@ -146,7 +146,7 @@ fn logs_have_time_and_level_and_commands_are_quiet() {
     let scratch = Scratch::new("told");
     scratch.ok("up --nodes 1 --arena 64M --detach");
     let log = std::fs::read_to_string(scratch.cluster().join("logs/node-0.log")).unwrap();
-    let line = log.lines().find(|line| line.contains("node 0 has joined")).expect("it is told by default");
+    let line = log.lines().find(|line| line.contains("node 0 has joined")).expect("it is logged by default");
     let (time, rest) = line.split_once(' ').unwrap();
     assert!(time.len() == "2026-01-31T12:00:00.000+00:00".len() && time.as_bytes()[10] == b'T', "{line}");
     assert!(rest.trim_start().starts_with("INFO "), "{line}");

@@ -1,10 +1,10 @@
-//! What is set, as `halite config` tells it.
+//! Settings and their sources, as `halite config` shows them.
 
 use crate::support;
 
 use support::Scratch;
 
-/// A row of `config --json` by its key: the value and where it comes from.
+/// Returns the value of a key in `config --json`, and its source.
 fn setting(rows: &[serde_json::Value], key: &str) -> (Option<String>, String) {
     let row = rows.iter().find(|row| row["key"] == key).unwrap_or_else(|| panic!("no {key}"));
     (row["value"].as_str().map(str::to_owned), row["source"].as_str().unwrap().to_owned())
@@ -43,11 +43,11 @@ fn an_unknown_key_or_variable_names_the_one_meant() {
 
     let output = scratch.command("config --json").env("HALITE_ARENNA", "1G").output().unwrap();
     assert_eq!(output.status.code(), Some(2));
-    assert!(rows(&output).len() > 10, "the rest is told all the same");
+    assert!(rows(&output).len() > 10, "the other settings are shown anyway");
     let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(complaint.contains("unknown variable HALITE_ARENNA; did you mean HALITE_ARENA?"), "{complaint}");
 
-    // Other commands say so, and go on; of what resembles nothing they say nothing.
+    // Other commands warn and continue; they ignore variables that resemble no known one.
     let command = |variable: &str| {
         let output = scratch.command("sim list").env(variable, "1").output().unwrap();
         assert!(output.status.success());
@@ -57,7 +57,7 @@ fn an_unknown_key_or_variable_names_the_one_meant() {
     assert_eq!(command("HALITE_SOAK_SEED"), "");
 }
 
-/// A value that no command takes is one, whether the command that reads it would use it or not.
+/// A value that no command accepts is an error, even if the command that reads it would not use it.
 #[test]
 fn a_wrong_value_is_refused_with_its_source() {
     let scratch = Scratch::new("refused");
@@ -82,7 +82,7 @@ fn a_wrong_value_is_refused_with_its_source() {
         assert!(output.status.code() == Some(2) && said.contains(&variable), "{variable}={value}: {said}");
         assert!(said.contains(allowed) && !said.contains("secret"), "{variable}={value}: {said}");
     }
-    // A flag, or a variable that a command reads, tells others no password either.
+    // A flag, or a variable that a command reads, does not show a password either.
     let wrong = "etcd://u:secret@x";
     let by_flag = scratch.run(&format!("node --id 0 --directory {wrong}"));
     let by_variable = scratch.command("node --id 0").env("HALITE_DIRECTORY", wrong).output().unwrap();

@@ -1,4 +1,4 @@
-//! What the commands do with a cluster directory that is not as they would have made it: they say so, and touch nothing.
+//! Commands refuse a cluster directory that they would not have created in this form, and leave it unchanged.
 
 use crate::support;
 
@@ -10,10 +10,10 @@ use std::process::{Command, Stdio};
 use rustix::fs::{FileType, Mode};
 use support::{MARKER, Process, Running, Scratch, inventory};
 
-/// What stands where a file of ours would, and how it gets there.
+/// Kind of file in the place of one of the program's files, and a function that creates it.
 type Bait = (&'static str, fn(&Path));
 
-/// Commands that look at the directory of a cluster.
+/// Commands that read the cluster directory.
 const COMMANDS: [&str; 8] = [
     "up --nodes 1",
     "up --nodes 1 --detach",
@@ -53,7 +53,7 @@ fn files_beside_those_of_a_cluster_outlive_it() {
     for name in theirs {
         std::fs::write(dir.join(name), "theirs").unwrap();
     }
-    // A node that died leaves files of these names.
+    // A node that died leaves files with these names.
     std::fs::write(dir.join("node-3.lock"), "4194305 77\n").unwrap();
     assert_eq!(scratch.states(), ["alive", "alive", "dead"]);
     scratch.ok("down");
@@ -65,7 +65,7 @@ fn files_beside_those_of_a_cluster_outlive_it() {
     assert!(!dir.join("node-3.lock").exists());
 }
 
-/// Each command refuses the cluster directory for this reason, and `root` stays as it is.
+/// Checks that each command refuses the cluster directory for this reason, and that `root` is unchanged.
 #[track_caller]
 fn check_refused(scratch: &Scratch, reason: &str, root: &Path) {
     let before = inventory(root);
@@ -141,7 +141,7 @@ fn no_kind_of_file_in_the_way_hangs_a_command() {
         ("a directory", |path| std::fs::create_dir(path).unwrap()),
         ("a symbolic link", |path| symlink("/dev/zero", path).unwrap()),
         ("a socket", |path| drop(UnixListener::bind(path).unwrap())),
-        ("a file that has other names, too", |path| {
+        ("a file with several hard links", |path| {
             std::fs::hard_link(path.with_file_name("logs/node-0.log"), path).unwrap();
         }),
     ];
@@ -180,7 +180,7 @@ fn a_forged_lock_file_ends_no_other_process() {
     assert!(Process::open(bystander.pid()).lives());
 }
 
-/// A process that has nothing to do with any cluster.
+/// Starts a process that belongs to no cluster.
 fn bystander() -> Running {
     let mut command = Command::new("cat");
     command.stdin(Stdio::piped());

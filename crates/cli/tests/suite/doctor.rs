@@ -1,4 +1,4 @@
-//! What `halite doctor` finds on a real host where somebody has spoilt something.
+//! Findings of `halite doctor` on a real host with faulty settings.
 
 use crate::support;
 
@@ -9,7 +9,7 @@ use std::process::Output;
 use serde_json::Value;
 use support::{Process, Scratch, eventually};
 
-/// All findings, whose worst severity is what the exit status says.
+/// Returns all findings; checks that the exit status reports the worst severity.
 #[track_caller]
 fn findings(output: &Output) -> Vec<Value> {
     let text = String::from_utf8_lossy(&output.stdout);
@@ -33,13 +33,13 @@ fn findings(output: &Output) -> Vec<Value> {
     found
 }
 
-/// What is found about one thing, by what is said.
+/// Returns the worst severity of the findings of this check.
 fn severity<'f>(found: &'f [Value], check: &str) -> &'f str {
     let of_check = found.iter().filter(|finding| finding["check"] == check);
     let worst = of_check.max_by_key(|finding| {
         ["ok", "note", "warning", "error"].iter().position(|word| finding["severity"] == *word)
     });
-    worst.unwrap_or_else(|| panic!("nothing of {check}"))["severity"].as_str().unwrap()
+    worst.unwrap_or_else(|| panic!("no finding about {check}"))["severity"].as_str().unwrap()
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn taken_ports_and_silent_hosts_are_errors() {
     let scratch = Scratch::new("ports");
     let secret = scratch.file("secret");
     scratch.ok(&format!("secret new {}", secret.display()));
-    // An address that no other test listens at, so that the port is free once it is closed.
+    // No other test listens at this address, so the port stays free after it is closed.
     let taken = TcpListener::bind("127.0.0.77:0").unwrap();
     let at = taken.local_addr().unwrap();
     let doctor = |flags: String| {
@@ -56,8 +56,11 @@ fn taken_ports_and_silent_hosts_are_errors() {
     let found = doctor(format!("--listen {at} --join {at}"));
     assert_eq!((severity(&found, "ports"), severity(&found, "join")), ("error", "ok"));
     assert_eq!(severity(&found, "secret"), "ok");
-    assert!(found.iter().any(|finding| finding["check"] == "mtu"), "the way to who answers is known");
-    // A network for documents, of which no host has an address.
+    assert!(
+        found.iter().any(|finding| finding["check"] == "mtu"),
+        "the path to the host that answers is checked"
+    );
+    // A network that is reserved for documentation: no host has an address in it.
     let found = doctor("--listen 192.0.2.1:7000".to_owned());
     assert_eq!((severity(&found, "ports"), severity(&found, "address")), ("error", "error"));
     drop(taken);

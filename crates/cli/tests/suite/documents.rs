@@ -1,4 +1,4 @@
-//! Every block of shell in the documents can be pasted whole: it succeeds, and touches no file of the user.
+//! Each shell block in the documents can be pasted as a whole: it succeeds, and changes no file of the user.
 
 use crate::support;
 
@@ -7,18 +7,18 @@ use std::process::{Command, Stdio};
 
 use support::{Scratch, inventory};
 
-/// Blocks behind `<!-- run: NAME -->` that are run elsewhere: the gate runs the README's two commands as an ordinary
-/// user; people run those that build or take minutes.
+/// Blocks behind `<!-- run: NAME -->` that this test does not run: the gate runs the README's two commands as an
+/// ordinary user; developers run the blocks that build or take minutes.
 const ELSEWHERE: [&str; 3] = ["main", "test", "by hand"];
 
-/// The marker of those that name ports, or an etcd at its usual one: they are run in a network of their own.
+/// Marker of blocks that name ports, or an etcd at its default port: they run in a separate network.
 const OWN_NETWORK: &str = "own network";
 
 /// A fenced block.
 struct Block {
     /// Document and line.
     place: String,
-    /// How to run it, if it says so.
+    /// Name in the block's `run` marker, if it has one.
     marker: Option<String>,
     text: String,
 }
@@ -43,7 +43,7 @@ fn markdown_in(folder: &Path) -> Vec<PathBuf> {
     entries.filter(|path| path.extension().is_some_and(|extension| extension == "md")).collect()
 }
 
-/// The fenced blocks of a document that are in `language`.
+/// Returns the fenced blocks of a document in this language.
 fn blocks(path: &Path, text: &str, language: &str) -> Vec<Block> {
     let mut blocks = Vec::new();
     let (mut marker, mut block) = (None, None::<Block>);
@@ -73,20 +73,20 @@ fn all_blocks(language: &str) -> Vec<Block> {
     documents().iter().flat_map(of).collect()
 }
 
-/// A folder with files of the user's whose names a careless document would use.
+/// Creates a folder with files whose names a careless document might overwrite.
 fn folder_with_baits(scratch: &Scratch) -> PathBuf {
     let folder = scratch.file("folder");
     std::fs::create_dir_all(folder.join("logs")).unwrap();
     for bait in ["NAME", "FILE", "NODE", "N", "DIR", "users", "copy", "node-3.lock", "node-3.py", "logs/a"] {
         std::fs::write(folder.join(bait), format!("the user's {bait}")).unwrap();
     }
-    // What blocks may name, as it is in a fresh clone.
+    // Files that blocks may name, as in a fresh clone.
     let copied = Command::new("cp").arg("-r").arg(root().join("plans")).arg(&folder).status().unwrap();
     assert!(copied.success());
     folder
 }
 
-/// Runs blocks behind `prelude`, each by that shell, as a user pastes them; they touch no file of the user's.
+/// Runs each block behind `prelude` in this shell, as a user pastes it; checks that no file of the user has changed.
 fn paste(name: &str, shell: &[&str], prelude: &str, blocks: &[Block]) {
     let scratch = Scratch::new(name);
     let folder = folder_with_baits(&scratch);
@@ -98,7 +98,7 @@ fn paste(name: &str, shell: &[&str], prelude: &str, blocks: &[Block]) {
     );
     let path = path.unwrap();
     for block in blocks {
-        // Whatever it started ends with it, also if it fails half-way.
+        // Processes that a block starts end with it, even if it fails.
         let cleanup =
             "trap 'if [ -d \"${HALITE_DIR:-}\" ]; then halite down --all >/dev/null 2>&1; fi' EXIT\n";
         let mut command = Command::new(shell[0]);
@@ -114,7 +114,7 @@ fn paste(name: &str, shell: &[&str], prelude: &str, blocks: &[Block]) {
     assert!(blocks.len() >= 3, "only {} blocks were found", blocks.len());
 }
 
-/// Blocks that run as they stand, of the README or of all other documents.
+/// Returns the blocks that run unchanged: those of the README, or of all other documents.
 fn blocks_as_they_stand(of_readme: bool) -> Vec<Block> {
     let mut blocks = all_blocks("sh");
     blocks.retain(|block| match block.marker.as_deref() {
@@ -139,7 +139,7 @@ fn blocks_of_other_documents_run_as_pasted() {
     paste("documents", &["sh"], "", &blocks_as_they_stand(false));
 }
 
-/// Brings up what a host has, and an etcd that ends with its shell.
+/// Configures the loopback interface, and starts an etcd that ends with its shell.
 const HOST_WITH_ETCD: &str = r#"
 ip link set lo up
 setpriv --pdeathsig KILL etcd --data-dir "$(mktemp -d)" >/dev/null 2>&1 &
@@ -156,7 +156,10 @@ fn blocks_run_as_pasted_in_a_network_of_their_own() {
     let missing = ["ip", "unshare", "setpriv", "etcd", "etcdctl", "curl"].into_iter().find(lacks);
     let is_root = rustix::process::geteuid().is_root();
     if missing.is_some() || !is_root {
-        assert!(std::env::var_os("HALITE_NETWORK").is_none(), "it is needed, and cannot be: {missing:?}");
+        assert!(
+            std::env::var_os("HALITE_NETWORK").is_none(),
+            "a network is required, and cannot be created: {missing:?}"
+        );
         return println!("left out: networks need root, and {missing:?}");
     }
     paste("documents-network", &["unshare", "--net", "sh"], HOST_WITH_ETCD, &blocks);

@@ -1,4 +1,5 @@
-//! Nodes that are drained, as `halite drain` and SIGTERM have it: what they have goes to others, and who uses it goes on.
+//! Nodes that are drained by `halite drain` or SIGTERM: their regions move to other nodes, and users of the regions
+//! continue.
 
 use crate::support;
 
@@ -26,7 +27,7 @@ fn application(dir: &Path) -> Node {
     Node::embedded(Config { dir: dir.to_owned(), node: None, arena_bytes: 0, ..Config::default() }).unwrap()
 }
 
-/// Writes and reads back, again and again.  Returns how often.
+/// Writes and reads back in a loop. Returns the number of rounds.
 fn access(session: &Session, lh: Lh, is_over: &AtomicBool) -> u64 {
     let mut count = 0;
     let mut read = vec![0; 4096];
@@ -46,7 +47,7 @@ fn a_rolling_restart_under_load_fails_nothing() {
     roll(&Scratch::new("rolling"), None);
 }
 
-/// Names are given all the while, too, for node 0 is a node like any other there.
+/// Names are assigned at the same time, because with etcd node 0 is not needed for that.
 #[test]
 fn a_rolling_restart_with_etcd_fails_no_name() {
     let scratch = Scratch::new("rolling-etcd");
@@ -54,14 +55,15 @@ fn a_rolling_restart_with_etcd_fails_no_name() {
     roll(&scratch, Some(&etcd.address("rolling")));
 }
 
-/// Names and gives up regions on whatever node is there, again and again.  Returns how often.
+/// Creates and frees named regions on any node in a loop. Returns the number of rounds.
 fn name(session: &Session, is_over: &AtomicBool) -> u64 {
     let mut count = 0;
     while !is_over.load(Ordering::Relaxed) {
         let name = format!("named-{count}");
-        let lh = session.alloc(Some(&name), 4096, Placement::Anywhere, ANYBODY).expect("a name is given");
-        session.stat(&name).expect("and found");
-        session.free(lh).expect("and given up");
+        let lh =
+            session.alloc(Some(&name), 4096, Placement::Anywhere, ANYBODY).expect("a name can be assigned");
+        session.stat(&name).expect("and looked up");
+        session.free(lh).expect("and freed");
         count += 1;
     }
     count
@@ -85,7 +87,7 @@ fn roll(scratch: &Scratch, directory: Option<&str>) {
         let mut workers: Vec<_> =
             regions.iter().map(|lh| scope.spawn(move || access(session, *lh, is_over))).collect();
         workers.extend(directory.map(|_| scope.spawn(move || name(session, is_over))));
-        // Also where an assertion fails, the others end.
+        // Ends the other threads even if an assertion fails.
         let restarted = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             for id in [1, 2, 0] {
                 if id == 2 {
@@ -94,7 +96,7 @@ fn roll(scratch: &Scratch, directory: Option<&str>) {
                     let said = scratch.ok(&format!("drain {id} --within 60"));
                     assert!(said.contains(&format!("node {id} is drained")), "{said}");
                 }
-                assert!(nodes[id].wait().success(), "nothing was left on node {id}");
+                assert!(nodes[id].wait().success(), "no region was left on node {id}");
                 nodes[id] = start(scratch, id as u32, directory);
             }
         }));
@@ -109,7 +111,7 @@ fn roll(scratch: &Scratch, directory: Option<&str>) {
     eventually(|| scratch.states()[..3] == ["alive"; 3]);
 }
 
-/// `timeout`, for one, sends a signal to the process and then to its group.
+/// For example, `timeout` sends a signal to the process and then to its process group.
 #[test]
 fn a_node_that_is_signalled_twice_is_drained() {
     let scratch = Scratch::new("twice");
@@ -121,9 +123,9 @@ fn a_node_that_is_signalled_twice_is_drained() {
         scratch.ok(&format!("put {name} {} --node 1", scratch.file("file").display()));
         second.signal(Signal::TERM);
         second.signal(Signal::TERM);
-        assert!(second.wait().success(), "it was not ended in the middle");
+        assert!(second.wait().success(), "the second signal did not interrupt the drain");
         assert_eq!(scratch.ok(&format!("get {name}")), "bytes");
-        // As others see it: without a goodbye it would be dead.
+        // The node said goodbye: otherwise other nodes would report it as dead.
         eventually(|| scratch.states() == ["alive", "left"]);
     }
 }
@@ -143,7 +145,7 @@ fn regions_that_cannot_move_are_named_and_kept() {
     };
     let said = drain("drain 0");
     assert!(said.contains("node 0 stays") && said.contains("--destroy"), "{said}");
-    assert_eq!(scratch.ok("get model"), "bytes", "it is kept");
+    assert_eq!(scratch.ok("get model"), "bytes", "the region is kept");
     let said = drain("drain 0 --destroy");
     assert!(said.contains("node 0 has left"), "{said}");
     assert_eq!(node.wait().code(), Some(3));

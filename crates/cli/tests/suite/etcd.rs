@@ -1,5 +1,5 @@
-//! Clusters whose names are in etcd, as Debian's package has it: where there is none, these say so and do nothing, unless
-//! `HALITE_NEEDS_ETCD` is set, as where changes are checked.
+//! Clusters with names in an etcd from Debian's package: where etcd is not installed, these tests are skipped, or fail
+//! if `HALITE_NEEDS_ETCD` is set, as in the gate.
 
 use crate::support;
 
@@ -25,7 +25,8 @@ fn node(dir: &Path, id: u32, directory: Option<&str>) -> Node {
     Node::embedded(Config { directory, ..config(dir, id) }).unwrap()
 }
 
-/// A cluster of detached nodes whose names are at `prefix` of an etcd of their own, and a file that holds `words`; `None` where there is no etcd.
+/// Starts a cluster of detached nodes with names at `prefix` of a new etcd, and creates a file that holds `words`;
+/// `None` where etcd is not installed.
 fn cluster(prefix: &str, nodes: u32) -> Option<(Scratch, Etcd, String)> {
     let scratch = Scratch::new(prefix);
     let etcd = Etcd::start()?;
@@ -39,7 +40,7 @@ fn clusters_share_an_etcd_and_name_without_node_0() {
     let Some((scratch, etcd, file)) = cluster("one", 3) else { return };
     scratch.ok(&format!("put a {file} --node 1"));
     assert!(scratch.ok("ls --json").contains("\"a\""));
-    // No other cluster may have its prefix among these keys.
+    // The prefix of another cluster must not be within this one.
     let keys = etcd.ctl(&["get", "--prefix", "/one/", "--keys-only"]);
     let headings = keys.lines().filter_map(|key| key.strip_prefix("/one/")?.split('/').next());
     let is_refused = |heading: &str| format!("etcd://a:1/one/{heading}").parse::<EtcdAddress>().is_err();
@@ -58,7 +59,7 @@ fn clusters_share_an_etcd_and_name_without_node_0() {
     scratch.ok("down");
 }
 
-/// As by two who are told no prefix.
+/// A second cluster with the same prefix is refused.
 #[test]
 fn a_prefix_belongs_to_one_living_cluster() {
     let Some((scratch, etcd, file)) = cluster("taken", 2) else { return };
@@ -72,8 +73,8 @@ fn a_prefix_belongs_to_one_living_cluster() {
             other.fails(&format!("node --id {id} --arena 64M --directory {}", etcd.address("taken")), 1);
         assert!(said.contains("another cluster has its names at") && said.contains("prefix"), "{said}");
     }
-    assert_eq!(scratch.ok("get a"), "words", "nothing is lost");
-    // A node that has died comes back where it was.
+    assert_eq!(scratch.ok("get a"), "words", "the name is still there");
+    // A node that has died returns to its prefix.
     Process::open(scratch.pid(0)).kill();
     let line = format!(
         "node --id 0 --arena 64M --parent {} --directory {}",
@@ -89,7 +90,7 @@ fn a_prefix_belongs_to_one_living_cluster() {
     other.ok("down");
 }
 
-/// Waits until users are asked for: the password of root, and a user who may do all below `/halite/one`.
+/// Enables authentication: a root user with a password, and a user who may access everything below `/halite/one`.
 fn with_users(etcd: &Etcd) {
     for line in [
         "user add root:root-word",
@@ -124,15 +125,15 @@ fn etcd_is_used_over_tls_with_a_password_file() {
     let file = scratch.file("file").display().to_string();
     let mut up = scratch.command(&format!("up --nodes 2 --arena 64M --detach --directory {address}"));
     assert!(up.status().unwrap().success());
-    // Commands are told by the cluster directory.
+    // Commands read the address of etcd from the cluster directory.
     scratch.ok(&format!("put a {file} --node 1"));
     assert_eq!(scratch.ok("get a"), "words");
-    // Its tokens end with it: those who come back say anew who they are.
+    // Restarting etcd invalidates its tokens: clients authenticate again.
     etcd.kill();
     etcd.run();
     eventually(|| scratch.run("get a").status.success());
     eventually(|| scratch.run(&format!("put b {file} --node 1")).status.success());
-    // Certificates are replaced under nodes that run.
+    // Certificates are replaced while nodes run.
     etcd.renew_certs();
     eventually(|| scratch.run(&format!("put c {file} --node 1")).status.success());
     scratch.ok("down");
@@ -177,13 +178,14 @@ fn wrong_certificates_users_and_files_are_told_apart() {
     check(as_salt("two", right), EtcdFault::User, "permission denied");
     check(format!("etcd://nobody:x@{at}/halite/one?{good}"), EtcdFault::User, "authentication failed");
     check(format!("etcd://{at}/halite/one?{good}"), EtcdFault::User, "user name is empty");
-    // Without TLS, where it is expected, and the other way round.
+    // Without TLS where etcd requires it, and with TLS where etcd does not use it.
     check(format!("etcd://salt:pass:word@{at}/halite/one"), EtcdFault::Unreachable, "?ca=FILE");
     let plain = Etcd::start().unwrap();
     check(format!("etcd://127.0.0.1:{}/one?{good}", plain.port), EtcdFault::Unreachable, "without TLS");
 }
 
-/// What failed, where, and what to do, each once: as a command on a terminal, a node that others wait for, and the log of one tell it.
+/// The fault, the place and the remedy are each reported once: by a command on a terminal, by a node that other nodes
+/// wait for, and in a node's log.
 #[test]
 fn faults_of_etcd_are_told_once_with_a_remedy() {
     let scratch = Scratch::new("etcd-once");
@@ -214,13 +216,13 @@ fn faults_of_etcd_are_told_once_with_a_remedy() {
     assert!(said.contains("keep their names at node 0"), "{said}");
 }
 
-/// One of several that takes questions and never answers, or whose name leads nowhere, is passed over.
+/// A member of etcd that accepts requests and never answers, or whose host name does not resolve, is skipped.
 #[test]
 #[ignore = "slow: .ci/deep slow"]
 fn a_node_of_etcd_that_hangs_is_passed_over() {
     let scratch = Scratch::new("etcd-passed-over");
     let Some(etcd) = Etcd::start() else { return };
-    // Whose connections the system takes, and nobody reads.
+    // The system accepts connections to this socket, and no program reads from them.
     let mute = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let mute_port = mute.local_addr().unwrap().port();
     for first in [format!("127.0.0.1:{mute_port}"), "nowhere.invalid:1".to_owned()] {
@@ -232,7 +234,7 @@ fn a_node_of_etcd_that_hangs_is_passed_over() {
     }
 }
 
-/// The nodes are processes of their own; applications of this one name regions all the while.
+/// The nodes are separate processes; applications in this process name regions at the same time.
 #[test]
 fn names_move_to_etcd_under_load() {
     let scratch = Scratch::new("etcd-move");
@@ -250,12 +252,12 @@ fn names_move_to_etcd_under_load() {
                 let mut count = 0;
                 while !is_over.load(Ordering::Relaxed) {
                     let (name, on) = (format!("{thread}-{count}"), Placement::On(NodeId(count % 3)));
-                    let lh = session.alloc(Some(&name), 4096, on, ANYBODY).expect("names are given");
-                    assert_eq!(session.stat(&name).expect("names are found").home, NodeId(count % 3));
-                    // One in four stays.
+                    let lh = session.alloc(Some(&name), 4096, on, ANYBODY).expect("names can be assigned");
+                    assert_eq!(session.stat(&name).expect("names can be looked up").home, NodeId(count % 3));
+                    // Keeps one region in four.
                     match count % 4 {
                         0 => session.unmap(lh).unwrap(),
-                        _ => session.free(lh).expect("names are given up"),
+                        _ => session.free(lh).expect("named regions can be freed"),
                     }
                     count += 1;
                     if count == 20 {
@@ -277,7 +279,7 @@ fn names_move_to_etcd_under_load() {
     let keys = etcd.ctl(&["get", "--prefix", "/moved/names/", "--keys-only"]);
     let names = keys.lines().filter(|key| key.starts_with("/moved/names/")).count();
     assert_eq!(names as u32, 1 + made.iter().map(|made| made.div_ceil(4)).sum::<u32>());
-    // Names do without node 0 now.
+    // Names no longer need node 0.
     Process::open(scratch.pid(0)).kill();
     scratch.ok(&format!("put more {file} --node 1"));
     assert_eq!(scratch.ok("get before"), "words");
@@ -293,9 +295,9 @@ fn names_stay_at_node_0_if_etcd_cannot_take_them() {
     scratch.write("file", b"words");
     let file = scratch.file("file").display().to_string();
     scratch.ok(&format!("put a {file} --node 1"));
-    let nobody = ClosedPort::new();
+    let closed = ClosedPort::new();
     for (address, why) in [
-        (format!("etcd://{nobody}/x"), "does not answer"),
+        (format!("etcd://{closed}/x"), "does not answer"),
         (format!("etcd://u:p@127.0.0.1:{}/x", etcd.port), "password-file"),
         (format!("etcd://127.0.0.1:{}/x?ca=/nowhere", etcd.port), "/nowhere"),
     ] {
@@ -308,12 +310,12 @@ fn names_stay_at_node_0_if_etcd_cannot_take_them() {
     scratch.ok("down");
 }
 
-/// What `halite doctor` finds about etcd, the worst first.
+/// Returns the worst severity of the findings of `halite doctor` about etcd, and its text.
 fn doctor(scratch: &Scratch, address: &str) -> (String, String) {
     let output = scratch.run(&format!("doctor --json --arena 64M --directory {address}"));
     let text = String::from_utf8(output.stdout).unwrap();
     let found = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-    let found = found.into_iter().find(|finding| finding["check"] == "etcd").expect("etcd is looked at");
+    let found = found.into_iter().find(|finding| finding["check"] == "etcd").expect("etcd is checked");
     let word = |key: &str| found[key].as_str().unwrap().to_owned();
     (word("severity"), word("found"))
 }
@@ -324,7 +326,7 @@ fn a_full_etcd_is_found_and_costs_new_names_only() {
     let Some(mut etcd) = Etcd::start_with(&["--quota-backend-bytes=200000"]) else { return };
     let (severity, found) = doctor(&scratch, &etcd.address("well"));
     assert!(severity == "ok" && found.contains("version 3."), "{severity}: {found}");
-    // It fills up, and a cluster that is there is told so: what is mapped goes on.
+    // etcd becomes full, and a running cluster gets an error; mapped regions can still be used.
     let nodes = [0, 1].map(|id| node(&scratch.cluster(), id, Some(&etcd.address("full"))));
     let session = nodes[0].blocking_session();
     let lh = session.alloc(Some("mapped"), 4096, Placement::On(NodeId(1)), ANYBODY).unwrap();
@@ -338,7 +340,7 @@ fn a_full_etcd_is_found_and_costs_new_names_only() {
     assert_eq!(alloc("new").map_err(|error| error.cause), Err(RegionCause::DirectoryOut));
     session.write(lh, 0, b"goes on").unwrap();
     session.alloc(None, 4096, Placement::Local, ANYBODY).unwrap();
-    // Room is made, and names are given again.
+    // etcd is compacted, and names can be assigned again.
     etcd.ctl(&["del", "--prefix", "/filler/"]);
     let status = etcd.ctl(&["endpoint", "status", "-w", "json"]);
     let status: serde_json::Value = serde_json::from_str(&status).unwrap();
@@ -369,26 +371,26 @@ fn an_etcd_that_hangs_costs_new_names_only() {
     let shows = |line: &str| nodes[0].metrics().to_string().lines().any(|said| said == line);
     assert!(shows("halite_directory_ready 1"));
     assert_eq!(alloc("new"), Err(RegionCause::DirectoryOut));
-    assert!(shows("halite_directory_ready 0"), "who watches sees it");
+    assert!(shows("halite_directory_ready 0"), "the metric shows it");
     session.write(lh, 0, b"goes on").unwrap();
     etcd_process.resume();
-    // etcd may have carried the claim out late: the node takes it back, and the name is free.
+    // etcd may have executed the claim late: the node reverts it, and the name is free.
     eventually(|| alloc("new").is_ok());
     assert!(shows("halite_directory_ready 1"));
     assert_eq!(alloc("mapped"), Err(RegionCause::NameTaken));
     drop(nodes);
 }
 
-/// What the detached nodes have told, each in its file.
+/// Returns the logs of the detached nodes, one after the other.
 fn logs(scratch: &Scratch) -> String {
     let files = std::fs::read_dir(scratch.cluster().join("logs")).unwrap().flatten();
     files.map(|file| std::fs::read_to_string(file.path()).unwrap()).collect()
 }
 
-/// The key that a node keeps of its own incarnation.
+/// Returns the key of a node's incarnation in etcd.
 fn home_key(etcd: &Etcd, prefix: &str, node: u32) -> String {
     let keys = etcd.ctl(&["get", "--prefix", &format!("/{prefix}/homes/{node}."), "--keys-only"]);
-    keys.lines().find(|line| !line.is_empty()).expect("it has one").to_owned()
+    keys.lines().find(|line| !line.is_empty()).expect("the node has a key").to_owned()
 }
 
 #[test]
@@ -401,7 +403,7 @@ fn a_living_node_mends_its_edited_key() {
         assert_eq!(scratch.ok("get a"), "words", "{edit}");
         assert!(scratch.fails(&format!("put a {file} --node 0"), 1).contains("exists already"), "{edit}");
         assert!(!scratch.ok("ls").contains("lost with"), "{edit}: {}", scratch.ok("ls"));
-        // It is noticed by itself within 10 s, and at once where the node is asked for a name.
+        // The node notices the edit within 10 s, or at once when a name is requested from it.
         scratch.ok(&format!("put {} {file} --node 1", &edit[..5]));
         eventually(|| etcd.ctl(&["get", &key, "--print-value-only"]).trim() == "lives");
     }
@@ -449,7 +451,8 @@ fn names_are_mended_after_etcd_was_restored() {
     etcd.restore();
     let names = || etcd.ctl(&["get", "--prefix", "/older/names/", "--keys-only"]);
     assert!(names().contains("/older/names/a\n"));
-    // Nodes write again what it lacks.  A name that it has again is freed by the next `rm` or `put` of that name.
+    // Nodes write missing keys again. A freed name that the restore brought back is freed by the next `rm` or `put` of
+    // that name.
     eventually(|| names().contains("/older/names/since\n"));
     assert!(logs(&scratch).contains("etcd was restored to an earlier state"), "{}", logs(&scratch));
     let output = scratch.run("rm a");

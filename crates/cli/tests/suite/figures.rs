@@ -1,4 +1,4 @@
-//! What names in etcd cost beside those at node 0. Nothing is asserted about time.
+//! Compares the cost of names in etcd and at node 0. Asserts no times.
 //!
 //! ```text
 //! cargo test --release -p halite-cli --test suite -- --ignored --nocapture --test-threads 1 figures
@@ -23,7 +23,7 @@ fn node(dir: &Path, id: u32, directory: Option<&str>) -> Node {
     Node::embedded(Config { directory, ..config }).unwrap()
 }
 
-/// Processor time that a process has used, in us.
+/// Returns the processor time that a process has used, in microseconds.
 fn processor_us(pid: u32) -> f64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
@@ -31,7 +31,7 @@ fn processor_us(pid: u32) -> f64 {
     (ticks(11) + ticks(12)) * 1e6 / rustix::param::clock_ticks_per_second() as f64
 }
 
-/// How many regions with names the nodes make in a second, each by so many threads.
+/// Returns the number of named regions that all nodes together create per second, each with this many threads.
 fn rate(nodes: &[Node], threads: usize) -> f64 {
     let begin = Instant::now();
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Clusters of several hosts, as a user at a shell sees them: hosts that share no directory, but a secret.
+//! Clusters of several hosts, from a shell: the hosts share a secret, but no directory.
 
 use crate::support;
 
@@ -7,16 +7,16 @@ use std::path::Path;
 use rustix::process::Signal;
 use support::{Running, Scratch, bytes};
 
-/// A node of a host of its own, and where others dial it.
+/// A node on a host with its own cluster directory, and the address at which others dial it.
 struct Host {
-    // It ends before its directory is removed.
+    // The node ends before its directory is removed.
     node: Running,
     scratch: Scratch,
     address: String,
 }
 
 impl Host {
-    /// Starts node `id`, by `join` if there is a cluster already.
+    /// Starts node `id`, which joins through `join` if a cluster exists.
     fn start(id: u32, secret: &Path, join: Option<&str>) -> Host {
         let scratch = Scratch::new(&format!("host-{id}"));
         let join = join.map(|address| format!(" --join {address}")).unwrap_or_default();
@@ -32,7 +32,7 @@ impl Host {
     }
 }
 
-/// A secret, and three hosts, of which the last joined by one that is not the first.
+/// Creates a secret and three hosts; the last one joins through the second.
 fn three(name: &str) -> (Scratch, [Host; 3]) {
     let own = Scratch::new(name);
     own.ok(&format!("secret new {}", own.file("secret").display()));
@@ -119,7 +119,7 @@ fn a_secret_is_replaced_while_nodes_run() {
     };
     assert!(joins("old") && !joins("new"));
     for secrets in [format!("{old}{new}"), format!("{new}{old}")] {
-        // One host after the other, as their owners come by.
+        // Replaces the secret on one host after the other.
         for host in ["first", "second"] {
             std::fs::write(file(host), &secrets).unwrap();
             assert!(first.scratch.nodes()[..2].iter().all(|row| row["state"] == "alive"));

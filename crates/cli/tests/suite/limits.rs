@@ -1,4 +1,4 @@
-//! What the program does where the host's limits are low.
+//! Behaviour of the program where the limits of the host are low.
 
 use crate::support;
 
@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use support::Scratch;
 
-/// Runs a command in a shell that has set its own limits by `ulimit` before.
+/// Runs a command in a shell that has first lowered its limits by `ulimit`.
 #[track_caller]
 fn limited(scratch: &Scratch, ulimit: &str, line: &str) -> (Option<i32>, String, String) {
     let script = format!("{ulimit} || exit 99; exec \"$@\"");

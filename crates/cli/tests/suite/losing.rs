@@ -1,4 +1,4 @@
-//! What is lost, and how a user at a shell is told.
+//! Lost regions, and the messages about them on a shell.
 
 use crate::support;
 
@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use serde_json::json;
 use support::{Process, Running, Scratch, eventually};
 
-/// Whether a text has a time of day in it, behind `before` and followed by `after`.
+/// Returns true if the text contains a time of day between `before` and `after`.
 fn tells_time(text: &str, before: &str, after: &str) -> bool {
     let is_time = |rest: &str| {
         let time = rest.as_bytes().get(..8).unwrap_or_default();
@@ -54,7 +54,10 @@ fn status_shows_a_dead_node_until_it_is_forgotten() {
     let _up = scratch.up(3);
     let text = scratch.write("text", b"salt");
     scratch.ok(&format!("put salt {} --node 2", text.display()));
-    assert!(scratch.fails("forget 2", 1).contains("it runs as process"), "it lives");
+    assert!(
+        scratch.fails("forget 2", 1).contains("it runs as process"),
+        "a running node cannot be forgotten"
+    );
     assert!(scratch.fails("forget 77", 1).contains("node 77 is not in the cluster"));
 
     Process::open(scratch.pid(2)).kill();
@@ -79,7 +82,7 @@ fn lost_parts_of_a_region_are_shown() {
     assert_eq!((&whole["home"], &whole["lost"]), (&json!(0), &json!([])));
     Process::open(scratch.pid(1)).kill();
     eventually(|| scratch.json("stat salt --json")[0]["lost"] == json!([whole["nodes"][1]]));
-    // A successor of the node does not have them.
+    // A new incarnation of the node does not hold the lost parts.
     let again = format!("node --id 1 --arena 64M --parent {}", std::process::id());
     let mut node = Running::start(&scratch, &again);
     assert!(node.line().starts_with("node 1 ready"));
@@ -108,7 +111,7 @@ fn a_refused_connection_is_logged_and_a_bare_one_not() {
     drop(connect());
     let stranger = connect();
     net::send(&stranger, b"nonsense", SendFlags::NOSIGNAL).unwrap();
-    // It is answered, and then hung up on.
+    // The node answers the connection, then closes it.
     while net::recv(&stranger, &mut [0_u8; 4096][..], RecvFlags::empty()).is_ok_and(|(_, len)| len > 0) {}
     let log = || std::fs::read_to_string(scratch.cluster().join("logs/node-0.log")).unwrap();
     eventually(|| log().contains("was refused: "));
@@ -127,7 +130,7 @@ fn a_stopped_application_and_the_log_say_why_it_dies() {
     let complaints = scratch.file("complaints");
     let mut command = scratch.command("get region");
     command.stderr(File::create(&complaints).unwrap());
-    // Nobody reads on, so that it waits with most of its bytes unwritten.
+    // The test does not read the output, so the application blocks with most of its bytes unwritten.
     let mut application = Running::of(command);
     application.byte();
     let pid = application.pid();
@@ -138,7 +141,7 @@ fn a_stopped_application_and_the_log_say_why_it_dies() {
     let told = std::fs::read_to_string(&complaints).unwrap();
     assert!(told.starts_with("halite: this process was stopped or silent for "), "{told:?}");
     assert!(told.contains("; node 0 kills it since it could wake in the middle of a write"), "{told:?}");
-    // Who asks is answered when the log has been written.
+    // The node writes to its log before it answers the application.
     scratch.ok("status");
     let log = std::fs::read_to_string(scratch.cluster().join("logs/node-0.log")).unwrap();
     for (level, what) in [("WARN", "silent for"), ("WARN", "is killed"), ("INFO", "has exited, killed")] {

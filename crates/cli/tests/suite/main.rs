@@ -1,4 +1,4 @@
-//! The `halite` program as its users run it.
+//! Tests of the `halite` program as its users run it.
 
 #[path = "../support/cgroup.rs"]
 mod cgroup;

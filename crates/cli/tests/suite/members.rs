@@ -1,5 +1,5 @@
-//! Nodes of several hosts that hear of each other by etcd, without node 0: where there is no etcd, these say so and do nothing, unless
-//! `HALITE_NEEDS_ETCD` is set, as where changes are checked.
+//! Nodes of several hosts that find each other through etcd, without node 0: where etcd is not installed, these tests
+//! are skipped, or fail if `HALITE_NEEDS_ETCD` is set, as in the gate.
 
 use crate::support;
 
@@ -12,7 +12,7 @@ use support::{Scratch, eventually};
 
 const ANYBODY: Permissions = Permissions::READ.union(Permissions::WRITE);
 
-/// Hosts that share an etcd and a secret, each with a cluster directory of its own.
+/// Hosts that share an etcd and a secret, each with its own cluster directory.
 struct Hosting {
     scratch: Scratch,
     etcd: Etcd,
@@ -20,7 +20,7 @@ struct Hosting {
 }
 
 impl Hosting {
-    /// `None` where there is no etcd.
+    /// Returns `None` where etcd is not installed.
     fn new(name: &str) -> Option<Hosting> {
         let scratch = Scratch::new(name);
         let etcd = Etcd::start()?;
@@ -29,12 +29,12 @@ impl Hosting {
         Some(Hosting { scratch, etcd, secret })
     }
 
-    /// A node on a host of its own, which is told of no other.
+    /// Starts a node on a new host, without the address of another node.
     fn node(&self, id: u32) -> Node {
         self.node_at(id, "hosts")
     }
 
-    /// The same, which is listed below that prefix.
+    /// Starts a node that is listed below this prefix.
     fn node_at(&self, id: u32, prefix: &str) -> Node {
         let listen = vec!["127.0.0.1:0".parse().unwrap()];
         let hosts = Hosts { listen, join: Vec::new(), secret_file: self.secret.clone() };
@@ -53,7 +53,7 @@ impl Hosting {
         self.etcd.ctl(&["get", "--prefix", "/hosts/members/"])
     }
 
-    /// Writes by hand where a member is.
+    /// Overwrites the address of a member in etcd.
     fn list(&self, id: u32, address: &str) {
         self.etcd.ctl(&["put", &format!("/hosts/members/{id}"), address]);
     }
@@ -62,7 +62,7 @@ impl Hosting {
         self.etcd.ctl(&["del", &format!("/hosts/members/{id}")]);
     }
 
-    /// A member of a cluster that only those can find who hear of it by what is listed by hand.
+    /// Starts a member of the cluster that other members find only through entries written by this test.
     fn hidden(&self, id: u32) -> Node {
         self.node_at(id, "hidden")
     }
@@ -77,7 +77,7 @@ fn address(node: &Node) -> String {
     node.address().unwrap().to_string()
 }
 
-/// Whether a region comes about on the one by way of the other.
+/// Returns true if `node` can create a region on the node `other`.
 fn uses(node: &Node, other: u32) -> bool {
     let session = node.blocking_session();
     let made = session.alloc(None, 4096, Placement::On(NodeId(other)), ANYBODY);
@@ -115,12 +115,12 @@ fn members_are_found_after_etcd_was_killed_or_emptied() {
     eventually(|| uses(&nodes[0], 2));
     for _ in 0..2 {
         hosting.etcd.kill();
-        assert!(uses(&nodes[0], 2), "who is there is not for etcd to say");
+        assert!(uses(&nodes[0], 2), "nodes stay connected without etcd");
         hosting.etcd.run();
     }
     eventually(|| hosting.etcd.try_ctl(&["put", "/hosts/members/7", &address(&hidden)]));
     eventually(|| nodes.iter().all(|node| state(node, 7) == Some(NodeState::Alive)));
-    // Another etcd with nothing in it, as after a backup that was too old: each says again where it is.
+    // An empty etcd at the same address, as after the restore of an old backup: each node writes its address again.
     hosting.etcd.forget_all();
     eventually(|| [1, 2].iter().all(|id| hosting.listed().contains(&format!("/hosts/members/{id}\n"))));
     assert!(uses(&nodes[0], 2) && uses(&nodes[1], 7));
@@ -128,12 +128,12 @@ fn members_are_found_after_etcd_was_killed_or_emptied() {
 
 #[test]
 #[ignore = "slow: .ci/deep slow"]
-fn members_edited_by_hand_harm_nobody() {
+fn members_edited_by_hand_do_no_harm() {
     let Some(hosting) = Hosting::new("members-edited") else { return };
     let nodes = [1, 2].map(|id| hosting.node(id));
     eventually(|| [1, 2].iter().all(|id| hosting.listed().contains(&format!("/hosts/members/{id}\n"))));
     let word = hosting.listed();
-    // It takes connections, and says nothing.
+    // It accepts connections and does not answer.
     let mute = TcpListener::bind("127.0.0.1:0").unwrap();
     let mute = mute.local_addr().unwrap().to_string();
     let long = "9".repeat(100_000);
@@ -150,7 +150,7 @@ fn members_edited_by_hand_harm_nobody() {
         ("members/11", &long),
         ("places/x", "hello"),
         ("places/12", "another cluster"),
-        // Where node 1 is, and somebody else says to be.
+        // The address of node 1, which another entry claims too.
         ("members/7", &address(&nodes[0])),
     ] {
         hosting.etcd.ctl(&["put", &format!("/hosts/{key}"), value]);
@@ -161,7 +161,7 @@ fn members_edited_by_hand_harm_nobody() {
     for id in [3, 4, 5, 11, 12] {
         assert_eq!(state(&nodes[1], id), None);
     }
-    // Of themselves: what they say is written again.
+    // Entries of the nodes themselves: each node writes its own entry again.
     hosting.list(1, "127.0.0.1:1");
     hosting.strike(2);
     eventually(|| word.lines().all(|line| hosting.listed().contains(line)));
@@ -172,7 +172,7 @@ fn members_edited_by_hand_harm_nobody() {
     assert!(uses(&nodes[0], 2) && uses(&nodes[1], 1));
     assert!(!uses(&nodes[0], 7) && !uses(&nodes[0], 6) && !uses(&nodes[0], 3));
     assert_eq!(state(&nodes[1], 1), Some(NodeState::Alive));
-    // Who comes dials those who are there, unless another cluster seems to be.
+    // A new node dials the listed members, unless an entry seems to belong to another cluster.
     hosting.etcd.ctl(&["del", "/hosts/places/12"]);
     let late = hosting.node(10);
     assert!(uses(&late, 1) && uses(&late, 2));

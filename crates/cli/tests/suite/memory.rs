@@ -1,4 +1,4 @@
-//! Whose memory it is: what the system takes from whom, and what happens where there is not enough.
+//! Accounting of memory to processes, and behaviour when memory or address space is short.
 
 use crate::cgroup;
 use crate::support;
@@ -12,7 +12,7 @@ use support::{Running, Scratch, after, bytes};
 
 const MIB: u64 = 1 << 20;
 
-/// Bytes that the arena of a node takes from the system.
+/// Returns the resident bytes of a node's arena.
 fn resident(pid: u32) -> u64 {
     let fds = std::fs::read_dir(Path::new("/proc").join(pid.to_string()).join("fd")).unwrap();
     fds.map(|fd| fd.unwrap().path())
@@ -37,11 +37,11 @@ fn only_populated_regions_take_memory_at_once() {
     let populated = session.alloc_with(None, 64 * MIB, options(true)).unwrap();
     assert!(resident(owner) >= 64 * MIB, "{}", resident(owner));
     session.write(populated, 0, &bytes(64 << 20)).unwrap();
-    assert!(resident(owner) < 68 * MIB, "nothing was left for the writer to take: {}", resident(owner));
+    assert!(resident(owner) < 68 * MIB, "the write took memory again: {}", resident(owner));
     session.free(lazy).unwrap();
 }
 
-/// A cluster that is started after this line of a shell.
+/// Starts a cluster after this line in a shell.
 fn up_after(scratch: &Scratch, line: &str, flags: &str) -> Running {
     let up = scratch.command(&format!("up {flags} --parent {}", std::process::id()));
     let mut up = Running::of(after(line, &up));
@@ -49,7 +49,7 @@ fn up_after(scratch: &Scratch, line: &str, flags: &str) -> Running {
     up
 }
 
-/// Puts these bytes from a file, which it returns, and gets them back.
+/// Puts these bytes from a file on node 1 and gets them back; returns the file.
 fn put_on_node_1(scratch: &Scratch, content: &[u8]) -> PathBuf {
     let from = scratch.write("from", content);
     scratch.ok(&format!("put region {} --node 1", from.display()));
@@ -63,7 +63,7 @@ fn a_node_with_few_addresses_has_a_smaller_arena() {
     let _up = up_after(&scratch, "ulimit -v 1500000", "--nodes 2 --arena 4G");
     let content = bytes(100 << 20);
     let from = put_on_node_1(&scratch, &content);
-    // More than it can get: what it has stays, and is shown.
+    // More memory than the node can get: what it has already stays usable, and is shown.
     let large = std::fs::File::create(scratch.file("large")).unwrap();
     large.set_len(2 << 30).unwrap();
     let large = format!("put large {} --node 1", scratch.file("large").display());
@@ -77,7 +77,7 @@ fn a_node_with_few_addresses_has_a_smaller_arena() {
     scratch.ok(&format!("put region {} --node 1", from.display()));
 }
 
-/// What a command complains of that is run after this line of a shell; `None` if it succeeds.
+/// Runs a command after this line in a shell; returns its error message, or `None` if it succeeds.
 fn complaint_after(scratch: &Scratch, limit: &str, line: &str) -> Option<String> {
     let output = after(limit, &scratch.command(line)).output().unwrap();
     let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -91,7 +91,7 @@ fn a_command_without_resources_says_so() {
     let _up = up_after(&scratch, "true", "--nodes 3 --arena 1G");
     let five = scratch.write("five", &bytes(5 << 20));
     let put = format!("put five {}", five.display());
-    // Each node has a segment only when it has been asked for memory: the first finds out late, and later ones early.
+    // A node has a segment only after a request for memory: the first command fails late, later ones early.
     for node in [0, 1, 2] {
         let put = format!("{put} --node {node}");
         let complaint = complaint_after(&scratch, "ulimit -v 500000", &put).expect("1 GiB does not fit");
@@ -128,7 +128,7 @@ fn a_node_without_memory_in_its_group_lives_on() {
     let small = scratch.write("small", &bytes(20 << 20));
     scratch.ok(&format!("put region {}", small.display()));
     assert!(scratch.run("get region").stdout == bytes(20 << 20));
-    // An arena that could never be filled is refused at once.
+    // A node refuses an arena at once if the limit could never hold it.
     let node = scratch.command("node --id 1 --arena 129M");
     let refused = group.wrap(&node).output().unwrap();
     let complaint = String::from_utf8_lossy(&refused.stderr).into_owned();
@@ -142,7 +142,7 @@ fn an_arena_larger_than_the_machine_is_refused() {
         let complaint = scratch.fails(line, 1);
         assert!(complaint.contains("1125899906842624 bytes exceeds"), "{complaint}");
         assert!(complaint.contains("the maximum is"), "{complaint}");
-        assert!(!scratch.cluster().exists(), "{line} has made nothing");
+        assert!(!scratch.cluster().exists(), "{line} has created no directory");
     }
     assert!(scratch.fails("up --nodes 2 --arena 99999P", 2).contains("exceeds 64 bits"));
 }

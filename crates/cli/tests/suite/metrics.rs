@@ -1,4 +1,4 @@
-//! Metrics, as Prometheus scrapes them from a real node.
+//! Metrics of a real node, read as Prometheus does.
 
 use crate::support;
 
@@ -14,7 +14,7 @@ use support::{Running, Scratch};
 struct Scrape(BTreeMap<String, f64>);
 
 impl Scrape {
-    /// Asks as Prometheus does; `at` is `IP:PORT`.
+    /// Sends the request of Prometheus; `at` is `IP:PORT`.
     fn of(at: &str) -> Scrape {
         let mut stream = TcpStream::connect(at).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -44,7 +44,7 @@ fn operations_are_counted_by_the_node_that_does_them() {
     let line = format!("node --id 0 --arena 256M --fabric roce --metrics 127.0.0.1:0 --parent {parent}");
     let mut first = Running::start(&scratch, &line);
     let said = first.line();
-    let at = said.split_once("metrics at http://").expect("it says where").1.trim_end();
+    let at = said.split_once("metrics at http://").expect("it prints its address").1.trim_end();
     let at = at.strip_suffix("/metrics").unwrap();
     let config = Config {
         dir: scratch.cluster(),
@@ -88,7 +88,7 @@ fn operations_are_counted_by_the_node_that_does_them() {
     assert_eq!(scrape.value("halite_peer_up{peer=\"0\"}"), 1.0);
     assert!(scrape.value("halite_peer_packets_sent_total{peer=\"0\"}") >= 10.0);
 
-    // The one that holds the bytes and the names tells how much of them there is.
+    // The node that holds the bytes and the names reports their amounts.
     let first = Scrape::of(at);
     assert_eq!(first.value("halite_directory_names"), 1.0);
     assert_eq!(first.value("halite_nodes{state=\"alive\"}"), 1.0);
@@ -106,5 +106,8 @@ fn a_taken_address_for_metrics_is_refused() {
         complaint.contains(&format!("cannot serve metrics at {at}: Address already in use")),
         "{complaint}"
     );
-    assert!(scratch.fails("node --id 0 --metrics localhost", 2).contains("127.0.0.1:9464"), "it shows how");
+    assert!(
+        scratch.fails("node --id 0 --metrics localhost", 2).contains("127.0.0.1:9464"),
+        "it shows an example"
+    );
 }

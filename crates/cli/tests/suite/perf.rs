@@ -1,4 +1,4 @@
-//! `halite perf`, in sizes that show that it works and not how fast it is.
+//! `halite perf` with small sizes, which test that it works and not how fast it is.
 
 use crate::support;
 
@@ -6,7 +6,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use support::{Process, Running, Scratch, children};
 
-/// Runs a test of one size and checks what every result must have.
+/// Runs a test of one size, and checks the fields that each result must have.
 #[track_caller]
 fn check(line: &str, size: u64, iterations: u64) -> Value {
     let scratch = Scratch::new("perf");
@@ -89,7 +89,7 @@ fn a_running_node_can_be_measured() {
 fn a_killed_client_takes_its_server_along() {
     let scratch = Scratch::new("killed-perf");
     let mut perf = Running::start(&scratch, "perf write_lat -n 1000000000");
-    // The heading is printed when both ends are there.
+    // The header is printed when both ends are ready.
     perf.line();
     let servers: Vec<Process> = children(perf.pid()).into_iter().map(Process::open).collect();
     assert_eq!(servers.len(), 1);
@@ -97,7 +97,7 @@ fn a_killed_client_takes_its_server_along() {
     perf.wait();
     servers[0].await_end();
 
-    // The next run removes what it left.
+    // The next run removes the directory of the killed one.
     scratch.ok("perf read_lat -n 10");
     let left = std::fs::read_dir(scratch.file("")).unwrap();
     assert_eq!(left.count(), 0);

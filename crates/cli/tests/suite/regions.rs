@@ -1,4 +1,4 @@
-//! Files in and out of regions, and who may do what with them.
+//! Files in and out of regions, and permissions on regions.
 
 use crate::support;
 
@@ -27,7 +27,7 @@ fn check_round_trip(scratch: &Scratch, name: &str, content: &[u8], flags: &str) 
     assert!(!has_partial(scratch));
 }
 
-/// Whether a file is left that never became whole.
+/// Returns true if an incomplete file is left.
 fn has_partial(scratch: &Scratch) -> bool {
     let mut entries = std::fs::read_dir(scratch.file("")).unwrap();
     entries.any(|entry| entry.unwrap().file_name().to_str().unwrap().ends_with(".partial"))
@@ -60,7 +60,7 @@ fn files_of_every_size_come_back() {
 fn a_pipe_can_be_put() {
     let scratch = Scratch::new("stdin");
     let _up = scratch.up(2);
-    // Up to three parts of growing size.
+    // The content has up to three parts of increasing size.
     for (index, len) in [0, 16 * MIB, 50 * MIB + 7].into_iter().enumerate() {
         let content = bytes(len);
         let mut put = scratch.command(&format!("put piped-{index} -")).stdin(Stdio::piped()).spawn().unwrap();
@@ -72,7 +72,7 @@ fn a_pipe_can_be_put() {
     assert!(scratch.ok("get made-up").contains("halite"));
 }
 
-/// Bytes of regions of all nodes.
+/// Returns the bytes of regions on all nodes.
 fn used(scratch: &Scratch) -> u64 {
     let of = |key: &str| -> u64 {
         scratch.json("status --json").iter().map(|row| row[key].as_u64().unwrap_or(0)).sum()
@@ -83,7 +83,7 @@ fn used(scratch: &Scratch) -> u64 {
 #[test]
 fn put_checks_cluster_and_name_before_it_reads() {
     let scratch = Scratch::new("checked");
-    // Nothing comes from this pipe, and its other end stays open.
+    // No bytes come from this pipe, and its other end stays open.
     let (silent, _writer) = rustix::pipe::pipe().unwrap();
     let fails = |line: &str| {
         let put = scratch.command(line).stdin(silent.try_clone().unwrap()).output().unwrap();
@@ -135,10 +135,10 @@ fn a_put_that_is_ended_leaves_nothing() {
     for (signal, status) in [(Signal::KILL, None), (Signal::INT, Some(1))] {
         let mut put = scratch.command("put half -").stdin(Stdio::piped()).spawn().unwrap();
         put.stdin.as_mut().unwrap().write_all(&bytes(20 * MIB)).unwrap();
-        assert!(used(&scratch) > 0, "half of it is there");
+        assert!(used(&scratch) > 0, "half of the region has been allocated");
         assert_eq!(names(&scratch), Vec::<String>::new());
         rustix::process::kill_process(Pid::from_child(&put), signal).unwrap();
-        // Its standard input stays open until it has ended.
+        // The standard input of `put` stays open until it has ended.
         let _stdin = put.stdin.take();
         assert_eq!(put.wait().unwrap().code(), status);
         eventually(|| used(&scratch) == 0);
@@ -166,7 +166,7 @@ fn permissions_are_granted_and_taken_back() {
     scratch.ok("grant region everyone r");
     assert_eq!(scratch.json("stat region --json")[0]["everyone"], "r");
 
-    // Somebody else sees only what was granted.
+    // Another principal can only use what was granted.
     let node = join(&scratch, "eve");
     let session = node.blocking_session();
     assert!(session.map("region", Permissions::READ).is_ok());
@@ -177,7 +177,7 @@ fn permissions_are_granted_and_taken_back() {
 fn a_move_goes_on_without_an_interrupted_client() {
     let scratch = Scratch::new("hurried-move");
     let _up = scratch.up(2);
-    // A name of somebody else's choice, in a command to paste.
+    // The name contains shell metacharacters; the message contains a command to paste.
     let name = "it's$(it)";
     check_round_trip(&scratch, name, &bytes(20 * MIB), "--node 0");
     let mut mapper = Running::start(&scratch, &format!("get {name}"));
@@ -188,7 +188,7 @@ fn a_move_goes_on_without_an_interrupted_client() {
     let mut told = BufReader::new(mv.stderr.take().unwrap());
     let pid = Pid::from_child(&mv);
     while !catches(pid, Signal::INT) {
-        assert!(mv.try_wait().unwrap().is_none(), "it ended before it could be interrupted");
+        assert!(mv.try_wait().unwrap().is_none(), "the move ended before it could be interrupted");
         std::thread::yield_now();
     }
     let mut hear = |expected: &str| {
@@ -198,13 +198,13 @@ fn a_move_goes_on_without_an_interrupted_client() {
     };
     rustix::process::kill_process(pid, Signal::INT).unwrap();
     hear("waiting until it is there");
-    // One that comes at once is not taken for a second wish.
+    // A second signal that follows at once is not taken for a second request.
     let is_heard = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let begin = Instant::now();
             while !is_heard.load(Ordering::Relaxed) && begin.elapsed() < Duration::from_secs(30) {
-                // It may have ended, and is waited for by us alone.
+                // The move may have ended; then only this test waits for it.
                 let _ = rustix::process::kill_process(pid, Signal::INT);
                 std::thread::yield_now();
             }
@@ -214,12 +214,12 @@ fn a_move_goes_on_without_an_interrupted_client() {
     });
     assert_eq!(mv.wait().unwrap().code(), Some(130));
     mapper.signal(Signal::CONT);
-    // The next move is queued behind the one that goes on.
+    // The next move is queued behind the current one.
     scratch.ok(&format!("mv {name} --to 1"));
     assert_eq!(holders(&scratch.json(&format!("stat {name} --json"))[0]), [1]);
 }
 
-/// Whether a process has asked to be told of a signal, by the mask that the kernel shows.
+/// Returns true if a process catches a signal, according to its mask in `/proc`.
 fn catches(pid: Pid, signal: Signal) -> bool {
     let path = format!("/proc/{}/status", pid.as_raw_nonzero());
     let status = std::fs::read_to_string(path).unwrap_or_default();
@@ -282,7 +282,7 @@ fn get_leaves_read_only_files_alone() {
     let kept = scratch.write("kept", b"old");
     std::fs::set_permissions(&kept, std::fs::Permissions::from_mode(0o444)).unwrap();
     let get = scratch.command(&format!("get region -o {}", kept.display()));
-    // Nothing is read-only to the superuser, unless that power is dropped.
+    // The superuser can write to read-only files, unless that capability is dropped.
     let ordinary = match rustix::process::getuid().is_root() {
         true => r#"exec setpriv --inh-caps=-all --bounding-set=-dac_override,-dac_read_search "$0" "$@""#,
         false => "true",
@@ -315,13 +315,14 @@ fn a_put_that_fails_leaves_nothing_behind() {
     assert!(scratch.fails("put new /", 1).contains("directory"));
     assert!(scratch.fails(&format!("put new {file} --node 9"), 1).contains("node 9"));
 
-    // More than there is memory for: the length alone is enough to know.
+    // The file is larger than the arena: its length alone is enough to refuse it.
     let huge = std::fs::File::create(scratch.file("huge")).unwrap();
     huge.set_len(1 << 40).unwrap();
     let complaint = scratch.fails(&format!("put new {}", scratch.file("huge").display()), 1);
     assert!(complaint.contains("no space"), "{complaint}");
 
-    // The kernel says 4096 bytes and has fewer: noticed only after the region was made.
+    // The kernel reports a length of 4096 bytes for a shorter file: `put` notices this only after it has made the
+    // region.
     let complaint = scratch.fails("put new /sys/kernel/mm/transparent_hugepage/enabled", 1);
     assert!(complaint.contains("became shorter"), "{complaint}");
     assert_eq!(names(&scratch), ["taken"]);

@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use support::{Running, Scratch, eventually};
 
-/// What a run over a cluster of its own prints.
+/// Returns the output of a run on a private cluster.
 #[track_caller]
 fn of_its_own(scratch: &Scratch, line: &str) -> Value {
     let mut command = Command::new(env!("CARGO_BIN_EXE_halite"));
@@ -21,7 +21,7 @@ fn of_its_own(scratch: &Scratch, line: &str) -> Value {
     serde_json::from_str(&support::check_ok(line, &command.output().unwrap())).unwrap()
 }
 
-/// Two nodes, each in a process of its own.
+/// Starts a cluster of two nodes, each in its own process.
 fn up(scratch: &Scratch) -> Running {
     let mut up =
         Running::start(scratch, &format!("up --nodes 2 --arena 64M --parent {}", std::process::id()));
@@ -29,7 +29,7 @@ fn up(scratch: &Scratch) -> Running {
     up
 }
 
-/// Nothing is left of a run: no region, and no byte.
+/// Returns true if a run has left no region and no allocated bytes.
 fn is_clean(scratch: &Scratch) -> bool {
     scratch.nodes().iter().all(|node| node["bytes_used"] == 0 && node["regions"] == 0)
 }
@@ -38,13 +38,13 @@ fn is_clean(scratch: &Scratch) -> bool {
 fn a_log_is_the_same_for_all_its_readers() {
     let scratch = Scratch::new("run-log");
     for (flags, fabric) in [("", "shm"), ("--nodes 3 --fabric roce", "roce")] {
-        // A slow machine takes longer to commit something.
+        // A slow machine needs a longer run to commit anything.
         let run = |seconds| {
             let line = "run log --writers 3 --readers 2 --size 100 --batch 8 --json";
             of_its_own(&scratch, &format!("{line} --seconds {seconds} {flags}"))
         };
         let told = ["0.2", "2", "20"].into_iter().map(run).find(|told| told["commits"] != 0);
-        let told = told.expect("it commits something");
+        let told = told.expect("the run commits records");
         assert_eq!(told["verified"], true, "{told}");
         assert_eq!(told["fabric"], fabric);
         let commits = told["commits"].as_u64().unwrap();
@@ -60,12 +60,16 @@ fn a_store_is_verified_under_each_workload() {
         ("--workload b --threads 3 --nodes 3 --fabric roce", "b", "roce"),
         ("--workload C", "c", "shm"),
     ] {
-        // A slow machine takes longer to do some of each.
+        // A slow machine needs a longer run to do some operations of each kind.
         let run = |seconds| {
             of_its_own(&scratch, &format!("run ycsb --keys 300 --seconds {seconds} --json {flags}"))
         };
         let has_all = |told: &Value| told["reads"] != 0 && (told["updates"] != 0 || workload == "c");
-        let told = ["0.2", "2", "20"].into_iter().map(run).find(has_all).expect("it does something of each");
+        let told = ["0.2", "2", "20"]
+            .into_iter()
+            .map(run)
+            .find(has_all)
+            .expect("the run does operations of each kind");
         assert_eq!((&told["verified"], &told["workload"]), (&true.into(), &workload.into()), "{told}");
         assert_eq!(told["fabric"], fabric);
         let (reads, updates) = (told["reads"].as_u64().unwrap(), told["updates"].as_u64().unwrap());
@@ -120,8 +124,8 @@ fn a_run_over_a_cluster_leaves_it_as_it_was() {
         "{complaint}"
     );
     eventually(|| is_clean(&scratch));
-    // Somebody else's region is in the way, and stays as it is.
-    let file = scratch.write("file", b"somebody's");
+    // A region with the same name exists already; the run must not change it.
+    let file = scratch.write("file", b"foreign");
     for (name, app) in [
         ("halite-run-log", "log"),
         ("halite-run-ycsb/0/t1", "ycsb --keys 100"),
@@ -134,7 +138,7 @@ fn a_run_over_a_cluster_leaves_it_as_it_was() {
             complaint.contains(&format!("the name is taken: the region {name:?} exists already")),
             "{complaint}"
         );
-        assert_eq!(scratch.ok(&format!("get {name}")), "somebody's");
+        assert_eq!(scratch.ok(&format!("get {name}")), "foreign");
         scratch.ok(&format!("rm {name}"));
     }
     eventually(|| is_clean(&scratch));
@@ -153,12 +157,12 @@ fn a_run_uses_the_cluster_that_is_named_or_its_own() {
         let told = support::check_ok("run log", &command.output().unwrap());
         serde_json::from_str::<Value>(&told).unwrap()
     };
-    assert_eq!(by_variable()["fabric"], "shm", "a cluster of its own");
+    assert_eq!(by_variable()["fabric"], "shm", "a private cluster");
     let _up = up(&scratch);
-    assert_eq!(by_variable()["fabric"], Value::Null, "the one that runs there");
+    assert_eq!(by_variable()["fabric"], Value::Null, "the running cluster");
 }
 
-/// What somebody says to a store that is served, and is told.
+/// Sends a request to a served store, and checks the reply.
 fn ask(address: &str, request: &str, expected: &str) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.write_all(request.as_bytes()).unwrap();
@@ -167,7 +171,7 @@ fn ask(address: &str, request: &str, expected: &str) {
     assert_eq!(String::from_utf8(told).unwrap(), expected);
 }
 
-/// Uses a store that is served, and ends it.
+/// Uses a served store, then ends it with a signal.
 fn use_and_end(mut run: Running, nodes: u32, signal: Signal) {
     let told: Value = serde_json::from_str(&run.line()).unwrap();
     assert_eq!((&told["app"], &told["nodes"]), (&"kv".into(), &nodes.into()), "{told}");
@@ -251,9 +255,8 @@ fn flags_of_an_own_cluster_are_refused_over_another() {
     for app in ["log", "ycsb", "kv --listen 127.0.0.1:0"] {
         for flag in ["--fabric roce", "--arena 1G"] {
             let name = flag.split(' ').next().unwrap();
-            let expected = format!(
-                "{name} configures a cluster of the application's own, but --dir or HALITE_DIR names the cluster in"
-            );
+            let expected =
+                format!("{name} configures a private cluster, but --dir or HALITE_DIR names the cluster in");
             let complaint = scratch.fails(&format!("run {app} {flag}"), 2);
             assert!(complaint.contains(&expected), "{complaint}");
         }

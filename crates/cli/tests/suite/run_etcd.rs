@@ -1,4 +1,5 @@
-//! Applications over a cluster whose names are in etcd, which is away for a while: where there is none, see `etcd.rs`.
+//! Applications on a cluster with names in etcd, which is unavailable for a while: where etcd is not installed, see
+//! `etcd.rs`.
 
 use crate::support;
 
@@ -6,7 +7,7 @@ use serde_json::Value;
 use support::etcd::Etcd;
 use support::{Running, Scratch, eventually};
 
-/// Found with a run that ended, and left its regions.
+/// Found with a run that ended without freeing its regions.
 #[test]
 #[ignore = "slow: .ci/deep slow"]
 fn a_log_waits_for_etcd_and_is_whole_afterwards() {
@@ -17,7 +18,7 @@ fn a_log_waits_for_etcd_and_is_whole_afterwards() {
     command.stderr(std::fs::File::create(scratch.file("said")).unwrap());
     let mut run = Running::of(command);
     let said = || std::fs::read_to_string(scratch.file("said")).unwrap();
-    // One of whichever number: each is freed milliseconds after it was filled.
+    // The name of any segment: each segment is freed milliseconds after it was filled.
     eventually(|| scratch.ok("ls --json").contains("halite-run-log/"));
     etcd.kill();
     eventually(|| said().contains("waiting for the directory of names"));
@@ -26,7 +27,7 @@ fn a_log_waits_for_etcd_and_is_whole_afterwards() {
     assert_eq!(run.wait().code(), Some(0));
     assert_eq!(told["verified"], true, "{told}");
     assert!(told["waits_for_directory"].as_u64().unwrap() > 0, "{told}");
-    assert_eq!(said().lines().count(), 1, "it is said once: {}", said());
+    assert_eq!(said().lines().count(), 1, "it is logged once: {}", said());
     assert_eq!(scratch.ok("ls --json"), "");
     assert!(scratch.nodes().iter().all(|node| node["bytes_used"] == 0 && node["regions"] == 0));
     scratch.ok("down");

@@ -1,11 +1,11 @@
-//! `halite sim`: what fails once fails again, and nothing fails that should not.
+//! `halite sim`: a failure repeats with the same seed, and correct runs succeed.
 
 use crate::support;
 
 use serde_json::Value;
 use support::Scratch;
 
-/// Plans that a test can afford to run in a debug build.
+/// Plans that are short enough for a debug build.
 const PLANS: [&str; 4] = ["calm", "storm", "regions", "adapters"];
 
 fn run(scratch: &Scratch, line: &str) -> Value {

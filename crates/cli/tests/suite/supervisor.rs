@@ -1,4 +1,4 @@
-//! What systemd hears of a node, and whether its unit is one.
+//! Messages of a node to systemd, and the validity of its unit file.
 
 use crate::support;
 
@@ -9,10 +9,10 @@ use std::time::Duration;
 use rustix::process::Signal;
 use support::{Running, Scratch};
 
-/// The next thing that is said, whole.
+/// Returns the next message.
 fn heard(socket: &UnixDatagram) -> String {
     let mut bytes = [0; 4096];
-    let len = socket.recv(&mut bytes).expect("the node says something");
+    let len = socket.recv(&mut bytes).expect("the node sends a message");
     String::from_utf8(bytes[..len].to_vec()).unwrap()
 }
 
@@ -31,7 +31,7 @@ fn a_supervisor_hears_ready_watchdog_and_stopping() {
     for _ in 0..3 {
         assert_eq!(heard(&socket), "WATCHDOG=1\n");
     }
-    // One that stands still says nothing.
+    // A stopped node sends no watchdog message.
     node.signal(Signal::STOP);
     socket.set_nonblocking(true).unwrap();
     while socket.recv(&mut [0; 64]).is_ok() {}
@@ -49,7 +49,7 @@ fn systemd_accepts_the_unit() {
     let scratch = Scratch::new("unit");
     let text = include_str!("../../../../docs/halite-node.service");
     assert!(text.contains("\nType=notify\n") && text.contains("\nWatchdogSec="));
-    // What is installed is where the unit looks for it.
+    // The files are installed where the unit expects them.
     let text = text.replace("/usr/local/bin/halite", env!("CARGO_BIN_EXE_halite"));
     let unit = scratch.write("halite-node.service", text.as_bytes());
     let Ok(verified) = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&unit).output()

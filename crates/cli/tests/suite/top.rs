@@ -1,4 +1,4 @@
-//! `halite top`, as a script and as a person see it.
+//! `halite top`, in scripts and on a terminal.
 
 use crate::support;
 
@@ -27,7 +27,7 @@ fn top_prints_nodes_operations_and_peers_once() {
         peers[1..].iter().map(|row| row.split_whitespace().take(3).collect()).collect();
     assert_eq!(pairs, [["0", "1", "yes"], ["1", "0", "yes"]], "{shown}");
 
-    // What cannot be asked is said, and the rest is shown.
+    // Nodes that do not answer are reported, and all others are shown.
     Process::open(scratch.pid(0)).kill();
     let shown = scratch.ok(&format!("top --once --scrape {}", places.join(",")));
     assert!(shown.contains("dead") && shown.contains("showing the state from the lock files"), "{shown}");

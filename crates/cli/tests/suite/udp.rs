@@ -1,11 +1,11 @@
-//! Clusters whose nodes talk over UDP, as a user at a shell sees them.
+//! Clusters whose nodes communicate over UDP, from a shell.
 
 use crate::support;
 
 use rustix::process::Signal;
 use support::{Running, Scratch, bytes};
 
-/// Three nodes, each in a process of its own.
+/// Starts a cluster of three nodes, each in its own process.
 fn up(scratch: &Scratch, receivers: usize) -> Running {
     let flags = format!("--receivers {receivers} --parent {}", std::process::id());
     let mut up = Running::start(scratch, &format!("up --nodes 3 --arena 64M --fabric roce {flags}"));
@@ -68,5 +68,8 @@ fn a_node_writes_its_packets_to_a_file() {
     assert_eq!(packets[..4], 0xa1b2_3c4d_u32.to_le_bytes(), "nanosecond pcap");
     assert!(packets.len() > 1_000_000);
     let part = &bytes(1_000_000)[500..600];
-    assert!(packets.windows(part.len()).any(|window| window == part), "what was put is among them");
+    assert!(
+        packets.windows(part.len()).any(|window| window == part),
+        "the capture contains the bytes of the region"
+    );
 }

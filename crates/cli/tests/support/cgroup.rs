@@ -1,14 +1,14 @@
-//! Groups of processes that share a limit on memory.
+//! Control groups with a memory limit.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A group with a limit; removed when dropped.
+/// A control group with a limit; removed when dropped.
 pub struct Cgroup(PathBuf);
 
 impl Cgroup {
-    /// `None` where this user cannot make one.
+    /// Returns `None` where this user cannot create one.
     pub fn limited(name: &str, bytes: u64) -> Option<Cgroup> {
         let groups = [
             ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -17,14 +17,14 @@ impl Cgroup {
         groups.into_iter().find_map(|(root, limit, usage)| {
             let group = Cgroup(Path::new(root).join(format!("halite-test-{}-{name}", std::process::id())));
             fs::create_dir(&group.0).ok()?;
-            // Where memory is not counted, there are no such files; the group is removed again.
+            // Without a memory controller, these files do not exist; the group is removed again.
             fs::metadata(group.0.join(usage)).ok()?;
             fs::write(group.0.join(limit), bytes.to_string()).ok()?;
             Some(group)
         })
     }
 
-    /// The same command, inside of the group from its first instruction on.
+    /// Returns the same command, which runs inside the group from its first instruction on.
     pub fn wrap(&self, command: &Command) -> Command {
         super::support::after(&format!("echo $$ >{}", self.0.join("cgroup.procs").display()), command)
     }
@@ -32,7 +32,7 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // Processes that are just ending keep it for a moment.
+        // Exiting processes keep the group for a moment.
         for _ in 0..100 {
             match fs::remove_dir(&self.0) {
                 Err(error) if error.kind() == std::io::ErrorKind::ResourceBusy => {

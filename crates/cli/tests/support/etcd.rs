@@ -1,4 +1,4 @@
-//! An etcd of a test's own, as Debian's package has it, with or without TLS and users.
+//! An etcd for one test, from Debian's package, with or without TLS and users.
 
 mod daemon;
 
@@ -20,7 +20,7 @@ use super::Scratch;
 pub struct Etcd {
     pub port: u16,
     ports: Ports,
-    /// In memory: etcd syncs each change, and a busy disk takes seconds for that.
+    /// Data directory on a tmpfs: etcd syncs each change, which takes seconds on a busy disk.
     #[expect(dead_code, reason = "removed when dropped")]
     memory: TempDir,
     data: PathBuf,
@@ -29,7 +29,7 @@ pub struct Etcd {
     daemon: Option<Daemon>,
 }
 
-/// An address of this host at which connections are refused: nobody else can listen there while this is held.
+/// An address of this host that refuses connections: no other process can listen there while this value exists.
 pub struct ClosedPort(OwnedFd);
 
 impl ClosedPort {
@@ -56,18 +56,18 @@ fn is_installed() -> bool {
 }
 
 impl Etcd {
-    /// `None` where there is no etcd.
+    /// Returns `None` where etcd is not installed.
     pub fn start() -> Option<Etcd> {
         Etcd::start_with(&[])
     }
 
-    /// With flags of its own.
+    /// Starts etcd with additional flags.
     pub fn start_with(flags: &[&str]) -> Option<Etcd> {
         let flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
         is_installed().then(|| Etcd::start_at(flags, None))
     }
 
-    /// One that is spoken to over TLS, and takes those alone who show a certificate by its authority.
+    /// Starts an etcd with TLS that requires client certificates of its authority.
     pub fn start_with_tls(scratch: &Scratch) -> Option<Etcd> {
         if !is_installed() {
             return None;
@@ -104,20 +104,20 @@ impl Etcd {
         self.daemon.as_ref().unwrap().pid()
     }
 
-    /// What it has is gone.
+    /// Deletes the data and restarts etcd.
     pub fn forget_all(&mut self) {
         self.kill();
         std::fs::remove_dir_all(&self.data).unwrap();
         self.run();
     }
 
-    /// What it has now is kept beside it.
+    /// Copies the current data to a backup.
     pub fn back_up(&mut self) {
         let backup = self.backup();
         self.copy(&self.data.clone(), &backup);
     }
 
-    /// It is what it was when it was backed up.
+    /// Restores the data from the backup.
     pub fn restore(&mut self) {
         let data = self.data.clone();
         self.copy(&self.backup(), &data);
@@ -135,7 +135,7 @@ impl Etcd {
         self.run();
     }
 
-    /// It comes back with certificates by another authority, which are in the files of those before.
+    /// Restarts etcd with certificates of another authority, which replace the files of the previous ones.
     pub fn renew_certs(&mut self) {
         self.kill();
         issue_certs(self.tls.as_ref().unwrap());
@@ -146,12 +146,12 @@ impl Etcd {
         format!("etcd://127.0.0.1:{}/{prefix}", self.port)
     }
 
-    /// A file of TLS.
+    /// Returns the path of a TLS file.
     pub fn cert(&self, name: &str) -> String {
         self.tls.as_ref().unwrap().join(name).to_str().unwrap().to_owned()
     }
 
-    /// `etcdctl`, which must succeed.
+    /// Runs `etcdctl`, which must succeed.
     #[track_caller]
     pub fn ctl(&self, line: &[&str]) -> String {
         let output = self.run_ctl(line);
@@ -159,7 +159,7 @@ impl Etcd {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Whether `etcdctl` succeeds.
+    /// Returns true if `etcdctl` succeeds.
     pub fn try_ctl(&self, line: &[&str]) -> bool {
         self.run_ctl(line).status.success()
     }
@@ -185,7 +185,7 @@ fn issue_certs(certs: &Path) {
     Authority::new("ca", certs).issue(&["server", "client"]);
 }
 
-/// Who says which certificates are good.
+/// A certificate authority.
 struct Authority<'d> {
     issuer: CertifiedIssuer<'static, KeyPair>,
     dir: &'d Path,
@@ -200,13 +200,13 @@ impl Authority<'_> {
         Authority { issuer, dir }
     }
 
-    /// Certificates for this host, each with its key.
+    /// Issues certificates for this host, each with its key.
     fn issue(&self, names: &[&str]) {
         for name in names {
             let mut params = CertificateParams::default();
             params.distinguished_name = rcgen::DistinguishedName::new();
             params.subject_alt_names = vec![SanType::IpAddress(Ipv4Addr::LOCALHOST.into())];
-            // The gateway of etcd asks etcd itself by the certificate of the server.
+            // The gateway of etcd connects to etcd itself with the server's certificate.
             params.extended_key_usages =
                 vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
             let key = KeyPair::generate().unwrap();

@@ -1,4 +1,4 @@
-//! What the tests of the program share: directories, clusters, and processes that never outlive their test.
+//! Shared by the tests of the program: directories, clusters, and processes that never outlive their test.
 
 // Each test program uses its own part of this.
 #![allow(dead_code)]
@@ -14,15 +14,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 pub use process::*;
 use serde_json::Value;
 
-/// What a cluster directory always holds.
+/// Entries that each cluster directory has.
 pub const MARKER: &str = "halite-cluster";
 
-/// A directory that is removed with its test, and in which nothing runs any more then.
+/// A directory for one test. Dropping it kills the processes that use it and removes it.
 pub struct Scratch(PathBuf);
 
 impl Scratch {
     pub fn new(name: &str) -> Scratch {
-        // Only tells apart the tests of one process: nothing is ordered by it.
+        // Relaxed: the counter only makes the names of one process distinct.
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("halite-cli-{}-{count}-{name}", std::process::id()));
@@ -30,29 +30,29 @@ impl Scratch {
         Scratch(path)
     }
 
-    /// The cluster directory; not there until somebody makes it.
+    /// Returns the path of the cluster directory, which exists only after a test has created it.
     pub fn cluster(&self) -> PathBuf {
         self.0.join("cluster")
     }
 
-    /// A file beside it.
+    /// Returns the path of a file beside it.
     pub fn file(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 
-    /// A file with these bytes beside it.
+    /// Writes a file with these bytes beside it.
     pub fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
         std::fs::write(self.file(name), bytes).unwrap();
         self.file(name)
     }
 
-    /// A command on this cluster.
+    /// Returns a command that uses this cluster.
     pub fn command(&self, line: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_halite"));
         command.arg("--dir").arg(self.cluster()).args(line.split_whitespace());
-        // What a killed command leaves among the temporary files goes with the test.
+        // Temporary files of a killed command are removed with the test.
         command.env("TMPDIR", &self.0).stdin(Stdio::null());
-        // What tests are told by variables, or somebody has set for nodes of their own, is not for these.
+        // Removes variables of the environment that configure tests or nodes.
         let names = std::env::vars_os().map(|(name, _)| name);
         names.filter(|name| name.to_string_lossy().starts_with("HALITE_")).for_each(|name| {
             command.env_remove(name);
@@ -60,18 +60,18 @@ impl Scratch {
         command
     }
 
-    /// Runs a command to its end.
+    /// Runs a command until it ends.
     pub fn run(&self, line: &str) -> Output {
         self.command(line).output().unwrap()
     }
 
-    /// Runs a command that must succeed; returns what it printed.
+    /// Runs a command that must succeed; returns its standard output.
     #[track_caller]
     pub fn ok(&self, line: &str) -> String {
         check_ok(line, &self.run(line))
     }
 
-    /// Runs a command that must fail with `status`; returns what it complained of.
+    /// Runs a command that must fail with `status`; returns its error message.
     #[track_caller]
     pub fn fails(&self, line: &str, status: i32) -> String {
         let output = self.run(line);
@@ -81,7 +81,7 @@ impl Scratch {
         complaint
     }
 
-    /// Runs a command that prints JSON, an object per line.
+    /// Runs a command that prints one JSON object per line.
     #[track_caller]
     pub fn json(&self, line: &str) -> Vec<Value> {
         let text = self.ok(line);
@@ -90,7 +90,7 @@ impl Scratch {
             .collect()
     }
 
-    /// Starts a cluster that lives in the foreground, under a process that dies with this test.
+    /// Starts a cluster in the foreground, under a process that dies with this test.
     #[track_caller]
     pub fn up(&self, nodes: u32) -> Running {
         let mut up =
@@ -99,7 +99,7 @@ impl Scratch {
         up
     }
 
-    /// What `status` tells of the nodes, which exits with 3 if one of them is not well, or if nobody could be asked.
+    /// Returns the nodes that `halite status` reports. It exits with 3 if a node is not well, or if no node answers.
     #[track_caller]
     pub fn nodes(&self) -> Vec<Value> {
         let output = self.run("status --json");
@@ -112,7 +112,7 @@ impl Scratch {
         nodes
     }
 
-    /// The pid of a node, as `status` tells.
+    /// Returns the pid of a node, as `halite status` reports it.
     #[track_caller]
     pub fn pid(&self, node: u64) -> u32 {
         let nodes = self.nodes();
@@ -120,13 +120,13 @@ impl Scratch {
         row["pid"].as_u64().unwrap().try_into().unwrap()
     }
 
-    /// The states of all nodes, in order.
+    /// Returns the states of all nodes, in order.
     #[track_caller]
     pub fn states(&self) -> Vec<String> {
         self.nodes().iter().map(|row| row["state"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// Ends what `down` could not: every process of the program that was told this directory, whatever its files say.
+    /// Kills what `down` could not end: all processes of the program whose command line names this directory.
     fn kill_rest(&self) {
         let program = std::fs::canonicalize(env!("CARGO_BIN_EXE_halite")).unwrap();
         let is_ours = |pid: u32| {
@@ -138,7 +138,8 @@ impl Scratch {
         };
         let entries = std::fs::read_dir("/proc").unwrap().flatten();
         for pid in entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()) {
-            // Held before it is looked at, so that no other process is meant.
+            // Opens a pidfd before it reads the process's files, so that it does not kill another process with a
+            // reused pid.
             if is_ours(pid)
                 && let Some(process) = Process::find(pid)
                 && is_ours(pid)
@@ -148,7 +149,7 @@ impl Scratch {
         }
     }
 
-    /// What is in the cluster directory.
+    /// Returns the names in the cluster directory.
     pub fn entries(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.cluster()).unwrap();
         let mut names: Vec<_> =
@@ -181,7 +182,7 @@ pub fn check_ok(line: &str, output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// The same command in a process to which this line of a shell has been done first.
+/// Returns the same command, run in a shell after this line.
 pub fn after(line: &str, command: &Command) -> Command {
     let mut shell = Command::new("sh");
     shell
@@ -199,7 +200,7 @@ pub fn after(line: &str, command: &Command) -> Command {
     shell
 }
 
-/// Every file below `root`, with what it is or holds.
+/// Returns all files below `root`, with their types or contents.
 pub fn inventory(root: &Path) -> BTreeMap<PathBuf, String> {
     let mut found = BTreeMap::new();
     for path in std::fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path()) {
@@ -216,7 +217,7 @@ pub fn inventory(root: &Path) -> BTreeMap<PathBuf, String> {
     found
 }
 
-/// Bytes without a period that a copy in pieces could hide.
+/// Returns bytes without a period: a copy in pieces cannot hide an error.
 pub fn bytes(len: usize) -> Vec<u8> {
     (0..len as u64).map(|at| (at.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8).collect()
 }

@@ -1,5 +1,5 @@
-//! Processes that never outlive their test, and those of others, held so that no other can be meant.  Tests of other crates include this file,
-//! too.
+//! Processes that never outlive their test, and references to other processes that survive pid reuse. Tests of other
+//! crates include this file too.
 
 // Each test program uses its own part of this.
 #![allow(dead_code)]
@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-/// A command that has not ended yet.  Killed when dropped.
+/// A running command. Killed when dropped.
 pub struct Running {
     child: Child,
     stdout: BufReader<ChildStdout>,
@@ -29,17 +29,17 @@ impl Running {
         self.child.id()
     }
 
-    /// The next line that it prints.
+    /// Returns the next line that it prints.
     #[track_caller]
     pub fn line(&mut self) -> String {
         self.await_output();
         let mut line = String::new();
         self.stdout.read_line(&mut line).unwrap();
-        assert!(!line.is_empty(), "it ended early: {:?}", self.child.wait());
+        assert!(!line.is_empty(), "the process ended early: {:?}", self.child.wait());
         line
     }
 
-    /// Waits until it has printed something.
+    /// Waits until it has printed a byte.
     #[track_caller]
     pub fn byte(&mut self) {
         self.await_output();
@@ -49,7 +49,7 @@ impl Running {
     #[track_caller]
     fn await_output(&self) {
         if self.stdout.buffer().is_empty() {
-            await_readable(self.stdout.get_ref(), "it prints nothing");
+            await_readable(self.stdout.get_ref(), "the process prints nothing");
         }
     }
 
@@ -57,7 +57,7 @@ impl Running {
         rustix::process::kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Fails when it has not ended after a minute.
+    /// Waits for its end; panics after a minute.
     #[track_caller]
     pub fn wait(&mut self) -> ExitStatus {
         if self.child.try_wait().unwrap().is_none() {
@@ -66,7 +66,7 @@ impl Running {
         self.child.wait().unwrap()
     }
 
-    /// Ends it, whatever it does.
+    /// Kills it.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         self.wait();
@@ -80,7 +80,7 @@ impl Drop for Running {
     }
 }
 
-/// Somebody else's process, held by a pidfd so that no other can be meant.
+/// A process that this one did not start, held by a pidfd so that pid reuse cannot redirect signals.
 pub struct Process(OwnedFd);
 
 impl Process {
@@ -88,13 +88,13 @@ impl Process {
         Process::find(pid).unwrap()
     }
 
-    /// `None` if it is gone.
+    /// Returns `None` if the process has ended.
     pub fn find(pid: u32) -> Option<Process> {
         let pid = Pid::from_raw(pid.try_into().unwrap()).unwrap();
         pidfd_open(pid, PidfdFlags::empty()).ok().map(Process)
     }
 
-    /// It stands still, each thread of it, when this returns, until it is resumed.
+    /// Stops all threads of the process; returns when they have stopped. They stay stopped until `resume`.
     pub fn stop(&self) {
         pidfd_send_signal(&self.0, Signal::STOP).unwrap();
         let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", self.0.as_raw_fd())).unwrap();
@@ -102,7 +102,7 @@ impl Process {
         let threads = || std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
         let stands = |thread: std::fs::DirEntry| match std::fs::read_to_string(thread.path().join("stat")) {
             Ok(stat) => stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')),
-            // It has just ended.
+            // The process has just ended.
             Err(_) => true,
         };
         eventually(|| threads().all(stands));
@@ -117,7 +117,7 @@ impl Process {
         self.await_end();
     }
 
-    /// The same, unless it has ended already.
+    /// Kills the process, unless it has ended already.
     pub fn end(&self) {
         let _ = pidfd_send_signal(&self.0, Signal::KILL);
         self.await_end();
@@ -128,14 +128,14 @@ impl Process {
         matches!(poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&now)), Ok(0))
     }
 
-    /// Returns when it has ended; fails when it has not after a minute.
+    /// Waits for the end of the process; panics after a minute.
     #[track_caller]
     pub fn await_end(&self) {
-        await_readable(&self.0, "it has not ended");
+        await_readable(&self.0, "the process has not ended");
     }
 }
 
-/// Waits until there is something to read, or will never be; fails when that has not come for a minute.
+/// Waits until the descriptor is readable or closed; panics after a minute.
 #[track_caller]
 fn await_readable(fd: impl AsFd, complaint: &str) {
     let minute = Timespec { tv_sec: 60, tv_nsec: 0 };
@@ -144,17 +144,17 @@ fn await_readable(fd: impl AsFd, complaint: &str) {
     assert_eq!(ready, Ok(1), "{complaint}");
 }
 
-/// Waits for what can only be asked for; fails when it has not come for a minute.
+/// Polls until the condition holds; panics after a minute.
 #[track_caller]
 pub fn eventually(is_so: impl Fn() -> bool) {
     let begin = std::time::Instant::now();
     while !is_so() {
-        assert!(begin.elapsed().as_secs() < 60, "it has not come");
+        assert!(begin.elapsed().as_secs() < 60, "the condition does not hold after a minute");
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
 }
 
-/// The children of a process, as the kernel lists them.
+/// Returns the children of a process, as the kernel lists them.
 pub fn children(pid: u32) -> Vec<u32> {
     let list =
         std::fs::read_to_string(Path::new("/proc").join(format!("{pid}/task/{pid}/children"))).unwrap();

@@ -44,7 +44,8 @@ pub fn atomics_return_the_previous_value(harness: &dyn Harness) {
     pair.two.expect_nothing();
 }
 
-/// Lets two posters change one word, together with its owner if processors execute the atomics.
+/// Adds to one word from two peers, and also from the process that owns the word if processors execute the atomics.
+/// Expects that no addition is lost.
 pub fn no_concurrent_atomic_is_lost(harness: &dyn Harness) {
     const EACH: u64 = 50;
     let mut pair = Pair::new(harness);

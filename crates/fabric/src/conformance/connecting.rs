@@ -6,7 +6,7 @@ use super::Harness;
 use super::node::Node;
 use crate::{ConnectFailure, ConnectTrouble, Event};
 
-/// Expects each end to receive the other's hello, and posts of both to arrive.
+/// Expects that each end receives the other's hello, and that the posts of both ends arrive.
 pub fn both_ends_receive_each_others_hello(harness: &dyn Harness) {
     let (mut one, mut two) = (Node::open(harness, "one"), Node::open(harness, "two"));
     let address = harness.address("two");
@@ -37,7 +37,7 @@ fn failure(node: &mut Node<'_>, name: &str, hello: &[u8]) -> ConnectFailure {
     }
 }
 
-/// Expects a closed fabric to report a failed dial, and to refuse the dials of others.
+/// Expects that a closed fabric reports a failed dial, and refuses the dials of others.
 pub fn a_closed_fabric_neither_dials_nor_answers(harness: &dyn Harness) {
     let (mut one, mut two) = (Node::open(harness, "one"), Node::open(harness, "two"));
     two.fabric.close();

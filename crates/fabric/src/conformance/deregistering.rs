@@ -18,7 +18,7 @@ fn expect_deregistered(node: &mut Node<'_>, other: &mut Node<'_>, key: Key) {
     assert_eq!(told, Event::Deregistered { key });
 }
 
-/// Expects every request to be refused as with a wrong key, and to have no effect.
+/// Expects that every request is refused as with a wrong key, and has no effect.
 pub fn requests_with_a_deregistered_key_are_refused(harness: &dyn Harness) {
     type Post = fn(&Pair<'_>) -> Operation<'static>;
     let operations: [(&str, Post); 6] = [
@@ -58,7 +58,8 @@ pub fn requests_with_a_deregistered_key_are_refused(harness: &dyn Harness) {
     }
 }
 
-/// Expects that later peers do not find the key, and that keys continue to count.
+/// Expects that peers that connect later cannot use the deregistered key, and that a new registration gets the next
+/// number instead of the freed one.
 pub fn keys_are_never_reused(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let later = pair.two.register(4096);
@@ -102,7 +103,7 @@ pub fn deregistered_memory_is_released(harness: &dyn Harness) {
     assert_eq!(Arc::strong_count(&segment), 1);
 }
 
-/// Expects posted requests to be executed as if the key were valid, and further ones to be refused.
+/// Expects that posted requests are executed as if the key were valid, and that later ones are refused.
 pub fn posted_work_completes_before_its_memory_is_released(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let segment = Segment::create("case", 100_000, PagePolicy::Normal).expect("a segment is created");

@@ -25,7 +25,7 @@ pub fn disconnecting_cuts_both_ends_off(harness: &dyn Harness) {
     }
 }
 
-/// Expects the bytes to be in place when the other end learns of the close.
+/// Expects that the bytes are in place when the other end learns of the close.
 pub fn posted_work_arrives_before_a_close(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     for imm in 0..20 {

@@ -23,7 +23,7 @@ fn long(pair: &Pair<'_>) -> Operation<'static> {
     Operation::Write { local: pair.local(0, SEGMENT_BYTES), remote: pair.at(0) }
 }
 
-/// Expects the requests of each lane to land and complete in order, even if lanes share one queue.
+/// Expects that the requests of each lane land and complete in order, even if lanes share one queue.
 pub fn each_lane_keeps_its_order(harness: &dyn Harness) {
     const EACH: u32 = 20;
     let mut pair = Pair::new(harness);
@@ -63,7 +63,7 @@ pub fn each_lane_keeps_its_order(harness: &dyn Harness) {
     pair.two.expect_nothing();
 }
 
-/// Expects a request behind a long write to wait in the same lane, and to overtake the write in another.
+/// Expects that a request behind a long write waits if it is in the same lane, and overtakes the write in another.
 pub fn small_requests_overtake_only_other_lanes(harness: &dyn Harness) {
     if harness.moves_by_itself() {
         return skip("the long request may complete before the small one is posted");

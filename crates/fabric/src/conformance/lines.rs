@@ -38,7 +38,7 @@ pub fn a_line_arrives_whole(harness: &dyn Harness) {
     }
 }
 
-/// Expects a ring to wake a sleeper, which finds the line that was put before.
+/// Expects that a ring of the doorbell wakes a sleeper, which finds the line that was written before.
 pub fn a_ring_wakes_a_sleeper_that_polls_lines(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let Some(lines) = lines(&pair) else { return };

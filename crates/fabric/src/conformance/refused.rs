@@ -25,7 +25,7 @@ fn wrong(pair: &Pair<'_>, remote: RemoteAddress) -> Vec<Operation<'static>> {
     operations
 }
 
-/// Expects earlier requests to be done. On networks the connection then ends; otherwise only this request fails.
+/// Expects that earlier requests are done. On networks the connection then ends; otherwise only this request fails.
 pub fn a_wrong_key_or_range_is_refused(harness: &dyn Harness) {
     let key = |key| RemoteAddress { key: Key(key), offset: 0 };
     let offset = |offset| RemoteAddress { key: Key(0), offset };
@@ -73,7 +73,7 @@ fn expect_refused(pair: &mut Pair<'_>, operation: Operation<'_>) {
     assert!(memory == expected, "{operation:?} changed memory");
 }
 
-/// Expects earlier requests to be posted, later ones not, and the connection to continue.
+/// Expects that earlier requests are posted, that later ones are not, and that the connection stays up.
 pub fn requests_that_could_never_be_posted_are_malformed(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let capabilities = pair.one.fabric.capabilities(pair.to_two);

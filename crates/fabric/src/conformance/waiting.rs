@@ -35,7 +35,8 @@ pub fn an_unsolicited_message_wakes_no_sleeper(harness: &dyn Harness) {
     }
 }
 
-/// Expects an arrival between any two steps of arming, polling once more and sleeping to be seen.
+/// Expects that the sleeper notices a message posted before arming, between arming and the last poll, or between that
+/// poll and sleeping.
 pub fn arrivals_before_the_last_poll_are_not_missed(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let send_one =

@@ -17,7 +17,7 @@ pub struct Scripted {
     events: Mutex<VecDeque<Event>>,
     asked: Mutex<Vec<String>>,
     segments: Mutex<Vec<Arc<Segment>>>,
-    /// Whether registrations are refused.
+    /// True if registrations are refused.
     pub refuses: AtomicBool,
     is_silent: bool,
     rings: AtomicU32,

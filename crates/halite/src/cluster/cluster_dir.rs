@@ -1,4 +1,4 @@
-//! The cluster directory: which nodes are there, and what dead nodes have left behind.
+//! The cluster directory: the files of living nodes, and the files that dead nodes have left behind.
 //!
 //! ```text
 //!  DIR (0700)
@@ -7,10 +7,10 @@
 //!    join.lock            held while a node joins, so that no two miss each other
 //!    next-number          the next ephemeral node number
 //!    next-member          with several hosts: the next permanent number that the cluster assigns
-//!    hosts                how nodes of other hosts are met, if there are any
-//!    directory            the address of etcd, if that has the names
+//!    hosts                the settings for connections to other hosts, if there are any
+//!    directory            the address of etcd, if the names are in etcd
 //!    node-3.lock          held while node 3 lives; "PID INCARNATION"
-//!    node-3.shm.sock      where its shm fabric listens; node-3.roce.sock for its roce fabric
+//!    node-3.shm.sock      socket of its shm fabric; node-3.roce.sock for its roce fabric
 //!    node-3.shm.lock      held while it does
 //!    logs/node-3.log      output of node 3 when it ran detached, until the next cluster is started here
 //! ```
@@ -63,7 +63,7 @@ pub struct Presence {
     pub pid: u32,
     /// Its incarnation; 0 if its lock file has none.
     pub incarnation: u64,
-    /// Whether its process is alive.
+    /// True if its process is alive.
     pub alive: bool,
 }
 
@@ -95,12 +95,12 @@ pub fn nodes(dir: &Path) -> Result<Vec<Presence>, ClusterDirError> {
     }
 }
 
-/// Returns whether nodes in `dir` meet other hosts; then the first node may be on another host.
+/// Returns true if nodes in `dir` connect to other hosts; then the first node may be on another host.
 pub fn has_hosts(dir: &Path) -> bool {
     ClusterDir::open(dir).is_ok_and(|dir| dir.hosts().is_ok_and(|hosts| hosts.is_some()))
 }
 
-/// Returns the secret file of the nodes in `dir`, if they meet other hosts.
+/// Returns the secret file of the nodes in `dir`, if they connect to other hosts.
 pub fn secret_file(dir: &Path) -> Option<PathBuf> {
     Some(ClusterDir::open(dir).ok()?.hosts().ok()??.secret_file)
 }
@@ -297,7 +297,7 @@ impl ClusterDir {
                         lock.remove();
                     }
                 }
-                // Another process looks at it; the next node cleans.
+                // Another process is checking the lock; the next node cleans up.
                 Ok(None) => {}
                 // The node has just left.
                 Err(error) if is_missing(&error) => {}

@@ -53,10 +53,10 @@ pub struct Config {
     /// Number of threads that receive and answer packets, at most 64, with [`Provider::Roce`]; with 0, the polling
     /// thread does.
     pub receivers: usize,
-    /// How the node meets nodes of other hosts; `None` if there are none, or to use what nodes of this host have
-    /// recorded.
+    /// Settings for connections to other hosts; `None` if there are none, or to use the settings that nodes of this
+    /// host have recorded.
     pub hosts: Option<Hosts>,
-    /// Whether the first node founds the cluster if each address of [`Hosts::join`] refuses the connection, which shows
+    /// Lets the first node found the cluster if each address of [`Hosts::join`] refuses the connection, which shows
     /// that those hosts are up and run no node.
     ///
     /// The first node does not found it if an address is silent, because the network may be down. So one configuration
@@ -80,30 +80,30 @@ pub struct Config {
     /// than a quarter of the ring are read from the caller's memory instead. The ring is used from end to end, so a
     /// larger one takes more of the processor's cache.
     pub request_ring_bytes: u64,
-    /// How long a silent node counts as alive.
+    /// Time for which a silent node counts as alive.
     pub lease: Duration,
     /// Maximum number of nodes that are all connected to each other. In a larger cluster, a node connects to the first
     /// node, and to each other node on first use. Must be the same on all nodes.
     pub full_mesh_nodes_max: usize,
-    /// What the node may do to a silent peer that could still write to its memory.
+    /// Permitted action against a silent peer that could still write to this node's memory.
     pub fence: Fence,
     /// Principal of this node's sessions; by default the name of the Unix user.
     pub principal: Option<String>,
     /// Offset of this node's time of day from the host's, in seconds, for trials of clusters whose clocks differ;
     /// otherwise 0. Only the fencing tokens of locks depend on the time of day.
     pub clock_offset_s: i64,
-    /// Address at which the node serves its [`Metrics`](crate::Metrics) over HTTP, at `/metrics`; the system chooses
-    /// port 0. Every client that reaches the address is served; the answer holds numbers, and no names except those of
-    /// nodes.
+    /// Address at which the node serves its [`Metrics`](crate::Metrics) over HTTP, at `/metrics`; with port 0,
+    /// the system chooses the port. Every client that reaches the address is served; the answer holds numbers, and no
+    /// names except those of nodes.
     pub metrics: Option<SocketAddr>,
 }
 
-/// How a node meets nodes of other hosts, over [`Provider::Roce`].
+/// Settings of a node for connections to other hosts, over [`Provider::Roce`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Hosts {
-    /// Addresses at which other hosts may dial the node, over TCP; the system chooses port 0. They try the addresses in
-    /// this order, each for two seconds. Packets use the same address, unless [`Config::address`] is not a loopback
-    /// address. Empty for a node that only dials others.
+    /// Addresses at which other hosts may dial the node, over TCP; with port 0, the system chooses the port. They try
+    /// the addresses in this order, each for two seconds. Packets use the same address, unless [`Config::address`] is
+    /// not a loopback address. Empty for a node that only dials others.
     pub listen: Vec<SocketAddr>,
     /// Addresses of any nodes of the cluster, tried in this order. Empty for the first node, and where a node runs in
     /// the cluster directory.

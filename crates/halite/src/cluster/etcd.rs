@@ -81,7 +81,7 @@ type Job = (u64, Transaction);
 #[derive(Debug)]
 pub(crate) enum EtcdMessage {
     Stored(u64, Result<Stored, StoreFailure>),
-    /// Whether etcd is reached from here, for a requester; if not, the reason.
+    /// The result of an attempt to reach etcd from here, for a requester.
     Tried(Requester, Result<(), String>),
     Listing(Listing),
 }
@@ -136,7 +136,7 @@ struct Presence {
     kept: Option<Kept>,
 }
 
-/// What a node keeps running in etcd.
+/// Connections to etcd that a node keeps open.
 #[expect(dead_code, reason = "it is held")]
 enum Kept {
     Announces(Enrolment),

@@ -1,4 +1,4 @@
-//! How long a joining node waits for others that join before it.
+//! Limits the time for which a joining node waits for others that join before it.
 
 use std::time::{Duration, Instant};
 

@@ -26,7 +26,7 @@ pub struct NodeIdentity {
     pub name: String,
     /// The hello for peers.
     pub hello: Vec<u8>,
-    /// How the node meets other hosts, if it does.
+    /// Settings for connections to other hosts, if any.
     pub(crate) hosts: Option<MetHosts>,
 }
 
@@ -144,11 +144,11 @@ fn roce_config(config: &Config, name: String, hosts: Option<&MetHosts>) -> RoceC
     }
 }
 
-/// How a node meets other hosts.
+/// Settings of a node for connections to other hosts.
 #[derive(Clone, Debug)]
 pub(crate) struct MetHosts {
     hosts: halite_providers::Hosts,
-    /// Facts for nodes of this host that have no configuration of their own.
+    /// Settings to record for nodes of this host without their own.
     pub(crate) known: KnownHosts,
 }
 
@@ -197,7 +197,7 @@ impl MetHosts {
         ways::list(&addresses)
     }
 
-    /// Returns the networks of a node that meets other hosts.
+    /// Returns the networks of a node that connects to other hosts.
     pub(crate) fn providers(config: &Config) -> Result<Vec<Provider>, JoinError> {
         match config.providers[..] {
             [] => Ok(Provider::ALL.to_vec()),

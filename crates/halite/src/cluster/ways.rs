@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Shared memory is tried first. Where it fails, for example because the two nodes are in different process namespaces,
-//! the next way is tried. An address in any other form is dialled as it stands.
+//! the next way is tried. An address in any other form is dialled unchanged.
 
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
@@ -20,7 +20,7 @@ use crate::cluster::networks::Provider;
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// A node's view of the ways to others. By default, an address is dialled as it stands.
+/// A node's view of the ways to others. By default, an address is dialled unchanged.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ways {
     providers: Vec<Provider>,
@@ -29,12 +29,12 @@ pub(crate) struct Ways {
 }
 
 impl Ways {
-    /// Returns the ways of a node with these networks that meets the nodes of its cluster directory.
+    /// Returns the ways of a node with these networks that connects only to the nodes of its cluster directory.
     pub(crate) fn on_one_host(providers: &[Provider]) -> Ways {
         Ways { providers: providers.to_vec(), place: None }
     }
 
-    /// Returns the ways of a node with these networks that meets other hosts.
+    /// Returns the ways of a node with these networks that connects to other hosts.
     pub(crate) fn between_hosts(dir: &ClusterDir, providers: &[Provider]) -> Ways {
         // A node that cannot identify its directory shares no memory.
         let place = providers.contains(&Provider::Shm).then(|| place(dir)).flatten();
@@ -88,7 +88,7 @@ impl Ways {
         if is_second && is_address { format!("{}:{host}", Provider::Roce) } else { host.to_owned() }
     }
 
-    /// Returns whether the address belongs to this node's cluster directory; false for nodes that share no memory,
+    /// Returns true if the address belongs to this node's cluster directory; false for nodes that share no memory,
     /// where it is unknown.
     pub(crate) fn is_here(&self, announced: &str) -> bool {
         let sockets = |announced: &str| {

@@ -333,7 +333,7 @@ struct Carrying<'a, T> {
     time: Time,
 }
 
-/// Whether a transfer is timed.
+/// Measurement of the duration of a transfer, if it is sampled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Time {
     NotPosted,

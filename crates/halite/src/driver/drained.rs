@@ -1,4 +1,4 @@
-//! Waiting for the end of a drain, for the thread that lets the node leave.
+//! Lets the thread that will make the node leave wait until a drain has ended.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 

@@ -54,7 +54,7 @@ pub(crate) struct Shared {
     /// Durations of calls and posted accesses.
     pub(crate) timings: Timings,
     pub(crate) ways: Ways,
-    /// Where the first node of a cluster of several hosts records which node numbers are taken.
+    /// Record of assigned node numbers, kept by the first node of a cluster of several hosts.
     pub(crate) numbers: Option<TakenNumbers>,
     pub(crate) member_changes: Event,
     /// Handles have changed: they were frozen, changed their view, or are gone. Keyed by index.
@@ -103,7 +103,7 @@ pub(crate) struct Dialling {
     /// Unanswered dials by address, the oldest first. Each gets one answer.
     under_way: BTreeMap<String, VecDeque<Dial>>,
     pub(crate) failed: Vec<ConnectFailure>,
-    /// The last failed dial that the engine wanted; a failure that met another cluster takes precedence.
+    /// The last failed dial that the engine wanted; a failure because of another cluster takes precedence.
     pub(crate) unmet: Option<ConnectFailure>,
 }
 
@@ -539,7 +539,7 @@ impl Runner {
         }
     }
 
-    /// Dials a node that the engine has lost sight of.
+    /// Dials a node to which the engine has lost its connection.
     fn dial(&mut self, now: u64, announced: String) {
         let ways = self.shared.ways.to(&announced).into();
         self.dial_next(now, Dialled { announced, ways, is_silent: false });

@@ -75,7 +75,7 @@ fn a_full_queue_does_not_slow_other_peers() {
     let full = full.expect("it was wrapped");
     let [_healthy, slow] = [1, 2].map(|node| Node::embedded(config(node)).expect("the node joins"));
     let session = here.blocking_session();
-    let server = session.serve(Function(7), ServeOptions::default()).expect("nobody else serves it");
+    let server = session.serve(Function(7), ServeOptions::default()).expect("no other session serves it");
     let lh = session.alloc(Some("salt"), 4096, Placement::On(NodeId(1)), ALL).expect("there is room");
     let caller = slow.blocking_session();
     let pending: Vec<_> = (0..ANSWERS)

@@ -181,7 +181,7 @@ impl Tickets {
         let ticket = self.remove(op).expect("looked up just before");
         match ticket.state {
             TicketState::Done(ending) => Poll::Ready(ending),
-            _ => unreachable!("nobody polls what was abandoned"),
+            _ => unreachable!("abandoned tickets are not polled"),
         }
     }
 

@@ -14,7 +14,7 @@ pub struct CallError {
     pub function: u32,
     /// The cause.
     pub cause: CallCause,
-    /// Whether the handler may have run or may still run. If false, repeating the call cannot run it twice.
+    /// True if the handler may have run or may still run. If false, repeating the call cannot run it twice.
     pub may_have_run: bool,
 }
 
@@ -100,7 +100,7 @@ pub enum CallCause {
 }
 
 impl CallCause {
-    /// Returns whether the handler of a posted call that ended with this cause may have run.
+    /// Returns true if the handler of a posted call that ended with this cause may have run.
     pub(crate) fn may_have_run_once_posted(self) -> bool {
         match self {
             CallCause::PeerDown
@@ -135,7 +135,7 @@ pub struct SendError {
     pub len: u64,
     /// The cause.
     pub cause: SendCause,
-    /// Whether the message may have been received. If false, it never will be.
+    /// True if the message may have been received. If false, it never will be.
     pub may_have_arrived: bool,
 }
 
@@ -232,7 +232,7 @@ pub enum NamedCallCause {
     Call(CallError),
 }
 
-/// A function or port cannot be served, or no longer.
+/// A function or port cannot be served, or is no longer served.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cannot serve {what}: {cause}")]
 pub struct ServeError {

@@ -70,7 +70,7 @@ impl ClusterDirError {
     }
 }
 
-/// Returns whether the object does not exist.
+/// Returns true if the object does not exist.
 pub(crate) fn is_missing(error: &DirError) -> bool {
     matches!(error, DirError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
 }

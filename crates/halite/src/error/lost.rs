@@ -13,7 +13,7 @@ pub struct Lost {
     pub node: NodeId,
     /// Its incarnation.
     pub incarnation: u64,
-    /// How the node was lost.
+    /// Cause of the node's loss.
     pub cause: LossCause,
     /// Time since the loss; for an unreachable node, time since it was last heard.
     pub age: Duration,
@@ -44,7 +44,7 @@ pub struct ListedRegions {
     pub regions: Vec<RegionInfo>,
     /// Regions whose homes are not reached now.
     pub unreachable: Vec<UnreachableRegion>,
-    /// Names in etcd whose entries were overwritten, so that they lead to no region.
+    /// Names in etcd whose entries were overwritten, so that they point to no region.
     /// [`Session::forget_name`](crate::Session::forget_name) frees such a name.
     pub damaged: Vec<String>,
 }

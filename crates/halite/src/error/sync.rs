@@ -38,10 +38,10 @@ pub enum LockCause {
     /// This session does not hold the lock, or has lost it.
     #[error("this session does not hold the lock")]
     NotHeld,
-    /// The lock was held, but its home may have passed it on: as far as this node knows, the home has not heard it for
-    /// a lease, or the home was restarted.
+    /// The lock was held, but its home may have granted it to another session: as far as this node knows, the home has
+    /// not heard it for a lease, or the home was restarted.
     #[error(
-        "the lease lapsed: the lock's home has not confirmed this node within it, and may have passed the lock on"
+        "the lease has expired: the lock's home has not heard this node in time, and may have granted the lock to another session"
     )]
     Lapsed,
     /// The lock was not released in time.

@@ -24,7 +24,7 @@ impl NotifyError {
         &self.cause
     }
 
-    /// Returns whether all bytes are written, so that only notifications failed.
+    /// Returns true if all bytes are written, so that only notifications failed.
     pub fn is_written(&self) -> bool {
         !matches!(self.cause, NotifyCause::Write { .. })
     }
@@ -39,7 +39,7 @@ pub enum NotifyCause {
     Write {
         /// The cause.
         cause: AccessCause,
-        /// Whether some bytes may have been written before it failed.
+        /// True if some bytes may have been written before it failed.
         partly: bool,
     },
     /// All bytes are written, but the watchers could not be listed; none was notified.
@@ -53,7 +53,7 @@ pub enum NotifyCause {
         node: NodeId,
         /// The cause.
         cause: SendCause,
-        /// Whether the watcher may have been notified after all.
+        /// True if the watcher may have been notified after all.
         may_have_arrived: bool,
     },
 }

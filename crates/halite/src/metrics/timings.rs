@@ -34,7 +34,7 @@ impl Timed {
         }
     }
 
-    /// Returns whether a thread times its next operation, after `before` earlier ones.
+    /// Returns true if a thread times its next operation, after `before` earlier ones.
     pub(crate) fn is_next(before: u64) -> bool {
         before.is_multiple_of(ONE_IN)
     }

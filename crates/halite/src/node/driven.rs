@@ -1,4 +1,4 @@
-//! Driven nodes: moved forward by their owner, without a thread of their own.
+//! Driven nodes: nodes without threads, which their owner runs step by step.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::node::inner::{self, Checked, NodeInner};
 use crate::runtime::env::{Env, NodeEnv};
 use crate::session::Session;
 
-/// A node without threads, clock or files, for simulated time and for programs with an event loop of their own.
+/// A node without threads, clock or files, for simulated time and for programs with their own event loop.
 ///
 /// Its owner calls [`Driven::step`] when the fabric's doorbell rings, and at the time that the last step returned.
 /// Tasks of the owner use its sessions; a blocking session would wait forever, because no other thread drives the node.
@@ -33,12 +33,12 @@ impl std::fmt::Debug for Driven {
     }
 }
 
-/// What a driven node waits for.
+/// The result of a step of a driven node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// Another step, when the doorbell rings or at this time on the node's clock, in nanoseconds.
+    /// The node waits: call it again when the doorbell rings, or at this time on its clock, in nanoseconds.
     Next(u64),
-    /// Nothing: the node has left.
+    /// The node has left, and needs no further steps.
     Left,
 }
 
@@ -88,12 +88,12 @@ impl Driven {
         self.inner.incarnation.node
     }
 
-    /// Returns whether this node is connected to `node`.
+    /// Returns true if this node is connected to `node`.
     pub fn is_connected_to(&self, node: NodeId) -> bool {
         self.inner.driver.look(|runner| runner.is_connected_to(node))
     }
 
-    /// Returns whether `node` is a member to which this node connects on first use.
+    /// Returns true if `node` is a member to which this node connects on first use.
     pub fn is_unconnected_to(&self, node: NodeId) -> bool {
         self.inner.driver.look(|runner| runner.engine().is_some_and(|engine| engine.is_unconnected(node)))
     }
@@ -110,7 +110,7 @@ impl Driven {
         self.inner.driver.look(|runner| runner.engine().map_or_else(Vec::new, |engine| engine.reached()))
     }
 
-    /// Returns whether `other` may touch memory of this node, as far as this node knows.
+    /// Returns true if `other` may touch memory of this node, as far as this node knows.
     pub fn is_reached_by(&self, other: &Driven) -> bool {
         let incarnation = other.inner.incarnation;
         self.inner

@@ -37,7 +37,7 @@ pub(crate) const KNOWN_FIRST_TIMEOUT: Duration = Duration::from_secs(2);
 const FIRST_TIMEOUT_MAX: Duration = Duration::from_secs(10);
 
 /// Returns how long a joining node waits for a first node on another host, from the start of dialling: a lease. Within
-/// that time, nodes that lost sight of it meet it again, or know that it is gone.
+/// that time, nodes that lost their connection to it reconnect, or learn that it has ended.
 pub(crate) fn first_timeout(lease: Duration) -> Duration {
     lease.clamp(KNOWN_FIRST_TIMEOUT, FIRST_TIMEOUT_MAX)
 }
@@ -48,7 +48,7 @@ pub(crate) fn observer_timeout(lease: Duration) -> Duration {
     (lease / 10 * 3).min(KNOWN_FIRST_TIMEOUT)
 }
 
-/// Whether a node needs the first node to join, and how long it waits for it.
+/// The need for the first node in order to join, and the maximum wait for it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum FirstNode {
     Required(Duration),
@@ -86,7 +86,7 @@ impl Checked {
         Ok(Checked { config, principal })
     }
 
-    /// Returns the hello for peers. `address` is where they dial the node after losing sight of it.
+    /// Returns the hello for peers. `address` is where they dial the node after they have lost the connection.
     pub(crate) fn hello(&self, incarnation: NodeIncarnation, env: &NodeEnv, address: &str) -> Vec<u8> {
         let bytes_total = self.config.arena_bytes;
         let address = address.to_owned();
@@ -243,8 +243,8 @@ impl NodeInner {
     }
 
     /// Waits until the directory has admitted this node and all paired nodes have answered. A node that has answered
-    /// can handle requests about this node's memory. Other nodes are met on first use, and a node that dies meanwhile
-    /// does not prevent the join.
+    /// can handle requests about this node's memory. Other nodes are connected on first use, and a node that dies
+    /// meanwhile does not prevent the join.
     pub(crate) async fn wait_until_admitted(&self) {
         self.session(None).greet().await;
     }

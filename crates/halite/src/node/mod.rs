@@ -38,7 +38,7 @@ use crate::metrics::Metrics;
 use crate::runtime::env::NodeEnv;
 use crate::session::Session;
 
-/// Set in the random numbers of ephemeral nodes that meet other hosts.
+/// Set in the random numbers of ephemeral nodes that connect to other hosts.
 const EPHEMERAL_NODE_BIT: u32 = 1 << 31;
 
 /// Number of nodes of its host, the lowest-numbered, that a node asks for the first node if that is not among them.
@@ -72,7 +72,7 @@ impl std::fmt::Debug for Node {
     }
 }
 
-/// Whether other nodes may send requests to a node as soon as it has joined.
+/// Role of a node: other nodes may send requests to a member, not to a client, as soon as it has joined.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Role {
     Member,
@@ -86,8 +86,8 @@ impl Node {
         Node::wrap(config, |fabric| fabric)
     }
 
-    /// Takes a number for a permanent node of `config` that meets other hosts. The directory gives out each number
-    /// once, so the configuration is checked first, and a node that this host could not run takes none.
+    /// Takes a number for a permanent node of `config` that connects to other hosts. The directory gives out each
+    /// number once, so the configuration is checked first, and a node that this host could not run takes none.
     pub fn take_number(config: &Config) -> Result<NodeId, JoinError> {
         let mut config = config.clone();
         config.check()?;
@@ -270,7 +270,7 @@ impl Node {
         // From here on, dropping `node` leaves the cluster.
         let begin_ns = node.inner.driver.now_ns();
         let mut is_joined = node.inner.driver.block_on(node.inner.meet_all(&addresses, listed));
-        // With names in etcd, a node may be alone, or node 0 may be away.
+        // With names in etcd, a node may be alone, or node 0 may be unavailable.
         is_joined |= etcd.is_some();
         if !is_joined && is_spread {
             // Connected nodes announce the address of the first node.
@@ -292,8 +292,8 @@ impl Node {
             let timeout = if passes { observer_timeout(config.lease) } else { KNOWN_FIRST_TIMEOUT };
             node.inner.driver.block_on(node.inner.meet_first_if_known(timeout, node.lease));
         }
-        // Parts of the cluster may be out of reach, but not for lack of this process's own resources: the next node to
-        // be asked for memory would be in that part.
+        // Parts of the cluster may be unreachable, but not because this process lacks resources: the next request for
+        // memory could go to a node in such a part.
         if let Some(shortage) = node.shortage() {
             return Err(JoinError::Shortage {
                 dir: dir.path().to_owned(),
@@ -301,8 +301,8 @@ impl Node {
                 lack: shortage.reason,
             });
         }
-        // With names in etcd, a node that meets no other must not join a cluster whose nodes speak another protocol
-        // version.
+        // With names in etcd, a node that is connected to no other must not join a cluster whose nodes speak another
+        // protocol version.
         let is_apart = !is_joined || node.inner.driver.look(Runner::is_alone);
         if let Some(theirs) = node.inner.driver.look(|runner| runner.other_version).filter(|_| is_apart) {
             return Err(JoinError::OtherVersion { dir: dir.path().to_owned(), theirs });
@@ -503,7 +503,7 @@ fn etcd_of(config: &Config, dir: &ClusterDir) -> Result<Option<InEtcd>, JoinErro
     Ok(Some((etcd, members)))
 }
 
-/// Returns the members in etcd that a joining node dials, because node 0, which announces members, may be away.
+/// Returns the members in etcd that a joining node dials, because node 0, which announces members, may be unavailable.
 fn to_dial_by_etcd(members: Vec<(NodeId, String)>, own: NodeId, full_mesh_nodes_max: usize) -> Vec<String> {
     let most = if members.len() < full_mesh_nodes_max { usize::MAX } else { GUIDES };
     members.into_iter().filter(|(node, _)| *node != own).map(|(_, address)| address).take(most).collect()
@@ -588,8 +588,8 @@ impl Node {
         !driver.is_closed() && driver.overdue() < self.lease
     }
 
-    /// Returns why the node's incarnation is over, if another node has said so. Its operations then fail as if it had
-    /// left, and [`Node::drained`] returns.
+    /// Returns the reason why the node's incarnation is over, if another node has reported that. Its operations then
+    /// fail as if it had left, and [`Node::drained`] returns.
     pub fn over(&self) -> Option<Over> {
         self.inner.driver.look(|runner| runner.over)
     }

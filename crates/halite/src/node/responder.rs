@@ -41,7 +41,7 @@ pub(crate) struct Bound {
 }
 
 impl Bound {
-    /// Binds the address; the system chooses port 0.
+    /// Binds the address; with port 0, the system chooses the port.
     pub(crate) fn at(address: SocketAddr) -> io::Result<Bound> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;

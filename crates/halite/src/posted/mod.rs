@@ -107,7 +107,7 @@ impl InFlight {
         match to {
             PostedTo::Peers(peers) if peers.is_empty() => {}
             PostedTo::Peers(peers) => self.table.under_way(|peer| peers.contains(&peer), false, &mut found),
-            PostedTo::Anybody => self.table.under_way(|_| true, false, &mut found),
+            PostedTo::All => self.table.under_way(|_| true, false, &mut found),
         }
         Mark(found)
     }
@@ -127,7 +127,7 @@ impl InFlight {
 
     /// Number of operations that have not completed.
     pub(crate) fn under_way(&self) -> usize {
-        self.mark(&PostedTo::Anybody).0.len()
+        self.mark(&PostedTo::All).0.len()
     }
 
     #[inline]

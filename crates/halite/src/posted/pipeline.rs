@@ -49,7 +49,7 @@ pub(crate) struct Part<'p> {
     pub(crate) operation: PendingOperation<'p>,
     pub(crate) peer: PeerId,
     pub(crate) address: RemoteAddress,
-    /// Where it begins.
+    /// Begin of the part.
     pub(crate) at: Cursor,
     pub(crate) len: usize,
     /// The message, if it travels as a call.

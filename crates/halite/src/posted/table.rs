@@ -85,7 +85,7 @@ pub(super) struct Completed {
 
 /// The rest of a dropped operation.
 pub(super) enum Left {
-    /// Nothing: the slot is free.
+    /// The slot is free.
     Nothing(Option<Slot>),
     /// It keeps its slot until it completes.
     UnderWay,

@@ -44,7 +44,7 @@ impl Rpc {
 
     /// Handles an access to a peer's memory that the fabric refused or could not reach.
     pub(crate) fn handle_refused(&self, peer: PeerId) {
-        self.poster.enforce(peer, Err(Violation("it named memory that cannot be reached")));
+        self.poster.enforce(peer, Err(Violation("a request names memory that cannot be reached")));
     }
 
     pub(crate) fn handle_control(
@@ -55,7 +55,7 @@ impl Rpc {
         wakes: &mut Wakes,
     ) {
         let Some(link) = self.peers.link_of(peer) else { return };
-        let control = CallControl::parse(bytes).map_err(|_| Violation("not a control message"));
+        let control = CallControl::parse(bytes).map_err(|_| Violation("a control message is malformed"));
         let handled = control.and_then(|control| {
             if !control.is_ordered() {
                 return self.apply_control(&link, peer, control, wakes);

@@ -90,16 +90,16 @@ impl Rpc {
             unreachable!("the caller looked")
         };
         if !is_ring_size(ring_bytes) {
-            return Err(Violation("a ring of no size that rings have"));
+            return Err(Violation("the size of a ring is not allowed"));
         }
-        let parameters = PeerParameters::parse(control).ok_or(Violation("not an opening"))?;
+        let parameters = PeerParameters::parse(control).ok_or(Violation("a handshake is malformed"))?;
         let replies = Row::new(&*self.poster.fabric, peer, parameters.replies, parameters.slot_count());
         let head = {
             let inbound = &mut *lock(&link.inbound);
             inbound.parameters = Some(parameters);
             inbound.head.as_ref().map(|head| head.window().clone())
         };
-        let head = head.ok_or(Violation("a ring after the end"))?;
+        let head = head.ok_or(Violation("a handshake was sent after the connection ended"))?;
         self.server.reply_rows.open(&link.replies, replies);
         let at = RemoteAddress { key: Key(ring_key), offset: ring_offset };
         let lines = self.poster.fabric.capabilities(peer).direct.then(|| {

@@ -41,7 +41,7 @@ pub(crate) fn is_host_crowded() -> bool {
     running.zip(*processors).is_some_and(|(running, processors)| is_crowd(running, processors))
 }
 
-/// Two spinning ends and their progress threads, which poll now and then, do not contend for two cores.
+/// Two spinning ends and their progress threads, which poll occasionally, do not contend for two cores.
 fn is_crowd(running: usize, processors: usize) -> bool {
     running > 2 * processors
 }

@@ -28,7 +28,7 @@ pub trait Env: Send + Sync {
     /// Process id that `halite status` shows.
     fn pid(&self) -> u32;
 
-    /// Address at which peers dial the node's fabric after losing sight of it; empty if they cannot.
+    /// Address at which peers dial the node's fabric after they have lost the connection; empty if they cannot.
     fn address(&self) -> String {
         String::new()
     }
@@ -80,12 +80,12 @@ impl NodeEnv {
         }
     }
 
-    /// Returns whether the node's own thread polls from time to time, even without a doorbell.
+    /// Returns true if the node's own thread polls from time to time, even without a doorbell.
     pub(crate) fn has_progress_thread(&self) -> bool {
         matches!(self, NodeEnv::Process { .. })
     }
 
-    /// Returns whether more threads want to run than can.
+    /// Returns true if more threads want to run than can.
     pub(crate) fn is_crowded(&self) -> bool {
         match self {
             NodeEnv::Process { .. } => is_host_crowded(),
@@ -93,7 +93,7 @@ impl NodeEnv {
         }
     }
 
-    /// Returns whether the system could provide `len` bytes of memory now.
+    /// Returns true if the system could provide `len` bytes of memory now.
     pub(crate) fn has_free(&self, len: u64) -> bool {
         match self {
             NodeEnv::Process { .. } => headroom::has_free(len),
@@ -101,7 +101,7 @@ impl NodeEnv {
         }
     }
 
-    /// Returns whether a segment of `len` bytes leaves enough addresses for peers' segments.
+    /// Returns true if a segment of `len` bytes leaves enough addresses for peers' segments.
     pub(crate) fn has_addresses(&self, len: u64) -> bool {
         match self {
             NodeEnv::Process { .. } => headroom::has_addresses(len),

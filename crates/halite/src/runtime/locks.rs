@@ -69,7 +69,7 @@ pub(crate) type Locked<'m, T> = Held<MutexGuard<'m, T>>;
 const POISONED: &str = "a thread panicked inside the node";
 
 /// Locks one of this crate's mutexes. Panics if a thread panicked under it, since the node's state is then unreliable;
-/// the progress thread meets the panic too and ends all waits (see `Driver::fail`).
+/// the progress thread then panics too, and ends all waits (see `Driver::fail`).
 #[inline]
 pub(crate) fn lock<T: Ranked>(mutex: &Mutex<T>) -> Locked<'_, T> {
     // Before waiting for the lock, so that a wrong order is found even without contention.
@@ -128,7 +128,7 @@ mod checked {
     use super::Rank;
 
     thread_local! {
-        /// What this thread holds, in order.
+        /// Ranks of the locks that this thread holds, in order.
         static HELD: RefCell<Vec<Rank>> = const { RefCell::new(Vec::new()) };
     }
 

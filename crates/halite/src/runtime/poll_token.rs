@@ -107,7 +107,7 @@ pub(crate) struct PollGuard<'t, P> {
 pub(crate) enum NextPoll {
     /// When the doorbell rings.
     WhenRung,
-    /// After so many nanoseconds at the latest.
+    /// At the latest after this many nanoseconds.
     Within(u64),
 }
 

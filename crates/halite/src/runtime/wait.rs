@@ -1,6 +1,6 @@
 //! Waiting: threads that wait for a task, wakers, and how long to spin before sleeping.
 //!
-//! Nothing here knows what a thread waits for.
+//! This module does not know what a thread waits for.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -225,8 +225,8 @@ const LONG_WAITS_MAX: u32 = 4;
 pub(crate) const YIELD_LONG_NS: u64 = 100_000;
 /// Waits without a spin after contention, at first and at most: a sleeping thread gets the core at once when woken.
 const CROWDED_WAITS: (u32, u32) = (16, 1024);
-/// One in so many long waits spins nevertheless. When both ends of a conversation sleep, each takes the other's wake-up
-/// for slowness, and one of them must stay awake once to find out.
+/// Every this many long waits, one spins nevertheless. When both ends of a conversation sleep, each mistakes the
+/// other's wake-up time for a slow answer, and one of them must stay awake once to find out.
 const PROBE_EVERY: u32 = 16;
 
 impl AdaptiveSpin {
@@ -270,7 +270,7 @@ impl AdaptiveSpin {
         self.round_trip_ns = u64::try_from(round_trip.as_nanos()).unwrap_or(u64::MAX);
     }
 
-    /// Records a spin in vain; [`AdaptiveSpin::record_wait`] follows.
+    /// Records a spin without success; [`AdaptiveSpin::record_wait`] follows.
     pub(crate) fn record_spin(&mut self, spun_ns: u64) {
         self.spun_ns = spun_ns;
     }

@@ -23,7 +23,7 @@ use crate::session::{Commanded, Lh, Session};
 const PATH_TIMEOUT: Duration = Duration::from_millis(500);
 const PATH_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// How accesses of this node reach bytes.
+/// The path by which accesses of this node reach bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AccessPath {
@@ -89,7 +89,7 @@ pub struct PieceExplained {
     pub offset: u64,
     /// The network to the owner, if it is another node.
     pub provider: Option<&'static str>,
-    /// How accesses reach the bytes.
+    /// The path by which accesses reach the bytes.
     pub path: AccessPath,
     /// The operations that carry out accesses.
     pub verbs: Verbs,
@@ -97,7 +97,7 @@ pub struct PieceExplained {
     pub reason: &'static str,
 }
 
-/// How this session reaches a region, and why.
+/// The paths by which this session reaches a region, and the reasons for them.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct RegionExplained {
     /// The region's name, if it has one and its home answers.
@@ -110,10 +110,10 @@ pub struct RegionExplained {
     pub home: u32,
     /// The region's epoch, if its home answers.
     pub epoch: Option<u64>,
-    /// What this handle allows.
+    /// Permissions of this handle.
     #[serde(serialize_with = "as_letters")]
     pub permissions: Permissions,
-    /// Whether the region is immutable.
+    /// True if the region is immutable.
     pub sealed: bool,
     /// The region's bytes, by owner and path.
     pub pieces: Vec<PieceExplained>,
@@ -124,7 +124,7 @@ pub struct RegionExplained {
 pub struct PeerCapabilities {
     /// Name of the provider.
     pub provider: &'static str,
-    /// Whether loads and stores reach the peer's memory.
+    /// True if loads and stores reach the peer's memory.
     pub direct: bool,
     /// Atomics on the peer's memory; where they are not coherent with its processors, sessions' atomics travel as
     /// calls.
@@ -147,7 +147,7 @@ pub struct PathExplained {
     pub sent: u64,
     /// Packets sent again; at least this many were lost or late.
     pub repeated: u64,
-    /// Whether both ends repeat single packets; otherwise all packets behind a lost one are sent again.
+    /// True if both ends repeat single packets; otherwise all packets behind a lost one are sent again.
     pub repeats_single: bool,
     /// Packets that arrived ahead of a lost or late one, and were kept.
     pub kept: u64,
@@ -183,9 +183,9 @@ pub struct PeerExplained {
     /// Its state, as far as this node knows.
     #[serde(serialize_with = "as_word")]
     pub state: NodeState,
-    /// Whether this node is connected to it.
+    /// True if this node is connected to it.
     pub connected: bool,
-    /// Why this network was chosen, if there was a choice.
+    /// Reason for the choice of this network, if there was a choice.
     pub provider_reason: Option<&'static str>,
     /// Capabilities of the network in between, if it is connected.
     pub capabilities: Option<PeerCapabilities>,
@@ -209,7 +209,7 @@ pub struct PeerExplained {
     pub reason: String,
 }
 
-/// How this session's node sees another node now.
+/// The current view that this session's node has of another node.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PeerSeen {
     /// Address at which other hosts dial it, if they can.
@@ -292,7 +292,7 @@ impl Session {
     /// Explains the connection between this session's node and another.
     pub async fn explain_peer(&self, node: NodeId) -> Result<PeerExplained, RegionError> {
         let failed = |cause| RegionError { operation: "explain", object: format!("node {node}"), cause };
-        // The directory knows nodes that this one has never met.
+        // The directory knows nodes to which this one was never connected.
         let asked = Commanded::new(&self.inner, Command::Status).await;
         let statuses = match asked.map_err(|error| failed(error.into()))? {
             halite_tier::effect::Outcome::Status(statuses) => statuses,

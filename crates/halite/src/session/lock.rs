@@ -112,7 +112,7 @@ impl Guard {
         self.token
     }
 
-    /// Returns whether the previous holder died with the lock: the protected data may be half changed.
+    /// Returns true if the previous holder died while it held the lock: the protected data may be half changed.
     pub fn recovered(&self) -> bool {
         self.recovered
     }

@@ -91,7 +91,7 @@ pub struct AllocOptions {
     pub placement: Placement,
     /// Permissions of all principals except the session's own.
     pub everyone: Permissions,
-    /// Whether the owners take the region's memory from the system before the region exists. The memory is then charged
+    /// True if the owners take the region's memory from the system before the region exists. The memory is then charged
     /// to the owners, not to writers, and cannot run out under a writer; the allocation takes about 0.3 s per GiB.
     /// Otherwise each page is taken by, and charged to, the process that touches it first.
     pub populate: bool,
@@ -539,11 +539,11 @@ impl Session {
         }
     }
 
-    /// Returns whether operations of `node` may still land in the memory of `owner`, as `owner` reports.
+    /// Asks `owner` whether operations of `node` may still land in its memory.
     ///
     /// Each node answers for its own memory only. A successor of a writer that lost contact asks each owner of the
-    /// region until the writer is cut off there, or paired under a higher number than before. Neither locks nor the
-    /// word of any other node replace that.
+    /// region until the writer is cut off there, or paired under a higher number than before. Neither locks nor
+    /// reports of other nodes replace that.
     ///
     /// ```
     /// # use halite::{Config, Node, NodeId};
@@ -569,11 +569,11 @@ impl Session {
 
     /// Describes all nodes of the cluster, in order.
     ///
-    /// A node that is met for the first time and does not answer counts as silent
+    /// A node that is connected for the first time and does not answer counts as silent
     /// ([`NodeState`](halite_tier::message::NodeState)) after three tenths of a lease, or after a lease if its host
-    /// answers. If the first node is out of reach,
-    /// another node lists the members ([`Node::membership_source`](crate::Node::membership_source)); members of which
-    /// this node has heard nothing else are not asked, and are unconnected or as that node reports.
+    /// answers. If the first node is out of reach, another node lists the members
+    /// ([`Node::membership_source`](crate::Node::membership_source)); members of which this node has heard nothing
+    /// else are not asked, and are unconnected or as that node reports.
     pub async fn status(&self) -> Result<Vec<NodeStatus>, RegionError> {
         match self.command("status", Object::All("nodes"), Command::Status).await? {
             Outcome::Status(nodes) => Ok(nodes),
@@ -686,7 +686,7 @@ fn of_vector(error: BatchError, offset: u64, len: u64) -> AccessError {
 }
 
 impl Inner {
-    /// Returns whether this session made the handle, in this process.
+    /// Returns true if this session made the handle, in this process.
     #[inline]
     pub(crate) fn owns(&self, lh: Lh) -> bool {
         lh.session == self.tag && self.process.is_current()

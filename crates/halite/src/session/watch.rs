@@ -266,7 +266,7 @@ impl Watch {
         (region == self.region).then_some(Notification { offset, len, value, from, node })
     }
 
-    /// Checks that the handle still leads to a readable region.
+    /// Checks that the handle still refers to a readable region.
     fn check(&self) -> Result<(), RegionError> {
         let inner = self.inner();
         if inner.driver.is_forked() {

@@ -1,4 +1,4 @@
-//! Clusters of several nodes in this process, each in a directory of its own.
+//! Clusters of several nodes in this process, each cluster in a new directory.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
@@ -14,7 +14,7 @@ use halite_fabric::Fabric;
 use halite_fabric::fault::{FaultInjector, FaultPlan};
 use tempfile::TempDir;
 
-/// A cluster directory that is not there yet, and goes away with the test.
+/// A cluster directory that does not exist yet, and is removed with the test.
 pub struct Dir {
     path: PathBuf,
     _scratch: TempDir,
@@ -22,7 +22,7 @@ pub struct Dir {
 
 impl Dir {
     pub fn new() -> Dir {
-        let scratch = TempDir::new().expect("it can be made");
+        let scratch = TempDir::new().expect("a temporary directory can be created");
         Dir { path: scratch.path().join("cluster"), _scratch: scratch }
     }
 
@@ -44,7 +44,7 @@ impl Dir {
         Node::embedded(config)
     }
 
-    /// A node that reaches others only by posting.
+    /// Joins a node that reaches the memory of others only by posting.
     pub fn join_posted(&self, node: u32) -> Node {
         let wrap = |fabric: Arc<dyn Fabric>| -> Arc<dyn Fabric> {
             Arc::new(FaultInjector::new(fabric, FaultPlan::default()))
@@ -53,10 +53,10 @@ impl Dir {
     }
 }
 
-/// Turns a hang into a failure; no test is meant to come anywhere near.
+/// Time limit that turns a hang into a failure; no test should come near it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Looks again and again until something is found.
+/// Polls until `find` returns a value.
 #[track_caller]
 pub fn until<T>(mut find: impl FnMut() -> Option<T>) -> T {
     let begin = Instant::now();
@@ -64,12 +64,12 @@ pub fn until<T>(mut find: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = find() {
             return found;
         }
-        assert!(begin.elapsed() < PATIENCE, "it has not come");
+        assert!(begin.elapsed() < PATIENCE, "timed out");
         std::thread::yield_now();
     }
 }
 
-/// This process, as the environment of nodes whose steps a test takes.
+/// This process, as the environment of driven nodes.
 pub struct Process(Instant);
 
 impl Process {

@@ -1,4 +1,5 @@
-//! A fabric from whose peers' memory loads and stores are kept, as if their processes had just died.
+//! A fabric that can be switched so that loads and stores do not reach its peers' memory, as if the processes of the
+//! peers had just died.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,7 +20,7 @@ pub struct NoDirect {
     posted: AtomicU64,
 }
 
-/// A node of whose peers no memory is reached by loads and stores, and its fabric.
+/// Joins a node whose peers' memory loads and stores do not reach; also returns its fabric.
 pub fn join(dir: &Dir, node: u32) -> (Node, Arc<NoDirect>) {
     let mut no_direct = None;
     let wrap = |fabric| -> Arc<dyn Fabric> {
@@ -27,14 +28,14 @@ pub fn join(dir: &Dir, node: u32) -> (Node, Arc<NoDirect>) {
         wrapped.hide_direct();
         no_direct.insert(wrapped).clone()
     };
-    // No heartbeat falls into what is counted.
+    // No heartbeats disturb the counts.
     let config = Config { lease: Duration::from_secs(24 * 60 * 60), ..dir.config(node) };
     let node = Node::wrap(config, wrap).expect("the node joins");
-    (node, no_direct.expect("it was wrapped"))
+    (node, no_direct.expect("the fabric was wrapped"))
 }
 
 impl NoDirect {
-    /// Wraps `inner`, whose peers can be reached for now.
+    /// Wraps `inner`; loads and stores still reach its peers' memory.
     pub fn new(inner: Arc<dyn Fabric>) -> NoDirect {
         NoDirect {
             inner,
@@ -45,9 +46,9 @@ impl NoDirect {
         }
     }
 
-    /// From now on no peer's memory is reached.
+    /// From now on, loads and stores reach no peer's memory.
     pub fn hide_direct(&self) {
-        // It orders nothing: a test tells its threads by other means.
+        // Relaxed: tests synchronize their threads by other means.
         self.is_hidden.store(true, Relaxed);
     }
 
@@ -56,7 +57,7 @@ impl NoDirect {
         self.registered_bytes.load(Relaxed)
     }
 
-    /// How often something was posted, and how many requests that were.
+    /// Returns the number of posts, and of requests in them.
     pub fn posted(&self) -> (u64, u64) {
         (self.posts.load(Relaxed), self.posted.load(Relaxed))
     }

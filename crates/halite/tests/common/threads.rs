@@ -2,16 +2,17 @@
 
 use super::until;
 
-/// The number by which the kernel knows the calling thread.
+/// Returns the calling thread's id in the kernel.
 pub fn number_of_this_thread() -> String {
-    let link = std::fs::read_link("/proc/thread-self").expect("it runs");
-    link.file_name().expect("it ends with the number").to_str().expect("digits").to_owned()
+    let link = std::fs::read_link("/proc/thread-self").expect("the thread runs");
+    link.file_name().expect("the link ends with the number").to_str().expect("digits").to_owned()
 }
 
-/// Returns when that thread sleeps.
+/// Waits until the thread sleeps.
 pub fn wait_until_asleep(thread: &str) {
     until(|| {
-        let status = std::fs::read_to_string(format!("/proc/self/task/{thread}/status")).expect("it runs");
+        let status =
+            std::fs::read_to_string(format!("/proc/self/task/{thread}/status")).expect("the thread runs");
         status.lines().any(|line| line.starts_with("State:\tS")).then_some(())
     });
 }

@@ -1,4 +1,4 @@
-//! One test, alone in its process: it counts what that allocates.
+//! A test in its own process, because it counts the process's allocations.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,4 +1,4 @@
-//! What posted operations cost: allocations, and posts.
+//! Costs of posted operations: allocations and posts.
 
 use crate::common;
 
@@ -14,7 +14,7 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 const ALL: Permissions = Permissions::all();
 const ROUNDS: u64 = 2000;
-/// Heartbeats are posted and allocate meanwhile; a busy machine has time for some of them.
+/// Allowance for heartbeats, which also post and allocate; on a busy machine, several are sent during the test.
 const OTHERS_MAX: u64 = ROUNDS / 10;
 
 #[test]
@@ -24,12 +24,12 @@ fn posted_operations_allocate_nothing() {
     let session = here.blocking_session();
     let lh = session.alloc(Some("salt"), 4 << 20, Placement::On(NodeId(1)), ALL).expect("there is room");
     let mut word = [0; 8];
-    session.write(lh, 0, &word).expect("it may be written");
+    session.write(lh, 0, &word).expect("the region is writable");
 
     let stretch = Stretch::new(ALLOCATOR);
     for round in 0..ROUNDS {
-        session.write(lh, 8, &round.to_le_bytes()).expect("it may be written");
-        session.read(lh, 8, &mut word).expect("it may be read");
+        session.write(lh, 8, &round.to_le_bytes()).expect("the region is writable");
+        session.read(lh, 8, &mut word).expect("the region is readable");
         assert_eq!(u64::from_le_bytes(word), round);
         assert_eq!(session.fetch_add(lh, 0, 1), Ok(round));
     }
@@ -41,11 +41,11 @@ fn posted_operations_allocate_nothing() {
         let bytes = round.to_le_bytes();
         let writes: Vec<WriteOp<'_>> =
             (0..64).map(|place| WriteOp { lh, offset: place * 128, from: &bytes }).collect();
-        session.write_batch(&writes).expect("all may be written");
+        session.write_batch(&writes).expect("the region is writable");
         let mut read = [[0; 8]; 64];
         let mut reads: Vec<ReadOp<'_>> =
             (0..64).zip(&mut read).map(|(place, into)| ReadOp { lh, offset: place * 128, into }).collect();
-        session.read_batch(&mut reads).expect("all may be read");
+        session.read_batch(&mut reads).expect("the region is readable");
         assert_eq!(read, [bytes; 64]);
     }
     let (posts, requests) = (fabric.posted().0 - posts, fabric.posted().1 - requests);

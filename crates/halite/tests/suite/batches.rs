@@ -1,4 +1,4 @@
-//! Calls in batches whose inputs run code of the caller.
+//! Calls in batches whose inputs execute code of the caller.
 
 use crate::common;
 
@@ -10,33 +10,33 @@ use std::time::Duration;
 use common::Dir;
 use halite::{Function, NodeId, ServeOptions, blocking};
 
-/// Long enough for any call that is answered at all.
+/// Longer than any call takes that is answered at all.
 const PATIENCE: Duration = Duration::from_secs(60);
 const ECHO: Function = Function(7);
 const THERE: NodeId = NodeId(1);
 
-/// Panics when it is asked for the given time.
+/// An input that panics when its bytes are read for the given time.
 struct Panicking<'c>(&'c Cell<u32>, u32);
 
 impl AsRef<[u8]> for Panicking<'_> {
     fn as_ref(&self) -> &[u8] {
         self.0.set(self.0.get() + 1);
-        assert!(self.0.get() != self.1, "the caller's own");
+        assert!(self.0.get() != self.1, "a panic of the caller's input");
         b"input"
     }
 }
 
-/// Calls while it is asked for its bytes.
+/// An input that makes a call when its bytes are read.
 struct Calling<'s>(&'s blocking::Session);
 
 impl AsRef<[u8]> for Calling<'_> {
     fn as_ref(&self) -> &[u8] {
-        self.0.call(THERE, ECHO, b"inner", PATIENCE).expect("it is served");
+        self.0.call(THERE, ECHO, b"inner", PATIENCE).expect("the function is served");
         b"outer"
     }
 }
 
-/// It once ran under the node's locks.
+/// The input's code once ran while the node's locks were held.
 #[test]
 fn inputs_that_panic_or_call_harm_no_other_caller() {
     let dir = Dir::new();
@@ -47,7 +47,7 @@ fn inputs_that_panic_or_call_harm_no_other_caller() {
         scope.spawn(|| {
             while let Ok(call) = server.recv() {
                 let answer = call.input().to_vec();
-                // A caller that panics gives up its calls.
+                // A caller that panics drops its calls.
                 let _ = call.reply(&answer);
             }
         });
@@ -65,6 +65,6 @@ fn inputs_that_panic_or_call_harm_no_other_caller() {
             }
         }));
         server.close();
-        told.expect("the story ends well");
+        told.expect("the test thread succeeds");
     });
 }

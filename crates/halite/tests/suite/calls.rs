@@ -1,4 +1,4 @@
-//! Answers that callers borrow where they have arrived.
+//! Answers that callers read in place, in the buffer where they have arrived.
 
 use crate::common;
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 use common::Dir;
 use halite::{Function, NodeId, Port, ServeOptions};
 
-/// Long enough for any call that is answered at all.
+/// Longer than any call takes that is answered at all.
 const PATIENCE: Duration = Duration::from_secs(60);
 const ECHO: Function = Function(7);
 
@@ -34,7 +34,7 @@ fn lent_answers_keep_their_place_until_dropped() {
     }
 }
 
-/// Reads over the end are cut short.
+/// Reads beyond the end return fewer bytes.
 fn check_parts(answer: &halite::Answer, expected: &[u8]) {
     for offset in [0, 1, expected.len() / 2, expected.len(), expected.len() + 1, usize::MAX] {
         let rest = expected.get(offset..).unwrap_or_default();
@@ -76,7 +76,7 @@ fn the_first_payload_of_a_session_may_have_any_length() {
         let (here, there) = (first.blocking_session(), second.blocking_session());
         let mailbox = there.open_port(Port(7), ServeOptions::default()).unwrap();
         std::thread::scope(|scope| {
-            // A long message is read from its sender's memory, so sending it waits for the receiver.
+            // A long message is read from its sender's memory, so sending waits for the receiver.
             let sent = scope.spawn(|| here.send(second.id(), Port(7), &payload));
             assert!(mailbox.recv().unwrap().bytes == payload);
             sent.join().unwrap().unwrap();

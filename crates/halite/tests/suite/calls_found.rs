@@ -1,4 +1,4 @@
-//! Named scenarios of what once went wrong with calls and messages.
+//! Named scenarios of past bugs in calls and messages.
 
 use crate::common;
 
@@ -16,12 +16,12 @@ use common::no_direct::NoDirect;
 use halite::{CallCause, Config, Function, Node, NodeId, Port, ReplyCause, ServeOptions};
 use halite_fabric::Fabric;
 
-/// Long enough for any call that is answered at all.
+/// Longer than any call takes that is answered at all.
 const PATIENCE: Duration = Duration::from_secs(60);
 const ECHO: Function = Function(7);
 const PORT: Port = Port(3);
 
-/// A node that ends while a handler works for one of its own sessions: the handler panicked when it answered.
+/// A node ended while a handler processed a request of one of its own sessions: the handler panicked when it answered.
 #[test]
 fn a_late_answer_to_the_own_node_is_refused() {
     let dir = Dir::new();
@@ -38,7 +38,7 @@ fn a_late_answer_to_the_own_node_is_refused() {
     });
 }
 
-/// Wakes a thread that is parked.
+/// Unparks a thread.
 struct Unpark {
     thread: Thread,
     woken: AtomicBool,
@@ -52,7 +52,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Runs a future on a thread that does nothing for its node.
+/// Polls a future on a parked thread, which does no work for its node.
 fn run_asleep<F: Future>(future: F) -> F::Output {
     let unpark = Arc::new(Unpark { thread: thread::current(), woken: AtomicBool::new(true) });
     let waker = Waker::from(unpark.clone());
@@ -61,7 +61,7 @@ fn run_asleep<F: Future>(future: F) -> F::Output {
         // Pairs with the Release in wake().
         let begin = Instant::now();
         while !unpark.woken.swap(false, Acquire) {
-            assert!(begin.elapsed() < PATIENCE, "it is not woken");
+            assert!(begin.elapsed() < PATIENCE, "the thread is not woken");
             thread::park_timeout(PATIENCE);
         }
         if let std::task::Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
@@ -70,7 +70,7 @@ fn run_asleep<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// The housekeeper slept until its next heartbeat, and so did the callers whose time was over long before.
+/// The housekeeping thread slept until its next heartbeat, and so did callers whose deadline had passed long before.
 #[test]
 fn a_deadline_wakes_a_sleeping_caller() {
     let dir = Dir::new();
@@ -86,7 +86,7 @@ fn a_deadline_wakes_a_sleeping_caller() {
     }
 }
 
-/// A message to a port of the own node was given up while room was made for it: the node waited for itself.
+/// A message to a port of the node itself was abandoned while it waited for room: the node waited for itself.
 #[test]
 fn messages_to_the_own_node_may_be_abandoned() {
     let dir = Dir::new();
@@ -112,13 +112,13 @@ fn messages_to_the_own_node_may_be_abandoned() {
         }
     });
     while mailbox.try_recv().unwrap().is_some() {}
-    session.try_send(NodeId(0), PORT, b"last").expect("no room is kept for those that have gone");
+    session.try_send(NodeId(0), PORT, b"last").expect("abandoned messages take no room");
 }
 
-/// The node dropped the waker of a call while it held the lock that the call behind that waker wanted.
+/// The node dropped the waker of a call while it held a lock that the call owned by that waker needed.
 #[test]
 fn a_waker_may_own_another_call() {
-    struct Owner(#[expect(dead_code, reason = "it is owned to be dropped")] Mutex<Option<Inner>>);
+    struct Owner(#[expect(dead_code, reason = "dropping it is what the test needs")] Mutex<Option<Inner>>);
     type Inner = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
     impl Wake for Owner {
         fn wake(self: Arc<Self>) {}
@@ -144,7 +144,8 @@ fn a_waker_may_own_another_call() {
     is_done.recv_timeout(PATIENCE).expect("the thread waits for a lock that it holds");
 }
 
-/// To fetch what cannot be reached, memory for the answer was set up, which then stayed for the incarnation of the node.
+/// The server allocated memory to fetch an input that it could not reach, and kept it until the end of the caller's
+/// incarnation.
 #[test]
 fn a_dead_callers_input_costs_its_server_no_memory() {
     let dir = Dir::new();
@@ -157,7 +158,7 @@ fn a_dead_callers_input_costs_its_server_no_memory() {
     let server = there.serve(ECHO, ServeOptions::default()).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| server.recv().map(drop).expect_err("no input arrives"));
-        // Whatever else calls need is there after one.
+        // One call sets up everything else that calls need.
         let port = there.open_port(PORT, ServeOptions::default()).unwrap();
         session.send(NodeId(1), PORT, b"short").unwrap();
         assert_eq!(port.recv().unwrap().bytes, b"short");
@@ -166,7 +167,11 @@ fn a_dead_callers_input_costs_its_server_no_memory() {
         let called = session.call(NodeId(1), ECHO, &vec![7; 1 << 20], PATIENCE);
         let after = fabric.registered_bytes();
         server.close();
-        assert_eq!(after, before, "registered for nothing");
-        assert_eq!(called.unwrap_err().cause, CallCause::NoMemory, "the caller that lives after all is told");
+        assert_eq!(after, before, "the server registered memory for an unreachable input");
+        assert_eq!(
+            called.unwrap_err().cause,
+            CallCause::NoMemory,
+            "the caller, which is still alive, gets the error"
+        );
     });
 }

@@ -1,4 +1,4 @@
-//! A forked child with its parent's node.
+//! A forked child that holds its parent's node.
 
 use crate::common;
 
@@ -12,7 +12,7 @@ use halite::{
 };
 use halite_mem::fork::run_in_fork;
 
-/// Long enough for any call that is answered at all.
+/// Longer than any call takes that is answered at all.
 const PATIENCE: Duration = Duration::from_secs(60);
 const ECHO: Function = Function(7);
 const INBOX: Port = Port(7);
@@ -71,7 +71,11 @@ fn forks_cannot_use_a_node_and_do_it_no_harm() {
             drop((made, guard.take(), server.take(), mailbox.take(), here.clone(), first.take()));
             wrong
         });
-        assert_eq!(ended.unwrap(), Some(0), "the number of the first wrong check, over {provider:?}");
+        assert_eq!(
+            ended.unwrap(),
+            Some(0),
+            "the status is the number of the first failed check, over {provider:?}"
+        );
 
         here.write(region, 0, b"parent's").unwrap();
         let mut bytes = [0; 8];

@@ -1,4 +1,4 @@
-//! Joining: who may, who may not, and what the reason is.
+//! Joining: accepted and refused configurations, and the reasons of refusals.
 
 use crate::common;
 
@@ -25,7 +25,7 @@ fn a_number_in_use_is_refused_with_its_process() {
             other => panic!("{other:?}"),
         }
     }
-    assert_eq!(present(&dir), [(0, true), (3, true)], "the refused left no trace");
+    assert_eq!(present(&dir), [(0, true), (3, true)], "a refused node leaves no files");
 }
 
 #[test]
@@ -35,7 +35,7 @@ fn nodes_without_a_number_get_a_new_one() {
     let join = || dir.try_join(Config { node: None, ..dir.config(0) }).unwrap();
     let (a, b) = (join(), join());
     assert_eq!((a.id(), b.id()), (NodeId(1000), NodeId(1001)));
-    // A caller that uses an old number for 1000 reaches nobody, and no stranger.
+    // A caller that uses a former number 1000 reaches no node, in particular not a new one.
     a.leave();
     assert_eq!(join().id(), NodeId(1002));
     first.leave();

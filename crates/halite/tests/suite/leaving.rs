@@ -1,4 +1,4 @@
-//! A session of a node that leaves, or has left: each of its operations says so, and none hangs.
+//! Sessions of a node that leaves or has left: each operation returns an error that says so, and none hangs.
 
 use crate::common;
 
@@ -22,7 +22,7 @@ const ALL: Permissions = Permissions::all();
 const LONG: Duration = Duration::from_secs(3600);
 const HERE: NodeId = NodeId(0);
 
-/// A session, and everything that it has been given before its node began to leave.
+/// A session, and the objects that it got before its node began to leave.
 struct Held {
     session: blocking::Session,
     lh: Lh,
@@ -41,7 +41,7 @@ impl Held {
         let server = session.serve(Function(7), ServeOptions::default()).unwrap();
         let mailbox = session.open_port(Port(7), ServeOptions::default()).unwrap();
         let watch = session.watch(lh).unwrap();
-        // Locks and barriers that are known are looked up no more.
+        // Known locks and barriers are not looked up again.
         let names = ["till", "kept"];
         let guards = names.map(|name| session.block_on(session.as_async().lock(name)).unwrap());
         assert_eq!(session.barrier("gate", 1, LONG), Ok(1));
@@ -49,7 +49,7 @@ impl Held {
     }
 }
 
-/// What an operation answered.
+/// Returns the result of an operation as text.
 fn told<T, E: Debug>(result: Result<T, E>) -> String {
     match result {
         Ok(_) => "done".into(),
@@ -58,10 +58,10 @@ fn told<T, E: Debug>(result: Result<T, E>) -> String {
 }
 
 fn first<T>(results: Vec<T>) -> T {
-    results.into_iter().next().expect("one for each")
+    results.into_iter().next().expect("one result for each")
 }
 
-/// Every operation of a session, as threads call it; and as tasks do, where that is other code.
+/// Executes each operation of a session, through the blocking interface, and where that differs, as a future.
 fn operations(held: &mut Held) -> Vec<(&'static str, String)> {
     let Held { session: s, lh, other, watch, guards, .. } = held;
     let (lh, other, mut bytes, mut answer) = (*lh, *other, [0; 8], [0; 8]);
@@ -135,7 +135,7 @@ fn operations(held: &mut Held) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// A receiver that waits gets what has arrived, until the node has left.
+/// A receiver that waits gets arrived messages until the node has left.
 fn receives(held: &Held) -> Vec<(&'static str, String)> {
     let Held { server, mailbox, .. } = held;
     vec![
@@ -179,11 +179,11 @@ fn every_operation_at_a_node_that_leaves_or_has_left_says_so() {
     check(receives(&held), "has left");
 }
 
-/// What somebody waits for at a node, whose steps the test takes.
+/// A future that waits at a node, which the test drives.
 struct Waiting<'s>(&'static str, Pin<Box<dyn Future<Output = String> + 's>>);
 
 impl<'s> Waiting<'s> {
-    /// Whatever `future` wants to be done first is done when this returns.
+    /// Creates the future, and drives the node until the request has been handled.
     fn of<T, E: Debug>(
         node: &Driven,
         operation: &'static str,

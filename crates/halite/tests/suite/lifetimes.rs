@@ -15,7 +15,7 @@ use halite_fabric::kind::OperationKind;
 
 const ANYBODY: Permissions = Permissions::READ.union(Permissions::WRITE);
 
-/// Polls a future up to `polls` times, as often as it asks for it, and drops it.  Its output, if it came to that.
+/// Polls a future up to `polls` times, when it wakes, and drops it. Returns its output if it completed.
 fn poll_then_drop<F: Future>(session: &Session, polls: usize, future: F) -> Option<F::Output> {
     let mut future = pin!(future);
     let mut left = polls;
@@ -33,13 +33,13 @@ fn poll_then_drop<F: Future>(session: &Session, polls: usize, future: F) -> Opti
     session.blocking().block_on(some_polls)
 }
 
-/// Waits until nothing is left of any region that `session`'s node has made on node 0.
+/// Waits until no region that `session`'s node has created on node 0 is left.
 fn check_nothing_left(session: &Session) {
     let session = session.blocking();
-    // What one node asks of another is done in order: when this is done, so is all that was asked before.
+    // Requests between two nodes are executed in order: when this one is done, so are all earlier ones.
     let last = session.alloc(None, 64, Placement::On(NodeId(0)), ANYBODY).unwrap();
     session.free(last).unwrap();
-    // Undoing takes some messages between the nodes.
+    // Cleaning up takes several messages between the nodes.
     let is_clean = || {
         let nodes = session.status().unwrap();
         let is_empty = nodes.iter().all(|node| (node.bytes_used, node.regions, node.mappings) == (0, 0, 0));
@@ -52,7 +52,7 @@ fn check_nothing_left(session: &Session) {
 fn dropped_posted_reads_write_to_no_caller() {
     let dir = Dir::new();
     let first = dir.join(0);
-    // Completions of reads come late, so that futures are dropped before.
+    // Completions of reads are delayed, so futures are dropped before them.
     let late = Rule::new(OperationKind::Read, Fault::Delay { polls: 3 });
     let second = halite::Node::wrap(dir.config(1), |fabric| {
         Arc::new(FaultInjector::new(fabric, FaultPlan::default().rule(late)))
@@ -64,7 +64,7 @@ fn dropped_posted_reads_write_to_no_caller() {
     here.write(lh, 0, &vec![3; len]).unwrap();
     let there = second.session();
     let theirs = there.blocking().map("late", ANYBODY).unwrap();
-    // Many more than there are slots.
+    // Many more requests than there are slots.
     for round in 0..500 {
         let mut bytes = vec![0; 16 << 10];
         let ended = poll_then_drop(&there, 1, there.read(theirs, 0, &mut bytes));
@@ -100,7 +100,7 @@ fn a_full_queue_delays_and_a_failure_is_an_error() {
     there.read(theirs, 8, &mut bytes).unwrap();
 }
 
-/// What is posted is under way together: the failure of one part says nothing about those behind it.
+/// All parts are posted at once: the failure of one part does not mean that later ones failed.
 #[test]
 fn parts_done_behind_a_failed_one_are_reported() {
     let dir = Dir::new();

@@ -1,4 +1,4 @@
-//! The library as applications use it, where the conformance suite (crates/testing) does not show it: nodes of one process.
+//! Tests of the library with nodes of one process, beyond the conformance suite (crates/testing).
 
 mod batches;
 mod calls;

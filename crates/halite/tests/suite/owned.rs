@@ -1,4 +1,5 @@
-//! What a session gives out owns all that it needs: it outlives the variable that it came from, and any thread may have it.
+//! Values that a session returns own everything that they need: they outlive the session's variable, and can be sent
+//! to other threads.
 
 use crate::common;
 
@@ -8,12 +9,12 @@ use std::time::Duration;
 use common::Dir;
 use halite::{CallCause, Function, NodeId, ServeOptions, blocking, typed};
 
-/// Long enough for any call that is answered at all.
+/// Longer than any call takes that is answered at all.
 const PATIENCE: Duration = Duration::from_secs(60);
 const ECHO: Function = Function(7);
 const THERE: NodeId = NodeId(1);
 
-/// Compiles only for what can be stored by those who know no lifetimes, and given away to other threads.
+/// Compiles only for types without lifetimes that can be sent to other threads.
 fn is_owned<T: Send + 'static>() {}
 
 #[test]
@@ -41,7 +42,7 @@ fn values_that_outlive_an_await_are_owned() {
     is_owned::<halite::LockError>();
 }
 
-/// A call that no session is left of, but for what the call keeps.
+/// Posts a call and drops the session: the pending call keeps what it needs.
 fn post_and_forget_the_session(node: &halite::Node, input: &[u8]) -> blocking::PendingCall {
     let session = node.blocking_session();
     session.post_call(THERE, ECHO, input, 64, PATIENCE).unwrap()
@@ -58,7 +59,8 @@ fn a_dropped_pending_call_is_cancelled() {
     let call = server.recv().unwrap();
     assert_eq!(under_way(), 1);
     drop(pending);
-    // The handler is told in a message of the caller's node, and that node of the end of the call in another.
+    // The handler learns of the cancellation by a message of the caller's node; that node learns of the end of the
+    // call by another.
     assert!((0..20_000).any(|_| {
         thread::yield_now();
         !call.is_wanted()

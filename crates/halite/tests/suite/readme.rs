@@ -1,6 +1,6 @@
-//! README's example: it compiles, and the one below is the one that README shows.
+//! Compiles README's example, and checks that README shows the code below.
 
-/// What README shows, between the two marks.
+/// README shows the code between the two markers.
 #[rustfmt::skip]
 fn example() -> Result<(), Box<dyn std::error::Error>> {
 // README begins
@@ -40,8 +40,8 @@ let before = session.fetch_add(till, 0, 5)?;                                // i
 fn the_example_of_the_readme_is_one_that_compiles() {
     let _compiled: fn() -> Result<(), Box<dyn std::error::Error>> = example;
     let between = |text: &'static str, begin: &str, end: &str| {
-        let (_, rest) = text.split_once(begin).expect("it begins somewhere");
-        rest.split_once(end).expect("it ends somewhere").0
+        let (_, rest) = text.split_once(begin).expect("README contains the first marker");
+        rest.split_once(end).expect("README contains the last marker").0
     };
     let shown = between(include_str!("../../../../README.md"), "```rust\n", "```");
     let compiled = between(include_str!("readme.rs"), "// README begins\n", "// README ends");

@@ -8,7 +8,7 @@ use common::Dir;
 use halite::{CallCause, Function, NodeId, ServeOptions, typed};
 use serde::{Deserialize, Serialize, Serializer};
 
-/// Long enough for any call that is answered at all.
+/// Longer than any call takes that is answered at all.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -54,13 +54,13 @@ fn values_arrive_whole() {
     assert_eq!(gone.cause, CallCause::UnknownFunction);
 }
 
-/// Has no encoding.
+/// A type that cannot be encoded.
 #[derive(Deserialize)]
 struct Unspeakable;
 
 impl Serialize for Unspeakable {
     fn serialize<S: Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
-        Err(serde::ser::Error::custom("it has no words"))
+        Err(serde::ser::Error::custom("it cannot be encoded"))
     }
 }
 

@@ -1,4 +1,5 @@
-//! Nodes whose versions of the protocol are one apart refuse each other, and who joins is told both versions.
+//! Nodes whose protocol versions differ by one refuse each other, and the error of the joining node contains both
+//! versions.
 
 use crate::common;
 
@@ -10,7 +11,8 @@ use halite_fabric::Fabric;
 use halite_fabric::middleware::Middleware;
 use halite_tier::hello::PROTOCOL_VERSION;
 
-/// A fabric whose node is taken for one of another version, and takes others for what they would be to that.
+/// A fabric that changes hellos, so that the node seems to have another protocol version, and its peers seem to have
+/// versions that differ from it accordingly.
 struct Speaks {
     version: u16,
     inner: Arc<dyn Fabric>,
@@ -37,12 +39,13 @@ impl Middleware for Speaks {
     }
 }
 
-/// All are built from one source: to a node that stands for one of `version`, others are as far from ours as they are from that.
+/// All nodes have the same version: to a node that plays `version`, a peer that plays `theirs` appears with our
+/// version plus the difference between the two.
 fn seen_by(version: u16, theirs: u16) -> u16 {
     PROTOCOL_VERSION + theirs - version
 }
 
-/// The same hello of another version: that is its first byte, as long as it is below 128.
+/// Returns the hello with another version: the version is its first byte if it is below 128.
 fn as_of(version: u16, hello: &[u8]) -> Vec<u8> {
     let mut hello = hello.to_vec();
     assert_eq!(u16::from(hello[0]), PROTOCOL_VERSION);
@@ -50,7 +53,7 @@ fn as_of(version: u16, hello: &[u8]) -> Vec<u8> {
     hello
 }
 
-/// A node that stands for one of `version`: its hello is changed on the way, in both directions.
+/// Joins a node that plays `version`: its hellos are changed in both directions.
 fn join(dir: &Dir, node: u32, version: u16) -> Result<Node, JoinError> {
     Node::wrap(dir.config(node), |inner| Arc::new(Speaks { version, inner }))
 }
@@ -73,7 +76,7 @@ fn neighbouring_versions_refuse_each_other() {
             other => panic!("{founds} and {comes}: {other:?}"),
         }
     }
-    // As before, those of one version meet.
+    // Nodes of the same version still connect.
     let dir = Dir::new();
     let _nodes = [0, 1].map(|node| join(&dir, node, ours).unwrap());
 }

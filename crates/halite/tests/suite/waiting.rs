@@ -1,4 +1,4 @@
-//! Who sees to arrivals while threads of a node come and go.
+//! The thread that handles arrivals changes when threads of a node start and stop waiting.
 
 use crate::common;
 
@@ -11,20 +11,20 @@ use common::Dir;
 use common::threads::{number_of_this_thread, wait_until_asleep};
 use halite::{CallError, Config, Function, Node, NodeId, ServeOptions};
 
-/// Long enough for any call that is answered at all.
+/// Longer than any call takes that is answered at all.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Has a test told by what it waits for.
+/// A waker that notifies the test when its future is woken.
 struct Tell(mpsc::Sender<()>);
 
 impl Wake for Tell {
     fn wake(self: Arc<Self>) {
-        // It fails when the test is over.
+        // The send fails when the test is over.
         let _ = self.0.send(());
     }
 }
 
-/// Two nodes, of which nothing is heard for a quarter of an hour unless something arrives.
+/// Joins two nodes that send nothing for a quarter of an hour unless there is a request.
 fn quiet_nodes(dir: &Dir) -> [Node; 2] {
     [0, 1].map(|node| {
         let config = Config { lease: Duration::from_secs(3600), ..dir.config(node) };
@@ -32,20 +32,20 @@ fn quiet_nodes(dir: &Dir) -> [Node; 2] {
     })
 }
 
-/// Answers calls of `function` when it is told to, each time.
+/// Answers one call of `function` for each message of the test.
 fn serve_when_told(node: &Node, function: Function) -> mpsc::Sender<()> {
     let server =
-        node.blocking_session().serve(function, ServeOptions::default()).expect("nobody serves it yet");
+        node.blocking_session().serve(function, ServeOptions::default()).expect("no session serves it yet");
     let (tell, told) = mpsc::channel();
     thread::spawn(move || {
         while let (Ok(call), Ok(())) = (server.recv(), told.recv()) {
-            call.reply(b"answer").expect("the caller is there");
+            call.reply(b"answer").expect("the caller waits");
         }
     });
     tell
 }
 
-/// A thread that calls `function`, and sleeps by now.
+/// Starts a thread that calls `function`; returns when it sleeps.
 fn call_asleep<'s>(
     scope: &'s Scope<'s, '_>,
     here: &'s Node,
@@ -53,14 +53,14 @@ fn call_asleep<'s>(
 ) -> ScopedJoinHandle<'s, Result<Vec<u8>, CallError>> {
     let (tell, told) = mpsc::channel();
     let caller = scope.spawn(move || {
-        tell.send(number_of_this_thread()).expect("it is waited for");
+        tell.send(number_of_this_thread()).expect("the test waits");
         here.blocking_session().call(NodeId(1), function, b"", PATIENCE)
     });
-    wait_until_asleep(&told.recv().expect("it begins"));
+    wait_until_asleep(&told.recv().expect("the thread starts"));
     caller
 }
 
-/// The doorbell stayed armed for a caller that did not sleep any more.
+/// The doorbell stayed armed for a caller that no longer slept.
 #[test]
 fn a_task_is_woken_after_a_sleeping_thread_has_gone() {
     let dir = Dir::new();
@@ -75,11 +75,11 @@ fn a_task_is_woken_after_a_sleeping_thread_has_gone() {
         assert!(task.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         thread::scope(|scope| {
             let caller = call_asleep(scope, &here, soon);
-            tell_soon.send(()).expect("it serves");
-            caller.join().expect("it does not panic").expect("it is answered");
+            tell_soon.send(()).expect("the server runs");
+            caller.join().expect("the caller does not panic").expect("the call is answered");
         });
-        tell_late.send(()).expect("it serves");
-        told.recv_timeout(PATIENCE).expect("the answer has come");
+        tell_late.send(()).expect("the server runs");
+        told.recv_timeout(PATIENCE).expect("the task is woken");
         assert!(task.as_mut().poll(&mut Context::from_waker(&waker)).is_ready());
     }
 }

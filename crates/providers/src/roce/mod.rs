@@ -294,7 +294,7 @@ pub struct Dropped {
     pub overflowed: u64,
 }
 
-/// A fabric of processes that meet in a directory and communicate over UDP; see [`crate::roce`].
+/// A fabric of processes that find each other in a directory and communicate over UDP; see [`crate::roce`].
 ///
 /// ```
 /// # use halite_providers::{RoceConfig, RoceFabric};

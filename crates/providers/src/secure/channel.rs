@@ -73,9 +73,9 @@ pub struct Channel {
     /// The dialling end uses the first; the answering end finds the one in use from the hello.
     secrets: Secrets,
     received: Vec<u8>,
-    /// Whether the other end has sent its version.
+    /// True if the other end has sent its version.
     is_met: bool,
-    /// Whether the other end has proven that it knows the secret and is no replay.
+    /// True if the other end has proven that it knows the secret and is no replay.
     is_proven: bool,
     /// Messages that wait for the handshake.
     waiting: VecDeque<Vec<u8>>,
@@ -130,7 +130,7 @@ impl Channel {
     /// Queues a message of at most [`MESSAGE_BYTES_MAX`] bytes. The first message that an end sends is limited to
     /// [`FIRST_BYTES_MAX`].
     pub fn send(&mut self, message: &[u8]) {
-        assert!(message.len() <= MESSAGE_BYTES_MAX, "who sends keeps to the limit");
+        assert!(message.len() <= MESSAGE_BYTES_MAX, "the sender keeps to the limit");
         match std::mem::replace(&mut self.state, ChannelState::Answering) {
             ChannelState::Dialling(hello) => self.say_hello(hello, message, ChannelState::Dialled),
             ChannelState::Asked(hello) => self.say_hello(hello, message, up),
@@ -149,7 +149,7 @@ impl Channel {
         message: &[u8],
         then: impl FnOnce(Box<HandshakeState>) -> ChannelState,
     ) {
-        assert!(message.len() <= FIRST_BYTES_MAX, "who sends keeps to the limit");
+        assert!(message.len() <= FIRST_BYTES_MAX, "the sender keeps to the limit");
         let mut bytes = [0; HELLO_BYTES_MAX];
         self.state = match hello.write_message(message, &mut bytes) {
             Ok(len) => {

@@ -115,7 +115,7 @@ impl Core {
     pub(super) fn tell_refusal(&self, reason: &str) {
         let now_ns = self.begin.elapsed().as_nanos() as u64;
         lock(&self.refusals)
-            .tell(now_ns, || tracing::warn!("a process that connected was refused: {reason}"));
+            .tell(now_ns, || tracing::warn!("the connection of a process was refused: {reason}"));
     }
 
     /// Logs the number of refusals that were not logged, if due; returns true if more remain to be logged later.

@@ -93,16 +93,16 @@ pub struct ShmConfig {
     pub completions_max: usize,
     /// Time limit of a handshake, and of announcing a new segment to a peer.
     pub handshake_timeout: Duration,
-    /// What the fabric may do to cut a peer off.
+    /// Permitted action to cut a peer off.
     pub fence: Fence,
-    /// What threads sleep on while they wait for arrivals.
+    /// The object on which threads sleep while they wait for arrivals.
     pub sleep: Sleep,
-    /// Whether peers' memory can be accessed by loads and stores ([`Fabric::direct`]), or only by posted requests, as
+    /// True if peers' memory can be accessed by loads and stores ([`Fabric::direct`]), or only by posted requests, as
     /// over a network.
     pub direct: bool,
 }
 
-/// What a thread sleeps on until something arrives.
+/// The object on which a thread sleeps until something arrives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sleep {
     /// A futex: cheapest, but a thread can wait for this fabric only.
@@ -112,12 +112,12 @@ pub enum Sleep {
     Descriptor,
 }
 
-/// What the fabric may do to a peer that must not access our memory any longer.
+/// The permitted action against a peer that must no longer access our memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fence {
     /// Kill its process.
     Kill,
-    /// Nothing: the memory that it can access stays in quarantine until its process ends.
+    /// The fabric does not kill the process: the memory that it can access stays in quarantine until it ends.
     Never,
 }
 

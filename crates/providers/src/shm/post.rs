@@ -22,7 +22,7 @@ const TURNS_MAX: usize = 32;
 #[derive(Debug, Default)]
 struct Progress {
     posted: usize,
-    /// Whether a completion was queued.
+    /// True if a completion was queued.
     completed: bool,
 }
 

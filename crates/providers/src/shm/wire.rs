@@ -44,7 +44,7 @@ pub(super) enum Message {
     Hello {
         /// The data of the fabric's user; not interpreted here.
         hello: Vec<u8>,
-        /// Whether the sender sleeps on descriptors, which are sent along.
+        /// True if the sender sleeps on descriptors, which are sent along.
         has_bells: bool,
     },
     /// A segment of the sender that the receiver may access from now on.

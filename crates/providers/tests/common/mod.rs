@@ -1,4 +1,4 @@
-//! What the tests of the shm fabric share: a directory, and a fabric with somebody who polls it.
+//! Shared by the tests of the shm fabric: a cluster directory, and a fabric that the test polls.
 #![allow(dead_code, missing_docs)]
 
 pub mod pair;
@@ -20,10 +20,10 @@ use halite_mem::{PagePolicy, Segment, Window};
 use halite_providers::private_dir::PrivateDir;
 use halite_providers::{ShmConfig, ShmFabric, listeners};
 
-/// Turns a hang into a failure; no test is meant to come anywhere near.
+/// Time limit that turns a hang into a failure; no test should come near it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A cluster directory that is removed with its value.
+/// A cluster directory. Dropping it removes the directory.
 pub struct Cluster(pub PathBuf);
 
 impl Cluster {
@@ -42,7 +42,7 @@ impl Cluster {
         Node::open(self.config(name))
     }
 
-    /// Who can be connected to.
+    /// Returns the names of the fabrics that accept connections.
     pub fn listeners(&self) -> Vec<String> {
         listeners(&PrivateDir::open(&self.0).unwrap()).unwrap()
     }
@@ -54,7 +54,7 @@ impl Drop for Cluster {
     }
 }
 
-/// A fabric, and what was polled from it but not asked for yet.
+/// A fabric, and its events that a test has not taken yet.
 pub struct Node {
     pub fabric: Arc<dyn Fabric>,
     completions: VecDeque<Completion>,
@@ -70,7 +70,7 @@ impl Node {
         Node { fabric, completions: VecDeque::new(), events: VecDeque::new() }
     }
 
-    /// Sleeps on the doorbell until `find` finds something.
+    /// Sleeps on the doorbell until `find` returns a value.
     fn wait_for<T>(&mut self, mut find: impl FnMut(&mut Node) -> Option<T>) -> T {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -80,13 +80,13 @@ impl Node {
                 self.fabric.arm(None);
                 return found;
             }
-            assert!(Instant::now() < deadline, "nothing came: a wake-up or an event is missing");
+            assert!(Instant::now() < deadline, "timed out: a wake-up or an event is missing");
             let timeout = self.fabric.poll_timeout().unwrap_or(PATIENCE).min(PATIENCE);
             self.fabric.wait(Sleeper::Progress, seen, Some(timeout));
         }
     }
 
-    /// Sleeps until the doorbell rings, or something is to be done by time.
+    /// Sleeps until the doorbell rings, or the fabric's next timer expires.
     pub fn sleep(&mut self) {
         self.fabric.arm(Some(Sleeper::Progress));
         let seen = self.fabric.doorbell();
@@ -96,7 +96,7 @@ impl Node {
             let timeout = self.fabric.poll_timeout().unwrap_or(PATIENCE).min(PATIENCE);
             let begin = Instant::now();
             self.fabric.wait(Sleeper::Progress, seen, Some(timeout));
-            assert!(begin.elapsed() < PATIENCE, "nothing came: a wake-up or an event is missing");
+            assert!(begin.elapsed() < PATIENCE, "timed out: a wake-up or an event is missing");
         }
         self.fabric.arm(None);
     }
@@ -116,7 +116,7 @@ impl Node {
         self.completions.pop_front()
     }
 
-    /// The next event that is not a completion.
+    /// Returns the next event that is not a completion.
     pub fn try_event(&mut self) -> Option<Event> {
         if self.events.is_empty() {
             self.poll();
@@ -135,7 +135,7 @@ impl Node {
         }
     }
 
-    /// Why a connection does not come about.
+    /// Returns the reason why a connection fails.
     pub fn failure(&mut self, address: &str, hello: &[u8]) -> ConnectFailure {
         self.fabric.connect(address, hello);
         match self.event() {
@@ -144,7 +144,7 @@ impl Node {
         }
     }
 
-    /// Expects a connection and returns who it is with.
+    /// Expects a connection, and returns the peer.
     pub fn connected(&mut self) -> PeerId {
         match self.event() {
             Event::Connected { peer, .. } => peer,
@@ -163,7 +163,7 @@ impl Node {
         self.fabric.post(peer, Lane::FIRST, &[request])
     }
 
-    /// Posts one request and returns how it ended.
+    /// Posts one request, and returns its status and kind.
     pub fn run(&mut self, peer: PeerId, operation: Operation<'_>) -> (Status, CompletionKind) {
         self.post(peer, operation).unwrap();
         let completion = self.completion();
@@ -189,17 +189,17 @@ impl Node {
     }
 }
 
-/// Looks again and again until something is so.
+/// Polls until the condition holds.
 #[track_caller]
 pub fn until(mut is_so: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !is_so() {
-        assert!(begin.elapsed() < PATIENCE, "it has not come");
+        assert!(begin.elapsed() < PATIENCE, "the condition does not hold in time");
         std::thread::yield_now();
     }
 }
 
-/// Connects `one` to `two`; returns what each calls the other.
+/// Connects `one` to `two`; returns the id of each peer as the other end knows it.
 pub fn connect(one: &mut Node, two: &mut Node, address: &str) -> (PeerId, PeerId) {
     one.fabric.connect(address, b"");
     (one.connected(), two.connected())
@@ -219,10 +219,10 @@ pub fn bytes_of(window: &Window, offset: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// A child that runs one ignored test of this same test program as its main function, and dies with its value.
+/// A child process that runs one ignored test of this program as its main function. It is killed when this is dropped.
 pub struct Role(pub Child);
 
-/// Tells a test that it is to play a role, and in which cluster.
+/// Variable that makes a test play a role; its value is the cluster directory.
 const DIR_VARIABLE: &str = "HALITE_TEST_DIR";
 
 impl Role {
@@ -234,11 +234,11 @@ impl Role {
         Role::start_by(&mut Command::new(std::env::current_exe().unwrap()), cluster, test, variables)
     }
 
-    /// As the first process of a pid namespace of its own; `None` if such cannot be made here.
+    /// Starts the role as the first process of a new pid namespace; `None` if this process cannot create one.
     pub fn start_in_namespace(cluster: &Cluster, test: &str) -> Option<Role> {
         let wrapped = |program: &Path| {
             let mut command = Command::new("setpriv");
-            // What is wrapped ends with the wrapper, and the wrapper with the test.
+            // The role ends with the wrapper, and the wrapper with the test.
             command.args(["--pdeathsig", "KILL", "unshare", "--pid", "--fork", "--kill-child"]).arg(program);
             command
         };
@@ -270,7 +270,7 @@ impl Drop for Role {
     }
 }
 
-/// In a role: the cluster's directory.  Dies with the test that started it.
+/// Returns the cluster's directory if this process plays a role. The process then dies with the test that started it.
 pub fn role_dir() -> Option<PathBuf> {
     let dir = std::env::var_os(DIR_VARIABLE)?;
     let signal = Some(rustix::process::Signal::KILL);

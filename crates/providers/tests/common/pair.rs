@@ -1,4 +1,4 @@
-//! Two roce fabrics of this process that are connected, polled by turns.  Their sockets may stand in different networks.
+//! Two connected roce fabrics in this process, polled in turn. Their sockets may be in different networks.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,17 +12,17 @@ use halite_mem::{PagePolicy, Segment, Window};
 use halite_providers::roce::Counters;
 use halite_providers::{RoceConfig, RoceFabric};
 
-/// Turns a hang into a failure; no story is meant to come anywhere near.
+/// Time limit that turns a hang into a failure; no test should come near it.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long one end sleeps before the other has its turn.
+/// Time for which one end sleeps before the other is polled.
 const NAP: Duration = Duration::from_micros(100);
 
-/// One of the two.
+/// One of the two ends.
 pub struct End {
     pub fabric: Arc<RoceFabric>,
-    /// What it calls the other.
+    /// Id of the other end as a peer.
     pub peer: PeerId,
-    /// What was polled and not asked for yet.
+    /// Events that the test has not taken yet.
     pub events: VecDeque<Event>,
 }
 
@@ -42,13 +42,13 @@ impl End {
         self.fabric.counters(self.peer).expect("the connection lives")
     }
 
-    /// The next completion, if there is one.
+    /// Returns the next completion, if any.
     pub fn take_completion(&mut self) -> Option<Completion> {
         let at = self.events.iter().position(|event| matches!(event, Event::Completed(_)))?;
         self.events.remove(at)?.into_completion().ok()
     }
 
-    /// The next message, if there is one.
+    /// Returns the next message, if any.
     pub fn take_message(&mut self) -> Option<(Vec<u8>, u32)> {
         let is_message = |event: &Event| {
             matches!(event, Event::Completed(Completion { kind: CompletionKind::Received { .. }, .. }))
@@ -62,7 +62,7 @@ impl End {
 }
 
 impl Pair {
-    /// Fabrics named "one" and "two", in one directory; the first dials.
+    /// Connects fabrics named "one" and "two" in one directory; the first dials.
     pub fn connect(fabrics: [Arc<RoceFabric>; 2]) -> Pair {
         let end = |fabric| End { fabric, peer: PeerId(0), events: VecDeque::new() };
         let mut pair = Pair { ends: fabrics.map(end), posted: 0 };
@@ -81,7 +81,7 @@ impl Pair {
         Pair::connect([one, two].map(|config| RoceFabric::open(config).unwrap()))
     }
 
-    /// Polls both, and lets time pass if nothing has come.
+    /// Polls both ends; sleeps shortly if neither has an event.
     pub fn turn(&mut self) {
         let mut count = 0;
         for end in &mut self.ends {
@@ -98,7 +98,7 @@ impl Pair {
         }
     }
 
-    /// Polls both until `find` finds something.
+    /// Polls both ends until `find` returns a value.
     #[track_caller]
     pub fn until<T>(&mut self, what: &str, mut find: impl FnMut(&mut Pair) -> Option<T>) -> T {
         let deadline = Instant::now() + PATIENCE;
@@ -111,7 +111,7 @@ impl Pair {
         }
     }
 
-    /// Posts one request at an end; returns what its completion will be called.
+    /// Posts one request at an end; returns the id of its completion.
     pub fn post(&mut self, end: usize, operation: Operation<'_>) -> WorkId {
         self.post_to(end, Lane::FIRST, operation)
     }
@@ -125,7 +125,7 @@ impl Pair {
         id
     }
 
-    /// Carries one request out, and returns what an atomic found.
+    /// Executes one request; returns the old value of an atomic.
     #[track_caller]
     pub fn run(&mut self, end: usize, operation: Operation<'_>) -> u64 {
         let id = self.post(end, operation);
@@ -145,13 +145,13 @@ impl Pair {
         }
     }
 
-    /// Lets what is under way come to its end at both ends, late acknowledgements included.
+    /// Waits until all requests at both ends have completed and all late acknowledgements have arrived.
     pub fn settle(&mut self) {
         let mut quiet = 0;
-        self.until("the end of what is under way", |pair| {
+        self.until("the end of all requests", |pair| {
             let is_quiet = |end: &End| end.fabric.is_idle() && end.fabric.poll_timeout().is_none();
             quiet = if pair.ends.iter().all(is_quiet) { quiet + 1 } else { 0 };
-            // What one end has sent last, the other receives in its next turn.
+            // The other end receives the last packets of one end in its next turn.
             (quiet > 3).then_some(())
         });
     }

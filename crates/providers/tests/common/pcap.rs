@@ -1,35 +1,35 @@
-//! Reads captures: pcap of Ethernet or of IP itself, and in it datagrams of UDP.  Shares nothing with what writes them.
+//! Reads UDP datagrams from captures: pcap of Ethernet or raw IP. Shares no code with the writer.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
-/// A datagram as a network carries it.
+/// A datagram as it is on the wire.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Datagram {
     pub source: SocketAddr,
     pub target: SocketAddr,
-    /// Since the epoch, to the microsecond or nanosecond.
+    /// Time since the epoch, in microseconds or nanoseconds.
     pub time: Duration,
-    /// From the IP header on.
+    /// Bytes from the IP header on.
     pub ip: Vec<u8>,
-    /// Where the payload begins in it.
+    /// Offset of the UDP payload.
     at: usize,
 }
 
 impl Datagram {
-    /// What UDP carries.
+    /// Returns the UDP payload.
     pub fn payload(&self) -> &[u8] {
         &self.ip[self.at..]
     }
 
-    /// The identification of IPv4.
+    /// Returns the identification field of IPv4.
     pub fn identification(&self) -> u16 {
         u16_at(&self.ip, 4)
     }
 
-    /// Of an IP packet that carries UDP without options; others are `None`.
+    /// Parses an IP packet that carries UDP and has no options; `None` for others.
     pub fn parse(ip: &[u8], time: Duration) -> Option<Datagram> {
         let version = ip.first()? >> 4;
         let (total, protocol, source, target, udp): (_, _, IpAddr, IpAddr, _) = match version {
@@ -46,7 +46,7 @@ impl Datagram {
         if protocol != 17 || total < udp + 8 {
             return None;
         }
-        // Ethernet pads what is short.
+        // Ethernet pads short packets.
         let ip = ip.get(..total)?.to_vec();
         let (from, to) = (u16_at(&ip, udp), u16_at(&ip, udp + 2));
         assert_eq!(usize::from(u16_at(&ip, udp + 4)), total - udp, "the length in UDP's header");
@@ -54,7 +54,7 @@ impl Datagram {
     }
 }
 
-/// All datagrams of a capture that is whole.
+/// Returns all datagrams of a complete capture.
 pub fn datagrams(path: &Path) -> Vec<Datagram> {
     let bytes = fs::read(path).unwrap();
     assert!(bytes.len() >= 24, "{} is no capture", path.display());
@@ -84,28 +84,29 @@ fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_be_bytes(bytes[at..at + 2].try_into().unwrap())
 }
 
-/// Of the file's own headers.
+/// Reads a field of the file's own headers.
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
 }
 
-/// The ICRC of a datagram, computed bit by bit from its IP header on; the four bytes at its end, where the ICRC stands, may have any value.
+/// Returns the ICRC of a datagram, computed bit by bit from its IP header on. The last four bytes, the place of the
+/// ICRC, may have any value.
 pub fn icrc_of(ip: &[u8]) -> u32 {
     let mut masked = ip.to_vec();
     let transport = match ip[0] >> 4 {
         4 => {
-            // Service, hops and checksum.
+            // Type of service, hop limit and checksum.
             [1, 8, 10, 11].into_iter().for_each(|at| masked[at] = 0xff);
             28
         }
         _ => {
-            // Class, label and hops.
+            // Traffic class, flow label and hop limit.
             [1, 2, 3, 7].into_iter().for_each(|at| masked[at] = 0xff);
             masked[0] |= 0x0f;
             48
         }
     };
-    // The checksum of UDP, and the marks of congestion.
+    // The UDP checksum, and the congestion bits.
     masked[transport - 2..transport].fill(0xff);
     masked[transport + 4] = 0xff;
     let covered = [0xff; 8].iter().chain(&masked[..masked.len() - 4]);

@@ -1,4 +1,4 @@
-//! Roce fabrics of this process, each of which makes progress while any story sleeps: nobody else polls them.
+//! Roce fabrics in this process. The harness polls all of them while a test sleeps.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -12,25 +12,26 @@ use halite_providers::{Hosts, Mtu, RoceConfig, RoceFabric};
 
 use super::Cluster;
 
-/// How often nothing must have happened for all to be over, each time a nap later: some looks at the sockets by which fabrics meet.
+/// Number of consecutive idle checks, one nap apart, after which all fabrics count as idle: long enough for several
+/// polls of the sockets on which fabrics set up connections.
 const QUIET_LOOKS: u32 = 4;
-/// How long a story sleeps before the others have their turn.
+/// Time for which a test sleeps before the other fabrics are polled.
 const NAP: Duration = Duration::from_micros(100);
 
-/// How fabrics are set up.
+/// Changes the configuration of fabrics.
 pub type Configure = fn(RoceConfig) -> RoceConfig;
 
 pub struct Roce {
     cluster: Cluster,
     configure: Configure,
-    /// How the fabrics meet, if not in a directory.
+    /// Secret with which fabrics connect, if they do not share a directory.
     secrets: Option<Secrets>,
     fabrics: Mutex<Vec<Arc<Attended>>>,
-    /// Turns a hang into a failure; no story is meant to come anywhere near.
+    /// Time limit that turns a hang into a failure; no test should come near it.
     deadline: Instant,
 }
 
-/// A fabric, and what was polled from it while its story did something else.
+/// A fabric, and the events that were polled from it while its test did something else.
 struct Attended {
     name: String,
     fabric: Arc<RoceFabric>,
@@ -43,13 +44,13 @@ impl Roce {
         Roce { cluster: Cluster::new(), configure, secrets: None, fabrics: Mutex::default(), deadline }
     }
 
-    /// As hosts that share no directory, but a secret.
+    /// Creates fabrics of hosts that share a secret, but no directory.
     pub fn between_hosts(configure: Configure) -> Roce {
         let secret = Secret::new().expect("there are random numbers");
         Roce { secrets: Some(secret.into()), ..Roce::new(configure) }
     }
 
-    /// Over another address, in smaller packets.
+    /// Uses another address and smaller packets.
     pub fn small_packets_over_ipv6(config: RoceConfig) -> RoceConfig {
         let address: IpAddr = "::1".parse().expect("an address");
         RoceConfig { address, mtu: Mtu::Bytes256, ..config }
@@ -61,7 +62,7 @@ impl Roce {
 }
 
 impl Attended {
-    /// Whether anything has happened.
+    /// Returns true if anything has happened.
     fn attend(&self) -> bool {
         let mut polled = Vec::new();
         let count = self.fabric.poll(&mut polled);
@@ -83,7 +84,7 @@ impl Harness for Roce {
         let fabric = RoceFabric::open(config).unwrap();
         let attended = Arc::new(Attended { name: name.to_owned(), fabric, events: Mutex::default() });
         let mut fabrics = self.fabrics.lock().unwrap();
-        // Those that the story is done with would only hold descriptors.
+        // Fabrics that the test has dropped would only hold descriptors.
         fabrics.retain(|other| Arc::strong_count(other) > 1);
         fabrics.push(attended.clone());
         attended
@@ -96,7 +97,7 @@ impl Harness for Roce {
         let fabrics = self.fabrics();
         let found = fabrics.iter().rev().find(|other| other.name == name);
         let port = found.and_then(|found| found.fabric.control_port());
-        // Where nobody listens, if there never was such a fabric, or it is closed.
+        // The address refuses connections, because no such fabric existed or it is closed.
         port.map_or_else(|| "127.0.0.1:1".to_owned(), |port| port.to_string())
     }
 

@@ -1,4 +1,4 @@
-//! The network changes packets, and makes the checksum of UDP say that they are whole: only the ICRC can notice.
+//! The network changes packets and corrects the UDP checksum: only the ICRC detects the damage.
 
 use halite_providers::roce::Dropped;
 
@@ -7,11 +7,11 @@ use crate::common::pair::Pair;
 use crate::traffic::Traffic;
 use crate::world::Network;
 
-/// How many requests each end makes.
+/// Number of requests that each end makes.
 const REQUESTS: usize = 250;
 
-/// How many packets, or trains, a rule has changed that were about to be received, and what was dropped, of each side.  In a rule,
-/// `@th` counts bits from UDP's header on, which has 64.
+/// Returns the number of packets, or trains, that the rule changed on arrival at each side, and the packets dropped
+/// there. In a rule, `@th` counts bits from the UDP header on, which has 64.
 fn with_rule(rule: &str, singly: bool) -> Option<[(u64, Dropped); 2]> {
     let network = Network::new()?;
     if singly {
@@ -26,7 +26,7 @@ fn with_rule(rule: &str, singly: bool) -> Option<[(u64, Dropped); 2]> {
     let counted = || [0, 1].map(|side| network.counted(side)[0]);
     let dropped = |pair: &Pair| pair.ends.each_ref().map(|end| end.fabric.dropped());
     let mut changed = counted();
-    // The last may not have been received.
+    // The last packets may not have been received yet.
     pair.until("all that was changed", |pair| {
         let refused = dropped(pair).map(|dropped| dropped.refused + dropped.strangers);
         changed = counted();
@@ -36,7 +36,7 @@ fn with_rule(rule: &str, singly: bool) -> Option<[(u64, Dropped); 2]> {
     Some([0, 1].map(|side| (changed[side], dropped(&pair)[side])))
 }
 
-/// Each packet that is changed is refused, or counted as a stranger's, and nothing else is.
+/// Checks that each changed packet is refused, or counted as a stranger's, and that no other packet is.
 fn check_damage(rule: &str, singly: bool, is_stranger: bool) {
     let Some(sides) = with_rule(rule, singly) else { return };
     for (changed, dropped) in sides {
@@ -48,14 +48,15 @@ fn check_damage(rule: &str, singly: bool, is_stranger: bool) {
 
 #[test]
 fn a_changed_payload_is_refused() {
-    // No byte of a payload is above 0x7f.
+    // No payload byte is above 0x7f.
     let rule = "udp length > 200 numgen random mod 6 == 0 @th,1000,8 set 0xee udp checksum set 0 counter";
     check_damage(rule, true, false);
 }
 
 #[test]
 fn a_changed_train_is_refused() {
-    // Of each train the first packet, where it is the first or only one of a long write, by its RETH.
+    // Changes the first packet of each train, if it is the first or only packet of a long write, recognized by its
+    // RETH.
     let rule =
         "@th,64,8 { 0x06, 0x0a } @th,256,32 > 1000 numgen random mod 3 == 0 @th,1000,8 set 0xee counter";
     check_damage(rule, false, false);
@@ -63,7 +64,7 @@ fn a_changed_train_is_refused() {
 
 #[test]
 fn a_changed_packet_number_is_refused() {
-    // One in 2^16 was as it is now.
+    // One in 2^16 packet numbers has this value already.
     check_damage("udp length > 8 numgen random mod 12 == 0 @th,144,16 set 0x5aa5 counter", true, false);
 }
 
@@ -74,7 +75,8 @@ fn an_unknown_queue_pair_counts_as_a_stranger() {
 
 #[test]
 fn changes_that_routers_may_make_cost_nothing() {
-    // Service, marks of congestion, hops and the identification, which a network may rewrite where fragments are forbidden.
+    // Changes the type of service, congestion bits, hop limit and identification, which routers may rewrite where
+    // fragmentation is forbidden.
     let rule = "udp length > 8 ip dscp set cs5 ip ecn set ce ip ttl set 3 ip id set 0x1234 counter";
     let Some(sides) = with_rule(rule, false) else { return };
     for (changed, dropped) in sides {

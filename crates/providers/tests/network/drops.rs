@@ -1,4 +1,4 @@
-//! Packets and whole trains get lost on the wire.
+//! The network loses packets and whole trains.
 
 use halite_providers::RoceConfig;
 
@@ -6,10 +6,10 @@ use crate::common::Cluster;
 use crate::traffic::Traffic;
 use crate::world::Network;
 
-/// How many requests each end makes.
+/// Number of requests that each end makes.
 const REQUESTS: usize = 400;
 
-/// What arrives at a side, and what of that gets lost there.
+/// Counts packets that arrive at a side; drops some of them.
 const DROPS: [&str; 2] = ["udp length > 8 counter", "udp length > 8 numgen random mod 12 == 0 counter drop"];
 
 #[test]
@@ -21,10 +21,10 @@ fn lost_trains_are_repeated() {
     Traffic::new(&pair, 2).run(&mut pair, REQUESTS);
     let [arrived, lost] = network.counted(1)[..] else { panic!("two counters") };
     let [from, to] = pair.ends.each_ref().map(|end| end.counters());
-    println!("{lost} of {arrived} lost; who sends: {from:?}; who receives: {to:?}");
+    println!("{lost} of {arrived} lost; sender: {from:?}; receiver: {to:?}");
     assert!(lost > 10, "{lost} of {arrived}");
-    assert!(from.repeated > 0 && to.repeated > 0, "requests and answers that got lost were sent again");
-    assert!(from.duplicates > 0, "a repeated request had been carried out");
+    assert!(from.repeated > 0 && to.repeated > 0, "lost requests and answers were retransmitted");
+    assert!(from.duplicates > 0, "a retransmitted request had been executed before");
     assert_eq!(pair.ends.each_ref().map(|end| end.fabric.dropped().refused), [0, 0]);
 }
 
@@ -32,7 +32,7 @@ fn lost_trains_are_repeated() {
 fn go_back_n_repeats_what_was_lost() {
     let Some(network) = Network::new() else { return };
     let cluster = Cluster::new();
-    // The second would repeat single packets, and the first does not.
+    // The second end supports the retransmission of single packets, the first does not, so neither uses it.
     let configs = [0, 1].map(|side| RoceConfig { selective: side == 1, ..network.config(&cluster, side) });
     let mut pair = network.connect(configs);
     network.on_arrival(0, &DROPS);
@@ -42,7 +42,7 @@ fn go_back_n_repeats_what_was_lost() {
     assert!(counted.iter().all(|counted| counted.repeated > 0 && counted.kept == 0), "{counted:?}");
 }
 
-/// A router may see a train as one packet, too long for it.
+/// A router may treat a train as one packet that is too long.
 #[test]
 fn packets_leave_singly_where_trains_are_dropped() {
     let Some(network) = Network::new() else { return };

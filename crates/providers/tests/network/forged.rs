@@ -1,4 +1,4 @@
-//! Packets that the peer did not send, or not now, from its address and from others.
+//! Packets that the peer did not send, or sent earlier, from its address and from others.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -13,9 +13,9 @@ use crate::common::pcap::{Datagram, datagrams};
 use crate::traffic::Traffic;
 use crate::world::Network;
 
-/// How many packets are forged before the fabric is polled, so that all of them find room in its socket.
+/// Number of forged packets between two polls of the fabric, few enough to fit its socket buffer.
 const AT_ONCE: usize = 16;
-/// Two ends, of which the first writes its packets down, and somebody on its side who sends what they like.
+/// Two ends, of which the first captures its packets, and a sender on its side that forges packets.
 struct Stage {
     _network: Network,
     cluster: Cluster,
@@ -24,7 +24,7 @@ struct Stage {
     forger: OwnedFd,
 }
 
-/// What the second end counts.
+/// Counters of the second end.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Counted {
     dropped: Dropped,
@@ -48,7 +48,7 @@ impl Stage {
         Some(Stage { _network: network, cluster, pair, traffic, forger })
     }
 
-    /// All that the first end has sent to the second.
+    /// Returns all packets that the first end has sent to the second.
     fn sent(&self) -> Vec<Datagram> {
         let own = self.pair.ends[0].fabric.local_address();
         let all = datagrams(&self.cluster.0.join("one.pcap")).into_iter();
@@ -60,7 +60,7 @@ impl Stage {
         Counted { dropped: end.fabric.dropped(), queue_pairs: end.counters() }
     }
 
-    /// Sends whole datagrams, each of which the second end counts as `count` says; nothing else comes of them.
+    /// Sends whole datagrams, and checks that the second end counts each one in `count`; they have no other effect.
     #[track_caller]
     fn inject(&mut self, datagrams: &[Vec<u8>], count: fn(&Counted) -> u64) {
         self.pair.settle();
@@ -90,7 +90,7 @@ impl Stage {
         self.traffic.check_memory();
     }
 
-    /// The two go on as if nothing had been.
+    /// Checks that the connection still works.
     fn go_on(mut self) {
         self.traffic.run(&mut self.pair, 100);
     }
@@ -100,11 +100,11 @@ impl Stage {
 fn packets_that_the_network_repeats_do_nothing() {
     let Some(mut stage) = Stage::new() else { return };
     let sent = stage.sent();
-    // Overwrites what the first ones wrote.
+    // Overwrites the bytes that the first writes wrote.
     stage.traffic.run(&mut stage.pair, 60);
     stage.pair.settle();
     let before = stage.counted();
-    // A probe is answered as often as it comes, and does nothing.
+    // Each copy of a probe is answered, and has no other effect.
     let is_probe = |datagram: &&Datagram| datagram.payload()[0] == 0xd0;
     let all: Vec<Vec<u8>> =
         sent.iter().filter(|datagram| !is_probe(datagram)).map(|datagram| datagram.ip.clone()).collect();

@@ -1,8 +1,10 @@
-//! Requests of all kinds in both directions at once, of which each is done once and in order, whatever a network does.
+//! Requests of all kinds in both directions at the same time: each is executed once and in order, whatever the network
+//! does.
 //!
-//! An end writes, in one lane, parts of what never changes to random places of the other end's memory, and reads of what never changes
-//! there; in the other lane it sends, notifies, adds and swaps.  Nobody else touches what it touches, so what each request has to
-//! bring about is known when it is posted.  No byte that travels is above 0x7f.
+//! In one lane, an end writes parts of constant data to random places of the other end's memory, and reads constant
+//! data there; in the other lane it sends messages and notifications, and executes fetch-adds and swaps. No other
+//! request touches the same memory, so the result of each request is known when it is posted. No transmitted byte is
+//! above 0x7f.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -14,32 +16,32 @@ use halite_mem::Window;
 use crate::common::pair::Pair;
 use crate::common::{bytes_of, inline, remote};
 
-/// What never changes, and what is written.
+/// Length of the constant data, and of the memory for writes.
 const BYTES: usize = 1 << 18;
-/// Room for what is read, at the reader's; nobody waits for more at a time.
+/// Length of the buffer for the result of a read, and the maximum length of a read.
 const READ_BYTES_MAX: usize = 1 << 14;
-/// Requests that one end may have posted.
+/// Maximum number of posted requests of one end.
 const POSTED_MAX: usize = 24;
-/// Words that are added to and swapped.
+/// Number of words that atomics change.
 const WORDS: u64 = 4;
 const BULK: Lane = Lane { number: 1, class: halite_fabric::Class::Bulk };
 
-/// One end's part.
+/// State of one end.
 struct Side {
     constant: (Key, Vec<u8>),
     written: (Key, Window),
-    /// What the other end has written there when all is done.
+    /// Expected contents after all writes of the other end.
     model: Vec<u8>,
     words: (Key, Window),
     word_values: [u64; WORDS as usize],
-    /// For what is read, one for each request that may be posted.
+    /// Buffers for results of reads, one for each posted request.
     read: (Key, Window),
-    /// What its posted requests have to bring, by lane and in order.
+    /// Expected results of its posted requests, by lane and in order.
     expected: [VecDeque<(WorkId, Expected)>; 2],
-    /// What it has to hear of, in order.
+    /// Messages that it must receive, in order.
     told: VecDeque<(Vec<u8>, u32)>,
     count: usize,
-    /// How many of all requests were reads.
+    /// Number of requests that were reads.
     reads: usize,
 }
 
@@ -80,7 +82,7 @@ impl Traffic {
         Traffic { sides, random }
     }
 
-    /// Has each end carry out so many requests more, and checks all that comes of them.
+    /// Executes this many further requests at each end, and checks all results.
     pub fn run(&mut self, pair: &mut Pair, requests: usize) {
         let until = self.sides.each_ref().map(|side| side.count + requests);
         pair.until("the end of the traffic", |pair| {
@@ -94,7 +96,7 @@ impl Traffic {
             }
             (0..2).all(|end| self.sides[end].count == until[end] && self.posted(end) == 0).then_some(())
         });
-        pair.until("all that was to be told", |pair| {
+        pair.until("all messages", |pair| {
             for end in 0..2 {
                 while let Some(event) = pair.ends[end].events.pop_front() {
                     self.check(end, event);
@@ -105,7 +107,7 @@ impl Traffic {
         self.check_memory();
     }
 
-    /// What is written is what was meant to be, to the byte.
+    /// Checks that memory has the expected contents, to the byte.
     pub fn check_memory(&self) {
         for side in &self.sides {
             assert!(bytes_of(&side.written.1, 0, BYTES) == side.model, "memory is not what was written");
@@ -138,7 +140,7 @@ impl Traffic {
             }
             3 => {
                 let source = range(&mut self.random, BYTES, READ_BYTES_MAX);
-                // Reads end in order, so that none has this room any more.
+                // Reads complete in order, so no other read uses this buffer now.
                 let at = this.reads % POSTED_MAX * READ_BYTES_MAX;
                 this.reads += 1;
                 let (offset, len) = (at as u64, source.len() as u64);
@@ -171,7 +173,7 @@ impl Traffic {
             _ => {
                 let word = self.random.usize(0..WORDS as usize);
                 let (old, new) = (other.word_values[word], self.random.usize(0..1 << 30) as u64);
-                // Every other one is wrong about what is there.
+                // Every other swap expects a wrong value.
                 let expected = old + (count as u64 & 1);
                 if expected == old {
                     other.word_values[word] = new;
@@ -185,7 +187,7 @@ impl Traffic {
 
     fn check(&mut self, end: usize, event: Event) {
         let Event::Completed(Completion { status, kind, .. }) = event else {
-            panic!("no error was to reach anybody: {event:?}");
+            panic!("unexpected event: {event:?}");
         };
         assert_eq!(status, Status::Success);
         let side = &mut self.sides[end];
@@ -201,18 +203,22 @@ impl Traffic {
         };
         let mut lanes = side.expected.iter_mut();
         let lane = lanes.find(|lane| lane.front().is_some_and(|(next, _)| *next == id));
-        let (_, expected) = lane.expect("requests of a lane end in order, each once").pop_front().unwrap();
+        let (_, expected) =
+            lane.expect("requests of a lane complete in order, each once").pop_front().unwrap();
         match expected {
             Expected::Done => assert_eq!(old, None),
             Expected::Old(value) => assert_eq!(old, Some(value)),
             Expected::Read { at, bytes } => {
-                assert!(bytes_of(&side.read.1, at as u64, bytes.len()) == bytes, "read something else");
+                assert!(
+                    bytes_of(&side.read.1, at as u64, bytes.len()) == bytes,
+                    "the read returned other bytes"
+                );
             }
         }
     }
 }
 
-/// A part of so many bytes, at most `len_max` long; every other one is short.
+/// Returns a random range within `bytes`, at most `len_max` long; every other range is short.
 fn range(random: &mut Rng, bytes: usize, len_max: usize) -> Range<usize> {
     let bound = if random.bool() { 64 } else { len_max };
     let len = random.usize(1..=bound);

@@ -1,4 +1,4 @@
-//! Somebody on the way translates addresses, from the start or from some moment on.
+//! A translator on the path changes addresses, from the start or later.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::world::Network;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What leaves the first side over UDP comes from other ports from now on.
+/// From now on, UDP packets of the first side leave from other ports.
 fn translate(network: &Network) {
     let chain = "type nat hook postrouting priority 100 ; policy accept ;";
     network.must(0, "nft add table ip translated");
@@ -27,7 +27,7 @@ fn is_translated(address: SocketAddr) -> bool {
     address.ip().to_string() == "10.77.0.1" && (40_000..=40_010).contains(&address.port())
 }
 
-/// Posts a write, whose packets come from elsewhere; returns when the other end has said so.
+/// Posts a write whose packets arrive from another address; returns when the other end has reported that address.
 fn write_in_vain(pair: &mut Pair) -> halite_fabric::Key {
     let key = pair.ends[1].register(64).0;
     pair.post(0, Operation::Write { local: inline(b"from elsewhere"), remote: remote(key, 0) });
@@ -53,7 +53,7 @@ fn a_rebound_peer_is_reported_and_goes_on_later() {
     translate(&network);
     let id = pair.post(0, Operation::Write { local: inline(b"salt"), remote: remote(key, 0) });
     write_in_vain(&mut pair);
-    assert!(pair.ends.iter().all(|end| end.events.is_empty()), "nobody is given up for that");
+    assert!(pair.ends.iter().all(|end| end.events.is_empty()), "no connection ends because of it");
     assert_eq!(bytes_of(&memory, 0, 4), [0; 4]);
     network.must(0, "nft delete table ip translated");
     let completion = pair.until("a completion", |pair| pair.ends[0].take_completion());
@@ -76,7 +76,7 @@ fn dialling_through_a_translation_fails_with_a_reason() {
     let [from, to] = [0, 1].map(|side| {
         let mut config = network.config(&cluster, side);
         config.dir.push(&config.name);
-        // The end that is dialled says so at half of that.
+        // The dialled end reports the address after half of the timeout.
         config.handshake_timeout = Duration::from_secs(4);
         let listen = SocketAddr::new(config.address, 0);
         network.inside(side, || {
@@ -89,7 +89,7 @@ fn dialling_through_a_translation_fails_with_a_reason() {
     let begin = Instant::now();
     let mut events = Vec::new();
     while events.is_empty() {
-        assert!(begin.elapsed() < PATIENCE, "nothing happens");
+        assert!(begin.elapsed() < PATIENCE, "timed out");
         network.inside(1, || to.poll(&mut Vec::new()));
         network.inside(0, || from.poll(&mut events));
     }

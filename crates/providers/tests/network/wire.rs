@@ -1,4 +1,4 @@
-//! What Wireshark reads in the packets of a fabric.
+//! Compares the packets of a fabric with Wireshark's decoding of them.
 
 use std::path::Path;
 use std::process::Command;
@@ -11,7 +11,7 @@ use crate::common::pcap::{Datagram, datagrams};
 use crate::traffic::Traffic;
 use crate::world::Network;
 
-/// Compared fields, without "infiniband.".
+/// Compared fields, without the prefix "infiniband.".
 const FIELDS: [&str; 16] = [
     "bth.opcode",
     "bth.se",
@@ -33,12 +33,12 @@ const FIELDS: [&str; 16] = [
 
 type Values = [Option<u64>; FIELDS.len()];
 
-/// Decodes a capture as RoCEv2 where it is from or to this port.
+/// Decodes the packets of a capture from or to this port as RoCEv2.
 fn decode(capture: &Path, port: u16) -> Vec<Values> {
     let mut command = Command::new("tshark");
     command.arg("-n").arg("-r").arg(capture);
     command.args(["-d", &format!("udp.port=={port},infiniband"), "-Y", &format!("udp.port=={port}")]);
-    // Payloads are not what they may look like.
+    // Turns off heuristics that decode payloads as other protocols.
     command.args(["--disable-heuristic", "eth_over_ib", "--disable-heuristic", "mellanox_eoib"]);
     command.args(["-T", "fields", "-E", "separator=/t", "-E", "occurrence=f", "-e", "_ws.malformed"]);
     command.args(FIELDS.map(|field| format!("-einfiniband.{field}")));
@@ -59,13 +59,14 @@ fn number(field: &str, text: &str) -> Option<u64> {
         (_, "True") => Some(1),
         (_, "False") => Some(0),
         (Some(hex), _) => Some(u64::from_str_radix(hex, 16).unwrap()),
-        // Shown as bytes.
+        // Fields that Wireshark shows as bytes.
         (None, hex) if field == "immdt" => Some(u64::from_str_radix(hex, 16).unwrap()),
         (None, decimal) => Some(decimal.parse().unwrap()),
     }
 }
 
-/// The fields of a packet; `None` for Halite's own opcodes, of which Wireshark knows only the transport header.
+/// Returns the fields of a packet as sent; `None` for Halite's own opcodes, of which Wireshark knows only the
+/// transport header.
 fn meant(sent: &Datagram) -> Option<Values> {
     let (body, icrc) = sent.payload().split_last_chunk::<4>().unwrap();
     let packet = Packet::parse(body).unwrap();
@@ -100,7 +101,7 @@ fn meant(sent: &Datagram) -> Option<Values> {
     let opcode = packet.headers.opcode() as u64;
     let bth = [opcode, packet.solicited.into(), pad as u64, packet.dest_qp.value().into()];
     let bth = bth.into_iter().chain([packet.ack_request.into(), packet.psn.value().into()]).map(Some);
-    // Wireshark shows the ICRC as its bytes come.
+    // Wireshark shows the ICRC in the byte order of the wire.
     let rest = [old, imm, Some(u32::from_be_bytes(*icrc).into())];
     let values = bth.chain(reth).chain(words).chain(aeth).chain(rest);
     values.collect::<Vec<_>>().try_into().ok()

@@ -1,10 +1,10 @@
-//! Two networks of a test's own with a wire between them.
+//! Two networks for one test, with a link between them.
 //!
 //! ```text
 //!   side 0: left, 10.77.0.1, fd77::1  ◄── veth pair ──►  side 1: right, 10.77.0.2, fd77::2
 //! ```
 //!
-//! They have no names: the kernel removes them, and all in them, with the last descriptor and process, however a test ends.
+//! The networks have no names: the kernel removes them with the last descriptor and process, however the test ends.
 
 use std::fs::File;
 use std::io::Write;
@@ -19,22 +19,22 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space}
 use crate::common::Cluster;
 use crate::common::pair::Pair;
 
-/// Turns what would be left out into a failure.
+/// Variable that makes a skipped test a failure.
 const REQUIRED: &str = "HALITE_NETWORK";
-/// What carries a packet of 4096 bytes of payload with all headers.
+/// MTU for packets with a payload of 4096 bytes and all headers.
 const MTU: u32 = 4200;
 const TOOLS: [&str; 4] = ["ip", "nft", "ethtool", "tshark"];
-/// The names of the wire's ends.
+/// Names of the two ends of the link.
 pub const DEVICES: [&str; 2] = ["left", "right"];
 
 pub struct Network {
-    /// Where the test itself is.
+    /// The network of the test itself.
     home: OwnedFd,
     sides: [OwnedFd; 2],
 }
 
 impl Network {
-    /// `None`, having said why, where this machine or user cannot have it.
+    /// Returns `None`, and prints the reason, where this machine or user cannot create networks.
     pub fn new() -> Option<Network> {
         let why = match Network::try_new() {
             Ok(network) => return Some(network),
@@ -71,14 +71,14 @@ impl Network {
         Ok(network)
     }
 
-    /// Does something in one of the two: what it opens and starts belongs there.
+    /// Runs `then` in one of the two networks: sockets and processes that it creates belong to that network.
     pub fn inside<R>(&self, side: usize, then: impl FnOnce() -> R) -> R {
         let _back = Back(self.home.as_fd());
         enter(self.sides[side].as_fd());
         then()
     }
 
-    /// Carries a command out; returns what it printed.
+    /// Runs a command; returns its output.
     pub fn run(&self, side: usize, line: &str) -> Result<String, String> {
         let words: Vec<&str> = line.split_whitespace().collect();
         let output = self.inside(side, || Command::new(words[0]).args(&words[1..]).output());
@@ -89,20 +89,20 @@ impl Network {
         Err(format!("{line}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr)))
     }
 
-    /// Carries out a command that must succeed.
+    /// Runs a command that must succeed.
     #[track_caller]
     pub fn must(&self, side: usize, line: &str) -> String {
         self.run(side, line).unwrap()
     }
 
-    /// The kernel cuts trains before they are on the wire, so that each packet is there, and may get lost, by itself.
+    /// Turns offload off: the kernel splits trains before they reach the wire, so each packet can be lost separately.
     pub fn cut_trains(&self) {
         for (side, device) in DEVICES.into_iter().enumerate() {
             self.must(side, &format!("ethtool -K {device} tx-udp-segmentation off gso off gro off"));
         }
     }
 
-    /// What happens to packets that arrive at one side: statements of nftables, each counting what it is done to.
+    /// Applies nftables statements to packets that arrive at one side; each statement counts its packets.
     pub fn on_arrival(&self, side: usize, rules: &[&str]) {
         let rules = rules.join("\n");
         let text = format!(
@@ -115,7 +115,7 @@ impl Network {
         assert!(child.wait().unwrap().success(), "nft refuses:\n{text}");
     }
 
-    /// How many packets, or whole trains, the counters of one side's rules have seen, in their order.
+    /// Returns the numbers of packets, or whole trains, that the counters of one side's rules have seen, in order.
     pub fn counted(&self, side: usize) -> Vec<u64> {
         let listed = self.must(side, "nft list ruleset");
         let words: Vec<&str> = listed.split_whitespace().collect();
@@ -123,13 +123,13 @@ impl Network {
         counts.map(|words| words[2].parse().unwrap()).collect()
     }
 
-    /// Of a fabric on one side, "one" or "two".
+    /// Returns the configuration of a fabric on one side, named "one" or "two".
     pub fn config(&self, cluster: &Cluster, side: usize) -> RoceConfig {
         let address: IpAddr = format!("10.77.0.{}", side + 1).parse().unwrap();
         RoceConfig { address, ..RoceConfig::new(&cluster.0, ["one", "two"][side]) }
     }
 
-    /// A fabric on each side, connected.
+    /// Opens a fabric on each side, and connects them.
     pub fn connect(&self, configs: [RoceConfig; 2]) -> Pair {
         let mut sides = 0..;
         Pair::connect(
@@ -138,7 +138,7 @@ impl Network {
     }
 }
 
-/// Returns there.
+/// Switches the thread back to the network it came from.
 struct Back<'a>(BorrowedFd<'a>);
 
 impl Drop for Back<'_> {
@@ -148,18 +148,18 @@ impl Drop for Back<'_> {
 }
 
 fn enter(network: BorrowedFd<'_>) {
-    move_into_link_name_space(network, Some(LinkNameSpaceType::Network)).expect("a network that lives");
+    move_into_link_name_space(network, Some(LinkNameSpaceType::Network)).expect("the network exists");
 }
 
 fn current() -> std::io::Result<OwnedFd> {
     Ok(File::open("/proc/thread-self/ns/net")?.into())
 }
 
-/// A network with nothing in it.
+/// Returns a new, empty network.
 fn fresh() -> std::io::Result<OwnedFd> {
     #[allow(unsafe_code)]
     let make = || {
-        // SAFETY: only of UnshareFlags::FILES do other threads notice anything.
+        // SAFETY: only UnshareFlags::FILES would affect other threads.
         unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }?;
         current()
     };

@@ -1,4 +1,4 @@
-//! One who has many peers: its sockets, what their receive buffers hold, and what becomes of those who share one.
+//! A node with many peers: its sockets, the capacity of their receive buffers, and peers that share one socket.
 
 use crate::common;
 
@@ -14,17 +14,17 @@ use halite_fabric::{
 use halite_mem::{PagePolicy, Segment, Window};
 use halite_providers::{RoceConfig, RoceFabric};
 
-/// Turns a hang into a failure; no story is meant to come anywhere near.
+/// Time limit that turns a hang into a failure; no test should come near it.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What a stock kernel gives at most (`net.core.rmem_max`); it counts twice that.
+/// Largest receive buffer that a default kernel grants (`net.core.rmem_max`); the kernel accounts for twice that.
 const STOCK_BYTES: usize = 212_992;
 const WRITE_BYTES: u64 = 16 << 10;
-/// That each sender makes, all at once.
+/// Number of writes that each sender posts at once.
 const WRITES: u64 = 8;
-/// Of which one has to have its processor all the time.
+/// Maximum number of attempts: the thread must not be preempted during one of them.
 const CROWDS_MAX: usize = 20;
 
-/// One who receives, and many who send to it, all polled by turns.
+/// One receiver and many senders, all polled in turn.
 struct Crowd {
     cluster: Cluster,
     receiver: Arc<RoceFabric>,
@@ -58,7 +58,7 @@ impl Crowd {
         crowd
     }
 
-    /// One more meets the receiver, and both know what comes through between them.
+    /// Connects one more sender to the receiver, and waits until both have measured the path MTU.
     fn join(&mut self) {
         let name = format!("sender-{}", self.senders.len());
         let fabric = RoceFabric::open(RoceConfig::new(&self.cluster.0, name)).unwrap();
@@ -95,7 +95,7 @@ impl Crowd {
         }
     }
 
-    /// All begin to write before the receiver looks, and all that they write lands.
+    /// All senders begin to write before the receiver polls; expects that all writes land.
     fn write_at_once(&mut self) {
         for (index, sender) in self.senders.iter().enumerate() {
             let (own, window) = register(&sender.fabric, WRITE_BYTES);
@@ -120,7 +120,7 @@ impl Crowd {
         self.receiver.dropped().overflowed
     }
 
-    /// Ports of the receiver, as its senders know them, and how many send there.
+    /// Returns the ports of the receiver, as its senders know them, and the number of senders that use each.
     fn ports(&self) -> Vec<(u16, usize)> {
         let port = |sender: &Sender| sender.fabric.path(sender.peer).unwrap().ends.1.port();
         let mut ports: Vec<u16> = self.senders.iter().map(port).collect();
@@ -144,17 +144,18 @@ fn sixty_four_writers_overflow_no_stock_buffer() {
         if crowd.overflowed() == before {
             return;
         }
-        // A thread that is kept from its processor repeats for each sender what it has not looked at yet as the receiver.
-        assert!(times_preempted() > preempted, "some datagram found a buffer full");
+        // A thread that is preempted retransmits, for each sender, packets that it has not received yet as the
+        // receiver.
+        assert!(times_preempted() > preempted, "a receive buffer overflowed without a preemption");
     }
-    panic!("some datagram found a buffer full each time");
+    panic!("a receive buffer overflowed in each attempt");
 }
 
-/// How often the system has taken the processor from this thread.
+/// Returns how often the kernel has preempted this thread.
 fn times_preempted() -> u64 {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
     let count = status.lines().find_map(|line| line.strip_prefix("nonvoluntary_ctxt_switches:"));
-    count.expect("Linux tells it").trim().parse().unwrap()
+    count.expect("Linux reports it").trim().parse().unwrap()
 }
 
 #[test]
@@ -167,12 +168,12 @@ fn sixty_four_writers_to_one_socket_all_land() {
 }
 
 #[test]
-fn sockets_come_with_peers_and_go_with_them() {
+fn sockets_are_opened_and_closed_with_peers() {
     let mut crowd = Crowd::new(33, |config| config);
     let first = crowd.receiver.local_address().port();
     assert_eq!(crowd.receiver.local_addresses().len(), 3);
     assert_eq!(crowd.ports().len(), 3);
-    // Those of the second socket leave.
+    // Closes the connections of the second socket.
     let leaving = crowd.senders.drain(16..32).collect::<Vec<_>>();
     drop(leaving);
     crowd.until("the end of their socket", |crowd| crowd.receiver.local_addresses().len() == 2);
@@ -182,7 +183,7 @@ fn sockets_come_with_peers_and_go_with_them() {
     crowd.until("the end of the third socket", |crowd| crowd.receiver.local_addresses().len() == 1);
     assert_eq!(crowd.ports(), [(first, 16)]);
     crowd.join();
-    assert_eq!(crowd.receiver.local_addresses().len(), 2, "and there is another one for who comes now");
+    assert_eq!(crowd.receiver.local_addresses().len(), 2, "a new peer gets another socket");
     crowd.write_at_once();
 }
 
@@ -192,7 +193,7 @@ fn packets_to_any_socket_wake_a_sleeper() {
     check_wakes(2);
 }
 
-/// Three peers with a socket each wake one who sleeps, whose packets this many threads receive.
+/// Three peers with a socket each wake a sleeper whose packets are received by this many threads.
 fn check_wakes(receivers: usize) {
     let _alone = alone();
     let cluster = Cluster::new();
@@ -205,7 +206,7 @@ fn check_wakes(receivers: usize) {
             let mut node = Node::of(slept);
             let mut heard = Vec::new();
             while heard.len() < 6 {
-                // It looks only when it is woken.
+                // The sleeper polls only when it is woken.
                 if let Some(completion) = node.try_completion() {
                     heard.push(completion.peer);
                 } else {
@@ -214,7 +215,7 @@ fn check_wakes(receivers: usize) {
             }
             heard
         });
-        // Each has a socket of its own there; the first two leave, so that the last one speaks to one that is alone again, or not.
+        // Each peer has its own socket at the sleeper. It sends once when it has connected, and again when all have.
         let mut others: Vec<Node> = Vec::new();
         for name in ["one", "two", "three"] {
             let mut node = Node::of(RoceFabric::open(config(name)).unwrap());
@@ -234,9 +235,9 @@ fn check_wakes(receivers: usize) {
     assert!(sleeper.local_addresses().len() <= 3);
 }
 
-/// And a peer that has met it.
-fn one_who_receives_by_a_thread(cluster: &Cluster) -> (Node, Node, PeerId) {
-    // Nobody is to be woken by that.
+/// Opens a node whose packets are received by a thread, and a peer that is connected to it.
+fn node_with_a_receiver_thread(cluster: &Cluster) -> (Node, Node, PeerId) {
+    // A lease that does not end during the test, so that its timer wakes no sleeper.
     let lease = 2 * PATIENCE;
     let config = |name, receivers| RoceConfig { receivers, lease, ..RoceConfig::new(&cluster.0, name) };
     let mut busy = Node::of(RoceFabric::open(config("busy", 1)).unwrap());
@@ -245,7 +246,7 @@ fn one_who_receives_by_a_thread(cluster: &Cluster) -> (Node, Node, PeerId) {
     let (mut here, mut there) = (None, None);
     let begin = Instant::now();
     while here.is_none() || there.is_none() {
-        assert!(begin.elapsed() < PATIENCE, "they do not meet");
+        assert!(begin.elapsed() < PATIENCE, "they do not connect");
         here = here.or(peer.try_event());
         there = there.or(busy.try_event());
     }
@@ -253,15 +254,15 @@ fn one_who_receives_by_a_thread(cluster: &Cluster) -> (Node, Node, PeerId) {
     (busy, peer, to_busy)
 }
 
-/// What peers ask is carried out and answered though no thread of the node's own does anything.
+/// Requests of peers are executed and answered although no thread of the application polls.
 #[test]
-fn receivers_serve_peers_while_nobody_polls() {
+fn receivers_serve_peers_while_no_thread_polls() {
     let _alone = alone();
     let cluster = Cluster::new();
-    let (busy, mut peer, to_busy) = one_who_receives_by_a_thread(&cluster);
+    let (busy, mut peer, to_busy) = node_with_a_receiver_thread(&cluster);
     let (key, memory) = busy.register(4096);
     let (own, window) = peer.register(4096);
-    // From here on, nobody polls there.
+    // From here on, no thread polls the node.
     for round in 1..100 {
         let operation =
             Operation::Write { local: Local::Inline(&[round; 8]), remote: remote(key, u64::from(round) * 8) };
@@ -277,19 +278,19 @@ fn receivers_serve_peers_while_nobody_polls() {
     }
 }
 
-/// Messages that wake nobody, and are so many that nothing more is received, have who sleeps make room.
+/// Messages without wake-up fill the queue until the node receives no more; then the sleeper is woken, and makes room.
 #[test]
 fn receivers_without_room_wake_a_sleeper() {
     let _alone = alone();
     let cluster = Cluster::new();
-    let (mut busy, mut peer, to_busy) = one_who_receives_by_a_thread(&cluster);
+    let (mut busy, mut peer, to_busy) = node_with_a_receiver_thread(&cluster);
     let (say_who, who) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
         let asleep = scope.spawn(move || {
             say_who.send(rustix::thread::gettid().as_raw_pid()).unwrap();
             let mut heard = 0;
             while heard <= 1100 {
-                // It looks only when it is woken.
+                // The sleeper polls only when it is woken.
                 match busy.try_completion() {
                     Some(_) => heard += 1,
                     None => busy.sleep(),
@@ -317,14 +318,14 @@ fn receivers_without_room_wake_a_sleeper() {
     });
 }
 
-/// Sends until nothing more is taken for a while; how many were.
+/// Sends messages until the node accepts none for a while; returns their number.
 fn flood(peer: &mut Node, to_busy: PeerId) -> u32 {
     let mut sent = 0;
     let begin = Instant::now();
     let mut refused_since = None;
-    // Until nothing more is taken for a while.
+    // Ends when the node accepts no message for a while.
     while refused_since.is_none_or(|since: Instant| since.elapsed() < Duration::from_millis(200)) {
-        assert!(begin.elapsed() < PATIENCE, "it takes all that is said to it");
+        assert!(begin.elapsed() < PATIENCE, "the node accepts all messages");
         match peer.send(to_busy, b"hello", sent) {
             Ok(()) => (sent, refused_since) = (sent + 1, None),
             Err(_) => refused_since = refused_since.or_else(|| Some(Instant::now())),
@@ -338,14 +339,14 @@ fn flood(peer: &mut Node, to_busy: PeerId) -> u32 {
 fn a_fabric_ends_though_its_threads_wait_for_room() {
     let _alone = alone();
     let cluster = Cluster::new();
-    let (busy, mut peer, to_busy) = one_who_receives_by_a_thread(&cluster);
+    let (busy, mut peer, to_busy) = node_with_a_receiver_thread(&cluster);
     flood(&mut peer, to_busy);
-    // Nor is anybody there who would be waited for.
+    // No thread waits for the events either.
     busy.fabric.disconnect(PeerId(1));
     let (say_done, done) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         drop(busy);
         say_done.send(()).unwrap();
     });
-    done.recv_timeout(PATIENCE).expect("it waits for who polls");
+    done.recv_timeout(PATIENCE).expect("it waits for a thread to poll");
 }

@@ -1,4 +1,5 @@
-//! What a shm fabric leaves behind: nothing.  Alone in its program, since it counts the process's descriptors.
+//! A closed shm fabric leaves no descriptors, mappings or threads. In its own test binary, because it counts the
+//! process's descriptors.
 
 use crate::common;
 
@@ -15,7 +16,7 @@ fn shared_mappings() -> usize {
     maps.lines().filter(|line| line.contains("memfd:")).count()
 }
 
-/// Those of fabrics: threads of other tests come and go.
+/// Returns the threads of fabrics: threads of other tests start and end meanwhile.
 fn threads() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
@@ -45,7 +46,7 @@ fn fabrics_leave_nothing_behind() {
         connect(&mut two, &mut one, "one.sock");
     }
     assert_eq!((descriptors(), shared_mappings()), before);
-    // A thread is gone a moment after it was waited for.
+    // A joined thread disappears a moment later.
     until(|| threads() == 0);
     assert_eq!(std::fs::read_dir(&cluster.0).unwrap().count(), 0);
 }

@@ -1,4 +1,4 @@
-//! The conformance suite of providers: over shared memory, direct or posted, as a part of a composite, and over UDP.
+//! The conformance suite of providers: over shared memory (direct, posted, and as part of a composite) and over UDP.
 
 use crate::common;
 
@@ -11,19 +11,19 @@ use halite_fabric::conformance::Harness;
 use halite_fabric::{Composite, Fabric, Sleeper};
 use halite_providers::{RoceConfig, ShmConfig, ShmFabric, Sleep};
 
-/// Fabrics of this process in a directory of their own.
+/// Fabrics of this process in a new directory.
 struct Shm {
     cluster: Cluster,
-    /// Another, for those who are in two.
+    /// A second directory, for fabrics in two directories.
     spare: Cluster,
     open: Open,
-    /// What addresses begin with.
+    /// Prefix of addresses.
     prefix: &'static str,
-    /// Turns a hang into a failure; no story is meant to come anywhere near.
+    /// Time limit that turns a hang into a failure; no test should come near it.
     deadline: Instant,
 }
 
-/// Opens a fabric in the first directory, and perhaps one in the other.
+/// Opens a fabric in the first directory, and possibly one in the second.
 type Open = fn(first: ShmConfig, other: ShmConfig) -> Arc<dyn Fabric>;
 
 impl Shm {
@@ -57,7 +57,8 @@ impl Harness for Shm {
         !left.is_zero()
     }
 
-    /// What is posted is done when the post returns; the acceptor takes its time, and is waited for by events.
+    /// Posted requests are complete when the post returns; the acceptor is asynchronous, and tests wait for its
+    /// events.
     fn settle(&self) {}
 
     fn refusal_ends_connection(&self) -> bool {
@@ -71,7 +72,7 @@ mod direct {
     halite_fabric::fabric_conformance_suite!(Shm::new(|config, _| shm(config)));
 }
 
-/// As over a network: all is posted.
+/// All requests are posted, as over a network.
 mod posted {
     use super::*;
 
@@ -82,7 +83,7 @@ mod posted {
     halite_fabric::fabric_conformance_suite!(Shm::new(|config, _| open(config)));
 }
 
-/// Peers are reached by the second of two parts.
+/// The second of two parts reaches the peers.
 mod composite_of_two {
     use super::*;
 
@@ -100,7 +101,7 @@ mod over_udp {
     halite_fabric::fabric_conformance_suite!(Roce::new(|config| config));
 }
 
-/// Two threads of each fabric's own receive.
+/// Two threads of each fabric receive packets.
 mod over_udp_by_receivers {
     use super::*;
 

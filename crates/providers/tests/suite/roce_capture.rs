@@ -1,4 +1,4 @@
-//! What a roce fabric writes down of its own packets.
+//! Captures of a roce fabric's own packets.
 
 use crate::common;
 
@@ -17,7 +17,7 @@ fn config(cluster: &Cluster, name: &str) -> RoceConfig {
     RoceConfig { pcap, ..RoceConfig::new(&cluster.0, name) }
 }
 
-/// Every kind of request, some of them in many packets.
+/// Posts each kind of request, some with many packets.
 fn use_all(pair: &mut Pair) {
     let (key, window) = pair.ends[1].register(1 << 20);
     let (own_key, own) = pair.ends[0].register(1 << 20);
@@ -35,7 +35,7 @@ fn use_all(pair: &mut Pair) {
     pair.run(1, Operation::Send { bytes: b"and back", imm: 9 });
 }
 
-/// Of a capture, what went from one port to another, without the times.
+/// Returns the packets of a capture from one port to another, without their times.
 fn between(path: &Path, source: u16, target: u16) -> Vec<Vec<u8>> {
     let wanted = |datagram: &Datagram| datagram.source.port() == source && datagram.target.port() == target;
     datagrams(path).into_iter().filter(wanted).map(|datagram| datagram.ip).collect()
@@ -60,7 +60,7 @@ fn both_ends_write_the_same_packets() {
     let (back, files) = (between(&two, ports[1], ports[0]), [&two, &one]);
     for (sent, at) in [(there, 0), (back, 1)] {
         let received = between(files[at], ports[at], ports[1 - at]);
-        // The last acknowledgement may be under way.
+        // The last acknowledgement may not have arrived yet.
         assert!(received.len() > 20 && received.len() + 1 >= sent.len());
         assert_eq!(sent[..received.len()], received);
     }

@@ -1,4 +1,4 @@
-//! What a roce fabric makes of packets and greetings that nobody meant: they are counted and dropped, and a good connection goes on.
+//! Hostile packets and greetings: a roce fabric counts and drops them, and its good connection continues.
 
 use crate::common;
 
@@ -15,7 +15,7 @@ use halite_mem::Window;
 use halite_providers::RoceConfig;
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
-/// Two ends, memory of the second one, and what the first one sends.
+/// Two ends, memory of the second one, and a capture of the first one's packets.
 struct Watched {
     pair: Pair,
     key: Key,
@@ -37,7 +37,7 @@ impl Watched {
         self.pair.ends[end].fabric.local_address()
     }
 
-    /// What the first end has sent to the second.
+    /// Returns the packets that the first end has sent to the second.
     fn sent(&self) -> Vec<Datagram> {
         let (source, target) = (self.address(0), self.address(1));
         let mut sent = datagrams(&self.cluster.0.join("one.pcap"));
@@ -45,7 +45,7 @@ impl Watched {
         sent
     }
 
-    /// Does everything once, and shows that nothing else was done.
+    /// Executes each kind of request once, and checks that nothing else was executed.
     fn use_once(&mut self, round: u8) {
         let Watched { pair, key, memory, .. } = self;
         pair.run(0, Operation::Write { local: inline(&[round; 16]), remote: remote(*key, 64) });
@@ -59,7 +59,7 @@ impl Watched {
         assert!(pair.ends.iter().all(|end| end.events.is_empty()), "nothing else has happened");
     }
 
-    /// Waits until the second end has dropped so many.
+    /// Waits until the second end has dropped this many packets.
     fn until_dropped(&mut self, count: u64) {
         self.pair.until("packets that are dropped", |pair| {
             let dropped = pair.ends[1].fabric.dropped();
@@ -81,7 +81,7 @@ fn garbage_from_strangers_is_counted_and_dropped() {
     for (count, len) in (1..).zip(lens) {
         let bytes: Vec<u8> = (0..len).map(|at| (at * 31 + len) as u8).collect();
         stranger.send_to(&bytes, target).unwrap();
-        // Empty ones, too, are taken off the queue; there is nothing to count in them.
+        // Empty datagrams are removed from the queue too; they are not counted.
         watched.until_dropped(count - 1);
     }
     watched.use_once(2);
@@ -99,7 +99,7 @@ fn packets_replayed_by_a_stranger_are_refused() {
     watched.until_dropped(sent.len() as u64);
     let end = &watched.pair.ends[1];
     assert_eq!(end.fabric.dropped().refused, sent.len() as u64);
-    // It looks like NAT that has bound the peer anew, and is told as that; nothing follows it there.
+    // The replay looks like a peer that NAT has rebound, and is reported as such; the connection does not follow it.
     let change = end.fabric.address_change(end.peer).expect("they came from elsewhere");
     let (agreed, seen) = (watched.address(0), stranger.local_addr().unwrap());
     assert_eq!((change.agreed, change.seen, change.packets), (agreed, seen, sent.len() as u64));
@@ -108,7 +108,7 @@ fn packets_replayed_by_a_stranger_are_refused() {
     watched.use_once(2);
 }
 
-/// A socket to where the fabric listens.
+/// Returns a socket connected to the fabric's listener.
 fn dial(cluster: &Cluster) -> OwnedFd {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
@@ -133,23 +133,24 @@ fn bad_and_missing_greetings_are_hung_up_on() {
         let mut file = std::fs::File::from(socket);
         pair.until("the fabric to hang up", |_| match file.read(&mut [0; 2000]) {
             Ok(0) => Some(()),
-            // It may say why first.
+            // The fabric may send the reason first.
             Ok(_) => None,
             Err(error) if error.kind() == ErrorKind::WouldBlock => None,
             Err(_) => Some(()),
         });
         assert!(file.write(b"late").is_err());
     }
-    assert!(pair.ends.iter().all(|end| end.events.is_empty()), "nobody hears of it");
+    assert!(pair.ends.iter().all(|end| end.events.is_empty()), "there is no event");
     pair.run(0, Operation::Send { bytes: b"still here", imm: 0 });
 }
 
-/// The progress thread of a node did not hear for a second that a connection was ready, because a packet without an event was there.
+/// A node's progress thread once learned a second late that a connection was ready, because a control message without
+/// an event was pending.
 #[test]
 fn the_poll_before_a_sleep_reads_control_messages() {
     let watched = Watched::new();
     let [leaving, sleeper] = &watched.pair.ends;
-    // It has heard everything until now, and the connection lives.
+    // The fabric has read all control messages now, and the connection is up.
     let mut events = Vec::new();
     sleeper.fabric.poll(&mut events);
     assert!(events.is_empty() && sleeper.fabric.path(sleeper.peer).is_some(), "{events:?}");

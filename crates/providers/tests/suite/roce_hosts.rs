@@ -1,4 +1,4 @@
-//! Who meets whom between hosts: those alone who know the secret, whatever strangers do at the port.
+//! Connections between hosts: only peers that know the secret connect, whatever strangers send to the port.
 
 use crate::common;
 
@@ -13,7 +13,7 @@ use halite_fabric::{Event, Fabric};
 use halite_providers::secure::{Secret, Secrets};
 use halite_providers::{Hosts, RoceConfig, RoceFabric};
 
-/// Turns a hang into a failure; no story is meant to come anywhere near.
+/// Time limit that turns a hang into a failure; no test should come near it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Fabrics that share no directory.
@@ -38,7 +38,7 @@ impl World {
         fabric
     }
 
-    /// Waits until both ends have heard that they are connected.
+    /// Waits until both ends have reported the connection.
     fn until_connected(&self, ends: [&Arc<RoceFabric>; 2]) {
         let (begin, mut are_connected) = (Instant::now(), [false; 2]);
         while are_connected.contains(&false) {
@@ -51,17 +51,17 @@ impl World {
                     events => panic!("{events:?}"),
                 }
             }
-            assert!(begin.elapsed() < PATIENCE, "nothing happens");
+            assert!(begin.elapsed() < PATIENCE, "timed out");
         }
     }
 
-    /// Has `from` reach `to`.
+    /// Connects `from` to `to`.
     fn connect(&self, from: &Arc<RoceFabric>, to: &Arc<RoceFabric>) {
         from.connect(&port_of(to).to_string(), b"hello");
         self.until_connected([from, to]);
     }
 
-    /// All go on, and nobody hears of anything.
+    /// Polls all fabrics, and checks that there is no event.
     fn turn(&self) {
         for fabric in &self.fabrics {
             let mut events = Vec::new();
@@ -70,7 +70,7 @@ impl World {
         }
     }
 
-    /// What a stranger reads before it is hung up on, while all go on.
+    /// Polls all fabrics until they close the stranger's connection; returns the bytes that the stranger read.
     fn read_all(&self, stranger: &mut TcpStream) -> Vec<u8> {
         stranger.set_nonblocking(true).unwrap();
         let (begin, mut read, mut bytes) = (Instant::now(), Vec::new(), [0; 256]);
@@ -82,7 +82,7 @@ impl World {
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
                 Err(_) => return read,
             }
-            assert!(begin.elapsed() < PATIENCE, "it is not hung up on");
+            assert!(begin.elapsed() < PATIENCE, "the connection stays open");
         }
     }
 }
@@ -124,11 +124,11 @@ fn strangers_at_the_port_are_hung_up_on() {
         let read = world.read_all(&mut stranger);
         assert!(read.len() <= 7, "{read:?}");
     }
-    // A hello of somebody who does not know the secret: refused, and told so.
+    // A hello from a stranger that does not know the secret is refused with a reason.
     let mut stranger = TcpStream::connect(port_of(&two)).unwrap();
     stranger.write_all(&[&b"HLT\x02\x01\x30\x00"[..], &[7; 48]].concat()).unwrap();
     assert_eq!(world.read_all(&mut stranger), b"HLT\x02\x03\x00\x00");
-    // One who says nothing has its time.
+    // A stranger that sends nothing is dropped after a timeout.
     let mut silent = TcpStream::connect(port_of(&two)).unwrap();
     world.read_all(&mut silent);
     world.connect(&one, &two);
@@ -148,7 +148,7 @@ fn a_crowd_of_strangers_gets_few_places() {
     world.connect(&one, &two);
 }
 
-/// A port that hangs up on those who dial it, so often, and then leads to another port.
+/// A port that closes this many connections, and then forwards connections to another port.
 struct Fickle {
     address: SocketAddr,
     dialled: Arc<AtomicUsize>,
@@ -159,7 +159,7 @@ impl Fickle {
         let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let (address, dialled) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
         let count = dialled.clone();
-        // It ends with the process, as those do that carry.
+        // The thread ends with the process, like the forwarding ones.
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 if count.fetch_add(1, Relaxed) >= hang_ups {

@@ -1,4 +1,4 @@
-//! What a hostile process at our socket, or in its ring, can achieve: the loss of its own connection.
+//! A hostile process at the socket, or in its ring, loses its own connection and has no other effect.
 
 use crate::common;
 
@@ -26,7 +26,7 @@ const REFUSED: u8 = 5;
 const WITHDRAWN: u8 = 6;
 const FORGOTTEN: u8 = 7;
 
-/// A client that speaks the protocol by hand.
+/// A client with a handwritten implementation of the protocol.
 struct Client(OwnedFd);
 
 impl Client {
@@ -39,7 +39,7 @@ impl Client {
         Client(socket)
     }
 
-    /// Sends a packet; a victim that has hung up already is fine.
+    /// Sends a packet; the victim may have closed the connection already.
     fn send(&self, packet: &[u8], fds: &[BorrowedFd<'_>]) {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -55,7 +55,7 @@ impl Client {
         self.send(&packet(HELLO, b"\0hostile"), &fds);
     }
 
-    /// As one whose sleepers sleep on `bells`, the progress thread on the first.
+    /// Sends a hello; its sleepers sleep on `bells`, the progress thread on the first.
     fn hello_with(&self, hello: &Hello, [progress, caller]: [BorrowedFd<'_>; 2]) {
         let fds =
             [hello.pidfd.as_fd(), hello.mailbox.fd().unwrap(), hello.ring.fd().unwrap(), progress, caller];
@@ -67,17 +67,17 @@ impl Client {
         self.send(&packet(SEGMENT, &body), &[fd]);
     }
 
-    /// Blocks until the victim hangs up.
+    /// Blocks until the victim closes the connection.
     fn expect_hang_up(&self) {
         while self.receive() != 0 {}
     }
 
-    /// Blocks until the victim says that it is ready.
+    /// Blocks until the victim reports that it is ready.
     fn expect_ready(&self) {
         while self.receive() != packet(READY, b"").len() {}
     }
 
-    /// The length of the next packet, whose descriptors are dropped.
+    /// Returns the length of the next packet; drops its descriptors.
     fn receive(&self) -> usize {
         let mut bytes = [0; 2048];
         let mut control = RecvAncillaryBuffer::default();
@@ -94,7 +94,7 @@ struct Hello {
 }
 
 impl Hello {
-    /// One that is all right; the tests spoil it.
+    /// Returns a valid hello, which tests make invalid.
     fn good() -> Hello {
         Hello {
             pidfd: pidfd(rustix::process::getpid()),
@@ -118,21 +118,21 @@ fn packet(kind: u8, body: &[u8]) -> Vec<u8> {
     packet
 }
 
-/// Lets `attack` loose, and expects that the victim drops that connection and lets the next peer in.
+/// Runs `attack`, and expects that the victim closes that connection and accepts the next peer.
 fn check(attack: impl FnOnce(&Client)) {
     let cluster = Cluster::new();
     let mut victim = cluster.open("victim");
     let client = Client::dial(&cluster);
     attack(&client);
     client.expect_hang_up();
-    // The attacker never was a peer, so the first event is the connection of an honest one.
+    // The attacker never was a peer, so the first event is the connection of an honest client.
     let mut honest = cluster.open("honest");
     let (_, to_honest) = connect(&mut honest, &mut victim, "victim.sock");
     victim.send(to_honest, b"welcome", 0).unwrap();
     assert_eq!(honest.received().0, b"welcome");
 }
 
-/// Lets `attack` loose on a victim that takes the attacker for a peer.
+/// Runs `attack` against a victim that has accepted the attacker as a peer.
 fn check_connected(attack: impl FnOnce(&Client, &Hello)) {
     let cluster = Cluster::new();
     let hello = Hello::good();
@@ -154,14 +154,14 @@ fn take_for_a_peer(cluster: &Cluster, hello: &Hello) -> (Node, Client, PeerId) {
     (victim, client, peer)
 }
 
-/// Scribbles are found by polling.
+/// The victim finds corrupted memory when it polls.
 fn poll_until_event(victim: &mut Node) -> Event {
     let begin = std::time::Instant::now();
     loop {
         if let Some(event) = victim.try_event() {
             return event;
         }
-        assert!(begin.elapsed().as_secs() < 60, "nothing is found");
+        assert!(begin.elapsed().as_secs() < 60, "the victim does not detect it");
     }
 }
 
@@ -231,14 +231,14 @@ fn a_doorbell_that_could_block_is_refused() {
     let (_end, pipe) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
     refused(pipe.as_fd());
     refused(hello.ring.fd().unwrap());
-    // One that was announced and is not there, and one that was not announced.
+    // A descriptor that was announced but is missing, and one that was not announced.
     check(|client| client.send(&packet(HELLO, b"\x01"), &[hello.pidfd.as_fd()]));
     let fds = [hello.pidfd.as_fd(), hello.mailbox.fd().unwrap(), hello.ring.fd().unwrap(), blocking.as_fd()];
     check(|client| client.send(&packet(HELLO, b"\0"), &fds));
     check(|client| client.send(&packet(HELLO, b"\x02"), &fds));
 }
 
-/// Connects a client that sleeps on `bell`, lets `spoil` loose on its mailbox, and has it sent `words`.
+/// Connects a client that sleeps on `bell`, runs `spoil` on its mailbox, and sends it `words`.
 fn check_rung(bell: Option<&OwnedFd>, spoil: impl FnOnce(&Arc<Segment>), words: u32) {
     let cluster = Cluster::new();
     let mut victim = cluster.open("victim");
@@ -269,11 +269,11 @@ fn a_spoilt_doorbell_does_not_block_the_ringer() {
     };
     check_rung(Some(&bell), |mailbox| arm(mailbox, 2), 3);
     assert_eq!(count(), Ok(3));
-    // Full.
+    // The eventfd's counter is full.
     rustix::io::write(&bell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
     check_rung(Some(&bell), |mailbox| arm(mailbox, 2), 1);
     assert_eq!(count(), Ok(1));
-    // A word that means nothing, and one that asks for what is not there.
+    // An undefined word, and one that asks for a descriptor that does not exist.
     check_rung(Some(&bell), |mailbox| arm(mailbox, 77), 1);
     check_rung(None, |mailbox| arm(mailbox, 2), 1);
     assert!(count().is_err());
@@ -306,7 +306,7 @@ fn wrong_withdrawals_of_keys_end_the_connection() {
         });
         check(|client| {
             client.hello(&Hello::good());
-            // What it was never told takes its place, too.
+            // It withdraws a key that was never announced.
             keys.iter().for_each(|key| withdraw(client, *key));
         });
         check_connected(|client, _| {
@@ -345,7 +345,7 @@ fn a_crowd_is_told_to_come_back_later() {
 
 #[test]
 fn a_corrupt_ring_costs_the_connection() {
-    // A header of no lap that could be there, one of a payload that is too long, one of an unknown kind.
+    // Record headers with an impossible lap, with a payload that is too long, and of an unknown kind.
     for header in [u64::MAX, u64::from(u32::MAX) << 6 | 1, 7 << 3 | 1] {
         check_connected(|_, hello| hello.ring.window(128, 8).unwrap().store_u64(0, header).unwrap());
     }

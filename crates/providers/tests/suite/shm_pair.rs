@@ -1,4 +1,4 @@
-//! Shm fabrics in one process: what is theirs beyond the suite of all providers.
+//! Tests of shm fabrics in one process, beyond the suite of all providers.
 
 use crate::common;
 
@@ -21,7 +21,7 @@ fn a_name_belongs_to_one_living_fabric() {
     drop(cluster.open("one"));
 }
 
-/// That it accepts nobody was told as a lack of memory that this process may lock.
+/// A full backlog was once reported as a lack of memory that this process may lock.
 #[test]
 fn a_full_backlog_is_no_shortage_of_ours() {
     let cluster = Cluster::new();
@@ -58,7 +58,7 @@ fn nothing_completes_after_the_end_of_a_peer() {
                 }
             }
         });
-        // It is under way.
+        // The request is in flight.
         one.completion();
         two.fabric.disconnect(to_one);
         let mut events = Vec::new();

@@ -1,6 +1,6 @@
 //! The shm fabric between processes: death, stops and cut-off.
 //!
-//! Tests that are ignored are roles, which other tests start as processes of their own.
+//! Ignored tests are roles, which other tests start as separate processes.
 
 use crate::common;
 
@@ -9,17 +9,17 @@ use halite_fabric::{CutOff, Event, PeerId, PostCause};
 use halite_providers::{Fence, ShmConfig};
 use rustix::process::{Signal, WaitOptions, kill_process, waitpid};
 
-/// Tells an `echo` to end.
+/// Message that ends an `echo`.
 const END: u32 = u32::MAX;
 
-/// Stops the process, and returns when it has: a signal alone may find it in the middle of an answer.
+/// Stops the process, and returns when it has stopped: the signal alone may take effect in the middle of an answer.
 fn stop(role: &Role) {
     kill_process(role.pid(), Signal::STOP).unwrap();
     let (_, status) = waitpid(Some(role.pid()), WaitOptions::UNTRACED).unwrap().expect("it is our child");
     assert!(status.stopped(), "{status:?}");
 }
 
-/// Registers memory, connects to `tester` and then answers every message with the same, until one has [`END`].
+/// Registers memory, connects to `tester`, then answers each message with the same message, until it receives [`END`].
 #[test]
 #[ignore = "a role"]
 fn echo() {
@@ -31,14 +31,14 @@ fn echo() {
     loop {
         let (bytes, imm) = node.received();
         if imm == END {
-            // Without a word: nothing of it is dropped.
+            // Exits without a goodbye: it drops nothing.
             std::process::exit(0);
         }
         node.send(tester, &bytes, imm).unwrap();
     }
 }
 
-/// Meets an `echo` that is in no pid namespace that this process knows.
+/// Connects to an `echo` that is in a pid namespace unknown to this process.
 #[test]
 #[ignore = "a role"]
 fn tester_in_a_namespace() {
@@ -49,12 +49,12 @@ fn tester_in_a_namespace() {
     assert_eq!(tester.received(), (b"alive?".to_vec(), 1));
     let window = tester.fabric.direct(peer, halite_fabric::Key(0)).unwrap();
     window.store_u64(0, 3).unwrap();
-    assert_eq!(tester.fabric.cut_off(peer), CutOff::NotPermitted, "it has no number here");
+    assert_eq!(tester.fabric.cut_off(peer), CutOff::NotPermitted, "it has no pid in this namespace");
     tester.send(peer, b"", END).unwrap();
     expect_gone(&mut tester, peer);
 }
 
-/// A process that plays `echo`, connected and known to answer.
+/// Starts a process that plays `echo`, and waits until it is connected and answers.
 fn start_echo(cluster: &Cluster, tester: &mut Node) -> (Role, PeerId) {
     let role = Role::start(cluster, "shm_processes::echo");
     let peer = tester.connected();
@@ -66,7 +66,7 @@ fn start_echo(cluster: &Cluster, tester: &mut Node) -> (Role, PeerId) {
 fn expect_gone(tester: &mut Node, peer: PeerId) {
     assert_eq!(tester.event(), Event::Disconnected { peer });
     assert_eq!(tester.event(), Event::CutOff { peer, exited: true });
-    let error = tester.send(peer, b"anybody?", 1).unwrap_err();
+    let error = tester.send(peer, b"still there?", 1).unwrap_err();
     assert_eq!(error.cause, PostCause::NotConnected);
     assert_eq!(tester.fabric.cut_off(peer), CutOff::Done);
 }
@@ -80,8 +80,8 @@ fn a_killed_peer_is_disconnected_and_cut_off() {
     role.0.kill().unwrap();
     expect_gone(&mut tester, peer);
     window.store_u64(0, 3).unwrap();
-    assert_eq!(window.load_u64(0), Ok(3), "its memory can still be touched");
-    // Its name is free again: the next one replaces what the dead one left in the directory.
+    assert_eq!(window.load_u64(0), Ok(3), "its memory can still be accessed");
+    // Its name is free again: the next fabric replaces the files that the dead one left in the directory.
     assert_eq!(cluster.listeners(), ["tester.sock"]);
     let (_again, next) = start_echo(&cluster, &mut tester);
     assert_ne!(next, peer);
@@ -97,10 +97,11 @@ fn sibling_pid_namespaces_see_each_other_end() {
     };
     let _outside = cluster.open("outside");
     while !cluster.listeners().contains(&"tester.sock".to_owned()) {
-        assert_eq!(tester.0.try_wait().unwrap(), None, "it has failed");
+        assert_eq!(tester.0.try_wait().unwrap(), None, "the role has failed");
         std::thread::yield_now();
     }
-    let _echo = Role::start_in_namespace(&cluster, "shm_processes::echo").expect("one could be made before");
+    let _echo =
+        Role::start_in_namespace(&cluster, "shm_processes::echo").expect("a namespace was created before");
     assert!(tester.0.wait().unwrap().success());
 }
 
@@ -136,7 +137,7 @@ fn a_stopped_peer_is_cut_off_when_it_dies() {
     stop(&role);
     tester.fabric.disconnect(peer);
     assert_eq!(tester.event(), Event::Disconnected { peer });
-    // It may touch our memory as soon as it goes on.
+    // It may access our memory as soon as it resumes.
     assert_eq!(tester.try_event(), None);
     role.0.kill().unwrap();
     assert_eq!(tester.event(), Event::CutOff { peer, exited: true });
@@ -150,7 +151,7 @@ fn a_stopped_peer_cannot_block_a_registration() {
     let mut tester = Node::open(config);
     let (mut role, peer) = start_echo(&cluster, &mut tester);
     stop(&role);
-    // A socket's buffer has room for some hundreds of messages.
+    // A socket's buffer holds some hundreds of messages.
     for _ in 0..1000 {
         tester.register(4096);
     }

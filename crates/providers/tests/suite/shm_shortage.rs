@@ -1,6 +1,7 @@
-//! A process with limits of its own, among peers that know nothing of them.
+//! A process with low resource limits, and peers that do not know these limits.
 //!
-//! The test that is ignored is a role, which the other starts as a process of its own: its limits are nobody else's.
+//! The ignored test is a role, which the other test starts as a separate process, because limits apply to a whole
+//! process.
 
 use crate::common;
 
@@ -11,7 +12,7 @@ use halite_fabric::{Key, Operation, PeerId};
 use halite_providers::ShmConfig;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// More than the role may map beside what it has.
+/// More bytes than the role may map in addition.
 const MUCH: u64 = 1 << 30;
 
 #[test]
@@ -53,7 +54,7 @@ fn lowest_free_descriptor() -> u64 {
     std::fs::File::open("/dev/null").unwrap().as_raw_fd() as u64
 }
 
-/// Orders that the role carries out, and what it answers.
+/// Sends orders to the role, and returns its answers.
 struct Poor<'n> {
     node: &'n mut Node,
     role: PeerId,
@@ -82,9 +83,9 @@ fn an_unmapped_segment_keeps_the_connection() {
     poor.ordered("few addresses");
     let (_, large) = poor.node.register(MUCH);
     assert_eq!(poor.told("write", 1), "Unmapped");
-    assert_eq!(poor.told("write", 0), "Success", "what fits is as before");
+    assert_eq!(poor.told("write", 0), "Success", "segments that fit can still be used");
     poor.ordered("many addresses");
-    assert_eq!(poor.told("write", 1), "Success", "it is tried again");
+    assert_eq!(poor.told("write", 1), "Success", "mapping is retried");
     assert_eq!(common::bytes_of(&large, 0, 4), b"salt");
 
     poor.ordered("no descriptors");
@@ -93,6 +94,10 @@ fn an_unmapped_segment_keeps_the_connection() {
     assert_eq!(poor.told("write", 1), "Success");
     poor.ordered("many descriptors");
     poor.node.register(4096);
-    assert_eq!(poor.told("write", 3), "Success", "what comes later is mapped");
-    assert_eq!(poor.told("write", 4), "RemoteAccess", "what is not there is told from what is not mapped");
+    assert_eq!(poor.told("write", 3), "Success", "a later segment is mapped");
+    assert_eq!(
+        poor.told("write", 4),
+        "RemoteAccess",
+        "a key that does not exist gives another error than an unmapped segment"
+    );
 }

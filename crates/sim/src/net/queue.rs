@@ -43,7 +43,7 @@ pub(super) enum Event {
     CheckWindows { end: EndId },
     /// The provider of an end learns the number of its peer's keys, perhaps as an answer.
     KeysTold { end: EndId, keys: u32, answer: Option<Question> },
-    /// The provider of an end is asked for its keys.
+    /// A request for the keys of an end arrives at its provider.
     KeysAsked { question: Question },
     /// Asks again if there was no answer.
     AskAgain { qp: u32 },

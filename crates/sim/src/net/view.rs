@@ -1,5 +1,5 @@
-//! The memory that queue pairs access: the fabric's registered segments, for the peer, and the memory of its own
-//! requests.
+//! The memory that a queue pair accesses: for requests of the peer, the segments that its fabric has registered; for
+//! requests that the fabric itself has posted, their local memory.
 
 use halite_mem::Window;
 use halite_rnic::wire::AtomicEthRepr;

@@ -1,6 +1,6 @@
-//! Two hosts with a fabric each, connected, and what stories do with them.
+//! Two connected hosts with a fabric each, and helpers for tests.
 
-// Each test binary uses only some of these.
+// Each test binary uses only some of these items.
 #![allow(dead_code)]
 
 use std::cell::RefCell;
@@ -13,9 +13,9 @@ use halite_fabric::{
 use halite_mem::{PagePolicy, Segment, Window};
 use halite_sim::{Counters, HostId, Link, Profile, SimFabric, World};
 
-/// Bytes of the segment that each side registers.
+/// Length in bytes of the segment that each side registers.
 pub const SEGMENT_BYTES: u64 = 1 << 20;
-/// So long that everything is over which a story began.
+/// Long enough for all operations of a test to end.
 pub const LONG_NS: u64 = 1_000_000_000;
 
 pub struct Side {
@@ -23,9 +23,9 @@ pub struct Side {
     pub fabric: Arc<SimFabric>,
     pub key: Key,
     pub memory: Window,
-    /// What the other is called here.
+    /// Id of the other side as a peer.
     pub peer: PeerId,
-    /// Polled, and not asked for yet.
+    /// Events that the test has not taken yet.
     completions: RefCell<Vec<Completion>>,
     events: RefCell<Vec<Event>>,
 }
@@ -36,7 +36,7 @@ pub struct Pair {
     pub two: Side,
 }
 
-/// Hosts 0 and 1, connected by the former, with armed doorbells.
+/// Creates hosts 0 and 1, connected by host 0, with armed doorbells.
 pub fn pair(seed: u64, profile: Profile) -> Pair {
     let world = World::new(seed, profile);
     let (mut one, mut two) = (open(&world, "one"), open(&world, "two"));
@@ -47,13 +47,13 @@ pub fn pair(seed: u64, profile: Profile) -> Pair {
     Pair { world, one, two }
 }
 
-/// A new host with one fabric and one segment.
+/// Creates a host with one fabric and one segment.
 pub fn open(world: &World, address: &str) -> Side {
     let host = world.add_host();
     open_on(world, host, address)
 }
 
-/// One fabric and one segment on a host that runs.
+/// Creates one fabric and one segment on a running host.
 pub fn open_on(world: &World, host: HostId, address: &str) -> Side {
     let fabric = world.fabric(host, address, format!("I am {address}").into_bytes());
     let segment = Segment::create("story", SEGMENT_BYTES, PagePolicy::Normal).unwrap();
@@ -64,7 +64,7 @@ pub fn open_on(world: &World, host: HostId, address: &str) -> Side {
     Side { host, fabric, key, memory, peer: PeerId(0), completions, events }
 }
 
-/// Lets `ns` pass.
+/// Runs the world for `ns`.
 pub fn pass(world: &World, ns: u64) {
     world.run_until(world.now_ns() + ns);
 }
@@ -82,7 +82,7 @@ impl Side {
         self.fabric.post(self.peer, Lane::FIRST, &[request(id, operation)]).unwrap();
     }
 
-    /// Expects a connection and returns who it is with.
+    /// Expects a connection, and returns the peer.
     pub fn connected(&self) -> PeerId {
         self.poll_all();
         match self.events.borrow_mut().drain(..1).next() {
@@ -91,7 +91,7 @@ impl Side {
         }
     }
 
-    /// Completions that nobody has asked for yet.
+    /// Returns the completions since the last call.
     pub fn poll(&self) -> Vec<Completion> {
         self.poll_all();
         std::mem::take(&mut *self.completions.borrow_mut())
@@ -108,12 +108,12 @@ impl Side {
         }
     }
 
-    /// Ids of our own requests that have ended, and how.
+    /// Returns the ids and statuses of requests that have completed since the last call.
     pub fn ended(&self) -> Vec<(u64, Status)> {
         self.poll().iter().filter_map(ended).collect()
     }
 
-    /// What has become of connections, as far as nobody has asked for it yet.
+    /// Returns the connection events since the last call.
     pub fn events(&self) -> Vec<Event> {
         self.poll_all();
         std::mem::take(&mut *self.events.borrow_mut())
@@ -125,7 +125,8 @@ impl Side {
         bytes
     }
 
-    /// How many bytes from the start hold `byte`, in pieces of `piece` bytes that landed whole or not at all.
+    /// Returns how many bytes from the start are equal to `byte`; each piece of `piece` bytes landed as a whole or not
+    /// at all.
     pub fn landed(&self, byte: u8, piece: usize) -> usize {
         let bytes = self.bytes(0, SEGMENT_BYTES as usize);
         let landed = bytes.iter().take_while(|found| **found == byte).count();
@@ -134,7 +135,7 @@ impl Side {
         landed
     }
 
-    /// Our whole segment from its start, as a source.
+    /// Returns the whole local segment from its start, as a source.
     pub fn source(&self, len: u64) -> Local<'static> {
         Local::Registered { key: self.key, offset: 0, len }
     }
@@ -160,7 +161,7 @@ impl Pair {
         self.world.set_link(from, to, change(self.world.link(from, to)));
     }
 
-    /// One fills its memory with `byte` and posts a write of `len` bytes of it to two, as request 1.
+    /// Fills the memory of host 0 with `byte`, and posts a write of `len` bytes of it to host 1, as request 1.
     pub fn post_long_write(&self, byte: u8, len: u64) {
         self.one.memory.fill(0, len, byte).unwrap();
         let operation = Operation::Write { local: self.one.source(len), remote: remote(self.two.key, 0) };
@@ -168,7 +169,8 @@ impl Pair {
     }
 }
 
-/// Posts 200 requests of many kinds, five at a time, over links changed by `change`, and checks that each is carried out once and in order.
+/// Posts 200 requests of many kinds, five at a time, over links changed by `change`, and checks that each is executed
+/// once and in order.
 #[track_caller]
 pub fn check_nothing_shows(profile: Profile, change: impl Fn(Link) -> Link) -> Counters {
     let pair = pair(3, profile);
@@ -192,6 +194,6 @@ pub fn check_nothing_shows(profile: Profile, change: impl Fn(Link) -> Link) -> C
         let sent = CompletionKind::Received { bytes: round.to_le_bytes().to_vec(), imm: 0 };
         assert_eq!(heard, [sent, CompletionKind::Notified { imm: round as u32 }]);
     }
-    assert_eq!(two.memory.load_u64(0), Ok(40), "an atomic was done twice, or not at all");
+    assert_eq!(two.memory.load_u64(0), Ok(40), "an atomic was executed twice, or not at all");
     world.counters()
 }

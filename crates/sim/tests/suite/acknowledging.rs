@@ -1,4 +1,4 @@
-//! When requests are acknowledged, and when a peer was heard last.
+//! Times of acknowledgements, and the time at which a peer was last heard.
 
 use crate::common;
 
@@ -10,10 +10,11 @@ fn small_write(pair: &Pair) -> Operation<'static> {
     Operation::Write { local: Local::Inline(b"12345678"), remote: remote(pair.two.key, 0) }
 }
 
-/// What is short goes together, or an acknowledgement, which comes last, would wait behind message after message.
+/// Short packets are sent together; otherwise an acknowledgement, which is sent last, would wait behind one message
+/// after another.
 #[test]
 fn acknowledgements_do_not_wait_behind_bulk() {
-    // A packet takes 264 us, and a message is posted each 250.
+    // A packet takes 264 us, and the test posts a message every 250 us.
     let slow = Profile { bandwidth_bytes_per_us: 16, ..Profile::rnic_100g() };
     let Pair { world, one, two } = &pair(1, slow);
     let bulk = Lane { number: 1, class: Class::Bulk };
@@ -25,7 +26,7 @@ fn acknowledgements_do_not_wait_behind_bulk() {
         two.post(id, Operation::Send { bytes: b"towards it", imm: 0 });
         pass(world, 250_000);
         newest = two.ended().last().map_or(newest, |(ended, _)| *ended);
-        assert!(newest + 3 >= id, "{id} was posted, and {newest} is the newest that is acknowledged");
+        assert!(newest + 3 >= id, "{id} was posted, and only {newest} is acknowledged");
     }
     assert_eq!(world.counters().retransmitted, 0);
 }
@@ -40,7 +41,7 @@ fn an_acknowledgement_renews_when_a_peer_was_heard() {
     one.post(1, small_write(&pair));
     pass(world, 500_000);
     assert!((490..500).contains(&heard_us(one)) && (490..500).contains(&heard_us(two)));
-    // Quietly, so that nobody is told, and it may be acknowledged half a millisecond later.
+    // Quiet, so that no sleeper is woken, and the acknowledgement may be delayed by half a millisecond.
     let quiet = WorkRequest { signalled: false, ..common::request(2, small_write(&pair)) };
     one.fabric.post(one.peer, Lane::FIRST, &[quiet]).unwrap();
     pass(world, 600_000);
@@ -48,7 +49,7 @@ fn an_acknowledgement_renews_when_a_peer_was_heard() {
     world.pause(two.host);
     one.post(3, small_write(&pair));
     pass(world, 1_000_000);
-    assert!(heard_us(one) >= 1090, "it stands still");
+    assert!(heard_us(one) >= 1090, "the peer is stopped");
     world.resume(two.host);
     pass(world, 10_000);
     assert!(heard_us(one) < 10);

@@ -1,4 +1,5 @@
-//! The conformance suite of providers in virtual time: over the hardware of several profiles, and between processes of one host.
+//! The conformance suite of providers in virtual time: over the hardware of several profiles, and between processes of
+//! one host.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use halite_sim::{HostId, Profile, World};
 /// Fabrics of one world.
 struct Sim {
     world: World,
-    /// The first process, if all stand on its host.
+    /// The first process, if all processes are on one host.
     beside: Option<Cell<Option<HostId>>>,
     is_adapter: bool,
 }
@@ -34,7 +35,7 @@ impl Sim {
     }
 }
 
-/// Longer than whatever is waited for.
+/// Longer than any wait.
 const PATIENCE_NS: u64 = 60_000_000_000;
 
 impl Harness for Sim {

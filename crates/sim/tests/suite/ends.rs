@@ -1,4 +1,4 @@
-//! How connections and hosts end, and whose hands are off whose memory from then on.
+//! Ends of connections and hosts, and the time from which they no longer access each other's memory.
 
 use crate::common;
 
@@ -7,7 +7,8 @@ use halite_fabric::{CutOff, Event, Fabric, Lane, Operation, Status};
 use halite_mem::{PagePolicy, Segment};
 use halite_sim::{Fence, Link, Profile};
 
-/// Lets two end a connection, or one crash, while a megabyte is on its way; returns what has landed then and later.
+/// Ends a connection or crashes a host while a megabyte is in flight; returns the bytes that have landed then, and
+/// later.
 fn landed_at_and_after(pair: &Pair, end: impl FnOnce(&Pair)) -> (usize, usize) {
     pair.post_long_write(7, 1 << 20);
     pass(&pair.world, 40_000);
@@ -29,18 +30,18 @@ fn an_adapter_drops_packets_after_a_cut_off() {
         assert_eq!(two.fabric.cut_off(two.peer), CutOff::Done);
     });
     assert_eq!(then, later);
-    assert!(pair.world.counters().dropped > 0, "something was on the wire");
+    assert!(pair.world.counters().dropped > 0, "packets were on the wire");
     assert_eq!(pair.one.ended(), [(1, Status::PeerGone)]);
 }
 
-/// Otherwise each would keep for ever what the other may still write to.
+/// Otherwise each process would keep in quarantine for ever all memory that the other may still write to.
 #[test]
 fn processes_are_cut_off_once_kernels_can_talk() {
     let pair = pair(1, Profile::local());
     pair.there(Link::down);
     pair.back(Link::down);
     for side in [&pair.one, &pair.two] {
-        side.post(1, Operation::Send { bytes: b"anybody?", imm: 0 });
+        side.post(1, Operation::Send { bytes: b"still there?", imm: 0 });
     }
     pass(&pair.world, LONG_NS);
     for side in [&pair.one, &pair.two] {
@@ -65,7 +66,7 @@ fn a_restarted_host_is_a_new_peer() {
     let segment = Segment::create("again", 4096, PagePolicy::Normal).unwrap();
     let memory = segment.window(0, 4096).unwrap();
     let key = fabric.register(segment).unwrap();
-    assert_eq!(key, two.key, "keys begin anew, which is what makes this dangerous");
+    assert_eq!(key, two.key, "keys start again at the same number, so old requests would hit new memory");
     one.post(1, Operation::FetchAdd { remote: remote(key, 0), add: 1 });
     pass(world, LONG_NS);
     assert_eq!(one.ended(), [(1, Status::RetryExceeded)]);
@@ -101,23 +102,23 @@ fn a_paused_copy_goes_on_after_a_cut_off() {
     let Pair { world, one, two } = &pair;
     let (then, later) = landed_at_and_after(&pair, |pair| {
         world.pause(one.host);
-        // What was stored at last still becomes visible.
+        // The last stores still become visible.
         pass(world, 1_000);
         assert_eq!(pair.two.landed(7, 4096), {
             pass(world, LONG_NS);
             pair.two.landed(7, 4096)
         });
-        // Two has waited for long enough: it declares one dead, but cannot stop it.
+        // Host 1 has waited long enough: it declares the process of host 0 dead, but cannot stop it.
         two.fabric.disconnect(two.peer);
         assert_eq!(two.fabric.cut_off(two.peer), CutOff::NotPermitted);
         assert_eq!(two.events(), [Event::Disconnected { peer: two.peer }]);
     });
-    assert_eq!(then, later, "it sleeps");
-    assert_eq!(two.events(), [], "and two must not believe that it is cut off");
+    assert_eq!(then, later, "the process is stopped");
+    assert_eq!(two.events(), [], "no event may report that it is cut off");
     world.resume(one.host);
     pass(world, LONG_NS);
-    assert_eq!(two.landed(7, 4096), 1 << 20, "it does not know that it is dead");
-    // Then it hears so, gives two's memory up, and says that.
+    assert_eq!(two.landed(7, 4096), 1 << 20, "it does not know that it was declared dead");
+    // Then it learns that it was declared dead, releases the other's memory, and confirms that.
     assert_eq!(one.events()[0], Event::Disconnected { peer: one.peer });
     assert_eq!(two.events(), [Event::CutOff { peer: two.peer, exited: false }]);
 }
@@ -137,5 +138,5 @@ fn a_killed_process_never_ends_its_copy() {
     assert_eq!(two.events(), [Event::CutOff { peer: two.peer, exited: true }]);
     assert_eq!(two.fabric.cut_off(two.peer), CutOff::Done);
     world.resume(one.host);
-    assert!(!world.is_running(one.host), "it is down, not paused");
+    assert!(!world.is_running(one.host), "the host is down, not paused");
 }

@@ -1,4 +1,4 @@
-//! What requests do between two hosts, beyond the suite of all providers: as the profile has it, and when.
+//! Effects and times of requests between two hosts, as the profile defines them, beyond the suite of all providers.
 
 use crate::common;
 
@@ -7,12 +7,12 @@ use halite_fabric::{Class, Event, Fabric, Key, Lane, Local, Operation, Status};
 use halite_mem::{PagePolicy, Segment, Window};
 use halite_sim::{Link, Profile};
 
-/// Whether the first of two additions, by an adapter and by a processor while that is about it, is lost.
+/// Returns true if one of two additions is lost, when a processor adds while an adapter executes the other.
 fn loses_one_of_two_additions(profile: Profile) -> bool {
     let Pair { world, one, two } = pair(1, profile);
     let far = remote(two.key, 16);
     one.post(1, Operation::FetchAdd { remote: far, add: 1 });
-    // As long as that takes to land, and half as long as the adapter has the word.
+    // The time until the atomic arrives, plus half of the time for which the adapter holds the word.
     let Profile { post_ns, doorbell_ns, pcie_ns, wire_ns, atomic_ns, .. } = Profile::rnic_100g();
     pass(&world, post_ns + doorbell_ns + 2 * pcie_ns + wire_ns + atomic_ns / 2);
     let old = two.memory.fetch_add_u64(16, 1).unwrap();
@@ -29,7 +29,7 @@ fn an_adapters_atomic_overwrites_a_processors() {
     assert!(!loses_one_of_two_additions(Profile::rnic_100g()));
 }
 
-/// Registers another segment, whose key has not been told to anybody yet when this returns.
+/// Registers another segment, whose key has not been announced to any peer when this returns.
 fn another_key(side: &common::Side) -> (Key, Window) {
     let segment = Segment::create("late", 4096, PagePolicy::Normal).unwrap();
     let window = segment.window(0, 4096).unwrap();
@@ -37,7 +37,7 @@ fn another_key(side: &common::Side) -> (Key, Window) {
 }
 
 #[test]
-fn what_mentions_a_key_that_is_not_known_yet_waits_for_it_and_all_behind_it() {
+fn requests_wait_for_an_unknown_key_and_block_those_behind_them() {
     for is_told_in_vain in [false, true] {
         let pair = pair(1, Profile::rnic_100g());
         if is_told_in_vain {
@@ -49,7 +49,11 @@ fn what_mentions_a_key_that_is_not_known_yet_waits_for_it_and_all_behind_it() {
         one.post(1, Operation::Write { local: Local::Inline(b"salt"), remote: remote(key, 0) });
         one.post(2, Operation::Send { bytes: b"behind", imm: 0 });
         pass(world, 3_000);
-        assert_eq!((one.ended(), two.poll()), (vec![], vec![]), "a known key would do now");
+        assert_eq!(
+            (one.ended(), two.poll()),
+            (vec![], vec![]),
+            "with a known key they would be complete now"
+        );
         pass(world, LONG_NS);
         assert_eq!(one.ended(), [(1, Status::Success), (2, Status::Success)]);
         let mut seen = [0; 4];
@@ -64,11 +68,11 @@ fn what_mentions_a_key_that_is_not_known_yet_waits_for_it_and_all_behind_it() {
             world.now_ns() - began_ns
         };
         let to = |key| Operation::Write { local: Local::Inline(b"salt"), remote: remote(key, 0) };
-        assert_eq!(took_ns(to(key)), took_ns(to(two.key)), "it costs nothing once it is known");
+        assert_eq!(took_ns(to(key)), took_ns(to(two.key)), "a known key costs no extra time");
     }
 }
 
-/// An answer to one lane's question is older than what another lane asks about.
+/// An answer to one lane's question is older than the question of the other lane.
 #[test]
 fn two_lanes_waiting_for_keys_get_an_answer_each() {
     let pair = pair(1, Profile { interrupt_ns: 50_000, ..Profile::rnic_100g() });
@@ -82,16 +86,16 @@ fn two_lanes_waiting_for_keys_get_an_answer_each() {
     let write = |remote| Operation::Write { local: Local::Inline(b"salt"), remote };
     one.post(1, write(key_told_in_vain()));
     pass(world, 60_000);
-    // The answer is under way.
+    // The answer is in flight.
     let other = Lane { number: 1, class: Class::Bulk };
     one.fabric.post(one.peer, other, &[common::request(2, write(key_told_in_vain()))]).unwrap();
     pass(world, 30_000);
-    assert_eq!(one.ended(), [], "neither has left");
+    assert_eq!(one.ended(), [], "neither request has been sent");
     pass(world, LONG_NS);
     assert_eq!(one.ended(), [(1, Status::Success), (2, Status::Success)]);
 }
 
-/// What is on the wire to it lands nowhere, and what is read out of it breaks off.
+/// Writes in flight do not land, and reads in flight fail.
 #[test]
 fn a_withdrawn_key_ends_requests_under_way() {
     let long = |pair: &Pair, is_read| {
@@ -107,10 +111,10 @@ fn a_withdrawn_key_ends_requests_under_way() {
             pass(world, 40_000);
             two.fabric.deregister(two.key);
             let half = two.bytes(0, 1 << 20);
-            assert!(is_read || half.contains(&7) && half.contains(&0), "it was half way");
+            assert!(is_read || half.contains(&7) && half.contains(&0), "the write was half complete");
             pass(world, LONG_NS);
             assert_eq!(one.ended(), [(1, Status::RemoteAccess)], "{is_adapter} {is_read}");
-            assert!(two.bytes(0, 1 << 20) == half, "nothing lands any more");
+            assert!(two.bytes(0, 1 << 20) == half, "no more bytes land");
             assert!(two.events().contains(&Event::Deregistered { key: two.key }));
             assert_eq!(one.events().is_empty(), !is_adapter, "an adapter ends the connection");
         }

@@ -1,4 +1,4 @@
-//! What links do to packets, and what connections make of it.
+//! Faults of links, and their effects on connections.
 
 use crate::common;
 
@@ -43,7 +43,7 @@ fn uncaught_damage_flips_one_bit() {
     let local = Local::Inline(&[0; 64]);
     pair.one.post(1, Operation::Write { local, remote: remote(pair.two.key, 0) });
     pass(&pair.world, LONG_NS);
-    assert_eq!(pair.one.ended(), [(1, Status::Success)], "nobody knows");
+    assert_eq!(pair.one.ended(), [(1, Status::Success)], "neither end notices");
     let flipped: u32 = pair.two.bytes(0, 64).iter().map(|byte| byte.count_ones()).sum();
     assert_eq!(flipped, 1);
     assert_eq!(pair.world.counters().corrupted_uncaught, 1);
@@ -59,9 +59,9 @@ fn requests_to_a_peer_that_cannot_be_reached_fail() {
     one.post(1, Operation::Write { local: one.source(9_000), remote: remote(two.key, 0) });
     one.post(2, Operation::Send { bytes: b"behind it", imm: 0 });
     pass(world, 8 * 100_000 - 1);
-    assert!(one.ended().is_empty(), "it is tried eight times");
+    assert!(one.ended().is_empty(), "the requester retries seven times");
     pass(world, 10_000);
-    // Both have left, and nobody knows what became of them.
+    // Both requests have been sent, and their results are unknown.
     assert_eq!(one.ended(), [(1, Status::RetryExceeded), (2, Status::PeerGone)]);
     assert_eq!(
         one.events(),
@@ -69,7 +69,7 @@ fn requests_to_a_peer_that_cannot_be_reached_fail() {
     );
     let refused = one.fabric.post(one.peer, halite_fabric::Lane::FIRST, &[]).unwrap_err();
     assert_eq!(refused.cause, PostCause::NotConnected);
-    assert_eq!(two.events(), [], "no word gets through");
+    assert_eq!(two.events(), [], "no packet gets through");
 }
 
 #[test]
@@ -78,16 +78,16 @@ fn a_request_is_done_in_a_one_way_partition() {
     let Pair { world, one, two } = &pair;
     pair.back(Link::down);
     one.post(1, Operation::FetchAdd { remote: remote(two.key, 0), add: 1 });
-    one.post(2, Operation::Send { bytes: b"heard all the same", imm: 0 });
+    one.post(2, Operation::Send { bytes: b"received anyway", imm: 0 });
     pass(world, LONG_NS);
     assert_eq!(one.ended(), [(1, Status::RetryExceeded), (2, Status::PeerGone)]);
     assert_eq!(two.memory.load_u64(0), Ok(1));
     assert_eq!(two.poll().len(), 1);
-    // The word that one gave up gets through.
+    // The notice that host 0 has ended the connection arrives.
     assert_eq!(two.events()[0], Event::Disconnected { peer: two.peer });
 }
 
-/// Two hears of a connection, but its word that it does is lost; then `end` happens, and its news get through.
+/// Host 1 sees the connection, but its confirmation is lost; then `end` runs, and its notices arrive.
 fn half_connected(profile: Profile, end: impl FnOnce(&halite_sim::World, &common::Side)) -> [Vec<Event>; 2] {
     let world = halite_sim::World::new(1, profile);
     let (one, mut two) = (common::open(&world, "one"), common::open(&world, "two"));

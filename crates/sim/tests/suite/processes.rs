@@ -30,7 +30,7 @@ fn three() -> Three {
 }
 
 #[test]
-fn each_peer_is_reached_by_the_shortest_way() {
+fn each_peer_is_reached_by_the_shortest_path() {
     let Three { world, a, b, c } = three();
     let to_c = a.connected();
     assert!(world.share_a_host(a.host, b.host) && !world.share_a_host(a.host, c.host));
@@ -42,10 +42,10 @@ fn each_peer_is_reached_by_the_shortest_way() {
     let window = a.fabric.direct(a.peer, b.key).expect("they share a host");
     window.write(0, b"salt").unwrap();
     assert_eq!(b.bytes(0, 4), b"salt");
-    assert!(a.fabric.direct(to_c, c.key).is_none(), "an adapter stands in between");
+    assert!(a.fabric.direct(to_c, c.key).is_none(), "an adapter is in between");
     assert!(a.fabric.direct(a.peer, halite_fabric::Key(1)).is_none(), "there is no such memory");
 
-    // What is posted takes as long as the way is.
+    // The duration of a posted request depends on the path.
     let took_ns = [a.peer, to_c].map(|peer| {
         let began_ns = world.now_ns();
         let operation = Operation::Write { local: Local::Inline(b"pepper"), remote: remote(b.key, 8) };
@@ -59,7 +59,7 @@ fn each_peer_is_reached_by_the_shortest_way() {
     assert!(took_ns[0] + 1_000 < took_ns[1], "{took_ns:?}");
 }
 
-/// Values of a process are dropped when it is killed, which does things that the dead do not.
+/// Killing a process drops its values; their destructors execute accesses that a dead process would not make.
 #[test]
 fn stores_of_a_killed_process_are_invisible() {
     let Three { world, a, b, .. } = three();
@@ -73,7 +73,7 @@ fn stores_of_a_killed_process_are_invisible() {
     assert_eq!(b.bytes(0, 5), b"alive");
     let mut seen = [0; 5];
     back.read(0, &mut seen).unwrap();
-    assert_eq!(&seen, b"alive", "others have the memory of the dead for as long as they hold it");
+    assert_eq!(&seen, b"alive", "other processes can read the memory of a dead one while they hold it");
     pass(&world, LONG_NS);
     let peer = b.peer;
     assert_eq!(b.events(), [Event::Disconnected { peer }, Event::CutOff { peer, exited: true }]);
@@ -95,7 +95,7 @@ fn kernels_report_dead_processes_but_not_hosts() {
         if whole {
             c.post(1, Operation::Send { bytes: b"hello?", imm: 0 });
             pass(&world, LONG_NS);
-            assert_eq!(c.ended(), [(1, Status::RetryExceeded)], "silence tells");
+            assert_eq!(c.ended(), [(1, Status::RetryExceeded)], "a timeout ends the request");
         }
     }
 }

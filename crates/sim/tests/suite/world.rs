@@ -16,7 +16,7 @@ fn ms(count: u64) -> Duration {
     Duration::from_millis(count)
 }
 
-/// Lets other tasks have their turn once.
+/// Lets the other tasks run once.
 async fn pause() {
     let mut polled = false;
     poll_fn(|context| {
@@ -47,7 +47,7 @@ fn a_story_that_never_rests_is_stopped() {
     assert_eq!(world.run(), RunEnd::StepsExhausted { task: "a loop".to_owned() });
 }
 
-/// The order in which ten tasks that are ready at once are polled.
+/// Returns the order in which ten tasks that are ready at the same time are polled.
 fn order(seed: u64) -> Vec<u32> {
     let world = World::new(seed, Profile::local());
     let order = Rc::new(RefCell::new(Vec::new()));

@@ -123,7 +123,8 @@ pub fn an_answer_fills_the_buffer_from_its_start(h: &dyn Harness) {
     });
 }
 
-/// Expects an error with the answer's length if the caller takes it into a buffer smaller than it announced.
+/// Expects an error with the answer's length if the caller copies the answer into a buffer that is shorter than the
+/// maximum it announced with the call.
 pub fn an_answer_taken_into_a_smaller_buffer_is_lost(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let here = cluster.session(0);

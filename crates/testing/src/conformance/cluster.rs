@@ -77,7 +77,7 @@ impl Cluster {
         Cluster::with(harness, &vec![("ada", ARENA); nodes])
     }
 
-    /// As [`Cluster::new`], with a configuration changed by `tune`.
+    /// Starts a cluster as [`Cluster::new`] does, after `tune` has changed the configuration of each node.
     pub fn tuned(harness: &dyn Harness, nodes: usize, tune: fn(&mut Config)) -> Cluster {
         Cluster::start_all(harness, &vec![("ada", ARENA); nodes], tune)
     }

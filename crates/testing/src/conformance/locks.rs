@@ -131,7 +131,7 @@ pub fn no_update_is_lost_under_a_lock(h: &dyn Harness) {
     assert_eq!(u64::from_le_bytes(bytes), 6 * EACH);
 }
 
-/// Expects each token to be higher than all earlier ones.
+/// Expects that each token is higher than all earlier ones.
 pub fn tokens_rise_from_holder_to_holder(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let (sender, receiver) = channel();

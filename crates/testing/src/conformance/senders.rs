@@ -136,12 +136,12 @@ pub fn many_senders_publish_to_one_port(h: &dyn Harness) {
 pub fn publishers_learn_of_refused_messages(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let here = cluster.session(0);
-    let mut nobody = here.sender(THERE, PORT);
-    nobody.send(b"is anybody there?").unwrap();
-    refused!(nobody.flush(), SendCause::UnknownPort);
-    nobody.flush().expect("the error is reported once");
+    let mut unreceived = here.sender(THERE, PORT);
+    unreceived.send(b"still there?").unwrap();
+    refused!(unreceived.flush(), SendCause::UnknownPort);
+    unreceived.flush().expect("the error is reported once");
     refused!(here.sender(NodeId(9), PORT).send(b""), SendCause::UnknownNode);
-    refused!(nobody.send(&vec![0; (1 << 30) + 1]), SendCause::TooLong);
+    refused!(unreceived.send(&vec![0; (1 << 30) + 1]), SendCause::TooLong);
     refused!(here.sender(THERE, Port::RESERVED_MIN).send(b""), SendCause::Reserved);
 
     let mailbox = cluster.session(1).open_port(PORT, room_for(1)).unwrap();

@@ -144,7 +144,7 @@ impl Sessions for Hosts {
 impl Drop for Hosts {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("the run repeats with {SEED_VARIABLE}={}", self.seed);
+            eprintln!("to repeat this run, set {SEED_VARIABLE}={}", self.seed);
         }
         self.digest.set(self.world.digest());
         self.world.end();

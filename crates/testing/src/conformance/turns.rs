@@ -353,7 +353,7 @@ impl<T> Handle<'_, T> {
     }
 }
 
-/// Whether a thread has ended, and the wakers of those that wait for it.
+/// State of a thread: true once it has ended, and the wakers of threads that wait for its end.
 #[derive(Default)]
 struct Job(Mutex<(bool, Vec<Waker>)>);
 

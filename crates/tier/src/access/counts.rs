@@ -1,10 +1,10 @@
-//! Counters of the data path.  Each thread counts by a load and a store, in a cache line that no other thread writes.
+//! Counters of the data path. Each thread counts by a load and a store, in a cache line that no other thread writes.
 
 use halite_mem::{COUNTS, Pin};
 
 use super::DataPath;
 
-/// A counter.  Each thread has its own value.
+/// A counter. Each thread has its own value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
 pub enum Count {

@@ -1,6 +1,6 @@
 //! Memory operations on the one-sided path: fills and copies where loads and stores reach all bytes.
 //!
-//! Each call does one step, and the caller continues with the rest.  Overlapping copies are correct: they start at the
+//! Each call does one step, and the caller continues with the rest. Overlapping copies are correct: they start at the
 //! end where the target does not cover unread source bytes.
 //!
 //! ```text
@@ -48,7 +48,7 @@ impl fmt::Display for CopySide {
 pub struct Step {
     /// Length in bytes.
     pub len: u64,
-    /// Whether it was the last part of the request, rather than the first.
+    /// True if it was the last part of the request, rather than the first.
     pub backward: bool,
 }
 
@@ -59,7 +59,7 @@ impl Step {
         Step { len: len.min(len_max), backward }
     }
 
-    /// Number of the `len` bytes that precede this step.
+    /// Returns the offset of this step in the `len` bytes that remain to be copied.
     pub fn skip(self, len: u64) -> u64 {
         if self.backward { len - self.len } else { 0 }
     }
@@ -73,7 +73,7 @@ struct Run<'v> {
 }
 
 impl DataPath {
-    /// Sets up to `len` bytes from `at` on, at most to the next piece or [`COPY_BYTES_MAX`].  Returns the part done.
+    /// Sets up to `len` bytes from `at` on, at most to the next piece or [`COPY_BYTES_MAX`]. Returns the part done.
     pub fn fill(&self, session: SessionId, at: RegionOffset, len: u64, byte: u8) -> Result<Step, Blocked> {
         let pin = self.pins.pin();
         let mapping = self.allowed(&pin, session, at.slot, Permissions::WRITE)?;
@@ -85,7 +85,7 @@ impl DataPath {
         Ok(Step { len: done as u64, backward: false })
     }
 
-    /// Copies up to `len` bytes, at most to the next piece of either region or [`COPY_BYTES_MAX`].  Copies none unless
+    /// Copies up to `len` bytes, at most to the next piece of either region or [`COPY_BYTES_MAX`]. Copies none unless
     /// both regions permit and contain all of them.
     pub fn copy(
         &self,

@@ -1,7 +1,7 @@
 //! The embedded directory, with soft state at the first node.
 //!
-//! After a restart of that node, the homes report their names again.  Until all earlier nodes have done so, requests
-//! are parked, since a name that seems free may not be.  Names of lost regions are forgotten with the directory's
+//! After a restart of that node, the homes report their names again. Until all earlier nodes have done so, requests
+//! are parked, since a name that seems free may not be. Names of lost regions are forgotten with the directory's
 //! incarnation.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -28,10 +28,10 @@ struct Entry {
 /// One node's part of the directory; see the module's documentation.
 #[derive(Debug)]
 pub struct Embedded {
-    /// Whether this node answers requests.
+    /// True if this node answers requests.
     is_seat: bool,
     table: Table,
-    /// Whether homes that are not known yet may still connect.
+    /// True if homes that are not known yet may still connect.
     meeting: bool,
     /// Earlier nodes that have not yet reported all their names.
     awaited: BTreeSet<NodeIncarnation>,
@@ -70,12 +70,12 @@ impl Embedded {
         }
     }
 
-    /// Whether all homes have reported their names.
+    /// Returns true if all homes have reported their names.
     fn is_complete(&self) -> bool {
         self.awaited.is_empty() && !self.meeting
     }
 
-    /// Whether requests can be answered.
+    /// Returns true if requests can be answered.
     fn is_ready(&self) -> bool {
         self.is_complete() && self.mover.as_ref().is_none_or(|move_state| !move_state.mover.is_frozen())
     }
@@ -304,7 +304,7 @@ struct Table {
 }
 
 impl Table {
-    /// Gives `name` to `region` and returns true, unless another region has the name.  If two nodes claim to be its
+    /// Gives `name` to `region` and returns true, unless another region has the name. If two nodes claim to be its
     /// home, the one with the higher epoch is, since the other has handed it over.
     fn claim(&mut self, name: &str, region: RegionId, home: NodeIncarnation, epoch: Epoch) -> bool {
         match self.names.get(name) {

@@ -1,13 +1,13 @@
-//! The directory of names in etcd.  Each node accesses it directly, and retries writes that must not be lost.
+//! The directory of names in etcd. Each node accesses it directly, and retries writes that must not be lost.
 //!
 //! ```text
 //!   engine ── ask, tell ──► EtcdDirectory ── Output::Store(transaction) ─► driver ──► etcd
 //!          ◄── answers ───                ◄── handle_stored ─────────────
 //! ```
 //!
-//! Sans-IO: the driver executes transactions in any order, and reports each result once.  A claim's transaction
-//! requires that the name is absent and that this node's fence is unchanged.  If the result is unknown, the fence is
-//! rewritten, so that the claim fails if it arrives later; then the name is cleared if it was written.  No other case
+//! Sans-IO: the driver executes transactions in any order, and reports each result once. A claim's transaction
+//! requires that the name is absent and that this node's fence is unchanged. If the result is unknown, the fence is
+//! rewritten, so that the claim fails if it arrives later; then the name is cleared if it was written. No other case
 //! can leave a name without a region.
 
 mod fence;
@@ -49,7 +49,7 @@ const RETRY_NS: u64 = 500_000_000;
 /// Interval between rewrites of the fence, which detect that the store was restored to an earlier state.
 const FENCE_REFRESH_NS: u64 = 10_000_000_000;
 
-/// Interval at which node 0 removes records of incarnations that no name refers to.  The shorter one applies after an
+/// Interval at which node 0 removes records of incarnations that no name refers to. The shorter one applies after an
 /// end, or while an incarnation has not rewritten its key since the previous removal.
 const TIDY_NS: u64 = 600_000_000_000;
 const TIDY_SOON_NS: u64 = 70_000_000_000;
@@ -71,9 +71,9 @@ pub struct EtcdDirectory {
     repairs: VecDeque<Task>,
     /// Revision at which the fence was written; `None` until it is written.
     fence: Option<u64>,
-    /// Whether a write of the fence is in progress.
+    /// True if a write of the fence is in progress.
     is_fencing: bool,
-    /// Whether the ends of earlier incarnations with this number were recorded, and these incarnations.
+    /// True if the ends of earlier incarnations with this number were recorded, and these incarnations.
     are_predecessors_ended: bool,
     predecessors: Option<BTreeSet<NodeIncarnation>>,
     /// Claims that wait for the fence.
@@ -93,7 +93,7 @@ pub struct EtcdDirectory {
     damaged: BTreeSet<String>,
     /// The node that recorded this node's end, if reported already.
     ended_by: Option<NodeIncarnation>,
-    /// Whether the store does not answer, and whether it is full, so that it can only be read.
+    /// True if the store does not answer, and whether it is full, so that it can only be read.
     is_out: bool,
     is_full: bool,
     /// The problem reported to users, until its end is reported.
@@ -128,9 +128,9 @@ enum HomeQuery {
 #[derive(Debug)]
 struct Sent {
     task: Task,
-    /// The store's last known revision when sent.  A lower one in the result shows that the store was restored.
+    /// The store's last known revision when sent. A lower one in the result shows that the store was restored.
     revision: u64,
-    /// Whether the transaction writes if its conditions hold, and whether it does if they fail.
+    /// First: true if the transaction writes when its conditions hold. Second: true if it writes when they fail.
     writes: [bool; 2],
 }
 
@@ -297,7 +297,7 @@ impl EtcdDirectory {
                 self.ended.remove(&oldest);
             }
         }
-        // Each permanent node records ends of permanent nodes; node 0 also corrects them.  Ends of ephemeral nodes,
+        // Each permanent node records ends of permanent nodes; node 0 also corrects them. Ends of ephemeral nodes,
         // which come and go with every command, are recorded by node 0, or by a node that finds a name of one.
         if self.me.node == NodeId::FIRST || !self.me.node.is_ephemeral() && !incarnation.node.is_ephemeral() {
             self.repair(Task::End { incarnation });
@@ -309,7 +309,7 @@ impl EtcdDirectory {
         self.tidy_ns = self.tidy_ns.min(self.now_ns.saturating_add(TIDY_SOON_NS));
     }
 
-    /// Whether this node needs a fence.  Ephemeral nodes without names do not.
+    /// Returns true if this node needs a fence. Ephemeral nodes without names do not.
     fn needs_fence(&self) -> bool {
         let has_names = !self.own_names.is_empty() || !self.doubtful.is_empty() || !self.unfenced.is_empty();
         !self.me.node.is_ephemeral() || self.fence.is_some() || has_names
@@ -327,7 +327,7 @@ impl EtcdDirectory {
         });
     }
 
-    /// Whether a region of this node has that name, or may get it.
+    /// Returns true if a region of this node has that name, or may get it.
     fn may_have(&self, name: &str, region: RegionId) -> bool {
         let is_of = |task: &Task| match task {
             Task::Claim { name: other, region: its, .. }
@@ -505,7 +505,7 @@ impl Directory for EtcdDirectory {
         self.outputs.push_back(DirectoryOutput::NotMoved { reason: "they are in etcd already".to_owned() });
     }
 
-    /// Removes names of locks and barriers, and records that this node left.  Its engine reports its lost regions.
+    /// Removes names of locks and barriers, and records that this node left. Its engine reports its lost regions.
     fn sign_off(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
         self.is_leaving = true;
@@ -545,7 +545,7 @@ impl Directory for EtcdDirectory {
             return;
         }
         self.retry_ns = now_ns.saturating_add(if self.lacks_store() { RETRY_NS } else { FENCE_REFRESH_NS });
-        // The fence is tried first.  The rest follows after its success.
+        // The fence is tried first. The rest follows after its success.
         match self.needs_fence() {
             true => self.begin_fencing(),
             false if self.is_out => self.begin(Task::Probe),

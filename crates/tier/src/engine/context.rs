@@ -170,7 +170,7 @@ impl Outbox {
         &mut self.on_demand
     }
 
-    /// Whether a member with that number is being dialled or inquired about.
+    /// Returns true if a member with that number is being dialled or inquired about.
     pub(super) fn is_awaited(&self, node: NodeId) -> bool {
         self.on_demand.is_awaited(node)
     }
@@ -218,7 +218,7 @@ impl Outbox {
         }
     }
 
-    /// Whether the requester still waits for the reply.
+    /// Returns true if the requester still waits for the reply.
     pub(super) fn is_serving(&self, requester: Requester) -> bool {
         let is_there = |serving: &BTreeSet<RequestId>| serving.contains(&requester.id);
         requester.incarnation == self.incarnation()
@@ -266,7 +266,7 @@ impl Outbox {
         self.pending.iter().filter(|(_, pending)| pending.of == node).map(|(id, _)| *id).collect()
     }
 
-    /// Whether this node sent the request to itself in its role as a home.
+    /// Returns true if this node sent the request to itself in its role as a home.
     pub(super) fn asks_as_home(&self, id: RequestId) -> bool {
         self.pending.get(&id).is_some_and(|pending| matches!(pending.purpose, Purpose::AskHome(..)))
     }
@@ -296,9 +296,9 @@ pub(super) struct Context<'a> {
     seat: NodeId,
     /// The node that keeps names, as seen from this one.
     names_seat: NodeId,
-    /// Whether names are kept outside of the cluster.
+    /// True if names are kept outside of the cluster.
     names_are_outside: bool,
-    /// Whether this node found that it cannot write to that store.
+    /// True if this node found that it cannot write to that store.
     lacks_store: bool,
 }
 
@@ -371,17 +371,17 @@ impl<'a> Context<'a> {
         self.membership.members()
     }
 
-    /// Whether an incarnation is this node's or connected.
+    /// Returns true if an incarnation is this node's or connected.
     pub(super) fn is_present(&self, incarnation: NodeIncarnation) -> bool {
         incarnation == self.incarnation() || self.members().is_alive(incarnation)
     }
 
-    /// Whether a node is this one or connected.
+    /// Returns true if a node is this one or connected.
     pub(super) fn is_node_present(&self, node: NodeId) -> bool {
         node == self.incarnation().node || self.members().peer_of(node).is_some()
     }
 
-    /// Whether a member with that number is being dialled or inquired about.
+    /// Returns true if a member with that number is being dialled or inquired about.
     pub(super) fn is_awaited(&self, node: NodeId) -> bool {
         self.out.is_awaited(node)
     }
@@ -391,7 +391,7 @@ impl<'a> Context<'a> {
         self.out.on_demand.dialled(node)
     }
 
-    /// Whether the holder of a region's bytes is connected, unreachable, or has ended.
+    /// Returns the state of a node that holds bytes of a region: connected, unreachable, or ended.
     pub(super) fn presence_of(&self, incarnation: NodeIncarnation) -> Presence {
         match (self.is_present(incarnation), self.membership.pairings().may_live(incarnation)) {
             (true, _) => Presence::There,
@@ -436,8 +436,8 @@ impl<'a> Context<'a> {
         self.names_are_outside
     }
 
-    /// Whether names are outside and other nodes may have to write this node's changes there, because it cannot reach
-    /// the store or is about to leave.
+    /// Returns true if names are outside and other nodes may have to write this node's changes there, because it
+    /// cannot reach the store or is about to leave.
     pub(super) fn may_need_other_writers(&self) -> bool {
         self.names_are_outside && (self.lacks_store || self.membership.draining().is_on())
     }

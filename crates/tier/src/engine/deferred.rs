@@ -45,8 +45,8 @@ enum DeferredAck {
 }
 
 impl DeferredAck {
-    /// Whether the acknowledgement also waits for memory operations whose replies are lost.  The end of a pairing does
-    /// not: the node that executes them finishes them before it pairs again.
+    /// Returns true if the acknowledgement also waits for memory operations whose replies are lost. The end of a
+    /// pairing does not: the node that executes them finishes them before it pairs again.
     fn awaits_lost_replies(&self) -> bool {
         !matches!(self, DeferredAck::Parted(_))
     }

@@ -1,4 +1,4 @@
-//! This node's part of the directory: passes events to it and sends its answers.  Also issues the numbers of permanent
+//! This node's part of the directory: passes events to it and sends its answers. Also issues the numbers of permanent
 //! nodes, each number once.
 
 use std::collections::BTreeSet;
@@ -17,7 +17,7 @@ use crate::news::News;
 /// The directory, and the state of a move of its names.
 pub(super) struct DirectoryPart {
     directory: Box<dyn Directory>,
-    /// The next number to issue; all lower ones are taken.  Used by the directory's node only.
+    /// The next number to issue; all lower ones are taken. Used by the directory's node only.
     next_number: u32,
     /// The last number reissued, once all unused numbers were taken.
     last_reissued: NodeId,
@@ -87,7 +87,7 @@ impl DirectoryPart {
         }
     }
 
-    /// Starts a move of the names.  First, all permanent nodes check whether they reach the store.
+    /// Starts a move of the names. First, all permanent nodes check whether they reach the store.
     pub(super) fn serve_move(&mut self, cx: &mut Context<'_>, requester: Requester, to: NamesAt) {
         let refusal = match &self.at {
             _ if !to.is_well_formed() => return cx.answer(requester, Err(ErrorReply::Malformed)),
@@ -191,7 +191,7 @@ impl DirectoryPart {
         self.send_outputs(cx);
     }
 
-    /// Issues a number that no node has had.  If there is none left, issues `reusable`.
+    /// Issues a number that no node has had. If there is none left, issues `reusable`.
     pub(super) fn serve_number(
         &mut self,
         cx: &mut Context<'_>,
@@ -235,7 +235,7 @@ impl DirectoryPart {
 }
 
 impl Engine {
-    /// The next number after `last`, cyclically, whose node has left or was forgotten.  So concurrent requesters
+    /// The next number after `last`, cyclically, whose node has left or was forgotten. So concurrent requesters
     /// receive different numbers although joining takes time, and a lost node may restart under its own.
     pub(super) fn reusable_number(&self, last: NodeId) -> Option<NodeId> {
         let (first, end) = (NodeId::FIRST.0 + 1, NodeId::EPHEMERAL_MIN.0);
@@ -253,7 +253,8 @@ impl Engine {
         self.directory.at = Some(at);
     }
 
-    /// Whether a request is for a home here: if names are outside, other nodes ask this one to release its own names.
+    /// Returns true if a request is for a home here: if names are outside, other nodes ask this one to release its own
+    /// names.
     pub(super) fn is_asked_as_home(&self, requester: Requester) -> bool {
         let is_own = requester.incarnation == self.out.incarnation();
         self.directory.is_outside() && (!is_own || self.out.asks_as_home(requester.id))
@@ -289,7 +290,7 @@ impl Engine {
         directory.send_outputs(&mut cx);
     }
 
-    /// Whether the store has nothing left to clean up after this node [leaves](Engine::leave).
+    /// Returns true if the store has nothing left to clean up after this node [leaves](Engine::leave).
     pub fn is_signed_off(&self) -> bool {
         self.directory.directory.is_signed_off()
     }
@@ -352,7 +353,7 @@ impl Engine {
     }
 
     /// Restores, from a former incarnation of this node as the directory, that all numbers below `next` are taken; see
-    /// [`Effect::NumbersTaken`].  Call before any peer connects.
+    /// [`Effect::NumbersTaken`]. Call before any peer connects.
     pub fn restore_numbers(&mut self, next: u32) {
         self.directory.next_number = self.directory.next_number.max(next);
     }

@@ -45,7 +45,7 @@ pub(super) struct Draining {
 struct Drain {
     requesters: Vec<Requester>,
     deadline_ns: u64,
-    /// Whether the node stays if some data could not be moved.
+    /// True if the node stays if some data could not be moved.
     stays: bool,
     /// Free bytes of each node that has answered.
     room: BTreeMap<NodeId, u64>,
@@ -85,12 +85,12 @@ struct Refused {
 }
 
 impl Draining {
-    /// Whether this node is draining.
+    /// Returns true if this node is draining.
     pub(super) fn is_on(&self) -> bool {
         self.own.is_some()
     }
 
-    /// Whether a node is draining; `me` is this node.
+    /// Returns true if a node is draining; `me` is this node.
     pub(super) fn covers(&self, me: NodeIncarnation, incarnation: NodeIncarnation) -> bool {
         if incarnation == me { self.is_on() } else { self.others.contains(&incarnation) }
     }
@@ -344,7 +344,7 @@ impl Engine {
     }
 }
 
-/// Whether the refusal is the target's, or the target is lost: another node may accept the region.
+/// Returns true if the refusal is the target's, or the target is lost: another node may accept the region.
 fn is_target_refusal(refusal: &ErrorReply, to: NodeId) -> bool {
     match refusal {
         ErrorReply::NoSpace { .. } | ErrorReply::OutOfMemory { .. } => true,

@@ -1,4 +1,4 @@
-//! The engine's knowledge of a region or a peer, for explanations to users.  Sends nothing.
+//! The engine's knowledge of a region or a peer, for explanations to users. Sends nothing.
 
 use halite_fabric::PeerId;
 
@@ -24,7 +24,7 @@ pub struct KnownPeer {
     pub silent_ns: Option<u64>,
     /// Cause and time of its loss; `None` if it is alive or the cause is unknown.
     pub loss: Option<Loss>,
-    /// Whether it is lost but not cut off, so that it may still reach memory here.
+    /// True if it is lost but not cut off, so that it may still reach memory here.
     pub is_zombie: bool,
     /// Bytes of this node's memory in quarantine because that node could reach them.
     pub bytes_quarantined: u64,
@@ -45,7 +45,7 @@ impl Engine {
         self.mapper.reached(&self.owner.locator(self.out.incarnation(), self.membership.members()))
     }
 
-    /// Whether a node can touch memory of this one, as far as this node knows.
+    /// Returns true if a node can touch memory of this one, as far as this node knows.
     pub fn is_reached_by(&self, incarnation: NodeIncarnation) -> bool {
         incarnation == self.out.incarnation()
             || !self.membership.members().not_cut_off([incarnation]).is_empty()
@@ -63,7 +63,7 @@ impl Engine {
     }
 
     /// Time in ns until which the home will not give a lock held through `slot` to another session; `None` if it may
-    /// have done so already.  Advances while the home receives messages from this node.
+    /// have done so already. Advances while the home receives messages from this node.
     pub fn lock_is_kept_until_ns(&self, session: SessionId, slot: SlotRef) -> Option<u64> {
         let (_, home) = self.mapper.region_of(session, slot)?;
         if home == self.out.incarnation() {
@@ -74,7 +74,8 @@ impl Engine {
         Some(known.acknowledged_ns + self.out.config().lease_ns)
     }
 
-    /// Whether a node can still touch memory here; `None` if no node with this number is or was in the cluster.
+    /// Returns the ways in which a node can still access memory here; `None` if no node with this number is or was in
+    /// the cluster.
     pub(super) fn reach_of(&self, node: NodeId) -> Option<Reach> {
         if !self.knows(node) {
             return None;

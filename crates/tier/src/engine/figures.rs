@@ -1,4 +1,4 @@
-//! Figures of a node for monitoring.  Sends no messages and changes no state.
+//! Figures of a node for monitoring. Sends no messages and changes no state.
 
 use super::Engine;
 use super::explain::KnownPeer;

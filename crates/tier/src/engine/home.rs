@@ -60,7 +60,7 @@ impl Homes {
         self.regions.len()
     }
 
-    /// Regions homed here that other nodes can map, with their lengths.  Excludes unnamed regions that only `me` maps:
+    /// Regions homed here that other nodes can map, with their lengths. Excludes unnamed regions that only `me` maps:
     /// they end with this node.
     pub(super) fn mappable_by_others(&self, me: NodeIncarnation) -> impl Iterator<Item = (RegionId, u64)> {
         let is_mappable = move |found: &Region| {
@@ -70,8 +70,8 @@ impl Homes {
         found.map(|(region, found)| (*region, found.len))
     }
 
-    /// Whether a region with that name is, was, or may soon be homed here.  True for an unnamed region, which may be
-    /// about to get the name.
+    /// Returns true if a region with that name is, was, or may soon be homed here. True for an unnamed region, which
+    /// may be about to get the name.
     pub(super) fn may_have(&self, region: RegionId, name: &str) -> bool {
         let has_name_or_none = |found: &Region| found.name.as_deref().is_none_or(|its| its == name);
         self.get(&region).is_some_and(has_name_or_none)
@@ -89,8 +89,8 @@ impl Homes {
         self.moved.home_of(region)
     }
 
-    /// Whether to accept a change of a region.  Only this node changes a region homed here, except for one being handed
-    /// over, whose new home may already send changes.
+    /// Returns true if a change of a region is accepted. Only this node changes a region homed here, except for one
+    /// being handed over, whose new home may already send changes.
     pub(super) fn accepts_change(&self, region: RegionId, is_local: bool) -> bool {
         self.regions.get(&region).is_none_or(|found| is_local || found.is_being_handed_over())
     }
@@ -112,7 +112,7 @@ pub(super) struct HomeSide<'a> {
 #[derive(Debug)]
 struct Making {
     requester: Requester,
-    /// Whether the pairing with the requester has ended, so that it accepts no reply.
+    /// True if the pairing with the requester has ended, so that it accepts no reply.
     is_requester_lost: bool,
     name: Option<String>,
     len: u64,
@@ -133,7 +133,7 @@ impl Making {
         self.failure.get_or_insert(ErrorReply::NameTaken);
     }
 
-    /// Records that the pairing with an incarnation has ended.  If that is the requester, it accepts no reply.
+    /// Records that the pairing with an incarnation has ended. If that is the requester, it accepts no reply.
     fn lose_requester(&mut self, incarnation: NodeIncarnation) {
         self.is_requester_lost |= self.requester.incarnation == incarnation;
     }
@@ -301,7 +301,7 @@ impl HomeSide<'_> {
         if matches!(found.busy.as_deref(), Some(Busy { stage: Stage::Freeing, .. })) {
             return self.cx.answer(requester, Err(ErrorReply::NotFound));
         }
-        // A node that does not map the region finds it by name.  If the region has no name, the directory has granted
+        // A node that does not map the region finds it by name. If the region has no name, the directory has granted
         // one without this home's knowledge, and will take it back.
         let is_mapper =
             |found: &Region| found.mappers.iter().any(|mapper| mapper.incarnation == requester.incarnation);
@@ -317,7 +317,7 @@ impl HomeSide<'_> {
             return self.cx.answer(requester, Err(ErrorReply::Sealed));
         }
         // All mappers are being informed, or the record is on its way to the next home, which would not wait for a new
-        // mapper.  It asks the next home afterwards.
+        // mapper. It asks the next home afterwards.
         if let Some(moving) = found.moving_mut().filter(|moving| moving.closing) {
             if moving.in_doubt {
                 let next = moving.to.node;
@@ -479,7 +479,7 @@ impl HomeSide<'_> {
         self.continue_if_acknowledged(region);
     }
 
-    /// Sends a change to all mappers.  The command continues once each has acknowledged it or is cut off.
+    /// Sends a change to all mappers. The command continues once each has acknowledged it or is cut off.
     fn notify_mappers(&mut self, region: RegionId, change: Change) {
         self.forget_stalled(region);
         let found = self.homes.regions.get_mut(&region).expect("the region is here");
@@ -637,13 +637,13 @@ impl HomeSide<'_> {
         self.free_if_unreachable(region);
     }
 
-    /// Whether the incarnation of a mapper has ended.  An unannounced one counts as alive, since its announcement may
-    /// be in flight.
+    /// Returns true if the incarnation of a mapper has ended. An unannounced one counts as alive, since its
+    /// announcement may be in flight.
     fn is_over(&self, mapper: NodeIncarnation) -> bool {
         self.cx.presence_of(mapper) == Presence::Gone && !self.homes.unannounced.contains(&mapper)
     }
 
-    /// Frees an unnamed region without mappings, since no node can map it.  Those of ended incarnations do not count.
+    /// Frees an unnamed region without mappings, since no node can map it. Those of ended incarnations do not count.
     fn free_if_unreachable(&mut self, region: RegionId) {
         let Some(found) = self.homes.regions.get(&region) else { return };
         let is_mapped = found.mappers.iter().any(|mapper| !self.is_over(mapper.incarnation));
@@ -681,7 +681,7 @@ fn shares(len: u64, chunk_bytes: u64, nodes: &[NodeId]) -> Vec<(NodeId, u64)> {
         .collect()
 }
 
-/// Stripes the reserved chunks over the nodes.  Returns `None` if a node reserved something else than requested.
+/// Stripes the reserved chunks over the nodes. Returns `None` if a node reserved something else than requested.
 fn interleave(
     len: u64,
     chunk_bytes: u64,

@@ -22,8 +22,8 @@ impl Engine {
         }
     }
 
-    /// Whether to apply a change.  A former home's announcement of the next home is ignored once the next home has
-    /// announced itself.
+    /// Returns true if a change applies. A former home's announcement of the next home is ignored once the next home
+    /// has announced itself.
     fn is_news(&self, from: NodeIncarnation, region: RegionId, change: &Change) -> bool {
         match change {
             Change::Settle { home } if *home != from => self.mapper.home_of(region) == Some(from),
@@ -31,7 +31,7 @@ impl Engine {
         }
     }
 
-    /// Drops the mappings of chunks that `owner` held for these homes, which have ended for it.  Ended incarnations
+    /// Drops the mappings of chunks that `owner` held for these homes, which have ended for it. Ended incarnations
     /// without mappings are skipped, since their regions are never mapped again.
     pub(super) fn disown(&mut self, owner: NodeIncarnation, homes: &[NodeIncarnation]) {
         let pairings = self.membership.pairings();

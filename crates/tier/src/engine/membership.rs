@@ -109,12 +109,12 @@ impl Membership {
         self.draining.note(incarnation, is_on);
     }
 
-    /// Whether a node with this number is or was in the cluster.  Always true for the first node.
+    /// Returns true if a node with this number is or was in the cluster. Always true for the first node.
     pub(super) fn knows(&self, node: NodeId) -> bool {
         node == NodeId::FIRST || self.members.knows(node) || self.listed.has(node)
     }
 
-    /// Handles a frame of a peer.  Returns `None` if the connection is not up.
+    /// Handles a frame of a peer. Returns `None` if the connection is not up.
     pub(super) fn handle_frame(&mut self, now_ns: u64, peer: PeerId, frame: &[u8]) -> Option<ReceivedFrame> {
         let from = self.members.peer_mut(peer)?;
         from.heard_ns = now_ns;
@@ -148,7 +148,7 @@ impl Membership {
 }
 
 impl Engine {
-    /// Announces that this node is about to connect to all earlier nodes.  A home among them may report its names later
+    /// Announces that this node is about to connect to all earlier nodes. A home among them may report its names later
     /// than another node asks for them.
     pub fn begin_to_meet(&mut self) {
         self.membership.meeting.is_joining = true;
@@ -211,7 +211,7 @@ impl Engine {
         }
     }
 
-    /// Ends all incarnations of an unreachable node.  Returns true if the node was known.
+    /// Ends all incarnations of an unreachable node. Returns true if the node was known.
     fn end_incarnations_of(&mut self, node: NodeId) -> bool {
         let ended = self.membership.pairings.incarnations_of(node);
         for incarnation in &ended {
@@ -239,7 +239,7 @@ impl Engine {
         node == self.out.incarnation().node || self.is_connected_to(node)
     }
 
-    /// Handles a home's report that a region has moved.  The new home reports it too, unless its incarnation has ended.
+    /// Handles a home's report that a region has moved. The new home reports it too, unless its incarnation has ended.
     pub(super) fn handle_moved(&mut self, name: String, region: RegionId, epoch: Epoch, to: NodeIncarnation) {
         if !self.membership.pairings.has_ended(to) {
             self.tell_directory(DirectoryEvent::Moved { name, region, epoch, to });
@@ -256,7 +256,7 @@ impl Engine {
         self.settle();
     }
 
-    /// Handles a cut-off: the peer can no longer touch memory here.  `exited` says that its process has exited.
+    /// Handles a cut-off: the peer can no longer touch memory here. `exited` says that its process has exited.
     pub fn handle_cut_off(&mut self, now_ns: u64, peer: PeerId, exited: bool) {
         self.out.set_now(now_ns);
         self.forget_met(peer);
@@ -281,7 +281,7 @@ impl Engine {
         }
     }
 
-    /// Records that node `by` is killing a process.  This node may know of its end, but not of the kill.
+    /// Records that node `by` is killing a process. This node may know of its end, but not of the kill.
     pub(super) fn handle_killing(&mut self, by: NodeIncarnation, incarnation: NodeIncarnation) {
         let by = by.node;
         let is_reported = self.membership.members.note_killed_elsewhere(incarnation);
@@ -363,13 +363,13 @@ impl Engine {
         Some(waits_ns.min(own_ns).min(asked_ns))
     }
 
-    /// Records signs of life other than messages, such as acknowledgements.  `heard` returns the time of a peer's last
-    /// one in ns, or `None`.  Call before [`Engine::handle_timeout`].
+    /// Records signs of life other than messages, such as acknowledgements. `heard` returns the time of a peer's last
+    /// one in ns, or `None`. Call before [`Engine::handle_timeout`].
     pub fn handle_signs_of_life(&mut self, heard: impl Fn(PeerId) -> Option<u64>) {
         self.membership.members.note_heard(heard);
     }
 
-    /// Extends waits for statuses if a node that is dialled answers.  Call before [`Engine::handle_timeout`].
+    /// Extends waits for statuses if a node that is dialled answers. Call before [`Engine::handle_timeout`].
     pub fn handle_dials(&mut self, now_ns: u64, are_answered: impl FnOnce() -> bool) {
         let overdue = self.commands.overdue_in_statuses(now_ns);
         // A connection that exists may not be up yet, or its first reply may be on its way.
@@ -453,7 +453,7 @@ impl Engine {
         directory.sign_off(&mut cx);
     }
 
-    /// Whether `node` is a connected peer.  False for this node itself.
+    /// Returns true if `node` is a connected peer. False for this node itself.
     pub fn is_connected_to(&self, node: NodeId) -> bool {
         self.membership.members.peer_of(node).is_some()
     }

@@ -1,4 +1,4 @@
-//! First meetings of members, and the operations that wait for them.  In a cluster of more than
+//! First meetings (connections) of members, and the operations that wait for them. In a cluster of more than
 //! [`EngineConfig::full_mesh_nodes_max`] nodes, a node dials a member on first use; in a smaller one, as soon as the
 //! directory announces the member.
 //!
@@ -10,20 +10,20 @@
 //!                                        └──── waiters fail, as at the end of a pairing ──> silent
 //! ```
 //!
-//! So a joining node waits for the directory only.  Any other member may have lost power since the directory last
-//! heard it, and only operations that need that member wait for it.  They wait for a first meeting only: an operation
-//! that needs a lost or unreachable peer fails at once.  A dial that is not answered is repeated until the lease is over:
-//! each of its packets may get lost.
+//! So a joining node waits for the directory only. Any other member may have lost power since the directory last
+//! heard it, and only operations that need that member wait for it. They wait for a first meeting only: an operation
+//! that needs a lost or unreachable peer fails at once. A dial that is not answered is repeated until the lease is
+//! over: each of its packets may get lost.
 //!
-//! A home may name a member whose announcement by the directory is still in flight.  Operations wait for such a member
-//! for as long as for a dial.  About an unknown number, this node asks the directory, which announces all members
+//! A home may name a member whose announcement by the directory is still in flight. Operations wait for such a member
+//! for as long as for a dial. About an unknown number, this node asks the directory, which announces all members
 //! before it answers.
 //!
-//! Two rules preserve the guarantees of a full mesh.  A mapper connects to a region's home and to all owners of its
-//! chunks; if it had to connect to an owner, it asks the home for the places of the chunks again.  So no access uses a
-//! connection younger than the last report.  And before a node acknowledges a freeze, it connects to the node that
-//! receives the bytes.  No other rule is needed: a node that is not connected reaches no memory here and needs no
-//! notice.  (Decisions 020 and 023.)
+//! Two rules preserve the guarantees of a full mesh. A mapper connects to a region's home and to all owners of its
+//! chunks; if it had to connect to an owner, it asks the home for the places of the chunks again. So no access uses a
+//! connection younger than the last report. And before a node acknowledges a freeze, it connects to the node that
+//! receives the bytes. No other rule is needed: a node that is not connected reaches no memory here and needs no
+//! notice. (Decisions 020 and 023.)
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -46,7 +46,7 @@ pub(super) struct OnDemand {
     moves: BTreeMap<Requester, NodeIncarnation>,
 }
 
-/// A dial in flight.  Limits on sessions and peers bound its waiters.
+/// A dial in flight. Limits on sessions and peers bound its waiters.
 #[derive(Debug)]
 struct Dial {
     /// Time at which it fails, in ns.
@@ -102,7 +102,7 @@ impl OnDemand {
         self.dials.keys().rev().find(|incarnation| incarnation.node == node).copied()
     }
 
-    /// Whether a member with that number is being dialled or inquired about.
+    /// Returns true if a member with that number is being dialled or inquired about.
     pub(super) fn is_awaited(&self, node: NodeId) -> bool {
         self.dialled(node).is_some() || self.inquiries.contains_key(&node)
     }
@@ -118,14 +118,14 @@ impl OnDemand {
 }
 
 impl EngineConfig {
-    /// Whether a cluster of that many nodes is a full mesh.
+    /// Returns true if a cluster of that many nodes is a full mesh.
     pub(in crate::engine) fn is_full_mesh(&self, nodes: usize) -> bool {
         nodes <= self.full_mesh_nodes_max
     }
 }
 
 impl Context<'_> {
-    /// Dials a member that this node is about to use.  Returns true while the dial is in flight, or false if the member
+    /// Dials a member that this node is about to use. Returns true while the dial is in flight, or false if the member
     /// is connected or cannot be connected.
     pub(super) fn reach_out(&mut self, incarnation: NodeIncarnation) -> bool {
         if self.membership().is_leaving() || self.is_present(incarnation) {
@@ -160,8 +160,8 @@ impl Context<'_> {
         unconnected.or_else(|| self.dialled(node))
     }
 
-    /// Asks the directory about an unknown number.  If the directory is unreachable, dials the address in the outside
-    /// list.  Returns true while either is in flight.
+    /// Asks the directory about an unknown number. If the directory is unreachable, dials the address in the outside
+    /// list. Returns true while either is in flight.
     pub(super) fn inquire(&mut self, node: NodeId) -> bool {
         if self.out().on_demand().inquiries.contains_key(&node) {
             return true;
@@ -204,7 +204,7 @@ impl Context<'_> {
         }
     }
 
-    /// Dials the owners of the region's chunks and the target of its move, except the `unmet`.  Returns one of those to
+    /// Dials the owners of the region's chunks and the target of its move, except the `unmet`. Returns one of those to
     /// wait for before the region is mapped, or `None`.
     pub(super) fn owner_to_connect(
         &mut self,
@@ -233,14 +233,14 @@ impl Context<'_> {
 }
 
 impl Engine {
-    /// Dials a member that this node is about to use.  Returns true while a dial or inquiry is in flight, or false if
+    /// Dials a member that this node is about to use. Returns true while a dial or inquiry is in flight, or false if
     /// the member is connected or cannot be connected.
     pub fn use_node(&mut self, now_ns: u64, node: NodeId) -> bool {
         self.out.set_now(now_ns);
         !self.lives(node) && (self.cx().reach_out_to(node) || self.cx().inquire(node))
     }
 
-    /// Whether a member is being dialled for the first time or inquired about.
+    /// Returns true if a member is being dialled for the first time or inquired about.
     pub fn is_connecting(&self, node: NodeId) -> bool {
         !self.lives(node) && self.out.is_awaited(node)
     }
@@ -291,7 +291,7 @@ impl Engine {
         }
     }
 
-    /// Whether a member is to be connected on first use.
+    /// Returns true if a member is to be connected on first use.
     pub fn is_unconnected(&self, node: NodeId) -> bool {
         self.membership.pairings().unconnected(node).is_some()
     }
@@ -364,8 +364,8 @@ impl Engine {
         rivals.into_iter().for_each(|rival| self.fail_on_demand(rival));
     }
 
-    /// Whether a first meeting with a member at that address, or with the unknown one that is listed there, may still
-    /// succeed in time.
+    /// Returns true if a first meeting with a member at that address, or with the unknown one that is listed there,
+    /// may still succeed in time.
     pub(super) fn is_awaited_at(&mut self, address: &str) -> bool {
         let now_ns = self.out.now_ns();
         let (membership, on_demand) = (&self.membership, self.out.on_demand());
@@ -378,7 +378,7 @@ impl Engine {
             || inquiries.any(|(node, _)| membership.listed_address(*node) == Some(address))
     }
 
-    /// Handles a failed dial.  Ignored if the member has dialled this node in the meantime.
+    /// Handles a failed dial. Ignored if the member has dialled this node in the meantime.
     pub(super) fn fail_dials_to(&mut self, address: &str) {
         let membership = &self.membership;
         let is_at =

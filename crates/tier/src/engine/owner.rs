@@ -36,7 +36,7 @@ pub(super) struct Owner {
     running: running::Commands,
     populating: populating::Populations,
     sweeps: sweeps::Sweeps,
-    /// Whether the start of the current quarantine was reported as news.
+    /// True if the start of the current quarantine was reported as news.
     is_quarantine_reported: bool,
 }
 
@@ -91,7 +91,7 @@ impl Owner {
         self.store.window(extent)
     }
 
-    /// Whether all of `extent` is local and held for `home`.
+    /// Returns true if all of `extent` is local and held for `home`.
     pub(super) fn is_held_for(&self, home: NodeIncarnation, extent: &Extent) -> bool {
         self.store.is_held_for(home, extent)
     }
@@ -205,7 +205,7 @@ impl OwnerSide<'_> {
         }
     }
 
-    /// Reserves chunks.  Returns `None` if the request waits for memory.
+    /// Reserves chunks. Returns `None` if the request waits for memory.
     fn reserve_or_grow(
         &mut self,
         requester: Requester,
@@ -298,7 +298,7 @@ impl OwnerSide<'_> {
         }
     }
 
-    /// Handles the end of a copy.  If it ended a command whose requester is no longer paired, returns that requester.
+    /// Handles the end of a copy. If it ended a command whose requester is no longer paired, returns that requester.
     pub(super) fn handle_copied(
         &mut self,
         token: Token,

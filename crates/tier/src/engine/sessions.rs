@@ -1,4 +1,4 @@
-//! Commands of sessions.  Each command is a short series of requests to other nodes.
+//! Commands of sessions. Each command is a short series of requests to other nodes.
 
 mod known;
 pub(super) mod memory;
@@ -182,7 +182,7 @@ impl SessionSide<'_> {
         self.mapper.close_session(session);
     }
 
-    /// Starts a command of a session.  [`Effect::Finish`] reports its result, perhaps before this returns.
+    /// Starts a command of a session. [`Effect::Finish`] reports its result, perhaps before this returns.
     ///
     /// [`Effect::Finish`]: crate::effect::Effect::Finish
     pub(super) fn start(&mut self, op: OpId, session: SessionId, command: Command) {
@@ -309,7 +309,7 @@ impl SessionSide<'_> {
         nodes.into_iter().partition(|node| !self.cx.is_awaited(*node))
     }
 
-    /// Permanent nodes that contribute memory.  Returns ephemeral ones only if there are no others, since their memory
+    /// Permanent nodes that contribute memory. Returns ephemeral ones only if there are no others, since their memory
     /// leaves with the application.
     pub(super) fn memory_nodes(&self) -> Vec<NodeId> {
         let with_memory =
@@ -322,7 +322,7 @@ impl SessionSide<'_> {
         if permanent.is_empty() { ephemeral } else { permanent }
     }
 
-    /// Finds a region by name.  If names are outside, tries the known home first, even while the store is down.
+    /// Finds a region by name. If names are outside, tries the known home first, even while the store is down.
     fn find(&mut self, op: OpId, name: String, then: Then) {
         match self.commands.known.find(&name) {
             Some((region, home)) => self.act(op, Act::Confirm { name, then }, region, home, 0),
@@ -613,7 +613,7 @@ impl SessionSide<'_> {
         }
     }
 
-    /// Ends a session's watch.  If this node does not map the region, the home has already dropped the watch.
+    /// Ends a session's watch. If this node does not map the region, the home has already dropped the watch.
     fn unwatch(&mut self, op: OpId, region: RegionId, port: u32) {
         match self.mapper.home_of(region) {
             Some(home) => self.act(op, Act::Unwatch { port }, region, home.node, 0),
@@ -650,7 +650,7 @@ impl SessionSide<'_> {
         }
     }
 
-    /// Collects the description of a listed region.  Skips regions freed since their names were listed.
+    /// Collects the description of a listed region. Skips regions freed since their names were listed.
     fn gather_info(&mut self, op: OpId, name: String, home: NodeId, body: Result<Reply, ErrorReply>) {
         let Some(Listing { infos, unreachable, .. }) = self.commands.lists.get_mut(&op) else { return };
         infos.missing -= 1;

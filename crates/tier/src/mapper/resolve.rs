@@ -19,7 +19,7 @@ pub struct Known {
     pub home: NodeIncarnation,
     /// The permissions of the handle.
     pub permissions: Permissions,
-    /// Whether the region is immutable.
+    /// True if the region is immutable.
     pub sealed: bool,
     /// The extents in order, each with its place as seen from this node.
     pub pieces: Vec<(Extent, Place)>,

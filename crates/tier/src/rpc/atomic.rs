@@ -6,11 +6,11 @@
 //!     the operation ends  <─────────── AtomicAnswer ─────  by its processor, at once; no handler, no engine
 //! ```
 //!
-//! Both messages are sends with immediates of their own, and so ordered with all other sends of a node.  They are not
-//! retransmitted: a broken connection ends the operation like a posted atomic, with an unknown result.  Until then the
+//! Both messages are sends with immediates of their own, and so ordered with all other sends of a node. They are not
+//! retransmitted: a broken connection ends the operation like a posted atomic, with an unknown result. Until then the
 //! operation counts as posted work to the owner, for which changes of the region wait.
 //!
-//! The owner executes a call only while the requester is connected, and only in its arena.  It holds the lock that also
+//! The owner executes a call only while the requester is connected, and only in its arena. It holds the lock that also
 //! guards the end of the requester, so no call of a peer is executed after the peer was declared lost.
 //!
 //! All integers are little-endian.
@@ -69,7 +69,7 @@ impl AtomicCall {
         Ok(AtomicCall { id: WorkId(id), word, atomic })
     }
 
-    /// Changes the word in `segment`, the memory behind the key, and returns the old value.  Returns `None`, without
+    /// Changes the word in `segment`, the memory behind the key, and returns the old value. Returns `None`, without
     /// effect, if the address is not that of an aligned word in `segment`.
     pub fn apply(&self, segment: &Window) -> Option<u64> {
         self.atomic.try_apply(segment, self.word.offset)
@@ -121,7 +121,7 @@ fn words<const WORDS: usize, const BYTES: usize>(words: [u64; WORDS]) -> [u8; BY
     bytes
 }
 
-/// Decodes exactly `WORDS` words.  Returns `None` if the length differs.
+/// Decodes exactly `WORDS` words. Returns `None` if the length differs.
 fn parse_words<const WORDS: usize>(bytes: &[u8]) -> Option<[u64; WORDS]> {
     let (chunks, rest) = bytes.as_chunks::<8>();
     let chunks: &[[u8; 8]; WORDS] = chunks.try_into().ok()?;

@@ -14,10 +14,10 @@
 //! ```
 //!
 //! The mark of a request is the lap of its position, and that of a reply the generation of its slot, each with the
-//! highest bit set.  Older content has a different mark, and fresh memory, which is zero, has none.
+//! highest bit set. Older content has a different mark, and fresh memory, which is zero, has none.
 //!
-//! A principal is given as a number that an earlier request in the ring has assigned to its name.  Requests of a node
-//! are handled in posting order, whether in lines or in the ring, and after earlier cancels.  So each line carries the
+//! A principal is given as a number that an earlier request in the ring has assigned to its name. Requests of a node
+//! are handled in posting order, whether in lines or in the ring, and after earlier cancels. So each line carries the
 //! number of ring requests and cancels posted before it.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -36,7 +36,7 @@ pub const OUTPUT_BYTES_MAX: usize = 48;
 pub const REQUEST_LINES: u32 = 512;
 /// Number of words of a request.
 pub const REQUEST_WORDS: usize = 8;
-/// Number of words of a reply.  The word after them is written by the caller: whether to notify it.
+/// Number of words of a reply. In the word after them, the caller requests a notification.
 pub const REPLY_WORDS: usize = 7;
 /// Maximum number of principals with a number.
 pub const PRINCIPALS_MAX: u16 = 1024;
@@ -80,7 +80,7 @@ pub fn reply_mark(slot: SlotId) -> u16 {
 }
 
 impl RequestLine {
-    /// Encodes the request.  The first word must be stored last.
+    /// Encodes the request. The first word must be stored last.
     #[inline]
     pub fn emit(&self, mark: u16) -> [u64; REQUEST_WORDS] {
         let (kind, limit) = wire::kind_code(self.kind, self.reply_bytes_max);
@@ -134,12 +134,12 @@ impl RequestLine {
 pub struct ReplyLine {
     /// The result of the request.
     pub status: Status,
-    /// Whether the output is in the line.
+    /// True if the output is in the line.
     pub is_here: bool,
 }
 
 impl ReplyLine {
-    /// Encodes a reply, with `output` if short, and returns its number of words.  The first is to be stored last.
+    /// Encodes a reply, with `output` if short, and returns its number of words. The first is to be stored last.
     #[inline]
     pub fn emit(status: Status, slot: SlotId, output: &[u8]) -> ([u64; REPLY_WORDS], usize) {
         let is_here = output.len() <= OUTPUT_BYTES_MAX;
@@ -219,7 +219,7 @@ impl LineWriter {
     #[inline]
     pub fn set_head(&mut self, head: u64) -> Result<(), Violation> {
         if head > self.tail {
-            return Err(Violation("its head is beyond the last line"));
+            return Err(Violation("the head of the lines is beyond their tail"));
         }
         self.head = self.head.max(head);
         Ok(())
@@ -232,7 +232,7 @@ pub fn index_of(position: u64) -> u32 {
     (position % u64::from(REQUEST_LINES)) as u32
 }
 
-/// The server's end of a row.  Only one thread at a time reads requests; any thread may read the head reported last.
+/// The server's end of a row. Only one thread at a time reads requests; any thread may read the head reported last.
 #[derive(Debug, Default)]
 pub struct LineReader {
     head: AtomicU64,
@@ -266,7 +266,7 @@ impl LineReader {
         self.heard.store(self.heard().wrapping_add(1), Relaxed);
     }
 
-    /// Whether to report the head to the client, which is due once per quarter of the row.
+    /// Returns true if the head must be reported to the client now, which is due once per quarter of the row.
     #[inline]
     pub fn poll_head(&self) -> bool {
         let is_due = self.position() - self.told() >= u64::from(REQUEST_LINES) / 4;

@@ -1,8 +1,8 @@
 //! The two ends of a request ring, which determine the next places to write and read.
 //!
-//! Positions count bytes since the beginning.  A request is contiguous: one that does not fit before the end starts at
-//! the beginning of the ring, and the rest of the lap is skipped.  Requests are not padded, so their number is limited
-//! only by the ring's bytes.  Neither end accesses memory.
+//! Positions count bytes since the beginning. A request is contiguous: one that does not fit before the end starts at
+//! the beginning of the ring, and the rest of the lap is skipped. Requests are not padded, so their number is limited
+//! only by the ring's bytes. Neither end accesses memory.
 
 use super::{RING_BYTES_MAX, RING_BYTES_MIN, Violation};
 
@@ -11,7 +11,7 @@ use super::{RING_BYTES_MAX, RING_BYTES_MIN, Violation};
 #[error("the request ring is full")]
 pub struct RingFull;
 
-/// The client's end, which owns the tail.  A clone allows a rollback if requests could not be posted.
+/// The client's end, which owns the tail. A clone allows a rollback if requests could not be posted.
 #[derive(Clone, Debug)]
 pub struct RingWriter {
     bytes: u64,
@@ -37,12 +37,12 @@ pub struct RingReader {
     told: u64,
 }
 
-/// Whether a ring can have this length.
+/// Returns true if a ring can have this length.
 pub fn is_ring_size(bytes: u64) -> bool {
     bytes.is_power_of_two() && (RING_BYTES_MIN..=RING_BYTES_MAX).contains(&bytes)
 }
 
-/// Maximum length of a request in a ring of `bytes`.  Even with a head that lags by a quarter and a lap that ends a
+/// Maximum length of a request in a ring of `bytes`. Even with a head that lags by a quarter and a lap that ends a
 /// quarter early, a ring that was read to its end has space for it.
 pub const fn request_bytes_max(bytes: u64) -> u64 {
     bytes / 4
@@ -80,7 +80,7 @@ impl RingWriter {
     /// Records that the server has read up to `head`.
     pub fn set_head(&mut self, head: u64) -> Result<(), Violation> {
         if head > self.tail {
-            return Err(Violation("its head is beyond the tail"));
+            return Err(Violation("the head of a ring is beyond its tail"));
         }
         // Plain writes of the word may become visible in any order.
         self.head = self.head.max(head);
@@ -95,12 +95,12 @@ impl RingReader {
         RingReader { bytes, head: 0, told: 0 }
     }
 
-    /// Handles a request at `offset`.  Returns its maximum length in bytes.
+    /// Handles a request at `offset`. Returns its maximum length in bytes.
     pub fn arrive(&mut self, offset: u64) -> Result<u64, Violation> {
         let at = self.head % self.bytes;
         if offset != at {
             if offset != 0 {
-                return Err(Violation("a request is not where the next one belongs"));
+                return Err(Violation("a request is not at the next position of the ring"));
             }
             self.head += self.bytes - at;
         }

@@ -7,7 +7,7 @@
 //!                      └──> Idle        v
 //! ```
 //!
-//! A call is *busy* while its slot is written, or its input read; only then must a cancel wait.  The caller may see the
+//! A call is *busy* while its slot is written, or its input read; only then must a cancel wait. The caller may see the
 //! answer, and reuse the slot, before the writing thread reaches `end`, which then has no effect.
 //!
 //! Answering threads take no lock, since each slot is one word.
@@ -39,7 +39,7 @@ pub struct Served {
     count: AtomicU64,
 }
 
-/// One request.  Slot and generation repeat after the client has used the slot often enough; the number repeats after a
+/// One request. Slot and generation repeat after the client has used the slot often enough; the number repeats after a
 /// day of one call per nanosecond.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ServedId {
@@ -57,7 +57,7 @@ enum ServedState {
     Cancelled,
 }
 
-/// How to handle a cancel.
+/// The time at which to acknowledge a cancel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cancelling {
     /// Acknowledge it now.
@@ -85,7 +85,7 @@ fn block() -> Box<[AtomicU64]> {
 }
 
 impl Served {
-    /// Opens a request.  Must be called by one thread at a time.
+    /// Opens a request. Must be called by one thread at a time.
     #[inline]
     pub fn open(&self, slot: SlotId) -> Result<ServedId, Violation> {
         // The poll token or a lock orders this access between the threads that handle requests.
@@ -97,20 +97,20 @@ impl Served {
         match state_of(word) {
             ServedState::Idle => {}
             ServedState::Busy | ServedState::Cancelled if generation_of(word) != slot.generation => {}
-            _ => return Err(Violation("a slot is used for two requests")),
+            _ => return Err(Violation("a slot is used for two requests at the same time")),
         }
         store_open(call, word_of(id, ServedState::Open));
         Ok(id)
     }
 
-    /// Whether the call may still be answered.
+    /// Returns true if the call may still be answered.
     #[inline]
     pub fn is_open(&self, id: ServedId) -> bool {
         // Only a hint: callers that rely on it call begin().
         self.of(id.slot.index).load(Relaxed) == word_of(id, ServedState::Open)
     }
 
-    /// Begins to write the call's slot, or to read its input.  Returns false if the call was cancelled.
+    /// Begins to write the call's slot, or to read its input. Returns false if the call was cancelled.
     #[inline]
     pub fn begin(&self, id: ServedId) -> bool {
         // Pairs with open() and end(), and with cancel(), which finds the call open or busy.
@@ -118,8 +118,8 @@ impl Served {
         self.of(id.slot.index).compare_exchange(open, busy, Acquire, Relaxed).is_ok()
     }
 
-    /// Ends what [`Served::begin`] began; `answered` says that the call is done.  Returns true if a cancel is to be
-    /// acknowledged now.  Has no effect if the slot is already in its next use.
+    /// Ends what [`Served::begin`] began; `answered` says that the call is done. Returns true if a cancel is to be
+    /// acknowledged now. Has no effect if the slot is already in its next use.
     ///
     /// Acts as a full fence between the thread's earlier stores and its later loads.
     #[inline]
@@ -127,7 +127,7 @@ impl Served {
         let call = self.of(id.slot.index);
         let busy = word_of(id, ServedState::Busy);
         let after = word_of(id, if answered { ServedState::Idle } else { ServedState::Open });
-        // Never a plain store: the slot may already be open for the next call.  Pairs with the Acquire of begin().
+        // Never a plain store: the slot may already be open for the next call. Pairs with the Acquire of begin().
         let ended = call.compare_exchange(busy, after, SeqCst, Relaxed);
         fence_behind_exchange();
         let Err(found) = ended else { return false };
@@ -138,7 +138,7 @@ impl Served {
         call.compare_exchange(found, word_of(id, ServedState::Idle), AcqRel, Relaxed).is_ok()
     }
 
-    /// Handles the cancel of a caller that has given up.  Must be called by one thread at a time.
+    /// Handles the cancel of a caller that has given up. Must be called by one thread at a time.
     pub fn cancel(&self, slot: SlotId) -> Cancelling {
         let call = self.of(slot.index);
         let mut word = call.load(Acquire);
@@ -175,8 +175,8 @@ impl Served {
     }
 }
 
-/// A store suffices: only end() of a finished call may change the word concurrently.  The exchange there writes
-/// directly after what it read, so it precedes this store or fails.  Pairs with the Acquire in begin().
+/// A store suffices: only end() of a finished call may change the word concurrently. The exchange there writes
+/// directly after what it read, so it precedes this store or fails. Pairs with the Acquire in begin().
 #[inline]
 #[cfg(not(loom))]
 fn store_open(call: &AtomicU64, word: u64) {

@@ -10,7 +10,7 @@
 //!                    └─────── handle_reply (late) ──> Replied ────> Free
 //! ```
 //!
-//! A slot may also be *lent* to a thread that manages its uses by itself, as long as nothing goes wrong.  A use that
+//! A slot may also be *lent* to a thread that manages its uses by itself, as long as nothing goes wrong. A use that
 //! needs a waker or a cancel, or whose server is lost, is adopted first:
 //!
 //! ```text
@@ -20,7 +20,7 @@
 //!     └──────────┘
 //! ```
 //!
-//! A waiter holds only a slot's id.  A slot becomes free only when no server can write to it any more.  Its next use
+//! A waiter holds only a slot's id. A slot becomes free only when no server can write to it any more. Its next use
 //! has another generation, which exposes peers that violate this.
 
 use std::task::Waker;
@@ -52,7 +52,7 @@ pub enum Target {
 #[derive(Debug)]
 pub struct ReplySlots<H> {
     slots: Vec<Slot<H>>,
-    /// Free preferred slots.  The slot used last is reused first, since it is in the cache.
+    /// Free preferred slots. The slot used last is reused first, since it is in the cache.
     free: Vec<u16>,
     /// Other free slots, used if no preferred one is free.
     free_others: Vec<u16>,
@@ -119,13 +119,13 @@ pub enum Abandoned<H> {
     Cancel(Target, Option<Waker>),
     /// The reply had already arrived: inspect it, then [`ReplySlots::free`] the slot.
     Replied,
-    /// None: the slot is free.  Contains its resource.
+    /// No action: the slot is free. The value is the resource that was attached to it, if any.
     Freed(Option<H>),
-    /// None: the slot becomes free when the server's node is cut off.
+    /// No action: the slot becomes free when the server's node is cut off.
     Kept,
 }
 
-/// Whether a lost peer is cut off, so that it can write no more.
+/// True if a lost peer is cut off, so that it can no longer write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CutOffYet(pub bool);
 
@@ -136,7 +136,7 @@ impl<H> Slot<H> {
 }
 
 impl<H> ReplySlots<H> {
-    /// Creates at most `slots_max` slots, none in use.  The first `preferred` are used while any of them is free.
+    /// Creates at most `slots_max` slots, none in use. The first `preferred` are used while any of them is free.
     pub fn new(preferred: usize, slots_max: usize) -> ReplySlots<H> {
         assert!(slots_max <= 1 << 16, "an index has 16 bits");
         ReplySlots {
@@ -150,7 +150,7 @@ impl<H> ReplySlots<H> {
         }
     }
 
-    /// Takes a slot into use.  Returns `None` if all are in use, or after [`ReplySlots::close`].
+    /// Takes a slot into use. Returns `None` if all are in use, or after [`ReplySlots::close`].
     pub fn open(&mut self, target: Target) -> Option<SlotId> {
         if self.closed {
             return None;
@@ -163,7 +163,7 @@ impl<H> ReplySlots<H> {
         Some(SlotId { index, generation: slot.generation })
     }
 
-    /// Lends a preferred slot for uses that are not managed here.  Returns `None` if all are in use, or after
+    /// Lends a preferred slot for uses that are not managed here. Returns `None` if all are in use, or after
     /// [`ReplySlots::close`].
     pub fn lend(&mut self, target: Target) -> Option<SlotId> {
         if self.closed {
@@ -185,7 +185,7 @@ impl<H> ReplySlots<H> {
         self.free(id);
     }
 
-    /// Starts to manage the current use `id` of a lent slot.  `is_down` is set if its server is lost or cut off.
+    /// Starts to manage the current use `id` of a lent slot. `is_down` is set if its server is lost or cut off.
     pub fn adopt(&mut self, id: SlotId, deadline_ns: u64, is_down: Option<CutOffYet>) {
         let slot = &mut self.slots[usize::from(id.index)];
         debug_assert!(matches!(slot.state, SlotState::Lent), "a slot is adopted once");
@@ -244,7 +244,7 @@ impl<H> ReplySlots<H> {
         self.slots.iter().filter(|slot| slot.is_in_use() && slot.target == target).count()
     }
 
-    /// Takes the resource of a slot.  The outer `None` means that this use has ended.
+    /// Takes the resource of a slot. The outer `None` means that this use has ended.
     pub fn take_held(&mut self, id: SlotId) -> Option<Option<H>> {
         self.slot_mut(id).map(|slot| slot.held.take())
     }
@@ -257,7 +257,7 @@ impl<H> ReplySlots<H> {
 
     /// Handles a reply that was written into a slot.
     pub fn handle_reply(&mut self, from: Target, id: SlotId) -> Result<Arrival, Violation> {
-        let unknown = Violation("an unexpected reply");
+        let unknown = Violation("a reply names a slot that expects none");
         let slot = self.slot_mut(id).filter(|slot| slot.target == from).ok_or(unknown)?;
         match &mut slot.state {
             SlotState::Waiting { waker, .. } => {
@@ -288,7 +288,7 @@ impl<H> ReplySlots<H> {
         }
     }
 
-    /// As [`ReplySlots::look`], but registers `waker` if the reply has not arrived.  Exchanges it for the previous
+    /// As [`ReplySlots::look`], but registers `waker` if the reply has not arrived. Exchanges it for the previous
     /// waker, to be dropped without holding a lock, since dropping may run arbitrary code.
     pub fn wait(&mut self, id: SlotId, now_ns: u64, waker: &mut Option<Waker>) -> ReplyState {
         let look = self.look(id, now_ns);
@@ -321,7 +321,7 @@ impl<H> ReplySlots<H> {
         }
     }
 
-    /// Handles the server's acknowledgement that it will not write.  Returns the resource if the slot is free now.
+    /// Handles the server's acknowledgement that it will not write. Returns the resource if the slot is free now.
     pub fn handle_cancelled(&mut self, from: Target, id: SlotId) -> Option<H> {
         let slot = self.slot_mut(id).filter(|slot| slot.target == from)?;
         // The reply may have preceded the acknowledgement.
@@ -339,7 +339,7 @@ impl<H> ReplySlots<H> {
         held
     }
 
-    /// Records that a peer is lost, but may still write.  Returns the wakers to wake.
+    /// Records that a peer is lost, but may still write. Returns the wakers to wake.
     pub fn handle_down(&mut self, peer: PeerId) -> Vec<Waker> {
         let mut wakers = Vec::new();
         for slot in self.slots.iter_mut().filter(|slot| slot.target == Target::Peer(peer)) {
@@ -351,7 +351,7 @@ impl<H> ReplySlots<H> {
         wakers
     }
 
-    /// Records that a peer is cut off, so can write no more.  Returns the resources of slots that are free now.
+    /// Records that a peer is cut off, so can write no more. Returns the resources of slots that are free now.
     pub fn handle_cut_off(&mut self, peer: PeerId) -> Vec<H> {
         let mut held = Vec::new();
         for index in 0..self.slots.len() {
@@ -376,7 +376,7 @@ impl<H> ReplySlots<H> {
         self.next_deadline_ns
     }
 
-    /// Handles the passing of time.  Returns the wakers of overdue slots, to be woken.
+    /// Handles the passing of time. Returns the wakers of overdue slots, to be woken.
     pub fn handle_time(&mut self, now_ns: u64) -> Vec<Waker> {
         if now_ns < self.next_deadline_ns {
             return Vec::new();
@@ -394,7 +394,7 @@ impl<H> ReplySlots<H> {
         wakers
     }
 
-    /// Ends all waits and returns the wakers to wake.  Slots stay reserved, since replies may still be written.
+    /// Ends all waits and returns the wakers to wake. Slots stay reserved, since replies may still be written.
     pub fn close(&mut self) -> Vec<Waker> {
         self.closed = true;
         let mut wakers = Vec::new();
@@ -407,7 +407,7 @@ impl<H> ReplySlots<H> {
         wakers
     }
 
-    /// Whether the slots are closed.
+    /// Returns true if the slots are closed.
     pub fn is_closed(&self) -> bool {
         self.closed
     }

@@ -1,6 +1,6 @@
 //! Encodings of requests, replies and control messages, as drawn in `docs/protocol.md`.
 //!
-//! All integers are little-endian.  A parser works on a private copy, and rejects all bytes that no emitter writes.
+//! All integers are little-endian. A parser works on a private copy, and rejects all bytes that no emitter writes.
 
 use halite_fabric::{Key, RemoteAddress};
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,7 @@ const GENERATION_MASK: u16 = 0x7fff;
 
 /// The error for bytes that cannot be decoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("not a {0}")]
+#[error("the bytes are not a valid {0}")]
 pub struct WireError(pub(super) &'static str);
 
 /// The meaning of an immediate.
@@ -122,7 +122,7 @@ pub struct RequestHeader {
     pub input: Input,
     /// Length in bytes of the principal's name, which follows the header.
     pub name_bytes: u8,
-    /// Number by which later requests in lines refer to the principal, if assigned.
+    /// Number that the client assigns to the principal, if any. Later requests in lines contain it instead of the name.
     pub principal: Option<u16>,
 }
 
@@ -149,7 +149,7 @@ impl RequestHeader {
         self.len_bytes() as u64 + u64::from(self.name_bytes) + input_bytes
     }
 
-    /// Encodes the header at the front of `bytes`.  Returns its length.
+    /// Encodes the header at the front of `bytes`. Returns its length.
     #[inline]
     pub fn emit(&self, bytes: &mut [u8; REQUEST_HEADER_BYTES_MAX]) -> usize {
         let (kind, limit) = kind_code(self.kind, self.reply_bytes_max);
@@ -223,7 +223,7 @@ pub(super) fn kind_code(kind: Kind, reply_bytes_max: u32) -> (u8, u32) {
     }
 }
 
-/// Decodes a kind, with the maximum length of the reply for a call.  Returns `None` if the code is invalid.
+/// Decodes a kind, with the maximum length of the reply for a call. Returns `None` if the code is invalid.
 #[inline]
 pub(super) fn kind_of(code: u8, limit: u32) -> Option<(Kind, u32)> {
     match code {
@@ -362,7 +362,7 @@ pub const OUTPUT_ADDRESS_BYTES: usize = ADDRESS_BYTES;
 /// Control messages about calls, in sends with [`CONTROL_IMM`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum CallControl {
-    /// What the receiver needs to call the sender: its ring and lines, and the sender's default reply slots.
+    /// The addresses for calls to the sender: those of its ring and lines, and of its default reply slots.
     Handshake {
         /// Key of the ring's segment.
         ring_key: u32,
@@ -422,7 +422,7 @@ pub enum CallControl {
 }
 
 impl CallControl {
-    /// Whether lines count the message in their number of earlier messages.
+    /// Returns true if lines count the message in their number of earlier messages.
     pub fn is_ordered(&self) -> bool {
         matches!(self, CallControl::Cancel { .. })
     }
@@ -443,7 +443,7 @@ impl CallControl {
     }
 }
 
-/// Whether all offsets in a message are at most [`OFFSET_BYTES_MAX`].
+/// Returns true if all offsets in a message are at most [`OFFSET_BYTES_MAX`].
 fn are_offsets_plausible(control: &CallControl) -> bool {
     match *control {
         CallControl::Handshake {

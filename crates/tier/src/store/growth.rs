@@ -1,6 +1,6 @@
 //! Growth of the arena: how much memory to request from the operating system, and when to retry.
 //!
-//! If the system refuses a segment, the next request is half as long, down to [`SEGMENT_BYTES_MIN`].  If that is
+//! If the system refuses a segment, the next request is half as long, down to [`SEGMENT_BYTES_MIN`]. If that is
 //! refused, the arena stops growing for a while; then the next allocation starts with full length again.
 
 /// Minimum length of a segment after halving.
@@ -41,17 +41,17 @@ impl Growth {
         }
     }
 
-    /// Whether a request to the system is allowed now.
+    /// Returns true if a request to the system is allowed now.
     pub(super) fn is_open(&self, now_ns: u64) -> bool {
         self.refused_until_ns.is_none_or(|until_ns| until_ns <= now_ns)
     }
 
-    /// Whether the system has refused the shortest segment most recently.
+    /// Returns true if the system has refused the shortest segment most recently.
     pub(super) fn is_refused(&self) -> bool {
         self.refused_until_ns.is_some()
     }
 
-    /// Requests a segment, and returns its length.  Returns `None` if a request is in flight.  The length is the usual
+    /// Requests a segment, and returns its length. Returns `None` if a request is in flight. The length is the usual
     /// one, rounded up to a chunk, or the reduced one; at least `bytes_min` unless `bytes_max` is less.
     pub(super) fn request(&mut self, chunk_bytes: u64, bytes_min: u64, bytes_max: u64) -> Option<u64> {
         if self.requested.is_some() {

@@ -32,10 +32,10 @@ pub type DirectoryOf = Box<dyn Fn(NodeId) -> Box<dyn Directory>>;
 
 type Arenas = Arc<Mutex<BTreeMap<(usize, Key), Window>>>;
 
-/// All arenas.  Peers are numbered by the index of the host plus one, on every host.
+/// All arenas. Peers are numbered by the index of the host plus one, on every host.
 struct Everything {
     arenas: Arenas,
-    /// Whether peers' memory is reached by posting only.
+    /// True if peers' memory is reached by posting only.
     posted: bool,
 }
 
@@ -129,27 +129,27 @@ pub struct Cluster {
     pub directory_of: Option<DirectoryOf>,
     /// Transactions for the outside store, by host.
     pub store: Vec<(usize, u64, Transaction)>,
-    /// Whether cut-offs succeed, as by a kill, or leave zombies.
+    /// True if cut-offs succeed, as by a kill, or leave zombies.
     pub kills: bool,
-    /// Whether adapters connect hosts: they cut off without a kill, and can reconnect.
+    /// True if adapters connect hosts: they cut off without a kill, and can reconnect.
     pub adapters: bool,
     /// Maximum nodes of a full mesh.
     pub full_mesh_nodes_max: usize,
-    /// Whether dials are neither answered nor refused.
+    /// True if dials are neither answered nor refused.
     pub silent_dials: bool,
-    /// Whether dials take long; and those in flight.
+    /// True if dials take long; and those in flight.
     pub slow_to_dial: bool,
     undialled: Vec<(usize, String)>,
     /// Directions in which messages are lost.
     pub cut: BTreeSet<(usize, usize)>,
     /// A wire whose messages are late in single steps.
     pub slow_wire: Option<(usize, usize)>,
-    /// Whether drivers copy slowly; and the copies in flight.
+    /// True if drivers copy slowly; and the copies in flight.
     pub slow_to_copy: bool,
     copies: Vec<(usize, Token, Work)>,
     writes: BTreeMap<u64, Posted>,
     last_write: u64,
-    /// Whether drivers clean freed memory slowly; and the memory not cleaned yet.
+    /// True if drivers clean freed memory slowly; and the memory not cleaned yet.
     pub slow_to_clean: bool,
     uncleaned: Vec<(usize, Token, Key, u64, u64)>,
     /// The wire whose frames are recorded, and those frames.
@@ -335,7 +335,7 @@ impl Cluster {
                 }
                 Effect::Quiesce(quiesce) => {
                     let is_awaited = |write: &Posted| match &quiesce.posted {
-                        PostedTo::Anybody => true,
+                        PostedTo::All => true,
                         PostedTo::Peers(peers) => peers.contains(&write.peer),
                     };
                     let own = self.writes.iter().filter(|(_, write)| write.host == index);

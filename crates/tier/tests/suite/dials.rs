@@ -1,4 +1,5 @@
-//! Whose dials a node refuses, and how often it dials.  Nodes that dial each other at once are in `crates/trials/src/dials.rs`.
+//! Dials that a node refuses, and the intervals of its dials. Concurrent dials between two nodes are in
+//! `crates/trials/src/dials.rs`.
 
 use std::collections::BTreeSet;
 

@@ -54,7 +54,7 @@ fn late_unmap_notices_keep_new_mappings() {
     assert!(matches!(w, Err(Blocked::Stale)), "{w:?}");
 }
 
-/// Node 1 answers node 0, which has requested memory of it.
+/// Node 1 answers node 0, which has requested memory from node 1.
 fn lie(c: &mut Cluster, extent: Extent) {
     let id = c.wires[&(0, 1)].iter().find_map(|frame| match decode(&frame[1..]) {
         Ok(Message::Request { id, body: Request::Reserve { .. } }) => Some(id),

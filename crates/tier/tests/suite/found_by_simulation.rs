@@ -59,7 +59,7 @@ fn new_handles_at_the_end_of_a_move_keep_old_ones_valid() {
     assert_eq!(&seen, b"pepper");
 }
 
-/// Two nodes lose contact, and no other node is told.
+/// Two nodes lose contact, and no other node learns of it.
 fn lose_sight(c: &mut Cluster, a: usize, b: usize) {
     c.kills = false;
     c.lose(a, b, false);
@@ -129,8 +129,8 @@ fn regions_are_not_handed_to_a_restarted_node() {
     );
 }
 
-/// The node that was to become the home was silent, and taken for dead, when it was asked; it woke, and there were two
-/// homes, each without some mappers.
+/// The node that was to become the home was silent, and declared dead, when it got the request; it woke, and there were
+/// two homes, each without some mappers.
 #[test]
 fn unanswered_handovers_leave_one_home() {
     let mut c = Cluster::of(4);
@@ -210,7 +210,7 @@ fn directories_answer_after_meeting_all_nodes() {
     slot(c.outcome(2, mapping).expect("all have reported their names"));
 }
 
-/// The former home let it map while others were told of the move.  Its acknowledgement was not awaited, and arrived
+/// The former home let it map while others were told of the move. Its acknowledgement was not awaited, and arrived
 /// after all messages of the next home: the handle led to freed memory.
 #[test]
 fn maps_during_a_handover_reach_no_freed_memory() {

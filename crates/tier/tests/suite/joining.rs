@@ -1,4 +1,5 @@
-//! Scenarios of nodes that join where members answer late, and of regions that move to a member that a mapper has not met.
+//! Scenarios of nodes that join while members answer late, and of regions that move to a member to which a mapper is
+//! not connected.
 
 use crate::common;
 
@@ -27,7 +28,7 @@ fn five() -> Cluster {
     cluster
 }
 
-/// Joins a node that meets the hosts `met`, and dials the others.
+/// Joins a node that connects to the hosts `met`, and dials the others.
 fn join(cluster: &mut Cluster, node: u32, bytes_total: u64, met: &[usize]) -> usize {
     cluster.slow_to_dial = true;
     let joined = cluster.add_unmet(node, bytes_total);

@@ -348,7 +348,7 @@ fn owners_report_cut_offs_of_their_own_memory() {
 }
 
 impl World {
-    /// Node 0 restarts, and joins by way of one host.
+    /// Node 0 restarts, and joins through one host.
     fn join_by_way_of(&mut self, host: usize) -> usize {
         let others: Vec<usize> = (0..self.count()).filter(|other| *other != host).collect();
         let were_running: Vec<bool> = others.iter().map(|other| self.cluster.hosts[*other].running).collect();

@@ -1,4 +1,5 @@
-//! Watchers of a region are bounded; who is told of what, the conformance suite of sessions and the simulator show.
+//! The number of watchers of a region is limited. Notifications are tested by the conformance suite of sessions and by
+//! the simulator.
 
 use crate::common;
 

@@ -1,4 +1,5 @@
-//! The permissions on a region, as far as other sessions can know them.
+//! The permissions on a region. While a grant or a revocation is in progress, the judge does not know whether a
+//! principal has a permission yet; this records since when it certainly has it, and until when it may have it.
 
 use halite::Permissions;
 

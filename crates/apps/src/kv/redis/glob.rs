@@ -1,4 +1,4 @@
-//! Patterns of names for `KEYS` and `SCAN`.
+//! Matches keys against the glob patterns of `KEYS` and `SCAN`.
 
 /// Returns true if a name matches a pattern: `*` matches any bytes, `?` one byte, `[a-c]` one byte of a set and
 /// `[^a-c]` one byte outside; a backslash quotes the next byte. Takes time of at most the product of both lengths.

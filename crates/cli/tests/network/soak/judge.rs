@@ -1,4 +1,4 @@
-//! What the logs of the workers, taken together, must not show.
+//! Judges the logs of all workers together.
 
 use std::collections::BTreeMap;
 
@@ -6,10 +6,10 @@ use halite_trials::linearizability::Span;
 use halite_trials::linearizability::chain::Chain;
 use halite_trials::linearizability::register::Change;
 
-/// So long after it was founded anew, a cluster has found together: two leases.
+/// Time after which a newly founded cluster is complete again: two leases.
 const FOUNDING_NS: u64 = 10_000_000_000;
 
-/// A process that held memory ended, some time between these.
+/// The end of a process that held memory, some time between these two.
 #[derive(Clone, Copy, Debug)]
 pub struct Death {
     pub node: u64,
@@ -18,28 +18,28 @@ pub struct Death {
 }
 
 impl Death {
-    /// Whether it may have been within that time.
+    /// Returns true if the process may have ended within this period.
     fn is_within(&self, from_ns: u64, until_ns: u64) -> bool {
         self.from_ns <= until_ns && from_ns <= self.until_ns
     }
 }
 
-/// What was found, and what was looked at.
+/// The findings, and what was checked.
 #[derive(Debug, Default)]
 pub struct Findings {
-    /// Those of trials in virtual time are judged in the same way.
+    /// Lock histories are judged as in trials in virtual time.
     counters: BTreeMap<String, Chain>,
     regions: BTreeMap<String, Region>,
     locks: BTreeMap<String, Vec<Held>>,
     added: u64,
-    /// Additions of which nobody knows whether they were made.
+    /// Additions whose result is unknown.
     in_doubt: u64,
     gets: u64,
     failed: u64,
     pub violations: Vec<String>,
 }
 
-/// A region, and where it may be.
+/// A region, and the nodes where it may be.
 #[derive(Debug, Default)]
 struct Region {
     is_there: bool,
@@ -47,7 +47,7 @@ struct Region {
 }
 
 impl Region {
-    /// It has come to the last of the places, and is nowhere else.
+    /// Records that the region has reached the last of its places, and is nowhere else.
     fn settle(&mut self, now_ns: u64) {
         self.is_there = true;
         let node = self.places.last().expect("it was begun").node;
@@ -73,9 +73,9 @@ struct Held {
 }
 
 impl Findings {
-    /// Takes the log of one process.
+    /// Adds the log of one process.
     pub fn add(&mut self, log: &str) {
-        // The addition that has begun last.
+        // The last addition that has begun.
         let mut adding = 0;
         for line in log.lines() {
             let words: Vec<&str> = line.split(' ').collect();
@@ -122,7 +122,7 @@ impl Findings {
         }
     }
 
-    /// Regions that must be there, for no node has died that could have held them.
+    /// Returns the regions that must exist, because no node that could have held them has died.
     pub fn to_be_there(&self, deaths: &[Death]) -> Vec<String> {
         let may_have_died = |place: &Place| {
             let mut of_node = deaths.iter().filter(|death| death.node == place.node);
@@ -135,20 +135,22 @@ impl Findings {
             .collect()
     }
 
-    /// Somebody who began then, in the end, has found that in a counter.
+    /// Records that a reader that began at `begin_ns`, after all additions, found this value in a counter.
     pub fn counted(&mut self, name: &str, begin_ns: u64, value: u64) {
         let span = Span { begin_ns, end_ns: u64::MAX };
         self.counters.entry(name.to_owned()).or_default().saw(span, value);
     }
 
-    /// Nothing was added twice, and nothing is missing: some order of all additions explains what each has found.
+    /// Checks that no addition is missing or was executed twice: some order of all additions explains the value that
+    /// each returned.
     pub fn judge_counters(&mut self) {
         let wrong = self.counters.iter().filter_map(|(name, chain)| Some((name, chain.check().err()?)));
         self.violations.extend(wrong.map(|(name, why)| format!("{name}: {why}")));
     }
 
-    /// Tokens rise, and where no process has ended meanwhile, nobody holds a lock together with another.  A directory that is founded anew
-    /// knows of nobody, and may give a lock away that is held, until all others have found it.
+    /// Checks that tokens increase, and that two workers never hold a lock at the same time unless a process ended in
+    /// between. A newly founded directory knows no holders, and may grant a held lock again until all other nodes have
+    /// found it.
     pub fn judge_locks(&mut self, deaths: &[Death], foundings_ns: &[u64]) {
         let is_founding = |held: &Held| {
             let mut foundings = foundings_ns.iter();

@@ -1,7 +1,8 @@
-//! A soak over hosts: applications on each do random things while cables come out, directions go deaf, nodes are killed and hosts lose
-//! power.  What ended with a process may be missing; nothing else may be lost, changed or done twice, and all find each other again.
+//! A soak test over several hosts: applications do random operations while cables are unplugged, links fail in one
+//! direction, nodes are killed and hosts lose power. Regions of a node that ended may be missing; nothing else may be
+//! lost, changed or executed twice, and afterwards all nodes reconnect.
 //!
-//! A minute by default.  For a longer one, and for another order of faults:
+//! It takes a minute by default. For a longer run, or another order of faults:
 //!
 //! ```text
 //! HALITE_SOAK_S=600 HALITE_SOAK_SEED=7 HALITE_NETWORK=required cargo test --release -p halite-cli --test network -- --ignored --nocapture soak
@@ -24,7 +25,7 @@ use crate::world::Processes;
 
 const HOSTS: usize = 5;
 
-/// A time between these, in milliseconds.
+/// Returns a random time in milliseconds from this range.
 fn ms(random: &mut Rng, from: u64, to: u64) -> Duration {
     Duration::from_millis(random.u64(from..to))
 }
@@ -38,11 +39,11 @@ struct Soak {
     workers: Vec<Application>,
     random: Rng,
     seed: u64,
-    /// How many workers have been started on each host, and how many incarnations its node has had.
+    /// Numbers of workers started on each host, and of incarnations of its node.
     started: Vec<u64>,
     lives: Vec<u64>,
     deaths: Vec<Death>,
-    /// When node 0 was started without a word of the others.
+    /// Times at which node 0 was started without an address of another node.
     foundings_ns: Vec<u64>,
     faults: u64,
 }
@@ -80,7 +81,7 @@ impl Soak {
         (host + 1 + self.random.u64(0..HOSTS as u64 - 1) as usize) % HOSTS
     }
 
-    /// A number in the memory of a node's new incarnation, to which all add.
+    /// Creates a counter in the memory of a node's new incarnation, to which all workers add.
     fn give_counter(&mut self, host: usize) {
         let incarnation = self.lives[host];
         self.lives[host] += 1;
@@ -103,10 +104,10 @@ impl Soak {
         self.deaths.push(Death { node: host as u64, from_ns, until_ns: worker::now_ns() });
     }
 
-    /// Starts the node of a host again, by another one.
+    /// Restarts the node of a host, which joins through another node.
     fn restart(&mut self, host: usize) {
         let by = self.other(host);
-        // The first node may found it anew: all others look for it.
+        // Node 0 may found the cluster anew: all other nodes look for it.
         let by = if host == 0 && self.random.u64(0..2) == 0 { None } else { Some(by) };
         if by.is_none() {
             self.foundings_ns.push(worker::now_ns());
@@ -170,7 +171,8 @@ impl Soak {
         std::thread::sleep(rest);
     }
 
-    /// While a link is out, an application may be killed, too; the next one comes when the link is back, since it needs the first node.
+    /// While a link is down, an application may be killed too; the next one starts when the link is up, since it needs
+    /// the first node.
     fn while_out(&mut self, host: usize, length: Duration, heal: impl FnOnce(&Cluster)) {
         let is_killed = self.random.u64(0..3) == 0;
         if is_killed {
@@ -188,7 +190,7 @@ impl Soak {
         self.workers[host].end();
     }
 
-    /// How long it takes until each node reaches each other, which a move shows.
+    /// Returns the time until each node can move a region to each other node.
     fn find_each_other(&self) -> Duration {
         let begin = Instant::now();
         for from in 0..HOSTS {

@@ -1,14 +1,14 @@
-//! What an application of the soak does, and writes down before and after.
+//! Operations of an application of the soak test, which logs each before and after.
 //!
 //! ```text
-//!   TIME add COUNTER                 TIME add COUNTER OLD | no | maybe       whether it was done, where that failed
-//!   TIME place NAME NODE             TIME place NAME ok | failed             put there, or moved
+//!   TIME add COUNTER                 TIME add COUNTER OLD | no | maybe       no: not executed; maybe: unknown
+//!   TIME place NAME NODE             TIME place NAME ok | failed             put on the node, or moved to it
 //!   TIME get NAME ok | failed | wrong
-//!   TIME lock NAME TOKEN ASKED TAKEN HELD      when it was asked for, when it was there, and when it was ours for sure for the last time
+//!   TIME lock NAME TOKEN ASKED TAKEN HELD      times of the request, of the grant, and when it was last held for sure
 //! ```
 //!
-//! Times are nanoseconds of a clock that all hosts of a test have in common.  Each line is written in one piece, so that a process
-//! that is killed leaves whole ones.
+//! Times are nanoseconds of a clock that all hosts of a test share. Each line is written by a single write, so a
+//! killed process leaves only complete lines.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -21,20 +21,20 @@ use fastrand::Rng;
 use halite::blocking::Session;
 use halite::{Lh, NodeId, Permissions, Placement, RegionError};
 
-/// Ends all workers of a host.
+/// Kills all workers of a host.
 pub const STOP: &str = "/tmp/soak-stop";
 pub const COUNTER: &str = "counter-";
 const MODEL: &str = "model-";
 const TILLS: u64 = 2;
-/// How long somebody waits for a lock, a holder that is out of sight included.
+/// Maximum wait for a lock, including a holder that is unreachable.
 const LOCK_PATIENCE: Duration = Duration::from_secs(3);
-/// Most regions that one application makes, so that all can be looked at in the end.
+/// Maximum number of regions of one application, so that all can be checked at the end.
 const PUTS_MAX: u64 = 30;
 const LEN_MAX: u64 = 40_000;
-/// What must be there can be had by then.
+/// Time limit after which everything that must exist can be read.
 const GET_PATIENCE: Duration = Duration::from_secs(20);
 
-/// What a worker writes to, on its own host.
+/// Returns the path of a worker's log on its host.
 pub fn log_of(who: &str) -> String {
     format!("/tmp/soak-{who}.log")
 }
@@ -44,7 +44,7 @@ pub fn now_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// What the region of that name holds: its name tells its bytes, and their number.
+/// Returns the contents of a region: its name determines its bytes and their number.
 fn content(name: &str) -> Vec<u8> {
     let seed = name.bytes().fold(1, |seed, byte| Rng::with_seed(seed ^ u64::from(byte)).u64(..));
     let mut random = Rng::with_seed(seed);
@@ -58,14 +58,14 @@ struct Worker<'a> {
     who: String,
     hosts: u64,
     log: File,
-    /// Counters that are mapped.
+    /// Mapped counters.
     counters: BTreeMap<String, Lh>,
-    /// Our own regions.
+    /// Regions of this worker.
     own: Vec<String>,
     puts: u64,
 }
 
-/// Works until it is told to stop.
+/// Runs operations until it is stopped.
 pub fn work(session: &Session, seed: u64, who: &str, hosts: u64, is_ready: impl FnOnce()) {
     let log = File::options().create(true).append(true).open(log_of(who)).unwrap();
     let (random, counters) = (Rng::with_seed(seed), BTreeMap::new());
@@ -129,7 +129,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Makes a region whole before it has a name, as `halite put` does.
+    /// Writes a region completely before it has a name, as `halite put` does.
     fn put(&mut self) {
         self.puts += 1;
         let name = format!("{MODEL}{}-{}", self.who, self.puts);
@@ -146,7 +146,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Moves a region of our own: nobody else moves it.
+    /// Moves a region of this worker; no other worker moves it.
     fn mv(&mut self) {
         let (session, own) = (self.session, self.own.clone());
         let Some(name) = self.one_of(&own) else { return };
@@ -164,7 +164,8 @@ impl Worker<'_> {
         is_done
     }
 
-    /// What fails is asked for a few times more: it may be lost, and is looked at in the end in any case.
+    /// After a failure, stops using the region with a probability of one in four: it may be lost, and is checked at
+    /// the end anyway.
     fn leave_alone_if(&mut self, has_failed: bool, name: &str) {
         if has_failed && self.random.u64(0..4) == 0 {
             self.own.retain(|own| own != name);
@@ -200,7 +201,7 @@ impl Worker<'_> {
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// Uses a region, and unmaps it.
+/// Maps a region, uses it, and unmaps it.
 fn with<T>(
     session: &Session,
     mapped: Result<Lh, RegionError>,
@@ -212,7 +213,7 @@ fn with<T>(
     used
 }
 
-/// What a region holds: `ok` if that is what its name says, else `wrong`; or a number, if it is a counter.
+/// Returns `ok` if the region's contents match its name, else `wrong`; or the value, if it is a counter.
 fn look(session: &Session, name: &str) -> Outcome<String> {
     if name.starts_with(COUNTER) {
         let mapped = session.map(name, Permissions::READ | Permissions::ATOMIC);
@@ -225,7 +226,7 @@ fn look(session: &Session, name: &str) -> Outcome<String> {
     })
 }
 
-/// Looks at all regions and counters of a list, each until it can be had; prints what it holds.
+/// Checks all regions and counters of a list, each until it can be read; prints what it contains.
 pub fn verify(session: &Session, list: &str) {
     println!();
     for name in std::fs::read_to_string(list).unwrap().lines() {

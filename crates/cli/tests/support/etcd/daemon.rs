@@ -1,4 +1,4 @@
-//! A process of etcd, as Debian's package has it, for tests of the program and for the conformance suite, which includes this file as its own.
+//! A process of etcd from Debian's package. Tests of the program and the conformance suite include this file.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -6,11 +6,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Turns what would be left out into a failure.
+/// Variable that makes a skipped test a failure.
 const REQUIRED: &str = "HALITE_NEEDS_ETCD";
 const STARTS_MAX: usize = 5;
 
-/// Whether there is an etcd; where there has to be one, that is so.
+/// Returns true if etcd is installed. Panics if it is not and [`REQUIRED`] is set.
 pub fn is_installed() -> bool {
     let found = Command::new("etcd").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     let is_there = found.is_ok_and(|status| status.success());
@@ -18,20 +18,20 @@ pub fn is_installed() -> bool {
     is_there
 }
 
-/// Where it listens: for those who ask, and for others of its kind.
+/// Ports at which etcd listens for clients and for peers.
 #[derive(Clone, Copy)]
 pub struct Ports {
     pub clients: u16,
     pub peers: u16,
 }
 
-/// It ends with the thread that started it, and is killed when it is dropped.
+/// A running etcd. It ends with the thread that started it, and is killed when dropped.
 pub struct Daemon(Child);
 
 impl Daemon {
-    /// One at ports that are free.
+    /// Starts an etcd at free ports.
     pub fn start(data: &Path, scheme: &str, flags: &[String]) -> (Daemon, Ports) {
-        // Somebody else may have had a port first.
+        // Another process may take a port first.
         let try_it = |_| {
             let ports = free_ports();
             Some((Daemon::start_at(data, scheme, flags, ports)?, ports))
@@ -39,7 +39,7 @@ impl Daemon {
         (0..STARTS_MAX).find_map(try_it).expect("etcd starts")
     }
 
-    /// `None` if it ends at once.
+    /// Returns `None` if etcd exits at once.
     pub fn start_at(data: &Path, scheme: &str, flags: &[String], ports: Ports) -> Option<Daemon> {
         let client = format!("{scheme}://127.0.0.1:{}", ports.clients);
         let peer = format!("http://127.0.0.1:{}", ports.peers);
@@ -61,7 +61,7 @@ impl Daemon {
         Some(daemon)
     }
 
-    /// Whether it is this one that does: who connects may meet another test's, which took the port a moment earlier.
+    /// Returns true if this process listens at the port: another test's etcd may have taken it a moment earlier.
     fn listens_at(&self, port: u16) -> bool {
         let process = Path::new("/proc").join(self.pid().to_string());
         let sockets = std::fs::read_to_string(process.join("net/tcp")).unwrap_or_default();
@@ -85,9 +85,10 @@ impl Daemon {
     }
 }
 
-/// Two that are asked for at once are two.  They are below those that the system gives out, so that they stay free while the etcd is away.
+/// Returns two ports; concurrent calls get different ports. They are below the range from which the system assigns
+/// ports, so they stay free while etcd is stopped.
 fn free_ports() -> Ports {
-    // Only tells apart the ports of one process: nothing is ordered by it.
+    // Relaxed: the counter only makes the ports of one process distinct.
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let next = || std::process::id() * 32 + COUNT.fetch_add(1, Ordering::Relaxed);
     let ports = std::iter::repeat_with(|| 10_000 + (next() % 20_000) as u16).take(20_000);

@@ -1,5 +1,5 @@
-//! The recorded settings for meeting other hosts, for nodes of this host without their own: applications and commands
-//! join with the directory alone.
+//! The recorded settings for connections to other hosts. Nodes of this host use them if they have no settings of their
+//! own: applications and commands join with the directory alone.
 //!
 //! A configured node records `ADDRESS,ADDRESS SECRET-FILE`; the file's name extends to the end of the line.
 

@@ -13,9 +13,9 @@ pub(super) const JOIN_LOCK: &str = "join.lock";
 pub(super) const NEXT_NUMBER: &str = "next-number";
 /// Holds the first number that no permanent node has had.
 pub(super) const NEXT_MEMBER: &str = "next-member";
-/// Holds the settings for meeting other hosts.
+/// Holds the settings for connections to other hosts.
 pub(super) const HOSTS: &str = "hosts";
-/// Holds the address of etcd, if that has the names.
+/// Holds the address of etcd, if the names are in etcd.
 pub(super) const DIRECTORY: &str = "directory";
 /// The directory of logs.
 pub(super) const LOGS: &str = "logs";

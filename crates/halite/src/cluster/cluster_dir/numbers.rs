@@ -1,7 +1,7 @@
-//! Ephemeral numbers, each of which is given out once in a cluster's life.
+//! Ephemeral numbers, each of which is assigned only once while a cluster lives.
 //!
-//! The file holds the next number in ten digits and is rewritten in place by a single write, which a killed process has
-//! done or not. Callers hold the join lock.
+//! The file holds the next number in ten digits and is rewritten in place by a single write, so a killed process has
+//! written all of it or nothing. Callers hold the join lock.
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -44,7 +44,7 @@ fn parse(text: &[u8]) -> Option<u64> {
     is_ours.then_some(next)
 }
 
-/// The used numbers of permanent nodes. The first node of several hosts gives them out and must know them after a
+/// The used numbers of permanent nodes. The first node of several hosts assigns them, and must know them after a
 /// restart.
 #[derive(Debug)]
 pub(crate) struct TakenNumbers {

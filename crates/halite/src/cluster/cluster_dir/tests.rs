@@ -48,7 +48,7 @@ fn a_living_cluster_issues_each_number_once() {
     let (one, two) = (take(&dir, None), take(&dir, None));
     assert_eq!((one.node().0, two.node().0), (1000, 1001));
     drop(one);
-    assert_eq!(take(&dir, None).node().0, 1002, "1000 is free, and was somebody");
+    assert_eq!(take(&dir, None).node().0, 1002, "1000 is free, but was used before");
     // The first node may leave and return, and a cleanup keeps the counter while nodes live.
     drop(first);
     dir.clean().unwrap();
@@ -57,7 +57,7 @@ fn a_living_cluster_issues_each_number_once() {
     assert_eq!(take(&dir, None).node().0, 1003);
     drop(first);
     dir.clean().unwrap();
-    assert_eq!(scratch.names(), [MARKER], "nobody is left who could remember");
+    assert_eq!(scratch.names(), [MARKER], "no node is left that could refer to earlier numbers");
     assert_eq!(take(&dir, None).node().0, 1000);
 }
 

@@ -206,7 +206,8 @@ impl EtcdAddress {
         Ok(())
     }
 
-    /// Returns whether it holds a password, which must not be sent over the network.
+    /// Returns true if the address contains the password itself, not the name of a password file. Such an address must
+    /// not be sent to other nodes.
     pub fn has_password(&self) -> bool {
         matches!(&self.user, Some(User { password: Password::Plain(_), .. }))
     }

@@ -91,6 +91,6 @@ mod tests {
         assert!(!batch.take(&fence), "claims look at it as it is before");
         assert!(!batch.take(&reading(Step::Get("b".to_owned()))));
         assert!(batch.take(&reading(Step::Get("c".to_owned()))));
-        assert!(!batch.take(&claim("c")), "somebody looks at what is before");
+        assert!(!batch.take(&claim("c")), "an earlier transaction of the batch reads the key");
     }
 }

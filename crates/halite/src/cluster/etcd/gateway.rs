@@ -50,7 +50,7 @@ pub(super) struct Entry {
     pub(super) key: String,
     /// `None` if it is not text, or the key is gone.
     pub(super) value: Option<String>,
-    /// Whether the key depends on a lease.
+    /// True if the key depends on a lease.
     pub(super) is_leased: bool,
 }
 
@@ -453,7 +453,7 @@ impl Gateway {
     }
 }
 
-/// Returns whether a name has no address, which the standard library reports only in the text of its error.
+/// Returns true if a name has no address, which the standard library reports only in the text of its error.
 fn is_lookup(error: &std::io::Error) -> bool {
     error.to_string().starts_with("failed to lookup address information")
 }

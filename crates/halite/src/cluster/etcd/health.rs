@@ -15,7 +15,7 @@ pub struct EtcdHealth {
     pub db_bytes: u64,
     /// Bytes of the database in use; a defragmentation releases the rest.
     pub db_bytes_in_use: u64,
-    /// Whether the endpoint knows a leader, without which nothing is written.
+    /// True if the endpoint knows a leader, without which nothing is written.
     pub has_leader: bool,
     /// Active alarms, such as `NOSPACE`.
     pub alarms: Vec<String>,

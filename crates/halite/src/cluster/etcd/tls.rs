@@ -1,4 +1,4 @@
-//! The files of TLS, read again before a connection that has failed is made anew, so that certificates can be replaced
+//! The files of TLS, read again before a failed connection is opened again, so that certificates can be replaced
 //! under a running node.
 
 use std::net::{TcpStream, ToSocketAddrs};

@@ -5,12 +5,12 @@
 //!   read all ─────► watch from the next revision on ──► members come and go
 //!     ▲   ▲               │  ▲                │
 //!     │   │               │  └─ quiet for a minute: the same connection may be dead
-//!     │   └─ after a pause ── it breaks, etcd is away or was restored
-//!     └────── what comes next was compacted away
+//!     │   └─ after a pause ── it breaks, etcd is down or was restored
+//!     └────── the next revision was compacted
 //! ```
 //!
-//! Keys and values are untrusted: malformed ones are ignored, and valid ones are only hints where a node may be. There
-//! is one request for as long as nothing fails, and one a minute while nothing changes (decision 021).
+//! Keys and values are untrusted: malformed ones are ignored, and valid ones are only hints at the address of a node.
+//! There is one request for as long as nothing fails, and one a minute while nothing changes (decision 021).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
@@ -322,7 +322,7 @@ fn number_of_member(text: &str) -> Option<NodeId> {
     (!node.is_ephemeral() && node.0.to_string() == text).then_some(node)
 }
 
-/// Returns whether `text` has the form in which a node announces its addresses.
+/// Returns true if `text` has the form in which a node announces its addresses.
 pub(super) fn is_hosts(text: &str) -> bool {
     let is_address = |host: &str| {
         let address = host.parse::<SocketAddr>();

@@ -65,7 +65,7 @@ impl Rpc {
                 let status = if old.is_some() { Status::Success } else { Status::RemoteAccess };
                 self.poster.posted.answer(peer, id, Ended { status, old: old.unwrap_or(0) }, wakes);
             }
-            Err(_) => self.poster.enforce(peer, Err(Violation("not an answer to an atomic"))),
+            Err(_) => self.poster.enforce(peer, Err(Violation("an answer to an atomic is malformed"))),
         }
     }
 }
@@ -128,7 +128,7 @@ mod loom_tests {
                     slots.free(slot);
                     None
                 }
-                Arrival::Posthumous => unreachable!("nobody goes down"),
+                Arrival::Posthumous => unreachable!("no peer goes down"),
             };
             self.arrivals.store(self.arrivals.load(Relaxed) + 1, Release);
             drop(slots);

@@ -238,7 +238,7 @@ mod loom_tests {
                         assert_eq!(lent.1.load(Relaxed), 1, "the server may write the next reply now");
                     }
                     Take::Busy => {}
-                    Take::Gone => unreachable!("nobody has left it"),
+                    Take::Gone => unreachable!("the slot has a waiter"),
                 })
             };
             // The reply is read.
@@ -266,7 +266,7 @@ mod loom_tests {
             fence(SeqCst);
             let found = words[0].load(Acquire) == 1;
             let told = server.join().unwrap();
-            assert!(found || told, "nobody would ever look");
+            assert!(found || told, "the reply would never be found");
         });
     }
 }

@@ -69,7 +69,7 @@ pub(crate) struct Posted {
     pub(crate) by_line: Option<LineUse>,
 }
 
-/// What the table of slots needs to adopt a lent slot.
+/// Data with which the table of slots adopts a lent slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LineUse {
     pub(super) port: Option<u32>,

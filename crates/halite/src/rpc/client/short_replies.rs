@@ -148,7 +148,7 @@ impl Rpc {
         wakes: &mut Wakes,
     ) -> Result<(), Violation> {
         if index >= DEFAULT_SLOTS {
-            return Err(Violation("a reply in no line"));
+            return Err(Violation("a notification names a line that does not exist"));
         }
         self.check_line(from, index, wakes);
         Ok(())

@@ -17,7 +17,7 @@ impl Rpc {
     /// Carries out an atomic for a peer.
     pub(crate) fn handle_atomic(&self, peer: PeerId, bytes: &[u8]) {
         let Ok(call) = AtomicCall::parse(bytes) else {
-            return self.poster.enforce(peer, Err(Violation("not a call of an atomic")));
+            return self.poster.enforce(peer, Err(Violation("a call of an atomic is malformed")));
         };
         // Held until the word is changed, so that no atomic of a peer that is down is half done.
         let table = self.peers.read();
@@ -35,7 +35,7 @@ impl Rpc {
                 Err(PostCause::QueueFull) if unanswered.len() > ATOMICS_UNDER_WAY_MAX => {
                     return self
                         .poster
-                        .enforce(peer, Err(Violation("more calls of atomics than one may have")));
+                        .enforce(peer, Err(Violation("more calls of atomics are outstanding than allowed")));
                 }
                 Err(PostCause::QueueFull) => {
                     lock(&self.server.late_atomics).insert(peer);

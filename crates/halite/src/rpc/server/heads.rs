@@ -1,4 +1,5 @@
-//! Heads: how far this node has read a peer's requests, which makes room for more.
+//! Heads: the positions up to which this node has read a peer's requests. Reporting a head to the peer makes room for
+//! more requests.
 
 use halite_fabric::{Local, Operation, PeerId, PostCause, RemoteAddress, WorkRequest};
 

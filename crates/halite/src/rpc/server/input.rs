@@ -24,7 +24,7 @@ pub(crate) enum Bytes {
     Long(Vec<u8>),
 }
 
-const ONCE_HERE: &str = "nobody gets a request before its input is here";
+const ONCE_HERE: &str = "a handler gets a request only when its input is here";
 
 impl Payload {
     /// Bytes of memory that it takes on this node.

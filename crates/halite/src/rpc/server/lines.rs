@@ -114,7 +114,7 @@ impl Rpc {
             if words[0] as u16 != request_mark(position) {
                 break;
             }
-            let line = RequestLine::parse(&words).map_err(|_| Violation("not a request"))?;
+            let line = RequestLine::parse(&words).map_err(|_| Violation("a request is malformed"))?;
             if line.posted_before != reader.heard() {
                 break;
             }
@@ -148,9 +148,11 @@ impl Rpc {
 
 #[inline]
 fn decode(link: &Link, inbound: &Inbound, line: &RequestLine) -> Result<DecodedRequest, Violation> {
-    let caller = inbound.introduced(line.principal).ok_or(Violation("a request of nobody"))?;
+    let caller =
+        inbound.introduced(line.principal).ok_or(Violation("a request names an unknown principal"))?;
     let id = link.served.open(line.slot)?;
-    let parameters = inbound.parameters.as_ref().ok_or(Violation("a request before the handshake"))?;
+    let parameters =
+        inbound.parameters.as_ref().ok_or(Violation("a request was sent before the handshake"))?;
     let (at, room) = parameters.slot(line.slot)?;
     let terms = LineTerms { cancels: link.cancels(), id, at, room, bytes_max: line.reply_bytes_max };
     let input = Payload::Here(Bytes::Short(line.input_bytes, line.input));

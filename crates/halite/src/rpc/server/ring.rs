@@ -38,7 +38,7 @@ impl Rpc {
             return Ok(());
         };
         // Only peers with a link may write to rings.
-        let link = peer_entry.link.as_ref().ok_or(Violation("a request without a ring"))?;
+        let link = peer_entry.link.as_ref().ok_or(Violation("a request was sent without a ring"))?;
         let read = {
             let inbound = &mut *lock(&link.inbound);
             let read = batch.try_for_each(|offset| {
@@ -64,15 +64,16 @@ impl Rpc {
 
 /// Copies a request out of its ring and parses the copy, since the peer may still change the ring.
 fn read_request(link: &Arc<Link>, inbound: &mut Inbound, offset: u64) -> Result<DecodedRequest, Violation> {
-    let (reader, ring) = inbound.ring.as_mut().ok_or(Violation("a request after the end"))?;
+    let (reader, ring) =
+        inbound.ring.as_mut().ok_or(Violation("a request was sent after the connection ended"))?;
     let bytes_max = reader.arrive(offset)?;
     let mut look = [0; FIRST_LOOK_BYTES];
     let look = &mut look[..FIRST_LOOK_BYTES.min(bytes_max as usize)];
     ring.window().read(offset, look).expect("the reader keeps inside the ring");
-    let header = RequestHeader::parse(look).map_err(|_| Violation("not a request"))?;
+    let header = RequestHeader::parse(look).map_err(|_| Violation("a request is malformed"))?;
     let len = header.request_bytes();
     if len > bytes_max {
-        return Err(Violation("a request longer than its place"));
+        return Err(Violation("a request is longer than its place in the ring"));
     }
     let (name_at, name_bytes) = (header.len_bytes(), usize::from(header.name_bytes));
     let input_at = name_at + name_bytes;
@@ -103,7 +104,7 @@ fn read_request(link: &Arc<Link>, inbound: &mut Inbound, offset: u64) -> Result<
         inbound.introduce(principal, &caller)?;
     }
     let id = link.served.open(header.slot)?;
-    let parameters = inbound.parameters.ok_or(Violation("a request before the handshake"))?;
+    let parameters = inbound.parameters.ok_or(Violation("a request was sent before the handshake"))?;
     let (at, room) = header.reply_at.map_or_else(|| parameters.slot(header.slot), Ok)?;
     let bytes_max = header.reply_bytes_max;
     let to = ReplyTo { caller, cancels: link.cancels(), id, at, room, bytes_max, by_line: false };

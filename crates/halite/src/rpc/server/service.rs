@@ -19,7 +19,7 @@ use super::incoming::{DecodedRequest, Incoming, ServiceId};
 use super::queue::{Parked, QueueState};
 use crate::runtime::locks::lock;
 
-/// How a function or port is served.
+/// Options of a served function or port.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ServeOptions {
     /// Maximum number of waiting requests. Further calls are refused; further messages wait at their senders.

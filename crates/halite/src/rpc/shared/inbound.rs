@@ -63,7 +63,8 @@ impl Inbound {
         match &self.caller {
             Some(caller) if caller.principal.0.as_bytes() == name => Ok(caller.clone()),
             _ => {
-                let name = std::str::from_utf8(name).map_err(|_| Violation("a name that is no text"))?;
+                let name = std::str::from_utf8(name)
+                    .map_err(|_| Violation("the name of a principal is not valid UTF-8"))?;
                 let caller = Arc::new(Caller { link: link.clone(), principal: Principal(name.into()) });
                 Ok(self.caller.insert(caller).clone())
             }
@@ -82,7 +83,7 @@ impl Inbound {
         }
         match &self.callers[place] {
             Some(known) if known.principal != caller.principal => {
-                Err(Violation("a number for two principals"))
+                Err(Violation("a number is assigned to two principals"))
             }
             // The polling thread may have cached the caller.
             Some(_) => Ok(()),

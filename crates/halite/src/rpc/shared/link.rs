@@ -27,7 +27,7 @@ pub(crate) struct Link {
     pub(crate) inbound: Mutex<Inbound>,
     /// The peer's calls in progress at this node.
     pub(crate) served: Served,
-    /// How far the peer's short requests have been read.
+    /// Read position in the peer's short requests.
     pub(in crate::rpc) reader: LineReader,
     /// The peer's row of reply lines.
     pub(in crate::rpc) replies: RowRef,

@@ -1,6 +1,6 @@
 //! The code that client and server share: the link to a peer, its memory, and posting.
 //!
-//! Nothing here knows how a call is made or answered.
+//! This module does not know how a call is made or answered.
 
 mod inbound;
 mod lines;

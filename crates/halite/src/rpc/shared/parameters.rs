@@ -51,10 +51,11 @@ impl PeerParameters {
     pub(crate) fn slot(&self, id: SlotId) -> Result<(RemoteAddress, u32), Violation> {
         let index = u32::from(id.index);
         if index >= self.slot_count || (self.slot_bytes as usize) < REPLY_HEADER_BYTES {
-            return Err(Violation("a slot without a place"));
+            return Err(Violation("a request names a default slot that does not exist"));
         }
         let offset = u64::from(index) * u64::from(self.slot_bytes);
-        let offset = self.slots.offset.checked_add(offset).ok_or(Violation("a slot nowhere"))?;
+        let offset =
+            self.slots.offset.checked_add(offset).ok_or(Violation("the address of a slot overflows"))?;
         Ok((RemoteAddress { key: self.slots.key, offset }, self.slot_bytes))
     }
 }

@@ -41,7 +41,7 @@ pub(crate) struct Poster {
     short: AtomicBool,
 }
 
-/// Whether a post is attempted for the first time.
+/// The first attempt to post, or a later one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::rpc) enum Attempt {
     First,

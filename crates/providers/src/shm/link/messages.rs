@@ -183,7 +183,7 @@ impl Link {
         Ok(())
     }
 
-    /// Sends what is due, as far as the socket has room; the rest follows when it has room again.
+    /// Sends the messages that are due, as far as the socket has room; the rest follows when it has room again.
     pub(super) fn speak(&self, core: &Core, state: &mut LinkState) {
         let greeting = matches!(state.phase, Phase::Greeting { .. });
         let connected = matches!(state.phase, Phase::Connected { .. });

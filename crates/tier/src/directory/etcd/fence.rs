@@ -84,7 +84,7 @@ impl EtcdDirectory {
         }
     }
 
-    /// Handles a record of this node's end.  If its author is alive, it may be right, and names given away.
+    /// Handles a record of this node's end. If its author is alive, it may be right, and names given away.
     pub(super) fn check_ending(&mut self, by: NodeIncarnation, found: &Pair, home: Option<&Pair>) {
         if home.and_then(|pair| HomeRecord::parse(&pair.value)) != Some(HomeRecord::Lives) {
             return self.overwrite_edited(found);
@@ -121,7 +121,7 @@ impl EtcdDirectory {
         }
     }
 
-    /// Records the end of earlier incarnations with this number.  Only those present at the start count, since a later
+    /// Records the end of earlier incarnations with this number. Only those present at the start count, since a later
     /// incarnation ends this one, not the reverse.
     pub(super) fn end_predecessors(&mut self, stored: &Stored) {
         let prefix = self.keys.homes();

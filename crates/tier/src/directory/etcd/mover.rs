@@ -7,10 +7,10 @@
 //!                          few are left: requests wait ── copy the rest ── close ◄───────┘
 //! ```
 //!
-//! A key marks the move, and each transaction requires the mark as this move wrote it.  So late transactions of an
+//! A key marks the move, and each transaction requires the mark as this move wrote it. So late transactions of an
 //! earlier move have no effect, and of two clusters that move to one prefix, the later to write the mark succeeds.
 //! Names of other clusters are never overwritten: there, the key of an incarnation says that it is alive, while a move
-//! writes it as awaited.  Only one transaction is in flight, so the last record written for a name or home is final.
+//! writes it as awaited. Only one transaction is in flight, so the last record written for a name or home is final.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -95,7 +95,7 @@ impl Mover {
         Transaction { then, ..Transaction::default() }
     }
 
-    /// Whether requests have to wait, so that the move can end.
+    /// Returns true if requests have to wait, so that the move can end.
     pub(in crate::directory) fn is_frozen(&self) -> bool {
         self.is_frozen
     }
@@ -183,7 +183,7 @@ impl Mover {
         self.send(Phase::Clearing, transaction)
     }
 
-    /// Writes some of the remaining names.  If there are none, closes the move.
+    /// Writes some of the remaining names. If there are none, closes the move.
     fn copy(&mut self, state_of: impl Fn(&str) -> NameState) -> Next {
         self.is_frozen |= self.unwritten.len() <= BATCH;
         let mut homes = BTreeMap::new();
@@ -225,7 +225,7 @@ impl Mover {
     }
 }
 
-/// Whether the incarnation itself has recorded that it is alive.
+/// Returns true if the incarnation itself has recorded that it is alive.
 fn is_alive(home: &Pair) -> bool {
     HomeRecord::parse(&home.value) == Some(HomeRecord::Lives)
 }

@@ -8,8 +8,8 @@
 //!  PREFIX/move                  "moving NODE.INCARNATION": the node that moves, or moved, names here from the cluster
 //! ```
 //!
-//! Names have no lease: those of an unreachable home stay.  They are lost when its incarnation has ended, which one key
-//! records for all of them.  NUL, the first byte of the names of locks and barriers, is valid in keys.
+//! Names have no lease: those of an unreachable home stay. They are lost when its incarnation has ended, which one key
+//! records for all of them. NUL, the first byte of the names of locks and barriers, is valid in keys.
 
 use crate::ids::{Epoch, Incarnation, NodeId, NodeIncarnation, RegionId};
 use crate::message::LossCause;
@@ -28,7 +28,7 @@ impl NameRecord {
         format!("{:x}.{serial} {} {}", origin.0, incarnation_text(self.home), self.epoch.0)
     }
 
-    /// Decodes a record.  Returns `None` if it is invalid.
+    /// Decodes a record. Returns `None` if it is invalid.
     pub(super) fn parse(text: &str) -> Option<NameRecord> {
         let [region, home, epoch] = text.split(' ').collect::<Vec<_>>()[..] else { return None };
         let (origin, serial) = region.split_once('.')?;
@@ -166,7 +166,7 @@ mod tests {
         for record in [HomeRecord::Lives, HomeRecord::Awaited] {
             assert_eq!(HomeRecord::parse(&record.emit()), Some(record));
         }
-        for foreign in ["ended badly 5", "ended left", "ended left 5 by", "ended left 5 by nobody"] {
+        for foreign in ["ended badly 5", "ended left", "ended left 5 by", "ended left 5 by x"] {
             assert_eq!(HomeRecord::parse(foreign), None, "{foreign}");
         }
     }

@@ -45,7 +45,8 @@ pub struct Transaction {
 }
 
 impl Transaction {
-    /// Whether the branch `then` (if `is_so`) or `otherwise` (if not) puts a key, and so needs space in the store.
+    /// Returns true if the branch `then` (if `is_so`) or `otherwise` (if not) puts a key, and so needs space in the
+    /// store.
     pub fn writes(&self, is_so: bool) -> bool {
         let branch = if is_so { &self.then } else { &self.otherwise };
         branch.iter().any(|step| matches!(step, Step::Put(..)))
@@ -66,7 +67,7 @@ pub struct Pair {
 /// The result of a transaction.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Stored {
-    /// Whether all conditions held.
+    /// True if all conditions held.
     pub is_so: bool,
     /// The pairs read by each step of the executed branch.
     pub read: Vec<Vec<Pair>>,
@@ -79,9 +80,9 @@ pub struct Stored {
 /// Cause of a transaction that failed, or whose result is unknown.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StoreFailure {
-    /// Whether the transaction may have been executed, or may still be.
+    /// True if the transaction may have been executed, or may still be.
     pub may_be_done: bool,
-    /// Whether the store is out of space, so that it can only be read.
+    /// True if the store is out of space, so that it can only be read.
     pub is_full: bool,
     /// The cause, for display.
     pub reason: String,

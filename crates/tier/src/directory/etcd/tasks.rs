@@ -138,7 +138,7 @@ pub(super) enum Task {
         node: NodeId,
         after: Option<String>,
         reply_to: Option<Requester>,
-        /// Whether the node is known, so that finding no names is no error.
+        /// True if the node is known, so that finding no names is no error.
         was_known: bool,
     },
     /// Removes such names on one page: those after `after`, up to `last` if there are more pages.
@@ -193,7 +193,7 @@ impl Task {
         Some(task)
     }
 
-    /// Whether the task is retried until it succeeds, without a requester.
+    /// Returns true if the task is retried until it succeeds, without a requester.
     pub(super) fn is_repair(&self) -> bool {
         match self {
             Task::Release { requester, .. } => requester.is_none(),
@@ -425,7 +425,7 @@ impl EtcdDirectory {
                 }
             }
             Task::ForgetTaken { requester, taken, home } => {
-                // A living node has a key.  An incarnation without one, whose number another one holds, has ended.
+                // A living node has a key. An incarnation without one, whose number another one holds, has ended.
                 let is_none = first(&stored, 0).is_none() && self.has_rival(home);
                 let lost = self.ending_of(home, first(&stored, 0));
                 let name = taken.key.strip_prefix(&self.keys.names()).map(str::to_owned);
@@ -567,7 +567,7 @@ impl EtcdDirectory {
         }
     }
 
-    /// Whether the recorded home of a name has handed its region over.
+    /// Returns true if the recorded home of a name has handed its region over.
     fn is_elsewhere(&self, name: &str, taken: &Pair) -> bool {
         NameRecord::parse(&taken.value).is_some_and(|record| self.may_have(name, record.region))
     }
@@ -606,7 +606,7 @@ impl EtcdDirectory {
     }
 
     /// Returns the cause and time of an incarnation's end if it has ended, from its record `home` or this node's
-    /// knowledge.  Also records an end that only this node knows.
+    /// knowledge. Also records an end that only this node knows.
     fn ending_of(&mut self, incarnation: NodeIncarnation, home: Option<&Pair>) -> Option<Loss> {
         if incarnation == self.me || self.paired.contains(&incarnation) {
             // The incarnation is alive, whatever its record says.
@@ -705,7 +705,7 @@ impl EtcdDirectory {
         written.unwrap_or(0).max(NodeId::FIRST.0 + 1)
     }
 
-    /// Whether another incarnation with the same number is alive.
+    /// Returns true if another incarnation with the same number is alive.
     fn has_rival(&self, incarnation: NodeIncarnation) -> bool {
         let mut heard = self.paired.iter().chain([&self.me]);
         heard.any(|other| other.node == incarnation.node && *other != incarnation)
@@ -747,7 +747,7 @@ impl EtcdDirectory {
         Transaction::when(vec![compare], vec![Step::Put(key, next.to_string())])
     }
 
-    /// Updates a record.  If two nodes claim to be the home of a region, the one with the higher epoch is.
+    /// Updates a record. If two nodes claim to be the home of a region, the one with the higher epoch is.
     fn update(&mut self, name: Box<str>, record: NameRecord, found: Option<&Pair>) {
         let is_own = record.home == self.me;
         if is_own && self.own_names.get(&name).is_none_or(|(region, _)| *region != record.region) {
@@ -788,7 +788,7 @@ impl EtcdDirectory {
         Transaction::when(vec![compare], vec![Step::Delete(pair.key.clone())])
     }
 
-    /// Removes names of ended incarnations, and all names of a node without a place key.  With such a key, the node may
+    /// Removes names of ended incarnations, and all names of a node without a place key. With such a key, the node may
     /// be alive elsewhere.
     fn sweep(
         &mut self,

@@ -1,7 +1,7 @@
 //! The home's side of barriers.
 //!
-//! The first arrival of a round sets the number of participants.  A round ends when all have arrived, or times out for
-//! all at the earliest deadline.  The home alone decides, so all participants learn the same result.
+//! The first arrival of a round sets the number of participants. A round ends when all have arrived, or times out for
+//! all at the earliest deadline. The home alone decides, so all participants learn the same result.
 
 use std::collections::BTreeMap;
 
@@ -119,7 +119,7 @@ impl HomeSide<'_> {
         self.remove_arrivals(|_, arrival| arrival.requester.incarnation == incarnation);
     }
 
-    /// Removes the selected arrivals.  Returns true if there were any.
+    /// Removes the selected arrivals. Returns true if there were any.
     fn remove_arrivals(&mut self, is_selected: impl Fn(RegionId, &Arrival) -> bool) -> bool {
         let mut removed = false;
         self.barriers.rounds.retain(|region, round| {

@@ -9,8 +9,8 @@
 //!   ◄──────────────────── CutOff ┘ else, or without an answer for two leases: once it is cut off
 //! ```
 //!
-//! A node speaks for its own memory only.  So a change continues when the mapper has released its mappings, or when
-//! each owner of a chunk has itself cut the mapper off; silence proves nothing.  An owner's report stays true until the
+//! A node speaks for its own memory only. So a change continues when the mapper has released its mappings, or when
+//! each owner of a chunk has itself cut the mapper off; silence proves nothing. An owner's report stays true until the
 //! mapper pairs with the home again: to pair with an owner again, the mapper drops what it mapped there.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -231,7 +231,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Answers overdue commands as unfinished; their changes continue.  Aborts a move instead, since other accesses
+    /// Answers overdue commands as unfinished; their changes continue. Aborts a move instead, since other accesses
     /// wait for its frozen chunk.
     pub(in crate::engine) fn answer_stalled(&mut self) {
         let patience_ns = PATIENCE_LEASES * self.cx.lease_ns();
@@ -328,7 +328,7 @@ impl HomeSide<'_> {
         owed.into_iter().for_each(|(requester, to, pairing)| self.serve_relay(requester, to, pairing));
     }
 
-    /// Whether a node can write nothing to memory here, and no command of it is in progress here.
+    /// Returns true if a node can write nothing to memory here, and no command of it is in progress here.
     pub(in crate::engine) fn is_cut_off_here(&self, incarnation: NodeIncarnation) -> bool {
         let is_there = self.cx.is_present(incarnation) || self.cx.members().is_zombie(incarnation);
         !is_there
@@ -344,7 +344,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Mappers that did not release their mappings in time.  Their cut-off answers the waiting homes as usual.
+    /// Mappers that did not release their mappings in time. Their cut-off answers the waiting homes as usual.
     pub(in crate::engine) fn unresponsive_mappers(&self) -> BTreeSet<NodeIncarnation> {
         let now_ns = self.cx.now_ns();
         let deaf = self.evidence.relayed.iter().filter(|relayed| relayed.due_ns < now_ns);

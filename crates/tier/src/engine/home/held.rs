@@ -8,7 +8,7 @@ use crate::layout::{Extent, Extents};
 use crate::message::Notice;
 
 impl HomeSide<'_> {
-    /// Returns chunks to their owners.  Owners that are not connected, or have not reported all that they hold, get
+    /// Returns chunks to their owners. Owners that are not connected, or have not reported all that they hold, get
     /// theirs after their report.
     pub(super) fn return_chunks(&mut self, extents: &[Extent]) {
         let mut by_owner: BTreeMap<NodeIncarnation, Extents> = BTreeMap::new();

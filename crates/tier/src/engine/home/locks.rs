@@ -10,13 +10,13 @@
 //! ```
 //!
 //! The word is marked exactly while the queue is not empty, so no session overtakes a waiter; see [`crate::lockword`].
-//! Requests of one session for one lock arrive in order, and a session makes one attempt at a lock at a time.  So if a
+//! Requests of one session for one lock arrive in order, and a session makes one attempt at a lock at a time. So if a
 //! word names a session, either the home granted the lock for the latest request of that session, or the session took
 //! the lock by compare-swap just before that request.
 //!
 //! A holder that loses contact knows when its guard expires: one lease after it sent the last message that the home has
-//! acknowledged ([`lock_is_kept_until_ns`](crate::engine::Engine::lock_is_kept_until_ns)).  The home counts from the
-//! arrival of the last message, which is later, and adds the maximum drift of two clocks in a lease.  So neither side
+//! acknowledged ([`lock_is_kept_until_ns`](crate::engine::Engine::lock_is_kept_until_ns)). The home counts from the
+//! arrival of the last message, which is later, and adds the maximum drift of two clocks in a lease. So neither side
 //! needs a message from the other, or the other's time of day.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -35,7 +35,7 @@ const DRIFT_PARTS: u64 = 32;
 /// Locks homed here.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Locks {
-    /// Queues of waiters; none is empty.  A session waits for a lock once, so the number of sessions bounds the length.
+    /// Queues of waiters; none is empty. A session waits for a lock once, so the number of sessions bounds the length.
     queues: BTreeMap<RegionId, VecDeque<Waiter>>,
     /// Locks granted as recovered: if they return unused, the next grant must say so too.
     recovered: BTreeSet<RegionId>,
@@ -66,7 +66,7 @@ impl Locks {
         self.lapsing.contains_key(&incarnation)
     }
 
-    /// Whether a holder belongs to a cut-off incarnation that may still consider itself the holder.
+    /// Returns true if a holder belongs to a cut-off incarnation that may still consider itself the holder.
     pub(super) fn is_lapsing(&self, holder: Holder) -> bool {
         self.lapsing.keys().any(|incarnation| holder.is_of(*incarnation))
     }
@@ -166,7 +166,7 @@ impl HomeSide<'_> {
         self.cx.answer(waiter.requester, Ok(Reply::Locked { token, recovered }));
     }
 
-    /// Whether a holder has lost its lock for certain: its session has ended, or its guards have expired.
+    /// Returns true if a holder has lost its lock for certain: its session has ended, or its guards have expired.
     fn is_gone(&self, holder: Holder) -> bool {
         let alive =
             self.cx.members().peers().map(|(_, peer)| peer.incarnation).chain([self.cx.incarnation()]);
@@ -174,7 +174,7 @@ impl HomeSide<'_> {
         !alive.chain(self.cx.members().zombies()).chain(lapsing).any(|incarnation| holder.is_of(incarnation))
     }
 
-    /// The node of a holder that was silent for a lease and could not be cut off within another, or `None`.  That node
+    /// The node of a holder that was silent for a lease and could not be cut off within another, or `None`. That node
     /// may resume at any time, and still hold the lock.
     fn silent_node_of(&self, holder: Holder) -> Option<NodeId> {
         let then_ns = self.cx.now_ns().checked_sub(self.cx.lease_ns())?;
@@ -239,7 +239,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Cancels a lock request.  If the lock was granted, passes it on, since the requester ignores the grant.
+    /// Cancels a lock request. If the lock was granted, passes it on, since the requester ignores the grant.
     pub(in crate::engine) fn handle_cancelled(
         &mut self,
         from: NodeIncarnation,
@@ -263,7 +263,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Removes the selected waiters.  Returns true if there were any.
+    /// Removes the selected waiters. Returns true if there were any.
     fn remove_waiters(&mut self, region: RegionId, is_selected: impl Fn(&Waiter) -> bool) -> bool {
         let Some(queue) = self.locks.queues.get_mut(&region) else { return false };
         let before = queue.len();
@@ -319,7 +319,7 @@ impl HomeSide<'_> {
         let is_lock = |name: &str| Service::Lock.has(name);
         let named = self.homes.regions.iter().filter(|(_, found)| found.name.as_deref().is_some_and(is_lock));
         for region in named.map(|(region, _)| *region).collect::<Vec<_>>() {
-            // The bytes may be moving.  The next requester will find that the holder is gone.
+            // The bytes may be moving. The next requester will find that the holder is gone.
             if !self.is_in_motion(region)
                 && let Ok(words) = self.served_region(region, Service::Lock, None)
                 && words.holder().is_some_and(|holder| holder.is_of(incarnation))

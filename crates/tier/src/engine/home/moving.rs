@@ -21,7 +21,7 @@ use crate::layout::{self, Extent, Extents};
 use crate::message::{Change, ErrorReply, Notice, Record, Reply, Request};
 use crate::region::{Busy, Moving, Region, Stage};
 
-/// Maximum number of moved regions to remember.  The directory knows the homes of older ones.
+/// Maximum number of moved regions to remember. The directory knows the homes of older ones.
 const MOVED_MAX: usize = 16 << 10;
 
 /// The new homes of regions that were homed here.
@@ -116,7 +116,7 @@ impl HomeSide<'_> {
         moving.expect("only called while the region is being moved")
     }
 
-    /// Freezes the next chunk that is not at its new place.  If there is none, hands the region over.
+    /// Freezes the next chunk that is not at its new place. If there is none, hands the region over.
     fn next_chunk(&mut self, region: RegionId) {
         let found = &self.homes.regions[&region];
         let moving = found.moving().expect("the region is being moved");
@@ -217,7 +217,7 @@ impl HomeSide<'_> {
             return self.finish_region_command(region, Ok(Reply::Done));
         }
         // The next home's messages take other paths, and must not overtake this home's: a late place would thaw a chunk
-        // that was frozen again.  Likewise, mappers must know the new places of a vacating owner's chunks before they
+        // that was frozen again. Likewise, mappers must know the new places of a vacating owner's chunks before they
         // learn of its end.
         self.moving_mut(region).closing = true;
         self.notify_mappers(region, Change::Settle { home: self.cx.incarnation() });
@@ -245,7 +245,7 @@ impl HomeSide<'_> {
         };
         let may_live = self.cx.membership().pairings().may_live(to);
         let moving = self.moving_mut(region);
-        // An unanswered record may or may not have arrived: the region is at that node, or was lost with it.  A second
+        // An unanswered record may or may not have arrived: the region is at that node, or was lost with it. A second
         // home would not know all mappers.
         let is_unanswered = moving.adopting && matches!(body, Err(ErrorReply::PeerDown(_)));
         if is_unanswered && may_live {
@@ -283,8 +283,8 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Announces the next home, which also announces itself.  Must precede other messages: a node that first learns of
-    /// this node's end must not consider the region lost.  If names are outside, informs all nodes, since perhaps only
+    /// Announces the next home, which also announces itself. Must precede other messages: a node that first learns of
+    /// this node's end must not consider the region lost. If names are outside, informs all nodes, since perhaps only
     /// others reach the store.
     fn announce_next_home(&mut self, region: RegionId, found: &Region, to: NodeIncarnation) {
         let epoch = Epoch(found.epoch.0 + 1);
@@ -301,7 +301,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Answers the waiting requesters: without a reply from the next home, the region's home is unknown.  This node
+    /// Answers the waiting requesters: without a reply from the next home, the region's home is unknown. This node
     /// asks again once reconnected.
     fn leave_in_doubt(&mut self, region: RegionId, to: NodeIncarnation, parked: Vec<(Requester, Request)>) {
         let busy =
@@ -393,7 +393,7 @@ impl HomeSide<'_> {
     //    <──────────────────────────────────────────── Adopt
     //    <──────── Paired(pairing)   maps the region under this pairing
     //
-    // The mapper has dropped regions that were here when the pairing was offered.  It still maps those that came since,
+    // The mapper has dropped regions that were here when the pairing was offered. It still maps those that came since,
     // unless it reports otherwise.
 
     /// Records that a mapper of an adopted region may already be paired, or was never announced.

@@ -7,7 +7,7 @@ use crate::names::Service;
 use crate::region::Moving;
 
 impl HomeSide<'_> {
-    /// Defers a request during a move, or redirects it to the next home.  Returns false if it can be served now.
+    /// Defers a request during a move, or redirects it to the next home. Returns false if it can be served now.
     pub(in crate::engine) fn defers(
         &mut self,
         requester: Requester,
@@ -33,7 +33,7 @@ impl HomeSide<'_> {
         self.moving(region).is_some_and(Moving::has_started)
     }
 
-    /// Whether the bytes of a lock may already be at their next place.
+    /// Returns true if the bytes of a lock may already be at their next place.
     pub(super) fn is_parked(&self, region: RegionId) -> bool {
         self.moving(region).is_some_and(|moving| moving.waiters_are_parked)
     }
@@ -42,7 +42,7 @@ impl HomeSide<'_> {
         self.homes.regions.get(&region).and_then(|found| found.moving())
     }
 
-    /// Parks the waiters once the bytes are frozen.  They repeat their requests at the next home in order of arrival,
+    /// Parks the waiters once the bytes are frozen. They repeat their requests at the next home in order of arrival,
     /// or here if the move fails.
     pub(super) fn park_waiters(&mut self, region: RegionId) {
         let name = self.homes.regions[&region].name.as_deref();
@@ -64,7 +64,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Drops a parked request.  Returns true if it was parked.
+    /// Drops a parked request. Returns true if it was parked.
     pub(super) fn unpark(&mut self, region: RegionId, requester: Requester) -> bool {
         let found = self.homes.regions.get_mut(&region);
         let Some(moving) = found.and_then(|found| found.moving_mut()) else { return false };
@@ -73,15 +73,15 @@ impl HomeSide<'_> {
         moving.parked.len() < before
     }
 
-    /// Whether the holder of a lock is cut off here and may still consider itself the holder.  Only this home knows
-    /// when that ends.
+    /// Returns true if the holder of a lock is cut off here and may still consider itself the holder. Only this home
+    /// knows when that ends.
     pub(super) fn is_holder_lapsing(&self, region: RegionId) -> bool {
         let words = self.served_region(region, Service::Lock, None).ok();
         let holder = words.and_then(|words| words.holder());
         holder.is_some_and(|holder| self.locks.is_lapsing(holder))
     }
 
-    /// Adopts a lock.  If an unconnected mapper holds it, either the former home redirects that mapper here, or its
+    /// Adopts a lock. If an unconnected mapper holds it, either the former home redirects that mapper here, or its
     /// guard expires within a lease.
     pub(super) fn adopt_lock(&mut self, record: &Record) {
         if !record.name.as_deref().is_some_and(|name| Service::Lock.has(name)) {

@@ -1,6 +1,6 @@
 //! The home's side of watching: the list of nodes that are notified of writes to a region.
 //!
-//! The home only keeps the list; the writer requests it and sends the notifications.  So a notification never precedes
+//! The home only keeps the list; the writer requests it and sends the notifications. So a notification never precedes
 //! its bytes, and a slow watcher delays writers, not the home.
 
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ impl Watching {
         self.lists.get(&region).map_or(&[], Vec::as_slice)
     }
 
-    /// Adds a watcher or replaces its entry.  Fails if there are too many.
+    /// Adds a watcher or replaces its entry. Fails if there are too many.
     fn add(&mut self, region: RegionId, watcher: Watcher) -> Result<(), ErrorReply> {
         let list = self.lists.entry(region).or_default();
         let is_same =

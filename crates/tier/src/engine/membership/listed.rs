@@ -1,4 +1,4 @@
-//! The list of members in a store outside of the cluster.  Each member registers its address there, and all nodes can
+//! The list of members in a store outside of the cluster. Each member registers its address there, and all nodes can
 //! read the list without node 0.
 //!
 //! ```text
@@ -6,9 +6,9 @@
 //!         ── no longer listed ──────────► no longer dialled
 //! ```
 //!
-//! The list is unconfirmed, and may be edited by hand.  It contains addresses but no incarnations, and proves neither
-//! life nor death.  A wrong entry costs one failed dial.  For nodes that the cluster itself knows, by
-//! [`super::pairing`], the list is ignored.  (Decision 021.)
+//! The list is unconfirmed, and may be edited by hand. It contains addresses but no incarnations, and proves neither
+//! life nor death. A wrong entry costs one failed dial. For nodes that the cluster itself knows, by
+//! [`super::pairing`], the list is ignored. (Decision 021.)
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ use crate::message::NodeState;
 /// Maximum dials of a listed address, one per lease, until its entry is written again.
 const LISTED_DIALS_MAX: u32 = 256;
 
-/// An update of the list of members.  Ephemeral numbers are ignored.
+/// An update of the list of members. Ephemeral numbers are ignored.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Listing {
     /// The complete list.
@@ -36,7 +36,7 @@ pub enum Listing {
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Listed {
     members: BTreeMap<NodeId, Entry>,
-    /// Whether the complete list was read.
+    /// True if the complete list was read.
     is_known: bool,
 }
 
@@ -47,7 +47,7 @@ struct Entry {
     /// Number of dials left; the next is due at `due_ns`.
     dials_left: u32,
     due_ns: u64,
-    /// Whether the last dial failed.
+    /// True if the last dial failed.
     has_failed: bool,
 }
 
@@ -60,7 +60,7 @@ impl Listed {
         self.members.len()
     }
 
-    /// Whether the complete list was read and lacks `node`.
+    /// Returns true if the complete list was read and lacks `node`.
     pub(in crate::engine) fn lacks(&self, node: NodeId) -> bool {
         self.is_known && !self.has(node)
     }
@@ -86,7 +86,7 @@ impl Membership {
         self.listed.members.get(&node).filter(|_| !is_known).map(|entry| entry.address.as_str())
     }
 
-    /// As [`Membership::listed_address`], but `None` unless a dial is due now.  Counts the dial.
+    /// As [`Membership::listed_address`], but `None` unless a dial is due now. Counts the dial.
     fn due_listed_address(&mut self, node: NodeId, now_ns: u64, lease_ns: u64) -> Option<String> {
         let address = self.listed_address(node)?.to_owned();
         // An address that did not answer when this node joined is retried by `dial_strangers`.
@@ -132,14 +132,14 @@ impl Engine {
         !node.is_ephemeral() && node != self.out.incarnation().node
     }
 
-    /// Records a listed address.  The higher number dials at once, the lower one after a lease without a connection.
+    /// Records a listed address. The higher number dials at once, the lower one after a lease without a connection.
     fn note_listed(&mut self, node: NodeId, address: String) {
         let is_own_turn = node < self.out.incarnation().node;
         let wait_ns = if is_own_turn { 0 } else { self.out.config().lease_ns };
         self.membership.listed.note(node, address, self.out.now_ns().saturating_add(wait_ns));
     }
 
-    /// Dials listed members that are not known otherwise.  In a large cluster, dials the directory's node only; the
+    /// Dials listed members that are not known otherwise. In a large cluster, dials the directory's node only; the
     /// others are dialled on first use.
     pub(in crate::engine) fn dial_listed(&mut self) {
         if self.membership.is_leaving || self.membership.meeting.is_joining {

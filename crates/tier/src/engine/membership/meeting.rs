@@ -9,8 +9,8 @@
 //! ```
 //!
 //! A node is ready when nothing is left of its former pairing with that incarnation ([`super::pairing`]), and it knows
-//! no other incarnation with that number.  A connection that is not up carries only these messages, so nothing is lost
-//! when it ends.  (Decisions 015 and 016.)
+//! no other incarnation with that number. A connection that is not up carries only these messages, so nothing is lost
+//! when it ends. (Decisions 015 and 016.)
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,9 +34,9 @@ pub(in crate::engine) struct Meeting {
     waiting: BTreeMap<PeerId, Candidate>,
     /// Connections that ended before they were up, but may still deliver messages.
     ended: BTreeMap<PeerId, NodeIncarnation>,
-    /// Refused peers, and the time of refusal in ns.  A dialling peer reads the reason and hangs up by itself.
+    /// Refused peers, and the time of refusal in ns. A dialling peer reads the reason and hangs up by itself.
     refused: BTreeMap<PeerId, u64>,
-    /// Whether this node is still connecting to the nodes that were in the cluster before it.
+    /// True if this node is still connecting to the nodes that were in the cluster before it.
     pub(in crate::engine) is_joining: bool,
 }
 
@@ -58,27 +58,27 @@ impl Meeting {
         of.map(|(peer, waiting)| (*peer, waiting))
     }
 
-    /// Whether a connection to that incarnation exists that is not up yet.
+    /// Returns true if a connection to that incarnation exists that is not up yet.
     pub(in crate::engine) fn has(&self, incarnation: NodeIncarnation) -> bool {
         self.of(incarnation).next().is_some()
     }
 
-    /// Whether a connection to any incarnation of `node` exists that is not up yet.
+    /// Returns true if a connection to any incarnation of `node` exists that is not up yet.
     pub(in crate::engine) fn has_node(&self, node: NodeId) -> bool {
         self.waiting.values().any(|waiting| waiting.hello.incarnation.node == node)
     }
 
-    /// Whether that incarnation has offered a pairing.
+    /// Returns true if that incarnation has offered a pairing.
     fn is_welcomed_by(&self, incarnation: NodeIncarnation) -> bool {
         self.of(incarnation).any(|(_, waiting)| waiting.welcomed.is_some())
     }
 
-    /// Whether the peer may consider a connection to be up, and use it.
+    /// Returns true if the peer may consider a connection to be up, and use it.
     pub(in crate::engine) fn may_be_used_by(&self, incarnation: NodeIncarnation) -> bool {
         self.has_offered(incarnation) || self.ended.values().any(|of| *of == incarnation)
     }
 
-    /// Whether this node has offered that incarnation a pairing over a connection that still exists.
+    /// Returns true if this node has offered that incarnation a pairing over a connection that still exists.
     pub(in crate::engine) fn has_offered(&self, incarnation: NodeIncarnation) -> bool {
         self.of(incarnation).any(|(_, waiting)| waiting.offered.is_some())
     }
@@ -96,7 +96,7 @@ impl Meeting {
 }
 
 impl Engine {
-    /// Handles a new connection.  If this node is the directory, an earlier node will report its names over it.
+    /// Handles a new connection. If this node is the directory, an earlier node will report its names over it.
     pub fn handle_connected(&mut self, now_ns: u64, connection: Connection, hello: &[u8]) {
         self.out.set_now(now_ns);
         match self.check_hello(hello) {
@@ -133,7 +133,7 @@ impl Engine {
         self.membership.pairings.note_address(incarnation, &hello.address);
         self.membership.pairings.note_dialled(&hello.address);
         if self.membership.members.is_alive(incarnation) {
-            // The choosing node lets the peer drop surplus connections.  A peer that dials again does not know yet that
+            // The choosing node lets the peer drop surplus connections. A peer that dials again does not know yet that
             // its pairing has ended.
             let is_surplus = self.membership.meeting.has(incarnation);
             if !self.chooses_for(incarnation.node) || is_surplus {
@@ -147,7 +147,7 @@ impl Engine {
         self.pair(incarnation);
     }
 
-    /// Whether this node, rather than `node`, chooses which connection between them to use.
+    /// Returns true if this node, rather than `node`, chooses which connection between them to use.
     fn chooses_for(&self, node: NodeId) -> bool {
         self.out.incarnation().node < node
     }
@@ -160,7 +160,7 @@ impl Engine {
     }
 
     fn pair(&mut self, incarnation: NodeIncarnation) {
-        // A dialling peer may have died since.  Until its first message, the connection does not prove that another
+        // A dialling peer may have died since. Until its first message, the connection does not prove that another
         // incarnation with its number has ended.
         let is_asked =
             self.chooses_for(incarnation.node) || self.membership.meeting.is_welcomed_by(incarnation);
@@ -243,7 +243,7 @@ impl Engine {
         }
     }
 
-    /// Ends this node's incarnation, because node `by` considers it ended and refuses to pair.  Chunks held there for
+    /// Ends this node's incarnation, because node `by` considers it ended and refuses to pair. Chunks held there for
     /// this node are freed, and memory of other nodes that is mapped here may be lost.
     pub(in crate::engine) fn end_own_incarnation(&mut self, by: NodeId) {
         if self.membership.is_leaving {
@@ -254,24 +254,24 @@ impl Engine {
         self.out.push(Effect::End(over));
     }
 
-    /// Whether connections exist that are neither up nor dropped yet.
+    /// Returns true if connections exist that are neither up nor dropped yet.
     pub fn awaits_first_words(&self) -> bool {
         !self.membership.meeting.waiting.is_empty()
     }
 
-    /// Whether other nodes have named an incarnation of the node that holds the directory, and it is not known to have
-    /// ended.
+    /// Returns true if other nodes have named an incarnation of the node that holds the directory, and it is not known
+    /// to have ended.
     pub fn is_told_of_seat(&self) -> bool {
         let seat = self.directory.seat();
         !self.membership.pairings.incarnations_of(seat).is_empty()
     }
 
-    /// Whether no peer is paired or is about to be.
+    /// Returns true if no peer is paired or is about to be.
     pub fn is_alone(&self) -> bool {
         self.membership.members.peers().next().is_none() && self.membership.meeting.waiting.is_empty()
     }
 
-    /// Whether a dialled peer is connected but not paired yet.
+    /// Returns true if a dialled peer is connected but not paired yet.
     pub fn is_meeting(&self) -> bool {
         let mut dialled =
             self.membership.meeting.waiting.values().filter(|waiting| waiting.connection.dialled);

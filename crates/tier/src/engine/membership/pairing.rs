@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The end of a pairing fails operations in flight, cuts the peer off from memory here, and retires the mappings of its
-//! regions.  Regions and names stay, and chunks stay held for the peer until its incarnation ends.
+//! regions. Regions and names stay, and chunks stay held for the peer until its incarnation ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -60,13 +60,13 @@ struct Pairing {
     /// Number of dials since it was last up or changed its address; the next is due at `dial_due_ns` at the earliest.
     dials: u32,
     dial_due_ns: u64,
-    /// Whether it is dialled on first use; reset when it is dialled.
+    /// True if it is dialled on first use; reset when it is dialled.
     is_on_demand: bool,
-    /// Whether the directory has not heard it recently either, so that no operation waits for it.
+    /// True if the directory has not heard it recently either, so that no operation waits for it.
     is_doubtful: bool,
     /// Time in ns until which the directory, which knows it from other nodes only, waits for the names of its regions.
     names_due_ns: Option<u64>,
-    /// Whether the directory reports that the incarnation has ended.  This node agrees once contact is lost, or another
+    /// True if the directory reports that the incarnation has ended. This node agrees once contact is lost, or another
     /// incarnation claims the number.
     is_succeeded: bool,
 }
@@ -79,8 +79,8 @@ impl Pairing {
         }
     }
 
-    /// Records a dial.  After two attempts the next waits two or three quarters of a lease, at random, so that two
-    /// nodes that lost each other do not collide forever.  Two leases suffice to reconnect.
+    /// Records a dial. After two attempts the next waits two or three quarters of a lease, at random, so that two
+    /// nodes that lost each other do not collide forever. Two leases suffice to reconnect.
     fn note_dial(&mut self, now_ns: u64, lease_ns: u64, chance: u64, is_peer_turn: bool) {
         let quarters = match self.dials {
             // The peer dials more often, if it is alive.
@@ -110,13 +110,13 @@ impl Pairings {
         self.ended.contains(incarnation)
     }
 
-    /// Whether an incarnation is known, but not known to have ended.
+    /// Returns true if an incarnation is known, but not known to have ended.
     pub(in crate::engine) fn may_live(&self, incarnation: NodeIncarnation) -> bool {
         self.by_incarnation.contains_key(&incarnation)
     }
 
-    /// Whether an incarnation may exist that has not been announced yet: it has not ended, and no other incarnation
-    /// with its number is known.
+    /// Returns true if an incarnation may exist that has not been announced yet: it has not ended, and no other
+    /// incarnation with its number is known.
     pub(in crate::engine) fn may_be_unannounced(&self, incarnation: NodeIncarnation) -> bool {
         let is_known = self.may_live(incarnation) || self.has_ended(incarnation);
         !is_known && self.rivals(incarnation).is_empty()
@@ -128,7 +128,7 @@ impl Pairings {
         }
     }
 
-    /// Whether the address was unreachable when this node joined and is being retried.
+    /// Returns true if the address was unreachable when this node joined and is being retried.
     pub(in crate::engine) fn is_stranger(&self, address: &str) -> bool {
         self.strangers.contains_key(address)
     }
@@ -148,7 +148,7 @@ impl Pairings {
         pairing.address = address.to_owned();
     }
 
-    /// Whether a member is not connected because neither node has used the other yet.
+    /// Returns true if a member is not connected because neither node has used the other yet.
     pub(in crate::engine) fn is_on_demand(&self, incarnation: NodeIncarnation) -> bool {
         self.is(incarnation, |pairing| pairing.is_on_demand)
     }
@@ -183,12 +183,12 @@ impl Pairings {
         }
     }
 
-    /// Whether the end of a pairing waits for that grace period.
+    /// Returns true if the end of a pairing waits for that grace period.
     pub(in crate::engine) fn awaits(&self, token: Token) -> bool {
         self.by_incarnation.values().any(|pairing| pairing.grace_periods.contains(&token))
     }
 
-    /// Records the end of a grace period.  Returns true if the end of a pairing waited for it.
+    /// Records the end of a grace period. Returns true if the end of a pairing waited for it.
     pub(in crate::engine) fn note_quiescent(&mut self, token: Token) -> bool {
         let over = self.by_incarnation.values_mut().map(|pairing| pairing.grace_periods.remove(&token));
         over.fold(false, |any, is_over| any | is_over)
@@ -234,7 +234,7 @@ impl Pairings {
         self.by_incarnation.remove(&incarnation).is_some()
     }
 
-    /// Records an incarnation that may exist, and its address.  Returns `None` if it has ended, or if another holds its
+    /// Records an incarnation that may exist, and its address. Returns `None` if it has ended, or if another holds its
     /// number, since only the directory decides on the next holder.
     fn note_known(
         &mut self,
@@ -258,8 +258,8 @@ impl Pairings {
 impl Engine {
     // The start of a pairing.
 
-    /// Whether a pairing with that incarnation can begin: nothing is left of the last one, and no other incarnation
-    /// holds its number.  Ends former holders of the number if that is allowed.
+    /// Returns true if a pairing with that incarnation can begin: nothing is left of the last one, and no other
+    /// incarnation holds its number. Ends former holders of the number if that is allowed.
     pub(in crate::engine) fn is_ready_for(&mut self, incarnation: NodeIncarnation) -> bool {
         let is_ending = self.membership.pairings.is(incarnation, |pairing| !pairing.grace_periods.is_empty());
         let is_left =
@@ -357,7 +357,7 @@ impl Engine {
         pairings.by_incarnation.iter().map(introduced).collect()
     }
 
-    /// Whether an incarnation was heard within half a lease; heartbeats come every quarter.
+    /// Returns true if an incarnation was heard within half a lease; heartbeats come every quarter.
     fn was_heard_recently(&self, incarnation: NodeIncarnation) -> bool {
         let peer = self
             .membership
@@ -383,7 +383,7 @@ impl Engine {
         others.collect::<Vec<_>>().into_iter().for_each(|node| self.cx().notify(node, known.clone()));
     }
 
-    /// Reports the known members to the directory, which may have restarted without them.  Joining nodes skip this.
+    /// Reports the known members to the directory, which may have restarted without them. Joining nodes skip this.
     fn report_known_members(&mut self) {
         if self.membership.meeting.is_joining {
             return;
@@ -402,7 +402,7 @@ impl Engine {
         self.cx().notify(seat, Notice::Seen { members, ended });
     }
 
-    /// If this node is the directory: handles another node's report of present, former and ended incarnations.  The
+    /// If this node is the directory: handles another node's report of present, former and ended incarnations. The
     /// present ones will report the names of their regions; until then, it is unknown which names are free.
     pub(in crate::engine) fn handle_seen(
         &mut self,
@@ -433,7 +433,7 @@ impl Engine {
         self.out.push(Effect::MembersChanged);
     }
 
-    /// Stops waiting for names of nodes that did not connect within a lease.  Colliding names will be changed later.
+    /// Stops waiting for names of nodes that did not connect within a lease. Colliding names will be changed later.
     pub(in crate::engine) fn expire_expected_names(&mut self) {
         let (now_ns, members) = (self.out.now_ns(), &self.membership.members);
         let is_over = |pairing: &Pairing| pairing.names_due_ns.is_some_and(|due_ns| due_ns < now_ns);
@@ -463,7 +463,7 @@ impl Engine {
         self.membership.members.note_names_reported(incarnation);
     }
 
-    /// Records incarnations as ended.  A connected one is only marked, since a report alone does not end it.
+    /// Records incarnations as ended. A connected one is only marked, since a report alone does not end it.
     fn note_ended(&mut self, ended: impl IntoIterator<Item = NodeIncarnation>) {
         for incarnation in ended {
             if self.membership.members.is_alive(incarnation) {
@@ -499,7 +499,7 @@ impl Engine {
         Some((seat.incarnation, address.unwrap_or_default()))
     }
 
-    /// Handles the directory's list of living and ended incarnations.  A report alone does not end a connected
+    /// Handles the directory's list of living and ended incarnations. A report alone does not end a connected
     /// incarnation, unless another one claims its number here.
     pub(in crate::engine) fn handle_known(
         &mut self,
@@ -516,7 +516,7 @@ impl Engine {
             let living = living.into_iter().map(|(member, address)| (member.incarnation, address));
             return self.note_directory(living.collect());
         }
-        // A restarted directory may know an unreachable incarnation from a node that missed its end.  Such a report
+        // A restarted directory may know an unreachable incarnation from a node that missed its end. Such a report
         // does not prove that another incarnation with the same number has ended.
         let known = living.iter().map(|(member, _)| member.incarnation);
         let known = known.filter(|incarnation| !self.membership.pairings.has_ended(*incarnation));
@@ -589,7 +589,7 @@ impl Engine {
         }
     }
 
-    /// Whether the cluster is small enough for a full mesh.
+    /// Returns true if the cluster is small enough for a full mesh.
     pub(in crate::engine) fn is_full_mesh(&self) -> bool {
         self.out.config().is_full_mesh(self.membership.count())
     }
@@ -613,7 +613,7 @@ impl Engine {
         self.dial_unreachable();
     }
 
-    /// Dials nodes that are not connected.  The higher number dials, so that the two do not collide.  After two leases
+    /// Dials nodes that are not connected. The higher number dials, so that the two do not collide. After two leases
     /// the lower number dials too, rarely: the peer may believe that this node has ended, and would then not dial.
     pub(in crate::engine) fn dial_unreachable(&mut self) {
         if self.membership.is_leaving || self.membership.meeting.is_joining {
@@ -653,7 +653,7 @@ impl Engine {
         self.settle();
     }
 
-    /// Handles a dial that was not answered in time.  The packets may have been lost, so operations keep waiting, for
+    /// Handles a dial that was not answered in time. The packets may have been lost, so operations keep waiting, for
     /// the lease, and the address is dialled again.
     pub fn handle_dial_unanswered(&mut self, now_ns: u64, address: &str) {
         self.out.set_now(now_ns);

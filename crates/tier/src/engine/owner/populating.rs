@@ -1,7 +1,7 @@
 //! Populating: allocates the pages of new local chunks before their first use.
 //!
-//! The operating system charges a page to the process that touches it first.  That should be this node, which owns the
-//! memory, rather than the first writer; and once a region is allocated, its memory must not run out.  Populating
+//! The operating system charges a page to the process that touches it first. That should be this node, which owns the
+//! memory, rather than the first writer; and once a region is allocated, its memory must not run out. Populating
 //! proceeds in pieces, between which other work runs, and stops when the requester is lost.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,7 +22,7 @@ pub(super) struct Populations {
 }
 
 impl Populations {
-    /// Whether the driver is still populating part of `extent`.
+    /// Returns true if the driver is still populating part of `extent`.
     pub(super) fn touches(&self, extent: &Extent) -> bool {
         let mut extents = self.in_progress.values().flat_map(|populating| &populating.extents);
         extents.any(|other| other.touches(extent))

@@ -1,4 +1,4 @@
-//! Commands on local memory: fills and copies requested by sessions of any node.  Each runs in steps, so that others
+//! Commands on local memory: fills and copies requested by sessions of any node. Each runs in steps, so that others
 //! can run in between; see [`super::super::sessions`] for the requesting side.
 
 use std::collections::BTreeMap;
@@ -31,7 +31,7 @@ struct Running {
     /// Index of the current copy segment, and number of its bytes done.
     at: usize,
     done: u64,
-    /// Whether the pairing with the requester has ended, so that the current step is the last.
+    /// True if the pairing with the requester has ended, so that the current step is the last.
     is_broken_off: bool,
 }
 
@@ -95,7 +95,7 @@ impl OwnerSide<'_> {
         self.next_step(id);
     }
 
-    /// Whether all extents are local memory that currently belongs to `region`.
+    /// Returns true if all extents are local memory that currently belongs to `region`.
     fn belong_to_region(&self, region: RegionId, mut extents: impl Iterator<Item = Extent>) -> bool {
         let Some(at_home) = self.homes.extents(&region) else {
             return extents.all(|extent| self.owner.store.is_held_for_region(region, &extent));
@@ -159,7 +159,7 @@ impl OwnerSide<'_> {
         }
     }
 
-    /// Ends a command.  Returns its requester if that is no longer paired: the caller resumes what waited for the end
+    /// Ends a command. Returns its requester if that is no longer paired: the caller resumes what waited for the end
     /// before it releases memory.
     pub(in crate::engine) fn end_running(
         &mut self,
@@ -187,14 +187,14 @@ impl Owner {
         of.for_each(|running| running.is_broken_off = true);
     }
 
-    /// Whether a command in progress was requested by that incarnation.
+    /// Returns true if a command in progress was requested by that incarnation.
     pub(in crate::engine) fn is_running_for(&self, incarnation: NodeIncarnation) -> bool {
         self.running.in_progress.values().any(|running| running.requester.incarnation == incarnation)
     }
 }
 
 impl Commands {
-    /// Whether a command in progress changes any byte of `extent`.
+    /// Returns true if a command in progress changes any byte of `extent`.
     pub(super) fn touches(&self, extent: &Extent) -> bool {
         let mut copy_segments = self.in_progress.values().flat_map(|running| &running.copy_segments);
         copy_segments.any(|segment| segment.to.touches(extent))
@@ -223,7 +223,7 @@ impl Running {
     }
 }
 
-/// Whether one of the sorted ranges `local` contains all of `extent`.
+/// Returns true if one of the sorted ranges `local` contains all of `extent`.
 fn is_inside(local: &[(Key, u64, u64)], extent: &Extent) -> bool {
     let next = local.partition_point(|(key, offset, _)| (*key, *offset) <= (extent.key, extent.offset));
     let Some((key, offset, len)) = next.checked_sub(1).map(|index| local[index]) else { return false };

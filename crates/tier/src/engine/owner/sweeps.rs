@@ -31,7 +31,7 @@ impl Sweeps {
 }
 
 impl Owner {
-    /// Whether the chunks of that home were freed, or are about to be.
+    /// Returns true if the chunks of that home were freed, or are about to be.
     pub(in crate::engine) fn has_swept(&self, home: NodeIncarnation) -> bool {
         self.sweeps.swept.contains(&home)
     }

@@ -1,4 +1,4 @@
-//! Memory operations: fills and copies of memory that loads and stores do not reach.  Commands are sent instead of the
+//! Memory operations: fills and copies of memory that loads and stores do not reach. Commands are sent instead of the
 //! data: the node that owns the target executes each part, and reads the source by itself.
 //!
 //! ```text
@@ -41,7 +41,7 @@ impl IssuedCopies {
         issued.max(lost.filter(|_| with_lost))
     }
 
-    /// Whether a command up to `upto` is in flight; `with_lost` includes commands whose replies are lost.
+    /// Returns true if a command up to `upto` is in flight; `with_lost` includes commands whose replies are lost.
     fn has_any_upto(&self, upto: OpId, with_lost: bool) -> bool {
         let is_issued = self.issued.keys().next().is_some_and(|first| *first <= upto);
         let is_lost = self.lost.keys().next().is_some_and(|(first, _)| *first <= upto);
@@ -60,7 +60,7 @@ impl Commands {
         self.memory.has_any_upto(upto, with_lost)
     }
 
-    /// Whether other nodes are executing commands for sessions of this node.
+    /// Returns true if other nodes are executing commands for sessions of this node.
     pub(in crate::engine) fn has_copies(&self) -> bool {
         !self.memory.issued.is_empty()
     }
@@ -156,7 +156,7 @@ impl SessionSide<'_> {
         self.cx.ask(node, request, Purpose::Memory(op, node));
     }
 
-    /// Handles a reply of `node`, or the loss of its incarnation `from`.  Returns true if this ends the command.
+    /// Handles a reply of `node`, or the loss of its incarnation `from`. Returns true if this ends the command.
     pub(in crate::engine) fn handle_memory_done(
         &mut self,
         op: OpId,

@@ -1,9 +1,10 @@
 //! The status of all nodes: this node asks the directory's node for the members, then each member for its status.
 //!
-//! The wait for a member that is met for the first time is short unless it answers: it may have lost power recently.
+//! The wait for a member that is being connected for the first time is short unless it answers: it may have lost power
+//! recently.
 //!
 //! If the directory's node is unreachable, another member lists those it knows
-//! ([`Engine::membership_source`](super::super::Engine::membership_source)).  Members that this node does not know
+//! ([`Engine::membership_source`](super::super::Engine::membership_source)). Members that this node does not know
 //! itself are shown in the result, but neither connected nor recorded.
 
 use std::collections::BTreeMap;
@@ -92,7 +93,7 @@ impl SessionSide<'_> {
         self.request_status(op, nodes, found, hearsay_only);
     }
 
-    /// Whether an unknown member can be dialled at its listed address; false if another member has lost it.
+    /// Returns true if an unknown member can be dialled at its listed address; false if another member has lost it.
     fn is_diallable(&self, member: &Member) -> bool {
         let is_small = self.cx.config().is_full_mesh(self.cx.membership().count());
         let is_missed = matches!(member.state, NodeState::Unreachable | NodeState::Dead | NodeState::Left);

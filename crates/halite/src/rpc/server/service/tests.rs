@@ -122,6 +122,6 @@ fn ended_services_take_no_requests_back() {
     let link = link();
     assert!(service.requeue(message(&link, 0, 1)).is_ok());
     assert!(service.close().is_some());
-    assert!(service.requeue(message(&link, 1, 1)).is_err(), "nobody would ever answer it");
+    assert!(service.requeue(message(&link, 1, 1)).is_err(), "it would never be answered");
     link.drop_callers();
 }
