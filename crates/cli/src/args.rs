@@ -333,10 +333,10 @@ pub struct Up {
     /// Memory that each node contributes, allocated as it is used, for example 512M or 8G
     #[arg(long, env = "HALITE_ARENA", default_value = "1G", value_name = "BYTES")]
     pub arena: ByteCount,
-    /// Names.
+    /// Options for where names are kept.
     #[command(flatten)]
     pub names: Directory,
-    /// Networks.
+    /// Options for networks.
     #[command(flatten)]
     pub networks: Networks,
     /// Address for node 0's metrics (Prometheus); each next node uses the next port; port 0: the system chooses
@@ -359,10 +359,10 @@ pub struct Node {
     /// Memory that the node contributes, allocated as it is used, for example 512M or 8G
     #[arg(long, env = "HALITE_ARENA", default_value = "1G", value_name = "BYTES")]
     pub arena: ByteCount,
-    /// Names.
+    /// Options for where names are kept.
     #[command(flatten)]
     pub names: Directory,
-    /// Networks.
+    /// Options for networks.
     #[command(flatten)]
     pub networks: Networks,
     /// Address for metrics (Prometheus, HTTP at /metrics); port 0: the system chooses
@@ -371,7 +371,7 @@ pub struct Node {
     /// Write roce packets to a pcap file for Wireshark, at most 1 GiB
     #[arg(long, value_name = "FILE")]
     pub pcap: Option<PathBuf>,
-    /// Other hosts.
+    /// Options for other hosts.
     #[command(flatten)]
     pub hosts: Hosts,
     /// Time to move regions to other nodes after SIGTERM; SIGINT leaves at once
@@ -415,16 +415,16 @@ pub struct Doctor {
     /// Memory that the node contributes, for example 512M or 8G
     #[arg(long, env = "HALITE_ARENA", default_value = "1G", value_name = "BYTES")]
     pub arena: ByteCount,
-    /// Networks.
+    /// Options for networks.
     #[command(flatten)]
     pub networks: Networks,
     /// Address for metrics
     #[arg(long, env = "HALITE_METRICS", value_name = "IP:PORT|none", default_value_t = MetricsAt(None))]
     pub metrics: MetricsAt,
-    /// Names.
+    /// Options for where names are kept.
     #[command(flatten)]
     pub names: Directory,
-    /// Other hosts.
+    /// Options for other hosts.
     #[command(flatten)]
     pub hosts: Hosts,
     /// Output format.

@@ -33,7 +33,7 @@ impl Client {
         Ok(Client { id: node.id(), session: node.blocking_session(), node })
     }
 
-    /// Returns the node that lists the members if node 0 is unreachable; `None` if it is node 0.
+    /// Returns the node that lists the members in place of an unreachable node 0; `None` if node 0 lists them.
     pub fn membership_source(&self) -> Option<NodeId> {
         Some(self.node.membership_source()).filter(|node| *node != NodeId(0))
     }

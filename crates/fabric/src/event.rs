@@ -59,7 +59,7 @@ pub struct ConnectFailure {
 /// The end that caused a failed connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ConnectTrouble {
-    /// This process lacks a resource, such as addresses or descriptors.
+    /// This process lacks a resource, such as address space or file descriptors.
     Ours,
     /// The other end does not exist, or refuses.
     Theirs,

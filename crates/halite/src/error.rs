@@ -100,9 +100,9 @@ pub enum RegionCause {
     /// The region was lost with its home.
     #[error("the region was lost with {0}")]
     Lost(Lost),
-    /// A node cannot map memory that it must read, for lack of addresses or descriptors.
+    /// A node cannot map memory that it must read, for lack of address space or file descriptors.
     #[error(
-        "node {node} lacks addresses or descriptors to map the memory of node {owner}; raise the limits of its process (`ulimit -v`, `ulimit -n`)"
+        "node {node} lacks address space or file descriptors to map the memory of node {owner}; raise the limits of its process (`ulimit -v`, `ulimit -n`)"
     )]
     Unmapped {
         /// The node that cannot map it.
@@ -415,14 +415,14 @@ pub enum AccessCause {
     /// This process is a fork of the one that joined the cluster.
     #[error("this process is a fork of the node's process; join the cluster anew after the fork")]
     Forked,
-    /// This process cannot map the memory of the bytes, for lack of addresses or descriptors. Nothing was touched.
+    /// This process cannot map the memory of the bytes, for lack of address space or file descriptors. Nothing was touched.
     #[error(
-        "this process lacks addresses or descriptors to map the memory of node {0}; raise its limits (`ulimit -v`, `ulimit -n`)"
+        "this process lacks address space or file descriptors to map the memory of node {0}; raise its limits (`ulimit -v`, `ulimit -n`)"
     )]
     Unmapped(NodeId),
     /// The node that was to copy the bytes cannot map their memory.
     #[error(
-        "node {node}, the target of the copy, lacks addresses or descriptors to map the memory of node {owner}; raise the limits of its process (`ulimit -v`, `ulimit -n`)"
+        "node {node}, the target of the copy, lacks address space or file descriptors to map the memory of node {owner}; raise the limits of its process (`ulimit -v`, `ulimit -n`)"
     )]
     UnmappedBy {
         /// The node that was to copy.

@@ -77,7 +77,8 @@ pub struct Config {
     pub write_packets_max: u32,
     /// Maximum packets in the response to one read request, at most 64. With `selective`, each is a message of its own.
     pub read_packets_max: u32,
-    /// Maximum packets in flight by the peer's grant; also the window where the peer sends no grants.
+    /// Upper limit of the window that the peer grants, in packets; also the window itself if the peer sends no grants.
+    /// `fills_path` allows more in flight.
     pub window_packets_max: u32,
     /// True to allow, beyond the grant, the bandwidth-delay product of the path in flight. Requires `selective`.
     pub fills_path: bool,

@@ -27,7 +27,7 @@ pub trait Directory: fmt::Debug + Send {
     /// all nodes also send their requests and the names of their regions to it.
     fn seat(&self) -> NodeId;
 
-    /// Returns true if names and numbers are kept in a store outside of the cluster (etcd). Each node then accesses
+    /// Returns true if names and numbers are kept in a store outside the cluster (etcd). Each node then accesses
     /// the store itself, instead of asking the [seat](Directory::seat).
     fn is_outside(&self) -> bool {
         false

@@ -192,7 +192,7 @@ pub enum Command {
         /// Whether the node stays if some data could not be moved.
         stays: bool,
     },
-    /// Move the names from node 0 to a store outside of the cluster.
+    /// Move the names from node 0 to a store outside the cluster.
     MoveNames(NamesAt),
 }
 
@@ -508,7 +508,7 @@ pub enum Effect {
         /// Whether to refuse.
         is_on: bool,
     },
-    /// Execute a transaction in the store outside of the cluster; then call `handle_stored`, once.
+    /// Execute a transaction in the store outside the cluster; then call `handle_stored`, once.
     Store {
         /// Passed to `handle_stored`.
         id: u64,

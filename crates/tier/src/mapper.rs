@@ -444,8 +444,8 @@ impl Mapper {
         self.regions_touching(incarnation).into_iter().map(|region| self.freeze_handles(region)).collect()
     }
 
-    /// Records that an incarnation has ended. Forgets it once no region of it is mapped, since nodes come and go with
-    /// every command.
+    /// Records that an incarnation has ended, and forgets ended incarnations of which no region is mapped here.
+    /// Otherwise they would accumulate, since each run of a `halite` command joins as a node.
     pub fn handle_ended(&mut self, incarnation: NodeIncarnation) {
         self.ended.insert(incarnation);
         for incarnation in std::mem::take(&mut self.ended) {

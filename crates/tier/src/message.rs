@@ -129,7 +129,7 @@ pub enum Request {
     TryNames { at: NamesAt },
 }
 
-/// Location of the names outside of the cluster.
+/// Location of the names outside the cluster.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NamesAt {
     /// Address of the store, for drivers. Without password, since intermediaries may read it.
@@ -703,7 +703,7 @@ pub enum ErrorReply {
     #[error("all numbers below {} are taken", NodeId::EPHEMERAL_MIN)]
     NoNumbers,
     /// The reading node cannot map the memory of the source.
-    #[error("node {node} does not have enough addresses or descriptors to map that memory of node {owner}")]
+    #[error("node {node} lacks address space or file descriptors to map the memory of node {owner}")]
     Unmapped {
         /// The reading node.
         node: NodeId,
@@ -714,13 +714,13 @@ pub enum ErrorReply {
     #[error("node {0} is being drained")]
     Draining(NodeId),
     /// The node has the maximum number of waiting requests from the requesting node.
-    #[error("{max} requests of this node wait there, which is the maximum")]
+    #[error("{max} requests of this node, the maximum, already wait at the node that must answer")]
     TooManyRequests {
         /// The maximum.
         max: u64,
     },
-    /// The directory outside of the cluster does not answer; the claim may have succeeded.
-    #[error("the directory outside of the cluster does not answer")]
+    /// The store of names outside the cluster (etcd) does not answer; the claim may have succeeded.
+    #[error("etcd, which holds the names, does not answer")]
     DirectoryOut,
     /// The names have moved, and this node was notified of the new place: it repeats the request there.
     #[error("the names have moved elsewhere")]

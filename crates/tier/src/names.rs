@@ -67,7 +67,7 @@ pub fn is_reserved(name: &str) -> bool {
     name.starts_with(RESERVED)
 }
 
-/// Whether the name is valid for any region.
+/// Whether the name has a permitted length. A reserved name may be longer than a user's.
 pub fn is_name(name: &str) -> bool {
     let len_max = if is_reserved(name) { NAME_BYTES_MAX + RESERVED_BYTES } else { NAME_BYTES_MAX };
     (1..=len_max).contains(&name.len())

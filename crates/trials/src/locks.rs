@@ -145,7 +145,7 @@ pub(crate) async fn act(actor: &mut Actor) {
     }
 }
 
-/// Works with the data under a lock that the session holds for certain.
+/// Works with the data under a lock that the session certainly holds.
 async fn work(actor: &mut Actor) {
     let index = actor.random.index(actor.locks.held.len());
     if !actor.locks.held[index].is_doubtful {

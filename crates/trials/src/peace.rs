@@ -1,7 +1,7 @@
-//! Peace: from two leases after the last fault between nodes on, everything that lives works.
+//! Peace: the time that begins two leases after the last fault between nodes. In it, everything that is alive must work.
 //!
-//! All nodes are connected, every region whose nodes live is found under its name or as `NAME@NODE`, and no operation
-//! that begins then fails. Where processes share memory, nodes that were cut off have been killed.
+//! All nodes are connected, or know each other as unconnected members. Every region whose nodes are alive is found under
+//! its name or as `NAME@NODE`. No operation that begins in this time fails. Where processes share memory, nodes that were cut off have been killed.
 
 use std::rc::Rc;
 use std::time::Duration;

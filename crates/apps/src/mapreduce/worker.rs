@@ -20,7 +20,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 pub struct Worker<'a> {
     /// Session of its node.
     pub session: &'a blocking::Session,
-    /// Name of the run, which no other has: that of the master, and the prefix of the names of the run's regions.
+    /// Unique name of the run. The master serves under this name, and the names of the run's regions begin with it.
     pub run: &'a str,
     /// Number of the worker, from 0.
     pub number: u32,

@@ -27,7 +27,7 @@ pub enum HalitePathError {
     Missing(PathBuf),
 }
 
-/// Returns the path of the program: the given one, or next to this program, where it is built if it does not exist.
+/// Returns `given`, or else the path of `halite` beside this program; builds that first if it does not exist.
 pub fn locate(given: Option<&Path>) -> Result<PathBuf, HalitePathError> {
     let path = match given {
         Some(path) => path.to_path_buf(),

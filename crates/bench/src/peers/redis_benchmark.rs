@@ -71,7 +71,8 @@ pub fn arguments(command: Command, window: u64, iterations: u64) -> Vec<String> 
     ["-t", &name, "--csv"].into_iter().map(str::to_owned).chain(numbers).collect()
 }
 
-/// Sends at least `iterations` commands, `window` of them together by each client. The keys have values before.
+/// Starts the server, sets [`KEYS`] random keys, and then measures at least `iterations` commands. Each client sends
+/// `window` of them together.
 pub fn run(
     server: Server,
     command: Command,

@@ -53,7 +53,7 @@ pub struct GrepArgs {
 /// The task of one worker.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub struct Task {
-    /// Name of the run: that of the master, and the prefix of the names of its regions.
+    /// Unique name of the run. The master serves under this name, and the names of the run's regions begin with it.
     run: String,
     number: u32,
     nodes: Vec<u32>,

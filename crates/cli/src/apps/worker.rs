@@ -81,7 +81,8 @@ pub enum Answer {
 #[error("{why}")]
 pub struct Failure {
     why: String,
-    /// Time of the failure, in ns of the clock that all processes of this host share. Consequences have later times.
+    /// Time of the failure, in ns of the clock that all processes of this host share. A failure
+    /// that it causes in another worker has a later time, so the earliest one is reported.
     pub at_ns: u64,
 }
 

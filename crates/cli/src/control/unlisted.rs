@@ -79,7 +79,8 @@ impl Unlisted {
         }
     }
 
-    /// Returns the processes of this host that do not end within [`GRACE`], since leaving nodes have no files either.
+    /// Waits up to [`GRACE`] for the unlisted processes of this host to end, and returns those that remain. Nodes that
+    /// are just leaving have no files either.
     pub fn remaining(self) -> Result<Vec<Target>, StopError> {
         let (_, remaining) = await_ends(self.here, GRACE)?;
         Ok(remaining)

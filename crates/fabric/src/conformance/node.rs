@@ -188,11 +188,11 @@ pub struct Pair<'h> {
     pub one: Node<'h>,
     /// The fabric that was dialled.
     pub two: Node<'h>,
-    /// Number of `two` at `one`.
+    /// The id by which `one` knows `two`.
     pub to_two: PeerId,
-    /// Number of `one` at `two`.
+    /// The id by which `two` knows `one`.
     pub to_one: PeerId,
-    /// The key of `one`'s segment.
+    /// Key and window of `one`'s segment.
     pub source: (Key, Window),
     /// The key of `two`'s segment.
     pub target: (Key, Window),

@@ -172,8 +172,8 @@ impl Cluster {
     }
 }
 
-/// Repeats `attempt` until it succeeds. Messages of other threads make it succeed, a few after each attempt at most, so
-/// the limit is a number of attempts, not a time.
+/// Repeats `attempt` until it succeeds. Other threads run in between, in pauses that grow. Panics after a maximum number
+/// of attempts; there is no time limit.
 pub fn eventually<T>(what: &str, mut attempt: impl FnMut() -> Result<T, String>) -> T {
     const ATTEMPTS_MAX: u32 = 20_000;
     let mut last = String::new();

@@ -296,7 +296,7 @@ pub(super) struct Context<'a> {
     seat: NodeId,
     /// The node that keeps names, as seen from this one.
     names_seat: NodeId,
-    /// True if names are kept outside of the cluster.
+    /// True if names are kept outside the cluster.
     names_are_outside: bool,
     /// True if this node found that it cannot write to that store.
     lacks_store: bool,

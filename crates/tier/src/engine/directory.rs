@@ -311,7 +311,7 @@ impl Engine {
         }
     }
 
-    /// Switches this node to the store outside of the cluster to which the names have moved.
+    /// Switches this node to the store outside the cluster to which the names have moved.
     pub(super) fn handle_names_at(&mut self, from: NodeIncarnation, at: NamesAt) {
         if !at.is_well_formed() {
             return;

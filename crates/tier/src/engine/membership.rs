@@ -29,7 +29,7 @@ pub(super) struct Membership {
     members: Members,
     pairings: Pairings,
     meeting: Meeting,
-    /// Members listed in a store outside of the cluster.
+    /// Members listed in a store outside the cluster.
     listed: Listed,
     /// Time of the next heartbeat, in ns.
     heartbeat_ns: u64,

@@ -42,7 +42,7 @@ pub(super) struct Commands {
     statuses: Statuses,
     /// Number of map requests in flight per region: once it has replied, the home lists this node as a mapper.
     mapping: BTreeMap<RegionId, usize>,
-    /// Regions and homes of names used before, if names are kept outside of the cluster.
+    /// Regions and homes of names used before, if names are kept outside the cluster.
     known: KnownNames,
 }
 

@@ -67,13 +67,15 @@ pub struct RequestLine {
     pub input: [u8; INPUT_BYTES_MAX],
 }
 
-/// The mark of a request at a position.
+/// The value in the first word of a request line that shows that the line is new: the lap of its position, with the
+/// highest bit set.
 #[inline]
 pub fn request_mark(position: u64) -> u16 {
     (position / u64::from(REQUEST_LINES)) as u16 | MARK
 }
 
-/// The mark of a reply to a use of a slot.
+/// The value in the first word of a reply line that shows that the line is new: the generation of its slot, with the
+/// highest bit set.
 #[inline]
 pub fn reply_mark(slot: SlotId) -> u16 {
     slot.generation | MARK

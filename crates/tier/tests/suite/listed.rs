@@ -1,4 +1,4 @@
-//! Members listed in a store outside of the cluster: they are found without node 0, and a list edited by hand does no
+//! Members listed in a store outside the cluster: they are found without node 0, and a list edited by hand does no
 //! harm.
 
 use crate::common;

@@ -49,7 +49,7 @@ struct Life {
     places: BTreeMap<u64, u64>,
     /// Position of each token.
     tokens: BTreeMap<u64, u64>,
-    /// Node of each segment and its incarnation, if known for certain.
+    /// Node of each segment and its incarnation, if certainly known.
     homes: BTreeMap<u64, Option<(u32, u32)>>,
     readers: Vec<Passed>,
     trimmed: u64,

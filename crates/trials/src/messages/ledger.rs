@@ -15,7 +15,7 @@ struct Stream {
     last_begun: u64,
     /// Number of the last message that arrived.
     last_come: u64,
-    /// Messages that were sent for certain and have not arrived.
+    /// Messages that were certainly sent and have not arrived.
     sent: BTreeSet<u64>,
     /// Messages that will not arrive.
     denied: BTreeSet<u64>,

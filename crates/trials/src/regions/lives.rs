@@ -41,7 +41,7 @@ pub(super) struct Life {
     places: BTreeSet<(u32, u32)>,
     /// Time at which a session began to free the region.
     pub(super) end_begun_ns: u64,
-    /// Time from which the region is gone for certain.
+    /// Time from which the region is certainly gone.
     pub(super) ended_ns: u64,
     /// True for each principal from which permissions were ever revoked.
     pub(super) revoked: [bool; crate::harness::PRINCIPALS.len()],

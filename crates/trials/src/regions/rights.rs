@@ -11,7 +11,7 @@ use crate::harness::PRINCIPALS;
 struct Right {
     /// Time until which the principal may have had it; [`NEVER`] if it may have it now.
     maybe_until_ns: u64,
-    /// Time since which the principal has had it for certain; [`NEVER`] if it may not have it.
+    /// Time since which the principal has certainly had it; [`NEVER`] if it may not have it.
     sure_since_ns: u64,
 }
 

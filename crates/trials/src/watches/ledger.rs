@@ -48,11 +48,11 @@ pub(super) struct Watcher {
     is_ending: bool,
     /// The last notification of each writer.
     last: BTreeMap<Writer, Number>,
-    /// Notifications that are in the watcher's queue for certain.
+    /// Notifications that are certainly in the watcher's queue.
     owed: BTreeMap<Number, Owed>,
 }
 
-/// A notification that is in a watcher's queue for certain.
+/// A notification that is certainly in a watcher's queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Owed {
     writer: Writer,
@@ -155,7 +155,7 @@ impl Ledger {
         }
     }
 
-    /// Returns the notification that has been in a watcher's queue longest for certain.
+    /// Returns the notification that has certainly been in a watcher's queue for the longest time.
     pub(super) fn owed(&self, id: WatchId) -> Option<(Number, Owed)> {
         let owed = &self.watchers.get(&id).expect("the watcher is registered").owed;
         owed.iter()

@@ -22,7 +22,7 @@ pub(super) struct Life {
     pub(super) revoked: [bool; PRINCIPALS.len()],
     /// True if the region is being freed, or no session uses it.
     pub(super) ends: bool,
-    /// Time from which the region is gone for certain.
+    /// Time from which the region is certainly gone.
     pub(super) ended_ns: u64,
     pub(super) ledger: Ledger,
     /// Starts of the reads in progress.

@@ -1,7 +1,7 @@
 //! Watchers: each watches a region for a while, receives notifications, and checks that it can read the written bytes.
 //!
-//! Notifications that are queued for certain must arrive, in the order of each writer, and wake the waiter. No other
-//! notification arrives, and none whose write cannot be read. A watch ends with its region, its handle or the read
+//! Notifications that are certainly in the watcher's queue must arrive, in the order of each writer, and wake the waiter.
+//! No other notification may arrive. The write behind each one must be readable. A watch ends with its region, its handle or the read
 //! permission, after all queued notifications have been received.
 
 use std::rc::Rc;

@@ -166,7 +166,7 @@ impl HomeSide<'_> {
         self.cx.answer(waiter.requester, Ok(Reply::Locked { token, recovered }));
     }
 
-    /// Returns true if a holder has lost its lock for certain: its session has ended, or its guards have expired.
+    /// Returns true if a holder has certainly lost its lock: its session has ended, or its guards have expired.
     fn is_gone(&self, holder: Holder) -> bool {
         let alive =
             self.cx.members().peers().map(|(_, peer)| peer.incarnation).chain([self.cx.incarnation()]);

@@ -1,4 +1,4 @@
-//! The list of members in a store outside of the cluster. Each member registers its address there, and all nodes can
+//! The list of members in a store outside the cluster. Each member registers its address there, and all nodes can
 //! read the list without node 0.
 //!
 //! ```text
