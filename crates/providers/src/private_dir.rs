@@ -106,7 +106,7 @@ impl Kind {
             _ if found == wanted && stat.st_uid != uid_wanted => Some("of another user"),
             FileType::RegularFile if self == Kind::File => {
                 // A count of 0 means that the file was removed in between.
-                (stat.st_nlink > 1).then_some("a file that has other names, too")
+                (stat.st_nlink > 1).then_some("a file with several hard links")
             }
             FileType::Socket if self == Kind::Socket => None,
             FileType::RegularFile => Some("a regular file"),
