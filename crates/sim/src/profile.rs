@@ -300,7 +300,9 @@ mod tests {
                 .contains("cut_off")
         );
         let roce = include_str!("../profiles/roce-100g.toml");
-        assert!(error(&roce.replace("mtu_bytes = 4096", "mtu_bytes = 4000")).contains("mtu_bytes of 256"));
+        assert!(
+            error(&roce.replace("mtu_bytes = 4096", "mtu_bytes = 4000")).contains("mtu_bytes must be 256")
+        );
         assert!(error(&local.replace("lanes = 1", "lanes = 2")).contains("lanes is 2"));
         assert!(error(&local.replace("pcie_ns = 0", "pcie_ns = 9")).contains("pcie_ns is 9"));
     }
