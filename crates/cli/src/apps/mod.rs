@@ -5,6 +5,7 @@
 
 mod away;
 mod crew;
+mod dsm;
 mod graph;
 mod kv;
 mod log;
@@ -41,6 +42,8 @@ enum App {
     Pagerank(graph::PagerankArgs),
     /// Find the connected components of a graph
     Components(graph::ComponentsArgs),
+    /// Measure distributed shared memory, and check counters that all processes change
+    Dsm(dsm::DsmArgs),
     /// Run YCSB workloads on a sharded key-value store and check each value
     Ycsb(ycsb::YcsbArgs),
 }
@@ -96,6 +99,7 @@ impl App {
             App::Kv(args) => &args.over,
             App::Pagerank(args) => &args.graph.over,
             App::Components(args) => &args.graph.over,
+            App::Dsm(args) => &args.over,
             App::Ycsb(args) => &args.over,
         }
     }
@@ -110,6 +114,7 @@ pub fn run(dir: Option<&Path>, args: &RunArgs) -> anyhow::Result<()> {
         App::Kv(args) => kv::run(dir, args),
         App::Pagerank(args) => graph::rank(dir, args),
         App::Components(args) => graph::connect(dir, args),
+        App::Dsm(args) => dsm::run(dir, args),
         App::Ycsb(args) => ycsb::run(dir, args),
     }
 }
