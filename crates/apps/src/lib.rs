@@ -1,5 +1,6 @@
 //! Applications on the public interface: small enough to read in one go, and of practical use.
 //!
+//! - [`dsm`]: shared pages, which workers load from and store to as memory.
 //! - [`graph`]: ranks and components of large graphs, by workers that read each other's values.
 //! - [`kv`]: a key-value store; clients read the owner's memory, and the owner makes changes.
 //! - [`log`]: a log with many writers and many followers, and no server.
@@ -10,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod directory;
+pub mod dsm;
 pub mod graph;
 pub mod kv;
 pub mod log;

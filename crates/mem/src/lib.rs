@@ -1,7 +1,8 @@
 //! Memory that other processes may write.
 //!
 //! A [`Segment`] is mapped by several processes at once; a [`Window`] is a bounds-checked view of a part of one. Other
-//! processes may write to this memory at any time, so no method lends it as `&[u8]`: callers copy it or use atomics.
+//! processes may write to this memory at any time, so no method lends it as `&[u8]`: callers copy it or use atomics. A
+//! [`Paged`] is private memory whose pages the program provides when they are touched.
 //! This crate knows no network, names or permissions.
 
 #![allow(unsafe_code)]
@@ -10,6 +11,7 @@ pub mod allocator;
 mod copy;
 pub mod doorbell;
 pub mod fork;
+pub mod paged;
 pub mod pins;
 pub mod ring;
 pub mod segment;
@@ -20,6 +22,7 @@ pub mod window;
 pub use allocator::{Allocator, BadFree, Extent};
 pub use doorbell::{Doorbell, Sleeper};
 pub use fork::Process;
+pub use paged::{Fault, Paged, PagedError};
 pub use pins::{COUNTS, Elapsed, GracePeriod, Pin, Pins};
 pub use segment::{DiscardError, OpenError, PagePolicy, Segment};
 pub use slots::{Lookup, SlotError, Slots};

@@ -2,6 +2,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod dsm;
 mod graph;
 mod kv;
 mod log;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use halite::Permissions;
+use halite_apps::dsm::Dsm;
 use halite_apps::graph::Crowd;
 use halite_apps::is_without_directory;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -270,8 +271,10 @@ fn end(worker: Coworker) -> anyhow::Result<()> {
 fn sweep(dir: &Path, name: &str) -> anyhow::Result<()> {
     let client = Client::join(dir)?;
     let named = client.session.list()?.into_iter().filter_map(|info| info.name);
-    // Fails where the run has no barrier; it holds no data.
-    let _ = client.session.free_barrier(&Crowd::barrier(name));
+    for barrier in [Crowd::barrier(name), Dsm::barrier(name)] {
+        // Fails where the run has no such barrier; it holds no data.
+        let _ = client.session.free_barrier(&barrier);
+    }
     let mut freed = Ok(());
     for region in named.filter(|region| is_part(region, name)) {
         let mapped = client.session.map(&region, Permissions::MASTER);

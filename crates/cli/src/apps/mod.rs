@@ -5,6 +5,7 @@
 
 mod away;
 mod crew;
+mod dsm;
 mod graph;
 mod kv;
 mod log;
@@ -46,6 +47,8 @@ enum App {
     Wordcount(mapreduce::WordcountArgs),
     /// Find the lines of files that match a regular expression
     Grep(mapreduce::GrepArgs),
+    /// Measure distributed shared memory, and check counters that all processes change
+    Dsm(dsm::DsmArgs),
     /// Run YCSB workloads on a sharded key-value store and check each value
     Ycsb(ycsb::YcsbArgs),
 }
@@ -103,6 +106,7 @@ impl App {
             App::Components(args) => &args.graph.over,
             App::Wordcount(args) => &args.over,
             App::Grep(args) => &args.over,
+            App::Dsm(args) => &args.over,
             App::Ycsb(args) => &args.over,
         }
     }
@@ -119,6 +123,7 @@ pub fn run(dir: Option<&Path>, args: &RunArgs) -> anyhow::Result<()> {
         App::Components(args) => graph::connect(dir, args),
         App::Wordcount(args) => mapreduce::run_wordcount(dir, args),
         App::Grep(args) => mapreduce::run_grep(dir, args),
+        App::Dsm(args) => dsm::run(dir, args),
         App::Ycsb(args) => ycsb::run(dir, args),
     }
 }

@@ -13,7 +13,7 @@ use clap::Args;
 use halite::{Config, Node, NodeId, Provider, blocking};
 use serde::{Deserialize, Serialize};
 
-use super::{graph, kv, log, mapreduce, ycsb};
+use super::{dsm, graph, kv, log, mapreduce, ycsb};
 use crate::args::network;
 use crate::metrics_at::MetricsAt;
 use crate::{output, signals};
@@ -55,6 +55,8 @@ pub enum Line {
 
 #[derive(Serialize, Deserialize, Debug)]
 pub enum Task {
+    /// `halite run dsm`
+    Dsm(dsm::Task),
     /// `halite run pagerank` and `halite run components`
     Graph(graph::Task),
     /// `halite run kv`
@@ -141,6 +143,7 @@ pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
         Worker { session: node.blocking_session(), node: node.id(), lines: listen(is_over.clone()), is_over };
     let done = match worker.next() {
         None => Ok(()),
+        Some(Line::Task(Task::Dsm(task))) => dsm::work(&worker, &task),
         Some(Line::Task(Task::Graph(task))) => graph::work(&worker, &task),
         Some(Line::Task(Task::Kv(task))) => kv::work(&worker, &task),
         Some(Line::Task(Task::Log(task))) => log::work(&worker, &task),

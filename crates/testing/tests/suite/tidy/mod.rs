@@ -18,7 +18,7 @@ const EDGES: [(&str, &[&str]); 9] = [
     ("halite-tier", &["halite-fabric", "halite-mem"]),
     ("halite", &["halite-tier", "halite-providers", "halite-fabric", "halite-mem"]),
     ("halite-trials", &["halite", "halite-apps", "halite-sim", "halite-fabric"]),
-    ("halite-apps", &["halite"]),
+    ("halite-apps", &["halite", "halite-mem"]),
 ];
 
 /// The permitted dependencies of the program.

@@ -1,0 +1,212 @@
+//! Distributed shared memory: one range of pages that all workers load from and store to.
+//!
+//! ```text
+//!  acquire   lock server (worker 0) ── many readers or one writer of a range of pages, in order of arrival
+//!  load      absent page ── fault ── one-sided read from the page's home ──> copy, protected against stores
+//!  store     protected page ── fault ── noted as dirty, unprotected
+//!  release   dirty pages ── one-sided writes ──> homes ── multicast: discard your copies ── lock server
+//! ```
+//!
+//! Page `p` lives in the region of worker `p % workers`. A worker keeps copies of the pages that it has touched, until
+//! another worker releases a section in which it changed them. This is release consistency: a worker that has acquired
+//! pages finds what all sections over them stored that were released before. Loads outside of a section find some
+//! earlier state of each page. Sections cover whole pages, so two counters in one page exclude each other.
+//!
+//! The range has the same offsets in all workers, but its addresses may differ: shared data holds offsets, not pointers.
+//! A system call on an absent page fails with EFAULT, because only a program's own accesses fault.
+//!
+//! Pages die with the worker that is their home. The sections of a worker that dies end, and what it had not released is
+//! lost: of a section that it was releasing, some pages may have arrived. It can't acquire again, since its copies may be
+//! stale. The other workers go on with pages whose homes live; an access to others fails, and so do all later ones of
+//! that worker.
+
+mod error;
+mod locks;
+mod pages;
+mod section;
+mod service;
+mod table;
+mod words;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use halite::{Permissions, Placement, ServeOptions, blocking};
+
+pub use error::DsmError;
+pub use section::Section;
+pub use table::Access;
+
+use locks::Locks;
+use pages::Pages;
+use service::Service;
+
+/// How one worker takes part in a range of pages.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Name of the range. Its regions, servers and its barrier are called `NAME/...`.
+    pub name: String,
+    /// The worker's number, from 0 on. Each worker has a node of its own.
+    pub me: usize,
+    /// Number of workers.
+    pub workers: usize,
+    /// Number of pages, the same for all workers.
+    pub pages: usize,
+    /// Maximum time that workers wait for each other, and for a section.
+    pub patience: Duration,
+}
+
+/// One worker's view of the shared pages. All offsets are bytes from the start of the range. Methods block.
+///
+/// ```
+/// # use halite::{Config, Node, NodeId};
+/// # use halite_apps::dsm::{Access, Dsm, DsmError, Options};
+/// # let dir = std::env::temp_dir().join(format!("halite-doc-dsm-{}", std::process::id()));
+/// # let node = Node::embedded(Config { dir: dir.clone(), node: Some(NodeId(0)), ..Config::default() })?;
+/// let patience = std::time::Duration::from_secs(60);
+/// let options = Options { name: "board".into(), me: 0, workers: 1, pages: 64, patience };
+/// let dsm = match Dsm::open(&node.blocking_session(), options) {
+///     Err(DsmError::Pages(_)) => return Ok(()), // the system refuses to report faults
+///     dsm => dsm?,
+/// };
+/// let section = dsm.acquire(0..8192, Access::Write)?;
+/// dsm.store_u64(4096, dsm.load_u64(4096)? + 1)?;
+/// section.release()?;
+/// assert_eq!(dsm.load_u64(4096)?, 1);
+/// dsm.close()?;
+/// # drop(node);
+/// # std::fs::remove_dir_all(dir)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Dsm {
+    session: blocking::Session,
+    options: Options,
+    own: halite::Lh,
+    pages: Arc<Pages>,
+    locks: Locks,
+    next_section: AtomicU64,
+    // Ended before the pages, by which they are served.
+    services: Vec<Service>,
+}
+
+impl Dsm {
+    /// Opens a range of zero bytes together with all other workers.
+    pub fn open(session: &blocking::Session, options: Options) -> Result<Dsm, DsmError> {
+        let Options { name, me, workers, pages: count, patience } = &options;
+        let session = session.clone();
+        // First, because a system may refuse it.
+        let pages = Pages::new(session.clone(), *count)?;
+        let own_bytes = count.div_ceil(*workers) as u64 * pages.page_bytes();
+        let region = region_of(name, *me);
+        let own = session.alloc(Some(&region), own_bytes, Placement::Anywhere, Permissions::empty())?;
+        let page_server = session.serve_named(&service_of(name, *me), ServeOptions::default())?;
+        let lock_server = match me {
+            0 => Some(session.serve_named(&locks::name_of(name), ServeOptions::default())?),
+            _ => None,
+        };
+        meet(&session, &options)?;
+        let mut homes = Vec::with_capacity(*workers);
+        for worker in 0..*workers {
+            homes.push(session.map(&region_of(name, worker), Permissions::READ | Permissions::WRITE)?);
+        }
+        pages.set_homes(homes);
+        let mut services = vec![service::serve_pages(page_server, pages.clone())];
+        services.extend(lock_server.map(|server| locks::serve(&session, server, name, *workers)));
+        let locks = Locks::new(session.clone(), name, *me, *patience);
+        // None of a section's calls then waits for a worker that still opens.
+        meet(&session, &options)?;
+        Ok(Dsm { session, own, pages, locks, next_section: AtomicU64::new(0), services, options })
+    }
+
+    /// Closes the range together with all other workers, and frees it.
+    pub fn close(mut self) -> Result<(), DsmError> {
+        meet(&self.session, &self.options)?;
+        self.services.clear();
+        for (worker, home) in self.pages.homes().iter().enumerate() {
+            if worker != self.options.me {
+                self.session.unmap(*home)?;
+            }
+        }
+        meet(&self.session, &self.options)?;
+        self.session.free(self.own)?;
+        if self.options.me == 0 {
+            self.session.free_barrier(&Dsm::barrier(&self.options.name))?;
+        }
+        Ok(())
+    }
+
+    /// Waits for all workers.
+    pub fn meet(&self) -> Result<(), DsmError> {
+        meet(&self.session, &self.options)
+    }
+
+    /// The name of the barrier of a range.
+    pub fn barrier(name: &str) -> String {
+        format!("{name}/meet")
+    }
+
+    /// Returns the length in bytes.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> u64 {
+        self.pages.len()
+    }
+
+    /// Returns the size of a page in bytes.
+    pub fn page_bytes(&self) -> u64 {
+        self.pages.page_bytes()
+    }
+
+    /// Begins a section over the pages of a range of bytes: waits until no other section conflicts with it. Sections are
+    /// admitted in order of arrival. A thread that acquires a section while it holds another one may wait for itself.
+    pub fn acquire(&self, bytes: Range<u64>, access: Access) -> Result<Section<'_>, DsmError> {
+        Section::acquire(self, bytes, access)
+    }
+}
+
+/// Accesses. Aligned words are single-copy atomic, and longer copies may tear. A page that is absent is read from its
+/// home on the calling thread.
+impl Dsm {
+    /// Fills `target` with the bytes from `offset` on.
+    pub fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), DsmError> {
+        self.pages.read(offset, target)
+    }
+
+    /// Copies `source` to `offset`. All pages must be in a section of this worker that may write.
+    pub fn write(&self, offset: u64, source: &[u8]) -> Result<(), DsmError> {
+        self.pages.write(offset, source)
+    }
+
+    /// Returns the word at `offset`.
+    pub fn load_u64(&self, offset: u64) -> Result<u64, DsmError> {
+        self.pages.load_u64(offset)
+    }
+
+    /// Stores `value` in the word at `offset`. Its page must be in a section of this worker that may write.
+    pub fn store_u64(&self, offset: u64, value: u64) -> Result<(), DsmError> {
+        self.pages.store_u64(offset, value)
+    }
+
+    /// Makes all pages of a range of bytes present.
+    pub fn touch(&self, bytes: Range<u64>) -> Result<(), DsmError> {
+        for page in self.pages.covering(&bytes)? {
+            self.pages.load_u64(page as u64 * self.page_bytes())?;
+        }
+        Ok(())
+    }
+}
+
+fn meet(session: &blocking::Session, options: &Options) -> Result<(), DsmError> {
+    session.barrier(&Dsm::barrier(&options.name), options.workers as u32, options.patience)?;
+    Ok(())
+}
+
+fn region_of(name: &str, worker: usize) -> String {
+    format!("{name}/pages.{worker}")
+}
+
+/// The name of a worker's server.
+fn service_of(name: &str, worker: usize) -> String {
+    format!("{name}/copies.{worker}")
+}

@@ -1,0 +1,128 @@
+//! Sections: from acquire to release.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::Poll;
+
+use halite::{CallCause, NamedCallCause, NamedCallError};
+
+use super::service::DISCARD;
+use super::{Access, Dsm, DsmError, service_of, words};
+
+/// Maximum number of runs of pages in one call, so that its input has at most 64 KiB.
+const RUNS_MAX: usize = 4095;
+
+/// Pages that a worker has acquired. They are released when this is dropped, too, but then an error shows only in the
+/// next operation.
+#[must_use = "the pages are released when the section is dropped"]
+pub struct Section<'a> {
+    dsm: &'a Dsm,
+    id: u64,
+    pages: Range<usize>,
+    access: Access,
+    is_over: bool,
+}
+
+impl fmt::Debug for Section<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Section").field("pages", &self.pages).field("access", &self.access).finish()
+    }
+}
+
+impl<'a> Section<'a> {
+    pub(super) fn acquire(dsm: &'a Dsm, bytes: Range<u64>, access: Access) -> Result<Section<'a>, DsmError> {
+        dsm.pages.check()?;
+        let pages = dsm.pages.covering(&bytes)?;
+        let id = dsm.next_section.fetch_add(1, Relaxed);
+        dsm.locks.acquire(id, &pages, access)?;
+        dsm.pages.begin(pages.clone(), access == Access::Write);
+        Ok(Section { dsm, id, pages, access, is_over: false })
+    }
+
+    /// Makes what was stored in the section visible to later ones of all workers, and gives the section up. After an
+    /// error other workers may wait for these pages until this one ends.
+    pub fn release(mut self) -> Result<(), DsmError> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<(), DsmError> {
+        self.is_over = true;
+        let lost = match self.access {
+            Access::Read => Vec::new(),
+            Access::Write => {
+                let runs = self.dsm.pages.push(self.pages.clone())?;
+                self.dsm.pages.check()?;
+                invalidate(self.dsm, &runs)?
+            }
+        };
+        self.dsm.locks.release(self.id, &lost)
+    }
+}
+
+impl Drop for Section<'_> {
+    fn drop(&mut self) {
+        if !self.is_over {
+            let _ = self.end();
+        }
+    }
+}
+
+/// Makes all other workers discard their copies of pages. Returns the workers that have ended.
+fn invalidate(dsm: &Dsm, runs: &[Range<usize>]) -> Result<Vec<usize>, DsmError> {
+    let mut lost = Vec::new();
+    for runs in runs.chunks(RUNS_MAX) {
+        let bounds = runs.iter().flat_map(|run| [run.start as u64, run.end as u64]);
+        let input = words::encode([DISCARD].into_iter().chain(bounds));
+        for (worker, answer) in dsm.session.block_on(call_others(dsm, &input)) {
+            match answer {
+                Ok(_) => {}
+                Err(error) if has_ended(&error) => lost.push(worker),
+                Err(source) => return Err(DsmError::Invalidate { worker, source }),
+            }
+        }
+    }
+    Ok(lost)
+}
+
+/// Returns true if the server's node is down, or its server has ended.
+fn has_ended(error: &NamedCallError) -> bool {
+    match error.cause() {
+        NamedCallCause::NoServer => true,
+        NamedCallCause::Call(error) => {
+            matches!(error.cause(), CallCause::PeerDown | CallCause::UnknownNode | CallCause::ServerClosed)
+        }
+        _ => false,
+    }
+}
+
+type Answered = (usize, Result<Vec<u8>, NamedCallError>);
+
+/// Calls all other workers at once.
+async fn call_others(dsm: &Dsm, input: &[u8]) -> Vec<Answered> {
+    let options = &dsm.options;
+    let session = dsm.session.as_async();
+    let others = (0..options.workers).filter(|worker| *worker != options.me);
+    let mut calls: Vec<Pin<Box<dyn Future<Output = Answered> + '_>>> = Vec::new();
+    for worker in others {
+        calls.push(Box::pin(async move {
+            let name = service_of(&options.name, worker);
+            (worker, session.call_named(&name, input, options.patience).await)
+        }));
+    }
+    let mut answers = Vec::with_capacity(calls.len());
+    poll_fn(|context| {
+        calls.retain_mut(|call| match call.as_mut().poll(context) {
+            Poll::Ready(answer) => {
+                answers.push(answer);
+                false
+            }
+            Poll::Pending => true,
+        });
+        if calls.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    answers
+}

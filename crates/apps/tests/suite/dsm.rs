@@ -1,0 +1,142 @@
+//! Shared pages, as two workers of one process see them.
+
+use crate::common;
+
+use std::time::Duration;
+
+use common::{Cluster, MIB};
+use halite_apps::dsm::{Access, Dsm, DsmError, Options};
+use halite_mem::PagedError;
+
+const PAGES: usize = 16;
+
+/// Returns false, and tells why, where the system refuses to report faults.
+fn can_share_pages() -> bool {
+    match halite_mem::Paged::new(1, |_, _| {}) {
+        Err(why @ (PagedError::Refused | PagedError::Unsupported)) => {
+            eprintln!("skipped: {why}");
+            false
+        }
+        _ => true,
+    }
+}
+
+fn open(cluster: &Cluster, me: usize) -> Dsm {
+    let workers = cluster.nodes.len();
+    let patience = Duration::from_secs(60);
+    let options = Options { name: "dsm".into(), me, workers, pages: PAGES, patience };
+    Dsm::open(&cluster.session(me), options).unwrap()
+}
+
+/// Runs a worker on each node.
+fn on_all(cluster: &Cluster, run: impl Fn(&Dsm, usize) + Sync) {
+    if !can_share_pages() {
+        return;
+    }
+    std::thread::scope(|scope| {
+        for me in 0..cluster.nodes.len() {
+            let run = &run;
+            scope.spawn(move || {
+                let dsm = open(cluster, me);
+                run(&dsm, me);
+                dsm.close().unwrap();
+            });
+        }
+    });
+    assert_eq!(cluster.bytes_used(), 0);
+}
+
+#[test]
+fn no_update_under_a_section_is_lost() {
+    const ROUNDS: u64 = 200;
+    on_all(&Cluster::new(64 * MIB), |dsm, me| {
+        // All workers add to one word on each of three pages, and each stores to its own word beside it.
+        let (page, own) = (dsm.page_bytes(), 8 + 8 * me as u64);
+        for round in 1..=ROUNDS {
+            let section = dsm.acquire(page..4 * page, Access::Write).unwrap();
+            for at in [page, 2 * page, 3 * page] {
+                dsm.store_u64(at, dsm.load_u64(at).unwrap() + round).unwrap();
+                dsm.store_u64(at + own, round).unwrap();
+            }
+            section.release().unwrap();
+        }
+        dsm.meet().unwrap();
+        let section = dsm.acquire(0..dsm.len(), Access::Read).unwrap();
+        for at in [page, 2 * page, 3 * page] {
+            let words = [0, 8, 16, 24].map(|word| dsm.load_u64(at + word).unwrap());
+            assert_eq!(words, [ROUNDS * (ROUNDS + 1), ROUNDS, ROUNDS, 0]);
+        }
+        section.release().unwrap();
+    });
+}
+
+#[test]
+fn a_copy_from_before_a_release_is_never_read_after_an_acquire() {
+    on_all(&Cluster::new(64 * MIB), |dsm, me| {
+        let len = dsm.len();
+        let stamp = |round: u64| vec![round as u8; len as usize];
+        for round in 1..40 {
+            // By turns, one worker stores to all pages, of which the other has copies.
+            dsm.touch(0..len).unwrap();
+            dsm.meet().unwrap();
+            if round % 2 == me as u64 {
+                let section = dsm.acquire(0..len, Access::Write).unwrap();
+                dsm.write(0, &stamp(round)).unwrap();
+                section.release().unwrap();
+            }
+            dsm.meet().unwrap();
+            let section = dsm.acquire(0..len, Access::Read).unwrap();
+            let mut seen = vec![0; len as usize];
+            dsm.read(0, &mut seen).unwrap();
+            assert!(seen == stamp(round), "worker {me}, round {round}");
+            section.release().unwrap();
+        }
+    });
+}
+
+#[test]
+fn readers_share_their_pages_and_stores_need_a_section() {
+    on_all(&Cluster::new(64 * MIB), |dsm, _| {
+        // Each holds its section until the other has one, too.
+        let section = dsm.acquire(0..100, Access::Read).unwrap();
+        dsm.meet().unwrap();
+        let refused = dsm.store_u64(0, 1);
+        assert!(matches!(refused, Err(DsmError::NotAcquired { page: 0 })), "{refused:?}");
+        section.release().unwrap();
+        dsm.meet().unwrap();
+        let end = dsm.len();
+        let outside = [dsm.read(end - 1, &mut [0; 2]), dsm.write(u64::MAX, &[1]), dsm.touch(end..end + 1)];
+        for refused in outside {
+            assert!(matches!(refused, Err(DsmError::OutOfBounds { .. })), "{refused:?}");
+        }
+        assert!(matches!(dsm.load_u64(4), Err(DsmError::Misaligned { offset: 4 })));
+        assert_eq!(dsm.load_u64(0).unwrap(), 0);
+    });
+}
+
+#[test]
+fn the_section_of_a_worker_that_has_ended_is_over() {
+    if !can_share_pages() {
+        return;
+    }
+    let mut cluster = Cluster::new(64 * MIB);
+    let (left, ended) = std::thread::scope(|scope| {
+        let ended = scope.spawn(|| open(&cluster, 1));
+        (open(&cluster, 0), ended.join().unwrap())
+    });
+    let page = left.page_bytes();
+    let section = ended.acquire(0..page, Access::Write).unwrap();
+    ended.store_u64(0, 7).unwrap();
+    std::mem::forget(section);
+    cluster.nodes.remove(1).leave();
+
+    // What it had not released is lost, and so are the pages that it was the home of.
+    let section = left.acquire(0..page, Access::Write).unwrap();
+    assert_eq!(left.load_u64(0).unwrap(), 0);
+    left.store_u64(0, 5).unwrap();
+    section.release().unwrap();
+    let lost = left.load_u64(page);
+    assert!(matches!(lost, Err(DsmError::Access(_))), "{lost:?}");
+    let lost = left.acquire(0..page, Access::Read);
+    assert!(matches!(lost, Err(DsmError::Access(_))), "{lost:?}");
+}

@@ -1,0 +1,310 @@
+//! `halite run dsm`: measures shared pages, and checks counters that all workers change.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use clap::Args;
+use halite_apps::dsm::{Access, Dsm, DsmError, Options};
+use serde::{Deserialize, Serialize};
+
+use super::Over;
+use super::crew::Crew;
+use super::worker::{self, Line, Worker, say};
+use crate::{output, progress};
+
+/// `halite run dsm`
+#[derive(Args, Clone, Debug)]
+pub struct DsmArgs {
+    /// Number of shared pages
+    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(PAGES_MIN..=1 << 24))]
+    pages: u32,
+    /// Sections in which each process changes counters
+    #[arg(long, default_value_t = 1000)]
+    rounds: u64,
+    /// Name of the run's regions; they are removed at the end
+    #[arg(long, default_value = "halite-run-dsm")]
+    name: String,
+    #[command(flatten)]
+    pub(super) over: Over,
+}
+
+/// Room for the counters of 64 workers, and for the pages of a measured section.
+const PAGES_MIN: i64 = 128;
+
+/// Pages with a counter that all workers add to.
+const SHARED_PAGES: u64 = 8;
+
+/// Pages that a measured section changes, as in LITE's measurement.
+const DIRTY_PAGES: u64 = 10;
+
+/// Times that all pages are read and changed in turns. The first time is not measured: it maps the memory.
+const PASSES: u64 = 4;
+
+/// Sections measured.
+const SECTIONS: u64 = 300;
+
+/// Published by LITE (SOSP 2017) for InfiniBand, in us.
+const PUBLISHED: Latencies<f64> =
+    Latencies { read_random: 12.6, read_sequential: 17.2, begin: 9.2, commit: 74.3 };
+
+/// The task of one worker.
+#[derive(Serialize, Deserialize, Clone, Debug)]
+pub struct Task {
+    name: String,
+    worker: usize,
+    workers: usize,
+    pages: usize,
+    rounds: u64,
+}
+
+/// Latencies in us: of a page that comes in, of acquiring a section that writes, and of releasing one.
+#[derive(Serialize, Deserialize, Clone, Copy, Default, Debug)]
+struct Latencies<T> {
+    read_random: T,
+    read_sequential: T,
+    begin: T,
+    commit: T,
+}
+
+#[derive(Serialize, Deserialize, Clone, Copy, Default, Debug)]
+struct Spread {
+    samples: usize,
+    p50: f64,
+    p99: f64,
+}
+
+/// A worker's part of the result.
+#[derive(Serialize, Deserialize, Clone, Debug)]
+struct Part {
+    /// Only the first worker measures.
+    latencies: Option<Latencies<Spread>>,
+    verified: bool,
+}
+
+/// The printed result.
+#[derive(Serialize, Debug)]
+struct Outcome {
+    app: &'static str,
+    nodes: usize,
+    fabric: Option<&'static str>,
+    pages: u32,
+    sections: u64,
+    seconds: f64,
+    latencies_us: Latencies<Spread>,
+    published_us: Latencies<f64>,
+    verified: bool,
+}
+
+pub fn run(dir: Option<&Path>, args: &DsmArgs) -> anyhow::Result<()> {
+    let outcome = Crew::start(dir, &args.over)?.play(|crew| play(crew, dir, args))?;
+    if args.over.json {
+        output::print_json(&outcome)?;
+    } else {
+        output::print(&in_words(&outcome))?;
+    }
+    if !outcome.verified {
+        bail!("the result is wrong: a page or a counter has lost an update");
+    }
+    Ok(())
+}
+
+fn play(crew: &mut Crew, dir: Option<&Path>, args: &DsmArgs) -> anyhow::Result<Outcome> {
+    crew.claim(&args.name)?;
+    crew.note_made(&args.name);
+    let workers = crew.len();
+    for worker in 0..workers {
+        let (name, pages) = (args.name.clone(), args.pages as usize);
+        let task = Task { name, worker, workers, pages, rounds: args.rounds };
+        crew.ask::<()>(worker, &Line::Task(worker::Task::Dsm(task)))?;
+    }
+    let begin = Instant::now();
+    let spinner = progress::spinner("sharing pages");
+    crew.tell(&Line::Go)?;
+    let parts: Vec<Part> = crew.receive()?;
+    spinner.finish_and_clear();
+    Ok(Outcome {
+        app: "dsm",
+        nodes: workers,
+        fabric: dir.is_none().then(|| args.over.fabric().name()),
+        pages: args.pages,
+        sections: 2 * args.rounds * workers as u64,
+        seconds: begin.elapsed().as_secs_f64(),
+        latencies_us: parts.iter().find_map(|part| part.latencies).unwrap_or_default(),
+        published_us: PUBLISHED,
+        verified: parts.iter().all(|part| part.verified),
+    })
+}
+
+fn in_words(outcome: &Outcome) -> String {
+    let (own, lite) = (&outcome.latencies_us, &outcome.published_us);
+    let mut text = format!("{:<24}{:>10}{:>10}{:>18}\n", "latency in us", "p50", "p99", "LITE, published");
+    for (what, spread, published) in [
+        ("read a page, random", own.read_random, lite.read_random),
+        ("read a page, sequential", own.read_sequential, lite.read_sequential),
+        ("begin, 10 pages", own.begin, lite.begin),
+        ("commit, 10 dirty pages", own.commit, lite.commit),
+    ] {
+        text += &format!("{what:<24}{:>10.1}{:>10.1}{published:>18.1}\n", spread.p50, spread.p99);
+    }
+    let verified = if outcome.verified { "yes" } else { "NO" };
+    text + &format!(
+        "sections  {}\nseconds   {:.3}\nverified  {verified}\n",
+        outcome.sections, outcome.seconds
+    )
+}
+
+/// Maximum time that workers wait for each other. The end of a worker ends the run sooner.
+const PATIENCE: Duration = Duration::from_secs(3600);
+
+/// Runs a worker's part.
+pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
+    say(&())?;
+    match worker.next() {
+        Some(Line::Go) => {}
+        _ => bail!("the parent of this worker has ended"),
+    }
+    let Task { name, worker: me, workers, pages, .. } = task.clone();
+    let dsm = Dsm::open(&worker.session, Options { name, me, workers, pages, patience: PATIENCE })?;
+    let (latencies, are_pages_right) = measure(&dsm, task)?;
+    let are_counters_right = count(&dsm, task)?;
+    dsm.close()?;
+    say(&Part { latencies, verified: are_pages_right && are_counters_right })
+}
+
+/// Measures at the first worker. Returns false if a page did not hold what was stored last.
+fn measure(dsm: &Dsm, task: &Task) -> Result<(Option<Latencies<Spread>>, bool), DsmError> {
+    let mut samples = Latencies::<Vec<f64>>::default();
+    let mut is_right = true;
+    for pass in 1..=PASSES {
+        // The last worker stores, so that the first one has no copies.
+        if task.worker + 1 == task.workers {
+            stamp(dsm, task, pass)?;
+        }
+        dsm.meet()?;
+        if task.worker == 0 {
+            is_right &= read_pages(dsm, task, pass, &mut samples)?;
+        }
+        dsm.meet()?;
+    }
+    if task.worker == 0 {
+        for section in 0..SECTIONS {
+            change_pages(dsm, section, &mut samples)?;
+        }
+        clear(dsm)?;
+    }
+    dsm.meet()?;
+    let latencies = (task.worker == 0).then(|| Latencies {
+        read_random: spread(samples.read_random),
+        read_sequential: spread(samples.read_sequential),
+        begin: spread(samples.begin),
+        commit: spread(samples.commit),
+    });
+    Ok((latencies, is_right))
+}
+
+/// Stores the pass in each page.
+fn stamp(dsm: &Dsm, task: &Task, pass: u64) -> Result<(), DsmError> {
+    let section = dsm.acquire(0..dsm.len(), Access::Write)?;
+    for page in 0..task.pages as u64 {
+        dsm.store_u64(page * dsm.page_bytes(), pass)?;
+    }
+    section.release()
+}
+
+/// Reads the pages of the lower half in order, and those of the upper half in random order. Times those that come from
+/// other workers.
+fn read_pages(
+    dsm: &Dsm,
+    task: &Task,
+    pass: u64,
+    samples: &mut Latencies<Vec<f64>>,
+) -> Result<bool, DsmError> {
+    let half = task.pages as u64 / 2;
+    let mut random: Vec<u64> = (half..task.pages as u64).collect();
+    fastrand::Rng::with_seed(pass).shuffle(&mut random);
+    let mut is_right = true;
+    let section = dsm.acquire(0..dsm.len(), Access::Read)?;
+    for (pages, times) in
+        [((0..half).collect(), &mut samples.read_sequential), (random, &mut samples.read_random)]
+    {
+        for page in pages {
+            let begin = Instant::now();
+            is_right &= dsm.load_u64(page * dsm.page_bytes())? == pass;
+            let is_remote = page % task.workers as u64 != task.worker as u64 || task.workers == 1;
+            if is_remote && pass > 1 {
+                times.push(us_since(begin));
+            }
+        }
+    }
+    section.release()?;
+    Ok(is_right)
+}
+
+/// Times the begin and the commit of a section that changes some pages.
+fn change_pages(dsm: &Dsm, section: u64, samples: &mut Latencies<Vec<f64>>) -> Result<(), DsmError> {
+    let begin = Instant::now();
+    let held = dsm.acquire(0..DIRTY_PAGES * dsm.page_bytes(), Access::Write)?;
+    samples.begin.push(us_since(begin));
+    for page in 0..DIRTY_PAGES {
+        dsm.store_u64(page * dsm.page_bytes(), section)?;
+    }
+    let begin = Instant::now();
+    held.release()?;
+    samples.commit.push(us_since(begin));
+    Ok(())
+}
+
+/// Stores zero in the counters' pages.
+fn clear(dsm: &Dsm) -> Result<(), DsmError> {
+    let section = dsm.acquire(0..PAGES_MIN as u64 * dsm.page_bytes(), Access::Write)?;
+    for page in 0..PAGES_MIN as u64 {
+        dsm.store_u64(page * dsm.page_bytes(), 0)?;
+    }
+    section.release()
+}
+
+/// Adds to random shared counters, and to own ones, which tell how often. Returns true if all sums are exact.
+fn count(dsm: &Dsm, task: &Task) -> Result<bool, DsmError> {
+    let page_bytes = dsm.page_bytes();
+    // Word 0 of an own page counts all rounds; those behind it count the rounds of each shared counter.
+    let own_page = |worker: usize| (SHARED_PAGES + worker as u64) * page_bytes;
+    let own = own_page(task.worker);
+    let add = |at: u64| dsm.store_u64(at, dsm.load_u64(at)? + 1);
+    let mut random = fastrand::Rng::with_seed(task.worker as u64);
+    for _ in 0..task.rounds {
+        let shared = random.u64(0..SHARED_PAGES);
+        let section = dsm.acquire(shared * page_bytes..shared * page_bytes + 8, Access::Write)?;
+        add(shared * page_bytes)?;
+        section.release()?;
+        let section = dsm.acquire(own..own + page_bytes, Access::Write)?;
+        add(own)?;
+        add(own + 8 * (1 + shared))?;
+        section.release()?;
+    }
+    dsm.meet()?;
+    let section = dsm.acquire(0..dsm.len(), Access::Read)?;
+    let mut is_right = true;
+    for shared in 0..SHARED_PAGES {
+        let mut sum = 0;
+        for worker in 0..task.workers {
+            sum += dsm.load_u64(own_page(worker) + 8 * (1 + shared))?;
+        }
+        is_right &= dsm.load_u64(shared * page_bytes)? == sum;
+    }
+    for worker in 0..task.workers {
+        is_right &= dsm.load_u64(own_page(worker))? == task.rounds;
+    }
+    section.release()?;
+    Ok(is_right)
+}
+
+fn us_since(begin: Instant) -> f64 {
+    begin.elapsed().as_secs_f64() * 1e6
+}
+
+fn spread(mut samples: Vec<f64>) -> Spread {
+    samples.sort_by(f64::total_cmp);
+    let at = |part: f64| samples.get((samples.len() as f64 * part) as usize).copied().unwrap_or(0.0);
+    Spread { samples: samples.len(), p50: at(0.5), p99: at(0.99) }
+}
