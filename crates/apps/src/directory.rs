@@ -1,9 +1,9 @@
-//! The directory of names, from the view of its users: node 0, or etcd.
+//! Recognizes operations that failed because the directory of names, which node 0 or etcd holds, did not answer.
 
 use halite::{NodeId, RegionCause};
 
-/// Returns true if an operation failed because the directory of names does not answer, which may be temporary. If node
-/// 0 holds the names and a home could not reach it, the error names node 0.
+/// Returns true if an operation failed because the directory of names does not answer, which may be temporary. If a
+/// region's home could not reach the directory on node 0, the cause names node 0.
 pub fn is_without_directory(cause: &RegionCause) -> bool {
     matches!(cause, RegionCause::DirectoryOut | RegionCause::DirectoryDown)
         || *cause == RegionCause::PeerDown(NodeId::FIRST)

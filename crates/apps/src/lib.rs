@@ -4,9 +4,9 @@
 //! - [`graph`]: ranks and components of large graphs, by workers that read each other's values.
 //! - [`kv`]: a key-value store; clients read the owner's memory, and the owner makes changes.
 //! - [`log`]: a log with many writers and many followers, and no server.
-//! - [`mapreduce`]: jobs in three phases, whose workers read each other's intermediate results one-sided.
+//! - [`mapreduce`]: jobs in three phases, whose workers read each other's intermediate results by one-sided reads.
 //!
-//! `halite run` starts them on a cluster, measures and verifies them.
+//! `halite run` runs them on a cluster, and measures and verifies them.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! Benchmarks of Halite: against its usual alternatives (`peers`), over emulated networks (`links`), and by counted
-//! instructions (`price`).
+//! Benchmarks of Halite: against its usual alternatives (`peers`), over emulated networks (`links`), and in
+//! instructions per operation (`price`).
 //!
 //! Applications do not link this crate.
 

@@ -50,7 +50,7 @@ const GROUPS: [(&str, &[&str]); 4] = [
 
 const HELP: &str = "{about}\n\n{usage-heading} {usage}\n\n{before-help}Options:\n{options}";
 
-/// Formats the commands by purpose, since the parser lists them without headings.
+/// Formats the commands by purpose, because the parser lists them without headings.
 fn groups() -> String {
     let commands = Command::augment_subcommands(clap::Command::new("halite"));
     let mut text = String::new();
@@ -101,7 +101,7 @@ pub struct Arguments {
     /// All settings and their sources, for `halite config`.
     #[arg(skip)]
     pub settings: Vec<Setting>,
-    /// `HALITE_*` variables that no flag has.
+    /// `HALITE_*` variables in the environment that belong to no flag.
     #[arg(skip)]
     pub unknown: Vec<UnknownVariable>,
     /// Variables with invalid values. `halite config` reports all of them; other commands report only those that they
@@ -121,7 +121,7 @@ pub enum LogFormat {
     Journald,
 }
 
-/// Reads the name of a network.
+/// Parses the name of a network.
 pub fn network() -> impl TypedValueParser<Value = Provider> {
     let names = Provider::ALL.map(|network| PossibleValue::new(network.name()).help(network.summary()));
     let named = |name: String| Provider::ALL.into_iter().find(|network| network.name() == name);
@@ -146,7 +146,8 @@ pub struct Networks {
     /// Congestion control of roce between hosts
     #[arg(long, env = "HALITE_CONGESTION", value_parser = congestion(), value_name = "BY", default_value = "grant")]
     pub congestion: Congestion,
-    /// Threads that only receive and answer roce packets, for hosts with many cores and peers; 0: the polling thread does it
+    /// Threads that only receive and answer roce packets, for hosts with many cores and peers; 0: the polling thread
+    /// does this
     #[arg(
         long,
         env = "HALITE_RECEIVERS",
@@ -229,7 +230,8 @@ pub struct Hosts {
     /// TCP addresses of nodes of the cluster on other hosts, tried in this order
     #[arg(long, env = "HALITE_JOIN", value_name = "HOST:PORT", value_delimiter = ',', value_parser = host_and_port)]
     pub join: Vec<String>,
-    /// Found a new cluster as node 0 if each host of --join refuses the connection, so that no node runs there; not if a host does not answer
+    /// Found a new cluster as node 0 if every host of --join refuses the connection, which shows that no node runs
+    /// there; if a host does not answer, fail
     #[arg(long, env = "HALITE_FOUND")]
     pub found: bool,
     /// File with the secret that all hosts share; `halite secret new FILE` creates it
@@ -246,7 +248,7 @@ impl Hosts {
     }
 }
 
-/// Checks here because the parser treats values from the file as absent.
+/// Checks requirements between flags here, because the parser treats values from the file as absent.
 impl Node {
     fn lacks(&self) -> Option<&'static str> {
         let is_spread = !self.hosts.listen.is_empty() || !self.hosts.join.is_empty();
@@ -278,7 +280,8 @@ pub enum Command {
     Status(Listing),
     /// Show nodes and, with --scrape, their operations, refreshed on a terminal
     Top(Top),
-    /// Move all regions of a node to other nodes, then stop it; if some cannot move, it stays, and the status is 3
+    /// Move all regions of a node to other nodes, then stop it; if some cannot be moved, the node stays and the exit
+    /// status is 3
     Drain(Drain),
     /// Forget a dead node and the names of its lost regions
     Forget(Forget),
@@ -307,7 +310,7 @@ pub enum Command {
     /// Create the secret that authenticates the nodes of several hosts
     #[command(subcommand)]
     Secret(Secret),
-    /// Show where the names are, or move them to etcd
+    /// Show where the names of regions are stored, or move them to etcd
     #[command(subcommand)]
     Directory(DirectoryCommand),
     /// Measure latency, throughput and processor time of one operation
@@ -455,7 +458,7 @@ pub enum Secret {
 pub enum DirectoryCommand {
     /// Show where the names are
     Show,
-    /// Move all names from node 0 to etcd while the cluster runs; all nodes look there from then on
+    /// Move all names from node 0 to etcd while the cluster runs; all nodes use etcd from then on
     Move {
         /// etcd://[USER@]HOST:PORT[,HOST:PORT...][/PREFIX][?ca=FILE&cert=FILE&key=FILE&password-file=FILE]; each host needs these files
         #[arg(value_name = "ETCD")]
@@ -601,7 +604,7 @@ pub fn parse() -> Arguments {
     }
 }
 
-/// As [`parse`]; `environment` returns the values of variables, which the parser also reads by itself.
+/// As [`parse`]. `environment` returns the value of a variable; the parser also reads variables by itself.
 fn parse_from(
     words: Vec<OsString>,
     environment: impl Fn(&str) -> Option<String>,

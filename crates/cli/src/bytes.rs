@@ -1,4 +1,4 @@
-//! Numbers of bytes, as users write and read them.
+//! Parses and formats numbers of bytes for users.
 //!
 //! Suffixes are binary: `K` is 1024, as in perftest.
 
@@ -12,7 +12,7 @@ pub struct ByteCount(pub u64);
 /// The reason why a text is not a number of bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ByteCountError {
-    /// The text is no number, or has an unknown suffix.
+    /// The text is not a number, or has an unknown suffix.
     #[error("expected a number of bytes such as 4096, 64K, 8G or 1.5MiB")]
     Malformed,
     /// The number exceeds 64 bits.

@@ -11,7 +11,7 @@ const FIRST: &str = "node 0";
 /// A node that exists for the length of one command.
 pub struct Client {
     pub id: NodeId,
-    /// Its session.
+    /// Session of the node.
     pub session: blocking::Session,
     // Leaves when dropped, after the session.
     node: Node,
@@ -23,7 +23,7 @@ impl Client {
         Client::of(Node::client(config(dir)), dir)
     }
 
-    /// As [`Client::join`], for a command that only reads: node 0 may be unreachable.
+    /// As [`Client::join`], for a command that only reads. Succeeds even if node 0 is unreachable.
     pub fn observe(dir: &Path) -> anyhow::Result<Client> {
         Client::of(Node::observer(config(dir)), dir)
     }
@@ -38,7 +38,7 @@ impl Client {
         Some(self.node.membership_source()).filter(|node| *node != NodeId(0))
     }
 
-    /// Returns the nodes that are alive and contribute memory, in their order.
+    /// Returns the nodes that are alive and contribute memory, in the order of their numbers.
     pub fn memory_nodes(&self) -> anyhow::Result<Vec<NodeId>> {
         let nodes = self.session.status().context("cannot list the nodes")?;
         let gives = nodes.into_iter().filter(|node| node.state.is_there() && node.bytes_total > 0);
@@ -50,7 +50,7 @@ fn config(dir: &Path) -> Config {
     Config { dir: dir.to_owned(), node: None, arena_bytes: 0, ..Config::default() }
 }
 
-/// Formats the command that starts node 0 again while other nodes live.
+/// Formats the command that restarts node 0 while other nodes run.
 pub fn restart_advice(dir: &Path) -> String {
     let hosts = match cluster_dir::has_hosts(dir) {
         true => " --listen IP:PORT --secret-file FILE --join HOST:PORT",
@@ -59,7 +59,7 @@ pub fn restart_advice(dir: &Path) -> String {
     format!("`halite node --id 0{hosts} --dir {}` starts it again", dir.display())
 }
 
-/// Formats the report that there is no cluster, and the command that starts one.
+/// Formats the message that there is no cluster, with commands that start or join one.
 pub fn no_cluster(dir: &Path) -> String {
     format!(
         "there is no cluster in {0}: `halite up --nodes 2 --dir {0}` starts one on this host, and `halite node --listen IP:PORT --secret-file FILE --join HOST:PORT --dir {0}` joins one of other hosts",
@@ -71,7 +71,7 @@ fn has_living_node(dir: &Path) -> bool {
     cluster_dir::nodes(dir).is_ok_and(|nodes| nodes.iter().any(|node| node.alive))
 }
 
-/// Adds the next step for the user, where it is known.
+/// Adds the next step for the user, if it is known.
 fn explain(error: JoinError, dir: &Path) -> anyhow::Error {
     match error {
         // Living nodes wait for node 0; a new cluster cannot start until they have ended.

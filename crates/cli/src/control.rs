@@ -1,7 +1,8 @@
 //! Node processes: starts them, waits until they are ready, and stops them.
 //!
-//! A pipe shows that a node is ready, a pidfd that it has ended. A lock in the cluster directory shows whether a node
-//! lives, and the other end of its socket which process it is; contents and names of files prove neither.
+//! A pipe reports when a node is ready, and a pidfd reports when it has ended. A lock in the cluster directory shows
+//! whether a node runs. The peer credentials of the node's socket show which process it is. Names and contents of files
+//! prove neither.
 
 mod start;
 mod stop;

@@ -1,4 +1,5 @@
-//! A child process of this program that executes lines of JSON, and ends with this process.
+//! A child process of this program. It executes commands that arrive as lines of JSON, and is killed if this process
+//! ends.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -24,7 +25,8 @@ fn running() -> MutexGuard<'static, BTreeMap<u32, Target>> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Kills all coworkers, for a thread that ends this process. Keeps the lock, so that none is started or dropped.
+/// Kills all coworkers. Only for a thread that then ends this process: the list of coworkers stays locked, so that no
+/// other thread can start or drop one.
 pub fn kill_all() {
     let mut running = running();
     // A coworker that survives this ends with the process anyway.
@@ -42,8 +44,8 @@ pub struct Coworker {
 }
 
 impl Coworker {
-    /// Starts a command of this program on the cluster in `dir`. `--parent` ties the command to this process. Errors
-    /// call the process `what`.
+    /// Starts a command of this program on the cluster in `dir`. Passes `--parent`, so that the command ends with this
+    /// process. `what` is the name of the process in errors.
     pub fn start(
         what: impl Into<String>,
         dir: &Path,
@@ -92,12 +94,12 @@ impl Coworker {
         serde_json::from_str(&line).with_context(|| format!("invalid answer from {}: {line:?}", self.what))
     }
 
-    /// Returns the standard output to poll, unless a line is buffered already.
+    /// Returns the process's standard output for polling; `None` if output is already buffered.
     pub fn unbuffered_output(&self) -> Option<BorrowedFd<'_>> {
         self.stdout.buffer().is_empty().then(|| self.stdout.get_ref().as_fd())
     }
 
-    /// Returns the standard output, which reports a hangup when the process has ended.
+    /// Returns the process's standard output, which reports a hangup when the process has ended.
     pub fn output(&self) -> BorrowedFd<'_> {
         self.stdout.get_ref().as_fd()
     }
@@ -138,8 +140,8 @@ impl Coworker {
         Ok(())
     }
 
-    /// Closes the standard input, which ends the process, and waits; returns what the process printed meanwhile.
-    /// Workers end within their own time limit.
+    /// Closes the standard input of the process, which ends it, and waits for the end. Returns the output that the
+    /// process printed meanwhile. Has no timeout: workers end within their own time limit.
     pub fn end(mut self) -> anyhow::Result<String> {
         self.stdin = None;
         let mut said = String::new();

@@ -1,4 +1,4 @@
-//! Diagnostics: which events of the libraries are logged, and in which format.
+//! Logging: selects which events of the libraries are logged, and in which format.
 //!
 //! One event is a line, a JSON object or a journal entry. The standard error of a detached node is its log file.
 
@@ -45,7 +45,7 @@ pub fn start(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the filter from the command line, if any. Processes that this command starts get the same one.
+/// Returns the filter from the command line, if any. Processes that this command starts use the same filter.
 pub fn asked_for(arguments: &Arguments) -> Option<String> {
     match arguments.verbose {
         0 => arguments.log.clone().filter(|filter| !filter.trim().is_empty()),

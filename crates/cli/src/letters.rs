@@ -9,7 +9,7 @@ const LETTERS: [(char, Permissions); 4] = [
     ('m', Permissions::MASTER),
 ];
 
-/// Reads `rw`, `rwam` or `none`.
+/// Parses permissions, for example `rw`, `rwam` or `none`.
 pub fn parse(text: &str) -> Result<Permissions, String> {
     if text == "none" {
         return Ok(Permissions::empty());
@@ -23,7 +23,7 @@ pub fn parse(text: &str) -> Result<Permissions, String> {
     text.chars().try_fold(Permissions::empty(), |sum, letter| Ok(sum | find(letter).ok_or_else(expected)?))
 }
 
-/// Reads `rw`, but refuses `none`.
+/// As [`parse`], but rejects `none`.
 pub fn parse_some(text: &str) -> Result<Permissions, String> {
     match parse(text)? {
         none if none.is_empty() => Err("expected letters of `rwam` (read, write, atomic, master)".to_owned()),

@@ -14,7 +14,7 @@ const DESCRIPTORS_PER_PEER: u64 = 3;
 /// Number of applications for which descriptors must remain beside the nodes.
 const APPLICATIONS_MIN: u64 = 16;
 
-/// Refuses a cluster of `nodes` whose nodes would run out of descriptors.
+/// Fails if the nodes of a cluster of `nodes` would run out of descriptors.
 pub fn check_descriptors(nodes: u32) -> anyhow::Result<()> {
     // Nodes raise the soft limit themselves.
     let Some(limit) = getrlimit(Resource::Nofile).maximum else { return Ok(()) };
@@ -33,7 +33,7 @@ fn descriptors_for(nodes: u64) -> u64 {
     DESCRIPTORS_OWN + DESCRIPTORS_PER_PEER * (nodes - 1 + APPLICATIONS_MIN)
 }
 
-/// Returns the maximum number of nodes that work with this hard limit on descriptors.
+/// Returns the maximum number of nodes that can run if the hard limit on descriptors is `limit`.
 pub fn nodes_within(limit: u64) -> u64 {
     let peers = limit.saturating_sub(DESCRIPTORS_OWN) / DESCRIPTORS_PER_PEER;
     (peers + 1).saturating_sub(APPLICATIONS_MIN)

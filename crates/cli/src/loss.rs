@@ -1,4 +1,4 @@
-//! Losses of nodes and regions, as text for users, in local time.
+//! Formats losses of nodes and regions for users, in local time.
 
 use std::time::Duration;
 
@@ -50,7 +50,7 @@ pub fn in_words(lost: &Lost) -> String {
     }
 }
 
-/// Replaces the text of a loss by one in local time.
+/// Replaces an error about a lost region by one that shows the time of the loss in local time.
 pub fn explain(error: anyhow::Error) -> anyhow::Error {
     match error.downcast_ref::<RegionError>() {
         Some(RegionError { operation, object, cause: RegionCause::Lost(lost) }) => {
@@ -60,7 +60,8 @@ pub fn explain(error: anyhow::Error) -> anyhow::Error {
     }
 }
 
-/// Returns the local time `age` ago. Ages are reported since clocks differ; ages beyond the calendar give its start.
+/// Returns the local time `age` ago. Nodes report ages because their clocks differ. An age beyond the calendar gives
+/// the calendar's start.
 fn moment(age: Duration) -> DateTime<Local> {
     let age = chrono::TimeDelta::from_std(age).unwrap_or(chrono::TimeDelta::MAX);
     Local::now().checked_sub_signed(age).unwrap_or(DateTime::UNIX_EPOCH.into())

@@ -8,12 +8,12 @@ use serde::Serialize;
 
 use crate::signals::Interrupted;
 
-/// Valid arguments that contradict each other. The exit status is 2, as for invalid ones.
+/// The error of arguments that are valid but contradict each other. The exit status is 2, as for invalid arguments.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct UsageError(pub String);
 
-/// Returns standard output; an error if the parent process closed it, since Rust would write to `/dev/null`.
+/// Returns standard output. Fails if the parent process closed it, because Rust would silently write to `/dev/null`.
 pub fn standard_output() -> io::Result<Stdout> {
     if was_closed(Standard::Output) {
         return Err(io::Error::other("standard output is closed (`>/dev/null` drops what is printed)"));
@@ -44,7 +44,7 @@ pub fn note(text: &str) {
     let _ = writeln!(io::stderr(), "halite: {text}");
 }
 
-/// Formats an error and its causes, each once, because some errors contain the text of their cause.
+/// Formats an error and its causes. Omits a cause whose text already ends the preceding text.
 pub fn reasons(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for reason in error.chain().map(ToString::to_string) {

@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::output;
 
-/// Creates a bar of `len` bytes on standard error, hidden unless that is a terminal.
+/// Creates a bar of `len` bytes on standard error; hidden unless standard error is a terminal.
 pub fn bar(len: u64, what: &str) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
@@ -29,7 +29,7 @@ pub fn counter(what: &str) -> ProgressBar {
     ProgressBar::no_length().with_style(style).with_message(crate::table::printable(what))
 }
 
-/// Shows that work of unknown length goes on, on standard error; hidden unless that is a terminal.
+/// Creates a spinner on standard error for work of unknown length; hidden unless standard error is a terminal.
 pub fn spinner(what: &'static str) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
@@ -52,7 +52,7 @@ pub struct Passing {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Creates a bar that is full after `seconds`, on standard error; hidden unless that is a terminal.
+/// Creates a bar on standard error that is full after `seconds`; hidden unless standard error is a terminal.
 pub fn passing(seconds: f64, what: &str) -> Passing {
     if !io::stderr().is_terminal() {
         return Passing { bar: ProgressBar::hidden(), end: None, thread: None };

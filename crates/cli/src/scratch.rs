@@ -22,8 +22,8 @@ const ATTEMPTS: u32 = 100;
 pub struct Scratch(PathBuf);
 
 impl Scratch {
-    /// Creates a directory. Also starts a thread that waits for a signal that asks this process to end. The thread then
-    /// kills the coworkers, removes the directory and ends the process.
+    /// Creates a directory. Also starts a thread that waits for a signal to end this process; the thread then kills the
+    /// coworkers, removes the directory and ends the process.
     pub fn create() -> anyhow::Result<Scratch> {
         let scratch = Scratch::create_unguarded()?;
         let mut ending = Ending::listen().context("cannot listen for signals")?;

@@ -97,7 +97,7 @@ fn hint(nearest: &Option<String>, known: &[String]) -> String {
 }
 
 impl Settings {
-    /// Reads the file that the command line or the environment names, if any.
+    /// Reads the configuration file that the command line or the environment names; `None` if they name none.
     pub fn find(
         command: &Command,
         words: impl IntoIterator<Item = std::ffi::OsString>,
@@ -162,7 +162,7 @@ impl Settings {
         Ok(Settings { path: path.to_owned(), values })
     }
 
-    /// Returns `command` with these values as defaults.
+    /// Returns `command` with the values of the file as defaults.
     pub fn apply(&self, command: Command) -> Command {
         let command = command.mut_args(|arg| match self.value_of(&arg) {
             Some(value) => arg.required(false).default_value(OsStr::from(value.to_owned())),
@@ -175,7 +175,7 @@ impl Settings {
         key_of(arg).and_then(|key| self.values.get(&key)).map(String::as_str)
     }
 
-    /// Returns the text of an error about a value with its source, if the value comes from this file.
+    /// If the invalid value of `error` comes from this file, returns a text that names the file and the key.
     pub fn blame(&self, error: &clap::Error) -> Option<String> {
         let (flag, value) = subject_of(error)?;
         let (key, _) =
@@ -184,7 +184,7 @@ impl Settings {
     }
 }
 
-/// Returns the flag, without dashes, and the value that an error is about.
+/// Returns the flag, without dashes, and the invalid value of an error.
 fn subject_of(error: &clap::Error) -> Option<(&str, &str)> {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
@@ -194,7 +194,7 @@ fn subject_of(error: &clap::Error) -> Option<(&str, &str)> {
     Some((argument.strip_prefix("--")?.split(' ').next()?, value))
 }
 
-/// Returns the text of an error without the address that it quotes, if that may hold a password.
+/// Returns `said`, the text of `error`, but hides an address in it that may contain a password.
 pub fn without_password(error: &clap::Error, said: &str) -> String {
     match error.get(ContextKind::InvalidValue) {
         Some(ContextValue::String(value)) => said.replacen(value, shown(value), 1),
@@ -202,7 +202,7 @@ pub fn without_password(error: &clap::Error, said: &str) -> String {
     }
 }
 
-/// Returns the text of an error about a value with its source, if the value comes from a variable.
+/// If the invalid value of `error` comes from a variable, returns a text that names the variable.
 pub fn blamed_variable(
     command: &Command,
     error: &clap::Error,
@@ -214,7 +214,8 @@ pub fn blamed_variable(
     (environment(&variable)? == value).then(|| format!("set by {variable}"))
 }
 
-/// Returns the reason why no command accepts the value of that key; `None` if one does. `command` must be built.
+/// Returns the reason why no command accepts `value` for `key`; `None` if a command accepts it. `command` must be
+/// built.
 fn refusal(command: &Command, key: &str, value: &str) -> Option<String> {
     let of_key = args(command).into_iter().filter(|arg| key_of(arg).as_deref() == Some(key));
     let refusals: Option<Vec<String>> = of_key.map(|arg| refusal_by(arg, value)).collect();
@@ -268,7 +269,7 @@ fn variable_of(key: &str) -> String {
 /// A setting and its source.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
 pub struct Setting {
-    /// Its key in a file.
+    /// Key of the setting in a file.
     pub key: String,
     /// The value; `None` if commands have different defaults, or none.
     pub value: Option<String>,
@@ -276,7 +277,7 @@ pub struct Setting {
     pub source: String,
 }
 
-/// Returns all settings, from the command line, the environment and a file.
+/// Returns all settings with their sources: the command line, the environment, the file or the default.
 pub fn in_force(
     command: &Command,
     matches: &ArgMatches,
@@ -308,7 +309,7 @@ pub fn in_force(
     found.into_values().collect()
 }
 
-/// A `HALITE_*` variable that no flag has.
+/// A `HALITE_*` variable in the environment that belongs to no flag.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the environment has the unknown variable {variable}{}", meant(nearest))]
 pub struct UnknownVariable {
@@ -327,7 +328,7 @@ fn meant(nearest: &Option<String>) -> String {
 /// Minimum similarity of a probable misspelling.
 const MISSPELT_SIMILARITY_MIN: f64 = 0.92;
 
-/// Returns the names with the prefix that are not variables of this program.
+/// Returns those of `names` that begin with `HALITE_` but are not variables of this program.
 pub fn unknown_variables(command: &Command, names: impl IntoIterator<Item = String>) -> Vec<UnknownVariable> {
     let mut known = keys(command);
     known.push(CONFIG.to_owned());

@@ -24,7 +24,8 @@ pub fn quoted(word: &str) -> String {
     text + "'"
 }
 
-/// As [`quoted`], for a command's argument, which must not begin with a dash: it would be an option.
+/// As [`quoted`], for a positional argument. It must not begin with a dash, because the command would take it for an
+/// option.
 pub fn argument(name: &str) -> String {
     if name.starts_with('-') { format!("-- {}", quoted(name)) } else { quoted(name) }
 }

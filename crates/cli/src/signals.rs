@@ -1,7 +1,8 @@
 //! Signals that end this program, and processes that end with their parent.
 //!
-//! A command checks [`Interrupt`] between its steps so that it can undo them, uses a [`Listener`] that reacts while it
-//! waits, or sleeps in [`Ending::wait`]. A child ties itself to its parent with [`die_with`].
+//! A command has three ways to react to a signal: it checks [`Interrupt`] between its steps so that it can undo them,
+//! it starts a [`Listener`] that reacts while the command waits, or it sleeps in [`Ending::wait`]. A child ties itself
+//! to its parent with [`die_with`].
 
 use std::io;
 use std::sync::Arc;
@@ -16,7 +17,8 @@ use signal_hook::iterator::{Handle, Signals};
 /// The signals that request an orderly end.
 const ENDING: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
 
-/// Time in which several signals are one request: `timeout`, for example, signals the process and then its group.
+/// Time within which several signals count as one request. For example, `timeout` signals the process and then its
+/// process group.
 const ONE_REQUEST: Duration = Duration::from_millis(200);
 
 /// State that distinguishes a second request from the first.
@@ -45,7 +47,7 @@ impl Requests {
     }
 }
 
-/// Flag that an end was requested. A second request ends the process at once.
+/// Flag that a signal requested the end of this process. A second request ends the process at once.
 #[derive(Clone, Default, Debug)]
 pub struct Interrupt(Arc<AtomicBool>);
 
@@ -95,14 +97,14 @@ impl Drop for EndsAtOnce {
     }
 }
 
-/// Makes the next request end the process at once, after a first one.
+/// Makes the next signal end the process at once. The caller has already handled a first signal.
 pub fn end_if_asked_again() -> io::Result<()> {
     let signals = Signals::new(ENDING)?;
     let listen = move || Requests::begun().end_at_second(signals);
     std::thread::Builder::new().name("halite-signals".to_owned()).spawn(listen).map(drop)
 }
 
-/// The error of a command that a signal interrupted before it had finished.
+/// Error of a command that was interrupted by a signal before it finished.
 #[derive(Debug, thiserror::Error)]
 #[error("interrupted: {outcome}")]
 pub struct Interrupted {
@@ -130,7 +132,8 @@ pub fn refuse_large_files() {
 pub struct Listener(Arc<AtomicI32>);
 
 impl Listener {
-    /// Starts a thread that calls `first` on the first signal. On the second it calls `second` and ends the process.
+    /// Starts a thread that calls `first` on the first signal. On the second signal, the thread calls `second` and ends
+    /// the process.
     pub fn spawn(
         first: impl FnOnce() + Send + 'static,
         second: impl FnOnce() + Send + 'static,
@@ -182,7 +185,7 @@ impl Waker {
     }
 }
 
-/// Sleeps until a signal requests the end, a child changes its state, or a [`Waker`] is used.
+/// Waits until a signal requests the end of this process, a child changes its state, or a [`Waker`] is used.
 #[derive(Debug)]
 pub struct Ending(Signals);
 
@@ -199,7 +202,7 @@ impl Ending {
         Waker(self.0.handle())
     }
 
-    /// Sleeps until one of the reasons occurs, and returns it.
+    /// Sleeps until one of these events occurs; returns the event.
     pub fn wait(&mut self) -> Woken {
         loop {
             // All pending signals are taken, because the next wait would not return for the remaining ones.

@@ -92,7 +92,8 @@ impl Sink {
     }
 }
 
-/// Returns the target of `path` if that is a symbolic link, so that the link stays; the target need not exist.
+/// If `path` is a symbolic link, returns its target, which need not exist. Otherwise returns `path`. So a download
+/// replaces the target, not the link.
 fn behind_links(path: &Path) -> PathBuf {
     let mut path = path.to_owned();
     // Same limit as the kernel's for chains of links.

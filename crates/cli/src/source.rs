@@ -60,7 +60,8 @@ impl Source {
         &self.label
     }
 
-    /// Fills `piece` from the current position. Returns the number of bytes, which is smaller only at the end.
+    /// Fills `piece` from the current position. Returns the number of bytes read, which is less than the length of
+    /// `piece` only at the end of the source.
     pub fn read(&mut self, piece: &mut [u8], interrupt: &Interrupt) -> anyhow::Result<usize> {
         let mut filled = 0;
         while filled < piece.len() {
@@ -75,7 +76,7 @@ impl Source {
         Ok(filled)
     }
 
-    /// As [`Source::read`]; fails if bytes are missing.
+    /// As [`Source::read`], but fails if the source ends before `piece` is full.
     pub fn read_all(&mut self, piece: &mut [u8], interrupt: &Interrupt) -> anyhow::Result<()> {
         if self.read(piece, interrupt)? < piece.len() {
             bail!("{} became shorter while it was read", self.label);

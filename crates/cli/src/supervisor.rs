@@ -8,8 +8,8 @@ use std::time::Duration;
 use halite::Node;
 use sd_notify::NotifyState;
 
-/// Notifies the supervisor that the node is ready, then during `during`, at the watchdog's interval, that it is alive,
-/// and at the end that it stops.
+/// Calls `during` and returns its result. Notifies the supervisor before the call that the node is ready, during the
+/// call at the watchdog's interval that the node is alive, and after the call that the node is stopping.
 pub fn supervised<R>(node: &Node, status: &str, during: impl FnOnce() -> R) -> R {
     notify_all(&[NotifyState::Ready, NotifyState::Status(status)]);
     let (end, ended) = channel::<()>();

@@ -1,26 +1,26 @@
-//! The atomics that a provider offers, and the accesses with respect to which they are atomic.
+//! The one-sided atomics of a provider, and which other accesses they are atomic with.
 
 use std::fmt;
 
 /// The one-sided atomics that a provider offers on a peer's memory: [`crate::Operation::FetchAdd`] and
 /// [`crate::Operation::CompareSwap`], on aligned 8-byte words.
 ///
-/// In every case, plain reads and writes of a whole word are never torn by them.
+/// With every variant, a plain read of the word never returns a mixture of its old and its new value.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Atomics {
-    /// No atomics; they must not be posted.
+    /// The provider has no atomics; callers must not post any.
     None,
-    /// Atomic with respect to the peer's processors: with their atomic instructions, plain loads and stores, and the
-    /// atomics of all posters.
+    /// Atomic with respect to all accesses: the atomic instructions, loads and stores of the peer's processors, and the
+    /// atomics that any process posts.
     Processor,
-    /// Executed by the peer's adapter (verbs' `IBV_ATOMIC_HCA`): atomic with other atomics posted to the same adapter,
-    /// and with nothing else. The adapter reads the word and writes it a moment later; a processor's change in between
-    /// is lost.
+    /// Executed by the peer's adapter (verbs' `IBV_ATOMIC_HCA`) and atomic only with respect to other atomics posted to
+    /// the same adapter. The adapter reads the word and writes it a moment later, so a change that a processor makes in
+    /// between is lost.
     Adapter,
 }
 
 impl Atomics {
-    /// Returns true if the atomics may be mixed with processors' atomic instructions on the same word.
+    /// Returns true if posted atomics and a processor's atomic instructions may be used on the same word.
     pub fn are_coherent(self) -> bool {
         self == Atomics::Processor
     }

@@ -1,34 +1,35 @@
-//! Completions of requests, and arrivals.
+//! Completion queue entries: completed requests, and arrived messages and immediates.
 
 use crate::{PeerId, WorkId};
 
-/// The end of a work request, as in verbs.
+/// The outcome of a work request, as in verbs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Status {
     /// The request succeeded.
     Success,
-    /// The peer has no such key, or the range exceeds its segment. Nothing was done, or a part if the key was
-    /// deregistered meanwhile. Over a network the connection ends; otherwise later requests continue.
+    /// The peer has no such key, or the range exceeds its segment. The request had no effect, or a partial one if the
+    /// key was deregistered during it. Over a network, the connection then ends; in shared memory, later requests are
+    /// executed.
     RemoteAccess,
-    /// This process lacked the resources to map the key's segment. Nothing was done.
+    /// This process lacked the resources to map the key's segment. The request had no effect.
     Unmapped,
-    /// The peer is gone. The request may have been done in part or in whole.
+    /// The peer is gone. The request may have been executed, in part or in full.
     PeerGone,
-    /// Retries ran out (networks only). The request may have been done in part or in whole.
+    /// The retry limit was reached (networks only). The request may have been executed, in part or in full.
     RetryExceeded,
-    /// The request was dropped because an earlier one in the same queue failed. Nothing was done.
+    /// The request was dropped because an earlier one in the same queue failed. It had no effect.
     Flushed,
 }
 
-/// The content of a completion.
+/// The kind of a completion, and its data.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CompletionKind {
-    /// A request without a result ended.
+    /// A request other than an atomic completed.
     Done {
         /// The request.
         id: WorkId,
     },
-    /// An atomic ended; `old` is valid if it succeeded.
+    /// An atomic completed; `old` is valid only if the status is [`Status::Success`].
     Atomic {
         /// The request.
         id: WorkId,
@@ -42,7 +43,7 @@ pub enum CompletionKind {
         /// The immediate.
         imm: u32,
     },
-    /// The peer's write with immediate has landed.
+    /// A write with immediate from the peer arrived; its bytes are in memory.
     Notified {
         /// The immediate.
         imm: u32,
@@ -52,10 +53,10 @@ pub enum CompletionKind {
 /// An entry of a completion queue.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Completion {
-    /// The target of the request, or the sender of the arrival.
+    /// The target of the completed request, or the sender of the message or immediate.
     pub peer: PeerId,
-    /// Status of the request; always [`Status::Success`] for arrivals.
+    /// Status of the request; always [`Status::Success`] for a message or an immediate.
     pub status: Status,
-    /// The request or the arrival.
+    /// What completed or arrived.
     pub kind: CompletionKind,
 }

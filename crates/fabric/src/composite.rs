@@ -1,17 +1,18 @@
-//! Several fabrics as one, so that a node reaches each peer over the most suitable network.
+//! Combines several fabrics, the parts, into one, so that a node reaches each peer over the most suitable network.
 //!
-//! The network of a peer is fixed when the pair connects, and encoded in the peer's number, so posting and polling only
-//! compute and need no table.
+//! The part that reaches a peer is fixed when the peer connects. The upper two bits of the [`PeerId`] contain its
+//! index, so posting and polling need no table.
 //!
 //! ```text
 //!   PeerId   31  30 | 29 ........................ 0
-//!            part   | the peer, as the part calls it
+//!            part   | the part's own id of the peer
 //!
-//!   Address  shm:node-3.sock      by the part of that name
-//!            node-3.sock          by the first part
+//!   Address  shm:node-3.sock      reached by the part named `shm`
+//!            node-3.sock          reached by the first part
 //! ```
 //!
-//! A key is the ordinal of its registration, the same in all parts, so a key is valid whichever network its user has.
+//! A segment is registered with all parts and has the same key in each, namely the ordinal of its registration. So the
+//! key is valid over whichever part a peer uses it.
 
 mod keys;
 
@@ -34,7 +35,7 @@ use crate::{
 /// Maximum number of fabrics in a composite.
 pub const PARTS_MAX: usize = 4;
 
-/// Maximum number of peers per part; lasts twelve days at a thousand connections a second.
+/// Maximum number of peers per part over its lifetime; enough for twelve days at a thousand connections per second.
 const PEERS_MAX: u32 = 1 << PEER_BITS;
 const PEER_BITS: u32 = u32::BITS - (PARTS_MAX as u32 - 1).count_ones();
 
@@ -42,10 +43,10 @@ const PEER_BITS: u32 = u32::BITS - (PARTS_MAX as u32 - 1).count_ones();
 pub struct Composite {
     parts: Vec<Part>,
     keys: Mutex<Keys>,
-    /// Failed attempts to connect that reached no part, until a poll returns them.
+    /// Failures of connection attempts whose address names no part, until a poll returns them.
     failures: Mutex<Vec<ConnectFailure>>,
     has_failures: AtomicBool,
-    /// Sleepers by kind. `None` for one part, whose own sleepers are used.
+    /// Sleepers, by kind. `None` if there is only one part, because its own sleepers are then used.
     sleepers: Option<[Sleepers; 2]>,
 }
 
@@ -55,7 +56,7 @@ struct Part {
     fabric: Arc<dyn Fabric>,
 }
 
-/// Cause of a failed composition.
+/// The reason why fabrics could not be combined.
 #[derive(Debug, thiserror::Error)]
 pub enum CompositeError {
     /// The number of parts is 0 or too high.
@@ -70,20 +71,21 @@ pub enum CompositeError {
         /// The name.
         name: &'static str,
     },
-    /// A part has no descriptor, so a thread cannot sleep on it and on others at once.
+    /// A part has no descriptor, so a thread cannot sleep on this part and the others at the same time.
     #[error("cannot combine fabrics: {name} has no descriptor to sleep on")]
     NoDescriptor {
         /// The part.
         name: &'static str,
     },
-    /// The operating system refused.
+    /// A system call failed.
     #[error("cannot combine fabrics: {0}")]
     Io(#[from] io::Error),
 }
 
 impl Composite {
     /// Combines `parts` into one fabric. The name of a part is the prefix of its addresses: `NAME:ADDRESS`. The parts
-    /// must be new and not in use. If there are several, each needs a descriptor to sleep on.
+    /// must be new: without connections and registered segments. If there are several, each needs a descriptor on which
+    /// threads can sleep.
     pub fn new(parts: Vec<(&'static str, Arc<dyn Fabric>)>) -> Result<Composite, CompositeError> {
         let parts: Vec<Part> = parts.into_iter().map(|(name, fabric)| Part { name, fabric }).collect();
         if parts.is_empty() || parts.len() > PARTS_MAX {
@@ -116,7 +118,8 @@ impl Composite {
         Some((part, PeerId(peer.0 % PEERS_MAX)))
     }
 
-    /// Returns the part for `address`, and the address within it; or the unknown name.
+    /// Returns the part for `address` and the address without the part's name, or the name as an error if no part has
+    /// it.
     fn find<'a>(&self, address: &'a str) -> Result<(&Part, &'a str), &'a str> {
         let Some((name, rest)) = address.split_once(':') else {
             return Ok((&self.parts[0], address));

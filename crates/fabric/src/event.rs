@@ -5,38 +5,38 @@ use crate::{Completion, Key, PeerId};
 /// An event. The events of a peer come in this order: `Connected`, completions, `Disconnected`, `CutOff`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// A request ended, or a message or write arrived.
+    /// A request completed, or a message or a write with immediate arrived.
     Completed(Completion),
-    /// Both ends can post to each other from now on.
+    /// A connection is established: both ends can post to each other from now on.
     Connected {
         /// The new peer.
         peer: PeerId,
         /// The peer's hello.
         hello: Vec<u8>,
-        /// The address that was dialled; `None` if the peer dialled.
+        /// The address that this end dialled; `None` if the peer dialled.
         dialled: Option<String>,
     },
     /// A connection attempt of this end failed.
     ConnectFailed(ConnectFailure),
-    /// No posted request of a peer reaches the segment of this local key any more.
+    /// Deregistration of a local key has finished: no posted request of a peer reaches its segment any more.
     Deregistered {
         /// The deregistered key.
         key: Key,
     },
-    /// A lane's queue to a peer, which refused a request with [`crate::PostCause::QueueFull`], has room again. The
-    /// event does not name the lane: if another lane's queue is still full, the next post is refused, and another event
+    /// A queue that refused a request with [`crate::PostCause::QueueFull`] has room again. The event names the peer,
+    /// but not the lane: if the queue of the caller's lane is still full, the next post is refused, and another event
     /// follows.
     Room {
         /// The peer whose queue has room.
         peer: PeerId,
     },
-    /// The peer is gone or has left. All work posted to it has completed, with [`crate::Status::PeerGone`] if that was
-    /// the cause.
+    /// The connection to the peer has ended: the peer left or failed. All requests posted to it have completed, those
+    /// that its end interrupted with [`crate::Status::PeerGone`].
     Disconnected {
         /// The peer.
         peer: PeerId,
     },
-    /// The peer can no longer touch this end's memory. Follows `Disconnected`, at once or later.
+    /// The peer can no longer access this end's memory. Follows `Disconnected`, at once or later.
     CutOff {
         /// The peer.
         peer: PeerId,
@@ -50,18 +50,18 @@ pub enum Event {
 pub struct ConnectFailure {
     /// The address that was dialled.
     pub address: String,
-    /// The failure, as text.
+    /// Description of the failure.
     pub reason: String,
-    /// The end that caused the failure.
+    /// Category of the failure.
     pub trouble: ConnectTrouble,
 }
 
-/// The end that caused a failed connection.
+/// Category of a failed connection attempt: which end caused it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ConnectTrouble {
     /// This process lacks a resource, such as address space or file descriptors.
     Ours,
-    /// The other end does not exist, or refuses.
+    /// The other end does not exist, or refused the connection.
     Theirs,
     /// The other end did not answer in time; packets may have been lost.
     Silent,
@@ -70,7 +70,7 @@ pub enum ConnectTrouble {
 }
 
 impl Event {
-    /// Returns the completion, or the event if it is another.
+    /// Returns the completion, or the event as the error if it is of another kind.
     pub fn into_completion(self) -> Result<Completion, Event> {
         match self {
             Event::Completed(completion) => Ok(completion),
@@ -84,8 +84,8 @@ impl Event {
 pub enum CutOff {
     /// The peer is cut off already.
     Done,
-    /// In progress: the peer's process is being killed, and an event follows.
+    /// In progress: the peer's process is being killed, and [`Event::CutOff`] follows.
     Started,
-    /// Not permitted: memory that the peer could reach must stay in quarantine until the peer ends by itself.
+    /// Not permitted: memory that the peer can reach must stay in quarantine until the peer's process exits by itself.
     NotPermitted,
 }

@@ -1,8 +1,8 @@
-//! Middleware that injects faults, repeatably.
+//! Middleware that injects faults reproducibly.
 //!
-//! A [`FaultInjector`] wraps any fabric and follows rules, so that the same sequence of calls gives the same faults. It
-//! hides direct access, so that no access bypasses it; without rules, it does nothing else. It does not corrupt data,
-//! because fabrics guarantee integrity.
+//! A [`FaultInjector`] wraps any fabric and applies rules, without randomness: the same sequence of calls gives the
+//! same faults. It disables direct access to peers' memory, because loads and stores would bypass it; without rules, it
+//! changes nothing else. It does not corrupt data, because fabrics guarantee integrity.
 
 mod plan;
 
@@ -49,12 +49,12 @@ struct FaultState {
     pending: BTreeMap<WorkId, Pending>,
     next_id: u64,
     polls: u64,
-    /// Withheld events, in order. Those behind a delayed event of the same peer wait with it, as on a queue pair; all
-    /// lanes count as one, because an arrival does not tell its lane.
+    /// Withheld events, in order. Events behind a delayed event of the same peer wait until it is released, as on a
+    /// queue pair. All lanes of a peer count as one, because an arrival does not name its lane.
     held: BTreeMap<PeerId, VecDeque<Withheld>>,
 }
 
-/// A request whose completion has not come.
+/// A request whose completion has not been polled from the inner fabric yet.
 #[derive(Debug)]
 struct Pending {
     id: WorkId,
@@ -85,7 +85,7 @@ impl FaultInjector {
         }
     }
 
-    /// Offers no atomics, even if the inner fabric does; a posted atomic is malformed.
+    /// Hides the atomics of the inner fabric; a posted atomic is refused as malformed.
     pub fn without_atomics(self) -> FaultInjector {
         FaultInjector { without_atomics: true, ..self }
     }
@@ -165,7 +165,7 @@ impl FaultState {
         }
     }
 
-    /// Passes on a completion of the inner fabric, if the caller asked for it.
+    /// Forwards a completion of the inner fabric under the caller's id, if the request was signalled or failed.
     fn take_completion(&mut self, mut completion: Completion) {
         let ours = match completion.kind {
             CompletionKind::Done { id } | CompletionKind::Atomic { id, .. } => id,

@@ -1,4 +1,4 @@
-//! Kinds of operations, to count them or choose among them.
+//! Kinds of operations, for counters and rules.
 
 use crate::Operation;
 
@@ -20,7 +20,7 @@ pub enum OperationKind {
 }
 
 impl OperationKind {
-    /// Returns true for atomics.
+    /// Returns true for the atomics: fetch-add and compare-swap.
     pub fn is_atomic(self) -> bool {
         matches!(self, OperationKind::FetchAdd | OperationKind::CompareSwap)
     }
@@ -47,7 +47,7 @@ impl OperationKind {
         }
     }
 
-    /// Returns the name in lower case, as in logs.
+    /// Returns the lower-case name that logs use.
     pub fn name(self) -> &'static str {
         match self {
             OperationKind::Read => "read",

@@ -6,18 +6,18 @@
 //!                  └ lane 1: slices of long accesses ─────> in order among themselves
 //! ```
 //!
-//! Requests in one lane land, arrive and complete in order. Between lanes there is one guarantee: an operation that
-//! completed with success takes effect before any operation that is posted after its completion was polled. A caller
-//! that needs an order between two lanes therefore waits for the first operation. A connection ends as a whole:
+//! Requests in one lane take effect, arrive and complete in order. Between lanes there is one guarantee: an operation
+//! that completed with success takes effect before any operation that is posted after its completion was polled. A
+//! caller that needs an order between two lanes therefore waits for the first operation. A connection ends as a whole:
 //! requests in all lanes complete before [`Event::Disconnected`](crate::Event::Disconnected).
 //!
-//! A provider has one or more lanes per peer ([`Capabilities::lanes`](crate::Capabilities::lanes)); callers that name
-//! more lanes share them.
+//! A provider has one or more lanes per peer ([`Capabilities::lanes`](crate::Capabilities::lanes)). If callers use more
+//! lane numbers than that, several numbers share a lane.
 
 /// The lane of a request, and the class of its traffic.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Lane {
-    /// Number of the lane. Requests of one lane to a peer have the same class.
+    /// Number of the lane. All requests in one lane to a peer must have the same class.
     pub number: u8,
     /// Traffic class of the requests.
     pub class: Class,
@@ -26,17 +26,18 @@ pub struct Lane {
 /// Traffic class of requests.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Class {
-    /// Short requests that a caller waits for.
+    /// Latency-sensitive: short requests that a caller waits for.
     Latency,
-    /// Bulk data.
+    /// Throughput-oriented: long transfers.
     Bulk,
 }
 
 impl Lane {
-    /// The lane of callers that need only one.
+    /// The default lane, for callers that need only one.
     pub const FIRST: Lane = Lane { number: 0, class: Class::Latency };
 
-    /// Returns the index of this lane among the `orders` lanes of a provider, of which there is at least one.
+    /// Returns the index of this lane at a provider with `orders` lanes: its number modulo `orders`, which counts as 1
+    /// if it is 0.
     #[inline]
     pub fn order_among(self, orders: usize) -> usize {
         usize::from(self.number) % orders.max(1)

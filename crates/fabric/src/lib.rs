@@ -1,8 +1,8 @@
-//! The verbs-shaped trait of all networks under Halite.
+//! The interface between Halite and its networks: a trait modelled on RDMA verbs.
 //!
-//! A [`Fabric`] moves bytes between the registered memory of connected peers. It knows peers, keys, work requests and
-//! completions. It knows no names, permissions, regions or clusters, which belong to the tier above. A provider
-//! implements the trait; [`middleware`] wraps any provider.
+//! A [`Fabric`] moves bytes between the registered memory of connected peers. Its concepts are peers, keys, work
+//! requests and completions. Names, permissions, regions and clusters belong to the tier above. A provider implements
+//! the trait; [`middleware`] wraps any provider.
 
 mod atomics;
 pub mod completion;
@@ -37,32 +37,32 @@ pub use path::Path;
 pub use request::{Local, Operation, RemoteAddress, WorkRequest};
 pub use sleepers::Sleepers;
 
-/// Number of a connected peer within one fabric instance. Never reused there.
+/// Id of a connected peer within one fabric instance, which never reuses it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct PeerId(pub u32);
 
-/// Key of a registered segment (verbs' rkey), valid together with the peer that registered it.
+/// Key of a registered segment (verbs' rkey). It is meaningful only together with the peer that registered the segment.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Key(pub u32);
 
-/// The poster's id of a work request, returned in its completion.
+/// Id of a work request, chosen by the poster and returned in the completion.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct WorkId(pub u64);
 
-/// Capabilities of the provider that reaches a peer. Callers use them to choose operations, and tests to skip cases.
+/// Capabilities of the provider that reaches a peer. Callers choose operations by them, and tests skip cases.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Capabilities {
-    /// Name for users: `shm`, `roce`, `verbs`, `sim`.
+    /// Name of the provider, shown to users: `shm`, `roce`, `verbs`, `sim`.
     pub provider: &'static str,
-    /// True if loads and stores reach peers' memory, through [`Fabric::direct`].
+    /// True if [`Fabric::direct`] maps peers' memory, so that loads and stores reach it.
     pub direct: bool,
-    /// One-sided atomics on peers' memory.
+    /// The one-sided atomics on peers' memory.
     pub atomics: Atomics,
     /// Number of lanes per peer, at least one; see [`Lane`].
     pub lanes: usize,
     /// Maximum payload of one [`Operation::Send`], in bytes.
     pub send_bytes_max: usize,
-    /// Maximum inline source of a write, in bytes; at least 8, a word.
+    /// Maximum length of an inline source of a write, in bytes; at least 8 (one word).
     pub inline_bytes_max: usize,
 }
 
@@ -83,13 +83,14 @@ pub trait Fabric: Send + Sync {
     /// that learns the key from a later message can use it at once.
     fn register(&self, segment: Arc<Segment>) -> Result<Key, RegisterError>;
 
-    /// Deregisters a local key.
+    /// Deregisters a local key. Has no effect if the key is not registered.
     ///
-    /// [`Event::Deregistered`] follows, at once or when all peers have answered; from then on no posted request of a
-    /// peer reaches the segment. Such requests end like those with a wrong key, and a part may have been done. The
-    /// provider then releases the segment. Windows that peers have of it ([`Fabric::direct`]) stay mapped as long as
-    /// the peers hold them. Requests that this end posted with the key as their local end are carried out and keep the
-    /// segment until then; further ones are refused. Has no effect for a key that is not registered.
+    /// [`Event::Deregistered`] follows, at once or when all peers have answered. From then on, no posted request of a
+    /// peer reaches the segment, and the provider releases it. A request that a peer posts with the key fails as with a
+    /// wrong key; if deregistration interrupts it, it may have taken effect in part. Windows of the segment that peers
+    /// hold ([`Fabric::direct`]) stay mapped until the peers drop them. Requests of this end that use the key for their
+    /// local memory and are already posted are executed, and keep the segment until they complete; later ones are
+    /// refused.
     fn deregister(&self, key: Key);
 
     /// Starts a connection to the peer at `address`.
@@ -105,16 +106,17 @@ pub trait Fabric: Send + Sync {
     /// [`Event::Room`] or [`Event::Disconnected`] follows.
     fn post(&self, peer: PeerId, lane: Lane, requests: &[WorkRequest<'_>]) -> Result<(), PostError>;
 
-    /// Appends a batch of events, of a size that the provider chooses, and returns their number. A peer that sends
+    /// Appends the next events to `events` and returns their number; the provider limits the batch. A peer that sends
     /// continuously does not starve others.
     fn poll(&self, events: &mut Vec<Event>) -> usize;
 
-    /// Returns the memory behind `key` of `peer`, where loads and stores reach it (see [`Capabilities::direct`]).
-    /// `None` if they do not, or if the peer or the key is unknown or gone.
+    /// Returns a window of the segment that `peer` registered under `key`, for loads and stores. `None` if the provider
+    /// cannot map it (see [`Capabilities::direct`]), or if the peer or the key is unknown or gone.
     fn direct(&self, peer: PeerId, key: Key) -> Option<Window>;
 
-    /// Returns `count` lines at `at` in the memory of `peer`, where stores reach them. `None` if they do not, or if
-    /// there are no such lines; a line is then posted as an inline write with immediate.
+    /// Returns `count` lines at `at` in the memory of `peer`, to be written by stores. `None` if stores do not reach
+    /// that memory, or if `at` and `count` name no lines in it; the caller then posts each line as an inline write with
+    /// immediate.
     fn lines(&self, _peer: PeerId, _at: RemoteAddress, _count: u32) -> Option<Box<dyn Lines>> {
         None
     }
@@ -123,17 +125,17 @@ pub trait Fabric: Send + Sync {
     /// at once; never if [`CutOff::NotPermitted`] is returned.
     fn cut_off(&self, peer: PeerId) -> CutOff;
 
-    /// Writes the reason for a cut-off to the terminal or log of `peer`'s process, if that is possible without waiting
-    /// and without harm. Does nothing where a cut-off is not permitted.
+    /// Writes the reason for a cut-off to the terminal or log of `peer`'s process, if that is possible without blocking
+    /// and without side effects. Does nothing if the fabric may not cut peers off.
     fn warn(&self, _peer: PeerId, _text: &str) {}
 
     /// Ends the connection to `peer` on this side: unmaps its memory and fails outstanding work.
     fn disconnect(&self, peer: PeerId);
 
-    /// Sets which sleeper arrivals wake; `None` while a thread polls anyway.
+    /// Sets which kind of sleeper an arrival wakes; `None` while a thread polls, so that arrivals wake no thread.
     ///
-    /// After arming, the caller polls once more before it sleeps; otherwise a wake-up could be lost. One wake-up may
-    /// use the arming up, so a sleeper arms again before each sleep.
+    /// After arming, the caller must poll once more before it sleeps; otherwise it may miss an arrival. A wake-up may
+    /// disarm the doorbell, so a sleeper arms it again before each sleep.
     fn arm(&self, sleeper: Option<Sleeper>);
 
     /// Sleeps as `sleeper` until the doorbell rings for it, `timeout` passes, or [`Fabric::wake`] is called. May wake
@@ -143,48 +145,48 @@ pub trait Fabric: Send + Sync {
     /// calls this with a timeout of zero after each edge.
     fn wait(&self, sleeper: Sleeper, seen: u32, timeout: Option<Duration>);
 
-    /// Returns the maximum time until the next [`Fabric::poll`], even without arrivals, for the provider's timers:
-    /// retransmission, delayed acknowledgements.
+    /// Returns the time after which [`Fabric::poll`] must be called even if nothing arrives, because a timer of the
+    /// provider (retransmission, delayed acknowledgement) expires. `None` if no timer runs.
     ///
-    /// [`Sleeper::Progress`] asks before each sleep; if the time becomes shorter, the provider wakes it in time. `None`
-    /// if no timer runs.
+    /// The thread that sleeps as [`Sleeper::Progress`] calls this before each sleep. If the time becomes shorter during
+    /// the sleep, the provider wakes the thread.
     fn poll_timeout(&self) -> Option<Duration> {
         None
     }
 
-    /// Returns the time since the process of `peer` last gave a sign of life, which may be a bare acknowledgement.
-    /// `None` if the provider has no such sign: the operating system reports ends, or an adapter acknowledges even
-    /// while its process is stopped.
+    /// Returns the time since the last packet, possibly only an acknowledgement, that shows that the process of `peer`
+    /// is running. `None` if the provider has no such packets: the operating system reports the exits of processes, or
+    /// an adapter sends acknowledgements even for a stopped process.
     fn heard(&self, _peer: PeerId) -> Option<Duration> {
         None
     }
 
-    /// Returns the smoothed round trip to `peer`; a caller may spin about that long for an answer. `None` if the
-    /// provider has measured none.
+    /// Returns the smoothed round-trip time to `peer`: about how long it is worth spinning for an answer. `None` if the
+    /// provider has not measured it.
     fn round_trip(&self, _peer: PeerId) -> Option<Duration> {
         None
     }
 
-    /// Returns true if a connection that this end dials was answered by the peer or its host, but is not complete yet:
-    /// the peer is far away or slow, not gone. A provider that cannot tell returns true.
+    /// Returns true if this end is dialling a peer that has answered, or whose host has, but the connection is not
+    /// complete yet: the peer is distant or slow, not gone. A provider that does not know returns true.
     fn is_being_answered(&self) -> bool {
         true
     }
 
-    /// Returns the state of the path to `peer`, if the provider counts packets.
+    /// Returns the packet counters and windows of the path to `peer`; `None` if the provider does not count packets.
     fn path(&self, _peer: PeerId) -> Option<Path> {
         None
     }
 
-    /// Returns true if a poll without events takes a system call, and so some hundreds of nanoseconds; a poller may
-    /// then as well read the clock each time.
+    /// Returns true if even a poll that finds nothing makes a system call of some hundred nanoseconds. Reading the
+    /// clock at each poll then adds little to the cost.
     fn polls_by_system_calls(&self) -> bool {
         false
     }
 
-    /// Returns a number that changes with each poll that processes traffic of a peer, with or without an event: written
-    /// bytes, or a read request. A poller uses it to decide whether to continue. Constant where peers reach memory
-    /// without a poll.
+    /// Returns a number that changes with each poll that processes packets of a peer, such as a write or a read
+    /// request, even if the poll returns no event. A poller uses it to decide whether to poll again. Constant if peers
+    /// access memory without polls of this end.
     fn traffic(&self) -> u64 {
         0
     }
@@ -195,67 +197,68 @@ pub trait Fabric: Send + Sync {
     /// Rings this end's doorbell for all sleepers; may be called from any thread.
     fn wake(&self);
 
-    /// Returns a descriptor that becomes readable with each ring of the doorbell that `sleeper` is armed for, and with
-    /// each [`Fabric::wake`], for threads that sleep in epoll. It is watched for edges, may stay readable, and is never
-    /// read by the sleeper. `None` if the provider has none.
+    /// Returns a descriptor for threads that sleep in epoll as `sleeper`. It becomes readable with each ring while
+    /// `sleeper` is armed, and with each [`Fabric::wake`]. The sleeper watches it edge-triggered and never reads it, so
+    /// it may stay readable. `None` if the provider has no such descriptor.
     fn descriptor(&self, _sleeper: Sleeper) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// Leaves: unmaps all peers' memory, and tells them that they are out of reach.
+    /// Closes the fabric: disconnects all peers, unmaps their memory, and notifies them that this end no longer
+    /// accesses it.
     fn close(&self);
 }
 
 /// Maximum length of a hello, in bytes.
 pub const HELLO_BYTES_MAX: usize = 1024;
 
-/// The cause of a failed registration.
+/// The reason why a segment could not be registered.
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {
-    /// The provider has no more keys.
+    /// The provider has used all its keys. Keys are never reused, so deregistration does not help.
     #[error("cannot register a segment: all {max} keys have been used")]
     TooManyKeys {
         /// Number of keys.
         max: usize,
     },
-    /// One of several providers returned another key than the others. This is a bug of the provider, and no segment can
-    /// be registered any more.
+    /// One of several providers returned another key than the others. This is a bug of that provider; all later
+    /// registrations fail, too.
     #[error("cannot register a segment: {provider} returned {given:?} instead of {expected:?}")]
     Mismatch {
         /// The provider.
         provider: &'static str,
-        /// The key of the others.
+        /// The key that the other providers returned.
         expected: Key,
-        /// Its key.
+        /// The key that this provider returned.
         given: Key,
     },
-    /// The operating system refused.
+    /// A system call failed.
     #[error("cannot register a segment: {0}")]
     Io(#[from] std::io::Error),
 }
 
-/// The error of a list of requests that was posted only in part.
+/// A post that did not accept all of its requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("only {posted} requests were posted to peer {peer:?}: {cause}")]
 pub struct PostError {
-    /// The peer.
+    /// The peer to which the requests were posted.
     pub peer: PeerId,
     /// Number of requests posted before the error.
     pub posted: usize,
-    /// Cause for the first request that was not posted.
+    /// The reason why the first request that was not posted was refused.
     pub cause: PostCause,
 }
 
-/// The cause of a refused post.
+/// The reason why a request was refused when it was posted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PostCause {
-    /// The queue to this peer is full; try again after [`Event::Room`].
+    /// The lane's queue to this peer is full; post again after [`Event::Room`].
     #[error("the queue is full")]
     QueueFull,
     /// The peer does not exist, or its connection is down.
     #[error("the peer is not connected")]
     NotConnected,
-    /// The request is invalid: too long for inline, or with a local key that is not registered.
+    /// The request is invalid, for example: its inline source is too long, or its local key is not registered.
     #[error("the request is malformed")]
     Malformed,
 }

@@ -1,29 +1,31 @@
-//! Lines: pieces of 64 bytes in a peer's memory, written as a whole and found by polling.
+//! Lines: 64-byte messages that one end writes into the other's memory, whose owner finds them by polling that memory.
 //!
-//! A line is published by its first word, which is stored last: a reader of a new first word sees the rest. The last
-//! word belongs to the peer, which uses it to ask for a ring when it does not poll.
+//! The writer stores the first word of a line last: a reader that sees a new first word also sees the new rest of the
+//! line. Only the reader writes the last word, in which it requests a ring of the doorbell while it does not poll.
 //!
 //! ```text
 //!   0 first word, stored last | 8 up to six words | 56 last word, written by the peer
 //! ```
 //!
-//! Where stores do not reach the peer's memory, a line is an inline write with immediate, and always produces a
-//! completion.
+//! If stores do not reach the peer's memory, the writer posts the line as an inline write with immediate, so the reader
+//! gets a completion for each line.
 
 use std::fmt;
 
-/// Bytes of a line: a cache line.
+/// Length of a line in bytes: one cache line.
 pub const LINE_BYTES: usize = 64;
 /// Words per line.
 pub const LINE_WORDS: usize = LINE_BYTES / size_of::<u64>();
 
-/// A row of lines in a peer's memory that stores reach. Drop it before the peer's memory is released.
+/// An array of lines in a peer's memory, to be written by stores. It keeps the peer's memory mapped; drop it before
+/// that memory is to be released.
 pub trait Lines: fmt::Debug + Send + Sync {
-    /// Writes `words` to the start of the line at `index`, the first word last. Panics if `index` or `words` exceed the
-    /// row or the line.
+    /// Writes `words` to the start of the line at `index`, storing the first word last. Panics if there is no such
+    /// line, or if it is shorter than `words`.
     fn put(&self, index: u32, words: &[u64]);
 
-    /// Returns the last word of a line, as the peer last wrote it. Not ordered after an earlier `put` without a fence.
+    /// Returns the last word of a line, which the peer writes. To read it after an earlier `put` has become visible,
+    /// the caller needs a fence between the two.
     fn last_word(&self, index: u32) -> u64;
 
     /// Wakes the peer if it sleeps, so that it polls its lines.

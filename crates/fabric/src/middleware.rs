@@ -1,7 +1,7 @@
-//! Middleware: a fabric around another one that defines only its differences.
+//! Middleware: a fabric that wraps another one and defines only the methods that differ.
 //!
-//! Middleware has no lines that stores reach ([`Fabric::lines`]), because those would bypass it; callers post lines
-//! instead.
+//! For middleware, [`Fabric::lines`] returns `None`, because stores into a peer's memory would bypass it; callers post
+//! lines instead.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::{
 /// Generates the methods of [`Middleware`] and those of its [`Fabric`] from one list.
 macro_rules! forward {
     ($(fn $method:ident(&self $(, $argument:ident: $type:ty)*) $(-> $output:ty)?;)*) => {
-        /// A fabric around another one.
+        /// A fabric that wraps another one.
         ///
-        /// A type that implements this is a [`Fabric`]: each method is the inner fabric's, unless the type defines its
-        /// own. Import only one of the two traits, because their methods have the same names.
+        /// A type that implements this trait is a [`Fabric`]: each method that the type does not define calls the inner
+        /// fabric. Import only one of the two traits, because their methods have the same names.
         pub trait Middleware: Send + Sync {
             /// Returns the wrapped fabric.
             fn inner(&self) -> &dyn Fabric;

@@ -2,21 +2,21 @@
 
 use std::net::SocketAddr;
 
-/// Packets to and from a peer since it was connected, and the windows of its lanes.
+/// Counters of the packets to and from a peer since it connected, and properties of the path.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Path {
     /// Maximum payload of a packet, in bytes (verbs' path MTU).
     pub mtu_bytes: u32,
-    /// True if the MTU is known; probing takes a moment after connecting.
+    /// True if the MTU has been measured; this takes some round trips after connecting.
     pub is_known: bool,
-    /// Packets sent, including repetitions.
+    /// Packets sent, including retransmissions.
     pub sent: u64,
-    /// Packets sent again, because they or their acknowledgements were lost or late; without `repeats_single`, also the
-    /// packets behind a lost one.
+    /// Packets retransmitted because they or their acknowledgements were lost or late. Without `repeats_single`, the
+    /// packets that follow a lost one are included.
     pub repeated: u64,
-    /// True if both ends retransmit single packets; otherwise a loss repeats all later packets as well.
+    /// True if both ends use selective repeat; otherwise a loss causes retransmission of all later packets, too.
     pub repeats_single: bool,
-    /// Packets that arrived ahead of a lost or late one, and were kept.
+    /// Packets that arrived before an earlier one, which was lost or late, and were kept.
     pub kept: u64,
     /// Retransmission timeouts.
     pub timeouts: u64,
@@ -24,13 +24,13 @@ pub struct Path {
     pub arrived: u64,
     /// Received packets that had arrived before.
     pub duplicates: u64,
-    /// Packets that may be in flight to the peer now, per lane.
+    /// Current maximum number of packets in flight to the peer, per lane.
     pub window_packets: Vec<u32>,
-    /// Name of the congestion control of this end's packets.
+    /// Name of the congestion control algorithm for packets to the peer.
     pub congestion: &'static str,
-    /// Addresses of the packets: this end's, and the peer's.
+    /// UDP addresses of this end and of the peer.
     pub ends: (SocketAddr, SocketAddr),
-    /// Source address of refused packets and their number, if packets of the peer came from another address: NAT
-    /// changed it, or packets are replayed.
+    /// If packets of the peer came from another address (NAT changed it, or an attacker replays packets) and were
+    /// refused: that address, and the number of these packets.
     pub elsewhere: Option<(SocketAddr, u64)>,
 }

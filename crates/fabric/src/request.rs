@@ -1,8 +1,8 @@
-//! Work requests.
+//! Work requests, and the memory that they name.
 
 use crate::{Key, WorkId};
 
-/// A place in a peer's registered memory.
+/// An address in a peer's registered memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RemoteAddress {
     /// Key of the segment.
@@ -14,7 +14,7 @@ pub struct RemoteAddress {
 /// The local source or destination of a request.
 #[derive(Clone, Copy, Debug)]
 pub enum Local<'a> {
-    /// In a locally registered segment.
+    /// A range of a locally registered segment.
     Registered {
         /// Key of the segment.
         key: Key,
@@ -23,7 +23,8 @@ pub enum Local<'a> {
         /// Length in bytes.
         len: u64,
     },
-    /// Copied before `post` returns. Sources only, up to the inline limit.
+    /// Bytes that `post` copies before it returns. Only as a source, up to
+    /// [`Capabilities::inline_bytes_max`](crate::Capabilities::inline_bytes_max).
     Inline(&'a [u8]),
 }
 
@@ -54,10 +55,10 @@ pub enum Operation<'a> {
         /// Destination.
         remote: RemoteAddress,
     },
-    /// Writes, and gives the peer a completion with `imm`.
+    /// Copies from local memory to the peer's, then delivers a completion with `imm` to the peer.
     ///
-    /// The bytes are in place when the peer has polled that completion. Before that they may or may not be, whatever
-    /// the local completion says, and other accesses to the same bytes are not ordered with them.
+    /// When the peer polls that completion, the bytes are in its memory. Before, they may not be, even if the request
+    /// has already completed at this end, and other accesses to the same bytes are not ordered with the write.
     WriteImm {
         /// Source.
         local: Local<'a>,
@@ -94,16 +95,16 @@ pub enum Operation<'a> {
 /// One entry of a send queue.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkRequest<'a> {
-    /// Id that the completion returns.
+    /// Id of the request, returned in its completion.
     pub id: WorkId,
     /// The operation.
     pub operation: Operation<'a>,
-    /// True if success produces a completion. Failures always do.
+    /// True if the request produces a completion when it succeeds. A failed request always does.
     pub signalled: bool,
-    /// True if a message or an immediate rings the peer's doorbell (verbs' solicited event). Otherwise the peer finds
-    /// it in its next poll, however late that is.
+    /// For a message or an immediate: true if it rings the peer's doorbell (verbs' solicited event). Otherwise it wakes
+    /// no thread, and the peer finds it in its next poll.
     ///
-    /// Of a write, true if a thread waits for its completion. Otherwise the peer may acknowledge it in its next poll,
-    /// so that what its memory shows comes first.
+    /// For a write: true if a thread waits for its completion. Otherwise the peer may delay the acknowledgement until
+    /// its next poll, and first process the bytes that arrived.
     pub solicited: bool,
 }

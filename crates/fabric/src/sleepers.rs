@@ -1,16 +1,18 @@
-//! Threads that sleep until one of several descriptors becomes readable.
+//! Lets threads sleep until one of several descriptors becomes readable.
 //!
-//! One of them watches all descriptors in epoll and the others sleep until it wakes them. Each ring wakes all, as on a
-//! futex. A descriptor that rings for some sleepers only is watched on request. Descriptors are watched for edges, so
-//! they need not be read. The epoll itself can be watched by a thread that sleeps for more descriptors.
+//! One thread, the watcher, waits in epoll for all descriptors; the others sleep on a condition variable until the
+//! watcher wakes them. Each edge wakes all threads, as a wake-up of a futex does. Descriptors are watched
+//! edge-triggered, so they need not be read. [`Sleepers::watch_once`] enables and disables single descriptors. A thread
+//! that also sleeps on other descriptors can watch the epoll descriptor itself.
 //!
 //! ```text
 //!   ringer --> descriptor --edge--> epoll --> the watcher --> the others
 //!                                             times out   --> one of them, which watches next
 //! ```
 //!
-//! epoll keeps an edge that comes without a watcher, and it ends the next watch at once. A sleeper whose edge was taken
-//! by another sees that the doorbell has changed, which happens before the descriptor becomes readable.
+//! If an edge occurs while there is no watcher, epoll keeps it and the next watcher returns at once. If another thread
+//! consumed the edge, a sleeper still notices it: the doorbell's number changes before the descriptor becomes readable,
+//! and the sleeper compares that number.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -23,13 +25,13 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, epoll};
 use rustix::time::Timespec;
 
-/// Threads that sleep on several descriptors; see the header of this file.
+/// The sleeping threads of a set of descriptors; see the header of this file.
 #[derive(Debug)]
 pub struct Sleepers {
     epoll: OwnedFd,
     watch: Mutex<Watch>,
     told: Condvar,
-    /// Bits of descriptors whose edge was taken.
+    /// Bitmap of the descriptors whose edges were consumed from epoll, by place.
     edges: AtomicU64,
 }
 
@@ -37,24 +39,25 @@ pub struct Sleepers {
 struct Watch {
     /// True if a thread sleeps in epoll.
     is_kept: bool,
-    /// Number of watches that ended with an edge.
+    /// Number of times a watcher returned with an edge.
     rings: u64,
-    /// Number of other sleepers. If there is none, no notification is needed, which saves a system call.
+    /// Number of sleepers other than the watcher. If it is 0, no notification is needed, which saves a system call.
     others: usize,
 }
 
-/// Maximum number of edges taken at a time; the rest waits.
+/// Maximum number of edges consumed by one call; the next call returns the rest.
 const EDGES_MAX: usize = 8;
 
 impl AsFd for Sleepers {
-    /// Returns the epoll, which has an edge with each edge of the descriptors.
+    /// Returns the epoll descriptor, which has an edge with each edge of the watched descriptors.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 }
 
 impl Sleepers {
-    /// Makes the sleepers of `descriptors`, at most 64, which must outlive them.
+    /// Watches `descriptors`, at most 64, which must stay open as long as the result exists. The place of a descriptor
+    /// is its index.
     pub fn new<'a>(descriptors: impl IntoIterator<Item = BorrowedFd<'a>>) -> io::Result<Sleepers> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (index, descriptor) in descriptors.into_iter().enumerate() {
@@ -65,7 +68,8 @@ impl Sleepers {
         Ok(Sleepers { epoll, watch: Mutex::default(), told: Condvar::new(), edges: AtomicU64::new(0) })
     }
 
-    /// Watches the descriptor at `place` for an edge if `is_watched`, else for none. A readable one counts as an edge.
+    /// Watches the descriptor at `place` for one edge if `is_watched` is true; otherwise stops watching it. A
+    /// descriptor that is already readable counts as an edge.
     pub fn watch_once(&self, place: usize, descriptor: BorrowedFd<'_>, is_watched: bool) {
         let edge = epoll::EventFlags::IN | epoll::EventFlags::ET | epoll::EventFlags::ONESHOT;
         let flags = if is_watched { edge } else { epoll::EventFlags::empty() };
@@ -73,14 +77,14 @@ impl Sleepers {
         let _ = epoll::modify(&self.epoll, descriptor, epoll::EventData::new_u64(place as u64), flags);
     }
 
-    /// Returns the descriptors with an edge since the last call, as a bit per place.
+    /// Returns and clears a bitmap of the descriptors that had an edge since the last call, one bit per place.
     pub fn take_edges_seen(&self) -> u64 {
         // Pairs with the Release in take_edges().
         self.edges.swap(0, AcqRel)
     }
 
-    /// Sleeps until a descriptor becomes readable or `timeout` passes, unless `is_rung`. May wake early. With a timeout
-    /// of zero, it only takes the edges that are there.
+    /// Sleeps until a descriptor has an edge or `timeout` passes; returns at once if `is_rung` returns true. May return
+    /// early. A timeout of zero only consumes the pending edges.
     pub fn sleep(&self, timeout: Option<Duration>, is_rung: impl Fn() -> bool) {
         if timeout == Some(Duration::ZERO) {
             self.take_edges();
@@ -123,7 +127,7 @@ impl Sleepers {
         }
     }
 
-    /// Wakes another sleeper to watch when one leaves: the sleeper that was woken may be the one that leaves.
+    /// Wakes another sleeper to become the watcher, because the leaving sleeper may be the one that was woken for this.
     fn leave(&self, watch: &Watch) {
         if !watch.is_kept && watch.others > 0 {
             self.told.notify_one();

@@ -56,15 +56,15 @@ use crate::runtime::wait::{
 
 /// Rounds for which a spinning caller keeps its core: about 3 us, within which an awake peer answers.
 ///
-/// After them it yields instead of pausing: on two cores, three spinning threads keep the one with the answer from
-/// running (median round trip between two nodes of one process: 131 us; 7 to 11 us with yielding).
+/// After these rounds, the caller yields instead of pausing: on two cores, three spinning threads keep the thread that
+/// has the answer from running (median round trip between two nodes of one process: 131 us; 7 to 11 us with yielding).
 const ROUNDS_BEFORE_YIELD: u32 = 128;
-/// Rounds between clock reads before that; a read takes half as long as a round. Where polling takes a system call,
-/// each round reads the clock.
+/// Rounds between clock reads until the caller yields; a clock read takes half as long as a round. If polling takes a
+/// system call, each round reads the clock.
 const ROUNDS_PER_CLOCK: u32 = 16;
 /// Rounds for which a caller about to sleep waits for the progress thread to finish polling: a few microseconds.
 const ROUNDS_FOR_PROGRESS_THREAD: u32 = 128;
-/// Every this many polls of lines, one polls everything.
+/// Number of polls of lines after which one poll covers everything.
 const LINE_POLLS_PER_DRIVE: u32 = 16;
 /// Interval at which a thread retries after finding the token taken, and at which a leaving node checks its progress.
 const RETRY_INTERVAL: Duration = Duration::from_micros(200);
@@ -86,14 +86,15 @@ pub(crate) struct Driver {
     progress_sleeps_until_ns: AtomicU64,
     /// Application threads that have waited for at least a microsecond and do not sleep yet.
     callers_polling: AtomicUsize,
-    /// Maximum number of them that may spin for long; leaves cores for as many peers.
+    /// Maximum number of these threads that may spin for long; this leaves cores for as many peers.
     spinners_max: usize,
     crowd: Crowd,
-    /// Polling takes system calls, so reading the clock is cheap beside it and answers take longer than going to sleep.
+    /// True if polling takes system calls. Reading the clock is then cheap in comparison, and an answer takes longer
+    /// than going to sleep.
     polls_by_system_calls: bool,
-    /// A caller sleeps on the fabric as the leader; see [`crate::runtime::poll_token`].
+    /// True while a caller sleeps on the fabric as the leader; see [`crate::runtime::poll_token`].
     led: AtomicBool,
-    /// The node is leaving, has left, or has failed.
+    /// True if the node is leaving, has left, or has failed.
     closed: AtomicBool,
     pub(crate) process: Process,
 }
@@ -105,7 +106,7 @@ struct Poller {
     received: ReceiveBatch,
     /// Number of polls of lines.
     line_polls: u32,
-    /// Some connections may still wait for the peer's first message.
+    /// True if some connections may still wait for the peer's first message.
     awaits_first_words: bool,
 }
 
@@ -583,7 +584,7 @@ impl Bell for Driver {
 /// The right to poll; see [`crate::runtime::poll_token`]. Dropped by a thread that may poll again soon.
 pub(crate) struct Polling<'c> {
     driver: &'c Driver,
-    /// `None` once given up.
+    /// `None` once the token is given up.
     guard: Option<PollGuard<'c, Poller>>,
     /// Called after the token is given up, since wakers may run any code.
     wakes: Wakes,

@@ -1,7 +1,7 @@
 //! Errors: one enum per family of operations.
 //!
-//! An error names the attempted operation, its object, the cause, and what to do next. The operation was not done,
-//! unless the cause says "maybe done".
+//! An error names the attempted operation, its object, the cause, and what to do next. The operation had no effect,
+//! unless the error says that it may have been done.
 //!
 //! This folder calls nothing else of this crate and takes no lock.
 
@@ -74,7 +74,7 @@ pub enum RegionCause {
     /// The length is 0; a region has at least one byte.
     #[error("a region must have at least one byte")]
     ZeroLength,
-    /// Too little free memory.
+    /// The region's nodes have too little free memory.
     #[error("no space: {wanted} bytes do not fit, {available} are free; free regions or use a larger arena")]
     NoSpace {
         /// Bytes requested.
@@ -117,7 +117,7 @@ pub enum RegionCause {
     NoNumbers,
     /// This node has the maximum number of requests waiting at the region's home or an owner.
     #[error(
-        "{max} requests of this node, the maximum, already wait at the node that must answer; try again later"
+        "this node already has {max} requests, the maximum, waiting at the node that must answer; try again later"
     )]
     TooManyRequests {
         /// Maximum number of waiting requests.
@@ -140,13 +140,13 @@ pub enum RegionCause {
     /// The node died before it answered; the operation may have been done.
     #[error("node {0} is down; the operation may have been done")]
     PeerDown(NodeId),
-    /// The first connection to the node did not come up within a lease: it does not answer, or packets are lost. The
-    /// operation was not done.
+    /// The first connection to the node was not established within a lease: the node does not answer, or packets are
+    /// lost. The operation was not done.
     #[error(
         "node {0} did not answer within a lease and has not been connected yet; nothing was done: see `halite status`, or try again"
     )]
     NotMet(NodeId),
-    /// The handle was valid once; its region was freed, or the node that held it was restarted.
+    /// The handle is no longer valid: its region was freed, or the node that held the region was restarted.
     #[error("the handle is stale: the region was freed, or its node was restarted; map it again")]
     Stale,
     /// The handle was made by another session.
@@ -208,14 +208,14 @@ pub enum RegionCause {
     /// A table of the node is full.
     #[error("{0}")]
     TableFull(&'static str),
-    /// The directory of names is in etcd, which does not answer or has too many requests waiting.
+    /// The directory of names is in etcd, and etcd does not answer or too many requests to it are waiting.
     #[error(
-        "etcd, which holds the names, does not answer or refuses (see the node's log); mapped regions stay usable"
+        "etcd, which holds the names, does not answer or refuses the request (see the node's log); mapped regions stay usable"
     )]
     DirectoryOut,
     /// The directory of names is in etcd, and the value of this name's key was overwritten.
     #[error(
-        "the key {key:?} of this name in etcd holds a foreign value; `halite rm` removes it and frees the name"
+        "the key {key:?} of this name in etcd has a value that Halite did not write; `halite rm` removes the key and frees the name"
     )]
     NameDamaged {
         /// The key.
@@ -309,7 +309,7 @@ pub struct AccessError {
     pub len: u64,
     /// The cause.
     pub cause: AccessCause,
-    /// True if some of its bytes may have been accessed before it failed; for an atomic, whether it may have taken
+    /// True if some bytes may have been accessed before the access failed; for an atomic, true if it may have taken
     /// effect.
     pub partly: bool,
 }
@@ -377,7 +377,7 @@ pub enum AccessCause {
     /// Offset and length together exceed 64 bits; nothing was touched.
     #[error("offset plus length exceeds 64 bits")]
     Overflow,
-    /// The handle was valid once; its region was freed, or the node that held it was restarted.
+    /// The handle is no longer valid: its region was freed, or the node that held the region was restarted.
     #[error("the handle is stale: the region was freed, or its node was restarted; map it again")]
     Stale,
     /// The handle was made by another session; nothing was touched.
@@ -420,18 +420,18 @@ pub enum AccessCause {
         "this process lacks address space or file descriptors to map the memory of node {0}; raise its limits (`ulimit -v`, `ulimit -n`)"
     )]
     Unmapped(NodeId),
-    /// The node that was to copy the bytes cannot map their memory.
+    /// The node that executes the copy, which owns the target, cannot map the memory of the source.
     #[error(
         "node {node}, the target of the copy, lacks address space or file descriptors to map the memory of node {owner}; raise the limits of its process (`ulimit -v`, `ulimit -n`)"
     )]
     UnmappedBy {
-        /// The node that was to copy.
+        /// The node that executes the copy.
         node: NodeId,
         /// The owner of the memory.
         owner: NodeId,
     },
-    /// This node cannot register staging memory for the access, or the accesses in progress to that node already use
-    /// its maximum of 32 MiB of staging memory.
+    /// This node cannot register staging memory for the access, or its accesses in progress to the node that holds the
+    /// bytes already use the maximum of 32 MiB of staging memory.
     #[error(
         "no staging memory: accesses in progress to the node that holds the bytes use all 32 MiB, or memory could not be registered; see `ulimit -v -n -f`"
     )]
@@ -445,7 +445,8 @@ impl AccessError {
     }
 }
 
-/// One access of a batch failed. Those before it are done; it is not done, or only in part if its error says so.
+/// One access of a batch failed. All accesses before it are done. The failed access is not done, or only in part if its
+/// error says so.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("operation {index} of the batch: {source}")]
 pub struct BatchError {
@@ -468,8 +469,8 @@ impl BatchError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JoinError {
-    /// A live process runs as that node.
-    #[error("cannot join as node {node} in {}: process {pid} runs as that node; choose another number or stop it", dir.display())]
+    /// A live process already runs as this node.
+    #[error("cannot join as node {node} in {}: process {pid} already runs as this node; choose another number or stop it", dir.display())]
     AlreadyRunning {
         /// The node.
         node: NodeId,
@@ -478,7 +479,7 @@ pub enum JoinError {
         /// The cluster directory.
         dir: PathBuf,
     },
-    /// Other users could enter the cluster directory, and reach all memory of the cluster.
+    /// Other users could enter the cluster directory, and so could access all memory of the cluster.
     #[error("cannot join: {}", DirError::NotPrivate { dir: dir.clone(), mode: *mode, uid: *uid, uid_wanted: *uid_wanted })]
     NotPrivate {
         /// The cluster directory.
@@ -501,7 +502,7 @@ pub enum JoinError {
     /// The cluster directory, or something in it, cannot be used.
     #[error("cannot join: {0}")]
     Directory(ClusterDirError),
-    /// A packet capture is configured, and no network of the node has packets.
+    /// A packet capture is configured, but no network of the node sends packets.
     #[error("cannot join: a packet capture needs the roce network")]
     NoPackets,
     /// This host no longer has any of the addresses that its nodes use.
@@ -547,7 +548,7 @@ pub enum JoinError {
     /// The fabric could not be opened.
     #[error("cannot join: {0}")]
     Fabric(Box<dyn std::error::Error + Send + Sync>),
-    /// This process lacks a resource that a connection takes: addresses, descriptors, or lockable memory.
+    /// This process lacks a resource that a connection needs: address space, file descriptors, or lockable memory.
     #[error("cannot join in {}: this process cannot map the memory of {address}: {lack}", dir.display())]
     Shortage {
         /// The cluster directory.
@@ -560,11 +561,11 @@ pub enum JoinError {
     /// The first node is to found the cluster only if no other host runs a node of it, but other hosts are not
     /// configured.
     #[error(
-        "cannot join: --found needs the other hosts, which must run no node; name all of them (--join), or omit --found to found the cluster without this check"
+        "cannot join: --found checks that no other host runs a node, but no other hosts are configured; list all of them (--join), or omit --found to found the cluster without this check"
     )]
     FoundsBlindly,
-    /// The directory assigns no number.
-    #[error("the cluster assigns no node number: {source}")]
+    /// The directory of names did not assign a node number.
+    #[error("the cluster did not assign a node number: {source}")]
     NoNumber {
         /// Its error.
         source: RegionError,
@@ -595,7 +596,7 @@ pub enum JoinError {
         /// The address of that host.
         by: String,
     },
-    /// Another cluster has a live node and keeps its names at the same place in etcd.
+    /// Another cluster keeps its names under the same prefix in etcd, and has a live node.
     #[error(
         "cannot join: another cluster has its names at {address}: its node {node} was alive within the last 15 s (key PREFIX/places/{node}); use another prefix for one of them (etcd://HOST:PORT/PREFIX)"
     )]
@@ -605,7 +606,7 @@ pub enum JoinError {
         /// A node of the other cluster.
         node: NodeId,
     },
-    /// A node of another host has that number and is alive.
+    /// A live node of another host has this number.
     #[error("node {node} is already running: process {pid} at {address}; choose another number")]
     NumberInUse {
         /// The number.
@@ -624,7 +625,7 @@ pub enum JoinError {
         theirs: u16,
     },
     /// A node of the cluster answers, but node 0 is unreachable.
-    #[error("cannot join in {}: {address} is there, but node 0, which holds the names, is unreachable{}", dir.display(), or_a_rival(*node))]
+    #[error("cannot join in {}: {address} answers, but node 0, which holds the names, is unreachable{}", dir.display(), or_a_rival(*node))]
     NoFirst {
         /// The cluster directory.
         dir: PathBuf,

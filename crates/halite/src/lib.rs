@@ -9,24 +9,24 @@
 //! use halite::{Config, Function, Node, NodeId, Permissions, Placement, ServeOptions};
 //!
 //! # let dir = std::env::temp_dir().join(format!("halite-doc-{}", std::process::id()));
-//! // Usually two processes; two nodes in one work just as well.
+//! // Usually the nodes are in two processes; two nodes in one process work just as well.
 //! let first = Node::embedded(Config { dir: dir.clone(), node: Some(NodeId(0)), ..Config::default() })?;
 //! let second = Node::embedded(Config { dir: dir.clone(), node: Some(NodeId(1)), ..Config::default() })?;
 //!
-//! // One makes a region on its own node, for others to read and write ...
+//! // The first node allocates a region in its own memory, which others may read and write ...
 //! let here = first.blocking_session();
 //! let everyone = Permissions::READ | Permissions::WRITE;
 //! let lh = here.alloc(Some("notes"), 1 << 20, Placement::Local, everyone)?;
 //! here.write(lh, 0, b"salt")?;
 //!
-//! // ... and the other maps it by its name.
+//! // ... and the second node maps the region by its name.
 //! let there = second.blocking_session();
 //! let notes = there.map("notes", Permissions::READ | Permissions::WRITE)?;
 //! let mut bytes = [0; 4];
 //! there.read(notes, 0, &mut bytes)?;
 //! assert_eq!(&bytes, b"salt");
 //!
-//! // The bytes may move to the other node; handles stay as they are.
+//! // The bytes may move to the other node; handles stay valid.
 //! here.move_to(lh, NodeId(1))?;
 //! there.write(notes, 4, b"water")?;
 //! assert_eq!(here.stat("notes")?.home, NodeId(1));
@@ -48,16 +48,16 @@
 //! | for | see |
 //! |---|---|
 //! | regions | [`Session::alloc`], [`Session::map`], [`Session::read`], [`Session::write`], [`Session::move_to`], [`Session::grant`] |
-//! | fills, copies and atomics where the bytes are | [`Session::fill`], [`Session::copy`], [`Session::fetch_add`], [`Session::compare_swap`] |
-//! | calls | [`Session::serve`], [`Session::call`], [`Session::post_calls`], [`Session::call_many`], with values instead of bytes [`typed`] |
+//! | fills, copies and atomics, without moving the bytes to the caller | [`Session::fill`], [`Session::copy`], [`Session::fetch_add`], [`Session::compare_swap`] |
+//! | calls | [`Session::serve`], [`Session::call`], [`Session::post_calls`], [`Session::call_many`]; with values instead of bytes: [`typed`] |
 //! | servers and calls by name | [`Session::serve_named`], [`Session::call_named`], [`Session::servers`] |
-//! | messages, and news of writes | [`Session::open_port`], [`Session::send`], [`Session::sender`], [`Session::write_notify`], [`Session::watch`] |
-//! | reads and writes that are begun now and awaited later | [`Session::post_read`], [`Session::post_write`] |
-//! | waiting for a word that a peer writes | [`Session::wait_until`], [`Session::progress`] |
+//! | messages, and notifications of writes | [`Session::open_port`], [`Session::send`], [`Session::sender`], [`Session::write_notify`], [`Session::watch`] |
+//! | reads and writes that start now and are awaited later | [`Session::post_read`], [`Session::post_write`] |
+//! | waiting until a peer writes a word | [`Session::wait_until`], [`Session::progress`] |
 //! | locks and barriers | [`Session::lock`], [`Session::barrier`] |
 //! | threads instead of tasks | [`blocking`] |
 //!
-//! A region's bytes die with the node that holds them; applications replicate what must survive.
+//! A region's bytes are lost with the node that holds them. Applications must replicate data that has to survive.
 
 #![forbid(unsafe_code)]
 

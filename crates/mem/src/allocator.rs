@@ -1,9 +1,9 @@
 //! Allocates byte ranges of segments.
 //!
-//! The allocator works on offsets only and never touches memory, so its state can be private although other processes
-//! write to the segments. Objects of up to 4 KiB come from slabs of equal objects, larger ones from free extents
-//! ordered by size and by address. The time for either does not depend on the size. The allocator is not thread-safe:
-//! callers lock it.
+//! The allocator works on offsets only and never touches the segments. Its state stays in private memory, so processes
+//! that write to the segments cannot corrupt it. Objects of up to 4 KiB come from slabs of equal objects, larger ones
+//! from free extents ordered by size and by address. The time of an allocation does not depend on its size. The
+//! allocator is not thread-safe: callers lock it.
 
 mod extents;
 mod slab;
@@ -49,7 +49,7 @@ pub struct BadFree {
 /// ```
 #[derive(Debug)]
 pub struct Allocator {
-    /// Alignment in bytes: all offsets are multiples of it, and all sizes are rounded up to it.
+    /// Alignment in bytes: all offsets are multiples of this, and all sizes are rounded up to a multiple.
     alignment: u64,
     segments: u32,
     free: FreeExtents,
@@ -60,7 +60,7 @@ pub struct Allocator {
     bytes_total: u64,
 }
 
-/// The use of a part of a segment.
+/// How a part of a segment is used.
 #[derive(Clone, Copy, Debug)]
 enum Block {
     /// An extent of the requested length, in bytes.
@@ -134,8 +134,8 @@ impl Allocator {
     }
 
     /// Frees a range: part of an allocated extent, or several adjacent extents. A boundary inside an extent must be
-    /// aligned. Small objects are freed whole; only the last one of a range may have been requested with less than its
-    /// class size.
+    /// aligned. The range must contain small objects as a whole. Only the last object of the range may have been
+    /// requested with less than its class size.
     pub fn free_range(&mut self, range: Extent) -> Result<(), BadFree> {
         let mut parts = Vec::new();
         let mut offset = range.offset;
@@ -152,7 +152,7 @@ impl Allocator {
         Ok(())
     }
 
-    /// Returns the allocated part of `offset..end` that lies in the extent, or is the small object, at `offset`.
+    /// Returns the allocated part of `offset..end` that belongs to the extent or small object at `offset`.
     fn used_part(&self, segment: u32, offset: u64, end: u64) -> Option<Extent> {
         let (&(_, start), &block) =
             self.used.range(..=(segment, offset)).next_back().filter(|(start, _)| start.0 == segment)?;

@@ -6,8 +6,8 @@
 //!
 //! Guarantees of every copy and fill:
 //! - 1, 2, 4 or 8 bytes whose two addresses are multiples of their length are one load and one store;
-//! - each byte of the target is stored exactly once. (A last vector that overlaps the previous one, as memcpy uses it,
-//!   would store some bytes twice and overwrite the answer of a peer that saw the first store.)
+//! - each byte of the target is stored exactly once. (memcpy may end with a vector that overlaps the previous one and
+//!   stores some bytes twice. If a peer answered after the first store, the second one would overwrite its answer.)
 
 #[cfg(any(test, miri, not(target_arch = "x86_64")))]
 mod portable;

@@ -28,7 +28,8 @@
 //! Both fences are sequentially consistent, so either the ringer sees `armed`, or the sleeper's poll sees the message;
 //! after a ring between `seq()` and `wait()`, `wait` returns at once. A hostile process that maps the doorbell can only
 //! suppress or add wake-ups, so sleepers that must not miss one pass a timeout. The same holds for the descriptor; its
-//! receiver must check its kind. A ringer reads the descriptor only if it is full; the sleeper watches for edges.
+//! receiver must check its kind. Sleepers watch the eventfd edge-triggered and never read it. A ringer reads it only if
+//! its counter is full.
 
 mod memory;
 
@@ -40,7 +41,7 @@ use memory::{Bell, Memory, fence};
 
 use crate::{AccessError, Window};
 
-/// Shared memory that a doorbell takes, in bytes.
+/// Size of a doorbell in shared memory, in bytes.
 pub const DOORBELL_BYTES: u64 = 8;
 
 /// Values of the word.
@@ -50,7 +51,7 @@ const PROGRESS_BY_DESCRIPTOR: u32 = 2;
 const CALLER_BY_FUTEX: u32 = 3;
 const CALLER_BY_DESCRIPTOR: u32 = 4;
 
-/// The thread that sleeps on a doorbell.
+/// The kind of thread that sleeps on a doorbell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sleeper {
     /// A thread that waits for its own completion or message.

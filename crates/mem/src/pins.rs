@@ -57,7 +57,7 @@ pub struct Pin<'a> {
     not_send: PhantomData<*const ()>,
 }
 
-/// The time until all threads that were pinned at its start have unpinned at least once.
+/// A period that ends once all threads that were pinned at its start have unpinned at least once.
 #[derive(Debug)]
 pub struct GracePeriod {
     pins_id: u64,
@@ -260,7 +260,7 @@ impl Elapsed {
     }
 }
 
-/// Counters per thread; with 30, a thread's slot takes 256 bytes.
+/// Number of counters per thread; with 30, a thread's slot takes 256 bytes.
 pub const COUNTS: usize = 30;
 
 /// A thread's published pin, and its counters. Aligned to a pair of cache lines, since processors fetch pairs.
@@ -278,7 +278,7 @@ struct ThreadSlot {
 /// Flag of a slot that returns to the registry when its pin is dropped, not when its thread ends.
 const ONE_PIN_ONLY: u64 = 1 << 63;
 
-/// All slots of one `Pins`, and those without a thread.
+/// All slots of one `Pins`, including the unused ones, which belong to no thread.
 #[derive(Debug, Default)]
 struct Registry {
     slots: Mutex<RegistrySlots>,

@@ -18,10 +18,10 @@
 //! the line where the next record begins, and the producer publishes by one store of its header. A producer killed
 //! before that store has published nothing; one killed after it has published the whole message.
 //!
-//! A header is valid only if it carries the lap of its position. Otherwise the place holds the header of the previous
-//! lap, or zero. Fresh memory is zero. Before the consumer moves the head, it clears the first word of every line of a
-//! record but the first, since payload there may look like a header of any lap. (A record of one line needs no
-//! clearing, which would cost both sides a cache miss.)
+//! A lap is one pass over the ring. A header is valid only if it carries the number of the current lap at its position.
+//! Otherwise the line holds a header of the previous lap, or zero, as fresh memory does. Before the consumer moves the
+//! head, it clears the first word of every line of a record except the first line, since payload there may look like a
+//! valid header. (Clearing costs both sides a cache miss; a record of one line needs none.)
 //!
 //! Positions count bytes since the start and never wrap in practice (2^64 bytes). The capacity is a power of two, so a
 //! header never wraps. The head moves by an eighth of the ring at a time, because each move costs both sides a cache
@@ -55,21 +55,22 @@ const HEADER_BYTES: u64 = 8;
 /// Minimum capacity in bytes, in which several records of one line fit.
 const CAPACITY_MIN: u64 = 4 * LINE_BYTES;
 
-/// Returns the bytes of shared memory that a ring with `capacity` bytes of data takes.
+/// Returns the size in shared memory, in bytes, of a ring with `capacity` bytes of data.
 pub const fn ring_bytes(capacity: u64) -> u64 {
     DATA_OFFSET + capacity
 }
 
-/// Returns the longest payload, in bytes, of a ring with `capacity` bytes of data: a record takes at most half of it.
+/// Returns the maximum payload length, in bytes, of a ring with `capacity` bytes of data. A record takes at most half
+/// of the capacity.
 pub const fn payload_bytes_max(capacity: u64) -> u64 {
     let half = capacity / 2 - HEADER_BYTES;
     if half < LEN_MAX { half } else { LEN_MAX }
 }
 
-/// A window that cannot hold a ring.
+/// The reason why a window cannot hold a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadRing {
-    /// The data is not a power of two of at least 256 bytes.
+    /// The length of the data is not a power of two of at least 256 bytes.
     #[error(
         "cannot use a window of {window_bytes} bytes as a ring: its length must be 128 (header) plus a power of two of at \
          least 256 (data)"
@@ -78,12 +79,12 @@ pub enum BadRing {
         /// Length of the window, in bytes.
         window_bytes: u64,
     },
-    /// The window does not begin at a multiple of 8.
+    /// The window does not begin at a multiple of 8 bytes.
     #[error("cannot use a window as a ring: it is not aligned to 8 bytes")]
     Misaligned,
 }
 
-/// A message that was not published; the ring is unchanged.
+/// The reason why a message was not published; the ring is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PushError {
     /// The consumer has not freed enough room yet.
@@ -92,15 +93,15 @@ pub enum PushError {
         /// Payload length, in bytes.
         len: u64,
     },
-    /// The message exceeds the longest payload of this ring.
+    /// The message exceeds the maximum payload length of this ring.
     #[error("cannot push {len} bytes: the ring carries at most {max}")]
     TooLong {
         /// Payload length, in bytes.
         len: u64,
-        /// Longest payload of this ring, in bytes.
+        /// Maximum payload length of this ring, in bytes.
         max: u64,
     },
-    /// The consumer reports a position that was not published. Drop the connection.
+    /// The consumer reports a head beyond the published messages. Drop the connection.
     #[error("cannot push: the consumer corrupted the ring")]
     Corrupt,
 }
@@ -170,8 +171,8 @@ impl Producer {
         Producer { memory, tail: 0, head_seen: 0, waiting: false }
     }
 
-    /// Returns true if a payload of `len` bytes fits now. Otherwise requests room from the consumer, until a later call
-    /// finds room.
+    /// Returns true if a payload of `len` bytes fits now. Otherwise returns false and sets a request for room, which
+    /// the consumer sees until a later call finds room.
     pub fn has_or_asks_for_room(&mut self, len: u64) -> Result<bool, PushError> {
         if self.has_room(len)? {
             if std::mem::take(&mut self.waiting) {
@@ -202,13 +203,13 @@ impl Producer {
         }
     }
 
-    /// Returns the longest payload of this ring, in bytes.
+    /// Returns the maximum payload length of this ring, in bytes.
     #[inline]
     pub fn payload_bytes_max(&self) -> u64 {
         payload_bytes_max(self.memory.capacity())
     }
 
-    /// Publishes the concatenation of `parts` as one message, or nothing.
+    /// Publishes the concatenation of `parts` as one message. After an error, nothing is published.
     ///
     /// The caller chooses the meaning of `kind`; panics unless it is below 8.
     #[inline]
@@ -257,7 +258,7 @@ impl Producer {
 }
 
 impl Consumer {
-    /// Opens the consumer's end in `window`, which was all zero when the producer got it.
+    /// Opens the consumer's end in `window`, which must have been all zero when the producer opened its end.
     pub fn new(window: Window) -> Result<Consumer, BadRing> {
         Ok(Consumer::over(Memory::new(window)?))
     }
@@ -295,7 +296,7 @@ impl Consumer {
         Some(Ok(Message { consumer: self, header }))
     }
 
-    /// Returns true if `word` is neither zero nor a header of the previous lap, which the protocol rules out.
+    /// Returns true if `word` violates the protocol: it is neither zero nor a header of the previous lap.
     fn is_corrupt(&mut self, word: u64) -> bool {
         let capacity = self.memory.capacity();
         let left_over = |head: u64| Lap::of(head, capacity).is_of(word);

@@ -55,19 +55,19 @@ pub enum PagePolicy {
 /// The reason for refusing a peer's descriptor as a segment.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// It is not a memfd, so its size is not guaranteed.
+    /// The descriptor is not a memfd, so its size is not guaranteed.
     #[error("cannot open a segment: the descriptor is not a memfd")]
     NotMemfd,
-    /// It is not sealed against shrinking: if its owner truncated it, the next access would kill this process.
+    /// The memfd is not sealed against shrinking: if its owner truncated it, the next access would kill this process.
     #[error("cannot open a segment: the memfd is not sealed against shrinking")]
     CanShrink,
-    /// It uses hugetlb pages, whose first access can kill this process when their reserve is empty.
+    /// The memfd uses hugetlb pages. If their reserve is empty, the first access to a page kills this process.
     #[error("cannot open a segment: the memfd uses hugetlb pages")]
     HugeTlb,
-    /// It is shorter than announced, or the announced length is zero.
-    #[error("cannot open a segment: the memfd has {actual} bytes, {wanted} were promised")]
+    /// The memfd is shorter than the caller requested, or the requested length is zero.
+    #[error("cannot open a segment: the memfd has {actual} bytes instead of at least {wanted}")]
     TooShort {
-        /// Its length, in bytes.
+        /// Length of the memfd, in bytes.
         actual: u64,
         /// Length that the caller requested, in bytes.
         wanted: u64,
@@ -87,8 +87,8 @@ impl Segment {
     /// Creates a segment of `len` zero bytes; `name` appears in `/proc/PID/maps`.
     ///
     /// The system provides memory on first access. The size is sealed, so a peer that receives [`Segment::fd`] cannot
-    /// truncate it. Fails if `len` is zero, the system refuses, or `len` exceeds the file size limit of the process
-    /// (`ulimit -f`).
+    /// truncate it. Fails if `len` is zero or exceeds the file size limit of the process (`ulimit -f`), or if the
+    /// system refuses.
     pub fn create(name: &str, len: u64, pages: PagePolicy) -> io::Result<Arc<Segment>> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         // Beyond the limit, the system would kill the process by a signal instead of returning an error.
@@ -223,7 +223,8 @@ impl Segment {
         }
     }
 
-    /// Reserves the pages, so that accesses cannot fail, and accesses them: reserved pages still count as a hole.
+    /// Reserves the pages, so that accesses cannot fail, and then accesses them, since pages that are only reserved
+    /// still count as a hole.
     fn populate_by_touch(self: &Arc<Segment>, begin: u64, len: u64) -> io::Result<()> {
         let len = len.min(self.len() - begin);
         let fd = self.fd().ok_or(io::ErrorKind::Unsupported)?;
@@ -238,7 +239,8 @@ impl Segment {
     }
 
     /// Hides later writes through this mapping from all other processes, as if this process had been killed. For
-    /// simulations, which still drop the values of a killed process. `owned` is the owner's view of the same segment.
+    /// simulations: after a simulated kill, destructors still run, and may write here. `owned` is the owner's view of
+    /// the same segment.
     pub fn make_private(&self, owned: &Segment) -> io::Result<()> {
         let fd = owned.fd().ok_or(io::ErrorKind::Unsupported)?;
         if owned.len < self.len {
@@ -307,8 +309,8 @@ pub enum DiscardError {
     /// The range is not all inside the segment; nothing was changed.
     #[error("cannot discard: {0}")]
     OutOfBounds(#[from] OutOfBounds),
-    /// The segment is a peer's: only its owner can discard memory.
-    #[error("cannot discard: the segment is a peer's")]
+    /// The segment belongs to a peer, and only the owner of a segment can discard its memory.
+    #[error("cannot discard: the segment belongs to a peer")]
     NotOwned,
     /// A system call failed.
     #[error("cannot discard: {0}")]

@@ -74,7 +74,7 @@ pub enum SlotError {
         index: u32,
     },
     /// The grace period began before the slot was frozen or retired, or belongs to other pins.
-    #[error("cannot {attempted} slot {index}: the grace period does not cover it")]
+    #[error("cannot {attempted} slot {index}: the grace period began too early, or belongs to other pins")]
     WrongGrace {
         /// The operation that was attempted.
         attempted: &'static str,
@@ -294,7 +294,7 @@ impl<T> Drop for Slots<T> {
 /// The writers' state, under their lock; so is the `book` of each slot.
 #[derive(Debug)]
 struct Writer {
-    /// Number of slots used at least once; all indices below it exist.
+    /// Number of slots used at least once; all lower indices exist.
     slots_used: u32,
     /// Index of the free slot to use next, or `NO_SLOT`; each free slot's `book` has the next one.
     free_head: u64,
@@ -308,7 +308,8 @@ struct Writer {
 struct Slot<T> {
     /// Generation in the upper half, status in the lower. All zero: free and never used.
     state: AtomicU64,
-    /// For writers only: the next free slot if free, the epoch of the pins at the change if frozen or retired.
+    /// For writers only. If the slot is free: index of the next free slot. If frozen or retired: epoch of the pins when
+    /// that happened.
     book: AtomicU64,
     /// Holds a value unless free.
     value: UnsafeCell<MaybeUninit<T>>,

@@ -93,7 +93,7 @@ impl Window {
         (self.base.addr().get() - self.segment.base().addr().get()) as u64
     }
 
-    /// Returns a part of this window, or `None` if it exceeds this one.
+    /// Returns a window of `len` bytes from `offset` of this one, or `None` if they are not all inside.
     pub fn slice(&self, offset: u64, len: u64) -> Option<Window> {
         let base = self.range(offset, len).ok()?;
         // SAFETY: range() found the bytes inside this window, hence inside the segment.
@@ -161,8 +161,8 @@ impl Window {
         Ok(unsafe { AtomicU32::from_ptr(word.cast().as_ptr()) })
     }
 
-    /// Stores `words` from `offset` on, the first one last: a reader that finds the first by [`Window::load_words`]
-    /// finds the others.
+    /// Stores `words` from `offset` on, the first word last. So a reader whose [`Window::load_words`] returns the new
+    /// first word also gets the other new words.
     #[inline]
     pub fn publish_words(&self, offset: u64, words: &[u64]) -> Result<(), AccessError> {
         let row = self.words(offset, words.len())?;
@@ -175,7 +175,7 @@ impl Window {
         Ok(())
     }
 
-    /// Loads `N` words from `offset` on, the first one first.
+    /// Loads `N` words from `offset` on, beginning with the first, which [`Window::publish_words`] stores last.
     #[inline]
     pub fn load_words<const N: usize>(&self, offset: u64) -> Result<[u64; N], AccessError> {
         let row = self.words(offset, N)?;

@@ -1,11 +1,12 @@
 //! Detects standard descriptors that were closed when this process started.
 //!
-//! Rust opens `/dev/null` in their place before `main`, so output to them would vanish without an error. That is right
-//! for a user who redirects to `/dev/null`; a user who closed standard output (`>&-`) must get an error.
+//! Rust opens `/dev/null` in place of such descriptors before `main`, so output to them would vanish without an error.
+//! Silence is right if the user redirected output to `/dev/null`. If the user closed standard output (`>&-`), the
+//! program must report an error, so it has to distinguish the two.
 
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-/// A standard descriptor.
+/// A standard file descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Standard {

@@ -1,8 +1,8 @@
 //! The fabric providers.
 //!
-//! [`shm`] and [`roce`] implement [`halite_fabric::Fabric`]; neither knows names, permissions or clusters.
-//! [`private_dir`], [`inherited`] and [`scheduling`] hold other system services of nodes, and [`secure`] the channel to
-//! other hosts. [`refusals`] limits the log lines about refused connections.
+//! [`shm`] and [`roce`] implement [`halite_fabric::Fabric`]; names, permissions and clusters belong to the tier above.
+//! [`private_dir`], [`inherited`] and [`scheduling`] give nodes other services of the operating system. [`secure`]
+//! encrypts control messages between hosts, and [`refusals`] limits the log lines about refused connections.
 
 #![allow(unsafe_code)]
 

@@ -1,11 +1,12 @@
-//! Rendezvous in a cluster directory: listening under a name, connecting, and identifying the peer's process.
+//! Rendezvous in a cluster directory: a fabric listens under a name, peers connect to it, and each end identifies the
+//! other's process.
 //!
 //! ```text
 //!   DIR/NAME.sock    the fabric's listening socket (SOCK_SEQPACKET)
-//!   DIR/NAME.lock    locked while the fabric lives, to tell leftover files from a living fabric
+//!   DIR/NAME.lock    locked while the fabric exists; unlocked files were left by a dead process
 //! ```
 //!
-//! All calls are non-blocking. The listener defines the protocol.
+//! All calls are non-blocking. The fabric that listens at a socket defines the protocol spoken over it.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -19,9 +20,9 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::private_dir::{DirError, Kind, NameLock, PrivateDir};
 
-/// Connections that may wait while the acceptor is busy.
+/// Maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 128;
-/// Retries while the process that listens under a name is replaced.
+/// Maximum number of retries while one process replaces another as the listener of a name.
 const SUCCESSORS_MAX: usize = 10;
 /// Suffix of every socket's file name.
 pub(crate) const SUFFIX: &str = ".sock";
@@ -36,7 +37,8 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// Listens at `dir/name.sock`. Replaces the leftovers of a dead process; fails if a living process holds the name.
+    /// Listens at `dir/name.sock`. Replaces the files that a dead process left; fails if a running process holds the
+    /// name.
     pub(crate) fn bind(dir: &Path, name: &str) -> io::Result<Listener> {
         let dir = Arc::new(PrivateDir::open_or_create(dir)?);
         let file_name = format!("{name}{SUFFIX}");
@@ -88,8 +90,8 @@ fn lock_name(socket_name: &str) -> String {
     format!("{name}.lock")
 }
 
-/// Returns the file names of the sockets in `dir` whose owners live, as
-/// [`Fabric::connect`](halite_fabric::Fabric::connect) takes them.
+/// Returns the file names of the sockets in `dir` whose owners are running.
+/// [`Fabric::connect`](halite_fabric::Fabric::connect) accepts them as addresses.
 pub fn listeners(dir: &PrivateDir) -> Result<Vec<String>, DirError> {
     let mut names = Vec::new();
     for name in dir.entries()? {
@@ -105,20 +107,20 @@ pub fn listeners(dir: &PrivateDir) -> Result<Vec<String>, DirError> {
     Ok(names)
 }
 
-/// A process that listens at a socket. Its pidfd identifies it even after its process id has been reused.
+/// A process that listens at a socket. The pidfd refers to this process even after its process id has been reused.
 #[derive(Debug)]
 pub struct Listening {
     /// Process id.
     pub pid: i32,
-    /// Descriptor of the process.
+    /// pidfd of the process.
     pub pidfd: OwnedFd,
 }
 
-/// Returns the process that listens at the socket `name` in `dir`, or `None` if no process does. The kernel identifies
-/// it as the other end of a connection; files are not consulted.
+/// Returns the process that listens at the socket `name` in `dir`, or `None` if no process does. The kernel reports the
+/// process for a connection to the socket; the content of files is not trusted for this.
 ///
-/// Error kinds: `PermissionDenied` if it belongs to another user, `NotFound` if it is in another pid namespace,
-/// `WouldBlock` if it accepts no connections now.
+/// Error kinds: `PermissionDenied` if the process belongs to another user, `NotFound` if it is in another pid
+/// namespace, `WouldBlock` if it cannot accept a connection at the moment or is being replaced.
 pub fn listening(dir: &PrivateDir, name: &str) -> io::Result<Option<Listening>> {
     for _ in 0..SUCCESSORS_MAX {
         let Some(pid) = listener_pid(dir, name)? else { return Ok(None) };
@@ -150,8 +152,8 @@ fn listener_pid(dir: &PrivateDir, name: &str) -> io::Result<Option<Pid>> {
     pid.map(Some).ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "it runs in another pid namespace"))
 }
 
-/// Calls `with` with the address of the socket at `path`. An address holds 107 bytes at most; a longer path is reached
-/// through a descriptor of its directory.
+/// Calls `with` with the address of the socket at `path`. An address has at most 107 bytes; for a longer path, it goes
+/// through a descriptor of the directory.
 fn with_address<T>(
     path: &Path,
     with: impl FnOnce(&SocketAddrUnix) -> rustix::io::Result<T>,
@@ -170,7 +172,7 @@ fn with_address<T>(
     if !short.exists() {
         let len = path.as_os_str().len();
         let reason = format!(
-            "the path of its socket has {len} bytes, and without /proc 107 are the most; choose a directory with a shorter path"
+            "the path of its socket has {len} bytes; without /proc, the maximum is 107; choose a directory with a shorter path"
         );
         return Err(io::Error::new(io::ErrorKind::InvalidFilename, reason));
     }
@@ -201,8 +203,8 @@ pub(crate) fn peer_pid(socket: BorrowedFd<'_>) -> io::Result<Option<i32>> {
     Ok(Some(peer_credentials(socket)?.pid).filter(|pid| *pid > 0))
 }
 
-/// Returns a pidfd of the process at the other end, in whichever pid namespace; `None` if the process has ended or the
-/// kernel is older than 6.5.
+/// Returns a pidfd of the process at the other end, which may be in another pid namespace; `None` if the process has
+/// exited or the kernel is older than 6.5.
 pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
     let fd = socket_option::<libc::c_int>(socket, libc::SO_PEERPIDFD, -1).ok().filter(|fd| *fd >= 0)?;
     // SAFETY: the kernel has just opened the descriptor, and no other code owns it.

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //!   PrivateDir      opened once, its owner and mode checked; everything in it is reached through its descriptor
-//!     file          a regular file of our user with one link; opening it follows no link and never blocks
+//!     file          a regular file of this user with one hard link; opening follows no symbolic link and never blocks
 //!     NameLock      such a file with a flock, which the kernel releases when its holder dies
 //! ```
 //!
-//! An entry of such a directory may still be anything: a FIFO, a link, a device. It is then an error that names the
-//! entry, which is neither opened nor removed.
+//! An entry with an expected name may still be of another kind: a FIFO, a link, a device. The call then returns an
+//! error that names the entry, and neither opens nor removes it.
 
 use std::ffi::{CString, OsString};
 use std::fs::File;
@@ -22,7 +22,7 @@ use std::time::Duration;
 use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-/// A process that only tests a lock holds it for microseconds; a lock held for this many milliseconds is in use.
+/// Time in ms after which a held lock counts as in use: a process that only tests the lock holds it for microseconds.
 const LOOKERS_MS_MAX: u32 = 20;
 /// Retries while another process keeps removing and creating a file.
 const RACES_MAX: u32 = 1000;
@@ -30,7 +30,7 @@ const RACES_MAX: u32 = 1000;
 /// Error for a path that is not a directory.
 const NOT_A_DIRECTORY: &str = "it is not a directory (a link to one is not followed)";
 
-/// The reason why a directory or an entry in it cannot be used.
+/// The reason why a directory, or an entry in it, cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DirError {
@@ -54,8 +54,8 @@ pub enum DirError {
         /// User id of this process.
         uid_wanted: u32,
     },
-    /// An entry has the name of one of our files, but is not one.
-    #[error("{} is {what}: Halite did not make it and leaves it alone; move it elsewhere", path.display())]
+    /// An entry has the name of a Halite file, but Halite did not create it.
+    #[error("{} is {what}: Halite did not create it and does not touch it; move it elsewhere", path.display())]
     Foreign {
         /// Path of the entry.
         path: PathBuf,
@@ -64,7 +64,7 @@ pub enum DirError {
     },
 }
 
-/// Describes the defect and its remedy; a directory of another user has no remedy.
+/// Describes the defect and, unless another user owns the directory, the remedy.
 fn not_private(dir: &Path, mode: u32, uid: u32, uid_wanted: u32) -> String {
     let dir = dir.display();
     if uid != uid_wanted {
@@ -95,7 +95,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Describes what has the name instead; `None` if the entry is of this kind.
+    /// Describes the entry if it is not of this kind, or belongs to another user; `None` if it is as expected.
     fn misses(self, stat: &Stat, uid_wanted: u32) -> Option<&'static str> {
         let found = FileType::from_raw_mode(stat.st_mode);
         let wanted = match self {
@@ -129,7 +129,7 @@ pub enum Create {
     No,
 }
 
-/// A directory that our user owns and no other user may enter.
+/// A directory that the user of this process owns and no other user may enter.
 #[derive(Debug)]
 pub struct PrivateDir {
     path: PathBuf,
@@ -138,7 +138,8 @@ pub struct PrivateDir {
 }
 
 impl PrivateDir {
-    /// Opens the directory. The last part of `path` must not be a link: its owner could redirect it.
+    /// Opens the directory. The last component of `path` must not be a symbolic link, because its owner could redirect
+    /// it.
     pub fn open(path: &Path) -> Result<PrivateDir, DirError> {
         // "link/" and "link/." would be followed.
         let path: PathBuf = path.components().collect();
@@ -186,8 +187,7 @@ impl PrivateDir {
         Ok(PrivateDir { path, fd, uid })
     }
 
-    /// Returns the path that was opened. A process that may write to a parent directory can have moved the directory
-    /// since.
+    /// Returns the path under which the directory was opened. Another process may have moved the directory since.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -210,7 +210,7 @@ impl PrivateDir {
         Ok(self.look(name, kind)?.is_some())
     }
 
-    /// Opens a regular file of our user for reading and writing.
+    /// Opens a regular file of this user for reading and writing.
     pub fn file(&self, name: &str, create: Create) -> Result<File, DirError> {
         let usual = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         for _ in 0..RACES_MAX {
@@ -235,7 +235,7 @@ impl PrivateDir {
         Err(self.failed(name, Errno::BUSY))
     }
 
-    /// Creates a file, or replaces an existing one: processes that have the old file open keep it.
+    /// Creates a file, or replaces an existing one; processes that have the old file open continue to use that.
     pub fn replace(&self, name: &str) -> Result<File, DirError> {
         self.remove(name, Kind::File)?;
         self.file(name, Create::Yes)
@@ -286,7 +286,7 @@ pub struct NameLock {
 }
 
 impl NameLock {
-    /// Takes the lock; `None` if a living process holds it.
+    /// Acquires the lock without waiting; `None` if a running process holds it.
     pub fn take(dir: &Arc<PrivateDir>, name: &str, create: Create) -> Result<Option<NameLock>, DirError> {
         for _ in 0..RACES_MAX {
             let file = dir.file(name, create)?;
@@ -303,8 +303,8 @@ impl NameLock {
         Err(dir.failed(name, Errno::BUSY))
     }
 
-    /// As [`NameLock::take`], but creates the file, and retries while other processes only test whether the lock is
-    /// held.
+    /// As [`NameLock::take`], but creates the file, and retries for a short time, because other processes hold the lock
+    /// briefly to test it.
     pub fn take_patiently(dir: &Arc<PrivateDir>, name: &str) -> Result<Option<NameLock>, DirError> {
         for _ in 0..LOOKERS_MS_MAX {
             if let Some(lock) = NameLock::take(dir, name, Create::Yes)? {
@@ -315,8 +315,8 @@ impl NameLock {
         Ok(None)
     }
 
-    /// Returns true if a living process holds the lock; takes it for a moment to find out. False if the file does not
-    /// exist.
+    /// Returns true if a running process holds the lock. To test this, briefly acquires the lock. Returns false if the
+    /// file does not exist.
     pub fn is_held(dir: &PrivateDir, name: &str) -> Result<bool, DirError> {
         match dir.file(name, Create::No) {
             Ok(file) => is_held(&file).map_err(|error| dir.failed(name, error)),
@@ -330,7 +330,7 @@ impl NameLock {
         &mut self.file
     }
 
-    /// Removes the file, unless another one has replaced it.
+    /// Removes the file, unless another file has replaced it.
     pub fn remove(&self) {
         if self.is_in_place().unwrap_or(false) {
             // If this fails, the next process removes the file.
@@ -345,7 +345,7 @@ impl NameLock {
     }
 }
 
-/// Returns true if a living process holds the flock of the file; takes it for a moment to find out.
+/// Returns true if a running process holds the flock of the file. To test this, briefly acquires the lock.
 pub fn is_held(file: &File) -> Result<bool, Errno> {
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockShared) {
         Err(Errno::WOULDBLOCK) => Ok(true),

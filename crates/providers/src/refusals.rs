@@ -1,11 +1,11 @@
-//! Limits the log lines about refused connections: the first few of each interval are logged, the others counted.
+//! Limits the log lines about refused connections: logs the first few of each interval, and only counts the others.
 
-/// Maximum number of lines per interval.
+/// Maximum number of log lines per interval.
 pub const LINES_MAX: u32 = 10;
-/// Length of an interval.
+/// Length of an interval, in ns.
 const SPAN_NS: u64 = 10_000_000_000;
 
-/// The refused connections that one log reports.
+/// Rate limiter for the log lines about refused connections.
 #[derive(Debug, Default)]
 pub struct Refusals {
     begun_ns: u64,
@@ -14,7 +14,7 @@ pub struct Refusals {
 }
 
 impl Refusals {
-    /// Calls `line` to log a refusal, or counts it if the interval has its lines already.
+    /// Calls `line` to log a refusal, or only counts the refusal if the interval already has [`LINES_MAX`] lines.
     pub fn tell(&mut self, now_ns: u64, line: impl FnOnce()) {
         self.tell_left_out(now_ns);
         if now_ns >= self.begun_ns.saturating_add(SPAN_NS) {
@@ -28,12 +28,13 @@ impl Refusals {
         }
     }
 
-    /// Returns when to call [`Refusals::tell_left_out`] next; `u64::MAX` if no line was left out.
+    /// Returns the time in ns at which to call [`Refusals::tell_left_out`]; `u64::MAX` if every refusal has been
+    /// logged.
     pub fn due_ns(&self) -> u64 {
         if self.left_out == 0 { u64::MAX } else { self.begun_ns.saturating_add(SPAN_NS) }
     }
 
-    /// Logs the number of lines that were left out, once their interval is over.
+    /// If the interval has ended, logs the number of refusals that were only counted.
     pub fn tell_left_out(&mut self, now_ns: u64) {
         if now_ns >= self.due_ns() {
             let count = std::mem::take(&mut self.left_out);

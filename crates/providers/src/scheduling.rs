@@ -8,12 +8,13 @@ const SLICE_NS: u64 = 100_000;
 /// Requests short time slices for the calling thread, so that after a wake-up it runs before threads with longer
 /// slices.
 ///
-/// A woken thread runs at once if it has had less than its share, or if its slice ends before that of the running
-/// thread. A thread that works little at a time uses its share up sooner or later, and then waits for the end of
-/// another thread's slice: 1.4 to 3 ms, and until a tick. With short slices that happens in about one wake-up of twenty
-/// instead of each. Its share of the processor does not change.
+/// Linux runs a woken thread at once only if the thread has received less than its share of the processor, and its
+/// deadline is before that of the running thread; a shorter slice gives an earlier deadline. Otherwise the woken thread
+/// waits until the slice of the running thread ends: 1.4 to 3 ms, rounded up to a timer tick. With short slices, that
+/// happens in about one wake-up in twenty instead of in each. The thread's share of the processor does not change.
 ///
-/// Has no effect on threads with another scheduling policy, nor before Linux 6.12, where all slices have one length.
+/// Has no effect on threads with a scheduling policy other than the default one, nor before Linux 6.12, where all
+/// slices have the same length.
 pub fn ask_for_short_slices() -> io::Result<()> {
     let mut attributes = scheduling()?;
     if attributes.sched_policy == libc::SCHED_OTHER as u32 {

@@ -1,4 +1,4 @@
-//! Configuration of a queue pair: settings negotiated with the peer, and local ones.
+//! Configuration of a queue pair: settings negotiated with the peer, and local settings.
 
 use std::time::Duration;
 
@@ -29,12 +29,12 @@ impl Mtu {
     }
 }
 
-/// Limit after which the requester gives up and the connection ends.
+/// Limit at which the requester stops retrying and the connection ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Retry {
-    /// Maximum silence of a Halite peer. RNR NAKs are retried without limit.
+    /// Maximum time without progress for a Halite peer. Retries after RNR NAKs are unlimited.
     Lease(Duration),
-    /// Limits of retransmissions, as in verbs.
+    /// Maximum numbers of retransmissions, as in verbs.
     Count {
         /// Retransmissions of one packet.
         retries: u8,
@@ -48,47 +48,50 @@ pub enum Retry {
 /// Configuration of one queue pair.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Negotiated with the peer.
+    /// Maximum payload of a packet, negotiated with the peer.
     pub mtu: Mtu,
-    /// Maximum local reads and atomics in flight, and with `selective` packets of their responses; at most the peer's
-    /// `answers_max` (verbs' `max_rd_atomic`).
+    /// Maximum number of local reads and atomics in flight (verbs' `max_rd_atomic`); at most the peer's `answers_max`.
+    /// With `selective`, each packet of a read's response counts.
     pub reads_max: usize,
-    /// Maximum reads and atomics of the peer in flight (verbs' `max_dest_rd_atomic`).
+    /// Maximum number of the peer's reads and atomics in flight (verbs' `max_dest_rd_atomic`).
     pub answers_max: usize,
-    /// Maximum posted requests.
+    /// Maximum number of posted requests that have not completed.
     pub send_queue_max: usize,
     /// Maximum length of a message in bytes, in both directions.
     pub send_bytes_max: usize,
     /// True if the peer is a Halite peer: credits grant packets, and even an empty request needs a valid key. With
-    /// other implementations, the queue pair neither sends nor obeys credits, and an empty request may name any key.
+    /// another implementation, the queue pair neither sends nor obeys credits, and an empty request may name any key.
     pub grants: bool,
-    /// Selective repeat: the responder keeps early packets, and the requester retransmits only lost ones. Negotiated;
-    /// requires `grants`.
+    /// True for selective repeat: the responder keeps early packets, and the requester retransmits only lost ones.
+    /// Negotiated; requires `grants`.
     pub selective: bool,
-    /// The congestion controller, which bounds packets in flight besides the peer's grant. Requires `selective`.
+    /// The congestion controller, which limits the packets in flight in addition to the peer's grant. Requires
+    /// `selective`.
     pub congestion: Congestion,
-    /// True if responses report the wait of their request at the responder, so that its scheduling delay does not count
-    /// as network delay. Negotiated; requires `selective`.
+    /// True if each response contains the time that its request waited at the responder, so that scheduling delays
+    /// there do not count as network delay. Negotiated; requires `selective`.
     pub tells_waits: bool,
-    /// True to discover the path MTU, and to split longer packets into parts. Negotiated.
+    /// True to discover the path MTU, and to split packets longer than it into parts. Negotiated.
     pub finds_path: bool,
-    /// Maximum packets per write message. One-packet messages have equal lengths and so form longer trains; one message
-    /// per write costs a hardware adapter less.
+    /// Maximum packets per write message. With 1, packets have equal headers and lengths, so more of them fit into one
+    /// train; a higher value suits a hardware adapter, which handles one message per write faster.
     pub write_packets_max: u32,
-    /// Maximum packets in the response to one read request, at most 64. With `selective`, each is a message of its own.
+    /// Maximum packets in the response to one read request, at most 64. With `selective`, each of them is a separate
+    /// message.
     pub read_packets_max: u32,
-    /// Upper limit of the window that the peer grants, in packets; also the window itself if the peer sends no grants.
-    /// `fills_path` allows more in flight.
+    /// Maximum window that the peer can grant, in packets; if the peer sends no grants, the window itself. `fills_path`
+    /// allows more packets in flight.
     pub window_packets_max: u32,
-    /// True to allow, beyond the grant, the bandwidth-delay product of the path in flight. Requires `selective`.
+    /// True to allow, in addition to the grant, as many packets in flight as the path holds (its bandwidth-delay
+    /// product). Requires `selective`.
     pub fills_path: bool,
-    /// Maximum packets in flight before the first grant: one, unless both ends guarantee room for more.
+    /// Maximum packets in flight before the first grant: 1, unless both ends guarantee room for more.
     pub first_packets_max: u32,
-    /// Packets of read responses that the local receive buffer holds.
+    /// Number of read response packets for which the local receive buffer has room.
     pub room_packets: u32,
-    /// Limit after which the requester gives up.
+    /// Limit at which the requester stops retrying and the connection ends.
     pub retry: Retry,
-    /// Wait that an RNR NAK requests from the peer.
+    /// Time that an RNR NAK asks the peer to wait before it retries.
     pub rnr_wait: Duration,
     /// Maximum delay of an acknowledgement that the peer did not request.
     pub ack_delay: Duration,
@@ -120,7 +123,7 @@ impl Default for Config {
     }
 }
 
-/// Saturates, so that a lease of [`Duration::MAX`] never expires.
+/// Returns the duration in ns. Saturates, so that a lease of [`Duration::MAX`] never expires.
 pub(crate) fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

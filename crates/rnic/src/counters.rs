@@ -5,30 +5,31 @@ use core::ops::Add;
 /// Packet counts since the queue pair was created.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counters {
-    /// Sent, including retransmitted packets.
+    /// Packets sent, including retransmitted ones.
     pub sent: u64,
-    /// Retransmitted request packets among those sent.
+    /// Request packets that were retransmitted; included in `sent`.
     pub repeated: u64,
-    /// Arrived, including dropped packets.
+    /// Packets that arrived, including dropped ones.
     pub arrived: u64,
-    /// Dropped: for another queue pair, before this one was ready, or after the connection ended.
+    /// Dropped packets: addressed to another queue pair, or arrived before this one was ready or after the connection
+    /// ended.
     pub misdirected: u64,
-    /// Dropped: sequence number too far from the expected one.
+    /// Dropped packets: sequence number too far from the expected one.
     pub out_of_window: u64,
-    /// Dropped: requests behind a gap.
+    /// Dropped requests: an earlier packet is missing.
     pub ahead: u64,
-    /// Early requests kept until the gap before them closed.
+    /// Requests that arrived early and were kept until all earlier packets had arrived.
     pub kept: u64,
-    /// Duplicate requests, which were executed or kept before; each got a response again.
+    /// Duplicates of requests that were already executed or kept; each was answered again.
     pub duplicates: u64,
-    /// Dropped: duplicate or unsolicited responses.
+    /// Dropped responses: duplicate or unsolicited.
     pub stale: u64,
-    /// Dropped: responses that do not match their request, and duplicate requests whose response is no longer
-    /// available.
+    /// Dropped packets: responses that do not match their request, and duplicate requests whose response is no longer
+    /// stored.
     pub malformed: u64,
     /// Expirations of the retransmission timer.
     pub timeouts: u64,
-    /// Reports of missing packets, sent or received.
+    /// Reports of missing packets (sequence NAKs), sent or received.
     pub naks: u64,
     /// RNR NAKs, sent or received.
     pub rnr_naks: u64,

@@ -1,10 +1,11 @@
-//! Local memory of posted requests.
+//! References to the local memory of posted requests.
 
 use std::collections::VecDeque;
 
 use crate::memory::Refused;
 
-/// Keeps the local memory of posted requests alive, oldest first, under keys of its own, even after it is deregistered.
+/// Holds references to the local memory of posted requests, oldest first, so that it stays accessible even if it is
+/// deregistered. The keys are separate from those of registrations.
 #[derive(Debug)]
 pub struct Held<T> {
     /// The key of the oldest entry. Keys count the posted requests, and wrap.
@@ -19,17 +20,17 @@ impl<T> Default for Held<T> {
 }
 
 impl<T> Held<T> {
-    /// Returns the key of the next request to post.
+    /// Returns the key that the memory of the next request gets.
     pub fn next_key(&self) -> u32 {
         self.first.wrapping_add(self.held.len() as u32)
     }
 
-    /// Adds the memory of a posted request, if it has any.
+    /// Adds the memory of a posted request; `None` if the request uses no local memory.
     pub fn push(&mut self, memory: Option<T>) {
         self.held.push_back(memory);
     }
 
-    /// Drops all entries but the last `count`.
+    /// Drops all entries except the last `count`.
     pub fn keep_last(&mut self, count: usize) {
         let ended = self.held.len().saturating_sub(count);
         self.held.drain(..ended);

@@ -1,4 +1,4 @@
-//! Keeps packets that arrive early until all packets before them have arrived.
+//! Stores packets that arrive early, until all packets before them have arrived.
 //!
 //! ```text
 //!   expected │ kept │      │ kept │ kept │            at most `span` packets behind the expected one
@@ -14,12 +14,12 @@ use crate::wire::{Headers, Packet, Psn, Qpn};
 
 /// Maximum of `span`, in packets.
 pub(crate) const SPAN_MAX: u64 = 4096;
-/// Bytes of early packets that the responder keeps.
+/// Maximum bytes of early packets that the responder keeps.
 const SPAN_BYTES: u64 = 4 << 20;
 
-/// Returns the number of packets behind the expected one that the responder keeps and the requester sends. It covers a
-/// long path on which a retransmitted packet is lost again while later ones still leave. The bitmap of the span fits
-/// half of a packet.
+/// Returns the span: how many packets after the expected one the responder keeps, and the requester may send. It
+/// suffices for a long path, even if a retransmitted packet is lost again while later packets are sent. The bitmap of
+/// the span fits into half of a packet.
 // [ROCE-SEL-1]
 pub(crate) fn span(mtu: Mtu) -> u64 {
     let bytes = u64::from(mtu.bytes());
@@ -42,7 +42,7 @@ pub(crate) struct Early {
 }
 
 impl Early {
-    /// Restores the packet.
+    /// Returns the packet, with `sequence` as its number.
     pub fn packet(&self, sequence: u64) -> Packet<'_> {
         let Early { ack_request, solicited, headers, ref payload } = *self;
         Packet { dest_qp: Qpn::new(0), psn: Psn::of(sequence), ack_request, solicited, headers, payload }
@@ -50,7 +50,7 @@ impl Early {
 }
 
 impl Kept {
-    /// Keeps a packet. Returns false if it is a duplicate.
+    /// Stores a packet. Returns false if it is a duplicate.
     pub fn keep(&mut self, sequence: u64, packet: &Packet<'_>) -> bool {
         let Packet { ack_request, solicited, headers, payload, .. } = *packet;
         let is_new = !self.packets.contains_key(&sequence);
@@ -73,7 +73,7 @@ impl Kept {
         self.packets.is_empty()
     }
 
-    /// Returns a bitmap of the kept packets behind `expected`, lowest bit first, padded to four bytes.
+    /// Returns a bitmap of the kept packets after `expected`, lowest bit first, padded to a multiple of four bytes.
     pub fn bits(&self, expected: u64) -> Vec<u8> {
         let last = self.packets.last_key_value().map_or(0, |(last, _)| last - expected);
         let mut bits = vec![0; (last as usize).div_ceil(32) * 4];

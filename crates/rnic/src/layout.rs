@@ -4,8 +4,9 @@
 //!  address 5, MTU 256:    | 251, a separate message | 256 | 256 | ... | rest |
 //! ```
 //!
-//! All packets of a message but the last are full. An operation of several packets that begins off an 8-byte boundary
-//! starts with a one-packet message that ends on one, so that no aligned word is split between packets.
+//! All packets of a message except the last are full. If an operation of several packets starts at an unaligned
+//! address, its first message has one packet, which ends at an 8-byte boundary, so that no aligned word is split
+//! between packets.
 
 /// The packets of one operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,22 +22,22 @@ pub(crate) struct Layout {
 /// The payload of one packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Piece {
-    /// First byte, relative to the operation.
+    /// Offset of the first byte in the operation, in bytes.
     pub offset: u32,
     /// Length in bytes.
     pub len: u32,
-    /// True if it begins a message.
+    /// True if the packet begins a message.
     pub is_first: bool,
-    /// Bytes from its start to the end of its message.
+    /// Bytes from the start of the packet to the end of its message.
     pub message_rest: u32,
-    /// Packets from this one to the end of its message, inclusive.
+    /// Number of packets from this one to the end of its message, including this one.
     pub packets_rest: u32,
-    /// True if it ends the operation.
+    /// True if the packet ends the operation.
     pub is_end: bool,
 }
 
 impl Piece {
-    /// Returns true if it ends a message.
+    /// Returns true if the packet ends a message.
     pub fn is_last(&self) -> bool {
         self.packets_rest == 1
     }

@@ -1,7 +1,8 @@
-//! A software RDMA adapter without input or output: RoCEv2 packets, and the reliable connection over them.
+//! A software RDMA adapter as a pure protocol core: RoCEv2 packets, and reliable connections over them.
 //!
-//! The driver owns the sockets, threads and clocks, and passes in bytes and the time in nanoseconds. [`wire`] defines
-//! the packet formats; a [`QueuePair`] is one end of a connection, and accesses memory through [`Memory`].
+//! This crate makes no system calls: its driver owns the sockets, threads and clocks, and passes packets and the time
+//! in nanoseconds. [`wire`] defines the packet formats. A [`QueuePair`] is one end of a connection, and accesses memory
+//! through [`Memory`].
 //!
 //! ```text
 //!   datagram ─► Flow::open ─► Packet::parse ─► QueuePair::handle_packet ─► Memory, events

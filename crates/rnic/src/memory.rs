@@ -11,18 +11,19 @@ pub enum Access {
     Atomic,
 }
 
-/// The key does not exist, does not cover the range, or does not allow the access. No byte was read or written.
+/// A refused access: the key does not exist, does not cover the range, or does not permit this access. No byte was read
+/// or written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the key does not allow this access")]
 pub struct Refused;
 
 /// Registered memory, addressed by key.
 ///
-/// The owner of a key defines its addresses; between Halite peers they are offsets from the start of a segment. Every
-/// method checks bounds, and keys and ranges from a peer are checked before any access. Aligned 8-byte words are read
-/// and written atomically.
+/// The owner of a key defines what addresses mean; between Halite peers, they are offsets from the start of the
+/// segment. Every method checks key and bounds, and a queue pair calls [`Memory::check`] before it executes a peer's
+/// request. Implementations read and write aligned 8-byte words atomically.
 pub trait Memory {
-    /// Checks that the peer may access `len` bytes at `address` in this way.
+    /// Checks that the peer may access `len` bytes at `address` in the way of `access`.
     fn check(&self, key: u32, access: Access, address: u64, len: u64) -> Result<(), Refused>;
 
     /// Fills `target` with the bytes from `address` on.
@@ -37,7 +38,8 @@ pub trait Memory {
     /// Replaces the aligned word at `address` if it equals `expected`, and returns its previous value.
     fn compare_swap(&self, key: u32, address: u64, expected: u64, new: u64) -> Result<u64, Refused>;
 
-    /// As [`Memory::read`], for a local request, whose keys may be separate from those that peers use.
+    /// As [`Memory::read`], for the local memory of a local request, whose keys may be separate from those that peers
+    /// use.
     fn read_own(&self, key: u32, address: u64, target: &mut [u8]) -> Result<(), Refused> {
         self.read(key, address, target)
     }

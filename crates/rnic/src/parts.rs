@@ -37,7 +37,7 @@ impl Cutter {
         self.begin = 0;
     }
 
-    /// Writes the next part, if there is one.
+    /// Writes the next part to `buffer` and returns its length; `None` if no part is left.
     pub fn poll(&mut self, buffer: &mut [u8]) -> Option<usize> {
         let rest = self.whole.get(self.begin..).filter(|rest| !rest.is_empty())?;
         let bth = Bth::new_checked(&self.whole[..]).expect("a packet begins with its transport header");
@@ -59,7 +59,7 @@ impl Cutter {
         Some(crate::wire::packet::packet_bytes(&packet.headers, self.chunk))
     }
 
-    /// Drops the parts not sent yet.
+    /// Drops the parts that have not been sent yet.
     pub fn clear(&mut self) {
         self.whole.clear();
     }

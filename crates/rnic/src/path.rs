@@ -1,4 +1,4 @@
-//! Path MTU discovery: finds the longest packets that pass the network in both directions.
+//! Path MTU discovery: finds the longest packets that the network delivers in both directions.
 //!
 //! ```text
 //!   goal, e.g. 4096 ── probe it and the smallest size ──┬─► goal answered: use it
@@ -7,9 +7,9 @@
 //!                                                           to 3 times, and use the largest answered
 //! ```
 //!
-//! A misconfigured or changed path drops long frames silently. So both ends probe after connecting, and again after
-//! several timeouts. The sender then splits longer packets into parts ([`crate::parts`]) under their original sequence
-//! numbers, so no packet is renumbered or executed twice.
+//! A path may drop long frames silently, because of a misconfiguration or after a change. So both ends probe it after
+//! connecting, and again after several timeouts. The sender then splits packets longer than the path MTU into parts
+//! ([`crate::parts`]). The packets keep their sequence numbers, so none is executed twice.
 
 use std::collections::VecDeque;
 
@@ -45,9 +45,9 @@ pub(crate) struct Path {
     probes: VecDeque<Mtu>,
     answers: VecDeque<(Psn, Mtu)>,
     raise_at_ns: Option<u64>,
-    /// A search has finished.
+    /// True if a search has finished.
     is_known: bool,
-    /// A probe has been answered, including one of an earlier search.
+    /// True if the peer has answered a probe of any search.
     is_answered: bool,
 }
 
@@ -63,7 +63,7 @@ struct Search {
 }
 
 impl Path {
-    /// Creates the state; searches are numbered from `number` on.
+    /// Creates the state. Searches have consecutive numbers, of which the first follows `number`.
     pub fn new(agreed: Mtu, number: Psn) -> Path {
         Path {
             agreed,
@@ -84,7 +84,7 @@ impl Path {
         self.is_known
     }
 
-    /// Returns true if a search found that packets of the negotiated MTU pass.
+    /// Returns true if a search has found that the network delivers packets of the negotiated MTU.
     pub fn passes_agreed_mtu(&self) -> bool {
         self.is_known && self.mtu() == self.agreed
     }
@@ -99,7 +99,7 @@ impl Path {
         self.found.min(self.peer_found)
     }
 
-    /// Returns the number of parts of the longest packet.
+    /// Returns the number of parts into which the longest packet is split; 1 if it is not split.
     pub fn parts(&self) -> u32 {
         self.agreed.bytes() / self.mtu().bytes()
     }
@@ -147,7 +147,7 @@ impl Path {
         }
     }
 
-    /// Queues an answer of equal length. Returns false for a probe of an earlier search.
+    /// Queues an answer of the same length as the probe. Returns false if the probe belongs to an earlier search.
     pub fn handle_probe(&mut self, number: Psn, probe: PathEthRepr) -> bool {
         let is_older = |last: Psn| number.value().wrapping_sub(last.value()) & 0xff_ffff >= 1 << 23;
         if self.peer_number.is_some_and(is_older) {
@@ -161,7 +161,7 @@ impl Path {
         true
     }
 
-    /// Records an answer. Returns false if it belongs to no running search.
+    /// Records an answer. Returns false if it does not belong to the running search.
     pub fn handle_answer(&mut self, now_ns: u64, number: Psn, answer: PathEthRepr) -> bool {
         self.is_answered = true;
         let Some(search) = self.search.as_mut().filter(|_| number == self.number) else { return false };
@@ -232,7 +232,7 @@ impl Path {
         self.queue_probes();
     }
 
-    /// Returns true if a packet must be sent in parts.
+    /// Returns true if a packet of this length must be sent in parts.
     pub fn is_too_long(&self, packet_bytes: usize) -> bool {
         packet_bytes > packet_bytes_max(self.mtu())
     }

@@ -5,8 +5,8 @@
 //!     └───────────────────── close, or a fatal failure ────────────────┴──────────► Error
 //! ```
 //!
-//! Inputs are packets opened by [`crate::wire::Flow`], requests, and the time; outputs are packets to seal, events, and
-//! the time of the next call. In the error state the peer no longer accesses memory.
+//! Inputs are packets that [`crate::wire::Flow`] has verified, requests, and the time. Outputs are packets for `Flow`
+//! to seal, events, and the time of the next call. In the error state, the peer can no longer access memory.
 
 use std::collections::VecDeque;
 
@@ -24,14 +24,14 @@ use crate::wire::path_eth::packet_bytes_max;
 use crate::wire::{Headers, ICRC_BYTES, Packet, Psn, Qpn};
 use crate::work::{Cause, Event, PostError, Request};
 
-/// The state of a queue pair (the verbs states that a software adapter needs).
+/// The state of a queue pair: those states of verbs that a software adapter needs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum State {
-    /// The peer is unknown.
+    /// Initial state: the peer is not set yet.
     Init,
-    /// Executes the peer's requests.
+    /// The queue pair executes the peer's requests, but sends no requests.
     ReadyToReceive,
-    /// Sends posted requests, too.
+    /// The queue pair also sends posted requests.
     ReadyToSend,
     /// The connection has ended; the state never changes again.
     Error,
@@ -68,7 +68,7 @@ pub struct QueuePair {
 const FIRST: u64 = 1 << 24;
 
 impl QueuePair {
-    /// Creates queue pair `qpn`, whose requests are numbered from `psn`.
+    /// Creates the queue pair with number `qpn`. Its first request packet gets the number `psn`.
     pub fn new(config: Config, qpn: Qpn, psn: Psn) -> QueuePair {
         QueuePair {
             path: config.finds_path.then(|| Path::new(config.mtu, psn)),
@@ -90,7 +90,7 @@ impl QueuePair {
         }
     }
 
-    /// Sets the peer, whose requests are numbered from `psn`.
+    /// Sets the peer's queue pair, whose first request packet has the number `psn`, and begins to execute its requests.
     ///
     /// # Panics
     /// Unless in [`State::Init`].
@@ -101,7 +101,7 @@ impl QueuePair {
         self.state = State::ReadyToReceive;
     }
 
-    /// Allows requests, once the peer is ready to receive.
+    /// Allows requests to be posted. Call it once the peer is ready to receive.
     ///
     /// # Panics
     /// Unless in [`State::ReadyToReceive`].
@@ -125,18 +125,18 @@ impl QueuePair {
         self.counters
     }
 
-    /// Returns the smoothed round trip from a request to its response; `None` before the first sample.
+    /// Returns the smoothed time from a request to its response, in ns; `None` before the first sample.
     pub fn round_trip_ns(&self) -> Option<u64> {
         self.requester.round_trip_ns()
     }
 
-    /// Returns the maximum number of packets in flight, from the peer's grant, the bandwidth-delay product and the
-    /// congestion window.
+    /// Returns the current maximum number of packets in flight, computed from the peer's grant, the bandwidth-delay
+    /// product and the congestion window.
     pub fn window_packets(&self) -> u32 {
         self.requester.window(&self.config)
     }
 
-    /// Returns the congestion control of this end.
+    /// Returns the congestion control algorithm of this end.
     pub fn congestion(&self) -> Congestion {
         self.config.congestion
     }
@@ -146,17 +146,17 @@ impl QueuePair {
         self.path.as_ref().map_or(self.config.mtu, Path::mtu)
     }
 
-    /// Returns true if the path MTU is known.
+    /// Returns true if path MTU discovery has finished.
     pub fn knows_path(&self) -> bool {
         self.path.as_ref().is_none_or(Path::is_known)
     }
 
-    /// Returns true if the peer has answered a path probe, so packets pass in both directions.
+    /// Returns true if the peer has answered a path probe, which shows that packets arrive in both directions.
     pub fn is_path_answered(&self) -> bool {
         self.path.as_ref().is_some_and(Path::is_answered)
     }
 
-    /// Assumes a path MTU found earlier for the peer's host, until discovery finds a larger one.
+    /// Uses a path MTU that an earlier connection to the peer's host found, until discovery finishes.
     pub fn expect_path(&mut self, now_ns: u64, mtu: Mtu) {
         if let Some(path) = &mut self.path {
             path.expect(mtu);
@@ -164,7 +164,7 @@ impl QueuePair {
         self.update_path(now_ns);
     }
 
-    /// Starts path MTU discovery, unless it is running. The peer must be ready to receive.
+    /// Starts path MTU discovery, unless it is already running. The peer must be ready to receive.
     pub fn find_path(&mut self, now_ns: u64) {
         let trip_ns = self.requester.round_trip_ns();
         if let Some(path) = self.path.as_mut().filter(|_| self.state == State::ReadyToSend) {
@@ -182,12 +182,12 @@ impl QueuePair {
         packet_bytes_max(self.config.mtu)
     }
 
-    /// Adds receives: room for `count` more messages and immediates.
+    /// Posts `count` receives: each message or immediate from the peer consumes one.
     pub fn add_receives(&mut self, count: u32) {
         self.responder.add_receives(count);
     }
 
-    /// Sets the grant: packets of this peer that the receive buffer holds.
+    /// Sets the grant: the number of packets in flight from the peer for which the receive buffer has room.
     pub fn set_grant(&mut self, now_ns: u64, packets: u32) {
         self.responder.set_grant(now_ns, packets);
     }
@@ -198,13 +198,14 @@ impl QueuePair {
         Share { used_ns: self.used_ns, grant, answers, ..Share::new(self.config.mtu.bytes()) }
     }
 
-    /// Sets the share and sends the new grant to the peer.
+    /// Sets this lane's share of the receive buffer, and sends the new grant to the peer.
     pub fn set_share(&mut self, now_ns: u64, share: Share) {
         self.config.room_packets = share.answers;
         self.set_grant(now_ns, share.grant);
     }
 
-    /// Returns true if, since the last call, an idle peer has started to send and needs a share of the receive buffer.
+    /// Returns true if, since the last call, the peer began to send after an idle time, so that it needs a share of the
+    /// receive buffer.
     pub fn take_has_begun(&mut self) -> bool {
         std::mem::take(&mut self.has_begun)
     }
@@ -227,7 +228,7 @@ impl QueuePair {
         self.requester.post(&self.config, request)
     }
 
-    /// Ends the connection locally: posted requests are flushed, and the peer no longer accesses memory.
+    /// Ends the connection at this end: flushes posted requests, and lets the peer access no more memory.
     pub fn close(&mut self) {
         self.break_connection(Cause::Closed, None);
     }
@@ -237,7 +238,7 @@ impl QueuePair {
         self.handle_stamped(now_ns, now_ns, packet, memory);
     }
 
-    /// As [`QueuePair::handle_packet`], for a packet that arrived at `arrived_ns` and was queued until now.
+    /// As [`QueuePair::handle_packet`], for a packet that arrived at `arrived_ns` and waited in a queue until `now_ns`.
     pub fn handle_stamped(&mut self, now_ns: u64, arrived_ns: u64, packet: &Packet<'_>, memory: &dyn Memory) {
         self.counters.arrived += 1;
         self.arrived_ns = arrived_ns;
@@ -333,9 +334,10 @@ impl QueuePair {
         (&mut self.requester, &mut self.responder, at)
     }
 
-    /// Writes the next packet to the start of `buffer`, and returns its length; the caller writes the ICRC.
+    /// Writes the next packet to send to the start of `buffer` and returns its length; the caller adds the ICRC.
     ///
-    /// Call it until it returns `None`. An acknowledgement comes last, so that it ends the train.
+    /// Call it until it returns `None`. An acknowledgement is the last packet, because it is shorter than others and so
+    /// ends a train.
     ///
     /// # Panics
     /// If the buffer is shorter than [`QueuePair::packet_bytes_max`].
@@ -352,9 +354,9 @@ impl QueuePair {
         len
     }
 
-    /// Returns all unacknowledged packets without ICRC, for a caller that delivers them through another channel before
-    /// it exits; the peer drops duplicates. Returns `None` if a request needs a completion or a response, or if the
-    /// packets exceed `bytes_max`.
+    /// Returns all unacknowledged packets without ICRC, so that the caller can deliver them through another channel
+    /// before it exits; the peer drops duplicates. Returns `None` if a posted request needs a completion or a response,
+    /// or if the packets exceed `bytes_max`.
     pub fn rest(&self, memory: &dyn Memory, bytes_max: usize) -> Option<Vec<Vec<u8>>> {
         if self.state != State::ReadyToSend {
             return None;
@@ -413,13 +415,13 @@ impl QueuePair {
         responder.poll_ack(&at, peer_qp, buffer)
     }
 
-    /// Holds back acknowledgements that the peer does not wait for. The owner first handles the arrivals; it sends the
-    /// acknowledgements with its next poll.
+    /// If `holds` is true, delays acknowledgements for which the peer does not wait. So the owner can first handle what
+    /// has arrived, and send the acknowledgements with its next poll.
     pub fn hold_acks(&mut self, holds: bool) {
         self.holds_acks = holds;
     }
 
-    /// Returns true if an acknowledgement is held back.
+    /// Returns true if an acknowledgement is due but delayed by [`QueuePair::hold_acks`].
     pub fn holds_ack(&self, now_ns: u64) -> bool {
         self.holds_acks && self.state != State::Error && self.responder.has_ack_that_waits(now_ns)
     }
@@ -436,13 +438,13 @@ impl QueuePair {
         }
     }
 
-    /// Returns the oldest pending event.
+    /// Removes and returns the oldest pending event.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// Returns the time to call [`QueuePair::handle_timeout`] and then [`QueuePair::poll_transmit`], if no input comes
-    /// before.
+    /// Returns the time in ns at which to call [`QueuePair::handle_timeout`] and then [`QueuePair::poll_transmit`],
+    /// unless an input comes earlier. `None` if no timer runs.
     pub fn poll_timeout(&self) -> Option<u64> {
         match self.state {
             State::Init | State::Error => None,

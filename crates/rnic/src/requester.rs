@@ -6,11 +6,11 @@
 //!  ───────┼──────────────────┼────────────────┼──────────────┼──►  packets, numbered in 64 bits
 //! ```
 //!
-//! Each request is numbered when posted, one number for each packet of the request or of its response. `una` is the
-//! oldest unacknowledged packet; within a read, the next response packet. Going back N sets `next = una`. A timeout
-//! alone proves no loss, since the peer's process may be descheduled. So a timeout sends only the newest packet again,
-//! as a probe, and the response shows which packets are missing. A peer that keeps early packets allows selective
-//! repeat: see [`selective`].
+//! When a request is posted, it gets one number for each of its packets, or for each packet of its response. `una` is
+//! the oldest unacknowledged packet or, within a read, the next response packet. To go back N, the requester sets `next
+//! = una`. A timeout alone does not prove a loss, because the peer's process may be descheduled. So after a timeout,
+//! the requester sends only the newest packet again, as a probe, and the response shows which packets are missing. If
+//! the peer keeps early packets, the requester uses selective repeat: see [`selective`].
 
 mod bdp;
 mod scoreboard;
@@ -44,7 +44,7 @@ const SMALL_GRANT_PACKETS: u32 = 4;
 /// The longest message that the InfiniBand architecture allows.
 const MESSAGE_BYTES_MAX: u32 = 1 << 31;
 
-/// A failure that ends the connection: the failed packet, the status of its request, and the cause.
+/// A failure that ends the connection: the number of the failed packet, the status of its request, and the cause.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Failure {
     pub sequence: u64,
@@ -53,7 +53,7 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// Returns true if the peer executed none of the later requests, because it refused one in order.
+    /// Returns true if the peer cannot have executed later requests, because it refused this one in sequence.
     // [ROCE-NAK-3]
     fn spares_later_requests(&self) -> bool {
         matches!(self.cause, Cause::Refused(Nak::RemoteAccess | Nak::InvalidRequest))
@@ -77,7 +77,7 @@ struct Work {
 #[derive(Debug)]
 struct InFlight {
     first: u64,
-    /// Number after it, or after the last packet of its response.
+    /// Sequence number after the packet, or after the last packet of its response.
     end: u64,
     sent_ns: u64,
 }
@@ -107,7 +107,7 @@ pub(crate) struct Requester {
     probe_is_due: bool,
     /// Time of the first response after a silence; timeouts of packets in flight count from then.
     resumed_ns: u64,
-    /// True if `go_back` was called since `una` last advanced; further NAKs are ignored until it does.
+    /// True if the requester has gone back since `una` last advanced. Further NAKs are ignored until `una` advances.
     has_gone_back: bool,
     /// Expiry of the retransmission timer.
     timer_ns: Option<u64>,
@@ -127,7 +127,7 @@ pub(crate) struct Requester {
 }
 
 impl Requester {
-    /// Creates a requester that numbers packets from `first` on.
+    /// Creates a requester whose first packet gets the number `first`.
     pub fn new(first: u64) -> Requester {
         Requester {
             works: VecDeque::new(),
@@ -157,7 +157,7 @@ impl Requester {
         }
     }
 
-    /// Sets the first window, and selective repeat if negotiated.
+    /// Applies the configuration: sets the first window, and enables selective repeat if it was negotiated.
     pub fn configured(mut self, config: &Config) -> Requester {
         self.window = config.first_packets_max;
         self.selective = config.selective.then(|| Selective::new(config, self.una));
@@ -202,7 +202,8 @@ impl Requester {
         Ok(())
     }
 
-    /// Writes the next packet that the limits allow, if any.
+    /// Writes the next packet to `buffer` and returns its length; `None` if no packet is pending or a limit holds it
+    /// back.
     pub fn poll_transmit(
         &mut self,
         at: &mut StepContext<'_>,
@@ -256,7 +257,8 @@ impl Requester {
         Ok(Some(len))
     }
 
-    /// Returns all unacknowledged packets without ICRC, sent or not; see [`QueuePair::rest`](crate::QueuePair::rest).
+    /// Returns all unacknowledged packets, sent or unsent, without ICRC; see
+    /// [`QueuePair::rest`](crate::QueuePair::rest).
     pub fn rest(
         &self,
         memory: &dyn Memory,
@@ -279,8 +281,9 @@ impl Requester {
         Some(packets)
     }
 
-    /// Writes packet `newest` again, or requests that packet of a read response again. The response covers all packets
-    /// before it: an acknowledgement or a read response shows that they arrived, a NAK names the missing one.
+    /// Sends packet `newest` again, or requests that packet of a read response again. The peer's response tells whether
+    /// all packets before it arrived: an acknowledgement or a read response shows that they did; a NAK names the
+    /// missing one.
     // [ROCE-TIME-2]
     fn write_probe(
         &mut self,
@@ -637,8 +640,8 @@ impl Requester {
         self.trip.cancel();
     }
 
-    /// Goes back N after a report of a missing packet, and shortens the next timeout, since the peer responds. The
-    /// lease continues: it ends requests that the peer can never answer.
+    /// Goes back N after a report of a missing packet. Shortens the next timeout, because the peer evidently responds.
+    /// Does not restart the lease, which must end a request that the peer can never answer.
     fn go_back_once(&mut self) {
         if !self.has_gone_back {
             self.attempts = self.attempts.min(1);

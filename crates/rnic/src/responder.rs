@@ -1,4 +1,4 @@
-//! The responder: executes the peer's requests, each packet once and in order, and sends responses.
+//! The responder: executes the packets of the peer's requests, each once and in order, and sends responses.
 //!
 //! ```text
 //!                       expected
@@ -8,9 +8,9 @@
 //!   sent again, or dropped                             reported once
 //! ```
 //!
-//! Responses are sent in the order of these numbers: an acknowledgement covers all packets before it, so responses to
-//! reads and atomics go first. Early packets execute in sequence, so losses never change the order of effects in
-//! memory.
+//! Responses are sent in the order of these numbers: an acknowledgement covers all earlier packets, so pending
+//! responses to reads and atomics are sent before it. Early packets are executed only when all earlier ones have been,
+//! so losses never change the order of effects in memory.
 
 use std::collections::VecDeque;
 
@@ -107,12 +107,12 @@ pub(crate) struct Responder {
     has_gap: bool,
     /// Send time of the last NAK for the expected packet.
     nak_ns: Option<u64>,
-    /// The NAK that ended the connection; sent again if the peer asks again.
+    /// The NAK that ended the connection. It is sent again if the peer repeats its request.
     final_nak: Option<Nak>,
 }
 
 impl Responder {
-    /// Creates a responder that expects the peer's packets from number `first` on.
+    /// Creates a responder that expects `first` as the number of the peer's first packet.
     pub fn new(first: u64) -> Responder {
         Responder {
             expected: first,
@@ -159,7 +159,7 @@ impl Responder {
         self.grant = packets;
     }
 
-    /// Executes, keeps, or drops a request packet. An error ends the connection.
+    /// Executes, keeps, or drops a request packet. An error is the NAK that ends the connection.
     pub fn handle_request(&mut self, at: &mut StepContext<'_>, packet: &Packet<'_>) -> Result<(), Nak> {
         let is_known =
             |sequence: &u64| *sequence >= self.first || *sequence + 1 == self.first && is_empty_probe(packet);
@@ -233,7 +233,8 @@ impl Responder {
         nak
     }
 
-    /// Sends the final NAK again if the peer sends the refused packet again, or requests a response to a later one.
+    /// Queues the final NAK again if the peer sends the refused packet again, or a later packet that requests a
+    /// response.
     pub fn handle_request_after_end(&mut self, packet: &Packet<'_>) {
         let sequence = packet.psn.expand(self.expected);
         if sequence.is_some_and(|sequence| {
@@ -243,7 +244,7 @@ impl Responder {
         }
     }
 
-    /// Keeps an early packet, if it is within the span, and reports the gap.
+    /// Keeps an early packet if it is within the span, and reports the gap before it.
     // [ROCE-SEL-1]
     fn keep_early(&mut self, at: &mut StepContext<'_>, sequence: u64, packet: &Packet<'_>) {
         // A packet longer than the MTU would be refused later anyway.
@@ -260,8 +261,8 @@ impl Responder {
         self.ack_now(at.now_ns);
     }
 
-    /// Drops an early packet and sends one sequence NAK; another if the peer requests a response later, as the first
-    /// may be lost.
+    /// Drops an early packet and queues a sequence NAK, once per gap. Queues it again if the peer later requests a
+    /// response, because the first NAK may have been lost.
     // [ROCE-NAK-1]
     fn report_gap(&mut self, at: &mut StepContext<'_>, packet: &Packet<'_>) {
         at.counters.ahead += 1;
@@ -402,7 +403,7 @@ impl Responder {
         }
     }
 
-    /// Ends a write: `land` stores the last bytes, but only if the immediate has a receive.
+    /// Completes a write: calls `land` to store the last bytes, unless there is an immediate and no receive for it.
     fn notify(
         &mut self,
         imm: Option<u32>,
@@ -516,8 +517,9 @@ impl Responder {
         })
     }
 
-    /// Makes room for one more response by dropping a retransmitted one. A requester that goes back N requests old
-    /// responses in other pieces, and requests again what it misses.
+    /// Makes room for one more response by dropping a retransmitted one, if there is one. Returns true if there is
+    /// room. Dropping is safe: a requester that goes back N may ask for old responses in other pieces, and asks again
+    /// for those that it misses.
     // [ROCE-DUP-3]
     fn make_room(&mut self, config: &Config) -> bool {
         if self.responses.len() >= config.answers_max
@@ -551,7 +553,8 @@ impl Responder {
         !self.responses.is_empty() || self.nak.is_some()
     }
 
-    /// Writes the next packet of a response, or a NAK. An error ends the connection.
+    /// Writes the next packet of a response, or a NAK, and returns its length. An error is the NAK that ends the
+    /// connection.
     pub fn poll_response(
         &mut self,
         at: &StepContext<'_>,
@@ -604,7 +607,7 @@ impl Responder {
         Ok(Some(len))
     }
 
-    /// Writes the pending NAK.
+    /// Writes the pending NAK, if any, and returns its length.
     pub fn poll_nak(&mut self, dest_qp: Qpn, buffer: &mut [u8]) -> Option<usize> {
         let syndrome = self.nak.take()?;
         self.clear_ack();
@@ -657,7 +660,7 @@ impl Responder {
         AethRepr { syndrome: Syndrome::Ack(credit), msn }
     }
 
-    /// Returns true if an acknowledgement is due that may wait for the owner's next poll.
+    /// Returns true if an acknowledgement is due, but may wait for the owner's next poll.
     pub fn has_ack_that_waits(&self, now_ns: u64) -> bool {
         self.ack_may_wait && self.ack_at_ns.is_some_and(|at| at <= now_ns)
     }
@@ -687,7 +690,7 @@ pub(crate) fn returns_data(packet: &Packet<'_>) -> bool {
     matches!(packet.headers, Headers::ReadRequest(_) | Headers::FetchAdd(_) | Headers::CompareSwap(_))
 }
 
-/// Returns true if a packet is an empty write, the only valid packet with the number before the first.
+/// Returns true if a packet is an empty write. Only an empty write may have the number before that of the first packet.
 // [ROCE-TIME-3]
 fn is_empty_probe(packet: &Packet<'_>) -> bool {
     matches!(packet.headers, Headers::WriteOnly { reth, imm: None } if reth.len == 0)
@@ -695,8 +698,8 @@ fn is_empty_probe(packet: &Packet<'_>) -> bool {
 }
 
 /// Returns true if a packet is a heartbeat: a one-packet message that rings no doorbell, sent by idle peers. The
-/// responder acknowledges it at once, since a delayed acknowledgement would wake this process a second time. It claims
-/// no share of the receive buffer: the packet reserved for each peer suffices.
+/// responder acknowledges it at once, because a delayed acknowledgement would wake this process a second time. A
+/// heartbeat does not make its lane active in [`Room`](crate::room::Room): the packet reserved for each peer suffices.
 // [ROCE-ACK-4]
 pub(crate) fn is_heartbeat(packet: &Packet<'_>) -> bool {
     matches!(packet.headers, Headers::SendOnly { .. }) && !packet.solicited

@@ -1,32 +1,33 @@
-//! Divides a socket's receive buffer among its senders.
+//! Divides a socket's receive buffer among the peers that send to it.
 //!
 //! ```text
-//!   │ one packet of each peer │ requests of active peers │ responses to local reads │ read, not released by Linux │
+//!   │ one packet of each peer │ requests of active peers │ responses to local reads │ read, not freed by Linux    │
 //!    ◄────── reserved ───────► ◄───────── half ─────────► ◄───────── half ─────────► ◄──────── a quarter ────────►
 //! ```
 //!
-//! Sizes are those that Linux charges to the buffer; they exceed the packet's own length. Every peer may send one
-//! packet at any time, and recently active peers share the rest. So Linux drops no packet as long as the buffer holds
-//! one of each peer.
+//! All sizes are those that Linux charges to the buffer, which exceed the lengths of the packets. Every peer may send
+//! one packet at any time, and recently active peers share the rest. So Linux drops no packet as long as the buffer has
+//! room for one packet from each peer.
 //!
-//! Some shares shrink before others grow into the freed room, so the sum of all grants never exceeds the buffer.
+//! Shares shrink first, and others grow only into the freed room, so the sum of all grants never exceeds the buffer.
 
 use std::time::Duration;
 
 use crate::config::nanoseconds;
 
-/// Time for which a silent lane keeps its share: the peer's process may wait this long for a core.
+/// Time for which a silent lane keeps its share, because the peer's process may wait this long for a core.
 const IDLE: Duration = Duration::from_millis(100);
-/// Maximum grant of a lane in packets: 1 MiB of the longest ones, some milliseconds of work for a receiver that has
-/// waited for a core.
+/// Maximum grant of a lane, in packets. That is 1 MiB of the longest packets, which a receiver takes some milliseconds
+/// to process after it has waited for a core.
 pub const GRANT_MAX: u32 = 256;
 /// Upper bound of the headers of all layers and of `skb_shared_info` behind the payload.
 const OVERHEAD_BYTES: u32 = 500;
 /// Size of the kernel's `sk_buff`.
 const SK_BUFF_BYTES: u32 = 256;
 
-/// Bytes of a Linux socket's receive buffer that one datagram with a packet of this payload occupies (`truesize`): the
-/// allocation, rounded up to a power of two, and the `sk_buff`. A datagram of a train occupies about half.
+/// Returns the bytes that Linux charges to a socket's receive buffer for one datagram (`truesize`) whose packet has
+/// this payload: the allocation, rounded up to a power of two, and the `sk_buff`. A datagram of a train takes about
+/// half.
 pub fn packet_takes_bytes(payload: u32) -> u32 {
     (payload + OVERHEAD_BYTES).next_power_of_two() + SK_BUFF_BYTES
 }
@@ -34,13 +35,13 @@ pub fn packet_takes_bytes(payload: u32) -> u32 {
 /// One lane's share of a receive buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Share {
-    /// Buffer space of its longest packet.
+    /// Bytes of the receive buffer that the lane's longest packet takes.
     pub takes_bytes: u32,
-    /// Time of the last packet from its peer that was more than an acknowledgement, in ns; `None` if there was none.
+    /// Time in ns of the peer's last packet other than an acknowledgement; `None` if there was none.
     pub used_ns: Option<u64>,
-    /// Packets of requests that the peer may have in flight.
+    /// Maximum number of request packets that the peer may have in flight.
     pub grant: u32,
-    /// Packets of read responses that may be in flight to this end.
+    /// Maximum number of read response packets that may be in flight to this end.
     pub answers: u32,
 }
 
@@ -51,15 +52,15 @@ pub struct Room {
 }
 
 impl Room {
-    /// Creates the room of a receive buffer of this size, as Linux counts it.
+    /// Creates the room of a receive buffer of `buffer_bytes`, as Linux counts them.
     pub fn new(buffer_bytes: usize) -> Room {
         // Linux releases the space of read datagrams only when they fill a quarter of the buffer, or when the queue is
         // empty.
         Room { bytes: buffer_bytes as u64 / 4 * 3 }
     }
 
-    /// Recomputes the shares of the lanes of `peers` peers. Returns true if each active lane has its full share. If
-    /// false, send the lowered grants to the peers and call it again.
+    /// Recomputes the shares of `lanes`, which belong to `peers` peers. Returns true if each active lane has its full
+    /// share. Otherwise some lanes still wait for room: send the lowered grants to the peers, then call this again.
     pub fn share(&self, now_ns: u64, peers: usize, lanes: &mut [Share]) -> bool {
         let takes = lanes.iter().map(|lane| u64::from(lane.takes_bytes)).max().unwrap_or(0);
         let half = self.bytes.saturating_sub(peers as u64 * takes) / 2;
@@ -93,12 +94,12 @@ impl Room {
 }
 
 impl Share {
-    /// Returns the share of a lane that has sent nothing yet, whose packets carry at most `payload` bytes.
+    /// Returns the share of a lane that has received nothing yet and whose packets carry at most `payload` bytes.
     pub fn new(payload: u32) -> Share {
         Share { takes_bytes: packet_takes_bytes(payload), used_ns: None, grant: 1, answers: 1 }
     }
 
-    /// Bytes granted beyond the reserved packet.
+    /// Returns the bytes granted in addition to the reserved packet.
     fn granted_bytes(&self) -> u64 {
         u64::from(self.grant.saturating_sub(1)) * u64::from(self.takes_bytes)
     }

@@ -6,7 +6,7 @@ const WAIT_NS_MIN: u64 = 1_250_000;
 /// Maximum timeout in ns; it bounds the time until a requester notices a restored link.
 const WAIT_NS_MAX: u64 = 200_000_000;
 
-/// Estimates the round trip from packets that request a response and were sent once.
+/// Estimates the round-trip time from packets that request a response and were sent only once.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RoundTrip {
     smoothed_ns: Option<u64>,
@@ -16,12 +16,12 @@ pub(crate) struct RoundTrip {
 }
 
 impl RoundTrip {
-    /// Times a new packet that requests a response, unless another one is being timed.
+    /// Starts to time a new packet that requests a response, unless another packet is being timed.
     pub fn begin(&mut self, now_ns: u64, sequence: u64) {
         self.timed.get_or_insert((sequence, now_ns));
     }
 
-    /// Takes a sample if the timed packet is before `una`.
+    /// Takes a sample if the timed packet has been acknowledged, that is, has a number below `una`.
     pub fn end(&mut self, now_ns: u64, una: u64) {
         if let Some((sequence, since)) = self.timed
             && sequence < una
@@ -36,17 +36,17 @@ impl RoundTrip {
         self.min_ns = Some(self.min_ns.map_or(sample_ns, |min| min.min(sample_ns)));
     }
 
-    /// Returns the smallest sample; 0 before the first.
+    /// Returns the smallest sample in ns; 0 before the first sample.
     pub fn min_ns(&self) -> u64 {
         self.min_ns.unwrap_or(0)
     }
 
-    /// Stops timing: with retransmitted packets it is unknown which copy a response answers (Karn's algorithm).
+    /// Stops timing, because it is unknown which copy of a retransmitted packet a response answers (Karn's algorithm).
     pub fn cancel(&mut self) {
         self.timed = None;
     }
 
-    /// Returns the smoothed round trip, after the first sample.
+    /// Returns the smoothed round-trip time in ns; `None` before the first sample.
     pub fn smoothed_ns(&self) -> Option<u64> {
         self.smoothed_ns
     }

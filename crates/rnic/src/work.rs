@@ -1,4 +1,4 @@
-//! Requests posted to a queue pair, and the events it returns.
+//! Requests posted to a queue pair, and the events that it returns.
 
 use crate::wire::Nak;
 
@@ -25,7 +25,7 @@ pub struct Local {
 pub enum Source {
     /// Bytes copied into the request.
     Inline(Vec<u8>),
-    /// Local memory, read each time a packet is sent, so a retransmitted packet may carry newer bytes.
+    /// Local memory. It is read each time a packet is sent, so a retransmitted packet may carry newer bytes.
     Registered {
         /// The first byte.
         local: Local,
@@ -44,7 +44,7 @@ pub enum Operation {
         /// Immediate data, delivered with the message.
         imm: Option<u32>,
     },
-    /// Copies into the peer's memory.
+    /// Copies from `source` to the peer's memory.
     Write {
         /// The source.
         source: Source,
@@ -53,7 +53,7 @@ pub enum Operation {
         /// Immediate data, delivered after the bytes have landed.
         imm: Option<u32>,
     },
-    /// Copies out of the peer's memory.
+    /// Copies from the peer's memory to local memory.
     Read {
         /// The target.
         local: Local,
@@ -62,14 +62,14 @@ pub enum Operation {
         /// Length in bytes.
         len: u32,
     },
-    /// Adds to an aligned word, wrapping.
+    /// Adds to an aligned 8-byte word of the peer's memory, wrapping at overflow.
     FetchAdd {
         /// The word.
         remote: Remote,
         /// The addend.
         add: u64,
     },
-    /// Replaces an aligned word if it equals `expected`.
+    /// Replaces an aligned 8-byte word of the peer's memory if it equals `expected`.
     CompareSwap {
         /// The word.
         remote: Remote,
@@ -83,18 +83,18 @@ pub enum Operation {
 /// One entry of a send queue.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// Returned in the completion.
+    /// Id of the request, returned in its completion.
     pub id: u64,
     /// The operation.
     pub operation: Operation,
-    /// True if success generates a completion. Failures always do.
+    /// True if the request produces a completion when it succeeds. A failed request always does.
     pub signalled: bool,
     /// True if the message or the immediate rings the peer's doorbell.
     pub solicited: bool,
 }
 
 impl Operation {
-    /// Bytes transferred; 8 for an atomic.
+    /// Returns the number of bytes that the request transfers; 8 for an atomic.
     pub fn len_bytes(&self) -> u32 {
         match self {
             Operation::Send { bytes, .. } | Operation::Write { source: Source::Inline(bytes), .. } => {
@@ -113,17 +113,18 @@ impl Operation {
     }
 }
 
-/// Cause of a refused post.
+/// The reason why a request was refused when it was posted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PostError {
     /// The send queue is full.
     #[error("the send queue is full")]
     QueueFull,
-    /// The queue pair cannot send: not yet, or no longer.
+    /// The queue pair is not in [`State::ReadyToSend`](crate::State::ReadyToSend): it is not connected yet,
+    /// or the connection has ended.
     #[error("the queue pair is not ready to send")]
     NotReady,
     /// The message or the inline source is too long.
-    #[error("the request could never be carried out")]
+    #[error("the message or the inline source is too long")]
     Malformed,
 }
 
@@ -134,7 +135,7 @@ pub enum Status {
     Success,
     /// The request's local memory is not registered.
     LocalAccess,
-    /// The peer refused the access: the key or range does not allow it.
+    /// The peer refused the access: its key does not exist, does not permit the access, or does not cover the range.
     RemoteAccess,
     /// The peer refused an invalid request.
     RemoteInvalidRequest,
@@ -142,11 +143,12 @@ pub enum Status {
     RemoteOperation,
     /// The peer did not respond before the retry limit. The request may be partly or fully executed.
     RetryExceeded,
-    /// The peer had no receive until the RNR retry limit.
+    /// The RNR retry limit was reached: at no retry did the peer have a posted receive.
     RnrRetryExceeded,
-    /// In flight when the connection ended: it may be partly or fully executed.
+    /// The request was in flight when the connection ended. It may be partly or fully executed.
     Aborted,
-    /// Not executed: it was not sent before the connection ended, or the peer refused an earlier request.
+    /// The request was not executed: it was not sent before the connection ended, or the peer refused an earlier
+    /// request.
     Flushed,
 }
 
@@ -160,20 +162,20 @@ impl From<Nak> for Status {
     }
 }
 
-/// Cause of the end of a connection.
+/// The reason why a connection ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cause {
     /// The peer refused a local request.
     Refused(Nak),
-    /// The peer's request was refused.
+    /// This end refused a request of the peer.
     PeerErred(Nak),
     /// The peer did not respond before the retry limit.
     RetryExceeded,
-    /// The peer had no receive until the RNR retry limit.
+    /// The RNR retry limit was reached: at no retry did the peer have a posted receive.
     RnrRetryExceeded,
     /// A local request named memory that is not registered.
     LocalAccess,
-    /// The local end closed it.
+    /// This end closed the connection.
     Closed,
 }
 

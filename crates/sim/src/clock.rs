@@ -1,4 +1,4 @@
-//! Clocks of hosts, each with its own offset and rate, and sleeping on them.
+//! Clocks of hosts, each with its own offset and rate; and the future that sleeps until a time of such a clock.
 
 use std::pin::Pin;
 use std::sync::atomic::AtomicU64;
@@ -18,7 +18,8 @@ pub struct HostClock {
 }
 
 struct Dial {
-    /// Time by which the clock is ahead of true time, in ns; [`DRIFTS`] if that changes, so that the rate must be read.
+    /// Time by which the clock is ahead of true time, in ns; [`DRIFTS`] if the clock drifts, so that readers must use
+    /// `rate`.
     ahead_ns: AtomicU64,
     rate: Mutex<Rate>,
 }
@@ -93,7 +94,10 @@ impl HostClock {
 
     /// Makes the clock run fast by `ppm` millionths from now on, or slow if negative.
     pub(crate) fn set_drift_ppm(&self, drift_ppm: i64) {
-        assert!((-900_000..=1_000_000).contains(&drift_ppm), "a drift of {drift_ppm} ppm is no clock's");
+        assert!(
+            (-900_000..=1_000_000).contains(&drift_ppm),
+            "a drift of {drift_ppm} ppm is not from -900000 to 1000000"
+        );
         let true_ns = self.shared.now_ns();
         let mut rate = self.dial.rate.lock().expect(POISONED);
         *rate = Rate { true_ns, local_ns: rate.local_ns_at(true_ns), drift_ppm };
@@ -126,7 +130,7 @@ impl Future for Sleep {
         if self.clock.now_ns() >= self.local_ns {
             return Poll::Ready(());
         }
-        // Set again each time, since the rate of the clock may have changed.
+        // Set again each time, because the rate of the clock may have changed.
         let due_ns = self.clock.true_ns_at(self.local_ns);
         self.timer = Some(self.clock.shared.set_timer(due_ns, context.waker().clone()));
         Poll::Pending

@@ -30,7 +30,7 @@ pub struct Counters {
     pub retransmitted: u64,
     /// Packets that arrived after their connection had ended.
     pub dropped: u64,
-    /// Requests that an adapter refused because of the memory that they named; each ends its connection.
+    /// Requests that an adapter refused because they named invalid memory; each refusal ends the connection.
     pub refused: u64,
     /// Messages that found no posted receive.
     pub receiver_not_ready: u64,

@@ -16,12 +16,12 @@ use crate::world::HostId;
 
 /// A fabric of one simulated host; created by [`crate::World::fabric`].
 ///
-/// It implements [`Fabric`] with these choices. Where processors copy, a request that the target refuses fails alone,
-/// and later ones are executed; an adapter ends the connection of both ends and flushes later requests. Between
-/// adapters, a request that names a key which has not reached the poster yet is held back, with all later requests of
-/// its lane, until the key arrives. When a connection breaks, requests that may have been executed in part report so;
-/// only those that were not executed at all are flushed. The room event follows when a quarter of a full queue is
-/// free. [`Fabric::wait`] returns at once, because time advances only while no task runs: tasks await
+/// It implements [`Fabric`] with these choices. If processors copy, a refused request fails, and later requests are
+/// executed. If an adapter refuses a request, it ends the connection at both ends and flushes later requests. Between
+/// adapters, a request that names a new key waits until the key has reached the posting side; later requests of the
+/// lane wait behind it. When a connection breaks, a request is flushed only if no part of it was executed; otherwise
+/// its status says that it may have been executed. After a full queue, the room event follows when a quarter of the
+/// queue is free. [`Fabric::wait`] returns at once, because time advances only while no task runs: tasks await
 /// [`SimFabric::rung`] instead. The doorbell starts unarmed.
 pub struct SimFabric {
     shared: Arc<Shared>,

@@ -1,4 +1,4 @@
-//! The hardware of a world: between its hosts, and between the processes of one host.
+//! The hardware profiles of a world: one between its hosts, and one between the processes of a host.
 
 use crate::profile::Profile;
 

@@ -10,9 +10,9 @@ pub struct Link {
     pub up: bool,
     /// Time from the last bit sent to the last bit received.
     pub latency_ns: u64,
-    /// Transmission rate; packets queue for it.
+    /// Transmission rate; packets wait while an earlier one is being sent.
     pub bandwidth_bytes_per_us: u64,
-    /// Maximum extra delay of a packet; each packet's is random.
+    /// Maximum extra delay of a packet; the actual delay is random for each packet.
     pub jitter_ns: u64,
     /// Lost packets per million.
     pub loss_ppm: u32,
@@ -22,17 +22,18 @@ pub struct Link {
     pub reorder_ppm: u32,
     /// Damaged packets per million.
     pub corrupt_ppm: u32,
-    /// Detection of damage by the receiving adapter.
+    /// Selects whether the receiving adapter detects damaged packets.
     pub corruption: Corruption,
 }
 
-/// The detection of damage.
+/// The effect of a damaged packet at its receiver.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Corruption {
     /// The checksum detects it: the packet is lost.
     #[default]
     Caught,
-    /// Undetected: a bit of the payload lands flipped, as if damaged before the checksum was computed.
+    /// The checksum does not detect it: one flipped bit of the payload reaches memory, as if the damage preceded the
+    /// checksum's computation.
     Uncaught,
 }
 
@@ -92,7 +93,7 @@ pub(crate) enum Transit {
 pub(crate) struct Carried {
     /// Time of arrival without delays.
     pub(crate) on_time_ns: u64,
-    /// Delay of the arrival, if there is one, and of a duplicate's.
+    /// Delay of the datagram, and of its duplicate; `None` if the datagram or the duplicate does not arrive.
     pub(crate) late_ns: [Option<u64>; 2],
     /// True if a bit is flipped.
     pub(crate) is_damaged: bool,

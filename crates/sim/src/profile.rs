@@ -42,7 +42,8 @@ pub struct Profile {
     pub interrupt_ns: u64,
     /// Retransmission timeout of adapters; queue pairs that processes drive measure round trips instead.
     pub retransmit_ns: u64,
-    /// Retransmissions before the connection ends; processes end it after the time that these would take.
+    /// Maximum number of retransmissions before the connection ends. Processes that drive queue pairs end it after the
+    /// time that this many retransmissions take.
     pub retries_max: u32,
     /// Delay before a message that found no posted receive is retried.
     pub rnr_ns: u64,
@@ -64,7 +65,7 @@ pub struct Profile {
     pub notice_ns: u64,
     /// Mechanism by which a peer is cut off.
     pub cut_off: CutOffBy,
-    /// Permitted action to cut a peer off, if that requires the end of its process.
+    /// Permitted action against a peer that can be cut off only by ending its process.
     pub fence: Fence,
     /// Time that fencing takes.
     pub fence_ns: u64,
@@ -84,7 +85,8 @@ pub enum AtomicsBy {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AcknowledgedBy {
-    /// An adapter, even if its process is stopped; where processors copy, requests are not acknowledged.
+    /// An adapter, even while its process is stopped. Profiles in which processors copy use this value too, without
+    /// acknowledgements.
     Adapter,
     /// The process, in software: while it is stopped, nothing is sent, received or answered.
     Process,
@@ -109,7 +111,7 @@ pub enum CutOffBy {
     Exit,
 }
 
-/// The permitted action against a peer that only its exit cuts off.
+/// The permitted action against a peer that can be cut off only by ending its process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Fence {
@@ -122,7 +124,7 @@ pub enum Fence {
 /// The reason why a profile cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
-    /// The text is not TOML, has an unknown field, lacks one, or has a value of the wrong type.
+    /// The text is not TOML, has an unknown field, lacks a field, or has a value of the wrong type.
     #[error("cannot read a hardware profile: {0}")]
     Malformed(#[from] toml::de::Error),
     /// A value is out of its range.
@@ -135,10 +137,10 @@ pub enum ProfileError {
         /// The allowed values.
         wanted: &'static str,
     },
-    /// If processors copy, no adapter can execute atomics.
+    /// The profile names the adapter as executor of atomics, but processors copy, so there is no adapter.
     #[error("cannot use a hardware profile: atomics = \"adapter\" requires cut_off = \"target\"")]
     NoAdapter,
-    /// If processors copy, requests are not acknowledged.
+    /// The profile names the process as acknowledging unit, but requests are not acknowledged if processors copy.
     #[error("cannot use a hardware profile: acknowledged = \"process\" requires cut_off = \"target\"")]
     NotAcknowledged,
     /// Queue pairs of `halite_rnic` require certain packet sizes, and processes without an adapter cannot use an
@@ -149,7 +151,7 @@ pub enum ProfileError {
     )]
     NoQueuePair,
     /// No profile has this name.
-    #[error("there is no hardware profile {name:?}; there are {}", Profile::NAMES.join(", "))]
+    #[error("there is no hardware profile {name:?}; the profiles are {}", Profile::NAMES.join(", "))]
     Unknown {
         /// The name.
         name: String,
@@ -184,7 +186,8 @@ impl Profile {
         Profile::from_toml(include_str!("../profiles/local.toml")).expect("a test reads it")
     }
 
-    /// Returns the profile of processes of one host that copy slowly, and continue after they were declared dead.
+    /// Returns the profile of processes of one host that copy slowly, and may continue to copy after peers have
+    /// declared them dead.
     pub fn local_torn() -> Profile {
         Profile::from_toml(include_str!("../profiles/local-torn.toml")).expect("a test reads it")
     }
@@ -258,12 +261,13 @@ impl Profile {
         Ok(())
     }
 
-    /// Returns true if adapters execute requests, and not the processors of the requesters.
+    /// Returns true if adapters execute requests, false if the processors of the requesters copy.
     pub fn is_adapter(&self) -> bool {
         self.cut_off == CutOffBy::Target
     }
 
-    /// Returns true if processes drive the queue pairs of their lanes, which therefore stop with them.
+    /// Returns true if processes drive the queue pairs of their lanes, so that a stopped process also stops its queue
+    /// pairs.
     pub(crate) fn is_driven_by_process(&self) -> bool {
         self.acknowledged == AcknowledgedBy::Process
     }

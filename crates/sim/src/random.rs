@@ -25,8 +25,8 @@ impl Random {
 
     /// Returns a number below `bound`, which must not be zero.
     ///
-    /// Implemented here because a library may draw differently in its next version. The bias of a number is below
-    /// `bound` in 2^64.
+    /// Implemented here because a library may draw differently in its next version. The probability of each number
+    /// deviates by less than `bound` / 2^64.
     pub fn below(&mut self, bound: u64) -> u64 {
         assert!(bound > 0, "no number is below zero");
         ((u128::from(self.bits()) * u128::from(bound)) >> 64) as u64
@@ -41,12 +41,12 @@ impl Random {
         }
     }
 
-    /// Returns true `ppm` times in a million; with 0, draws no number.
+    /// Returns true with a probability of `ppm` in a million. With 0, draws no number.
     pub fn chance_ppm(&mut self, ppm: u32) -> bool {
         ppm > 0 && self.below(1_000_000) < u64::from(ppm)
     }
 
-    /// Returns true `numerator` times in `denominator`.
+    /// Returns true with a probability of `numerator` in `denominator`.
     pub fn chance(&mut self, numerator: u64, denominator: u64) -> bool {
         self.below(denominator) < numerator
     }

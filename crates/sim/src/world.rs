@@ -19,8 +19,8 @@ use crate::shared::Shared;
 use crate::tasks::{TaskId, Tasks};
 use crate::trace::Trace;
 
-/// A host of a world, numbered from 0 in order of creation. If hosts have several processes, this is one of the
-/// processes: each runs, pauses and crashes separately.
+/// A host of a world, numbered from 0 in order of creation. If hosts have several processes, an id names one process:
+/// each process runs, pauses and crashes separately.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct HostId(pub u32);
 
@@ -36,14 +36,14 @@ pub enum RunEnd {
         /// Names of the waiting tasks.
         waiting: Vec<String>,
     },
-    /// The limit of steps was reached, in all or at one instant.
+    /// The run reached the limit on its number of steps, or on the steps at one instant of virtual time.
     StepsExhausted {
         /// The task that was polled last, which may be in a loop.
         task: String,
     },
 }
 
-/// Maximum number of polls without progress of time; more count as a loop.
+/// Maximum number of polls at one instant of virtual time; more are treated as an endless loop.
 const POLLS_PER_INSTANT_MAX: u64 = 1_000_000;
 
 /// One simulated world; see the documentation of the crate.
@@ -55,7 +55,7 @@ const POLLS_PER_INSTANT_MAX: u64 = 1_000_000;
 /// let world = World::new(1, Profile::local());
 /// let host = world.add_host();
 /// let sleep = world.sleep(Some(host), Duration::from_secs(3600));
-/// world.spawn(None, "a story", async move { sleep.await });
+/// world.spawn(None, "a task", async move { sleep.await });
 /// assert_eq!(world.run(), RunEnd::Finished);
 /// assert_eq!(world.now_ns(), 3_600_000_000_000);
 /// ```
@@ -131,7 +131,7 @@ impl World {
         clock.sleep_until(clock.now_ns().saturating_add(duration.as_nanos() as u64))
     }
 
-    /// Sets the drift of the host's clock, in millionths; negative is slow.
+    /// Sets the drift of the host's clock, in millionths of its rate; a negative drift makes it slow.
     pub fn set_drift_ppm(&self, host: HostId, ppm: i64) {
         self.clock(host).set_drift_ppm(ppm);
         // Sleepers read their clocks again and set new timers.
@@ -184,7 +184,7 @@ impl World {
 
     /// Opens a fabric on a running host. Peers that connect receive `hello`.
     ///
-    /// A host may open several. Addresses are never reused: a restarted host needs a new one.
+    /// A host may open several fabrics. Addresses are never reused: a restarted host needs a new one.
     pub fn fabric(&self, host: HostId, address: &str, hello: Vec<u8>) -> Arc<SimFabric> {
         SimFabric::open(self.inner.shared.clone(), host, address, hello)
     }
@@ -195,7 +195,8 @@ impl World {
         self.end_tasks(host);
     }
 
-    /// Ends all processes of the host that `host` is on, and its kernel, so other hosts get no notice.
+    /// Crashes the machine that the process `host` runs on: its kernel and all its processes end, so other hosts get no
+    /// notice.
     pub fn crash_whole_host(&self, host: HostId) {
         let all = self.inner.shared.with(|net| net.processes_beside(host));
         for process in all {
@@ -209,7 +210,8 @@ impl World {
         self.inner.shared.with(|net| net.restart(host));
     }
 
-    /// Stops the host's processors. Its adapter with the queue pairs that it drives, and its clock, keep running.
+    /// Stops the host's processors. Its clock keeps running, and so does its adapter, with the queue pairs that the
+    /// adapter drives.
     pub fn pause(&self, host: HostId) {
         self.inner.shared.with(|net| net.pause(host));
     }
@@ -276,7 +278,7 @@ impl World {
 
     // Running.
 
-    /// Starts a task on a host, or with `None` one without a host, which no crash or pause affects.
+    /// Starts a task on `host`. With `None`, the task has no host, so no crash or pause affects it.
     ///
     /// A task is polled only while its host runs, and dropped when the host crashes. On a host that is down it is
     /// dropped at once.
@@ -304,7 +306,8 @@ impl World {
         drop(removed);
     }
 
-    /// Drops all tasks. Tasks that hold the world would otherwise form a cycle with it, which is never freed.
+    /// Drops all tasks. Otherwise, a task that holds the world and the world itself would keep each other alive, and
+    /// neither would be freed.
     pub fn end(&self) {
         let tasks = self.inner.tasks.borrow_mut().remove_all();
         drop(tasks);
@@ -344,8 +347,8 @@ impl World {
         }
     }
 
-    /// Polls ready tasks and then, unless `is_enough`, executes the next events, up to one that rings a doorbell or
-    /// wakes a task. For callers outside of all tasks. Fails if no event is left.
+    /// Polls ready tasks. Then, unless `is_enough` returns true, executes events until one rings a doorbell or wakes a
+    /// task. Callers must be outside of all tasks. Fails if no event is left, or the limit of steps is reached.
     pub fn advance_unless(&self, is_enough: impl Fn() -> bool) -> Result<(), RunEnd> {
         if let Some(task) = self.poll_ready() {
             return Err(RunEnd::StepsExhausted { task });
@@ -432,7 +435,7 @@ pub(crate) enum Step {
     Happened {
         events: u64,
     },
-    /// No event occurs before the deadline, which is the time now.
+    /// No event occurs before the deadline, and time has advanced to the deadline.
     Later,
     Nothing,
 }

@@ -22,14 +22,14 @@ use crate::permissions::Permissions;
 pub use counts::{Count, Counts};
 pub use memory::{CopySide, RegionOffset, Step};
 
-/// Maximum bytes copied under one pin, so that a change of the region waits for tens of microseconds instead of a whole
-/// long copy: 256 KiB at 10 GB/s take 26 us.
+/// Maximum bytes copied under one pin, so that a change of the region waits for tens of microseconds instead of for a
+/// whole long copy: 256 KiB at 10 GB/s take 26 us.
 pub const COPY_BYTES_MAX: u64 = 256 << 10;
 
-/// Bytes of a word that atomics change. Chunks begin at multiples of it, in regions and in memory.
+/// Size in bytes of the words that atomics change. Chunks begin at multiples of this, both in regions and in memory.
 pub const WORD_BYTES: u64 = 8;
 
-/// A slot of the handle table.
+/// Identifies one use of a slot in the handle table.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SlotRef {
     /// Index in the table.
@@ -38,10 +38,10 @@ pub struct SlotRef {
     pub generation: u32,
 }
 
-/// The target of a handle, of at most 48 bytes, so that a slot is one cache line.
+/// The target of a handle. Takes at most 48 bytes, so that a slot is one cache line.
 #[derive(Clone, Debug)]
 pub struct Mapping {
-    /// The places of the bytes.
+    /// How this node reaches the bytes.
     pub view: View,
     /// The region.
     pub region: RegionId,
@@ -55,12 +55,12 @@ pub struct Mapping {
 
 const _: () = assert!(size_of::<Mapping>() <= 48);
 
-/// The places of a region's bytes, as this node reaches them.
+/// How this node reaches the bytes of a region.
 #[derive(Clone, Debug)]
 pub enum View {
-    /// One window.
+    /// In one window.
     Whole(Window),
-    /// Several pieces.
+    /// In several pieces.
     Pieces(Arc<Pieces>),
 }
 
@@ -78,25 +78,25 @@ pub struct Pieces {
 pub struct Piece {
     /// Offset in the region, in bytes.
     pub start: u64,
-    /// Place of the piece.
+    /// How this node reaches the piece.
     pub place: Place,
 }
 
-/// The place of a piece.
+/// How this node reaches the bytes of a piece.
 #[derive(Clone, Debug)]
 pub enum Place {
-    /// Reached by loads and stores.
+    /// By loads and stores.
     Direct(Window),
-    /// Reached by posting to a peer.
+    /// By operations posted to a peer.
     Posted {
         /// The owner of the bytes.
         peer: PeerId,
         /// The address in the owner's memory.
         address: RemoteAddress,
     },
-    /// Being moved to another node.
+    /// Not at present: the bytes are being moved to another node.
     Frozen,
-    /// On an unreachable node, or in an ended incarnation.
+    /// Not at all: the owner is unreachable, or its incarnation has ended.
     Down(NodeIncarnation),
 }
 
@@ -135,7 +135,7 @@ impl Atomic {
 }
 
 impl Place {
-    /// The reason why an access to `len` bytes from `start` on stops, at a place that loads and stores do not reach.
+    /// Returns the reason why an access to `len` bytes from `start` on stops where loads and stores do not reach.
     fn blocked(&self, start: u64, len: u64) -> Blocked {
         match self {
             Place::Direct(_) => unreachable!("nothing stops an access by loads and stores"),
@@ -152,20 +152,20 @@ impl Place {
 /// Reason why an access stopped.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Blocked {
-    /// The handle or the place is changing; retry after the change.
+    /// The handle or the location of the bytes is changing; retry after the change.
     Changing,
-    /// The next bytes must be accessed by posting.
+    /// The next bytes must be accessed by an operation posted to a peer.
     Post {
         /// The peer.
         peer: PeerId,
         /// The address.
         address: RemoteAddress,
-        /// Number of bytes from where the access stopped.
+        /// Number of bytes to access by the operation.
         len: u64,
     },
     /// The handle does not belong to this session.
     Unknown,
-    /// The handle was valid earlier.
+    /// The handle is no longer valid.
     Stale,
     /// The handle lacks these permissions.
     Denied(Permissions),
@@ -213,7 +213,8 @@ impl DataPath {
         Ok(self.find(&pin, session, slot)?.view.len())
     }
 
-    /// Reads from `offset`, at most to the next piece or [`COPY_BYTES_MAX`]. Returns the number of bytes read.
+    /// Reads from `offset`, at most to the end of the piece, and at most [`COPY_BYTES_MAX`]. Returns the number of
+    /// bytes read.
     #[inline]
     pub fn read(
         &self,
@@ -233,7 +234,8 @@ impl DataPath {
         Ok(read)
     }
 
-    /// Writes at `offset`, at most to the next piece or [`COPY_BYTES_MAX`]. Returns the number of bytes written.
+    /// Writes at `offset`, at most to the end of the piece, and at most [`COPY_BYTES_MAX`]. Returns the number of bytes
+    /// written.
     #[inline]
     pub fn write(
         &self,
@@ -252,8 +254,9 @@ impl DataPath {
         Ok(written)
     }
 
-    /// Performs reads in order, up to the first that loads do not reach in full or that exceeds [`COPY_BYTES_MAX`] in
-    /// total, and returns their number. A batch costs little more than its copies.
+    /// Performs reads in order and returns the number done. Stops before a read that loads cannot do in full, or that
+    /// would raise the total above [`COPY_BYTES_MAX`]. All reads share one pin, so a batch costs little more than its
+    /// copies.
     #[inline]
     pub fn read_each<'r>(
         &self,
@@ -289,9 +292,8 @@ impl DataPath {
         run.end(Count::DirectWrites, Some(Count::DirectWriteBytes))
     }
 
-    /// Replaces words in order, up to the first that does not hold its expected value; `swaps` are offset, expected and
-    /// new value. Returns the number replaced, and whether the next word holds another value (false if it is
-    /// unreachable).
+    /// Performs compare-swaps in order, given as offset, expected and new value, and stops at the first that fails.
+    /// Returns the number done, and true if the next word holds another value; false if it cannot be reached.
     #[inline]
     pub fn swap_while(
         &self,
@@ -337,7 +339,7 @@ impl DataPath {
         Ok(old)
     }
 
-    /// Checks that the handle permits `wanted` on `len` bytes from `offset`, without touching them.
+    /// Checks that the handle permits `wanted` on `len` bytes from `offset`, without accessing them.
     pub fn check(
         &self,
         session: SessionId,

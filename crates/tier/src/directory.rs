@@ -47,8 +47,8 @@ pub trait Directory: fmt::Debug + Send {
     /// Handles the result of a transaction ([`DirectoryOutput::Store`]).
     fn handle_stored(&mut self, _now_ns: u64, _id: u64, _result: Result<Stored, StoreFailure>) {}
 
-    /// Frees a name for a region that this node does not have, unless the region is about to get it.
-    /// [`DirectoryOutput::Answer`] follows. Called only if the directory is outside.
+    /// Frees a name that is recorded for a region which this node does not have, unless the region is about to get the
+    /// name. [`DirectoryOutput::Answer`] follows. Called only if the directory is outside.
     fn free_leftover(&mut self, _now_ns: u64, _requester: Requester, _name: &str, _region: RegionId) {}
 
     /// Handles the reply to [`DirectoryOutput::AskHome`].
@@ -91,11 +91,11 @@ pub trait Directory: fmt::Debug + Send {
 /// Figures of a directory, for monitoring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DirectoryFigures {
-    /// Number of names with a region; in an outside store, of those homed at this node.
+    /// Number of names that have a region. With an outside store, only names of regions homed at this node count.
     pub names: u64,
     /// Number of names whose regions were lost with their homes; `None` for an outside store.
     pub lost: Option<u64>,
-    /// Number of requests that wait until all homes have reported their names, or the store has answered.
+    /// Number of requests that wait for homes to report their names, or for the store to answer.
     pub waiting: u64,
     /// True if requests are answered.
     pub is_ready: bool,
@@ -149,10 +149,10 @@ pub enum DirectoryEvent {
     Parted {
         /// The node.
         incarnation: NodeIncarnation,
-        /// True if it is expected to connect and report its names.
+        /// True if the node is expected to connect and report its names.
         is_expected: bool,
     },
-    /// An incarnation has ended, with the loss of its regions.
+    /// An incarnation has ended, and its regions are lost.
     Ended {
         /// The incarnation.
         incarnation: NodeIncarnation,
@@ -194,16 +194,17 @@ pub enum DirectoryOutput {
         /// The result.
         body: Result<Reply, ErrorReply>,
     },
-    /// Notifies a home that another region has a name of the home's region.
+    /// Notifies a home that its region lost its name to another region.
     NameLost {
         /// The home.
         home: NodeIncarnation,
         /// The name.
         name: String,
-        /// The region that loses it.
+        /// The region that loses the name.
         region: RegionId,
     },
-    /// Asks a home if a region has that name; if not, the home frees it. [`Directory::handle_home_reply`] follows.
+    /// Asks a home whether its region has that name; if not, the home frees the name. [`Directory::handle_home_reply`]
+    /// receives the reply.
     AskHome {
         /// Passed to [`Directory::handle_home_reply`].
         id: u64,
@@ -214,7 +215,7 @@ pub enum DirectoryOutput {
         /// The region.
         region: RegionId,
     },
-    /// Executes a transaction in the outside store. [`Directory::handle_stored`] follows in any case.
+    /// Executes a transaction in the outside store. [`Directory::handle_stored`] receives the result, or the failure.
     Store {
         /// Passed to [`Directory::handle_stored`].
         id: u64,

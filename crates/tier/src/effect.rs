@@ -1,4 +1,4 @@
-//! Commands from sessions to the engine, and effects from the engine to its driver.
+//! The commands that sessions give to the engine, and the effects that the engine requests from its driver.
 
 use halite_fabric::{Key, PeerId, RemoteAddress};
 use halite_mem::{SlotError, Window};
@@ -28,7 +28,7 @@ pub enum CopyFailure {
     Unmapped,
 }
 
-/// A grace period: ends when all earlier loads and stores, and the posted operations in `posted`, have ended.
+/// A grace period. It ends when all earlier loads and stores have ended, and all earlier posted operations in `posted`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Quiesce {
     /// Passed to `handle_quiescent` at the end of the grace period.
@@ -85,9 +85,9 @@ pub enum Command {
     Status,
     /// Describe one node, without asking the directory.
     StatusOf(NodeId),
-    /// Describe the nodes paired with this one.  A node that answers has processed all earlier messages.
+    /// Describe the nodes paired with this one. A node that answers has processed all earlier messages.
     Greet,
-    /// Set bytes that loads and stores do not reach, perhaps only a part: see [`Outcome::Stepped`].
+    /// Set bytes that loads and stores do not reach. May do only a part: see [`Outcome::Stepped`].
     Fill {
         /// Position of the first byte.
         at: RegionOffset,
@@ -96,7 +96,7 @@ pub enum Command {
         /// The value of each byte.
         byte: u8,
     },
-    /// Copy bytes where loads and stores do not reach both sides, perhaps only a part: see [`Outcome::Stepped`].
+    /// Copy bytes if loads and stores do not reach both sides. May do only a part: see [`Outcome::Stepped`].
     Copy {
         /// Start of the target.
         to: RegionOffset,
@@ -118,9 +118,9 @@ pub enum Command {
     Lock {
         /// A handle to that region.
         slot: SlotRef,
-        /// Whether to wait until the lock is free.
+        /// True to wait until the lock is free.
         wait: bool,
-        /// First token in ns since 1970, if the lock is new.
+        /// First fencing token if the lock is new, in ns since 1970.
         base_ns: u64,
     },
     /// Release a lock.
@@ -139,7 +139,7 @@ pub enum Command {
         /// Maximum time to wait, in ns.
         timeout_ns: u64,
     },
-    /// End a command that waits for a lock or at a barrier.  Other commands are not affected.
+    /// End a command that waits for a lock or at a barrier. Other commands are not affected.
     Withdraw(OpId),
     /// Register a port of this node for writes to a region with a notification.
     Watch {
@@ -161,7 +161,7 @@ pub enum Command {
     Register {
         /// The service.
         service: String,
-        /// Whether other servers may have the name too.
+        /// True if other servers may register the same name.
         is_shared: bool,
     },
     /// Remove a server's name.
@@ -176,20 +176,20 @@ pub enum Command {
     ForgetNode(NodeId),
     /// Request a number that no node has had.
     TakeNumber,
-    /// Ask an owner of memory whether a node can still touch it.
+    /// Ask an owner of memory whether a node can still access it.
     Reach {
-        /// The node that may touch the memory.
+        /// The node that may have access.
         node: NodeId,
         /// The owner of the memory.
         owner: NodeId,
     },
-    /// Move all data of a node to others within a time limit, after which the node leaves.
+    /// Move all data of a node to other nodes within a time limit; then the node leaves.
     Drain {
         /// The node.
         node: NodeId,
         /// Time limit in ns.
         within_ns: u64,
-        /// Whether the node stays if some data could not be moved.
+        /// True if the node must stay in case some data cannot be moved.
         stays: bool,
     },
     /// Move the names from node 0 to a store outside the cluster.
@@ -236,9 +236,11 @@ impl Command {
 pub enum Release {
     /// The holder is done.
     Used,
-    /// A lock recovered from a lost holder went to a session that no longer wanted it; the next grant must say so.
+    /// A lock recovered from a lost holder was granted to a session that no longer wanted it. The next grant must
+    /// report the recovery.
     Unused,
-    /// The session ended without a release.  The next grant must say so, and wait for that session's posted operations.
+    /// The session ended without releasing the lock. The next grant must report this, and must wait for that session's
+    /// posted operations.
     Abandoned,
 }
 
@@ -262,7 +264,7 @@ pub struct NamedServer {
     pub service: String,
     /// The server's node.
     pub node: NodeId,
-    /// Whether other servers may have the name too.
+    /// True if other servers may register the same name.
     pub is_shared: bool,
 }
 
@@ -297,7 +299,7 @@ pub enum Outcome {
     Registered(RegionId),
     /// Servers, ordered by service.
     Servers(Vec<NamedServer>),
-    /// Whether a node can still touch the memory of another.
+    /// Tells whether a node can still access the memory of another.
     Reach(Reach),
     /// Lost names, in order.
     Lost(Vec<LostName>),
@@ -316,7 +318,7 @@ pub enum Outcome {
     Locked {
         /// Fencing token, higher than that of any earlier holder.
         token: u64,
-        /// Whether an earlier holder ended without releasing the lock.
+        /// True if an earlier holder ended without releasing the lock.
         recovered: bool,
     },
     /// All participants have arrived at the barrier.
@@ -362,20 +364,20 @@ pub enum CommandError {
         blocked: Blocked,
     },
     /// A memory operation stopped midway: part of it may be done.
-    #[error("{refusal}; some of it may be done")]
+    #[error("{refusal}; part of the operation may be done")]
     Broken {
         /// The side of the copy.
         side: CopySide,
         /// The cause.
         refusal: ErrorReply,
     },
-    /// A table is full; names the table.
+    /// A table is full; the text names it.
     #[error("{0}")]
     TableFull(&'static str),
     /// The command was withdrawn while it waited.
     #[error("the command was withdrawn")]
     Withdrawn,
-    /// This process is a fork of the node's; only the driver says so.
+    /// This process is a fork of the node's process. The driver returns this error, never the engine.
     #[error("this process is a fork of the node's process")]
     Forked,
 }
@@ -395,7 +397,7 @@ pub enum Effect {
         peer: PeerId,
         /// The bytes.
         bytes: Vec<u8>,
-        /// Whether to ring the peer's doorbell; see [`halite_fabric::WorkRequest::solicited`].
+        /// True to ring the peer's doorbell; see [`halite_fabric::WorkRequest::solicited`].
         solicited: bool,
     },
     /// Warn the user of the peer's process, without blocking.
@@ -405,19 +407,19 @@ pub enum Effect {
         /// The warning.
         text: String,
     },
-    /// Announces a connected peer.  Precedes all other effects that name the peer.
+    /// Announces a connected peer. Precedes all other effects that name the peer.
     PeerUp {
         /// The connection.
         peer: PeerId,
         /// Incarnation of the peer.
         incarnation: NodeIncarnation,
     },
-    /// Announces that a peer is down: all its messages were handled, or it was declared dead.  No message is sent to it
-    /// or accepted from it any more, but it may still reach memory here.
+    /// Announces that a peer is down: all its messages were handled, or it was declared dead. The engine sends it no
+    /// more messages and accepts none, but the peer may still access memory here.
     PeerDown(PeerId),
     /// Cut a peer off from memory here; then call `handle_cut_off`, or `handle_kill` when killing its process.
     CutOff(PeerId),
-    /// Announces that a lost peer can touch no memory here any more.
+    /// Announces that a lost peer can no longer access memory here.
     PeerCutOff(PeerId),
     /// Persist, before the next effect, that all node numbers below `next` are taken; see
     /// [`restore_numbers`](crate::engine::Engine::restore_numbers).
@@ -505,7 +507,7 @@ pub enum Effect {
     },
     /// Refuse calls and messages to this node because it is about to leave, or accept them again.
     Draining {
-        /// Whether to refuse.
+        /// True to refuse, false to accept again.
         is_on: bool,
     },
     /// Execute a transaction in the store outside the cluster; then call `handle_stored`, once.
@@ -515,7 +517,7 @@ pub enum Effect {
         /// The transaction.
         transaction: Transaction,
     },
-    /// Use that store for transactions from now on.
+    /// Use this store for all further transactions.
     OpenStore(NamesAt),
     /// Test whether a store is reachable from here; then call `handle_tried`.
     TryStore {
@@ -531,7 +533,8 @@ pub enum Effect {
         /// Number of regions that could not be moved.
         left: u64,
     },
-    /// Reports handles with a new view or none: accesses that stopped with [`Blocked::Changing`] may retry.
+    /// Reports handles that have a new view or were removed. Accesses that stopped with [`Blocked::Changing`] may
+    /// retry.
     HandlesChanged(Vec<u32>),
     /// Reports a change in the list of members or their states.
     MembersChanged,

@@ -366,7 +366,8 @@ impl Engine {
         if let (Err(ErrorReply::NamesElsewhere), Some(question), true) =
             (&body, question, self.directory.is_outside())
         {
-            // The directory was moving, and did not process this request: repeat it at the new place.
+            // The names were being moved, and the directory did not process this request: repeat it at the new
+            // location.
             return self.cx().ask_directory(*question, purpose);
         }
         match purpose {

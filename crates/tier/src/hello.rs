@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{NodeId, NodeIncarnation};
 
-/// Version of the protocol; both ends of a connection must agree.
+/// Version of the protocol; both ends of a connection must have the same.
 pub const PROTOCOL_VERSION: u16 = 14;
 
 /// A node's introduction of itself.
@@ -18,7 +18,7 @@ pub struct Hello {
     pub pid: u32,
     /// Maximum bytes of memory that the node contributes.
     pub bytes_total: u64,
-    /// Address at which peers can dial the node after a loss; empty if they cannot.
+    /// Address at which peers can dial the node after its connection was lost; empty if no peer can dial it.
     pub address: String,
 }
 
@@ -29,12 +29,12 @@ pub enum BadHello {
     #[error("its hello is malformed")]
     Malformed,
     /// The peer speaks another version of the protocol.
-    #[error("it speaks version {0} of the protocol, and this node version {PROTOCOL_VERSION}")]
+    #[error("it speaks version {0} of the protocol, and this node speaks version {PROTOCOL_VERSION}")]
     Version(u16),
-    /// The peer claims the receiver's number.
+    /// The peer has the number of the receiving node.
     #[error("it has the number of this node, {0}")]
     OurNumber(NodeId),
-    /// The peer's incarnation has ended for this node.
+    /// The receiving node knows that the peer's incarnation has ended.
     #[error("this incarnation of node {0} has ended")]
     Ended(NodeId),
 }

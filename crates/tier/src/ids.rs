@@ -55,11 +55,11 @@ impl fmt::Display for RegionId {
     }
 }
 
-/// Number of changes of a region, as ordered by its home.
+/// Number of changes of a region so far, in the order chosen by its home.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct Epoch(pub u64);
 
-/// The name to which permissions are granted; by default, that of the Unix user.
+/// The name to which permissions are granted; by default, the name of the Unix user.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct Principal(pub Arc<str>);
 

@@ -87,7 +87,7 @@ pub(crate) fn is_chunk_size(bytes: u64) -> bool {
     bytes.is_power_of_two() && bytes >= CHUNK_BYTES_MIN
 }
 
-/// Returns true if `extents` hold exactly `len` bytes, end at chunk boundaries, and do not overflow.
+/// Returns true if `extents` have exactly `len` bytes in total, end at chunk boundaries, and do not overflow.
 pub fn is_sound(extents: &[Extent], len: u64, chunk_bytes: u64) -> bool {
     let mut total: u64 = 0;
     for (index, extent) in extents.iter().enumerate() {
@@ -117,7 +117,7 @@ pub fn append(extents: &mut Extents, extent: Extent) {
     extents.push(extent);
 }
 
-/// The place of chunk `index`, which must exist in the region.
+/// The location of chunk `index`, which must exist in the region.
 pub fn chunk_extent(extents: &[Extent], chunk_bytes: u64, index: u64) -> Extent {
     let mut start = index * chunk_bytes;
     for extent in extents {
@@ -130,7 +130,7 @@ pub fn chunk_extent(extents: &[Extent], chunk_bytes: u64, index: u64) -> Extent 
     unreachable!("chunk {index} is behind the end of its region");
 }
 
-/// Returns `extents` with the bytes from `from` on replaced by `place`.
+/// Returns `extents` after the bytes from offset `from` on have moved to `place`.
 pub fn with_range_at(extents: &[Extent], from: u64, place: Extent) -> Extents {
     let total = total_len(extents);
     let to = from.saturating_add(place.len).min(total);
@@ -150,7 +150,7 @@ pub fn total_len(extents: &[Extent]) -> u64 {
     extents.iter().map(|extent| extent.len).sum()
 }
 
-/// The places of bytes `from..to` of the region.
+/// The locations of bytes `from..to` of the region.
 pub fn slice(extents: &[Extent], from: u64, to: u64) -> Extents {
     let mut result = Extents::new();
     let mut start = 0;

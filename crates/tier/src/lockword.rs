@@ -6,8 +6,9 @@
 //!   8  tokens   the last fencing token issued
 //! ```
 //!
-//! A session takes a free lock by a compare-swap from 0, and releases it by one to 0. While sessions wait, both fail
-//! and all requests go through the home. Only the home sets and clears the bit, so no session overtakes a waiter.
+//! A session takes a free lock by a compare-swap from 0 to its own value, and releases the lock by the reverse. While
+//! sessions wait, both compare-swaps fail, and all requests go through the home. Only the home sets and clears bit 63,
+//! so no session overtakes a waiter.
 
 use halite_mem::Window;
 
@@ -26,7 +27,8 @@ pub const CONTENDED: u64 = 1 << 63;
 const SESSION_BITS: u32 = 16;
 const INCARNATION_MASK: u64 = (CONTENDED >> SESSION_BITS) - 1;
 
-/// Lower counters have no base yet, since clocks that count nanoseconds since 1970 show higher values.
+/// A counter below this value has not received its base yet: clocks that count nanoseconds since 1970 show higher
+/// values.
 const TOKEN_BASE_MIN: u64 = 1 << 60;
 
 /// The holder of a lock: a session in one incarnation of a node. Never 0.
@@ -107,15 +109,15 @@ impl LockWords {
         Holder::of_state(self.0.fetch_add_u64(STATE_OFFSET, CONTENDED).expect("as in state()"))
     }
 
-    /// Clears the mark when no session waits.
+    /// Clears the bit [`CONTENDED`]. Call it once no session waits.
     pub fn clear_contended(&self) {
         if self.state() & CONTENDED != 0 {
             self.0.fetch_add_u64(STATE_OFFSET, CONTENDED).expect("as in state()");
         }
     }
 
-    /// Grants the lock to `holder`. Requires that no other node changes the word: it is marked, or its holder asked
-    /// for this, or was lost and is cut off.
+    /// Grants the lock to `holder`. Requires that no other node can change the word: [`CONTENDED`] is set, or the
+    /// previous holder asked the home to release the lock, or was lost and is cut off.
     pub fn give(&self, holder: Holder, contended: bool) {
         let mark = if contended { CONTENDED } else { 0 };
         self.0.store_u64(STATE_OFFSET, holder.state() | mark).expect("as in state()");
@@ -137,7 +139,7 @@ impl LockWords {
 
 /// The word of a barrier, in the memory of its home.
 impl LockWords {
-    /// Ends a round and returns its number, counted from 1.
+    /// Ends a round of the barrier and returns its number, counted from 1.
     pub fn next_round(&self) -> u64 {
         self.0.fetch_add_u64(STATE_OFFSET, 1).expect("as in state()").wrapping_add(1)
     }

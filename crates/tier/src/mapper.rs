@@ -6,7 +6,8 @@
 //!  change arrives ── state changes, handles freeze ── Quiesce ── handles get the new view ── acknowledged
 //! ```
 //!
-//! Changes that arrive in between alter the state at once; the handles stay frozen until the last change has finished.
+//! A change that arrives during another one alters the state at once. The handles stay frozen until the last change has
+//! finished.
 
 mod resolve;
 
@@ -31,9 +32,9 @@ pub trait Reach: Send + Sync {
     fn window(&self, peer: PeerId, key: Key) -> Option<Window>;
 }
 
-/// Resolves extents to places, from this node's view.
+/// Determines how this node reaches an extent.
 pub trait Locate {
-    /// Returns the place of `extent`.
+    /// Returns how this node reaches `extent`.
     fn place(&self, extent: &Extent) -> Place;
 }
 
@@ -63,7 +64,7 @@ struct Changing {
     tokens: BTreeSet<Token>,
     slots: BTreeSet<u32>,
     access: Option<(AccessList, bool)>,
-    /// True if a handle was added during the change, so that its view may be newer than the others'.
+    /// True if a handle was added during the change, so that its view may be newer than the views of the other handles.
     has_newer: bool,
 }
 
@@ -82,7 +83,7 @@ pub struct Mapper {
     regions: BTreeMap<RegionId, Mapped>,
     more: BTreeMap<RegionId, Vec<u32>>,
     large: BTreeMap<RegionId, Large>,
-    /// Pairs of an owner and a home: the owner holds no chunks for the home, which has ended for it.
+    /// Pairs of an owner and a home that has ended according to the owner, which therefore holds no chunks for it.
     disowned: BTreeSet<(NodeIncarnation, NodeIncarnation)>,
     changing: BTreeMap<RegionId, Changing>,
     waiting: BTreeMap<Token, TokenWaiter>,
@@ -93,7 +94,7 @@ pub struct Mapper {
     keys: BTreeMap<(u32, usize), Key>,
     /// Incarnations that are unreachable.
     dead: BTreeSet<NodeIncarnation>,
-    /// Incarnations that have ended, but of which regions are still mapped.
+    /// Incarnations that have ended but have regions that are still mapped.
     ended: BTreeSet<NodeIncarnation>,
     principals: BTreeMap<SessionId, Principal>,
     last_session: SessionId,
@@ -427,8 +428,8 @@ impl Mapper {
         quiesce
     }
 
-    /// Drops the mappings of these homes' chunks at `owner`, which holds none for them any more. Returns the grace
-    /// periods after which no access uses them.
+    /// Drops the mappings of chunks at `owner` that belong to regions of `homes`, since `owner` no longer holds these
+    /// chunks. Returns the grace periods after which no access uses the mappings.
     pub fn disown(&mut self, owner: NodeIncarnation, homes: &[NodeIncarnation]) -> Vec<Quiesce> {
         self.disowned.retain(|(other, _)| other.node != owner.node || *other == owner);
         self.disowned.extend(homes.iter().map(|home| (owner, *home)));
@@ -438,7 +439,8 @@ impl Mapper {
         disowned.collect::<Vec<_>>().into_iter().map(|region| self.freeze_handles(region)).collect()
     }
 
-    /// Drops the mappings of regions that an unreachable node is home of or owns bytes of. Returns the grace periods.
+    /// Drops the mappings of regions whose home, or the owner of whose bytes, is an unreachable node. Returns the grace
+    /// periods.
     pub fn handle_down(&mut self, incarnation: NodeIncarnation) -> Vec<Quiesce> {
         self.dead.insert(incarnation);
         self.regions_touching(incarnation).into_iter().map(|region| self.freeze_handles(region)).collect()
@@ -471,8 +473,8 @@ impl Mapper {
         self.waiting.keys().copied()
     }
 
-    /// Drops the handles to regions of a node that is reachable again: the regions may have changed meanwhile. They
-    /// must be mapped again. Returns the regions, their homes and the grace periods.
+    /// Drops the handles to regions of a node that is reachable again, since the regions may have changed meanwhile:
+    /// sessions must map them again. Returns the regions, their homes and the grace periods.
     pub fn handle_up(&mut self, incarnation: NodeIncarnation) -> Vec<(RegionId, NodeIncarnation, Quiesce)> {
         self.dead.remove(&incarnation);
         let regions = self.regions_touching(incarnation).into_iter();
@@ -602,7 +604,7 @@ impl Mapper {
         View::Pieces(Arc::new(Pieces { len, pieces }))
     }
 
-    /// Each extent, split at frozen parts, with its place as seen from this node.
+    /// Each extent, split at frozen parts, and how this node reaches it.
     fn places(
         &self,
         home: NodeIncarnation,
@@ -650,7 +652,7 @@ fn segment_of(window: &Window) -> usize {
     Arc::as_ptr(window.segment()).addr()
 }
 
-/// A change that the home of this region would not announce if it followed the protocol.
+/// The error for a change that violates the protocol: the home of this region must not announce it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BadChange;
 
@@ -668,7 +670,7 @@ fn is_valid_change(change: &Change, len: u64) -> bool {
     }
 }
 
-/// Returns the place of an extent in a peer's memory.
+/// Returns how this node reaches an extent in a peer's memory.
 pub fn place_at(reach: &dyn Reach, peer: PeerId, extent: &Extent) -> Place {
     match reach.window(peer, extent.key) {
         Some(window) => match window.slice(extent.offset, extent.len) {

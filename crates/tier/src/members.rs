@@ -24,10 +24,10 @@ pub struct Peer {
     pub heard_ns: u64,
     /// Time at which the peer sent its last heartbeat, in ns of its clock.
     pub beat_ns: u64,
-    /// Send time, in ns, of the last message that the peer has certainly received: it considers this node alive for at
-    /// least a lease from then.
+    /// Send time, in ns, of the last message that the peer has certainly received. The peer considers this node alive
+    /// for at least a lease from that time.
     pub acknowledged_ns: u64,
-    /// True if the peer has reported all its names to this node as the directory.
+    /// True if this node is the directory and the peer has reported all its names.
     pub has_reported_names: bool,
     /// True if the peer has reported all chunks that it holds for regions homed here.
     has_reported_held: bool,
@@ -55,7 +55,7 @@ impl Parting {
         Parting { cause: loss.cause, at_ns: signed(now_ns) - signed(loss.age_ns) }
     }
 
-    /// Changes the cause from an exit to a kill. Returns true if that is a change.
+    /// Changes the cause to a kill if it was an exit. Returns true if the cause has changed.
     pub fn note_killed(&mut self) -> bool {
         let is_news = self.cause == LossCause::Exited;
         if is_news {
@@ -119,7 +119,7 @@ pub struct CutOffPeer {
 #[derive(Clone, Debug)]
 struct Known {
     member: Member,
-    /// Cause and time of its loss; `None` while it is alive.
+    /// Cause and time of the node's loss; `None` while it is alive.
     parting: Option<Parting>,
 }
 
@@ -131,7 +131,7 @@ pub struct Members {
     ephemeral_max: Option<NodeId>,
     peers: BTreeMap<PeerId, Peer>,
     by_node: BTreeMap<NodeId, PeerId>,
-    /// Lost nodes that may still touch memory here.
+    /// Lost nodes that may still access memory here.
     zombies: BTreeMap<PeerId, Zombie>,
     /// Lost peers that the fabric has not reported as cut off yet.
     departed: BTreeMap<PeerId, Departed>,
@@ -187,7 +187,8 @@ impl Members {
         self.known.insert(node, known);
     }
 
-    /// Records the directory's list of members for nodes not connected here, and forgets nodes that it lacks.
+    /// Records, from the directory's list of members, the nodes that are not connected here. Forgets nodes that are not
+    /// on the list.
     pub fn learn(&mut self, members: Vec<Member>, me: NodeId, now_ns: u64) {
         let told: BTreeSet<NodeId> = members.iter().map(|member| member.incarnation.node).collect();
         let by_node = &self.by_node;
@@ -373,17 +374,17 @@ impl Members {
         Some(CutOffPeer { incarnation, pid, killed: silent && killed, heard_ns })
     }
 
-    /// Lost nodes that may still touch memory here.
+    /// Lost nodes that may still access memory here.
     pub fn zombies(&self) -> impl Iterator<Item = NodeIncarnation> {
         self.zombies.values().map(|zombie| zombie.incarnation)
     }
 
-    /// Returns true if `incarnation` is lost but may still touch memory here.
+    /// Returns true if `incarnation` is lost but may still access memory here.
     pub fn is_zombie(&self, incarnation: NodeIncarnation) -> bool {
         self.zombies().any(|zombie| zombie == incarnation)
     }
 
-    /// Zombies lost at `then_ns` or before.
+    /// Zombies that were lost at `then_ns` or before.
     pub fn zombies_since(&self, then_ns: u64) -> impl Iterator<Item = NodeIncarnation> {
         self.zombies
             .values()
@@ -391,7 +392,7 @@ impl Members {
             .map(|zombie| zombie.incarnation)
     }
 
-    /// Those of `incarnations` that are not cut off: the zombies and the connected nodes.
+    /// Those of `incarnations` that are not cut off, because they are zombies or connected.
     pub fn not_cut_off(
         &self,
         incarnations: impl IntoIterator<Item = NodeIncarnation>,
@@ -430,7 +431,7 @@ impl Members {
         self.peers.iter().map(|(id, peer)| (*id, peer))
     }
 
-    /// Updates the times at which peers were last heard, where `heard` returns a later one, in ns.
+    /// Updates the time at which each peer was last heard, if `heard` returns a later time, in ns.
     pub fn note_heard(&mut self, heard: impl Fn(PeerId) -> Option<u64>) {
         for (id, peer) in &mut self.peers {
             peer.heard_ns = peer.heard_ns.max(heard(*id).unwrap_or(0));

@@ -36,7 +36,7 @@ pub enum Message {
     Notice(Notice),
 }
 
-/// A request, with the part of the cluster that serves it.
+/// A request. Each variant states which part of the cluster serves it.
 #[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Request {
@@ -46,7 +46,7 @@ pub enum Request {
     ReleaseName { name: String, region: RegionId },
     /// To the directory: return the region with this name, and its home.
     FindName { name: String },
-    /// To the directory: list names after `after`, in order, as many as fit.
+    /// To the directory: list the names after `after` in order, as many as fit into the reply.
     ListNames { after: Option<String> },
     /// To the directory: list all nodes that it knows.
     ListMembers,
@@ -55,11 +55,11 @@ pub enum Request {
         name: Option<String>,
         len: u64,
         chunk_bytes: u64,
-        /// One node holds all chunks; several hold them in turn.
+        /// The nodes that will hold the chunks: one node holds all; several hold them in turn.
         nodes: Vec<NodeId>,
         maker: Principal,
         everyone: Permissions,
-        /// True if owners allocate the pages of the chunks first.
+        /// True if owners must allocate the pages of the chunks before the reply.
         populate: bool,
     },
     /// To a region's home: let the requesting node map it for `principal`.
@@ -71,7 +71,7 @@ pub enum Request {
     /// To a node with memory: reserve chunks for a region of the requester. With `populate`, the reply follows once
     /// their pages are allocated.
     Reserve { region: RegionId, chunk_bytes: u64, len: u64, populate: bool },
-    /// To the node that will hold a chunk: copy the chunk from its current place.
+    /// To the node that will hold a chunk: copy the chunk from its current location.
     CopyChunk { from: Extent, to: Extent },
     /// To a mapper: apply this change, and reply once no access under the old state is in flight.
     Change { region: RegionId, epoch: Epoch, change: Change },
@@ -81,39 +81,40 @@ pub enum Request {
         principal: Principal,
         session: SessionId,
         wait: bool,
-        /// First token of a new lock, in ns since 1970.
+        /// First fencing token if the lock is new, in ns since 1970.
         base_ns: u64,
     },
-    /// To the home of a lock: release it. With `recover`, the next grant says that a holder ended without releasing.
+    /// To the home of a lock: release it. With `recover`, the next grant reports that a holder ended without releasing
+    /// the lock.
     Unlock { region: RegionId, session: SessionId, recover: bool },
     /// To the home of a barrier: one participant has arrived. The reply follows when all have.
     Arrive { region: RegionId, principal: Principal, participants: u32, timeout_ns: u64 },
-    /// To all nodes: that home has ended. Drop mappings of its regions in the requester's memory, and reply once no
-    /// access is in flight.
+    /// To all nodes: `home` has ended. Drop the mappings of its regions in the requester's memory, and reply once no
+    /// access through them is in flight.
     DropHome { home: NodeIncarnation },
-    /// To an owner of chunks of the requester's regions: that mapper is unreachable. Make it drop what it mapped
-    /// before that pairing ended, or cut it off; reply when either is done.
+    /// To an owner of chunks of the requester's regions: the mapper `to` is unreachable from the requester. Make it
+    /// drop all regions that it mapped before that pairing ended, or cut it off; reply when either is done.
     Relay { to: NodeIncarnation, pairing: u64 },
-    /// To a mapper, forwarded for a home that has ended that pairing: drop the home's regions, and reply once no access
-    /// is in flight.
+    /// To a mapper, on behalf of `home`, which has ended the pairing with that number: drop the home's regions, and
+    /// reply once no access to them is in flight.
     Retire { home: NodeIncarnation, pairing: u64 },
     /// To the next home of a region: adopt its record.
     Adopt { record: Box<Record> },
-    /// To any node: report your status.
+    /// To any node: report its status.
     Status,
-    /// To an owner of memory: report whether that node can still touch it.
+    /// To an owner of memory: report whether that node can still access it.
     Reach { node: NodeId },
     /// To an owner of memory: set each byte of these parts of a region to `byte`.
     FillBytes { region: RegionId, parts: Extents, byte: u8 },
-    /// To an owner of memory: copy into it, segment by segment, each from its end if `backward`.
+    /// To an owner of memory: copy into its memory, segment by segment; each segment from its end if `backward`.
     CopyBytes { to: RegionId, from: RegionId, copy_segments: Vec<CopySegment>, backward: bool },
-    /// To a region's home: notify that port of the requesting node of writes.
+    /// To a region's home: add that port of the requesting node to the region's watchers, which writers notify.
     Watch { region: RegionId, principal: Principal, port: u32 },
-    /// To a region's home: stop notifying that port of the requesting node.
+    /// To a region's home: remove that port of the requesting node from the region's watchers.
     Unwatch { region: RegionId, port: u32 },
-    /// To a region's home: list the watchers, for a notification about a write of `principal`.
+    /// To a region's home: list the watchers, so that the requester can notify them of a write by `principal`.
     ListWatchers { region: RegionId, principal: Principal },
-    /// To the directory: list lost names after `after`, in order, as many as fit.
+    /// To the directory: list the lost names after `after` in order, as many as fit into the reply.
     ListLost { after: Option<String> },
     /// To the directory: forget the region lost under this name.
     ForgetName { name: String },
@@ -125,14 +126,14 @@ pub enum Request {
     Drain { within_ns: u64, stays: bool },
     /// To node 0, which keeps the names: move them to that store, and make all nodes use it.
     MoveNames { to: NamesAt },
-    /// To any node: check whether you reach that store.
+    /// To any node: check whether it reaches that store.
     TryNames { at: NamesAt },
 }
 
-/// Location of the names outside the cluster.
+/// Location of the store of names outside the cluster.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NamesAt {
-    /// Address of the store, for drivers. Without password, since intermediaries may read it.
+    /// Address of the store, for drivers. Contains no password, since intermediaries may read it.
     pub address: String,
     /// Prefix of the keys of names.
     pub prefix: String,
@@ -149,7 +150,7 @@ impl NamesAt {
     }
 }
 
-/// A part of a copy, contiguous on both sides, which have equal length.
+/// A part of a copy. Source and target are contiguous and have equal length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct CopySegment {
     /// The source.
@@ -197,9 +198,9 @@ impl RegionCommand {
 #[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Change {
-    /// Freezes bytes: they may not be accessed until placed. The first freeze of a move carries the whole layout,
-    /// since a mapper keeps no extents of regions that it reaches as one window. Acknowledged once the target is
-    /// connected, or cannot be connected.
+    /// Freezes bytes: mappers must not access them until the matching `Place`. The first freeze of a move carries the
+    /// whole layout, since a mapper keeps no extents of regions that it reaches as one window. A mapper acknowledges
+    /// once it has connected, or failed to connect, to the target of the move.
     Freeze { from: u64, len: u64, layout: Option<Extents>, to: NodeIncarnation },
     /// Announces that the bytes from `from` on are at `place`.
     Place { from: u64, place: Extent },
@@ -229,7 +230,7 @@ pub enum Reply {
     Done,
     /// To `FindName`.
     Found { region: RegionId, home: NodeId },
-    /// To `ListNames`; `damaged` lists names with invalid records, and `more` says that the list is incomplete.
+    /// To `ListNames`; `damaged` lists names with invalid records, and `more` is true if the list is incomplete.
     Names { names: Vec<(String, RegionId, NodeId)>, damaged: Vec<String>, more: bool },
     /// To `ListMembers`.
     Members { members: Vec<Member> },
@@ -243,7 +244,7 @@ pub enum Reply {
     Status(Box<NodeStatus>),
     /// To `TakeNumber`.
     Number(NodeId),
-    /// To `Lock`; `recovered` says that an earlier holder ended without releasing.
+    /// To `Lock`; `recovered` is true if an earlier holder ended without releasing the lock.
     Locked { token: u64, recovered: bool },
     /// To `Arrive`: all participants of round `round` have arrived.
     Passed { round: u64 },
@@ -251,11 +252,11 @@ pub enum Reply {
     MovedTo { home: NodeId },
     /// To `ListWatchers`: nodes and their ports.
     Watchers { watchers: Vec<(NodeIncarnation, u32)> },
-    /// To `ListLost`; `more` says that the list is incomplete.
+    /// To `ListLost`; `more` is true if the list is incomplete.
     Lost { names: Vec<LostName>, more: bool },
     /// To `Relay`: the mapper has dropped all regions concerned.
     Retired,
-    /// To `Relay`: the mapper cannot touch the asked node's memory.
+    /// To `Relay`: the mapper can no longer access the replying node's memory.
     CutOff,
     /// To `Reach`.
     Reached(Reach),
@@ -265,7 +266,7 @@ pub enum Reply {
     NamesMoved { names: u64, lost: u64 },
 }
 
-/// Maximum regions that a drained node lists as left.
+/// Maximum number of remaining regions that a drained node lists.
 pub const LEFTOVERS_MAX: usize = 1000;
 
 /// The result of a drain.
@@ -294,13 +295,13 @@ pub struct Leftover {
     pub cause: LeftoverCause,
 }
 
-/// Reason why a region could not be moved.
+/// The reason why a region could not be moved.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 pub enum LeftoverCause {
     /// A node refused the region.
     #[error(transparent)]
     Refused(ErrorReply),
-    /// The deadline passed before its turn, or before a mapper acknowledged a freeze.
+    /// The deadline passed before the region's turn, or before a mapper acknowledged a freeze.
     #[error("the deadline passed")]
     TimeOver,
     /// No permanent node other than the drained one has memory.
@@ -325,7 +326,7 @@ pub struct MappedReply {
     pub access: AccessList,
     /// True if the region is immutable.
     pub sealed: bool,
-    /// Places of the chunks, in order.
+    /// Locations of the chunks, in order.
     pub extents: Extents,
     /// Offset and length of the frozen bytes, if any.
     pub frozen: Option<(u64, u64)>,
@@ -347,11 +348,12 @@ pub struct Record {
     pub extents: Extents,
     pub mappers: Vec<MapperEntry>,
     pub watchers: Vec<Watcher>,
-    /// For a lock: whether it was granted as recovered, so the next grant must say so too if that one is lost.
+    /// For a lock: true if its current grant reported a recovery. If that grant is lost, the next one must report it
+    /// again.
     pub recovered: bool,
 }
 
-/// A node that maps a region, with its latest map request: unmap notices about earlier ones are stale.
+/// A node that maps a region, with its latest map request. Unmap notices for earlier requests are stale.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct MapperEntry {
     /// The node.
@@ -367,7 +369,7 @@ pub struct Watcher {
     pub incarnation: NodeIncarnation,
     /// The port.
     pub port: u32,
-    /// The request that registered it.
+    /// The request that registered the port.
     pub request: RequestId,
     /// The principal that watches.
     pub principal: Principal,
@@ -378,16 +380,16 @@ pub struct Watcher {
 pub struct Reach {
     /// The incarnation that the owner saw most recently; 0 if it remembers none.
     pub incarnation: u64,
-    /// Number of the current or last pairing of the two; 0 if they never paired, or the incarnation has ended.
+    /// Number of the current or last pairing of the two nodes; 0 if they never paired, or the incarnation has ended.
     pub pairing: u64,
-    /// True if no incarnation of the node can touch the owner's memory any more, not even by operations begun earlier.
+    /// True if no incarnation of the node can access the owner's memory any more, not even by operations begun earlier.
     pub is_cut_off: bool,
 }
 
 /// The description of a region for users.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RegionInfo {
-    /// Name; `None` if it has none.
+    /// Name; `None` if the region has none.
     pub name: Option<String>,
     /// Id of the region.
     pub region: RegionId,
@@ -434,9 +436,9 @@ pub struct NodeStatus {
     pub bytes_used: u64,
     /// Maximum bytes that the node contributes.
     pub bytes_total: u64,
-    /// Bytes of these that the operating system refused to provide last time.
+    /// Bytes of `bytes_total` that the operating system currently refuses to provide.
     pub bytes_refused: u64,
-    /// Bytes in quarantine because a node that could reach them is not cut off yet.
+    /// Bytes in quarantine because a node that could access them is not cut off yet.
     pub bytes_quarantined: u64,
     /// Number of regions homed at the node.
     pub regions: u64,
@@ -459,7 +461,7 @@ pub enum LossCause {
     Unreachable,
 }
 
-/// Cause and time of a node's loss, given as an age, since nodes share no clock.
+/// Cause and time of a node's loss. The time is given as an age, since nodes share no clock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Loss {
     /// The cause.
@@ -542,7 +544,7 @@ pub struct Member {
 }
 
 impl Member {
-    /// A member of which only the incarnation is known.
+    /// Returns a member of which only the incarnation is known.
     pub fn unseen(incarnation: NodeIncarnation) -> Member {
         Member { incarnation, pid: 0, bytes_total: 0, state: NodeState::Alive, loss: None }
     }
@@ -555,13 +557,14 @@ pub enum Notice {
     /// The sender was alive at `sent_ns` of its clock. Its last heartbeat from the receiver was sent at `heard_ns` of
     /// the receiver's clock; 0 if none. `time_ns` is the time since 1970 by the fastest clock known.
     Heartbeat { sent_ns: u64, heard_ns: u64, time_ns: u64 },
-    /// The sender leaves, and can no longer touch the receiver's memory.
+    /// The sender leaves, and can no longer access the receiver's memory.
     Leave,
-    /// To a home: the sender does not map this region any more by any request up to `upto`.
+    /// To a home: the sender no longer has mappings of this region from map requests up to `upto`.
     Unmapped { region: RegionId, upto: RequestId },
-    /// To the next home, from the former one: `node` does not map the region any more by any request up to `upto`.
+    /// From the former home to the next one: `node` no longer has mappings of the region from map requests up to
+    /// `upto`.
     UnmappedBy { region: RegionId, node: NodeIncarnation, upto: RequestId },
-    /// To a new node: these homes have ended for the sender, and the chunks that it held for them may be reused.
+    /// To a new node: the sender considers these homes ended, and the chunks that it held for them may be reused.
     Swept { homes: Vec<NodeIncarnation> },
     /// To a restarted directory: names of regions homed at the sender, with their epochs; `done` marks the last part.
     Names { names: Vec<(String, RegionId, Epoch)>, done: bool },
@@ -573,8 +576,9 @@ pub enum Notice {
     Withdraw { region: RegionId, request: RequestId },
     /// To the owner of chunks: these are free.
     Return { extents: Extents },
-    /// To a home, as the first message: chunks that the sender holds for it, the last ones with `done`; the home
-    /// returns unknown ones. Also the directory's address, which may have been lost, and the time, as in heartbeats.
+    /// To a home, as the first message: chunks that the sender holds for it; `done` marks the last part. The home
+    /// returns chunks that it does not know. Also contains the directory's address, which the home may have lost, and
+    /// the time, as in heartbeats.
     Held { held: Vec<(RegionId, Extents)>, done: bool, seat: Option<(NodeIncarnation, String)>, time_ns: u64 },
     /// From the directory: the members with their addresses, and ended incarnations. Joining nodes do not wait for the
     /// `unreachable` members, which the directory does not hear.
@@ -585,17 +589,17 @@ pub enum Notice {
     /// To the directory: the sender is killing the process of that node, which was silent for longer than its lease.
     Killing { incarnation: NodeIncarnation },
     /// To a node with a higher node number: offers to pair over this connection. The receiver chooses the pairing
-    /// number: `pairing`, or a higher one if it has already used that.
+    /// number: `pairing`, or a higher one if it has already used `pairing`.
     Welcome { pairing: u64 },
     /// To a node with a lower number, as the first message: accepts the pairing, and returns its number.
     Paired { pairing: u64 },
     /// To all nodes: the sender starts draining, or stops.
     Draining { is_on: bool },
-    /// From the former home of a region to the directory: since that epoch, the region's home is `to`.
+    /// From the former home of a region to the directory: since `epoch`, the region's home is `to`.
     Moved { name: String, region: RegionId, epoch: Epoch, to: NodeIncarnation },
     /// The names have moved to that store: use it from now on, instead of node 0.
     NamesAt(NamesAt),
-    /// To a new peer: the receiver's incarnation has ended for the sender, which will not pair with it again.
+    /// To a new peer: the sender considers the receiver's incarnation ended, and will not pair with it again.
     Over,
 }
 
@@ -614,7 +618,7 @@ pub enum ErrorReply {
         /// The missing permissions.
         missing: Permissions,
     },
-    /// The node has not enough free memory.
+    /// The node does not have enough free memory.
     #[error("no space for {wanted} bytes ({available} available)")]
     NoSpace {
         /// Bytes requested.
@@ -625,7 +629,7 @@ pub enum ErrorReply {
     /// The cluster has no node with that number.
     #[error("node {0} is unknown")]
     UnknownNode(NodeId),
-    /// The node was lost before it answered: the request may or may not be done.
+    /// The node was lost before it answered: the request may or may not have been executed.
     #[error("node {0} is down")]
     PeerDown(NodeId),
     /// A malformed request.
@@ -637,7 +641,7 @@ pub enum ErrorReply {
     /// No principal would be left to free the region or to grant permissions.
     #[error("the region would lose its last master")]
     LastMaster,
-    /// The region would have too many extents to describe.
+    /// The region would have more extents than the maximum.
     #[error("{pieces} pieces exceed the maximum of {max}: use larger chunks")]
     TooManyPieces {
         /// Extents needed.
@@ -663,7 +667,7 @@ pub enum ErrorReply {
     /// The waiting participants expect another number of participants.
     #[error("the waiting participants expect {expected} participants")]
     Participants {
-        /// The number they expect.
+        /// The number that the waiting participants expect.
         expected: u32,
     },
     /// The region has too many watchers.
@@ -700,7 +704,7 @@ pub enum ErrorReply {
     #[error("node {0} is alive")]
     NodeLives(NodeId),
     /// All numbers of permanent nodes are taken, and none can be reused.
-    #[error("all numbers below {} are taken", NodeId::EPHEMERAL_MIN)]
+    #[error("all node numbers below {} are taken", NodeId::EPHEMERAL_MIN)]
     NoNumbers,
     /// The reading node cannot map the memory of the source.
     #[error("node {node} lacks address space or file descriptors to map the memory of node {owner}")]
@@ -722,11 +726,12 @@ pub enum ErrorReply {
     /// The store of names outside the cluster (etcd) does not answer; the claim may have succeeded.
     #[error("etcd, which holds the names, does not answer")]
     DirectoryOut,
-    /// The names have moved, and this node was notified of the new place: it repeats the request there.
+    /// The names have moved to another store. The requesting node was notified of that store, and repeats the request
+    /// there.
     #[error("the names have moved elsewhere")]
     NamesElsewhere,
     /// The names did not move.
-    #[error("the names stay where they are: {reason}")]
+    #[error("the names were not moved: {reason}")]
     NamesNotMoved {
         /// The reason.
         reason: String,
@@ -738,7 +743,7 @@ pub enum ErrorReply {
         key: String,
     },
     /// The first connection to the node did not come up within a lease.
-    #[error("node {0} has not been connected within a lease")]
+    #[error("node {0} could not be connected within a lease")]
     NotMet(NodeId),
 }
 

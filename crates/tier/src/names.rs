@@ -12,7 +12,7 @@ use crate::ids::NodeId;
 use crate::message::NAME_BYTES_MAX;
 
 const RESERVED: char = '\0';
-/// What a reserved name may have beyond the user's: the prefix, and a server's NUL and node.
+/// Bytes that a reserved name may have in addition to the user's name: the prefix, and a server's NUL and node.
 const RESERVED_BYTES: usize = 2 + 1 + 8;
 const SERVER_PREFIX: &str = "\0s";
 
@@ -33,41 +33,41 @@ impl Service {
         }
     }
 
-    /// The name of the region behind the lock or barrier `name`.
+    /// Returns the name of the region behind the lock or barrier `name`.
     pub fn region_name(self, name: &str) -> String {
         format!("{}{name}", self.prefix())
     }
 
-    /// Whether a region with this name serves that purpose.
+    /// Returns true if a region with this name serves that purpose.
     pub fn has(self, region_name: &str) -> bool {
         region_name.starts_with(self.prefix())
     }
 }
 
-/// The name by which the directory knows a server on `node` of the service `name`, which has no NUL. A server that does
-/// not share the service has the same name on each node, so that there is only one.
+/// Returns the name in the directory of a server on `node` for the service `name`, which contains no NUL. An exclusive
+/// server has the same name on each node, so only one can register.
 pub fn server_name(name: &str, node: NodeId, is_shared: bool) -> String {
     let suffix = if is_shared { format!("{:08x}", node.0) } else { String::new() };
     format!("{SERVER_PREFIX}{name}{RESERVED}{suffix}")
 }
 
-/// The text after which the names of all servers of `service`, or of all services, follow in order.
+/// Returns a text that sorts just before the names of all servers of `service`; if `None`, of all services.
 pub fn before_servers_of(service: Option<&str>) -> String {
     format!("{SERVER_PREFIX}{}", service.unwrap_or_default())
 }
 
-/// The service of a server's name, and whether the server shares it; `None` for other names.
+/// Returns the service that a server's name contains, and true if the server shares it; `None` for other names.
 pub fn service_of(server_name: &str) -> Option<(&str, bool)> {
     let (service, node) = server_name.strip_prefix(SERVER_PREFIX)?.split_once(RESERVED)?;
     Some((service, !node.is_empty()))
 }
 
-/// Whether the name is reserved for locks, barriers and servers.
+/// Returns true if the name is reserved for locks, barriers and servers.
 pub fn is_reserved(name: &str) -> bool {
     name.starts_with(RESERVED)
 }
 
-/// Whether the name has a permitted length. A reserved name may be longer than a user's.
+/// Returns true if the name has a permitted length. A reserved name may be longer than a user's name.
 pub fn is_name(name: &str) -> bool {
     let len_max = if is_reserved(name) { NAME_BYTES_MAX + RESERVED_BYTES } else { NAME_BYTES_MAX };
     (1..=len_max).contains(&name.len())

@@ -20,11 +20,11 @@ impl fmt::Display for NodeProcess {
     }
 }
 
-/// The end of a node's incarnation that its process did not notice, because it was stopped or unreachable for longer
-/// than a lease.
+/// The end of this node's incarnation while its process was stopped or unreachable for longer than a lease, and so did
+/// not notice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "the incarnation of node {node} that this process runs has ended, according to node {by}: while it was stopped or unreachable for longer than its lease, another process became node {node}, or it was forgotten; what it held is lost, restart it to rejoin"
+    "node {by} reports that this incarnation of node {node} has ended: while this process was stopped or unreachable for longer than its lease, another process became node {node}, or a user had the node forgotten; all data of this process is lost: restart it to rejoin"
 )]
 pub struct Over {
     /// The node whose incarnation has ended.
@@ -117,7 +117,7 @@ pub enum News {
         /// The key.
         key: String,
     },
-    /// This node is killing the process of a lost node that could still touch memory here.
+    /// This node is killing the process of a lost node that could still access memory here.
     Killing(NodeProcess),
     /// Another node is killing a process that was silent for longer than its lease.
     KilledBy {
@@ -137,7 +137,7 @@ pub enum News {
     Refused(BadHello),
     /// Another node considers this node's incarnation ended, so this node closes.
     Over(Over),
-    /// Memory is in quarantine because a lost node could reach it.
+    /// Memory is in quarantine because a lost node could still access it.
     Quarantined {
         /// Total in bytes.
         bytes: u64,
@@ -194,14 +194,17 @@ impl fmt::Display for News {
             News::Renamed { name, alias } => {
                 write!(
                     f,
-                    "the region {name:?} of this node is called {alias:?} now: another region has its name"
+                    "the region {name:?} of this node was renamed to {alias:?}, since another region has its name"
                 )
             }
             News::Malformed(process) => {
                 write!(f, "{process} is unreachable for this node: it sent a malformed message")
             }
             News::Killing(process) => {
-                write!(f, "{process} is killed, since it could wake in the middle of a write (Config::fence)")
+                write!(
+                    f,
+                    "{process} is killed, since it could resume in the middle of a write to memory here (Config::fence)"
+                )
             }
             News::KilledBy { incarnation, by } => {
                 write!(
@@ -215,17 +218,17 @@ impl fmt::Display for News {
             News::NamesApart { node, address } => {
                 write!(
                     f,
-                    "node {node} keeps its names at {address}, this node in another store: the two do not see each other's names"
+                    "node {node} keeps its names at {address}, but this node in another store: neither finds the other's names"
                 )
             }
             News::EtcdBack => write!(f, "etcd answers again"),
             News::EtcdRestored { was, is } => write!(
                 f,
-                "etcd was restored to an earlier state: its revision was {was} and is {is}; this node's missing names are written again"
+                "etcd was restored to an earlier state: its revision is {is}, after {was}; this node's missing names are written again"
             ),
             News::EtcdOther { was, is } => write!(
                 f,
-                "another etcd cluster answers: {is:x}, before {was:x}; this node's missing names are written to it (check its address if this is a mistake)"
+                "another etcd cluster answers: its id is {is:x}, not {was:x}; this node's missing names are written to it (check its address if this is a mistake)"
             ),
             News::EtcdEdited { key, found: Some(found) } => write!(
                 f,
@@ -249,9 +252,12 @@ impl fmt::Display for News {
             News::Over(over) => write!(f, "{over}"),
             News::Refused(why) => write!(f, "a peer that connected was refused: {why}"),
             News::Quarantined { bytes } => {
-                write!(f, "quarantine: {bytes} bytes are kept back, since a dead node could reach them")
+                write!(
+                    f,
+                    "quarantine: {bytes} bytes are not reused yet, since a lost node could still access them"
+                )
             }
-            News::QuarantineOver => f.write_str("quarantine is over: no bytes are kept back any more"),
+            News::QuarantineOver => f.write_str("quarantine is over: all freed bytes can be reused again"),
             News::NamesLost { count, incarnation } => {
                 write!(f, "names lost with node {}: {count}", incarnation.node)
             }
@@ -259,7 +265,7 @@ impl fmt::Display for News {
     }
 }
 
-/// The warning to a process that is about to be killed, for its terminal.
+/// Returns the warning that is shown on the terminal of a process about to be killed.
 pub fn kill_warning(by: NodeIncarnation, silent_ns: u64) -> String {
     format!(
         "halite: this process was stopped or silent for {}, longer than its lease; node {} kills it since it could \

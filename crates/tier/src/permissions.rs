@@ -54,7 +54,7 @@ impl fmt::Display for Permissions {
 pub enum Grantee {
     /// One principal.
     Principal(Principal),
-    /// All principals that have no entry of their own.
+    /// All principals without an entry of their own.
     Everyone,
 }
 

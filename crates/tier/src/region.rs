@@ -19,9 +19,9 @@ pub struct Region {
     pub len: u64,
     /// Number of changes so far.
     pub epoch: Epoch,
-    /// Permissions, shared by regions of one maker until a grant separates them.
+    /// Permissions. Regions of one maker share the list until a grant or revocation changes it for one of them.
     pub access: Arc<AccessList>,
-    /// Places of the region's bytes, in order.
+    /// Locations of the region's bytes, in order.
     pub extents: Extents,
     /// Nodes that map the region.
     pub mappers: SmallVec<[MapperEntry; 1]>,
@@ -36,7 +36,7 @@ pub struct Region {
 /// A command in progress on a region.
 #[derive(Debug)]
 pub struct Busy {
-    /// The requester, or `None` if it does not wait for a reply any more.
+    /// The requester; `None` if no requester waits for a reply.
     pub requester: Option<Requester>,
     /// The progress of the command.
     pub stage: Stage,
@@ -47,7 +47,8 @@ pub struct Busy {
     pub epoch: Epoch,
     /// True if the command waits for the directory to release the name.
     pub has_name: bool,
-    /// True if the name went to another region, without which this lock or barrier is useless.
+    /// True if the name went to another region. If so, this lock or barrier is freed after the command, since it is
+    /// useless without its name.
     pub lost_name: bool,
     /// Commands queued behind this one.
     pub queue: VecDeque<(Requester, Principal, RegionCommand)>,
@@ -73,7 +74,7 @@ pub struct Moving {
     pub to: NodeIncarnation,
     /// The owner whose chunks move; if `None`, all chunks and the home move.
     pub of: Option<NodeIncarnation>,
-    /// Reserved places of chunks not moved yet, in order.
+    /// Reserved target extents, in order, for chunks that have not moved yet.
     pub places: Extents,
     /// Number of bytes of `places` in use.
     pub used: u64,
@@ -83,7 +84,7 @@ pub struct Moving {
     pub announced: bool,
     /// True if the chunk at `at` is frozen.
     pub frozen: bool,
-    /// True if all chunks are moved, so that mappers only have to acknowledge the last places.
+    /// True if all chunks have moved, so that mappers only have to acknowledge the last `Place`.
     pub closing: bool,
     /// True if `parked` includes the waiters of the lock or barrier in this region.
     pub waiters_are_parked: bool,
@@ -91,14 +92,14 @@ pub struct Moving {
     pub adopting: bool,
     /// True if the next home became unreachable before it acknowledged the record.
     pub in_doubt: bool,
-    /// Nodes that unmapped the region since the record was first sent, with their last requests: the next home may not
-    /// know of these.
+    /// Nodes that unmapped the region after the record was first sent, with their last requests. The next home may not
+    /// know of these unmappings.
     pub unmapped: Vec<(NodeIncarnation, RequestId)>,
     /// Map, watch, lock and barrier requests to serve after the move.
     pub parked: Vec<(Requester, Request)>,
 }
 
-/// Reachability of a node from another node.
+/// State of one node as another node sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Presence {
     /// The node is connected, or is the observing node.
@@ -222,7 +223,7 @@ impl Moving {
         extent.owner != self.to && self.of.is_none_or(|of| extent.owner == of)
     }
 
-    /// Records that a node has unmapped the region: no mapping that its requests up to `upto` made is left.
+    /// Records that a node has unmapped the region: it has no mappings left from its requests up to `upto`.
     pub fn note_unmapped(&mut self, incarnation: NodeIncarnation, upto: RequestId) {
         match self.unmapped.iter_mut().find(|(mapper, _)| *mapper == incarnation) {
             Some((_, last)) => *last = upto.max(*last),
@@ -230,8 +231,8 @@ impl Moving {
         }
     }
 
-    /// Returns true if mappers were informed of the move: from then on, the home's own changes of the bytes may be
-    /// lost.
+    /// Returns true if mappers were informed of the move. From then on, the home must not change the bytes itself,
+    /// since its changes may be lost.
     pub fn has_started(&self) -> bool {
         self.announced || self.closing
     }

@@ -1,4 +1,4 @@
-//! Remote procedure calls and messages between nodes: the parts that need neither threads nor memory.
+//! Remote procedure calls and messages between nodes: the parts that start no threads and own no memory.
 //!
 //! A call is two writes with immediate (LITE, section 5.1):
 //!

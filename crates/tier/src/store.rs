@@ -1,11 +1,11 @@
-//! The owner's memory: reserves chunks in the local arena, and reuses them only when no node can touch them any more.
+//! The owner's memory: reserves chunks in the local arena, and reuses them only when no node can access them any more.
 //!
 //! ```text
-//!  free ──reserve──> used ──release──> discarding ──> free          no node can reach it any more
-//!                             └──────> quarantine ──┘               until the last tainted node is cut off
+//!  free ──reserve──> used ──release──> discarding ──> free          no node can access it any more
+//!                             └──────> quarantine ──┘               until all nodes that could still write are cut off
 //! ```
 //!
-//! An expired lease never leads to `free`; only an acknowledgement or a cut-off does.
+//! Memory becomes free only after an acknowledgement or a cut-off, never because a lease has expired.
 
 mod growth;
 
@@ -104,7 +104,7 @@ impl Store {
         !self.quarantine.is_empty()
     }
 
-    /// Bytes in quarantine because `incarnation` could reach them.
+    /// Bytes in quarantine because `incarnation` could access them.
     pub fn bytes_quarantined_for(&self, incarnation: NodeIncarnation) -> u64 {
         let quarantined = self.quarantine.iter().filter(|(_, tainted)| tainted.contains(&incarnation));
         let extents = quarantined.flat_map(|(extents, _)| extents);
@@ -116,12 +116,13 @@ impl Store {
         self.bytes_total
     }
 
-    /// Bytes of these that the operating system refused to provide last time.
+    /// Bytes of `bytes_total` that the operating system currently refuses to provide.
     pub fn bytes_refused(&self) -> u64 {
         if self.growth.is_refused() { self.growth_max() } else { 0 }
     }
 
-    /// Reserves chunks for `len` bytes of a region, in few extents; all but the last have whole chunks.
+    /// Reserves chunks for `len` bytes of a region, in few extents if possible. All extents but the last consist of
+    /// whole chunks.
     pub fn reserve(&mut self, now_ns: u64, len: u64, chunk_bytes: u64) -> Result<Extents, Shortage> {
         let mut extents = Extents::new();
         let mut missing = len;
@@ -278,8 +279,8 @@ impl Store {
         extents
     }
 
-    /// Frees local chunks. Chunks that nodes in `tainted` can still write stay in quarantine until all of these are cut
-    /// off.
+    /// Frees local chunks. If any node in `tainted` can still write to them, they stay in quarantine until all these
+    /// nodes are cut off.
     pub fn release(
         &mut self,
         extents: &[Extent],
@@ -313,7 +314,7 @@ impl Store {
         }
     }
 
-    /// Releases quarantined chunks that only `incarnation` could reach, since it is cut off now.
+    /// Releases the quarantined chunks that only `incarnation` could still access, since it is cut off now.
     pub fn handle_cut_off(&mut self, incarnation: NodeIncarnation, effects: &mut impl Extend<Effect>) {
         let mut safe = Vec::new();
         self.quarantine.retain_mut(|(extents, tainted)| {
@@ -333,7 +334,7 @@ impl Store {
         Effect::Discard { token, key: extent.key, offset: extent.offset, len: extent.len }
     }
 
-    /// Frees memory that was discarded, so reads as zero again and can be reserved.
+    /// Frees memory after its discard: it reads as zero again and can be reserved.
     pub fn handle_discarded(&mut self, token: Token) {
         if let Some(extent) = self.discarding.remove(&token) {
             self.free_range_of(extent);

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! The mapper accesses the region until its handle fails. Meanwhile the home's session frees the region, and the memory
-//! goes to another region. After that, no access of the mapper succeeds, and none of its earlier accesses lands.
+//! goes to another region. From then on, no access of the mapper succeeds, and no access that it started earlier
+//! changes the memory.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -108,7 +109,7 @@ async fn set(actor: &mut Actor, home: u32, holder: u32) -> Option<Rc<Scene>> {
     }
 }
 
-/// Cuts the mapper's link to the home, perhaps also for a while the link to the holder, and lets the home free the
+/// Cuts the mapper's link to the home, perhaps also cuts its link to the holder for a while, and lets the home free the
 /// region. Returns the time at which all cuts and another lease are over.
 fn part(actor: &mut Actor, scene: &Rc<Scene>) -> u64 {
     let harness = &scene.harness;

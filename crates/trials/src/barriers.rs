@@ -15,7 +15,7 @@ const PARTICIPANTS: [u32; 2] = [2, 3];
 const TIMEOUT_US_MAX: u64 = 120;
 /// Time for which a barrier may count a participant that has left, without faults.
 const DOUBT_NS: u64 = 20_000;
-/// Maximum time beyond the round's own that finding or creating the barrier and the notice of its end take, without
+/// Maximum time, in addition to that of the round, to find or create the barrier and to learn the result, without
 /// faults: a dozen messages in sequence, each of up to 10 us between queue pairs in software.
 const SLACK_NS: u64 = 150_000;
 /// Maximum difference of the hosts' clocks that arises during the longest wait.
@@ -118,7 +118,7 @@ impl Room {
         }
     }
 
-    /// Checks a refusal because other participants expect `expected`.
+    /// Checks a refusal that says that other participants expect `expected` participants.
     fn refuse(&self, number: u64, expected: u32) -> Result<(), String> {
         let visit = self.visits[&number];
         let is_right = expected != visit.participants

@@ -1,5 +1,5 @@
-//! Scenarios: messages, calls and heartbeats do not queue behind long accesses, if a network keeps order within a lane
-//! only; and a slow writer is not declared dead.
+//! Scenarios over networks that keep order only within a lane: messages, calls and heartbeats do not queue behind long
+//! accesses. A slow writer is not declared dead.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -52,7 +52,7 @@ fn messages_and_calls_overtake_long_writes() {
     });
 }
 
-/// The process acknowledges nothing, so only heartbeats show that it lives.
+/// The process acknowledges nothing, so only heartbeats show that it is alive.
 #[test]
 fn heartbeats_overtake_writes_of_many_leases() {
     on_hardware("rnic-100g", 2, |harness| async move {
@@ -80,7 +80,7 @@ fn heartbeats_overtake_writes_of_many_leases() {
     });
 }
 
-/// Regression: the answer shared the heartbeats' lane, and the pairing ended although bytes kept arriving.
+/// Regression: the answer shared the heartbeats' lane, and the connection ended although bytes kept arriving.
 #[test]
 fn heartbeats_overtake_answers_of_many_leases() {
     on_hardware("rnic-100g", 2, |harness| async move {

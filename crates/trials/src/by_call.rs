@@ -1,4 +1,5 @@
-//! Scenarios of atomics by call, which are used if an adapter's atomics are not atomic with respect to processors.
+//! Scenarios of atomics that are executed as calls to the owner's node, because an adapter's atomics would not be
+//! atomic with respect to processors.
 
 use std::pin::pin;
 use std::task::Poll;

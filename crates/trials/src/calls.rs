@@ -66,7 +66,7 @@ struct Calling {
 enum Failure {
     #[error(transparent)]
     Refused(CallError),
-    #[error("it has not ended long after its deadline")]
+    #[error("the call has not ended long after its deadline")]
     Endless,
 }
 
@@ -134,7 +134,8 @@ impl Calling {
     }
 }
 
-/// Ends when a call with that deadline, by its host's clock, must have ended. A stopped host gets more time.
+/// Returns when a call with the deadline `deadline_ns`, by the clock of the caller's host, must have ended. A stopped
+/// host gets more time.
 async fn late(harness: Rc<Harness>, node: u32, deadline_ns: u64) {
     let clock = harness.world.clock(harness.host(node));
     clock.sleep_until(deadline_ns).await;

@@ -57,7 +57,7 @@ impl Start {
         });
     }
 
-    /// Runs until all nodes of `alive` have joined and hear each other, and a few leases more.
+    /// Runs until all nodes of `alive` have joined and hear each other, and then for a few more leases.
     fn run(&self, alive: &[u32]) {
         let connected: Rc<Cell<usize>> = Rc::default();
         for node in alive.iter().copied() {
@@ -110,7 +110,8 @@ pub(crate) fn config(node: u32, lease: Duration) -> Config {
     }
 }
 
-/// Profiles in which processes that are cut off are killed, are not, or are cut off by adapters.
+/// Three profiles, which differ in how a peer is cut off: its process is killed, it is not cut off at all, or adapters
+/// reject its packets.
 const PROFILES: [&str; 3] = ["local", "local-torn", "rnic-100g"];
 
 #[test]

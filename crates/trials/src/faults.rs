@@ -80,7 +80,8 @@ fn begin(harness: &Rc<Harness>, kind: usize, random: &mut Random) {
     }
 }
 
-/// Makes the cluster forget a node that only `friend` reaches, and must not lose; then restarts it in another one.
+/// Makes the cluster forget `node` while only `friend` reaches it, and checks that `friend` stays connected to it. Then
+/// restarts `node` in another incarnation.
 fn forget(harness: &Rc<Harness>, node: u32, friend: u32) {
     if harness.has_disturbed_links() {
         return;
@@ -137,7 +138,7 @@ fn cut(harness: &Rc<Harness>, ways: &[(u32, u32)], long: Duration) {
     change(harness, ways, long, "partition", Link::down);
 }
 
-/// Cuts links later, for a while.
+/// Cuts links after `later`, for a while.
 pub(crate) fn cut_later(harness: &Rc<Harness>, ways: Vec<(u32, u32)>, later: Duration, long: Duration) {
     let shared = harness.clone();
     harness.judge.expect_trouble(harness.world.now_ns() + (later + long).as_nanos() as u64);

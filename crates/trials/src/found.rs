@@ -69,7 +69,7 @@ pub(crate) fn session_of(harness: &Harness, node: u32) -> Session {
     harness.driven(node).expect("the node is up").session()
 }
 
-/// Polls a future outside of any task, without a waker.
+/// Polls a future once outside of any task, without a waker.
 pub(crate) fn look<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
@@ -132,8 +132,8 @@ fn a_silent_node_does_not_delay_other_answers() {
     });
 }
 
-/// Regression: the peer was forgotten when the connection was given up, so the handle seemed stale, an error which
-/// promises that nothing was done.
+/// Regression: the node forgot its peer when it gave up the connection. So the access failed with "stale handle", an
+/// error that promises that nothing was done.
 #[test]
 fn a_broken_connection_reports_possible_effects() {
     on_hardware("rnic-100g", 2, |harness| async move {
@@ -245,7 +245,8 @@ fn locks_and_watches_repeat_with_the_seed() {
     assert_eq!(run(), run());
 }
 
-/// Regression: the read of the input ends with the node's connections, which was taken for a lack of memory.
+/// Regression: the server's read of the input failed because leaving closes connections, and the server reported a lack
+/// of memory.
 #[test]
 fn a_server_that_leaves_reports_that_it_closed() {
     on_nodes(2, |harness| async move {
@@ -362,7 +363,7 @@ fn a_waiting_message_fails_with_its_incarnation() {
     });
 }
 
-/// Regression: the number of the reserved place went to a node that did not know it, together with the message.
+/// Regression: the message named a place reserved by the former incarnation, which the new one did not know.
 #[test]
 fn reserved_places_end_with_their_incarnation() {
     on_nodes(2, |harness| async move {
@@ -586,7 +587,7 @@ fn waiting_for_queue_space_ends_with_the_peer() {
     });
 }
 
-/// The second half is written by stores, before the first half arrives.
+/// The second half of the write is executed by stores, before the posted first half arrives.
 #[test]
 fn a_half_posted_write_reports_a_partial_effect() {
     on_hardware("rnic-100g", 2, |harness| async move {
@@ -641,7 +642,7 @@ async fn write_and_read_words(session: &Session, regions: [Lh; 2], writer: u64) 
     assert!(found == words, "some words differ from those written");
 }
 
-/// A restarted node connects to a peer that hears nothing from it; no other node knows its new place.
+/// A restarted node connects to a peer that hears nothing from it; no other node knows its new address.
 #[test]
 fn an_unheard_node_is_dialled_at_its_new_address() {
     on_plan("nodes = 2\nprofile = 'roce-100g'\nlease_us = 500", |harness| async move {

@@ -1,6 +1,6 @@
 //! Scenarios of peers that a node declares dead while their connections exist.
 //!
-//! The hosts are stopped and processes are not killed, so no connection ends by itself.
+//! The scenarios stop hosts and kill no processes, so no connection ends by itself.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::harness::Harness;
 
 const FUNCTION: Function = Function(7);
 const LONG: Duration = Duration::from_secs(3600);
-/// Number of leases after which silence is detected, since it is checked four times per lease.
+/// Number of leases after which silence is certainly detected: peers check for it four times per lease.
 const LEASES_MAX: u32 = 2;
 
 async fn be_silent(harness: &Harness, node: u32) {
@@ -35,7 +35,7 @@ fn calls_to_a_silent_node_end_with_its_lease() {
     });
 }
 
-/// The node was stopped and takes its peers for alive, although they have given it up.
+/// The stopped node still considers its peers alive, although they have declared it dead.
 #[test]
 fn a_node_that_was_given_up_is_not_served() {
     on_hardware("local-torn", 2, |harness| async move {

@@ -29,8 +29,8 @@ use crate::words::Words;
 pub(crate) const ARENA_BYTES: u64 = 4 << 20;
 /// Length of a chunk in bytes; small, so that regions have many chunks.
 pub(crate) const CHUNK_BYTES: u64 = 4096;
-/// Number of leases after its end for which a fault may have consequences: one until a node is taken for dead, another
-/// until that node notices, and as many again for the reactions of both.
+/// Number of leases after the end of a fault for which the fault may have consequences: one until a node is declared
+/// dead, another until that node notices, and as many again for the reactions of both sides.
 const LEASES_OF_CONSEQUENCES: u64 = 4;
 /// The principals of sessions, in turn.
 pub(crate) const PRINCIPALS: [&str; 3] = ["ada", "bob", "eve"];
@@ -49,9 +49,10 @@ pub(crate) struct Harness {
     pub(crate) watches: RefCell<Watches>,
     pub(crate) logs: RefCell<Logs>,
     pub(crate) kv: RefCell<Kv>,
-    /// True if a node that is cut off does nothing any more, since its host is down: nothing else ends a connection.
+    /// True if a node that is cut off does nothing any more, because its host is down: no other event ends a
+    /// connection.
     pub(crate) cut_off_is_death: bool,
-    /// True if a node that is cut off from memory cannot reach it, since adapters connect all nodes.
+    /// True if adapters connect all nodes, so that a node that is cut off from memory cannot access it.
     pub(crate) cut_off_is_by_adapters: bool,
     /// Profiles of the networks between nodes.
     profiles: Vec<Profile>,
@@ -80,13 +81,13 @@ struct NodeSlot {
     node: RefCell<Option<Rc<Driven>>>,
     /// True if the node has joined, and has neither crashed nor begun to leave.
     up: Cell<bool>,
-    /// True if the node was stopped or cut off in this incarnation, so that peers may have taken it for dead.
+    /// True if the node was stopped or cut off in this incarnation, so that peers may have declared it dead.
     isolated: Cell<bool>,
     /// True if the node was ended, and will be started again.
     down: Cell<bool>,
     /// True if the node was stopped, and will be resumed.
     stopped: Cell<bool>,
-    /// Time until which a peer may not have heard from the node for long, since it was stopped.
+    /// The node was stopped: until this time, a peer may not have heard from it for long.
     missed_until_ns: Cell<u64>,
 }
 
@@ -166,14 +167,14 @@ impl Harness {
         self.slots[node as usize].up.get()
     }
 
-    /// Records that peers may take the node for dead although it lives.
+    /// Records that peers may declare the node dead although it is alive.
     pub(crate) fn isolate(&self, node: u32) {
         self.judge.note_trouble();
         self.slots[node as usize].isolated.set(true);
         self.anyone_isolated.set(true);
     }
 
-    /// Returns true if a node may have taken a living one for dead.
+    /// Returns true if a node may have declared a living one dead.
     pub(crate) fn was_any_node_isolated(&self) -> bool {
         self.anyone_isolated.get()
     }
@@ -192,7 +193,8 @@ impl Harness {
         self.profiles.iter().map(|profile| profile.notice_ns).max().unwrap_or(0)
     }
 
-    /// Returns true if there was no fault so far. Noise counts as one, since it may end a connection for good.
+    /// Returns true if there was no fault so far. Noise on a link counts as a fault, because it may end a connection
+    /// for good.
     pub(crate) fn is_undisturbed(&self) -> bool {
         self.judge.is_calm() && self.judge.trouble_until_ns() == 0
     }

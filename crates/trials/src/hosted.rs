@@ -23,8 +23,8 @@ pub struct Birth {
 }
 
 impl Birth {
-    /// Starts a node with a fabric that finds the others, and drives the node as long as its host runs. The node has
-    /// not joined yet on return.
+    /// Starts a node with a fabric that finds the other nodes, and drives the node while its host runs. When this
+    /// returns, the node has not joined yet.
     pub fn of(&self, world: &World, config: &Config) -> Result<(Rc<Driven>, Arc<SimFabric>), JoinError> {
         let mut fabric = None;
         let clock = world.clock(self.host);

@@ -76,9 +76,7 @@ pub(crate) fn judge(harness: &Harness) {
         for (number, history) in served.histories.iter().enumerate() {
             if !history.has_order() {
                 let done = history.text();
-                harness
-                    .judge
-                    .violated(format!("key {number} of store {store}: there is no order for {done}"));
+                harness.judge.violated(format!("key {number} of store {store}: no order explains {done}"));
             }
         }
     }

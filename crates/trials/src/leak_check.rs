@@ -111,7 +111,7 @@ async fn count(harness: &Harness, session: &Session, open: &RefCell<String>) {
     }
 }
 
-/// Waits until a node neither awaits nor keeps answers.
+/// Waits until a node has no outstanding calls and keeps no answers.
 async fn count_calls(harness: &Harness, node: u32, open: &RefCell<String>) {
     for other in 0..harness.nodes() {
         loop {

@@ -1,8 +1,8 @@
 //! Checks histories of one object with an independent checker: [`todc_utils::linearizability`], the algorithm of Wing
 //! and Gong with Lowe's memoization.
 //!
-//! The checker's time grows with the square of a history's length. So histories are cut wherever no operation was in
-//! progress, and long pieces are left to the judge's other checks.
+//! The checker's time grows with the square of a history's length. So a history is cut at each time at which no
+//! operation was in progress. Pieces that are too long are covered by the judge's other checks only.
 
 pub mod chain;
 pub mod lock;
@@ -58,7 +58,7 @@ where
     }
 }
 
-/// Returns true if a history is linearizable after `first`, which sets the object's state, whatever its length.
+/// Returns true if the operations `done`, in any number, are linearizable after `first`, which sets the object's state.
 pub fn is_linearizable<S>(first: S::Operation, done: &[(Span, S::Operation)]) -> bool
 where
     S: Specification<Operation: Copy>,

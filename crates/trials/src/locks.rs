@@ -36,7 +36,7 @@ pub(crate) struct Locks {
 pub(crate) fn judge(harness: &Harness) {
     for (name, ledger) in harness.locks.borrow().ledgers.iter().enumerate() {
         harness.judge.expect(ledger.has_order(), || {
-            format!("there is no order for what was done to lock {name}: {ledger:?}")
+            format!("no order explains the operations on lock {name}: {ledger:?}")
         });
     }
 }
@@ -118,7 +118,7 @@ fn check_guards(actor: &Actor) {
     }
 }
 
-/// Returns true if a node that leaves, and so holds no lock, explains the error, or a cancelled release.
+/// Returns true if the error is explained by a leaving node, which holds no lock any more, or by a cancelled release.
 fn is_explained_by_its_end(actor: &Actor, held: &HeldLock, cause: &LockCause) -> bool {
     match cause {
         LockCause::NotHeld => held.is_doubtful,

@@ -24,7 +24,7 @@ const SEGMENT_SLOTS: u64 = 16;
 const BATCH_MAX: u64 = 4;
 /// Maximum patience of followers: twice this is about the time of an append, so that some slots are skipped.
 const PATIENCE_NS_MAX: u64 = 20_000;
-/// Number of tokens per token that begins a call of several records; and the number of these.
+/// One of this many tokens begins a call that appends several records; the next constant is their number.
 const EACH_ONE_OF: u64 = 8;
 const EACH: usize = 3;
 /// Maximum number of polls, with pauses, that bring a follower to the end after the last append.
@@ -96,7 +96,7 @@ async fn open(actor: &mut Actor, number: usize) {
     };
     if actor.log.session.is_none() {
         let Some(driven) = actor.harness.driven(actor.node) else { return };
-        // All sessions act as one user, since a cleaner must be a master of segments that others created.
+        // All sessions act as one user, because a cleaner must be a master of segments that others created.
         actor.log.session = Some(driven.session_of(PRINCIPALS[0]).expect("the principal's name is valid"));
     }
     let session = actor.log.session.clone().expect("the session was created above");

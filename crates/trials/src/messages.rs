@@ -189,7 +189,8 @@ pub(crate) async fn publish(actor: &mut Actor) {
     }
 }
 
-/// Returns true if the port may be full. Places may be reserved for other senders, which were told to send again.
+/// Returns true if the port may be full. Places may be reserved for other senders, which the node has asked to send
+/// again.
 fn may_be_full(actor: &Actor, path: Path, before: Load) -> bool {
     actor.harness.messages.borrow().ledger.others_since(path, before) >= QUEUED_MAX as u64
 }
@@ -218,7 +219,7 @@ fn failed(actor: &Actor, path: Path, number: u64, may_block: bool, error: &SendE
     if is_explained { Ok(()) } else { Err("without a known cause".to_owned()) }
 }
 
-/// Returns a length of a message that fits into a ring, or of one that is fetched.
+/// Returns a random message length: one that fits into a ring, or one for which the receiver fetches the bytes.
 fn some_len(actor: &mut Actor) -> usize {
     let most = [64, 1000, 4000, 30_000][pick(&mut actor.random, &[10, 5, 2, 1])];
     HEAD_BYTES + actor.random.index(most)

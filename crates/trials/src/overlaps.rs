@@ -1,6 +1,6 @@
 //! No memory belongs to two regions at once, even in the view of stale nodes.
 //!
-//! The check detects early reuse of memory at once, and not only when accesses collide.
+//! The check detects that memory is reused too early as soon as it happens, before accesses collide.
 
 use crate::harness::Harness;
 

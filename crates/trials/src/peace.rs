@@ -1,7 +1,9 @@
-//! Peace: the time that begins two leases after the last fault between nodes. In it, everything that is alive must work.
+//! Peace: the time that begins two leases after the last fault between nodes. During peace, everything that is alive
+//! must work.
 //!
-//! All nodes are connected, or know each other as unconnected members. Every region whose nodes are alive is found under
-//! its name or as `NAME@NODE`. No operation that begins in this time fails. Where processes share memory, nodes that were cut off have been killed.
+//! All nodes are connected, or know each other as unconnected members. Every region whose nodes are alive is found
+//! under its name or as `NAME@NODE`. No operation that begins during peace fails. If processes share memory, nodes that
+//! were cut off have been killed.
 
 use std::rc::Rc;
 use std::time::Duration;

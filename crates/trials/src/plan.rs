@@ -33,7 +33,7 @@ pub struct Plan {
     /// Simulated time for which sessions work, in microseconds.
     #[serde(default = "defaults::duration_us")]
     pub duration_us: u64,
-    /// Lease, in microseconds.
+    /// Duration of a lease, in microseconds.
     #[serde(default = "defaults::lease_us")]
     pub lease_us: u64,
     /// Maximum delay between the starts of two nodes, in microseconds; the delay also shifts their periodic work.
@@ -48,19 +48,19 @@ pub struct Plan {
     /// Profile of the hardware between nodes, or between hosts if `hosts` is set.
     #[serde(default = "defaults::profile")]
     pub profile: String,
-    /// Placement of nodes on hosts; each on its own by default.
+    /// Placement of nodes on hosts; by default, each node has its own host.
     #[serde(default)]
     pub hosts: Option<Hosts>,
     /// Profile of the hardware between the nodes of one host: one whose processes share memory.
     #[serde(default)]
     pub host_profile: Option<String>,
-    /// Number of work requests that a connection's queue holds; the profile's by default.
+    /// Maximum number of work requests in a connection's queue; by default, the number in the profile.
     #[serde(default)]
     pub queue_depth: Option<usize>,
-    /// Bandwidth of a link in bytes per microsecond; the profile's by default.
+    /// Bandwidth of a link in bytes per microsecond; by default, the bandwidth in the profile.
     #[serde(default)]
     pub bandwidth_bytes_per_us: Option<u64>,
-    /// Smallest growth of an arena in bytes: a power of two, at most a quarter of the arena.
+    /// Minimum number of bytes by which an arena grows: a power of two, at most a quarter of the arena.
     #[serde(default = "defaults::segment_bytes")]
     pub segment_bytes: u64,
     /// Weights of operations.
@@ -107,11 +107,11 @@ pub struct Work {
     pub log: u32,
     /// The key-value store of `halite-apps`, one per node: reads and changes.
     pub kv: u32,
-    /// Published messages, several in sequence.
+    /// Messages that are published, several in sequence.
     pub published: u32,
-    /// Accesses per thousand that touch many words.
+    /// Accesses per thousand that access many words.
     pub long_per_mille: u32,
-    /// Regions per thousand that are long: of many chunks, which are on several nodes if the region is spread.
+    /// Regions per thousand that are long. A long region has many chunks, on several nodes if the region is spread.
     pub long_regions_per_mille: u32,
     /// Maximum number of outstanding calls of a session.
     pub calls_posted_max: u32,
@@ -149,11 +149,12 @@ pub struct Faults {
     pub forget: u32,
     /// Maximum duration of a fault, in hundredths of a lease.
     pub long_percent: u32,
-    /// Faults pause after this many microseconds until there has been peace for two leases; 0 for never.
+    /// After this many microseconds with faults, no faults are injected until there has been peace for two leases; 0:
+    /// faults never pause.
     pub spell_us: u64,
 }
 
-/// Maximum of times in microseconds: a minute, longer than any trial.
+/// Maximum value of fields in microseconds: a minute, longer than any trial.
 const US_MAX: u64 = 60_000_000;
 /// Maximum weight; small enough that sums do not overflow.
 const WEIGHT_MAX: u32 = 1_000_000;

@@ -138,7 +138,7 @@ async fn fill(actor: &mut Actor, holding: Holding) {
 fn end_write(actor: &Actor, write: &lives::Write, result: &Option<Result<(), AccessError>>) {
     let mut regions = actor.harness.regions.borrow_mut();
     match result {
-        // A node that was taken for dead writes to the region's former place, which others do not read.
+        // A node that was declared dead writes to the region's former place, which others do not read.
         Some(Ok(())) if actor.harness.was_isolated(actor.node) => {}
         Some(Ok(())) => regions.end_write(actor.now_ns(), write),
         Some(Err(error)) if is_not_done(error) => regions.undo_write(write),
@@ -294,7 +294,7 @@ fn check_success(
 ) -> Result<(), String> {
     let regions = actor.harness.regions.borrow();
     let life = regions.life(holding.life);
-    // A node that was taken for dead, or was stopped and so took others for dead, has missed changes. Through adapters
+    // A node that was declared dead, or was stopped and so declared others dead, has missed changes. Through adapters
     // it cannot reach anything all the same: a change waits until all mappers have confirmed it or are cut off.
     let over_ns = match actor.harness.cut_off_is_by_adapters {
         // A copy may read long before it writes, and a stopped session learns of its adapter's accesses late.

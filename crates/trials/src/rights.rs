@@ -1,8 +1,8 @@
-//! Permissions that are revoked while they are used: each session sometimes creates a region of its own, grants another
-//! principal access, and revokes that or seals the region.
+//! Permissions that are revoked while they are used. Each session sometimes creates a region, grants another principal
+//! access to it, and then revokes the access or seals the region.
 //!
-//! No other session knows the region, so the outcome does not depend on them. The other principal's session is on the
-//! same node, so that its commands reach the region's home just before or after those of the owner.
+//! No third session knows the region, so no third session affects the outcome. The other principal's session is on the
+//! same node, so that its commands reach the region's home just before or after the owner's commands.
 
 use std::pin::pin;
 use std::task::Poll;
@@ -86,7 +86,7 @@ pub(crate) async fn clear(actor: &mut Actor, name: &str) {
     actor.attempt("clear a name", cleared).await;
 }
 
-/// Makes another principal a master, which frees the region while it loses that permission.
+/// Makes another principal a master. That principal frees the region while its permission is revoked.
 async fn depose(actor: &mut Actor, scene: &Scene) {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     let Scene { name, lh, other, grantee } = scene;

@@ -54,7 +54,7 @@ pub fn run(plan: &Plan, seed: u64, keep: Keep) -> Result<Report, PlanError> {
 }
 
 /// Creates a world with the plan's hardware. Dials time out within about a lease: otherwise a node that joins while
-/// another is stopped would block the queue.
+/// another node is stopped would block all nodes that wait to join.
 pub(crate) fn world(plan: &Plan, seed: u64) -> Result<World, PlanError> {
     let dial_ns = 1000 * plan.dial_us.unwrap_or(2 * plan.lease_us);
     let hasty = |profile: Profile| {
@@ -81,7 +81,8 @@ fn report_panic(harness: Rc<Harness>, seed: u64, panic: String) -> Report {
     report
 }
 
-/// Runs the world until the scenario ends or the judge finds a violation. Returns the fault of the end, if any.
+/// Runs the world until the trial ends or the judge finds a violation. Returns an error text if the trial did not end
+/// normally.
 fn run_to_end(harness: &Harness) -> Option<String> {
     let world = &harness.world;
     loop {

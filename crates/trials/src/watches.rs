@@ -1,5 +1,6 @@
-//! Watches: sessions write with notifications while others watch, and the regions move, end, and change their
-//! permissions. [`watcher`] defines the valid notifications; [`ledger`] and [`lives`] record known facts.
+//! Watches: sessions write with notifications while other sessions watch. Meanwhile, the regions are moved and freed,
+//! and their permissions change. [`watcher`] defines the valid notifications; [`ledger`] and [`lives`] record known
+//! facts.
 
 mod ledger;
 mod lives;
@@ -255,7 +256,7 @@ fn notified(actor: &Actor, holding: Holding, write: Write, begin_ns: u64) -> Res
         if !harness.was_isolated(actor.node) {
             life.end_write(write, now_ns);
         }
-        // A watcher that was taken for dead or is unreachable is not notified, and one that leaves receives nothing.
+        // A watcher that was declared dead or is unreachable is not notified, and one that leaves receives nothing.
         let Life { ledger, rights, .. } = life;
         ledger.end(write.number, now_ns, |watcher| {
             let (node, node_incarnation) = watcher.at;

@@ -1,4 +1,4 @@
-//! Words: added to, swapped and read concurrently. [`Chain`] defines the valid results.
+//! Words: sessions add to them, swap them and read them concurrently. [`Chain`] defines the valid results.
 
 use halite::{AccessCause, AccessError, Lh, NodeId, Permissions, Placement, RegionCause, RegionError};
 
@@ -80,7 +80,7 @@ pub(crate) async fn finish(actor: &mut Actor) {
         if holding.rights.contains(Permissions::MASTER) {
             actor.harness.words.borrow_mut().lives[holding.life].ends = true;
             let session = actor.session.clone();
-            // A second attempt follows a cancelled one, since no other session frees the regions.
+            // A second attempt follows a cancelled one, because no other session frees the regions.
             for _ in 0..2 {
                 if actor.attempt("free words", session.free(holding.lh)).await.is_some() {
                     break;

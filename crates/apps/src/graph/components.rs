@@ -1,11 +1,11 @@
-//! Connected components.
+//! Finds connected components.
 
 use super::Found;
 use super::engine::{self, Crowd, Program, SUMS};
 use super::error::GraphError;
 use super::load::{Shard, exchange, runs};
 
-/// Each vertex takes the lowest id that it hears of.
+/// The label of a vertex is the lowest id that has reached it over edges so far.
 struct Labels<'a> {
     shard: &'a Shard,
     labels: Vec<u64>,
@@ -44,7 +44,8 @@ impl Program for Labels<'_> {
     }
 }
 
-/// Labels each own vertex with the lowest id of its component. The shard must have been loaded both ways.
+/// Labels each vertex of this worker with the lowest vertex id in its component. The shard must have been loaded with
+/// `both_ways`. All workers must call this.
 pub async fn components(crowd: &Crowd, shard: &Shard) -> Result<Found<u64>, GraphError> {
     let mut program = Labels { shard, labels: vec![0; shard.ids.len()], changed: 0.0 };
     let (steps, values) = engine::run(crowd, shard, &mut program).await?;
@@ -57,7 +58,8 @@ pub async fn components(crowd: &Crowd, shard: &Shard) -> Result<Found<u64>, Grap
     Ok(Found { steps, values: program.labels, verified })
 }
 
-/// Returns the sizes of the components whose labels are own vertices: pairs of size and label.
+/// Returns a pair of size and label for each component whose label is a vertex of this worker. All workers must call
+/// this.
 pub async fn sizes(crowd: &Crowd, labels: &[u64]) -> Result<Vec<(u64, u64)>, GraphError> {
     let mut received = exchange(crowd, runs(labels.to_vec())).await?;
     received.sort_unstable_by_key(|(_, label)| *label);

@@ -1,4 +1,4 @@
-//! Edges in compressed rows.
+//! Edges in compressed sparse rows (CSR).
 
 /// The edges of a graph, grouped by the vertex at one end.
 #[derive(Clone, Debug, Default)]
@@ -10,7 +10,7 @@ pub struct Csr {
 }
 
 impl Csr {
-    /// Groups edges, each a row and a column, by their rows.
+    /// Groups edges by row. Each edge is a pair of row and column.
     pub fn new(rows: usize, edges: impl Iterator<Item = (u32, u32)> + Clone) -> Csr {
         let mut offsets = vec![0; rows + 1];
         edges.clone().for_each(|(row, _)| offsets[row as usize + 1] += 1);

@@ -1,4 +1,4 @@
-//! Steps: apply, publish, meet, read, gather.
+//! Runs the steps of a computation. A step consists of apply, publish, barrier, read and gather.
 
 use std::time::Duration;
 
@@ -9,18 +9,18 @@ use super::error::GraphError;
 use super::load::Shard;
 use super::words;
 
-/// The workers of one run, from the view of one.
+/// One worker's view of all workers of a run.
 #[derive(Clone, Debug)]
 pub struct Crowd {
-    /// The worker's session.
+    /// Session of this worker.
     pub session: Session,
-    /// The worker's number, from 0 on.
+    /// Number of this worker, from 0.
     pub me: usize,
     /// Number of workers.
     pub workers: usize,
-    /// Name of the run. Its regions are called `NAME/...`, and so is its barrier.
+    /// Name of the run. The names of its regions and of its barrier begin with `NAME/`.
     pub name: String,
-    /// Maximum time that workers wait for each other in a step.
+    /// Maximum time that a worker waits at a barrier for the other workers.
     pub patience: Duration,
 }
 
@@ -51,7 +51,7 @@ impl Crowd {
         format!("{}/{what}.{worker}", self.name)
     }
 
-    /// Ends the run: frees what it has used together. All workers call this at the end.
+    /// Ends the run: waits for all workers, then frees their barrier. All workers must call this.
     pub async fn end(&self) -> Result<(), GraphError> {
         self.meet().await?;
         if self.me == 0 {
@@ -60,12 +60,12 @@ impl Crowd {
         Ok(())
     }
 
-    /// The name of the barrier of a run.
+    /// Returns the name of a run's barrier.
     pub fn barrier(run: &str) -> String {
         format!("{run}/step")
     }
 
-    /// Waits for all workers. What they wrote before is then visible.
+    /// Waits at the barrier for all workers. Their earlier writes are then visible.
     pub(super) async fn meet(&self) -> Result<(), GraphError> {
         self.session.barrier(&Crowd::barrier(&self.name), self.workers as u32, self.patience).await?;
         Ok(())
@@ -83,23 +83,24 @@ pub(super) trait Program {
     /// Returns the value that own vertex `place` publishes for the first step.
     fn start(&mut self, place: usize) -> u64;
 
-    /// Returns the new value of own vertex `place`, given its accumulator and the one that it has published.
+    /// Returns the new value of own vertex `place`, given its accumulator and its published value.
     fn apply(&mut self, place: usize, accumulator: u64, published: u64) -> u64;
 
-    /// Takes what this worker adds to the totals of the step that it has just applied.
+    /// Returns this worker's sums for the step that it has just applied, and resets them to 0.
     fn take_sums(&mut self) -> [f64; SUMS];
 
-    /// Takes the totals of all workers for a step, from 0 on. Returns true if that was the last one.
+    /// Receives the sums over all workers for a step; the first step is 0. Returns true if it was the last step.
     fn is_done(&mut self, step: u64, totals: [f64; SUMS]) -> bool;
 }
 
 /// Number of sums over all vertices that a program may keep.
 pub(super) const SUMS: usize = 2;
 
-/// Words of a step before the values: their number, whether they are all, and the sums.
+/// Words before the values of a step: the number of values, 1 if only changed values follow, and the sums.
 const HEADER_WORDS: usize = 2 + SUMS;
 
-/// A step publishes only what has changed, as pairs of place and value, if that is at most one vertex in so many.
+/// A step is sparse if at most one in `SPARSE` vertices has changed: it publishes only these, as pairs of index and
+/// value.
 const SPARSE: usize = 8;
 
 /// The state of one worker.
@@ -109,19 +110,19 @@ struct Engine<'a> {
     /// Published values of all vertices, as this worker knows them.
     values: Vec<u64>,
     accumulators: Vec<u64>,
-    /// For each vertex, the places of the own vertices that it leads to. Made for the first sparse step.
+    /// For each vertex, the indices of this worker's vertices to which it has edges. Created at the first sparse step.
     targets: Option<Csr>,
 }
 
-/// What changed in a step.
+/// The values that changed in a step.
 enum Changed {
-    /// All values may have.
+    /// Any value may have changed.
     All,
-    /// The values of these vertices have: number, old and new value.
+    /// Only these values changed: the vertex number, the old and the new value.
     Some(Vec<(u32, u64, u64)>),
 }
 
-/// Steps until the program is done. Returns the number of steps, and the last values of all vertices.
+/// Runs steps until the program is done. Returns the number of steps, and the last values of all vertices.
 pub(super) async fn run<P: Program>(
     crowd: &Crowd,
     shard: &Shard,
@@ -167,14 +168,14 @@ pub(super) async fn run<P: Program>(
     for handle in theirs {
         crowd.session.unmap(handle).await?;
     }
-    // All have read the last step.
+    // All workers have read the last step.
     crowd.meet().await?;
     crowd.session.free(lh).await?;
     Ok((step, engine.values))
 }
 
 impl Engine<'_> {
-    /// Writes what changed into a half of the own region.
+    /// Writes the changed values into one half of this worker's region.
     async fn publish(
         &self,
         lh: Lh,
@@ -196,7 +197,7 @@ impl Engine<'_> {
         Ok(())
     }
 
-    /// Reads what all workers published in a step. Returns the totals, and what changed.
+    /// Reads the values that all workers published in a step. Returns the totals and the changes.
     async fn read<P: Program>(
         &mut self,
         theirs: &[Lh],
@@ -237,7 +238,7 @@ impl Engine<'_> {
         Ok((totals, news))
     }
 
-    /// Brings the accumulators up to date.
+    /// Updates the accumulators with the changed values.
     fn gather<P: Program>(&mut self, news: Changed) {
         match news {
             Changed::All => {
@@ -259,8 +260,8 @@ impl Engine<'_> {
     }
 }
 
-/// Folds the values of one vertex's in-neighbours. In four accumulators, because one would make each edge wait for the
-/// one before.
+/// Folds the values of one vertex's in-neighbours. Uses four accumulators, because with one each fold would wait for
+/// the result of the previous fold.
 #[inline]
 fn fold_row<P: Program>(values: &[u64], sources: &[u32]) -> u64 {
     let mut partial = [P::NEUTRAL; 4];

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use halite::{AccessError, BarrierError, RegionError};
 
-/// A graph cannot be loaded or computed.
+/// Cause of a failed load or computation of a graph.
 #[derive(thiserror::Error, Debug)]
 #[non_exhaustive]
 pub enum GraphError {
@@ -33,7 +33,7 @@ pub enum GraphError {
         /// Number of vertices.
         vertices: u64,
     },
-    /// A worker could not get memory for what others read.
+    /// A worker could not allocate a region from which the other workers read.
     #[error("worker {worker} needs {bytes} bytes of its node's memory for {what}")]
     Memory {
         /// The worker.
@@ -45,7 +45,7 @@ pub enum GraphError {
         /// Why it did not get them.
         source: RegionError,
     },
-    /// A region of a worker cannot be used.
+    /// A worker's region cannot be allocated, mapped or freed.
     #[error(transparent)]
     Region(#[from] RegionError),
     /// A worker's memory cannot be read or written.

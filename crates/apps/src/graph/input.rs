@@ -1,4 +1,4 @@
-//! Edges: from a list in a file, or generated.
+//! Reads the edges of a graph from a file, or generates them.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
@@ -12,22 +12,22 @@ use super::error::GraphError;
 /// Source and target of an edge.
 pub type Edge = (u64, u64);
 
-/// Where a graph comes from.
+/// Source of a graph.
 #[derive(Clone, Debug)]
 pub enum Input {
     /// A list of edges as SNAP publishes them: two ids from 0 to 2^64-1 in a line, and comments that begin with `#`.
     File(PathBuf),
     /// A Kronecker graph.
     Kronecker(Kronecker),
-    /// These edges.
+    /// Edges in memory.
     Edges(Arc<[Edge]>),
 }
 
-/// A Kronecker graph as Graph500 defines it: 2^scale vertices, 16 edges for each, with the probabilities 0.57, 0.19,
-/// 0.19 and 0.05, and permuted ids. Edges may repeat, and lead from a vertex to itself.
+/// A Kronecker graph as Graph500 defines it: 2^scale vertices, 16 edges for each, with the quadrant probabilities 0.57,
+/// 0.19, 0.19 and 0.05, and permuted ids. It may have duplicate edges and self-loops.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Kronecker {
-    /// Logarithm to base 2 of the number of ids, of which some have no edge.
+    /// Base-2 logarithm of the number of ids. Some ids have no edge.
     pub scale: u32,
     /// Seed of the generator.
     pub seed: u64,
@@ -36,17 +36,17 @@ pub struct Kronecker {
 /// Edges per vertex of a Kronecker graph.
 const EDGE_FACTOR: u64 = 16;
 
-/// Edges that one state of the generator makes, so that parts of a graph can be made apart.
+/// Number of edges per seeding of the generator, so that each worker can generate its part independently.
 const BLOCK_EDGES: u64 = 1 << 14;
 
-/// Characters of a wrong line that an error shows.
+/// Maximum number of characters of an invalid line that an error shows.
 const SHOWN_CHARS: usize = 60;
 
-/// Maximum bytes of a line: two numbers of 20 digits, and what else a list may have behind them.
+/// Maximum bytes of a line: two numbers of 20 digits, and further columns such as weights or times.
 const LINE_BYTES_MAX: u64 = 4096;
 
 impl Input {
-    /// Returns part `part` of `parts`. Together they are all edges.
+    /// Returns the edges of part number `part`, from 0, of `parts`. Each edge is in exactly one part.
     pub fn part(&self, part: usize, parts: usize) -> Result<Vec<Edge>, GraphError> {
         let share = |count: u64| {
             let bound = |part: usize| (u128::from(count) * part as u128 / parts as u128) as u64;
@@ -89,7 +89,7 @@ impl Kronecker {
         })
     }
 
-    /// Gives ids in no order: odd factors and shifted sums are bijections of the ids.
+    /// Permutes the ids: a multiplication by an odd factor and an xor with the shifted id are bijections.
     fn permuted(self, id: u64) -> u64 {
         let mask = (1_u64 << self.scale) - 1;
         let mut id = id;
@@ -154,7 +154,7 @@ fn file_error(path: &Path, source: io::Error) -> GraphError {
     GraphError::File { path: path.to_owned(), source }
 }
 
-/// Names a wrong line that begins at `at` by its number.
+/// Returns the error about the invalid line at offset `at`, with the line's number.
 fn line_error(path: &Path, at: u64, line: &[u8]) -> GraphError {
     let before = File::open(path).and_then(|file| {
         let mut reader = BufReader::new(file.take(at));

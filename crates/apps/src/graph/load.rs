@@ -1,4 +1,5 @@
-//! Loading: edges go from the worker that reads them to the owner of their target, and ids become numbers.
+//! Loads a graph: each worker sends the edges that it reads to the owners of their targets. Vertices are numbered
+//! consecutively, in the order of their owners.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,24 +18,24 @@ pub const VERTICES_MAX: u64 = u32::MAX as u64;
 /// One worker's part of a graph.
 #[derive(Clone, Debug)]
 pub struct Shard {
-    /// The ids of the own vertices, ascending.
+    /// Ids of the vertices that this worker owns, ascending.
     pub ids: Vec<u64>,
-    /// The numbers of the vertices of each worker.
+    /// For each worker, the numbers of the vertices that it owns.
     pub owners: Vec<Range<usize>>,
-    /// For each own vertex, the numbers of the sources of its edges.
+    /// For each own vertex, the numbers of its in-neighbours.
     pub sources: Csr,
-    /// For each own vertex, the number of its edges to others.
+    /// For each own vertex, the number of its outgoing edges.
     pub out_degrees: Vec<u32>,
 }
 
 impl Shard {
-    /// Number of vertices of all workers.
+    /// Returns the number of vertices of all workers.
     pub fn vertices(&self) -> usize {
         self.owners.last().map_or(0, |last| last.end)
     }
 
-    /// Reads a part of the graph and exchanges edges with all workers. With `both_ways`, each edge counts in both
-    /// directions.
+    /// Reads this worker's part of the input and exchanges edges with all workers. With `both_ways`, each edge is
+    /// loaded in both directions. All workers must call this.
     pub async fn load(crowd: &Crowd, input: &Input, both_ways: bool) -> Result<Shard, GraphError> {
         let mut edges = input.part(crowd.me, crowd.workers)?;
         if both_ways {
@@ -60,7 +61,7 @@ impl Shard {
     }
 }
 
-/// The owner of a vertex.
+/// Returns the worker that owns a vertex.
 fn owner(id: u64, workers: usize) -> usize {
     let hash = id.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     ((hash * workers as u64) >> 32) as usize
@@ -72,7 +73,8 @@ pub(super) fn runs(mut ids: Vec<u64>) -> Vec<(u64, u64)> {
     ids.chunk_by(|one, next| one == next).map(|run| (run.len() as u64, run[0])).collect()
 }
 
-/// Sends each pair to the owner of its second part, which is an id. Returns what the others sent to this worker.
+/// Sends each pair to the owner of the vertex whose id is its second element. Returns the pairs that this worker
+/// receives.
 pub(super) async fn exchange(crowd: &Crowd, pairs: Vec<(u64, u64)>) -> Result<Vec<(u64, u64)>, GraphError> {
     let mut by_owner = vec![Vec::new(); crowd.workers];
     pairs.into_iter().for_each(|pair| by_owner[owner(pair.1, crowd.workers)].push(pair));
@@ -83,7 +85,7 @@ pub(super) async fn exchange(crowd: &Crowd, pairs: Vec<(u64, u64)>) -> Result<Ve
         header.extend([pairs.len() as u64, end]);
         end += pairs.len() as u64 * 16;
     }
-    let lh = crowd.publish("pairs", end, "what it has read for the others").await?;
+    let lh = crowd.publish("pairs", end, "the data that it sends to other workers").await?;
     let mut at = words::write(&crowd.session, lh, 0, header).await?;
     for pairs in by_owner {
         let pairs = pairs.into_iter().flat_map(|(first, id)| [first, id]);
@@ -103,7 +105,7 @@ pub(super) async fn exchange(crowd: &Crowd, pairs: Vec<(u64, u64)>) -> Result<Ve
         .await?;
         crowd.session.unmap(theirs).await?;
     }
-    // All have read their parts.
+    // All workers have read their parts.
     crowd.meet().await?;
     crowd.session.free(lh).await?;
     Ok(received)

@@ -6,12 +6,12 @@
 //!           gather: fold the values of in-neighbours into one accumulator per own vertex
 //! ```
 //!
-//! Each vertex has one owner, by a hash of its id. Its value has 8 bytes. A worker keeps a copy of all values, and
-//! accumulators of its own vertices, from step to step. So a step reads only values that have changed and, if few have,
-//! folds only these. No region has two writers, so no lock is needed: each worker writes its own, in two halves by
-//! turns, and one barrier per step separates writing from reading.
+//! A hash of its id assigns each vertex to one worker, its owner. The value of a vertex has 8 bytes. A worker keeps a
+//! copy of all values, and accumulators of its own vertices, from step to step. So if few values have changed, a step
+//! reads and folds only these. Each worker writes only its own region, alternating between two halves, and one barrier
+//! per step separates writing from reading. So no lock is needed.
 //!
-//! A step costs a worker about 3 ns per edge that it gathers, and 8 bytes read for each vertex of the others.
+//! In each step, a worker spends about 3 ns per gathered edge, and reads 8 bytes per vertex of the other workers.
 
 mod components;
 mod csr;
@@ -29,13 +29,13 @@ pub use error::GraphError;
 pub use load::Shard;
 pub use pagerank::{PageRank, pagerank};
 
-/// What a worker found out about its own vertices.
+/// A worker's result for its own vertices.
 #[derive(Clone, Debug)]
 pub struct Found<V> {
-    /// Number of steps until the values settled, or the limit.
+    /// Number of steps until the values stopped changing or the limit was reached.
     pub steps: u64,
     /// The values of all own vertices, in the order of [`Shard::ids`].
     pub values: Vec<V>,
-    /// Whether the result passed its check.
+    /// True if the result passed its check.
     pub verified: bool,
 }

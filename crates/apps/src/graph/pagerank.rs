@@ -1,19 +1,19 @@
-//! PageRank.
+//! Computes PageRank.
 
 use super::Found;
 use super::engine::{self, Crowd, Program, SUMS};
 use super::error::GraphError;
 use super::load::Shard;
 
-/// How ranks are computed. Each vertex passes `damping` of its rank on, to all targets of its edges alike, or to all
-/// vertices if it has no edges; all share the rest.
+/// Parameters of PageRank. Each vertex passes the fraction `damping` of its rank on, in equal shares to the targets of
+/// its edges, or to all vertices if it has no edges. The rest is divided equally among all vertices.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct PageRank {
-    /// The part of a rank that is passed on, from 0 to 1.
+    /// Fraction of a rank that is passed on along edges, from 0 to 1.
     pub damping: f64,
     /// Maximum number of iterations.
     pub iterations: u64,
-    /// Iterations end when the sum of all changes is at most this.
+    /// Iteration stops when the ranks change by at most this much in total.
     pub tolerance: f64,
 }
 
@@ -28,11 +28,11 @@ struct Ranks<'a> {
     shard: &'a Shard,
     vertices: f64,
     ranks: Vec<f64>,
-    /// The part of a rank that every vertex has, after the last totals.
+    /// The part of its rank that a vertex receives independently of its edges, from the latest totals.
     base: f64,
-    /// Rank of own vertices without edges, and the sum of the own changes.
+    /// Total rank of this worker's vertices without outgoing edges, and total change of its ranks.
     sums: [f64; SUMS],
-    /// The sum of all changes of the last step, and of the one before.
+    /// The total change of all ranks in the last step, and in the step before.
     change: f64,
     former_change: f64,
 }

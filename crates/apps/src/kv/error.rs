@@ -40,7 +40,7 @@ pub enum KvError {
     /// The owner of a shard has ended. Its node may serve another store by now.
     #[error("the shard is no longer served")]
     Ended,
-    /// The answer of a shard is malformed, or entries are damaged without a change in progress.
+    /// The answer of a shard is malformed, or an entry is damaged although the owner is not changing it.
     #[error("shard {shard} {what}")]
     Damaged {
         /// The shard.

@@ -1,7 +1,7 @@
-//! Memory of a shard's entries: regions that are divided into blocks of several classes.
+//! Memory of a shard's entries: regions that are divided into blocks of several size classes.
 //!
-//! Free blocks serve entries of their class, or are split for shorter ones. From time to time adjacent free blocks are
-//! merged. A reader that reads a reused block detects this when it checks the slot again.
+//! A free block holds an entry of its class, or is split for shorter entries. From time to time adjacent free blocks
+//! are merged. A reader that reads a reused block detects this when it checks the slot again.
 
 use halite::{AllocOptions, Lh, Permissions, RegionCause, Session, WriteOp};
 
@@ -9,14 +9,14 @@ use super::error::KvError;
 use super::layout::{CLASSES, FIRST_PART_UNITS, PART_UNITS, Slot, UNIT, part_of, units_of};
 use crate::directory::is_without_directory;
 
-/// Number of larger classes that are searched for a free block before the heap grows; the largest of them has twice the
-/// length.
+/// Number of larger classes that are searched for a free block before the heap grows. Blocks of the last class searched
+/// are twice as long as requested.
 const LARGER: u8 = 4;
-/// Free blocks are merged once this fraction of all units was freed since the last merge; the second value applies if
-/// the heap cannot grow.
+/// Free blocks are merged once one in this many units was freed since the last merge; the second value applies if the
+/// heap cannot grow.
 const PUT_TOGETHER_OF: u64 = 8;
 const LAST_RESORT_OF: u64 = 64;
-/// If there is no room for a part, its size is halved, down to this fraction.
+/// If there is no memory for a new part, its size is halved repeatedly, down to `1 / SMALLER_PARTS` of it.
 const SMALLER_PARTS: u64 = 8;
 
 /// The owner's state of the heap.

@@ -6,10 +6,11 @@
 //! ```
 //!
 //! If a slot is the same before and after the read of its entry, the entry was valid in between, so reads are
-//! linearizable. A reused block is not taken for a value: its checksum, its key or its slot differs. A table that is
-//! three quarters full is replaced by one of twice the length, and readers of the old table find the new one.
+//! linearizable. A reader never mistakes a reused block for the value, because the block's checksum or key, or the
+//! slot, differs. A table that is three quarters full is replaced by one of twice the length, and readers of the old
+//! table find the new one.
 //!
-//! Keys expire by the clock of their owner, so clients ask the owner for keys with an expiry.
+//! Keys expire by the clock of their owner, so clients call the owner to read a key that has an expiry.
 
 mod error;
 mod heap;

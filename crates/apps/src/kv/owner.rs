@@ -80,9 +80,9 @@ impl Stopper {
 }
 
 impl Owner {
-    /// Makes shard `number` of the store `name`, for [`Store::create`](super::Store::create) to combine with others.
-    /// `everyone` applies to principals other than the session's: READ lets them read, WRITE lets them request all
-    /// changes.
+    /// Creates shard `number` of the store `name`. [`Store::create`](super::Store::create) then combines the shards
+    /// into a store. `everyone` applies to principals other than the session's: READ lets them read, WRITE lets them
+    /// request all changes.
     pub async fn create(
         session: &Session,
         name: &str,

@@ -1,7 +1,7 @@
 //! A shard at its owner: the table that clients read, and the execution of requests.
 //!
-//! Only the owner writes. It keeps a private copy of the slots, and trusts memory that others reach only if a checksum
-//! matches.
+//! Only the owner writes. It keeps a private copy of the slots, and trusts an entry in shared memory only if its
+//! checksum matches.
 
 use std::collections::BTreeSet;
 

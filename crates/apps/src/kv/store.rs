@@ -56,15 +56,15 @@ enum Look {
     Ask,
 }
 
-/// Result of one lookup of several keys, for one of them.
+/// Result for one key of a lookup of several keys.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Glance {
     Value(Option<Vec<u8>>),
     /// There is no room for the value.
     NoRoom,
-    /// The look was not conclusive, and there is room for the value.
+    /// The lookup was inconclusive, and there is room for the value.
     More,
-    /// The look showed nothing.
+    /// The lookup was inconclusive, and the length of the value is unknown.
     Nothing,
 }
 
@@ -176,7 +176,8 @@ impl Store {
         Ok(self.get_into(key, &mut value).await?.then_some(value))
     }
 
-    /// As [`Store::get`], into a buffer that becomes as long as the value. Returns true if there is a value.
+    /// As [`Store::get`], but replaces the contents of `value` by the value of the key. Returns false, and leaves
+    /// `value` unchanged, if the key does not exist.
     pub async fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, KvError> {
         check_len("key", key.len(), KEY_BYTES_MAX)?;
         let hash = Hash::of(key);
@@ -188,8 +189,8 @@ impl Store {
         }
     }
 
-    /// Looks once with the mapped regions, which usually suffices; `None` if the look is not conclusive or fails. An
-    /// error recurs in the longer path.
+    /// Looks a key up once, in regions that are already mapped, which usually suffices. Returns `None` if the lookup is
+    /// inconclusive or fails; the caller's slower path then reports an error that persists.
     async fn get_at_hand(
         &mut self,
         shard: usize,
@@ -221,7 +222,7 @@ impl Store {
         }
     }
 
-    /// Looks repeatedly, and asks the owner if that is not conclusive.
+    /// Looks a key up repeatedly, and calls the owner if that is inconclusive.
     async fn get_again(
         &mut self,
         shard: usize,
@@ -260,15 +261,15 @@ impl Store {
         }
     }
 
-    /// Returns the values of several keys, as [`Store::get`] does. Takes two remote reads one after the other for all
-    /// of them.
+    /// Returns the values of several keys, as [`Store::get`] does. Takes two rounds of remote reads, each for all keys
+    /// together.
     pub async fn get_many(&mut self, keys: &[&[u8]]) -> Result<Vec<Option<Vec<u8>>>, KvError> {
         let got = self.get_some(keys, &mut |_, _| true).await?;
         Ok(got.into_iter().map(|got| if let Got::Value(value) = got { value } else { None }).collect())
     }
 
-    /// As [`Store::get_many`], without values that do not fit: `has_room` is asked once per value, with the index of
-    /// its key and an upper bound of its length.
+    /// As [`Store::get_many`], but omits values for which `has_room` returns false. Calls `has_room` once per value,
+    /// with the index of its key and an upper bound of its length.
     pub(super) async fn get_some(
         &mut self,
         keys: &[&[u8]],
@@ -294,7 +295,7 @@ impl Store {
         Ok(values)
     }
 
-    /// Looks once at several keys.
+    /// Looks several keys up once.
     async fn glance(
         &mut self,
         keys: &[&[u8]],
@@ -437,14 +438,14 @@ impl Store {
 
     // Changes, executed by the owner.
 
-    /// Sets a value. Returns true if the condition held.
+    /// Sets the value of a key if the condition of `options` holds; returns true if it does.
     pub async fn set(&mut self, key: &[u8], value: &[u8], options: SetOptions) -> Result<bool, KvError> {
         let SetOptions { only, expires } = options;
         let request = Request::Set { key, value, only, expires, returns_old: false };
         Ok(self.number(key, Some(value), request).await?.is_some())
     }
 
-    /// As [`Store::set`]; returns the old value, whether or not the condition held.
+    /// As [`Store::set`], but returns the old value, whether or not the condition holds.
     pub async fn swap(
         &mut self,
         key: &[u8],
@@ -468,13 +469,13 @@ impl Store {
         Ok(self.number(key, None, Request::Delete { key }).await?.is_some())
     }
 
-    /// Appends to a value, empty if there is none; returns its new length.
+    /// Appends to the value of a key, which is empty if the key does not exist. Returns the new length in bytes.
     pub async fn append(&mut self, key: &[u8], value: &[u8]) -> Result<u64, KvError> {
         let len = self.number(key, Some(value), Request::Append { key, value }).await?;
         Ok(len.unwrap_or(0) as u64)
     }
 
-    /// Adds to a decimal number, 0 if there is none; returns the sum.
+    /// Adds to the value of a key, a decimal number, which is 0 if the key does not exist. Returns the sum.
     pub async fn add(&mut self, key: &[u8], number: i64) -> Result<i64, KvError> {
         Ok(self.number(key, None, Request::Add { key, number }).await?.unwrap_or(0))
     }
@@ -484,7 +485,8 @@ impl Store {
         self.expire_when(key, expires, When::Always).await
     }
 
-    /// As [`Store::expire`], on a condition. Returns true if the key exists and the condition held.
+    /// As [`Store::expire`], but only if the condition `when` holds. Returns true if the key exists and the condition
+    /// holds.
     pub async fn expire_when(&mut self, key: &[u8], expires: Expires, when: When) -> Result<bool, KvError> {
         Ok(self.number(key, None, Request::Expire { key, expires, when }).await?.is_some())
     }
@@ -506,8 +508,8 @@ impl Store {
         Ok(sum)
     }
 
-    /// Returns some keys, about `count`, and the cursor to continue at; a scan starts and ends with cursor 0. A key
-    /// that stays is returned at least once.
+    /// Returns the cursor at which to continue, and about `count` keys. A scan starts with cursor 0 and ends when the
+    /// returned cursor is 0. A key that exists during the whole scan is returned at least once.
     pub async fn scan(&mut self, from: u64, count: u64) -> Result<(u64, Vec<Vec<u8>>), KvError> {
         let (shard, from) = split_cursor(from);
         if shard >= self.shards.len() {
@@ -539,7 +541,7 @@ impl Store {
         Ok(())
     }
 
-    /// Ends all owners, which free their memory, and frees the head.
+    /// Stops all owners, which then free their memory, and frees the store's own region.
     pub async fn close(mut self) -> Result<(), KvError> {
         for shard in 0..self.shards.len() {
             self.number_of(shard, Request::Close).await?;
@@ -656,8 +658,8 @@ fn only_slot_of(bucket: &[u8], hash: Hash) -> Option<Option<(usize, Slot)>> {
     Some(found)
 }
 
-/// Interprets the block of a slot, which was read `again` after the block: an unchanged slot led to the entry all the
-/// time.
+/// Interprets the block to which a slot points. The slot was read `again` after the block: if it is unchanged, it
+/// pointed to the entry all the time.
 fn look_at(block: &[u8], again: [u8; WORD as usize], slot: Slot, key: &[u8]) -> Look {
     if u64::from_le_bytes(again) != slot.encode() {
         return Look::Again;

@@ -87,14 +87,14 @@ pub enum Expires {
     Never,
     /// The expiry stays as it is.
     Unchanged,
-    /// This many ms after the owner receives the request.
+    /// The value expires this many ms after the owner receives the request.
     After {
         /// Time in ms; 0 removes the key at once.
         ms: u64,
     },
 }
 
-/// Condition of a change of expiry. "Never" counts as later than every time.
+/// Condition of a change of expiry. A key without an expiry counts as one that expires later than any other.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum When {
     /// No condition.

@@ -27,14 +27,14 @@ pub enum LogError {
     },
     /// No node has memory for another segment; nothing was appended.
     ///
-    /// A retry can succeed once memory is available again, or, if the log [begins](super::Log::start) before `first`,
-    /// once it has been trimmed, which frees its old segments.
+    /// A retry can succeed once memory is available again. If the log [begins](super::Log::start) before `first`,
+    /// trimming the log makes memory available, because it frees old segments.
     #[error("no memory for another segment; trim the log or use larger arenas")]
     Full {
         /// First position of the segment.
         first: u64,
     },
-    /// Followers took this writer for dead and skipped each attempt; nothing was appended.
+    /// Followers assumed that this writer was dead, and skipped each of its attempts; nothing was appended.
     #[error(
         "append failed after {attempts} attempts: followers skipped the record because writing it exceeded their timeout; nothing was appended"
     )]
@@ -42,7 +42,7 @@ pub enum LogError {
         /// Number of attempts.
         attempts: u32,
     },
-    /// The position has been freed.
+    /// The records at this position have been freed by a trim.
     #[error("the log begins at {first}; earlier records were trimmed")]
     Trimmed {
         /// First position of the log.
@@ -64,14 +64,14 @@ pub enum LogError {
         /// Position of the record.
         position: u64,
     },
-    /// The directory of names does not answer, so a segment that is not mapped yet can be neither found nor made nor
-    /// freed. Nothing was appended. A retry continues once the directory is back.
+    /// The directory of names does not answer, so the log cannot find, create or free segments that are not mapped yet.
+    /// Nothing was appended. A retry can succeed once the directory answers again.
     #[error("the directory of names does not answer, so the log's next segment is unreachable: {0}")]
     NoDirectory(#[source] RegionError),
     /// A region could not be allocated, mapped or freed.
     #[error(transparent)]
     Region(RegionError),
-    /// A region could not be read or written. An append may have been done.
+    /// A region could not be read or written. An append that fails with this error may have taken effect.
     #[error(transparent)]
     Access(#[from] AccessError),
 }

@@ -17,14 +17,14 @@ const PATIENCE_NS: u64 = 500_000;
 /// A record, or the records of a transaction.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry<'a> {
-    /// Its position; positions rise.
+    /// Position of the entry. Each entry has a higher position than the one before.
     pub position: u64,
     bytes: &'a [u8],
     is_many: bool,
 }
 
 impl<'a> Entry<'a> {
-    /// Returns its records in order.
+    /// Returns the records of the entry in order.
     pub fn records(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
         let (mut rest, is_many) = (Some(self.bytes), self.is_many);
         std::iter::from_fn(move || {
@@ -74,14 +74,14 @@ impl Follower {
         Ok(Follower::from(log, end))
     }
 
-    /// Starts at a position that a follower has reached.
+    /// Starts at a position that [`Follower::position`] has returned, of this or another follower.
     pub fn from(log: Log, position: u64) -> Follower {
         let (buffer, record) = (Vec::new(), Vec::new());
         let (patience_ns, read_bytes) = (PATIENCE_NS, READ_BYTES);
         Follower { log, next: position, stall: None, buffer, record, patience_ns, read_bytes }
     }
 
-    /// Sets the patience, in ns: a slot that is reserved and not settled is skipped after twice this time.
+    /// Sets the patience, in ns. The follower skips a reserved slot whose record is not visible after twice this time.
     pub fn with_patience(self, patience_ns: u64) -> Follower {
         Follower { patience_ns, ..self }
     }
@@ -91,18 +91,19 @@ impl Follower {
         self.next
     }
 
-    /// Moves to a later position, without the records before it.
+    /// Moves to a later position and skips the records before it. Has no effect if the position is not later.
     pub fn skip_to(&mut self, position: u64) {
         self.next = self.next.max(position);
         self.stall = None;
     }
 
-    /// Passes visible records to `take`, as far as one read shows them; returns the number of slots they occupy.
+    /// Reads the log once, and passes the visible records to `take`. Returns the number of slots by which the position
+    /// advanced.
     ///
     /// `now_ns` is the time of any monotonic clock. Fails with [`LogError::Trimmed`] if the records have been freed,
     /// with [`LogError::Full`] if the next slots are abandoned and there is no memory to skip them, and with
-    /// [`LogError::NoDirectory`] if the next segment is not mapped and the directory of names is unavailable. The last
-    /// two can be retried.
+    /// [`LogError::NoDirectory`] if the next segment is not mapped and the directory of names is unavailable. After the
+    /// last two errors, the caller can retry.
     pub async fn poll(&mut self, now_ns: u64, mut take: impl FnMut(Entry<'_>)) -> Result<u64, LogError> {
         let begin = self.next;
         let mut has_seen = false;

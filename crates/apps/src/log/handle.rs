@@ -18,11 +18,11 @@ pub struct Options {
     /// Length of a slot in bytes, a multiple of 8. The first 8 bytes are the slot's word; the rest holds a record or a
     /// part of one. A record takes as many slots as it needs; choose a length at which most records take one.
     pub slot_bytes: u64,
-    /// Slots per segment. A segment is freed as a whole, and no record is longer.
+    /// Slots per segment. A segment is freed as a whole. A record must fit into one segment.
     pub segment_slots: u64,
-    /// Nodes that hold the segments in turn, at most 24. Empty: any node with room.
+    /// Nodes that hold the segments in turn, at most 24. If empty, any node with free memory may hold a segment.
     pub nodes: Vec<NodeId>,
-    /// Permissions of all principals except the session's own.
+    /// Permissions of all principals except the session's.
     pub everyone: Permissions,
 }
 
@@ -127,7 +127,7 @@ impl Log {
         self.counter(RESERVED_AT).await
     }
 
-    /// Returns the first position of the log.
+    /// Returns the first position that has not been trimmed.
     pub async fn start(&self) -> Result<u64, LogError> {
         let kept = self.counter(KEPT_AT).await?;
         Ok(kept.saturating_mul(self.layout.segment_slots()))

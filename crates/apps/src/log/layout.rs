@@ -84,13 +84,13 @@ impl Layout {
         position % self.segment_slots * self.slot_bytes
     }
 
-    /// Returns the number of slots from here to the end of the segment.
+    /// Returns the number of slots from `position` to the end of its segment.
     #[inline]
     pub fn room_at(self, position: u64) -> u64 {
         self.segment_slots - position % self.segment_slots
     }
 
-    /// Returns the number of slots of a record of `len` bytes; an empty one takes one slot.
+    /// Returns the number of slots of a record of `len` bytes; an empty record takes one slot.
     #[inline]
     pub fn slots_of(self, len: usize) -> u64 {
         // The common case, without a division.

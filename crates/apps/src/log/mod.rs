@@ -9,11 +9,11 @@
 //! Each slot begins with a word, which is 0 at first. A writer reserves slots by a fetch-add, writes its record behind
 //! their words, and makes it visible by a compare-swap of the first slot's word from 0. A follower reads slots in
 //! order. If the word of a reserved slot stays 0 for too long, the follower swaps it to *void* and continues. The
-//! writer's own compare-swap then fails, and it reserves other slots, so no skipped record appears later.
-//! [`Log::trim`] frees segments that are no longer needed.
+//! writer's own compare-swap then fails, and the writer reserves other slots. So a skipped record never becomes visible
+//! later. [`Log::trim`] frees segments that are no longer needed.
 //!
 //! A record is visible when [`Writer::append`] returns. All followers see the records in the same order, each once.
-//! Records die with the node that holds their segment; there is no second copy.
+//! Records are lost with the node that holds their segment; there is no second copy.
 //!
 //! ```
 //! use halite::{Config, Node, NodeId};

@@ -1,4 +1,4 @@
-//! Appending several records in one call, each visible by itself.
+//! Appends several records in one call; each becomes visible separately.
 
 use halite::{AccessCause, AccessError, BatchError, Lh, SwapOp, WriteOp};
 
@@ -14,9 +14,9 @@ const SLOTS_MAX: u64 = 256;
 impl Writer {
     /// Appends several records in order.
     ///
-    /// They are reserved and written together, and each becomes visible by itself; all are visible when this returns.
-    /// `positions` receives the position of each visible record. On an access error, the first record without a
-    /// position may be visible; on other errors it is not. Later records never are.
+    /// Reserves and writes the records together. Each record becomes visible separately, and all are visible when this
+    /// returns. `positions` receives the position of each visible record. On an access error, the first record without
+    /// a position may be visible; on other errors it is not. The records after it are not visible in any case.
     pub async fn append_each(&mut self, records: &[&[u8]], positions: &mut Vec<u64>) -> Result<(), LogError> {
         let max = self.log.record_bytes_max();
         if let Some(record) = records.iter().find(|record| record.len() as u64 > max) {

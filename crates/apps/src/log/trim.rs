@@ -1,4 +1,4 @@
-//! Freeing old segments.
+//! Frees old segments.
 
 use super::error::LogError;
 use super::handle::Log;
@@ -7,9 +7,10 @@ use super::layout::{FREED_AT, KEPT_AT};
 impl Log {
     /// Frees the segments that end before `position`, while writers and followers continue; returns their number.
     ///
-    /// All followers that matter must have reached `position`: everything before it is settled, so no writer returns to
-    /// it. Followers further behind fail with [`LogError::Trimmed`]. If a trim is interrupted, or fails with
-    /// [`LogError::NoDirectory`], the next one frees the remaining segments.
+    /// The caller must ensure that each follower that it cares about has reached `position`. Then each slot before
+    /// `position` holds a visible record or was skipped, so no writer writes there any more. Followers that are further
+    /// behind fail with [`LogError::Trimmed`]. If a trim is interrupted, or fails with [`LogError::NoDirectory`], the
+    /// next one frees the remaining segments.
     pub async fn trim(&mut self, position: u64) -> Result<u64, LogError> {
         // From here on, a session that finds such a segment missing knows why, and makes none.
         self.raise(KEPT_AT, self.layout.segment_of(position)).await?;
@@ -24,8 +25,8 @@ impl Log {
         Ok(freed)
     }
 
-    /// Frees the log: its segments, then its head. It must not be in use. If the directory of names is unavailable,
-    /// another handle can free the rest later.
+    /// Frees the log: its segments, then its head. The log must not be in use. If the directory of names is
+    /// unavailable, another handle can free the rest later.
     pub async fn free(mut self) -> Result<(), LogError> {
         // The next segments may exist already.
         let end = self.end().await?.max(self.start().await?) + 2 * self.layout.segment_slots();

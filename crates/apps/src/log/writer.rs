@@ -8,7 +8,8 @@ use super::error::LogError;
 use super::handle::{Log, is_gone};
 use super::layout::{LEN_BYTES, WORD, Word};
 
-/// Maximum number of attempts for a record that followers skip; each costs them their patience.
+/// Maximum number of attempts for a record that followers skip. Each such attempt delays the followers by their
+/// patience.
 pub(super) const ATTEMPTS_MAX: u32 = 64;
 
 /// Appends records to a log.
@@ -22,8 +23,8 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Makes a writer that reserves `batch` slots at a time, at least one. A larger batch takes fewer round trips;
-    /// followers skip unused slots after their patience.
+    /// Makes a writer that reserves `batch` slots at a time, at least one. A larger batch takes fewer round trips, but
+    /// followers skip an unused slot only after a timeout, their patience.
     pub fn new(log: Log, batch: u64) -> Writer {
         Writer { log, reserved: 0..0, batch: batch.max(1), swaps: Vec::new() }
     }
@@ -50,7 +51,7 @@ impl Writer {
         self.append_entry(&entry, true).await
     }
 
-    /// Skips reserved slots that are not used, so that no follower waits for them.
+    /// Marks reserved slots that are not used as skipped, so that no follower waits for them.
     pub async fn close(mut self) -> Result<(), LogError> {
         self.void_up_to(self.reserved.end).await
     }

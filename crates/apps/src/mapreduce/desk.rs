@@ -1,4 +1,5 @@
-//! How workers reach the master. No other file knows that orders are answers to calls.
+//! Communication between workers and the master. An order is the reply to a worker's call; only this file depends on
+//! that.
 
 use std::time::Duration;
 
@@ -12,14 +13,14 @@ use super::input::Split;
 /// The master answers at once, unless it merges runs or its processor is busy.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A worker's question: what it has done, and implicitly what to do next.
+/// A worker's request for its next order. It also reports the work done since the last request.
 #[derive(Serialize, Deserialize, Debug)]
 pub(super) struct Request {
     pub(super) worker: u32,
     pub(super) report: Report,
 }
 
-/// What a worker has done.
+/// Work that a worker has done.
 #[derive(Serialize, Deserialize, Debug)]
 pub(super) enum Report {
     /// Nothing.
@@ -36,12 +37,12 @@ pub(super) enum Report {
     Failed(String),
 }
 
-/// What a worker is to do.
+/// Work for a worker.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
 pub(super) enum Order {
     /// Map these splits.
     Map { task: usize, splits: Vec<Split> },
-    /// Publish what was mapped.
+    /// Publish the results of all splits mapped so far.
     Publish,
     /// Reduce a part from the sections of these workers.
     Reduce { part: usize, sections: Vec<(u32, Section)> },
@@ -51,24 +52,24 @@ pub(super) enum Order {
     End,
 }
 
-/// The place at which the master receives its workers' requests.
+/// The server at which the master receives the requests of its workers.
 #[derive(Clone, Debug)]
 pub struct Desk {
     server: blocking::Server,
 }
 
 impl Desk {
-    /// Opens the desk of a run at this session's node. The run's name is the server's.
+    /// Opens the server of a run at this session's node, under the name of the run.
     pub fn open(session: &blocking::Session, run: &str) -> Result<Desk, Error> {
         Ok(Desk { server: session.serve_named(run, ServeOptions::default())? })
     }
 
-    /// Ends the run: the master's and the workers' calls fail.
+    /// Closes the server, which ends the run: calls of workers fail, and the master receives an error.
     pub fn close(&self) {
         self.server.close();
     }
 
-    /// Waits for a request. A malformed one is dropped, which fails its call.
+    /// Waits for a request. A malformed request is dropped, so its call fails.
     pub(super) fn recv(&self) -> Result<(Request, Asker), Error> {
         loop {
             let call = self.server.recv()?;

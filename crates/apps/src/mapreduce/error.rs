@@ -16,7 +16,7 @@ pub enum Error {
         /// Error of the operating system.
         source: io::Error,
     },
-    /// There is no place for results.
+    /// A worker cannot allocate a region for its results.
     #[error("worker {worker} cannot publish {bytes} bytes of results: {source}")]
     Publish {
         /// Number of the worker.

@@ -1,4 +1,4 @@
-//! Results in regions: written once by their worker, read one-sided by others.
+//! Results in regions: each region is written once by its worker, and read by other workers with one-sided reads.
 
 use halite::{Lh, Permissions, Placement, Posted, blocking};
 use serde::{Deserialize, Serialize};

@@ -1,7 +1,7 @@
-//! Finding lines that match a pattern.
+//! Finds lines that match a pattern.
 //!
-//! A worker sees texts of files, not whole files, so it numbers lines within the text. The reducer of the file knows
-//! the lines of all its texts, and renumbers them.
+//! A worker sees texts of files, not whole files, so it numbers lines within the text. The reducer of a file knows how
+//! many lines each text of the file has, and converts the numbers to numbers in the file.
 
 use regex::bytes::Regex;
 use serde::{Deserialize, Serialize};
@@ -34,7 +34,7 @@ pub struct FileMatches {
     pub file: u32,
     /// Number of matching lines.
     pub matches: u64,
-    /// The first of them.
+    /// The first matching lines.
     pub lines: Vec<Line>,
 }
 

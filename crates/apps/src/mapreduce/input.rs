@@ -1,8 +1,8 @@
 //! Input: files and folders, divided into splits that cut no word and no line.
 //!
-//! A split is a range of bytes in a file. Its text begins behind the first boundary byte at or after the byte before
-//! the range, and ends so relative to the range's end. Neighbours thus agree on where one ends and the other begins,
-//! without a message. Boundary bytes are ASCII, so no character is cut either.
+//! A split is a range `begin..end` of bytes in a file. Its text begins behind the first boundary byte at or after
+//! offset `begin - 1`, and ends behind the first boundary byte at or after offset `end - 1`. So the workers of adjacent
+//! splits agree on their border without a message. Boundary bytes are ASCII, so no character is cut either.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -16,7 +16,8 @@ use serde::{Deserialize, Serialize};
 
 use super::error::Error;
 
-/// Length of a split: small enough that workers end together, large enough that an order costs little.
+/// Length of a split: small enough that all workers finish at about the same time, large enough that the cost of an
+/// order is negligible.
 pub const SPLIT_BYTES: u64 = 1 << 20;
 /// Maximum length of a text in which no word or line ends.
 const TEXT_BYTES_MAX: usize = 1 << 30;
@@ -25,9 +26,9 @@ const READ_ON_BYTES: usize = 64 << 10;
 /// A file to read.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Source {
-    /// Its path.
+    /// Path of the file.
     pub path: PathBuf,
-    /// Its length in bytes. Bytes that are appended later are not read.
+    /// Length of the file in bytes. Bytes that are appended later are not read.
     pub len: u64,
 }
 

@@ -1,11 +1,11 @@
-//! What a job defines.
+//! The interface of a job.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::table::Table;
 
-/// A whole number of words or lines of one file.
+/// Consecutive whole words or lines of one file.
 #[derive(Debug)]
 pub struct Text<'a> {
     /// Number of the file in the sorted list.
@@ -16,7 +16,7 @@ pub struct Text<'a> {
     pub bytes: &'a mut [u8],
 }
 
-/// A MapReduce job. All processes of a run have an equal one.
+/// A MapReduce job. All processes of a run must use equal jobs.
 pub trait Job: Sync {
     /// The combined value of one key.
     type Value: Serialize + DeserializeOwned;

@@ -1,4 +1,4 @@
-//! The master: plans, gives out orders, looks for dead workers, and merges the runs.
+//! The master: gives orders to workers, detects dead workers, and merges the sorted runs.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use super::input::{self, Source};
 use super::job::Job;
 use super::plan::{MASTERS_WORKER, Plan, Run};
 
-/// Minimum time between two looks for dead workers.
+/// Minimum time between two checks for dead workers.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The master of a run. It runs beside worker 0, in the same process.
@@ -21,13 +21,13 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 pub struct Master<'a> {
     /// Session of its node.
     pub session: &'a blocking::Session,
-    /// Where workers report.
+    /// Server for the requests of the workers.
     pub desk: &'a Desk,
-    /// Nodes of the workers, by number; the first is this one.
+    /// Nodes of the workers, indexed by worker number; the first is the master's node.
     pub nodes: &'a [NodeId],
 }
 
-/// How far a run has come.
+/// Progress of a run.
 #[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Progress {
     /// Bytes mapped.
@@ -39,9 +39,9 @@ pub struct Progress {
 /// Times of the phases, in seconds.
 #[derive(Serialize, Deserialize, Clone, Copy, Default, Debug)]
 pub struct Phases {
-    /// Listing the files, and reading them: the worker that took longest.
+    /// Time to list the files, and to read them at the worker that took longest.
     pub load: f64,
-    /// The rest of the time until all results of files were published.
+    /// The remaining time until all results of the map phase were published.
     pub map: f64,
     /// The time until all parts were reduced.
     pub reduce: f64,
@@ -73,12 +73,14 @@ pub struct Outcome<R> {
     pub phases: Phases,
     /// Number of workers that were lost.
     pub lost: u32,
-    /// Whether each byte was mapped once, and each reduced part weighs as much as the sections that it comes from.
+    /// True if each byte was mapped once, and each reduced part has the same weight as the sections from which it was
+    /// reduced.
     pub verified: bool,
 }
 
 impl Master<'_> {
-    /// Leads a run over files and folders. Returns when every worker was told to end or is lost, and closes the desk.
+    /// Leads a run over files and folders. Returns when every worker was ordered to end or is lost; then the desk is
+    /// closed.
     pub fn lead<J: Job>(
         &self,
         job: &J,
@@ -103,7 +105,7 @@ impl Master<'_> {
     }
 }
 
-/// Times since the begin at which phases ended.
+/// Times from the start of the run to the end of each phase.
 struct Times {
     begin: Instant,
     listed: Duration,

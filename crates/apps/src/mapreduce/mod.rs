@@ -1,4 +1,4 @@
-//! MapReduce, after LITE-MR: jobs in three phases, whose workers read each other's results one-sided.
+//! MapReduce, after LITE-MR: jobs in three phases, whose workers read each other's results by one-sided reads.
 //!
 //! ```text
 //!           master (beside worker 0): gives out orders by calls, sees no data but the final runs
@@ -10,13 +10,15 @@
 //!  merge       | master reads all runs and merges two at a time
 //! ```
 //!
-//! **Costs.** Mapping takes nearly all time: 4 to 5 ns per byte for words, on each core. An order takes one call
-//! (10 µs) per MiB. What crosses the network is the combined table of each worker, once: for text some bytes per
-//! thousand. A worker without an order asks again after a millisecond, which bounds what each phase loses.
+//! **Costs.** Mapping takes nearly all time: 4 to 5 ns per byte for words, on each core. Per MiB, an order takes one
+//! call of 10 µs. Only the combined table of each worker crosses the network, once: for text, a few bytes per 1,000
+//! bytes of input. An idle worker asks for an order every millisecond, which limits the time lost at the end of each
+//! phase.
 //!
-//! **Failures.** The master learns of a dead worker from the cluster, or from a worker that cannot read its results.
-//! It then gives the lost splits and parts to the others. Results of finished parts stay valid, because each comes from
-//! regions that together cover every split once. Without the master the run ends. Each worker frees its own regions.
+//! **Failures.** The master learns of a dead worker from the cluster, or from a worker that cannot read its results. It
+//! then reassigns the lost splits and parts to the other workers. Results of finished parts stay valid, because each
+//! comes from regions that together cover every split once. If the master dies, the run ends. Each worker frees its own
+//! regions.
 
 mod desk;
 mod error;

@@ -1,4 +1,4 @@
-//! What the master knows: which worker holds which results, and what remains. It knows no node and no clock.
+//! The master's state: which worker holds which results, and which work remains. It is independent of nodes and clocks.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use super::desk::{Order, Report};
 use super::exchange::Section;
 use super::input::Split;
 
-/// The worker in the master's process. The run ends without it.
+/// The worker in the master's process. If it dies, the run ends.
 pub(super) const MASTERS_WORKER: u32 = 0;
 
 /// The state of a run.
@@ -29,7 +29,7 @@ enum Part {
     Done(Run),
 }
 
-/// What the sections from which a part is reduced stand for.
+/// Totals of the sections from which a part is reduced.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cover {
     /// Bytes of input.

@@ -1,7 +1,7 @@
 //! A hash table from byte strings to values, for counting.
 //!
-//! Keys of at most 8 bytes, which most words are, lie in the table itself: a lookup takes one cache miss. Longer keys
-//! lie one behind the other in a buffer.
+//! The table itself holds keys of at most 8 bytes, such as most words, so their lookup takes one cache miss. A separate
+//! buffer holds longer keys.
 
 use foldhash::fast::FixedState;
 use hashbrown::HashTable;
@@ -96,8 +96,8 @@ impl<V> Table<V> {
         self.slots.into_iter().map(move |slot| (slot.key(&long_keys).to_owned(), slot.value))
     }
 
-    /// As [`Table::iter`], with the number of each key's part if keys are divided into `parts`. All processes of this
-    /// program divide alike.
+    /// As [`Table::iter`], but divides the keys into `parts` parts, and also returns the number of each key's part. The
+    /// division depends only on the key, so all processes of a run agree on it.
     pub fn iter_parts(&self, parts: usize) -> impl Iterator<Item = (usize, &[u8], &V)> {
         let part = move |hash: u32| ((u64::from(hash) * parts as u64) >> 32) as usize;
         self.slots.iter().map(move |slot| (part(slot.hash), slot.key(&self.long_keys), &slot.value))

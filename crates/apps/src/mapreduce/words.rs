@@ -1,4 +1,4 @@
-//! Counting words.
+//! The job that counts words.
 //!
 //! A word is a maximal run of Unicode alphabetic characters, in lower case. Bytes that are not UTF-8 separate words.
 

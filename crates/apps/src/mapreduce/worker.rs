@@ -1,4 +1,4 @@
-//! A worker: asks the master what to do, does it, and reports.
+//! A worker: requests orders from the master, executes them, and reports the results.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -26,15 +26,15 @@ pub struct Worker<'a> {
     pub number: u32,
     /// Number of workers.
     pub workers: u32,
-    /// Set when the worker must end. Orders no other memory.
+    /// Set when the worker must end. The worker reads it with relaxed ordering.
     pub is_over: &'a AtomicBool,
 }
 
 impl Worker<'_> {
-    /// Works until the master ends the run, then frees this worker's regions, also after a failure.
+    /// Executes orders until the master ends the run, then frees this worker's regions, also after a failure.
     ///
-    /// Returns an error if the master does not answer or a region cannot be freed. Other failures end the run through
-    /// the master.
+    /// Returns an error if the master does not answer or a region cannot be freed. Other failures are reported to the
+    /// master, which ends the run.
     pub fn work<J: Job>(&self, job: &J) -> Result<(), Error> {
         let publisher = Publisher::new(self.session, self.run, self.number);
         let mut working =

@@ -49,13 +49,14 @@ struct End {
 }
 
 impl Drop for End {
-    /// Closes at once: dropping the fabric would wait for acknowledgements of a peer that no thread drives any more.
+    /// Closes the fabric at once. Otherwise, its drop would wait for acknowledgements from a peer that no thread drives
+    /// any more.
     fn drop(&mut self) {
         self.fabric.disconnect(self.peer);
     }
 }
 
-/// Load on one end; the other end answers.
+/// Traffic that one end sends; the other end answers.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
     /// True if the end writes slices continuously.
@@ -126,8 +127,8 @@ impl Ends {
         answered.and(outcome)
     }
 
-    /// Writes `slices` slices, each followed by a message in its lane. Fails unless the messages arrive in order, and
-    /// each finds the whole slice in the other end's memory.
+    /// Writes `slices` slices, each followed by a message in the same lane. Fails unless the messages arrive in order,
+    /// and each slice is complete in the other end's memory when its message arrives.
     pub fn transfer(&self, network: &Network, slices: u32) -> io::Result<()> {
         let is_over = AtomicBool::new(false);
         let [sent, received] = network.both(|side| match side {
@@ -163,7 +164,7 @@ impl End {
         self.fabric.post(self.peer, lane, &[request]).map_err(io::Error::other)
     }
 
-    /// Writes a slice. Only these requests complete with an event.
+    /// Writes a slice. Only writes of slices complete with an event.
     fn write_slice(&self, id: WorkId, slice: u64) -> io::Result<()> {
         let offset = place(slice);
         let local = Local::Registered { key: self.key, offset, len: SLICE_BYTES };
@@ -243,7 +244,7 @@ impl End {
 struct Loaded<'a> {
     end: &'a End,
     load: Load,
-    /// Id of this load's slices: slices of an earlier load may still be in flight.
+    /// Id of the writes of this load; writes of an earlier load may still be in flight.
     id: WorkId,
     posted: u64,
     done: u64,

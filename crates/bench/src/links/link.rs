@@ -19,21 +19,21 @@ pub struct Link {
     pub jitter: Duration,
     /// Chance that a single packet is lost.
     pub lost: u32,
-    /// Chance that a packet begins a loss of `train_packets` packets in a row.
+    /// Chance that a packet begins a lost train: `train_packets` packets in a row, which are all lost.
     pub trains_lost: u32,
-    /// Length of a lost train. A train ends early after a millisecond, so later packets belong to another one.
+    /// Number of packets in a lost train. A train ends after a millisecond, even if it has fewer packets.
     pub train_packets: u32,
     /// Chance that a packet arrives twice, the second time after another delay.
     pub twice: u32,
-    /// Chance that a bit is flipped where no checksum of IP or UDP detects it.
+    /// Chance that a bit of a packet is flipped such that the checksums of IP and UDP do not detect it.
     pub damaged: u32,
     /// Chance that a packet is delayed by `held_back`, so that later packets overtake it.
     pub overtaken: u32,
-    /// Delay of such packets.
+    /// Extra delay of a packet that is overtaken.
     pub held_back: Duration,
     /// True if the link drops all packets.
     pub is_down: bool,
-    /// Maximum length of a packet with its IP header; longer ones are dropped without a notice.
+    /// Maximum length of a packet with its IP header; longer packets are dropped silently.
     pub bytes_max: usize,
 }
 
@@ -82,7 +82,7 @@ pub struct Fates {
     pub twice: u64,
     /// Packets delivered with a flipped bit.
     pub damaged: u64,
-    /// Packets that were delayed so that others overtake them.
+    /// Packets that were delayed so that later packets overtake them.
     pub overtaken: u64,
 }
 
@@ -126,8 +126,8 @@ impl Direction {
         self.fates
     }
 
-    /// Sends an IP packet, and may flip a bit in it. Returns its arrival, if it arrives, and that of its duplicate, if
-    /// any.
+    /// Sends an IP packet, and may flip a bit in it. Returns the arrival times, in ns, of the packet and of its
+    /// duplicate; `None` for one that does not arrive.
     pub fn send(&mut self, now_ns: u64, packet: &mut [u8]) -> [Option<u64>; 2] {
         self.fates.came += 1;
         if self.link.is_down {
@@ -198,7 +198,7 @@ impl Direction {
     }
 }
 
-/// Maximum duration of a train. Packets of a train are sent together; probes at long intervals are not a train.
+/// Maximum duration of a train. Packets of a train are sent together; packets at long intervals do not form a train.
 const TRAIN_NS: u64 = 1_000_000;
 const IPV4_BYTES: usize = 20;
 const UDP_BYTES: usize = 8;

@@ -6,8 +6,9 @@
 //! ```
 //!
 //! The kernel's sockets are real; the packets that they send reach a thread through a descriptor, and the thread
-//! forwards them according to the links. A TUN device without offloads makes the kernel split trains first, so that
-//! each packet has its own fate. The networks have no names, so the kernel removes them with the last descriptor.
+//! forwards them according to the links. The TUN devices have no offloads, so the kernel splits large segments
+//! beforehand, and each packet has its own fate. The network namespaces have no names, so the kernel removes them when
+//! their last descriptor is closed.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -32,7 +33,8 @@ use super::link::{Direction, Fates, Link};
 const REQUIRED: &str = "HALITE_NETWORK";
 /// Maximum length of a packet.
 const PACKET_BYTES_MAX: usize = 1 << 16;
-/// Packets that may wait for the carrier: more than any queue of a link here.
+/// Maximum number of packets that wait for the carrier, the thread that forwards packets: more than any queue of a link
+/// here.
 const DEVICE_PACKETS: u32 = 8192;
 /// Packets taken from one device before the other one's turn.
 const BATCH: usize = 64;
@@ -106,7 +108,8 @@ impl Network {
         Ipv4Addr::new(10, 78, 0, side as u8 + 1)
     }
 
-    /// Runs `then` in a thread of one of the networks, so that sockets and devices that it opens belong there.
+    /// Runs `then` in a thread of one of the networks, so that the sockets and devices that it opens belong to that
+    /// network.
     pub fn inside<R: Send>(&self, side: usize, then: impl FnOnce() -> R + Send) -> R {
         let enter = || {
             setns(&self.sides[side], CloneFlags::CLONE_NEWNET).expect("the network lives, and we are root");
@@ -153,17 +156,17 @@ impl Network {
     }
 
     /// Returns the length of the longest chain of dependent packets that has arrived at a side since
-    /// [`Network::count_chains`]. In a chain, each packet was sent from a side after the one before it had arrived
-    /// there.
+    /// [`Network::count_chains`]. A chain is a sequence of packets, each sent by a side after the previous packet of
+    /// the chain had arrived at that side.
     ///
-    /// A chain is no longer than the elapsed time divided by the link's delay, and no result arrives with a shorter
-    /// chain than its packets need. If the delay is long compared with the processing time, half of the length is the
-    /// number of round trips, even on a busy machine.
+    /// The length is at most the elapsed time divided by the link's delay, and at least the number of packets in
+    /// sequence that the protocol needs. If the delay is long compared with the processing time, half of the length is
+    /// the number of round trips, even on a busy machine.
     pub fn chain(&self, side: usize) -> u64 {
         self.carrier.chains().longest[side]
     }
 
-    /// Returns the counts of packets, first those sent from side 0.
+    /// Returns the counts of packets of both links; the first are of packets that side 0 sent.
     pub fn fates(&self) -> [Fates; 2] {
         self.carrier.directions().each_ref().map(Direction::fates)
     }
@@ -176,7 +179,7 @@ impl Drop for Network {
         if let Some(Err(error)) =
             self.thread.take().map(|thread| thread.join().expect("the thread does not panic"))
         {
-            eprintln!("the carrier ended: {error}");
+            eprintln!("the emulated network stopped forwarding packets: {error}");
         }
     }
 }
@@ -189,7 +192,7 @@ struct Chains {
 }
 
 impl Chains {
-    /// Returns the epoch in which a packet leaves, and the length of the longest chain that ends with it.
+    /// Returns the epoch in which a packet is sent, and the length of the longest chain that ends with this packet.
     fn leave(&self, from: usize) -> (u64, u64) {
         (self.epoch, self.longest[from] + 1)
     }

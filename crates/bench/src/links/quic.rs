@@ -79,7 +79,7 @@ async fn receive(endpoint: Endpoint, warm_up: Duration, time: Duration) -> io::R
     }
 }
 
-/// Sends until the receiver has finished. A message about that could get lost, so the receiver sets a flag.
+/// Sends until the receiver has finished. The receiver sets a flag, because a final message could get lost.
 async fn send(to: SocketAddr, config: ClientConfig, is_over: &AtomicBool) -> io::Result<()> {
     let mut endpoint = Endpoint::client((Network::address(0), 0).into())?;
     endpoint.set_default_client_config(config);

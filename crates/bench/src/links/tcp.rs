@@ -89,7 +89,7 @@ fn receive(listener: &TcpListener, warm_up: Duration, time: Duration) -> io::Res
     }
 }
 
-/// Sends until all receivers have finished. Messages about that could get lost, so the receivers count down.
+/// Sends until all receivers have finished. The receivers decrement a counter, because final messages could get lost.
 fn send(mut stream: TcpStream, is_over: impl Fn() -> bool) -> io::Result<()> {
     stream.set_write_timeout(Some(NAP))?;
     let piece = vec![7; PIECE_BYTES];

@@ -14,7 +14,7 @@ use super::tcp;
 /// A transport.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Transport {
-    /// Halite over UDP, with this congestion control in addition to the peer's grant.
+    /// Halite over UDP, with this congestion control in addition to the limit that the peer's grant sets.
     Halite(Congestion),
     /// One stream of TCP.
     Tcp,
@@ -64,7 +64,7 @@ impl fmt::Display for Transport {
     }
 }
 
-/// Sets the congestion control.
+/// Returns a function that sets the congestion control of a configuration.
 pub fn controlled_by(congestion: Congestion) -> impl Fn(RoceConfig) -> RoceConfig {
     move |config| RoceConfig { congestion, ..config }
 }

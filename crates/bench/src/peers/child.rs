@@ -1,8 +1,8 @@
 //! Child processes: pinned to a core, limited in time, and killed when this program ends.
 //!
-//! A child must end with this program even if this program is killed. The kernel kills a child on its parent's death
-//! only if the child requests it. So each program is started through the subcommand `tethered`, which sends the request
-//! and then executes the program.
+//! A child must end when this program ends, even if this program is killed. The kernel kills a child on its parent's
+//! death only if the child requests it. So each program is started through the subcommand `tethered`, which sends the
+//! request and then executes the program.
 
 use std::ffi::OsString;
 use std::io::{self, Read};
@@ -58,7 +58,7 @@ pub enum ChildError {
         limit_s: u64,
     },
     /// The parent died before the program was executed.
-    #[error("the process that started this one has ended")]
+    #[error("the parent process has ended")]
     Orphaned,
 }
 
@@ -149,14 +149,15 @@ impl Drop for Tethered {
     }
 }
 
-/// Requests to be killed with the parent, moves to `core`, and executes `program`. Returns only on failure.
+/// Asks the kernel to kill this process when `parent` dies, moves to `core`, and executes `program`. Returns only on
+/// failure.
 pub fn become_tethered(parent: u32, core: Option<usize>, program: &[OsString]) -> ChildError {
     let name = program.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let refused = |source| ChildError::Run { program: name.clone(), source };
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
         return refused(error.into());
     }
-    // The kernel sends the signal only for a later death, so check whether the parent still lives.
+    // The kernel sends the signal only for a later death, so check whether the parent is still alive.
     if getppid().is_none_or(|pid| pid.as_raw_nonzero().get() as u32 != parent) {
         return ChildError::Orphaned;
     }

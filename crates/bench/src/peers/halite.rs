@@ -27,7 +27,8 @@ pub enum HalitePathError {
     Missing(PathBuf),
 }
 
-/// Returns `given`, or else the path of `halite` beside this program; builds that first if it does not exist.
+/// Returns `given`, or else the path of `halite` in this program's folder. Builds `halite` first if it does not exist
+/// there.
 pub fn locate(given: Option<&Path>) -> Result<PathBuf, HalitePathError> {
     let path = match given {
         Some(path) => path.to_path_buf(),
@@ -100,7 +101,8 @@ struct Baseline {
     overhead_ns: Option<f64>,
 }
 
-/// Parses the only line of JSON in `output`. A result with errors is no sample.
+/// Parses the only line of JSON in `output`. Returns `None` if there is not exactly one line, or if the result has
+/// errors.
 pub fn parse_line(output: &str) -> Option<Sample> {
     let mut lines = output.lines().filter(|line| !line.trim().is_empty());
     let line: Line = serde_json::from_str(lines.next()?).ok()?;
@@ -125,7 +127,7 @@ pub fn parse_line(output: &str) -> Option<Sample> {
 }
 
 impl Baseline {
-    /// Returns the baseline of the test, which is one of these.
+    /// Returns the latency of the test's baseline, which is in one of these fields.
     fn latency_us(&self) -> Option<f64> {
         let word_ns = self.store_ns.or(self.atomic_ns);
         let bytes_us = self.memcpy_lat_us.or(self.memset_lat_us).or(self.read_write_lat_us);

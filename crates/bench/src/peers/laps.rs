@@ -1,4 +1,4 @@
-//! Durations of consecutive laps.
+//! Durations of consecutive laps. A lap is a fixed number of operations between two readings of the clock.
 
 use std::time::{Duration, Instant};
 

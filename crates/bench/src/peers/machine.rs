@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::tools::{Program, Tools};
 use super::{halite, iperf3, libfabric, redis, ucx};
 
-/// Returns the known facts as `name: value`.
+/// Returns one line `name: value` for each known property.
 pub fn describe(tools: &Tools) -> Vec<String> {
     let facts = [
         ("processor", processor()),

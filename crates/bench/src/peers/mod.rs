@@ -139,8 +139,8 @@ fn measure(rows: &[Row], tools: &Tools, rounds: u32) -> Result<Vec<Vec<Sample>>,
     Ok(samples)
 }
 
-/// Returns the order of the probes. Odd rounds go backwards, so that no probe always profits from its neighbour's cache
-/// content.
+/// Returns the order of the probes. Odd rounds use the reverse order, so that no probe always profits from the cache
+/// contents that its predecessor leaves.
 fn order(round: u32, probes: usize) -> Vec<usize> {
     if round.is_multiple_of(2) { (0..probes).collect() } else { (0..probes).rev().collect() }
 }

@@ -1,4 +1,4 @@
-//! Probes: the runs of a round, each with one sample.
+//! Probes: each runs once per round and returns one sample.
 
 use std::fmt;
 use std::io;
@@ -8,7 +8,7 @@ use super::child::ChildError;
 use super::tools::{Program, Tools};
 use super::{applications, bare, grpc, halite, iperf3, libfabric, redis, redis_benchmark, sockets, ucx};
 
-/// A run.
+/// A measurement of one program or loop.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Probe {
     /// Copies of `size` bytes by `memcpy`.
@@ -113,13 +113,13 @@ pub enum Probe {
     },
 }
 
-/// Result of a probe. Each kind of probe has some of the figures.
+/// Result of a probe. Each kind of probe measures some of these figures.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
 pub struct Sample {
     /// Median time of an operation, in microseconds; an operation of a ping-pong is half a round trip.
     pub latency_us: Option<f64>,
-    /// 99th percentile of the time of an operation, in microseconds. If operations share a reading of the clock,
-    /// percentile of such groups.
+    /// 99th percentile of the time of an operation, in microseconds. If the clock is read once per group of operations,
+    /// the percentile over the mean times of the groups.
     pub p99_us: Option<f64>,
     /// Operations per second.
     pub rate_per_s: Option<f64>,
@@ -137,9 +137,9 @@ pub struct Sample {
     pub polling_cpu_us: Option<f64>,
     /// Processor time of all processes of the run, including their start and end.
     pub processes_cpu: Option<Duration>,
-    /// Part of the memory for requests that holds requests, in percent.
+    /// Used part of the memory that the server reserves for requests, in percent.
     pub used_percent: Option<f64>,
-    /// `used_percent` for the baseline of receive queues, with four buffer sizes.
+    /// As `used_percent`, but for the baseline: receive queues with four buffer sizes.
     pub used_by_queues_percent: Option<f64>,
 }
 
@@ -216,7 +216,7 @@ impl Probe {
         }
     }
 
-    /// Returns the program that must be installed for the probe.
+    /// Returns the program that must be installed for the probe; `None` if it needs none.
     pub fn needs(&self) -> Option<Program> {
         match self {
             Probe::Ucx { .. } => Some(Program::Ucx),
@@ -229,7 +229,7 @@ impl Probe {
         }
     }
 
-    /// Returns the bytes that an operation moves, if the row is about bandwidth.
+    /// Returns the number of bytes that an operation moves; `None` if the probe does not measure bandwidth.
     pub fn size(&self) -> Option<u64> {
         match self {
             Probe::Memcpy { size, .. } | Probe::TcpStream { size, .. } => Some(*size as u64),
@@ -245,7 +245,8 @@ impl Probe {
         }
     }
 
-    /// Returns the number of operations of all processes together, if the processor time is divided among them.
+    /// Returns the number of operations of all processes together; `None` if the processor time per operation is not
+    /// computed from it.
     pub fn operations(&self) -> Option<u64> {
         match self {
             Probe::Iperf3 { iterations, .. } | Probe::Ucx { iterations, .. } => Some(*iterations),

@@ -1,6 +1,6 @@
 //! Redis, a usual way to share data between processes: `redis-server` behind a Unix socket, and a blocking client.
 //!
-//! The client knows only four commands, whose replies are fixed bytes, except for the ids in those of `XADD`.
+//! The client supports only four commands. Their replies are constant, except for the ids in replies to `XADD`.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -20,7 +20,7 @@ const REPLY_LIMIT: Duration = Duration::from_secs(10);
 /// A command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Command {
-    /// Returns at once.
+    /// Replies at once, without access to data.
     Ping,
     /// Reads a value of 8 bytes.
     Get,

@@ -25,7 +25,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Evaluates `samples[round][probe]`, with probes in the order of [`probes`].
+    /// Creates the report from `samples[round][probe]`, with probes in the order of [`probes`].
     pub fn new(
         rows: &[Row],
         samples: &[Vec<Sample>],

@@ -59,7 +59,7 @@ fn receive(socket: &UdpSocket) -> io::Result<()> {
     }
 }
 
-/// Sends one stream of TCP, written and read in pieces of `size` bytes, as iperf3 does with one stream.
+/// Sends one stream of TCP, as iperf3 does with one stream; writes and reads have `size` bytes.
 pub fn tcp_stream(size: usize, iterations: u64) -> Result<Sample, ProbeError> {
     let listener = TcpListener::bind("127.0.0.1:0").map_err(ProbeError::Port)?;
     let address = listener.local_addr().map_err(ProbeError::Port)?;

@@ -61,8 +61,8 @@ pub fn run(over: Transport, test: &str, size: u64, iterations: u64) -> Result<Sa
     parse_final(&output).ok_or_else(unreadable)
 }
 
-/// Parses the last line that begins with `Final:`. The latency is the median, as for Halite; the rate is the overall
-/// one.
+/// Parses the last line that begins with `Final:`. The latency is the median, as for Halite; the rate is that of the
+/// whole run.
 ///
 /// ```text
 /// Final:  iterations  50.0%ile  average  overall(us)  average  overall(MB/s)  average  overall(msg/s)
@@ -88,8 +88,8 @@ pub(super) fn free_port() -> Result<u16, ProbeError> {
     Ok(listener.local_addr().map_err(ProbeError::Port)?.port())
 }
 
-/// Returns true if a server listens on `port`, according to the kernel's table of sockets. A connection for that test
-/// would be the only one that the server accepts.
+/// Returns true if a server listens on `port`, according to the kernel's table of sockets. A test connection is not
+/// possible, because the server accepts only one connection.
 pub(super) fn is_listening(port: u16) -> bool {
     ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
         let table = fs::read_to_string(table).unwrap_or_default();

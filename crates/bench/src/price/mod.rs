@@ -3,7 +3,7 @@
 //!
 //! One thread of the child drives two nodes over shared memory, and the instructions of both ends count. So the result
 //! depends neither on the speed nor on the load of the machine, nor on which thread polls first. Only the path of a
-//! thread that finds its result on the first poll is counted.
+//! thread that finds its result on the first poll is counted. A mark is a system call that delimits the counted part.
 //!
 //! ```text
 //!  parent                                            child
@@ -31,7 +31,7 @@ pub struct Options {
     /// Fail if an operation exceeds its bound
     #[arg(long)]
     check: bool,
-    /// Write how often each address of the program was executed, for each operation
+    /// Write to this file, for each operation, how often the instruction at each address was executed
     #[arg(long, value_name = "FILE")]
     addresses: Option<PathBuf>,
 }

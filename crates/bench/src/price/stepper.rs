@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 use super::instruction::{BYTES_MAX, Class, classify};
 use super::work::{MARK, WORD_BYTES};
 
-/// A process that runs only by single steps. It ends with this process.
+/// A process that is single-stepped. It ends when this process ends.
 pub(super) struct Stepper {
     pid: Pid,
     /// Addresses of the allocation functions.

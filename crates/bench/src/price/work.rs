@@ -29,7 +29,7 @@ pub(super) const MARK: u64 = 110;
 pub(super) const WORD_BYTES: usize = size_of::<u64>();
 /// Rounds of each operation that are counted.
 pub(super) const ROUNDS: u64 = 8;
-/// Rounds before those, until tables have grown and adaptive polling has settled.
+/// Rounds before the counted ones, until tables have grown and adaptive polling has settled.
 const ROUNDS_BEFORE: u64 = 200;
 const BATCH: usize = 8;
 /// Records appended by one call.
@@ -335,7 +335,7 @@ impl Pair {
         })
     }
 
-    /// Creates a log with a writer, whose segment is mapped and at the other node.
+    /// Creates a log with a writer. The writer's segment is at the other node and mapped.
     fn writer(&self) -> Result<Writer, Failure> {
         let session = self.sessions[0].as_async();
         let options = Options { nodes: vec![NodeId(1)], ..Options::default() };
@@ -370,7 +370,7 @@ impl Pair {
         Ok(Shard { store, owner, answers })
     }
 
-    /// Sets the key, and drives the owner meanwhile.
+    /// Sets the key of a store, and drives the store's owner meanwhile.
     fn set(&self, Shard { store, owner, answers }: &mut Shard<'_>) -> Result<(), Failure> {
         let [ours, theirs] = &self.sessions;
         let mut setting = pin!(store.set(KEY, &VALUE, SetOptions::default()));

@@ -15,9 +15,9 @@ use crate::output;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Maximum wait at the end of a run, when only regions remain to be removed.
 const PATIENCE_AT_END: Duration = Duration::from_secs(15);
-/// Maximum wait once the parent process has ended: a worker then has 10 s in all.
+/// Maximum wait once the parent process has ended. A worker must then end within 10 s in all.
 const PATIENCE_AT_ONCE: Duration = Duration::from_secs(4);
-/// Pause between attempts. An attempt itself takes seconds if the directory hangs.
+/// Pause between attempts. If the directory hangs, an attempt itself takes seconds.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Errors that an unavailable directory may cause.
@@ -48,7 +48,7 @@ impl DirectoryFault for KvError {
     }
 }
 
-/// An outage of the directory, from the view of one loop of operations.
+/// An outage of the directory, as seen by a loop that retries operations.
 #[derive(Debug)]
 pub(super) struct Outage<'a> {
     since: Option<Instant>,

@@ -1,4 +1,4 @@
-//! The workers of a run, seen from the process that started them.
+//! Controls the workers of a run from the process that started them.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -19,10 +19,10 @@ use crate::coworker::Coworker;
 use crate::output;
 use crate::scratch::Scratch;
 
-/// Time after which the kernel has closed all files of a killed process.
+/// Time within which the kernel closes all files of a killed process.
 const END_IS_SEEN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// The workers of a run and their cluster. Fields are dropped in this order.
+/// The workers of a run and their cluster. Fields are dropped in the order of their declaration.
 pub struct Crew {
     // Node 0 holds the names, so its worker is dropped last: workers are inserted at the front.
     workers: Vec<Coworker>,
@@ -34,9 +34,9 @@ pub struct Crew {
     has_reported_wait: bool,
     /// True if the run went on without a worker, whose regions may be left.
     has_lost: bool,
-    /// Nodes of the workers, in their order.
+    /// Nodes of the workers, indexed by worker number.
     pub nodes: Vec<u32>,
-    /// Addresses of the workers' metrics, in their order.
+    /// Addresses of the workers' metrics, in the order of worker numbers.
     pub metrics: Vec<SocketAddr>,
 }
 
@@ -81,7 +81,7 @@ impl Crew {
                 Coworker::start(format!("worker process {number}"), &crew.dir, "run-worker", &flags)?;
             let joined: Joined = match receive(&mut worker)? {
                 Received::Answer(joined) => joined,
-                Received::Waits(why) => bail!("a worker process waits to join: {why}"),
+                Received::Waits(why) => bail!("a worker process cannot join yet: {why}"),
             };
             worker.rename(format!("the worker process of node {}", joined.node));
             crew.nodes.push(joined.node);
@@ -103,7 +103,7 @@ impl Crew {
         })
     }
 
-    /// Records that the region `name`, and those named after it, belong to this run.
+    /// Records that the region `name`, and the regions whose names are derived from it, belong to this run.
     pub fn note_made(&mut self, name: &str) {
         self.made = Some(name.to_owned());
     }
@@ -143,7 +143,7 @@ impl Crew {
         Ok(answers.into_iter().rev().flatten().collect())
     }
 
-    /// Returns the places of the awaited workers that have output or have ended.
+    /// Returns the indices of the awaited workers that have written output or have ended.
     fn ready(&self, is_awaited: impl Fn(usize) -> bool) -> anyhow::Result<Vec<usize>> {
         let mut places = Vec::new();
         let mut fds = Vec::new();
@@ -170,7 +170,7 @@ impl Crew {
         })
     }
 
-    /// Receives the next answer of one worker, whatever the others do.
+    /// Receives the next answer of one worker. Does not check whether the other workers still run.
     pub fn receive_from<T: DeserializeOwned>(&mut self, number: usize) -> anyhow::Result<T> {
         let place = self.place(number);
         loop {
@@ -185,7 +185,7 @@ impl Crew {
         self.workers.len() - 1 - number
     }
 
-    /// Dismisses the workers that have ended, for a run that has succeeded without them.
+    /// Removes the workers that have ended, so that a run that has succeeded without them does not fail.
     pub fn dismiss_ended(&mut self) {
         let workers = self.workers.len();
         self.workers.retain(|worker| !worker.has_ended());
@@ -210,7 +210,7 @@ impl Crew {
         }
     }
 
-    /// Returns the last message or the exit status of a worker that has ended; `None` if all run.
+    /// Returns the failure that an ended worker reported, or its exit status; `None` if all workers run.
     pub fn why_ended(&mut self) -> Option<anyhow::Error> {
         let ended = self.workers.iter_mut().find_map(|worker| worker.has_ended().then_some(worker))?;
         loop {
@@ -222,7 +222,8 @@ impl Crew {
         }
     }
 
-    /// Returns the earliest of `heard` and the failures reported by now, because later ones may be consequences.
+    /// Returns the earliest failure among `heard` and those that workers have reported by now, because later failures
+    /// may be its consequences.
     fn first(&mut self, heard: anyhow::Error) -> anyhow::Error {
         match heard.downcast::<Failure>() {
             Ok(heard) => {

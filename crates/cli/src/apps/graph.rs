@@ -23,10 +23,10 @@ pub struct PagerankArgs {
     /// Maximum number of iterations
     #[arg(long, default_value_t = 100)]
     iterations: u64,
-    /// End when the ranks change by at most this much in all
+    /// Stop when the ranks change by at most this much in total
     #[arg(long, default_value_t = 1e-10)]
     tolerance: f64,
-    /// Part of a rank that is passed on along edges
+    /// Fraction of a rank that is passed on along edges, at least 0 and less than 1
     #[arg(long, default_value_t = 0.85, value_parser = damping)]
     damping: f64,
 }
@@ -302,7 +302,7 @@ async fn play(crowd: &Crowd, task: &Task) -> Result<(), PlayError> {
     Ok(())
 }
 
-/// Keeps the `count` pairs with the highest values; of equal ones, those with the lowest ids.
+/// Keeps the `count` pairs with the highest values; among equal values, those with the lowest ids.
 fn keep_highest<V>(pairs: &mut Vec<(u64, V)>, count: usize, by: impl Fn(&V, &V) -> std::cmp::Ordering) {
     let order = |one: &(u64, V), other: &(u64, V)| by(&other.1, &one.1).then(one.0.cmp(&other.0));
     if count < pairs.len() {

@@ -126,17 +126,17 @@ struct Outcome {
 }
 
 const RECORD_BYTES_MIN: u64 = 16;
-/// Number of records per record that carries the time of its write.
+/// One in this many records carries the time of its write.
 const RECORDS_PER_TIME: u64 = 64;
 const SEGMENT_BYTES_MAX: u64 = 1 << 40;
-/// Distance of the readers' positions in bytes, so that each has its own cache lines.
+/// Distance between the readers' positions in their region, in bytes: each has its own cache lines.
 const PROGRESS_BYTES: u64 = 128;
 /// Maximum length of a record in bytes: 1 MiB less the 8 bytes of the slot's word.
 const RECORD_BYTES_MAX: u64 = (1 << 20) - 8;
 const CALL_BYTES_MAX: u64 = 64 << 20;
-/// Maximum time until freed memory is available again: a stopped process may keep it for its lease of 5 s.
+/// Maximum time until freed memory is available again: a stopped process can delay this for its lease of 5 s.
 const FREED_COMES_BACK: Duration = Duration::from_secs(8);
-/// Maximum time until another writer has named the first segment. Before that no memory can be freed.
+/// Maximum time until another writer has named the first segment. Until then, no memory can be freed.
 const FIRST_IS_NAMED: Duration = Duration::from_secs(1);
 
 pub fn run(dir: Option<&Path>, args: &LogArgs) -> anyhow::Result<()> {
@@ -424,7 +424,7 @@ fn report_seen(worker: &Worker, mut seen: Vec<Seen>, reader: &Reader<'_>) -> any
     Ok(())
 }
 
-/// A lack of memory for the next segment.
+/// A period in which there is no memory for the next segment.
 #[derive(Debug, Default)]
 struct Shortage {
     since: Option<Instant>,

@@ -68,7 +68,7 @@ enum JobArgs {
     Grep { pattern: String, lines: usize },
 }
 
-/// A message of the worker with the master.
+/// A message of the worker that runs the master.
 #[derive(Serialize, Deserialize, Debug)]
 enum Event {
     Progress(Progress),
@@ -105,7 +105,7 @@ struct FileFound {
     lines: Vec<(u64, String)>,
 }
 
-/// What is printed of every job.
+/// The results that are printed for every job.
 #[derive(Serialize, Debug)]
 struct Common {
     app: &'static str,
@@ -333,8 +333,8 @@ fn work_on<J: Job>(
     })
 }
 
-/// Ends the process of a worker that has no master. As long as its node lives, a master that it does not reach would
-/// wait for its results.
+/// Ends the process of a worker that does not reach the master. While the worker's node runs, the master would wait for
+/// its results.
 fn end_if_alone(worked: Result<(), Error>) -> anyhow::Result<()> {
     match worked {
         Err(error @ Error::NoMaster(_)) => {

@@ -81,7 +81,7 @@ pub(super) fn own(
     })
 }
 
-/// Frees the head of the store, which worker 0 has created if the run got that far.
+/// Frees the store's own region, if worker 0 has created it already.
 fn free_head(session: &blocking::Session, name: &str) -> Result<(), RegionError> {
     match session.map(name, Permissions::MASTER) {
         Ok(lh) => session.free(lh),

@@ -27,7 +27,7 @@ pub struct WorkerArgs {
     /// Number of this worker's node, if the run starts a private cluster
     #[arg(long)]
     node: Option<u32>,
-    /// Memory to contribute
+    /// Memory to contribute, in bytes
     #[arg(long, default_value_t = 0)]
     arena: u64,
     /// Metrics address
@@ -83,8 +83,8 @@ pub enum Answer {
 #[error("{why}")]
 pub struct Failure {
     why: String,
-    /// Time of the failure, in ns of the clock that all processes of this host share. A failure
-    /// that it causes in another worker has a later time, so the earliest one is reported.
+    /// Time of the failure, in ns of the monotonic clock, which all processes of this host share. The run reports the
+    /// earliest failure, because failures that it causes in other workers are later.
     pub at_ns: u64,
 }
 
@@ -102,7 +102,7 @@ pub struct Joined {
     pub metrics: Option<SocketAddr>,
 }
 
-/// Session of a worker, and the messages of its parent process.
+/// Session of a worker, and the queue of messages from its parent process.
 pub struct Worker {
     pub session: blocking::Session,
     pub node: NodeId,
@@ -111,18 +111,18 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Returns the flag that is set when standard input has ended; it orders no other memory.
+    /// Returns the flag that is set when standard input has ended. It is set and read with relaxed ordering.
     pub fn is_over(&self) -> &AtomicBool {
         &self.is_over
     }
 
-    /// Waits for the next message; `None` after the last.
+    /// Waits for the next message; returns `None` after the last one.
     pub fn next(&self) -> Option<Line> {
         self.lines.recv().ok()
     }
 }
 
-/// Executes a task; leaves the cluster when standard input ends.
+/// Joins the cluster, executes one task, and leaves when standard input ends.
 pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
     if args.node.is_some() {
         signals::die_with(args.parent)?;
@@ -180,7 +180,7 @@ pub fn say_failed(error: &anyhow::Error) -> anyhow::Result<()> {
     Ok(output::print_json(&Answer::Failed(Failure::of(error)))?)
 }
 
-/// Reports a failure at once: the parent process then ends all workers.
+/// Reports a failure at once, so that the parent process ends all workers. Returns `done`.
 pub fn reported<T>(done: anyhow::Result<T>) -> anyhow::Result<T> {
     if let Err(error) = &done {
         say_failed(error)?;

@@ -1,4 +1,4 @@
-//! `halite directory`: shows where the names are, or moves them to etcd.
+//! `halite directory`: shows where the names of regions are stored, or moves them to etcd.
 
 use std::path::Path;
 

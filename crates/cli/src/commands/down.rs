@@ -1,6 +1,6 @@
 //! `halite down`: stops the cluster's nodes on this host and removes their files.
 //!
-//! Applications stay unless --all is given: they see the nodes leave.
+//! Without --all, applications keep running; they observe that the nodes leave.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::args::Down;
 use crate::control::{self, Found, GRACE, Outcome, Unlisted};
 use crate::output;
 
-/// Maximum number of rounds, for nodes that join meanwhile.
+/// Maximum number of rounds; another round is necessary if nodes join meanwhile.
 const ROUNDS: u32 = 5;
 
 /// Stops the nodes that listen in `path`, and with `--all` also applications. Fails unless all of them have ended.
@@ -72,7 +72,8 @@ fn find(dir: &ClusterDir, wanted: impl Fn(u32) -> bool) -> anyhow::Result<Found>
         .with_context(|| format!("cannot list the processes in {}", dir.path().display()))
 }
 
-/// Fails if unlisted nodes live. Their reported pids may be wrong, so they are not signalled; the error names them.
+/// Fails if unlisted nodes still run. Sends them no signal, because their reported pids may be wrong; the error lists
+/// them.
 fn check_all_listed(unlisted: Unlisted, path: &Path) -> anyhow::Result<()> {
     let remaining = unlisted.remaining()?;
     if remaining.is_empty() {
@@ -81,7 +82,7 @@ fn check_all_listed(unlisted: Unlisted, path: &Path) -> anyhow::Result<()> {
     let nodes: Vec<String> =
         remaining.iter().map(|target| format!("node {} is process {}", target.node, target.pid)).collect();
     bail!(
-        "cannot stop all nodes in {}: the files of some nodes are gone, and the first node, which keeps running, reports that {}; \
+        "cannot stop all nodes in {}: the files of some nodes are missing; node 0, which keeps running, reports that {}; \
          stop these processes, and try again",
         path.display(),
         nodes.join(", ")

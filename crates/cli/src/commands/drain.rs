@@ -15,10 +15,10 @@ use crate::output;
 
 /// Maximum time for a drained node to leave.
 const LEAVE_PATIENCE: Duration = Duration::from_secs(10);
-/// Polling interval, since no event announces that a node has left.
+/// Polling interval, because no event announces that a node has left.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// Drains the node; returns when it has left, or when it stays.
+/// Drains the node. Returns when the node has left the cluster, or when it stays because regions remain.
 pub fn run(dir: &Path, args: &Drain) -> anyhow::Result<ExitCode> {
     let client = Client::join(dir)?;
     let node = NodeId(args.node);
@@ -38,8 +38,8 @@ pub fn run(dir: &Path, args: &Drain) -> anyhow::Result<ExitCode> {
     Ok(status(drained.left_count))
 }
 
-/// Waits until all members know that the node has left, and its process on this host has ended. Its number is free
-/// then.
+/// Waits until all members know that the node has left, and its process, if it is on this host, has ended. The node's
+/// number can then be used again.
 fn await_end(dir: &Path, client: &Client, node: NodeId, process: Option<&Presence>) -> anyhow::Result<()> {
     let deadline = Instant::now() + LEAVE_PATIENCE;
     let is_there =

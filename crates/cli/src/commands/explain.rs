@@ -1,4 +1,4 @@
-//! `halite explain`: the path that accesses to a region or a node take, and why.
+//! `halite explain`: shows which path accesses to a region or node take, and why.
 //!
 //! The answer holds for an application that has just joined on this host.
 

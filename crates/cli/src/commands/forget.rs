@@ -9,7 +9,7 @@ use halite::{NodeId, RegionCause};
 use crate::args::Forget;
 use crate::client::Client;
 
-/// Removes the node from the directory of names, which all commands read, and then its files.
+/// Removes the node from the directory of names, which all commands read, and then the node's files.
 pub fn run(path: &Path, args: &Forget) -> anyhow::Result<()> {
     let node = NodeId(args.node);
     let failed = || format!("cannot forget node {node}");

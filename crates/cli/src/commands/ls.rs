@@ -1,4 +1,4 @@
-//! `halite ls`: the regions, or the servers, that have names.
+//! `halite ls`: lists the regions, or the servers, that have names.
 
 use std::path::Path;
 
@@ -16,7 +16,8 @@ use crate::loss::{self, LossJson};
 use crate::output;
 use crate::table::{Align, Table};
 
-/// Lists regions by name: available ones, those whose home is unreachable, those with damaged records, and lost ones.
+/// Lists regions by name: available regions, regions whose home is unreachable, regions with damaged records, and lost
+/// regions.
 pub fn run(dir: &Path, args: &Ls) -> anyhow::Result<()> {
     let client = Client::join(dir)?;
     if args.services {

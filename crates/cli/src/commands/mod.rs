@@ -1,4 +1,5 @@
-//! Runs the commands. Most have a file here; `doctor`, `perf`, `sim` and `run` have a folder of the crate.
+//! Runs the commands. Most commands have a file in this folder. `doctor`, `perf`, `sim` and `run` (`apps`) are separate
+//! modules of the crate.
 
 mod access;
 mod config;

@@ -12,10 +12,10 @@ use crate::output;
 use crate::shell;
 use crate::signals::{Interrupted, Listener};
 
-/// Returns when the bytes are there; existing handles stay valid.
+/// Moves the region; returns when all bytes are on the target node. Existing handles stay valid.
 ///
-/// The region's home performs the move, even if this process ends. So an interrupted command waits for the move and
-/// reports where the region is; a second interrupt ends the wait.
+/// The region's home performs the move and completes it even if this process ends. So after a signal, the command still
+/// waits for the move and reports where the region is; a second signal ends the wait.
 pub fn run(dir: &Path, args: &Move) -> anyhow::Result<()> {
     let client = Client::join(dir)?;
     let failed = attempting("move", format!("{:?} to node {}", args.name, args.to));

@@ -18,7 +18,7 @@ use crate::output;
 use crate::signals::{self, Ending, EndsAtOnce, Woken};
 use crate::supervisor::supervised;
 
-/// Runs a node. Prints a line when other nodes can connect, for which `halite up` and scripts wait.
+/// Runs a node. Prints a line when other nodes can connect; `halite up` and scripts wait for this line.
 pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
     if let Some(parent) = args.parent {
         signals::die_with(parent)?;

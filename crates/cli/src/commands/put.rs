@@ -1,7 +1,7 @@
 //! `halite put`: copies a file into a region, followed by a trailer.
 //!
-//! The region gets its name when it is complete. Until then, no other process can find it, and its memory is freed
-//! however this process ends, because a region without a name ends with its last mapping.
+//! The region gets its name when it is complete. Until then, no other process can find the region. If this process ends
+//! early, even by a crash, the memory is freed, because a region without a name is freed with its last mapping.
 
 use std::path::Path;
 
@@ -44,7 +44,7 @@ pub fn run(dir: &Path, args: &Put) -> anyhow::Result<()> {
     named.map_err(|error| explain(error.into(), &client, args, &input.source))
 }
 
-/// Fails early if the name is taken. Only `set_name` is certain.
+/// Fails early if the name is taken. A later conflict is still possible; `set_name` detects it.
 fn check_name(client: &Client, args: &Put) -> anyhow::Result<()> {
     match client.session.stat(&args.name) {
         Ok(_) => Err(name_taken(&args.name)),
@@ -213,7 +213,7 @@ fn name_taken(name: &str) -> anyhow::Error {
     anyhow!("cannot put {name:?}: it exists already; `halite rm` frees it")
 }
 
-/// Adds the next step for the user, where it is known.
+/// Adds the next step for the user, if it is known.
 fn explain(error: anyhow::Error, client: &Client, args: &Put, source: &Source) -> anyhow::Error {
     let name = format!("{:?}", args.name);
     let Some(refused) = error.downcast_ref::<RegionError>() else {

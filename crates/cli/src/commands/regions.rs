@@ -1,4 +1,4 @@
-//! Regions as `ls` and `stat` print them, and as errors of the commands name them.
+//! Formats regions for `ls`, `stat` and errors of the commands.
 
 use halite::{NodeId, RegionError, RegionInfo};
 use serde::Serialize;
@@ -64,7 +64,7 @@ fn shares(shares: &[(NodeId, u64)]) -> Vec<Share> {
     shares.iter().map(|(node, bytes)| Share { node: node.0, bytes: *bytes }).collect()
 }
 
-/// Returns a function that makes errors name the command instead of its steps: `cannot OPERATION OBJECT: ...`.
+/// Returns a function that makes an error name the command instead of the failed step: `cannot OPERATION OBJECT: ...`.
 pub fn attempting(operation: &'static str, object: String) -> impl Fn(RegionError) -> RegionError {
     move |error| RegionError { operation, object: object.clone(), cause: error.cause }
 }

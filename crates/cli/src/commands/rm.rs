@@ -9,7 +9,7 @@ use crate::args::Region;
 use crate::client::Client;
 use crate::{loss, output};
 
-/// Frees a region, or forgets a lost one. Processes that have it mapped get errors from then on.
+/// Frees a region, or forgets a lost one. In processes that have mapped it, later accesses fail.
 pub fn run(dir: &Path, args: &Region) -> anyhow::Result<()> {
     let client = Client::join(dir)?;
     let failed = attempting("remove", format!("{:?}", args.name));

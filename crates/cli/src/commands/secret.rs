@@ -5,7 +5,7 @@ use halite_providers::secure;
 
 use crate::args::Secret;
 
-/// Creates a secret. Does not print it, since others may see the terminal.
+/// Creates a secret. Does not print it, because other people may see the terminal.
 pub fn run(args: &Secret) -> anyhow::Result<()> {
     let Secret::New { file } = args;
     let made = secure::Secret::new().and_then(|secret| secret.write_new(file));

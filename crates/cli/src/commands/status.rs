@@ -1,6 +1,6 @@
-//! `halite status`: the nodes, by their own reports and by their lock files.
+//! `halite status`: shows the nodes, according to their own reports and to their lock files.
 //!
-//! The files show which nodes live even if node 0, which keeps the list of members, has ended.
+//! The lock files show which nodes run even if node 0, which keeps the list of members, has ended.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -110,7 +110,7 @@ pub(super) fn rows(presences: &[Presence], asked: &Answers) -> Vec<Row> {
     rows
 }
 
-/// Asks the members; empty if node 0 does not run and there are no other hosts.
+/// Asks the members for their reports. Returns none if node 0 does not run and there are no other hosts.
 fn ask(dir: &Path, presences: &[Presence]) -> anyhow::Result<Answers> {
     if !presences.iter().any(|node| node.node.0 == 0 && node.alive) && !cluster_dir::has_hosts(dir) {
         let advice = match presences.iter().any(|node| node.alive) {
@@ -128,7 +128,7 @@ fn ask(dir: &Path, presences: &[Presence]) -> anyhow::Result<Answers> {
 /// A reason with this prefix comes from a node that answered, so that it is not silent.
 const REFUSAL: &str = "the peer refused: ";
 
-/// Marks the nodes that live but do not answer as silent.
+/// Marks the nodes that run but do not answer as silent.
 fn mark_silent(rows: &mut [Row], error: &anyhow::Error) {
     let Some(JoinError::Unreachable { address, reason, .. }) = error.downcast_ref::<JoinError>() else {
         return;
@@ -140,9 +140,9 @@ fn mark_silent(rows: &mut [Row], error: &anyhow::Error) {
     rows.iter_mut().filter(is_meant).filter(|row| row.state == "alive").for_each(|row| row.state = "silent");
 }
 
-/// Merges lock files and reports. The files decide whether processes of this host live; the reports add the figures. A
-/// report of another incarnation replaces a dead process, since the node may have been restarted on another host. Each
-/// row describes one incarnation.
+/// Merges lock files and reports. The files decide whether processes of this host run; the reports add the figures. A
+/// report of another incarnation replaces a dead process, because the node may have been restarted on another host.
+/// Each row describes one incarnation.
 fn merge(presences: &[Presence], statuses: &[NodeStatus]) -> Vec<Row> {
     let mut rows: BTreeMap<u32, Row> = BTreeMap::new();
     for presence in presences {
@@ -223,7 +223,7 @@ fn age(loss: Loss) -> Duration {
     Duration::from_nanos(loss.age_ns)
 }
 
-/// Formats an incarnation as a string, since some readers of JSON cannot represent integers of 64 bits.
+/// Formats an incarnation as a string, because some JSON parsers cannot represent 64-bit integers.
 pub fn hexadecimal(incarnation: u64) -> String {
     format!("{incarnation:016x}")
 }

@@ -1,4 +1,4 @@
-//! `halite up`: a cluster of several node processes on this host.
+//! `halite up`: starts a cluster of several node processes on this host.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use crate::output;
 use crate::signals::{self, Ending, Woken};
 use crate::table::{Align, Table};
 
-/// Starts the nodes. Unless they are detached, runs until a signal and stops them. `log` is their log filter.
+/// Starts the nodes. Unless they are detached, waits for a signal and then stops them. `log` is their log filter.
 pub fn run(dir: &Path, args: &Up, log: Option<String>) -> anyhow::Result<()> {
     if let Some(parent) = args.parent {
         signals::die_with(parent)?;

@@ -16,13 +16,13 @@ use crate::metrics_at::MetricsAt;
 /// Maximum time for a node to become ready; longer than all time limits of joining.
 pub const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Prefix of the reason that a node prints if `halite up` started it and it cannot join.
+/// Prefix of the reason that a node prints if it cannot join a cluster and `halite up` started it.
 pub const FAILED: &str = "failed: ";
 
 /// Separator of the ready line and the metrics address.
 pub const METRICS_AT: &str = ", metrics at http://";
 
-/// Maximum length of the first line in bytes, which a pipe delivers in one piece.
+/// Maximum length in bytes of the first line that a node prints. A pipe delivers this many bytes in one piece.
 const LINE_BYTES_MAX: usize = 4 << 10;
 
 /// Maximum number of bytes of a reason that are shown; a path alone has up to 4096.
@@ -102,7 +102,7 @@ pub enum StartError {
         /// The reported reason.
         reason: String,
     },
-    /// The process ended before it was ready, without a reason.
+    /// The process ended before it was ready, without reporting a reason.
     #[error("node {id} did not start ({status}){said}")]
     Ended {
         /// Number of the node.

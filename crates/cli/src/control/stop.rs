@@ -15,7 +15,8 @@ pub const GRACE: Duration = Duration::from_secs(5);
 /// Maximum time for the kernel to end a killed process and free its memory, which may be hundreds of gigabytes.
 const KILL_GRACE: Duration = Duration::from_secs(30);
 
-/// Time for which a living node may not listen before it counts as hidden; leaving takes as long.
+/// Time for which a running node may not listen before it counts as hidden. A node that is leaving may not listen for
+/// this long.
 const HIDDEN_PATIENCE: Duration = GRACE;
 
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
@@ -29,7 +30,7 @@ pub struct Target {
     pidfd: OwnedFd,
 }
 
-/// The end of a process.
+/// How a process ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
     /// The process left after the signal.
@@ -62,12 +63,13 @@ pub enum StopError {
 }
 
 impl Target {
-    /// Opens a child that was not waited for, so that its pid cannot have been reused; `None` if it does not exist.
+    /// Opens a child process; returns `None` if it does not exist. The caller must not have waited for the child, so
+    /// that its pid cannot have been reused.
     pub fn of_child(node: u32, pid: u32) -> Result<Option<Target>, StopError> {
         Target::of_pid(node, pid)
     }
 
-    /// Opens the process that has this pid now; `None` if it does not exist.
+    /// Opens the process that currently has this pid; returns `None` if there is none.
     pub(super) fn of_pid(node: u32, pid: u32) -> Result<Option<Target>, StopError> {
         let refused = |source: Errno| StopError::Refused { node, pid, source: source.into() };
         let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(refused(Errno::INVAL))?;
@@ -86,15 +88,15 @@ impl Target {
     }
 }
 
-/// The living nodes of a cluster directory.
+/// The running nodes of a cluster directory.
 #[derive(Debug, Default)]
 pub struct Found {
     pub targets: Vec<Target>,
-    /// Living nodes whose processes are unknown.
+    /// Running nodes whose processes are unknown.
     pub hidden: Vec<Hidden>,
 }
 
-/// A living node whose process is unknown.
+/// A running node whose process is unknown.
 #[derive(Debug)]
 pub struct Hidden {
     pub presence: Presence,
@@ -109,7 +111,7 @@ impl Hidden {
     }
 }
 
-/// Finds the processes of the `wanted` nodes in `dir`.
+/// Finds the processes of the nodes in `dir` for whose numbers `wanted` returns true.
 pub fn find(dir: &ClusterDir, wanted: impl Fn(u32) -> bool) -> Result<Found, ClusterDirError> {
     let deadline = Instant::now() + HIDDEN_PATIENCE;
     loop {
@@ -142,7 +144,8 @@ fn look(dir: &ClusterDir, wanted: impl Fn(u32) -> bool) -> Result<Found, Cluster
     Ok(found)
 }
 
-/// Stops all `targets`, node 0 last, since the others need it to leave. Kills those that have not left after `grace`.
+/// Stops all `targets`, node 0 last, because the other nodes need it to leave. Kills the processes that have not ended
+/// after `grace`.
 pub fn stop(targets: Vec<Target>, grace: Duration) -> Result<Vec<(Target, Outcome)>, StopError> {
     let (first, others): (Vec<Target>, Vec<Target>) =
         targets.into_iter().partition(|target| target.node == 0);

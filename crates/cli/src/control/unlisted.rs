@@ -1,8 +1,8 @@
-//! Living nodes without files in the cluster directory: the files were removed.
+//! Running nodes whose files in the cluster directory were removed.
 //!
-//! Only the other nodes know such nodes. Their reports are shown to the user but end no process: only the other end of
-//! a node's socket proves its process. Members on other hosts have no files here, and their pids mean nothing on this
-//! host.
+//! Only the other nodes know such a node. Their reports are shown to the user, but no process is killed because of a
+//! report: only the peer credentials of a node's socket prove which process it is. Members on other hosts have no files
+//! here, and their pids mean nothing on this host.
 
 use std::collections::BTreeSet;
 use std::io::{self, BufRead, BufReader};
@@ -20,7 +20,7 @@ use super::stop::{GRACE, StopError, Target, await_ends};
 /// Maximum time for the members to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Living nodes without files.
+/// Running nodes without files.
 #[derive(Default, Debug)]
 pub struct Unlisted {
     /// Unlisted processes of this host.
@@ -34,15 +34,15 @@ struct Member {
     node: u32,
     pid: u32,
     state: String,
-    /// Reported by members, not read from files.
+    /// Set if members reported the node; null if only its files show it.
     provider: Option<String>,
     /// True if the member belongs to this cluster directory; null if that is unknown.
     here: Option<bool>,
 }
 
 impl Unlisted {
-    /// Asks the cluster in `dir` which `wanted` nodes have no files here. Returns none if node 0 does not run and there
-    /// are no other hosts. Fails if the members do not answer.
+    /// Asks the cluster in `dir` for nodes that have no files in `dir` and for whose numbers `wanted` returns true.
+    /// Returns none if node 0 does not run and there are no other hosts. Fails if the members do not answer.
     pub fn find(dir: &ClusterDir, wanted: impl Fn(u32) -> bool) -> anyhow::Result<Unlisted> {
         let (before, is_spread) = (listed(dir)?, cluster_dir::has_hosts(dir.path()));
         if !before.contains(&0) && (before.is_empty() || !is_spread) {
@@ -79,21 +79,22 @@ impl Unlisted {
         }
     }
 
-    /// Waits up to [`GRACE`] for the unlisted processes of this host to end, and returns those that remain. Nodes that
-    /// are just leaving have no files either.
+    /// Waits up to [`GRACE`] for the unlisted processes of this host to end, because a node that is leaving has no
+    /// files either. Returns the processes that remain.
     pub fn remaining(self) -> Result<Vec<Target>, StopError> {
         let (_, remaining) = await_ends(self.here, GRACE)?;
         Ok(remaining)
     }
 }
 
-/// Returns the nodes that live according to their files.
+/// Returns the nodes that run according to their files.
 fn listed(dir: &ClusterDir) -> anyhow::Result<BTreeSet<u32>> {
     let nodes = dir.nodes()?;
     Ok(nodes.into_iter().filter(|presence| presence.alive).map(|presence| presence.node.0).collect())
 }
 
-/// Returns the output of `halite status`, as a process, which can be killed and leaves no node in this one.
+/// Returns the output of `halite status`. Runs it as a separate process, which can be killed and leaves no node in this
+/// process.
 fn members(dir: &Path) -> anyhow::Result<Vec<Member>> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("--dir").arg(dir).args(["status", "--json"]);

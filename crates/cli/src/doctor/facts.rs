@@ -1,4 +1,4 @@
-//! The state of the host, its networks and the cluster. Changes nothing; closes each connection at once.
+//! Gathers the state of the host, its networks and the cluster. Changes nothing; closes each connection at once.
 
 use std::fs;
 use std::io;
@@ -70,15 +70,15 @@ pub struct NetworkFacts {
     pub runs_here: bool,
     /// Source addresses of packets, each with its socket's properties or the error.
     pub sockets: Vec<(IpAddr, Result<SocketProbe, String>)>,
-    /// TCP addresses to listen at.
+    /// TCP addresses on which the node is to listen.
     pub ports: Vec<PortFacts>,
     /// The hosts to join.
     pub hosts: Vec<HostToJoin>,
-    /// The contradiction between settings for other hosts, if any.
+    /// The contradiction between the settings for other hosts; `None` if they are consistent.
     pub contradiction: Option<String>,
 }
 
-/// An address to listen at.
+/// An address on which the node is to listen.
 #[derive(Clone, Debug)]
 pub struct PortFacts {
     pub address: SocketAddr,
@@ -113,20 +113,20 @@ pub struct HostToJoin {
 #[derive(Debug)]
 pub struct ClusterFacts {
     pub dir: PathBuf,
-    /// The fault of the directory, if it exists and has one.
+    /// The reason why the directory cannot be used; `None` if it can or does not exist.
     pub dir_refused: Option<String>,
     /// True if the directory belongs or belonged to a cluster.
     pub is_founded: bool,
     pub presences: Vec<Presence>,
     /// True if nodes on other hosts take part.
     pub is_spread: bool,
-    /// File of the secret, and the fault of the secret, if any.
+    /// File of the secret, and the reason why the secret cannot be used, if any.
     pub secret: Option<(PathBuf, Option<SecretRefusal>)>,
     /// Reports of the members, or the reason why there are none; `None` if no node lives.
     pub members: Option<Result<Vec<NodeStatus>, String>>,
 }
 
-/// The fault of a secret or its file.
+/// The reason why a secret or its file cannot be used.
 #[derive(Clone, Debug)]
 pub struct SecretRefusal {
     pub text: String,
@@ -258,7 +258,7 @@ impl HostToJoin {
     }
 }
 
-/// Returns the maximum payload of packets to a host, from the address that the kernel chooses.
+/// Returns the maximum payload of packets to a host; the kernel chooses the source address.
 fn payload_to(host: IpAddr) -> Option<u32> {
     let any: IpAddr = if host.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
     let socket = UdpSocket::bind((any, 0)).ok()?;

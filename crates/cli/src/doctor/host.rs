@@ -7,7 +7,7 @@ use crate::limits::{NODES_MAX, nodes_within};
 
 /// Oldest kernel with all required features.
 const KERNEL_MIN: (u32, u32) = (5, 10);
-/// Start of 2024; a clock before that was never set.
+/// Start of 2024. A clock that shows an earlier time was never set.
 const TIME_MIN_S: u64 = 1_704_067_200;
 /// Clock sources that are read without a system call.
 const FAST_CLOCKS: [&str; 4] = ["tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter"];

@@ -158,7 +158,7 @@ fn verify_port(addresses: &[SocketAddr]) -> String {
     addresses.first().map_or_else(String::new, |at| format!("nc -vz {} {}", at.ip(), at.port()))
 }
 
-/// Creates the finding about the payload to a host, since packets are never fragmented.
+/// Creates the finding about the maximum payload of packets to a host, which are never fragmented.
 fn payload(host: &HostToJoin) -> Option<Finding> {
     let ip = host.addresses.as_ref().ok()?.first()?.ip();
     let verify = format!("tracepath -n {ip}");

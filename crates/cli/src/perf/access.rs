@@ -1,4 +1,4 @@
-//! Repeated reads and writes of the same bytes, compared with bare copies of as many bytes.
+//! Repeated reads and writes of the same bytes, compared with bare copies of the same number of bytes.
 
 use halite::{Lh, ReadOp, WriteOp, blocking};
 

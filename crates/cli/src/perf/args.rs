@@ -40,24 +40,24 @@ pub struct PerfArgs {
     /// Print one JSON object per size
     #[arg(long)]
     pub json: bool,
-    /// write_lat: time the call, next to a bare memcpy, instead of a ping-pong
+    /// write_lat: time the call and compare it with a bare memcpy, instead of timing a ping-pong
     #[arg(long)]
     pub completion: bool,
-    /// alloc_lat: populate the memory during alloc, next to bare page faults [default size: 4M]
+    /// alloc_lat: populate the memory during alloc, compared with bare page faults [default size: 4M]
     #[arg(long)]
     pub populate: bool,
-    /// Access this many regions at random, next to bare accesses to as much memory
+    /// Access this many regions at random, compared with bare accesses to the same amount of memory
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
     pub regions: Option<u64>,
-    /// Access this much memory at random, next to bare accesses to as much
+    /// Access this much memory at random, compared with bare accesses to the same amount
     #[arg(long, value_name = "BYTES")]
     pub span: Option<ByteCount>,
-    /// rpc_rate: outstanding calls per thread [default: 16]; read_bw, write_bw: operations started together; posted
-    /// ones are outstanding together [default: 1]
+    /// rpc_rate: outstanding calls per thread [default: 16]; read_bw, write_bw: operations that a thread starts
+    /// together; over a network, they are outstanding together [default: 1]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub window: Option<u32>,
-    /// rpc_rate: calls posted together; the server receives and answers at most as many together. Must divide
-    /// --window; calls overlap only if it is smaller [default: 1]; read_bw, write_bw: same as --window
+    /// rpc_rate: calls posted together; the server receives and answers at most as many together. Must divide --window;
+    /// batches overlap only if it is smaller than --window [default: 1]; read_bw, write_bw: same as --window
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub batch: Option<u32>,
     /// rpc_lat, rpc_rate: bytes of each reply [default: same as -s]
@@ -69,7 +69,7 @@ pub struct PerfArgs {
     /// rpc_load: calls per second over all threads [default: 1000]
     #[arg(long, value_name = "CALLS", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub rate: Option<u64>,
-    /// Also measure bare memory in the same run, where it has an equivalent
+    /// Also measure bare memory in the same run, if the test has an equivalent
     #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true", require_equals = true,
           action = clap::ArgAction::Set, value_name = "BOOL")]
     pub check_memcpy: bool,
@@ -79,7 +79,7 @@ pub struct PerfArgs {
 }
 
 impl PerfArgs {
-    /// Returns true if operations access random places.
+    /// Returns true if operations access random offsets.
     pub fn is_random(&self) -> bool {
         self.regions.is_some() || self.span.is_some()
     }
@@ -95,7 +95,7 @@ pub struct ServerArgs {
     /// Pid of the parent; this process is killed when the parent ends
     #[arg(long)]
     pub parent: u32,
-    /// Memory to contribute
+    /// Memory to contribute, in bytes
     #[arg(long)]
     pub arena: u64,
     /// Cores of its threads

@@ -12,7 +12,7 @@ use super::workload::{IN_TURN, Measured, PerfArgs, Plan, Planned, Timer};
 
 const BARRIER: &str = "perf";
 
-/// Timeout of a barrier, after which the other sessions count as dead.
+/// Timeout of a barrier, after which the measurement assumes that the other sessions are dead.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 pub fn plan(args: &PerfArgs) -> Planned {
@@ -21,7 +21,7 @@ pub fn plan(args: &PerfArgs) -> Planned {
     Ok(Plan { iterations_max, needs_server: true, is_at_server: true, ..plan })
 }
 
-/// One participant; each process has half of them.
+/// One participant. Each process has half of the participants.
 pub struct Member {
     session: blocking::Session,
     participants: u32,

@@ -1,7 +1,7 @@
-//! The cost of bare memory: copies and words without a library in between.
+//! The cost of bare memory: copies and accesses to words, without a library in between.
 //!
-//! Halite is compared with the faster of two: the C library's memcpy between private buffers, and a copy to a plain
-//! shared mapping. The pages are of the kind that nodes contribute.
+//! Halite is compared with the faster of two ways: the C library's memcpy between private buffers, and a copy to a
+//! plain shared mapping. The mapping has the same kind of pages as the arena of a node.
 
 use std::hint::black_box;
 use std::io;

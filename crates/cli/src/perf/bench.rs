@@ -1,4 +1,4 @@
-//! One measurement: both ends, and the size and number of operations of a row.
+//! The state of a measurement: both ends, and the size and number of operations of the current row.
 
 use std::io;
 use std::path::Path;
@@ -17,8 +17,8 @@ use super::server::{CLIENT, Part, Request, Server};
 use crate::output;
 use crate::scratch::Scratch;
 
-/// State of a measurement that all workloads share. Fields are dropped in this order: this process leaves the cluster
-/// before the server stops.
+/// State of a measurement that all workloads share. Fields are dropped in the order of their declaration: this process
+/// leaves the cluster before the server stops.
 pub struct Bench {
     pub job: Job,
     /// The client's end.
@@ -88,8 +88,8 @@ impl Bench {
         server.map_or(Ok(()), Server::stop)
     }
 
-    /// Creates the regions that all rows use, in the first call only: `count` regions of `bytes` bytes each, at the
-    /// peer. Regions that the server opens need a name, which `name` returns.
+    /// Creates the regions that all rows use: `count` regions of `bytes` bytes each, at the peer. Later calls have no
+    /// effect. Regions that the server opens need a name, which `name` returns.
     pub fn make_regions(
         &mut self,
         count: u64,
@@ -120,12 +120,13 @@ impl Bench {
         }
     }
 
-    /// Returns the server; fails for the peer of a running cluster, which has none.
+    /// Returns the server process. Fails if the peer is a node of a running cluster, because there is no server process
+    /// then.
     pub fn server(&mut self) -> anyhow::Result<&mut Server> {
         self.server.as_mut().context("this test needs a server of our own")
     }
 
-    /// Starts the server's threads, which follow the client's until [`Bench::end_following`].
+    /// Starts the server's threads, which respond to the client's threads until [`Bench::end_following`].
     pub fn start_following(&mut self, part: Part) -> anyhow::Result<()> {
         self.is_followed = true;
         self.server()?.ask(&Request::Follow(part)).map(|_| ())
@@ -139,7 +140,7 @@ impl Bench {
         }
     }
 
-    /// Measures `operation` on one thread for each of `shares`; returns the sums and the shares.
+    /// Measures `operation` on one thread per element of `shares`. Returns the combined measurements and the shares.
     pub fn time<W: Send>(
         &self,
         shares: Vec<W>,
@@ -162,12 +163,12 @@ impl Bench {
         Ok((row, shares))
     }
 
-    /// Calls `make` if the baseline is to be measured; `None` otherwise.
+    /// Calls `make` if the baseline is to be measured; otherwise returns `None`.
     pub fn baseline<T>(&self, make: impl FnOnce() -> io::Result<T>) -> anyhow::Result<Option<T>> {
         self.job.args.check_memcpy.then(make).transpose().context("no memory for the baseline")
     }
 
-    /// Returns bare copies of the same size as baseline; `None` if there is to be none.
+    /// Returns a copier of the row's size as the baseline; `None` if no baseline is to be measured.
     pub fn copier(&self, direction: Direction) -> anyhow::Result<Option<Copier>> {
         self.baseline(|| Copier::new(direction, self.size))
     }

@@ -12,7 +12,7 @@ use super::measure::NO_BASELINE;
 use super::parcel::{Parcel, STAMP_BYTES, stamp_of};
 use super::workload::{Bench, IN_TURN, Measured, PerfArgs, Plan, Planned, Timer, Workload};
 
-/// Timeout of a call, after which the server counts as dead.
+/// Timeout of a call, after which the measurement assumes that the server is dead.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Default number of outstanding calls per thread.
@@ -227,7 +227,7 @@ impl Caller {
         Ok(())
     }
 
-    /// Returns the number of wrong replies, after a complete comparison of the last one.
+    /// Compares the last reply completely, then returns the number of wrong replies.
     pub fn errors(&self) -> u64 {
         let is_wrong = self.calls > 0 && self.reply != self.expected.bytes();
         self.errors + u64::from(is_wrong)

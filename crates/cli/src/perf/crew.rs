@@ -6,7 +6,8 @@ use rustix::thread::CpuSet;
 use super::cores::pin;
 use super::gate::{self, Participant};
 
-/// Runs `work` on one thread for each of `shares`, on its `cores`, with one gate. Returns the results in order.
+/// Runs `work` on one thread per element of `shares`, each bound to its `cores`. All threads share one gate. Returns
+/// the results in order.
 pub fn run<S: Send, T: Send>(
     shares: Vec<S>,
     cores: impl Fn(usize) -> CpuSet + Sync,

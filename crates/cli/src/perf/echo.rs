@@ -1,4 +1,4 @@
-//! The server's side of calls: threads that answer each call with a parcel of the same stamp.
+//! The server's side of calls: threads that answer each call with a message (parcel) that has the same stamp.
 
 use halite::{Call, Function, ServeCause, ServeError, ServeOptions, blocking};
 

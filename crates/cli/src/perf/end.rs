@@ -5,7 +5,7 @@ use halite::{Node, NodeId, blocking};
 
 use super::cores::Cores;
 
-/// One end of a measurement. Fields are dropped in this order.
+/// One end of a measurement. Fields are dropped in the order of their declaration.
 pub struct End {
     pub session: blocking::Session,
     pub peer: NodeId,

@@ -1,4 +1,4 @@
-//! A gate that threads pass together, round after round. When a participant leaves, it no longer counts.
+//! A reusable barrier for threads. The others do not wait for a participant that has left.
 //!
 //! The standard library's barrier would block the others forever after a thread has failed.
 

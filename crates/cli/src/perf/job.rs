@@ -60,7 +60,7 @@ impl Job {
         self.sizes.iter().copied().flat_map(of_size).collect()
     }
 
-    /// Returns the largest size of all.
+    /// Returns the largest size of all rows, in bytes.
     pub fn size_max(&self) -> u64 {
         self.sizes.iter().copied().max().unwrap_or(0)
     }
@@ -76,7 +76,7 @@ impl Job {
     }
 }
 
-/// Refuses flags that the test does not have. The error lists the tests that have the flag.
+/// Fails if a flag does not apply to the test. The error lists the tests that have the flag.
 fn check_owners(args: &PerfArgs) -> Result<(), UsageError> {
     let is_named = |tests: &str| tests.contains(args.test.name);
     let is_access = is_named("read_lat, read_bw, write_lat, write_bw");

@@ -15,7 +15,7 @@ use super::pingpong::Player;
 use super::server::Part;
 use super::workload::{Bench, Measured, PerfArgs, Plan, Planned, Row, Timer, WORD_BYTES, Workload, verify};
 
-/// Load of LITE, section 5.3: calls per second, and threads of either side.
+/// Load in LITE, section 5.3: calls per second, and number of threads on each side.
 const RATE: u64 = 1000;
 const THREADS: u32 = 8;
 
@@ -79,8 +79,8 @@ fn on_schedule<W: Workload>(
     Ok(row)
 }
 
-/// Runs `operation` at each time of the schedule, or right after the previous operation if that ends later. The rate
-/// includes the intervals.
+/// Runs `operation` at each time of the schedule, or right after the previous operation if that ends after the
+/// scheduled time. The rate includes the intervals.
 fn timed(
     timer: &Timer,
     mut arrivals: Arrivals,

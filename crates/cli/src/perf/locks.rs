@@ -1,7 +1,7 @@
 //! `lock_lat`: a lock whose home is the other process, uncontended or contended by many sessions.
 //!
-//! One thread drives all contending sessions. So all sessions but the holder always wait, on any number of cores, and
-//! the order of requests is known: a grant out of order is an error.
+//! One thread drives all contending sessions. So on any number of cores, all sessions except the holder always wait,
+//! and the order of their requests is known. A grant out of order counts as an error.
 
 use std::collections::VecDeque;
 use std::pin::Pin;

@@ -1,7 +1,7 @@
-//! Timing: batches of operations, in rounds that alternate with those of a baseline.
+//! Timing: measures batches of operations, in rounds that alternate with rounds of a baseline.
 //!
 //! Reading the clock takes some 20 ns, longer than many operations. Short operations are timed in batches, and each
-//! batch yields the mean of its operations; percentiles are then those of these means.
+//! batch yields the mean time of its operations. The percentiles are then percentiles of these means.
 
 use std::time::{Duration, Instant};
 
@@ -41,7 +41,7 @@ pub trait Batch: FnMut(u64) -> anyhow::Result<Duration> {}
 impl<F: FnMut(u64) -> anyhow::Result<Duration>> Batch for F {}
 
 impl Timer {
-    /// Times operations one after the other. Short ones share a reading of the clock.
+    /// Times operations one after the other. Short operations are timed in batches.
     pub fn operations(
         &self,
         mut ours: impl FnMut() -> anyhow::Result<()>,
@@ -56,7 +56,7 @@ impl Timer {
         self.warm(|count| Ok(timed(count, &mut round_trip)? / 2), None::<fn(u64) -> _>)
     }
 
-    /// Times operations that measure themselves, because only a part of each counts.
+    /// Times operations that return their own duration, because only a part of each operation counts.
     pub fn singly(
         &self,
         mut ours: impl FnMut() -> anyhow::Result<Duration>,

@@ -1,4 +1,4 @@
-//! `halite perf`: the cost of operations, beside that of bare memory in the same run.
+//! `halite perf`: measures the cost of operations, and the cost of bare memory in the same run.
 //!
 //! Both ends are separate processes in a private cluster, pinned to separate cores by default ([`cores`]). [`table`]
 //! lists the tests, [`workload`] defines what a test is, and [`bench`] runs it; [`measure`] and [`baseline`] are

@@ -1,8 +1,9 @@
 //! `rpc_memory`: utilization of a server's request memory, as in LITE, figure 12.
 //!
-//! Calls have the sizes of keys and values. The ring's own code computes the utilization, so the unused end of each lap
-//! counts. The baseline is the receive queues that sends need: each request occupies the smallest buffer that holds it,
-//! and the buffer sizes are optimal for these requests.
+//! Calls have the sizes of keys and values. The ring's own code computes the utilization, so the bytes that a request
+//! skips at the end of the ring, if it fits only at the start, count as occupied. The baseline is the receive queues
+//! that RDMA send needs: each request occupies the smallest buffer that holds it, and the buffer sizes are optimal for
+//! these requests.
 
 use std::time::Instant;
 
@@ -107,11 +108,11 @@ fn request_bytes(input_bytes: u64) -> u64 {
 struct Usage {
     /// Bytes of the requests themselves.
     sent: u64,
-    /// Bytes by which the ring's head advanced.
+    /// Bytes by which the ring's head advanced, including skipped bytes.
     taken: u64,
 }
 
-/// Places requests in a ring whose server keeps up.
+/// Places requests in a ring. The server reads each request before the next one arrives.
 fn in_ring(ring_bytes: u64, lengths: &[u64]) -> Usage {
     let (mut writer, mut reader) = (RingWriter::new(ring_bytes), RingReader::new(ring_bytes));
     let mut usage = Usage { sent: 0, taken: 0 };
@@ -157,7 +158,7 @@ fn in_queues(queues: usize, lengths: &[u64]) -> Vec<f64> {
 }
 
 /// Returns, for each candidate size, the number of requests that fit. Candidates are evenly spread over the sorted
-/// requests, but each of the longest requests is one, because those differ most.
+/// requests. In addition, each of the longest requests is a candidate, because their lengths differ most.
 fn candidates(count: usize) -> Vec<usize> {
     let half = CANDIDATES_MAX / 2;
     let tail = count.saturating_sub(half);

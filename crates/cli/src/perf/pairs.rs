@@ -13,7 +13,7 @@ pub trait Partner: Send + Sized + 'static {
     /// Creates the partners of one end, one per pair.
     fn all(end: &End, part: &Part) -> anyhow::Result<Vec<Self>>;
 
-    /// Takes a turn. The leader starts it and waits for the answer; the follower answers.
+    /// Takes one turn. The leader starts the turn and waits for the answer; the follower answers.
     fn turn(&mut self, leads: bool) -> anyhow::Result<()>;
 
     /// Times the turns as the leader; a round trip counts as two.
@@ -39,7 +39,7 @@ impl<P: Partner> Workload for P {
     }
 }
 
-/// Creates the client's partners after starting the server's threads.
+/// Creates the client's partners, and starts the server's threads.
 pub fn meet<P: Partner>(bench: &mut Bench, part: Part) -> anyhow::Result<Vec<P>> {
     P::prepare(bench)?;
     let partners = P::all(&bench.end, &part)?;
@@ -47,7 +47,7 @@ pub fn meet<P: Partner>(bench: &mut Bench, part: Part) -> anyhow::Result<Vec<P>>
     Ok(partners)
 }
 
-/// Creates the server's partners, as threads that follow.
+/// Creates the server's partners, and a follower thread for each.
 pub fn follow<P: Partner>(end: &End, part: &Part) -> anyhow::Result<Vec<Follower>> {
     let turns = part.turns;
     let follower = |mut partner: P| Follower {

@@ -31,7 +31,7 @@ pub fn differs(session: &blocking::Session, lh: Lh, offset: u64, expected: &[u8]
 pub struct Parcel(Vec<u8>);
 
 impl Parcel {
-    /// Creates a message of `len` bytes with stamp 0; those of different threads differ.
+    /// Creates a message of `len` bytes with stamp 0; messages of different threads differ.
     pub fn new(len: u64, thread: usize) -> Parcel {
         let mut parcel = Parcel(pattern(len, thread));
         parcel.stamp(0);

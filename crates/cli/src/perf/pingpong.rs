@@ -20,13 +20,13 @@ use super::parcel::{differs, pattern};
 use super::server::{CLIENT, Part};
 use super::workload::{Bench, PerfArgs, Plan, Planned, WORD_BYTES};
 
-/// Time after which the other side counts as dead.
+/// Timeout of an answer, after which the measurement assumes that the other side is dead.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Number of reads of the word per reading of the clock.
 const READS_PER_CLOCK: u32 = 1 << 8;
 
-/// Plans writes of at least a word; with --completion, one-sided writes.
+/// Plans a ping-pong of writes of at least a word. With --completion, plans writes that are timed without answers.
 pub fn plan(args: &PerfArgs) -> Planned {
     if args.completion {
         return access::plan::<WRITES>(args);
@@ -40,7 +40,8 @@ pub fn plan(args: &PerfArgs) -> Planned {
     Ok(Plan { needs_server: true, ..plan })
 }
 
-/// One side of a pair. As in perftest, the stamp is the last word of a write, so a reader that sees it has all of it.
+/// One side of a pair. As in perftest, the stamp is the last word of a write, so a reader that sees the stamp has
+/// received the whole write.
 pub struct Player {
     session: blocking::Session,
     own: Lh,

@@ -1,7 +1,8 @@
-//! Reads and writes at random places, beside bare words or copies at the same places of a plain mapping.
+//! Reads and writes at random places (offsets in regions), compared with bare accesses at the same places of a plain
+//! mapping.
 //!
-//! A generator with a fixed seed draws the places before the timing, and each is touched once, so the test includes the
-//! lookup of regions and no page faults.
+//! A generator with a fixed seed draws the places before the timing, and each place is touched once. So the measured
+//! time includes the lookup of regions, but no page faults.
 
 use std::hint::black_box;
 use std::sync::atomic::AtomicU64;
@@ -17,7 +18,8 @@ use super::parcel::{differs, inverse, pattern};
 use super::report::{LOAD, MEMCPY, STORE};
 use super::workload::{Bench, Measured, PerfArgs, Plan, Planned, Timer, WORD_BYTES, Workload};
 
-/// Maximum length of a thread's sequence of places, which repeats. 16 MiB exceed the caches, so that each is cold.
+/// Maximum length of a thread's sequence of places, which repeats. The sequence takes 16 MiB, more than the caches, so
+/// that each place is cold.
 const PLACES_MAX: u64 = 1 << 20;
 
 /// Seed of the places; fixed, so that runs are comparable.

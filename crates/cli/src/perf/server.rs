@@ -1,5 +1,5 @@
-//! The other end of a measurement: a process that owns the memory, runs threads that follow the client's, and reports
-//! checksums.
+//! The other end of a measurement: a process that owns the memory, runs threads that respond to the client's threads,
+//! and reports checksums.
 //!
 //! It reads requests as lines of JSON from standard input, and answers each with a number.
 

@@ -71,7 +71,7 @@ const fn rate(name: &'static str, plan: MakePlan, follow: MakeFollowers, help: &
     Test { is_bandwidth: true, ..time(name, plan, follow, help) }
 }
 
-/// Creates no server threads, for tests without them.
+/// Creates no server threads; for tests that need none.
 fn alone(_: &End, _: &Part) -> anyhow::Result<Vec<Follower>> {
     Ok(Vec::new())
 }

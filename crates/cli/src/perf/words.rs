@@ -1,4 +1,5 @@
-//! `fetch_add_lat` and `cas_lat`: atomics on the peer's words, compared with the processor's own on a plain mapping.
+//! `fetch_add_lat` and `cas_lat`: atomics on the peer's words, compared with the processor's atomics on a plain
+//! mapping.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;

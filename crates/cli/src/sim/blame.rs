@@ -1,9 +1,9 @@
-//! The last trace lines about the hosts of a violation.
+//! Selects the last trace lines about the hosts of a violation.
 
 use std::collections::BTreeSet;
 
-/// Returns the last lines of a trace up to its violation, at most `count`, about the hosts that the violation names, or
-/// about all hosts if it names none.
+/// Returns at most `count` lines of a trace, the last ones before its violation. Returns only lines about the hosts
+/// that the violation names, or about all hosts if it names none.
 pub fn last_lines<'a>(trace: &'a [String], violation: &str, count: usize) -> Vec<&'a str> {
     let hosts = hosts_named(violation);
     let concerns = |line: &&String| hosts.is_empty() || words(line).any(|word| is_about(word, &hosts));
@@ -14,8 +14,8 @@ pub fn last_lines<'a>(trace: &'a [String], violation: &str, count: usize) -> Vec
     lines
 }
 
-/// Returns true if a line with this word concerns one of the hosts. Lines of the `story` report faults, which concern
-/// all hosts.
+/// Returns true if a line with this word concerns one of the hosts. Lines with the word `story` report faults, which
+/// concern all hosts.
 fn is_about(word: &str, hosts: &BTreeSet<u32>) -> bool {
     word == "story" || number(word, "host-").is_some_and(|host| hosts.contains(&host))
 }

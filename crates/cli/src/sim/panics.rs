@@ -1,7 +1,7 @@
 //! Reports which trial panics, at once.
 //!
-//! A panic counts as the trial's failure. But a second panic during unwinding aborts the program, and then these lines
-//! are the only report.
+//! A panic counts as a failure of the trial. But a second panic during unwinding aborts the program, and then the lines
+//! printed here are the only report.
 
 use std::cell::RefCell;
 use std::panic;

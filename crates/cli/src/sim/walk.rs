@@ -1,6 +1,6 @@
 //! Hands out seeds in order to threads that run trials.
 //!
-//! Every trial that starts is run to its end, so the first seed that fails is the same with any number of threads.
+//! Every trial that starts runs to its end, so the first failing seed is the same with any number of threads.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -41,7 +41,7 @@ impl Walk {
         panics::in_trial(source, seed, || halite_trials::run(&source.plan, seed, keep))
     }
 
-    /// Lets no more trials start.
+    /// Prevents further trials from starting.
     pub fn stop(&self) {
         let mut seeds = self.seeds.lock().expect(POISONED);
         seeds.end = seeds.start;

@@ -210,7 +210,7 @@ fn faults_of_etcd_are_told_once_with_a_remedy() {
         }
     }
     let said = scratch.fails("node --id 0 --directory http://x", 2);
-    assert!(said.contains("is no etcd://"), "{said}");
+    assert!(said.contains("is not of the form etcd://"), "{said}");
     let _first = node(&scratch.cluster(), 0, None);
     let said = scratch.fails(&format!("node --id 1 --arena 64M --directory etcd://{at}/x"), 1);
     assert!(said.contains("keep their names at node 0"), "{said}");

@@ -1,9 +1,10 @@
-//! One numbering of keys for all parts of a composite.
+//! Gives a segment the same key in all parts of a composite.
 //!
-//! All parts register the same segments in the same order, so all return the same ordinals. If a part refuses, the
-//! registration fails, but parts before it have already used the ordinal. The segment then stays registered there,
-//! under a key that is never published, and the parts that lack it register it before the next one. While they refuse,
-//! all registrations fail, so at most one segment is kept in vain.
+//! All parts register the same segments in the same order, so all return the same ordinals. If a part fails to register
+//! a segment, the registration fails, but the parts before it have already used the ordinal. Those parts keep the
+//! segment registered under a key that the caller never learns. The next registration first registers that segment in
+//! the remaining parts, so that the ordinals agree again; if this fails, so does the new registration. So at most one
+//! segment is kept without use.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,7 +26,7 @@ pub(super) struct Keys {
     mismatch: Option<Mismatch>,
 }
 
-/// A segment that has its ordinal only in the parts before `index`.
+/// A segment that is registered only in the parts before `index`.
 #[derive(Debug)]
 struct Gap {
     segment: Arc<Segment>,
@@ -50,7 +51,7 @@ impl Keys {
         self.register_from(0, parts, segment)
     }
 
-    /// Starts to deregister a key at `parts` parts; returns false if it is not registered.
+    /// Starts to deregister a key in `parts` parts. Returns false if the key is not registered.
     pub(super) fn deregister(&mut self, key: Key, parts: usize) -> bool {
         let is_new = key.0 < self.next && !self.deregistered.contains_key(&key);
         if is_new {

@@ -4,7 +4,7 @@ use super::node::{Node, Pair, connect, quiet};
 use super::{Harness, skip};
 use crate::{Atomics, CompletionKind, Operation, Status};
 
-/// Returns true if the provider has atomics; prints the skip otherwise.
+/// Returns true if the provider has atomics; otherwise prints that the case is skipped.
 fn are_offered(pair: &Pair<'_>) -> bool {
     let offered = pair.one.fabric.capabilities(pair.to_two).atomics != Atomics::None;
     if !offered {
@@ -13,7 +13,7 @@ fn are_offered(pair: &Pair<'_>) -> bool {
     offered
 }
 
-/// Expects the previous value both when the word is changed and when it is not.
+/// Expects that an atomic returns the previous value, whether or not it changes the word.
 pub fn atomics_return_the_previous_value(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     if !are_offered(&pair) {

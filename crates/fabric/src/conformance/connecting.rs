@@ -46,7 +46,7 @@ pub fn a_closed_fabric_neither_dials_nor_answers(harness: &dyn Harness) {
     one.expect_nothing();
 }
 
-/// Expects one connection or two: the layer above makes sure that one remains.
+/// Expects one or two connections if both ends dial at the same time: the layer above closes the second one.
 pub fn simultaneous_dials_connect(harness: &dyn Harness) {
     let mut nodes = [Node::open(harness, "one"), Node::open(harness, "two")];
     nodes[0].fabric.connect(&harness.address("two"), b"");

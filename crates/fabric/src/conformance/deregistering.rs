@@ -1,4 +1,4 @@
-//! Deregistered keys.
+//! Deregistration of keys.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::node::{Node, Pair, bytes_of, connect, request};
 use super::{Harness, skip};
 use crate::{Atomics, CompletionKind, Event, Key, Local, Operation, PostCause, RemoteAddress, Status};
 
-/// Waits for the event that `key` is deregistered, while the other end polls.
+/// Waits for [`Event::Deregistered`] of `key`, while the other end polls.
 fn expect_deregistered(node: &mut Node<'_>, other: &mut Node<'_>, key: Key) {
     node.fabric.deregister(key);
     let told = node.until(|node| {
@@ -18,7 +18,7 @@ fn expect_deregistered(node: &mut Node<'_>, other: &mut Node<'_>, key: Key) {
     assert_eq!(told, Event::Deregistered { key });
 }
 
-/// Expects that every request is refused as with a wrong key, and has no effect.
+/// Expects that a request with a deregistered key fails like one with a wrong key, and has no effect.
 pub fn requests_with_a_deregistered_key_are_refused(harness: &dyn Harness) {
     type Post = fn(&Pair<'_>) -> Operation<'static>;
     let operations: [(&str, Post); 6] = [
@@ -58,8 +58,8 @@ pub fn requests_with_a_deregistered_key_are_refused(harness: &dyn Harness) {
     }
 }
 
-/// Expects that peers that connect later cannot use the deregistered key, and that a new registration gets the next
-/// number instead of the freed one.
+/// Expects that a peer that connects later cannot use a deregistered key, and that a new registration gets the next
+/// key, not the deregistered one.
 pub fn keys_are_never_reused(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let later = pair.two.register(4096);
@@ -89,7 +89,7 @@ pub fn keys_are_never_reused(harness: &dyn Harness) {
     pair.one.expect_nothing();
 }
 
-/// Expects the release as soon as no peer has a window of the memory.
+/// Expects that the fabric releases a deregistered segment as soon as no peer holds a window of it.
 pub fn deregistered_memory_is_released(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let segment = Segment::create("case", 4096, PagePolicy::Normal).expect("a segment is created");
@@ -103,7 +103,7 @@ pub fn deregistered_memory_is_released(harness: &dyn Harness) {
     assert_eq!(Arc::strong_count(&segment), 1);
 }
 
-/// Expects that posted requests are executed as if the key were valid, and that later ones are refused.
+/// Expects that requests posted before their local key is deregistered are executed, and that later posts are refused.
 pub fn posted_work_completes_before_its_memory_is_released(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let segment = Segment::create("case", 100_000, PagePolicy::Normal).expect("a segment is created");

@@ -1,4 +1,4 @@
-//! Registered memory, and when peers can reach it.
+//! Keys of registered memory, and the time from which peers can use them.
 
 use super::Harness;
 use super::node::{Node, Pair, bytes_of, connect};
@@ -8,7 +8,7 @@ fn write_to(key: Key) -> Operation<'static> {
     Operation::Write { local: Local::Inline(b"salt"), remote: RemoteAddress { key, offset: 8 } }
 }
 
-/// Expects that a peer which learns the key needs no further message.
+/// Expects that a peer can use a key as soon as it reads the key in a message.
 pub fn a_key_mentioned_in_a_message_can_be_used_at_once(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     for round in 0..100u32 {
@@ -28,7 +28,7 @@ pub fn a_key_mentioned_in_a_message_can_be_used_at_once(harness: &dyn Harness) {
     }
 }
 
-/// Registers memory before the answer to a dial, and just after it, at either end.
+/// Expects that memory registered shortly before or after a dial is answered, at either end, can be reached.
 pub fn memory_registered_while_connecting_is_reached(harness: &dyn Harness) {
     let (mut one, mut two) = (Node::open(harness, "one"), Node::open(harness, "two"));
     one.fabric.connect(&harness.address("two"), b"");
@@ -47,8 +47,8 @@ pub fn memory_registered_while_connecting_is_reached(harness: &dyn Harness) {
     }
 }
 
-/// Registers more segments than one message announces, before and after connecting. The checked ones have their own
-/// memory.
+/// Registers more segments than one message announces, before and after connecting, and expects that they can be
+/// reached. Only the checked segments have memory of their own.
 pub fn hundreds_of_segments_are_reached_at_once(harness: &dyn Harness) {
     let (mut one, mut two) = (Node::open(harness, "one"), Node::open(harness, "two"));
     let register = |node: &Node<'_>| {

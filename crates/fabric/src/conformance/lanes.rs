@@ -1,4 +1,4 @@
-//! Lanes: each keeps its order, and none waits for another.
+//! Lanes: each keeps the order of its requests, and no lane waits for another.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::{Class, Event, Lane, Local, Operation, PostCause, Status};
 const SMALL: Lane = Lane::FIRST;
 const LONG: Lane = Lane { number: 1, class: Class::Bulk };
 
-/// Returns true if the provider has two lanes; prints the skip otherwise.
+/// Returns true if the provider has two lanes; otherwise prints that the case is skipped.
 fn are_two(pair: &Pair<'_>) -> bool {
     let are_two = pair.one.fabric.capabilities(pair.to_two).lanes > 1;
     if !are_two {
@@ -23,7 +23,7 @@ fn long(pair: &Pair<'_>) -> Operation<'static> {
     Operation::Write { local: pair.local(0, SEGMENT_BYTES), remote: pair.at(0) }
 }
 
-/// Expects that the requests of each lane land and complete in order, even if lanes share one queue.
+/// Expects that the requests of each lane take effect and complete in order, even if lanes share one queue.
 pub fn each_lane_keeps_its_order(harness: &dyn Harness) {
     const EACH: u32 = 20;
     let mut pair = Pair::new(harness);
@@ -63,7 +63,8 @@ pub fn each_lane_keeps_its_order(harness: &dyn Harness) {
     pair.two.expect_nothing();
 }
 
-/// Expects that a request behind a long write waits if it is in the same lane, and overtakes the write in another.
+/// Expects that a small request posted after a long write completes after it in the same lane, and before it in another
+/// lane.
 pub fn small_requests_overtake_only_other_lanes(harness: &dyn Harness) {
     if harness.moves_by_itself() {
         return skip("the long request may complete before the small one is posted");
@@ -87,7 +88,7 @@ pub fn small_requests_overtake_only_other_lanes(harness: &dyn Harness) {
     pair.one.expect_nothing();
 }
 
-/// Expects that a caller gets an order between two lanes by waiting for the first request.
+/// Expects that a request posted after the completion of a request in another lane takes effect after that request.
 pub fn completed_work_precedes_later_posts_in_any_lane(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     for (round, [first, then]) in (1..).zip([[LONG, SMALL], [SMALL, LONG]]) {
@@ -102,7 +103,8 @@ pub fn completed_work_precedes_later_posts_in_any_lane(harness: &dyn Harness) {
     }
 }
 
-/// Expects that the other lane accepts requests, and that the full one gets a `Room` event.
+/// Expects that while one lane's queue is full, the other lane accepts requests, and that a `Room` event follows for
+/// the full one.
 pub fn a_full_lane_blocks_no_other(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     if !are_two(&pair) {
@@ -124,7 +126,8 @@ pub fn a_full_lane_blocks_no_other(harness: &dyn Harness) {
     pair.one.expect_nothing();
 }
 
-/// Expects that all outstanding work completes and then the connection ends, whichever lane fails.
+/// Expects that if a request of either lane ends the connection, the outstanding requests of both lanes complete before
+/// the disconnection.
 pub fn a_connection_ends_with_all_of_its_lanes(harness: &dyn Harness) {
     if harness.moves_by_itself() {
         return skip("the connection may end before all requests are posted");

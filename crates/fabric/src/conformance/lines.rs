@@ -1,4 +1,4 @@
-//! Lines, found by polling or reported by a completion.
+//! Lines: found by polling memory, or reported by a completion.
 
 use halite_mem::Window;
 
@@ -22,7 +22,7 @@ fn line_at(window: &Window, index: u32) -> [u64; LINE_WORDS] {
     window.load_words(ROW + u64::from(index) * LINE_BYTES as u64).expect("the range lies within the segment")
 }
 
-/// Expects each line in its place, and words beyond it unchanged.
+/// Expects that each line arrives complete at its index, and that words beyond the written ones are unchanged.
 pub fn a_line_arrives_whole(harness: &dyn Harness) {
     let pair = Pair::new(harness);
     let Some(lines) = lines(&pair) else { return };
@@ -38,7 +38,8 @@ pub fn a_line_arrives_whole(harness: &dyn Harness) {
     }
 }
 
-/// Expects that a ring of the doorbell wakes a sleeper, which finds the line that was written before.
+/// Expects that a ring of the doorbell wakes a sleeper, and that the sleeper then finds the line written before the
+/// ring.
 pub fn a_ring_wakes_a_sleeper_that_polls_lines(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let Some(lines) = lines(&pair) else { return };

@@ -1,10 +1,10 @@
-//! Arrivals at the other end.
+//! Messages, and writes with immediate.
 
 use super::Harness;
 use super::node::{Node, Pair, bytes_of, connect, quiet};
 use crate::{CompletionKind, Event, Local, Operation, Status};
 
-/// Sends messages up to the maximum length, in both directions.
+/// Expects that messages up to the maximum length arrive complete, in both directions.
 pub fn messages_of_all_lengths_arrive_whole(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let longest = pair.one.fabric.capabilities(pair.to_two).send_bytes_max;
@@ -17,7 +17,7 @@ pub fn messages_of_all_lengths_arrive_whole(harness: &dyn Harness) {
     }
 }
 
-/// Expects the bytes in place, whether they travel with the request or are fetched.
+/// Expects that the written bytes are in memory when the immediate is reported, for inline and registered sources.
 pub fn a_write_with_immediate_has_landed_when_it_is_reported(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let longest = pair.one.fabric.capabilities(pair.to_two).inline_bytes_max.min(100_000);
@@ -38,7 +38,7 @@ pub fn a_write_with_immediate_has_landed_when_it_is_reported(harness: &dyn Harne
     assert_eq!(bytes_of(&pair.target.1, 0, 3), [0; 3]);
 }
 
-/// Expects the other peers' messages within a few hundred polls.
+/// Expects that the messages of other peers arrive within a few hundred polls, although one peer sends without end.
 pub fn an_endless_sender_does_not_starve_others(harness: &dyn Harness) {
     let mut hub = Node::open(harness, "hub");
     let mut others: Vec<_> = (0..6)

@@ -1,12 +1,12 @@
-//! The conformance suite of providers: the duties of a fabric to the tier above, as cases.
+//! The conformance suite of providers: one case for each guarantee that a fabric gives to the tier above.
 //!
-//! A case is a function named after what it expects. It runs over a [`Harness`], which opens fabrics of one kind and
-//! lets time pass. The tests of a provider, or of middleware, run all cases with [`fabric_conformance_suite!`].
-//! Cases rely only on the doc comments of [`Fabric`]; if [`crate::Capabilities`] lack something, a case is skipped
-//! with a printed reason.
+//! A case is a function whose name states the expectation. It runs over a [`Harness`], which opens fabrics of one kind
+//! and lets time pass. The tests of a provider, or of middleware, run all cases with [`fabric_conformance_suite!`].
+//! Cases rely only on the doc comments of [`Fabric`]. A case that needs a capability the provider lacks
+//! ([`crate::Capabilities`]) is skipped and prints the reason.
 //!
-//! All cases run in one thread, so that they also run in virtual time. Each poll also checks the order of
-//! [`crate::Event`], see [`node::Node`].
+//! Each case runs in one thread, so that it also runs in virtual time. Each poll also checks the order of the events
+//! ([`crate::Event`]), see [`node::Node`].
 //!
 //! [`fabric_conformance_suite!`]: crate::fabric_conformance_suite
 
@@ -30,22 +30,23 @@ use crate::Fabric;
 
 /// Opens fabrics of one kind that can reach each other, and lets time pass for them.
 pub trait Harness {
-    /// Opens a fabric of that name, which sends `hello` to peers.
+    /// Opens a fabric named `name`, which sends `hello` to peers.
     fn open(&self, name: &str, hello: &[u8]) -> Arc<dyn Fabric>;
 
-    /// Returns the address of the fabric of that name.
+    /// Returns the address of the fabric named `name`.
     fn address(&self, name: &str) -> String;
 
-    /// Lets time pass until the doorbell's number differs from `seen`, or less; returns false if that takes too long.
+    /// Lets time pass until the doorbell's number differs from `seen`; may return earlier. Returns false if that takes
+    /// too long.
     fn sleep(&self, fabric: &dyn Fabric, seen: u32) -> bool;
 
-    /// Lets work in progress finish, as far as it does by itself and the harness can tell.
+    /// Lets time pass until work in progress has finished, as far as the harness can detect this and no poll is needed.
     fn settle(&self);
 
     /// Returns true if a refused request ends the connection, as on networks.
     fn refusal_ends_connection(&self) -> bool;
 
-    /// Returns true if posted work continues without polls, in threads of the fabrics, and so at unknown times.
+    /// Returns true if the fabrics have threads of their own that process posted requests at any time, without polls.
     fn moves_by_itself(&self) -> bool {
         false
     }

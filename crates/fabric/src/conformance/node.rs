@@ -1,4 +1,4 @@
-//! A fabric in a case, with the events polled from it.
+//! A fabric under test, with the events polled from it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use crate::{
 /// Bytes of the segment that each end of a [`Pair`] registers.
 pub const SEGMENT_BYTES: u64 = 1 << 20;
 
-/// A fabric, and events polled from it that the case has not asked for yet. Panics if a peer's events come in a wrong
-/// order.
+/// A fabric, and the events polled from it that the case has not consumed yet. Panics if the events of a peer come in a
+/// wrong order.
 pub struct Node<'h> {
     /// Lets time pass.
     pub harness: &'h dyn Harness,
@@ -68,7 +68,7 @@ impl<'h> Node<'h> {
         assert_eq!(known, Some(before), "{event:?} arrived out of order");
     }
 
-    /// Arms the doorbell, then calls `find` and sleeps in turn, until `find` returns something.
+    /// Arms the doorbell, then calls `find` and sleeps alternately until `find` returns `Some`.
     pub fn until<T>(&mut self, mut find: impl FnMut(&mut Node<'h>) -> Option<T>) -> T {
         self.fabric.arm(Some(Sleeper::Progress));
         loop {
@@ -89,13 +89,12 @@ impl<'h> Node<'h> {
         self.until(Node::try_event)
     }
 
-    /// Waits for the next event, a completion.
+    /// Waits for the next event, which must be a completion.
     pub fn completion(&mut self) -> Completion {
         self.event().into_completion().unwrap_or_else(|event| panic!("expected a completion, got {event:?}"))
     }
 
-    /// Waits for an event that is no completion of a request. Returns the requests that completed before it, and the
-    /// event.
+    /// Collects completed requests until another kind of event arrives. Returns their statuses by id, and that event.
     pub fn ended_until_end(&mut self) -> (BTreeMap<u64, Status>, Event) {
         let mut ended = BTreeMap::new();
         loop {
@@ -109,13 +108,13 @@ impl<'h> Node<'h> {
         }
     }
 
-    /// Waits for the next event, the completion of a request.
+    /// Waits for the next event, which must be the completion of a request. Returns the request's id and status.
     pub fn ended(&mut self) -> (u64, Status) {
         let completion = self.completion();
         own(&completion).unwrap_or_else(|| panic!("expected the completion of a request, got {completion:?}"))
     }
 
-    /// Waits for the next event, a message.
+    /// Waits for the next event, which must be a message. Returns its bytes and immediate.
     pub fn received(&mut self) -> (Vec<u8>, u32) {
         match self.completion().kind {
             CompletionKind::Received { bytes, imm } => (bytes, imm),
@@ -123,7 +122,7 @@ impl<'h> Node<'h> {
         }
     }
 
-    /// Waits for the next event, a connection.
+    /// Waits for the next event, which must be a new connection.
     pub fn connected(&mut self) -> PeerId {
         match self.event() {
             Event::Connected { peer, .. } => peer,
@@ -131,19 +130,19 @@ impl<'h> Node<'h> {
         }
     }
 
-    /// Waits for the events of a peer that leaves while its process lives on.
+    /// Waits for the events of a peer that disconnects while its process is still running.
     pub fn gone(&mut self, peer: PeerId) {
         assert_eq!(self.event(), Event::Disconnected { peer });
         assert_eq!(self.event(), Event::CutOff { peer, exited: false });
     }
 
-    /// Returns the events that arrive without further action.
+    /// Returns all events that arrive without further action by the case.
     pub fn rest(&mut self) -> Vec<Event> {
         self.harness.settle();
         std::iter::from_fn(|| self.try_event()).collect()
     }
 
-    /// Expects that no event arrives without further action.
+    /// Expects that no event arrives without further action by the case.
     pub fn expect_nothing(&mut self) {
         assert_eq!(self.rest(), []);
     }
@@ -155,17 +154,17 @@ impl<'h> Node<'h> {
         (self.fabric.register(segment).expect("the segment is registered"), window)
     }
 
-    /// Registers the segment of `window` under one more key, without another descriptor.
+    /// Registers the segment of `window` again, under a new key; this takes no further descriptor.
     pub fn register_again(&self, window: &Window) -> (Key, Window) {
         (self.fabric.register(window.segment().clone()).expect("the segment is registered"), window.clone())
     }
 
-    /// Posts one request in the first lane, signalled and solicited; it must be accepted.
+    /// Posts one signalled and solicited request in the first lane. Panics if the post is refused.
     pub fn post(&self, peer: PeerId, id: u64, operation: Operation<'_>) {
         self.try_post(peer, &[request(id, operation)]).expect("the request is accepted");
     }
 
-    /// Posts a list of requests in a lane; all must be accepted.
+    /// Posts a list of requests in a lane. Panics if a request is refused.
     pub fn post_in(&self, peer: PeerId, lane: Lane, requests: &[WorkRequest<'_>]) {
         self.fabric.post(peer, lane, requests).expect("the requests are accepted");
     }
@@ -182,7 +181,7 @@ impl<'h> Node<'h> {
     }
 }
 
-/// Two connected fabrics, with a segment of each.
+/// Two connected fabrics, each with a registered segment.
 pub struct Pair<'h> {
     /// The fabric that dialled.
     pub one: Node<'h>,
@@ -194,17 +193,17 @@ pub struct Pair<'h> {
     pub to_one: PeerId,
     /// Key and window of `one`'s segment.
     pub source: (Key, Window),
-    /// The key of `two`'s segment.
+    /// Key and window of `two`'s segment.
     pub target: (Key, Window),
 }
 
 impl<'h> Pair<'h> {
-    /// Opens and connects both.
+    /// Opens two fabrics and connects them.
     pub fn new(harness: &'h dyn Harness) -> Pair<'h> {
         Pair::between(harness, ["one", "two"])
     }
 
-    /// As [`Pair::new`], with other names, for cases with several pairs.
+    /// As [`Pair::new`], with the given names, for cases with several pairs.
     pub fn between(harness: &'h dyn Harness, names: [&str; 2]) -> Pair<'h> {
         let [mut one, mut two] = names.map(|name| Node::open(harness, name));
         let (source, target) = (one.register(SEGMENT_BYTES), two.register(SEGMENT_BYTES));
@@ -212,18 +211,18 @@ impl<'h> Pair<'h> {
         Pair { one, two, to_two, to_one, source, target }
     }
 
-    /// Returns a place in the memory of `two`.
+    /// Returns an address in the segment of `two`.
     pub fn at(&self, offset: u64) -> RemoteAddress {
         RemoteAddress { key: self.target.0, offset }
     }
 
-    /// Returns a part of the memory of `one`.
+    /// Returns a range of the segment of `one`, as a local source or destination.
     pub fn local(&self, offset: u64, len: u64) -> Local<'static> {
         Local::Registered { key: self.source.0, offset, len }
     }
 }
 
-/// Connects `one` to `two` under the given name. Returns the number of each peer at the other.
+/// Connects `one` to `two`, whose name is `name`. Returns the id by which `one` knows `two`, and the reverse.
 pub fn connect(one: &mut Node<'_>, two: &mut Node<'_>, name: &str) -> (PeerId, PeerId) {
     one.fabric.connect(&one.harness.address(name), b"");
     (one.connected(), two.connected())
@@ -234,12 +233,12 @@ pub fn request(id: u64, operation: Operation<'_>) -> WorkRequest<'_> {
     WorkRequest { id: WorkId(id), operation, signalled: true, solicited: true }
 }
 
-/// Returns a solicited request that completes only if it fails.
+/// Returns an unsignalled, solicited request, which completes only if it fails.
 pub fn quiet(id: u64, operation: Operation<'_>) -> WorkRequest<'_> {
     WorkRequest { signalled: false, ..request(id, operation) }
 }
 
-/// Returns the id and status of an ended request; `None` for arrivals.
+/// Returns the id and status of a completed request; `None` for a message or an immediate.
 pub fn own(completion: &Completion) -> Option<(u64, Status)> {
     match completion.kind {
         CompletionKind::Done { id } | CompletionKind::Atomic { id, .. } => Some((id.0, completion.status)),
@@ -247,7 +246,7 @@ pub fn own(completion: &Completion) -> Option<(u64, Status)> {
     }
 }
 
-/// Returns the content of a window.
+/// Returns `len` bytes of a window, from `offset` on.
 pub fn bytes_of(window: &Window, offset: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     window.read(offset, &mut bytes).expect("the range lies within the segment");

@@ -6,7 +6,8 @@ use crate::{Key, Local, Operation, PeerId, Status};
 
 const DONE: Status = Status::Success;
 
-/// Checks writes and reads with inline and registered sources, short and long, in both directions.
+/// Expects that short and long writes and reads copy their bytes, with inline and registered sources, in both
+/// directions.
 pub fn writes_and_reads_reach_the_peers_memory(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let (_, source) = pair.source.clone();
@@ -36,7 +37,7 @@ pub fn writes_and_reads_reach_the_peers_memory(harness: &dyn Harness) {
     pair.two.expect_nothing();
 }
 
-/// Expects that the writer may reuse the bytes at once, up to the maximum length.
+/// Expects that a caller may change an inline source as soon as the post returns, up to the maximum length.
 pub fn inline_sources_are_copied_before_the_post_returns(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     // Without a limit, this length counts as long.
@@ -51,7 +52,7 @@ pub fn inline_sources_are_copied_before_the_post_returns(harness: &dyn Harness) 
     }
 }
 
-/// Expects that unsignalled requests that succeed do not complete.
+/// Expects that an unsignalled request produces no completion if it succeeds.
 pub fn only_signalled_requests_complete(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let write = |id| quiet(id, Operation::Write { local: Local::Inline(b"x"), remote: pair.at(id) });
@@ -64,7 +65,8 @@ pub fn only_signalled_requests_complete(harness: &dyn Harness) {
     pair.one.expect_nothing();
 }
 
-/// Expects no window where the capabilities promise none.
+/// Expects that loads and stores reach a peer's memory if the capabilities say so, and otherwise that there is no
+/// window.
 pub fn loads_and_stores_reach_direct_memory(harness: &dyn Harness) {
     let pair = Pair::new(harness);
     let Pair { one, two, to_two, to_one, .. } = &pair;

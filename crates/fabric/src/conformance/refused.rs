@@ -1,4 +1,4 @@
-//! Requests that are refused, by the target or when they are posted.
+//! Requests that the target refuses, and requests that the post refuses.
 
 use super::Harness;
 use super::node::{Pair, SEGMENT_BYTES, bytes_of, quiet, request};
@@ -25,7 +25,8 @@ fn wrong(pair: &Pair<'_>, remote: RemoteAddress) -> Vec<Operation<'static>> {
     operations
 }
 
-/// Expects that earlier requests are done. On networks the connection then ends; otherwise only this request fails.
+/// Expects that a request with a wrong key or range fails and that earlier requests succeed. On networks, the
+/// connection then ends; in shared memory, only this request fails.
 pub fn a_wrong_key_or_range_is_refused(harness: &dyn Harness) {
     let key = |key| RemoteAddress { key: Key(key), offset: 0 };
     let offset = |offset| RemoteAddress { key: Key(0), offset };
@@ -73,7 +74,8 @@ fn expect_refused(pair: &mut Pair<'_>, operation: Operation<'_>) {
     assert!(memory == expected, "{operation:?} changed memory");
 }
 
-/// Expects that earlier requests are posted, that later ones are not, and that the connection stays up.
+/// Expects that a post with a malformed request posts the requests before it and none after it, and that the connection
+/// stays up.
 pub fn requests_that_could_never_be_posted_are_malformed(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let capabilities = pair.one.fabric.capabilities(pair.to_two);

@@ -68,7 +68,8 @@ impl Flood<'_, '_> {
     }
 }
 
-/// Expects that posting only after [`Event::Room`] delivers everything, in order, once.
+/// Expects that if both ends fill their queues and continue only after [`Event::Room`], every request arrives once and
+/// in order.
 pub fn a_flood_both_ways_loses_nothing(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let flood = |node, peer| Flood { node, peer, posted: 0, heard: 0, may_post: true, refused: 0 };
@@ -98,7 +99,8 @@ fn fill(node: &Node<'_>, peer: PeerId) -> u32 {
     panic!("the queue is never full")
 }
 
-/// Expects a wake-up even if no request of the poster completes.
+/// Expects that a poster that found the queue full is woken when there is room again, even if none of its requests
+/// completes.
 pub fn room_in_a_full_queue_wakes_the_poster(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     for round in 0..3 {

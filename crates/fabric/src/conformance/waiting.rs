@@ -1,4 +1,4 @@
-//! The doorbell and sleepers.
+//! The doorbell, and the threads that sleep on it.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,7 +15,7 @@ fn send(imm: u32, solicited: bool) -> WorkRequest<'static> {
     WorkRequest { solicited, ..quiet(0, Operation::Send { bytes: b"", imm }) }
 }
 
-/// Expects the message in order among the others, although it wakes no sleeper.
+/// Expects that an unsolicited message wakes no sleeper, but arrives in order with other messages.
 pub fn an_unsolicited_message_wakes_no_sleeper(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     pair.one.expect_nothing();
@@ -35,8 +35,8 @@ pub fn an_unsolicited_message_wakes_no_sleeper(harness: &dyn Harness) {
     }
 }
 
-/// Expects that the sleeper notices a message posted before arming, between arming and the last poll, or between that
-/// poll and sleeping.
+/// Expects that a sleeper notices a message posted before it arms the doorbell, between arming and its last poll, or
+/// between that poll and its sleep.
 pub fn arrivals_before_the_last_poll_are_not_missed(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let send_one =
@@ -65,7 +65,8 @@ pub fn arrivals_before_the_last_poll_are_not_missed(harness: &dyn Harness) {
     pair.two.expect_nothing();
 }
 
-/// Expects edges only at the descriptors of the armed kind. A thread that sleeps for several fabrics watches those.
+/// Expects that only the descriptor of the armed kind of sleeper has edges. A thread that sleeps for several fabrics
+/// watches these descriptors.
 pub fn only_the_armed_sleeper_has_edges(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     pair.one.expect_nothing();

@@ -3,16 +3,16 @@
 use crate::Status;
 use crate::kind::OperationKind;
 
-/// Rules, and the number of requests that each has struck.
+/// The rules of a fault injector, each with the number of requests that it has affected.
 #[derive(Clone, Debug, Default)]
 pub struct FaultPlan {
     rules: Vec<(Rule, u64)>,
 }
 
-/// The fate of a posted request.
+/// What happens to a posted request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// Its completion is delivered this many polls late. Later events of the same peer wait behind it.
+    /// The completion is delivered `polls` polls late. Later events of the same peer wait until then.
     Delay {
         /// Number of polls.
         polls: u64,
@@ -26,7 +26,7 @@ pub enum Fault {
     QueueFull,
 }
 
-/// A fault, and the kind of requests that it strikes.
+/// A fault, and the kind of requests to which it applies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rule {
     kind: OperationKind,
@@ -35,25 +35,25 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Makes a rule: `fault` strikes every request of this kind.
+    /// Creates a rule that applies `fault` to every request of this kind.
     pub fn new(kind: OperationKind, fault: Fault) -> Rule {
         Rule { kind, fault, times_max: u64::MAX }
     }
 
-    /// Limits the rule to the first `n` requests.
+    /// Limits the rule to the first `n` requests of its kind.
     pub fn times(self, n: u64) -> Rule {
         Rule { times_max: n, ..self }
     }
 }
 
 impl FaultPlan {
-    /// Adds a rule; if several apply, the first one added does.
+    /// Adds a rule. If several rules apply to a request, the one added first takes effect.
     pub fn rule(mut self, rule: Rule) -> FaultPlan {
         self.rules.push((rule, 0));
         self
     }
 
-    /// Returns the fault of a request that is posted now, if any.
+    /// Returns the fault for a request of this kind that is being posted, if any, and counts the request.
     pub(super) fn draw(&mut self, kind: OperationKind) -> Option<Fault> {
         let mut rules = self.rules.iter_mut();
         let (rule, struck) = rules.find(|(rule, struck)| rule.kind == kind && *struck < rule.times_max)?;

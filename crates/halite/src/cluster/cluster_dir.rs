@@ -2,24 +2,25 @@
 //!
 //! ```text
 //!  DIR (0700)
-//!    halite-cluster       marks the directory as Halite's; made first, never removed; held while a cluster is started
-//!                         started
-//!    join.lock            held while a node joins, so that no two miss each other
+//!    halite-cluster       marks the directory as Halite's: created first, never removed; locked while a process
+//!                         starts a cluster
+//!    join.lock            locked while a node joins: nodes join one at a time, so each sees the others
 //!    next-number          the next ephemeral node number
 //!    next-member          with several hosts: the next permanent number that the cluster assigns
 //!    hosts                the settings for connections to other hosts, if there are any
 //!    directory            the address of etcd, if the names are in etcd
-//!    node-3.lock          held while node 3 lives; "PID INCARNATION"
-//!    node-3.shm.sock      socket of its shm fabric; node-3.roce.sock for its roce fabric
-//!    node-3.shm.lock      held while it does
+//!    node-3.lock          locked while node 3 is alive; contains "PID INCARNATION"
+//!    node-3.shm.sock      socket of node 3's shm fabric; node-3.roce.sock for its roce fabric
+//!    node-3.shm.lock      locked while this fabric is alive
 //!    logs/node-3.log      output of node 3 when it ran detached, until the next cluster is started here
 //! ```
 //!
-//! Halite neither opens nor removes other files, and leaves a directory without the marker alone. Locks are flocks,
-//! which the kernel releases when their holder dies in any way. Only locks prove that a node lives, and only the other
-//! end of a socket proves a process; the content of files is for people.
+//! Halite neither opens nor removes other files, and does not touch a directory that holds files but no marker. The
+//! locks are `flock`s: the kernel releases them however their holder ends. Only a held lock proves that a node is
+//! alive, and only the listener of a node's socket proves which process it is; the contents of lock files are for
+//! display.
 //!
-//! This file knows no protocol, and only the names of fabrics' files.
+//! This module knows no protocol. Of the fabrics' files, it knows only the names.
 
 mod directory;
 mod hosts;
@@ -82,12 +83,13 @@ pub struct ClusterDir {
     dir: Arc<PrivateDir>,
 }
 
-/// A lock of the process that starts a cluster, so that no other takes its first files for those of an earlier cluster.
+/// The lock of a process that starts a cluster. It prevents other processes from mistaking the first files of the new
+/// cluster for files of an earlier one.
 #[derive(Debug)]
 pub struct Starting(#[allow(dead_code, reason = "it is held")] NameLock);
 
-/// Returns the nodes in `dir`, and those that died there and were not replaced or cleaned up, in order. A directory
-/// that does not exist, or is empty, has none.
+/// Returns the nodes in `dir`, ordered by number: live nodes, and dead nodes that were neither replaced nor cleaned up.
+/// Returns no nodes if the directory does not exist or is empty.
 pub fn nodes(dir: &Path) -> Result<Vec<Presence>, ClusterDirError> {
     match ClusterDir::open(dir) {
         Err(ClusterDirError::NoCluster { .. }) => Ok(Vec::new()),
@@ -107,7 +109,7 @@ pub fn secret_file(dir: &Path) -> Option<PathBuf> {
 
 /// Finding and founding.
 impl ClusterDir {
-    /// Opens a cluster's directory; changes nothing.
+    /// Opens the directory of an existing cluster. Changes nothing.
     pub fn open(path: &Path) -> Result<ClusterDir, ClusterDirError> {
         let dir = match PrivateDir::open(path) {
             Ok(dir) => dir,
@@ -156,7 +158,7 @@ impl ClusterDir {
 
 /// Queries.
 impl ClusterDir {
-    /// Returns the nodes here, and those that died here and were not replaced or cleaned up, in order.
+    /// Returns the nodes here, ordered by number: live nodes, and dead nodes that were neither replaced nor cleaned up.
     pub fn nodes(&self) -> Result<Vec<Presence>, ClusterDirError> {
         let mut found = Vec::new();
         for (node, names) in self.names_of_nodes()? {
@@ -197,12 +199,12 @@ impl ClusterDir {
         Ok(Presence { node, pid, incarnation, alive })
     }
 
-    /// Returns whether a node is alive; either lock suffices, because the other may have been removed.
+    /// Returns true if a node is alive. Either lock suffices as proof, because the other may have been removed.
     fn is_alive(&self, node: NodeId) -> Result<bool, ClusterDirError> {
         Ok(NameLock::is_held(&self.dir, &lock_name(node))? || self.is_alive_without_lock(node)?)
     }
 
-    /// Returns whether a fabric of the node is alive.
+    /// Returns true if a fabric of the node is alive.
     fn is_alive_without_lock(&self, node: NodeId) -> Result<bool, ClusterDirError> {
         for provider in Provider::ALL {
             if NameLock::is_held(&self.dir, &socket_lock_name(node, provider))? {
@@ -212,7 +214,7 @@ impl ClusterDir {
         Ok(false)
     }
 
-    /// Returns the process of `node`, as the kernel knows it; `None` if none of the node's sockets has a listener.
+    /// Returns the process of `node`, as the kernel reports it; `None` if no process listens on a socket of the node.
     pub fn process_of(&self, node: NodeId) -> Result<Option<Listening>, ClusterDirError> {
         for provider in Provider::ALL {
             let name = socket_name(node, provider);
@@ -241,8 +243,8 @@ impl ClusterDir {
 
 /// Cleaning.
 impl ClusterDir {
-    /// Removes the files of dead nodes and, unless a node lives or joins, the shared files. The marker and the logs
-    /// stay.
+    /// Removes the files of dead nodes. Also removes the shared files if no node is alive or joining. Keeps the marker
+    /// and the logs.
     pub fn clean(&self) -> Result<(), ClusterDirError> {
         // A node that joins meanwhile cleans too, and must not lose its new files.
         let Some(join) = NameLock::take_patiently(&self.dir, JOIN_LOCK)? else { return Ok(()) };
@@ -268,7 +270,8 @@ impl ClusterDir {
         self.clean_some(|node| node.0 >= EPHEMERAL_NODE_MIN)
     }
 
-    /// Removes all files of a dead node, including its lock file; returns whether the node is dead.
+    /// Removes all files of a dead node, including its lock file. Returns false if the node is alive; nothing is
+    /// removed then.
     pub fn forget(&self, node: NodeId) -> Result<bool, ClusterDirError> {
         match NameLock::take(&self.dir, &lock_name(node), Create::No) {
             Ok(Some(lock)) if !self.is_alive_without_lock(node)? => {
@@ -334,7 +337,7 @@ impl ClusterDir {
         Ok(())
     }
 
-    /// Creates the file for a detached node's standard error.
+    /// Creates the log file for the standard error of a detached node; replaces an earlier one.
     pub fn create_log(&self, node: NodeId) -> Result<File, ClusterDirError> {
         Ok(self.dir.subdirectory(LOGS, Create::Yes)?.replace(&log_name(node))?)
     }

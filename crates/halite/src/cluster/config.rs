@@ -1,7 +1,6 @@
 //! Configuration of a node.
 //!
-//! Every field has a default. Environment variables are read for the default of [`Config::dir`] only, nowhere else in
-//! this crate.
+//! Every field has a default. This crate reads environment variables only for the default of [`Config::dir`].
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -33,25 +32,25 @@ const FULL_MESH_NODES_MAX: usize = 64;
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// The cluster directory, which only its owner may enter and which holds nothing else. By default `$HALITE_DIR`,
-    /// else `$XDG_RUNTIME_DIR/halite`, else `/tmp/halite-UID`.
+    /// The cluster directory. Only its owner may enter it, and it contains only Halite's files. By default
+    /// `$HALITE_DIR`, else `$XDG_RUNTIME_DIR/halite`, else `/tmp/halite-UID`.
     pub dir: PathBuf,
-    /// The node's number, below [`EPHEMERAL_NODE_MIN`]. `NodeId(0)` is the first node: it has the directory of names.
-    /// `None` joins an existing cluster under an ephemeral number, which is never reused.
+    /// The node's number, below [`EPHEMERAL_NODE_MIN`]. `NodeId(0)` is the first node: it has the directory of names,
+    /// unless etcd has it. `None` joins an existing cluster under an ephemeral number, which is never reused.
     pub node: Option<NodeId>,
     /// Networks of the node. It reaches each peer over the first network that both have, in the order of [`Provider`].
     /// If empty, the node uses the networks of the lowest-numbered node in the cluster directory, or shared memory if
     /// there is none.
     pub providers: Vec<Provider>,
-    /// Address of this host for packets in both directions, with [`Provider::Roce`].
+    /// Address of this host at which the node sends and receives packets, with [`Provider::Roce`].
     pub address: IpAddr,
     /// File for a capture of all packets in both directions, at most 1 GiB, with [`Provider::Roce`].
     pub pcap: Option<PathBuf>,
-    /// Congestion control of the node's own packets to other hosts, with [`Provider::Roce`]; it acts besides the
-    /// receivers' grants.
+    /// Congestion control of the packets that this node sends to other hosts, with [`Provider::Roce`]. It limits them
+    /// in addition to the receivers' grants.
     pub congestion: Congestion,
     /// Number of threads that receive and answer packets, at most 64, with [`Provider::Roce`]; with 0, the polling
-    /// thread does.
+    /// thread does this.
     pub receivers: usize,
     /// Settings for connections to other hosts; `None` if there are none, or to use the settings that nodes of this
     /// host have recorded.
@@ -59,42 +58,43 @@ pub struct Config {
     /// Lets the first node found the cluster if each address of [`Hosts::join`] refuses the connection, which shows
     /// that those hosts are up and run no node.
     ///
-    /// The first node does not found it if an address is silent, because the network may be down. So one configuration
-    /// serves both its first start and its restarts, if `join` names all other hosts. Without `join` and without names
-    /// in etcd, `found` is an error. Other nodes ignore it and log a warning.
+    /// If an address does not respond at all, the first node does not found the cluster, because the network may be
+    /// down. So the first node can use the same configuration for its first start and for restarts, if `join` lists all
+    /// other hosts. Without `join` and without names in etcd, `found` is an error. Other nodes ignore it and log a
+    /// warning.
     pub found: bool,
-    /// Address of etcd, if it has the directory of names. `None` uses what nodes of the cluster directory have
-    /// recorded, otherwise node 0.
+    /// Address of etcd, if etcd has the directory of names. With `None`, the node uses the address that other nodes
+    /// have recorded in the cluster directory; without a recorded address, node 0 has the names.
     pub directory: Option<EtcdAddress>,
-    /// Maximum memory that this node contributes, in bytes. It is taken from the system as it is used; 0 contributes
-    /// none.
+    /// Maximum memory that this node contributes, in bytes; 0 for none. The node allocates it from the system as
+    /// regions use it.
     pub arena_bytes: u64,
-    /// Bytes per segment by which the arena grows. A larger region lies in several pieces.
+    /// Size of the segments by which the arena grows, in bytes. A region larger than a segment has several pieces.
     pub segment_bytes: u64,
-    /// Bytes per chunk of regions that this node's sessions allocate: a power of two of at least 4096. Regions are
-    /// distributed over nodes, and moved, by chunks.
+    /// Chunk size of regions that this node's sessions allocate, in bytes: a power of two of at least 4096. A chunk is
+    /// the unit in which regions are distributed over nodes and moved.
     pub chunk_bytes: u64,
-    /// Bytes per ring from this node to a peer: a power of two of at least 4096.
+    /// Size of the ring from this node to each peer, in bytes: a power of two of at least 4096.
     pub ring_bytes: usize,
-    /// Bytes of the ring that each peer gets at this node for its calls: a power of two of at least 4096. Inputs longer
-    /// than a quarter of the ring are read from the caller's memory instead. The ring is used from end to end, so a
-    /// larger one takes more of the processor's cache.
+    /// Size of the ring at this node into which each peer writes its calls, in bytes: a power of two of at least 4096.
+    /// An input longer than a quarter of the ring stays in the caller's memory, and this node reads it from there.
+    /// Calls cycle through the whole ring, so a larger ring occupies more of the processor's cache.
     pub request_ring_bytes: u64,
     /// Time for which a silent node counts as alive.
     pub lease: Duration,
-    /// Maximum number of nodes that are all connected to each other. In a larger cluster, a node connects to the first
-    /// node, and to each other node on first use. Must be the same on all nodes.
+    /// Largest cluster, in nodes, in which all nodes connect to each other. In a larger cluster, a joining node
+    /// connects only to the first node, and to each other node on first use. Must be the same on all nodes.
     pub full_mesh_nodes_max: usize,
     /// Permitted action against a silent peer that could still write to this node's memory.
     pub fence: Fence,
     /// Principal of this node's sessions; by default the name of the Unix user.
     pub principal: Option<String>,
-    /// Offset of this node's time of day from the host's, in seconds, for trials of clusters whose clocks differ;
-    /// otherwise 0. Only the fencing tokens of locks depend on the time of day.
+    /// Offset of this node's time of day from the host's, in seconds, for tests of clusters whose clocks differ; 0
+    /// otherwise. Only the fencing tokens of locks depend on the time of day.
     pub clock_offset_s: i64,
-    /// Address at which the node serves its [`Metrics`](crate::Metrics) over HTTP, at `/metrics`; with port 0,
-    /// the system chooses the port. Every client that reaches the address is served; the answer holds numbers, and no
-    /// names except those of nodes.
+    /// Address at which the node serves its [`Metrics`](crate::Metrics) over HTTP, at `/metrics`; with port 0, the
+    /// system chooses the port. The node serves every client that reaches the address. The answer contains numbers, and
+    /// no names except those of nodes.
     pub metrics: Option<SocketAddr>,
 }
 
@@ -102,11 +102,11 @@ pub struct Config {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Hosts {
     /// Addresses at which other hosts may dial the node, over TCP; with port 0, the system chooses the port. They try
-    /// the addresses in this order, each for two seconds. Packets use the same address, unless [`Config::address`] is
-    /// not a loopback address. Empty for a node that only dials others.
+    /// the addresses in this order, each for two seconds. RoCE packets use the same IP address, unless
+    /// [`Config::address`] is not a loopback address. Empty for a node that only dials others.
     pub listen: Vec<SocketAddr>,
-    /// Addresses of any nodes of the cluster, tried in this order. Empty for the first node, and where a node runs in
-    /// the cluster directory.
+    /// Addresses of any nodes of the cluster, tried in this order. Empty for the first node, and if another node
+    /// already runs in the cluster directory.
     pub join: Vec<SocketAddr>,
     /// File with the secret that the hosts share, as `halite secret new` writes it.
     pub secret_file: PathBuf,
@@ -141,8 +141,8 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Checks the arena against the limits of this process: the machine's memory, and the limits of control groups
-    /// around the process. Other limits show only when the node joins.
+    /// Checks that the arena fits into the memory that this process may use: the machine's memory, and the limits of
+    /// the control groups that enclose the process. Only joining detects other limits.
     pub fn check(&self) -> Result<(), JoinError> {
         match headroom::most() {
             Some(most) if self.arena_bytes > most.bytes => {

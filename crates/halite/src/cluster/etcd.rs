@@ -1,4 +1,4 @@
-//! The directory in etcd as nodes reach it: its address, and the threads that carry transactions to it.
+//! Access to the directory of names in etcd: the address of etcd, and the threads that send transactions to it.
 //!
 //! ```text
 //!   engine ── Effect::Store ──► Carriers (a queue and a few threads) ── HTTP and JSON ──► etcd
@@ -63,8 +63,8 @@ impl EtcdAddress {
         Ok(gateway.list(&prefix)?.into_iter().filter_map(member).collect())
     }
 
-    /// Returns the host that founds the cluster, if this node, which others dial at `hosts`, may not. Of several that
-    /// start at once, one may, for as long as it can take until it is listed.
+    /// Returns the host that founds the cluster, or `None` if this node, which others dial at `hosts`, may found it. Of
+    /// several nodes that start at once, only one may, for as long as it can take until it is listed.
     pub(crate) fn other_founder(&self, hosts: &str) -> Result<Option<String>, EtcdError> {
         let founder = Gateway::new(self).create(&format!("{}/founding", self.prefix()), hosts, FOUNDING)?;
         Ok(founder.filter(|founder| founder != hosts))
@@ -86,7 +86,7 @@ pub(crate) enum EtcdMessage {
     Listing(Listing),
 }
 
-/// Delivers a message; returns whether the node still exists.
+/// Delivers a message. Returns true if the node still exists.
 type Deliver = dyn Fn(EtcdMessage) -> bool + Send + Sync;
 
 /// Transactions that wait for a carrier.
@@ -243,7 +243,7 @@ impl Carriers {
         Ok(())
     }
 
-    /// Carries a transaction. Each one is answered once, unless the node is gone.
+    /// Sends a transaction to etcd. Each one is answered once, unless the node is gone.
     pub(crate) fn carry(&self, id: u64, transaction: Transaction) {
         let sent = match &*self.open.lock().unwrap_or_else(PoisonError::into_inner) {
             // The threads live as long as the queue.
@@ -257,7 +257,7 @@ impl Carriers {
         }
     }
 
-    /// Checks whether that etcd is reached from here, and delivers the result later.
+    /// Checks whether this etcd is reachable from here, and delivers the result later.
     pub(crate) fn probe(&self, requester: Requester, text: String) {
         self.run_detached(move || {
             let address = text.parse::<EtcdAddress>().map_err(|error| error.to_string());

@@ -1,7 +1,8 @@
 //! The cluster's files, addresses and configuration.
 //!
-//! Only this folder reads files of the cluster and environment variables. It calls [`crate::error`] and
-//! [`crate::runtime`] only. Its locks are locks of files, and those of its threads for etcd, which nest with no other.
+//! No other folder reads the cluster's files or environment variables. This folder calls only [`crate::error`] and
+//! [`crate::runtime`]. Its locks are file locks, and the locks of its threads for etcd; the latter never nest with
+//! other locks.
 
 pub mod cluster_dir;
 pub(crate) mod config;

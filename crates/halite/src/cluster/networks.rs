@@ -17,21 +17,21 @@ use crate::cluster::config::{Config, Hosts};
 use crate::cluster::ways;
 use crate::error::JoinError;
 
-/// Properties of a node for the fabric that it opens.
+/// Properties of a node that its fabric needs.
 #[derive(Clone, Debug)]
 pub struct NodeIdentity {
     /// The node's number.
     pub node: NodeId,
-    /// A name that no other node has.
+    /// A name that is unique in the cluster directory.
     pub name: String,
-    /// The hello for peers.
+    /// The hello message that each peer receives when it is connected.
     pub hello: Vec<u8>,
     /// Settings for connections to other hosts, if any.
     pub(crate) hosts: Option<MetHosts>,
 }
 
 impl NodeIdentity {
-    /// Returns the name under which the node's fabric of that provider listens in the cluster directory.
+    /// Returns the name under which the node's fabric of `provider` listens in the cluster directory.
     pub fn name_of(&self, provider: Provider) -> String {
         format!("{}.{provider}", self.name)
     }

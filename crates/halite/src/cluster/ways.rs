@@ -7,7 +7,7 @@
 //!   node-3.shm.sock,node-3.roce.sock                  in its cluster directory, over either network; no other hosts
 //! ```
 //!
-//! Shared memory is tried first. Where it fails, for example because the two nodes are in different process namespaces,
+//! Shared memory is tried first. If it fails, for example because the two nodes are in different process namespaces,
 //! the next way is tried. An address in any other form is dialled unchanged.
 
 use std::net::SocketAddr;
@@ -47,7 +47,7 @@ impl Ways {
         sockets.join(",")
     }
 
-    /// Returns the address that a node announces which other hosts dial at `host`.
+    /// Returns the address that a node announces if other hosts dial it at `host`.
     pub(crate) fn announced_address(&self, host: &str, node: NodeId) -> String {
         match &self.place {
             Some(place) => format!("{host} {}@{place}", socket_name(node, Provider::Shm)),

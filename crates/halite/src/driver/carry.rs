@@ -1,14 +1,14 @@
-//! Carries out accesses by posting, in pipelined parts.
+//! Executes accesses in pipelined parts: copies a part if loads and stores reach it, and posts it otherwise.
 //!
 //! ```text
 //!   the next bytes ── in reach of loads and stores ──> copied
 //!        └─ out of reach ──> ready ── one post for each peer ──> posted ──> landed
 //! ```
 //!
-//! Parts become ready in order and are posted once they have a slice's bytes: the next ones are copied while the first
-//! are on their way, and the fabric finds copied bytes in the processor's cache. When the window is full, the oldest
-//! quarter lands. Order holds for each peer, and so for each byte, which has one owner while an operation on it is
-//! posted.
+//! Parts become ready in order, and are posted as soon as they add up to a slice. So the next parts are copied to
+//! staging memory while the first are in flight, and the fabric finds the copied bytes in the processor's cache. When
+//! the window is full, the thread waits for the oldest quarter to complete. Operations on one peer keep their order,
+//! and so do operations on one byte: it has a single owner while an operation on it is posted.
 
 use std::mem::take;
 
@@ -33,10 +33,11 @@ pub(crate) trait Transfer {
     /// Length of one access in bytes.
     fn len(&self, index: usize) -> usize;
 
-    /// Carries out some bytes from `at` on, where loads and stores reach. Returns how many.
+    /// Executes the access for some bytes from `at` on that loads and stores reach. Returns the number of bytes.
     fn step(&mut self, at: Cursor) -> Result<usize, Blocked>;
 
-    /// Returns how many bytes from `at` on loads and stores reach, or why they do not. Has no side effects.
+    /// Returns the number of bytes, from `at` on, that loads and stores reach, or why they reach none. Has no side
+    /// effects.
     fn locate(&self, at: Cursor) -> Result<usize, Blocked>;
 
     /// Returns the handle of an access that is blocked by a change of its region.

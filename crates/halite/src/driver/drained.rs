@@ -1,4 +1,4 @@
-//! Lets the thread that will make the node leave wait until a drain has ended.
+//! Lets a thread wait until the node's drain has ended; the thread then makes the node leave.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
@@ -13,7 +13,8 @@ struct Latch {
 }
 
 impl DrainedNode {
-    /// Blocks until the drain is over. Returns the number of regions that could not be moved.
+    /// Blocks until the drain has ended, or until the node's incarnation has. Returns the number of regions that could
+    /// not be moved.
     pub fn wait(&self) -> u64 {
         let mut left = self.0.left.lock().unwrap_or_else(PoisonError::into_inner);
         loop {

@@ -1,4 +1,4 @@
-//! Reads long payloads from a peer's memory, on the thread that wants them.
+//! Reads long payloads from a peer's memory, on the thread that needs them.
 
 use halite_fabric::{PeerId, RemoteAddress};
 use halite_tier::access::Blocked;

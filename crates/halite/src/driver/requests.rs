@@ -19,8 +19,8 @@ pub(crate) struct Pending<'c> {
     open: bool,
 }
 
-/// How often a spinning thread looks for its reply because some reply has arrived. After that it waits by waker, which
-/// is for its own reply only, and watches its deadline.
+/// Number of times that a spinning thread checks for its reply because some reply has arrived. After that, it waits by
+/// a waker, which only its own reply wakes, and checks its deadline.
 const LOOKS_MAX: usize = 64;
 
 /// The result of a spin for a reply.

@@ -37,8 +37,8 @@ use crate::runtime::jobs::{Done, Job};
 use crate::runtime::outbox::{OutMessage, Outbox};
 use crate::runtime::wait::Wakes;
 
-/// Interval between retries where no event announces a change: room in a peer's ring for requests, a free place for an
-/// atomic by call, and memory.
+/// Interval between retries of operations that wait for a change which no event announces: room in a peer's ring for
+/// requests, a free place for an atomic by call, and memory.
 const RETRY_NS: u64 = 1_000_000;
 /// Interval between checks whether local accesses are over: each takes 26 us at most unless its thread is descheduled
 /// in between.
@@ -131,7 +131,7 @@ struct Dialled {
     announced: String,
     /// Remaining addresses to try.
     ways: VecDeque<String>,
-    /// One of those tried before did not answer in time.
+    /// True if an address tried earlier did not answer in time.
     is_silent: bool,
 }
 

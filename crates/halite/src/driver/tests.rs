@@ -1,4 +1,4 @@
-//! Operations that need not take the engine's lock.
+//! Checks that frequent operations do not take the engine's lock.
 
 use std::cell::Cell;
 use std::sync::Arc;

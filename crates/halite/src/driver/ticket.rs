@@ -1,7 +1,7 @@
 //! Tickets: commands in progress in the engine, and the callers that wait for them.
 //!
-//! A command whose caller drops it is undone by further commands. One that may wait indefinitely for other sessions is
-//! withdrawn. All run to their end, and then their results are released.
+//! If the caller drops its command, further commands undo it; a command that may wait indefinitely for other sessions
+//! is also withdrawn. A dropped command still runs to its end, and then its results are released.
 //!
 //! ```text
 //!  Waiting ── finish ──> Done ── taken by the caller
@@ -10,7 +10,7 @@
 //!                  Abandoned ── finish ── undone: Free (of an alloc), then Unmap
 //! ```
 //!
-//! A session that is closed meanwhile stays open until everything is undone.
+//! If its session is closed meanwhile, the engine keeps the session open until everything is undone.
 
 use std::collections::BTreeMap;
 use std::task::{Context, Poll, Waker};

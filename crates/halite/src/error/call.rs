@@ -33,7 +33,7 @@ impl CallError {
     }
 }
 
-/// Cause of a failed call; [`CallError::may_have_run`] tells whether its handler may have run.
+/// Cause of a failed call; [`CallError::may_have_run`] is true if the handler may have run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallCause {
@@ -42,9 +42,9 @@ pub enum CallCause {
     UnknownNode,
     /// The server's node is down, or died or left before it answered.
     ///
-    /// A call ends with the incarnation of the node that it was sent to. A repeated call goes to the node that has the
-    /// number then, which may be a successor or none. Ephemeral numbers
-    /// ([`EPHEMERAL_NODE_MIN`](crate::EPHEMERAL_NODE_MIN) and up) are never reused while the cluster lives.
+    /// A call fails when the incarnation of the node to which it was sent ends. A repeated call goes to the node that
+    /// has the number by then: a successor, if there is one. Ephemeral numbers
+    /// ([`EPHEMERAL_NODE_MIN`](crate::EPHEMERAL_NODE_MIN) and up) are never reused in the lifetime of a cluster.
     #[error("the node is down")]
     PeerDown,
     /// The timeout passed. A late answer is dropped.
@@ -73,13 +73,13 @@ pub enum CallCause {
         /// Its length in bytes.
         len: u64,
     },
-    /// The handler took the call and dropped it.
+    /// The handler received the call and dropped it without a reply.
     #[error("the handler dropped the call without a reply")]
     NoReply,
     /// The server closed while the call was queued.
     #[error("the server closed before it received the call")]
     ServerClosed,
-    /// The node is draining and takes no new calls; it answers those that it took before.
+    /// The node is draining: it refuses new calls, and answers calls that it accepted earlier.
     #[error("the node is draining; call another")]
     Draining,
     /// There is no registered memory for a payload of this length, at the caller or the server.
@@ -135,7 +135,7 @@ pub struct SendError {
     pub len: u64,
     /// The cause.
     pub cause: SendCause,
-    /// True if the message may have been received. If false, it never will be.
+    /// True if the message may have been received. If false, it has not been and never will be received.
     pub may_have_arrived: bool,
 }
 
@@ -208,7 +208,7 @@ impl NamedCallError {
         &self.cause
     }
 
-    /// Returns whether the handler may have run or may still run. If false, repeating the call cannot run it twice.
+    /// Returns true if the handler may have run or may still run. If false, repeating the call cannot run it twice.
     pub fn may_have_run(&self) -> bool {
         matches!(&self.cause, NamedCallCause::Call(error) if error.may_have_run)
     }
@@ -262,8 +262,8 @@ pub enum ServeCause {
     /// The number of the port or function is reserved.
     #[error("numbers from 2^31 on are reserved: ports for `watch`, functions for `serve_named`")]
     Reserved,
-    /// Another server has this name, and not both servers share it.
-    #[error("another server has this name; several may have it if all set `shared`")]
+    /// Another server has this name, and at least one of the two servers does not set `shared`.
+    #[error("another server has this name; several servers may have it if all set `shared`")]
     NameTaken,
     /// The name is invalid, or cannot be registered.
     #[error(transparent)]
@@ -279,7 +279,7 @@ pub enum ServeCause {
     Forked,
 }
 
-/// An answer did not reach its caller. The caller fails too, unless it has gone.
+/// An answer did not reach its caller. The call fails at the caller too, unless the caller no longer waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cannot reply to the caller at node {node} with {}: {cause}", bytes(*len))]
 pub struct ReplyError {

@@ -21,7 +21,7 @@ pub enum ClusterDirError {
     },
     /// The directory holds files of other programs.
     #[error(
-        "{} is not a cluster's directory: it holds other files and no `{}`; choose one that is empty or does not exist",
+        "{} is not a cluster's directory: it holds other files and no `{}`; choose a directory that is empty or does not exist",
         dir.display(), MARKER
     )]
     NotOurs {
@@ -37,7 +37,7 @@ pub enum ClusterDirError {
     /// The directory is not private, or something in it is damaged or unreadable.
     #[error(transparent)]
     Dir(#[from] DirError),
-    /// The process of a node cannot be found.
+    /// The process of a node cannot be determined.
     #[error("cannot tell which process is node {node}: {}: {source}", socket.display())]
     Unreachable {
         /// The node.

@@ -8,21 +8,21 @@ use std::fmt;
 pub enum EtcdFault {
     /// etcd does not answer at its address, or not in time.
     Unreachable,
-    /// The certificate of etcd is not signed by the given authorities, is out of date or another host's; or etcd
+    /// The certificate of etcd is not signed by the given authorities, has expired, or is for another host; or etcd
     /// rejects this node's certificate.
     Certificate,
-    /// etcd does not know the user, the password is wrong, or the user lacks the right.
+    /// etcd does not know the user, the password is wrong, or the user lacks a permission.
     User,
     /// etcd has no room left.
     Full,
     /// The server is not an etcd 3.4 or newer, or only one of the two ends uses TLS.
     Foreign,
-    /// A file that the address names cannot be read, or has other content.
+    /// A file named in the address cannot be read, or its content is invalid.
     File,
 }
 
 impl EtcdFault {
-    /// Returns the fault as the middle of a sentence about etcd.
+    /// Returns the fault as the predicate of a sentence about etcd, such as "is full".
     pub fn as_str(self) -> &'static str {
         match self {
             EtcdFault::Unreachable => "does not answer",
@@ -34,7 +34,7 @@ impl EtcdFault {
         }
     }
 
-    /// Returns the remedy, as the end of a sentence.
+    /// Returns the remedy as an imperative, for the end of a sentence.
     pub fn remedy(self) -> &'static str {
         match self {
             EtcdFault::Unreachable => {

@@ -9,40 +9,40 @@ use halite_tier::message::{Loss, LossCause, LostName, RegionInfo};
 /// The loss of a region with its home.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lost {
-    /// The node that was its home.
+    /// The node that was the region's home.
     pub node: NodeId,
-    /// Its incarnation.
+    /// Incarnation of this node.
     pub incarnation: u64,
     /// Cause of the node's loss.
     pub cause: LossCause,
-    /// Time since the loss; for an unreachable node, time since it was last heard.
+    /// Time since the loss; for an unreachable node, time since this node last heard from it.
     pub age: Duration,
 }
 
 /// A name whose region was lost.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LostRegion {
-    /// The name, which is free.
+    /// The name. A new region may take it.
     pub name: String,
     /// The loss of its home.
     pub lost: Lost,
 }
 
-/// A name whose region exists, but whose home is not reached.
+/// A named region that exists, but whose home is unreachable.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UnreachableRegion {
-    /// The name, which is taken.
+    /// The name. It stays taken.
     pub name: String,
     /// The region's home.
     pub home: NodeId,
 }
 
-/// All names of the cluster that are taken.
+/// All names in use in the cluster.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ListedRegions {
     /// Regions whose homes answer.
     pub regions: Vec<RegionInfo>,
-    /// Regions whose homes are not reached now.
+    /// Regions whose homes are unreachable now.
     pub unreachable: Vec<UnreachableRegion>,
     /// Names in etcd whose entries were overwritten, so that they point to no region.
     /// [`Session::forget_name`](crate::Session::forget_name) frees such a name.

@@ -38,22 +38,22 @@ pub enum LockCause {
     /// This session does not hold the lock, or has lost it.
     #[error("this session does not hold the lock")]
     NotHeld,
-    /// The lock was held, but its home may have granted it to another session: as far as this node knows, the home has
-    /// not heard it for a lease, or the home was restarted.
+    /// This session held the lock, but the lock's home may have granted it to another session: as far as this node
+    /// knows, the home has not heard from this node for a lease, or the home was restarted.
     #[error(
-        "the lease has expired: the lock's home has not heard this node in time, and may have granted the lock to another session"
+        "the lease has expired: the lock's home has not heard from this node in time, and may have granted the lock to another session"
     )]
     Lapsed,
     /// The lock was not released in time.
     #[error("the lock was not released in time")]
     Timeout,
-    /// The holder's node has been silent for a lease and cannot be cut off. It may continue under the lock when it
-    /// resumes, so no other session can have the lock until then.
+    /// The holder's node has been silent for a lease and cannot be cut off. When the node resumes, the holder may still
+    /// act under the lock, so no other session can get the lock until then.
     #[error(
         "the holder's node {0} is silent and cannot be cut off; end its process, or wait until it resumes"
     )]
     HeldBySilent(NodeId),
-    /// The lock's home is down, and the lock with it; its holder no longer excludes others.
+    /// The lock's home is down, and the lock is lost with it: its holder no longer excludes other sessions.
     #[error("node {0}, the lock's home, is down; the next lock call creates the lock anew")]
     PeerDown(NodeId),
     /// An operation on the lock's region failed.
@@ -85,7 +85,7 @@ pub enum BarrierCause {
     /// The first waiter's timeout passed before all participants had arrived.
     #[error("not all participants arrived in time")]
     Timeout,
-    /// The waiting participants expect another number.
+    /// The waiting participants gave another number of participants.
     #[error("the waiting participants expect {expected} participants")]
     Size {
         /// The number that they expect.

@@ -4,7 +4,7 @@ use halite_tier::ids::NodeId;
 
 use super::{AccessCause, RegionCause, SendCause, bytes, half_way};
 
-/// A write failed, or the notification of some watchers.
+/// A write failed, or the bytes are written but the notification of some watchers failed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cannot write {} at offset {offset} of {region} and notify its watchers: {cause}", bytes(*len))]
 pub struct NotifyError {
@@ -45,8 +45,8 @@ pub enum NotifyCause {
     /// All bytes are written, but the watchers could not be listed; none was notified.
     #[error("the bytes are written, but the watchers are unknown: {0}")]
     Watchers(RegionCause),
-    /// All bytes are written, but this watcher was not notified, or possibly not. Other watchers were, unless their
-    /// notification failed too.
+    /// All bytes are written, but this watcher was not notified, or may not have been. The other watchers were
+    /// notified, unless their notifications failed too.
     #[error("the bytes are written, but a watcher at node {node} {} notified: {cause}", was_not(*may_have_arrived))]
     Telling {
         /// Node of the watcher; the first one, if several failed.

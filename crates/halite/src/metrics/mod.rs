@@ -1,8 +1,8 @@
 //! Metrics: counters and state of a node, in Prometheus' format.
 //!
-//! `timings` has the histograms, fed where operations end; [`crate::node`] collects all metrics and answers scrapers.
-//! This folder calls nothing else of this crate and takes no lock. [`halite_tier::access::Count`] counts the data path.
-//! `docs/operations.md` documents the names.
+//! `timings` has the histograms; operations update them when they end. [`crate::node`] collects all metrics and answers
+//! scrapers. This folder calls nothing else of this crate and takes no lock. [`halite_tier::access::Count`] counts the
+//! data path. `docs/operations.md` documents the names.
 
 pub(crate) mod timings;
 
@@ -13,7 +13,7 @@ pub(crate) use timings::{Histogram, Timed, Timings};
 /// Kind of a family's samples.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MetricKind {
-    /// A number that only rises while the node lives.
+    /// A number that never decreases while the node runs.
     Counter,
     /// A current value.
     Gauge,
@@ -21,7 +21,7 @@ pub enum MetricKind {
     Histogram,
 }
 
-/// All samples of one name.
+/// A metric family: all samples with one name.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Family {
     /// The name, stable across versions.

@@ -1,4 +1,4 @@
-//! Histograms of durations: any thread feeds them, and reading them stops no thread.
+//! Histograms of durations. Any thread may update them, and reading them blocks no thread.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;

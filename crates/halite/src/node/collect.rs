@@ -1,8 +1,8 @@
 //! Collects a node's metrics.
 //!
-//! Looks once under the runner's lock, and sends no message. The number of series is bounded: series by peer exist only
-//! for permanent nodes, with numbers below [`EPHEMERAL_NODE_MIN`], of which a cluster has a few hundred at most.
-//! Applications and commands are only counted.
+//! It takes the runner's lock once, and sends no message. The number of time series is bounded: only permanent nodes,
+//! whose numbers are below [`EPHEMERAL_NODE_MIN`], have series of their own, and a cluster has a few hundred of them at
+//! most. Applications and commands are only counted.
 
 use halite_fabric::Path;
 use halite_tier::access::{Count, Counts};

@@ -17,11 +17,12 @@ use crate::session::Session;
 
 /// A node without threads, clock or files, for simulated time and for programs with their own event loop.
 ///
-/// Its owner calls [`Driven::step`] when the fabric's doorbell rings, and at the time that the last step returned.
-/// Tasks of the owner use its sessions; a blocking session would wait forever, because no other thread drives the node.
+/// The application calls [`Driven::step`] when the fabric's doorbell rings, and at the time that the previous step
+/// returned. Its tasks use the node's async sessions; a blocking session would wait forever, because no other thread
+/// drives the node.
 ///
-/// Dropping it without leaving acts as a crash: no other node is told, and its sessions' operations end with
-/// `NodeClosed`.
+/// Dropping the node without leaving acts like a crash: the node does not tell other nodes, and its sessions'
+/// operations fail with `NodeClosed`.
 pub struct Driven {
     inner: NodeInner,
     leaving: RefCell<Option<Leaving>>,
@@ -36,7 +37,8 @@ impl std::fmt::Debug for Driven {
 /// The result of a step of a driven node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// The node waits: call it again when the doorbell rings, or at this time on its clock, in nanoseconds.
+    /// The node waits. Call [`Driven::step`] again when the doorbell rings, or at this time on the node's clock, in
+    /// nanoseconds.
     Next(u64),
     /// The node has left, and needs no further steps.
     Left,
@@ -98,14 +100,14 @@ impl Driven {
         self.inner.driver.look(|runner| runner.engine().is_some_and(|engine| engine.is_unconnected(node)))
     }
 
-    /// Returns the number of calls in progress to a node and of answers kept for it, as [`Session::explain_peer`] does,
-    /// without a message.
+    /// Returns the number of calls in progress to `node`, and the number of answers kept for it, as
+    /// [`Session::explain_peer`] does, but without a message.
     pub fn under_way(&self, node: NodeId) -> (usize, usize) {
         self.inner.driver.shared.rpc.under_way(node)
     }
 
-    /// Returns the memory that accesses of this node may touch now, with its regions. For checks that no two nodes use
-    /// the same memory for parts of different regions.
+    /// Returns the memory that accesses of this node may touch now, each piece with its region. Tests check with it
+    /// that no two nodes use the same memory for different regions.
     pub fn reached(&self) -> Vec<(RegionId, Extent)> {
         self.inner.driver.look(|runner| runner.engine().map_or_else(Vec::new, |engine| engine.reached()))
     }
@@ -123,13 +125,13 @@ impl Driven {
         self.inner.session(None)
     }
 
-    /// Opens a session that acts as `principal`; the owner of a driven node is trusted with the choice.
+    /// Opens a session that acts as `principal`; the node trusts the application to choose it.
     pub fn session_of(&self, principal: &str) -> Result<Session, JoinError> {
         Ok(self.inner.session(Some(inner::principal(principal)?)))
     }
 
-    /// Asks the home of a lock to release it for `session`, which does not hold it. For trials: a session refuses this
-    /// itself, and here the home must.
+    /// Asks the home of a lock to release it for `session`, which does not hold it. For tests: a session normally
+    /// refuses this itself; here the home must refuse it.
     pub async fn unlock_unheld(&self, session: &Session, name: &str) -> Result<(), LockError> {
         session.unlock_unheld(name).await
     }

@@ -182,7 +182,7 @@ impl NodeInner {
         Session::new(self.driver.clone(), self.incarnation, id, principal, random, self.chunk_bytes)
     }
 
-    /// Connects to all members at `addresses`; returns whether the first node is among them, or is this node. Members
+    /// Connects to all members at `addresses`. Returns true if the first node is among them, or is this node. Members
     /// that are `listed` in etcd are recorded.
     pub(crate) async fn meet_all(&self, addresses: &[String], listed: Vec<(NodeId, String)>) -> bool {
         self.driver.with(|runner, _| runner.begin_to_meet(addresses));

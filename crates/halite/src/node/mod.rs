@@ -2,7 +2,7 @@
 //!
 //! This folder assembles a node: its files and networks ([`crate::cluster`]), its driver ([`crate::driver`]), its
 //! sessions ([`crate::session`]) and its metrics. No other folder of this crate calls back into it. Its only locks are
-//! locks of files.
+//! file locks.
 
 mod collect;
 pub(crate) mod driven;
@@ -41,7 +41,8 @@ use crate::session::Session;
 /// Set in the random numbers of ephemeral nodes that connect to other hosts.
 const EPHEMERAL_NODE_BIT: u32 = 1 << 31;
 
-/// Number of nodes of its host, the lowest-numbered, that a node asks for the first node if that is not among them.
+/// Number of nodes that a joining node asks for the first node, if the first node is not on its host: the
+/// lowest-numbered nodes of the host.
 const GUIDES: usize = 3;
 
 /// The address of etcd, and the members of several hosts that are listed there, with their addresses.
@@ -86,8 +87,9 @@ impl Node {
         Node::wrap(config, |fabric| fabric)
     }
 
-    /// Takes a number for a permanent node of `config` that connects to other hosts. The directory gives out each
-    /// number once, so the configuration is checked first, and a node that this host could not run takes none.
+    /// Takes a number from the directory of names, for a permanent node of `config` that connects to other hosts. The
+    /// directory assigns each number only once, so this checks the configuration first: a node that this host cannot
+    /// run takes no number.
     pub fn take_number(config: &Config) -> Result<NodeId, JoinError> {
         let mut config = config.clone();
         config.check()?;
@@ -121,18 +123,18 @@ impl Node {
         Node::join(config, first, Role::Member, open)
     }
 
-    /// Joins as [`Node::embedded`] does, for a process that uses other nodes and serves none, such as a command. On
-    /// another host than node 0's, it does not wait until all nodes know it, which saves two round trips; those nodes
-    /// may not know its number for a moment.
+    /// Joins as [`Node::embedded`] does, for a process that uses other nodes and serves none, such as a command. On a
+    /// host other than node 0's, it does not wait until all nodes know the new node. This saves two round trips, but
+    /// for a moment some nodes may not know its number.
     pub fn client(config: Config) -> Result<Node, JoinError> {
         let first = FirstNode::Required(first_timeout(config.lease));
         Node::join(config, first, Role::Client, networks::open)
     }
 
     /// Joins as [`Node::client`] does, for a process that observes nodes ([`Session::status`]). It also joins if the
-    /// first node is unreachable, which takes three tenths of a lease if it is silent. Then
-    /// [`Node::membership_source`] is the node that lists the members, and regions have no names, unless these are in
-    /// etcd.
+    /// first node is unreachable; this takes three tenths of a lease if the first node is silent.
+    /// [`Node::membership_source`] is then the node that lists the members instead, and regions cannot be found by name
+    /// unless the names are in etcd.
     pub fn observer(config: Config) -> Result<Node, JoinError> {
         let first = FirstNode::Optional(observer_timeout(config.lease));
         Node::join(config, first, Role::Client, networks::open)
@@ -144,7 +146,7 @@ impl Node {
     }
 
     /// Joins as [`Node::embedded`] does, over the fabric that `open` returns. The fabric listens for the networks of
-    /// `config`; an address without the name of a network means the first.
+    /// `config`; an address without the name of a network belongs to the first of them.
     pub fn with_fabric(
         config: Config,
         open: impl FnOnce(&NodeIdentity) -> Result<Arc<dyn Fabric>, JoinError>,
@@ -427,7 +429,7 @@ fn refuse_if_founded(config: &Config) -> Result<(), JoinError> {
     }
 }
 
-/// Fills the addresses to join from etcd, if the node has etcd's address and no other; returns whether there are any.
+/// Fills the addresses to join from etcd, if the node has etcd's address and no other. Returns true if there are any.
 fn join_by_etcd(config: &mut Config) -> Result<bool, JoinError> {
     let Some(etcd) = config.directory.as_ref().filter(|_| config.hosts.is_some() && lacks_join(config))
     else {
@@ -568,8 +570,8 @@ impl Node {
         &self.addresses
     }
 
-    /// Returns the node that lists the members for this node: the first node, or, if that is out of reach, the lowest
-    /// permanent one of this node and its peers.
+    /// Returns the node that lists the members for this node: the first node, or, if it is unreachable, the permanent
+    /// node with the lowest number among this node and its peers.
     pub fn membership_source(&self) -> NodeId {
         self.inner.driver.look(|runner| runner.engine().map_or(NodeId::FIRST, Engine::membership_source))
     }
@@ -579,23 +581,23 @@ impl Node {
         Metrics::collect(&self.inner.driver)
     }
 
-    /// Returns true if the node makes progress, for watchdogs. Does not wait.
+    /// Returns true if the node makes progress; for watchdogs. Does not block.
     ///
-    /// False once the node has failed, and while work that was due a lease ago has not run, for example because its
-    /// threads get no core or one of them hangs. Other nodes then count it as silent.
+    /// Returns false after the node has failed, and while work that was due a lease ago has not run, for example
+    /// because the node's threads get no core or one of them hangs. Other nodes then count the node as silent.
     pub fn is_well(&self) -> bool {
         let driver = &self.inner.driver;
         !driver.is_closed() && driver.overdue() < self.lease
     }
 
-    /// Returns the reason why the node's incarnation is over, if another node has reported that. Its operations then
-    /// fail as if it had left, and [`Node::drained`] returns.
+    /// Returns why the node's incarnation has ended, if another node has reported its end. The node's operations then
+    /// fail as if it had left, and [`DrainedNode::wait`] returns.
     pub fn over(&self) -> Option<Over> {
         self.inner.driver.look(|runner| runner.over)
     }
 
-    /// Returns a handle to wait until the node has been drained ([`Session::drain`]) or its incarnation is over
-    /// ([`Node::over`]). Its process should then let it leave.
+    /// Returns a handle to wait until the node has been drained ([`Session::drain`]) or its incarnation has ended
+    /// ([`Node::over`]). The process should then call [`Node::leave`].
     pub fn drained(&self) -> DrainedNode {
         self.inner.driver.shared.drained.clone()
     }

@@ -1,8 +1,8 @@
 //! Serves metrics: `GET /metrics` over HTTP, and nothing else.
 //!
 //! One thread serves all connections. Clients are untrusted: at most [`CONNECTIONS_MAX`] connections at a time, each
-//! for at most [`CONNECTION_LIFETIME_MAX`] and with one request of at most [`REQUEST_BYTES_MAX`]. Further clients wait in the system's
-//! queue, no longer than that.
+//! for at most [`CONNECTION_LIFETIME_MAX`] and with one request of at most [`REQUEST_BYTES_MAX`]. Further clients wait
+//! in the system's accept queue until a connection ends.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

@@ -1,6 +1,7 @@
 //! Fetches: chunks that the engine has read from peers' memory into this node's arena.
 //!
-//! A chunk is read by a window of slices, as an access is. They land in the chunk's place and need no staging memory.
+//! A chunk is read as a window of slices, like an access. The slices land directly in the chunk's memory in the arena,
+//! and need no staging memory.
 
 use std::collections::BTreeMap;
 

@@ -8,13 +8,13 @@
 //!              └ dropped: gone      └ dropped ──> Abandoned ── complete: slot is free
 //! ```
 //!
-//! An operation begins *before* its address is looked up, so that a later change of the address learns from
-//! [`InFlight::is_over`] that the old one is no longer in use.
+//! An operation begins *before* its address is looked up, so that code that changes the address later can learn from
+//! [`InFlight::is_over`] when the old address is no longer in use.
 //!
-//! Transfers of several operations keep a window of them in progress: accesses of sessions ([`Pipeline`]), and those
-//! that the engine asks for ([`fetches`]). An operation of up to 256 bytes, and its completion, allocates nothing and
-//! takes no lock that all threads of the node share. (Providers have their own: `shm` looks a peer up under a reader
-//! lock and queues completions under a mutex.)
+//! A transfer of several operations keeps a window of them in flight: an access of a session ([`Pipeline`]), or a fetch
+//! for the engine ([`fetches`]). An operation of up to 256 bytes, and its completion, allocates nothing and takes no
+//! lock that all threads of the node share. (Providers have shared locks of their own: `shm` looks a peer up under a
+//! reader lock and queues completions under a mutex.)
 //!
 //! It calls [`crate::runtime`] and the fabric. Its locks are those of the table's shards; no other lock is taken under
 //! one.
@@ -70,7 +70,7 @@ impl std::fmt::Debug for KeepAlive {
     }
 }
 
-/// The operations that were in progress at some time.
+/// A set of operations: those that were in progress at one moment.
 #[derive(Debug)]
 pub(crate) struct Mark(Vec<OperationId>);
 

@@ -4,7 +4,7 @@
 //!   | small slots: one for each of a shard's first operations | 4 MiB segments, from which longer slots are cut |
 //! ```
 //!
-//! A small operation's place in the table determines its slot, so it needs no lock.
+//! The index of a small operation in the table determines its slot, so it takes no lock to get one.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;

@@ -1,6 +1,7 @@
 //! The table of operations in progress, in shards, so that threads do not contend for one lock.
 //!
-//! A thread's operations are in its own shard, whose lock is otherwise taken only for their completions.
+//! A thread puts its operations into its own shard. Other threads take the lock of that shard only to complete these
+//! operations.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

@@ -7,10 +7,11 @@
 //!
 //! This node exchanges requests with a peer that is up. A peer that is down may still write to this node's memory, so
 //! the ring that it writes to and the slots for its replies stay reserved until it is cut off. The engine decides the
-//! transitions; the runner reports each to all parts, in one place ([`crate::driver::runner`]). No part draws its own
-//! conclusions from posts that the fabric refuses.
+//! transitions; the runner reports each to all parts, in one place ([`crate::driver::runner`]). No other module infers
+//! a peer's state from posts that the fabric refuses.
 //!
-//! The services and the arena for peers' requests are under the same lock, since each request needs both.
+//! The services and the arena for peers' requests are under the same lock as the table, because each request needs them
+//! too.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -251,7 +252,7 @@ impl Table {
         up.filter_map(|(peer, row)| Some((*peer, row.link.as_ref()?)))
     }
 
-    /// Returns `None` if a peer is up; otherwise whether it is cut off.
+    /// Returns `None` if a peer is up; otherwise `CutOffYet(true)` if the peer is cut off.
     pub(crate) fn is_down(&self, peer: PeerId) -> Option<CutOffYet> {
         match self.peers.get(&peer).map(|row| row.state) {
             Some(PeerState::Up) => None,

@@ -1,7 +1,8 @@
-//! Detects contention: so many runnable threads that spinning takes a core from another thread.
+//! Detects contention: so many threads are runnable that a spinning thread takes a core from another thread.
 //!
-//! Yielding also shows contention, but at a cost: the thread has used up its slice, waits for that of a computing
-//! thread, and is scheduled late at its next wake-up. A thread that sleeps is scheduled at once when woken.
+//! A thread could also detect contention by yielding, but at a cost: it gives up its time slice, waits for the slice of
+//! a computing thread to end, and is scheduled late at its next wake-up. A thread that sleeps is scheduled at once when
+//! woken.
 
 use std::fs::read_to_string;
 use std::sync::OnceLock;

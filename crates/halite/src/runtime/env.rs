@@ -13,8 +13,8 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use crate::runtime::crowd::is_host_crowded;
 use crate::runtime::headroom;
 
-/// The environment of a [`crate::Driven`] node, real or simulated. With the same environment and the same fabric, a
-/// node does the same.
+/// The environment of a [`crate::Driven`] node, real or simulated. A node is deterministic: with the same environment
+/// and the same fabric, it behaves the same.
 pub trait Env: Send + Sync {
     /// Nanoseconds on the node's clock, which never runs backwards.
     fn now_ns(&self) -> u64;

@@ -1,8 +1,9 @@
 //! The order in which a thread may take this crate's locks.
 //!
-//! Each type that [`lock`], [`read`] or [`write()`] locks has a [`Rank`]; locks that never nest do without. Builds with
+//! Each type that [`lock`], [`read`] or [`write()`] locks has a [`Rank`]; locks that never nest have none. Builds with
 //! debug assertions, including tests, track what each thread holds and panic when it takes a lock of a lower or the
-//! same rank. The fabric's own locks come after all of these; the poll token has no rank, since it is only tried.
+//! same rank. The fabric's own locks come after all of these; the poll token has no rank, because threads only try to
+//! lock it and never wait for it.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};

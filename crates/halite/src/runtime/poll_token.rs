@@ -1,6 +1,7 @@
 //! The poll token: which thread polls, and how arrivals are handled while none does.
 //!
-//! The token is a mutex that is only tried. Its holder polls. While it is free, the node is
+//! The token is a mutex that threads only try to lock. Its holder polls: it has a turn. While the token is free, the
+//! node is
 //!
 //! ```text
 //!   cold   the doorbell is armed for the progress thread, which sleeps until it rings
@@ -13,10 +14,9 @@
 //! ```
 //!
 //! The word that arms a doorbell is in a cache line that every peer reads when it posts, so disarming and arming it
-//! around each turn would cost more than the turn. While turns are frequent they handle arrivals anyway, and the
-//! progress thread only covers arrivals right after the last turn. Its poll interrupts the thread that runs on that
-//! core, for some 50 us on a virtual machine, so each poll that finds the node hot doubles the interval, up to
-//! WATCH_NS_MAX.
+//! around each turn would cost more than the turn. Frequent turns handle arrivals anyway, and the progress thread only
+//! has to handle those that come right after the last turn. Its poll interrupts the thread that runs on that core, for
+//! some 50 us on a virtual machine, so each poll that finds the node hot doubles the interval, up to WATCH_NS_MAX.
 //!
 //! An arrival should wake the thread that waits for it and no other. So a caller that goes to sleep becomes the leader
 //! unless there is one: it sleeps on the fabric, and the doorbell is armed for it, cold or hot. (This is the
@@ -32,7 +32,8 @@
 //!   only while it sleeps. It stops leading while it holds the token, and arms the doorbell for the progress thread; if
 //!   another thread holds the token and may just have armed the doorbell for the leader, the leader rings.
 //! - A leader that is rung and finds the token taken retries soon: the holder may have polled for the last time.
-//! - A progress thread that finds the token taken retries, and leaves no mark: turns cost nothing for its sake.
+//! - A progress thread that finds the token taken retries. It leaves no request to the holder, so it adds no cost to
+//!   turns.
 //!
 //! The token protects all of this state. This module does not know what is polled, or for which thread.
 
@@ -80,7 +81,7 @@ pub(crate) struct PollToken<P> {
 #[derive(Debug)]
 struct TokenState<P> {
     poller: P,
-    /// The doorbell is armed, as far as the token knows.
+    /// True if the doorbell is armed, as far as the token knows.
     armed: bool,
     hot: bool,
     /// Turns in close succession, while cold.

@@ -1,7 +1,7 @@
-//! Accesses: from a handle to bytes, by any path.
+//! Accesses to the bytes behind a handle, by any path.
 //!
-//! Accesses by loads and stores are copied on the caller's own thread, without waiting. Others wait here, for a region
-//! that is changing or for the completion of posted requests.
+//! An access by loads and stores copies on the caller's own thread, without waiting. Other accesses wait here, for a
+//! region that is changing or for the completion of posted requests.
 
 pub(crate) mod posted;
 

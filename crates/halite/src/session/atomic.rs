@@ -1,9 +1,9 @@
 //! Atomics: indivisible changes of aligned 8-byte words.
 //!
-//! Words within reach of loads and stores are changed on the caller's own thread. Other atomics are posted, or, where
-//! the fabric's atomics are not coherent with the owner's processors, sent as a call that the owner's processor
-//! executes ([`halite_tier::rpc::atomic`]). An atomic is never repeated: if its completion or answer is lost, it fails
-//! and may have taken effect.
+//! If loads and stores reach the word, the caller's own thread changes it. Other atomics are posted; if the fabric's
+//! atomics are not coherent with the owner's processors, they are sent as a call that the owner's processor executes
+//! ([`halite_tier::rpc::atomic`]). An atomic is never repeated: if its completion or answer is lost, it fails and may
+//! have taken effect.
 
 use halite_tier::access::{Atomic, Blocked, SlotRef, WORD_BYTES};
 use halite_tier::permissions::Permissions;
@@ -42,8 +42,8 @@ impl Session {
         self.inner.change(lh, offset, Atomic::FetchAdd { add })
     }
 
-    /// Replaces the 8-byte word at `offset` by `new` if it holds `expected`; returns its old value, which equals
-    /// `expected` exactly if it was replaced. Needs [`ATOMIC`](crate::Permissions::ATOMIC).
+    /// Replaces the 8-byte word at `offset` by `new` if it holds `expected`; returns the old value. The word was
+    /// replaced if and only if the old value equals `expected`. Needs [`ATOMIC`](crate::Permissions::ATOMIC).
     pub fn compare_swap(
         &self,
         lh: Lh,
@@ -54,10 +54,10 @@ impl Session {
         self.inner.change(lh, offset, Atomic::CompareSwap { expected, new })
     }
 
-    /// Makes compare-swaps in order while each finds its expected value; returns how many succeeded.
+    /// Executes compare-swaps in order until one does not find its expected value; returns how many succeeded.
     ///
-    /// The first that fails changes nothing, and later ones are not tried. With loads and stores, the batch costs
-    /// little more than its changes; otherwise each swap waits for the one before.
+    /// The swap that fails changes nothing, and later ones are not tried. With loads and stores, the batch costs little
+    /// more than its changes; otherwise each swap waits for the one before.
     pub async fn compare_swap_while(&self, lh: Lh, swaps: &[SwapOp]) -> Result<usize, BatchError> {
         let mut index = 0;
         while let Some(&SwapOp { offset, expected, new }) = swaps.get(index) {

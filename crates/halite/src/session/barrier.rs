@@ -25,8 +25,8 @@ impl Session {
     /// Waits until `participants` sessions wait at the barrier `name`; returns how many times the barrier has been
     /// passed so far.
     ///
-    /// All participants must give the same number. If the first waiter has waited for `timeout`, all current waiters
-    /// fail. A participant that dies, or drops this future, is no longer counted.
+    /// All participants must give the same number. When the first waiter's `timeout` expires, all current waiters fail.
+    /// A participant that dies, or drops this future, is no longer counted.
     pub async fn barrier(
         &self,
         name: &str,

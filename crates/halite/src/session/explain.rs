@@ -126,8 +126,8 @@ pub struct PeerCapabilities {
     pub provider: &'static str,
     /// True if loads and stores reach the peer's memory.
     pub direct: bool,
-    /// Atomics on the peer's memory; where they are not coherent with its processors, sessions' atomics travel as
-    /// calls.
+    /// Atomics on the peer's memory. If they are not coherent with the peer's processors, sessions send their atomics
+    /// as calls.
     #[serde(serialize_with = "as_text")]
     pub atomics: Atomics,
     /// Number of lanes: messages and calls use one, accesses another if there are two.
@@ -145,9 +145,10 @@ pub struct PathExplained {
     pub mtu_bytes: u32,
     /// Packets sent, including repetitions.
     pub sent: u64,
-    /// Packets sent again; at least this many were lost or late.
+    /// Packets retransmitted.
     pub repeated: u64,
-    /// True if both ends repeat single packets; otherwise all packets behind a lost one are sent again.
+    /// True if both ends retransmit only the packets that were lost (selective repeat); otherwise they also retransmit
+    /// all packets sent after a lost one (go-back-N).
     pub repeats_single: bool,
     /// Packets that arrived ahead of a lost or late one, and were kept.
     pub kept: u64,
@@ -187,9 +188,9 @@ pub struct PeerExplained {
     pub connected: bool,
     /// Reason for the choice of this network, if there was a choice.
     pub provider_reason: Option<&'static str>,
-    /// Capabilities of the network in between, if it is connected.
+    /// Capabilities of the network between the two nodes, if they are connected.
     pub capabilities: Option<PeerCapabilities>,
-    /// Time since it was last heard, in ms, if it is connected.
+    /// Time since this node last heard from it, in ms, if it is connected.
     pub silent_ms: Option<u64>,
     /// Round trip, in ns, if it is connected over a network that measures it.
     pub round_trip_ns: Option<u64>,
@@ -203,7 +204,8 @@ pub struct PeerExplained {
     pub bytes_quarantined_here: u64,
     /// Bytes of its own memory that it keeps in quarantine, if it answers.
     pub bytes_quarantined_there: Option<u64>,
-    /// Nodes with memory that report it as cut off: none of its operations lands there ([`Session::reach`]).
+    /// Nodes with memory that report it as cut off: none of its operations can land in their memory any more
+    /// ([`Session::reach`]).
     pub cut_off_at: Vec<u32>,
     /// Reason for its state, as text.
     pub reason: String,
@@ -217,7 +219,7 @@ pub struct PeerSeen {
     /// True if the peer announces this node's cluster directory, and so is a process of this host. False for peers of
     /// other hosts or other directories, and for peers without shared memory, which announce no directory.
     pub is_here: bool,
-    /// Time since it was last heard, if it is connected.
+    /// Time since this node last heard from it, if it is connected.
     pub silent: Option<Duration>,
     /// Round trip, if the network in between measures it.
     pub round_trip: Option<Duration>,
@@ -227,7 +229,8 @@ pub struct PeerSeen {
 
 /// Explanations.
 impl Session {
-    /// Returns how this node sees another, without a message; `None` if it has never heard of it, and in a fork.
+    /// Returns how this node sees `node`, without sending a message. Returns `None` if this node has never heard of
+    /// `node`, and in a fork of the process.
     pub fn seen(&self, node: NodeId) -> Option<PeerSeen> {
         let driver = &self.inner.driver;
         if driver.is_forked() {

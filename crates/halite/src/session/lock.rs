@@ -5,10 +5,10 @@
 //!                     └─ dropped, timeout, error: Idle
 //! ```
 //!
-//! A lock is a word in a hidden region (`halite_tier::lockword`). Within reach of loads and stores, a free lock is
-//! taken and released by one compare-swap each, without a message. Otherwise the session asks the home, which keeps the
-//! queue of waiters: one round trip, where two posted atomics would take two, and the home knows of every request that
-//! a dropped future leaves behind.
+//! A lock is a word in a hidden region (`halite_tier::lockword`). If loads and stores reach the word, a session takes a
+//! free lock, and releases it, by one compare-swap each, without a message. Otherwise the session asks the home, which
+//! keeps the queue of waiters. This takes one round trip, whereas two posted atomics would take two, and the home knows
+//! every request whose future was dropped.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -119,11 +119,11 @@ impl Guard {
 
     /// Checks that the lock is still held; fails with [`LockCause::Lapsed`] otherwise.
     ///
-    /// A guard expires a lease ([`Config::lease`](crate::Config)) after this node's last acknowledged heartbeat to the
-    /// lock's home, measured by this node's clock. The home gives the lock to another session only after that. Call
-    /// this before each step that needs exclusion; it costs a lock of this process and no message. Accesses that have
-    /// begun may still land at third nodes when another session has the lock; where that matters, compare
-    /// [tokens](Guard::token).
+    /// A guard expires one lease ([`Config::lease`](crate::Config)) after this node's last acknowledged heartbeat to
+    /// the lock's home, measured by this node's clock. The home gives the lock to another session only after that. Call
+    /// this before each step that needs exclusion; it takes a mutex of this process, and sends no message. Accesses
+    /// begun under the lock may still land at other nodes after another session has got the lock; if that matters,
+    /// compare [tokens](Guard::token).
     pub fn check(&self) -> Result<(), LockError> {
         let kept = self.session.inner.check_kept(&self.named, Some(self.token));
         kept.map_err(|cause| failed("keep", &self.named.name, cause))

@@ -91,9 +91,9 @@ pub struct AllocOptions {
     pub placement: Placement,
     /// Permissions of all principals except the session's own.
     pub everyone: Permissions,
-    /// True if the owners take the region's memory from the system before the region exists. The memory is then charged
-    /// to the owners, not to writers, and cannot run out under a writer; the allocation takes about 0.3 s per GiB.
-    /// Otherwise each page is taken by, and charged to, the process that touches it first.
+    /// True if the owners allocate the region's memory from the system before the region exists. The memory is then
+    /// charged to the owners, not to writers, and cannot run out under a writer; the allocation takes about 0.3 s per
+    /// GiB. Otherwise the first process that touches a page allocates it, and the page is charged to this process.
     pub populate: bool,
 }
 
@@ -142,12 +142,12 @@ pub struct SwapOp {
 /// Clones are the same session. Dropping the last one ends the session and all its handles. Guards, watches, posted
 /// calls and borrowed answers each count as a clone, so none of them borrows the session.
 ///
-/// A session belongs to the process that joined the cluster. After a `fork`, it is the parent's: in the child, all
-/// operations of the node, its sessions, servers, mailboxes, guards and posted accesses fail with `Forked`
+/// A session belongs to the process that joined the cluster. After a `fork`, it still belongs to the parent: in the
+/// child, all operations of the node, its sessions, servers, mailboxes, guards and posted accesses fail with `Forked`
 /// ([`RegionCause::Forked`], [`AccessCause::Forked`](crate::AccessCause::Forked),
 /// [`CallCause::Forked`](crate::CallCause::Forked) and so on), and dropping them does nothing. The child may join as a
-/// node of its own. A child that lives on without executing another program keeps the parent's descriptors open, so
-/// other nodes may notice the parent's end only when its lease is over.
+/// node of its own. A child that keeps running without `exec` keeps the parent's descriptors open, so other nodes may
+/// notice the parent's end only when its lease expires.
 ///
 /// ```
 /// # use halite::{Config, Node, NodeId, Permissions, Placement};
@@ -226,8 +226,9 @@ impl Session {
 
     /// Polls the node once on this thread, unless another thread is polling. Returns at once if nothing has arrived.
     ///
-    /// Call this in a loop that polls memory until a peer has written it. Where the peer's stores do not reach this
-    /// node, the node itself must receive the bytes, and such a loop may keep the progress thread off the processor.
+    /// Call this in a loop that polls memory for the write of a peer. If the peer's stores do not reach this memory
+    /// directly, this node must receive the bytes, and a loop without this call may keep the progress thread off the
+    /// processor.
     ///
     /// ```
     /// # use halite::{Config, Node, NodeId, Permissions, Placement};
@@ -316,13 +317,13 @@ impl Session {
         self.inner.read_each(batch).await
     }
 
-    /// Makes several writes and stops at the first that fails. Posted writes are outstanding together; where two writes
-    /// to one node overlap, the later one stays.
+    /// Makes several writes and stops at the first that fails. Posted writes are outstanding together; if two writes to
+    /// one node overlap, the later one takes effect last.
     pub async fn write_batch(&self, batch: &[WriteOp<'_>]) -> Result<(), BatchError> {
         self.inner.write_each(batch).await
     }
 
-    /// Reads into an owned buffer, as many bytes as it has, and returns it; for tasks that cannot lend one.
+    /// Fills an owned buffer with bytes from `offset` on, and returns the buffer; for tasks that cannot lend one.
     pub async fn read_owned(
         &self,
         lh: Lh,
@@ -378,7 +379,7 @@ impl Session {
     /// Maps a region by name, with the permissions `wanted`.
     ///
     /// Fails unless the principal has all of `wanted`. The handle allows nothing else: a handle that a master mapped
-    /// for reading neither writes nor frees. Later grants apply to handles that are mapped later.
+    /// for reading can neither write nor free. A later grant applies only to handles that are mapped after it.
     pub async fn map(&self, name: &str, wanted: Permissions) -> Result<Lh, RegionError> {
         let object = Object::Name(name);
         check_name(name).map_err(|cause| object.failed("map", cause))?;
@@ -403,8 +404,8 @@ impl Session {
         self.order("grant", lh, RegionCommand::Grant { who, permissions }).await
     }
 
-    /// Revokes permissions of `who`. When this returns, no access that they permitted is in progress. Needs
-    /// [`Permissions::MASTER`].
+    /// Revokes permissions of `who`. When this returns, no access that needed the revoked permissions is in progress.
+    /// Needs [`Permissions::MASTER`].
     pub async fn revoke(&self, lh: Lh, who: Who, permissions: Permissions) -> Result<(), RegionError> {
         let who = self.grantee("revoke", lh, who)?;
         self.order("revoke", lh, RegionCommand::Revoke { who, permissions }).await
@@ -459,7 +460,7 @@ impl Session {
         self.list_all().await.map(|listed| listed.regions)
     }
 
-    /// Lists all names of the cluster that are taken, each list ordered by name.
+    /// Lists all names in use in the cluster. Each list of the result is ordered by name.
     pub async fn list_all(&self) -> Result<ListedRegions, RegionError> {
         match self.command("list", Object::All("regions"), Command::List).await? {
             Outcome::List { regions, unreachable, damaged } => {
@@ -474,8 +475,8 @@ impl Session {
     /// Lists the names of all regions that were lost with their homes, ordered by name.
     ///
     /// A name leaves the list when a region of that name is allocated, or when [`Session::forget_name`] or
-    /// [`Session::forget_node`] removes it. Node 0 remembers the last 10,000 lost names, and none from before its own
-    /// restart.
+    /// [`Session::forget_node`] removes it. Node 0 remembers the last 10,000 lost names, and forgets them when it
+    /// restarts.
     pub async fn list_lost(&self) -> Result<Vec<LostRegion>, RegionError> {
         match self.command("list", Object::All("lost regions"), Command::ListLost).await? {
             Outcome::Lost(names) => Ok(names.into_iter().map(LostRegion::from).collect()),
@@ -490,7 +491,8 @@ impl Session {
         self.command("forget", object, Command::ForgetName(name.to_owned())).await.map(|_| ())
     }
 
-    /// Forgets a dead node and all names that were lost with it. Fails with [`RegionCause::NodeLives`] if it lives.
+    /// Forgets a dead node and all names that were lost with it. Fails with [`RegionCause::NodeLives`] if the node is
+    /// alive.
     pub async fn forget_node(&self, node: NodeId) -> Result<(), RegionError> {
         self.command("forget", Object::Node(node), Command::ForgetNode(node)).await.map(|_| ())
     }
@@ -499,10 +501,10 @@ impl Session {
     /// of regions, locks and barriers.
     ///
     /// From the start, the node refuses allocations with [`RegionCause::Draining`] and calls with
-    /// [`CallCause::Draining`](crate::CallCause::Draining). Afterwards its process lets it leave if it waits for
-    /// [`Node::drained`](crate::Node::drained), as `halite node` does. If [`Drained::left`] lists regions that could
-    /// not be moved, the node keeps them and continues as before, unless `destroy` is set: then it leaves, and they are
-    /// lost with it.
+    /// [`CallCause::Draining`](crate::CallCause::Draining). After the drain, the node leaves if its process waits for
+    /// [`Node::drained`](crate::Node::drained) and then lets it leave, as `halite node` does. If [`Drained::left`]
+    /// lists regions that could not be moved, the node keeps them and continues as before, unless `destroy` is set:
+    /// then the node leaves, and these regions are lost with it.
     pub async fn drain(&self, node: NodeId, within: Duration, destroy: bool) -> Result<Drained, RegionError> {
         let within_ns = u64::try_from(within.as_nanos()).unwrap_or(u64::MAX);
         let command = Command::Drain { node, within_ns, stays: !destroy };
@@ -515,8 +517,8 @@ impl Session {
     /// Moves all names and the node numbers from node 0 to etcd, while regions are allocated, mapped and freed by name
     /// as before.
     ///
-    /// From then on all nodes look names up in etcd, and joining nodes are told so. Fails with
-    /// [`RegionCause::NamesNotMoved`], and the names stay at node 0, if a node does not reach that etcd or if another
+    /// From then on, all nodes look names up in etcd, including nodes that join later. Fails with
+    /// [`RegionCause::NamesNotMoved`], and the names stay at node 0, if a node cannot reach this etcd, or if another
     /// cluster has its names there. The call may be repeated: an interrupted move does not block the next, and a
     /// completed one stays done.
     pub async fn move_names(&self, to: &EtcdAddress) -> Result<NamesMoved, RegionError> {
@@ -531,7 +533,7 @@ impl Session {
         }
     }
 
-    /// Takes a number for a permanent node; the directory gives out each number once.
+    /// Takes a number for a permanent node. The directory assigns each number only once.
     pub(crate) async fn take_number(&self) -> Result<NodeId, RegionError> {
         match self.command("number", Object::All("nodes"), Command::TakeNumber).await? {
             Outcome::Number(number) => Ok(number),
@@ -541,9 +543,9 @@ impl Session {
 
     /// Asks `owner` whether operations of `node` may still land in its memory.
     ///
-    /// Each node answers for its own memory only. A successor of a writer that lost contact asks each owner of the
-    /// region until the writer is cut off there, or paired under a higher number than before. Neither locks nor
-    /// reports of other nodes replace that.
+    /// Each node answers for its own memory only. An application that replaces a writer with which it lost contact must
+    /// ask each owner of the region, until the owner reports the writer as cut off, or paired with the owner under a
+    /// higher number than before. Neither locks nor reports of other nodes replace these answers.
     ///
     /// ```
     /// # use halite::{Config, Node, NodeId};
@@ -558,7 +560,7 @@ impl Session {
     /// ```
     ///
     /// Fails with [`RegionCause::UnknownNode`] if the owner knows of no node of that number in the cluster, and with
-    /// [`RegionCause::PeerDown`] if the owner is not reached.
+    /// [`RegionCause::PeerDown`] if the owner cannot be reached.
     pub async fn reach(&self, node: NodeId, owner: NodeId) -> Result<Reach, RegionError> {
         match self.command("ask for the reach of", Object::Node(node), Command::Reach { node, owner }).await?
         {
@@ -571,9 +573,9 @@ impl Session {
     ///
     /// A node that is connected for the first time and does not answer counts as silent
     /// ([`NodeState`](halite_tier::message::NodeState)) after three tenths of a lease, or after a lease if its host
-    /// answers. If the first node is out of reach, another node lists the members
-    /// ([`Node::membership_source`](crate::Node::membership_source)); members of which this node has heard nothing
-    /// else are not asked, and are unconnected or as that node reports.
+    /// answers. If the first node is unreachable, another node lists the members
+    /// ([`Node::membership_source`](crate::Node::membership_source)); members that this node knows only from this list
+    /// are not asked, and are reported as unconnected or in the state that the list gives.
     pub async fn status(&self) -> Result<Vec<NodeStatus>, RegionError> {
         match self.command("status", Object::All("nodes"), Command::Status).await? {
             Outcome::Status(nodes) => Ok(nodes),

@@ -22,8 +22,8 @@ impl Session {
     /// then every 10 us, and finally every millisecond. A [`Session::write_notify`] to the region ends a pause at once.
     /// When this returns, everything that the writing session wrote to the region before the word is visible.
     ///
-    /// Fails as [`Session::read`] does, also if the region is freed, the permission revoked or the owner down
-    /// meanwhile. The offset must be a multiple of 8.
+    /// Fails as [`Session::read`] does, also if the region is freed, the permission is revoked or the owner goes down
+    /// while this waits. The offset must be a multiple of 8.
     ///
     /// ```
     /// # use halite::{Config, Node, NodeId, Permissions, Placement};
@@ -75,7 +75,8 @@ impl Session {
         }
     }
 
-    /// Reads the word often, without a pause. Returns `None` if it is not there by then, or if loads do not reach it.
+    /// Reads the word often, without a pause. Returns `None` if it still does not have the awaited value, or if loads
+    /// do not reach it.
     #[inline]
     pub(crate) fn spin_until(
         &self,

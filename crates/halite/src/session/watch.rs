@@ -115,8 +115,8 @@ impl Session {
     ///
     /// Returns when the notification is in every watcher's queue, so a slow watcher delays the writer; a watcher that
     /// is gone is ignored. Consecutive notifications of one writer arrive in order. Costs the write and one request to
-    /// the region's home, even without watchers, since a cached list would miss new ones. A dropped future may have
-    /// written any part, and notified some watchers. A thread that receives from its own watch must not fill that
+    /// the region's home, even without watchers, because a cached list would miss new watchers. A dropped future may
+    /// have written any part, and notified some watchers. A thread that receives from its own watch must not fill that
     /// watch's queue.
     pub async fn write_notify(
         &self,
@@ -204,7 +204,7 @@ impl Session {
     }
 }
 
-/// Returns whether a node is connected; `None` if it is neither connected nor known to be out of reach.
+/// Returns `Some(true)` if a node is connected, `Some(false)` if it is known to be out of reach, and `None` otherwise.
 fn is_connected(engine: &Engine, incarnation: NodeIncarnation) -> Option<bool> {
     if engine.incarnation_of(incarnation.node) == Some(incarnation) {
         return Some(true);
@@ -217,7 +217,8 @@ fn is_connected(engine: &Engine, incarnation: NodeIncarnation) -> Option<bool> {
 }
 
 impl Watch {
-    /// Receives the next notification. A read of the region then returns the writer's bytes, or later ones.
+    /// Receives the next notification. A later read of these bytes returns what the writer wrote, or what was written
+    /// after it.
     ///
     /// Fails when the watch has ended, after all earlier notifications: the region was freed, its handle was unmapped,
     /// its home is down, or the right to read was revoked. If the node leaves, pending notifications are lost. A

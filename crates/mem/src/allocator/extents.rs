@@ -12,8 +12,8 @@ pub(super) struct FreeExtents {
 }
 
 impl FreeExtents {
-    /// Takes `len` bytes from the smallest extent that is long enough, the first one of equals. Takes them from its
-    /// end, so that the rest keeps its place in the map, and the bytes return there when freed.
+    /// Takes `len` bytes from the end of the smallest extent that is long enough; of several such extents, from the
+    /// first. The rest of the extent keeps its start, so freed bytes join it again.
     pub(super) fn take(&mut self, len: u64) -> Option<(u32, u64)> {
         let &(found_len, segment, offset) = self.by_len.range((len, 0, 0)..).next()?;
         let left = found_len - len;

@@ -102,7 +102,7 @@ mod shared {
         /// Signals the descriptor. Each write is an edge, whether the previous one was read or not.
         pub(crate) fn ring(&self) {
             let one = 1u64.to_ne_bytes();
-            // Only another process can have filled the counter, since rings would take ages.
+            // Only another process can have filled the counter: 2^64 rings would take centuries.
             if let Err(Errno::AGAIN) = rustix::io::write(&self.0, &one) {
                 let _ = rustix::io::read(&self.0, &mut [0; 8]);
                 let _ = rustix::io::write(&self.0, &one);

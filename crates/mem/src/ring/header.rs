@@ -5,8 +5,8 @@
 //!       | lap  | kind | len        | imm          |
 //! ```
 //!
-//! The lap distinguishes a record from one of the previous lap in the same place. It is never 0, so fresh and cleared
-//! lines hold no header.
+//! The lap, one pass over the ring, distinguishes a record from an older one at the same offset. Its number is never 0,
+//! so fresh and cleared lines hold no header.
 
 const LAP_BITS: u32 = 3;
 const KIND_SHIFT: u32 = LAP_BITS;
@@ -29,13 +29,13 @@ pub(super) struct Header {
     pub(super) len: u32,
 }
 
-/// The lap of a position around the ring: 1 to 4, and then 1 again.
+/// The number of the pass over the ring to which a position belongs: 1 to 4, and then 1 again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Lap(u8);
 
 impl Lap {
-    /// Returns the lap of `position`. Two laps distinguish one from the next; with four, a consumer detects a corrupt
-    /// header, which is of neither this lap nor the previous one.
+    /// Returns the lap of `position`. Two numbers would distinguish a lap from the next one. With four, a consumer also
+    /// detects a corrupt header: its lap is neither this one nor the previous one.
     pub(super) fn of(position: u64, capacity: u64) -> Lap {
         Lap(1 + (position >> capacity.trailing_zeros()) as u8 % 4)
     }

@@ -1,14 +1,16 @@
 //! Wakes sleeping threads when a packet arrives.
 //!
-//! Peers ring no doorbell here: a datagram makes the socket readable, and the kernel wakes the thread that polls it. So
-//! each kind of sleeper has its own epoll, which watches the socket for one edge at a time, and only while that kind is
-//! armed. Disarming costs nothing; a leftover edge causes one spurious wake-up.
+//! Unlike in shared memory, peers do not ring a doorbell: a datagram makes the socket readable, and the kernel wakes
+//! the thread that waits for it in epoll. So each kind of sleeper has its own epoll, which watches the socket for one
+//! edge at a time, and only while that kind is armed. Disarming makes no system call; an edge that the epoll still
+//! holds then causes one spurious wake-up.
 //!
-//! The doorbell's number changes when another event wakes a sleeper, and when a poll finds a packet that rings the
-//! doorbell.
+//! The doorbell's number changes when something other than a datagram wakes a sleeper, and when a poll finds a packet
+//! that rings the doorbell.
 //!
-//! The thread that handles timers sleeps until the next known deadline. A new, earlier deadline only sets the alarm:
-//! nearly all timers wait for an acknowledgement, which arrives first, so posting a request wakes no thread.
+//! The thread that runs timers sleeps until the next deadline. If a post adds an earlier deadline, it only sets the
+//! alarm and does not wake the thread: nearly all timers wait for an acknowledgement, which arrives earlier and wakes
+//! the thread anyway.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -42,7 +44,7 @@ pub(super) struct Bell {
 #[derive(Debug)]
 struct Kind {
     sleepers: Sleepers,
-    /// Wakes threads of this kind only; `None` without receivers.
+    /// Eventfd by which receivers wake the threads of this kind; `None` without receivers.
     rung_by_receivers: Option<OwnedFd>,
     /// Index of the watched source plus 1; 0 if none is watched.
     watched: AtomicU8,
@@ -100,8 +102,8 @@ impl Bell {
         Ok(Bell { seq, eventfd: common, kinds: [first?, second?], armed, alarm, alarm_ns })
     }
 
-    /// Arms a sleeper, which watches the source with this index, if any. If the index changes, wake the sleeper.
-    /// Returns true if the control socket had an edge and must be checked.
+    /// Arms a sleeper, which watches the source with this index, if any. The caller must wake the sleeper if that index
+    /// changes. Returns true if the control socket had an edge and must be checked.
     pub(super) fn arm(
         &self,
         sleeper: Option<Sleeper>,
@@ -119,7 +121,7 @@ impl Bell {
         self.armed.load(Relaxed) != 0
     }
 
-    /// Changes the number if a thread is armed: a poll found an event that rings the doorbell.
+    /// Handles a ring that a poll found among the packets: changes the doorbell's number if a sleeper is armed.
     pub(super) fn on_arrival(&self) {
         if self.armed.load(Relaxed) != 0 {
             self.seq.fetch_add(1, SeqCst);

@@ -1,16 +1,17 @@
-//! Writes the fabric's own packets to a file, as a network would show them: nanosecond pcap without link headers.
+//! Captures the fabric's packets in a file, as a network would carry them: nanosecond pcap without link headers.
 //!
 //! ```text
-//!  magic 0xa1b23c4d | version 2.4 | zeros 8 | bytes kept 65535 | link type 101          of the file
-//!  seconds | nanoseconds | length | length | IP header | UDP header | packet            of each packet, both ways
+//!  magic 0xa1b23c4d | version 2.4 | zeros 8 | bytes kept 65535 | link type 101          file header
+//!  seconds | nanoseconds | length | length | IP header | UDP header | packet            per sent or received packet
 //! ```
 //!
-//! The kernel makes the IP and UDP headers, so the capture makes them again. The identification of IPv4 is the packet's
-//! position in its train, which the packet contains; see [`halite_rnic::wire::icrc`]. Fields that a socket does not
-//! show have the kernel's defaults: 64 hops, no congestion marks, no flow label.
+//! The kernel writes the IP and UDP headers and does not show them, so the capture reconstructs them. The IPv4
+//! identification is the packet's position in its train (the packets of one send call), which the packet itself
+//! contains; see [`halite_rnic::wire::icrc`]. Fields unknown to a socket get the kernel's defaults: 64 hops, no
+//! congestion marks, no flow label.
 //!
-//! The packets of one send or receive call are written with one call, unbuffered. The file ends after a whole packet,
-//! at its size limit or when the disk is full; the fabric continues without the capture.
+//! The packets of one send or receive call are written with one unbuffered call. The capture ends when the file reaches
+//! its size limit or the disk is full; its last packet is complete, and the fabric continues without the capture.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -111,12 +112,12 @@ impl Sink {
                 self.is_over = true;
                 // A partial write ends inside a packet: cut it off.
                 let _ = self.file.set_len(self.written);
-                tracing::warn!("the capture of packets ends after {} bytes: {error}", self.written);
+                tracing::warn!("the packet capture ended after {} bytes: {error}", self.written);
             }
         }
         if is_full && !self.is_over {
             self.is_over = true;
-            tracing::warn!("the packet capture reached its limit of {} bytes and ends", self.bytes_max);
+            tracing::warn!("the packet capture ended at its limit of {} bytes", self.bytes_max);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A connection: two queue pairs to one peer, one for each lane.
 //!
-//! Threads queue a peer's events under the lock of one lane, and its disconnected event under both locks, so that one
-//! comes last.
+//! A thread queues a peer's events while it holds the lock of their lane, and the disconnected event while it holds
+//! both lanes' locks, so that the disconnected event comes last.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -34,11 +34,11 @@ pub(super) struct Connection {
     pub(super) address: SocketAddr,
     /// Source address and port of packets to the peer.
     pub(super) own_address: SocketAddr,
-    /// Place at the socket that has `own_address`.
+    /// Reservation at the socket that has `own_address`.
     pub(super) port_use: Arc<PortUse>,
-    /// Maximum payload of a packet; both ends agreed on it.
+    /// Maximum payload of a packet, negotiated with the peer.
     pub(super) mtu: Mtu,
-    /// True if single packets are retransmitted; both ends agreed on it.
+    /// True to use selective repeat, negotiated with the peer.
     pub(super) selective: bool,
     qpns: [Qpn; LANES],
     outwards: Flow,
@@ -56,7 +56,8 @@ pub(super) struct Connection {
     has_ended: AtomicBool,
     /// True if this end dialled another host, which has not yet answered a probe.
     awaits_answer: AtomicBool,
-    /// True once the dialling end, on another host, has sent Ready; `is_probed`: once a probe or an answer has arrived.
+    /// True once the dialling end, on another host, has sent Ready; `is_probed` is true once a path probe or an answer
+    /// to one has arrived.
     is_ready: AtomicBool,
     is_probed: AtomicBool,
     /// Events before the connection is up; at most one per outstanding request of the peer.
@@ -68,7 +69,7 @@ pub(super) struct Connection {
     translated: Translated,
     /// Time of the last packet from the peer, in ns.
     pub(super) heard_ns: AtomicU64,
-    /// Time at which both offers were known, in ns.
+    /// Time at which this end knew both offers, in ns.
     pub(super) met_ns: u64,
 }
 
@@ -81,7 +82,7 @@ pub(super) struct Lane {
     wants_room: bool,
     /// Start of the current interval of [`SILENCES_NS`], in ns, and the timeouts since then.
     silences: (u64, u32),
-    /// End of the time in which packets leave singly, in ns.
+    /// Time until which packets are sent one by one instead of in trains, in ns.
     singly_until_ns: u64,
 }
 
@@ -92,7 +93,7 @@ pub(super) struct LaneContext<'a> {
     pub(super) registered: &'a Registered,
 }
 
-/// Results of the steps of a lane.
+/// The results of one or more steps of a lane.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     pub(super) events: Vec<Event>,
@@ -222,8 +223,8 @@ impl Connection {
         std::mem::take(&mut *lock(&self.early))
     }
 
-    /// Returns true, once, if path MTU discovery must begin: both ends are ready, or this end waits for an answer to a
-    /// probe.
+    /// Returns true, only once, when path MTU discovery must begin: when both ends are ready, or this end waits for an
+    /// answer to a probe.
     pub(super) fn begins_path(&self) -> bool {
         (self.is_up() || self.awaits_answer()) && !self.has_begun_path.swap(true, Relaxed)
     }
@@ -266,8 +267,8 @@ impl Connection {
         self.lanes.iter().all(|lane| lock(lane).qp.posted() == 0)
     }
 
-    /// Returns the packets that the peer needs to have all posted requests, or `None` if a lane has more than
-    /// `bytes_max` bytes of them, see [`QueuePair::rest`].
+    /// Returns the packets that the peer still needs to execute all posted requests, or `None` if those of a lane
+    /// exceed `bytes_max` bytes; see [`QueuePair::rest`].
     pub(super) fn rest(&self, registered: &Registered, bytes_max: usize) -> Option<Vec<Vec<u8>>> {
         let mut packets = Vec::new();
         for lane in &self.lanes {
@@ -412,7 +413,7 @@ impl Lane {
         self.qp.handle_stamped(context.now_ns, arrived_ns, packet, &view);
     }
 
-    /// Starts with the path MTU that an earlier connection to the peer's host has found.
+    /// Sets the initial path MTU to the one that an earlier connection to the peer's host found.
     pub(super) fn expect_path(&mut self, now_ns: u64, mtu: Mtu) {
         self.qp.expect_path(now_ns, mtu);
     }
@@ -432,8 +433,8 @@ impl Lane {
         }
     }
 
-    /// Counts a timeout. After several within a short time, packets leave singly for a while: a router may take a train
-    /// for one long packet and drop it.
+    /// Counts a timeout. After several in a short time, packets are sent one by one for a while, because a router may
+    /// mistake a train for one long packet and drop it.
     fn on_silence(&mut self, now_ns: u64) {
         if now_ns.saturating_sub(self.silences.0) > SILENCES_NS {
             self.silences = (now_ns, 0);
@@ -478,7 +479,7 @@ impl Lane {
         self.qp.has_heard_requests()
     }
 
-    /// Returns true if the peer has begun to send after a long silence, since the last call.
+    /// Returns true if, since the last call, the peer began to send after a long silence.
     pub(super) fn take_has_begun(&mut self) -> bool {
         self.qp.take_has_begun()
     }
@@ -534,7 +535,7 @@ impl Lane {
     }
 }
 
-/// Timeouts within [`SILENCES_NS`] after which packets leave singly for [`SINGLY_NS`].
+/// Number of timeouts within [`SILENCES_NS`] after which packets are sent one by one for [`SINGLY_NS`].
 const SILENCES_MAX: u32 = 3;
 const SILENCES_NS: u64 = 100_000_000;
 const SINGLY_NS: u64 = 5_000_000_000;

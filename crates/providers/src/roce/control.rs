@@ -1,7 +1,6 @@
-//! Sets connections up and detects their ends, over Unix sockets in the cluster directory and TCP ports for other
-//! hosts.
+//! Establishes connections and detects when they end, over Unix sockets in the cluster directory and TCP between hosts.
 //!
-//! A polling thread checks these sockets at intervals, and always before it sleeps; no call blocks.
+//! The polling thread checks these sockets at intervals and before each sleep. No call blocks.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -24,7 +23,7 @@ use super::{Hosts, LANES, Mtu};
 use crate::meeting::Listener;
 use crate::refusals::Refusals;
 
-/// Tokens of the listeners in epoll; those of links follow.
+/// First epoll token of the listeners; the tokens of links follow those of the listeners.
 const LISTENER: u64 = 0;
 const PORT: u64 = 1;
 /// Maximum number of events that one poll handles; the rest waits for the next.
@@ -55,7 +54,7 @@ pub(super) struct Control {
     /// Attempts to dial hosts that hung up, each with the time of its next dial, in ns.
     postponed: Vec<(u64, Attempt)>,
     pub(super) refusals: Refusals,
-    /// True after a warning about unreadable secrets.
+    /// True after a warning that the secrets cannot be read, to log it only once.
     are_secrets_missed: bool,
 }
 
@@ -67,7 +66,7 @@ pub(super) enum Accepted {
     Stranger(TcpStream, IpAddr),
 }
 
-/// Returns the unit that counts as one sender: an IPv4 address, or the 64-bit network of an IPv6 address.
+/// Returns the network that counts as one sender: the IPv4 address itself, or the 64-bit prefix of an IPv6 address.
 fn network_of(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(_) => address,
@@ -79,7 +78,7 @@ fn network_of(address: IpAddr) -> IpAddr {
 #[derive(Debug)]
 pub(super) struct Link {
     line: Line,
-    /// True if epoll watches for room to send.
+    /// True if epoll watches the socket for room to send.
     is_writing: bool,
     pub(super) handshake: Handshake,
 }
@@ -157,7 +156,7 @@ impl Control {
         self.listener.is_none()
     }
 
-    /// Stops accepting connections and abandons the unfinished dials; returns these.
+    /// Stops accepting connections, and abandons and returns the unfinished dials.
     pub(super) fn close(&mut self) -> Vec<Attempt> {
         // Another process may keep the port open, so dropping it would not remove it from the epoll.
         for port in self.hosts.take().into_iter().flat_map(|hosts| hosts.ports) {
@@ -219,8 +218,8 @@ impl Control {
         }
     }
 
-    /// Sends the last message over a link between hosts. Returns true if the system has all of it and delivers it even
-    /// if this process exits.
+    /// Sends the last message over a link between hosts. Returns true if the kernel has accepted all of it, and so
+    /// delivers it even if this process exits.
     pub(super) fn send_last(&mut self, token: u64, message: &Message) -> bool {
         let Some(link) = self.links.get_mut(&token) else { return false };
         let is_said = link.line.send(message).is_ok() && !link.line.wants_to_write();
@@ -228,7 +227,7 @@ impl Control {
         is_said
     }
 
-    /// Watches for room to send, while messages are queued.
+    /// Makes epoll watch the socket for room to send while messages are queued.
     fn watch(&mut self, token: u64) {
         let Some(link) = self.links.get_mut(&token) else { return };
         let is_writing = link.line.wants_to_write();
@@ -331,8 +330,8 @@ impl Control {
         })
     }
 
-    /// Extends the deadline of a dialled host to `lease_ns` after the dial if it has answered, since it may be distant.
-    /// Returns false if it has not answered, or has had that time.
+    /// Extends the deadline of a dialled host that has answered to `lease_ns` after the dial, because the host may be
+    /// distant. Returns false if the host has not answered, or if that time has passed.
     pub(super) fn extend(&mut self, token: u64, lease_ns: u64) -> bool {
         let Some(Link { line, handshake: Handshake::Dialled { attempt, deadline_ns, .. }, .. }) =
             self.links.get_mut(&token)
@@ -352,8 +351,8 @@ impl Control {
         !self.links_of(number).is_empty() || self.postponed.iter().any(|(_, other)| other.number == number)
     }
 
-    /// Postpones an attempt to a host that hung up before it answered, as a host with too many unproven connections
-    /// does. Drops the attempt if its age would exceed `handshake_timeout_ns` by then.
+    /// Postpones an attempt to dial a host that hung up before it answered; a host with too many unauthenticated
+    /// connections does that. Drops the attempt if it would exceed `handshake_timeout_ns` before the next dial.
     pub(super) fn postpone(&mut self, attempt: &Attempt, now_ns: u64, handshake_timeout_ns: u64) {
         let (Some(at), Ok(chance)) = (attempt.at, random()) else { return };
         let at_ns = now_ns + pause_ns(attempt.hang_ups, chance);
@@ -452,8 +451,9 @@ impl Control {
         })
     }
 
-    /// Selects the link to close for a connection from `from`; `None` if there is room. Prefers the oldest link of the
-    /// same network, then the oldest of the network with the most links, so that a new host finds room.
+    /// Selects the unauthenticated link to close so that a connection from `from` can be accepted; `None` if there is
+    /// room. Selects the oldest link of the same network, or otherwise the oldest of the network with the most links,
+    /// so that a new host finds room.
     pub(super) fn link_to_evict_for(&self, from: IpAddr) -> Option<u64> {
         let strangers = self.links.iter().filter(|(_, link)| link.is_stranger());
         let strangers = strangers.filter_map(|(token, link)| Some((*token, network_of(link.line.from()?))));
@@ -534,7 +534,7 @@ impl Handshake {
         }
     }
 
-    /// Returns the time of the next action: a dial of another address in parallel, or the failure of the handshake.
+    /// Returns the time of the next action: to dial another address in parallel, or to fail the handshake.
     fn deadline_ns(&self) -> Option<u64> {
         let next_ns =
             self.attempt().filter(|attempt| !attempt.rest.is_empty()).map(|attempt| attempt.next_ns);

@@ -4,14 +4,15 @@
 //!   poll ── receive ── packets by queue pair ── handled, answered ──┐
 //!     ├──── at intervals: handshakes and hang-ups ──────────────────┼──► events
 //!     └──── when due: timers of the queue pairs ────────────────────┘
-//!   post ── queue of the lane ── packets that may leave are sent
+//!   post ── queue of the lane ── packets within the limits are sent
 //! ```
 //!
-//! If configured, [`receivers`](super::receivers) run the first line of this diagram, and the poller runs the rest.
+//! If threads are configured as [`receivers`](super::receivers), they run the first line of this diagram and the poller
+//! runs the rest.
 //!
-//! Lock order: the batch, which only the poller holds; the receive lock of a receiver; the control; the members of a
-//! socket; the lanes of one connection, in their order; the events; then any one of the others. No call leaves the
-//! fabric while a lock is held.
+//! Lock order: the batch, which only the poller locks; the receive lock of a receiver; the control state; the members
+//! of a socket; the lanes of one connection, in ascending order; the events; then any one of the others. No code
+//! outside the fabric is called while a lock is held.
 
 mod ending;
 mod polling;
@@ -44,10 +45,10 @@ use super::{Dropped, LANES, RoceConfig, SEND_BYTES_MAX, lock, read, write};
 
 /// Maximum number of connections that one poll accepts.
 const ACCEPTED_MAX: usize = 64;
-/// Maximum number of batches received after a peer's end, which may contain its last messages.
+/// Maximum number of batches received after a peer has gone, to find its last messages.
 const LAST_BATCHES_MAX: usize = 64;
-/// Maximum number of outstanding reads and atomics of a lane, and of packets that reads request: as many as a long path
-/// holds.
+/// Maximum number of outstanding reads and atomics of a lane, and of outstanding packets of their responses: as many as
+/// a long path holds.
 const READS_MAX: usize = 4096;
 /// Maximum time between the closing of a process's sockets and its exit, in ns.
 const EXIT_NS: u64 = 200_000_000;
@@ -69,7 +70,7 @@ pub(super) struct Core {
     pub(super) control: Mutex<Control>,
     /// Time of the last check of the control sockets, in ns; 0 requests one in the next poll.
     control_seen_ns: AtomicU64,
-    /// True if the last check left no input, so that new input causes an edge.
+    /// True if the last check consumed all input, so that new input causes an edge.
     control_is_empty: AtomicBool,
     pub(super) events: Events,
     begin: Instant,
@@ -77,7 +78,7 @@ pub(super) struct Core {
     due_ns: AtomicU64,
     /// Next deadline of a handshake, in ns.
     handshake_due_ns: AtomicU64,
-    /// Deadline until which a thread last went to sleep, in ns.
+    /// End of the last sleep that a thread began, in ns.
     sleeper_due_ns: AtomicU64,
     /// See [`Fabric::traffic`](halite_fabric::Fabric::traffic).
     traffic: AtomicU64,
@@ -440,7 +441,8 @@ impl Core {
         }
     }
 
-    /// Frees a place for `from` if unauthenticated connections occupy all, so that they cannot block other hosts.
+    /// If unauthenticated connections have reached their limit, closes one to make room for `from`, so that they cannot
+    /// block other hosts.
     fn make_room_for(
         &self,
         control: &mut Control,
@@ -459,7 +461,7 @@ impl Core {
         self.dropped.strangers.fetch_add(1, Relaxed);
         control.refusals.tell(now_ns, || {
             tracing::warn!(
-                "refused the connection from {evicted}: it has not authenticated, and {from} needs its place"
+                "closed the unauthenticated connection from {evicted} to make room for one from {from}"
             );
         });
     }
@@ -680,7 +682,8 @@ impl Core {
         }
     }
 
-    /// Rebalances the socket's shares if that is due. `has_begun` is true if a lane began to send.
+    /// Rebalances the shares of the socket's receive buffer if that is due. `has_begun` is true if a lane began to
+    /// send.
     fn rebalance_if_due(&self, sharing: &Sharing, has_begun: bool, now_ns: u64) {
         let start_due_ns = has_begun.then(|| sharing.on_send_start());
         if sharing.is_due(now_ns) || start_due_ns.is_some_and(|due_ns| due_ns <= now_ns) {
@@ -698,7 +701,7 @@ impl Core {
         }
     }
 
-    /// Handles the first answer to a probe of a dialling end.
+    /// Handles the first answer to a probe that this end sent as the dialling end.
     fn handle_answered(&self, connection: &Arc<Connection>) {
         let mut control = lock(&self.control);
         self.make_ready(&mut control, connection);
@@ -706,8 +709,8 @@ impl Core {
         self.end_failed(control);
     }
 
-    /// Shortens the handshake's deadline when the peer's packets come from another address than it offered, so that it
-    /// learns the reason before it gives up.
+    /// Shortens the handshake's deadline if the peer's packets come from another address than it offered, so that the
+    /// peer learns this reason before its own deadline.
     fn shorten_deadline(&self, connection: &Connection, now_ns: u64) {
         let mut control = lock(&self.control);
         let soon_ns = connection.met_ns + self.handshake_timeout_ns() / 2;
@@ -720,8 +723,8 @@ impl Core {
         }
     }
 
-    /// Sends Ready to the first address of an attempt that has answered, together with the probe, which saves a round
-    /// trip: that end comes up when it has also received a packet.
+    /// Sends Ready to the first address of an attempt that answers, without waiting for the answer to the probe, which
+    /// saves a round trip. The other end brings its connection up when it has received both Ready and a packet.
     fn send_early_ready(&self, control: &mut Control, token: u64, number: u64) {
         if control.has_sent_ready(number) {
             return;
@@ -732,8 +735,8 @@ impl Core {
         }
     }
 
-    /// Handles Ready from the dialling end, which has proven that it knows the secret. If it is on another host, the
-    /// connection also needs a packet from it.
+    /// Handles Ready from the dialling end, which has proven that it knows the secret. If that end is on another host,
+    /// the connection comes up only after a packet from it has arrived, too.
     fn handle_ready(&self, control: &mut Control, token: u64, connection: &Arc<Connection>) {
         let is_elsewhere = control.own_address(token).is_some();
         let Some(handshake) = control.handshake(token) else { return };

@@ -1,7 +1,7 @@
-//! Dials a socket of this host, or another host by its addresses, one after the other until one answers.
+//! Dials a socket of this host, or the addresses of another host, in order, until one answers.
 //!
-//! An address that drops packets must not delay the next one for long, so the fabric soon tries the next one in
-//! parallel.
+//! An address may drop packets silently, so the fabric soon dials the next one in parallel instead of waiting for a
+//! timeout.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,8 +17,8 @@ use super::line::Line;
 use super::lock;
 use crate::secure::BadChannel;
 
-/// Time before the fabric tries the next address in parallel. Most answers arrive earlier, so the order of addresses
-/// takes effect; and a dead first address hardly slows a command.
+/// Time in ns before the fabric dials the next address in parallel. Most answers arrive earlier, so the first address
+/// is usually used; and an unreachable first address delays a command only slightly.
 const NEXT_NS: u64 = 25_000_000;
 /// Reason of a dial that failed because the other end closed the socket.
 const HUNG_UP: &str = "it hung up";
@@ -155,8 +155,9 @@ impl Core {
         self.fail(control, token, HUNG_UP);
     }
 
-    /// As [`Core::fail`], because the other end did not answer in time. If it has hung up before, the report names that
-    /// reason. A host that has answered may be distant, or lose packets, and gets the lease.
+    /// As [`Core::fail`], because the other end did not answer in time; if it hung up before, the report names that
+    /// reason. A host that has answered may be distant, or packets may be lost, so its deadline is first extended to
+    /// the lease.
     pub(super) fn fail_silent(&self, control: &mut Control, token: u64) {
         if control.extend(token, self.config.lease.as_nanos() as u64) {
             return;

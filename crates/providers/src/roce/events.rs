@@ -1,4 +1,4 @@
-//! Events that wait for the poller.
+//! Queue of events until the poller takes them.
 
 use std::sync::{Condvar, Mutex, MutexGuard};
 
@@ -6,7 +6,8 @@ use halite_fabric::Event;
 
 use super::{POISONED, lock};
 
-/// Pending events at which receivers wait for the poller; each holds at most the bytes of a message.
+/// Maximum number of pending events; receivers then wait for the poller. An event holds at most the bytes of one
+/// message.
 const WAITING_MAX: usize = 1024;
 
 /// A queue of events; see the header of this file.
@@ -41,7 +42,7 @@ impl Events {
         drop(self.taken.wait_while(self.lock(), is_full).expect(POISONED));
     }
 
-    /// Wakes the threads in [`Events::await_room`] to evaluate `is_over` again.
+    /// Wakes the threads in [`Events::await_room`], so that they evaluate `is_over` again.
     pub(super) fn interrupt(&self) {
         // A thread holds this lock from its evaluation of `is_over` until it waits.
         drop(self.lock());

@@ -1,21 +1,21 @@
-//! The handshake messages of two ends, one per packet of a Unix socket.
+//! The handshake messages of two ends; over a Unix socket, each is one packet.
 //!
 //! ```text
 //!   dialling end                  listening end
 //!     Dial(offer, hello) ───────────►
 //!     ◄─────────── Accept(offer, hello)      or Refused(reason)
-//!     Ready ────────────────────────►        the queue pairs of both are ready; the last message is then:
-//!                                            Left(packets), or, without a message, the hang-up
+//!     Ready ────────────────────────►        the queue pairs of both ends are ready; at the end follows
+//!                                            Left(packets), or only the hang-up
 //!
-//!   0 "roce" | 4 version u8 | 5 kind u8 | then, of Dial and Accept:
-//!   6 mtu u8 | 7 family u8 | 8 port u16 | 10 address, 16 bytes | 26 salt u32 | 30 qpn u32, psn u32, of each lane
+//!   0 "roce" | 4 version u8 | 5 kind u8 | then, in Dial and Accept:
+//!   6 mtu u8 | 7 family u8 | 8 port u16 | 10 address, 16 bytes | 26 salt u32 | 30 per lane: qpn u32, psn u32
 //!   46 extensions u8 | 47 hello
 //! ```
 //!
 //! `Left` carries the unacknowledged packets of its sender, each preceded by its length as a u16.
 //!
-//! Numbers are little-endian. All fields are untrusted, although a process that may enter the directory is trusted with
-//! all memory.
+//! Numbers are little-endian. All fields are checked, although processes that may enter the directory are trusted with
+//! all registered memory.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -208,7 +208,7 @@ impl Offer {
     }
 }
 
-/// Fuzz target: a message that parses is encoded and parsed to the same message.
+/// Fuzz target: checks that a parsed message, encoded and parsed again, gives the same message.
 #[cfg(fuzzing)]
 pub fn check_greeting(bytes: &[u8]) {
     let Ok(message) = Message::decode(bytes) else { return };

@@ -1,4 +1,4 @@
-//! The control socket between two ends: a Unix socket on one host, otherwise an encrypted TCP stream.
+//! A control connection between two ends: a Unix socket within a host, an encrypted TCP stream between hosts.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -33,7 +33,7 @@ pub(super) struct Line {
 #[derive(Debug)]
 struct Stream {
     channel: Channel,
-    /// True until the other host has answered.
+    /// True until the TCP connection is established.
     is_connecting: bool,
     /// Address of the other end, if it dialled this one.
     from: Option<IpAddr>,
@@ -144,7 +144,7 @@ impl Line {
         self.stream.as_ref().is_some_and(|stream| stream.is_connecting || !stream.channel.output().is_empty())
     }
 
-    /// Queues a message until the other end can receive it.
+    /// Sends a message. A TCP stream queues the bytes for which its socket has no room.
     pub(super) fn send(&mut self, message: &Message) -> io::Result<()> {
         let Line { socket, stream, .. } = self;
         match stream {

@@ -1,8 +1,8 @@
-//! Registered memory, as the two ends of a connection name it.
+//! Registered memory, and the rkeys by which the two ends of a connection name it.
 //!
-//! A peer names a segment by its key, XORed with a salt that it received when it connected, so a stranger's guess of an
-//! rkey is no better than a random number. Our own requests hold the segments that they name, in the order of posting,
-//! so they complete even if a key is deregistered meanwhile.
+//! An rkey is the segment's key XORed with a salt that the peer received when it connected, so a third party can only
+//! guess an rkey at random. Local requests hold references to the segments that they name, in the order of posting, so
+//! they complete even if a key is deregistered meanwhile.
 
 use std::sync::RwLock;
 
@@ -23,7 +23,8 @@ pub(super) struct View<'a> {
 }
 
 impl View<'_> {
-    /// Calls `then` with the window of an rkey under the lock, so that no deregistered key is in use.
+    /// Calls `then` with the window of an rkey while it holds the lock, so that the key cannot be deregistered during
+    /// the access.
     fn with<R, E>(&self, rkey: u32, then: impl FnOnce(&Window) -> Result<R, E>) -> Result<R, Refused> {
         let registered = read(self.registered);
         let window = registered.get((rkey ^ self.salt) as usize).and_then(Option::as_ref).ok_or(Refused)?;

@@ -1,28 +1,28 @@
-//! RoCEv2 in user space, as a fabric: real packets over a UDP socket, between processes of one or several hosts.
+//! A fabric over RoCEv2 in user space: packets in UDP datagrams between processes on one or several hosts.
 //!
 //! ```text
 //!   dir/node-1.sock      Unix sockets: both ends exchange addresses, queue pairs and first packet numbers
-//!   dir/node-1.lock      held while node-1 lives
+//!   dir/node-1.lock      locked while node-1 runs
 //!   TCP port             the same between hosts, encrypted with keys derived from the cluster's secret
 //!
 //!   poster ── queue pair ── train ──► UDP ──► batch ── queue pair ── memory, events ──► poller
 //! ```
 //!
-//! [`halite_rnic`] is the adapter; this module is its driver. It has no thread: a post sends, and a poll receives,
-//! answers, handles timers, accepts peers and detects their ends. Threads sleep on the socket itself. With
-//! [`RoceConfig::receivers`], the fabric has its own threads that receive and answer.
+//! [`halite_rnic`] is the adapter, and this module is its driver. By default the fabric has no threads: posts send, and
+//! polls receive, answer, run timers, accept peers and detect that they have gone. Callers sleep on the sockets. With
+//! [`RoceConfig::receivers`], threads of the fabric receive and answer.
 //!
-//! **Keys** number registrations, and a peer that learns a key can use it at once: an rkey is the key, XORed with a
-//! number that each end chose for the other when they connected. The responder looks the key up when a packet arrives,
-//! so a deregistered key has no effect.
+//! **Keys** count registrations. An rkey is the key XORed with a salt that each end chose for the other when they
+//! connected, so a peer that learns a key can use it at once. The responder looks the key up when a packet arrives, so
+//! packets with a deregistered key have no effect.
 //!
-//! **Strangers** can do nothing without guessing two addresses, a port, a queue pair, a packet number and a key; the
-//! fabric chooses its own numbers at random. It counts and drops packets that do not match. Processes that may enter
-//! the directory are trusted with all memory.
+//! **Attackers.** To access memory, a third party must guess two addresses, a port, a queue pair number, a packet
+//! number and a key; the fabric chooses its numbers at random. It counts and drops packets that do not match. Processes
+//! that may enter the directory are trusted with all registered memory.
 //!
-//! **Ends.** Packets of a peer that is cut off find no queue pair. The sockets that set connections up stay open; when
-//! one closes, its owner has left or died. A leaving end waits until the peer has acknowledged everything that it
-//! posted.
+//! **Disconnection.** After a peer is cut off, its packets match no queue pair and are dropped. The control socket of a
+//! connection stays open; when it closes, the other end has left or died. An end that closes its fabric first waits
+//! until peers have acknowledged its requests.
 
 mod bell;
 mod capture;
@@ -74,7 +74,7 @@ const LANES: usize = 2;
 const SEND_BYTES_MAX: usize = 1 << 16;
 /// Maximum length in bytes of a source that is copied into its request.
 const INLINE_BYTES_MAX: usize = 4096;
-/// Maximum of [`RoceConfig::receivers`].
+/// Maximum value of [`RoceConfig::receivers`].
 pub const RECEIVERS_MAX: usize = 64;
 /// Maximum time for which a dropped fabric waits for acknowledgements.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -86,66 +86,70 @@ pub struct RoceConfig {
     pub dir: PathBuf,
     /// The name of this fabric in the directory; `node-3` listens at `dir/node-3.sock`.
     pub name: String,
-    /// Data shown to peers that connect, at most [`HELLO_BYTES_MAX`] bytes.
+    /// Data sent to each peer while connecting, at most [`HELLO_BYTES_MAX`] bytes.
     pub hello: Vec<u8>,
-    /// The address of this host that packets are sent from and received at. The system chooses the port.
+    /// The address of this host from which packets are sent and at which they are received. The system chooses the
+    /// port.
     pub address: IpAddr,
-    /// More addresses of this host. A peer that dials one of them, or is reached from one, gets its packets from there.
+    /// Further addresses of this host. If a control connection uses one of them, the packets of that peer use it, too.
     pub other_addresses: Vec<IpAddr>,
-    /// Maximum payload of a packet. A connection uses the smaller value of its two ends, and less where frames on the
-    /// path are shorter.
+    /// Maximum payload of a packet. A connection uses the smaller value of its two ends, or less if the path MTU is
+    /// smaller.
     pub mtu: Mtu,
-    /// True to retransmit single packets with peers that do so, too; otherwise a loss causes retransmission of all
-    /// later ones.
+    /// True to use selective repeat with peers that support it; otherwise a loss causes retransmission of all later
+    /// packets, too.
     pub selective: bool,
-    /// Congestion control towards other hosts, in addition to credits. Requires `selective` at both ends.
+    /// Congestion control for packets to other hosts, in addition to credits. Requires `selective` at both ends.
     pub congestion: Congestion,
-    /// Time after which a silent peer loses its connection.
+    /// Time without packets from a peer after which its connection ends.
     pub lease: Duration,
     /// Maximum number of registered segments.
     pub segments_max: usize,
     /// Maximum number of connections at one time.
     pub peers_max: usize,
-    /// Time limit of a handshake; a dialled host that has answered gets the lease, if that is longer.
+    /// Time limit of a handshake. If a dialled host has answered, the limit is the lease, if that is longer.
     pub handshake_timeout: Duration,
-    /// Receive buffer that each UDP socket requests, in bytes; the system grants at most `net.core.rmem_max` and
-    /// reserves twice the amount.
+    /// Size of the receive buffer that each UDP socket requests, in bytes. Linux grants at most `net.core.rmem_max`,
+    /// and reserves twice the granted size.
     pub receive_bytes: usize,
-    /// Peers per socket, since a receive buffer holds few packets; further peers get another socket with its own port.
+    /// Maximum number of peers per UDP socket; further peers get another socket with its own port. A receive buffer
+    /// holds few packets, so few peers should share one.
     pub peers_per_socket: usize,
-    /// Maximum number of UDP sockets; when it is reached, or the system grants no more, peers share them.
+    /// Maximum number of UDP sockets. When it is reached, or the system refuses another socket, more peers share the
+    /// existing ones.
     pub sockets_max: usize,
-    /// Threads of the fabric that receive and answer, at most [`RECEIVERS_MAX`]; with 0, the poller does. Each has its
-    /// own sockets, and a new peer goes to the thread with the fewest. They raise the throughput if there are cores for
-    /// them, but messages arrive later because of the hand-over to the poller.
+    /// Number of threads that receive packets and answer peers, at most [`RECEIVERS_MAX`]; with 0, the thread that
+    /// polls does this. Each thread has its own sockets, and a new peer is assigned to the thread with the fewest
+    /// peers. Receivers increase throughput if cores are free for them, but add latency to messages, because they hand
+    /// events over to the poller.
     pub receivers: usize,
-    /// File for a nanosecond pcap capture of all packets, sent and received; `None` captures nothing.
+    /// File that captures all sent and received packets as a nanosecond pcap; `None` for no capture.
     pub pcap: Option<PathBuf>,
     /// Maximum size of the capture file, in bytes.
     pub pcap_bytes_max: u64,
-    /// Access to other hosts; with `None`, all peers are on this host.
+    /// Connections to and from other hosts; with `None`, all peers are on this host.
     pub hosts: Option<Hosts>,
 }
 
-/// Access to other hosts.
+/// Connections to and from other hosts.
 #[derive(Clone, Debug)]
 pub struct Hosts {
-    /// Listeners that other hosts may dial, in order of preference; empty if they may not dial.
+    /// TCP listeners that other hosts may dial, in order of preference; empty if other hosts may not dial this one.
     pub ports: Vec<Arc<TcpListener>>,
     /// The secrets of the cluster.
     pub secrets: Secrets,
-    /// File of the secrets, if it may change: it is read again for each new connection.
+    /// File with the secrets, if they may change; it is read again for each new connection.
     pub secret_file: Option<PathBuf>,
 }
 
 impl Hosts {
-    /// Allows connections to hosts that know the secrets; they cannot dial this one.
+    /// Allows connections to hosts that know the secrets, but not from them.
     pub fn known_by(secrets: Secrets) -> Hosts {
         Hosts { ports: Vec::new(), secrets, secret_file: None }
     }
 
-    /// Allows connections to and from hosts that know the secrets; they dial `address` over TCP. With port 0, the
-    /// system chooses one.
+    /// Allows connections to and from hosts that know the secrets. Other hosts dial `address` over TCP; if its port is
+    /// 0, the system chooses one.
     pub fn listen(address: SocketAddr, secrets: Secrets) -> io::Result<Hosts> {
         let mut hosts = Hosts::known_by(secrets);
         hosts.listen_also(address)?;
@@ -160,8 +164,8 @@ impl Hosts {
         Ok(())
     }
 
-    /// Reads the secrets again. If that fails, because another process may be replacing the file, the last secrets
-    /// stay; secrets that were retired before do not come back.
+    /// Reads the secrets again. If that fails, for example while another process replaces the file, the secrets read
+    /// last stay in use, not older ones.
     pub(crate) fn read_secrets(&mut self) -> Result<(), SecretError> {
         if let Some(path) = &self.secret_file {
             self.secrets = Secrets::read(path)?;
@@ -176,9 +180,9 @@ impl Hosts {
 }
 
 impl RoceConfig {
-    /// Returns the default configuration: loopback, packets of 4096 bytes, selective retransmission, credits as the
-    /// only bound, a lease of 5 seconds, 4096 segments, 1024 peers with 16 per socket, at most 64 sockets with 4 MiB
-    /// receive buffers, no receivers, handshakes of 2 seconds, no capture (limit 1 GiB).
+    /// Returns the default configuration: loopback, packets of 4096 bytes, selective repeat, credits without congestion
+    /// control, a lease of 5 seconds, 4096 segments, 1024 peers with 16 per socket, at most 64 sockets with receive
+    /// buffers of 4 MiB, no receivers, handshakes of 2 seconds, no capture (its size limit is 1 GiB).
     pub fn new(dir: impl Into<PathBuf>, name: impl Into<String>) -> RoceConfig {
         RoceConfig {
             dir: dir.into(),
@@ -221,7 +225,7 @@ impl RoceConfig {
     }
 }
 
-/// The reason for a failed [`RoceFabric::open`].
+/// The reason why [`RoceFabric::open`] failed.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The name is not usable as a file name.
@@ -236,19 +240,19 @@ pub enum OpenError {
         /// Its length, in bytes.
         len: usize,
     },
-    /// Not an address of one host.
-    #[error("cannot open a roce fabric at {address}: packets need one specific address of this host")]
+    /// The address is not a specific address of one host.
+    #[error("cannot open a roce fabric at {address}: it must be one specific address of this host")]
     Address {
         /// The address.
         address: IpAddr,
     },
-    /// More than [`RECEIVERS_MAX`] threads.
-    #[error("cannot open a roce fabric with {count} threads that receive: at most {RECEIVERS_MAX}")]
+    /// The number of receivers exceeds [`RECEIVERS_MAX`].
+    #[error("cannot open a roce fabric with {count} receivers: the maximum is {RECEIVERS_MAX}")]
     Receivers {
         /// The number of threads.
         count: usize,
     },
-    /// A living process uses the name.
+    /// A running process uses the name.
     #[error("cannot open a roce fabric: {name} is in use in {}", dir.display())]
     NameTaken {
         /// The cluster directory.
@@ -278,23 +282,24 @@ pub enum OpenError {
     },
 }
 
-/// Packets that the fabric dropped before they reached a queue pair, or could not send.
+/// Counters of the packets that the fabric dropped before they reached a queue pair, or could not send.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Dropped {
-    /// Empty packets, packets for an unknown queue pair, and connections that were closed to make room for others.
+    /// Empty datagrams, packets for an unknown queue pair, and unauthenticated connections closed to make room for
+    /// others.
     pub strangers: u64,
-    /// Damaged packets, and packets for a queue pair from another address than its peer's ([`AddressChanged`] counts
-    /// those that the peer itself sent).
+    /// Packets with a wrong checksum, and packets for a queue pair from another address than its peer's.
+    /// [`AddressChanged`] reports the address if the peer itself sent them.
     pub refused: u64,
-    /// Malformed packets from a peer with a valid checksum.
+    /// Malformed packets with a valid checksum from a peer.
     pub malformed: u64,
-    /// Packets that the system refused to send; a refused train (one system call) counts as one.
+    /// Packets that the system refused to send. A refused train (packets sent by one system call) counts as one.
     pub unsent: u64,
-    /// Packets that found a socket's receive buffer full; a train counts as one.
+    /// Packets that the system dropped because a socket's receive buffer was full. A train counts as one.
     pub overflowed: u64,
 }
 
-/// A fabric of processes that find each other in a directory and communicate over UDP; see [`crate::roce`].
+/// A fabric over UDP for processes that find each other in a directory, or by host addresses; see [`crate::roce`].
 ///
 /// ```
 /// # use halite_providers::{RoceConfig, RoceFabric};
@@ -321,7 +326,7 @@ pub struct RoceFabric {
 }
 
 impl RoceFabric {
-    /// Binds a socket, and listens in the cluster directory.
+    /// Opens a fabric: binds a UDP socket, and listens in the cluster directory.
     pub fn open(config: RoceConfig) -> Result<Arc<RoceFabric>, OpenError> {
         config.check()?;
         let (dir, name, address) = (config.dir.clone(), config.name.clone(), config.address);
@@ -339,7 +344,7 @@ impl RoceFabric {
         Ok(Arc::new(RoceFabric { core, _receivers: receivers }))
     }
 
-    /// Returns the packets dropped so far.
+    /// Returns the counters of packets dropped since the fabric was opened.
     pub fn dropped(&self) -> Dropped {
         self.core.dropped()
     }
@@ -351,22 +356,23 @@ impl RoceFabric {
         lanes.reduce(|sum, lane| sum + lane)
     }
 
-    /// Returns the address change of a peer, if its packets came from another address than it offered and were refused.
+    /// Returns the address change of a peer if its packets were refused because they came from another address than it
+    /// offered.
     pub fn address_change(&self, peer: PeerId) -> Option<AddressChanged> {
         self.core.peer(peer)?.address_change()
     }
 
-    /// Returns the address and port used for the first peers.
+    /// Returns the address and port of the first UDP socket.
     pub fn local_address(&self) -> SocketAddr {
         self.core.ports.first().address()
     }
 
-    /// Returns the addresses and ports of all sockets, the first peers' one first.
+    /// Returns the addresses and ports of all UDP sockets, in the order in which they were opened.
     pub fn local_addresses(&self) -> Vec<SocketAddr> {
         self.core.ports.all().iter().map(|port| port.address()).collect()
     }
 
-    /// Returns the first address and port that other hosts may dial; `None` if they may not.
+    /// Returns the first address and port that other hosts may dial; `None` if they may not dial this one.
     pub fn control_port(&self) -> Option<SocketAddr> {
         self.core.control_ports().first().copied()
     }
@@ -521,7 +527,7 @@ impl Fabric for RoceFabric {
         Some(self.core.bell.descriptor(sleeper))
     }
 
-    /// Later polls end the connections, once peers have acknowledged all posted requests.
+    /// Later polls end each connection once the peer has acknowledged all posted requests.
     fn close(&self) {
         self.core.close();
     }

@@ -1,4 +1,4 @@
-//! Remembers the path MTU to other hosts, as the start value of the next connection.
+//! Stores the path MTU to other hosts, as the initial value for the next connection.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -8,7 +8,7 @@ use halite_rnic::Mtu;
 /// Maximum number of hosts with a remembered path MTU.
 const HOSTS_MAX: usize = 1024;
 
-/// Path MTUs by host, only where they are smaller than the agreed maximum.
+/// Path MTUs by host, only of hosts whose path MTU is below the agreed maximum.
 #[derive(Debug, Default)]
 pub(super) struct Paths(BTreeMap<IpAddr, Mtu>);
 
@@ -18,7 +18,7 @@ impl Paths {
         self.0.get(&host).copied()
     }
 
-    /// Records that `found` gets through to a host, of the `agreed` maximum.
+    /// Records `found` as the path MTU to a host if it is below the `agreed` maximum; otherwise removes the host.
     pub(super) fn note(&mut self, host: IpAddr, found: Mtu, agreed: Mtu) {
         if found >= agreed {
             self.0.remove(&host);

@@ -1,9 +1,9 @@
 //! A UDP socket: sends trains of packets and receives batches of datagrams.
 //!
-//! A train is a sequence of packets of equal length, of which the last may be shorter. It takes one system call and one
-//! pass through the kernel. The socket forbids fragmentation and is not connected, so the identification of a packet is
-//! its position in its train, see [`halite_rnic::wire::icrc`]. If the kernel refuses a train, its packets are sent one
-//! by one.
+//! A train is a sequence of packets of equal length, of which the last may be shorter, sent by one system call (UDP
+//! segmentation offload). The socket forbids fragmentation and is not connected, so Linux sets the IPv4 identification
+//! of a packet to its position in its train, see [`halite_rnic::wire::icrc`]. If the kernel refuses a train, its
+//! packets are sent one by one.
 
 use std::cell::RefCell;
 use std::io::{self, IoSliceMut};
@@ -29,7 +29,7 @@ use super::{read, single, write};
 const TRAIN_BYTES_MAX: usize = 65507;
 /// Maximum number of packets of a train that all kernels accept.
 const TRAIN_PACKETS_MAX: usize = 64;
-/// Time without trains after the system has refused one, in ns.
+/// Time in ns for which packets are sent one by one after the system refused a train.
 const TRAINS_AGAIN_NS: u64 = 60_000_000_000;
 /// Maximum number of datagrams or trains that one call receives.
 const BATCH: usize = 8;
@@ -52,7 +52,7 @@ pub(super) struct Port {
     address: SocketAddr,
     /// Further addresses of this host; if there are any, the socket is bound to all addresses.
     others: Vec<IpAddr>,
-    /// True if the socket takes IPv4 addresses as IPv6 ones.
+    /// True if the socket takes IPv4 addresses in their IPv6-mapped form.
     maps: bool,
     /// Number of trains and packets that the system refused.
     unsent: AtomicU64,
@@ -62,7 +62,7 @@ pub(super) struct Port {
     is_stamped: AtomicBool,
     /// Index of the receiver that receives from it; 0 without receivers.
     pub(super) receiver: usize,
-    /// Number of peers with a place at this socket: connected ones, and those with a pending offer.
+    /// Number of peers assigned to this socket: connected ones, and those with a pending offer.
     pub(super) users: AtomicUsize,
     /// Division of the receive buffer among the peers.
     pub(super) sharing: Sharing,
@@ -148,8 +148,8 @@ impl Port {
         self.unsent.load(Relaxed)
     }
 
-    /// Calls `next` with room for a packet until it returns `None`, and sends all packets from the first of `ends` to
-    /// the second; without trains if `singly`.
+    /// Calls `next` with room for a packet until it returns `None`, and sends the packets from the first address in
+    /// `ends` to the second; one by one if `singly` is true, otherwise as trains.
     pub(super) fn send_all(
         &self,
         flow: &Flow,
@@ -192,7 +192,7 @@ impl Port {
         }
     }
 
-    /// Sends one packet. The library would add control messages with default values, at a cost in time.
+    /// Sends one packet without the library, which would spend time on control messages with default values.
     fn send_one(&self, ends: (SocketAddr, SocketAddr), packet: &[u8]) {
         let sent = match self.others[..] {
             [] => rustix::net::sendto(&self.socket, packet, SendFlags::empty(), &ends.1)
@@ -267,8 +267,8 @@ impl Port {
         read(&self.state).recv((&self.socket).into(), &mut targets[..wanted], &mut batch.metas)
     }
 
-    /// Returns the maximum number of packets of a train, true if trains arrive whole, and the kernel's size of the
-    /// receive buffer in bytes.
+    /// Returns the maximum number of packets in a train, whether the kernel delivers received trains whole, and the
+    /// size of the receive buffer in bytes as the kernel counts it.
     pub(super) fn offers(&self) -> (usize, bool, usize) {
         let receive_bytes = read(&self.state).recv_buffer_size((&self.socket).into()).unwrap_or(0);
         (self.train_packets_max(), read(&self.state).gro_segments() > 1, receive_bytes)
@@ -291,12 +291,12 @@ impl Port {
         self.begin.elapsed().as_nanos() as u64
     }
 
-    /// Starts a time without trains.
+    /// Disables trains for [`TRAINS_AGAIN_NS`].
     fn on_train_refused(&self, error: &io::Error) {
         if self.trains_again_ns.swap(self.now_ns() + TRAINS_AGAIN_NS, Relaxed) == 0 {
             let seconds = TRAINS_AGAIN_NS / 1_000_000_000;
             tracing::warn!(
-                "the system refused a train of packets ({error}): packets leave singly for {seconds} s"
+                "the system refused a train of packets ({error}): packets are sent one by one for {seconds} s"
             );
         }
     }

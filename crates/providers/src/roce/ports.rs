@@ -1,16 +1,15 @@
-//! The sockets of one fabric: one for the first peers, and another one for each further group of peers.
+//! The UDP sockets of one fabric: each serves a group of peers.
 //!
-//! A socket's receive buffer holds few packets ([`halite_rnic::room`]), so a socket serves few peers. A new peer gets
-//! the port of a socket with room for it; if the system grants no further socket, peers share the existing ones.
+//! A receive buffer holds few packets ([`halite_rnic::room`]), so few peers share a socket. A new peer is assigned to a
+//! socket with room for it, or to a new socket. If the system refuses a new socket, more peers share the existing ones.
 //!
 //! ```text
-//!   users    peers 1..16   peers 17..32   ...          a place is held from the offer to the end of the connection
-//!   sockets      first        further     ...          a further one is closed when it has no users
-//!                  └────── epoll ──┘                   only while there are several; else the first is read alone
+//!   users    peers 1..16   peers 17..32   ...          assigned from the offer to the end of the connection
+//!   sockets      first        further     ...          a further socket is closed when it has no users
+//!                  └────── epoll ──┘                   used only while there are several sockets
 //! ```
 //!
-//! Each receiver ([`super::receivers`]) has an epoll with its part of the sockets, and peers are spread among
-//! receivers.
+//! Each receiver ([`super::receivers`]) has its own epoll and sockets, and new peers are spread over the receivers.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -29,7 +28,7 @@ use super::capture::Capture;
 use super::port::{IPV4_BYTES, IPV6_BYTES, Port, mtu_within};
 use super::{RoceConfig, read, write};
 
-/// Maximum number of ready sockets that one call returns; the rest waits for the next.
+/// Maximum number of ready sockets that one call returns; the next call returns the rest.
 const READY_MAX: usize = 16;
 /// Any port works: the socket sends nothing.
 const DISCARD: u16 = 9;
@@ -55,7 +54,7 @@ pub(super) struct Ports {
     overflowed: AtomicU64,
 }
 
-/// A peer's place at a socket.
+/// The assignment of a peer to a socket; ends when it is dropped.
 #[derive(Debug)]
 pub(super) struct PortUse(Arc<Port>);
 
@@ -116,7 +115,7 @@ impl Ports {
         read(&self.all).clone()
     }
 
-    /// Returns a place for one more peer, and true if the descriptors to watch have changed.
+    /// Assigns one more peer to a socket. The bool is true if the descriptors to watch have changed.
     pub(super) fn port_use(&self) -> (Arc<PortUse>, bool) {
         let mut all = write(&self.all);
         let users = |port: &&Arc<Port>| port.users.load(Relaxed);

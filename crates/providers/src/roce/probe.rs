@@ -1,4 +1,4 @@
-//! Detects the capabilities of a host's UDP sockets, for checks before a node runs.
+//! Detects the capabilities of this host's UDP sockets, for checks before a node starts.
 
 use std::io;
 use std::net::IpAddr;
@@ -9,21 +9,22 @@ use super::{Mtu, RoceConfig};
 /// Capabilities of a UDP socket on this host.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SocketProbe {
-    /// Maximum number of packets that the kernel takes in one call (UDP_SEGMENT); 1 without that feature.
+    /// Maximum number of packets that one system call sends (UDP_SEGMENT); 1 if the kernel lacks that feature.
     pub train_packets: usize,
-    /// True if the kernel delivers several packets in one call (UDP_GRO).
+    /// True if one system call receives several packets (UDP_GRO).
     pub receives_trains: bool,
-    /// Size of the receive buffer, in bytes; the kernel reserves as much again for its own bookkeeping.
+    /// Size of the receive buffer that the system granted, in bytes. The kernel reserves twice this size, to cover its
+    /// bookkeeping.
     pub receive_bytes: usize,
     /// Size of the receive buffer that the fabric requests, in bytes.
     pub receive_bytes_wanted: usize,
-    /// Maximum packet payload to each of the hosts, in the order of the argument, as far as the system knows it; `None`
-    /// without a route.
+    /// For each host, in the order of the argument: the maximum packet payload to it, as far as the system knows;
+    /// `None` if there is no route.
     pub mtus: Vec<Option<Mtu>>,
 }
 
-/// Detects the capabilities of a socket bound to `address`, an address of this host, and the maximum payload of packets
-/// to each of `hosts`. Sends nothing.
+/// Detects the capabilities of a socket bound to `address`, an address of this host, and the maximum packet payload to
+/// each of `hosts`. Sends nothing.
 pub fn probe(address: IpAddr, hosts: &[IpAddr]) -> io::Result<SocketProbe> {
     let config = RoceConfig { address, ..RoceConfig::new("", "probe") };
     let ports = Ports::open(&config)?;

@@ -1,15 +1,14 @@
-//! Threads of the fabric that receive from its sockets, if configured.
+//! Receivers: optional threads of the fabric that receive from its sockets.
 //!
 //! ```text
 //!   sockets 0, 2, ..  ── epoll ── receiver 0 ──┐
 //!   sockets 1, 3, ..  ── epoll ── receiver 1 ──┴── queue pair ── memory, answers, events ──► poller
 //! ```
 //!
-//! A receiver takes over a part of the poller's work: it looks up the queue pairs of packets, executes requests of
-//! peers, and sends answers and the packets that an acknowledgement releases. So reads and writes of peers make
-//! progress while no other thread of the node runs, and those of different peers in parallel. The poller takes events
-//! and handles handshakes and timers. If too many events wait for the poller, receivers wait too, and peers get no
-//! answers meanwhile.
+//! A receiver does part of the poller's work: it looks up the queue pairs of packets, executes peers' requests, and
+//! sends answers and the packets that an acknowledgement releases. So peers' reads and writes make progress while no
+//! other thread of the node runs, and those of different peers run in parallel. The poller still takes events and
+//! handles handshakes and timers. While too many events wait for the poller, receivers block, and peers get no answers.
 //!
 //! All packets of a peer arrive at one socket, and one thread at a time receives from it, so they stay in order.
 
@@ -150,7 +149,8 @@ impl Core {
         }
     }
 
-    /// Returns the count that the poller keeps itself when there are no receivers.
+    /// Returns the number of consecutive receives that left packets in the receivers' sockets. Without receivers, the
+    /// poller keeps this count itself.
     pub(super) fn full_in_a_row_of_receivers(&self) -> u32 {
         let of_each = self.receivers.iter().map(|receiver| receiver.full_in_a_row.load(Relaxed));
         of_each.max().unwrap_or(0)

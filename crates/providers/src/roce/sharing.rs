@@ -1,7 +1,7 @@
 //! Divides a socket's receive buffer among the lanes of its peers.
 //!
-//! [`Room`] computes the shares. They are rebalanced when a lane begins to send, when a peer joins or leaves, and at
-//! intervals while packets arrive; never for each packet, and not while the socket is idle.
+//! [`Room`] computes the shares. They are recomputed when a lane begins to send, when a peer joins or leaves, and at
+//! intervals while packets arrive; not for each packet, and not while the socket is idle.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,7 +19,8 @@ use super::{LANES, lock};
 const BEGIN_NS: u64 = 200_000;
 const WAIT_NS: u64 = 500_000;
 const AGAIN_NS: u64 = 5_000_000;
-/// Maximum number of peers for a rebalance as soon as a lane begins to send, which is then cheap and saves a wait.
+/// With at most this many peers, shares are rebalanced as soon as a lane begins to send: it is cheap then, and the lane
+/// need not wait.
 const FEW: usize = 4;
 
 /// The members of one socket and the state of its rebalancing.
@@ -49,7 +50,7 @@ impl Sharing {
         lock(&self.members).remove(&peer).is_some()
     }
 
-    /// Records that a lane began to send. Returns the time of the next rebalance; 0 for at once.
+    /// Records that a lane began to send. Returns the time of the next rebalance in ns; 0 means now.
     pub(super) fn on_send_start(&self) -> u64 {
         // The lock excludes a rebalance, which would reset the flag.
         let members = lock(&self.members);
@@ -65,7 +66,7 @@ impl Sharing {
         self.has_waiters.load(Relaxed) && now_ns >= self.shared_ns.load(Relaxed) + BEGIN_NS
     }
 
-    /// Returns true if a rebalance is due, after packets have arrived.
+    /// Returns true if a rebalance is due. Call it after packets have arrived.
     pub(super) fn is_due(&self, now_ns: u64) -> bool {
         self.has_waiters(now_ns) || now_ns >= self.shared_ns.load(Relaxed) + AGAIN_NS
     }

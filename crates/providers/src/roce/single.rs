@@ -1,7 +1,7 @@
-//! Receives one datagram at a time, with only the control messages that are needed.
+//! Receives one datagram per call, with only the control messages that the fabric needs.
 //!
-//! The library receives several datagrams, with the time, the traffic class and the local address of each. That costs a
-//! third of a microsecond, twice in each call over UDP.
+//! The library instead receives several datagrams per call, with the time, the traffic class and the local address of
+//! each. That costs a third of a microsecond more per receive, so twice per request and response.
 
 use std::io::{self, IoSliceMut};
 use std::mem::{MaybeUninit, offset_of, size_of};

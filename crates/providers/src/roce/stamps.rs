@@ -1,4 +1,4 @@
-//! Converts the system's arrival times of packets to the clock of the fabric.
+//! Converts the arrival times of packets from the system's clock to the fabric's clock.
 
 use std::time::{Duration, SystemTime};
 
@@ -6,10 +6,11 @@ use quinn_udp::RecvMeta;
 
 use super::port::Batch;
 
-/// Maximum wait that counts; after a longer one, the system's clock may have been set.
+/// Maximum plausible time between the arrival and the receive of a packet; if it is longer, the system's clock was
+/// probably set.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// The times of the fabric's clock (ns) and the system's at one moment; `None` without arrival times.
+/// One moment on the fabric's clock (ns) and on the system's clock; `None` without arrival times.
 #[derive(Debug)]
 pub(super) struct Clock(Option<(u64, Duration)>);
 

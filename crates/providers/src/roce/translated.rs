@@ -1,9 +1,9 @@
 //! Packets of a peer that arrive from another address than the one it offered.
 //!
-//! NAT produces such packets, when a connection begins or when it forgets a mapping, and so does an attacker that
-//! replays packets. The two are indistinguishable: a packet contains nothing that its replay lacks. So a connection
-//! neither follows a new address nor ends because of one. It refuses and counts such packets;
-//! [`RoceFabric::address_change`](super::RoceFabric::address_change) reports them.
+//! Such packets have two causes: NAT, which may translate the address from the start or change it when a mapping
+//! expires, and an attacker that replays packets. The two are indistinguishable, because a replay contains the same
+//! bytes. So a connection neither switches to the new address nor ends because of it. It refuses and counts such
+//! packets; [`RoceFabric::address_change`](super::RoceFabric::address_change) reports them.
 
 use std::net::SocketAddr;
 use std::sync::Mutex;
@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::lock;
 
-/// The address change of a peer: its packets come from another address than the agreed one, and were refused.
+/// A changed source address of a peer: its packets come from another address than it offered, and were refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "its packets come from {seen} and not from {agreed}, which it offered: its address is translated on the way (NAT), or was changed, and they are refused"
@@ -26,7 +26,7 @@ pub struct AddressChanged {
     pub packets: u64,
 }
 
-/// Statistics of such packets, of constant size.
+/// Statistics of the packets from changed addresses, of constant size.
 #[derive(Debug, Default)]
 pub(super) struct Translated {
     packets: AtomicU64,

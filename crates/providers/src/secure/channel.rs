@@ -2,20 +2,20 @@
 //!
 //! ```text
 //!   dialling end                                    answering end
-//!   "HLT" version  | hello with its first message ─>  by one of its secrets, or refused
+//!   "HLT" version  | hello with its first message ─>  one of its secrets must decrypt the hello
 //!                  <── hello with its first message | "HLT" version
-//!   message: up to 64 KiB ─────────────────────────>  one that decrypts proves that its sender knows the secret
+//!   message: up to 64 KiB ─────────────────────────>  decryption proves that the sender knows the secret
 //! ```
 //!
-//! Frames are `kind u8 | length u16, little-endian | bytes`. The hellos follow the Noise pattern NNpsk0, and the first
-//! message of each end is inside its hello, so it costs no extra round trip. Each channel has its own keys: an attacker
-//! that learns the secret later cannot decrypt earlier messages, except the first one of the dialling end.
+//! Frames are `kind u8 | length u16, little-endian | bytes`. The hellos follow the Noise pattern NNpsk0. The hello of
+//! each end contains the end's first message, so this message costs no extra round trip. Each channel has its own keys:
+//! an attacker that learns the secret later cannot decrypt earlier messages, except the dialling end's first one.
 //!
-//! An attacker can replay a recorded hello with its first message. So the dialling end is not *proven* before its
-//! second message ([`Channel::is_proven`]): until then it must cause no lasting effect, and a replayer cannot decrypt
-//! the answer.
+//! An attacker can replay a recorded hello and the first message inside. So the dialling end is not *proven* before its
+//! second message ([`Channel::is_proven`]): before that, its messages must have no lasting effect. A replayer cannot
+//! decrypt the answer.
 //!
-//! A frame that is too long for a hello is refused by its header alone.
+//! If a hello's header gives a length above the maximum, the channel fails before it reads the rest.
 
 use std::collections::VecDeque;
 
@@ -23,7 +23,8 @@ use snow::{Builder, HandshakeState, TransportState};
 
 use super::secret::{Secret, Secrets};
 
-/// Maximum length of the first message, in bytes: the most that a stranger can make this node store.
+/// Maximum length of the first message, in bytes. It limits how much an unauthenticated sender can make this node
+/// store.
 pub const FIRST_BYTES_MAX: usize = 2048;
 
 /// Maximum length of a message, in bytes.
@@ -44,10 +45,10 @@ const KIND_HELLO: u8 = 1;
 const KIND_MESSAGE: u8 = 2;
 const KIND_REFUSED: u8 = 3;
 
-/// The reason why a channel failed. Ignore all further bytes of its stream.
+/// The reason why a channel failed. The caller must ignore all further bytes of the stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadChannel {
-    /// The other end is another program.
+    /// The other end does not speak this protocol: it is another program.
     #[error("it does not speak the control protocol")]
     Stranger,
     /// The other end uses another version of the protocol.
@@ -59,7 +60,7 @@ pub enum BadChannel {
     /// The two ends have different secrets.
     #[error("its cluster has another secret")]
     Secret,
-    /// A message was altered on the way.
+    /// A message was altered in transit: it cannot be decrypted.
     #[error("one of its messages was altered on the way")]
     Damaged,
     /// The system provides no random numbers.
@@ -70,7 +71,7 @@ pub enum BadChannel {
 /// One end of an encrypted message stream.
 pub struct Channel {
     state: ChannelState,
-    /// The dialling end uses the first; the answering end finds the one in use from the hello.
+    /// The dialling end uses the first secret. The answering end tries each of them on the hello.
     secrets: Secrets,
     received: Vec<u8>,
     /// True if the other end has sent its version.
@@ -110,7 +111,7 @@ impl std::fmt::Debug for Channel {
 }
 
 impl Channel {
-    /// Creates the dialling end. Sends its hello with the first message.
+    /// Creates the dialling end. The first [`Channel::send`] produces the hello, with the message inside.
     pub fn dial(secrets: Secrets) -> Result<Channel, BadChannel> {
         let hello = noise(secrets.first(), |builder| builder.build_initiator())?;
         Ok(Channel::new(ChannelState::Dialling(Box::new(hello)), secrets))
@@ -127,8 +128,8 @@ impl Channel {
         Channel { state, secrets, received, is_met: false, is_proven: false, waiting, output }
     }
 
-    /// Queues a message of at most [`MESSAGE_BYTES_MAX`] bytes. The first message that an end sends is limited to
-    /// [`FIRST_BYTES_MAX`].
+    /// Queues a message of at most [`MESSAGE_BYTES_MAX`] bytes; an end's first message has at most [`FIRST_BYTES_MAX`]
+    /// bytes.
     pub fn send(&mut self, message: &[u8]) {
         assert!(message.len() <= MESSAGE_BYTES_MAX, "the sender keeps to the limit");
         match std::mem::replace(&mut self.state, ChannelState::Answering) {
@@ -160,12 +161,13 @@ impl Channel {
         };
     }
 
-    /// Returns true once the other end has proven that it knows the secret. Messages before that may be a replay.
+    /// Returns true once the other end has proven that it knows the secret. Messages received before that may be a
+    /// replay.
     pub fn is_proven(&self) -> bool {
         self.is_proven
     }
 
-    /// Returns the bytes to write to the stream; report written ones to [`Channel::sent`].
+    /// Returns the bytes to write to the stream. After writing some, call [`Channel::sent`].
     pub fn output(&self) -> &[u8] {
         &self.output
     }
@@ -175,12 +177,12 @@ impl Channel {
         self.output.drain(..len);
     }
 
-    /// Accepts bytes read from the stream.
+    /// Appends bytes read from the stream; [`Channel::next_message`] decrypts them.
     pub fn receive(&mut self, bytes: &[u8]) {
         self.received.extend_from_slice(bytes);
     }
 
-    /// Returns how many more bytes to read from the stream; at most one whole frame is buffered.
+    /// Returns the maximum number of bytes to read from the stream next, so that at most one whole frame is buffered.
     pub fn wanted(&self) -> usize {
         let most = match self.state {
             ChannelState::Up(_) => HEADER_BYTES + FRAME_BYTES_MAX,

@@ -1,8 +1,8 @@
 //! Encrypted control messages between hosts that know the cluster's secret.
 //!
-//! This module knows no socket: it takes bytes from a stream and gives bytes to it. It protects control messages,
-//! including everything that identifies packets (queue pairs, packet numbers, salts of keys); packets themselves are
-//! not encrypted.
+//! This module uses no sockets: the caller moves its bytes to and from a stream. It encrypts control messages, which
+//! contain all that an attacker would need to forge packets (queue pair numbers, packet numbers, salts of keys).
+//! Packets themselves are not encrypted.
 
 mod channel;
 mod secret;

@@ -19,7 +19,7 @@ const SECRETS_MAX: usize = 2;
 /// Mode bits that give other users access.
 const OTHERS: u32 = 0o077;
 
-/// The secret of a cluster: 256 random bits. It is never printed.
+/// The secret of a cluster: 256 random bits. Its `Debug` output does not contain them.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret([u8; BYTES]);
 
@@ -65,11 +65,11 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// The secrets of a cluster. Dialling uses the first; an incoming connection may use any.
+/// The secrets of a cluster. This end dials with the first; an incoming connection may use any of them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Secrets(Vec<Secret>);
 
-/// The reason why a file gives no secrets.
+/// The reason why secrets cannot be read from a file.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
     /// The file cannot be read.
@@ -96,8 +96,8 @@ pub enum SecretError {
         /// User id of its owner.
         uid: u32,
     },
-    /// The file has no secret, too many, or other content.
-    #[error("{} holds no secret: {what}; `halite secret new FILE` makes one", path.display())]
+    /// The file contains no secret, too many secrets, or something else.
+    #[error("{} contains no valid secret: {what}; create one with `halite secret new FILE`", path.display())]
     Malformed {
         /// Path of the file.
         path: PathBuf,
@@ -135,7 +135,7 @@ impl Secrets {
         match secrets.len() {
             0 => Err("it is empty".to_owned()),
             1..=SECRETS_MAX => Ok(Secrets(secrets)),
-            count => Err(format!("it has {count} secrets, and {SECRETS_MAX} are the most")),
+            count => Err(format!("it contains {count} secrets; the maximum is {SECRETS_MAX}")),
         }
     }
 
@@ -188,7 +188,7 @@ mod tests {
         let parsed = Secrets::parse(&format!("# since May\n{one}\n\n  {two}\n")).unwrap();
         assert_eq!(parsed.0, [Secret([0; 32]), Secret([0xab; 32])]);
         let three = format!("{one}\n{two}\n{one}");
-        assert_eq!(Secrets::parse(&three).unwrap_err(), "it has 3 secrets, and 2 are the most");
+        assert_eq!(Secrets::parse(&three).unwrap_err(), "it contains 3 secrets; the maximum is 2");
         assert_eq!(Secrets::parse("\n# none").unwrap_err(), "it is empty");
         let wrong = Secrets::parse("swordfish").unwrap_err();
         assert_eq!(wrong, "line 1 is not 64 hexadecimal digits");

@@ -1,6 +1,7 @@
-//! The acceptor: one thread per fabric that accepts peers, receives their messages and detects their death.
+//! The acceptor: one thread per fabric that accepts peers, receives their control messages and detects when their
+//! processes exit.
 //!
-//! No data passes through it, so a busy acceptor does not slow the fabric down.
+//! No data passes through the acceptor, so it does not limit the throughput of the fabric.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use super::shortage::Trouble;
 use super::socket;
 use super::wire::Message;
 
-/// Maximum number of connections accepted before other sources have their turn.
+/// Maximum number of connections accepted before other epoll reports are handled.
 const ACCEPTS_MAX: usize = 16;
 /// Maximum number of reports per call of epoll.
 const REPORTS_MAX: usize = 64;
@@ -42,8 +43,8 @@ pub(super) fn run(core: &Core) {
 
 struct Acceptor<'a> {
     core: &'a Core,
-    /// Closed when descriptors run out, so that a waiting connection can be accepted and closed; else epoll would
-    /// report it for ever.
+    /// A spare descriptor. If no others are left, closing it makes room to accept and close a waiting connection, which
+    /// epoll would otherwise report again and again.
     spare: Option<OwnedFd>,
 }
 

@@ -1,7 +1,7 @@
 //! The shared state of one shm fabric.
 //!
-//! Lock order, each held briefly: a link's state; then a peer's outgoing end or the registered segments; then any one
-//! of the others. No call leaves the fabric while a lock is held.
+//! Lock order: a link's state; then a peer's outgoing end or the registered segments; then any one of the others. Each
+//! lock is held briefly, and no code outside the fabric is called while a lock is held.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -50,7 +50,7 @@ pub(super) struct Core {
     pub(super) peers: RwLock<BTreeMap<PeerId, Arc<Peer>>>,
     pub(super) inbox: Mutex<Inbox>,
     pub(super) events: Events,
-    /// Peers to which a post found a full queue.
+    /// Peers whose ring was full at a post.
     pub(super) waiters: Waiters,
     refusals: Mutex<Refusals>,
     begin: Instant,
@@ -137,7 +137,7 @@ impl Core {
         self.event(Event::ConnectFailed(ConnectFailure { address: address.to_owned(), reason, trouble }));
     }
 
-    /// Wakes a peer that sleeps until its ring has room.
+    /// Wakes a peer that sleeps until its outgoing ring has room.
     pub(super) fn ring(&self, peer: PeerId) {
         let send_port = self.peer(peer).map(|peer| peer.send_port.clone());
         if let Some(outgoing) =
@@ -188,7 +188,8 @@ impl Core {
         self.tell_withdrawn(|withdrawn| withdrawn.forget_link(token));
     }
 
-    /// Applies `change` to the keys under deregistration; posts an event for each that no peer can access any more.
+    /// Applies `change` to the keys under deregistration, then queues an event for each key that no peer can access any
+    /// more.
     pub(super) fn tell_withdrawn(&self, change: impl FnOnce(&mut Withdrawn)) {
         let mut withdrawn = lock(&self.withdrawn);
         change(&mut withdrawn);
@@ -215,7 +216,8 @@ impl Core {
         let _ = epoll::modify(&self.epoll, fd, data, flags);
     }
 
-    /// Call before closing: the peer may hold the same open file, and epoll would keep reporting it.
+    /// Stops epoll from watching `fd`. Call this before closing `fd`: the peer may hold the same open file, and epoll
+    /// would continue to report it.
     pub(super) fn unwatch(&self, fd: impl AsFd) {
         let _ = epoll::delete(&self.epoll, fd);
     }

@@ -1,5 +1,5 @@
-//! Events that wait to be polled: completions of our requests, last messages of disconnected peers, connection
-//! changes.
+//! Queue of events until a poll takes them: completions of local requests, the last messages of disconnected peers, and
+//! connection changes.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -10,7 +10,7 @@ use halite_fabric::Event;
 
 use super::lock;
 
-/// A queue with an atomic length: posters and pollers read it at each call, and it is usually 0.
+/// A queue with an atomic length, which posts and polls read without the lock; it is usually 0.
 #[derive(Debug, Default)]
 pub(super) struct Events {
     /// Written under the lock.

@@ -1,6 +1,7 @@
-//! Checks the hello of a peer: its process, its mailbox and its ring.
+//! Checks a peer's hello message: the process, mailbox and ring that it names.
 //!
-//! Everything in it is untrusted and checked here once; the result needs no further checks.
+//! All its fields and descriptors are untrusted. They are checked once, here; the resulting [`Greeting`] needs no
+//! further checks.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -22,7 +23,7 @@ pub(super) struct Greeting {
     pub(super) process: Arc<Process>,
     /// The peer's doorbell, which this process rings.
     pub(super) mailbox: Doorbell,
-    /// The peer's outgoing ring, which this process empties.
+    /// The ring with the peer's messages to this process.
     pub(super) incoming: Consumer,
 }
 
@@ -45,9 +46,9 @@ pub(super) enum BadGreeting {
     Ring(OpenError),
     #[error("the peer's ring: {0}")]
     RingShape(#[from] BadRing),
-    #[error("the peer's ring has {len} bytes, more than a ring of {RING_BYTES_MAX}")]
+    #[error("the peer's ring of {len} bytes is too long: the maximum capacity is {RING_BYTES_MAX}")]
     RingTooLong { len: u64 },
-    #[error("the operating system refused: {0}")]
+    #[error("a system call failed: {0}")]
     Io(#[from] io::Error),
 }
 
@@ -110,9 +111,9 @@ fn open_mailbox(fd: OwnedFd, bells: Option<(OwnedFd, OwnedFd)>) -> Result<Doorbe
     doorbell.map_err(|_| BadGreeting::MailboxShape)
 }
 
-/// Checks that a write to the eventfd can only wake its watcher, and neither blocks nor fills a file. A peer can still
-/// make the eventfd blocking later and fill it, and thus stop our ringing threads; it belongs to our own user, who
-/// could stop them with a signal as well.
+/// Checks that the descriptor is a non-blocking eventfd, so that a write to it can only wake its watcher: it cannot
+/// block, or grow a file. A peer could still make the eventfd blocking later and fill it, and so block threads that
+/// ring it. But the peer runs as the same user, who could also stop these threads with a signal.
 fn check_bell(bell: &OwnedFd) -> Result<(), BadGreeting> {
     let is_eventfd = field(bell, "eventfd-count:")?.is_some();
     let flags = rustix::fs::fcntl_getfl(bell.as_fd()).map_err(io::Error::from)?;

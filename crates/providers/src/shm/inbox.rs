@@ -1,6 +1,6 @@
-//! The receiving ends of all connected peers' rings.
+//! The receiving ends of the rings of all connected peers.
 //!
-//! A poll takes a few messages from each ring in turn, so that one busy peer does not starve the others.
+//! A poll takes a limited number of messages from each ring in turn, so that one busy peer does not starve the others.
 
 use halite_fabric::{Completion, CompletionKind, Event, Key, PeerId, Status};
 use halite_mem::Window;
@@ -8,7 +8,7 @@ use halite_mem::ring::{Consumer, Message};
 
 use super::record;
 
-/// Maximum number of messages per ring and turn.
+/// Maximum number of messages that a poll takes from one ring before the next ring.
 const TURN_MESSAGES_MAX: usize = 32;
 
 /// The receiving ends of all rings.
@@ -17,9 +17,9 @@ pub(super) struct Inbox {
     incoming: Vec<Incoming>,
     /// Index of the ring that the next poll starts with.
     first: usize,
-    /// Peers that wait for room in their rings, which now have some.
+    /// Peers that may be waiting for room in their rings, which now have room.
     made_room: Vec<PeerId>,
-    /// The windows of `Core::registered`, without the lock that all threads share.
+    /// A copy of `Core::registered`, to avoid its lock, which all threads share.
     registered: Vec<Option<Window>>,
 }
 
@@ -53,8 +53,8 @@ impl Inbox {
         self.incoming.push(Incoming { peer, connected: Some(connected), ring });
     }
 
-    /// Polls every ring once, until `events` holds `len_max`. A corrupt ring is removed and returned; what it held
-    /// before the corruption has been delivered.
+    /// Polls every ring once, or until `events` holds `len_max`. If a ring is corrupt, removes it and returns its peer;
+    /// the messages before the corruption are in `events`.
     pub(super) fn poll(&mut self, events: &mut Vec<Event>, len_max: usize) -> Option<CorruptRing> {
         let rings = self.incoming.len();
         // Rings may have been removed since the last poll.
@@ -78,13 +78,15 @@ impl Inbox {
         None
     }
 
-    /// Returns the peers that may sleep until their rings have room, and whose rings got some since the last call.
+    /// Returns the peers that may be asleep until their rings have room, and whose rings have got room since the last
+    /// call.
     #[inline]
     pub(super) fn take_made_room(&mut self) -> Vec<PeerId> {
         std::mem::take(&mut self.made_room)
     }
 
-    /// Removes the ring of `peer`, executes the writes that it still holds and returns their events.
+    /// Removes the ring of `peer`: executes the writes that are still in it, and returns the events of all its
+    /// messages.
     pub(super) fn remove(&mut self, peer: PeerId) -> Vec<Event> {
         let mut rest = Vec::new();
         let found = self.incoming.iter().position(|incoming| incoming.peer == peer);

@@ -1,11 +1,11 @@
-//! Lines in a peer's memory: stored by a thread of this process, and polled by the peer.
+//! Lines in a peer's memory: threads of this process write them with stores, and the peer polls them.
 
 use std::sync::Arc;
 
 use halite_fabric::{LINE_BYTES, LINE_WORDS, Lines};
 use halite_mem::{Doorbell, Window};
 
-/// A row of lines; keeps the memory mapped.
+/// An array of lines; keeps the peer's memory mapped.
 #[derive(Debug)]
 pub(super) struct PeerLines {
     window: Window,
@@ -14,7 +14,8 @@ pub(super) struct PeerLines {
 }
 
 impl PeerLines {
-    /// Returns `None` if the segment, whose whole window is `whole`, has no such lines.
+    /// `whole` is the window of the whole segment. Returns `None` if the segment does not contain these lines, or they
+    /// are misaligned.
     pub(super) fn new(whole: Window, offset: u64, count: u32, mailbox: Arc<Doorbell>) -> Option<PeerLines> {
         let window = whole.slice(offset, u64::from(count) * LINE_BYTES as u64)?;
         window.atomic_u64(0).ok()?;

@@ -1,20 +1,20 @@
-//! One connection, from its first packet until its socket carries nothing more.
+//! One connection, from its first handshake message until its socket carries no more messages.
 //!
 //! ```text
-//!            both have sent and heard Ready
+//!            both have sent and received Ready
 //!   Greeting -----------------------------> Connected
-//!      | refused, hung up, too late            | Detached heard, hung up, corrupt, exited, disconnect()
+//!      | refused, hung up, timed out           | Detached received, hung up, corrupt, exited, disconnect()
 //!      v                                       v
 //!    Over <------------------------------- Leaving
-//!            the peer is cut off, and was told (or cannot be told) that we are
+//!            the peer is cut off, and we have sent Detached (or cannot send it)
 //! ```
 //!
-//! "Cut off" needs proof: either the peer sent Detached, or its process exited. A peer that only hung up may still map
-//! our memory, so its process is still watched. Likewise we send Detached only once no thread of this process holds a
-//! window of the peer's memory.
+//! A peer counts as cut off only if it sent Detached or its process exited. A peer that only closed its socket may
+//! still map our memory, so its process is still watched. In the same way, we send Detached only once no thread of this
+//! process holds a window of the peer's memory.
 //!
-//! A handshake that fails after we sent our segments leaves the other process mapping them until it learns of the
-//! failure. It does not know yet what the segments contain, so no memory is quarantined for it.
+//! If a handshake fails after we sent our segments, the other process maps them until it learns of the failure. It does
+//! not know what the segments contain, so none of our memory needs quarantine for it.
 
 mod messages;
 
@@ -43,7 +43,7 @@ pub(super) struct Link {
     dialled: Option<String>,
     /// The data that our hello shows to the peer.
     hello: Vec<u8>,
-    /// The ring for our messages; the hello hands it to the peer.
+    /// The ring for our messages to the peer; our hello contains its descriptor.
     ring: Arc<Segment>,
     state: Mutex<LinkState>,
 }
@@ -164,7 +164,7 @@ impl Link {
         self.settle(core, state);
     }
 
-    /// Checks the deadline; returns true if the clock must be checked again soon.
+    /// Ends the handshake if its deadline has passed. Returns true if this method must be called again soon.
     pub(super) fn handle_time(&self, core: &Core, now: Instant) -> bool {
         let state = &mut *lock(&self.state);
         if let Phase::Greeting { deadline } = state.phase
@@ -271,7 +271,7 @@ impl Link {
         self.hang_up(core, state);
     }
 
-    /// Logs the reason. Connections of processes that only list the members and hang up are not logged.
+    /// Logs why the connection ends. Does not log processes that only list the members of a cluster and then hang up.
     fn report(&self, core: &Core, state: &LinkState, trouble: &Trouble) {
         // Limits what a stranger can add to the log.
         let reason: String = trouble.to_string().chars().take(REASON_CHARS_MAX).collect();
@@ -320,7 +320,7 @@ impl Link {
         core.kick();
     }
 
-    /// Advances the phase as far as messages sent, messages received and released mappings allow.
+    /// Advances the phase as far as the sent and received messages and the released mappings permit.
     fn settle(&self, core: &Core, state: &mut LinkState) {
         if state.heard.detached {
             self.begin_leaving(core, state);
@@ -358,7 +358,7 @@ impl Link {
     }
 }
 
-/// Edge-triggered: each report is served until the socket has no more messages.
+/// Edge-triggered: after each report, messages are received until the socket has no more.
 const SOCKET_EVENTS: EventFlags = EventFlags::IN.union(EventFlags::OUT).union(EventFlags::ET);
 
 /// Maximum length of a reason in the log, in characters.

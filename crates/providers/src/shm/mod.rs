@@ -1,26 +1,27 @@
-//! Shared memory between the processes of one host, as a fabric.
+//! A fabric over shared memory between the processes of one host.
 //!
 //! Connected processes map each other's registered segments. A write *is* the copy, made by the requester when it
-//! posts. Sends, and the immediates of writes, go through one ring per ordered pair of processes, with a doorbell for
-//! sleepers. A thread, the acceptor, accepts peers and detects their death; it takes no part in moving data.
+//! posts. Sends, and the immediates of writes, go through rings, one per ordered pair of processes, and a doorbell
+//! wakes sleepers. The acceptor, a thread, accepts peers and detects when their processes exit; it moves no data.
 //!
-//! A small inline write with immediate (up to 496 bytes) travels inside its ring record instead, and lands when the
-//! receiver polls, as adapters scatter small arrivals into the completion itself: one cache line moves instead of one
-//! for the data and one for the notice. The poster checks key and range as for any write. The receiver checks them
-//! again, and treats a false record as a corrupted ring. Such writes that a peer leaves in its ring when it leaves or
-//! dies land together, when its last messages are taken, before [`Event::Disconnected`].
+//! The bytes of a small inline write with immediate (up to 496 bytes) are instead part of its ring record, and the
+//! receiver copies them to their address when it polls. This moves one cache line instead of two, one for the data and
+//! one for the immediate; some adapters likewise put small payloads into the completion. The poster checks key and
+//! range as for any write. The receiver checks them again, and treats an invalid record as a corrupt ring. Small writes
+//! that are still in the ring when a peer leaves or dies are executed with its last messages, before
+//! [`Event::Disconnected`].
 //!
 //! ```text
 //!   dir/node-1.sock      Unix sockets: greetings, and the descriptors of segments
-//!   dir/node-1.lock      held while node-1 lives, so that residue can be told from a living node
+//!   dir/node-1.lock      locked while node-1 runs; an unlocked file was left by a dead process
 //!
 //!   poster --copy--> peer's segment --push--> ring --ring--> doorbell --> peer's poll
 //!   poster --push small write--> ring --ring--> doorbell --> peer's poll --copy--> peer's segment
 //! ```
 //!
-//! Processes that share a directory trust each other with all registered memory; the directory's permissions (only its
-//! owner may enter) decide which processes these are. Their messages are checked all the same: a peer that sends
-//! garbage loses its connection and nothing else.
+//! Processes that may enter the directory trust each other with all registered memory; the directory's permissions
+//! admit only its owner's processes. Messages are checked nevertheless: a peer that sends invalid ones loses its
+//! connection, without further effect.
 //!
 //! Messages that a peer published before it died or left are delivered before [`Event::Disconnected`].
 
@@ -67,8 +68,8 @@ use crate::meeting;
 
 use self::withdrawn::NO_LINK;
 
-/// Maximum size of a ring, in bytes. It holds for peers' rings too, so it bounds what a message makes its receiver
-/// allocate.
+/// Maximum size of a ring, in bytes. It also applies to the rings of peers, so it limits the memory that a received
+/// message can make this process allocate.
 pub const RING_BYTES_MAX: u64 = 64 << 20;
 /// Maximum number of events per poll, give or take a few.
 const POLL_EVENTS_MAX: usize = 256;
@@ -82,48 +83,48 @@ pub struct ShmConfig {
     pub name: String,
     /// Data shown to peers that connect, at most [`HELLO_BYTES_MAX`] bytes.
     pub hello: Vec<u8>,
-    /// Data bytes of each outgoing ring: a power of two from 4 KiB to [`RING_BYTES_MAX`]. A send takes at most a
-    /// quarter of it.
+    /// Capacity of each outgoing ring, in bytes: a power of two from 4 KiB to [`RING_BYTES_MAX`]. A send may take at
+    /// most a quarter of it.
     pub ring_bytes: u64,
-    /// Maximum number of segments, of this fabric and of each peer.
+    /// Maximum number of segments that this fabric registers; also the maximum for each peer.
     pub segments_max: usize,
     /// Maximum number of connections at one time, including peers that are not cut off yet.
     pub peers_max: usize,
-    /// Maximum number of completions that wait to be polled; posting is refused beyond it.
+    /// Maximum number of completions that wait to be polled; at this number, posts are refused.
     pub completions_max: usize,
     /// Time limit of a handshake, and of announcing a new segment to a peer.
     pub handshake_timeout: Duration,
-    /// Permitted action to cut a peer off.
+    /// What the fabric may do to cut a peer off.
     pub fence: Fence,
-    /// The object on which threads sleep while they wait for arrivals.
+    /// The mechanism by which threads sleep until something arrives.
     pub sleep: Sleep,
-    /// True if peers' memory can be accessed by loads and stores ([`Fabric::direct`]), or only by posted requests, as
-    /// over a network.
+    /// True to let callers access peers' memory by loads and stores ([`Fabric::direct`]). False to allow only posted
+    /// requests, as over a network.
     pub direct: bool,
 }
 
-/// The object on which a thread sleeps until something arrives.
+/// The mechanism by which a thread sleeps until something arrives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sleep {
-    /// A futex: cheapest, but a thread can wait for this fabric only.
+    /// A futex: the fastest, but a thread can sleep only for this fabric.
     Futex,
-    /// Descriptors that peers signal, one for each kind of sleeper ([`Fabric::descriptor`]): a thread can wait for
+    /// Eventfds that peers signal, one for each kind of sleeper ([`Fabric::descriptor`]): a thread can sleep for
     /// several fabrics.
     Descriptor,
 }
 
-/// The permitted action against a peer that must no longer access our memory.
+/// What the fabric may do to a peer that must no longer access our memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fence {
-    /// Kill its process.
+    /// It kills the peer's process.
     Kill,
-    /// The fabric does not kill the process: the memory that it can access stays in quarantine until it ends.
+    /// It does not kill the peer's process: memory that the process can access stays in quarantine until it exits.
     Never,
 }
 
 impl ShmConfig {
-    /// Returns the default configuration: rings of 256 KiB, 4096 segments, 1024 peers, handshakes of 2 seconds, sleep
-    /// on a futex.
+    /// Returns the default configuration: rings of 256 KiB, 4096 segments, 1024 peers, handshakes of 2 seconds,
+    /// sleeping on a futex.
     pub fn new(dir: impl Into<PathBuf>, name: impl Into<String>) -> ShmConfig {
         ShmConfig {
             dir: dir.into(),
@@ -167,9 +168,9 @@ impl ShmConfig {
 /// The reason why a shm fabric could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// Not a power of two, too small or too large.
+    /// The ring size is not a power of two, too small, or too large.
     #[error(
-        "cannot open a shm fabric with rings of {ring_bytes} bytes: a power of two from 4096 to {RING_BYTES_MAX} is needed"
+        "cannot open a shm fabric with rings of {ring_bytes} bytes: the size must be a power of two from 4096 to {RING_BYTES_MAX}"
     )]
     RingBytes {
         /// The ring size, in bytes.
@@ -207,7 +208,7 @@ pub enum OpenError {
     },
 }
 
-/// A fabric of processes that share a directory; see [`crate::shm`].
+/// A fabric over shared memory for processes that use the same directory; see [`crate::shm`].
 ///
 /// ```
 /// # use halite_providers::{ShmConfig, ShmFabric};
@@ -235,10 +236,10 @@ pub struct ShmFabric {
 }
 
 impl ShmFabric {
-    /// Listens in the cluster directory and starts the acceptor.
+    /// Opens a fabric: listens in the cluster directory, and starts the acceptor thread.
     ///
-    /// Raises the soft limit of descriptors of the process to its hard limit: each peer takes three descriptors, or
-    /// five if it sleeps on descriptors, and the usual soft limit of 1024 exists only for `select`.
+    /// Raises this process's soft limit of descriptors to the hard limit, because each peer takes three descriptors, or
+    /// five if it sleeps on descriptors. The usual soft limit of 1024 only protects programs that use `select`.
     pub fn open(config: ShmConfig) -> Result<Arc<ShmFabric>, OpenError> {
         config.check()?;
         let (dir, name) = (config.dir.clone(), config.name.clone());
@@ -259,7 +260,8 @@ impl ShmFabric {
     }
 }
 
-/// Ignores a refusal: a caller that runs out of descriptors gets an error that names the limit.
+/// Raises the soft limit of descriptors. Ignores a failure: a caller that runs out of descriptors later gets an error
+/// that names the limit.
 fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
@@ -272,7 +274,7 @@ impl Fabric for ShmFabric {
         vec!["shm"]
     }
 
-    /// Always false: a process of this host that does not answer has stopped.
+    /// Always false: on the same host, only a stopped process takes long to answer.
     fn is_being_answered(&self) -> bool {
         false
     }
@@ -338,7 +340,7 @@ impl Fabric for ShmFabric {
         }
     }
 
-    /// Ignores the lane: the caller's processor executes all requests in order.
+    /// Ignores the lane: the calling thread executes all requests in order.
     fn post(&self, peer: PeerId, _: Lane, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
         self.core.post(peer, requests)
     }
@@ -432,8 +434,8 @@ impl Fabric for ShmFabric {
         self.core.own.doorbell.descriptor(sleeper)
     }
 
-    /// Peers learn that we are detached once no thread of this process holds a window from [`Fabric::direct`], so drop
-    /// those first. Until then, a peer keeps the memory that we could access in quarantine.
+    /// Drop the windows from [`Fabric::direct`] first. While a thread of this process holds one, its peer is not
+    /// notified that we are detached, and keeps the memory that we can access in quarantine.
     fn close(&self) {
         if let Some(listener) = lock(&self.core.listener).take() {
             self.core.unwatch(&listener);

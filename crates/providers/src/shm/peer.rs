@@ -1,6 +1,6 @@
-//! The data path to one connected peer: its mapped segments, and the ring that carries our messages to it.
+//! The data path to one connected peer: its mapped segments, and the ring for our messages to it.
 //!
-//! Any thread may use a peer; this module does not use the peer's socket (see `link`).
+//! Any thread may use it. The peer's socket belongs to `link`.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -38,7 +38,7 @@ pub(super) struct Peer {
     pub(super) link_token: u64,
     pub(super) process: Arc<Process>,
     pub(super) send_port: Arc<SendPort>,
-    /// Its segments by key; `None` once disconnected.
+    /// The peer's segments, by key; `None` once disconnected.
     segments: RwLock<Option<Vec<PeerSegment>>>,
 }
 
@@ -83,7 +83,8 @@ impl PeerSegment {
 pub(super) struct Outgoing {
     ring: Producer,
     mailbox: Arc<Doorbell>,
-    /// Lengths of the peer's segments by key, `None` once withdrawn: all that a small write needs to know.
+    /// Lengths of the peer's segments, by key, to check small writes without the lock of `segments`; `None` once
+    /// withdrawn.
     segment_bytes: Vec<Option<u64>>,
 }
 
@@ -152,7 +153,8 @@ impl Peer {
         }
     }
 
-    /// Marks a segment as withdrawn, after the copies in flight. Returns false if there is none.
+    /// Marks a segment as withdrawn once the copies in progress have finished. Returns false if there is no such
+    /// segment.
     pub(super) fn withdraw(&self, key: u32) -> bool {
         if let Some(outgoing) = &mut *lock(&self.send_port)
             && let Some(len) = outgoing.segment_bytes.get_mut(key as usize)
@@ -202,7 +204,7 @@ impl Peer {
     }
 }
 
-/// No method wakes the peer unless it says so: one ring suffices for many messages.
+/// Methods do not wake the peer unless documented, because one wake-up suffices for many messages.
 impl Outgoing {
     pub(super) fn new(ring: Producer, mailbox: Doorbell, segments: &[PeerSegment]) -> Outgoing {
         let segment_bytes = segments.iter().map(PeerSegment::len).collect();
@@ -226,7 +228,7 @@ impl Outgoing {
         }
     }
 
-    /// Pushes `operation` if it fits inside the ring as a whole.
+    /// Pushes `operation` into the ring, if it consists only of a ring record.
     #[inline]
     pub(super) fn try_push(&mut self, operation: &Operation<'_>) -> Result<Pushed, PostCause> {
         match *operation {
@@ -241,12 +243,12 @@ impl Outgoing {
         }
     }
 
-    /// Pushes the immediate of a completed write.
+    /// Pushes the immediate of a write whose bytes have been copied.
     pub(super) fn push_notice(&mut self, imm: u32) -> Result<Pushed, PostCause> {
         self.push(record::NOTICE, imm, &[])
     }
 
-    /// Fails if the immediate of a write finds no room now.
+    /// Fails if the ring has no room for the immediate of a write now.
     pub(super) fn check_room(&mut self) -> Result<(), PostCause> {
         self.ring.check_room(0).map_err(cause_of)
     }

@@ -1,7 +1,7 @@
-//! Work requests: executed at once by the calling thread, through the peer's ring or its mapped memory.
+//! Executes work requests in the calling thread, through the peer's ring or its mapped memory.
 //!
-//! A failing request does not affect later ones: unlike on a network, they are not flushed. No request is outstanding
-//! when `post` returns, so a peer that leaves leaves no request without its completion.
+//! Unlike on a network, a failed request does not flush later ones. All requests have been executed when `post`
+//! returns, so none is outstanding when a peer disconnects.
 
 use halite_fabric::{
     Completion, CompletionKind, Event, Key, Local, Operation, PeerId, PostCause, PostError, RemoteAddress,
@@ -14,8 +14,8 @@ use super::peer::{Lookup, Outgoing, Peer, Pushed};
 use super::read;
 use super::send_port::{SendPort, with_send_port};
 
-/// Limit of receiving turns per lookup of a key: enough for the messages of every segment, and a bound for a peer that
-/// sends without end.
+/// Maximum number of times that the lookup of a key receives messages: enough for the announcements of all segments,
+/// but limited if a peer sends without end.
 const TURNS_MAX: usize = 32;
 
 /// Progress of posting a list of requests.
@@ -84,8 +84,8 @@ impl Core {
         if progress.posted < requests.len() { self.post_rest(id, requests, progress) } else { Ok(()) }
     }
 
-    /// Posts the requests up to the first one that does not fit inside the ring. Each locked instruction costs 5 ns
-    /// here, so all of them share one lock and one wake-up, and avoid the table of peers.
+    /// Posts the requests before the first one that needs more than a ring record. Each locked instruction costs 5 ns
+    /// here, so they share one lock and one wake-up, and bypass the table of peers.
     fn post_messages(
         &self,
         id: PeerId,
@@ -152,7 +152,7 @@ impl Core {
         result
     }
 
-    /// Makes a later poll queue a room event for the poster that found the queue full.
+    /// Makes a later poll queue a room event for `id`, whose ring was full.
     #[cold]
     fn wait_for_room(&self, id: PeerId) {
         self.waiters.add(id);
@@ -190,7 +190,7 @@ impl Core {
         }
     }
 
-    /// Executes a request and completes it, both while the peer is connected: a request that fails to post has not
+    /// Executes a request and queues its completion, both while the peer is connected. So a refused request has not
     /// been executed, and no completion of a peer follows its disconnection. Returns true if a completion was queued.
     fn execute(&self, peer: &Peer, request: &WorkRequest<'_>) -> Result<bool, PostCause> {
         let complete = |outcome| self.complete_request(peer.id, request, outcome);
@@ -256,8 +256,8 @@ impl Core {
         }
     }
 
-    /// Copies without the ring's lock, since the copy may be long. The ring can fill up meanwhile: a write that is
-    /// refused for that reason may have landed, and posting it again lands it again.
+    /// Copies the bytes without holding the ring's lock, because the copy may take long. If the ring is full
+    /// afterwards, the write is refused although its bytes may be in place; posting it again copies them again.
     fn write_imm(
         &self,
         peer: &Peer,
@@ -319,8 +319,8 @@ impl Core {
 
     /// Applies `access` to the segment behind `key` of `peer`.
     ///
-    /// An unknown key may be announced in a message that waits at the socket, so those are received first. A segment
-    /// that could not be mapped before is tried again.
+    /// If the key is unknown, first receives the messages that wait at the socket, because one of them may announce the
+    /// key. Tries again to map a segment that could not be mapped before.
     pub(super) fn with_window<T>(
         &self,
         peer: &Peer,

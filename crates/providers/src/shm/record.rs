@@ -1,4 +1,4 @@
-//! The records of a ring: their kinds, and the layout of a small write inside one.
+//! The records in a ring: their kinds, and the layout of a small write.
 //!
 //! ```text
 //!   kind        payload
@@ -9,7 +9,8 @@
 //!   address:    | offset, 48 bits | key, 16 bits |
 //! ```
 //!
-//! A write of up to 48 bytes and its immediate are one cache line, and only that line moves.
+//! A write of up to 48 bytes with its address and immediate takes one cache line, so only that line moves between
+//! cores.
 
 use halite_fabric::{Key, RemoteAddress};
 
@@ -43,7 +44,7 @@ pub(super) fn pack(address: RemoteAddress) -> Option<u64> {
     packs.then_some(offset | u64::from(key.0) << OFFSET_BITS)
 }
 
-/// Unpacks any word; the address need not exist.
+/// Unpacks an address. Accepts any word; the caller must check that the address exists.
 pub(super) fn unpack(word: u64) -> RemoteAddress {
     let key = Key((word >> OFFSET_BITS) as u32);
     RemoteAddress { key, offset: word & ((1 << OFFSET_BITS) - 1) }

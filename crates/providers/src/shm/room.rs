@@ -1,4 +1,4 @@
-//! Peers whose rings were full, and the notices to posters once there is room again.
+//! Records the peers whose rings were full, to notify posters when there is room again.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;

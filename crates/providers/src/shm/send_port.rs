@@ -1,8 +1,8 @@
-//! Send ports: the entry to a peer's ring, cached by each thread that posts.
+//! Send ports: handles of the rings to peers, cached by each thread that posts.
 //!
-//! Finding a peer in the table takes a lock that all posting threads share; a cached send port takes one access to a
-//! line of the thread's own. The cache is never wrong: numbers of fabrics and peers are not reused, and the send port
-//! of a peer that left is closed, an empty mutex.
+//! Looking a peer up in the table takes a lock that all posting threads share; a cached send port takes one access to
+//! the thread's own cache line. A cached entry never refers to another peer, because the numbers of fabrics and peers
+//! are not reused. If the peer has left, the mutex of its send port is empty.
 
 use std::cell::RefCell;
 use std::sync::atomic::AtomicU64;

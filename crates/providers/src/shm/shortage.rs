@@ -1,6 +1,6 @@
-//! Distinguishes resource limits of this process from faults of a peer.
+//! Distinguishes errors by which this process lacks a resource from errors of a peer.
 //!
-//! A peer whose memory exceeds our own limits has done nothing wrong.
+//! If this process cannot map a peer's memory because of its own limits, the peer is not at fault.
 
 use std::fmt;
 use std::io;

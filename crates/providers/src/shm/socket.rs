@@ -1,7 +1,7 @@
-//! Sends and receives packets with descriptors on a cluster directory's sockets.
+//! Sends and receives packets, with descriptors attached, over the sockets of a cluster directory.
 //!
-//! All calls are non-blocking. Incoming packets are untrusted: they are parsed whole, and the kernel closes descriptors
-//! beyond the expected ones.
+//! All calls are non-blocking. Incoming packets are untrusted and parsed completely. The kernel closes descriptors
+//! beyond the expected number.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -59,7 +59,7 @@ pub(super) enum ReceiveError {
     BadMessage(#[from] BadMessage),
     #[error("the peer sent a packet of more than {MESSAGE_BYTES_MAX} bytes")]
     TooLong,
-    #[error("the peer sent {sent} descriptors where {wanted} belong")]
+    #[error("the peer sent {sent} descriptors instead of {wanted}")]
     Descriptors { sent: usize, wanted: usize },
 }
 

@@ -1,7 +1,7 @@
 //! Writes a line to the standard error of a process that is about to be killed.
 //!
-//! The user who stopped it, by ctrl-Z or in a debugger, reads there. The line is written only to a terminal, a pipe or
-//! the end of a file, and only to processes of our own user.
+//! The user may have stopped that process with ctrl-Z or in a debugger, and sees the line there. It is written only to
+//! a terminal, a pipe or the end of a regular file, and only if the process belongs to our own user.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;

@@ -1,14 +1,14 @@
 //! The messages of two shm fabrics over their socket, one per packet.
 //!
-//! They concern connections and segments only; data never passes through the socket. Numbers are little-endian.
+//! They only manage connections and segments; data never passes through the socket. Numbers are little-endian.
 //!
 //! ```text
 //!   offset 0        4          6       8
 //!          | "HLsm" | version  | kind  | body
 //!
-//!   kind          body                      descriptors that travel along
-//!   1 Hello       bells u8, hello to the    pidfd, mailbox, ring (sender to receiver), and, where bells is 1
-//!                 end                       and not 0, the mailbox's eventfds: the progress thread's, a caller's
+//!   kind          body                      attached descriptors
+//!   1 Hello       bells u8, hello to the    pidfd, mailbox, ring (sender to receiver); if `bells` is 1
+//!                 end                       (not 0), also eventfds for the progress thread and for callers
 //!   2 Segment     key u32, len u64          memfd
 //!   3 Ready       -                         -
 //!   4 Detached    -                         -
@@ -17,10 +17,10 @@
 //!   7 Forgotten   key u32                   -
 //!
 //!   initiator   Hello Segment* Ready ----------------------->
-//!   acceptor    <----------------------- Hello Segment* Ready      both are connected now
+//!   acceptor    <----------------------- Hello Segment* Ready      now both ends are connected
 //!   either      Segment* as they are registered
-//!   either      Withdrawn, when a key is deregistered, and Forgotten in answer: "I have unmapped it".  A key that the
-//!               peer was never sent is Withdrawn in its place among the segments, without an answer
+//!   either      Withdrawn when a key is deregistered; the answer is Forgotten: "I have unmapped it". If the segment
+//!               was never sent to the peer, Withdrawn is sent in place of Segment and has no answer
 //!   either      Detached: "I have unmapped everything of yours"
 //! ```
 //!
@@ -28,7 +28,7 @@
 
 use halite_fabric::HELLO_BYTES_MAX;
 
-/// Changes with any message and any layout of a ring, a record or a mailbox.
+/// Protocol version. Must change with the format of a message and with the layout of a ring, a record or a mailbox.
 pub(super) const VERSION: u16 = 5;
 /// Maximum length of a packet: a header, and a hello with the byte in front of it.
 pub(super) const MESSAGE_BYTES_MAX: usize = HEADER_BYTES + 1 + HELLO_BYTES_MAX;

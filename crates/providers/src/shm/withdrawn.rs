@@ -1,14 +1,14 @@
-//! Keys that are being deregistered, and the peers that may still access their segments.
+//! Tracks the keys that are being deregistered, and the peers that may still access their segments.
 //!
 //! ```text
-//!   withdraw(key) ── each link that was told of the key says Withdrawn ── its peer drops what it maps, says Forgotten
+//!   withdraw(key) ── each link that announced the key sends Withdrawn ── its peer unmaps the segment, sends Forgotten
 //!                                                    └ or is cut off                        │
-//!                                     no peer is left: Event::Deregistered <───────────────┘
+//!                                      no link is left: Event::Deregistered <───────────────┘
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Stands for the deregistering thread until it has notified all links; tokens of links start at 1.
+/// Placeholder in `reached` for the deregistering thread until it has notified all links. Tokens of links start at 1.
 pub(super) const NO_LINK: u64 = 0;
 
 /// The keys under deregistration.
@@ -24,24 +24,24 @@ impl Withdrawn {
         self.reached.insert(key, BTreeSet::from([NO_LINK]));
     }
 
-    /// Notes that the peer of a link knows the segment.
+    /// Records that the peer of a link knows the segment.
     pub(super) fn await_link(&mut self, key: u32, link: u64) {
         self.reached.entry(key).or_default().insert(link);
     }
 
-    /// Returns true if the peer of a link still has to forget a key.
+    /// Returns true if the peer of a link has not confirmed yet that it unmapped the segment of a key.
     pub(super) fn is_awaited(&self, key: u32, link: u64) -> bool {
         self.reached.get(&key).is_some_and(|links| links.contains(&link))
     }
 
-    /// Notes that the peer of a link has forgotten a key.
+    /// Records that the peer of a link has unmapped the segment of a key.
     pub(super) fn forget(&mut self, key: u32, link: u64) {
         if let Some(links) = self.reached.get_mut(&key) {
             links.remove(&link);
         }
     }
 
-    /// Notes that the peer of a link is cut off.
+    /// Records that the peer of a link is cut off.
     pub(super) fn forget_link(&mut self, link: u64) {
         for links in self.reached.values_mut() {
             links.remove(&link);

@@ -1,15 +1,17 @@
-//! A delay-based controller, which keeps the bottleneck queue short.
+//! A delay-based congestion controller, which keeps the queue at the bottleneck short.
 //!
-//! After Swift (Kumar et al., SIGCOMM 2020): a target delay, larger for small windows; one packet more in each round
-//! trip below it, a proportional cut once per round trip above it, and windows below one packet. It differs for
-//! unmanaged networks and shared processors:
+//! It follows Swift (Kumar et al., SIGCOMM 2020): there is a target delay, which is larger for small windows. While the
+//! delay is below it, the window grows by one packet per round trip; above it, the window is cut in proportion to the
+//! excess, once per round trip. Windows may be below one packet. For unmanaged networks and shared processors, it
+//! differs from Swift:
 //!
-//! - The base delay is the smallest one measured recently; a flow yields the queue at intervals to measure it.
-//! - The sample is the smallest delay in each round trip, the standing queue: a descheduled process sends in bursts,
-//!   whose packets queue behind each other.
-//! - Only persistent losses count, since a path also loses single packets and whole trains by chance.
-//! - The sample excludes scheduling delays at both ends ([`Feedback::network_ns`]); the peer's grant takes the place of
-//!   Swift's endpoint window.
+//! - The base delay is the smallest one measured recently. To measure it, a flow shrinks its window at intervals, so
+//!   that its own queue drains.
+//! - The sample is the smallest delay in each round trip, which shows the standing queue. The others are larger if a
+//!   process was descheduled and then sends a burst, whose packets queue behind each other.
+//! - Only persistent losses count, because a path also loses single packets and whole trains at random.
+//! - The sample excludes scheduling delays at both ends ([`Feedback::network_ns`]). The peer's grant replaces Swift's
+//!   endpoint window.
 //!
 //! ```text
 //!   time in the network   │ base ............. │ allowance, more for small windows   │
@@ -21,16 +23,16 @@ use super::{Controller, Feedback, WINDOW_FIRST, WINDOW_MAX, is_window_full};
 /// Queueing delay allowed at the target, in ns, plus a fraction of the base delay.
 const ALLOWANCE_NS: f64 = 40_000.0;
 const ALLOWANCE_OF_BASE: f64 = 0.2;
-/// A window of one packet has this multiple of the allowance on top: flows with smaller windows then grow relative to
-/// others, even if their base delays differ.
+/// For a window of one packet, this multiple of the allowance is added to the target: flows with small windows then
+/// grow faster than others, even if their base delays differ.
 const SMALL_WINDOW_EXTRA: f64 = 3.0;
 /// Cut of the window in proportion to the excess delay, and its maximum.
 const DECREASE: f64 = 0.8;
 const DECREASE_MAX: f64 = 0.5;
 /// A base delay expires after one to two of these intervals, in ns.
 const BASE_NS: u64 = 5_000_000_000;
-/// Losses are counted over at least `COUNTED_MIN` packets, and count as many above one in `LOSS_DIVISOR`; random losses
-/// of 5 % exceed that in one of 60 rounds.
+/// Losses are counted over at least `COUNTED_MIN` packets. More than one in `LOSS_DIVISOR` counts as congestion; random
+/// losses of 5 % exceed that in one of 60 rounds.
 const COUNTED_MIN: u32 = 64;
 const LOSS_DIVISOR: u32 = 8;
 const DECREASE_FOR_LOSS: f64 = 0.3;
@@ -104,7 +106,7 @@ impl Delay {
         self.bases_ns[0] = self.bases_ns[0].min(network_ns);
     }
 
-    /// Shrinks the window for two round trips at intervals, to measure the base delay without the flow's own queue.
+    /// At intervals, shrinks the window for two round trips, to measure the base delay without the flow's own queue.
     fn yield_queue(&mut self, now_ns: u64, is_full: bool) {
         match self.yielding {
             Some((window, until_ns)) if now_ns >= until_ns => {
@@ -137,8 +139,8 @@ impl Delay {
     }
 
     /// Returns the number of packets added per round trip: more after many round trips below the target, as in TIMELY.
-    /// So a flow soon recovers from a wrong cut and uses bandwidth that other flows release, and flows on one link take
-    /// equal steps.
+    /// So a flow soon recovers from an unjustified cut and uses bandwidth that other flows release. Flows on one link
+    /// take equal steps.
     fn step(&self) -> f64 {
         let step = f64::from(1 + self.rounds_below / ROUNDS_OF_STEP);
         step.min(self.window * STEP_MAX).max(1.0)
@@ -153,8 +155,8 @@ impl Delay {
         }
     }
 
-    /// Ends a silence. If nearly all packets in flight arrived, the peer was descheduled: the old window is restored.
-    /// Else the window grows from the start again.
+    /// Ends a silence. If nearly all packets in flight arrived, the peer was only descheduled, so the previous window
+    /// is restored. Otherwise the window restarts from its initial size.
     fn end_silence(&mut self, feedback: Feedback) {
         if feedback.arrived + feedback.lost == 0 {
             return;

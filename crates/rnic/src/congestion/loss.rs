@@ -1,4 +1,4 @@
-//! A minimal loss-based controller: fills the bottleneck queue until it overflows.
+//! A minimal loss-based congestion controller: the window grows until the queue at the bottleneck overflows.
 
 use super::{Controller, Feedback, WINDOW_FIRST, WINDOW_MAX, is_window_full};
 
@@ -7,7 +7,7 @@ pub(super) struct Loss {
     window: f64,
     is_starting: bool,
     trip_ns: u64,
-    /// Time before which losses count as part of the last one.
+    /// Time before which a further loss belongs to the same loss event and causes no cut.
     decrease_at_ns: u64,
 }
 

@@ -1,7 +1,7 @@
-//! Congestion control: bounds the packets in flight in the network.
+//! Congestion control: limits the packets in flight in the network.
 //!
-//! The peer's grant bounds the packets in its socket; a [`Controller`] bounds those in the network, from delays and
-//! losses. [`pacer`] spaces packets evenly.
+//! The peer's grant limits the packets in its socket. A [`Controller`] limits the packets in the network, by measured
+//! delays and losses. [`pacer`] spaces packets evenly.
 
 mod delay;
 mod loss;
@@ -12,30 +12,30 @@ use std::fmt::Debug;
 /// The congestion control algorithm.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Congestion {
-    /// No control: the peer's grant is the only bound. For processes of one host, which share no network.
+    /// No congestion control: only the peer's grant limits the packets in flight. For processes on the same host.
     Grant,
-    /// By delay: keeps queues in the network short. After Swift (SIGCOMM 2020).
+    /// Delay-based: keeps queues in the network short. Follows Swift (SIGCOMM 2020).
     Delay,
-    /// By loss: adds one packet in each round trip and halves the window after a loss, as in TCP Reno.
+    /// Loss-based: adds one packet per round trip and halves the window after a loss, as TCP Reno does.
     Loss,
 }
 
-/// Measurements from one response.
+/// Measurements from one response, as input of a [`Controller`].
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Feedback {
-    /// Round trip of the newest packet that gives a sample, in nanoseconds.
+    /// Round-trip time in ns, of the newest acknowledged packet that permits a measurement; `None` if there is none.
     pub trip_ns: Option<u64>,
-    /// The round trip without the known waits at both ends, in nanoseconds.
+    /// The round-trip time in ns without the known waits at both ends.
     pub network_ns: Option<u64>,
-    /// Packets newly known to have arrived.
+    /// Number of packets that this response newly shows to have arrived.
     pub arrived: u32,
-    /// Packets newly known to be lost.
+    /// Number of packets that are newly known to be lost.
     pub lost: u32,
-    /// Packets in flight before.
+    /// Number of packets in flight before the response.
     pub in_flight: u32,
 }
 
-/// Bounds the packets of a queue pair that may be in flight.
+/// Computes the congestion window of a queue pair: the maximum number of its packets in flight.
 pub trait Controller: Debug + Send {
     /// Returns the congestion window in packets. Below one, less than one packet leaves per round trip.
     fn window_packets(&self) -> f64;
@@ -43,7 +43,7 @@ pub trait Controller: Debug + Send {
     /// Handles a response, or newly detected losses.
     fn handle_feedback(&mut self, now_ns: u64, feedback: Feedback);
 
-    /// Handles several timeouts without a response.
+    /// Handles a silence: several consecutive timeouts without a response.
     fn handle_silence(&mut self);
 }
 
@@ -51,7 +51,7 @@ impl Congestion {
     /// All algorithms.
     pub const ALL: [Congestion; 3] = [Congestion::Grant, Congestion::Delay, Congestion::Loss];
 
-    /// Returns the name in configurations.
+    /// Returns the name that configurations use.
     pub fn name(self) -> &'static str {
         match self {
             Congestion::Grant => "grant",
@@ -86,7 +86,7 @@ const WINDOW_FIRST: f64 = 10.0;
 /// Maximum window in packets: larger than any grant.
 const WINDOW_MAX: f64 = 4096.0;
 
-/// Returns true if the window was the limit, within one packet.
+/// Returns true if the packets in flight filled the window, to within one packet.
 fn is_window_full(window: f64, in_flight: u32) -> bool {
     f64::from(in_flight) + 1.0 >= window
 }

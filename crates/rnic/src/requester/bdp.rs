@@ -1,11 +1,12 @@
-//! Estimates the bandwidth-delay product: the packets that a path holds at the rate of arrivals.
+//! Estimates the bandwidth-delay product of a path: how many packets it holds at the current rate of delivery.
 //!
-//! The peer's grant bounds the packets in its socket. A long path itself holds most packets, so the requester may send
-//! that many more. Each round trip that delivers a whole window adds one grant to the next window, until the slowest
-//! link is busy; from then on at most one grant of packets queues in front of it.
+//! The peer's grant limits the packets in its socket. On a long path, most packets in flight are on the path itself, so
+//! the requester may send the estimated number in addition to the grant. Each round trip in which a whole window
+//! arrives enlarges the next window by one grant, until the slowest link is saturated. From then on, at most one grant
+//! of packets queues before that link.
 //!
-//! The smallest round trip excludes the queue. To measure it again every [`WINDOW_NS`], the window falls to the grant
-//! for two round trips, so that the queue drains.
+//! The smallest round-trip time excludes queueing. To measure it again, the window shrinks to the grant for two round
+//! trips every [`WINDOW_NS`], so that the queue drains.
 
 /// Minimum length of a round, in ns: within shorter ones, arrivals come in bursts.
 const ROUND_NS_MIN: u64 = 1_000_000;
@@ -34,7 +35,7 @@ impl Bdp {
         self.packets
     }
 
-    /// Counts packets that have arrived; `trip_ns` is a sample of the round trip.
+    /// Records that `arrived` more packets have arrived; `trip_ns` is a sample of the round-trip time, if there is one.
     pub fn on_arrived(&mut self, now_ns: u64, arrived: u32, trip_ns: Option<u64>) {
         self.trips_ns[0] = self.trips_ns[0].into_iter().chain(trip_ns).min();
         let Some(trip_ns) = self.trips_ns.into_iter().flatten().min() else { return };

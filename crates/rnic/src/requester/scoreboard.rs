@@ -5,9 +5,9 @@
 //!    │ lost │ kept │ done │ in flight │ in flight │
 //! ```
 //!
-//! Each transmission gets an `order`, which the network roughly preserves. A packet counts as lost when a packet sent
-//! `reorder_threshold` or more transmissions later has arrived, or when any later one has arrived and the packet is
-//! overdue: by a quarter of a round trip, or by the longest delay seen on this path.
+//! Each transmission gets an `order`, which the network roughly preserves. A packet counts as lost in two cases: a
+//! packet sent `reorder_threshold` or more transmissions later has arrived; or any later packet has arrived and this
+//! one is overdue, by a quarter of a round trip or by the longest delay seen on this path.
 
 use std::collections::VecDeque;
 
@@ -38,8 +38,9 @@ struct Entry {
     first_ns: u64,
     order: u64,
     copies: u32,
-    /// Smallest count of sequence numbers of the requests sent under this number, since the peer may keep any of them.
-    /// Above 1 for a read of several packets; 0 for the other numbers of such a read.
+    /// Sequence numbers that the request with this number takes: above 1 for a read of several packets, 0 for the
+    /// further numbers of such a read. If the request was sent several times, the smallest count, because the peer may
+    /// keep any copy.
     numbers: u32,
     /// True if its response returns data.
     returns_data: bool,
@@ -74,9 +75,9 @@ pub(super) struct Scoreboard {
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Progress {
     pub arrived: u32,
-    /// Send time of the newest packet that was sent once and acknowledged at once.
+    /// Send time of the newest arrived packet that was sent only once and that the peer acknowledged without delay.
     pub sent_ns: Option<u64>,
-    /// First send time of the newest packet that was sent up to [`COPIES_TIMED_MAX`] times.
+    /// First send time of the newest arrived packet that was sent up to [`COPIES_TIMED_MAX`] times.
     pub first_sent_ns: Option<u64>,
 }
 
@@ -114,7 +115,7 @@ impl Scoreboard {
         (index < self.entries.len()).then_some(index)
     }
 
-    /// Records a transmission of a new or a retransmitted packet, which takes `numbers` sequence numbers.
+    /// Records the transmission of a new or retransmitted packet that takes `numbers` sequence numbers.
     pub fn on_sent(
         &mut self,
         now_ns: u64,
@@ -192,13 +193,13 @@ impl Scoreboard {
         self.set(index, state);
     }
 
-    /// Raises the reordering threshold: an earlier copy was late, not lost.
+    /// Raises the reordering threshold, because an earlier copy turned out to be late, not lost.
     fn on_late_arrival(&mut self, now_ns: u64, index: usize) {
         self.reorder_threshold = (2 * self.reorder_threshold).min(REORDER_THRESHOLD_MAX);
         self.late_ns = self.late_ns.max(now_ns.saturating_sub(self.entries[index].first_ns));
     }
 
-    /// Returns the longest round trip of a late packet, in ns.
+    /// Returns the longest round trip, in ns, of a packet that was declared lost and then arrived.
     pub fn late_ns(&self) -> u64 {
         self.late_ns
     }
@@ -232,7 +233,7 @@ impl Scoreboard {
         }
     }
 
-    /// Handles a report that the peer keeps the request with this number.
+    /// Handles a report that the peer has received packet `sequence` early and keeps it.
     pub fn handle_kept(&mut self, now_ns: u64, trip_ns: u64, sequence: u64) {
         let Some(first) = self.index(sequence).filter(|_| sequence >= self.executed_end) else { return };
         for index in first..first + self.entries[first].numbers as usize {
@@ -261,8 +262,8 @@ impl Scoreboard {
         true
     }
 
-    /// Handles a report that the peer lacks a packet. If the peer kept it before, it has dropped it for lack of a
-    /// receive.
+    /// Handles a report that packet `sequence` is missing. If the peer had kept that packet, it has since dropped it
+    /// because no receive was posted.
     pub fn handle_missing(&mut self, sequence: u64) {
         if let Some(index) = self.index(sequence)
             && self.entries[index].state == PacketState::Kept
@@ -298,15 +299,16 @@ impl Scoreboard {
         )
     }
 
-    /// Marks lost packets after a silence: those sent before an arrived one, or all in flight if `stalled`. A response
-    /// without progress stalls: the probe may lie beyond the span that the peer keeps.
+    /// After a silence, marks as lost the packets sent before one that arrived, or all packets in flight if `stalled`.
+    /// `stalled` is true if a response brought no progress; the probe may then have been beyond the span that the peer
+    /// keeps. Returns the number of packets marked.
     pub fn find_lost_after_silence(&mut self, stalled: bool) -> u32 {
         let arrived = self.order_arrived;
         self.mark_lost(|order, _| (Some(order) >= arrived && !stalled).then_some(u64::MAX), !stalled).0
     }
 
-    /// Marks the packets in flight for which `until` returns `None`. With `overtaken`, marks no packet unless the
-    /// oldest was overtaken.
+    /// Marks as lost the packets in flight for which `until` returns `None`. With `overtaken`, marks none unless the
+    /// oldest packet was overtaken. Returns the number of packets marked and the earliest time that `until` returned.
     fn mark_lost(&mut self, until: impl Fn(u64, u64) -> Option<u64>, overtaken: bool) -> (u32, Option<u64>) {
         // If the oldest was sent after all arrived packets, none was overtaken.
         let is_in_order =
@@ -336,8 +338,8 @@ impl Scoreboard {
         Some(self.una + index as u64)
     }
 
-    /// Returns the number of lost packets from this one on that one request may cover: the same request carried them
-    /// first, and the peer has executed all of them or, as far as is known, none.
+    /// Returns how many consecutive lost packets, from `sequence` on, one request may ask for again: they first
+    /// belonged to the same request, and the peer executed all of them or, as far as this end knows, none.
     pub fn lost_together(&self, sequence: u64) -> u32 {
         let Some(index) = self.index(sequence) else { return 0 };
         let request = self.entries[index].request;
@@ -349,18 +351,18 @@ impl Scoreboard {
         }
     }
 
-    /// Returns the newest packet in flight or kept, which serves as a probe.
+    /// Returns the newest packet that is in flight or kept by the peer, to be sent as a probe.
     pub fn newest_unfinished(&self) -> Option<u64> {
         let is_open = |entry: &Entry| matches!(entry.state, PacketState::InFlight | PacketState::Kept);
         Some(self.una + self.entries.iter().rposition(is_open)? as u64)
     }
 
-    /// Returns true if a response is due; false if every unfinished packet is lost.
+    /// Returns true if a response is outstanding; false if every unfinished packet is lost.
     pub fn awaits_response(&self) -> bool {
         self.in_flight > 0 || self.lost == 0 && !self.entries.is_empty()
     }
 
-    /// Drops the done packets at the front; returns the new `una`.
+    /// Removes the finished packets at the front and returns the new `una`.
     pub fn advance(&mut self) -> u64 {
         while self.entries.front().is_some_and(|entry| entry.state == PacketState::Done) {
             self.entries.pop_front();

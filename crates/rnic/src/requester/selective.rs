@@ -1,8 +1,8 @@
-//! The requester with selective repeat: each packet of a request or of a response has a number, and is retransmitted
-//! individually.
+//! The requester with selective repeat: it retransmits packets of requests, and requests packets of responses again,
+//! individually by number.
 //!
-//! Three limits bound the packets in flight: the room in the peer's socket (its grant) plus the bandwidth-delay
-//! product; the span of packets that the peer keeps behind a gap; and the window and pace of the congestion controller.
+//! Three limits apply to the packets in flight: the peer's grant (the room in its socket) plus the bandwidth-delay
+//! product; the span of packets that the peer keeps after a gap; and the window and pace of the congestion controller.
 
 use super::bdp::Bdp;
 use super::scoreboard::Scoreboard;
@@ -45,7 +45,7 @@ impl Selective {
         [self.paced_until_ns, self.loss_timer_ns].into_iter().flatten().min()
     }
 
-    /// Returns the number of packets that the path holds, in addition to the peer's socket.
+    /// Returns how many packets may be in flight on the path, in addition to the peer's grant.
     pub fn path_packets(&self) -> u32 {
         self.bdp.packets()
     }
@@ -358,7 +358,7 @@ impl Requester {
         lost
     }
 
-    /// Marks overtaken packets as lost when their timer expires.
+    /// Marks overtaken packets as lost if the loss timer has expired.
     pub(super) fn run_loss_timer(&mut self, now_ns: u64) {
         let is_due = |selective: &Selective| selective.loss_timer_ns.is_some_and(|at_ns| now_ns >= at_ns);
         if !self.selective.as_ref().is_some_and(is_due) {

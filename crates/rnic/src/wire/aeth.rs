@@ -1,4 +1,4 @@
-//! The acknowledge extended transport header: the outcome, and the number of completed messages.
+//! The acknowledge extended transport header (AETH): the outcome of a request, and the number of completed messages.
 //!
 //! ```text
 //!   0            1
@@ -21,12 +21,12 @@ pub struct Aeth<T: AsRef<[u8]>> {
 pub struct AethRepr {
     /// The outcome.
     pub syndrome: Syndrome,
-    /// Number of messages that the responder has completed, modulo 2^24; or, if negotiated, the wait of the request at
-    /// the responder, see [`AethRepr::waited_ns`].
+    /// Number of messages that the responder has completed, modulo 2^24. If negotiated, it is instead the time that the
+    /// request waited at the responder, see [`AethRepr::waited_ns`].
     pub msn: u32,
 }
 
-/// Unit of reported waits in ns: 24 bits then cover 1.07 s.
+/// Unit in which waits are encoded, in ns: 24 bits then cover 1.07 s.
 const WAIT_UNIT_NS: u64 = 64;
 const MSN_MAX: u64 = 0xff_ffff;
 
@@ -37,7 +37,7 @@ impl AethRepr {
         u64::from(self.msn) * WAIT_UNIT_NS
     }
 
-    /// Encodes a wait in 24 bits, rounded down and saturated.
+    /// Encodes the time that a request waited as 24 bits for [`AethRepr::msn`], rounded down and saturated.
     pub fn msn_of_wait(waited_ns: u64) -> u32 {
         (waited_ns / WAIT_UNIT_NS).min(MSN_MAX) as u32
     }
@@ -46,36 +46,37 @@ impl AethRepr {
 /// The outcome of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Syndrome {
-    /// All packets up to this one are executed.
+    /// Acknowledgement: all packets up to and including this one have been executed.
     Ack(Credit),
-    /// All packets before this one are executed; this one found no receive, and the requester retries after the timer.
+    /// Receiver not ready: all packets before this one have been executed. This one found no posted receive; the
+    /// requester must retry after the timer.
     RnrNak(RnrTimer),
-    /// All packets before this one are executed; this one is refused.
+    /// Negative acknowledgement: all packets before this one have been executed; this one was refused.
     Nak(Nak),
 }
 
-/// Cause of a refused packet.
+/// The reason why the responder refused a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Nak {
-    /// The packet with this number is missing; the requester must retransmit it.
+    /// The packet with this number is missing. The requester must retransmit it.
     Sequence = 0,
-    /// The packet is invalid at this point.
+    /// The packet is not valid in its context.
     InvalidRequest = 1,
-    /// The key or range does not allow the access.
+    /// The key does not permit the access, or does not cover the range.
     RemoteAccess = 2,
     /// The responder failed to execute the request.
     RemoteOperation = 3,
 }
 
-/// Number of packets that the requester may still send, in one of 31 steps; the 32nd means no limit.
+/// Number of packets that the requester may still send: one of 31 steps, or unlimited.
 ///
-/// The architecture counts messages that consume a receive. Between Halite peers it counts packets behind the
-/// acknowledged one: the receiver's grant.
+/// In the InfiniBand architecture, a credit counts messages that consume a receive. Between Halite peers, it counts
+/// packets after the acknowledged one: the receiver's grant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Credit(u8);
 
-/// The wait before a retry, in one of 32 steps from 10 us to 655 ms.
+/// The time before a retry: one of 32 steps from 10 us to 655 ms.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RnrTimer(u8);
 
@@ -92,10 +93,10 @@ const RNR_10_US: [u32; 32] = [
 ];
 
 impl Credit {
-    /// No limit.
+    /// No limit on the number of packets.
     pub const UNLIMITED: Credit = Credit(31);
 
-    /// Returns the largest step not above `packets`.
+    /// Returns the largest step of at most `packets`.
     // [ROCE-AETH-2]
     pub fn at_most(packets: u32) -> Credit {
         Credit((CREDITS.partition_point(|step| *step <= packets) - 1) as u8)
@@ -108,20 +109,20 @@ impl Credit {
 }
 
 impl RnrTimer {
-    /// Returns the shortest step not below `nanoseconds`, or else the longest.
+    /// Returns the shortest step of at least `nanoseconds`, or the longest step if all are shorter.
     pub fn at_least(nanoseconds: u64) -> RnrTimer {
         let step = RNR_10_US[1..].iter().position(|step| u64::from(*step) * 10_000 >= nanoseconds);
         RnrTimer(step.map_or(0, |index| index as u8 + 1))
     }
 
-    /// Returns the wait in nanoseconds.
+    /// Returns the time before the retry, in ns.
     pub fn nanoseconds(self) -> u64 {
         u64::from(RNR_10_US[usize::from(self.0)]) * 10_000
     }
 }
 
 impl Syndrome {
-    /// Parses the syndrome's byte.
+    /// Parses the byte that encodes the syndrome.
     pub fn parse(byte: u8) -> Result<Syndrome, WireError> {
         let low = byte & 31;
         match byte >> 5 {
@@ -138,7 +139,7 @@ impl Syndrome {
         }
     }
 
-    /// Returns the syndrome's byte.
+    /// Returns the byte that encodes the syndrome.
     // [ROCE-AETH-1]
     pub fn byte(self) -> u8 {
         match self {
@@ -155,12 +156,12 @@ impl<T: AsRef<[u8]>> Aeth<T> {
         Ok(Aeth { buffer: checked::<AETH_BYTES, T>(buffer)? })
     }
 
-    /// Returns the syndrome's byte.
+    /// Returns the byte that encodes the syndrome.
     pub fn syndrome(&self) -> u8 {
         self.buffer.as_ref()[0]
     }
 
-    /// Returns the number of completed messages.
+    /// Returns the field `msn`: 24 bits.
     pub fn msn(&self) -> u32 {
         u24(&self.buffer.as_ref()[1..])
     }

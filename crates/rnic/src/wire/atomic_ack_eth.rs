@@ -1,4 +1,4 @@
-//! The atomic acknowledge extended transport header: the word's previous value, 8 bytes.
+//! The atomic acknowledge extended transport header (AtomicAckETH): 8 bytes with the previous value of the word.
 
 use super::{WireError, checked, u64_at};
 

@@ -1,4 +1,4 @@
-//! The atomic extended transport header: the target word and the operands.
+//! The atomic extended transport header (AtomicETH): the target word and the operands.
 //!
 //! ```text
 //!   0              8           12                    20
@@ -19,13 +19,13 @@ pub struct AtomicEth<T: AsRef<[u8]>> {
 /// The header's fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AtomicEthRepr {
-    /// The word's address, relative to the key.
+    /// The address of the word, in the address space of the key.
     pub address: u64,
     /// The key of the memory.
     pub rkey: u32,
     /// The addend of a fetch-add, or the replacement of a compare-swap.
     pub swap_or_add: u64,
-    /// The value to compare with; unused by a fetch-add.
+    /// The expected value of a compare-swap; unused by a fetch-add.
     pub compare: u64,
 }
 

@@ -1,19 +1,19 @@
-//! The base transport header, the first of every packet.
+//! The base transport header (BTH), the first header of every packet.
 //!
 //! ```text
 //!   0        1                         2          4              5              8             9
 //!  | opcode | SE 1, M 1, pad 2, ver 4 | pkey u16 | F B reserved | dest qp u24  | A 1, place 7 | psn u24 |
 //! ```
 //!
-//! Byte 4 may change in the network (congestion marks), so the ICRC does not cover it. The seven bits behind `A` are
-//! reserved; between Halite peers they hold the packet's place in its train, see [`super::icrc`].
+//! Switches may change byte 4 (congestion marks), so the ICRC does not cover it. The seven bits after `A` are reserved
+//! in the architecture; between Halite peers, they contain the packet's place in its train, see [`super::icrc`].
 
 use super::{Opcode, Psn, Qpn, WireError, checked, put_u24, u24};
 
 /// Length of the header.
 pub const BTH_BYTES: usize = 12;
 
-/// The default partition, with full membership.
+/// Key of the default partition, with full membership.
 pub const PKEY_DEFAULT: u16 = 0xffff;
 
 /// The byte that the ICRC does not cover.
@@ -32,15 +32,15 @@ pub struct BthRepr {
     pub opcode: Opcode,
     /// True if the packet rings the receiver's doorbell (verbs' solicited event).
     pub solicited: bool,
-    /// Bytes of padding between payload and ICRC.
+    /// Number of padding bytes between payload and ICRC.
     pub pad: u8,
-    /// The partition.
+    /// The partition key.
     pub pkey: u16,
     /// The destination queue pair.
     pub dest_qp: Qpn,
     /// True if the packet requests an acknowledgement.
     pub ack_request: bool,
-    /// The packet's place in its train, at most [`super::PLACE_MAX`]; 0 towards other implementations.
+    /// Index of the packet in its train, at most [`super::PLACE_MAX`]; 0 in packets to other implementations.
     pub place: u8,
     /// The sequence number of the packet.
     pub psn: Psn,
@@ -56,7 +56,7 @@ impl<T: AsRef<[u8]>> Bth<T> {
         self.buffer.as_ref()[at]
     }
 
-    /// Returns the opcode's byte.
+    /// Returns the byte that encodes the opcode.
     pub fn opcode(&self) -> u8 {
         self.byte(0)
     }
@@ -66,17 +66,17 @@ impl<T: AsRef<[u8]>> Bth<T> {
         self.byte(1) & 0x80 != 0
     }
 
-    /// Bytes of padding.
+    /// Returns the number of padding bytes.
     pub fn pad(&self) -> u8 {
         self.byte(1) >> 4 & 3
     }
 
-    /// Version of the transport header; only 0 is valid.
+    /// Returns the version of the transport header; only 0 is valid.
     pub fn version(&self) -> u8 {
         self.byte(1) & 15
     }
 
-    /// Returns the partition.
+    /// Returns the partition key.
     pub fn pkey(&self) -> u16 {
         u16::from_be_bytes([self.byte(2), self.byte(3)])
     }
@@ -91,7 +91,7 @@ impl<T: AsRef<[u8]>> Bth<T> {
         self.byte(8) & 0x80 != 0
     }
 
-    /// Returns the seven reserved bits: the place in the train.
+    /// Returns the seven reserved bits: the index of the packet in its train.
     pub fn place(&self) -> u8 {
         self.byte(8) & 0x7f
     }

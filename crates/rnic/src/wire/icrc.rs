@@ -1,18 +1,19 @@
-//! The invariant checksum (ICRC): a CRC-32 over all bytes that must not change in the network, including addresses and
-//! ports.
+//! The invariant checksum (ICRC): a CRC-32 over all bytes of a packet that no switch or router may change, including
+//! addresses and ports.
 //!
 //! ```text
 //!  8 bytes of ones | IP header | UDP header | packet without its ICRC       fields that may change read as ones
 //! ```
 //!
-//! It is stored little-endian, since its lowest bit is sent first.
+//! It is stored little-endian, because its lowest bit is sent first.
 //!
-//! **The IPv4 identification** is part of the checksum, but a socket can neither set nor read it. Linux's choice is
-//! known: with fragmentation forbidden, an unconnected socket sends 0, and segmentation offload counts up from there
-//! within a train of packets. So Halite peers write a packet's place in its train into reserved bits, which the
-//! checksum also covers, and accept only that place as identification ([`Flow::seal`], [`Flow::open`]). The choice of
-//! another implementation is unknown but computable: a CRC is linear, so the difference from the checksum with
-//! identification 0 yields the only matching identification, if one exists ([`Flow::open_foreign`]).
+//! **The IPv4 identification** is part of the checksum, but a socket can neither set nor read it. The value that Linux
+//! sends is known: if fragmentation is forbidden and the socket is not connected, it is 0 for a single packet, and
+//! counts up from 0 within a train (a sequence of packets sent by segmentation offload). So a Halite peer writes the
+//! packet's place in its train into reserved bits, which the checksum also covers, and the receiver accepts only that
+//! place as the identification ([`Flow::seal`], [`Flow::open`]). Other implementations may send any identification, but
+//! the receiver can compute it. A CRC is linear, so the difference between the received checksum and the one for
+//! identification 0 determines the only matching identification, if one exists ([`Flow::open_foreign`]).
 
 use core::net::{IpAddr, SocketAddr};
 
@@ -22,7 +23,7 @@ use super::bth::{BTH_BYTES, VARIANT_BYTE};
 /// Length of the ICRC.
 pub const ICRC_BYTES: usize = 4;
 
-/// The highest place in a train: seven bits.
+/// Maximum place (index) of a packet in its train, which has seven bits.
 pub const PLACE_MAX: u8 = 0x7f;
 
 /// Longest pseudo header: ones, IPv6, UDP and the transport header.
@@ -31,7 +32,7 @@ const PSEUDO_BYTES_MAX: usize = 8 + 40 + 8 + BTH_BYTES;
 /// Offset of the place in a packet.
 const PLACE_BYTE: usize = 8;
 
-/// Computes the ICRC of packets from one address to another.
+/// Computes and verifies the ICRC of packets from one address to another.
 ///
 /// A connection has two flows, one per direction.
 #[derive(Clone, Debug)]
@@ -96,7 +97,7 @@ impl Flow {
         packet[body..].copy_from_slice(&icrc.to_le_bytes());
     }
 
-    /// Verifies the ICRC of a packet from a Halite peer; returns the packet without it.
+    /// Verifies the ICRC of a packet from a Halite peer, and returns the packet without the ICRC.
     // [ROCE-ICRC-3]
     pub fn open<'a>(&self, packet: &'a [u8]) -> Result<&'a [u8], WireError> {
         let (body, icrc) = split(packet)?;
@@ -104,11 +105,11 @@ impl Flow {
         if self.checksum(u16::from(place), body) == icrc { Ok(body) } else { Err(WireError::Icrc) }
     }
 
-    /// Verifies the ICRC of a packet from any implementation; returns the packet without it, and the matching
+    /// Verifies the ICRC of a packet from any implementation. Returns the packet without the ICRC, and the matching
     /// identification.
     ///
-    /// A damaged packet passes with a probability of one in 65,536, since this accepts any identification; callers
-    /// should reject unexpected ones. In IPv6 the ICRC covers no identification, and the result is 0.
+    /// Because any identification is accepted, one in 65,536 damaged packets passes; callers should reject unexpected
+    /// identifications. With IPv6, the ICRC covers no identification, and 0 is returned.
     // [ROCE-ICRC-4]
     pub fn open_foreign<'a>(&self, packet: &'a [u8]) -> Result<(&'a [u8], u16), WireError> {
         let (body, icrc) = split(packet)?;
@@ -157,7 +158,7 @@ fn split(packet: &[u8]) -> Result<(&[u8], u32), WireError> {
     Ok((body, u32::from_le_bytes(*icrc)))
 }
 
-/// Maximum payload of an IPv4 datagram.
+/// Maximum payload of an IPv4 UDP datagram, in bytes.
 pub const PACKET_BYTES_MAX: usize = 65535 - 20 - 8;
 
 /// The CRC-32 polynomial, bit-reversed.

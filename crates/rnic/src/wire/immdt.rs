@@ -1,4 +1,4 @@
-//! The immediate data header: 4 bytes for the receiving application.
+//! The immediate data header (ImmDt): 4 bytes for the receiving application.
 
 use super::{WireError, checked, u32_at};
 

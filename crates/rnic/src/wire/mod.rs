@@ -1,12 +1,12 @@
-//! RoCEv2 packets in UDP payloads: headers, packets and the invariant checksum.
+//! The format of RoCEv2 packets in UDP payloads: headers, packets and the invariant checksum (ICRC).
 //!
 //! ```text
 //!  | BTH 12 | RETH 16, AtomicETH 28 or AETH 4 | ImmDt 4 or AtomicAckETH 8 | payload | padding 0..3 | ICRC 4 |
 //! ```
 //!
-//! Each header has its own file with a view over bytes, whose length is checked once, and a `Repr`, which can only hold
-//! valid values. [`Packet`] combines them; [`Flow`] writes and verifies the ICRC between two addresses. All numbers are
-//! big-endian, except the ICRC.
+//! Each header has its own file with two types: a view over bytes, whose length is checked once, and a `Repr` with the
+//! fields, which can only hold valid values. [`Packet`] combines them; [`Flow`] writes and verifies the ICRC between
+//! two addresses. All numbers are big-endian, except the ICRC.
 
 pub mod aeth;
 pub mod atomic_ack_eth;
@@ -32,26 +32,26 @@ pub use part_eth::PartEthRepr;
 pub use path_eth::PathEthRepr;
 pub use reth::RethRepr;
 
-/// Cause of an invalid packet.
+/// The reason why a packet is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum WireError {
     /// The packet is shorter than its headers.
     #[error("the packet is shorter than its headers")]
     Truncated,
-    /// The opcode is neither one of reliable connections nor a Halite extension.
-    #[error("opcode {0:#04x} is not one of a reliable connection")]
+    /// The opcode belongs neither to reliable connections nor to Halite's extensions.
+    #[error("opcode {0:#04x} belongs neither to reliable connections nor to Halite's extensions")]
     Opcode(u8),
     /// The version of the transport header is not 0.
     #[error("the transport header has version {0}; only version 0 is valid")]
     Version(u8),
-    /// The padding exceeds the payload, or the length is not a multiple of four.
-    #[error("the padding does not fit the length")]
+    /// The padding exceeds the payload, or the length of the packet is not a multiple of four.
+    #[error("the padding exceeds the payload, or the length is not a multiple of four")]
     Padding,
     /// The syndrome is neither an acknowledgement nor a known NAK.
     #[error("syndrome {0:#04x} is not defined")]
     Syndrome(u8),
-    /// The code is not a packet size.
-    #[error("code {0} is not a packet size")]
+    /// The code in a path probe does not stand for a packet size.
+    #[error("code {0} does not stand for a packet size")]
     Size(u8),
     /// The ICRC is wrong.
     #[error("the invariant checksum is wrong")]

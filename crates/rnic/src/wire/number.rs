@@ -2,21 +2,21 @@
 
 const MASK: u32 = 0xff_ffff;
 
-/// Maximum distance in packets from the expected number at which a packet is accepted: a quarter of the 24-bit numbers.
+/// Maximum distance of an accepted packet from the expected number, in packets: a quarter of the 24-bit range.
 pub const SEQUENCE_WINDOW: u64 = 1 << 22;
 
 /// The number of a queue pair (verbs' qpn).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Qpn(u32);
 
-/// The sequence number of a packet (verbs' psn), as on the wire.
+/// The 24-bit sequence number of a packet (verbs' psn), as on the wire.
 ///
-/// State machines count packets in 64 bits, which never wrap, and send the lower 24.
+/// State machines count packets with 64 bits, which never wrap, and send the lower 24 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Psn(u32);
 
 impl Qpn {
-    /// Returns the lower 24 bits of `value`.
+    /// Creates the number from the lower 24 bits of `value`.
     pub const fn new(value: u32) -> Qpn {
         Qpn(value & MASK)
     }
@@ -28,12 +28,12 @@ impl Qpn {
 }
 
 impl Psn {
-    /// Returns the lower 24 bits of `value`.
+    /// Creates the number from the lower 24 bits of `value`.
     pub const fn new(value: u32) -> Psn {
         Psn(value & MASK)
     }
 
-    /// Returns the lower 24 bits of a 64-bit sequence number.
+    /// Creates the number from the lower 24 bits of a 64-bit sequence number.
     pub fn of(sequence: u64) -> Psn {
         Psn((sequence & u64::from(MASK)) as u32)
     }

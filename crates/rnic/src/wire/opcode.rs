@@ -1,8 +1,8 @@
-//! Opcodes: the kind of a packet, which determines its headers.
+//! Opcodes: the kinds of packets. The opcode determines which headers a packet has.
 
 use super::WireError;
 
-/// The opcodes of reliable connections, whose upper three bits are zero, and of Halite's extensions.
+/// The opcodes of reliable connections (upper three bits zero) and of Halite's extensions.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Opcode {
@@ -18,7 +18,7 @@ pub enum Opcode {
     SendOnly,
     /// The only packet of a send, with an immediate.
     SendOnlyImm,
-    /// The first of several packets of a write, with the target.
+    /// The first of several packets of a write, with the target address.
     WriteFirst,
     /// A middle packet of a write.
     WriteMiddle,
@@ -26,9 +26,9 @@ pub enum Opcode {
     WriteLast,
     /// The last packet of a write, with an immediate.
     WriteLastImm,
-    /// The only packet of a write.
+    /// The only packet of a write, with the target address.
     WriteOnly,
-    /// The only packet of a write, with an immediate.
+    /// The only packet of a write, with the target address and an immediate.
     WriteOnlyImm,
     /// Requests a read.
     ReadRequest,
@@ -40,7 +40,7 @@ pub enum Opcode {
     ReadResponseLast,
     /// The only packet of a read response.
     ReadResponseOnly,
-    /// Acknowledges all packets up to this number, or is a NAK.
+    /// Acknowledges all packets up to this number; or a NAK.
     Acknowledge,
     /// The response to an atomic.
     AtomicAcknowledge,
@@ -48,10 +48,10 @@ pub enum Opcode {
     CompareSwap,
     /// Adds to a word.
     FetchAdd,
-    /// Reports a missing packet and the kept packets behind it. This and the following are extensions between Halite
-    /// peers.
+    /// Reports a missing packet, and the later packets that the responder keeps. This opcode and those after it are
+    /// extensions between Halite peers.
     Missing = 0xc0,
-    /// Tests whether packets of a size pass the network.
+    /// Tests whether the network delivers packets of a given size.
     Probe = 0xd0,
     /// Answers a probe.
     ProbeAnswer,
@@ -83,14 +83,15 @@ const ALL: [Opcode; 21] = [
     Opcode::FetchAdd,
 ];
 
-/// The transport an opcode belongs to. The architecture leaves the upper quarter to manufacturers.
+/// The transport or extension to which an opcode belongs. The architecture leaves the upper quarter of the opcodes to
+/// manufacturers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Range {
     /// Reliable connection, 0x00 to 0x1f.
     ReliableConnection,
     /// Selective repeat: 0xc0 to 0xcf.
     SelectiveRepeat,
-    /// Path MTU discovery and parts of packets: 0xd0 to 0xdf.
+    /// Path MTU discovery and packets sent in parts: 0xd0 to 0xdf.
     Path,
     /// Reserved for a connectionless responder: 0xe0 to 0xff.
     Stateless,
@@ -99,7 +100,7 @@ pub enum Range {
 }
 
 impl Range {
-    /// Returns the range of an opcode.
+    /// Returns the range to which an opcode belongs.
     // [ROCE-OP-2]
     pub fn of(opcode: u8) -> Range {
         match opcode >> 4 {
@@ -113,7 +114,7 @@ impl Range {
 }
 
 impl Opcode {
-    /// Parses the opcode's byte.
+    /// Parses the byte that encodes the opcode.
     // [ROCE-OP-1]
     pub fn parse(byte: u8) -> Result<Opcode, WireError> {
         match byte {
@@ -125,7 +126,7 @@ impl Opcode {
         }
     }
 
-    /// Returns true if it is a response, which the requester handles.
+    /// Returns true for responses, which the requester handles; the responder handles the others.
     pub fn is_response(self) -> bool {
         self == Opcode::Missing
             || (Opcode::ReadResponseFirst as u8..=Opcode::AtomicAcknowledge as u8).contains(&(self as u8))

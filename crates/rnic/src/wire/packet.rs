@@ -1,6 +1,6 @@
-//! Packets: the headers that an opcode determines, and the payload between them and the ICRC.
+//! Packets: the headers, which the opcode determines, and the payload between the headers and the ICRC.
 //!
-//! A parsed packet is well-formed by itself; the queue pair checks whether it is valid in its context.
+//! Parsing checks that a packet is well-formed; the queue pair checks whether it is valid in its context.
 
 use super::aeth::{AETH_BYTES, Aeth};
 use super::atomic_ack_eth::{ATOMIC_ACK_ETH_BYTES, AtomicAckEth, AtomicAckEthRepr};
@@ -15,7 +15,7 @@ use super::{
     AethRepr, AtomicEthRepr, BthRepr, Opcode, PartEthRepr, PathEthRepr, Psn, Qpn, RethRepr, WireError,
 };
 
-/// Maximum length of all headers in bytes, that of an atomic request.
+/// Maximum length of all headers of a packet, in bytes: those of an atomic request.
 pub const HEADER_BYTES_MAX: usize = BTH_BYTES + ATOMIC_ETH_BYTES;
 
 /// The kind of a packet, with its headers.
@@ -74,7 +74,8 @@ pub enum Headers {
     CompareSwap(AtomicEthRepr),
     /// Adds to a word.
     FetchAdd(AtomicEthRepr),
-    /// Reports a missing packet; the payload is a bitmap of the kept packets behind it, lowest bit first.
+    /// Reports a missing packet. The payload is a bitmap of the later packets that the responder keeps, lowest bit
+    /// first.
     Missing(AethRepr),
     /// Tests whether packets of a size pass the network.
     Probe(PathEthRepr),
@@ -91,7 +92,7 @@ pub struct Packet<'a> {
     pub dest_qp: Qpn,
     /// The sequence number.
     pub psn: Psn,
-    /// True if it requests an acknowledgement.
+    /// True if the packet requests an acknowledgement.
     pub ack_request: bool,
     /// True if the packet rings the receiver's doorbell.
     pub solicited: bool,
@@ -146,7 +147,7 @@ impl Headers {
         }
     }
 
-    /// Returns the length of all headers, including the transport header.
+    /// Returns the length of all headers in bytes, including the base transport header.
     pub fn len_bytes(&self) -> usize {
         BTH_BYTES
             + match self {
@@ -258,7 +259,7 @@ impl Headers {
     }
 }
 
-/// Returns the length of a packet with padding and ICRC.
+/// Returns the length of a packet in bytes, with padding and ICRC.
 pub fn packet_bytes(headers: &Headers, payload_bytes: usize) -> usize {
     headers.len_bytes() + payload_bytes.next_multiple_of(4) + ICRC_BYTES
 }
@@ -284,7 +285,7 @@ impl<'a> Packet<'a> {
         })
     }
 
-    /// Writes the packet to the start of `buffer`, except for the ICRC, and returns its length including the ICRC.
+    /// Writes the packet without the ICRC to the start of `buffer`, and returns its length with the ICRC.
     ///
     /// # Panics
     /// If the buffer is shorter than [`packet_bytes`].
@@ -294,8 +295,8 @@ impl<'a> Packet<'a> {
         packet_bytes(&self.headers, self.payload.len())
     }
 
-    /// Writes headers and padding for a payload that the caller inserts; returns the payload's offset.
-    /// Ignores the payload of `self`.
+    /// Writes headers and padding for a payload of `payload_bytes`, which the caller then writes at the returned
+    /// offset. Ignores the payload of `self`.
     ///
     /// # Panics
     /// If the buffer is shorter than [`packet_bytes`].

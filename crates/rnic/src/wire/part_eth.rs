@@ -1,4 +1,4 @@
-//! The header of a part of a packet: 8 bytes, before the part's bytes.
+//! The header of a part of a packet (PartETH): 8 bytes before the bytes of the part.
 //!
 //! ```text
 //!   0 number u32 | 4 offset u16 | 6 whole u16
@@ -18,11 +18,11 @@ pub struct PartEth<T: AsRef<[u8]>> {
 /// The header's fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PartEthRepr {
-    /// Number of the packet that it belongs to; the sender counts the packets sent in parts.
+    /// Number of the packet to which the part belongs. The sender counts the packets that it sends in parts.
     pub number: u32,
-    /// Offset in that packet.
+    /// Offset of the part in that packet, in bytes.
     pub offset: u16,
-    /// Length of that packet, without its ICRC.
+    /// Length of that packet in bytes, without its ICRC.
     pub whole: u16,
 }
 

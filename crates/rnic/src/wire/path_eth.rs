@@ -1,4 +1,4 @@
-//! The header of path probes and their answers: 4 bytes, followed by zeros up to the probed size.
+//! The header of path probes and their answers (PathETH): 4 bytes, followed by zeros up to the probed size.
 //!
 //! ```text
 //!   0 size u8 | 1 found u8 | 2 grant u8 | 3 zero u8          sizes as 0: 256 to 4: 4096 bytes of payload
@@ -21,11 +21,11 @@ pub struct PathEth<T: AsRef<[u8]>> {
 /// The header's fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PathEthRepr {
-    /// The probed size: the packet is as long as the longest one with this payload.
+    /// The probed size. The probe is as long as the longest packet with a payload of this size.
     pub size: Mtu,
-    /// Path MTU that the sender has found.
+    /// Path MTU that the sender of this packet has found.
     pub found: Mtu,
-    /// In an answer, packets that its receiver may have in flight; 0 in a probe.
+    /// In an answer: the number of packets that its receiver may have in flight. In a probe: 0.
     pub grant: u8,
 }
 

@@ -1,4 +1,4 @@
-//! The RDMA extended transport header: the memory that a write or a read accesses.
+//! The RDMA extended transport header (RETH): the memory that a write or a read accesses.
 //!
 //! ```text
 //!   0              8           12
@@ -19,7 +19,7 @@ pub struct Reth<T: AsRef<[u8]>> {
 /// The header's fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RethRepr {
-    /// The first byte, relative to the key.
+    /// The address of the first byte, in the address space of the key.
     pub address: u64,
     /// The key of the memory.
     pub rkey: u32,
@@ -33,7 +33,7 @@ impl<T: AsRef<[u8]>> Reth<T> {
         Ok(Reth { buffer: checked::<RETH_BYTES, T>(buffer)? })
     }
 
-    /// Returns the first byte.
+    /// Returns the address of the first byte.
     pub fn address(&self) -> u64 {
         u64_at(self.buffer.as_ref(), 0)
     }
@@ -43,7 +43,7 @@ impl<T: AsRef<[u8]>> Reth<T> {
         u32_at(self.buffer.as_ref(), 8)
     }
 
-    /// Returns the length of the message.
+    /// Returns the length of the whole message in bytes.
     pub fn length(&self) -> u32 {
         u32_at(self.buffer.as_ref(), 12)
     }

@@ -1,4 +1,5 @@
-//! Acknowledgements if processors copy: the requester learns the result of a request, or that there will be none.
+//! Acknowledgements, if processors copy: they tell the requester the result of each request, or that no result will
+//! arrive.
 
 use halite_fabric::{Completion, CompletionKind, Status};
 
@@ -63,7 +64,8 @@ impl Net {
         self.report_room(qp);
     }
 
-    /// Gives the last acknowledgement without an event one, because a closing end waits for all of them.
+    /// Schedules an event for the last acknowledgement that has none, because a closing end waits for all
+    /// acknowledgements.
     pub(super) fn await_known(&mut self, qp: u32) {
         self.take_known(qp);
         let queue = &self.qps[qp as usize];
@@ -175,7 +177,7 @@ impl Net {
         queue.departing = queue.first;
         queue.offset = 0;
         for mut work in outstanding {
-            // The request was executed but not reported, since an earlier result is missing.
+            // The request was executed but not reported, because an earlier result is missing.
             if !work.acknowledged {
                 work.status = if work.departed { status } else { Status::Flushed };
             }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   arrives ──> waits its turn ──> the word is read ── atomic_ns ──> the queue pair writes the new value, and answers
-//!                                         a processor changes it here: that is lost
+//!                                         a processor's change here is lost
 //! ```
 //!
 //! As in a real adapter, later requests of the same lane wait for an atomic.

@@ -1,4 +1,4 @@
-//! Datagrams: the faults of links, and the costs of adapters and kernels that move them.
+//! Datagrams: applies the faults of links, and charges the costs of the adapters and kernels that carry the datagrams.
 
 use halite_rnic::wire::{Headers, ICRC_BYTES, Packet};
 use halite_rnic::{QueuePair, State};
@@ -96,8 +96,8 @@ impl Net {
         goes_on_ns
     }
 
-    /// Returns when an adapter may fetch the next packet; `None` for now. It waits until the wire is nearly free, so
-    /// queue pairs alternate packet by packet.
+    /// Returns the time at which an adapter may fetch the next packet; `None` if it may do so now. The adapter waits
+    /// until the wire is nearly free, so queue pairs alternate packet by packet.
     fn wire_is_busy_until(&self, qp: u32) -> Option<u64> {
         let profile = self.profile_of(qp);
         if profile.is_driven_by_process() {

@@ -1,5 +1,5 @@
-//! Direct access to the memory of a peer on the same host: mapped once, as a process does, and unmapped when no window
-//! of the process refers to it.
+//! Direct access to the memory of a peer on the same host. As in a real process, each segment is mapped once, and
+//! unmapped when no window of the process refers to it.
 
 use std::sync::{Arc, Weak};
 
@@ -20,13 +20,13 @@ pub(super) struct Mapped {
 }
 
 impl Mapped {
-    /// Ends the granting of windows.
+    /// Stops creating windows of the peer's segments.
     pub(super) fn unmap_all(&mut self) {
         let segments = std::mem::take(&mut self.segments);
         self.unmapped.extend(segments.into_iter().flatten().map(|segment| Arc::downgrade(&segment)));
     }
 
-    /// Ends the granting of windows of one segment.
+    /// Stops creating windows of one segment.
     pub(super) fn unmap(&mut self, key: Key) {
         let segment = self.segments.get_mut(key.0 as usize).and_then(Option::take);
         self.unmapped.extend(segment.map(|segment| Arc::downgrade(&segment)));

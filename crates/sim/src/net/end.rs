@@ -1,6 +1,7 @@
-//! Ends of connections: the state that one fabric keeps about a peer, for all lanes together.
+//! Ends of connections. An end is the state that one fabric keeps about a peer, for all lanes together.
 //!
-//! Each lane is a pair of queue pairs, one at either end; lanes share the wire, and a connection ends as a whole.
+//! Each lane is a pair of queue pairs, one at either end; lanes share the wire, and all lanes of a connection are
+//! closed together.
 //!
 //! ```text
 //!   end 4 ── qp 6 ═════ lane 0 ═════ qp 7 ── end 5
@@ -59,7 +60,7 @@ pub(super) struct End {
     pub(super) lanes: u32,
     /// The queue pairs of messages and immediates from the peer that wait to be polled.
     pub(super) unpolled: VecDeque<u32>,
-    /// Time of the peer process's last packet, where processes acknowledge themselves.
+    /// Time of the last packet from the peer's process; maintained only if processes acknowledge in software.
     pub(super) heard_ns: u64,
     /// Number of the peer's keys that are known here, and of this end's keys announced to the peer.
     pub(super) keys_known: u32,

@@ -1,4 +1,4 @@
-//! The ends of connections and hosts, and the loss of a peer's access to memory.
+//! Closing connections, crashing hosts, and revoking a peer's access to memory.
 
 use halite_fabric::{CutOff, Event as FabricEvent, PeerId, Status};
 
@@ -246,7 +246,8 @@ impl Net {
         }
     }
 
-    /// Ends all of a host but its packets; the caller ends its tasks. `is_told` if the kernel informs other hosts.
+    /// Crashes a host: only its packets on the wire remain. The caller ends its tasks. If `is_told`, the kernel informs
+    /// other hosts.
     pub(crate) fn crash(&mut self, host: HostId, is_told: bool) {
         let crashed = &mut self.hosts[host.0 as usize];
         crashed.state = HostState::Crashed;

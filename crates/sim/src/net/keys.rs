@@ -1,13 +1,13 @@
 //! Keys of registered memory as adapters use them: the peer's provider must learn a key before it can use it.
 //!
 //! ```text
-//!   register ── one small message to each peer ──> told          requests that mention the key leave
-//!                       lost, or late: what mentions the key waits, with all behind it in its lane
-//!                           └── asks ──> the peer's provider ── all of its keys ──> told
+//!   register ── one small message to each peer ──> key known     requests that name the key are sent
+//!                       lost, or late: a request that names the key waits, and later requests of its lane too
+//!                           └── asks ──> the peer's provider ── all of its keys ──> key known
 //! ```
 //!
-//! The setup messages of a connection carry the keys that exist then. Processes of one host need no announcement:
-//! descriptors wait in a socket before a message can name them.
+//! The setup messages of a connection carry the keys that exist at that time. Keys are not announced between processes
+//! of one host: there, a real segment's descriptor is in the peer's socket before any message can name its key.
 
 use halite_fabric::{Key, Status};
 
@@ -26,7 +26,7 @@ pub(super) struct Question {
 
 /// Length of a message in bytes: a header, and a key with the adapter's name for it, or a question.
 const MESSAGE_BYTES: u64 = 16;
-/// Invalid key, sent in place of one that the provider does not know.
+/// Invalid key, sent in place of a key that the provider does not know.
 const NO_KEY: Key = Key(u32::MAX);
 
 impl Net {
@@ -91,7 +91,8 @@ impl Net {
         self.has_adapter(end) && first.is_some_and(|first| !first.is_key_asked && is_unknown(&first.verb))
     }
 
-    /// Returns the number of an end's keys that its peer may use; unlimited if processes look keys up.
+    /// Returns the number of an end's keys that its peer may use; unlimited if the target's process looks keys up when
+    /// packets arrive.
     pub(super) fn keys_told(&self, end: EndId) -> u32 {
         if self.has_adapter(end) { self.ends[end.other()].keys_known } else { u32::MAX }
     }

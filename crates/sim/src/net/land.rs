@@ -1,4 +1,4 @@
-//! Landing, if processors copy: the effect of pieces on the target's memory.
+//! Landing, if processors copy: writes each arriving piece to the target's memory, or reads and changes that memory.
 
 use halite_fabric::{Completion, CompletionKind, RemoteAddress, Status};
 use halite_mem::{AccessError, Window};
@@ -19,8 +19,8 @@ impl Net {
         }
     }
 
-    /// Returns true if copies to this end reach its memory. A processor elsewhere needs no permission: only the exit of
-    /// its process stops it.
+    /// Returns true if copies to this end reach its memory. If processors copy, the target cannot refuse them: only the
+    /// exit of the copying process stops its copies.
     pub(super) fn lets_in(&self, end: EndId) -> bool {
         !self.ends[end].fenced
     }

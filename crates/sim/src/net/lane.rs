@@ -7,9 +7,10 @@
 //!                          └────────────────────────┘
 //! ```
 //!
-//! The queue pairs alone provide the guarantees of RC here. As in other lanes, messages of kernels set connections up
-//! and end them. An adapter drives the queue pairs of its process even while that is stopped. A process without an
-//! adapter drives its own, so while it is stopped it neither sends nor answers; packets wait in its socket.
+//! The queue pairs alone provide the guarantees of RC (reliable connection) here. As in other lanes, messages between
+//! kernels set connections up and close them. An adapter drives the queue pairs of its process even while the process
+//! is stopped. A process without an adapter drives its own queue pairs: while it is stopped, it neither sends nor
+//! answers, and packets wait in its socket.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -65,7 +66,8 @@ pub(super) struct Lane {
     /// The next scheduled turn, and a later one for a timer of the queue pair.
     turn_ns: Option<u64>,
     timer_ns: Option<u64>,
-    /// Time until which turns count as turns; later ones count as timers: acknowledgements, and retries of receives.
+    /// Turns scheduled up to this time count as turns. Later ones count as timers, for acknowledgements and for retries
+    /// of receives.
     near_ns: u64,
     /// Time at which the last datagram lands, unless links delay it.
     pub(super) landed_ns: u64,

@@ -1,15 +1,16 @@
 //! The network: everything that is not a task.
 //!
-//! A connection has two ends (`end`) and lanes between them, which end together. `dial` sets it up, and `incarnation`
-//! ends it. A lane executes each request at most once, in order.
+//! A connection has two ends (`end`) and lanes between them, which are closed together. `dial` sets it up, and
+//! `incarnation` ends it. A lane executes each request at most once, in order.
 //!
 //! Between hosts, a lane is two queue pairs of `halite_rnic` (`lane`), driven by adapters or by the processes.
 //! Datagrams between them are lost, duplicated and reordered (`datagrams`). `view` is the memory that queue pairs
 //! access, `adapter` the atomics of an adapter, and `keys` the announcement of memory keys.
 //!
-//! Where processors copy, requests are executed one after the other (`qp`): a request is written (`post`), copied in
-//! pieces (`send`) that land in the memory of the target (`land`), and completes (`ack`). Link faults delay a piece,
-//! and repeated ones end the connection. `direct` is access by loads and stores.
+//! Profiles without an adapter are called "processors copy" here: the requester's processor copies the bytes into the
+//! target's memory. Such requests are executed one after the other (`qp`): a request is written (`post`), copied in
+//! pieces (`send`) that land in the memory of the target (`land`), and completes (`ack`). A link fault delays a piece,
+//! and repeated faults end the connection. `direct` is access by loads and stores.
 //!
 //! ```text
 //!   post ──> Depart, per piece ──> Land ──> Acknowledge ──> Show ──> poll
@@ -71,7 +72,7 @@ pub(crate) enum HostState {
     Crashed,
 }
 
-/// A process; the host itself if hosts have one process each.
+/// One process of a host; if hosts have one process each, the whole host.
 #[derive(Debug)]
 struct Host {
     state: HostState,
@@ -399,13 +400,14 @@ impl Net {
 
     // What fabrics observe.
 
-    /// Returns the time since the process of a peer was heard, where it acknowledges in software.
+    /// Returns the time since the last packet from a peer's process; `None` unless the process acknowledges in
+    /// software.
     pub(crate) fn heard_ns(&self, endpoint: u32, peer: PeerId) -> Option<u64> {
         let end = self.open_end(endpoint, peer)?;
         self.profile(end).is_driven_by_process().then(|| self.now_ns - self.ends[end].heard_ns)
     }
 
-    /// Returns the measured time from a request to its acknowledgement; `None` where processors copy.
+    /// Returns the measured time from a request to its acknowledgement; `None` if processors copy.
     pub(crate) fn round_trip_ns(&self, endpoint: u32, peer: PeerId) -> Option<u64> {
         let end = self.open_end(endpoint, peer)?;
         self.measured_by_lanes(end)
@@ -419,7 +421,7 @@ impl Net {
         self.deliver_after(0, endpoint, peer, event);
     }
 
-    /// Queues an event that becomes visible after a while.
+    /// Queues an event that becomes visible after `after_ns`.
     fn deliver_after(&mut self, after_ns: u64, endpoint: u32, peer: PeerId, event: FabricEvent) {
         let armed = self.endpoints[endpoint as usize].armed;
         let (profile, _) = self.profile_to(endpoint, peer);

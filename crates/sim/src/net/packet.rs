@@ -1,4 +1,4 @@
-//! Packets on the wire, stored apart from their requests, because they outlive their senders.
+//! Packets on the wire, stored apart from their requests, because a packet can outlive its sender.
 
 use super::qp::Verb;
 

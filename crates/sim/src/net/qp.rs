@@ -98,7 +98,7 @@ pub(super) struct Work {
     pub(super) delivered: bool,
     /// True if the requester knows that the target has executed it.
     pub(super) acknowledged: bool,
-    /// Time at which the acknowledgement is known without an event, as then for all earlier requests.
+    /// Arrival time of an acknowledgement for which no event is scheduled. It also covers all earlier requests.
     pub(super) known_ns: Option<u64>,
     pub(super) status: Status,
     /// Value of the word before an atomic.

@@ -1,4 +1,4 @@
-//! Reads and writes: refusals, and the location of every byte.
+//! Reads and writes: refused accesses, and the location of every byte.
 
 use fastrand::Rng;
 use halite::{AccessCause, Placement};
@@ -21,7 +21,7 @@ pub fn no_access_reaches_beyond_the_end(h: &dyn Harness) {
     assert!(contents(&owner, lh).iter().all(|byte| *byte == 0));
 }
 
-/// Expects that offset plus length may not wrap around.
+/// Expects an error if offset plus length overflows.
 pub fn an_offset_that_overflows_is_refused(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
@@ -49,7 +49,7 @@ pub fn empty_accesses_succeed_up_to_the_end(h: &dyn Harness) {
     refused!(session.write(lh, 101, &[]), AccessCause::OutOfRange { .. });
 }
 
-/// Compares random reads and writes with the same ones on an array.
+/// Executes random reads and writes on a region and on an array, and compares the contents.
 pub fn a_region_behaves_like_an_array(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let len = 3 * CHUNK + 100;
@@ -100,7 +100,7 @@ pub fn every_alignment_is_exact(h: &dyn Harness) {
     }
 }
 
-/// Expects that an error has the attempted operation, the region and the offset.
+/// Expects that an error contains the attempted operation, the region and the offset.
 pub fn an_error_names_the_operation_and_the_region(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);

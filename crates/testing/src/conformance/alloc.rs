@@ -5,7 +5,7 @@ use halite::{AllocOptions, NodeId, Permissions, Placement, RegionCause};
 use super::cluster::{ARENA, CHUNK, Cluster, Harness, contents, eventually, everyone, pattern, shared};
 use super::refused;
 
-/// Expects that nothing of an earlier owner remains.
+/// Expects that no bytes of an earlier region remain.
 pub fn a_fresh_region_reads_as_zero(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
@@ -39,7 +39,7 @@ pub fn a_region_reads_back_what_was_written(h: &dyn Harness) {
     assert_eq!(&bytes, b"\0hello\0");
 }
 
-/// Expects that a region without a name is used through its handle.
+/// Expects that a region without a name can be used through its handle.
 pub fn a_region_needs_no_name(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
@@ -49,7 +49,7 @@ pub fn a_region_needs_no_name(h: &dyn Harness) {
     assert_eq!(session.stat_handle(lh).unwrap().name, None);
 }
 
-/// Expects any length from one byte on, which the handle knows.
+/// Expects that a region may have any length from one byte on, and that its handle returns this length.
 pub fn a_region_has_the_requested_length(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
@@ -85,7 +85,7 @@ pub fn a_region_larger_than_the_memory_is_refused_and_leaves_nothing(h: &dyn Har
     cluster.expect_empty();
 }
 
-/// Expects a refusal instead of an overflow.
+/// Expects that an extremely long region is refused, without an arithmetic overflow.
 pub fn an_absurd_length_is_refused(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     for len in [u64::MAX, u64::MAX - CHUNK, 1 << 63] {
@@ -110,7 +110,7 @@ pub fn regions_do_not_overlap(h: &dyn Harness) {
     }
 }
 
-/// Expects all bytes on the named node, whose status counts them.
+/// Expects that all bytes are on the named node, and that the status of this node counts them.
 pub fn a_region_goes_to_the_named_node(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
@@ -122,7 +122,7 @@ pub fn a_region_goes_to_the_named_node(h: &dyn Harness) {
     assert_eq!(contents(&session, lh)[CHUNK as usize - 1..][..2], [1, 2]);
 }
 
-/// Expects a refusal if a named node does not exist.
+/// Expects a refusal if the placement contains a node that does not exist.
 pub fn an_unknown_node_is_refused(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(1);
@@ -137,7 +137,7 @@ pub fn an_unknown_node_is_refused(h: &dyn Harness) {
     cluster.expect_empty();
 }
 
-/// Expects local memory, the nearest.
+/// Expects that memory of the session's own node is preferred.
 pub fn anywhere_prefers_local_memory(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(1);
@@ -145,7 +145,7 @@ pub fn anywhere_prefers_local_memory(h: &dyn Harness) {
     assert_eq!(session.stat("near").unwrap().nodes, [(NodeId(1), 100)]);
 }
 
-/// Expects a node with enough memory for a node without memory.
+/// Expects that a node with enough memory is found for a session whose node has no memory.
 pub fn anywhere_finds_memory_for_a_node_without_memory(h: &dyn Harness) {
     let cluster = Cluster::with(h, &[("ada", 2 * CHUNK), ("ada", ARENA), ("ada", 0)]);
     let session = cluster.session(2);
@@ -153,7 +153,7 @@ pub fn anywhere_finds_memory_for_a_node_without_memory(h: &dyn Harness) {
     assert_eq!(session.stat("far").unwrap().nodes, [(NodeId(1), 4 * CHUNK)]);
 }
 
-/// Expects a refusal of local placement.
+/// Expects that local placement is refused if the session's node has no memory.
 pub fn local_placement_needs_local_memory(h: &dyn Harness) {
     let cluster = Cluster::with(h, &[("ada", ARENA), ("ada", 0)]);
     let refusal = cluster.session(1).alloc(None, 100, Placement::Local, everyone());

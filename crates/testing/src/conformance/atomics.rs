@@ -1,4 +1,4 @@
-//! Atomics: concurrent changes of a word, of which none is lost.
+//! Atomics: no concurrent change of a word is lost.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,7 +15,8 @@ fn word(session: &Session, lh: Lh, offset: u64) -> u64 {
     u64::from_ne_bytes(bytes)
 }
 
-/// Expects the previous value, from the owner and from another node. A failed swap changes nothing.
+/// Expects that atomics return the word's previous value, on the owner's node and on another node. A failed swap
+/// changes nothing.
 pub fn atomics_return_the_previous_value(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [(owner, near), (remote, far)] = in_common(&cluster, "word", 64);
@@ -50,7 +51,7 @@ pub fn swaps_run_until_one_fails(h: &dyn Harness) {
     }
 }
 
-/// Expects that the error has the index of the failed swap, and that the swaps before it are executed.
+/// Expects that the error contains the index of the failed swap, and that the swaps before it are executed.
 pub fn swaps_stop_at_an_error(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [(owner, near), (remote, far)] = in_common(&cluster, "words", 64);
@@ -79,7 +80,7 @@ pub fn an_addition_wraps_around(h: &dyn Harness) {
     }
 }
 
-/// Expects that written bytes can be compared, and added values can be read.
+/// Expects that a swap can compare bytes that were written, and that a read returns the bytes that the swap stored.
 pub fn a_word_is_eight_bytes_in_native_order(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [(owner, near), (remote, far)] = in_common(&cluster, "order", 8);
@@ -152,7 +153,7 @@ pub fn atomics_need_their_permission(h: &dyn Harness) {
     refused!(stranger.fetch_add(near, 0, 1), AccessCause::ForeignHandle);
 }
 
-/// Expects a refusal before any byte is accessed, with the required alignment.
+/// Expects a refusal before any byte is accessed; the error contains the required alignment.
 pub fn a_word_must_be_aligned(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [_, (session, lh)] = in_common(&cluster, "odd", 2 * CHUNK);
@@ -188,7 +189,8 @@ pub fn a_sealed_region_refuses_atomics(h: &dyn Harness) {
     assert_eq!(word(&owner, near, 0), 0);
 }
 
-/// Expects that an addition during a move lands in the old place before the copy, or in the new one.
+/// Expects that an addition during a move takes effect at the old place before its bytes are copied, or at the new
+/// place.
 pub fn no_addition_is_lost_while_the_region_moves(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let owner = cluster.session(0);

@@ -17,7 +17,7 @@ use super::turns::scope;
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(2);
 
-/// Lets two of three wait; the third releases all.
+/// Lets two of three participants wait; the third releases all.
 pub fn no_participant_passes_before_all_have_arrived(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let sessions = [0, 1, 2].map(|index| cluster.futures(index));
@@ -69,7 +69,8 @@ pub fn a_barrier_is_reusable(h: &dyn Harness) {
     });
 }
 
-/// Expects the timeout for participants with a longer timeout, too, and a fresh next round.
+/// Expects that the first timeout ends the wait of all participants, even of those with a longer timeout, and that the
+/// next round starts from zero.
 pub fn a_missing_participant_is_a_timeout_for_all(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (patient, hasty) = (cluster.futures(0), cluster.session(1));
@@ -120,14 +121,14 @@ pub fn an_abandoned_arrival_is_not_counted(h: &dyn Harness) {
             other.status().unwrap();
         }
         drop(waiting);
-        // Arrives after the withdrawal, since one node sends both.
+        // Arrives after the withdrawal, because one node sends both.
         refused!(Session::new(&quitter).barrier("doubt", 2, SHORT), BarrierCause::Timeout);
     }
     Session::new(&quitter).free_barrier("doubt").unwrap();
     cluster.expect_empty();
 }
 
-/// Expects that the place of a node that left is free.
+/// Expects that the barrier does not count a participant whose node has left.
 pub fn a_participant_that_left_is_not_counted(h: &dyn Harness) {
     // The third node has no memory, so no barrier is placed there.
     let mut cluster = Cluster::with(h, &[("ada", 1 << 20), ("ada", 1 << 20), ("ada", 0)]);

@@ -82,8 +82,8 @@ pub fn a_batch_reaches_many_regions_in_order(h: &dyn Harness) {
     assert_eq!((&one, &two), (b"fiover", b"second"));
 }
 
-/// Expects that operations before the failed one are executed, those after it are not, and that the error has the
-/// index.
+/// Expects that operations before the failed one are executed, that those after it are not, and that the error contains
+/// the failed one's index.
 pub fn a_batch_stops_at_its_first_error_and_names_it(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);

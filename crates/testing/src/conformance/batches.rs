@@ -78,7 +78,7 @@ pub fn calls_in_a_batch_get_their_answers(h: &dyn Harness) {
     }
 }
 
-/// Expects that long inputs and answers, which travel alone, can be part of a batch.
+/// Expects that a batch may contain calls with long inputs and answers, which are transferred separately.
 pub fn a_batch_may_have_calls_of_all_lengths(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let here = cluster.session(0);
@@ -137,7 +137,8 @@ pub fn batches_wait_for_room_in_a_small_ring(h: &dyn Harness) {
     });
 }
 
-/// Expects the waiting calls in order, at most the requested number. Calls behind a long input wait for it.
+/// Expects that a receiver gets waiting calls in order, at most the requested number. Calls behind a call with a long
+/// input wait until the input has been read.
 pub fn a_receiver_gets_at_most_the_requested_calls(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (here, server) =
@@ -236,7 +237,7 @@ pub fn batches_end_with_either_node(h: &dyn Harness) {
     super::cluster::eventually("the handler knows", || {
         if of_other[0].is_wanted() { Err(String::new()) } else { Ok(()) }
     });
-    // One of the answers is for a caller that lives.
+    // One of the answers is for a caller that is still alive.
     let here_too = here.post_call(THERE, ECHO, b"input", 100, PATIENCE).unwrap();
     of_other.insert(7, other.recv().unwrap());
     let answered = other.reply_all(of_other.into_iter().map(|call| (call, b"yes")));

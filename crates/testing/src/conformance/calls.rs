@@ -15,7 +15,7 @@ use super::refused;
 use super::session::{Server, Session, block_on};
 use super::turns::scope;
 
-/// Longer than any answered call takes.
+/// Timeout of calls that are answered: longer than any of them takes.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 /// Timeout of calls without an answer.
 const IMPATIENCE: Duration = Duration::from_millis(2);
@@ -141,7 +141,7 @@ pub fn an_answer_taken_into_a_smaller_buffer_is_lost(h: &dyn Harness) {
     });
 }
 
-/// Expects that the caller learns the answer's length, and the handler the maximum.
+/// Expects that the caller's error contains the answer's length, and the handler's error the maximum.
 pub fn an_answer_longer_than_the_buffer_is_refused(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (here, there) = (cluster.session(0), cluster.session(1));
@@ -251,8 +251,8 @@ pub fn a_full_function_refuses_calls(h: &dyn Harness) {
     });
 }
 
-/// Expects that such a call costs its caller the timeout and other callers nothing, and that a late answer is refused
-/// and written nowhere.
+/// Expects that the caller of an unanswered call waits for its timeout, that other callers are not delayed, and that a
+/// late answer is refused and written nowhere.
 pub fn an_unanswered_call_times_out(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (here, there) = (cluster.session(0), cluster.session(1));
@@ -545,7 +545,7 @@ pub fn calls_end_with_the_servers_node(h: &dyn Harness) {
     with_echo(&cluster.session(1), 1, || check_echo(&here, THERE, 100, 1));
 }
 
-/// Expects that the answer has no effect, and that the next caller is served.
+/// Expects that the handler's answer has no effect, and that the next caller is served.
 pub fn a_handler_continues_when_its_callers_node_leaves(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let server = cluster.session(1).serve(ECHO, ServeOptions::default()).unwrap();

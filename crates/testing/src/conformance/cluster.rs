@@ -1,4 +1,4 @@
-//! Small clusters, and their use in cases.
+//! Small clusters for the conformance cases, and functions that cases share.
 
 use std::path::PathBuf;
 
@@ -14,13 +14,13 @@ pub const CHUNK: u64 = 64 << 10;
 /// Default memory of each node, in bytes.
 pub const ARENA: u64 = 16 << 20;
 
-/// A way of running nodes.
+/// An environment that runs the nodes of a case.
 pub trait Harness {
     /// Creates an empty cluster. Dropping the result makes its nodes leave.
     fn create(&self) -> Box<dyn Place>;
 
-    /// Returns the number of repetitions of a case for which `enough` suffice, and for which `many` are used where they
-    /// are cheap.
+    /// Returns the number of repetitions of a case: `many` if repetitions are cheap and useful, otherwise `enough`,
+    /// which suffice.
     fn count(&self, _enough: usize, many: usize) -> usize {
         many
     }
@@ -102,8 +102,7 @@ impl Cluster {
         cluster
     }
 
-    /// Waits until every node knows every other. Joining returns when the new node knows the others, which may be
-    /// earlier.
+    /// Waits until every node knows every other. A join may return earlier: as soon as the new node knows the others.
     fn await_full_mesh(&self) {
         for index in 0..self.nodes {
             let session = self.session(index);
@@ -134,7 +133,7 @@ impl Cluster {
         Session::new(&self.futures(index))
     }
 
-    /// As [`Cluster::session`], with operations that are futures.
+    /// Opens a session as [`Cluster::session`] does, but one whose operations return futures.
     pub fn futures(&self, index: usize) -> halite::Session {
         self.place.session(NodeId(index as u32))
     }
@@ -187,12 +186,12 @@ pub fn eventually<T>(what: &str, mut attempt: impl FnMut() -> Result<T, String>)
     panic!("gave up waiting until {what}: {last}");
 }
 
-/// Allocates a named region of this node, for which everyone has all permissions except that of a master.
+/// Allocates a named region on the session's node. Every principal has all permissions on it except that of a master.
 pub fn shared(session: &Session, name: &str, len: u64) -> Lh {
     session.alloc(Some(name), len, Placement::Local, everyone()).expect("the region is allocated")
 }
 
-/// Allocates such a region on node 0 and maps it on node 1; returns the session and the handle of each.
+/// Allocates a [`shared`] region on node 0 and maps it on node 1. Returns each node's session and handle.
 pub fn in_common(cluster: &Cluster, name: &str, len: u64) -> [(Session, Lh); 2] {
     let [owner, remote] = [0, 1].map(|node| cluster.session(node));
     let near = shared(&owner, name, len);
@@ -205,7 +204,7 @@ pub fn everyone() -> Permissions {
     Permissions::READ | Permissions::WRITE | Permissions::ATOMIC
 }
 
-/// Returns bytes without repetition, different for each `seed`.
+/// Returns pseudorandom bytes, different for each `seed`.
 pub fn pattern(len: u64, seed: u64) -> Vec<u8> {
     let mut random = Rng::with_seed(seed);
     (0..len).map(|_| (random.u64(..) >> 32) as u8).collect()

@@ -5,7 +5,7 @@ use halite::{NodeId, Permissions, Placement, RegionCause};
 use super::cluster::{CHUNK, Cluster, Harness, everyone, shared};
 use super::refused;
 
-/// Expects names in order, equal from every node. Regions without a name are not listed.
+/// Expects that the list is sorted by name and equal on every node. Regions without a name are not listed.
 pub fn the_list_is_ordered_by_name(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     assert!(cluster.session(0).list().unwrap().is_empty());
@@ -22,7 +22,8 @@ pub fn the_list_is_ordered_by_name(h: &dyn Harness) {
     }
 }
 
-/// Expects the properties of the allocation, equal from every node, by name and by handle.
+/// Expects that a description, by name or by handle, shows the properties of the allocation, and is equal on every
+/// node.
 pub fn a_description_matches_the_allocation(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob", "eve"]);
     let bob = cluster.session(1);

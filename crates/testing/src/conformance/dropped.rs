@@ -1,6 +1,6 @@
 //! Futures that are dropped at each of their await points.
 //!
-//! The operation may be done or not, but not in part, and nothing may leak.
+//! A dropped operation must be done completely or not at all, and nothing may leak.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -26,7 +26,7 @@ const PORT: Port = Port(3);
 /// An operation on a region of another node.
 type Operation = for<'a> fn(&'a halite::Session, Lh) -> Pin<Box<dyn Future<Output = ()> + 'a>>;
 
-/// Expects that the region is undone, because no session could ever reach it.
+/// Expects that the allocation is undone, because no session could ever access the region.
 pub fn an_abandoned_nameless_alloc_is_undone(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     at_every_wait(|polls| {
@@ -78,12 +78,12 @@ pub fn an_abandoned_map_leaves_no_mapping(h: &dyn Harness) {
     cluster.expect_empty();
 }
 
-/// Expects that the handle is released or not, and that the region is unaffected.
+/// Expects that the handle is released or still valid, and that the region is unaffected.
 pub fn an_abandoned_unmap_leaks_nothing(h: &dyn Harness) {
     check(h, |session, lh| Box::pin(async move { session.unmap(lh).await.expect("unmap") }));
 }
 
-/// Expects that the region exists or is freed, with all its memory.
+/// Expects that the region either exists or is freed with all its memory.
 pub fn an_abandoned_free_is_done_or_not(h: &dyn Harness) {
     check(h, |session, lh| Box::pin(async move { session.free(lh).await.expect("free") }));
 }
@@ -129,7 +129,8 @@ pub fn an_abandoned_access_leaks_nothing(h: &dyn Harness) {
     });
 }
 
-/// Adds zero and swaps equal values, so that the contents can be checked.
+/// Expects that abandoned atomics leave nothing behind. They add zero and swap equal values, so that the contents can
+/// be checked.
 pub fn an_abandoned_atomic_leaks_nothing(h: &dyn Harness) {
     check(h, |session, lh| {
         Box::pin(async move { assert!(session.fetch_add(lh, 2 * CHUNK, 0).await.is_ok()) })
@@ -137,7 +138,7 @@ pub fn an_abandoned_atomic_leaks_nothing(h: &dyn Harness) {
     check(h, |session, lh| Box::pin(async move { assert!(session.compare_swap(lh, 8, 0, 0).await.is_ok()) }));
 }
 
-/// Expects the same of batches.
+/// Expects that abandoned batches neither block nor damage later operations.
 pub fn an_abandoned_batch_leaks_nothing(h: &dyn Harness) {
     check(h, |session, lh| {
         let bytes = pattern(LEN, 1);
@@ -157,7 +158,7 @@ pub fn an_abandoned_batch_leaks_nothing(h: &dyn Harness) {
     });
 }
 
-/// Expects that operations sent to the owner end before any memory is freed.
+/// Expects that abandoned fills and copies at the owner end before the region's memory is freed.
 pub fn an_abandoned_memory_operation_leaks_nothing(h: &dyn Harness) {
     check(h, |session, lh| {
         Box::pin(async move {
@@ -291,7 +292,7 @@ fn check(h: &dyn Harness, operation: Operation) {
     });
 }
 
-/// Checks the contents of the region with the name, and frees it; or expects that the name is free.
+/// If the region with the name exists, checks its contents and frees it. Otherwise expects that the name is free.
 fn claim_and_free(cluster: &Cluster) {
     let session = cluster.session(0);
     eventually("the name is usable", || {

@@ -27,7 +27,7 @@ pub fn an_explanation_covers_every_byte(h: &dyn Harness) {
     assert!(text.contains("\"spread\"") && text.contains("node 2: 131072 bytes in 2 pieces"), "{text}");
 }
 
-/// Expects no verb for accesses that the handle does not permit.
+/// Expects that an explanation gives the reason, instead of a verb, for accesses that are not permitted.
 pub fn an_explanation_shows_missing_permissions(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let owner = cluster.session(0);
@@ -54,7 +54,7 @@ pub fn only_valid_handles_are_explained(h: &dyn Harness) {
     refused!(session.explain(lh), RegionCause::Stale);
 }
 
-/// Expects that bytes of a node that has left are listed as down, without asking that node.
+/// Expects that bytes of a node that has left are listed as down, and that no request is sent to that node.
 pub fn lost_bytes_are_explained(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 2);
     let session = cluster.session(0);

@@ -34,7 +34,7 @@ pub fn freed_memory_is_returned(h: &dyn Harness) {
     }
 }
 
-/// Expects zeros, whatever the previous region held.
+/// Expects that a new region reads as zero, whatever the previous region held.
 pub fn reused_memory_reads_as_zero(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(1);
@@ -50,7 +50,7 @@ pub fn reused_memory_reads_as_zero(h: &dyn Harness) {
     session.free(lh).unwrap();
 }
 
-/// Expects that small regions, which share pages, see nothing of each other.
+/// Expects that small regions, which share pages, never contain bytes of earlier regions.
 pub fn reused_small_regions_read_as_zero(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);

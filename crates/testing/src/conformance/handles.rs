@@ -67,7 +67,7 @@ pub fn an_old_handle_never_reaches_a_later_region(h: &dyn Harness) {
     }
 }
 
-/// Expects that a region lives until it is freed, even if its creator unmaps its handle.
+/// Expects that a region exists until it is freed, even if its creator unmaps its handle.
 pub fn a_region_outlives_its_handles(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(1);

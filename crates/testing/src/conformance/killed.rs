@@ -11,7 +11,7 @@ use super::cluster::{ARENA, CHUNK, Cluster, Harness, contents, eventually, every
 use super::refused;
 use super::turns::scope;
 
-/// All cases of this file, for harnesses that cannot kill nodes.
+/// Names of all cases of this file, so that a harness that cannot kill nodes skips them.
 pub const CASES: &[&str] = &[
     "only_accesses_to_a_killed_node_fail",
     "posted_accesses_to_a_killed_node_fail",
@@ -25,12 +25,13 @@ pub const CASES: &[&str] = &[
     "every_owner_reports_that_a_killed_node_is_cut_off",
 ];
 
-/// Longer than anything takes here; a silent node is given up after a lease of five seconds.
+/// Longer than any operation takes here; a silent node is declared dead after a lease of five seconds.
 const LONG: Duration = Duration::from_secs(60);
 const FUNCTION: Function = Function(7);
 const DOOMED: NodeId = NodeId(2);
 
-/// Expects errors for accesses to the node's memory, at the latest after its lease; other memory is unaffected.
+/// Expects that accesses to the killed node's memory fail, at the latest when its lease has expired. Other memory is
+/// unaffected.
 pub fn only_accesses_to_a_killed_node_fail(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
@@ -94,7 +95,7 @@ pub fn names_of_a_killed_node_are_kept_until_its_end_is_known(h: &dyn Harness) {
     assert!(session.list_lost().unwrap().is_empty());
 }
 
-/// Expects an error for a call in progress, and for a later one.
+/// Expects that a call in progress fails as possibly executed, and that a later call fails as not executed.
 pub fn calls_to_a_killed_node_may_have_run(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
@@ -109,7 +110,7 @@ pub fn calls_to_a_killed_node_may_have_run(h: &dyn Harness) {
     assert!(!late.may_have_run, "an unsent call cannot have run: {late}");
 }
 
-/// Expects errors for messages that wait for room at the node, and for later ones.
+/// Expects that messages that wait for space at the killed node fail, and that later messages fail too.
 pub fn messages_to_a_killed_node_fail(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let (session, port) = (cluster.session(0), Port(3));
@@ -133,7 +134,7 @@ pub fn messages_to_a_killed_node_fail(h: &dyn Harness) {
 pub fn the_lock_of_a_killed_node_is_recovered(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let holder = cluster.session(2);
-    // The lock is placed on node 0, which lives on.
+    // The lock is placed on node 0, which stays alive.
     drop(cluster.session(0).lock("till").unwrap());
     let token = holder.lock("till").unwrap().keep();
     scope(|scope| {
@@ -169,7 +170,7 @@ pub fn a_barrier_does_not_wait_for_a_killed_node(h: &dyn Harness) {
     }
 }
 
-/// Expects that the number can be used again, that the new node holds nothing, and that handles to its former
+/// Expects that the node's number can be used again, that the new node holds nothing, and that handles to its former
 /// incarnation stay invalid.
 pub fn a_killed_node_returns_as_a_new_one(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);

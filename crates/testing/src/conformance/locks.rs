@@ -153,7 +153,7 @@ pub fn tokens_rise_from_holder_to_holder(h: &dyn Harness) {
     assert!(tokens.windows(2).all(|pair| pair[0] < pair[1]), "{tokens:?}");
 }
 
-/// Abandons requests after any number of polls: not sent, in flight, queued, or granted.
+/// Abandons lock requests in every state: not sent, in flight, queued, and granted.
 pub fn an_abandoned_wait_for_a_lock_blocks_no_other(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let (quitter, holder, next) = (cluster.futures(1), cluster.session(0), cluster.session(2));
@@ -177,7 +177,7 @@ pub fn an_abandoned_wait_for_a_lock_blocks_no_other(h: &dyn Harness) {
     }
 }
 
-/// Expects that the next holder learns of the recovery, whether it waits or comes later.
+/// Expects that the next holder learns of the recovery, whether it already waits or requests the lock later.
 pub fn a_lock_kept_until_the_session_ends_is_recovered(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     for holder in [0, 1] {
@@ -197,7 +197,7 @@ pub fn a_lock_kept_until_the_session_ends_is_recovered(h: &dyn Harness) {
     }
 }
 
-/// Expects recovery, because the node can do nothing under its lock any more.
+/// Expects that the lock is recovered, because a node that has left can no longer use it.
 pub fn the_lock_of_a_node_that_left_is_recovered(h: &dyn Harness) {
     // The third node has no memory, so no lock is placed there.
     let mut cluster = Cluster::with(h, &[("ada", 1 << 20), ("ada", 1 << 20), ("ada", 0)]);
@@ -218,7 +218,8 @@ pub fn the_lock_of_a_node_that_left_is_recovered(h: &dyn Harness) {
     drop(leaving);
 }
 
-/// Expects that principals can take the lock from the grant to the revoke, and that a holder keeps it.
+/// Expects that a principal can take the lock only between the grant and the revoke, and that a holder keeps the lock
+/// after the revoke.
 pub fn a_lock_may_be_restricted_to_principals(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob"]);
     let (ada, bob) = (cluster.session(0), cluster.session(1));
@@ -243,7 +244,8 @@ pub fn a_lock_may_be_restricted_to_principals(h: &dyn Harness) {
     );
 }
 
-/// Expects that a lock and a region may have one name, and that names of regions cannot reach locks.
+/// Expects that a lock and a region may have the same name, and that a session cannot access a lock by the name of a
+/// region.
 pub fn locks_are_hidden_from_lists_and_names(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(1);

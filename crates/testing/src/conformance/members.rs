@@ -4,7 +4,7 @@ use halite::{AccessCause, JoinError, LossCause, NodeId, NodeState, Permissions, 
 
 use super::cluster::{ARENA, CHUNK, Cluster, Harness, contents, eventually, everyone, shared};
 
-/// Expects that each node lists all nodes with their memory, equal from every node.
+/// Expects that the status lists all nodes with their memory, and is equal on every node.
 pub fn the_status_lists_every_node(h: &dyn Harness) {
     let cluster = Cluster::with(h, &[("ada", ARENA), ("ada", 2 * ARENA), ("ada", 0)]);
     // The session stays open, because its mapping ends with it.
@@ -35,7 +35,7 @@ pub fn a_number_is_taken_while_its_node_lives(h: &dyn Harness) {
     cluster.session(1).list().unwrap();
 }
 
-/// Expects that a node that left is listed as such, and that the others continue.
+/// Expects that the status lists a node that left as left, and that the other nodes continue.
 pub fn other_nodes_continue_when_a_node_leaves(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let session = cluster.session(1);
@@ -54,7 +54,8 @@ pub fn other_nodes_continue_when_a_node_leaves(h: &dyn Harness) {
     assert_eq!(&contents(&other, far)[..2], b"on");
 }
 
-/// Expects that accesses to the node's regions fail with a cause, and neither hang nor return other bytes.
+/// Expects that accesses to the regions of a node that has left fail with a cause; they neither hang nor return other
+/// bytes.
 pub fn regions_end_with_their_node(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let owner = cluster.session(2);

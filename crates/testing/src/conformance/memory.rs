@@ -65,7 +65,7 @@ pub fn source_and_target_of_a_copy_may_overlap(h: &dyn Harness) {
     }
 }
 
-/// Compares random fills and copies with the same ones on arrays.
+/// Executes random fills and copies on regions and on arrays, and compares the contents.
 pub fn copies_match_arrays(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let session = cluster.session(1);
@@ -86,7 +86,7 @@ pub fn copies_match_arrays(h: &dyn Harness) {
     }
 }
 
-/// Copies more than a single command can.
+/// Copies more bytes than a single command can copy.
 pub fn long_copies_overlap_in_both_directions(h: &dyn Harness) {
     let cluster = Cluster::with(h, &[("ada", 32 << 20), ("ada", 32 << 20)]);
     let session = cluster.session(0);
@@ -103,7 +103,7 @@ pub fn long_copies_overlap_in_both_directions(h: &dyn Harness) {
     assert!(contents(&session, lh) == model);
 }
 
-/// Expects all checks before any byte is changed, and errors that name the region at fault.
+/// Expects that operations are checked before any byte is changed, and that errors name the region that caused them.
 pub fn a_refused_memory_operation_changes_nothing(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(0);
@@ -186,7 +186,7 @@ pub fn memory_operations_during_a_move_are_kept(h: &dyn Harness) {
     assert_eq!(contents(&session, lh), contents(&owner, near));
 }
 
-/// Expects errors for bytes whose node has left, with the side of the copy.
+/// Expects errors if the node of the bytes has left; the error says which side of the copy is lost.
 pub fn memory_operations_on_lost_bytes_fail(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let session = cluster.session(0);

@@ -246,7 +246,7 @@ pub fn waiting_senders_fail_when_the_port_closes(h: &dyn Harness) {
     refused!(mailbox.try_recv(), ServeCause::Closed);
 }
 
-/// Such waits have no timeout, so they must end with the node.
+/// Expects that waiting senders fail when the port's node leaves. Their waits have no timeout.
 pub fn waiting_senders_fail_when_the_node_leaves(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let (here, session) = (cluster.session(0), cluster.futures(0));

@@ -8,7 +8,7 @@ use super::cluster::{ARENA, CHUNK, Cluster, Harness, contents, eventually, every
 use super::refused;
 use super::turns::scope;
 
-/// Expects all bytes and the home at the new node, and the old memory free.
+/// Expects that all bytes and the home are at the new node, and that the old memory is free.
 pub fn a_moved_region_keeps_its_bytes(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let session = cluster.session(0);

@@ -38,7 +38,7 @@ fn serving_nodes(session: &Session) -> Vec<NodeId> {
     session.servers(None).unwrap().iter().map(|server| server.node).collect()
 }
 
-/// Expects that calls find the server of a name wherever it is, and none once the server has ended.
+/// Expects that calls find the server of a name on any node, and fail once the server has ended.
 pub fn calls_find_the_server_of_a_name(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     refused!(cluster.session(0).call_named("post", b"", PATIENCE), NamedCallCause::NoServer);
@@ -62,7 +62,7 @@ pub fn calls_find_the_server_of_a_name(h: &dyn Harness) {
     assert!(caller.list().unwrap().is_empty(), "a server's name is no region");
 }
 
-/// Expects that a second server is refused, on any node, unless both share the name.
+/// Expects that a second server of a name is refused, on any node, unless both servers share the name.
 pub fn a_name_has_one_server_unless_all_share_it(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let only = cluster.session(1).serve_named("post", ServeOptions::default()).unwrap();
@@ -103,7 +103,7 @@ pub fn calls_alternate_between_servers_that_share(h: &dyn Harness) {
     refused!(cluster.session(0).call_named("post", b"", PATIENCE), NamedCallCause::NoServer);
 }
 
-/// Expects errors for names that cannot be.
+/// Expects errors for invalid names.
 pub fn impossible_names_of_servers_are_refused(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);

@@ -35,7 +35,7 @@ pub fn a_name_is_free_after_its_region(h: &dyn Harness) {
     assert_eq!(session.stat("again").unwrap().len, 200);
 }
 
-/// Expects that exactly one of many concurrent requests gets the name.
+/// Expects that exactly one of many concurrent allocations gets the name.
 pub fn one_of_many_claims_of_a_name_succeeds(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let sessions: Vec<_> = (0..6).map(|index| cluster.session(index % 3)).collect();
@@ -55,7 +55,7 @@ pub fn one_of_many_claims_of_a_name_succeeds(h: &dyn Harness) {
     assert_eq!(cluster.session(0).list().unwrap().len(), 1);
 }
 
-/// Expects a refusal, because an empty name could be confused with none.
+/// Expects a refusal, because an empty name could be confused with no name.
 pub fn the_empty_name_is_refused(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     refused!(cluster.session(0).alloc(Some(""), 10, Placement::Local, everyone()), RegionCause::NameEmpty);
@@ -89,7 +89,7 @@ pub fn any_text_is_a_name(h: &dyn Harness) {
     }
 }
 
-/// Expects that neither a prefix nor another case matches.
+/// Expects that neither a prefix of a name nor the name in other letter case matches.
 pub fn a_name_matches_only_whole(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);

@@ -19,7 +19,7 @@ pub fn the_creator_has_all_permissions(h: &dyn Harness) {
     assert!(lh.is_ok(), "{lh:?}");
 }
 
-/// Expects that other principals have the permissions of everyone, and errors with the missing ones.
+/// Expects that other principals have the permissions of everyone, and that errors contain the missing permissions.
 pub fn others_have_the_permissions_of_everyone(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob"]);
     cluster.session(0).alloc(Some("public"), 100, Placement::Local, Permissions::READ).unwrap();
@@ -196,7 +196,7 @@ pub fn every_master_gives_commands(h: &dyn Harness) {
     cluster.expect_empty();
 }
 
-/// Expects success for grants of present and revocations of absent permissions.
+/// Expects that it succeeds to grant a permission again, or to revoke one that was not granted.
 pub fn grants_are_idempotent(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob"]);
     let ada = cluster.session(0);

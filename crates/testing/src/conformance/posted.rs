@@ -1,4 +1,4 @@
-//! Posted reads and writes: each ends with its bytes, in order, or with the cause of its failure.
+//! Posted reads and writes: each completes with its bytes, in order, or with the cause of its failure.
 
 use halite::{AccessCause, NodeId, Permissions};
 
@@ -33,7 +33,7 @@ pub fn posted_accesses_end_with_their_bytes(h: &dyn Harness) {
     }
 }
 
-/// Expects that the last write remains, and that a later read returns it.
+/// Expects that the last posted write overwrites the earlier ones, and that a later read returns it.
 pub fn posted_writes_land_in_order(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [_, (session, far)] = in_common(&cluster, "word", 8);
@@ -47,7 +47,7 @@ pub fn posted_writes_land_in_order(h: &dyn Harness) {
     }
 }
 
-/// Expects that polling for the end is enough to complete an access.
+/// Expects that repeated calls of `is_ended` suffice to complete an access.
 pub fn a_posted_access_ends_while_it_is_polled(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [(owner, near), (session, far)] = in_common(&cluster, "board", 8);
@@ -60,7 +60,7 @@ pub fn a_posted_access_ends_while_it_is_polled(h: &dyn Harness) {
     assert_eq!(contents(&owner, near), b"finished");
 }
 
-/// Expects the cause of the failure, and the buffer back.
+/// Expects that a refused access returns the cause and the buffer.
 pub fn a_refused_access_returns_its_buffer(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [_, (session, far)] = in_common(&cluster, "board", 8);

@@ -1,4 +1,4 @@
-//! Published messages: the sender does not wait for each, and they arrive in order.
+//! Published messages: the sender does not wait for each message, and the messages arrive in order.
 
 use std::future::Future;
 use std::task::{Context, Waker};
@@ -33,8 +33,8 @@ fn publish_numbers(session: &Session, numbers: std::ops::Range<u64>) {
     sender.flush().unwrap();
 }
 
-/// Publishes numbered messages of all lengths: in lines, through the ring, and by reference; to ports with much and
-/// with little room.
+/// Publishes numbered messages of all lengths: in lines of 64 bytes, through the ring, and by reference; to ports with
+/// large and with small queues.
 pub fn published_messages_arrive_in_order(h: &dyn Harness) {
     const MESSAGES: u64 = 600;
     let cluster = Cluster::tuned(h, 2, |config| config.request_ring_bytes = 4096);
@@ -79,7 +79,7 @@ pub fn messages_of_a_dropped_sender_arrive(h: &dyn Harness) {
     assert_eq!(mailbox.try_recv(), Ok(None));
 }
 
-/// Expects limits on the messages and the bytes in flight.
+/// Expects that the number of messages and of bytes in flight is limited.
 pub fn a_slow_receiver_delays_publishers(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let here = cluster.session(0);
@@ -132,7 +132,8 @@ pub fn many_senders_publish_to_one_port(h: &dyn Harness) {
     assert_eq!(mailbox.try_recv(), Ok(None));
 }
 
-/// Expects the error at the latest from `flush`; an invalid message fails at once.
+/// Expects that a publisher gets the error of a refused message from `flush` at the latest; an invalid message fails at
+/// once.
 pub fn publishers_learn_of_refused_messages(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let here = cluster.session(0);
@@ -197,7 +198,7 @@ pub fn a_full_port_limits_the_messages_of_a_node(h: &dyn Harness) {
     expect_numbers(&mailbox, 0..1);
 }
 
-/// Expects the same restriction as for other messages.
+/// Expects that only listed principals can publish to a port, as for other messages.
 pub fn only_listed_principals_may_publish(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob"]);
     let options = ServeOptions { callers: Some(vec!["bob".to_owned()]), ..ServeOptions::default() };

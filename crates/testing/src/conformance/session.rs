@@ -1,6 +1,6 @@
 //! Sessions for conformance cases.
 //!
-//! Over real nodes they only wrap blocking sessions. In a simulated world their waits let virtual time pass.
+//! Over real nodes, they only wrap blocking sessions. In a simulated world, virtual time passes while they wait.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
@@ -303,7 +303,7 @@ impl Session {
     }
 }
 
-/// Waits for a future on a thread of `session`, and drives its node meanwhile.
+/// Waits for a future, and drives the node of `session` meanwhile.
 pub fn block_on<F: Future>(session: &halite::Session, future: F) -> F::Output {
     if is_simulated() { wait(future) } else { session.blocking().block_on(future) }
 }

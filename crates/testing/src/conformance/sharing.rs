@@ -48,7 +48,7 @@ pub fn each_mapping_has_its_own_handle(h: &dyn Harness) {
     assert_eq!(&byte, b"x");
 }
 
-/// Expects that the home lists the nodes that map its region.
+/// Expects that the description of a region lists the nodes that map it.
 pub fn a_region_lists_its_mappers(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let owner = cluster.session(0);

@@ -1,4 +1,4 @@
-//! Nodes of a simulated world: the same cases in virtual time.
+//! Nodes of a simulated world, which run the cases in virtual time.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -18,10 +18,10 @@ const SEED: u64 = 1;
 const SEED_VARIABLE: &str = "HALITE_SIM_SEED";
 /// Interval between checks whether a leaving node has left.
 const LEAVE_CHECK_INTERVAL: Duration = Duration::from_micros(50);
-/// Time for which a process lives on after its node has left.
+/// Time for which a process continues after its node has left.
 const LINGER: Duration = Duration::from_millis(1);
 
-/// Nodes on a simulated host each, with the hardware of a profile.
+/// Nodes on simulated hosts, one per host, with the hardware of a profile.
 pub struct Simulated {
     profile: Profile,
     seed: u64,
@@ -117,7 +117,7 @@ impl Nodes for Hosts {
         while driven.step() != Step::Left {
             wait(self.world.sleep(None, LEAVE_CHECK_INTERVAL));
         }
-        // The process lives on until its last messages have arrived.
+        // The process continues until its last messages have arrived.
         drop(driven);
         wait(self.world.sleep(None, LINGER));
         self.world.crash(host);

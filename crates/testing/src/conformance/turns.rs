@@ -1,9 +1,9 @@
 //! Threads and waiting, in real or in virtual time.
 //!
 //! Cases are written for threads. Over real nodes these are ordinary threads. In a simulated world, one thread runs at
-//! a time, and the world advances only while all of them wait, on the thread that started the case. So the same code
-//! runs in virtual time, determined by the seed. Threads of a case may wait for each other only by the functions of
-//! this file: otherwise a waiting thread keeps its turn, and the world stops.
+//! a time. The thread that started the case advances the world, but only while all threads wait. So the same code runs
+//! in virtual time, determined by the seed. Threads of a case must wait for each other only by the functions of this
+//! file. Otherwise a waiting thread keeps its turn, and virtual time stops.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, VecDeque};
@@ -84,7 +84,7 @@ impl Turns {
 pub struct InWorld(());
 
 impl InWorld {
-    /// Panics if the thread already runs a case in a world.
+    /// Makes the case of this thread run in `world`. Panics if the thread already runs a case in a world.
     pub fn enter(world: &World) -> InWorld {
         let clock = world.clock(world.add_host());
         let turns =
@@ -126,7 +126,8 @@ pub fn pause() {
     pause_again(0);
 }
 
-/// As [`pause`], after `looks` checks. Pauses grow, so that events that take a lease are awaited, too.
+/// Pauses as [`pause`] does, after `looks` checks. Pauses grow with `looks`, so that a limited number of checks also
+/// covers events that take a lease.
 pub fn pause_again(looks: u32) {
     let pause_ns = PAUSE_NS * (1 + u64::from(looks));
     match PLACE.with_borrow(Clone::clone) {

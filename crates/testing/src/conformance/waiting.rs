@@ -1,4 +1,4 @@
-//! Waits for words: each ends when the word has the value, or when it can no longer get it.
+//! Waits for words: each wait ends when the word has the expected value, or can no longer get it.
 
 use halite::{AccessCause, NodeId, Permissions, Who};
 
@@ -41,7 +41,7 @@ pub fn a_wait_ends_after_earlier_writes_are_visible(h: &dyn Harness) {
     });
 }
 
-/// Expects an error if the region is freed, or lost with its owner.
+/// Expects that a wait fails if the region is freed, or lost with its owner's node.
 pub fn a_wait_ends_with_its_region(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 2);
     let (reader, owner) = (cluster.session(0), cluster.session(1));
@@ -65,7 +65,7 @@ pub fn a_wait_ends_with_its_region(h: &dyn Harness) {
     });
 }
 
-/// Revokes the permission while the wait pauses.
+/// Expects that a wait fails if the read permission is revoked while it pauses.
 pub fn a_wait_ends_with_the_read_permission(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob"]);
     let (master, reader) = (cluster.session(0), cluster.session(1));
@@ -79,7 +79,7 @@ pub fn a_wait_ends_with_the_read_permission(h: &dyn Harness) {
     });
 }
 
-/// Expects an immediate refusal.
+/// Expects that a wait for an unaligned word, or one beyond the end, is refused at once.
 pub fn a_wait_needs_an_aligned_word_inside(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);

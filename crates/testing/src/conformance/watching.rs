@@ -52,8 +52,8 @@ pub fn notifications_arrive_in_order_after_their_bytes(h: &dyn Harness) {
     assert_eq!(watch.try_recv(), Ok(None));
 }
 
-/// Expects one notification per write and watch, also for the writer's own and for two watches of one session, and none
-/// without a watch.
+/// Expects one notification per write and watch. The writer's own watch and both of two watches of one session get one;
+/// a write without a watch causes none.
 pub fn every_watcher_is_notified_once(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let sessions = [0, 1, 2, 1].map(|index| cluster.session(index));
@@ -108,7 +108,7 @@ pub fn a_slow_watcher_delays_only_the_writer(h: &dyn Harness) {
     assert_eq!(slow_watch.try_recv(), Ok(None));
 }
 
-/// Expects that neither waiting nor later writers are blocked.
+/// Expects that a dropped watch blocks neither writers that wait for it nor later ones.
 pub fn a_dropped_watch_delays_no_writer(h: &dyn Harness) {
     const FULL: u64 = NOTIFICATIONS_MAX as u64;
     let cluster = Cluster::new(h, 2);
@@ -133,7 +133,8 @@ pub fn a_dropped_watch_delays_no_writer(h: &dyn Harness) {
     }
 }
 
-/// Abandons `watch` after every possible number of polls: no writer may wait for room in a queue without a receiver.
+/// Abandons `watch` after every possible number of polls: no writer may wait for space in a queue that no session
+/// receives from.
 pub fn an_abandoned_watch_leaks_nothing(h: &dyn Harness) {
     const FULL: u64 = NOTIFICATIONS_MAX as u64;
     let cluster = Cluster::new(h, 2);
@@ -155,7 +156,8 @@ pub fn an_abandoned_watch_leaks_nothing(h: &dyn Harness) {
     }
 }
 
-/// Checks the permissions of the principal and of the handle.
+/// Expects that both the principal and the handle need the read permission to watch, and the write permission to
+/// notify.
 pub fn watching_needs_read_and_notifying_write_permission(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob"]);
     let (ada, bob) = (cluster.session(0), cluster.session(1));
@@ -179,7 +181,7 @@ pub fn watching_needs_read_and_notifying_write_permission(h: &dyn Harness) {
     assert_eq!(watch.try_recv(), Ok(None), "a failed write notified a watcher");
 }
 
-/// Moves the region to a third node, and to the watcher's own.
+/// Expects that a watch continues while the region moves to a third node, and to the watcher's own node.
 pub fn a_watch_survives_moves_of_its_region(h: &dyn Harness) {
     const ROUNDS: u64 = 60;
     let cluster = Cluster::new(h, 3);
@@ -203,7 +205,7 @@ pub fn a_watch_survives_moves_of_its_region(h: &dyn Harness) {
     assert_eq!(watch.try_recv(), Ok(None));
 }
 
-/// Expects all queued notifications first, and then the end, also for a waiting receiver.
+/// Expects that the watcher first receives all queued notifications, and then the end of the watch, even if it waits.
 pub fn a_watch_ends_with_its_handle(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (owner, reader) = (cluster.session(0), cluster.session(1));
@@ -226,7 +228,7 @@ pub fn a_watch_ends_with_its_handle(h: &dyn Harness) {
     cluster.expect_empty();
 }
 
-/// Expects that the watch ends with the permission, and can be started again with it.
+/// Expects that the watch ends when the permission is revoked, and that a new watch succeeds when it is granted again.
 pub fn a_watch_ends_with_the_read_permission(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob"]);
     let (ada, bob) = (cluster.session(0), cluster.session(1));
@@ -262,7 +264,8 @@ pub fn a_watcher_that_left_causes_no_error(h: &dyn Harness) {
     refused!(lost.recv(), RegionCause::NodeClosed);
 }
 
-/// The writer cannot know whether the slow watcher was notified in the end.
+/// Expects an error that says that the slow watcher may or may not have been notified, because the writer's node leaves
+/// before it knows.
 pub fn a_writer_whose_node_leaves_may_have_notified(h: &dyn Harness) {
     const FULL: u64 = NOTIFICATIONS_MAX as u64;
     let mut cluster = Cluster::new(h, 3);

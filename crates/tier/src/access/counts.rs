@@ -1,4 +1,5 @@
-//! Counters of the data path. Each thread counts by a load and a store, in a cache line that no other thread writes.
+//! Counters of the data path. Each thread increments its own counters, in a cache line that no other thread writes, so
+//! it needs no atomic addition.
 
 use halite_mem::{COUNTS, Pin};
 
@@ -16,7 +17,7 @@ pub enum Count {
     DirectWrites,
     /// Bytes written by stores.
     DirectWriteBytes,
-    /// Words changed by this node's processor.
+    /// Atomic operations executed by this node's processor.
     DirectAtomics,
     /// Pieces filled by stores.
     DirectFills,
@@ -26,27 +27,27 @@ pub enum Count {
     DirectCopies,
     /// Bytes copied by loads and stores.
     DirectCopyBytes,
-    /// Pieces read by posting.
+    /// Pieces read by posted operations.
     PostedReads,
-    /// Bytes read by posting.
+    /// Bytes read by posted operations.
     PostedReadBytes,
-    /// Pieces written by posting.
+    /// Pieces written by posted operations.
     PostedWrites,
-    /// Bytes written by posting.
+    /// Bytes written by posted operations.
     PostedWriteBytes,
-    /// Words changed by posting, or by the processor of their owner.
+    /// Atomic operations executed by posting them, or by the processor of the word's owner.
     PostedAtomics,
     /// Accesses that failed.
     AccessFailures,
     /// Calls made.
     Calls,
-    /// Bytes of inputs of the calls made.
+    /// Input bytes of the calls made.
     CallBytes,
     /// Calls that failed.
     CallFailures,
     /// Calls received.
     CallsReceived,
-    /// Bytes of inputs of the calls received.
+    /// Input bytes of the calls received.
     CallBytesReceived,
     /// Messages sent.
     Messages,

@@ -48,7 +48,7 @@ impl fmt::Display for CopySide {
 pub struct Step {
     /// Length in bytes.
     pub len: u64,
-    /// True if it was the last part of the request, rather than the first.
+    /// True if the part is at the end of the requested bytes, false if it is at their start.
     pub backward: bool,
 }
 
@@ -73,7 +73,8 @@ struct Run<'v> {
 }
 
 impl DataPath {
-    /// Sets up to `len` bytes from `at` on, at most to the next piece or [`COPY_BYTES_MAX`]. Returns the part done.
+    /// Sets up to `len` bytes from `at` on, at most to the end of the piece, and at most [`COPY_BYTES_MAX`]. Returns
+    /// the part done.
     pub fn fill(&self, session: SessionId, at: RegionOffset, len: u64, byte: u8) -> Result<Step, Blocked> {
         let pin = self.pins.pin();
         let mapping = self.allowed(&pin, session, at.slot, Permissions::WRITE)?;
@@ -85,8 +86,8 @@ impl DataPath {
         Ok(Step { len: done as u64, backward: false })
     }
 
-    /// Copies up to `len` bytes, at most to the next piece of either region or [`COPY_BYTES_MAX`]. Copies none unless
-    /// both regions permit and contain all of them.
+    /// Copies up to `len` bytes, at most to the end of the piece on either side, and at most [`COPY_BYTES_MAX`]. Fails
+    /// without effect unless the handles permit access to all `len` bytes and both regions contain them.
     pub fn copy(
         &self,
         session: SessionId,

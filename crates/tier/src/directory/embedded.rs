@@ -1,7 +1,7 @@
 //! The embedded directory, with soft state at the first node.
 //!
 //! After a restart of that node, the homes report their names again. Until all earlier nodes have done so, requests
-//! are parked, since a name that seems free may not be. Names of lost regions are forgotten with the directory's
+//! wait, since a name that seems free may be in use. Names of lost regions are forgotten with the directory's
 //! incarnation.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -1,14 +1,15 @@
-//! The directory of names in etcd. Each node accesses it directly, and retries writes that must not be lost.
+//! The directory of names in etcd. Each node accesses etcd directly, and repeats writes that must not be lost until
+//! they succeed.
 //!
 //! ```text
 //!   engine ── ask, tell ──► EtcdDirectory ── Output::Store(transaction) ─► driver ──► etcd
 //!          ◄── answers ───                ◄── handle_stored ─────────────
 //! ```
 //!
-//! Sans-IO: the driver executes transactions in any order, and reports each result once. A claim's transaction
-//! requires that the name is absent and that this node's fence is unchanged. If the result is unknown, the fence is
-//! rewritten, so that the claim fails if it arrives later; then the name is cleared if it was written. No other case
-//! can leave a name without a region.
+//! Sans-IO: the driver executes transactions in any order, and reports each result once. A claim's transaction requires
+//! that the name is absent and that this node's fence is unchanged. If the result of a claim is unknown, this node
+//! rewrites the fence, so that the claim fails if it arrives later. Then it clears the name if the claim had written
+//! it. Only a claim with an unknown result can leave a name without a region.
 
 mod fence;
 mod mover;
@@ -73,7 +74,7 @@ pub struct EtcdDirectory {
     fence: Option<u64>,
     /// True if a write of the fence is in progress.
     is_fencing: bool,
-    /// True if the ends of earlier incarnations with this number were recorded, and these incarnations.
+    /// Earlier incarnations with this node's number, and whether their ends were recorded.
     are_predecessors_ended: bool,
     predecessors: Option<BTreeSet<NodeIncarnation>>,
     /// Claims that wait for the fence.
@@ -85,24 +86,24 @@ pub struct EtcdDirectory {
     /// Ended incarnations with cause and time; the oldest are evicted.
     ended: BTreeMap<NodeIncarnation, Parting>,
     ended_order: VecDeque<NodeIncarnation>,
-    /// Nodes that are currently paired, so alive, whatever the store says.
+    /// Nodes that are currently paired, and so are alive even if the store has recorded their end.
     paired: BTreeSet<NodeIncarnation>,
     /// Requests in flight that ask homes whether a region has its name.
     home_requests: BTreeMap<u64, HomeRequest>,
     /// Damaged keys that were already reported.
     damaged: BTreeSet<String>,
-    /// The node that recorded this node's end, if reported already.
+    /// The node that recorded this node's end, if this was already reported to users.
     ended_by: Option<NodeIncarnation>,
-    /// True if the store does not answer, and whether it is full, so that it can only be read.
+    /// True if the store does not answer (`is_out`), or is out of space and can only be read (`is_full`).
     is_out: bool,
     is_full: bool,
     /// The problem reported to users, until its end is reported.
     reported: Option<Trouble>,
     /// Time of the next check of the store, in ns; initially 0, for an immediate check.
     retry_ns: u64,
-    /// Time in ns at which node 0 removes unneeded records next.
+    /// Time in ns of the next removal of unneeded records, by node 0.
     tidy_ns: u64,
-    /// Keys of unconnected incarnations without names, and their last revisions: living nodes rewrite theirs.
+    /// Keys of unconnected incarnations without names, and their last revisions. A living node rewrites its key.
     unrenewed: BTreeMap<NodeIncarnation, u64>,
     is_leaving: bool,
     cluster: Option<u64>,
@@ -142,7 +143,8 @@ enum Trouble {
 }
 
 impl EtcdDirectory {
-    /// Creates the part of node `me`, with keys below `prefix`; `epoch_ns` is the time of day at which `now_ns` was 0.
+    /// Creates the part of node `me`, with keys below `prefix`. `epoch_ns` is the time of day, in ns since 1970, at
+    /// which `now_ns` was 0.
     pub fn new(me: NodeIncarnation, prefix: &str, epoch_ns: u64) -> EtcdDirectory {
         let mut directory = EtcdDirectory {
             me,

@@ -39,13 +39,14 @@ pub(super) struct Outbox {
     /// The last number issued, for a command, request, region or token.
     number: u64,
     pending: BTreeMap<RequestId, PendingRequest>,
-    /// Requests of other nodes not answered yet; limits the number that a peer can queue here.
+    /// Requests of other nodes that are not answered yet, counted to limit the number that a peer can queue here.
     serving: BTreeMap<NodeIncarnation, BTreeSet<RequestId>>,
     /// Messages of this node to itself.
     loopback: VecDeque<Message>,
     on_demand: OnDemand,
     effects: VecDeque<Effect>,
-    /// Time of day, in ns since 1970, at `now_ns` 0: as configured, but advanced to the fastest known clock.
+    /// Time of day, in ns since 1970, at which `now_ns` was 0. Starts as configured, and advances to match the fastest
+    /// known clock.
     epoch_ns: u64,
 }
 
@@ -55,7 +56,7 @@ struct PendingRequest {
     of: NodeId,
     purpose: Purpose,
     sent_at_ns: u64,
-    /// The request, if it went to the directory: it is repeated if the directory has moved.
+    /// A copy of the request if it went to the directory, to repeat it if the directory has moved.
     question: Option<Box<Request>>,
 }
 
@@ -73,7 +74,7 @@ pub(super) enum Purpose {
     User(OpId, UserStep),
     /// Claims a name for a region being allocated.
     Claim(RegionId),
-    /// Releases the name of a region whose allocation failed; afterwards, the requester is sent the failure.
+    /// Releases the name of a region whose allocation failed, and then sends the failure to the requester.
     Unclaim(Requester, ErrorReply),
     /// Claims a name for a region that has none.
     Name(RegionId),
@@ -160,7 +161,7 @@ impl Outbox {
         self.epoch_ns.saturating_add(self.now_ns)
     }
 
-    /// Records a time of day that another clock of the cluster shows.
+    /// Records the time of day of another node's clock.
     pub(super) fn note_time(&mut self, time_ns: u64) {
         self.epoch_ns = self.epoch_ns.max(time_ns.min(TIME_OF_DAY_NS_MAX).saturating_sub(self.now_ns));
     }
@@ -298,7 +299,7 @@ pub(super) struct Context<'a> {
     names_seat: NodeId,
     /// True if names are kept outside the cluster.
     names_are_outside: bool,
-    /// True if this node found that it cannot write to that store.
+    /// True if this node found that it cannot write to the outside store.
     lacks_store: bool,
 }
 
@@ -436,8 +437,8 @@ impl<'a> Context<'a> {
         self.names_are_outside
     }
 
-    /// Returns true if names are outside and other nodes may have to write this node's changes there, because it
-    /// cannot reach the store or is about to leave.
+    /// Returns true if names are in an outside store and other nodes may have to write this node's changes to it,
+    /// because this node cannot reach the store or is about to leave.
     pub(super) fn may_need_other_writers(&self) -> bool {
         self.names_are_outside && (self.lacks_store || self.membership.draining().is_on())
     }

@@ -1,5 +1,5 @@
-//! Acknowledgements that wait until no local access under an old state is in flight: first for a grace period, then for
-//! the memory operations issued before the end of that period.
+//! Deferred acknowledgements of changes: each waits until no local access that uses the old state is in flight. First
+//! it waits for a grace period, then for the memory operations issued before the end of that period.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! This node's part of the directory: passes events to it and sends its answers. Also issues the numbers of permanent
-//! nodes, each number once.
+//! This node's part of the directory: passes events to it and sends its answers. Also issues node numbers to permanent
+//! nodes, no number twice unless all are taken.
 
 use std::collections::BTreeSet;
 
@@ -60,7 +60,7 @@ impl DirectoryPart {
         let is_ours =
             requester.incarnation == cx.incarnation() || matches!(question, Request::ForgetNode { .. });
         if self.is_outside() && !is_ours {
-            // The requester is notified of the new place before this answer arrives.
+            // The requester is notified of the new location before this answer arrives.
             return cx.answer(requester, Err(ErrorReply::NamesElsewhere));
         }
         self.directory.ask(cx.now_ns(), requester, question);
@@ -221,7 +221,7 @@ impl DirectoryPart {
         NodeId(self.next_number).is_ephemeral().then_some(self.last_reissued)
     }
 
-    /// Marks a number as taken that its node chose itself, or was given by an earlier directory.
+    /// Marks a number as taken that its node chose itself or received from an earlier directory.
     pub(super) fn note_number_of(&mut self, cx: &mut Context<'_>, node: NodeId) {
         if self.seat() == cx.incarnation().node && !node.is_ephemeral() && node.0 >= self.next_number {
             self.take_number(cx, node);
@@ -248,7 +248,8 @@ impl Engine {
         circle.find(is_reusable)
     }
 
-    /// Records that names have been kept at `at` from the start, and lets this node announce that to its peers.
+    /// Records that the names have been in the store `at` from the start, and makes this node announce that to its
+    /// peers.
     pub fn set_names_at(&mut self, at: NamesAt) {
         self.directory.at = Some(at);
     }
@@ -260,7 +261,8 @@ impl Engine {
         self.directory.is_outside() && (!is_own || self.out.asks_as_home(requester.id))
     }
 
-    /// Serves a requester that found a name of a region homed here in the store; frees it if there is no such region.
+    /// Serves a requester that found, in the store, a name recorded for a region homed here. Frees the name if there is
+    /// no such region.
     pub(super) fn serve_leftover_name(&mut self, requester: Requester, name: &str, region: RegionId) {
         if self.homes.may_have(region, name) {
             return self.cx().answer(requester, Err(ErrorReply::NameTaken));
@@ -290,7 +292,7 @@ impl Engine {
         directory.send_outputs(&mut cx);
     }
 
-    /// Returns true if the store has nothing left to clean up after this node [leaves](Engine::leave).
+    /// Returns true if this node, which [leaves](Engine::leave), has removed its obsolete entries from the store.
     pub fn is_signed_off(&self) -> bool {
         self.directory.directory.is_signed_off()
     }
@@ -352,8 +354,8 @@ impl Engine {
         self.settle();
     }
 
-    /// Restores, from a former incarnation of this node as the directory, that all numbers below `next` are taken; see
-    /// [`Effect::NumbersTaken`]. Call before any peer connects.
+    /// Records that all node numbers below `next` are taken, as a former incarnation of this node learned as the
+    /// directory; see [`Effect::NumbersTaken`]. Call before any peer connects.
     pub fn restore_numbers(&mut self, next: u32) {
         self.directory.next_number = self.directory.next_number.max(next);
     }

@@ -2,15 +2,15 @@
 //!
 //! ```text
 //! requester           this node                     homes (this node included)
-//!  Drain ────────────► Draining ──► all nodes       (nothing new arrives)
+//!  Drain ────────────► Draining ──► all nodes       (no new data arrives)
 //!                      Status ────► nodes with memory
 //!                      per region:  Vacate { to } ──────►  moves the chunks here; and the home, if here
 //!                                   ◄───────────── Done
 //!  Drained ◄────────── all moved, or deadline passed
 //! ```
 //!
-//! Mappers learn of a region's next home and of new places before they learn that this node leaves, so they do not
-//! consider moved data lost.
+//! Mappers learn of a region's next home and of the new places of its chunks before they learn that this node leaves.
+//! So they do not consider moved data lost.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -62,7 +62,7 @@ struct Drain {
     outcome: Option<Drained>,
 }
 
-/// A region with data here.
+/// A region that is homed here or has bytes here.
 #[derive(Clone, Copy, Debug)]
 struct Holding {
     region: RegionId,
@@ -215,7 +215,7 @@ impl Engine {
         }
     }
 
-    /// The holdings that may move now; uses up a retry of each refused one.
+    /// Returns the holdings that may move now. Each that was refused before uses up one of its retries.
     fn movable_holdings(&mut self) -> Vec<Holding> {
         let holdings = self.holdings();
         let Some(drain) = self.membership.draining_mut().active() else { return Vec::new() };
@@ -344,7 +344,7 @@ impl Engine {
     }
 }
 
-/// Returns true if the refusal is the target's, or the target is lost: another node may accept the region.
+/// Returns true if another node may accept the region, because the target refused it or is lost.
 fn is_target_refusal(refusal: &ErrorReply, to: NodeId) -> bool {
     match refusal {
         ErrorReply::NoSpace { .. } | ErrorReply::OutOfMemory { .. } => true,

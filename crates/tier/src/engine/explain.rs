@@ -1,4 +1,4 @@
-//! The engine's knowledge of a region or a peer, for explanations to users. Sends nothing.
+//! What the engine knows about a region or a peer, for explanations to users. Sends no messages.
 
 use halite_fabric::PeerId;
 
@@ -16,17 +16,17 @@ pub struct KnownPeer {
     pub incarnation: NodeIncarnation,
     /// Process id of the node.
     pub pid: u32,
-    /// State of the node; tells whether it is alive.
+    /// State of the node, such as alive or dead.
     pub state: NodeState,
     /// The connection to it; `None` if there is none, or for this node itself.
     pub peer: Option<PeerId>,
-    /// Time since it was last heard, in ns; `None` if it is not connected.
+    /// Time since the node was last heard, in ns; `None` if it is not connected.
     pub silent_ns: Option<u64>,
-    /// Cause and time of its loss; `None` if it is alive or the cause is unknown.
+    /// Cause and time of the node's loss; `None` if the node is alive or the cause is unknown.
     pub loss: Option<Loss>,
-    /// True if it is lost but not cut off, so that it may still reach memory here.
+    /// True if the node is lost but not cut off, so that it may still access memory here.
     pub is_zombie: bool,
-    /// Bytes of this node's memory in quarantine because that node could reach them.
+    /// Bytes of this node's memory that are in quarantine because the other node could access them.
     pub bytes_quarantined: u64,
 }
 
@@ -40,12 +40,12 @@ impl Engine {
         )
     }
 
-    /// The memory that accesses through this node's handles can currently touch, by region.
+    /// The memory that this node's handles currently reach, by region.
     pub fn reached(&self) -> Vec<(RegionId, Extent)> {
         self.mapper.reached(&self.owner.locator(self.out.incarnation(), self.membership.members()))
     }
 
-    /// Returns true if a node can touch memory of this one, as far as this node knows.
+    /// Returns true if `incarnation` can access memory of this node, as far as this node knows.
     pub fn is_reached_by(&self, incarnation: NodeIncarnation) -> bool {
         incarnation == self.out.incarnation()
             || !self.membership.members().not_cut_off([incarnation]).is_empty()
@@ -56,14 +56,14 @@ impl Engine {
         self.membership.pairings().address_of(node)
     }
 
-    /// First token of a new lock, in ns since 1970: no less than any time that a known clock of the cluster has shown.
-    /// So a recreated lock issues higher tokens than before, even if clocks differ by hours.
+    /// First fencing token of a new lock, in ns since 1970: no lower than any time that a known clock of the cluster
+    /// has shown. So a lock that is created again issues higher tokens than before, even if clocks differ by hours.
     pub fn time_of_day_ns(&self) -> u64 {
         self.out.time_of_day_ns()
     }
 
-    /// Time in ns until which the home will not give a lock held through `slot` to another session; `None` if it may
-    /// have done so already. Advances while the home receives messages from this node.
+    /// Time in ns until which the home will not grant a lock held through `slot` to another session; `None` if the home
+    /// may already have done so. Advances while the home acknowledges messages of this node.
     pub fn lock_is_kept_until_ns(&self, session: SessionId, slot: SlotRef) -> Option<u64> {
         let (_, home) = self.mapper.region_of(session, slot)?;
         if home == self.out.incarnation() {

@@ -10,7 +10,7 @@ use crate::message::{NodeState, NodeStatus};
 pub struct Figures {
     /// The status that other nodes receive on request.
     pub status: NodeStatus,
-    /// Bytes that the arena has grown to.
+    /// Current size of the arena, in bytes.
     pub bytes_grown: u64,
     /// Bytes of the arena that are free.
     pub bytes_free: u64,

@@ -1,4 +1,4 @@
-//! The home's side of regions: allocation, mapping, and masters' commands, of which a region runs one at a time.
+//! The home's side of regions: allocation, mapping, and masters' commands. Each region executes one command at a time.
 
 pub(super) mod barriers;
 pub(super) mod evidence;
@@ -36,7 +36,8 @@ pub(super) struct Homes {
     moved: moving::Moved,
     /// Chunks to return to owners that have not yet reported everything that they hold for this node.
     freed_early: BTreeMap<NodeIncarnation, Extents>,
-    /// Regions adopted after their mapper was offered a pairing, which it may have accepted already: see [`moving`].
+    /// Regions that were adopted after a pairing was offered to their mapper, which may have accepted it already; see
+    /// [`moving`].
     early: BTreeMap<NodeIncarnation, BTreeSet<RegionId>>,
     /// Mappers of adopted regions that have not been announced to this node yet.
     unannounced: BTreeSet<NodeIncarnation>,
@@ -96,7 +97,7 @@ impl Homes {
     }
 }
 
-/// The engine state that the home's side may touch.
+/// The engine state that the home's side may use.
 pub(super) struct HomeSide<'a> {
     pub(super) cx: Context<'a>,
     pub(super) homes: &'a mut Homes,
@@ -275,7 +276,8 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Returns a new region's access list, shared with the last one if equal: a million lists would cost 100 MB.
+    /// Returns the access list of a new region, shared with that of the previous region if equal: a million lists would
+    /// cost 100 MB.
     fn access_list(&mut self, maker: &Principal, everyone: Permissions) -> Arc<AccessList> {
         let wanted = AccessList::new(maker.clone(), everyone);
         match &self.homes.last_access {
@@ -559,7 +561,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Drops waiting requests of a node that has lost its pairing: in the next one it would ignore the replies.
+    /// Drops the waiting requests of a node whose pairing has ended: it would ignore replies in its next pairing.
     pub(super) fn forget_requests_of(&mut self, incarnation: NodeIncarnation) {
         self.homes.freed_early.remove(&incarnation);
         self.evidence.forget_requests_of(incarnation);
@@ -596,7 +598,8 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Frees a lock or barrier that lost its name, and is useless without one, once the command in progress has ended.
+    /// Frees a lock or barrier that lost its name, since it is useless without one. Waits for the command in progress
+    /// to end.
     fn free_for_lost_name(&mut self, region: RegionId) {
         match self.homes.regions.get_mut(&region).map(|found| found.busy.as_mut()) {
             Some(Some(busy)) => busy.lost_name = true,
@@ -643,7 +646,8 @@ impl HomeSide<'_> {
         self.cx.presence_of(mapper) == Presence::Gone && !self.homes.unannounced.contains(&mapper)
     }
 
-    /// Frees an unnamed region without mappings, since no node can map it. Those of ended incarnations do not count.
+    /// Frees a region that has no name and no mappings, since no node can map it. Mappings of ended incarnations do not
+    /// count.
     fn free_if_unreachable(&mut self, region: RegionId) {
         let Some(found) = self.homes.regions.get(&region) else { return };
         let is_mapped = found.mappers.iter().any(|mapper| !self.is_over(mapper.incarnation));
@@ -664,7 +668,7 @@ fn too_many_pieces(pieces: u64) -> ErrorReply {
     ErrorReply::TooManyPieces { pieces, max: layout::EXTENTS_MAX as u64 }
 }
 
-/// Returns the bytes that each node holds of a region striped by chunks, without nodes that hold none.
+/// Returns how many bytes of a region, striped by chunks, each node holds. Omits nodes that hold none.
 fn shares(len: u64, chunk_bytes: u64, nodes: &[NodeId]) -> Vec<(NodeId, u64)> {
     let (chunks, count) = (layout::chunk_count(len, chunk_bytes), nodes.len() as u64);
     let last_len = layout::chunk_len(len, chunk_bytes, chunks - 1);
@@ -681,7 +685,7 @@ fn shares(len: u64, chunk_bytes: u64, nodes: &[NodeId]) -> Vec<(NodeId, u64)> {
         .collect()
 }
 
-/// Stripes the reserved chunks over the nodes. Returns `None` if a node reserved something else than requested.
+/// Stripes the reserved chunks over the nodes. Returns `None` if a node did not reserve what was requested.
 fn interleave(
     len: u64,
     chunk_bytes: u64,

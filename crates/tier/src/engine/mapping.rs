@@ -1,4 +1,4 @@
-//! The mapper's side: handles changes that homes and owners request.
+//! The mapper's side: applies changes that homes and owners request.
 
 use super::{Engine, Requester};
 use crate::effect::{Effect, Quiesce};
@@ -31,8 +31,8 @@ impl Engine {
         }
     }
 
-    /// Drops the mappings of chunks that `owner` held for these homes, which have ended for it. Ended incarnations
-    /// without mappings are skipped, since their regions are never mapped again.
+    /// Drops the mappings of chunks that `owner` held for `homes`, which have ended according to `owner`. Ended
+    /// incarnations without mappings are skipped, since their regions are never mapped again.
     pub(super) fn disown(&mut self, owner: NodeIncarnation, homes: &[NodeIncarnation]) {
         let pairings = self.membership.pairings();
         let is_relevant =
@@ -42,8 +42,8 @@ impl Engine {
         self.out.extend(disowned.into_iter().map(Effect::Quiesce));
     }
 
-    /// Serves an owner that found a home ended: drops mappings of chunks of that home in the owner's memory only, and
-    /// cuts no peer off.
+    /// Serves an owner that knows of a home's end: drops only the mappings of that home's chunks in the owner's memory,
+    /// and cuts no peer off.
     pub(super) fn serve_drop_home(&mut self, requester: Requester, home: NodeIncarnation) {
         self.disown(requester.incarnation, &[home]);
         let quiesce = self.mapper.quiesce();

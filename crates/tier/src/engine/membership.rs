@@ -148,8 +148,8 @@ impl Membership {
 }
 
 impl Engine {
-    /// Announces that this node is about to connect to all earlier nodes. A home among them may report its names later
-    /// than another node asks for them.
+    /// Announces that this node is about to connect to all earlier nodes. Another node may ask for a name before the
+    /// home of its region has reported it.
     pub fn begin_to_meet(&mut self) {
         self.membership.meeting.is_joining = true;
         self.tell_directory(DirectoryEvent::Meeting);
@@ -256,7 +256,7 @@ impl Engine {
         self.settle();
     }
 
-    /// Handles a cut-off: the peer can no longer touch memory here. `exited` says that its process has exited.
+    /// Handles a cut-off: the peer can no longer access memory here. `exited` is true if its process has exited.
     pub fn handle_cut_off(&mut self, now_ns: u64, peer: PeerId, exited: bool) {
         self.out.set_now(now_ns);
         self.forget_met(peer);
@@ -281,7 +281,8 @@ impl Engine {
         }
     }
 
-    /// Records that node `by` is killing a process. This node may know of its end, but not of the kill.
+    /// Records that node `by` is killing a process. This node may already know of the process's end, but not of the
+    /// kill.
     pub(super) fn handle_killing(&mut self, by: NodeIncarnation, incarnation: NodeIncarnation) {
         let by = by.node;
         let is_reported = self.membership.members.note_killed_elsewhere(incarnation);
@@ -369,7 +370,7 @@ impl Engine {
         self.membership.members.note_heard(heard);
     }
 
-    /// Extends waits for statuses if a node that is dialled answers. Call before [`Engine::handle_timeout`].
+    /// Extends waits for statuses if a node that is being dialled has answered. Call before [`Engine::handle_timeout`].
     pub fn handle_dials(&mut self, now_ns: u64, are_answered: impl FnOnce() -> bool) {
         let overdue = self.commands.overdue_in_statuses(now_ns);
         // A connection that exists may not be up yet, or its first reply may be on its way.

@@ -10,20 +10,20 @@
 //!                                        └──── waiters fail, as at the end of a pairing ──> silent
 //! ```
 //!
-//! So a joining node waits for the directory only. Any other member may have lost power since the directory last
-//! heard it, and only operations that need that member wait for it. They wait for a first meeting only: an operation
-//! that needs a lost or unreachable peer fails at once. A dial that is not answered is repeated until the lease is
-//! over: each of its packets may get lost.
+//! So a joining node waits only for the directory. Any other member may have lost power since the directory last heard
+//! it, so only operations that need that member wait for it. They wait only for a first meeting: an operation that
+//! needs a lost or unreachable peer fails at once. Since packets may get lost, an unanswered dial is repeated until the
+//! lease is over.
 //!
 //! A home may name a member whose announcement by the directory is still in flight. Operations wait for such a member
-//! for as long as for a dial. About an unknown number, this node asks the directory, which announces all members
-//! before it answers.
+//! for as long as for a dial. If a number is unknown, this node asks the directory, which announces all members before
+//! it answers.
 //!
 //! Two rules preserve the guarantees of a full mesh. A mapper connects to a region's home and to all owners of its
-//! chunks; if it had to connect to an owner, it asks the home for the places of the chunks again. So no access uses a
-//! connection younger than the last report. And before a node acknowledges a freeze, it connects to the node that
-//! receives the bytes. No other rule is needed: a node that is not connected reaches no memory here and needs no
-//! notice. (Decisions 020 and 023.)
+//! chunks. If it had to connect to an owner, it asks the home again where the chunks are. So every connection that an
+//! access uses is older than the home's last report. And before a node acknowledges a freeze, it connects to the node
+//! that receives the bytes. No other rule is needed: a node that is not connected cannot access memory here, so it
+//! needs no notice. (Decisions 020 and 023.)
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -204,8 +204,8 @@ impl Context<'_> {
         }
     }
 
-    /// Dials the owners of the region's chunks and the target of its move, except the `unmet`. Returns one of those to
-    /// wait for before the region is mapped, or `None`.
+    /// Dials the owners of the region's chunks and the target of its move, except nodes in `unmet`. Returns a dialled
+    /// node to wait for before the region is mapped, or `None`.
     pub(super) fn owner_to_connect(
         &mut self,
         reply: &MappedReply,
@@ -222,7 +222,8 @@ impl Context<'_> {
         }
     }
 
-    /// Acknowledges a change whose accesses have all ended, once the target of the move is connected or has failed.
+    /// Acknowledges a change after all accesses to the old state have ended, once the target of the move is connected
+    /// or cannot be connected.
     pub(super) fn acknowledge(&mut self, requester: Requester) {
         let to = self.out().on_demand().moves.remove(&requester);
         match to.filter(|to| self.out().on_demand().is_dialling(*to)) {
@@ -240,7 +241,7 @@ impl Engine {
         !self.lives(node) && (self.cx().reach_out_to(node) || self.cx().inquire(node))
     }
 
-    /// Returns true if a member is being dialled for the first time or inquired about.
+    /// Returns true if a member is being dialled for the first time, or this node is asking the directory about it.
     pub fn is_connecting(&self, node: NodeId) -> bool {
         !self.lives(node) && self.out.is_awaited(node)
     }
@@ -364,8 +365,8 @@ impl Engine {
         rivals.into_iter().for_each(|rival| self.fail_on_demand(rival));
     }
 
-    /// Returns true if a first meeting with a member at that address, or with the unknown one that is listed there,
-    /// may still succeed in time.
+    /// Returns true if a first meeting at that address may still succeed in time, with a known member or with an
+    /// unknown one that is listed there.
     pub(super) fn is_awaited_at(&mut self, address: &str) -> bool {
         let now_ns = self.out.now_ns();
         let (membership, on_demand) = (&self.membership, self.out.on_demand());

@@ -58,7 +58,7 @@ struct Copying {
     to: Extent,
 }
 
-/// The engine state that the owner's side may touch.
+/// The engine state that the owner's side may use.
 pub(super) struct OwnerSide<'a> {
     pub(super) cx: Context<'a>,
     pub(super) owner: &'a mut Owner,
@@ -133,7 +133,7 @@ impl Owner {
         status.bytes_quarantined = self.store.bytes_quarantined();
     }
 
-    /// Returns a locator that resolves extents to places as this node reaches them.
+    /// Returns a locator, which determines how this node reaches extents.
     pub(super) fn locator<'a>(&'a self, incarnation: NodeIncarnation, members: &'a Members) -> Locator<'a> {
         Locator { incarnation, store: &self.store, members, reach: &*self.reach }
     }
@@ -298,7 +298,8 @@ impl OwnerSide<'_> {
         }
     }
 
-    /// Handles the end of a copy. If it ended a command whose requester is no longer paired, returns that requester.
+    /// Handles the end of a copy. If the copy ended a command whose requester is no longer paired, returns that
+    /// requester.
     pub(super) fn handle_copied(
         &mut self,
         token: Token,
@@ -322,7 +323,7 @@ impl OwnerSide<'_> {
     }
 }
 
-/// Resolves extents to places, given the engine's state.
+/// Determines from the engine's state how this node reaches extents.
 pub(super) struct Locator<'a> {
     incarnation: NodeIncarnation,
     store: &'a Store,

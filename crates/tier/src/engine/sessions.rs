@@ -40,7 +40,7 @@ pub(super) struct Commands {
     memory: IssuedCopies,
     lists: BTreeMap<OpId, Listing>,
     statuses: Statuses,
-    /// Number of map requests in flight per region: once it has replied, the home lists this node as a mapper.
+    /// Number of map requests in flight per region. Once the home has replied to one, it lists this node as a mapper.
     mapping: BTreeMap<RegionId, usize>,
     /// Regions and homes of names used before, if names are kept outside the cluster.
     known: KnownNames,
@@ -67,7 +67,7 @@ pub(super) struct Listed {
     damaged: Vec<String>,
 }
 
-/// The engine state that session commands may touch.
+/// The engine state that session commands may use.
 pub(super) struct SessionSide<'a> {
     pub(super) cx: Context<'a>,
     pub(super) commands: &'a mut Commands,

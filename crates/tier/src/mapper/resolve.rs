@@ -21,7 +21,7 @@ pub struct Known {
     pub permissions: Permissions,
     /// True if the region is immutable.
     pub sealed: bool,
-    /// The extents in order, each with its place as seen from this node.
+    /// The extents in order, and how this node reaches each.
     pub pieces: Vec<(Extent, Place)>,
 }
 
@@ -68,7 +68,7 @@ impl Mapper {
         Some(Known { region, home, permissions, sealed, pieces })
     }
 
-    /// The memory that accesses through this node's handles can currently touch, by region.
+    /// The memory that this node's handles currently reach, by region.
     pub fn reached(&self, locate: &dyn Locate) -> Vec<(RegionId, Extent)> {
         let settled = self.regions.iter().filter(|(region, _)| !self.changing.contains_key(region));
         let mut reached = Vec::new();

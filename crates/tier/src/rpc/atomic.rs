@@ -6,12 +6,12 @@
 //!     the operation ends  <─────────── AtomicAnswer ─────  by its processor, at once; no handler, no engine
 //! ```
 //!
-//! Both messages are sends with immediates of their own, and so ordered with all other sends of a node. They are not
-//! retransmitted: a broken connection ends the operation like a posted atomic, with an unknown result. Until then the
-//! operation counts as posted work to the owner, for which changes of the region wait.
+//! Both messages are sends with their own immediates, and so are ordered with all other sends of a node. This layer
+//! does not repeat them: a broken connection ends the operation like a posted atomic, with an unknown result. Until it
+//! ends, the operation counts as posted work to the owner, and changes of the region wait for it.
 //!
-//! The owner executes a call only while the requester is connected, and only in its arena. It holds the lock that also
-//! guards the end of the requester, so no call of a peer is executed after the peer was declared lost.
+//! The owner executes a call only while the requester is connected, and only in the owner's arena. It holds the lock
+//! under which a peer is declared lost, so it executes no call of a peer after that.
 //!
 //! All integers are little-endian.
 
@@ -85,7 +85,7 @@ impl AtomicCall {
 pub struct AtomicAnswer {
     /// Id of the request, chosen by the requester.
     pub id: WorkId,
-    /// The old value; `None` if the address was invalid, so that no word was changed.
+    /// The old value; `None` if the address was invalid and no word was changed.
     pub old: Option<u64>,
 }
 

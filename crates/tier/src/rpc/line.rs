@@ -13,12 +13,13 @@
 //!   56 whether to notify the caller: written by the caller
 //! ```
 //!
-//! The mark of a request is the lap of its position, and that of a reply the generation of its slot, each with the
-//! highest bit set. Older content has a different mark, and fresh memory, which is zero, has none.
+//! The mark of a request is its lap, which is the number of the pass over the row. The mark of a reply is the
+//! generation of its slot. Both have the highest bit set. Older content has a different mark, and fresh memory, which
+//! is zero, has none.
 //!
-//! A principal is given as a number that an earlier request in the ring has assigned to its name. Requests of a node
-//! are handled in posting order, whether in lines or in the ring, and after earlier cancels. So each line carries the
-//! number of ring requests and cancels posted before it.
+//! A line contains a number for the principal, which an earlier request in the ring has assigned to the principal's
+//! name. The server handles the requests of a node, in lines and in the ring, and its cancels in posting order. So each
+//! line carries the number of ring requests and cancels posted before it.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU16, AtomicU64};
@@ -38,7 +39,7 @@ pub const REQUEST_LINES: u32 = 512;
 pub const REQUEST_WORDS: usize = 8;
 /// Number of words of a reply. In the word after them, the caller requests a notification.
 pub const REPLY_WORDS: usize = 7;
-/// Maximum number of principals with a number.
+/// Maximum number of principals to which a client can assign numbers.
 pub const PRINCIPALS_MAX: u16 = 1024;
 
 /// First word of the input, and its maximum number of words.
@@ -67,15 +68,13 @@ pub struct RequestLine {
     pub input: [u8; INPUT_BYTES_MAX],
 }
 
-/// The value in the first word of a request line that shows that the line is new: the lap of its position, with the
-/// highest bit set.
+/// Returns the mark that shows that a request line is new: the lap of its position, with the highest bit set.
 #[inline]
 pub fn request_mark(position: u64) -> u16 {
     (position / u64::from(REQUEST_LINES)) as u16 | MARK
 }
 
-/// The value in the first word of a reply line that shows that the line is new: the generation of its slot, with the
-/// highest bit set.
+/// Returns the mark that shows that a reply line is new: the generation of its slot, with the highest bit set.
 #[inline]
 pub fn reply_mark(slot: SlotId) -> u16 {
     slot.generation | MARK
@@ -141,7 +140,8 @@ pub struct ReplyLine {
 }
 
 impl ReplyLine {
-    /// Encodes a reply, with `output` if short, and returns its number of words. The first is to be stored last.
+    /// Encodes a reply, with `output` if it is short, and returns the number of words. The first word must be stored
+    /// last.
     #[inline]
     pub fn emit(status: Status, slot: SlotId, output: &[u8]) -> ([u64; REPLY_WORDS], usize) {
         let is_here = output.len() <= OUTPUT_BYTES_MAX;
@@ -211,7 +211,7 @@ impl LineWriter {
         (self.tail - self.head < u64::from(REQUEST_LINES)).then_some(self.tail)
     }
 
-    /// Advances the tail behind a posted request.
+    /// Advances the tail past a posted request.
     #[inline]
     pub fn take(&mut self) {
         self.tail += 1;
@@ -257,7 +257,7 @@ impl LineReader {
         self.head.store(self.position() + 1, Relaxed);
     }
 
-    /// Number of ring requests and cancels handled, wrapping, as in lines.
+    /// Number of ring requests and cancels handled, wrapping; compare it with [`RequestLine::posted_before`].
     #[inline]
     pub fn heard(&self) -> u16 {
         self.heard.load(Relaxed)
@@ -268,7 +268,7 @@ impl LineReader {
         self.heard.store(self.heard().wrapping_add(1), Relaxed);
     }
 
-    /// Returns true if the head must be reported to the client now, which is due once per quarter of the row.
+    /// Returns true if the head must be reported to the client now: once per quarter of the row.
     #[inline]
     pub fn poll_head(&self) -> bool {
         let is_due = self.position() - self.told() >= u64::from(REQUEST_LINES) / 4;

@@ -1,4 +1,4 @@
-//! The two ends of a request ring, which determine the next places to write and read.
+//! The two ends of a request ring, which determine the offsets of the next request to write and to read.
 //!
 //! Positions count bytes since the beginning. A request is contiguous: one that does not fit before the end starts at
 //! the beginning of the ring, and the rest of the lap is skipped. Requests are not padded, so their number is limited
@@ -20,7 +20,7 @@ pub struct RingWriter {
     head: u64,
 }
 
-/// A place for one request, not taken yet.
+/// A free part of the ring for one request, not taken yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
     /// Offset in the ring, in bytes.
@@ -42,8 +42,9 @@ pub fn is_ring_size(bytes: u64) -> bool {
     bytes.is_power_of_two() && (RING_BYTES_MIN..=RING_BYTES_MAX).contains(&bytes)
 }
 
-/// Maximum length of a request in a ring of `bytes`. Even with a head that lags by a quarter and a lap that ends a
-/// quarter early, a ring that was read to its end has space for it.
+/// Maximum length in bytes of a request in a ring of `bytes`: a quarter. Such a request always fits after the server
+/// has read the whole ring, even if the reported head lags by a quarter and a quarter at the end of the ring is
+/// skipped.
 pub const fn request_bytes_max(bytes: u64) -> u64 {
     bytes / 4
 }
@@ -60,7 +61,8 @@ impl RingWriter {
         request_bytes_max(self.bytes)
     }
 
-    /// Returns the place of a request of `len` bytes, at most [`RingWriter::request_bytes_max`].
+    /// Returns the part of the ring for the next request, of `len` bytes. `len` is at most
+    /// [`RingWriter::request_bytes_max`].
     pub fn place(&self, len: u64) -> Result<Place, RingFull> {
         debug_assert!(len <= self.request_bytes_max(), "a request of {len} bytes");
         let left_in_lap = self.bytes - self.tail % self.bytes;
@@ -72,7 +74,7 @@ impl RingWriter {
         Ok(Place { offset: start % self.bytes, end })
     }
 
-    /// Advances the tail behind the request posted at `place`.
+    /// Advances the tail past the request posted at `place`.
     pub fn take(&mut self, place: Place) {
         self.tail = place.end;
     }

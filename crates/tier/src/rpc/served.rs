@@ -1,4 +1,4 @@
-//! A server's record of one client node's calls: whether each may still be answered.
+//! A server's record of one client node's calls, which shows whether each call may still be answered.
 //!
 //! ```text
 //!            open            begin             end(answered)
@@ -7,8 +7,9 @@
 //!                      └──> Idle        v
 //! ```
 //!
-//! A call is *busy* while its slot is written, or its input read; only then must a cancel wait. The caller may see the
-//! answer, and reuse the slot, before the writing thread reaches `end`, which then has no effect.
+//! A call is *busy* while its slot is being written or its input is being read. Only then does a cancel have to wait.
+//! The caller may see the answer, and reuse the slot, before the writing thread reaches `end`, which then has no
+//! effect.
 //!
 //! Answering threads take no lock, since each slot is one word.
 //!
@@ -39,8 +40,8 @@ pub struct Served {
     count: AtomicU64,
 }
 
-/// One request. Slot and generation repeat after the client has used the slot often enough; the number repeats after a
-/// day of one call per nanosecond.
+/// Identifies one request. The pair of slot and generation repeats after 2^15 uses of the slot. The number repeats
+/// after 2^47 requests: more than a day at one call per nanosecond.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ServedId {
     /// The client's slot.
@@ -57,7 +58,7 @@ enum ServedState {
     Cancelled,
 }
 
-/// The time at which to acknowledge a cancel.
+/// When to acknowledge a cancel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cancelling {
     /// Acknowledge it now.
@@ -118,8 +119,8 @@ impl Served {
         self.of(id.slot.index).compare_exchange(open, busy, Acquire, Relaxed).is_ok()
     }
 
-    /// Ends what [`Served::begin`] began; `answered` says that the call is done. Returns true if a cancel is to be
-    /// acknowledged now. Has no effect if the slot is already in its next use.
+    /// Ends the write or read that [`Served::begin`] began. `answered` is true if the call is done. Returns true if a
+    /// cancel must be acknowledged now. Has no effect if the slot is already in its next use.
     ///
     /// Acts as a full fence between the thread's earlier stores and its later loads.
     #[inline]

@@ -1,4 +1,4 @@
-//! Reply slots: the places in a caller's node into which servers write replies.
+//! Reply slots: memory of a caller's node into which servers write replies.
 //!
 //! ```text
 //!           open            handle_reply         free
@@ -10,8 +10,8 @@
 //!                    └─────── handle_reply (late) ──> Replied ────> Free
 //! ```
 //!
-//! A slot may also be *lent* to a thread that manages its uses by itself, as long as nothing goes wrong. A use that
-//! needs a waker or a cancel, or whose server is lost, is adopted first:
+//! A slot may also be *lent* to a thread, which then manages the uses of the slot by itself. If a use needs a waker or
+//! a cancel, or its server is lost, this table first adopts the use:
 //!
 //! ```text
 //!        lend           adopt
@@ -81,7 +81,7 @@ enum SlotState {
         deadline_ns: u64,
     },
     Replied,
-    /// The server is lost; `cut_off` once it can write no more.
+    /// The server is lost. `cut_off` is true once it can no longer write.
     Down {
         cut_off: bool,
     },
@@ -95,7 +95,7 @@ pub enum Arrival {
     Expected(Option<Waker>),
     /// The caller has given up: inspect the reply, then [`ReplySlots::free`] the slot.
     Late,
-    /// The peer was declared lost before: ignore the reply.
+    /// The peer was declared lost before the reply arrived: ignore the reply.
     Posthumous,
 }
 
@@ -115,7 +115,7 @@ pub enum ReplyState {
 /// The action that an abandoned slot requires.
 #[derive(Debug)]
 pub enum Abandoned<H> {
-    /// Ask the server to acknowledge that it will not write, and drop the waker without holding a lock.
+    /// Ask the server to acknowledge that it will not write, and drop the waker while holding no lock.
     Cancel(Target, Option<Waker>),
     /// The reply had already arrived: inspect it, then [`ReplySlots::free`] the slot.
     Replied,
@@ -136,7 +136,8 @@ impl<H> Slot<H> {
 }
 
 impl<H> ReplySlots<H> {
-    /// Creates at most `slots_max` slots, none in use. The first `preferred` are used while any of them is free.
+    /// Creates a table of at most `slots_max` slots, none in use. The first `preferred` slots are used while any of
+    /// them is free.
     pub fn new(preferred: usize, slots_max: usize) -> ReplySlots<H> {
         assert!(slots_max <= 1 << 16, "an index has 16 bits");
         ReplySlots {
@@ -200,7 +201,7 @@ impl<H> ReplySlots<H> {
         };
     }
 
-    /// The use of a slot for which a reply is expected, even if abandoned; `None` otherwise.
+    /// Returns the current use of a slot if a reply is expected for it, even if it is abandoned; `None` otherwise.
     pub fn awaited(&self, index: u16) -> Option<SlotId> {
         let slot = self.slots.get(usize::from(index))?;
         let is_awaited = matches!(slot.state, SlotState::Waiting { .. } | SlotState::Abandoned);
@@ -288,8 +289,8 @@ impl<H> ReplySlots<H> {
         }
     }
 
-    /// As [`ReplySlots::look`], but registers `waker` if the reply has not arrived. Exchanges it for the previous
-    /// waker, to be dropped without holding a lock, since dropping may run arbitrary code.
+    /// As [`ReplySlots::look`], but registers `waker` if the reply has not arrived. Leaves the previous waker in
+    /// `waker`; the caller must hold no lock when it drops that one, since dropping may run arbitrary code.
     pub fn wait(&mut self, id: SlotId, now_ns: u64, waker: &mut Option<Waker>) -> ReplyState {
         let look = self.look(id, now_ns);
         if look == ReplyState::Waiting
@@ -351,7 +352,7 @@ impl<H> ReplySlots<H> {
         wakers
     }
 
-    /// Records that a peer is cut off, so can write no more. Returns the resources of slots that are free now.
+    /// Records that a peer is cut off and can no longer write. Returns the resources of slots that are free now.
     pub fn handle_cut_off(&mut self, peer: PeerId) -> Vec<H> {
         let mut held = Vec::new();
         for index in 0..self.slots.len() {

@@ -34,7 +34,7 @@ pub enum Imm {
     Reply(SlotId),
     /// Requests in the lines.
     Lines,
-    /// Makes the caller poll the line of a slot: a reply was stored there, and may already have been taken.
+    /// Makes the caller poll the line of a slot. A reply was stored there, but may already have been consumed.
     Look(u16),
 }
 
@@ -87,7 +87,7 @@ pub enum Kind {
 /// Maximum offset in bytes: above the length of any segment, and low enough that no sum with other lengths overflows.
 pub const OFFSET_BYTES_MAX: u64 = 1 << 56;
 
-/// The place of a request's input.
+/// The location of a request's input.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Input {
     /// After the header and the principal's name.
@@ -112,13 +112,13 @@ pub struct RequestHeader {
     pub number: u32,
     /// The caller's slot.
     pub slot: SlotId,
-    /// Address of and space for the reply, in bytes; `None` for the default slot.
+    /// Address of the memory for the reply, and its length in bytes; `None` for the default slot.
     pub reply_at: Option<(RemoteAddress, u32)>,
     /// Maximum length of the reply that the caller accepts, in bytes.
     pub reply_bytes_max: u32,
     /// Length of the input in bytes.
     pub input_bytes: u32,
-    /// Place of the input.
+    /// Location of the input.
     pub input: Input,
     /// Length in bytes of the principal's name, which follows the header.
     pub name_bytes: u8,
@@ -277,7 +277,7 @@ pub enum Status {
     Done(u32),
     /// Done; the address of an output of this many bytes in the server's memory follows.
     DoneAt(u32),
-    /// No server offers the function, or has opened the port.
+    /// No server offers the function or has opened the port.
     Unknown,
     /// The function's queue is full.
     Busy,
@@ -362,7 +362,8 @@ pub const OUTPUT_ADDRESS_BYTES: usize = ADDRESS_BYTES;
 /// Control messages about calls, in sends with [`CONTROL_IMM`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum CallControl {
-    /// The addresses for calls to the sender: those of its ring and lines, and of its default reply slots.
+    /// The addresses that the receiver needs: of the sender's ring and lines for requests, and of the sender's default
+    /// slots and lines for replies.
     Handshake {
         /// Key of the ring's segment.
         ring_key: u32,
@@ -370,7 +371,7 @@ pub enum CallControl {
         ring_offset: u64,
         /// Length of the ring in bytes.
         ring_bytes: u64,
-        /// Key of the segment of the sender's head word: the receiver reports there how far it has read requests.
+        /// Key of the segment of the sender's head word, in which the receiver reports how far it has read requests.
         head_key: u32,
         /// Offset of the head word, in bytes.
         head_offset: u64,
@@ -391,7 +392,7 @@ pub enum CallControl {
         /// Offset of the first of these lines, in bytes.
         replies_offset: u64,
     },
-    /// The sender has given up on the reply to this slot.
+    /// The sender no longer waits for the reply to this slot.
     Cancel {
         /// The sender's slot.
         index: u16,
@@ -422,7 +423,7 @@ pub enum CallControl {
 }
 
 impl CallControl {
-    /// Returns true if lines count the message in their number of earlier messages.
+    /// Returns true if the message counts in [`RequestLine::posted_before`](super::line::RequestLine::posted_before).
     pub fn is_ordered(&self) -> bool {
         matches!(self, CallControl::Cancel { .. })
     }

@@ -1,7 +1,8 @@
 //! Growth of the arena: how much memory to request from the operating system, and when to retry.
 //!
-//! If the system refuses a segment, the next request is half as long, down to [`SEGMENT_BYTES_MIN`]. If that is
-//! refused, the arena stops growing for a while; then the next allocation starts with full length again.
+//! If the system refuses a segment, the next request is half as long, down to [`SEGMENT_BYTES_MIN`]. If the system
+//! refuses that length too, the arena stops growing for a while. The next allocation after that requests the full
+//! length again.
 
 /// Minimum length of a segment after halving.
 const SEGMENT_BYTES_MIN: u64 = 1 << 20;
@@ -14,7 +15,7 @@ const PATIENCE_NS_MAX: u64 = 10_000_000_000;
 pub(super) struct Growth {
     /// Normal length of segments.
     usual_bytes: u64,
-    /// Length of segments after a longer one was refused; `None` if none was.
+    /// Length of segments after a longer one was refused; `None` if no segment was refused.
     reduced_bytes: Option<u64>,
     /// The request in flight.
     requested: Option<SegmentRequest>,
@@ -26,7 +27,7 @@ pub(super) struct Growth {
 #[derive(Clone, Copy, Debug)]
 struct SegmentRequest {
     bytes: u64,
-    /// Minimum length that is of use for the allocation.
+    /// Minimum length that serves the allocation.
     bytes_min: u64,
 }
 

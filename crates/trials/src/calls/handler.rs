@@ -1,4 +1,4 @@
-//! Handlers: each node serves the same functions, with a few tasks each, as the calls request.
+//! Handlers: each node serves the same functions, each by a few tasks. The input of a call selects how it is handled.
 
 use std::rc::Rc;
 use std::time::Duration;

@@ -109,7 +109,7 @@ impl Ledger {
         CallId(self.known.len() as u64 - 1)
     }
 
-    /// Records that a handler at node `at` has received the call; fails if it must not.
+    /// Records that a handler at node `at` has received the call; fails if it must not receive it.
     pub(super) fn execute(
         &mut self,
         id: CallId,
@@ -124,23 +124,24 @@ impl Ledger {
         match () {
             () if known.times > 1 => Err(format!("it was executed {} times", known.times)),
             () if known.denied => Err("its caller was told that it was not executed".to_owned()),
-            () if wish.to != at || wish.kind != kind => Err(format!("it was meant for {wish:?}")),
+            () if wish.to != at || wish.kind != kind => Err(format!("the call was meant for {wish:?}")),
             () if (wish.from, wish.principal) != caller => {
-                Err(format!("it arrived from another caller: {wish:?}"))
+                Err(format!("the call arrived from another caller: {wish:?}"))
             }
             () if !wish.is_allowed => Err("its caller may not call that function".to_owned()),
             () => self.keep_order(id, wish).map(|()| wish),
         }
     }
 
-    /// Checks that a session's calls arrive in the order of posting, except long inputs, which are read first.
+    /// Checks that a session's calls arrive in the order of posting. Calls with long inputs may arrive late, because
+    /// their inputs are read first.
     fn keep_order(&mut self, id: CallId, wish: Wish) -> Result<(), String> {
         if wish.input_bytes > IN_RING_BYTES_MAX {
             return Ok(());
         }
         let before = self.last.insert((wish.from, wish.session, wish.to, wish.kind), id);
         match before.filter(|before| before.0 > id.0) {
-            Some(before) => Err(format!("it arrived after {before:?}")),
+            Some(before) => Err(format!("the call arrived after the later call {before:?}")),
             None => Ok(()),
         }
     }
@@ -149,18 +150,20 @@ impl Ledger {
         self.known[id.0 as usize].replied_ns = Some(now_ns);
     }
 
-    /// Records that the caller has an answer of `len` bytes; fails if it must not.
+    /// Records that the caller got an answer of `len` bytes; fails if it must not get one.
     pub(super) fn answered(&self, id: CallId, len: usize) -> Result<(), String> {
         let Known { wish, times, .. } = self.known[id.0 as usize];
         match () {
-            () if times != 1 => Err(format!("it was answered, but executed {times} times")),
-            () if !wish.task.answers() => Err(format!("it was answered, but its task is {:?}", wish.task)),
+            () if times != 1 => Err(format!("the call was answered, but executed {times} times")),
+            () if !wish.task.answers() => {
+                Err(format!("the call was answered, but its task is {:?}", wish.task))
+            }
             () if len != wish.output_bytes as usize => Err(format!("its answer has {len} bytes: {wish:?}")),
             () => Ok(()),
         }
     }
 
-    /// Records that the caller has an error; fails if that is not explained.
+    /// Records that the caller got an error; fails if nothing explains the error.
     pub(super) fn failed(
         &mut self,
         id: CallId,

@@ -1,7 +1,7 @@
 //! The golden table: cost of each operation in simulated time, without faults.
 //!
-//! The table shows the steps of the protocol, and nothing about the speed of this code or of a real machine. It is in
-//! the tree, so that a change shows its cost.
+//! The table shows the steps of the protocol, and nothing about the speed of this code or of a real machine. The table
+//! is part of the tree, so that a change that alters a cost also changes the table.
 
 mod jobs;
 mod quiet;
@@ -17,7 +17,7 @@ use quiet::Quiet;
 
 /// Maximum number of operations whose mean is the latency.
 const ROUNDS_MAX: u64 = 32;
-/// Bytes per session that suffice, since all long operations take equally long.
+/// Number of bytes per session that suffices, because all long operations take equally long.
 const BYTES_ENOUGH: u64 = 128 << 10;
 /// Number of operations before the measurement, which bring connections and rings into their steady state.
 const WARM_UP: u64 = 2;

@@ -1,4 +1,5 @@
-//! The operations on one key: some order must explain all results, with each operation between its begin and its end.
+//! The operations on one key. They must be linearizable: some order explains all results, and places each operation
+//! between its start and its end.
 //!
 //! An operation without a known end may take effect at any later time, or never. The expiry of a key is an operation of
 //! its own, between the earliest and the latest moment that fits its owner's clock.
@@ -20,7 +21,7 @@ const UNKNOWN_MAX: usize = 6;
 /// Maximum error of an owner's clock, which counts in microseconds and drifts.
 const CLOCK_NS: u64 = 2_000;
 
-/// An operation on a key. An unknown result is `None`, which fits all results.
+/// An operation on a key. A result of `None` is unknown, and consistent with every order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Operation {
     /// The operation was not executed.
@@ -145,7 +146,8 @@ impl History {
         linearizability::has_order::<Register>(Operation::Nothing, &self.known())
     }
 
-    /// Returns the operations that need a place in the order: not unexecuted ones, nor reads with unknown results.
+    /// Returns the operations that need a place in the order. Unexecuted operations and reads with unknown results need
+    /// none.
     fn known(&self) -> Vec<(Span, Operation)> {
         self.done.iter().copied().filter(|(_, operation)| *operation != Operation::Nothing).collect()
     }

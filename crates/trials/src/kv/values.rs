@@ -1,4 +1,4 @@
-//! Values: rows of entries of one length, each of which names its writer.
+//! Values: sequences of entries of equal length. Each entry names its writer.
 
 /// Length of an entry in bytes: a token, and a check word.
 pub(super) const ENTRY_BYTES: usize = 16;
@@ -24,7 +24,7 @@ impl Value {
         Value::EMPTY.and(token)
     }
 
-    /// Reads a value; `None` if the bytes are not a row of entries.
+    /// Parses a value; returns `None` if the bytes are not a sequence of entries.
     pub(super) fn read(bytes: &[u8]) -> Option<Value> {
         let (entries, []) = bytes.as_chunks::<ENTRY_BYTES>() else { return None };
         entries.iter().try_fold(Value::EMPTY, |value, entry| {

@@ -1,9 +1,9 @@
 //! The changes of one word, and their order.
 //!
 //! Each change leaves a value that the word never had before, so the value before the change identifies its
-//! predecessor: all changes form one chain, and only the times remain to be checked. A general checker, which tries
-//! orders, takes too long with operations of unknown outcome; here they fill gaps. Once their outcomes are known, the
-//! general checker decides.
+//! predecessor. All changes form one chain, and only their times remain to be checked. The general checker tries all
+//! orders, which takes too long if operations have unknown outcomes. So this file first uses those operations to fill
+//! gaps in the chain. Then all outcomes are known, and the general checker decides.
 
 use std::collections::BTreeMap;
 
@@ -45,7 +45,7 @@ impl Chain {
         self.last_number
     }
 
-    /// Records that the change was not executed, and will not be.
+    /// Records that the change was not executed, and never will be.
     pub fn forget(&mut self, number: u64) {
         self.maybe.remove(&number);
     }
@@ -72,7 +72,7 @@ impl Chain {
     /// Returns an error unless some order explains the history.
     pub fn check(&self) -> Result<(), String> {
         let done = self.explain()?;
-        if has_order(&done) { Ok(()) } else { Err(format!("there is no order for {done:?}")) }
+        if has_order(&done) { Ok(()) } else { Err(format!("no order explains {done:?}")) }
     }
 
     /// Returns all operations, the changes in their order.
@@ -143,7 +143,7 @@ impl Chain {
                 let value = values[values.len() - 1];
                 values.push(change.of(value).expect("the change applies"));
                 steps.push((span, change));
-                // Marks the change as used; its place stays, since the other indices refer to the old order.
+                // Marks the change as used; its place stays, because the other indices refer to the old order.
                 left[index].1 = Change::Swap { expected: value, new: value };
             }
             left.retain(|(_, change)| !matches!(change, Change::Swap { expected, new } if expected == new));
@@ -175,7 +175,7 @@ fn fill(
     })
 }
 
-/// Returns true if some order explains the operations; the changes are in their order.
+/// Returns true if some order explains the operations. The changes must be sorted by their order in the chain.
 fn has_order(done: &[Done]) -> bool {
     let operations: Vec<_> = done.iter().map(|done| (done.span, operation(done))).collect();
     let mut value = 0;

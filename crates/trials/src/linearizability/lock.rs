@@ -5,11 +5,11 @@ use todc_utils::specifications::Specification;
 /// An operation on a lock, with the token of its hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Operation {
-    /// Sets the holder's token.
+    /// Sets the initial state: the holder's token, or no holder.
     Begin(Option<u64>),
     /// Takes the lock.
     Take(u64),
-    /// Fails to take the lock, since it is held.
+    /// Fails to take the lock, because it is held.
     Refused,
     /// Releases the lock.
     GiveUp(u64),
@@ -22,8 +22,8 @@ pub struct LockState {
     last: u64,
 }
 
-/// A lock whose tokens rise in the order of the holds if `RISING`. They need not if holders are cut off: a holder that
-/// has lost the lock may learn its token after the next holder.
+/// The checker's model of a lock. If `RISING`, tokens must rise in the order of the holds. This cannot be required if
+/// holders are cut off: a holder that has lost the lock may learn its token after the next holder.
 #[derive(Debug)]
 pub struct Lock<const RISING: bool>;
 

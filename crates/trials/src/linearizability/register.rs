@@ -1,4 +1,4 @@
-//! A word as a register.
+//! A word as a register, which is the checker's model of it.
 
 use todc_utils::specifications::Specification;
 
@@ -29,7 +29,7 @@ impl Change {
 /// An operation on a register.
 #[derive(Clone, Copy, Debug)]
 pub enum Operation {
-    /// Sets the first value.
+    /// Sets the initial value.
     Begin(u64),
     /// Reads the value.
     Look {
@@ -45,7 +45,7 @@ pub enum Operation {
     },
 }
 
-/// A register that holds a word; see the header of this file.
+/// The checker's model of a word of 64 bits.
 #[derive(Debug)]
 pub struct Register;
 

@@ -24,7 +24,7 @@ pub(super) struct SessionRun {
 #[derive(Clone, Copy)]
 pub(super) struct Scene<'s> {
     pub(super) now_ns: u64,
-    /// Returns true if there was no fault, nor a consequence of one, from a time until now.
+    /// Returns true if no fault and no consequence of a fault has occurred since the given time.
     pub(super) is_calm_since: &'s dyn Fn(u64) -> bool,
     /// Returns true if a session's node is up and not leaving.
     pub(super) is_up: &'s dyn Fn(SessionRun) -> bool,
@@ -79,7 +79,7 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// Records the start of an attempt, which `waits` without a limit or not.
+    /// Records the start of an attempt. It `waits` if it has no time limit.
     pub(super) fn begin(&mut self, run: SessionRun, now_ns: u64, waits: bool) {
         self.tries_count += 1;
         self.tries.push(Try { run, begin_ns: now_ns, waits });
@@ -172,7 +172,7 @@ impl Ledger {
         Err("it was recovered, but no holder had died".to_owned())
     }
 
-    /// Checks that no session was overtaken that was in the queue when this attempt began.
+    /// Checks that this attempt did not overtake a session that was in the queue before the attempt began.
     fn check_order(&self, tried: &Try, scene: Scene<'_>) -> Result<(), String> {
         let was_overtaken = |other: &&Try| {
             other.waits
@@ -250,7 +250,7 @@ impl Ledger {
         self.held_until_ns = self.held_until_ns.max(now_ns);
     }
 
-    /// Records that the holder has lost the lock, or cannot know.
+    /// Records that the holder has lost the lock, or does not know whether it has.
     pub(super) fn lost(&mut self, run: SessionRun, scene: Scene<'_>) -> Result<(), String> {
         let held = self.hold(run).copied();
         self.forget_hold(run, scene.now_ns);

@@ -1,9 +1,9 @@
-//! The known facts about the words under a lock. A holder writes one stamp to all of them, so the next holder reads
-//! equal words, as they were left.
+//! The known facts about the words under a lock. A holder writes one stamp to all words, so the next holder must read
+//! this stamp in each word.
 //!
-//! That does not hold while an unawaited write may still land: a cancelled one, one of a holder that died and is not
-//! cut off everywhere, or one of a holder that has lost the lock. Nor does it hold afterwards, until all words have
-//! been written once more.
+//! The rule is suspended while a write that no session awaits may still land: a cancelled write, a write of a dead
+//! holder that is not cut off everywhere, or a write of a holder that has lost the lock. It stays suspended until all
+//! words have been written once more.
 
 use super::ledger::SessionRun;
 use crate::regions::words::Words;

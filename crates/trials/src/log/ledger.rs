@@ -1,13 +1,13 @@
 //! The rules for logs.
 //!
 //! - A record that is read was appended, is undamaged, and has one position for all readers.
-//! - A record whose append has returned is at the returned position: a reader that passes it has read it, even if the
-//!   position was skipped long ago. So nothing that was skipped becomes visible later.
-//! - It is visible to each poll of its position that begins later.
+//! - A record whose append has returned is at the returned position: a reader that passes the position has read the
+//!   record, even if other readers skipped the position long ago. So no skipped record becomes visible later.
+//! - Such a record is visible to each poll of its position that begins after the append has returned.
 //! - A record whose append has failed is never visible.
 //!
-//! A reader may skip records that were reported as lost. A segment whose node has died, or was isolated, promises
-//! nothing.
+//! A reader may skip records that were reported as lost. None of these rules applies to a segment whose node has died
+//! or was isolated.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -53,7 +53,7 @@ struct Life {
     homes: BTreeMap<u64, Option<(u32, u32)>>,
     readers: Vec<Passed>,
     trimmed: u64,
-    /// Contradicting records, each with its segment, whose loss is the only explanation.
+    /// Contradictions between records, each with its segment; only the loss of the segment explains them.
     conflicts: Vec<(u64, String)>,
 }
 

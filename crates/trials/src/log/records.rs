@@ -2,7 +2,7 @@
 
 /// Maximum length of a payload in bytes: several slots.
 const FILL_MAX: u64 = 100;
-/// Number of tokens per token that is a transaction.
+/// One of this many tokens is a transaction of several records.
 const ONE_OF: u64 = 4;
 
 /// Returns the records of a token; usually one.

@@ -49,7 +49,7 @@ impl Kept {
     }
 
     /// Maps the region by its name, or by its alias if another region has taken the name since, and reads a word.
-    /// During a move, no list may have the region.
+    /// Repeats failed attempts, because during a move no node may list the region.
     pub(crate) async fn find(&self, harness: &Harness) -> Result<(), String> {
         for _ in 0..LOOKS - 1 {
             if self.find_once(harness).await.is_ok() {

@@ -1,4 +1,5 @@
-//! The lives of regions: each has a unique length, which identifies it to a session that maps a name.
+//! The lives of regions. A life is one region from its allocation to its end; names are reused, lives are not. Each
+//! life has a unique region length, by which a session that maps a name recognizes the life.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -9,7 +10,7 @@ use super::rights::Rights;
 use super::words::{NEVER, Words};
 
 pub(super) const WORD: u64 = 8;
-/// Maximum number of lives: their lengths, in words, differ modulo this.
+/// Maximum number of lives. The region length of a life, in words, identifies the life modulo this number.
 const LIVES_MAX: u64 = 4096;
 /// Bit positions of the write's and the life's number in a value.
 const WRITE_SHIFT: u32 = 14;
@@ -117,7 +118,7 @@ impl Regions {
         (0..self.lives.len()).map(LifeId)
     }
 
-    /// Returns all lives that ever had the name.
+    /// Returns all lives of regions that ever had the name.
     pub(super) fn named(&self, name: usize) -> impl Iterator<Item = &Life> {
         self.lives.iter().filter(move |life| life.name == name)
     }
@@ -271,7 +272,7 @@ impl Life {
         self.places.extend(places);
     }
 
-    /// Returns true if the region has lost nothing; `lives` returns true for incarnations that live.
+    /// Returns true if the region has lost no bytes; `lives` returns true for nodes whose incarnation is alive.
     pub(super) fn is_whole(&self, lives: impl Fn(u32, u32) -> bool) -> bool {
         self.places.iter().all(|(node, life)| lives(*node, *life))
     }

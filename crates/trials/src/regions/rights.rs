@@ -1,5 +1,6 @@
-//! The permissions on a region. While a grant or a revocation is in progress, the judge does not know whether a
-//! principal has a permission yet; this records since when it certainly has it, and until when it may have it.
+//! The permissions on a region. While a grant or a revocation is in progress, the judge does not know whether the
+//! principal has the permission. So this file records the time since which the principal certainly has it, and the time
+//! until which the principal may have it.
 
 use halite::Permissions;
 

@@ -1,4 +1,4 @@
-//! Operations without permission: commands and atomics through handles that were not mapped for them.
+//! Operations without permission: commands and atomics through handles that lack the permission for them.
 
 use halite::{NodeId, Permissions, RegionCause, Who};
 
@@ -7,7 +7,7 @@ use super::orders::check_order;
 use crate::actor::Actor;
 use crate::harness::PRINCIPALS;
 
-/// Tries one such operation.
+/// Tries one operation without permission, which must be refused.
 pub(super) async fn act(actor: &mut Actor, holding: Holding) {
     if !actor.random.chance(1, 4) {
         return;

@@ -1,8 +1,8 @@
 //! The possible values of each word of a region.
 //!
-//! A word is a register with concurrent writers. A written value may be read unless another write began after it had
-//! ended, and itself ended before the read began. A cancelled or partly failed write never ends, and may be read from
-//! its start on.
+//! A word is a register with concurrent writers. A read may return the value of a write W, unless another write began
+//! after W had ended, and ended before the read began. A cancelled or partly failed write never ends, so its value may
+//! be read at any time after its start.
 
 /// End of an operation that has not ended.
 pub(crate) const NEVER: u64 = u64::MAX;
@@ -30,7 +30,7 @@ struct Candidate {
 #[derive(Debug)]
 pub(crate) struct Word {
     candidates: Vec<Candidate>,
-    /// Values that only a node that was taken for dead can still read.
+    /// Values that only a node that was declared dead can still read.
     past: Vec<u64>,
     /// True after a copy whose source was itself the target of a copy: all values are possible.
     anything: bool,
@@ -70,7 +70,7 @@ impl Candidate {
     }
 }
 
-/// Number of candidates above which those that no reader can see are removed.
+/// If a word has more candidates than this, candidates that no reader can see are removed.
 const CANDIDATES_KEPT: usize = 6;
 
 impl Word {

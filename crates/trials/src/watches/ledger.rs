@@ -1,4 +1,5 @@
-//! The notifications of one region: when each began, which watches must receive it, and whether any has.
+//! The notifications of one region. For each: its start, the watches that must receive it, and whether any watch has
+//! received it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -81,7 +82,8 @@ impl Ledger {
         self.notices.insert(number, notice);
     }
 
-    /// Records that the notification is in the queues of all watches that existed at its start and `counts` accepts.
+    /// Records that the notification is in the queues of all watches that existed at its start and for which `counts`
+    /// returns true.
     pub(super) fn end(&mut self, number: Number, now_ns: u64, counts: impl Fn(&Watcher) -> bool) {
         let notice = self.notices.get_mut(&number).expect("the operation began");
         notice.end_ns = Some(now_ns);
@@ -143,7 +145,7 @@ impl Ledger {
         }
         let last = watcher.last.insert(notice.said.writer, number).unwrap_or(0);
         if last >= number {
-            return Err(format!("it arrived after {last} of the same writer"));
+            return Err(format!("it arrived after notification {last} of the same writer"));
         }
         watcher.owed.remove(&number);
         let mut before = watcher.owed.range(..number).filter(|(_, owed)| owed.writer == notice.said.writer);

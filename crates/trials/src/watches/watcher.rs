@@ -1,8 +1,8 @@
 //! Watchers: each watches a region for a while, receives notifications, and checks that it can read the written bytes.
 //!
-//! Notifications that are certainly in the watcher's queue must arrive, in the order of each writer, and wake the waiter.
-//! No other notification may arrive. The write behind each one must be readable. A watch ends with its region, its handle or the read
-//! permission, after all queued notifications have been received.
+//! Notifications that are certainly in the watcher's queue must arrive, in the order of each writer, and wake the
+//! waiting session. No other notification may arrive. The write behind each one must be readable. A watch ends when its
+//! region or its handle ends or the read permission is revoked, after all queued notifications have been received.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -238,7 +238,7 @@ impl Listener<'_> {
 
     // Checks.
 
-    /// Checks that nothing should have woken the waiter long ago; it has waited since `begin_ns`.
+    /// Checks a session that has waited since `begin_ns`: no queued notification should have woken it long ago.
     fn check_awake(&self, begin_ns: u64) {
         let Actor { harness, principal, .. } = &*self.actor;
         let late_ns = self.actor.now_ns().saturating_sub(AWAKE_NS);

@@ -1,5 +1,6 @@
-//! Execution of plans. Requests to shards of this process, and reads of memory that loads reach, are executed at once;
-//! a task executes the others, together with requests of other clients to the same shard.
+//! Executes the plans of commands. Requests to shards of this process are executed at once, and so are reads of shards
+//! whose memory this process can load from directly. A task executes all other requests; it combines those of several
+//! clients to the same shard.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -216,7 +217,8 @@ impl Backend {
         bytes
     }
 
-    /// Asks the owners of several keys. Reports the first error, and executes the rest nevertheless.
+    /// Sends requests to the owners of several keys. After an error, executes the remaining requests, and reports the
+    /// first error.
     async fn ask_all(
         &mut self,
         requests: &[(&[u8], Request<'_>)],

@@ -10,7 +10,7 @@ use super::glob;
 use super::reply::{OK, Protocol, Reply, shown};
 use super::request::Args;
 
-/// Version of Redis whose replies are followed.
+/// Version of Redis whose replies this server imitates.
 const REDIS_VERSION: &str = "7.0.15";
 
 /// The client of a connection.
@@ -36,7 +36,7 @@ pub(super) struct About {
     pub(super) commands: u64,
 }
 
-/// Consequence for the connection.
+/// Effect of a command on the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Then {
     GoesOn,

@@ -26,7 +26,7 @@ const READ_BYTES: usize = 16 << 10;
 /// An incomplete request up to this length waits in a buffer of its own length.
 const BEGUN_BYTES: usize = 2 << 10;
 
-/// A client's connection. An idle one has no buffers.
+/// A client's connection. An idle connection has no buffers.
 pub(super) struct Connection {
     pub(super) stream: TcpStream,
     pub(super) replies: Replies,
@@ -37,7 +37,7 @@ pub(super) struct Connection {
     client: Client,
     input: Option<Box<Input>>,
     sent: usize,
-    /// Values that the client has requested and that are read once it has read others.
+    /// Requested values that are read from the store once the client has read its earlier replies.
     left: VecDeque<Left>,
     /// True if requests are pending that must wait until the client has read its replies.
     is_held_back: bool,
@@ -194,7 +194,7 @@ impl Connection {
         }
     }
 
-    /// Processes input until something must be waited for.
+    /// Processes input until the connection must wait.
     pub(super) async fn advance(
         &mut self,
         number: usize,
@@ -342,7 +342,7 @@ impl Connection {
         Step::Done
     }
 
-    /// Returns true if the connection has this id, and is not a later one in the same place.
+    /// Returns true if the connection has this id, and is not a later connection at the same index.
     pub(super) fn is(&self, id: u64) -> bool {
         self.client.id == id
     }

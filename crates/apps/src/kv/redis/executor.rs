@@ -1,4 +1,5 @@
-//! An executor for tasks that wait for owners elsewhere, on the thread of the event loop, which continues meanwhile.
+//! Executes tasks that wait for owners in other processes. Tasks run on the thread of the event loop, which serves
+//! other clients while a task waits.
 //!
 //! ```text
 //!   backend -> task: a future, polled once when it begins, and again when its waker was called -> completion: replies
@@ -26,7 +27,7 @@ pub(super) struct RunQueue {
 
 #[derive(Default)]
 struct RunState {
-    /// Each task at most once.
+    /// Contains each task at most once.
     runnable: Vec<usize>,
     /// True if the loop sleeps, or is about to.
     is_asleep: bool,
@@ -111,7 +112,7 @@ struct Running {
 pub(super) struct Executor {
     queue: Arc<RunQueue>,
     tasks: Vec<Option<Running>>,
-    /// Free places for tasks.
+    /// Free indices for tasks.
     free: Vec<usize>,
     /// Handles of the store from ended tasks, with their mappings, for later tasks.
     spare: Vec<Store>,

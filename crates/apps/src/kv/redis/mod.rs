@@ -7,9 +7,10 @@
 //!      +------- reply <---------------------------------------+-----------------+
 //! ```
 //!
-//! One thread serves all connections and never waits for an owner: only the clients of a silent owner wait. A client's
-//! requests are executed in order; requests of several clients to one shard in one turn of the loop travel together. A
-//! command about one key is atomic, at the owner of the key; a command about several keys is atomic for each key.
+//! One thread serves all connections and never waits for an owner. If an owner does not answer, only the clients that
+//! need it wait. The requests of a client are executed in order. If several clients send requests to the same shard in
+//! one turn of the loop, the requests are sent to its owner together. A command on one key is atomic, because the key's
+//! owner executes it. A command on several keys is atomic for each key, not as a whole.
 
 mod backend;
 mod client;

@@ -1,8 +1,8 @@
 //! An incremental parser of requests: an array of bulk strings, or a line.
 //!
-//! The decoder of crate `redis-protocol` is not suitable: for a bulk string it asks for more bytes whatever length is
-//! announced, so that nothing could be refused before it has arrived, and it follows nested arrays to any depth, which
-//! requests never have.
+//! The decoder of crate `redis-protocol` is not suitable. It accepts any announced length of a bulk string, so an
+//! oversized request could be refused only after it had arrived. It also parses arrays nested to any depth, although
+//! requests contain no nested arrays.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use super::super::layout::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 pub const ARGS_MAX: usize = 1 << 20;
 /// Maximum length of an argument, in bytes.
 pub const ARG_BYTES_MAX: usize = VALUE_BYTES_MAX;
-/// Maximum length of a request in one line, and of a line that announces a length, in bytes.
+/// Maximum length in bytes of a line: an inline request, or the announcement of a length.
 pub const LINE_BYTES_MAX: usize = KEY_BYTES_MAX;
 /// Maximum length of a request, in bytes.
 pub const REQUEST_BYTES_MAX: usize = 64 << 20;
@@ -118,7 +118,7 @@ impl Parser {
         Args { bytes: if self.is_line { &self.unquoted } else { bytes }, ranges: &self.args }
     }
 
-    /// Returns the minimum length of the current request, as far as known.
+    /// Returns a lower bound of the length of the current request, in bytes.
     pub fn len_min(&self) -> usize {
         self.len_min
     }

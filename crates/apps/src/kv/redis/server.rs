@@ -28,7 +28,7 @@ pub const CLIENTS_MAX: usize = 20_000;
 const BACKLOG: i32 = 511;
 /// Maximum number of events per turn.
 const EVENTS_MAX: usize = 1024;
-/// Marks of events that belong to no connection.
+/// Values that identify events of no connection.
 const LISTENER: u64 = u64::MAX;
 const STOP: u64 = u64::MAX - 1;
 const RUNNABLE: u64 = u64::MAX - 2;
@@ -38,7 +38,7 @@ const PAUSE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 const VANISHED: Duration = Duration::from_secs(300);
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// Cause of a server's end.
+/// Cause of the end of a server.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// The system refused an operation that the server depends on.
@@ -65,7 +65,7 @@ pub struct Server {
     backend: Backend,
     about: About,
     connections: Vec<Option<Connection>>,
-    /// Places of closed connections.
+    /// Free indices in `connections`.
     free: Vec<usize>,
     buffers: Buffers,
     last_id: u64,
@@ -89,8 +89,9 @@ fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> ServerErr
 }
 
 impl Server {
-    /// Prepares to serve a store on the thread of `session`, to up to `clients_max` clients of `listener`. Shards of
-    /// this process, whose owners run on other threads, are used without calls, by the owners' `clock`.
+    /// Creates a server for a store, which runs on the thread of `session` and accepts up to `clients_max` clients at
+    /// `listener`. The server accesses `shards`, those of this process with their numbers, without calls. `clock` must
+    /// be the clock of their owners, which run on other threads.
     pub fn new(
         session: blocking::Session,
         listener: TcpListener,

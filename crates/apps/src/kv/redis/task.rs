@@ -1,5 +1,6 @@
-//! Tasks for owners elsewhere, by calls or by reading their memory. A task treats shards of this process like any
-//! other, because a task may wait and a holder of a shard must not.
+//! Tasks execute requests to owners in other processes, by calls or by reads of their memory. A task does not lock the
+//! shards of this process but treats them as remote, because a task may wait, and the holder of a shard's lock must
+//! not.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,9 +27,9 @@ const BATCH_BYTES_MAX: usize = 1 << 20;
 /// The connection that receives a reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Recipient {
-    /// Its place.
+    /// Index of the connection.
     pub(super) number: usize,
-    /// Its id, since places are reused.
+    /// Id of the connection, because indices are reused.
     pub(super) id: u64,
     pub(super) protocol: Protocol,
 }
@@ -47,7 +48,7 @@ pub(super) enum Operation {
     Ask { shard: usize, request: Vec<u8>, reply_kind: ReplyKind },
     /// Requests to owners, and the sum of the known answers.
     AskAll { requests: Vec<(usize, Vec<u8>)>, sum: Sum, total: Total },
-    /// Values of keys, to be added to the known ones at their places.
+    /// Values of several keys. `others` holds the indices of the values that are not known yet, with their keys.
     GetAll { values: Vec<Option<Vec<u8>>>, others: Vec<(usize, Vec<u8>)> },
     /// Some keys, about `count`, that match the pattern.
     Scan { cursor: u64, count: u64, pattern: Vec<u8>, is_of_strings: bool },
@@ -89,9 +90,9 @@ impl Completion {
     }
 }
 
-/// Room for the values of each client that reads, by its entries.
+/// Room for the values that each client has requested, over all its entries in a batch.
 struct Rooms {
-    /// For each entry, the index of its client in `taken`.
+    /// For each read, the index of its client in `taken`.
     clients: Vec<usize>,
     taken: Vec<usize>,
 }
@@ -108,7 +109,8 @@ impl Rooms {
         Rooms { clients, taken: vec![0; places.len()] }
     }
 
-    /// Takes room for a client's value; allowed while the client's unread bytes are below the limit.
+    /// Takes room for the value of read number `index`, from its client's room. Returns false if the client's room was
+    /// already used up.
     fn take(&mut self, index: usize, bytes: usize) -> bool {
         let taken = &mut self.taken[self.clients[index]];
         let has_room = *taken < UNSENT_BYTES_MAX;
@@ -332,7 +334,7 @@ async fn answers_of(posted: Option<Result<PendingCall, CallError>>) -> Result<Ve
     }
 }
 
-/// Executes requests. Reports the first error, and executes the rest nevertheless.
+/// Executes requests. After an error, executes the remaining requests, and reports the first error.
 async fn ask_all(store: &mut Store, requests: &[(usize, Vec<u8>)], sum: &mut Sum) {
     let mut begin = 0;
     while begin < requests.len() {

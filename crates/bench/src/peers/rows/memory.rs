@@ -82,8 +82,8 @@ fn random_access(sizes: &Sizes) -> Vec<Row> {
     rows
 }
 
-/// Compares with bare stores to the same random addresses. These have the same cache misses, so the difference is
-/// Halite's cost.
+/// Compares with bare stores to the same random addresses. The bare stores have the same cache misses, so the
+/// difference is Halite's cost.
 fn against_stores(name: &str, probe: Probe) -> Vec<Row> {
     let beyond = format!("{name}, beyond a bare store");
     vec![

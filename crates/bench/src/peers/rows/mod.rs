@@ -1,4 +1,4 @@
-//! The rows of the table: the compared figures, and the target.
+//! The rows of the table: for each row, the two compared figures and the target.
 
 mod applications;
 mod calls;
@@ -24,13 +24,13 @@ pub enum Figure {
     P99,
     /// Median round trip, us, of a ping-pong whose operation is half a round trip.
     RoundTrip,
-    /// 99th percentile of that round trip, us.
+    /// 99th percentile of the round trip of such a ping-pong, us.
     P99RoundTrip,
     /// Mean time of an operation, us.
     Mean,
     /// Mean round trip, us, for peers that print medians in coarse steps.
     MeanRoundTrip,
-    /// Operations per second times their size, in MB/s of 10^6 bytes.
+    /// Operations per second times their size, in MB/s (10^6 bytes per second).
     Bandwidth,
     /// Bandwidth as printed by the program, in its own megabytes; only for the ratio to `BaselineBandwidth`.
     PrintedBandwidth,
@@ -48,18 +48,18 @@ pub enum Figure {
     PollingCpu,
     /// Processor time per operation of all processes of a run, including their start and end, us.
     ProcessesCpu,
-    /// Part of the memory for requests that holds requests, %.
+    /// Used part of the memory that the server reserves for requests, %.
     Used,
-    /// `Used` for the baseline of receive queues: how much of the buffers holds requests with four buffer sizes, %.
+    /// As `Used`, but for the baseline: receive queues with four buffer sizes, %.
     UsedByQueues,
 }
 
 /// Source of a figure.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Source {
-    /// The run that measures it.
+    /// The probe that measures the figure.
     pub probe: Probe,
-    /// The figure of its sample.
+    /// The figure in the probe's sample.
     pub figure: Figure,
 }
 
@@ -104,11 +104,11 @@ pub struct Sizes {
     pub bulk: u64,
     /// Iterations of control operations.
     pub control: u64,
-    /// Calls and messages. A call takes microseconds if other processes disturb it.
+    /// Iterations of calls and messages. If other processes disturb a call, it takes microseconds.
     pub calls: u64,
-    /// Acquisitions of a contended lock, of all threads together.
+    /// Acquisitions of a contended lock by all threads together.
     pub contended: u64,
-    /// Calls of each of eight threads at a low rate.
+    /// Calls that each of eight threads makes at a low rate.
     pub load: u64,
     /// Round trips through a socket, tens of microseconds each.
     pub socket: u64,
@@ -197,7 +197,7 @@ impl Row {
         sources.filter_map(|source| source.probe.needs()).all(|program| tools.has(program))
     }
 
-    /// Returns true if the topic, the name or the peer contains `text`.
+    /// Returns true if the row's topic, name or peer contains `text`.
     pub fn mentions(&self, text: &str) -> bool {
         [self.topic, &self.name, self.peer].iter().any(|of_row| of_row.contains(text))
     }

@@ -1,9 +1,10 @@
-//! The format of values, and what a process knows about the values that a read may return.
+//! The format of values, and the check that a read returns a valid one.
 //!
-//! A value names its key and its update: a thread, and the number of the thread's update from 1; number 0 stands for
-//! the first value of a key. A read must return an undamaged value of its key, of an update that has begun. As far as
-//! this process knew when the read began, from its own updates and reads, it must not return a value that a later
-//! update of the same thread had replaced, nor the first value after any update.
+//! A value contains its key and its update. An update consists of a thread and a number, which counts the thread's
+//! updates from 1; number 0 stands for the first value of a key. A read must return an undamaged value of its key, set
+//! by an update that has begun. From its own updates and reads, this process knows the latest updates of a key. A read
+//! must not return a value that is older than the latest update of the same thread that was known when the read began.
+//! It must not return the first value if any update was known.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(super) const VALUE_BYTES_MIN: u64 = 16;
 /// Number of bits of an update's number; the thread is in the bits above.
 const THREAD_SHIFT: u32 = 40;
-/// Maximum number of latest updates that are known of a key, each of another thread: one cache line.
+/// Maximum number of latest updates that are recorded per key, each of a different thread: one cache line.
 const THREADS_KNOWN: usize = 8;
 /// Maximum number of words for latest updates: 64 MiB. Further keys are not tracked.
 const KNOWN_WORDS_MAX: usize = 8 << 20;
@@ -155,7 +156,7 @@ impl Known {
     }
 }
 
-/// Number of the latest update of each thread that was read.
+/// For each thread, the number of the latest of its updates that was read.
 #[derive(Clone, Debug)]
 pub(super) struct Latest(Vec<u64>);
 

@@ -1,4 +1,4 @@
-//! `halite top`: nodes and their operations, refreshed.
+//! `halite top`: shows nodes and their operations, and refreshes them periodically.
 
 mod scrape;
 mod view;

@@ -1,4 +1,4 @@
-//! The text of one sample, with the rates since the previous sample.
+//! Formats one sample, with the rates since the previous sample.
 
 use super::Sample;
 use super::scrape::Scraped;

@@ -1,4 +1,4 @@
-//! The recorded address of etcd, for nodes of this host without a configured one.
+//! The recorded address of etcd. Nodes of this host use it if they have no configured address.
 
 use std::io::{Read, Seek, Write};
 
@@ -21,7 +21,7 @@ impl ClusterDir {
         Ok(written.and_then(|()| file.set_len(text.len() as u64)).map_err(io)?)
     }
 
-    /// Returns the address that another node has recorded; `None` if node 0 has the names.
+    /// Returns the address that another node has recorded; `None` if node 0 has the directory of names.
     pub fn etcd(&self) -> Result<Option<EtcdAddress>, ClusterDirError> {
         if !self.dir.has(DIRECTORY, Kind::File)? {
             return Ok(None);

@@ -1,7 +1,7 @@
 //! The recorded settings for connections to other hosts. Nodes of this host use them if they have no settings of their
-//! own: applications and commands join with the directory alone.
+//! own, so applications and commands need only the directory to join.
 //!
-//! A configured node records `ADDRESS,ADDRESS SECRET-FILE`; the file's name extends to the end of the line.
+//! A configured node records `ADDRESS,ADDRESS SECRET-FILE`; the name of the secret file extends to the end of the line.
 
 use std::io::{Read, Seek, Write};
 use std::net::IpAddr;

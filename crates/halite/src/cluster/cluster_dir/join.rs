@@ -12,7 +12,7 @@ use super::{ClusterDir, numbers, read_owner};
 use crate::cluster::join_queue::JoinQueue;
 use crate::error::JoinError;
 
-/// Held while its node joins.
+/// The lock that a node holds while it joins.
 #[derive(Debug)]
 pub(crate) struct JoinLock {
     _lock: NameLock,
@@ -42,7 +42,7 @@ impl JoinLock {
     }
 }
 
-/// Held while its node lives. Dropping it removes all files of the node.
+/// The lock that a node holds while it is alive. Dropping it removes all files of the node.
 #[derive(Debug)]
 pub(crate) struct NodeLock {
     dir: ClusterDir,

@@ -27,9 +27,9 @@ const LOG_SUFFIX: &str = ".log";
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Name {
     NodeLock(NodeId),
-    /// The socket of its fabric of that provider.
+    /// The socket of the node's fabric of this provider.
     Socket(NodeId, Provider),
-    /// Held while that fabric listens.
+    /// The lock file that is locked while this fabric listens.
     SocketLock(NodeId, Provider),
 }
 

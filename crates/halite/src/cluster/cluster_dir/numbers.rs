@@ -1,7 +1,7 @@
-//! Ephemeral numbers, each of which is assigned only once while a cluster lives.
+//! Ephemeral node numbers. Each is assigned at most once in the lifetime of a cluster.
 //!
-//! The file holds the next number in ten digits and is rewritten in place by a single write, so a killed process has
-//! written all of it or nothing. Callers hold the join lock.
+//! The file contains the next number as ten digits. A single write overwrites it in place, so a process that is killed
+//! has written either all of it or nothing. Callers hold the join lock.
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -15,7 +15,7 @@ use super::names::{NEXT_MEMBER, NEXT_NUMBER};
 use crate::cluster::config::EPHEMERAL_NODE_MIN;
 use crate::error::ClusterDirError;
 
-/// Takes the next number, which is used up whatever becomes of the node.
+/// Takes the next number. The number stays used even if the node does not join.
 pub(super) fn take_next(dir: &PrivateDir) -> Result<NodeId, ClusterDirError> {
     let path = || dir.path().join(NEXT_NUMBER);
     let io = |source| halite_providers::private_dir::DirError::Io { path: path(), source };
@@ -33,7 +33,7 @@ pub(super) fn take_next(dir: &PrivateDir) -> Result<NodeId, ClusterDirError> {
     Ok(NodeId(number))
 }
 
-/// Formats a number; all have the same length, so that a longer one leaves nothing behind.
+/// Formats a number. All have the same length, so overwriting a number leaves no digits of it behind.
 fn format(next: u64) -> String {
     format!("{next:010}\n")
 }

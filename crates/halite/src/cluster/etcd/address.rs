@@ -11,13 +11,13 @@ const PREFIX: &str = "/halite";
 const HEADINGS: [&str; 7] = ["founding", "homes", "members", "move", "names", "numbers", "places"];
 const FORM: &str = "etcd://[USER[:PASSWORD]@]HOST:PORT[,HOST:PORT...][/PREFIX][?ca=FILE&cert=FILE&key=FILE&password-file=FILE]";
 
-/// Address of etcd, if it has the directory of names:
+/// Address of the etcd that has the directory of names:
 /// `etcd://[USER[:PASSWORD]@]HOST:PORT[,HOST:PORT...][/PREFIX][?ca=FILE&cert=FILE&key=FILE&password-file=FILE]`.
 ///
-/// Clusters with different prefixes do not see each other; the default is `/halite`. `ca`, a PEM file with the
-/// authorities for etcd's certificate, turns on TLS; `cert` and `key` are the node's own certificate, if etcd asks for
-/// one. Paths are absolute, because commands read the same files as nodes. Files are read again when a connection
-/// fails.
+/// Clusters with different prefixes do not see each other; the default is `/halite`. `ca` turns on TLS; it is a PEM
+/// file with the authorities that sign etcd's certificate. `cert` and `key` are the node's own certificate and its key,
+/// if etcd asks for a certificate. Paths are absolute, because commands read the same files as nodes. A node reads the
+/// files again when a connection fails.
 #[derive(Clone, PartialEq, Eq)]
 pub struct EtcdAddress {
     endpoints: Vec<String>,
@@ -49,9 +49,9 @@ pub(super) struct TlsFiles {
     pub(super) own: Option<(PathBuf, PathBuf)>,
 }
 
-/// An invalid address of etcd. The error repeats no secret of the text.
+/// An invalid address of etcd. The error omits a password in the text.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{text:?} is no {FORM}: {reason}")]
+#[error("{text:?} is not of the form {FORM}: {reason}")]
 pub struct BadEtcdAddress {
     text: String,
     reason: String,

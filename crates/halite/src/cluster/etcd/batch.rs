@@ -1,7 +1,7 @@
-//! Transactions that are sent as one: one request, and one write to etcd's disk.
+//! Batches of transactions: etcd gets each batch as one request, and writes it to its disk once.
 //!
-//! etcd evaluates all comparisons of a transaction, including those of nested ones, before it writes. So a batch holds
-//! only transactions of which none writes what another compares; the result is then the same as one after the other.
+//! etcd evaluates all comparisons of a transaction, including those of nested ones, before it writes. So in a batch, no
+//! transaction writes a key that another one compares; the result is then the same as if they ran one after the other.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// Adds the transaction if it may go with the others; returns whether it did.
+    /// Adds the transaction if it may be sent with the others. Returns true if it was added.
     pub(super) fn take(&mut self, transaction: &Transaction) -> bool {
         let Some((written, seen)) = touched(transaction) else {
             // It goes alone, or not in this batch.

@@ -1,7 +1,7 @@
 //! A permanent node's entries in etcd: its cluster, and the addresses at which other hosts dial it.
 //!
-//! Only these keys depend on a lease. They are hints about live nodes; no node is declared dead by them. A key that was
-//! removed or overwritten by hand is written again.
+//! Only these keys have an etcd lease. They are hints about live nodes: a missing key does not mean that its node is
+//! dead. If an operator removes or overwrites a key, the node writes it again.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};

@@ -1,4 +1,4 @@
-//! etcd's v3 interface as JSON over HTTP, as the gateway of etcd 3.4 and newer offers it.
+//! A client of etcd's v3 interface, as JSON over HTTP. The gateway of etcd 3.4 and newer offers this interface.
 
 use std::io::{BufRead, BufReader, Read};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -150,7 +150,7 @@ impl Gateway {
         Ok(agent.insert(config.build().into()).clone())
     }
 
-    /// Executes a transaction; on failure, tells whether it may still be executed.
+    /// Executes a transaction. The error says whether it may still be executed.
     pub(super) fn carry_out(&self, transaction: &Transaction) -> Result<Stored, StoreFailure> {
         let answer = self.ask("kv/txn", &encode(transaction)).map_err(StoreFailure::from)?;
         decode(transaction, &answer).ok_or_else(malformed)
@@ -231,8 +231,8 @@ impl Gateway {
         agent.take().into_iter().for_each(|agent| agent.shutdown());
     }
 
-    /// Keeps keys alive for `ttl` from now on, under a new lease if theirs is over. Writes them again in any case if
-    /// `is_again`.
+    /// Keeps keys alive for `ttl` from now on, under a new lease if their lease has expired. If `is_again`, writes the
+    /// keys again in any case.
     pub(super) fn keep(
         &self,
         lease: Option<String>,
@@ -259,7 +259,7 @@ impl Gateway {
         Some(id)
     }
 
-    /// Creates a key that expires after `ttl`, unless it exists; then returns its value. A key without a lease was
+    /// Creates a key that expires after `ttl`. If the key exists, returns its value instead. A key without a lease was
     /// written by hand, and is overwritten.
     pub(super) fn create(&self, key: &str, value: &str, ttl: Duration) -> Result<Option<String>, EtcdError> {
         let (lease, encoded) = (self.grant(ttl)?, text(key));
@@ -276,7 +276,7 @@ impl Gateway {
         let mut found = create_if(json!({ "key": encoded, "target": "CREATE", "create_revision": "0" }))?;
         if let Some(by_hand) = found.as_ref().filter(|pair| number(&pair["lease"]).is_none_or(|id| id == 0)) {
             let written_at = number(&by_hand["mod_revision"]).unwrap_or_default();
-            tracing::warn!("overwriting {key} in etcd, which has no lease and so was written by hand");
+            tracing::warn!("overwriting key {key} in etcd: the key has no lease, so it was written by hand");
             found = create_if(
                 json!({ "key": encoded, "target": "MOD", "mod_revision": written_at.to_string() }),
             )?;
@@ -476,8 +476,8 @@ fn password(user: &User) -> Result<String, EtcdError> {
     }
 }
 
-/// Returns the failure of a TLS connection. Nothing was executed if the handshake failed; a later break may have
-/// carried a request.
+/// Returns the failure of a TLS connection. Nothing was executed if the handshake failed; if the connection broke
+/// later, a request may have been executed.
 fn tls_failure(endpoint: &str, error: &rustls::Error) -> Failure {
     let text = format!("{endpoint}: {error}");
     match error {

@@ -15,11 +15,11 @@ pub struct EtcdHealth {
     pub db_bytes: u64,
     /// Bytes of the database in use; a defragmentation releases the rest.
     pub db_bytes_in_use: u64,
-    /// True if the endpoint knows a leader, without which nothing is written.
+    /// True if the endpoint knows a leader. Without a leader, etcd accepts no writes.
     pub has_leader: bool,
     /// Active alarms, such as `NOSPACE`.
     pub alarms: Vec<String>,
-    /// Time of day by its clock, as in HTTP; empty if unknown.
+    /// Time of day by the endpoint's clock, in the format of HTTP's `Date` header; empty if unknown.
     pub date: String,
 }
 

@@ -1,5 +1,5 @@
-//! The files of TLS, read again before a failed connection is opened again, so that certificates can be replaced
-//! under a running node.
+//! TLS files. A node reads them again before it reopens a failed connection, so certificates can be replaced while the
+//! node runs.
 
 use std::net::{TcpStream, ToSocketAddrs};
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! A watch of the members in etcd: each node watches the keys of members and places, and reads all of them only if it
-//! may have missed a change.
+//! A watch of the members in etcd: each node watches the keys of members, and those that name each node's cluster
+//! (`places`). It reads all of these keys again only if it may have missed a change.
 //!
 //! ```text
 //!   read all ─────► watch from the next revision on ──► members come and go
@@ -10,7 +10,8 @@
 //! ```
 //!
 //! Keys and values are untrusted: malformed ones are ignored, and valid ones are only hints at the address of a node.
-//! There is one request for as long as nothing fails, and one a minute while nothing changes (decision 021).
+//! Each watch is a single long request: a node sends a new one only after a failure, and once a minute while nothing
+//! changes (decision 021).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
@@ -47,7 +48,7 @@ pub(super) struct Watch {
 /// The receiver of a watch.
 pub(super) struct Listener {
     pub(super) of: Announcement,
-    /// Has the node's own entries written again when needed, if it has any.
+    /// Requests that the node's own entries be written again, if it has any.
     pub(super) again: Option<RewriteEntries>,
     pub(super) deliver: Arc<Deliver>,
     /// Delay of the start; a short-lived process needs no watch.
@@ -89,7 +90,7 @@ impl From<EtcdError> for Over {
 struct Watcher {
     gateway: Arc<Gateway>,
     listener: Listener,
-    /// Prefixes of the keys of members, and of places.
+    /// Prefixes of the keys of members, and of the nodes' clusters (`places`).
     members: String,
     places: String,
     ended: Receiver<()>,

@@ -81,7 +81,7 @@ impl Client {
         Ok(arrival)
     }
 
-    /// Makes spinning callers look again. Called under the lock of the slots.
+    /// Makes spinning callers check again. Called under the lock of the slots.
     pub(super) fn count_arrival(&self, _: &ReplySlots<SlotResources>) {
         // Pairs with the Acquire in arrivals(): a thread that sees the count finds the reply.
         self.arrivals.store(self.arrivals.load(Relaxed) + 1, Release);

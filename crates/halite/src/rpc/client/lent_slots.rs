@@ -1,4 +1,5 @@
-//! Slots lent to links: taken for a short request, borrowed if none is free, and returned when the link ends.
+//! Reply slots lent to links. A short request takes a slot that the link has borrowed; if none is free, the link
+//! borrows another. The link returns its slots when it ends.
 
 use halite_tier::rpc::SlotId;
 
@@ -7,7 +8,7 @@ use super::reply_lines::Take;
 use crate::rpc::shared::{Link, OutboundLines};
 use crate::runtime::locks::lock;
 
-/// Slots that a link borrows at a time, and at most.
+/// Number of slots that a link borrows at a time, and the most that it borrows.
 const BORROWED: (usize, usize) = (8, 128);
 
 impl Client {
@@ -60,7 +61,7 @@ impl Client {
         self.take_lent(lines)
     }
 
-    /// Takes back the slots of a link that has ended, those in use later.
+    /// Takes back the slots of a link that has ended: the free ones now, those in use later.
     pub(in crate::rpc) fn end_lines(&self, lines: OutboundLines) {
         lock(&self.orphans).extend(lines.slots.iter().map(|index| (*index, lines.borrower)));
         self.collect_orphans();

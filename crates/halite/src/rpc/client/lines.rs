@@ -1,7 +1,8 @@
 //! Short requests, stored into a row of lines at the server.
 //!
-//! A request in the ring has costs beside its bytes: the server looks up its name, and there is a slot, a post and an
-//! event. Lines avoid these: an earlier request in the ring introduces the name, and slots are lent to the link.
+//! A request in the ring has costs besides its bytes: the server looks up the principal's name, and the request needs a
+//! reply slot, a post and an event. A request in a line avoids them: an earlier request in the ring has introduced the
+//! name, and the link uses reply slots that it has borrowed.
 
 use halite_fabric::LINE_WORDS;
 use halite_tier::rpc::line::{INPUT_BYTES_MAX, index_of, request_mark};

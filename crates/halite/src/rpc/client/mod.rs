@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   request ──> ring or lines ──> (the server) ──> slot or line ──> reply
-//!      └── cancelled ──> the slot stays in use until the server has acknowledged that
+//!      └── cancelled ──> the slot stays in use until the server has acknowledged the cancel
 //! ```
 //!
 //! `Client` is the state: the reply slots, the lines for replies to short requests, and the principals of this node.
@@ -55,7 +55,7 @@ pub(crate) struct Client {
     /// Principals of this node, by their numbers.
     principals: Mutex<Vec<Principal>>,
     arrivals: AtomicU64,
-    /// A request waits for room in a ring.
+    /// True if a request waits for room in a ring.
     ring_waiters: AtomicBool,
 }
 

@@ -35,7 +35,7 @@ pub(crate) enum Into<'a> {
     /// A buffer that grows.
     Vec(&'a mut Vec<u8>),
     Slice(&'a mut [u8]),
-    /// They stay in place, as far as possible.
+    /// The bytes stay in place, if possible.
     Lent(&'a mut Lent),
 }
 
@@ -94,7 +94,7 @@ impl Into<'_> {
     }
 }
 
-/// The place of a lent answer, which is read in place instead of being copied out first.
+/// The memory of a lent answer, which the caller reads in place instead of copying it out first.
 ///
 /// A long answer costs a copy into the caller's slot. A second copy out of the slot costs more, since every byte comes
 /// from the processor that wrote it. A caller that wants only a part, or copies the answer elsewhere anyway, avoids it.

@@ -1,5 +1,5 @@
-//! The reply lines of this node, one for each default slot, and the owner words of lent slots, which are taken and
-//! freed without a shared lock.
+//! The reply lines of this node, one for each default slot, and the owner words of lent slots. Threads take and free
+//! lent slots without a shared lock.
 //!
 //! A lent slot serves one link repeatedly. The link takes it under its outbound lock; the thread that has the reply
 //! frees it with a store:

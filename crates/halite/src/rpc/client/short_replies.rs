@@ -1,7 +1,7 @@
 //! Replies to short requests, which the caller finds in the line of its slot.
 //!
-//! A caller that stops polling requests a notification in its line; see `server::short_answers` for the order of both
-//! sides.
+//! A caller that stops polling requests a notification in its line; see `server::short_answers` for the order of steps
+//! on both sides.
 
 use halite_tier::rpc::line::{REPLY_WORDS, address_of, output_of};
 use halite_tier::rpc::wire::REPLY_HEADER_BYTES;

@@ -1,7 +1,7 @@
-//! Atomics called for by peers, carried out at the owner of the words; [`halite_tier::rpc::atomic`] defines the
-//! messages.
+//! Atomics that peers request by a call, and that the owner of the words executes; [`halite_tier::rpc::atomic`] defines
+//! the messages.
 //!
-//! The polling thread carries them out, without the runner's lock. A call from a peer that is not up changes nothing.
+//! The polling thread executes them, without the runner's lock. A call from a peer that is not up changes nothing.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,5 @@
-//! Direct delivery past a queue, when the polling thread itself waits for a request.
+//! Direct delivery: if the polling thread itself waits for a request, it gets the request without going through the
+//! queue.
 
 use halite_tier::rpc::Kind;
 

@@ -65,7 +65,8 @@ pub(crate) struct Server {
     late_atomics: Mutex<BTreeSet<PeerId>>,
     /// Peers with a head that the fabric has not taken yet.
     heads: Mutex<BTreeSet<PeerId>>,
-    /// The node is being drained and refuses calls. A hint: a call that arrives just now may still be served.
+    /// True while the node is being drained and refuses calls. A hint: a call that arrives just now may still be
+    /// served.
     draining: AtomicBool,
 }
 

@@ -1,4 +1,4 @@
-//! The state behind a service's lock: its queue, the parked senders, and the room granted to senders.
+//! The state that a service's lock protects: the queue, the parked senders, and the room granted to senders.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -1,9 +1,10 @@
 //! A function or port of this node: a bounded queue, the receivers that wait for a request, and the senders that wait
 //! for room.
 //!
-//! A full function refuses calls. At a full port senders wait in order, without their messages; the port reserves room
-//! for each sender that it asks to send again. Published messages wait in the same order, with their bytes; their
-//! senders are answered when they are queued.
+//! A function whose queue is full refuses calls. If a port's queue is full, senders wait in order and keep their
+//! messages; the port reserves room for a sender before it asks the sender to send again. Published messages (those of
+//! a [`Sender`](crate::Sender)) wait here with their bytes, in the same order; the sender gets the answer when its
+//! message is queued.
 
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
@@ -24,13 +25,13 @@ use crate::runtime::locks::lock;
 pub struct ServeOptions {
     /// Maximum number of waiting requests. Further calls are refused; further messages wait at their senders.
     pub requests_max: usize,
-    /// Maximum number of input bytes that wait. Inputs longer than a quarter of a ring stay at their callers and do not
-    /// count.
+    /// Maximum total length of waiting inputs, in bytes. Inputs longer than a quarter of a ring stay at their callers
+    /// and do not count.
     pub bytes_max: usize,
-    /// The principals that may call, in addition to the serving one; `None` for all.
+    /// The principals that may call, in addition to the server's own; `None` for all.
     pub callers: Option<Vec<String>>,
-    /// Whether other servers may serve the same [name](crate::Session::serve_named) too, so that calls alternate between
-    /// them. Functions by number and ports ignore it.
+    /// True if other servers may serve the same [name](crate::Session::serve_named) too; calls then alternate between
+    /// them. It has no effect on ports and on functions served by number.
     pub shared: bool,
 }
 
@@ -48,9 +49,9 @@ pub(crate) struct Service {
     state: Mutex<QueueState>,
     /// Number of queued requests, for reading without the lock.
     waiting: AtomicUsize,
-    /// A sender waits for room or has a grant; for reading without the lock.
+    /// True if a sender waits for room or has a grant; for reading without the lock.
     senders_waiting: AtomicBool,
-    /// The service has ended; for reading without the lock.
+    /// True if the service has ended; for reading without the lock.
     ended: AtomicBool,
 }
 

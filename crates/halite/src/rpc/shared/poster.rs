@@ -33,11 +33,11 @@ pub(crate) struct Poster {
     pub(in crate::rpc) posted: Arc<InFlight>,
     pool: Arc<Pool>,
     controls: Mutex<Vec<(PeerId, CallControl)>>,
-    /// The runner should settle.
+    /// True if the runner should settle.
     dirty: AtomicBool,
-    /// An answer, a head, a notification or a handshake may be deferred.
+    /// True if an answer, a head, a notification or a handshake may be deferred.
     deferred: AtomicBool,
-    /// A post waits for memory.
+    /// True if a post waits for memory.
     short: AtomicBool,
 }
 

@@ -1,8 +1,8 @@
 //! Posted accesses: reads and writes that begin at once and are awaited later.
 //!
-//! Loads and stores are over when the access is posted. An access of a single part is a request in the fabric's queue,
-//! which completes whether or not it is awaited. A longer one is a future: posting it puts as many parts in flight as an
-//! access may have, and awaiting it sends the rest.
+//! An access by loads and stores has ended when the posting method returns. An access of a single part is a request in
+//! the fabric's queue, which completes whether or not it is awaited. A longer one is a future: posting it puts as many
+//! parts in flight as an access may have, and awaiting it sends the rest.
 
 use std::fmt;
 use std::pin::{Pin, pin};
@@ -14,8 +14,8 @@ use crate::error::AccessError;
 use crate::posted::{Cursor, Ended};
 use crate::session::{Inner, Lh, ReadOp, Session, WriteOp};
 
-/// A posted read or write. Await it, or [wait](Posted::wait) for it, for its buffer and its outcome. It keeps its session
-/// open, as a clone of that does.
+/// A posted read or write. Await it, or [wait](Posted::wait) for it, for its buffer and its outcome. It keeps its
+/// session open, like a clone of the session.
 ///
 /// If it is dropped, the access may or may not take place, or take place in part. A dropped read changes no memory of
 /// the caller.
@@ -63,8 +63,8 @@ impl Session {
     /// 1,024 are in flight, and their regions do not move. At most 32 MiB of reads and long writes may be in flight to
     /// one node; an access beyond that fails with [`NoStaging`](crate::AccessCause::NoStaging).
     ///
-    /// Over UDP, a target that polls shows the bytes before it acknowledges them: with its next poll or packet, at most
-    /// 2.5 ms later. [`Session::write`] asks for the acknowledgement at once.
+    /// Over UDP, the bytes are visible at a polling target before it acknowledges them; it does so with its next poll
+    /// or packet, at most 2.5 ms later. [`Session::write`] asks for the acknowledgement at once.
     ///
     /// ```
     /// # use halite::{Config, Node, NodeId, Permissions, Placement};

@@ -27,7 +27,7 @@ impl Answer {
         Answer { lent, kept: in_slot.then_some(request) }
     }
 
-    /// Returns the length in bytes; 0 for an answer in memory of the node, in a fork of its process.
+    /// Returns the length in bytes. In a fork of the node's process, returns 0 for an answer in the node's memory.
     pub fn len(&self) -> usize {
         match &self.lent {
             Lent::InSlot(_) if self.kept.as_ref().is_some_and(OwnedRequest::is_forked) => 0,
@@ -42,7 +42,7 @@ impl Answer {
         self.len() == 0
     }
 
-    /// Copies bytes from `offset` on, as many as there are and `into` holds. Returns how many.
+    /// Copies bytes from `offset` on into `into`, until either ends. Returns the number of bytes copied.
     pub fn copy_to(&self, offset: usize, into: &mut [u8]) -> usize {
         let count = self.len().saturating_sub(offset).min(into.len());
         let into = &mut into[..count];

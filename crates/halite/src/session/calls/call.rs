@@ -66,7 +66,7 @@ impl Session {
 
     /// Posts a call for each of `inputs`, in order, as [`Session::post_call`] does. Returns their results in the same
     /// order; a call that fails does not affect the others. One `timeout` applies to all: calls that find no room
-    /// within it are not posted, and fail.
+    /// within this time are not posted, and fail.
     ///
     /// Consecutive calls to another node are posted up to 16 at a time, at much lower cost, if their inputs have up to
     /// about 400 bytes. Longer ones are posted one by one, in the same order.
@@ -187,7 +187,7 @@ impl<'s> Calling<'s> {
         Calling { session, terms }
     }
 
-    /// Makes a [`PendingCall`], which owns its part of the session.
+    /// Makes a [`PendingCall`], which owns a reference to its session.
     #[inline]
     fn keep(&self, pending: Pending<'s>) -> PendingCall {
         PendingCall::new(self.terms, OwnedRequest::new(self.session, pending))

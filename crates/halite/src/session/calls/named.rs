@@ -5,7 +5,7 @@
 //!  call_named("words")  ── nodes of "words", remembered or from the directory ── call(node, h("words"))
 //! ```
 //!
-//! The directory holds no more than the nodes of a name: the function's number follows from the name.
+//! The directory stores only the nodes that serve a name: the function's number is a hash `h` of the name.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -37,9 +37,9 @@ ranked! {
 #[derive(Debug)]
 pub(crate) struct Known {
     nodes: Vec<NodeId>,
-    /// Place of the next call's server.
+    /// Index of the server for the next call.
     next: usize,
-    /// Time at which they are asked for again.
+    /// Time at which the session asks the directory for them again.
     expires_ns: u64,
 }
 
@@ -84,9 +84,10 @@ impl Drop for Registration {
     }
 }
 
-/// Servers and calls by name. Names of servers are apart from those of regions, locks and barriers.
+/// Servers and calls by name. Servers have a name space of their own, separate from those of regions, locks and
+/// barriers.
 impl Session {
-    /// Serves calls to a name, from this session's node. The name ends with the server, or with its node.
+    /// Serves calls to a name, at this session's node. The name becomes free when the server closes or its node ends.
     ///
     /// Fails with [`ServeCause::NameTaken`] if another server has the name, unless both set
     /// [`ServeOptions::shared`]: then calls alternate between them. Each node has at most one server of a name;
@@ -133,8 +134,8 @@ impl Session {
 
     /// Calls the server of a name, and returns its answer. Fails with [`NamedCallCause::NoServer`] if there is none.
     ///
-    /// The session remembers the servers of a name. If the handler of a server that has ended cannot have run, the call
-    /// goes to the next server, or to one that has the name now. `timeout` applies to all attempts together.
+    /// The session remembers the servers of a name. If a server has ended and its handler cannot have run, this sends
+    /// the call to the next server, or to one that has the name now. `timeout` applies to all attempts together.
     pub async fn call_named(
         &self,
         name: &str,
@@ -221,7 +222,7 @@ impl Session {
     }
 }
 
-/// Returns whether another server may take a call that failed with this cause before its handler ran.
+/// Returns true if another server may take a call that failed with this cause before its handler ran.
 fn is_for_next(cause: CallCause) -> bool {
     matches!(
         cause,

@@ -1,7 +1,7 @@
 //! Posted calls whose answers are taken later.
 //!
-//! A blocking caller borrows its session and touches no reference count. A [`PendingCall`] owns a part of the session,
-//! so that it can be moved to another thread or stored without a lifetime.
+//! A blocking caller borrows its session and touches no reference count. A [`PendingCall`] owns a reference to its
+//! session, so that it can be moved to another thread or stored without a lifetime.
 
 use std::fmt;
 
@@ -54,7 +54,8 @@ impl PendingCall {
         calling.finish(&mut pending, Into::Slice(output)).await
     }
 
-    /// Waits for the answer and lends it in place, without a copy. An answer of more than 64 MiB is fetched.
+    /// Waits for the answer and lends it in place, without a copy. An answer of more than 64 MiB is first fetched from
+    /// the server's memory.
     ///
     /// ```
     /// # use halite::{Config, Function, Node, NodeId, ServeOptions};

@@ -103,10 +103,10 @@ impl Session {
         Ok(Mailbox { receiver: Receiver::open(self, ServiceId::Port(port.0), options)? })
     }
 
-    /// Sends a message, and returns when it is in the port's queue; waits while that is full. Messages sent one after
-    /// another are received in that order. If the future is dropped, the message may or may not be received. The
-    /// message is for the node's current incarnation: if that ends meanwhile, this fails with [`SendCause::PeerDown`],
-    /// even if the node is back.
+    /// Sends a message, and returns when it is in the port's queue; waits while the queue is full. Messages sent one
+    /// after another are received in the same order. If the future is dropped, the message may or may not be received.
+    /// The message goes only to the node's current incarnation: if this incarnation ends first, the send fails with
+    /// [`SendCause::PeerDown`], even if the node has been restarted.
     pub async fn send(&self, node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
         check_port(node, port, bytes)?;
         self.send_to_any_port(node, port, bytes).await

@@ -77,11 +77,11 @@ impl Session {
 }
 
 impl Sender {
-    /// Publishes a message and returns once it is posted. It is received unless one of the two nodes, the port or this
-    /// sender ends before.
+    /// Publishes a message and returns once it is posted. It will be received unless one of the two nodes, the port or
+    /// this sender ends first.
     ///
-    /// An error may be that of an earlier message, as its length shows; the message of this call is then not sent. A
-    /// sender may be used after an error; messages published between the failed one and the error may have been
+    /// The error may belong to an earlier message, as [`SendError::len`] shows; the message of this call is then not
+    /// sent. A sender may be used after an error; messages published between the failed one and the error may have been
     /// received. [`SendCause::WouldBlock`](crate::SendCause::WouldBlock) means that the port is full and that this
     /// node's parked messages there have reached their limit: 4,096 messages, or 4 MiB.
     pub async fn send(&mut self, bytes: &[u8]) -> Result<(), SendError> {

@@ -30,8 +30,8 @@ impl Function {
     pub(super) const NAMED_MIN: u32 = 1 << 31;
 }
 
-/// A served function. Clones are further receivers of the same function. Dropping the last one ends it, and fails the
-/// calls that still wait for a handler.
+/// A served function. Clones are further receivers of the same function. Dropping the last clone ends the function, and
+/// fails the calls that still wait for a handler.
 ///
 /// ```
 /// # use halite::{Config, Function, Node, NodeId, ServeOptions};
@@ -92,7 +92,8 @@ impl Server {
     /// Waits for a call, and returns it with the calls queued behind it, in order: at least one and at most `max`. A
     /// call whose long input must be read from its caller's memory comes alone, or first.
     ///
-    /// Use it for short handlers, with [`Server::reply_all`]: calls that were received together wait for each other.
+    /// Use it for short handlers, with [`Server::reply_all`]: no call that was received together with others is
+    /// answered before all of them have been handled.
     pub async fn recv_many(&self, max: usize) -> Result<Vec<Call>, ServeError> {
         let first = self.receiver.recv().await?;
         Ok(self.calls(first, max))
@@ -122,7 +123,7 @@ impl Server {
         Ok(Call::new(session, accepted))
     }
 
-    /// Ends the function for all its servers: later `recv`s and calls fail.
+    /// Ends the function for all clones of this server: later `recv`s and calls fail.
     pub fn close(&self) {
         if let Some(name) = &self.name {
             name.end();

@@ -1,8 +1,8 @@
-//! Ends connections, and the whole fabric.
+//! Ends connections, and closes the fabric.
 //!
-//! A leaving end sends a last message over the socket that set the connection up. On one host it first waits until
-//! everything is acknowledged. Between hosts, the last message carries the unacknowledged packets if they are few, so
-//! that a process may exit without waiting for an answer.
+//! An end that disconnects sends a last message over the connection's control socket. To a peer on the same host, it
+//! does so after all its requests are acknowledged. To another host, the last message contains the unacknowledged
+//! packets if they are few, so the process can exit without waiting for an answer.
 
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -27,7 +27,7 @@ impl Core {
     }
 
     /// Ends a connection between hosts without waiting for acknowledgements: the last message contains the
-    /// unacknowledged packets, and the system delivers it. Returns false, without effect, if that is not possible.
+    /// unacknowledged packets, and the kernel delivers it. Returns false and has no effect if that is not possible.
     fn leave_at_once(&self, connection: &Connection) -> bool {
         let mut control = lock(&self.control);
         if control.own_address(connection.token).is_none() || !connection.is_up() {
@@ -72,7 +72,7 @@ impl Core {
         self.bell.wake();
     }
 
-    /// Stores the path MTU that this connection found, for the next one to that host.
+    /// Stores the path MTU that this connection found, for the next connection to the same host.
     fn record_path_mtu(&self, connection: &Connection) {
         if let Some(found) = connection.found_path() {
             lock(&self.paths).note(connection.address.ip(), found, connection.mtu);

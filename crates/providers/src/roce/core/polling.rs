@@ -14,10 +14,11 @@ use super::Core;
 
 /// Interval at which a busy poller checks for control messages, in ns.
 const CONTROL_NS: u64 = 2_000_000;
-/// Number of consecutive full batches after which timers run; before, the socket may hold the packet that a timer waits
-/// for.
+/// Number of consecutive full batches after which due timers run anyway. Before that, they wait, because the packet
+/// that would stop the timer may still be in the socket.
 const BATCHES_BEFORE_TIME: u32 = 16;
-/// Maximum delay of timers while packets wait in the sockets of receivers, which may wait for a core, in ns.
+/// Maximum delay of timers, in ns, while packets wait in the sockets of receivers, which may themselves wait for a
+/// core.
 const TIME_LATE_NS: u64 = 2_000_000;
 
 /// Result of one receive from a socket.
@@ -32,7 +33,7 @@ pub(in crate::roce) struct Received {
 }
 
 impl Core {
-    /// Receives and handles packets, control messages and timers, unless another thread does.
+    /// Receives and handles packets, control messages and timers. Does nothing while another thread polls.
     pub(in crate::roce) fn poll_once(&self) {
         let Ok(mut batch) = self.batch.try_lock() else { return };
         let now_ns = self.now_ns();
@@ -77,7 +78,8 @@ impl Core {
         }
     }
 
-    /// Makes the poll before a sleep check the control sockets, if their edge was consumed or input is left.
+    /// Requests a check of the control sockets by the last poll before a sleep, if their edge was consumed or they have
+    /// unread input.
     pub(in crate::roce) fn on_arm(&self, has_control_edge: bool) {
         if has_control_edge || !self.control_is_empty.load(Relaxed) {
             self.control_seen_ns.store(0, Relaxed);

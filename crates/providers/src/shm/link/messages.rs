@@ -1,4 +1,4 @@
-//! Sends and receives the messages of a link; [`super`] decides what follows from them.
+//! Sends and receives the messages of a link; [`super`] changes the link's phase accordingly.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use super::super::socket::{self, Received};
 use super::super::wire::Message;
 use super::{Link, LinkState, Phase, SOCKET_EVENTS};
 
-/// Maximum number of messages per call, so that a peer that sends without end cannot keep a thread.
+/// Maximum number of messages received per call, so that a peer that sends without end cannot occupy a thread.
 const TURN_MESSAGES_MAX: usize = 256;
 
 impl Link {
@@ -122,7 +122,7 @@ impl Link {
         }
     }
 
-    /// Drops a segment that the peer withdraws, or reserves the key of one that we were never sent.
+    /// Drops a segment that the peer deregistered. If the peer never sent that segment, reserves its key.
     fn hear_withdrawn(&self, core: &Core, state: &mut LinkState, key: u32) -> Result<(), Trouble> {
         let LinkState { phase, heard, said, .. } = state;
         let known = match phase {
@@ -152,7 +152,7 @@ impl Link {
         Ok(())
     }
 
-    /// Handles a message whose descriptors this process could not receive for lack of descriptors.
+    /// Handles a message that arrived without its descriptors, because this process has no descriptors left.
     fn hear_bare(&self, core: &Core, state: &LinkState, message: Message) -> Result<(), Trouble> {
         let lack = Trouble::Ours(shortage::descriptors());
         match (message, &state.phase) {
@@ -183,7 +183,7 @@ impl Link {
         Ok(())
     }
 
-    /// Sends the messages that are due, as far as the socket has room; the rest follows when it has room again.
+    /// Sends the pending messages for which the socket has room. The others follow when it has room again.
     pub(super) fn speak(&self, core: &Core, state: &mut LinkState) {
         let greeting = matches!(state.phase, Phase::Greeting { .. });
         let connected = matches!(state.phase, Phase::Connected { .. });
@@ -205,7 +205,7 @@ impl Link {
         }
     }
 
-    /// Returns true once the peer has been sent all segments.
+    /// Sends the segments that the peer does not know yet. Returns true once all are sent.
     fn speak_of_segments(&self, core: &Core, state: &mut LinkState) -> bool {
         loop {
             let next = state.said.segments;
@@ -225,7 +225,7 @@ impl Link {
         }
     }
 
-    /// Returns true once the peer has been sent all owed messages.
+    /// Sends the pending messages about deregistered keys. Returns true once all are sent.
     fn speak_of_keys(&self, state: &mut LinkState) -> bool {
         while let Some(message) = state.said.owed.front() {
             if !self.try_say(state, message, &[]) {
@@ -251,7 +251,7 @@ fn descriptor(segment: &Segment) -> BorrowedFd<'_> {
     segment.fd().expect("our own segments keep their descriptors")
 }
 
-/// Checks that keys arrive in order and once each, so that a peer cannot swap memory under a key in use.
+/// Checks that keys arrive in order and once each, so that a peer cannot replace the memory of a key in use.
 fn check_key(core: &Core, known: usize, key: u32) -> Result<(), Trouble> {
     if key as usize != known || known >= core.config.segments_max {
         return Err(format!("unexpected segment with key {key}").into());

@@ -251,7 +251,7 @@ fn callers_killed_during_a_burst_leak_nothing() {
 #[test]
 fn calls_to_a_stopped_server_time_out_until_it_resumes() {
     let mut cluster = Cluster::new();
-    // The server is stopped for less than the lease, so it is not given up.
+    // The server is stopped for less than the lease, so it is not declared dead.
     cluster.config.lease = PATIENCE;
     let node = cluster.join(0);
     let session = node.blocking_session();

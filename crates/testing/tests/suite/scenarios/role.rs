@@ -33,7 +33,7 @@ use super::stripes::Writer;
 pub fn run() {
     let Ok(parent) = std::env::var(PARENT) else { return };
     set_parent_process_death_signal(Some(Signal::KILL)).expect("the kernel supports the request");
-    // The kernel sends the signal only for a later death, so check whether the parent still lives.
+    // The kernel sends the signal only for a later death, so check whether the parent is still alive.
     let is_child = getppid().is_some_and(|pid| pid.as_raw_nonzero().to_string() == parent);
     assert!(is_child, "the parent has ended");
     let mut role = Role::default();

@@ -57,7 +57,7 @@ fn memory_that_a_stopped_process_can_write_to_is_not_reused() {
     assert_eq!(fresh.len() as u64, (ARENA_BYTES - REGION_BYTES) / (16 << 20));
     check_zero(&session, &fresh);
     writer.resume();
-    // The writer continues where it was stopped, perhaps for several rounds, until it learns that it was given up.
+    // The writer continues where it was stopped, perhaps for several rounds, until it learns that it was declared dead.
     assert!(writer.event().starts_with("region ended "), "the writer learns that it was given up");
     let rest = await_status(&session, |nodes| {
         (nodes[0].bytes_used < ARENA_BYTES).then(|| take_everything(&session)).filter(|rest| !rest.is_empty())

@@ -7,10 +7,11 @@
 //!                          few are left: requests wait ── copy the rest ── close ◄───────┘
 //! ```
 //!
-//! A key marks the move, and each transaction requires the mark as this move wrote it. So late transactions of an
-//! earlier move have no effect, and of two clusters that move to one prefix, the later to write the mark succeeds.
-//! Names of other clusters are never overwritten: there, the key of an incarnation says that it is alive, while a move
-//! writes it as awaited. Only one transaction is in flight, so the last record written for a name or home is final.
+//! The move writes a key, the mark, and each of its transactions requires that the mark is unchanged. So late
+//! transactions of an earlier move have no effect, and if two clusters move to one prefix, the one that wrote the mark
+//! last succeeds. A move never overwrites names of another cluster, whose incarnations have recorded themselves as
+//! alive; a move records incarnations as awaited. Only one transaction is in flight, so the last record written for a
+//! name or home is final.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,7 +34,7 @@ pub struct MoveJob {
     pub prefix: String,
     /// Time of day, in ns since 1970, at which the clock behind `now_ns` was 0.
     pub epoch_ns: u64,
-    /// The first number that is not taken; all lower ones are.
+    /// The lowest node number that is not taken; all lower ones are.
     pub next_number: u32,
 }
 

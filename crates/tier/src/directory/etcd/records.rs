@@ -8,8 +8,9 @@
 //!  PREFIX/move                  "moving NODE.INCARNATION": the node that moves, or moved, names here from the cluster
 //! ```
 //!
-//! Names have no lease: those of an unreachable home stay. They are lost when its incarnation has ended, which one key
-//! records for all of them. NUL, the first byte of the names of locks and barriers, is valid in keys.
+//! Names have no lease, so the names of an unreachable home stay. They are lost when its incarnation ends. One key per
+//! incarnation records that for all its names. NUL, the first byte of the names of locks and barriers, is valid in
+//! keys.
 
 use crate::ids::{Epoch, Incarnation, NodeId, NodeIncarnation, RegionId};
 use crate::message::LossCause;

@@ -1,6 +1,6 @@
 //! Requests to etcd and replies: transactions over keys, as in the v3 API.
 
-/// A condition. If one fails, the transaction executes `otherwise`.
+/// A condition of a transaction. If any condition fails, the transaction executes `otherwise`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Compare {
     /// The key does not exist.
@@ -45,8 +45,8 @@ pub struct Transaction {
 }
 
 impl Transaction {
-    /// Returns true if the branch `then` (if `is_so`) or `otherwise` (if not) puts a key, and so needs space in the
-    /// store.
+    /// Returns true if a branch puts a key and so needs space in the store. The branch is `then` if `is_so`, else
+    /// `otherwise`.
     pub fn writes(&self, is_so: bool) -> bool {
         let branch = if is_so { &self.then } else { &self.otherwise };
         branch.iter().any(|step| matches!(step, Step::Put(..)))

@@ -1,4 +1,4 @@
-//! Tasks in etcd: their transactions, and the handling of results.
+//! Tasks that need etcd, such as claiming or finding a name: sends their transactions and handles the results.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -74,7 +74,7 @@ pub(super) enum Task {
         taken: Pair,
         home: NodeIncarnation,
     },
-    /// Checks whether the home of a name, unknown to all nodes, has a place key, which shows that it is alive.
+    /// Checks whether a name's home that no node knows has a key under a lease, which shows that it is alive.
     ForgetUnplaced {
         requester: Requester,
         taken: Pair,
@@ -788,8 +788,8 @@ impl EtcdDirectory {
         Transaction::when(vec![compare], vec![Step::Delete(pair.key.clone())])
     }
 
-    /// Removes names of ended incarnations, and all names of a node without a place key. With such a key, the node may
-    /// be alive elsewhere.
+    /// Removes names of ended incarnations, and all names of a node that has no key under a lease. A node with such a
+    /// key may be alive elsewhere.
     fn sweep(
         &mut self,
         (node, after, reply_to, was_known): (NodeId, Option<String>, Option<Requester>, bool),

@@ -13,7 +13,7 @@ use crate::names::Service;
 /// Barriers homed here with waiting participants.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Barriers {
-    /// No round is empty.
+    /// Contains no empty rounds.
     rounds: BTreeMap<RegionId, Round>,
 }
 

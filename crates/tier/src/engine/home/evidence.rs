@@ -9,9 +9,10 @@
 //!   ◄──────────────────── CutOff ┘ else, or without an answer for two leases: once it is cut off
 //! ```
 //!
-//! A node speaks for its own memory only. So a change continues when the mapper has released its mappings, or when
-//! each owner of a chunk has itself cut the mapper off; silence proves nothing. An owner's report stays true until the
-//! mapper pairs with the home again: to pair with an owner again, the mapper drops what it mapped there.
+//! A node reports only on its own memory. So a change continues when the mapper has released its mappings, or when each
+//! owner of a chunk has itself cut the mapper off; silence proves nothing. An owner's report stays true until the
+//! mapper pairs with the home again, even if the mapper pairs with that owner earlier: for that, it drops all its
+//! mappings of the owner's memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,19 +25,21 @@ use crate::region::Stage;
 /// Leases that a command waits for evidence before the home answers that it is unfinished.
 const PATIENCE_LEASES: u64 = 3;
 
-/// Leases that an owner waits for a mapper to release its mappings; for one, the mapper may wait for a lost node.
+/// Leases that an owner waits for a mapper to release its mappings. The mapper itself may wait one lease for a lost
+/// node.
 const PATIENCE_WITH_MAPPERS_LEASES: u64 = 2;
 
 /// Reports requested from owners, and requests of other homes.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Evidence {
-    /// Reports of owners, by the mapper concerned, which is not paired with this node.
+    /// Reports of owners, by the mapper that they concern, which is not paired with this node.
     of: BTreeMap<NodeIncarnation, Reports>,
     /// Regions whose command waits for evidence, with the start of the wait in ns.
     stalled: BTreeMap<RegionId, u64>,
-    /// Requests of homes to answer when a mapper is cut off here, each with the number of the pairing that they lost.
+    /// Requests of homes to answer once a mapper is cut off here, each with the number of the pairing that the home
+    /// lost.
     owed: Vec<(Requester, NodeIncarnation, u64)>,
-    /// Mappers that were asked to release their mappings, and are cut off if they do not.
+    /// Mappers that were asked to release their mappings. One that does not release them in time is cut off.
     relayed: Vec<Relayed>,
 }
 
@@ -57,7 +60,7 @@ struct Reports {
 }
 
 impl Evidence {
-    /// Drops requests of a home that accepts no replies any more.
+    /// Drops the requests of a home that no longer accepts replies.
     pub(in crate::engine) fn forget_requests_of(&mut self, home: NodeIncarnation) {
         self.owed.retain(|(requester, ..)| requester.incarnation != home);
         self.relayed.retain(|relayed| relayed.requester.incarnation != home);
@@ -139,7 +142,7 @@ impl HomeSide<'_> {
         owner: NodeIncarnation,
         body: Result<Reply, ErrorReply>,
     ) {
-        // The mapper may have paired with this node again since, and may be lost again.
+        // The mapper may have paired with this node again in the meantime, and may have been lost again.
         if self.cx.membership().pairings().may_live(mapper)
             && self.cx.membership().pairings().number(mapper) != pairing
         {
@@ -196,7 +199,8 @@ impl HomeSide<'_> {
         })
     }
 
-    /// Drops a mapper that has released its mappings from all regions, except those that it may have mapped since.
+    /// Removes a mapper that has released its mappings from all regions, except those that it may have mapped since
+    /// then.
     pub(in crate::engine) fn drop_mapper(&mut self, mapper: NodeIncarnation) {
         for region in self.regions_mapped_by(mapper) {
             if !self.is_early(region, mapper) {

@@ -1,4 +1,5 @@
-//! Chunks of regions homed here at other owners: returns them, and compares them with the owners' reports.
+//! Chunks at other owners that belong to regions homed here: returns them to the owners, and compares the home's record
+//! with the owners' reports.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,8 +9,8 @@ use crate::layout::{Extent, Extents};
 use crate::message::Notice;
 
 impl HomeSide<'_> {
-    /// Returns chunks to their owners. Owners that are not connected, or have not reported all that they hold, get
-    /// theirs after their report.
+    /// Returns chunks to their owners. An owner that is not connected, or has not reported all chunks that it holds,
+    /// gets its chunks back after its report.
     pub(super) fn return_chunks(&mut self, extents: &[Extent]) {
         let mut by_owner: BTreeMap<NodeIncarnation, Extents> = BTreeMap::new();
         for extent in extents {
@@ -63,7 +64,7 @@ impl HomeSide<'_> {
     }
 }
 
-/// The parts of an extent that no other covers.
+/// The parts of an extent that no other extent covers.
 fn without(extent: Extent, others: &[Extent]) -> Extents {
     let mut rest: Extents = [extent].into_iter().collect();
     for other in others.iter().filter(|other| other.owner == extent.owner) {

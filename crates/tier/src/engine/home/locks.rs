@@ -9,10 +9,10 @@
 //!                                    Locked ──────────────────────────────►
 //! ```
 //!
-//! The word is marked exactly while the queue is not empty, so no session overtakes a waiter; see [`crate::lockword`].
-//! Requests of one session for one lock arrive in order, and a session makes one attempt at a lock at a time. So if a
-//! word names a session, either the home granted the lock for the latest request of that session, or the session took
-//! the lock by compare-swap just before that request.
+//! The word is marked as contended exactly while the queue is not empty, so no session overtakes a waiter; see
+//! [`crate::lockword`]. Requests of one session for one lock arrive in order, and a session makes one attempt at a lock
+//! at a time. So if a word names a session, either the home granted the lock for the latest request of that session, or
+//! the session took the lock by compare-swap just before that request.
 //!
 //! A holder that loses contact knows when its guard expires: one lease after it sent the last message that the home has
 //! acknowledged ([`lock_is_kept_until_ns`](crate::engine::Engine::lock_is_kept_until_ns)). The home counts from the
@@ -35,16 +35,18 @@ const DRIFT_PARTS: u64 = 32;
 /// Locks homed here.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Locks {
-    /// Queues of waiters; none is empty. A session waits for a lock once, so the number of sessions bounds the length.
+    /// Queues of waiters; contains no empty queues. A session waits for a lock only once, so the number of sessions
+    /// limits the length.
     queues: BTreeMap<RegionId, VecDeque<Waiter>>,
-    /// Locks granted as recovered: if they return unused, the next grant must say so too.
+    /// Locks whose current grant reported a recovery. If the grantee does not use the lock, the next grant must report
+    /// it again.
     recovered: BTreeSet<RegionId>,
     /// Incarnations that are cut off but may be alive, with the time in ns at which their guards expire.
     lapsing: BTreeMap<NodeIncarnation, u64>,
 }
 
 impl Locks {
-    /// Time in ns at which the guards of a cut-off incarnation expire next; `u64::MAX` if there is none.
+    /// Earliest time in ns at which the guards of a cut-off incarnation expire; `u64::MAX` if there is none.
     pub(in crate::engine) fn deadline_ns(&self) -> u64 {
         self.lapsing.values().copied().min().unwrap_or(u64::MAX)
     }
@@ -175,7 +177,7 @@ impl HomeSide<'_> {
     }
 
     /// The node of a holder that was silent for a lease and could not be cut off within another, or `None`. That node
-    /// may resume at any time, and still hold the lock.
+    /// may resume at any time and still hold the lock.
     fn silent_node_of(&self, holder: Holder) -> Option<NodeId> {
         let then_ns = self.cx.now_ns().checked_sub(self.cx.lease_ns())?;
         self.cx
@@ -185,8 +187,8 @@ impl HomeSide<'_> {
             .map(|incarnation| incarnation.node)
     }
 
-    /// Refuses waiters behind a silent holder, which may never return, and clears the mark: a holder that resumes
-    /// releases the lock by itself.
+    /// Refuses all waiters of a lock whose holder is silent and may never return. Clears the contended bit, so that a
+    /// holder that resumes can release the lock without the home.
     pub(in crate::engine) fn refuse_waiters_of_silent_holders(&mut self) {
         for region in self.locks.queues.keys().copied().collect::<Vec<_>>() {
             if !self.is_in_motion(region)
@@ -221,8 +223,8 @@ impl HomeSide<'_> {
 
     /// Passes the lock to the session that has waited longest, or frees it; `recovered` as in [`Reply::Locked`].
     fn pass_on(&mut self, region: RegionId, words: &LockWords, recovered: bool) {
-        // Waiters for a lock in motion repeat their requests at the next home, which could not refuse a grant from
-        // here.
+        // While a lock is being moved, its waiters repeat their requests at the next home, which could not undo a grant
+        // by this home.
         let next = match self.is_in_motion(region) {
             true => None,
             false => self.locks.queues.get_mut(&region).and_then(VecDeque::pop_front),
@@ -233,7 +235,7 @@ impl HomeSide<'_> {
         }
         match next {
             Some(waiter) => self.grant_lock(region, words, &waiter, contended, recovered),
-            // Lets the next requester learn that the lock is recovered.
+            // Makes the next grant report the recovery.
             None if recovered => words.give(Holder::ABANDONED, false),
             None => words.make_free(),
         }
@@ -313,7 +315,7 @@ impl HomeSide<'_> {
         expired.into_iter().for_each(|incarnation| self.recover_locks(incarnation));
     }
 
-    /// Recovers the locks of a node that holds none any more: passes them to waiters or the next requester.
+    /// Recovers all locks of a node that no longer holds any: passes them to waiters, or else to the next requester.
     pub(in crate::engine) fn recover_locks(&mut self, incarnation: NodeIncarnation) {
         self.locks.lapsing.remove(&incarnation);
         let is_lock = |name: &str| Service::Lock.has(name);

@@ -1,15 +1,16 @@
-//! Moves a region: freezes one chunk at a time, lets its new owner copy and place it, and finally moves the home.
+//! Moves a region: freezes one chunk at a time, lets the new owner copy it, announces its new place, and finally moves
+//! the home.
 //!
 //! ```text
 //!  home                         mappers                     new owner
 //!   Reserve ------------------------------------------------->
-//!   per chunk:  Freeze -------->  (no access to it any more)
+//!   per chunk:  Freeze -------->  (no longer accesses the chunk)
 //!               <-------- Done
 //!               CopyChunk --------------------------------->  one-sided read of the old place
-//!               Place ---------->  (access at the new place)       the old place is released
-//!   Settle -------------------->  (has heard of all places)
+//!               Place ---------->  (uses the new place)               the old place is released
+//!   Settle -------------------->  (has received all Place messages)
 //!               <-------- Done
-//!   Adopt --------------------------------------------------> now the home, and tells the mappers
+//!   Adopt --------------------------------------------------> is the home now, and informs the mappers
 //! ```
 
 use std::collections::{BTreeMap, VecDeque};
@@ -216,9 +217,9 @@ impl HomeSide<'_> {
             self.settle_mappers(region, to);
             return self.finish_region_command(region, Ok(Reply::Done));
         }
-        // The next home's messages take other paths, and must not overtake this home's: a late place would thaw a chunk
-        // that was frozen again. Likewise, mappers must know the new places of a vacating owner's chunks before they
-        // learn of its end.
+        // Messages of the next home take other paths, and must not overtake messages of this home: a late `Place` would
+        // thaw a chunk that was frozen again. Likewise, mappers must know the new places of a vacating owner's chunks
+        // before they learn of its end.
         self.moving_mut(region).closing = true;
         self.notify_mappers(region, Change::Settle { home: self.cx.incarnation() });
     }
@@ -323,7 +324,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Ends handovers to a next home whose incarnation has ended, and with it the regions.
+    /// Ends handovers to a next home whose incarnation has ended; the regions are lost with it.
     pub(in crate::engine) fn end_adoption(&mut self, to: NodeIncarnation) {
         for region in self.in_doubt_of(to) {
             self.handle_adopted(region, Err(ErrorReply::PeerDown(to.node)));
@@ -393,8 +394,8 @@ impl HomeSide<'_> {
     //    <──────────────────────────────────────────── Adopt
     //    <──────── Paired(pairing)   maps the region under this pairing
     //
-    // The mapper has dropped regions that were here when the pairing was offered. It still maps those that came since,
-    // unless it reports otherwise.
+    // The mapper has dropped regions that were here when the pairing was offered. It still maps regions that came here
+    // after that, unless it reports otherwise.
 
     /// Records that a mapper of an adopted region may already be paired, or was never announced.
     fn note_early(&mut self, region: RegionId, mapper: NodeIncarnation) {
@@ -414,7 +415,8 @@ impl HomeSide<'_> {
         self.homes.early.get(&mapper).is_some_and(|regions| regions.contains(&region))
     }
 
-    /// Forgets early regions, because a pairing was offered or an offer failed: accepting the next one drops them.
+    /// Forgets early regions, because a pairing was offered or an offer failed: when the mapper accepts the next offer,
+    /// it drops these regions.
     pub(in crate::engine) fn forget_early(&mut self, mapper: NodeIncarnation) {
         self.homes.early.remove(&mapper);
     }

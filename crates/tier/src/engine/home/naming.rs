@@ -24,7 +24,7 @@ impl HomeSide<'_> {
         self.cx.notify_directory(Notice::Names { names: Vec::new(), done: true });
     }
 
-    /// Gives up a name that two regions were given while homes had lost contact with each other or the directory.
+    /// Gives up a name that two regions received while homes had lost contact with each other or with the directory.
     pub(in crate::engine) fn lose_name(&mut self, name: &str, region: RegionId) {
         if let Some(making) = self.homes.making.get_mut(&region) {
             making.lose_name();

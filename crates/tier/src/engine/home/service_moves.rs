@@ -33,7 +33,7 @@ impl HomeSide<'_> {
         self.moving(region).is_some_and(Moving::has_started)
     }
 
-    /// Returns true if the bytes of a lock may already be at their next place.
+    /// Returns true if the bytes of a lock may already have moved to their new place.
     pub(super) fn is_parked(&self, region: RegionId) -> bool {
         self.moving(region).is_some_and(|moving| moving.waiters_are_parked)
     }

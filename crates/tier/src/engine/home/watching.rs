@@ -1,7 +1,7 @@
 //! The home's side of watching: the list of nodes that are notified of writes to a region.
 //!
-//! The home only keeps the list; the writer requests it and sends the notifications. So a notification never precedes
-//! its bytes, and a slow watcher delays writers, not the home.
+//! The home only keeps the list. The writer requests the list and sends the notifications, so a notification never
+//! arrives before the written bytes, and a slow watcher delays writers, not the home.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ pub const WATCHERS_MAX: usize = 4096;
 /// The watchers of all regions homed here.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Watching {
-    /// No list is empty.
+    /// Contains no empty lists.
     lists: BTreeMap<RegionId, Vec<Watcher>>,
 }
 

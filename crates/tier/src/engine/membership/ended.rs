@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::ids::{NodeId, NodeIncarnation};
 
-/// Ended incarnations kept per permanent node. They are needed because an older connection may come up late, and a node
-/// that was forgotten while alive may return.
+/// Ended incarnations kept per permanent node. They are needed because an older connection may come up late, and
+/// because a node that was forgotten while alive may return.
 const ENDED_OF_NODE_MAX: usize = 8;
-/// Ended incarnations kept of all ephemeral nodes together, whose numbers are never reissued.
+/// Ended incarnations kept for all ephemeral nodes together. Numbers of ephemeral nodes are never reissued.
 const ENDED_EPHEMERAL_MAX: usize = 256;
 
 /// Ended incarnations, per node, the most recent last.

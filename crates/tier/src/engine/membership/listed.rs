@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The list is unconfirmed, and may be edited by hand. It contains addresses but no incarnations, and proves neither
-//! life nor death. A wrong entry costs one failed dial. For nodes that the cluster itself knows, by
-//! [`super::pairing`], the list is ignored. (Decision 021.)
+//! life nor death. A wrong entry costs one failed dial. The list is ignored for nodes that the cluster itself knows;
+//! see [`super::pairing`]. (Decision 021.)
 
 use std::collections::BTreeMap;
 

@@ -46,9 +46,9 @@ struct Candidate {
     hello: Hello,
     since_ns: u64,
     assembler: Assembler,
-    /// Number of the pairing that this node has offered over it, if this node chooses the connection.
+    /// Number of the pairing that this node has offered over this connection, if this node chooses the connection.
     offered: Option<u64>,
-    /// Number of the pairing that the peer has offered over it, if the peer chooses the connection.
+    /// Number of the pairing that the peer has offered over this connection, if the peer chooses the connection.
     welcomed: Option<u64>,
 }
 
@@ -259,7 +259,7 @@ impl Engine {
         !self.membership.meeting.waiting.is_empty()
     }
 
-    /// Returns true if other nodes have named an incarnation of the node that holds the directory, and it is not known
+    /// Returns true if this node has heard from other nodes of an incarnation of the directory's node that is not known
     /// to have ended.
     pub fn is_told_of_seat(&self) -> bool {
         let seat = self.directory.seat();
@@ -316,7 +316,8 @@ impl Engine {
         }
     }
 
-    /// Handles the end of deliveries over a connection that was never up; `exited` if the peer's process has exited.
+    /// Handles the end of deliveries over a connection that was never up. `exited` is true if the peer's process has
+    /// exited.
     pub(in crate::engine) fn note_met_cut_off(&mut self, peer: PeerId, exited: bool) {
         let Some(incarnation) = self.membership.meeting.ended.remove(&peer) else { return };
         if exited {

@@ -38,11 +38,12 @@ const HELD_PER_NOTICE_MAX: usize = 1024;
 pub(in crate::engine) struct Pairings {
     by_incarnation: BTreeMap<NodeIncarnation, Pairing>,
     ended: Ended,
-    /// Addresses that were unreachable at join, each with the number of dials left and the time of the next in ns.
+    /// Addresses that were unreachable when this node joined, each with the number of dials left and the time of the
+    /// next dial in ns.
     strangers: BTreeMap<String, (u32, u64)>,
 }
 
-/// This node's state of the relation to one incarnation.
+/// The state of this node's relation to one incarnation.
 #[derive(Debug, Default)]
 struct Pairing {
     /// Number of the current or last pairing; 0 before the first.
@@ -50,24 +51,26 @@ struct Pairing {
     /// Address of the incarnation; empty if unknown.
     address: String,
     is_up: bool,
-    /// Time and cause of the last loss of contact; `None` while it is up, and before the first pairing.
+    /// Time and cause of the last loss of contact; `None` while the connection is up, and before the first pairing.
     lost: Option<Parting>,
-    /// Time in ns at which this node first found it disconnected; `None` while it is up.
+    /// Time in ns at which this node first found the incarnation disconnected; `None` while the connection is up.
     missed_ns: Option<u64>,
     /// Grace periods that must end before the last pairing is over.
     grace_periods: BTreeSet<Token>,
     is_dialled: bool,
-    /// Number of dials since it was last up or changed its address; the next is due at `dial_due_ns` at the earliest.
+    /// Number of dials since the connection was last up, or the address last changed. The next dial is due at
+    /// `dial_due_ns` at the earliest.
     dials: u32,
     dial_due_ns: u64,
-    /// True if it is dialled on first use; reset when it is dialled.
+    /// True if the incarnation is to be dialled on first use; reset when it is dialled.
     is_on_demand: bool,
-    /// True if the directory has not heard it recently either, so that no operation waits for it.
+    /// True if the directory has not heard the incarnation recently either, so that no operation waits for it.
     is_doubtful: bool,
-    /// Time in ns until which the directory, which knows it from other nodes only, waits for the names of its regions.
+    /// Time in ns until which the directory waits for the names of the incarnation's regions, if it knows the
+    /// incarnation only from other nodes.
     names_due_ns: Option<u64>,
-    /// True if the directory reports that the incarnation has ended. This node agrees once contact is lost, or another
-    /// incarnation claims the number.
+    /// True if the directory reports that the incarnation has ended. This node accepts that once it loses contact, or
+    /// another incarnation claims the number.
     is_succeeded: bool,
 }
 
@@ -521,11 +524,11 @@ impl Engine {
         let known = living.iter().map(|(member, _)| member.incarnation);
         let known = known.filter(|incarnation| !self.membership.pairings.has_ended(*incarnation));
         let succeeded = known.flat_map(|incarnation| self.membership.pairings.rivals(incarnation));
-        // If both incarnations are listed as living, neither has taken the other's number.
+        // If two incarnations with one number are both listed as living, neither has replaced the other.
         let succeeded =
             succeeded.filter(|rival| !living.iter().any(|(member, _)| member.incarnation == *rival));
         let over: BTreeSet<NodeIncarnation> = succeeded.chain(ended).collect();
-        // The new holders of numbers are recorded before the former ones end.  Each end lets waiting connections pair,
+        // The new holders of numbers are recorded before the former ones end. Each end lets waiting connections pair,
         // and one of these may be from an incarnation that the directory never met and that held the number in between.
         over.iter().for_each(|incarnation| self.membership.pairings.note_succeeded(*incarnation));
         let doubtful = unreachable.into_iter().map(|known| (known, true));
@@ -653,8 +656,8 @@ impl Engine {
         self.settle();
     }
 
-    /// Handles a dial that was not answered in time. The packets may have been lost, so operations keep waiting, for
-    /// the lease, and the address is dialled again.
+    /// Handles a dial that was not answered in time. Its packets may have been lost, so this node dials the address
+    /// again, and operations keep waiting until the lease is over.
     pub fn handle_dial_unanswered(&mut self, now_ns: u64, address: &str) {
         self.out.set_now(now_ns);
         match self.is_awaited_at(address) {
@@ -670,7 +673,8 @@ impl Engine {
         self.settle();
     }
 
-    /// Retries the address of a node that was met but not paired, unless it is known, and so dialled anyway.
+    /// Retries the address of a node that was connected but not paired, unless the node is known: then it is dialled
+    /// anyway.
     pub(in crate::engine) fn retry_if_unknown(&mut self, incarnation: NodeIncarnation, address: &str) {
         let pairings = &self.membership.pairings;
         if !pairings.may_live(incarnation) && !pairings.has_ended(incarnation) {
@@ -795,8 +799,8 @@ impl Engine {
         self.out.push(Effect::MembersChanged);
     }
 
-    /// Dates an unwitnessed end: returns the loss of contact, here or at the reporting node, if that was before the
-    /// claim of the number.
+    /// Dates the end of an incarnation that no node witnessed: returns the loss of contact, at this node or the
+    /// reporting one, if that was before another incarnation claimed the number.
     fn earliest_parting(&self, incarnation: NodeIncarnation, parting: Parting) -> Parting {
         let pairing = self.membership.pairings.by_incarnation.get(&incarnation);
         let lost = pairing.and_then(|pairing| pairing.lost);
@@ -822,7 +826,8 @@ impl Engine {
         }
     }
 
-    /// Announces the end of an incarnation: the directory to all nodes, a witness of the end to the directory.
+    /// Announces the end of an incarnation: the directory tells all nodes, and a witness of the end tells the
+    /// directory.
     fn announce_end(&mut self, incarnation: NodeIncarnation, parting: Parting) {
         let seat = self.directory.seat();
         if seat == self.out.incarnation().node {
@@ -838,7 +843,8 @@ impl Engine {
 
     // Chunks held for other homes.
 
-    /// Reports the chunks held here for a home, which may not know of them, or may have freed them while disconnected.
+    /// Reports to a home the chunks that this node holds for it. The home may not know of them, or may have freed them
+    /// while disconnected.
     fn report_held(&mut self, home: NodeIncarnation) {
         let held: Vec<(RegionId, Extents)> = self.owner.held_for(home);
         let (mut left, time_ns) = (&held[..], self.out.time_of_day_ns());

@@ -1,5 +1,5 @@
-//! Commands on local memory: fills and copies requested by sessions of any node. Each runs in steps, so that others
-//! can run in between; see [`super::super::sessions`] for the requesting side.
+//! Commands on local memory: fills and copies requested by sessions of any node. Each command runs in steps, between
+//! which other work runs; see [`super::super::sessions`] for the requesting side.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ struct Running {
     /// Index of the current copy segment, and number of its bytes done.
     at: usize,
     done: u64,
-    /// True if the pairing with the requester has ended, so that the current step is the last.
+    /// True if the pairing with the requester has ended; then the current step is the last.
     is_broken_off: bool,
 }
 
@@ -159,8 +159,8 @@ impl OwnerSide<'_> {
         }
     }
 
-    /// Ends a command. Returns its requester if that is no longer paired: the caller resumes what waited for the end
-    /// before it releases memory.
+    /// Ends a command. Returns the requester if it is no longer paired: before the caller releases memory, it resumes
+    /// the work that waited for this end.
     pub(in crate::engine) fn end_running(
         &mut self,
         id: u64,

@@ -11,7 +11,8 @@ use crate::message::{Notice, Request};
 #[derive(Debug, Default)]
 pub(super) struct Sweeps {
     in_progress: BTreeMap<NodeIncarnation, Sweep>,
-    /// Homes whose chunks here were freed, or are about to be: a new node may still learn of them from others.
+    /// Homes whose chunks here were freed, or are about to be. A new node may still learn of these homes from other
+    /// nodes.
     swept: BTreeSet<NodeIncarnation>,
 }
 
@@ -38,8 +39,8 @@ impl Owner {
 }
 
 impl OwnerSide<'_> {
-    /// Reports swept homes to a new node: a home that has ended here may be alive for that node, and let it map chunks
-    /// that are no longer held.
+    /// Reports swept homes to a newly paired node. That node may still consider such a home alive, and the home may let
+    /// it map chunks that this node no longer holds.
     pub(in crate::engine) fn report_swept(&mut self, newcomer: NodeIncarnation) {
         let swept = &mut self.owner.sweeps.swept;
         swept.retain(|home| home.node != newcomer.node || *home == newcomer);
@@ -82,7 +83,7 @@ impl OwnerSide<'_> {
         }
     }
 
-    /// Asks a newly paired node for which sweeps wait.
+    /// Asks a newly paired node to drop the mappings that sweeps wait for.
     pub(in crate::engine) fn resume_sweeps_with(&mut self, incarnation: NodeIncarnation) {
         for home in self.owner.sweeps.awaiting(incarnation) {
             self.request_drop(home, incarnation);

@@ -7,9 +7,9 @@
 //!   ◄───────────────────────── Done ┘
 //! ```
 //!
-//! Only its owner writes to memory by command, so an owner knows how long to keep freed memory back, even after deaths.
-//! Until the reply arrives, the session's node keeps its mappings: it acknowledges no change and announces no
-//! unmapping.
+//! Only the owner of memory executes commands that write to it, so the owner knows how long freed memory must not be
+//! reused, even after other nodes have died. Until the reply arrives, the session's node keeps its mappings: it does
+//! not acknowledge changes or announce that it has unmapped a region.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -29,7 +29,8 @@ pub const COMMAND_BYTES_MAX: u64 = 16 << 20;
 #[derive(Debug, Default)]
 pub(super) struct IssuedCopies {
     issued: BTreeMap<OpId, IssuedCopy>,
-    /// Commands that failed at the loss of the executing node, which may execute them until this time, in ns.
+    /// Commands that failed because the executing node was lost. That node may still execute them until this time, in
+    /// ns.
     lost: BTreeMap<(OpId, NodeIncarnation), u64>,
 }
 
@@ -65,12 +66,14 @@ impl Commands {
         !self.memory.issued.is_empty()
     }
 
-    /// Drops the lost replies of a node that has finished all earlier commands, or whose incarnation has ended.
+    /// Stops counting the lost replies of a node that has finished all earlier commands, or whose incarnation has
+    /// ended.
     pub(in crate::engine) fn forget_lost_replies_of(&mut self, incarnation: NodeIncarnation) {
         self.memory.lost.retain(|(_, by), _| *by != incarnation);
     }
 
-    /// Drops lost replies of nodes that did not hear from this node for a lease, and so aborted the commands.
+    /// Stops counting the lost replies of nodes that did not hear from this node for a lease and so aborted the
+    /// commands.
     pub(in crate::engine) fn expire_lost_replies(&mut self, now_ns: u64) {
         self.memory.lost.retain(|_, until_ns| now_ns < *until_ns);
     }

@@ -1,7 +1,7 @@
 //! Names of servers. The directory knows each server by a name of its own, which has no region: see [`crate::names`].
 //!
-//! Registering claims that name, and then lists the service: a server that is alone and one that shares exclude each
-//! other. If two register at once, both may be refused.
+//! To register, a server claims that name and then lists the service: an exclusive server and a shared one refuse each
+//! other. If both register at the same time, both may be refused.
 
 use super::{SessionSide, UserStep};
 use crate::effect::{CommandError, NamedServer, OpId, Outcome};
@@ -119,7 +119,8 @@ impl SessionSide<'_> {
     }
 }
 
-/// Whether two servers cannot both have their service: they differ, and not both share it.
+/// Returns true if two servers exclude each other: they offer the same service under different names, and not both
+/// share it.
 fn excludes(other: &str, name: &str) -> bool {
     let (Some((service, others_share)), Some((own_service, shares))) =
         (names::service_of(other), names::service_of(name))

@@ -1,11 +1,11 @@
 //! The status of all nodes: this node asks the directory's node for the members, then each member for its status.
 //!
-//! The wait for a member that is being connected for the first time is short unless it answers: it may have lost power
-//! recently.
+//! A member that is being connected for the first time may have lost power, so the wait for it is short unless it
+//! answers.
 //!
 //! If the directory's node is unreachable, another member lists those it knows
-//! ([`Engine::membership_source`](super::super::Engine::membership_source)). Members that this node does not know
-//! itself are shown in the result, but neither connected nor recorded.
+//! ([`Engine::membership_source`](super::super::Engine::membership_source)). The result includes members that this node
+//! does not know itself, but this node neither connects to them nor records them.
 
 use std::collections::BTreeMap;
 
@@ -41,8 +41,8 @@ struct Gathering {
 }
 
 impl Commands {
-    /// The members whose statuses are missing in commands that have waited long enough for members being met, but may
-    /// wait longer if these answer.
+    /// The members whose statuses are missing in overdue commands. Such a command has waited long enough for members
+    /// being met, but may wait longer if they answer a dial.
     pub(in crate::engine) fn overdue_in_statuses(&self, now_ns: u64) -> Vec<NodeId> {
         let overdue = |gathering: &&Gathering| gathering.due_ns <= now_ns && now_ns < gathering.due_ns_max;
         let missing = self.statuses.0.values().filter(overdue).flat_map(|gathering| &gathering.missing);
@@ -75,8 +75,8 @@ impl SessionSide<'_> {
         self.cx.ask_directory(Request::ListMembers, Purpose::User(op, UserStep::Members(scope)))
     }
 
-    /// Asks the members known here for their status, and if possible those that only `hearsay` lists, the list of
-    /// another member; empty without such a list.
+    /// Asks the members known here for their status. If possible, also asks the members that are only in `hearsay`, the
+    /// list of another member, which may be empty.
     pub(in crate::engine) fn request_statuses(&mut self, op: OpId, scope: StatusScope, hearsay: Vec<Member>) {
         let is_unconnected = |member: &Member| member.state == NodeState::Unconnected;
         let (unconnected, mut others): (Vec<Member>, Vec<Member>) =
@@ -93,7 +93,8 @@ impl SessionSide<'_> {
         self.request_status(op, nodes, found, hearsay_only);
     }
 
-    /// Returns true if an unknown member can be dialled at its listed address; false if another member has lost it.
+    /// Returns true if an unknown member can be dialled at its listed address; false if another member has reported its
+    /// loss.
     fn is_diallable(&self, member: &Member) -> bool {
         let is_small = self.cx.config().is_full_mesh(self.cx.membership().count());
         let is_missed = matches!(member.state, NodeState::Unreachable | NodeState::Dead | NodeState::Left);
@@ -109,7 +110,8 @@ impl SessionSide<'_> {
         Member { state, ..member }
     }
 
-    /// Members unknown here, in the state that another member reports, or else as the outside list has them.
+    /// Members unknown here, in the state that another member reports, or else in the state that the outside list
+    /// implies.
     fn hearsay_members(&self, hearsay: &[Member]) -> Vec<Member> {
         let is_unknown = |node: NodeId| !self.cx.members().has(node);
         let told = hearsay.iter().filter(|member| is_unknown(member.incarnation.node)).map(|member| {
