@@ -128,7 +128,7 @@ pub enum RegionCause {
     NodeLives(NodeId),
     /// The principal lacks these permissions, or the handle was not mapped with them.
     #[error(
-        "permission denied (missing: {missing}); a master can grant it, and the handle must be mapped with it"
+        "permission denied (missing: {missing}); a session with the master permission can grant it; then map the region again with it"
     )]
     PermissionDenied {
         /// The missing permissions.
@@ -389,7 +389,7 @@ pub enum AccessCause {
     /// The principal lacks these permissions, or the handle was not mapped with them. Nothing was touched, unless they
     /// were revoked during the access.
     #[error(
-        "permission denied (missing: {missing}); a master can grant it, and the handle must be mapped with it"
+        "permission denied (missing: {missing}); a session with the master permission can grant it; then map the region again with it"
     )]
     PermissionDenied {
         /// The missing permissions.

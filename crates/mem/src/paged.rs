@@ -94,7 +94,7 @@ pub enum PagedError {
         pages: usize,
     },
     /// A system call failed.
-    #[error("cannot map pages to provide on demand: {0}")]
+    #[error("cannot set up on-demand pages (userfaultfd): {0}")]
     Io(#[from] io::Error),
 }
 

@@ -8,6 +8,10 @@
 //!   datagram ─► Flow::open ─► Packet::parse ─► QueuePair::handle_packet ─► Memory, events
 //!   datagram ◄─ Flow::seal ◄─────────────────── QueuePair::poll_transmit ◄─ Memory, requests
 //! ```
+//!
+//! A *train* is a sequence of packets that one system call sends. A *grant* is the number of packets for which the
+//! peer's receive buffer has room, and so the window of a connection. A *lane* is one of several connections between
+//! the same two ends.
 
 #![forbid(unsafe_code)]
 

@@ -33,7 +33,7 @@ pub enum CopyFailure {
 pub struct Quiesce {
     /// Passed to `handle_quiescent` at the end of the grace period.
     pub token: Token,
-    /// The posted operations that the grace period includes.
+    /// The posted operations whose end the grace period waits for.
     pub posted: PostedTo,
 }
 

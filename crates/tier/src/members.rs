@@ -368,7 +368,8 @@ impl Members {
         self.departed.remove(&peer).is_some()
     }
 
-    /// Removes a zombie that has been cut off from memory here and returns it; `None` if `peer` is no zombie.
+    /// Records that the lost node `peer` can no longer access this node's memory: removes it from the zombies (lost
+    /// nodes that are not cut off yet) and returns it. Returns `None` if it is not a zombie.
     pub fn mark_cut_off(&mut self, peer: PeerId) -> Option<CutOffPeer> {
         let Zombie { incarnation, pid, silent, killed, heard_ns, .. } = self.zombies.remove(&peer)?;
         Some(CutOffPeer { incarnation, pid, killed: silent && killed, heard_ns })

@@ -254,7 +254,7 @@ pub enum Reply {
     Watchers { watchers: Vec<(NodeIncarnation, u32)> },
     /// To `ListLost`; `more` is true if the list is incomplete.
     Lost { names: Vec<LostName>, more: bool },
-    /// To `Relay`: the mapper has dropped all regions concerned.
+    /// Reply to `Relay`: the mapper has dropped all regions that it mapped from the requester before the pairing ended.
     Retired,
     /// To `Relay`: the mapper can no longer access the replying node's memory.
     CutOff,
@@ -561,8 +561,8 @@ pub enum Notice {
     Leave,
     /// To a home: the sender no longer has mappings of this region from map requests up to `upto`.
     Unmapped { region: RegionId, upto: RequestId },
-    /// From the former home to the next one: `node` no longer has mappings of the region from map requests up to
-    /// `upto`.
+    /// From a former home to the next, forwarding `Unmapped`: `node` has dropped the mappings of the region that it
+    /// requested with map requests up to and including `upto`. A later map request stays valid.
     UnmappedBy { region: RegionId, node: NodeIncarnation, upto: RequestId },
     /// To a new node: the sender considers these homes ended, and the chunks that it held for them may be reused.
     Swept { homes: Vec<NodeIncarnation> },

@@ -213,8 +213,9 @@ impl Store {
         self.foreign.insert((key, offset), held);
     }
 
-    /// Stops holding these chunks for another node, since their region is now homed here. Chunks that a former home
-    /// moved away and has not returned yet stay held for it.
+    /// Called when this node becomes the home of a region: the local chunks among `extents` now belong to that region
+    /// here, and no longer count as held for another home. Other local chunks stay held for a former home that has
+    /// moved the region's bytes off them and has not returned them yet.
     pub fn adopt(&mut self, extents: &[Extent]) {
         let me = self.me;
         for extent in extents.iter().filter(|extent| extent.owner == me) {

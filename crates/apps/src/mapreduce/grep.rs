@@ -1,7 +1,7 @@
 //! Finds lines that match a pattern.
 //!
-//! A worker sees texts of files, not whole files, so it numbers lines within the text. The reducer of a file knows how
-//! many lines each text of the file has, and converts the numbers to numbers in the file.
+//! A worker sees one part of a file at a time (a [`Text`]), so it numbers lines within that part. The reducer knows how
+//! many lines each part of the file has, and converts these numbers to line numbers in the file.
 
 use regex::bytes::Regex;
 use serde::{Deserialize, Serialize};

@@ -150,7 +150,7 @@ impl Sample {
     }
 }
 
-/// Cause of a probe without a sample.
+/// The reason why a probe produced no usable sample.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
     /// The program failed.

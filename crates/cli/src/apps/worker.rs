@@ -73,7 +73,7 @@ pub enum Task {
 #[derive(Serialize, Deserialize, Debug)]
 pub enum Answer {
     Done(serde_json::Value),
-    /// The worker waits for the named object; its answer follows later.
+    /// The worker is waiting, for the reason in this text; its answer to the request follows later.
     Waits(String),
     Failed(Failure),
 }

@@ -25,7 +25,7 @@ pub enum Severity {
     Ok,
     /// Everything works, but could be faster.
     Note,
-    /// Everything works until another part fails.
+    /// Everything works, but a problem needs attention: redundancy is lost, memory is tied up, or a setting is wrong.
     Warning,
     /// A function of the node does not work.
     Error,

@@ -56,8 +56,8 @@ pub struct PerfArgs {
     /// together; over a network, they are outstanding together [default: 1]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub window: Option<u32>,
-    /// rpc_rate: calls posted together; the server receives and answers at most as many together. Must divide --window;
-    /// batches overlap only if it is smaller than --window [default: 1]; read_bw, write_bw: same as --window
+    /// rpc_rate: calls posted together; must divide --window [default: 1]. The server receives and answers up to this many
+    /// together. Batches overlap only if --batch is smaller than --window. read_bw, write_bw: if given, must equal --window
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub batch: Option<u32>,
     /// rpc_lat, rpc_rate: bytes of each reply [default: same as -s]

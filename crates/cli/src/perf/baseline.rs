@@ -104,7 +104,7 @@ impl Words {
     }
 }
 
-/// A plain shared mapping whose pages are populated and discarded.
+/// A plain shared mapping, to time page faults: each measurement populates all pages and then discards them.
 #[derive(Clone, Debug)]
 pub struct Pages(Arc<Segment>);
 

@@ -74,7 +74,7 @@ pub struct Plan {
     pub bare: Bare,
     /// Default size of an operation in bytes.
     pub size: u64,
-    /// True if the user cannot change the size: a word, no bytes at all, or mixed sizes.
+    /// True if the test fixes its own size or sizes (a word, no bytes, or a mix), so that -s and -a are errors.
     pub has_one_size: bool,
     /// Valid ranges of sizes, each with the error for sizes out of range.
     pub limits: Vec<(RangeInclusive<u64>, &'static str)>,

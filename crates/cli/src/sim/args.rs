@@ -65,7 +65,7 @@ pub struct SoakArgs {
     /// Concurrent trials [default: one per core]
     #[arg(long, value_name = "T")]
     pub threads: Option<NonZeroUsize>,
-    /// Report every seed that fails, and show the first
+    /// Continue after a failing seed and report all of them; print only the trace of the first
     #[arg(long)]
     pub keep_going: bool,
     /// Print one JSON object

@@ -196,7 +196,8 @@ pub struct PeerExplained {
     pub round_trip_ns: Option<u64>,
     /// Packets to it and from it, if it is connected over a network that counts them.
     pub path: Option<PathExplained>,
-    /// Calls and messages to it without an answer, including abandoned ones whose answer may still arrive.
+    /// Number of calls and messages to the other node that are not answered yet, including abandoned ones whose answer
+    /// may still arrive.
     pub calls_under_way: usize,
     /// Long answers to it that are kept until it has read them.
     pub answers_kept: usize,

@@ -143,7 +143,7 @@ fn ordinary_users_may_have_pages() {
         return;
     }
     if !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: this user is an ordinary one, as the other tests show");
+        eprintln!("skipped: needs root; the other tests already run as an ordinary user");
         return;
     }
     // An ordinary user may lack access to the folder of the test program.

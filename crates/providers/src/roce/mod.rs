@@ -12,8 +12,11 @@
 //! polls receive, answer, run timers, accept peers and detect that they have gone. Callers sleep on the sockets. With
 //! [`RoceConfig::receivers`], threads of the fabric receive and answer.
 //!
-//! **Keys** count registrations. An rkey is the key XORed with a salt that each end chose for the other when they
-//! connected, so a peer that learns a key can use it at once. The responder looks the key up when a packet arrives, so
+//! **Trains** are sequences of packets that one system call sends (UDP_SEGMENT).
+//!
+//! **Keys** are the numbers of registrations, counted up. When two fabrics connect, each end gives the other a salt; the
+//! rkey in a packet is the key XORed with the salt of the end that owns the memory. So a peer that learns a key can
+//! build the rkey without another exchange, and a third party cannot. The responder looks the key up when a packet arrives, so
 //! packets with a deregistered key have no effect.
 //!
 //! **Attackers.** To access memory, a third party must guess two addresses, a port, a queue pair number, a packet

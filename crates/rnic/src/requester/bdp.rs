@@ -1,7 +1,7 @@
 //! Estimates the bandwidth-delay product of a path: how many packets it holds at the current rate of delivery.
 //!
-//! The peer's grant limits the packets in its socket. On a long path, most packets in flight are on the path itself, so
-//! the requester may send the estimated number in addition to the grant. Each round trip in which a whole window
+//! The peer's grant is the number of packets for which its receive buffer has room. On a long path, most packets in
+//! flight are not in that buffer but on the path, so the requester may send the estimated number in addition to the grant. Each round trip in which a whole window
 //! arrives enlarges the next window by one grant, until the slowest link is saturated. From then on, at most one grant
 //! of packets queues before that link.
 //!

@@ -77,7 +77,8 @@ pub(super) struct Progress {
     pub arrived: u32,
     /// Send time of the newest arrived packet that was sent only once and that the peer acknowledged without delay.
     pub sent_ns: Option<u64>,
-    /// First send time of the newest arrived packet that was sent up to [`COPIES_TIMED_MAX`] times.
+    /// Latest time of a first transmission, among the arrived packets that were transmitted at most
+    /// [`COPIES_TIMED_MAX`] times.
     pub first_sent_ns: Option<u64>,
 }
 

@@ -40,7 +40,8 @@ pub struct BthRepr {
     pub dest_qp: Qpn,
     /// True if the packet requests an acknowledgement.
     pub ack_request: bool,
-    /// Index of the packet in its train, at most [`super::PLACE_MAX`]; 0 in packets to other implementations.
+    /// Index of the packet in its train (the packets that one system call sends, see [`super::icrc`]), at most
+    /// [`super::PLACE_MAX`]; 0 in packets to implementations other than Halite.
     pub place: u8,
     /// The sequence number of the packet.
     pub psn: Psn,

@@ -88,7 +88,8 @@ pub(super) async fn join_all<F: Future>(futures: Vec<F>) -> Vec<F::Output> {
     outputs.into_values().collect()
 }
 
-/// Checks lengths from zero up to inputs that are read from the caller's memory, and around every limit in between.
+/// Checks payloads from zero bytes up to lengths so large that the server reads them from the caller's memory, and
+/// lengths around each limit at which the transfer method changes.
 pub fn payloads_of_any_length_arrive_whole(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (here, there) = (cluster.session(0), cluster.session(1));

@@ -263,7 +263,8 @@ impl LineReader {
         self.heard.load(Relaxed)
     }
 
-    /// Counts one more ring request or cancel, for which later lines may have waited.
+    /// Records that one more ring request or cancel has been handled. A line that was posted after it
+    /// ([`RequestLine::posted_before`]) is handled only once this is recorded.
     pub fn hear(&self) {
         self.heard.store(self.heard().wrapping_add(1), Relaxed);
     }

@@ -118,7 +118,7 @@ pub struct Sizes {
     pub application_s: f64,
     /// Regions in the random-access row.
     pub regions: u64,
-    /// Spans of the random-access rows, in bytes.
+    /// Sizes of the memory that is accessed at random, in bytes; the table has a row for each.
     pub spans: Vec<u64>,
 }
 

@@ -49,7 +49,7 @@ pub(super) struct TlsFiles {
     pub(super) own: Option<(PathBuf, PathBuf)>,
 }
 
-/// An invalid address of etcd. The error omits a password in the text.
+/// An invalid etcd address. The error message shows the address without its password.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{text:?} is not of the form {FORM}: {reason}")]
 pub struct BadEtcdAddress {
