@@ -114,7 +114,7 @@ const BAITS: [Bait; 5] = [
         std::fs::write(&target, "theirs").unwrap();
         symlink(target, path).unwrap();
     }),
-    ("a file that has other names", |path| {
+    ("a file with several hard links", |path| {
         let target = path.parent().unwrap().with_extension("target");
         std::fs::write(&target, "theirs").unwrap();
         std::fs::hard_link(target, path).unwrap();
