@@ -17,6 +17,7 @@ const THREADS: usize = 2;
 /// Values that one thread writes and all read after the next barrier, which orders them.
 type Values = Vec<AtomicU64>;
 
+#[inline]
 fn load(values: &Values, place: usize) -> f64 {
     f64::from_bits(values[place].load(Ordering::Relaxed))
 }
@@ -95,11 +96,15 @@ fn main() {
 
 /// Sums in four accumulators, because one would make each edge wait for the one before.
 fn sum(values: &Values, sources: &[u32]) -> f64 {
-    let mut partial = [0.0; 4];
+    let value = |source: u32| load(values, source as usize);
+    let [mut one, mut two, mut three, mut four] = [0.0; 4];
     let (fours, rest) = sources.as_chunks::<4>();
-    for four in fours {
-        partial.iter_mut().zip(four).for_each(|(sum, source)| *sum += load(values, *source as usize));
+    for [first, second, third, fourth] in fours {
+        one += value(*first);
+        two += value(*second);
+        three += value(*third);
+        four += value(*fourth);
     }
-    rest.iter().for_each(|source| partial[0] += load(values, *source as usize));
-    partial.iter().sum()
+    one += rest.iter().map(|source| value(*source)).sum::<f64>();
+    (one + two) + (three + four)
 }

@@ -40,6 +40,7 @@ impl Csr {
     }
 
     /// The columns of a row.
+    #[inline]
     pub fn row(&self, row: usize) -> &[u32] {
         &self.columns[self.offsets[row]..self.offsets[row + 1]]
     }

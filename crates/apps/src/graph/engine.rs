@@ -264,17 +264,16 @@ impl Engine<'_> {
 /// the result of the previous fold.
 #[inline]
 fn fold_row<P: Program>(values: &[u64], sources: &[u32]) -> u64 {
-    let mut partial = [P::NEUTRAL; 4];
+    let add = |accumulator, source: u32| P::fold(accumulator, P::NEUTRAL, values[source as usize]);
+    let [mut one, mut two, mut three, mut four] = [P::NEUTRAL; 4];
     let (fours, rest) = sources.as_chunks::<4>();
-    for four in fours {
-        for (accumulator, source) in partial.iter_mut().zip(four) {
-            *accumulator = P::fold(*accumulator, P::NEUTRAL, values[*source as usize]);
-        }
+    for [first, second, third, fourth] in fours {
+        one = add(one, *first);
+        two = add(two, *second);
+        three = add(three, *third);
+        four = add(four, *fourth);
     }
-    for source in rest {
-        partial[0] = P::fold(partial[0], P::NEUTRAL, values[*source as usize]);
-    }
-    let [first, second, third, fourth] = partial;
+    one = rest.iter().fold(one, |sum, source| add(sum, *source));
     let join = |one, other| P::fold(one, P::NEUTRAL, other);
-    join(join(first, second), join(third, fourth))
+    join(join(one, two), join(three, four))
 }
