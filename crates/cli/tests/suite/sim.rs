@@ -49,7 +49,7 @@ fn wrong_plans_seeds_and_profiles_are_refused() {
     refused("run picnic.toml", 1, "cannot read plan picnic.toml");
     refused(&format!("run {}", bad.display()), 1, "speed");
     refused(&format!("run {}", none.display()), 1, "nodes must be");
-    refused(&format!("run {}", profile.display()), 1, "there are local");
+    refused(&format!("run {}", profile.display()), 1, "the profiles are local");
     refused("run calm --seed minus", 2, "minus");
     refused("run calm --trace /nowhere/at/all", 1, "/nowhere/at/all");
     refused("soak", 2, "--seconds");
