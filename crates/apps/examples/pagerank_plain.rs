@@ -1,4 +1,4 @@
-//! PageRank by two threads of one process, over plain memory: what `halite run pagerank` is measured against.
+//! PageRank by two threads of one process, over plain memory, as a baseline for `halite run pagerank`.
 //!
 //! ```text
 //! cargo run --release -p halite-apps --example pagerank_plain -- SCALE ITERATIONS
@@ -14,7 +14,7 @@ use halite_apps::graph::input::{Input, Kronecker};
 const DAMPING: f64 = 0.85;
 const THREADS: usize = 2;
 
-/// Values that one thread writes and all read after the next barrier, which orders them.
+/// Values that one thread writes, and that all threads read after the next barrier, which orders these accesses.
 type Values = Vec<AtomicU64>;
 
 #[inline]

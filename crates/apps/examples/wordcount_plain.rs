@@ -1,11 +1,11 @@
-//! Counts the words of files with two threads of one process, as a measure for `halite run wordcount`.
+//! Counts the words of files with two threads of one process, as a baseline for `halite run wordcount`.
 //!
 //! ```sh
 //! cargo run --release -p halite-apps --example wordcount_plain -- 2 FILE...
 //! ```
 //!
-//! It shares the tokenizer and the table with the application, and has no nodes, regions or calls. It enters no
-//! folders. It reads files in pieces that may cut a word at their borders, which changes few counts and no time.
+//! The program shares the tokenizer and the table with the application, and has no nodes, regions or calls. It reads no
+//! folders. It reads files in pieces whose borders may cut a word, which changes few counts and takes no time.
 
 use std::fs::File;
 use std::io;

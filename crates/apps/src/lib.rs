@@ -6,7 +6,7 @@
 //! - [`log`]: a log with many writers and many followers, and no server.
 //! - [`mapreduce`]: jobs in three phases, whose workers read each other's intermediate results by one-sided reads.
 //!
-//! `halite run` runs them on a cluster, and measures and verifies them.
+//! `halite run` runs the applications on a cluster, measures them and verifies their results.
 
 #![forbid(unsafe_code)]
 

@@ -104,8 +104,8 @@ pub struct Arguments {
     /// `HALITE_*` variables in the environment that belong to no flag.
     #[arg(skip)]
     pub unknown: Vec<UnknownVariable>,
-    /// Variables with invalid values. `halite config` reports all of them; other commands report only those that they
-    /// read.
+    /// Variables with invalid values. `halite config` reports all of them; other commands report only the variables
+    /// that they read.
     #[arg(skip)]
     pub refused: Vec<String>,
 }
@@ -137,7 +137,8 @@ fn congestion() -> impl TypedValueParser<Value = Congestion> {
 /// Networks of a node.
 #[derive(Args, Clone, Debug)]
 pub struct Networks {
-    /// Networks, for example shm,roce; two nodes of one host that both have shm use it [default: those of the first node, else shm]
+    /// Networks, for example shm,roce; two nodes of one host that both have shm use shm [default: the networks of the
+    /// first node, else shm]
     #[arg(long, env = "HALITE_FABRIC", value_parser = network(), value_delimiter = ',')]
     pub fabric: Vec<Provider>,
     /// Address of this host for roce packets
@@ -156,7 +157,8 @@ pub struct Networks {
         value_parser = clap::value_parser!(u32).range(..=64)
     )]
     pub receivers: u32,
-    /// Largest cluster with a full mesh of connections; in larger ones a node connects to node 0 and, on first use, to others. Must be equal on all nodes
+    /// Maximum number of nodes of a cluster in which each node connects to all others when it joins; in a larger
+    /// cluster a node connects to node 0, and to another node on first use. Must be equal on all nodes
     #[arg(
         long,
         env = "HALITE_FULL_MESH_NODES_MAX",
@@ -168,7 +170,7 @@ pub struct Networks {
 }
 
 impl Arguments {
-    /// Returns true if another process of this program started this one; it has printed the notes then.
+    /// Returns true if another process of this program, which has printed the notes already, started this process.
     fn is_internal(&self) -> bool {
         match &self.command {
             Command::Up(up) => up.parent.is_some(),
@@ -274,14 +276,14 @@ pub enum Command {
     Up(Up),
     /// Run one node until SIGTERM or SIGINT
     Node(Node),
-    /// Stop the cluster's nodes on this host and remove their files; applications stay unless --all
+    /// Stop the cluster's nodes on this host and remove their files; applications keep running unless --all is given
     Down(Down),
-    /// Show the nodes; exits with status 3 if one is dead or silent
+    /// Show the nodes; exits with status 3 if a node is dead or silent
     Status(Listing),
     /// Show nodes and, with --scrape, their operations, refreshed on a terminal
     Top(Top),
-    /// Move all regions of a node to other nodes, then stop it; if some cannot be moved, the node stays and the exit
-    /// status is 3
+    /// Move all regions of a node to other nodes, then stop the node; if a region cannot be moved, the node keeps
+    /// running and the exit status is 3
     Drain(Drain),
     /// Forget a dead node and the names of its lost regions
     Forget(Forget),
@@ -319,15 +321,15 @@ pub enum Command {
     Run(apps::RunArgs),
     /// Run whole clusters in simulated time, with faults, and check what each session observes
     Sim(sim::SimArgs),
-    /// The other end of a measurement
+    /// Run the server process of `halite perf`
     #[command(hide = true)]
     PerfServer(perf::ServerArgs),
-    /// A process of an application
+    /// Run a worker process of `halite run`
     #[command(hide = true)]
     RunWorker(apps::WorkerArgs),
 }
 
-/// `halite up`
+/// Arguments of `halite up`
 #[derive(Args, Debug)]
 pub struct Up {
     /// Number of nodes
@@ -345,7 +347,7 @@ pub struct Up {
     /// Address for node 0's metrics (Prometheus); each next node uses the next port; port 0: the system chooses
     #[arg(long, env = "HALITE_METRICS", value_name = "IP:PORT|none", default_value_t = MetricsAt(None))]
     pub metrics: MetricsAt,
-    /// Return when all nodes are ready; they log to DIR/logs/node-ID.log
+    /// Return when all nodes are ready; the nodes log to DIR/logs/node-ID.log
     #[arg(long)]
     pub detach: bool,
     /// Pid of the parent; this process is killed when the parent ends
@@ -353,7 +355,7 @@ pub struct Up {
     pub parent: Option<u32>,
 }
 
-/// `halite node`
+/// Arguments of `halite node`
 #[derive(Args, Debug)]
 pub struct Node {
     /// Node number; node 0 holds the directory of names [default: 0 with --listen; with --join the cluster assigns a new one]
@@ -377,10 +379,10 @@ pub struct Node {
     /// Options for other hosts.
     #[command(flatten)]
     pub hosts: Hosts,
-    /// Time to move regions to other nodes after SIGTERM; SIGINT leaves at once
+    /// Seconds to move regions to other nodes after SIGTERM; SIGINT stops the node at once
     #[arg(long, env = "HALITE_DRAIN_WITHIN", value_name = "SECONDS", default_value_t = DRAIN_WITHIN_S)]
     pub drain_within: u32,
-    /// Seconds by which the node's wall clock is ahead, for tests of clusters whose clocks differ
+    /// Add this number of seconds to the node's wall clock, to test clusters in which the clocks of hosts differ
     #[arg(
         long,
         env = "HALITE_CLOCK_OFFSET_S",
@@ -398,7 +400,7 @@ pub struct Node {
     pub detached: bool,
 }
 
-/// `halite top`
+/// Arguments of `halite top`
 #[derive(Args, Debug)]
 pub struct Top {
     /// Metrics addresses of nodes or applications, to show operations and peers
@@ -412,7 +414,7 @@ pub struct Top {
     pub interval: u16,
 }
 
-/// `halite doctor`
+/// Arguments of `halite doctor`
 #[derive(Args, Debug)]
 pub struct Doctor {
     /// Memory that the node contributes, for example 512M or 8G
@@ -435,7 +437,7 @@ pub struct Doctor {
     pub listing: Listing,
 }
 
-/// `halite down`
+/// Arguments of `halite down`
 #[derive(Args, Debug)]
 pub struct Down {
     /// Also end the applications that have joined
@@ -443,7 +445,7 @@ pub struct Down {
     pub all: bool,
 }
 
-/// `halite secret`
+/// Subcommands of `halite secret`
 #[derive(Subcommand, Debug)]
 pub enum Secret {
     /// Write a new secret to a new file with mode 0600
@@ -453,7 +455,7 @@ pub enum Secret {
     },
 }
 
-/// `halite directory`
+/// Subcommands of `halite directory`
 #[derive(Subcommand, Debug)]
 pub enum DirectoryCommand {
     /// Show where the names are
@@ -466,12 +468,12 @@ pub enum DirectoryCommand {
     },
 }
 
-/// `halite drain`
+/// Arguments of `halite drain`
 #[derive(Args, Debug)]
 pub struct Drain {
     /// Number of the node
     pub node: u32,
-    /// Time to move regions to other nodes
+    /// Seconds to move regions to other nodes
     #[arg(long, value_name = "SECONDS", default_value_t = DRAIN_WITHIN_S)]
     pub within: u32,
     /// Stop the node even if some regions could not be moved; those regions are lost
@@ -479,7 +481,7 @@ pub struct Drain {
     pub destroy: bool,
 }
 
-/// `halite forget`
+/// Arguments of `halite forget`
 #[derive(Args, Debug)]
 pub struct Forget {
     /// Number of the node
@@ -494,7 +496,7 @@ pub struct Listing {
     pub json: bool,
 }
 
-/// `halite ls`
+/// Arguments of `halite ls`
 #[derive(Args, Debug)]
 pub struct Ls {
     /// List the servers that have names, instead of the regions
@@ -504,14 +506,14 @@ pub struct Ls {
     pub listing: Listing,
 }
 
-/// `halite put`
+/// Arguments of `halite put`
 #[derive(Args, Debug)]
 pub struct Put {
     /// Name of the new region
     pub name: String,
     /// File; - for standard input
     pub file: PathBuf,
-    /// Node that holds the bytes [default: one with room]
+    /// Node that holds the bytes [default: a node with room]
     #[arg(long, value_name = "NODE")]
     pub node: Option<u32>,
     /// Spread the bytes over all nodes that contribute memory
@@ -519,7 +521,7 @@ pub struct Put {
     pub spread: bool,
 }
 
-/// `halite get`
+/// Arguments of `halite get`
 #[derive(Args, Debug)]
 pub struct Get {
     /// Name of the region
@@ -529,14 +531,14 @@ pub struct Get {
     pub output: Option<PathBuf>,
 }
 
-/// Arguments of commands that only take a region.
+/// Flags of commands that take only the name of a region.
 #[derive(Args, Debug)]
 pub struct Region {
     /// Name of the region
     pub name: String,
 }
 
-/// `halite stat`
+/// Arguments of `halite stat`
 #[derive(Args, Debug)]
 pub struct Stat {
     /// Name of the region
@@ -546,7 +548,7 @@ pub struct Stat {
     pub listing: Listing,
 }
 
-/// `halite explain`
+/// Arguments of `halite explain`
 #[derive(Args, Debug)]
 pub struct Explain {
     /// Name of a region, or number of a node
@@ -557,7 +559,7 @@ pub struct Explain {
     pub listing: Listing,
 }
 
-/// `halite mv`
+/// Arguments of `halite mv`
 #[derive(Args, Debug)]
 pub struct Move {
     /// Name of the region
@@ -567,7 +569,7 @@ pub struct Move {
     pub to: u32,
 }
 
-/// `halite grant`
+/// Arguments of `halite grant`
 #[derive(Args, Debug)]
 pub struct Grant {
     /// Name of the region
@@ -579,7 +581,7 @@ pub struct Grant {
     pub permissions: Permissions,
 }
 
-/// `halite revoke`
+/// Arguments of `halite revoke`
 #[derive(Args, Debug)]
 pub struct Revoke {
     /// Name of the region
@@ -604,7 +606,8 @@ pub fn parse() -> Arguments {
     }
 }
 
-/// As [`parse`]. `environment` returns the value of a variable; the parser also reads variables by itself.
+/// Parses `words` as [`parse`] does. `environment` returns the value of a variable; the parser also reads variables by
+/// itself.
 fn parse_from(
     words: Vec<OsString>,
     environment: impl Fn(&str) -> Option<String>,

@@ -23,7 +23,7 @@ impl Client {
         Client::of(Node::client(config(dir)), dir)
     }
 
-    /// As [`Client::join`], for a command that only reads. Succeeds even if node 0 is unreachable.
+    /// Joins the cluster in `dir` for a command that only reads. Succeeds even if node 0 is unreachable.
     pub fn observe(dir: &Path) -> anyhow::Result<Client> {
         Client::of(Node::observer(config(dir)), dir)
     }
@@ -82,7 +82,7 @@ fn explain(error: JoinError, dir: &Path) -> anyhow::Error {
             anyhow!(no_cluster(dir))
         }
         JoinError::Unreachable { ref address, .. } if address == FIRST && cluster_dir::has_hosts(dir) => {
-            anyhow!("{error}; if it has ended, {}", restart_advice(dir))
+            anyhow!("{error}; if node 0 has ended, {}", restart_advice(dir))
         }
         other => other.into(),
     }

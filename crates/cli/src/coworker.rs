@@ -133,7 +133,7 @@ impl Coworker {
         }
     }
 
-    /// Signals the process, and waits for its end.
+    /// Stops the process by a signal, and waits for its end. Kills the process if it does not end in time.
     pub fn stop(mut self) -> anyhow::Result<()> {
         control::stop(Target::of_child(0, self.child.id())?.into_iter().collect(), GRACE)?;
         self.child.wait().with_context(|| format!("cannot get the exit status of {}", self.what))?;

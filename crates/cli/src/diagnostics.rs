@@ -20,7 +20,7 @@ pub fn checked_filter(text: &str) -> Result<String, String> {
     parsed.map(|_| text.to_owned()).map_err(refused)
 }
 
-/// Starts logging, as the command line says.
+/// Starts logging with the filter and the format from the command line.
 pub fn start(arguments: &Arguments) -> anyhow::Result<()> {
     let filter = asked_for(arguments).unwrap_or_else(|| by_default(&arguments.command).to_owned());
     let filter = EnvFilter::builder()

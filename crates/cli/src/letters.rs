@@ -23,7 +23,7 @@ pub fn parse(text: &str) -> Result<Permissions, String> {
     text.chars().try_fold(Permissions::empty(), |sum, letter| Ok(sum | find(letter).ok_or_else(expected)?))
 }
 
-/// As [`parse`], but rejects `none`.
+/// Parses permissions as [`parse`] does, but rejects `none`.
 pub fn parse_some(text: &str) -> Result<Permissions, String> {
     match parse(text)? {
         none if none.is_empty() => Err("expected letters of `rwam` (read, write, atomic, master)".to_owned()),

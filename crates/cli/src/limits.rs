@@ -3,7 +3,7 @@
 use anyhow::bail;
 use rustix::process::{Resource, getrlimit};
 
-/// Maximum number of nodes of one cluster, as tested.
+/// Maximum number of nodes of one cluster on this host. Tests cover clusters up to this size.
 pub const NODES_MAX: i64 = 256;
 
 /// Number of descriptors that a node needs for itself: 17 when idle, one for its memory, three to greet one more peer

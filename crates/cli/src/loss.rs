@@ -14,7 +14,7 @@ pub struct LossJson {
 }
 
 impl LossJson {
-    /// Describes a loss `age` ago.
+    /// Creates the description of a loss that happened `age` ago.
     pub fn new(cause: LossCause, age: Duration) -> LossJson {
         let at = moment(age).to_rfc3339_opts(SecondsFormat::Secs, false);
         LossJson { cause: name(cause), at }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
-/// An address for metrics; `None` serves none.
+/// An address at which a node serves metrics; with `None`, the node serves no metrics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MetricsAt(pub Option<SocketAddr>);
 

@@ -44,7 +44,7 @@ pub fn note(text: &str) {
     let _ = writeln!(io::stderr(), "halite: {text}");
 }
 
-/// Formats an error and its causes. Omits a cause whose text already ends the preceding text.
+/// Formats an error and its causes. Omits a cause if the preceding text already ends with the text of this cause.
 pub fn reasons(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for reason in error.chain().map(ToString::to_string) {

@@ -19,7 +19,8 @@ pub fn bar(len: u64, what: &str) -> ProgressBar {
     ProgressBar::new(len).with_style(style).with_message(crate::table::printable(what))
 }
 
-/// As [`bar`], for an unknown length.
+/// Creates a counter of bytes for a transfer of unknown length, on standard error; hidden unless standard error is a
+/// terminal.
 pub fn counter(what: &str) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();

@@ -1,7 +1,7 @@
 //! The configuration file: defaults for flags and variables that are not given.
 //!
-//! Its keys are the names of the `HALITE_*` variables without that prefix, in lower case, so each flag with a variable
-//! has a key. A command reads the keys of its own flags, so one file serves all commands.
+//! The keys are the names of the `HALITE_*` variables without `HALITE_`, in lower case. So each flag that has a
+//! variable has a key. A command reads the keys of its own flags, so one file serves all commands.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -249,7 +249,7 @@ fn shown(value: &str) -> &str {
     if value.contains('@') { "..." } else { value }
 }
 
-/// Returns the variables whose values no command accepts, each with the reason.
+/// Returns the variables with values that no command accepts, each with the reason.
 pub fn refused_variables(command: &Command, environment: impl Fn(&str) -> Option<String>) -> Vec<String> {
     let mut built = command.clone();
     built.build();

@@ -24,8 +24,8 @@ pub fn quoted(word: &str) -> String {
     text + "'"
 }
 
-/// As [`quoted`], for a positional argument. It must not begin with a dash, because the command would take it for an
-/// option.
+/// Quotes a positional argument as [`quoted`] does, and prevents it from beginning with a dash, because the command
+/// would take it for an option.
 pub fn argument(name: &str) -> String {
     if name.starts_with('-') { format!("-- {}", quoted(name)) } else { quoted(name) }
 }

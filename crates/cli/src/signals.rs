@@ -190,7 +190,7 @@ impl Waker {
 pub struct Ending(Signals);
 
 impl Ending {
-    /// Starts to receive signals: from now on, none is lost even if no thread waits yet.
+    /// Starts to receive signals. From now on, no signal is lost, even if no thread waits yet.
     pub fn listen() -> io::Result<Ending> {
         let mut signals = ENDING.to_vec();
         signals.push(SIGCHLD);
@@ -225,7 +225,7 @@ impl Ending {
 #[derive(Debug, thiserror::Error)]
 pub enum TetherError {
     /// The parent died before this process had set its parent-death signal, so the kernel would not send that signal.
-    #[error("process {parent}, which started this one, has ended")]
+    #[error("process {parent}, which started this process, has ended")]
     Orphaned {
         /// Pid of the parent.
         parent: u32,

@@ -76,7 +76,7 @@ impl Source {
         Ok(filled)
     }
 
-    /// As [`Source::read`], but fails if the source ends before `piece` is full.
+    /// Fills `piece` from the current position. Fails if the source ends before `piece` is full.
     pub fn read_all(&mut self, piece: &mut [u8], interrupt: &Interrupt) -> anyhow::Result<()> {
         if self.read(piece, interrupt)? < piece.len() {
             bail!("{} became shorter while it was read", self.label);
@@ -109,7 +109,7 @@ impl Source {
 
 fn duplicate_stdin() -> io::Result<File> {
     if was_closed(Standard::Input) {
-        return Err(io::Error::other("it is closed (`</dev/null` gives an empty file)"));
+        return Err(io::Error::other("standard input is closed (`</dev/null` gives an empty file)"));
     }
     Ok(File::from(rustix::io::dup(io::stdin())?))
 }

@@ -1,4 +1,4 @@
-//! The one-sided atomics of a provider, and which other accesses they are atomic with.
+//! The one-sided atomics of a provider, and the other accesses with respect to which they are atomic.
 
 use std::fmt;
 
@@ -8,19 +8,19 @@ use std::fmt;
 /// With every variant, a plain read of the word never returns a mixture of its old and its new value.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Atomics {
-    /// The provider has no atomics; callers must not post any.
+    /// The provider has no atomics; callers must not post atomics.
     None,
-    /// Atomic with respect to all accesses: the atomic instructions, loads and stores of the peer's processors, and the
-    /// atomics that any process posts.
+    /// Posted atomics are atomic with respect to all accesses: the atomic instructions, loads and stores of the peer's
+    /// processors, and the atomics that any process posts.
     Processor,
-    /// Executed by the peer's adapter (verbs' `IBV_ATOMIC_HCA`) and atomic only with respect to other atomics posted to
-    /// the same adapter. The adapter reads the word and writes it a moment later, so a change that a processor makes in
-    /// between is lost.
+    /// The peer's adapter executes posted atomics (verbs' `IBV_ATOMIC_HCA`). They are atomic only with respect to other
+    /// atomics posted to the same adapter. The adapter reads the word and writes it a moment later, so a change that a
+    /// processor makes in between is lost.
     Adapter,
 }
 
 impl Atomics {
-    /// Returns true if posted atomics and a processor's atomic instructions may be used on the same word.
+    /// Returns true if callers may use posted atomics and processors' atomic instructions on the same word.
     pub fn are_coherent(self) -> bool {
         self == Atomics::Processor
     }

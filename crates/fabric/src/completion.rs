@@ -7,17 +7,18 @@ use crate::{PeerId, WorkId};
 pub enum Status {
     /// The request succeeded.
     Success,
-    /// The peer has no such key, or the range exceeds its segment. The request had no effect, or a partial one if the
-    /// key was deregistered during it. Over a network, the connection then ends; in shared memory, later requests are
-    /// executed.
+    /// The peer has no such key, or the range exceeds its segment. The request had no effect, or a partial effect if
+    /// the key was deregistered during the request. Over a network, the connection then ends; in shared memory, later
+    /// requests are executed.
     RemoteAccess,
-    /// This process lacked the resources to map the key's segment. The request had no effect.
+    /// This process lacked the resources to map the segment of the key. The request had no effect.
     Unmapped,
-    /// The peer is gone. The request may have been executed, in part or in full.
+    /// The peer has gone. The request may have been executed, in part or in full.
     PeerGone,
-    /// The retry limit was reached (networks only). The request may have been executed, in part or in full.
+    /// The peer did not respond before the retry limit (networks only). The request may have been executed, in part or
+    /// in full.
     RetryExceeded,
-    /// The request was dropped because an earlier one in the same queue failed. It had no effect.
+    /// The fabric dropped the request, because an earlier request in the same queue failed. The request had no effect.
     Flushed,
 }
 
@@ -26,26 +27,26 @@ pub enum Status {
 pub enum CompletionKind {
     /// A request other than an atomic completed.
     Done {
-        /// The request.
+        /// Id of the request.
         id: WorkId,
     },
-    /// An atomic completed; `old` is valid only if the status is [`Status::Success`].
+    /// An atomic completed. The field `old` is valid only if the status is [`Status::Success`].
     Atomic {
-        /// The request.
+        /// Id of the request.
         id: WorkId,
         /// Value of the word before the atomic.
         old: u64,
     },
     /// A message from the peer arrived.
     Received {
-        /// The message, as a private copy.
+        /// The bytes of the message, as a private copy.
         bytes: Vec<u8>,
-        /// The immediate.
+        /// The immediate of the message.
         imm: u32,
     },
     /// A write with immediate from the peer arrived; its bytes are in memory.
     Notified {
-        /// The immediate.
+        /// The immediate of the write.
         imm: u32,
     },
 }
@@ -57,6 +58,6 @@ pub struct Completion {
     pub peer: PeerId,
     /// Status of the request; always [`Status::Success`] for a message or an immediate.
     pub status: Status,
-    /// What completed or arrived.
+    /// The kind of the completion, and its data.
     pub kind: CompletionKind,
 }

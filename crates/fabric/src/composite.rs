@@ -1,7 +1,7 @@
 //! Combines several fabrics, the parts, into one, so that a node reaches each peer over the most suitable network.
 //!
-//! The part that reaches a peer is fixed when the peer connects. The upper two bits of the [`PeerId`] contain its
-//! index, so posting and polling need no table.
+//! The part that reaches a peer is fixed when the peer connects. The upper two bits of the [`PeerId`] contain the index
+//! of this part, so posting and polling need no table.
 //!
 //! ```text
 //!   PeerId   31  30 | 29 ........................ 0
@@ -11,8 +11,8 @@
 //!            node-3.sock          reached by the first part
 //! ```
 //!
-//! A segment is registered with all parts and has the same key in each, namely the ordinal of its registration. So the
-//! key is valid over whichever part a peer uses it.
+//! The composite registers each segment with all parts. The segment has the same key in each part, namely the ordinal
+//! of its registration. So the key is valid over any part that a peer uses.
 
 mod keys;
 
@@ -39,7 +39,7 @@ pub const PARTS_MAX: usize = 4;
 const PEERS_MAX: u32 = 1 << PEER_BITS;
 const PEER_BITS: u32 = u32::BITS - (PARTS_MAX as u32 - 1).count_ones();
 
-/// Several fabrics as one; see the header of this file.
+/// Several fabrics, combined into one; see the header of this file.
 pub struct Composite {
     parts: Vec<Part>,
     keys: Mutex<Keys>,
@@ -56,25 +56,25 @@ struct Part {
     fabric: Arc<dyn Fabric>,
 }
 
-/// The reason why fabrics could not be combined.
+/// The reason why [`Composite::new`] failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CompositeError {
-    /// The number of parts is 0 or too high.
+    /// The number of parts is 0, or exceeds [`PARTS_MAX`].
     #[error("cannot combine {parts} fabrics; the number must be from 1 to {PARTS_MAX}")]
     Parts {
-        /// Number of parts.
+        /// The given number of parts.
         parts: usize,
     },
-    /// A part's name has a colon, is empty, or is used twice.
+    /// The name of a part contains a colon, is empty, or is used twice.
     #[error("cannot combine fabrics: the name {name:?} is empty, has a colon, or is used twice")]
     Name {
-        /// The name.
+        /// Name of the part.
         name: &'static str,
     },
     /// A part has no descriptor, so a thread cannot sleep on this part and the others at the same time.
     #[error("cannot combine fabrics: {name} has no descriptor to sleep on")]
     NoDescriptor {
-        /// The part.
+        /// Name of the part.
         name: &'static str,
     },
     /// A system call failed.
@@ -84,8 +84,8 @@ pub enum CompositeError {
 
 impl Composite {
     /// Combines `parts` into one fabric. The name of a part is the prefix of its addresses: `NAME:ADDRESS`. The parts
-    /// must be new: without connections and registered segments. If there are several, each needs a descriptor on which
-    /// threads can sleep.
+    /// must be new: without connections and registered segments. If there are several parts, each part must have a
+    /// descriptor on which threads can sleep.
     pub fn new(parts: Vec<(&'static str, Arc<dyn Fabric>)>) -> Result<Composite, CompositeError> {
         let parts: Vec<Part> = parts.into_iter().map(|(name, fabric)| Part { name, fabric }).collect();
         if parts.is_empty() || parts.len() > PARTS_MAX {
@@ -166,7 +166,7 @@ impl Composite {
         let Some(address) = dialled else { return false };
         *event = Event::ConnectFailed(ConnectFailure {
             address: self.address(index, &address),
-            reason: format!("all {PEERS_MAX} numbers of its peers have been used"),
+            reason: format!("all {PEERS_MAX} numbers for peers of this network have been used"),
             trouble: ConnectTrouble::Ours,
         });
         true
@@ -251,8 +251,8 @@ impl Fabric for Composite {
         }
     }
 
-    /// Connects to `name:address` over the part of that name, or to `address` over the first part. A failure reports
-    /// the address as `name:address`, or without a name for the first part.
+    /// Connects to `name:address` over the part with this name, or to `address` over the first part. If this fails, the
+    /// event reports the address as `name:address`, or without a name for the first part.
     fn connect(&self, address: &str, hello: &[u8]) {
         match self.find(address) {
             Ok((part, address)) => part.fabric.connect(address, hello),
@@ -260,7 +260,7 @@ impl Fabric for Composite {
                 let names: Vec<&str> = self.parts.iter().map(|part| part.name).collect();
                 let failure = ConnectFailure {
                     address: address.to_owned(),
-                    reason: format!("no network is called {name:?} here, only {}", names.join(", ")),
+                    reason: format!("there is no network {name:?}; the networks are: {}", names.join(", ")),
                     trouble: ConnectTrouble::Theirs,
                 };
                 self.fail(failure);
@@ -276,7 +276,7 @@ impl Fabric for Composite {
         part.fabric.post(theirs, lane, requests).map_err(|error| PostError { peer, ..error })
     }
 
-    /// Polls every part; each limits its own batch.
+    /// Polls every part. Each part limits its own batch.
     fn poll(&self, events: &mut Vec<Event>) -> usize {
         let before = events.len();
         self.take_failures(events);
@@ -335,7 +335,7 @@ impl Fabric for Composite {
         }
     }
 
-    /// Returns the least timeout of all parts.
+    /// Returns the shortest timeout of all parts; `None` if no part has a timer.
     fn poll_timeout(&self) -> Option<Duration> {
         self.parts.iter().filter_map(|part| part.fabric.poll_timeout()).min()
     }
@@ -367,7 +367,7 @@ impl Fabric for Composite {
         self.parts.iter().map(|part| part.fabric.traffic()).fold(0, u64::wrapping_add)
     }
 
-    /// Returns the sum over all parts, which changes if one of them rings.
+    /// Returns the sum of the numbers of all parts, which changes when the doorbell of one part rings.
     fn doorbell(&self) -> u32 {
         self.parts.iter().map(|part| part.fabric.doorbell()).fold(0, u32::wrapping_add)
     }
@@ -376,7 +376,7 @@ impl Fabric for Composite {
         self.parts[0].fabric.wake();
     }
 
-    /// Returns the descriptor of a single part; `None` for several, where no caller needs one yet.
+    /// Returns the descriptor of the part, if the composite has one part only; otherwise `None`.
     fn descriptor(&self, sleeper: Sleeper) -> Option<BorrowedFd<'_>> {
         match &self.sleepers {
             None => self.parts[0].fabric.descriptor(sleeper),

@@ -2,7 +2,7 @@
 
 use crate::{Completion, Key, PeerId};
 
-/// An event. The events of a peer come in this order: `Connected`, completions, `Disconnected`, `CutOff`.
+/// An event of a fabric. The events of a peer come in this order: `Connected`, completions, `Disconnected`, `CutOff`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
     /// A request completed, or a message or a write with immediate arrived.
@@ -11,34 +11,35 @@ pub enum Event {
     Connected {
         /// The new peer.
         peer: PeerId,
-        /// The peer's hello.
+        /// The hello that the peer sent.
         hello: Vec<u8>,
         /// The address that this end dialled; `None` if the peer dialled.
         dialled: Option<String>,
     },
     /// A connection attempt of this end failed.
     ConnectFailed(ConnectFailure),
-    /// Deregistration of a local key has finished: no posted request of a peer reaches its segment any more.
+    /// The deregistration of a local key has finished: no posted request of a peer reaches the segment of the key any
+    /// more.
     Deregistered {
         /// The deregistered key.
         key: Key,
     },
     /// A queue that refused a request with [`crate::PostCause::QueueFull`] has room again. The event names the peer,
-    /// but not the lane: if the queue of the caller's lane is still full, the next post is refused, and another event
-    /// follows.
+    /// but not the lane. If the queue of the caller's lane is still full, the fabric refuses the next post, and another
+    /// such event follows.
     Room {
         /// The peer whose queue has room.
         peer: PeerId,
     },
-    /// The connection to the peer has ended: the peer left or failed. All requests posted to it have completed, those
-    /// that its end interrupted with [`crate::Status::PeerGone`].
+    /// The connection to the peer has ended: the peer left or failed. All requests posted to the peer have completed; a
+    /// request that the disconnection interrupted has the status [`crate::Status::PeerGone`].
     Disconnected {
-        /// The peer.
+        /// The peer that is disconnected.
         peer: PeerId,
     },
     /// The peer can no longer access this end's memory. Follows `Disconnected`, at once or later.
     CutOff {
-        /// The peer.
+        /// The peer that is cut off.
         peer: PeerId,
         /// True if the fabric knows for certain that the peer's process has exited.
         exited: bool,
@@ -48,29 +49,29 @@ pub enum Event {
 /// A failed connection attempt.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConnectFailure {
-    /// The address that was dialled.
+    /// The address that this end dialled.
     pub address: String,
-    /// Description of the failure.
+    /// Description of the failure for users.
     pub reason: String,
-    /// Category of the failure.
+    /// The end that caused the failure.
     pub trouble: ConnectTrouble,
 }
 
-/// Category of a failed connection attempt: which end caused it.
+/// The end of a connection that caused the failure of a connection attempt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ConnectTrouble {
     /// This process lacks a resource, such as address space or file descriptors.
     Ours,
     /// The other end does not exist, or refused the connection.
     Theirs,
-    /// The other end did not answer in time; packets may have been lost.
+    /// The other end did not answer in time. The network may have lost packets.
     Silent,
-    /// The other end belongs to another cluster: the secrets differ.
+    /// The other end belongs to another cluster: it has another secret.
     Stranger,
 }
 
 impl Event {
-    /// Returns the completion, or the event as the error if it is of another kind.
+    /// Returns the completion of an [`Event::Completed`]; returns any other event as the error.
     pub fn into_completion(self) -> Result<Completion, Event> {
         match self {
             Event::Completed(completion) => Ok(completion),
@@ -79,13 +80,14 @@ impl Event {
     }
 }
 
-/// The result of a request to cut a peer off.
+/// The result of [`Fabric::cut_off`](crate::Fabric::cut_off).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CutOff {
-    /// The peer is cut off already.
+    /// The peer is already cut off.
     Done,
-    /// In progress: the peer's process is being killed, and [`Event::CutOff`] follows.
+    /// The cut-off has started: the fabric kills the peer's process, and [`Event::CutOff`] follows.
     Started,
-    /// Not permitted: memory that the peer can reach must stay in quarantine until the peer's process exits by itself.
+    /// The configuration does not permit the cut-off. Memory that the peer can reach must stay in quarantine until the
+    /// peer's process exits by itself.
     NotPermitted,
 }

@@ -1,8 +1,8 @@
 //! Middleware that injects faults reproducibly.
 //!
 //! A [`FaultInjector`] wraps any fabric and applies rules, without randomness: the same sequence of calls gives the
-//! same faults. It disables direct access to peers' memory, because loads and stores would bypass it; without rules, it
-//! changes nothing else. It does not corrupt data, because fabrics guarantee integrity.
+//! same faults. The injector disables direct access to peers' memory, because loads and stores would bypass the rules.
+//! Without rules, the injector changes nothing else. It does not corrupt data, because fabrics guarantee integrity.
 
 mod plan;
 
@@ -22,7 +22,7 @@ use crate::{
     PostError, Status, WorkId, WorkRequest,
 };
 
-/// A fabric that fails according to a plan.
+/// A fabric that wraps another fabric and fails according to a plan.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -70,7 +70,7 @@ struct Withheld {
 }
 
 impl FaultInjector {
-    /// Wraps `inner`.
+    /// Creates a fabric that wraps `inner` and applies the rules of `plan`.
     pub fn new(inner: Arc<dyn Fabric>, plan: FaultPlan) -> FaultInjector {
         FaultInjector {
             inner,
@@ -85,7 +85,7 @@ impl FaultInjector {
         }
     }
 
-    /// Hides the atomics of the inner fabric; a posted atomic is refused as malformed.
+    /// Hides the atomics of the inner fabric. The injector then refuses posted atomics as malformed.
     pub fn without_atomics(self) -> FaultInjector {
         FaultInjector { without_atomics: true, ..self }
     }
@@ -243,12 +243,13 @@ impl Middleware for FaultInjector {
         None
     }
 
-    /// Returns `None`: a descriptor would not show withheld events, so threads sleep in [`Fabric::wait`].
+    /// Always returns `None`: a descriptor would not show withheld events, so threads sleep in [`Fabric::wait`].
     fn descriptor(&self, _: Sleeper) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// Does not sleep while events are withheld: only further polls release them.
+    /// Sleeps as the inner fabric does, but returns at once while the injector withholds events, because only further
+    /// polls release these events.
     fn wait(&self, sleeper: Sleeper, seen: u32, timeout: Option<Duration>) {
         if self.lock().held.is_empty() {
             self.inner.wait(sleeper, seen, timeout);

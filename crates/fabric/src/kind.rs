@@ -1,21 +1,21 @@
-//! Kinds of operations, for counters and rules.
+//! Kinds of operations, for counters and for the rules of fault injectors.
 
 use crate::Operation;
 
 /// The kind of an [`Operation`], without operands.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum OperationKind {
-    /// [`Operation::Read`].
+    /// The kind of [`Operation::Read`].
     Read,
-    /// [`Operation::Write`].
+    /// The kind of [`Operation::Write`].
     Write,
-    /// [`Operation::WriteImm`].
+    /// The kind of [`Operation::WriteImm`].
     WriteImm,
-    /// [`Operation::Send`].
+    /// The kind of [`Operation::Send`].
     Send,
-    /// [`Operation::FetchAdd`].
+    /// The kind of [`Operation::FetchAdd`].
     FetchAdd,
-    /// [`Operation::CompareSwap`].
+    /// The kind of [`Operation::CompareSwap`].
     CompareSwap,
 }
 
@@ -60,7 +60,7 @@ impl OperationKind {
     }
 }
 
-/// Returns the number of bytes that `operation` moves; 8 for atomics.
+/// Returns the number of payload bytes that `operation` moves; 8 for an atomic.
 pub fn payload_bytes(operation: &Operation<'_>) -> u64 {
     match operation {
         Operation::Read { local, .. }

@@ -7,14 +7,14 @@
 //! ```
 //!
 //! Requests in one lane take effect, arrive and complete in order. Between lanes there is one guarantee: an operation
-//! that completed with success takes effect before any operation that is posted after its completion was polled. A
-//! caller that needs an order between two lanes therefore waits for the first operation. A connection ends as a whole:
-//! requests in all lanes complete before [`Event::Disconnected`](crate::Event::Disconnected).
+//! that completes with success takes effect before any operation that a caller posts after polling this completion. So
+//! a caller that needs an order between two lanes waits for the completion of the first operation. A connection ends as
+//! a whole: requests in all lanes complete before [`Event::Disconnected`](crate::Event::Disconnected).
 //!
 //! A provider has one or more lanes per peer ([`Capabilities::lanes`](crate::Capabilities::lanes)). If callers use more
-//! lane numbers than that, several numbers share a lane.
+//! lane numbers than the provider has lanes, several numbers share a lane.
 
-/// The lane of a request, and the class of its traffic.
+/// The lane of a request, and the traffic class of the request.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Lane {
     /// Number of the lane. All requests in one lane to a peer must have the same class.
@@ -26,18 +26,18 @@ pub struct Lane {
 /// Traffic class of requests.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Class {
-    /// Latency-sensitive: short requests that a caller waits for.
+    /// Latency-sensitive traffic: short requests that a caller waits for.
     Latency,
-    /// Throughput-oriented: long transfers.
+    /// Throughput-oriented traffic: long transfers.
     Bulk,
 }
 
 impl Lane {
-    /// The default lane, for callers that need only one.
+    /// The default lane, for callers that need only one lane.
     pub const FIRST: Lane = Lane { number: 0, class: Class::Latency };
 
-    /// Returns the index of this lane at a provider with `orders` lanes: its number modulo `orders`, which counts as 1
-    /// if it is 0.
+    /// Returns the index of this lane at a provider with `orders` lanes: the number of the lane modulo `orders`. Treats
+    /// `orders` 0 as 1.
     #[inline]
     pub fn order_among(self, orders: usize) -> usize {
         usize::from(self.number) % orders.max(1)

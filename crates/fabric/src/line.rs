@@ -1,7 +1,8 @@
-//! Lines: 64-byte messages that one end writes into the other's memory, whose owner finds them by polling that memory.
+//! Lines: 64-byte messages that one end writes into the memory of the other end, which polls this memory.
 //!
 //! The writer stores the first word of a line last: a reader that sees a new first word also sees the new rest of the
-//! line. Only the reader writes the last word, in which it requests a ring of the doorbell while it does not poll.
+//! line. Only the reader writes the last word, by which the reader requests a ring of its doorbell while it does not
+//! poll.
 //!
 //! ```text
 //!   0 first word, stored last | 8 up to six words | 56 last word, written by the peer
@@ -14,20 +15,20 @@ use std::fmt;
 
 /// Length of a line in bytes: one cache line.
 pub const LINE_BYTES: usize = 64;
-/// Words per line.
+/// Number of 8-byte words per line.
 pub const LINE_WORDS: usize = LINE_BYTES / size_of::<u64>();
 
-/// An array of lines in a peer's memory, to be written by stores. It keeps the peer's memory mapped; drop it before
-/// that memory is to be released.
+/// An array of lines in a peer's memory, which this process writes by stores. The peer's memory stays mapped as long as
+/// the value exists, so the caller must drop the value before the peer can release the memory.
 pub trait Lines: fmt::Debug + Send + Sync {
-    /// Writes `words` to the start of the line at `index`, storing the first word last. Panics if there is no such
-    /// line, or if it is shorter than `words`.
+    /// Writes `words` to the start of the line at `index`, and stores the first word last. Panics if the line does not
+    /// exist, or if a line is shorter than `words`.
     fn put(&self, index: u32, words: &[u64]);
 
-    /// Returns the last word of a line, which the peer writes. To read it after an earlier `put` has become visible,
-    /// the caller needs a fence between the two.
+    /// Returns the last word of a line, which the peer writes. A caller that must read this word after an earlier
+    /// [`Lines::put`] has become visible needs a fence between the two calls.
     fn last_word(&self, index: u32) -> u64;
 
-    /// Wakes the peer if it sleeps, so that it polls its lines.
+    /// Rings the doorbell of the peer, which wakes a sleeping peer, so that the peer polls its lines.
     fn ring(&self);
 }

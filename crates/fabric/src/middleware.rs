@@ -1,7 +1,7 @@
-//! Middleware: a fabric that wraps another one and defines only the methods that differ.
+//! Middleware: a fabric that wraps another fabric and defines only the methods that differ.
 //!
-//! For middleware, [`Fabric::lines`] returns `None`, because stores into a peer's memory would bypass it; callers post
-//! lines instead.
+//! For middleware, [`Fabric::lines`] returns `None`, because stores into a peer's memory would bypass the middleware.
+//! Callers post lines instead.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use crate::{
     Capabilities, CutOff, Event, Fabric, Key, Lane, Path, PeerId, PostError, RegisterError, WorkRequest,
 };
 
-/// Generates the methods of [`Middleware`] and those of its [`Fabric`] from one list.
+/// Generates the methods of [`Middleware`] and of its implementation of [`Fabric`] from one list.
 macro_rules! forward {
     ($(fn $method:ident(&self $(, $argument:ident: $type:ty)*) $(-> $output:ty)?;)*) => {
-        /// A fabric that wraps another one.
+        /// A fabric that wraps another fabric.
         ///
         /// A type that implements this trait is a [`Fabric`]: each method that the type does not define calls the inner
         /// fabric. Import only one of the two traits, because their methods have the same names.

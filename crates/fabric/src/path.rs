@@ -7,22 +7,23 @@ use std::net::SocketAddr;
 pub struct Path {
     /// Maximum payload of a packet, in bytes (verbs' path MTU).
     pub mtu_bytes: u32,
-    /// True if the MTU has been measured; this takes some round trips after connecting.
+    /// True if the provider has measured the MTU, which takes some round trips after connecting.
     pub is_known: bool,
     /// Packets sent, including retransmissions.
     pub sent: u64,
-    /// Packets retransmitted because they or their acknowledgements were lost or late. Without `repeats_single`, the
-    /// packets that follow a lost one are included.
+    /// Packets retransmitted because they or their acknowledgements were lost or late. Without `repeats_single`, this
+    /// includes the packets that followed a lost packet.
     pub repeated: u64,
-    /// True if both ends use selective repeat; otherwise a loss causes retransmission of all later packets, too.
+    /// True if both ends use selective repeat. Otherwise, the loss of a packet causes the retransmission of all later
+    /// packets, too.
     pub repeats_single: bool,
-    /// Packets that arrived before an earlier one, which was lost or late, and were kept.
+    /// Packets that arrived before an earlier packet, which was lost or late, and that this end kept.
     pub kept: u64,
-    /// Retransmission timeouts.
+    /// Number of retransmission timeouts.
     pub timeouts: u64,
     /// Packets received.
     pub arrived: u64,
-    /// Received packets that had arrived before.
+    /// Received packets that were duplicates of earlier packets.
     pub duplicates: u64,
     /// Current maximum number of packets in flight to the peer, per lane.
     pub window_packets: Vec<u32>,
@@ -30,7 +31,7 @@ pub struct Path {
     pub congestion: &'static str,
     /// UDP addresses of this end and of the peer.
     pub ends: (SocketAddr, SocketAddr),
-    /// If packets of the peer came from another address (NAT changed it, or an attacker replays packets) and were
-    /// refused: that address, and the number of these packets.
+    /// The other address from which packets of the peer came, and the number of these packets; `None` if there were
+    /// none. This end refuses such packets: a NAT changed their address, or an attacker replays packets.
     pub elsewhere: Option<(SocketAddr, u64)>,
 }

@@ -1,4 +1,4 @@
-//! Work requests, and the memory that they name.
+//! Work requests, and the memory that work requests access.
 
 use crate::{Key, WorkId};
 
@@ -23,8 +23,8 @@ pub enum Local<'a> {
         /// Length in bytes.
         len: u64,
     },
-    /// Bytes that `post` copies before it returns. Only as a source, up to
-    /// [`Capabilities::inline_bytes_max`](crate::Capabilities::inline_bytes_max).
+    /// Bytes that [`Fabric::post`](crate::Fabric::post) copies before it returns: the source of a write, at most
+    /// [`Capabilities::inline_bytes_max`](crate::Capabilities::inline_bytes_max) bytes.
     Inline(&'a [u8]),
 }
 
@@ -43,51 +43,52 @@ impl Local<'_> {
 pub enum Operation<'a> {
     /// Copies from the peer's memory to local memory.
     Read {
-        /// Destination; must be registered.
+        /// Destination in local memory, which must be registered.
         local: Local<'a>,
-        /// Source.
+        /// Source in the peer's memory.
         remote: RemoteAddress,
     },
-    /// Copies from local memory to the peer's.
+    /// Copies from local memory to the peer's memory.
     Write {
-        /// Source.
+        /// Source: local memory, or inline bytes.
         local: Local<'a>,
-        /// Destination.
+        /// Destination in the peer's memory.
         remote: RemoteAddress,
     },
-    /// Copies from local memory to the peer's, then delivers a completion with `imm` to the peer.
+    /// Copies from local memory to the peer's memory, then delivers a completion with `imm` to the peer.
     ///
-    /// When the peer polls that completion, the bytes are in its memory. Before, they may not be, even if the request
-    /// has already completed at this end, and other accesses to the same bytes are not ordered with the write.
+    /// When the peer polls that completion, the bytes are in its memory. Earlier, the bytes may be missing, even if the
+    /// request has already completed at this end, and other accesses to the same bytes are not ordered with the write.
     WriteImm {
-        /// Source.
+        /// Source: local memory, or inline bytes.
         local: Local<'a>,
-        /// Destination.
+        /// Destination in the peer's memory.
         remote: RemoteAddress,
-        /// Immediate for the peer's completion.
+        /// Immediate data, which the peer's completion contains.
         imm: u32,
     },
     /// Sends a message; the peer receives a completion with the bytes and `imm`.
     Send {
-        /// The message, at most [`crate::Capabilities::send_bytes_max`].
+        /// The bytes of the message, at most [`crate::Capabilities::send_bytes_max`].
         bytes: &'a [u8],
-        /// Immediate for the peer's completion.
+        /// Immediate data, which the peer's completion contains.
         imm: u32,
     },
-    /// Adds to an aligned 8-byte word; the completion carries the old value.
+    /// Adds to an aligned 8-byte word of the peer's memory. The completion contains the previous value.
     FetchAdd {
-        /// The word.
+        /// Address of the word.
         remote: RemoteAddress,
-        /// Addend; the sum wraps.
+        /// The addend. The sum wraps at overflow.
         add: u64,
     },
-    /// Replaces an aligned 8-byte word if it holds `expected`; the completion carries the old value.
+    /// Replaces an aligned 8-byte word of the peer's memory if the word equals `expected`. The completion contains the
+    /// previous value.
     CompareSwap {
-        /// The word.
+        /// Address of the word.
         remote: RemoteAddress,
-        /// Value that the word must hold.
+        /// The value that the word must have for the replacement.
         expected: u64,
-        /// Value that replaces it.
+        /// The value that replaces the word.
         new: u64,
     },
 }
@@ -95,16 +96,16 @@ pub enum Operation<'a> {
 /// One entry of a send queue.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkRequest<'a> {
-    /// Id of the request, returned in its completion.
+    /// Id that the completion of this request returns to the poster.
     pub id: WorkId,
     /// The operation.
     pub operation: Operation<'a>,
-    /// True if the request produces a completion when it succeeds. A failed request always does.
+    /// True if the request produces a completion when it succeeds. A failed request always produces a completion.
     pub signalled: bool,
-    /// For a message or an immediate: true if it rings the peer's doorbell (verbs' solicited event). Otherwise it wakes
-    /// no thread, and the peer finds it in its next poll.
+    /// For a message or an immediate: true if the arrival rings the peer's doorbell (verbs' solicited event). Otherwise
+    /// the arrival wakes no thread, and the peer's next poll returns it.
     ///
-    /// For a write: true if a thread waits for its completion. Otherwise the peer may delay the acknowledgement until
-    /// its next poll, and first process the bytes that arrived.
+    /// For a write: true if a thread waits for the completion of the write. Otherwise the peer may delay the
+    /// acknowledgement until its next poll, and first process the bytes that arrived.
     pub solicited: bool,
 }

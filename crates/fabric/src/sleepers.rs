@@ -1,18 +1,18 @@
 //! Lets threads sleep until one of several descriptors becomes readable.
 //!
-//! One thread, the watcher, waits in epoll for all descriptors; the others sleep on a condition variable until the
-//! watcher wakes them. Each edge wakes all threads, as a wake-up of a futex does. Descriptors are watched
-//! edge-triggered, so they need not be read. [`Sleepers::watch_once`] enables and disables single descriptors. A thread
-//! that also sleeps on other descriptors can watch the epoll descriptor itself.
+//! One thread, the watcher, waits in epoll for all descriptors. The other threads sleep on a condition variable until
+//! the watcher wakes them. Each edge wakes all threads, as a wake-up of a futex does. Epoll watches the descriptors
+//! edge-triggered, so the threads need not read them. [`Sleepers::watch_once`] enables and disables single descriptors.
+//! A thread that also sleeps on other descriptors can watch the epoll descriptor itself.
 //!
 //! ```text
 //!   ringer --> descriptor --edge--> epoll --> the watcher --> the others
 //!                                             times out   --> one of them, which watches next
 //! ```
 //!
-//! If an edge occurs while there is no watcher, epoll keeps it and the next watcher returns at once. If another thread
-//! consumed the edge, a sleeper still notices it: the doorbell's number changes before the descriptor becomes readable,
-//! and the sleeper compares that number.
+//! If an edge occurs while no thread is the watcher, epoll keeps the edge, and the next watcher returns at once. If
+//! another thread consumed the edge, a sleeper still notices the ring: the doorbell's number changes before the
+//! descriptor becomes readable, and the sleeper compares this number.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, epoll};
 use rustix::time::Timespec;
 
-/// The sleeping threads of a set of descriptors; see the header of this file.
+/// The threads that sleep on a set of descriptors; see the header of this file.
 #[derive(Debug)]
 pub struct Sleepers {
     epoll: OwnedFd,
@@ -49,15 +49,15 @@ struct Watch {
 const EDGES_MAX: usize = 8;
 
 impl AsFd for Sleepers {
-    /// Returns the epoll descriptor, which has an edge with each edge of the watched descriptors.
+    /// Returns the epoll descriptor, which itself has an edge with each edge of a watched descriptor.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 }
 
 impl Sleepers {
-    /// Watches `descriptors`, at most 64, which must stay open as long as the result exists. The place of a descriptor
-    /// is its index.
+    /// Creates a set of `descriptors`, at most 64, which must stay open as long as the result exists. The place of a
+    /// descriptor is its index in this set.
     pub fn new<'a>(descriptors: impl IntoIterator<Item = BorrowedFd<'a>>) -> io::Result<Sleepers> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (index, descriptor) in descriptors.into_iter().enumerate() {
@@ -68,8 +68,8 @@ impl Sleepers {
         Ok(Sleepers { epoll, watch: Mutex::default(), told: Condvar::new(), edges: AtomicU64::new(0) })
     }
 
-    /// Watches the descriptor at `place` for one edge if `is_watched` is true; otherwise stops watching it. A
-    /// descriptor that is already readable counts as an edge.
+    /// Watches the descriptor at `place` for one edge if `is_watched` is true; otherwise stops watching the descriptor.
+    /// If the descriptor is already readable, the edge occurs at once.
     pub fn watch_once(&self, place: usize, descriptor: BorrowedFd<'_>, is_watched: bool) {
         let edge = epoll::EventFlags::IN | epoll::EventFlags::ET | epoll::EventFlags::ONESHOT;
         let flags = if is_watched { edge } else { epoll::EventFlags::empty() };
@@ -77,14 +77,15 @@ impl Sleepers {
         let _ = epoll::modify(&self.epoll, descriptor, epoll::EventData::new_u64(place as u64), flags);
     }
 
-    /// Returns and clears a bitmap of the descriptors that had an edge since the last call, one bit per place.
+    /// Returns a bitmap of the descriptors that had an edge since the last call: the bit at the index of each such
+    /// place is set.
     pub fn take_edges_seen(&self) -> u64 {
         // Pairs with the Release in take_edges().
         self.edges.swap(0, AcqRel)
     }
 
-    /// Sleeps until a descriptor has an edge or `timeout` passes; returns at once if `is_rung` returns true. May return
-    /// early. A timeout of zero only consumes the pending edges.
+    /// Blocks until a descriptor has an edge or `timeout` has passed; returns at once if `is_rung` returns true. May
+    /// return early. A timeout of zero only consumes the pending edges.
     pub fn sleep(&self, timeout: Option<Duration>, is_rung: impl Fn() -> bool) {
         if timeout == Some(Duration::ZERO) {
             self.take_edges();

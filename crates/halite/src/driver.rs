@@ -6,9 +6,9 @@
 //!   progress thread ─┘   poll token           └─ jobs (copies, growth), outside of all locks
 //! ```
 //!
-//! It calls the engine (`halite-tier`), the fabric, [`crate::metrics`], [`crate::posted`] and [`crate::rpc`]. Of the
-//! cluster it knows only how to dial peers and where node numbers are recorded. The one lock held for long is the
-//! runner's, which covers the engine; the locks of the peer table and of calls nest inside it, never around it.
+//! The driver calls the engine (`halite-tier`), the fabric, [`crate::metrics`], [`crate::posted`] and [`crate::rpc`].
+//! Of the cluster it knows only how to dial peers and where node numbers are recorded. Only the runner's lock, which
+//! covers the engine, is held for long; the locks of the peer table and of calls nest inside it, never around it.
 //!
 //! [`crate::runtime::poll_token`] defines which thread holds the token and how arrivals are handled while it is free;
 //! [`crate::runtime::wait`] defines how long a caller spins before it sleeps.
@@ -54,19 +54,19 @@ use crate::runtime::wait::{
     AdaptiveSpin, BlockingWait, Parker, Parking, SPIN_SHORT_NS, Wakes, YIELD_LONG_NS,
 };
 
-/// Rounds for which a spinning caller keeps its core: about 3 us, within which an awake peer answers.
+/// Rounds during which a spinning caller does not yield its core: about 3 us, within which an awake peer answers.
 ///
 /// After these rounds, the caller yields instead of pausing: on two cores, three spinning threads keep the thread that
 /// has the answer from running (median round trip between two nodes of one process: 131 us; 7 to 11 us with yielding).
 const ROUNDS_BEFORE_YIELD: u32 = 128;
 /// Rounds between clock reads until the caller yields; a clock read takes half as long as a round. If polling takes a
-/// system call, each round reads the clock.
+/// system call, the caller reads the clock in each round.
 const ROUNDS_PER_CLOCK: u32 = 16;
 /// Rounds for which a caller about to sleep waits for the progress thread to finish polling: a few microseconds.
 const ROUNDS_FOR_PROGRESS_THREAD: u32 = 128;
-/// Number of polls of lines after which one poll covers everything.
+/// Number of polls of lines after which the caller polls the whole fabric once.
 const LINE_POLLS_PER_DRIVE: u32 = 16;
-/// Interval at which a thread retries after finding the token taken, and at which a leaving node checks its progress.
+/// Interval at which a thread retries to take the poll token, and at which a leaving node checks its progress.
 const RETRY_INTERVAL: Duration = Duration::from_micros(200);
 
 ranked! {
@@ -84,13 +84,13 @@ pub(crate) struct Driver {
     attention_ns: AtomicU64,
     /// Time until which the progress thread sleeps; 0 while it is awake. Changed under the runner's lock.
     progress_sleeps_until_ns: AtomicU64,
-    /// Application threads that have waited for at least a microsecond and do not sleep yet.
+    /// Number of application threads that have waited for at least a microsecond and do not sleep yet.
     callers_polling: AtomicUsize,
-    /// Maximum number of these threads that may spin for long; this leaves cores for as many peers.
+    /// Maximum number of these threads that may spin for long: half of the cores, because each peer needs a core too.
     spinners_max: usize,
     crowd: Crowd,
-    /// True if polling takes system calls. Reading the clock is then cheap in comparison, and an answer takes longer
-    /// than going to sleep.
+    /// True if polling takes system calls. Then a clock read is cheap in comparison, and waiting for an answer takes
+    /// longer than going to sleep.
     polls_by_system_calls: bool,
     /// True while a caller sleeps on the fabric as the leader; see [`crate::runtime::poll_token`].
     led: AtomicBool,
@@ -104,9 +104,9 @@ pub(crate) struct Driver {
 struct Poller {
     events: Vec<Event>,
     received: ReceiveBatch,
-    /// Number of polls of lines.
+    /// Number of polls of lines so far.
     line_polls: u32,
-    /// True if some connections may still wait for the peer's first message.
+    /// True if the first message of a new peer may still be missing on some connections.
     awaits_first_words: bool,
 }
 
@@ -130,7 +130,7 @@ impl Driver {
         })
     }
 
-    /// Returns nanoseconds on the node's clock.
+    /// Returns the time in nanoseconds on the node's clock.
     #[inline]
     pub(crate) fn now_ns(&self) -> u64 {
         self.env.now_ns()
@@ -142,33 +142,33 @@ impl Driver {
 
     // Forks.
 
-    /// Returns true if this process is a fork of the node's. It has a copy of the node, without its threads and memory,
-    /// and shares its sockets and files with the node itself. So it must not drive the node, and must not take its
-    /// locks, which a thread that is missing here may have held.
+    /// Returns true if this process is a fork of the node's process. The fork has a copy of the node without its
+    /// threads and memory, and shares the node's sockets and files. So the fork must not drive the node or take its
+    /// locks: a thread that does not exist in the fork may have held them.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
         !self.process.is_current()
     }
 
-    /// Returns the cause of the end of an operation on a closed node.
+    /// Returns the cause that ends an operation on a closed node: `forked` in a fork, otherwise `closed`.
     #[cold]
     pub(crate) fn closed_or_forked<C>(&self, closed: C, forked: C) -> C {
         if self.is_forked() { forked } else { closed }
     }
 
-    /// The result of all commands after the node has left, or in a fork.
+    /// Returns the error of all commands that begin after the node has left, or in a fork.
     pub(crate) fn closed_error(&self) -> CommandError {
         self.closed_or_forked(node_closed(), CommandError::Forked)
     }
 
-    /// Changes the runner, lets it settle, and wakes the tasks concerned.
+    /// Changes the runner, lets it settle, and wakes the tasks that wait for the changes.
     pub(crate) fn with<R>(&self, change: impl FnOnce(&mut Runner, u64) -> R) -> R {
         let (result, wakes) = self.change(change);
         wakes.wake_all();
         result
     }
 
-    /// Changes the runner and lets it settle. The caller wakes the returned wakers when it holds no lock.
+    /// Changes the runner and lets it settle. Returns the tasks to wake, which the caller wakes when it holds no lock.
     fn change<R>(&self, change: impl FnOnce(&mut Runner, u64) -> R) -> (R, Wakes) {
         let mut runner = self.runner();
         let now = self.now_ns();
@@ -225,7 +225,8 @@ impl Driver {
         self.with_unless_failed(|runner, _| runner.tickets.close(session));
     }
 
-    /// Does nothing if the node has panicked, or is another process's. For destructors, which must not panic.
+    /// Changes the runner unless the node has panicked or this process is a fork. For destructors, which must not
+    /// panic.
     pub(crate) fn with_unless_failed(&self, change: impl FnOnce(&mut Runner, u64)) {
         if !self.is_forked() && !self.runner.is_poisoned() {
             self.with(change);
@@ -246,7 +247,7 @@ impl Driver {
         Some(Polling { driver: self, guard: Some(guard), wakes, direct, unwinding })
     }
 
-    /// Polls once and returns a call to `service` that arrived, if this thread gets the poll token.
+    /// Polls once if the poll token is free. Returns a call to `service` that arrived in this poll.
     #[inline]
     pub(crate) fn take_direct(&self, service: &Service) -> Option<Box<Incoming>> {
         let mut token = self.try_token()?;
@@ -255,20 +256,20 @@ impl Driver {
         token.direct.request.take()
     }
 
-    /// Spins as [`Driver::spin_until`] does, until a request waits at `service` or this thread receives a call to it
-    /// directly.
+    /// Spins until a request waits at `service`, or until this thread receives a call to `service` directly. Returns
+    /// true with the direct call, if there is one; returns false if the thread should sleep instead.
     pub(crate) fn spin_for(&self, service: &Service) -> (bool, Option<Box<Incoming>>) {
         let mut request = None;
         let is_done = self.spin_with(|| service.is_waiting(), Some(service), &mut request);
         (is_done || request.is_some(), request)
     }
 
-    /// Returns true if polling takes system calls: some peers' stores do not reach this node.
+    /// Returns true if polling takes system calls, because the stores of some peers do not reach this node.
     pub(crate) fn polls_by_system_calls(&self) -> bool {
         self.polls_by_system_calls
     }
 
-    /// Handles arrivals unless another thread polls. For a thread that will poll again soon.
+    /// Handles arrivals unless another thread polls. For a thread that will soon poll again.
     pub(crate) fn poll_once(&self) {
         let Some(mut token) = self.try_token() else { return };
         token.drive();
@@ -278,8 +279,8 @@ impl Driver {
         }
     }
 
-    /// Polls as [`Driver::poll_once`] does, but only inside a blocking wait, which polls again or sleeps afterwards. An
-    /// async task may leave its thread at any time, and then later arrivals must wake the progress thread.
+    /// Handles arrivals, but only inside a blocking wait, after which the thread polls again or sleeps. An async task
+    /// may leave its thread at any time, so later arrivals must be able to wake the progress thread.
     pub(crate) fn poll_in_blocking_wait(&self) {
         if BlockingWait::drives(self) {
             self.poll_once();
@@ -315,7 +316,7 @@ impl Driver {
         self.block_on_after(false, future)
     }
 
-    /// Runs a future as [`Driver::block_on`] does. If the thread `has_spun` for it without success, it sleeps at once.
+    /// Runs a future on the calling thread. If the thread `has_spun` for it without success, the thread sleeps at once.
     pub(crate) fn block_on_after<F: Future>(&self, mut has_spun: bool, future: F) -> F::Output {
         let (parking, _waiting) = (Parking::take(), BlockingWait::begin(self));
         let mut context = Context::from_waker(parking.waker());
@@ -335,8 +336,8 @@ impl Driver {
         }
     }
 
-    /// Drives the node until `done`, for as long as spinning is likely to pay. Returns false if the thread should
-    /// [`Driver::sleep`] instead.
+    /// Drives the node until `done` returns true, for as long as spinning is likely to be faster than sleeping. Returns
+    /// false if the thread should [`Driver::sleep`] instead.
     pub(crate) fn spin_until(&self, done: impl Fn() -> bool) -> bool {
         self.spin_with(done, None, &mut None)
     }
@@ -365,7 +366,8 @@ impl Driver {
         true
     }
 
-    /// Yields unless the cores are known to be contended. Returns true if they are, or if the yield took long.
+    /// Yields, unless the cores are known to be contended. Returns true if they are known to be contended, or if the yield
+    /// took so long that they must be.
     pub(crate) fn yield_processor(&self) -> bool {
         let begin_ns = self.now_ns();
         if self.is_crowded(begin_ns) {
@@ -375,13 +377,13 @@ impl Driver {
         self.now_ns() - begin_ns > YIELD_LONG_NS
     }
 
-    /// Returns true if more threads than cores were runnable a moment ago. Where polling takes no system call, a yield
-    /// takes no longer than this check and shows the same.
+    /// Returns true if more threads than cores were runnable a moment ago. If polling takes no system call, returns
+    /// false: then a yield is as fast as this check and shows contention too.
     fn is_crowded(&self, now_ns: u64) -> bool {
         self.polls_by_system_calls && self.crowd.is_crowded(now_ns, || self.env.is_crowded())
     }
 
-    /// Tells the adaptive spin that the calling thread is about to wait for `peer`. Returns the round trip, if known.
+    /// Tells the adaptive spin that the thread will wait for `peer`. Returns the round trip; `None` if it is unknown.
     pub(crate) fn expect_round_trip(&self, peer: PeerId) -> Option<Duration> {
         let round_trip = self.shared.fabric.round_trip(peer);
         if let Some(round_trip) = round_trip {
@@ -423,7 +425,7 @@ impl Driver {
         false
     }
 
-    /// Returns the poll token unless another caller leads.
+    /// Returns the poll token unless another caller sleeps as the leader.
     fn token_to_lead(&self) -> Option<Polling<'_>> {
         self.token_of_progress_thread().filter(|_| !self.is_led())
     }
@@ -466,7 +468,7 @@ impl Driver {
         token
     }
 
-    /// Handles arrivals and runs jobs, then sleeps briefly. For a thread with nothing else to do.
+    /// Handles arrivals and runs jobs, then sleeps for at most [`RETRY_INTERVAL`]. For a thread without other work.
     pub(crate) fn drive_briefly(&self) {
         let seen = self.shared.fabric.doorbell();
         if let Some(mut token) = self.try_token() {
@@ -478,8 +480,8 @@ impl Driver {
         self.shared.fabric.wait(Sleeper::Progress, seen, Some(RETRY_INTERVAL));
     }
 
-    /// Drives a node that has no progress thread as far as possible now. Returns the time of the next call, in
-    /// nanoseconds on the node's clock; the doorbell may require an earlier one.
+    /// Drives a node without a progress thread until it has nothing to do. Returns the time at which to call again, in
+    /// nanoseconds on the node's clock; if the doorbell rings, call earlier.
     pub(crate) fn step(&self) -> u64 {
         self.end_sleep();
         if let Some(mut token) = self.try_token() {
@@ -490,7 +492,7 @@ impl Driver {
         self.begin_sleep_until(NextPoll::WhenRung)
     }
 
-    /// Returns true if a caller polls, or would if it had the token.
+    /// Returns true if a caller polls, or waits for the token in order to poll.
     pub(crate) fn has_polling_caller(&self) -> bool {
         // A hint: a poller that misses it polls a little longer than necessary.
         self.callers_polling.load(Relaxed) > 0
@@ -498,7 +500,7 @@ impl Driver {
 
     // For the progress thread.
 
-    /// Runs due timers although another thread polls.
+    /// Runs due timers, even while another thread polls.
     pub(crate) fn run_due_timers(&self) {
         // A hint, as in Polling::drive_at().
         if self.attention_ns.load(Relaxed) <= self.now_ns() {
@@ -506,14 +508,14 @@ impl Driver {
         }
     }
 
-    /// Returns how long due work has been waiting. Takes no lock, so it works while another thread holds one.
+    /// Returns how long the runner's due work has been waiting. Takes no lock, so it works while a thread holds one.
     pub(crate) fn overdue(&self) -> Duration {
         // A hint, as in Polling::drive_at(); it lags behind the work in progress.
         Duration::from_nanos(self.now_ns().saturating_sub(self.attention_ns.load(Relaxed)))
     }
 
-    /// Returns how long the progress thread may sleep. A thread that shortens this time later rings the doorbell. If
-    /// `other_polls`, another thread serves the fabric's timers, and each posted request may set one.
+    /// Returns how long the progress thread may sleep. A thread that shortens this time later rings the doorbell. With
+    /// [`NextPoll::Within`], other threads poll and serve the fabric's timers.
     pub(crate) fn begin_sleep(&self, look: NextPoll) -> Duration {
         let until = self.begin_sleep_until(look);
         Duration::from_nanos(until.saturating_sub(self.now_ns()))
@@ -581,22 +583,22 @@ impl Bell for Driver {
     }
 }
 
-/// The right to poll; see [`crate::runtime::poll_token`]. Dropped by a thread that may poll again soon.
+/// The right to poll; see [`crate::runtime::poll_token`]. A thread that may soon poll again drops it.
 pub(crate) struct Polling<'c> {
     driver: &'c Driver,
-    /// `None` once the token is given up.
+    /// `None` once the thread has given up the token.
     guard: Option<PollGuard<'c, Poller>>,
-    /// Called after the token is given up, since wakers may run any code.
+    /// Tasks to wake after the thread has given up the token, because wakers may run any code.
     wakes: Wakes,
-    /// The service whose next call the holder takes itself.
+    /// The service whose next call goes directly to the holder of the token.
     direct: DirectReceiver<'c>,
-    /// The thread was already unwinding when it took the token.
+    /// True if the thread was already unwinding when it took the token.
     unwinding: bool,
 }
 
 impl Polling<'_> {
-    /// Polls until `done` or until `spin` is over, then gives the token up. Returns early if work can be done without
-    /// the token.
+    /// Polls until `done` returns true or `spin` is over, then gives up the token. Returns early if jobs or tasks to
+    /// wake are waiting, because they need no token.
     fn drive_until(mut self, spin: &mut Spin<'_>, done: impl Fn() -> bool) -> Option<Box<Incoming>> {
         while self.direct.request.is_none() && !done() && self.wakes.is_empty() && !self.driver.has_jobs() {
             if spin.is_over() {
@@ -619,7 +621,7 @@ impl Polling<'_> {
         drive(self.driver, guard.poller(), &mut self.direct, &mut self.wakes)
     }
 
-    /// Polls for short requests, and occasionally for everything.
+    /// Polls for short requests; every [`LINE_POLLS_PER_DRIVE`] calls, polls for everything.
     #[inline]
     fn drive_lines(&mut self) {
         let guard = self.guard.as_mut().expect("the token is held until given up");
@@ -642,17 +644,17 @@ impl Polling<'_> {
         arrived
     }
 
-    /// Returns true if tasks will be woken when the token is given up.
+    /// Returns true if tasks will be woken when the thread gives up the token.
     pub(crate) fn has_wakes(&self) -> bool {
         !self.wakes.is_empty()
     }
 
-    /// Gives the token up, for a thread that goes to sleep.
+    /// Gives up the token for a thread that goes to sleep, and wakes tasks.
     pub(crate) fn rest(self) {
         self.rest_for_now().wake_all();
     }
 
-    /// Gives the token up as [`Polling::rest`] does. Returns the tasks to wake instead of waking them.
+    /// Gives up the token for a thread that goes to sleep. Returns the tasks to wake instead of waking them.
     fn rest_for_now(mut self) -> Wakes {
         let guard = self.guard.take().expect("the token is held until given up");
         guard.rest(self.driver, |poller| {
@@ -661,14 +663,14 @@ impl Polling<'_> {
         std::mem::take(&mut self.wakes)
     }
 
-    /// Gives the token up as [`Polling::rest`] does. Returns the call that arrived for this thread.
+    /// Gives up the token for a thread that goes to sleep. Returns the call that arrived for this thread.
     fn rest_with_request(mut self) -> Option<Box<Incoming>> {
         let request = self.direct.request.take();
         self.rest();
         request
     }
 
-    /// Gives the token up, for the progress thread.
+    /// Gives up the token for the progress thread. Returns when this thread should poll next.
     pub(crate) fn keep(mut self, now_ns: u64) -> NextPoll {
         let guard = self.guard.take().expect("the token is held until given up");
         guard.keep(self.driver, now_ns, |poller| {
@@ -695,7 +697,7 @@ impl Drop for Polling<'_> {
     }
 }
 
-/// See [`Polling::drive`].
+/// Polls once. Returns true if anything arrived.
 fn drive(driver: &Driver, poller: &mut Poller, direct: &mut DirectReceiver<'_>, wakes: &mut Wakes) -> bool {
     let has_lines = driver.shared.rpc.poll_lines(&mut poller.received, direct, wakes);
     let arrived = driver.shared.fabric.poll(&mut poller.events) > 0;
@@ -738,7 +740,7 @@ fn notify_from_same_peer(one: &Event, next: &Event) -> bool {
     notification_of(one).zip(notification_of(next)).is_some_and(|((peer, _), (other, _))| peer == other)
 }
 
-/// Returns true if the event is handled without the runner.
+/// Returns true if the event is handled without the runner's lock.
 fn is_handled_unlocked(event: &Event) -> bool {
     let Event::Completed(completion) = event else { return false };
     match completion.kind {
@@ -750,20 +752,20 @@ fn is_handled_unlocked(event: &Event) -> bool {
     }
 }
 
-/// Returns true if the peer refused a post that belongs to a call.
+/// Returns true if the status means that the peer refused a post.
 fn is_refusal(status: Status) -> bool {
     matches!(status, Status::RemoteAccess | Status::Unmapped)
 }
 
-/// The rounds in which a caller polls for its own result.
+/// The rounds in which a caller polls for its own result before it sleeps.
 struct Spin<'c> {
     driver: &'c Driver,
     rounds: u32,
-    /// Begin and maximum duration, in nanoseconds, once the clock has been read.
+    /// Begin and maximum duration of the spin, in nanoseconds; `None` until the first clock read.
     limit: Option<(u64, u64)>,
-    /// The time, in rounds that read the clock.
+    /// Time on the node's clock; `None` in a round without a clock read.
     now_ns: Option<u64>,
-    /// The core was contended at the last pause.
+    /// True if the core was contended at the last pause.
     is_crowded: bool,
 }
 
@@ -772,7 +774,7 @@ impl<'c> Spin<'c> {
         Spin { driver, rounds: 0, limit: None, now_ns: None, is_crowded: false }
     }
 
-    /// Begins a round. Returns true if the spin has lasted long enough.
+    /// Begins a round. Returns true if the spin should end.
     fn is_over(&mut self) -> bool {
         self.rounds += 1;
         // A round with a yield takes longer than a clock read.
@@ -800,7 +802,7 @@ impl<'c> Spin<'c> {
         is_over
     }
 
-    /// Counts the caller as a poller and returns its longest spin in nanoseconds.
+    /// Counts the caller as a poller. Returns the maximum duration of its spin, in nanoseconds.
     fn join_pollers_ns(&self) -> u64 {
         // A hint: it orders nothing.
         let others = self.driver.callers_polling.fetch_add(1, Relaxed);
@@ -811,7 +813,7 @@ impl<'c> Spin<'c> {
         AdaptiveSpin::of_thread().spin_ns()
     }
 
-    /// Ends a round in which nothing arrived.
+    /// Pauses or yields after a round in which nothing arrived.
     fn pause(&mut self) {
         // Earlier rounds do not even pause: each polls other memory than the last, and a pause takes as long as two
         // rounds.
@@ -838,10 +840,10 @@ impl Drop for Spin<'_> {
     }
 }
 
-/// A peer's events come in order. So it suffices to handle new peers first, then what needs no lock, and then the rest
-/// in order: everything a peer sent is handled before its disconnection.
+/// A peer's events arrive in order. So the poller first handles new peers, then the events that need no lock, and then
+/// the rest in order. This way it handles everything that a peer sent before the peer's disconnection.
 impl Poller {
-    /// Makes new peers, and the connection each has chosen, known before their messages are handled.
+    /// Handles new peers, and the first message on each new connection, before the other messages.
     fn handle_new_peers(&mut self, driver: &Driver, wakes: &mut Wakes) {
         let is_new = |event: &mut Event| matches!(event, Event::Connected { .. });
         if !self.awaits_first_words && !self.events.iter_mut().any(is_new) {

@@ -42,7 +42,7 @@ pub struct RegionError {
     pub operation: &'static str,
     /// The region's name, or its handle.
     pub object: String,
-    /// The cause.
+    /// Cause of the failure.
     pub cause: RegionCause,
 }
 
@@ -59,10 +59,10 @@ pub enum RegionCause {
     /// The name is too long.
     #[error("the name has {len} bytes; the maximum is {NAME_BYTES_MAX}")]
     NameTooLong {
-        /// Its length in bytes.
+        /// Length of the name in bytes.
         len: usize,
     },
-    /// The name is not valid UTF-8. This can happen if it was made from bytes, for example from a file name.
+    /// The name is not valid UTF-8. This can happen if the name was made from bytes, for example from a file name.
     #[error("the name is not valid UTF-8")]
     NameNotUtf8,
     /// The name begins with NUL; locks and barriers use such names.
@@ -77,9 +77,9 @@ pub enum RegionCause {
     /// The region's nodes have too little free memory.
     #[error("no space: {wanted} bytes do not fit, {available} are free; free regions or use a larger arena")]
     NoSpace {
-        /// Bytes requested.
+        /// Number of bytes requested.
         wanted: u64,
-        /// Bytes free on that node, possibly in pieces.
+        /// Bytes free on the node that cannot hold the region, possibly in pieces.
         available: u64,
     },
     /// The arena has room, but the system cannot provide the memory now. Nothing was allocated.
@@ -89,7 +89,7 @@ pub enum RegionCause {
     OutOfMemory {
         /// The node that was to hold the bytes.
         node: NodeId,
-        /// Bytes requested.
+        /// Number of bytes requested.
         wanted: u64,
         /// Bytes that the system provided.
         given: u64,
@@ -105,7 +105,7 @@ pub enum RegionCause {
         "node {node} lacks address space or file descriptors to map the memory of node {owner}; raise the limits of its process (`ulimit -v`, `ulimit -n`)"
     )]
     Unmapped {
-        /// The node that cannot map it.
+        /// The node that cannot map the memory.
         node: NodeId,
         /// The owner of the memory.
         owner: NodeId,
@@ -131,10 +131,10 @@ pub enum RegionCause {
         "permission denied (missing: {missing}); a session with the master permission can grant it; then map the region again with it"
     )]
     PermissionDenied {
-        /// The missing permissions.
+        /// The permissions that are missing.
         missing: Permissions,
     },
-    /// No node of that number is in the cluster.
+    /// No node of the cluster has this number.
     #[error("node {0} is not in the cluster")]
     UnknownNode(NodeId),
     /// The node died before it answered; the operation may have been done.
@@ -164,36 +164,36 @@ pub enum RegionCause {
     /// The region would exceed [`REGION_BYTES_MAX`](crate::REGION_BYTES_MAX).
     #[error("{len} bytes exceed the maximum length of a region")]
     TooLarge {
-        /// Bytes requested.
+        /// Requested length of the region, in bytes.
         len: u64,
     },
     /// The chunk size is not a power of two, or too small.
     #[error("the chunk size {chunk_bytes} is not a power of two of at least 4096")]
     BadChunkSize {
-        /// Configured bytes per chunk.
+        /// Requested length of a chunk, in bytes.
         chunk_bytes: u64,
     },
     /// The name of a principal is empty or too long.
     #[error("a principal's name has 1 to 255 bytes, not {len}")]
     BadPrincipal {
-        /// Its length in bytes.
+        /// Length of the name in bytes.
         len: usize,
     },
-    /// The region is immutable.
+    /// The region is sealed, and therefore immutable.
     #[error("the region is sealed")]
     Sealed,
     /// The region has too many pieces to be described in a message.
     #[error("the region would have {pieces} pieces; the maximum is {max}; use larger chunks")]
     TooManyPieces {
-        /// Pieces that it would have.
+        /// Number of pieces that the region would have.
         pieces: u64,
-        /// Maximum number of pieces.
+        /// Maximum number of pieces of a region.
         max: u64,
     },
     /// The region has the maximum number of watchers.
     #[error("the region already has {max} watchers, the maximum; let some watchers forward notifications")]
     TooManyWatchers {
-        /// Maximum number of watchers.
+        /// Maximum number of watchers of a region.
         max: u64,
     },
     /// The region would be left without a master.
@@ -202,10 +202,10 @@ pub enum RegionCause {
     /// The session's own node is leaving or has left.
     #[error("the node has left the cluster")]
     NodeClosed,
-    /// This process is a fork of the one that joined the cluster.
+    /// This process is a fork of the process that joined the cluster.
     #[error("this process is a fork of the node's process; join the cluster anew after the fork")]
     Forked,
-    /// A table of the node is full.
+    /// A table of the node is full; the text names the table.
     #[error("{0}")]
     TableFull(&'static str),
     /// The directory of names is in etcd, and etcd does not answer or too many requests to it are waiting.
@@ -218,7 +218,7 @@ pub enum RegionCause {
         "the key {key:?} of this name in etcd has a value that Halite did not write; `halite rm` removes the key and frees the name"
     )]
     NameDamaged {
-        /// The key.
+        /// The key in etcd.
         key: String,
     },
     /// The names could not be moved; they stay where they are and keep working.
@@ -233,7 +233,7 @@ pub enum RegionCause {
 }
 
 impl RegionError {
-    /// Returns the cause.
+    /// Returns the cause of the failure.
     pub fn cause(&self) -> &RegionCause {
         &self.cause
     }
@@ -301,13 +301,13 @@ impl From<ErrorReply> for RegionCause {
 pub struct AccessError {
     /// The operation: `read`, `write`, ...
     pub operation: &'static str,
-    /// The region.
+    /// The region that was accessed.
     pub region: String,
-    /// Offset in bytes.
+    /// Offset of the access in the region, in bytes.
     pub offset: u64,
-    /// Length in bytes.
+    /// Length of the access, in bytes.
     pub len: u64,
-    /// The cause.
+    /// Cause of the failure.
     pub cause: AccessCause,
     /// True if some bytes may have been accessed before the access failed; for an atomic, true if it may have taken
     /// effect.
@@ -324,30 +324,30 @@ fn half_way(partly: bool) -> &'static str {
     if partly { " (part of it may have been done)" } else { "" }
 }
 
-/// A copy failed.
+/// A copy of bytes failed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cannot copy {} from {from} to {to}: {side}: {cause}{}", bytes(*len), half_way(*partly))]
 pub struct CopyError {
-    /// Length in bytes.
+    /// Number of bytes to copy.
     pub len: u64,
-    /// Source.
+    /// Where the bytes were copied from.
     pub from: CopyEnd,
-    /// Target.
+    /// Where the bytes were copied to.
     pub to: CopyEnd,
-    /// The side that failed.
+    /// The side, source or target, that failed.
     pub side: CopySide,
-    /// The cause.
+    /// Cause of the failure.
     pub cause: AccessCause,
-    /// True if some bytes may have been copied before it failed.
+    /// True if some bytes may have been copied before the copy failed.
     pub partly: bool,
 }
 
 /// One end of a copy.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CopyEnd {
-    /// The region.
+    /// The region at this end.
     pub region: String,
-    /// Offset in bytes.
+    /// Offset of the bytes in the region.
     pub offset: u64,
 }
 
@@ -358,7 +358,7 @@ impl std::fmt::Display for CopyEnd {
 }
 
 impl CopyError {
-    /// Returns the cause.
+    /// Returns the cause of the failure.
     pub fn cause(&self) -> &AccessCause {
         &self.cause
     }
@@ -386,13 +386,13 @@ pub enum AccessCause {
     /// The session has no such handle; nothing was touched.
     #[error("the session has no such handle")]
     UnknownHandle,
-    /// The principal lacks these permissions, or the handle was not mapped with them. Nothing was touched, unless they
-    /// were revoked during the access.
+    /// The principal lacks these permissions, or the handle was not mapped with them. Nothing was touched, unless the
+    /// permissions were revoked during the access.
     #[error(
         "permission denied (missing: {missing}); a session with the master permission can grant it; then map the region again with it"
     )]
     PermissionDenied {
-        /// The missing permissions.
+        /// The permissions that are missing.
         missing: Permissions,
     },
     /// The node that holds the bytes is down or unreachable; the access may have been done.
@@ -400,19 +400,19 @@ pub enum AccessCause {
         "node {0}, which holds the bytes, is down or unreachable; if its process has ended, its regions are lost"
     )]
     PeerDown(NodeId),
-    /// The region is immutable.
+    /// The region is sealed, and therefore immutable.
     #[error("the region is sealed")]
     Sealed,
     /// The offset of an atomic is not a multiple of its word's size; nothing was touched.
     #[error("the word is unaligned; its offset must be a multiple of {alignment}")]
     Unaligned {
-        /// Required alignment in bytes.
+        /// Required alignment of the offset, in bytes.
         alignment: u64,
     },
     /// The session's own node is leaving or has left.
     #[error("the node has left the cluster")]
     NodeClosed,
-    /// This process is a fork of the one that joined the cluster.
+    /// This process is a fork of the process that joined the cluster.
     #[error("this process is a fork of the node's process; join the cluster anew after the fork")]
     Forked,
     /// This process cannot map the memory of the bytes, for lack of address space or file descriptors. Nothing was touched.
@@ -439,27 +439,27 @@ pub enum AccessCause {
 }
 
 impl AccessError {
-    /// Returns the cause.
+    /// Returns the cause of the failure.
     pub fn cause(&self) -> &AccessCause {
         &self.cause
     }
 }
 
-/// One access of a batch failed. All accesses before it are done. The failed access is not done, or only in part if its
-/// error says so.
+/// One access of a batch failed. All accesses before it are done. The failed access had no effect, unless
+/// [`AccessError::partly`] is true.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("operation {index} of the batch: {source}")]
 pub struct BatchError {
     /// Index of the failed access, from 0.
     pub index: usize,
-    /// Its error.
+    /// The error of the failed access.
     pub source: AccessError,
     /// True if later accesses of the batch may have been done too: posted accesses are outstanding together.
     pub later: bool,
 }
 
 impl BatchError {
-    /// Returns the cause.
+    /// Returns the cause of the failed access.
     pub fn cause(&self) -> &AccessCause {
         &self.source.cause
     }
@@ -472,9 +472,9 @@ pub enum JoinError {
     /// A live process already runs as this node.
     #[error("cannot join as node {node} in {}: process {pid} already runs as this node; choose another number or stop it", dir.display())]
     AlreadyRunning {
-        /// The node.
+        /// The node's number.
         node: NodeId,
-        /// Its process id, from its lock file; 0 while that is being written.
+        /// Process id from the node's lock file; 0 while that process is writing the file.
         pid: u32,
         /// The cluster directory.
         dir: PathBuf,
@@ -484,19 +484,19 @@ pub enum JoinError {
     NotPrivate {
         /// The cluster directory.
         dir: PathBuf,
-        /// Its permission bits.
+        /// Permission bits of the directory.
         mode: u32,
-        /// Its owner.
+        /// User id of the directory's owner.
         uid: u32,
-        /// The user that should own it.
+        /// User id that must own the directory.
         uid_wanted: u32,
     },
     /// The operating system refused an operation on a path.
     #[error("cannot join: {}: {source}", path.display())]
     Io {
-        /// The path.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// The system's error.
+        /// The operating system's error.
         source: io::Error,
     },
     /// The cluster directory, or something in it, cannot be used.
@@ -523,7 +523,7 @@ pub enum JoinError {
         dir: PathBuf,
         /// The process that blocks the join, from its lock file.
         pid: u32,
-        /// Time waited, in milliseconds.
+        /// Time waited for that process, in milliseconds.
         waited_ms: u64,
     },
     /// The arena exceeds the memory that this node can have.
@@ -532,11 +532,11 @@ pub enum JoinError {
         most >> 20
     )]
     ArenaTooLarge {
-        /// Bytes requested.
+        /// Configured length of the arena, in bytes.
         wanted: u64,
-        /// Maximum in bytes.
+        /// Maximum length of the arena, in bytes.
         most: u64,
-        /// The limit that applies.
+        /// The limit that the arena exceeds.
         limit: String,
     },
     /// The system has no memory for the buffers of calls.
@@ -558,8 +558,8 @@ pub enum JoinError {
         /// The missing resource and its limit.
         lack: String,
     },
-    /// The first node is to found the cluster only if no other host runs a node of it, but other hosts are not
-    /// configured.
+    /// [`Config::found`](crate::Config::found) is set, but the node knows no other hosts that it could check:
+    /// [`Hosts::join`](crate::Hosts::join) is empty, and the names are not in etcd.
     #[error(
         "cannot join: --found checks that no other host runs a node, but no other hosts are configured; list all of them (--join), or omit --found to found the cluster without this check"
     )]
@@ -567,23 +567,23 @@ pub enum JoinError {
     /// The directory of names did not assign a node number.
     #[error("the cluster did not assign a node number: {source}")]
     NoNumber {
-        /// Its error.
+        /// The error from the directory of names.
         source: RegionError,
     },
     /// The node cannot listen at the configured address for metrics.
     #[error("cannot serve metrics at {address}: {source}")]
     Metrics {
-        /// The address.
+        /// The configured address for metrics.
         address: SocketAddr,
-        /// The system's error.
+        /// The operating system's error.
         source: io::Error,
     },
     /// etcd, which holds the directory of names, does not answer, or its answer is invalid.
     #[error("cannot join: the directory of names in etcd at {address} cannot be used: {source}")]
     Etcd {
-        /// Its address, without a password.
+        /// The address of etcd, without a password.
         address: String,
-        /// Its error.
+        /// The fault of etcd.
         source: EtcdError,
     },
     /// Another host is founding the cluster with names in the same etcd.
@@ -593,7 +593,7 @@ pub enum JoinError {
     Founding {
         /// The address of etcd, without a password.
         address: String,
-        /// The address of that host.
+        /// The address of the host that is founding the cluster.
         by: String,
     },
     /// Another cluster keeps its names under the same prefix in etcd, and has a live node.
@@ -609,11 +609,11 @@ pub enum JoinError {
     /// A live node of another host has this number.
     #[error("node {node} is already running: process {pid} at {address}; choose another number")]
     NumberInUse {
-        /// The number.
+        /// The node's number.
         node: NodeId,
-        /// Its process id, on its host.
+        /// Id of the live node's process, on its host.
         pid: u32,
-        /// The address at which it is dialled.
+        /// The address at which other nodes dial the live node.
         address: String,
     },
     /// Nodes of the cluster speak another version of the protocol.
@@ -621,7 +621,7 @@ pub enum JoinError {
     OtherVersion {
         /// The cluster directory.
         dir: PathBuf,
-        /// The version of the node there.
+        /// The protocol version of the node in the cluster directory.
         theirs: u16,
     },
     /// A node of the cluster answers, but node 0 is unreachable.
@@ -639,14 +639,14 @@ pub enum JoinError {
     Unreachable {
         /// The cluster directory.
         dir: PathBuf,
-        /// The address.
+        /// The address that was dialled.
         address: String,
-        /// The failure.
+        /// Why no connection was established.
         reason: String,
     },
 }
 
-/// A permanent number may have been taken by another node a moment ago; ephemeral numbers are unique.
+/// Returns the end of an error: another node may just have taken a permanent number. Ephemeral numbers are unique.
 fn or_a_rival(node: NodeId) -> String {
     match node.is_ephemeral() {
         true => String::new(),

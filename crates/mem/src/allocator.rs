@@ -1,9 +1,9 @@
 //! Allocates byte ranges of segments.
 //!
 //! The allocator works on offsets only and never touches the segments. Its state stays in private memory, so processes
-//! that write to the segments cannot corrupt it. Objects of up to 4 KiB come from slabs of equal objects, larger ones
-//! from free extents ordered by size and by address. The time of an allocation does not depend on its size. The
-//! allocator is not thread-safe: callers lock it.
+//! that write to the segments cannot corrupt it. Objects of up to 4 KiB come from slabs of equal objects; larger
+//! objects come from free extents, which are ordered by size and by address. The time of an allocation does not depend
+//! on its size. The allocator is not thread-safe: callers must hold a lock.
 
 mod extents;
 mod slab;
@@ -24,14 +24,14 @@ pub struct Extent {
     pub len: u64,
 }
 
-/// The extent to free is not allocated; the allocator is unchanged.
+/// An error of a free: the extent is not allocated. The allocator is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "cannot free {} bytes at offset {} of segment {}: no such extent is allocated",
     .extent.len, .extent.offset, .extent.segment
 )]
 pub struct BadFree {
-    /// The extent to free.
+    /// The extent that the caller tried to free.
     pub extent: Extent,
 }
 
@@ -69,8 +69,8 @@ enum Block {
 }
 
 impl Allocator {
-    /// Creates an allocator without memory. All offsets will be multiples of `alignment` bytes: a power of two of at
-    /// least 64 (a cache line), so that no two objects share a cache line.
+    /// Creates an allocator without memory. All offsets that it returns are multiples of `alignment` bytes, a power of
+    /// two of at least 64 (a cache line). So no two objects share a cache line.
     pub fn new(alignment: u64) -> Allocator {
         assert!(alignment.is_power_of_two() && alignment >= 64, "alignment of {alignment} bytes");
         Allocator {
@@ -84,8 +84,8 @@ impl Allocator {
         }
     }
 
-    /// Adds a segment of `len` bytes and returns its number, counted from 0. A remainder below the alignment stays
-    /// unused.
+    /// Adds a segment of `len` bytes and returns its number, counted from 0. A remainder that is shorter than the
+    /// alignment stays unused.
     pub fn add_segment(&mut self, len: u64) -> u32 {
         let segment = self.segments;
         self.segments += 1;
@@ -104,9 +104,9 @@ impl Allocator {
         self.allocate_small(len).or_else(|| self.allocate_extent(len))
     }
 
-    /// Allocates one piece of a range that may be split. Returns `len_max` bytes if they are free in one piece;
-    /// otherwise the largest free piece, rounded down to a multiple of `multiple_of`, or `None` if that is below
-    /// `len_min`.
+    /// Allocates one piece of a range that the caller can split into several pieces. Returns `len_max` bytes if a free
+    /// extent is long enough. Otherwise returns the largest free extent, rounded down to a multiple of `multiple_of`
+    /// bytes, or `None` if the result would be shorter than `len_min`.
     pub fn allocate_run(&mut self, len_min: u64, len_max: u64, multiple_of: u64) -> Option<Extent> {
         assert!(multiple_of > 0, "a run cannot be a multiple of zero bytes");
         assert!(len_min <= len_max, "a run of at least {len_min} and at most {len_max} bytes");
@@ -117,8 +117,8 @@ impl Allocator {
         })
     }
 
-    /// Frees a whole extent. Its length must be the allocated one; for small objects, any length that rounds up to the
-    /// same size class is accepted.
+    /// Frees a whole extent. The length must be the allocated length; for small objects, any length that rounds up to
+    /// the same size class is valid.
     pub fn free(&mut self, extent: Extent) -> Result<(), BadFree> {
         let place = (extent.segment, extent.offset);
         let below = self.used.range(..=place).next_back();
@@ -133,9 +133,9 @@ impl Allocator {
         Ok(())
     }
 
-    /// Frees a range: part of an allocated extent, or several adjacent extents. A boundary inside an extent must be
-    /// aligned. The range must contain small objects as a whole. Only the last object of the range may have been
-    /// requested with less than its class size.
+    /// Frees a range: a part of an allocated extent, or several adjacent extents. A boundary of the range inside an
+    /// extent must be aligned. The range must contain each small object as a whole. Only the last object of the range
+    /// may be shorter than its size class.
     pub fn free_range(&mut self, range: Extent) -> Result<(), BadFree> {
         let mut parts = Vec::new();
         let mut offset = range.offset;
@@ -182,13 +182,13 @@ impl Allocator {
         }
     }
 
-    /// Returns the bytes that are not allocated. Bytes lost to rounding count as allocated. The free bytes may be in
-    /// several pieces, and not every piece can serve every size.
+    /// Returns the number of bytes that are not allocated. Bytes lost to rounding count as allocated. The free bytes
+    /// may be in several pieces, so an allocation of fewer bytes can still fail.
     pub fn bytes_free(&self) -> u64 {
         self.bytes_free
     }
 
-    /// Returns the bytes of all segments, without their unused remainders.
+    /// Returns the sum of the lengths of all segments in bytes, without their unused remainders.
     pub fn bytes_total(&self) -> u64 {
         self.bytes_total
     }

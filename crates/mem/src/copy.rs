@@ -1,13 +1,14 @@
 //! Copies between memory ranges that other processes may write at the same time.
 //!
-//! Plain Rust copies of such memory would be data races. On x86_64 these copies use assembly, which the compiler treats
-//! as an external actor; on other machines they use volatile accesses. They neither check bounds nor order accesses:
-//! callers check bounds, and publish through atomics.
+//! Plain Rust copies of such memory would be data races. On x86_64 the copies of this module use assembly, which the
+//! compiler treats as an external actor; on other machines they use volatile accesses. The copies neither check bounds
+//! nor order accesses: callers check bounds, and publish bytes through atomics.
 //!
 //! Guarantees of every copy and fill:
 //! - 1, 2, 4 or 8 bytes whose two addresses are multiples of their length are one load and one store;
 //! - each byte of the target is stored exactly once. (memcpy may end with a vector that overlaps the previous one and
-//!   stores some bytes twice. If a peer answered after the first store, the second one would overwrite its answer.)
+//!   stores some bytes twice. If a peer stored its answer there between the two stores, the second store would
+//!   overwrite the answer.)
 
 #[cfg(any(test, miri, not(target_arch = "x86_64")))]
 mod portable;

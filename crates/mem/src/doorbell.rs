@@ -1,4 +1,4 @@
-//! A doorbell in shared memory: wakes a process that sleeps until something arrives.
+//! A doorbell in shared memory: wakes a process that sleeps until a message arrives.
 //!
 //! A doorbell carries no data: the woken thread polls its rings for arrivals. A doorbell is not a lock, and spurious
 //! wake-ups are allowed.
@@ -22,14 +22,14 @@
 //! ```
 //!
 //! Two threads may sleep on one doorbell: a caller that waits for a completion, and the progress thread, which handles
-//! arrivals while no caller sleeps. The doorbell must wake the right one at once, and only that one. So each sleeps on
-//! the futex under its own bit of the mask, or on its own descriptor; a store to `armed` selects the one to wake.
+//! arrivals while no caller sleeps. A ring must wake only the right thread, and directly. So each thread sleeps on the
+//! futex under its own bit of the mask, or on its own descriptor. A store to `armed` selects the thread to wake.
 //!
 //! Both fences are sequentially consistent, so either the ringer sees `armed`, or the sleeper's poll sees the message;
 //! after a ring between `seq()` and `wait()`, `wait` returns at once. A hostile process that maps the doorbell can only
-//! suppress or add wake-ups, so sleepers that must not miss one pass a timeout. The same holds for the descriptor; its
-//! receiver must check its kind. Sleepers watch the eventfd edge-triggered and never read it. A ringer reads it only if
-//! its counter is full.
+//! suppress or add wake-ups, so a sleeper that must not miss a wake-up passes a timeout. The same holds for a process
+//! that has the descriptor; a process that receives such a descriptor must check its kind. Sleepers watch the eventfd
+//! edge-triggered and never read it. A ringer reads the eventfd only if its counter is full.
 
 mod memory;
 
@@ -64,7 +64,7 @@ impl Sleeper {
     /// Both kinds, in the order of [`Sleeper::place`].
     pub const KINDS: [Sleeper; 2] = [Sleeper::Progress, Sleeper::Caller];
 
-    /// Returns the index of this kind in arrays with one entry per kind.
+    /// Returns the index of this kind of sleeper in arrays with one entry per kind.
     pub fn place(self) -> usize {
         match self {
             Sleeper::Progress => 0,
@@ -111,7 +111,7 @@ impl Doorbell {
         Ok(Doorbell { memory, bells: None })
     }
 
-    /// Opens a doorbell that also wakes through descriptors: one non-blocking eventfd per kind of sleeper, ordered by
+    /// Opens a doorbell whose sleepers sleep on descriptors: one non-blocking eventfd per kind of sleeper, ordered by
     /// [`Sleeper::place`]. Fails as [`Doorbell::new`] does.
     pub fn with_descriptors(window: Window, eventfds: [OwnedFd; 2]) -> Result<Doorbell, AccessError> {
         let memory = Memory::new(window)?;
@@ -124,7 +124,8 @@ impl Doorbell {
         self.bells.as_ref().and_then(|bells| bells[sleeper.place()].descriptor())
     }
 
-    /// Wakes the armed sleeper, if any. Call it after publishing the message.
+    /// Wakes the armed sleeper; has no effect if no sleeper is armed. The caller publishes its message before this
+    /// call.
     #[inline]
     pub fn ring(&self) {
         // Pairs with the fence in arm(): see the header of this file.
@@ -158,8 +159,8 @@ impl Doorbell {
         }
     }
 
-    /// Selects the kind of sleeper that [`Doorbell::ring`] wakes; `None` wakes no thread. After arming, poll once more
-    /// before waiting.
+    /// Selects the kind of sleeper that [`Doorbell::ring`] wakes; with `None`, a ring wakes no thread. After arming,
+    /// the caller polls once more before it waits.
     pub fn arm(&self, sleeper: Option<Sleeper>) {
         self.memory.set_armed(match (sleeper, &self.bells) {
             (None, _) => UNARMED,
@@ -179,8 +180,9 @@ impl Doorbell {
         self.memory.seq()
     }
 
-    /// Blocks until the doorbell rings for `sleeper` after [`Doorbell::seq`] returned `seen`, or until `timeout`; may
-    /// return early. A doorbell with descriptors blocks on the descriptor, otherwise on the futex.
+    /// Blocks until the doorbell rings for `sleeper` after [`Doorbell::seq`] returned `seen`, or until `timeout` has
+    /// passed. May return early. The thread blocks on the descriptor if the doorbell has descriptors, and otherwise on
+    /// the futex.
     pub fn wait(&self, sleeper: Sleeper, seen: u32, timeout: Option<Duration>) {
         self.memory.wait(sleeper.bit(), seen, timeout);
     }

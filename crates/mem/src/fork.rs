@@ -1,8 +1,8 @@
-//! Detects that a process is a fork of the one that created a value.
+//! Detects that a process is a fork of the process that created a value.
 //!
-//! A forked child has copies of its parent's values and descriptors, but none of its threads and, since segments are
-//! not inherited, none of its shared memory. So it must not use such values. A child that executes another program
-//! loses them all.
+//! A forked child has copies of its parent's values and descriptors, but none of its parent's threads, and no shared
+//! memory, because children do not inherit segments. So a child must not use values that need threads or segments. A
+//! child that executes another program loses all values of its parent.
 
 use std::sync::Once;
 use std::sync::atomic::AtomicU32;
@@ -12,12 +12,12 @@ use std::sync::atomic::Ordering::Relaxed;
 /// any of its code runs, so the load needs no ordering.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// The process that created a value.
+/// Identifies the process that created a value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Process(u32);
 
 impl Process {
-    /// Returns this process.
+    /// Returns the identity of the calling process.
     pub fn current() -> Process {
         static REGISTERED: Once = Once::new();
         // SAFETY: the handler only adds to a number, which is safe in a child of a process with threads.
@@ -28,8 +28,8 @@ impl Process {
         Process(FORKS.load(Relaxed))
     }
 
-    /// Returns true if this process created the value, false if it is a fork of that process. Costs one load of a word
-    /// that never changes.
+    /// Returns true if the calling process created this value, and false in a fork of that process. Costs one load of a
+    /// word that never changes.
     #[inline]
     pub fn is_current(self) -> bool {
         FORKS.load(Relaxed) == self.0
@@ -49,9 +49,11 @@ unsafe extern "C" {
     fn _exit(status: i32) -> !;
 }
 
-/// Runs `child` in a fork of this process, and returns the fork's exit status; `None` if a signal killed it. For tests.
+/// Runs `child` in a fork of this process, and returns the exit status of the fork; `None` if a signal killed the fork.
+/// For tests.
 ///
-/// The fork has only the calling thread. `child` must take no lock that another thread may hold, so it must not print.
+/// The fork has only the calling thread. `child` must take no lock that another thread may hold, so `child` must not
+/// print.
 pub fn run_in_fork(child: impl FnOnce() -> u8) -> std::io::Result<Option<i32>> {
     // SAFETY: the child runs on a copy of this thread and all memory; the caller takes care of locks.
     match unsafe { fork() } {

@@ -1,4 +1,4 @@
-//! Pages that the program provides when they are touched.
+//! Pages that the program provides at the first access.
 //!
 //! ```text
 //!  load or store ── page absent, or store to a protected page ── SIGBUS ── handler of this thread's Paged
@@ -6,10 +6,10 @@
 //!  the instruction repeats <── return from the signal ────────────────────────┘
 //! ```
 //!
-//! A [`Paged`] is private memory of this process, registered with userfaultfd. It is not shared memory: a
-//! [`Segment`](crate::Segment) is. The kernel reports a fault as SIGBUS to the thread that caused it, so no other thread
-//! takes part. Only faults of user code are reported, which ordinary users may ask for: a system call on an absent page
-//! fails with EFAULT.
+//! A [`Paged`] is private memory of this process, registered with userfaultfd. For shared memory, see
+//! [`Segment`](crate::Segment). The kernel reports a fault as SIGBUS to the thread that caused the fault, so no other
+//! thread takes part. The kernel reports faults of user code only, for which a process needs no privilege. A system
+//! call on an absent page fails with EFAULT.
 
 mod sigbus;
 mod uffd;
@@ -29,12 +29,12 @@ use crate::copy;
 use crate::fork::Process;
 use crate::window::{AccessError, OutOfBounds};
 
-/// A load or store that cannot go on.
+/// A fault: a load or store that cannot continue until the page is present or writable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fault {
-    /// Number of the page, from 0.
+    /// Number of the page, counted from 0.
     pub page: usize,
-    /// True for a store. The page is absent, or it is present and protected.
+    /// True for a store, whose page is absent or protected; false for a load, whose page is absent.
     pub is_write: bool,
 }
 
@@ -73,7 +73,7 @@ unsafe impl Send for Paged {}
 // `crate::copy`, and atomics); no method lends a reference to plain bytes.
 unsafe impl Sync for Paged {}
 
-/// Pages cannot be provided on demand.
+/// The reason why [`Paged::new`] failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PagedError {
@@ -82,15 +82,17 @@ pub enum PagedError {
         "this process may not handle page faults (userfaultfd: permission denied); a container's seccomp profile must allow userfaultfd, or the process needs CAP_SYS_PTRACE or the sysctl vm.unprivileged_userfaultfd=1"
     )]
     Refused,
-    /// The kernel or the processor lacks what is needed.
+    /// The kernel or the processor does not support fault reports by signals.
     #[error(
-        "this system cannot report page faults as signals; it takes Linux 5.11 or newer on x86_64, with CONFIG_USERFAULTFD"
+        "this system cannot report page faults as signals; this requires Linux 5.11 or newer on x86_64, with CONFIG_USERFAULTFD"
     )]
     Unsupported,
     /// The range is empty or exceeds the address space.
-    #[error("{pages} pages cannot be mapped; the number must be from 1 to what the address space holds")]
+    #[error(
+        "cannot map {pages} pages: the number must be at least 1, and the pages must fit into the address space"
+    )]
     Length {
-        /// Number of pages.
+        /// Requested number of pages.
         pages: usize,
     },
     /// A system call failed.
@@ -99,12 +101,12 @@ pub enum PagedError {
 }
 
 impl Paged {
-    /// Reserves `pages` absent pages. `on_fault` runs on the thread whose access has faulted, in a signal handler, and
-    /// must make the page present, and writable for a store; otherwise the access faults again.
+    /// Reserves `pages` absent pages. `on_fault` runs in a signal handler, on the thread whose access has faulted. It
+    /// must make the page present and, for a store, unprotected; otherwise the access faults again.
     ///
-    /// The interrupted code is always a copy or an atomic of this type, so `on_fault` may allocate, take locks and wait:
-    /// no lock is held but the caller's own. It must not access absent or protected pages of any `Paged`, since that
-    /// would kill the process, and a panic in it aborts the process.
+    /// The interrupted code is always a copy or an atomic of this type, so `on_fault` may allocate, wait, and take
+    /// locks that the accessing code does not hold. `on_fault` must not access absent or protected pages of any
+    /// `Paged`, because such an access kills the process. A panic in `on_fault` aborts the process.
     pub fn new(
         pages: usize,
         on_fault: impl Fn(&Paged, Fault) + Send + Sync + 'static,
@@ -144,11 +146,11 @@ impl Paged {
         (self.pages * self.page_bytes) as u64
     }
 
-    /// Makes an absent page present with these bytes, at once for all threads. If it is protected, the next store
-    /// faults. Returns false, and changes nothing, if the page is present.
+    /// Makes an absent page present with these bytes, at the same time for all threads. If `is_protected` is true, the
+    /// next store to the page faults. Returns false, and changes nothing, if the page is already present.
     ///
     /// # Panics
-    /// If the page does not exist, or `bytes` is not a page.
+    /// Panics if the page does not exist, or if `bytes` does not have the length of a page.
     pub fn fill(&self, page: usize, bytes: &[u8], is_protected: bool) -> io::Result<bool> {
         let target = self.address_of(&(page..page + 1));
         assert_eq!(bytes.len(), self.page_bytes, "a page is filled whole");
@@ -160,19 +162,19 @@ impl Paged {
         }
     }
 
-    /// Makes the next store to each present page fault. Stores that are over by then are visible to
-    /// [`read`](Paged::read).
+    /// Protects each present page of the range: the next store to the page faults. Stores that completed before this
+    /// call are visible to later calls of [`read`](Paged::read).
     ///
     /// # Panics
-    /// If a page does not exist.
+    /// Panics if a page of the range does not exist.
     pub fn protect(&self, pages: Range<usize>) -> io::Result<()> {
         self.set_protected(pages, true)
     }
 
-    /// Allows stores to each present page.
+    /// Removes the protection of each present page of the range, so that stores to the page no longer fault.
     ///
     /// # Panics
-    /// If a page does not exist.
+    /// Panics if a page of the range does not exist.
     pub fn unprotect(&self, pages: Range<usize>) -> io::Result<()> {
         self.set_protected(pages, false)
     }
@@ -186,10 +188,10 @@ impl Paged {
         Ok(unsafe { uffd::write_protect(&self.fd, begin, len, is_protected) }?)
     }
 
-    /// Makes pages absent; their bytes are lost.
+    /// Makes the pages of the range absent, and discards their bytes.
     ///
     /// # Panics
-    /// If a page does not exist.
+    /// Panics if a page of the range does not exist.
     pub fn discard(&self, pages: Range<usize>) -> io::Result<()> {
         self.advise(pages, Advice::LinuxDontNeed)
     }
@@ -208,10 +210,10 @@ impl Paged {
     }
 }
 
-/// Accesses, which fault where a page is absent, or is protected and stored to. As in [`Window`](crate::Window), aligned
-/// copies of 1, 2, 4 and 8 bytes are single-copy atomic, and longer ones may tear.
+/// Accesses. A load or store of an absent page faults, and so does a store to a protected page. As in
+/// [`Window`](crate::Window), aligned copies of 1, 2, 4 and 8 bytes are single-copy atomic, and longer copies may tear.
 impl Paged {
-    /// Fills `target` with the bytes from `offset` on.
+    /// Copies `target.len()` bytes from `offset` to `target`.
     pub fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), OutOfBounds> {
         let source = self.range(offset, target.len() as u64)?;
         let _faults = sigbus::handled_by(self);
@@ -220,7 +222,7 @@ impl Paged {
         Ok(())
     }
 
-    /// Copies `source` to `offset`.
+    /// Copies the bytes of `source` to `offset`.
     pub fn write(&self, offset: u64, source: &[u8]) -> Result<(), OutOfBounds> {
         let target = self.range(offset, source.len() as u64)?;
         let _faults = sigbus::handled_by(self);
@@ -229,7 +231,7 @@ impl Paged {
         Ok(())
     }
 
-    /// Returns the word at `offset`.
+    /// Returns the aligned 8-byte word at `offset`.
     pub fn load_u64(&self, offset: u64) -> Result<u64, AccessError> {
         let word = self.word(offset)?;
         let _faults = sigbus::handled_by(self);
@@ -237,7 +239,7 @@ impl Paged {
         Ok(word.load(Acquire))
     }
 
-    /// Stores `value` in the word at `offset`.
+    /// Stores `value` in the aligned 8-byte word at `offset`.
     pub fn store_u64(&self, offset: u64, value: u64) -> Result<(), AccessError> {
         let word = self.word(offset)?;
         let _faults = sigbus::handled_by(self);

@@ -1,4 +1,5 @@
-//! Pins: threads of this process publish their use of shared objects, and reclaim waits for them.
+//! Pins: threads of this process publish that they use shared objects, and a reclaimer waits until the threads have
+//! finished.
 //!
 //! A reader holds a [`Pin`] while it uses an object that it looked up. A writer first makes the object unreachable,
 //! then starts a [`GracePeriod`], and frees the object when the grace period is over: by then every thread that was
@@ -26,7 +27,7 @@ use rustix::thread::{MembarrierCommand, membarrier, membarrier_query};
 
 use crate::sync::{AtomicU64, Mutex, fence, lock, thread_locals};
 
-/// The pins of one family of objects; each node has its own.
+/// The pins of threads that read one family of objects. Each node has its own set of pins.
 ///
 /// ```
 /// # use halite_mem::Pins;
@@ -48,7 +49,8 @@ pub struct Pins {
     registry: Arc<Registry>,
 }
 
-/// Marks its thread as a user of objects until it is dropped. A pin cannot move to another thread.
+/// Marks the thread that created this value as a user of objects until the value is dropped. A pin cannot move to
+/// another thread.
 #[derive(Debug)]
 pub struct Pin<'a> {
     pins: &'a Pins,
@@ -66,7 +68,7 @@ pub struct GracePeriod {
     fenced: AtomicBool,
 }
 
-/// Proof that a grace period is over; it never expires.
+/// Proof that a grace period is over. The proof never expires.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Elapsed {
     pins_id: u64,
@@ -87,8 +89,8 @@ impl Pins {
         Pins { id, epoch: AtomicU64::new(1), asymmetric, registry: Arc::default() }
     }
 
-    /// Pins the calling thread until the result is dropped. A thread may hold several pins; it is unpinned when all of
-    /// them are dropped.
+    /// Pins the calling thread until the result is dropped. A thread may hold several pins, and is unpinned when all of
+    /// its pins are dropped.
     #[inline]
     pub fn pin(&self) -> Pin<'_> {
         let (id, slot) = LAST.with(|last| last[place_of(self.id)].get());
@@ -153,7 +155,8 @@ impl Pins {
         }
     }
 
-    /// Fences all running threads; pairs with the light fence in publish(). Returns false if the kernel refused.
+    /// Makes all running threads of this process execute a fence; pairs with the light fence in publish(). Returns
+    /// false if the kernel refused.
     fn fence_heavy(&self) -> bool {
         fence(SeqCst);
         // The kernel may lack memory; the grace period then retries before it ends.
@@ -185,7 +188,7 @@ impl Pins {
 
 impl Pin<'_> {
     /// Adds `more` to counter `which` of the pin's thread and returns the new value of that thread. The counters are on
-    /// cache lines that the pin has touched already; see [`Pins::counts`].
+    /// cache lines that the pin has already touched; [`Pins::counts`] adds the counters of all threads up.
     ///
     /// Panics if `which` is not below [`COUNTS`].
     #[inline]
@@ -197,7 +200,7 @@ impl Pin<'_> {
         sum
     }
 
-    /// Returns true if `pins` made this pin.
+    /// Returns true if `pins` created this pin.
     #[inline]
     pub fn is_of(&self, pins: &Pins) -> bool {
         std::ptr::eq(self.pins, pins)
@@ -222,7 +225,8 @@ impl Drop for Pin<'_> {
 }
 
 impl GracePeriod {
-    /// Returns true if all threads that were pinned at the start have unpinned at least once. Never blocks.
+    /// Returns true if all threads that were pinned at the start of this period have unpinned at least once. Never
+    /// blocks.
     ///
     /// `pins` must be the set that started this grace period. The grace period may also wait for a thread that was
     /// about to pin at the start.
@@ -230,7 +234,8 @@ impl GracePeriod {
         self.elapsed(pins).is_some()
     }
 
-    /// As [`GracePeriod::is_over`], but returns the proof that [`crate::Slots`] requires, or `None`.
+    /// Returns the proof that the grace period is over, which [`crate::Slots`] requires; `None` if the grace period is
+    /// not over. See [`GracePeriod::is_over`].
     pub fn elapsed(&self, pins: &Pins) -> Option<Elapsed> {
         assert_eq!(self.pins_id, pins.id, "a grace period was shown to other pins than its own");
         if !self.fenced.load(Acquire) {

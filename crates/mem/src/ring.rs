@@ -15,25 +15,25 @@
 //! ```
 //!
 //! A message of up to 56 bytes is one cache line, and only that line moves between the processes: the consumer polls
-//! the line where the next record begins, and the producer publishes by one store of its header. A producer killed
-//! before that store has published nothing; one killed after it has published the whole message.
+//! the line where the next record begins, and the producer publishes by one store of its header. A producer that is
+//! killed before that store has published nothing; a producer that is killed after it has published the whole message.
 //!
-//! A lap is one pass over the ring. A header is valid only if it carries the number of the current lap at its position.
-//! Otherwise the line holds a header of the previous lap, or zero, as fresh memory does. Before the consumer moves the
-//! head, it clears the first word of every line of a record except the first line, since payload there may look like a
-//! valid header. (Clearing costs both sides a cache miss; a record of one line needs none.)
+//! A lap is one pass over the ring. A header is valid only if it contains the number of the current lap at its
+//! position. Otherwise the line holds a header of the previous lap, or zero, as fresh memory does. Before the consumer
+//! moves the head, it clears the first word of every line of a record except the first line, since payload there may
+//! look like a valid header. (Clearing costs both sides a cache miss; a record of one line needs none.)
 //!
 //! Positions count bytes since the start and never wrap in practice (2^64 bytes). The capacity is a power of two, so a
 //! header never wraps. The head moves by an eighth of the ring at a time, because each move costs both sides a cache
-//! miss. So at least 7/8 of the ring are free once the consumer has consumed everything, and a message of half the ring
-//! always fits eventually.
+//! miss. So at least 7/8 of the ring are free once the consumer has consumed all messages, and a message of half the
+//! ring always fits eventually.
 //!
 //! A producer without room sets a request, checks once more and may then sleep. The consumer moves the head, then
 //! checks for a request. A sequentially consistent fence between the two steps, on both sides, makes one side see the
 //! other's write: either the producer finds the room, or the consumer wakes the producer.
 //!
-//! Each side keeps its own position privately and trusts only that. It copies each word of the other side once and then
-//! checks the copy, so a hostile side can only get its own messages refused.
+//! Each side keeps its own position in private memory and trusts only this position. It copies each word of the other
+//! side once and then checks the copy. So a hostile side can only cause the refusal of its own messages.
 
 mod header;
 mod memory;
@@ -84,7 +84,7 @@ pub enum BadRing {
     Misaligned,
 }
 
-/// The reason why a message was not published; the ring is unchanged.
+/// The reason why a message was not published. The ring is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PushError {
     /// The consumer has not freed enough room yet.
@@ -101,12 +101,12 @@ pub enum PushError {
         /// Maximum payload length of this ring, in bytes.
         max: u64,
     },
-    /// The consumer reports a head beyond the published messages. Drop the connection.
+    /// The consumer reports a head beyond the published messages. The caller must drop the connection.
     #[error("cannot push: the consumer corrupted the ring")]
     Corrupt,
 }
 
-/// The producer published an invalid record. Drop the connection: the ring remains corrupt.
+/// The producer published an invalid record. The ring remains corrupt, so the caller must drop the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cannot pop: the producer corrupted the ring")]
 pub struct Corrupt;
@@ -154,7 +154,7 @@ pub struct Consumer {
     corrupt: bool,
 }
 
-/// A message in its ring; dropping it consumes the message.
+/// A message that is still in its ring. Dropping this value consumes the message.
 #[derive(Debug)]
 pub struct Message<'a> {
     consumer: &'a mut Consumer,
@@ -162,7 +162,7 @@ pub struct Message<'a> {
 }
 
 impl Producer {
-    /// Opens the producer's end in `window`, which must be all zero.
+    /// Opens the producer's end of the ring in `window`, whose bytes must all be zero.
     pub fn new(window: Window) -> Result<Producer, BadRing> {
         Ok(Producer::over(Memory::new(window)?))
     }
@@ -171,8 +171,8 @@ impl Producer {
         Producer { memory, tail: 0, head_seen: 0, waiting: false }
     }
 
-    /// Returns true if a payload of `len` bytes fits now. Otherwise returns false and sets a request for room, which
-    /// the consumer sees until a later call finds room.
+    /// Returns true if a payload of `len` bytes fits now. Otherwise returns false and sets a request for room. The
+    /// consumer sees this request until a later call of this method finds room.
     pub fn has_or_asks_for_room(&mut self, len: u64) -> Result<bool, PushError> {
         if self.has_room(len)? {
             if std::mem::take(&mut self.waiting) {
@@ -190,7 +190,7 @@ impl Producer {
         self.has_room(len)
     }
 
-    /// Returns true while a request for room is set.
+    /// Returns true while the producer requests room.
     pub fn asks_for_room(&self) -> bool {
         self.waiting
     }
@@ -209,9 +209,9 @@ impl Producer {
         payload_bytes_max(self.memory.capacity())
     }
 
-    /// Publishes the concatenation of `parts` as one message. After an error, nothing is published.
+    /// Publishes the concatenation of `parts` as one message. If this fails, the producer has published no byte.
     ///
-    /// The caller chooses the meaning of `kind`; panics unless it is below 8.
+    /// The caller chooses the meaning of `kind`, which must be below 8; otherwise this method panics.
     #[inline]
     pub fn try_push(&mut self, kind: u8, imm: u32, parts: &[&[u8]]) -> Result<(), PushError> {
         assert!(kind < KINDS, "there are {KINDS} kinds of messages, none of which is {kind}");
@@ -230,7 +230,7 @@ impl Producer {
         Ok(())
     }
 
-    /// Succeeds if a payload of `len` bytes fits now.
+    /// Returns `Ok` if a payload of `len` bytes fits now, and otherwise the error that a push would return.
     #[inline]
     pub fn check_room(&mut self, len: u64) -> Result<(), PushError> {
         let max = self.payload_bytes_max();
@@ -258,7 +258,8 @@ impl Producer {
 }
 
 impl Consumer {
-    /// Opens the consumer's end in `window`, which must have been all zero when the producer opened its end.
+    /// Opens the consumer's end of the ring in `window`, whose bytes must all have been zero when the producer opened
+    /// its end.
     pub fn new(window: Window) -> Result<Consumer, BadRing> {
         Ok(Consumer::over(Memory::new(window)?))
     }
@@ -274,12 +275,12 @@ impl Consumer {
         }
     }
 
-    /// Returns the maximum number of messages that can wait.
+    /// Returns the maximum number of messages that can wait in the ring.
     pub fn messages_max(&self) -> u64 {
         self.memory.capacity() / LINE_BYTES
     }
 
-    /// Returns the next message, if one waits.
+    /// Returns the next message; `None` if no message waits.
     #[inline]
     pub fn try_pop(&mut self) -> Option<Result<Message<'_>, Corrupt>> {
         // Pairs with the Release in the producer's store_header().
@@ -333,17 +334,17 @@ impl Consumer {
         self.made_room |= self.memory.is_waiting();
     }
 
-    /// Returns true if the consumer has freed room, since the last call, for a producer that requested it and may
-    /// sleep.
+    /// Returns true if the producer has requested room and the consumer has freed room since the last call. The caller
+    /// must then wake the producer, which may sleep.
     #[inline]
     pub fn take_made_room(&mut self) -> bool {
         std::mem::take(&mut self.made_room)
     }
 }
 
-/// The bytes copied out of a message may change between two reads: the producer may still write them.
+/// Two reads of the same bytes of a message may differ, because a hostile producer may still write to the message.
 impl Message<'_> {
-    /// Returns the kind that the producer gave the message; below 8.
+    /// Returns the kind that the producer gave to the message: a number below 8.
     #[inline]
     pub fn kind(&self) -> u8 {
         self.header.kind
@@ -366,7 +367,7 @@ impl Message<'_> {
         self.header.len == 0
     }
 
-    /// Fills `target` with the payload from byte `from` on. Panics if the payload is shorter.
+    /// Copies `target.len()` bytes of the payload, from byte `from` on, to `target`. Panics if the payload is shorter.
     #[inline]
     pub fn read(&self, from: u64, target: &mut [u8]) {
         let left = self.len().checked_sub(from).expect("reading begins inside of the payload");
@@ -374,15 +375,15 @@ impl Message<'_> {
         self.consumer.memory.read(self.payload_at() + from, target);
     }
 
-    /// Copies the whole payload.
+    /// Returns a copy of the whole payload.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.header.len as usize];
         self.read(0, &mut bytes);
         bytes
     }
 
-    /// Copies the payload from byte `from` on to `offset` of `target`, or nothing if it does not fit there. Panics if
-    /// `from` is beyond the end of the payload.
+    /// Copies the payload, from byte `from` on, to `offset` in `target`. Fails and copies nothing if the bytes do not
+    /// fit into `target`. Panics if `from` is beyond the end of the payload.
     #[inline]
     pub fn copy_to(&self, from: u64, target: &Window, offset: u64) -> Result<(), OutOfBounds> {
         let left = self.len().checked_sub(from).expect("copying begins inside of the payload");

@@ -1,7 +1,7 @@
 //! Segments: memory that several processes map at once.
 //!
-//! A segment is a memfd that this process maps whole and writable. It is not an allocator (see [`crate::allocator`]);
-//! it is read and written through a [`Window`].
+//! A segment is a memfd that this process maps whole and writable. Callers read and write a segment through a
+//! [`Window`], and divide it with an [`Allocator`](crate::Allocator).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,7 +16,7 @@ use rustix::process::{Resource, getrlimit};
 use crate::fork::Process;
 use crate::window::{OutOfBounds, Window};
 
-/// Shared memory, mapped by this process until dropped.
+/// Shared memory, which this process maps until the value is dropped.
 ///
 /// ```
 /// # use halite_mem::{PagePolicy, Segment};
@@ -43,7 +43,7 @@ unsafe impl Sync for Segment {}
 /// The page size to request for a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PagePolicy {
-    /// Huge pages where the kernel has some, otherwise normal ones.
+    /// Huge pages if the kernel has free huge pages, otherwise normal pages.
     ///
     /// This requests transparent huge pages, not `MFD_HUGETLB`: when the reserve of hugetlb pages is used up, the first
     /// access to an untouched page kills the process with SIGBUS.
@@ -52,16 +52,18 @@ pub enum PagePolicy {
     Normal,
 }
 
-/// The reason for refusing a peer's descriptor as a segment.
+/// The reason why [`Segment::open`] refused a peer's descriptor.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The descriptor is not a memfd, so its size is not guaranteed.
     #[error("cannot open a segment: the descriptor is not a memfd")]
     NotMemfd,
-    /// The memfd is not sealed against shrinking: if its owner truncated it, the next access would kill this process.
+    /// The memfd is not sealed against shrinking. If its owner truncated such a memfd, the next access would kill this
+    /// process.
     #[error("cannot open a segment: the memfd is not sealed against shrinking")]
     CanShrink,
-    /// The memfd uses hugetlb pages. If their reserve is empty, the first access to a page kills this process.
+    /// The memfd uses hugetlb pages. If the reserve of these pages were empty, the first access to a page would kill
+    /// this process.
     #[error("cannot open a segment: the memfd uses hugetlb pages")]
     HugeTlb,
     /// The memfd is shorter than the caller requested, or the requested length is zero.
@@ -87,8 +89,8 @@ impl Segment {
     /// Creates a segment of `len` zero bytes; `name` appears in `/proc/PID/maps`.
     ///
     /// The system provides memory on first access. The size is sealed, so a peer that receives [`Segment::fd`] cannot
-    /// truncate it. Fails if `len` is zero or exceeds the file size limit of the process (`ulimit -f`), or if the
-    /// system refuses.
+    /// truncate the segment. Fails if `len` is zero or exceeds the file size limit of the process (`ulimit -f`), or if
+    /// the system refuses.
     pub fn create(name: &str, len: u64, pages: PagePolicy) -> io::Result<Arc<Segment>> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         // Beyond the limit, the system would kill the process by a signal instead of returning an error.
@@ -107,8 +109,8 @@ impl Segment {
         Ok(Arc::new(segment))
     }
 
-    /// Maps the first `len` bytes of a peer's segment, after checking that the peer cannot shrink it. The descriptor
-    /// can be closed afterwards.
+    /// Checks that the peer cannot shrink its segment, and maps the first `len` bytes of the segment. The caller may
+    /// close the descriptor afterwards.
     ///
     /// The descriptor is untrusted. Its owner can still write to the memory at any time.
     pub fn open(fd: impl AsFd, len: u64) -> Result<Arc<Segment>, OpenError> {
@@ -129,7 +131,7 @@ impl Segment {
         Ok(Arc::new(Segment::map(fd, len)?))
     }
 
-    /// Returns the descriptor to pass to peers; `None` for a peer's segment, whose descriptor is closed once it is
+    /// Returns the descriptor to pass to peers; `None` for a peer's segment, which needs no descriptor once it is
     /// mapped.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().map(AsFd::as_fd)
@@ -146,7 +148,7 @@ impl Segment {
         self.len as u64
     }
 
-    /// Returns a view of `len` bytes from `offset`, or `None` if they are not all inside the segment.
+    /// Returns a view of `len` bytes from `offset`; `None` if the range is not inside the segment.
     pub fn window(self: &Arc<Segment>, offset: u64, len: u64) -> Option<Window> {
         let end = offset.checked_add(len)?;
         if end > self.len() {
@@ -160,8 +162,8 @@ impl Segment {
 
     /// Makes `len` bytes from `offset` read as zero, and returns the whole pages among them to the system.
     ///
-    /// Concurrent writers of the same bytes race with this call: afterwards each page holds zeros or later writes.
-    /// Every process that maps the segment sees the zeros.
+    /// A concurrent write to the same bytes may be lost or take effect. Every process that maps the segment sees the
+    /// zeros.
     pub fn discard(self: &Arc<Segment>, offset: u64, len: u64) -> Result<(), DiscardError> {
         let window = self.window(offset, len);
         let window = window.ok_or(OutOfBounds { offset, len, window_len: self.len() })?;
@@ -183,7 +185,7 @@ impl Segment {
     }
 
     /// Allocates the pages of `len` bytes from `offset` now and charges them to this process, without changing their
-    /// content. Pages that are not populated are charged to the process that accesses them first.
+    /// content. The system charges a page that is not populated to the process that first accesses the page.
     ///
     /// May race with any use of the same bytes. After a failure, some of the pages may be allocated.
     pub fn populate(self: &Arc<Segment>, offset: u64, len: u64) -> io::Result<()> {
@@ -239,8 +241,8 @@ impl Segment {
     }
 
     /// Hides later writes through this mapping from all other processes, as if this process had been killed. For
-    /// simulations: after a simulated kill, destructors still run, and may write here. `owned` is the owner's view of
-    /// the same segment.
+    /// simulations: after a simulated kill, destructors still run and may write to the segment. `owned` is the owner's
+    /// view of the same segment.
     pub fn make_private(&self, owned: &Segment) -> io::Result<()> {
         let fd = owned.fd().ok_or(io::ErrorKind::Unsupported)?;
         if owned.len < self.len {
@@ -254,8 +256,8 @@ impl Segment {
         Ok(())
     }
 
-    /// Returns the memory that the segment takes from the system now, in bytes. Fails unless this process created the
-    /// segment.
+    /// Returns the memory that the segment currently takes from the system, in bytes. Fails unless this process created
+    /// the segment.
     pub fn resident_bytes(&self) -> io::Result<u64> {
         let fd = self.fd().ok_or(io::ErrorKind::Unsupported)?;
         Ok(rustix::fs::fstat(fd)?.st_blocks as u64 * 512)
@@ -303,10 +305,10 @@ fn is_hole(fd: BorrowedFd<'_>, offset: u64, len: u64) -> bool {
     }
 }
 
-/// The reason for a failed discard.
+/// The reason why [`Segment::discard`] failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DiscardError {
-    /// The range is not all inside the segment; nothing was changed.
+    /// The range is not inside the segment. Nothing was changed.
     #[error("cannot discard: {0}")]
     OutOfBounds(#[from] OutOfBounds),
     /// The segment belongs to a peer, and only the owner of a segment can discard its memory.

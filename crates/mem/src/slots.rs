@@ -25,7 +25,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use crate::pins::{Elapsed, Pin, Pins};
 use crate::sync::{AtomicPtr, AtomicU64, Mutex, MutexGuard, lock};
 
-/// A table of `T` that never moves its values.
+/// A table of objects of type `T`, which never moves its objects.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -54,29 +54,31 @@ pub struct Slots<T> {
 /// The result of a lookup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lookup<'p, T> {
-    /// The object was found.
+    /// The table holds the object.
     Found(&'p T),
-    /// The object is being replaced: look it up again later, or take the slow path.
+    /// The object is being replaced. The caller looks the object up again later, or takes a slower path.
     Busy,
-    /// No object has this index and generation, now or later.
+    /// No object has this index and generation, and no later object will have both.
     Stale,
 }
 
-/// The reason why a slot was not changed.
+/// The reason why an operation did not change a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SlotError {
-    /// The slot does not exist, or is in the wrong state.
+    /// The slot does not exist, or its state does not permit the operation.
     #[error("cannot {attempted} slot {index}: its state does not allow it")]
     WrongState {
-        /// The operation that was attempted.
+        /// Name of the operation.
         attempted: &'static str,
         /// Index of the slot.
         index: u32,
     },
     /// The grace period began before the slot was frozen or retired, or belongs to other pins.
-    #[error("cannot {attempted} slot {index}: the grace period began too early, or belongs to other pins")]
+    #[error(
+        "cannot {attempted} slot {index}: the grace period began before the slot was frozen or retired, or belongs to other pins"
+    )]
     WrongGrace {
-        /// The operation that was attempted.
+        /// Name of the operation.
         attempted: &'static str,
         /// Index of the slot.
         index: u32,
@@ -84,14 +86,14 @@ pub enum SlotError {
 }
 
 impl<T> Slots<T> {
-    /// Creates an empty table whose readers pin `pins`.
+    /// Creates an empty table whose readers hold pins of `pins`.
     pub fn new(pins: Arc<Pins>) -> Slots<T> {
         let blocks = std::array::from_fn(|_| AtomicPtr::new(null_mut()));
         let writer = Writer { slots_used: 0, free_head: NO_SLOT, len: 0 };
         Slots { pins, blocks, writer: Mutex::new(writer) }
     }
 
-    /// Looks an object up without locks, in two dependent loads. Panics if `pin` belongs to other [`Pins`] than the
+    /// Looks up an object without locks, in two dependent loads. Panics if `pin` belongs to other [`Pins`] than the
     /// table.
     #[inline]
     pub fn get<'p>(&'p self, pin: &'p Pin<'_>, index: u32, generation: u32) -> Lookup<'p, T> {
@@ -132,7 +134,7 @@ impl<T> Slots<T> {
         Ok(())
     }
 
-    /// Reverts [`Slots::freeze`].
+    /// Ends a freeze: lookups return the value again.
     pub fn thaw(&self, index: u32) -> Result<(), SlotError> {
         let _writer = lock(&self.writer);
         let slot = self.slot_in(index, &[FROZEN], "thaw")?;
@@ -142,7 +144,7 @@ impl<T> Slots<T> {
 
     /// Replaces the value of a frozen slot, thaws the slot and returns the old value.
     ///
-    /// `elapsed` proves that a grace period which began after [`Slots::freeze`] is over.
+    /// `elapsed` must prove that a grace period which began after [`Slots::freeze`] is over.
     pub fn update(&self, index: u32, elapsed: Elapsed, value: T) -> Result<T, SlotError> {
         let _writer = lock(&self.writer);
         let slot = self.slot_in(index, &[FROZEN], "update")?;
@@ -164,9 +166,10 @@ impl<T> Slots<T> {
         Ok(())
     }
 
-    /// Takes the value out of a retired slot, which can then be reused under its next generation.
+    /// Removes the value from a retired slot and returns the value. A later insert can then use the slot under its next
+    /// generation.
     ///
-    /// `elapsed` proves that a grace period which began after [`Slots::retire`] is over.
+    /// `elapsed` must prove that a grace period which began after [`Slots::retire`] is over.
     pub fn reclaim(&self, index: u32, elapsed: Elapsed) -> Result<T, SlotError> {
         let mut writer = lock(&self.writer);
         let slot = self.slot_in(index, &[RETIRED], "reclaim")?;
@@ -193,8 +196,8 @@ impl<T> Slots<T> {
         self.len() == 0
     }
 
-    /// Calls `visit` with the value of a live or frozen slot, under the writers' lock, and returns its result; `None`
-    /// if the slot is neither. `visit` must not change the table.
+    /// Calls `visit` with the value of a live or frozen slot, and returns the result of `visit`; `None` if the slot is
+    /// neither live nor frozen. `visit` runs under the writers' lock, so it must not change the table.
     pub fn inspect<R>(&self, index: u32, visit: impl FnOnce(&T) -> R) -> Option<R> {
         let _writer = lock(&self.writer);
         let slot = self.slot(index).filter(|slot| matches!(slot.status(), LIVE | FROZEN))?;
@@ -202,8 +205,8 @@ impl<T> Slots<T> {
         Some(visit(unsafe { slot.value() }))
     }
 
-    /// Calls `visit` with index, generation and value of each live or frozen slot, in order of their indices. It holds
-    /// the writers' lock, so `visit` must not change the table.
+    /// Calls `visit` with index, generation and value of each live or frozen slot, in order of the indices. `visit`
+    /// runs under the writers' lock, so it must not change the table.
     pub fn iter_with(&self, mut visit: impl FnMut(u32, u32, &T)) {
         let writer = lock(&self.writer);
         for index in 0..writer.slots_used {

@@ -1,4 +1,5 @@
-//! Synchronisation primitives of the lock-free parts: the standard library's, or loom's when a model is checked.
+//! Synchronisation primitives of the lock-free parts: those of the standard library or, while a model is checked, those
+//! of loom.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p halite-mem --release --lib loom` explores the models.
 

@@ -1,8 +1,8 @@
 //! Windows: bounds-checked access to memory that other processes may write at the same time.
 //!
-//! A window copies bytes in and out and offers atomics. It neither orders copies nor makes long ones atomic: aligned
-//! copies of 1, 2, 4 and 8 bytes are single-copy atomic, longer ones may tear. To publish copied bytes, the caller uses
-//! one of the atomics. A window holds no permissions.
+//! A window copies bytes in and out and offers atomics. A window does not order copies. Aligned copies of 1, 2, 4 and 8
+//! bytes are single-copy atomic; longer copies may tear. To publish copied bytes, the caller uses an atomic. A window
+//! checks no permissions.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use crate::copy;
 use crate::segment::Segment;
 
-/// A view of part of a [`Segment`], which it keeps mapped. All offsets are bytes from the start of the window.
+/// A view of a part of a [`Segment`]. The segment stays mapped as long as the window exists. All offsets are in bytes
+/// from the start of the window.
 ///
 /// ```
 /// # use halite_mem::{PagePolicy, Segment};
@@ -36,7 +37,7 @@ unsafe impl Send for Window {}
 // atomics); no safe method lends a reference to plain bytes.
 unsafe impl Sync for Window {}
 
-/// An access that exceeds its window; no byte was accessed.
+/// An access that is not inside its window. No byte was accessed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{len} bytes at offset {offset} are not inside a window of {window_len} bytes")]
 pub struct OutOfBounds {
@@ -48,13 +49,13 @@ pub struct OutOfBounds {
     pub window_len: u64,
 }
 
-/// The reason why a word could not be accessed; no byte was accessed.
+/// The reason why a word could not be accessed. No byte was accessed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AccessError {
     /// The word is not inside the window.
     #[error(transparent)]
     OutOfBounds(#[from] OutOfBounds),
-    /// The address of the word is not a multiple of its size.
+    /// The address of the word is not a multiple of the size of the word.
     #[error("the word at offset {offset} is not aligned to {alignment} bytes")]
     Misaligned {
         /// Offset of the word, in bytes.
@@ -65,7 +66,7 @@ pub enum AccessError {
 }
 
 impl Window {
-    /// A view of `len` bytes at `base`.
+    /// Creates a view of `len` bytes at `base`.
     ///
     /// # Safety
     /// The bytes lie within the mapping of `segment`.
@@ -93,14 +94,14 @@ impl Window {
         (self.base.addr().get() - self.segment.base().addr().get()) as u64
     }
 
-    /// Returns a window of `len` bytes from `offset` of this one, or `None` if they are not all inside.
+    /// Returns a window of `len` bytes from `offset` in this window; `None` if the range is not inside this window.
     pub fn slice(&self, offset: u64, len: u64) -> Option<Window> {
         let base = self.range(offset, len).ok()?;
         // SAFETY: range() found the bytes inside this window, hence inside the segment.
         Some(unsafe { Window::new(self.segment.clone(), base, len) })
     }
 
-    /// Fills `target` with the bytes from `offset` on.
+    /// Copies `target.len()` bytes from `offset` to `target`.
     #[inline]
     pub fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), OutOfBounds> {
         let source = self.range(offset, target.len() as u64)?;
@@ -109,7 +110,7 @@ impl Window {
         Ok(())
     }
 
-    /// Copies `source` to `offset`.
+    /// Copies the bytes of `source` to `offset`.
     #[inline]
     pub fn write(&self, offset: u64, source: &[u8]) -> Result<(), OutOfBounds> {
         let target = self.range(offset, source.len() as u64)?;
@@ -126,9 +127,9 @@ impl Window {
         Ok(())
     }
 
-    /// Copies `len` bytes of `source` to `offset` of this window. Overlapping ranges give the result of a copy through
-    /// a private buffer, if both windows belong to the same [`Segment`] value (two mappings of one memfd are not
-    /// recognised as overlapping).
+    /// Copies `len` bytes from `source_offset` in `source` to `offset` in this window. If both windows belong to the
+    /// same [`Segment`] value and the ranges overlap, the result is that of a copy through a private buffer. The method
+    /// does not detect an overlap of two mappings of one memfd.
     #[inline]
     pub fn copy_from(
         &self,
@@ -144,7 +145,7 @@ impl Window {
         Ok(())
     }
 
-    /// Returns the 8-byte word at `offset` as an atomic; other processes may change it too.
+    /// Returns the aligned 8-byte word at `offset` as an atomic, which other processes may also change.
     #[inline]
     pub fn atomic_u64(&self, offset: u64) -> Result<&AtomicU64, AccessError> {
         let word = self.word(offset, 8)?;
@@ -153,7 +154,7 @@ impl Window {
         Ok(unsafe { AtomicU64::from_ptr(word.cast().as_ptr()) })
     }
 
-    /// Returns the 4-byte word at `offset` as an atomic; other processes may change it too.
+    /// Returns the aligned 4-byte word at `offset` as an atomic, which other processes may also change.
     #[inline]
     pub fn atomic_u32(&self, offset: u64) -> Result<&AtomicU32, AccessError> {
         let word = self.word(offset, 4)?;
@@ -161,8 +162,8 @@ impl Window {
         Ok(unsafe { AtomicU32::from_ptr(word.cast().as_ptr()) })
     }
 
-    /// Stores `words` from `offset` on, the first word last. So a reader whose [`Window::load_words`] returns the new
-    /// first word also gets the other new words.
+    /// Stores `words` as consecutive 8-byte words from `offset` on, and stores the first word last. So a reader whose
+    /// [`Window::load_words`] returns the new first word also gets the other new words.
     #[inline]
     pub fn publish_words(&self, offset: u64, words: &[u64]) -> Result<(), AccessError> {
         let row = self.words(offset, words.len())?;
@@ -175,7 +176,8 @@ impl Window {
         Ok(())
     }
 
-    /// Loads `N` words from `offset` on, beginning with the first, which [`Window::publish_words`] stores last.
+    /// Loads `N` consecutive 8-byte words from `offset` on. Loads the first word first, because
+    /// [`Window::publish_words`] stores it last.
     #[inline]
     pub fn load_words<const N: usize>(&self, offset: u64) -> Result<[u64; N], AccessError> {
         let row = self.words(offset, N)?;
@@ -220,17 +222,17 @@ impl Window {
     }
 }
 
-/// Access to words. Loads acquire and stores release, and they pair with each other across processes; read-modify-write
-/// operations are sequentially consistent. Additions wrap.
+/// Access to aligned 8-byte words. Loads acquire and stores release, and pair with each other across processes.
+/// Read-modify-write operations are sequentially consistent. Additions wrap at overflow.
 impl Window {
-    /// Returns the word at `offset`.
+    /// Returns the 8-byte word at `offset`.
     #[inline]
     pub fn load_u64(&self, offset: u64) -> Result<u64, AccessError> {
         // Pairs with the Release in store_u64().
         Ok(self.atomic_u64(offset)?.load(Acquire))
     }
 
-    /// Stores `value` in the word at `offset`.
+    /// Stores `value` in the 8-byte word at `offset`.
     #[inline]
     pub fn store_u64(&self, offset: u64, value: u64) -> Result<(), AccessError> {
         // Pairs with the Acquire in load_u64().
@@ -238,14 +240,14 @@ impl Window {
         Ok(())
     }
 
-    /// Adds to the word at `offset` and returns its previous value.
+    /// Adds `add` to the 8-byte word at `offset`, and returns the previous value of the word.
     #[inline]
     pub fn fetch_add_u64(&self, offset: u64, add: u64) -> Result<u64, AccessError> {
         Ok(self.atomic_u64(offset)?.fetch_add(add, SeqCst))
     }
 
-    /// Stores `new` in the word at `offset` if it holds `expected`. Returns the previous value: the exchange happened
-    /// if, and only if, that equals `expected`.
+    /// Stores `new` in the 8-byte word at `offset` if the word equals `expected`. Returns the previous value of the
+    /// word, which equals `expected` if, and only if, `new` was stored.
     #[inline]
     pub fn compare_exchange_u64(&self, offset: u64, expected: u64, new: u64) -> Result<u64, AccessError> {
         let exchanged = self.atomic_u64(offset)?.compare_exchange(expected, new, SeqCst, SeqCst);

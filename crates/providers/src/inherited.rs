@@ -1,8 +1,8 @@
 //! Detects standard descriptors that were closed when this process started.
 //!
 //! Rust opens `/dev/null` in place of such descriptors before `main`, so output to them would vanish without an error.
-//! Silence is right if the user redirected output to `/dev/null`. If the user closed standard output (`>&-`), the
-//! program must report an error, so it has to distinguish the two.
+//! If the user redirected output to `/dev/null`, the program must stay silent. If the user closed standard output
+//! (`>&-`), the program must report an error. So the program has to distinguish these two cases.
 
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
@@ -10,18 +10,18 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Standard {
-    /// Descriptor 0.
+    /// Standard input, descriptor 0.
     Input,
-    /// Descriptor 1.
+    /// Standard output, descriptor 1.
     Output,
-    /// Descriptor 2.
+    /// Standard error, descriptor 2.
     Error,
 }
 
 /// One bit per descriptor, set if it was closed.
 static CLOSED: AtomicU8 = AtomicU8::new(0);
 
-/// Returns true if the descriptor was closed when this process started.
+/// Returns true if this descriptor was closed when the process started.
 pub fn was_closed(standard: Standard) -> bool {
     // Written once, before a second thread exists.
     CLOSED.load(Relaxed) & 1 << standard as u8 != 0

@@ -1,8 +1,9 @@
 //! The fabric providers.
 //!
 //! [`shm`] and [`roce`] implement [`halite_fabric::Fabric`]; names, permissions and clusters belong to the tier above.
-//! [`private_dir`], [`inherited`] and [`scheduling`] give nodes other services of the operating system. [`secure`]
-//! encrypts control messages between hosts, and [`refusals`] limits the log lines about refused connections.
+//! [`private_dir`], [`inherited`] and [`scheduling`] give nodes further services of the operating system: private
+//! directories, the state of inherited descriptors, and thread scheduling. [`secure`] encrypts control messages between
+//! hosts, and [`refusals`] limits the log lines about refused connections.
 
 #![allow(unsafe_code)]
 

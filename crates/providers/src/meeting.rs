@@ -1,12 +1,12 @@
-//! Rendezvous in a cluster directory: a fabric listens under a name, peers connect to it, and each end identifies the
-//! other's process.
+//! Rendezvous in a cluster directory: a fabric listens under a name, peers connect to this name, and each end
+//! identifies the process at the other end.
 //!
 //! ```text
 //!   DIR/NAME.sock    the fabric's listening socket (SOCK_SEQPACKET)
 //!   DIR/NAME.lock    locked while the fabric exists; unlocked files were left by a dead process
 //! ```
 //!
-//! All calls are non-blocking. The fabric that listens at a socket defines the protocol spoken over it.
+//! All calls are non-blocking. The fabric that listens at a socket defines the protocol of the messages on this socket.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -37,8 +37,8 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// Listens at `dir/name.sock`. Replaces the files that a dead process left; fails if a running process holds the
-    /// name.
+    /// Listens at `dir/name.sock`. Replaces the files that a dead process left. Fails with `AddrInUse` if a running
+    /// process holds the name.
     pub(crate) fn bind(dir: &Path, name: &str) -> io::Result<Listener> {
         let dir = Arc::new(PrivateDir::open_or_create(dir)?);
         let file_name = format!("{name}{SUFFIX}");
@@ -58,7 +58,7 @@ impl Listener {
         Ok(listener)
     }
 
-    /// Returns the next waiting connection, if any.
+    /// Accepts the next waiting connection; returns `None` if no connection waits.
     pub(crate) fn accept(&self) -> io::Result<Option<OwnedFd>> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         match rustix::net::accept_with(&self.socket, flags) {
@@ -90,8 +90,8 @@ fn lock_name(socket_name: &str) -> String {
     format!("{name}.lock")
 }
 
-/// Returns the file names of the sockets in `dir` whose owners are running.
-/// [`Fabric::connect`](halite_fabric::Fabric::connect) accepts them as addresses.
+/// Returns the file names of the sockets in `dir` at which running processes listen.
+/// [`Fabric::connect`](halite_fabric::Fabric::connect) accepts such a file name as an address.
 pub fn listeners(dir: &PrivateDir) -> Result<Vec<String>, DirError> {
     let mut names = Vec::new();
     for name in dir.entries()? {
@@ -110,17 +110,17 @@ pub fn listeners(dir: &PrivateDir) -> Result<Vec<String>, DirError> {
 /// A process that listens at a socket. The pidfd refers to this process even after its process id has been reused.
 #[derive(Debug)]
 pub struct Listening {
-    /// Process id.
+    /// Process id of the listening process.
     pub pid: i32,
-    /// pidfd of the process.
+    /// pidfd of the listening process.
     pub pidfd: OwnedFd,
 }
 
-/// Returns the process that listens at the socket `name` in `dir`, or `None` if no process does. The kernel reports the
-/// process for a connection to the socket; the content of files is not trusted for this.
+/// Returns the process that listens at the socket `name` in `dir`, or `None` if no process does. The kernel reports
+/// this process when the call connects to the socket. The call does not trust the content of files.
 ///
-/// Error kinds: `PermissionDenied` if the process belongs to another user, `NotFound` if it is in another pid
-/// namespace, `WouldBlock` if it cannot accept a connection at the moment or is being replaced.
+/// Error kinds: `PermissionDenied` if the process belongs to another user, `NotFound` if the process is in another pid
+/// namespace, `WouldBlock` if the process cannot accept a connection at the moment or another process is replacing it.
 pub fn listening(dir: &PrivateDir, name: &str) -> io::Result<Option<Listening>> {
     for _ in 0..SUCCESSORS_MAX {
         let Some(pid) = listener_pid(dir, name)? else { return Ok(None) };
@@ -179,7 +179,8 @@ fn with_address<T>(
     Ok(with(&SocketAddrUnix::new(short.join(name))?)?)
 }
 
-/// Connects to a process of our own user, or fails at once.
+/// Connects to the socket at `path`, or fails at once. Fails with `PermissionDenied` if another user owns the listening
+/// process.
 pub(crate) fn connect(path: &Path) -> io::Result<OwnedFd> {
     let socket = new_socket()?;
     with_address(path, |address| rustix::net::connect(&socket, address)).map_err(|error| {
@@ -192,19 +193,19 @@ pub(crate) fn connect(path: &Path) -> io::Result<OwnedFd> {
     // A path is resolved anew each time: another user may have put a socket in its place.
     let uid = peer_credentials(socket.as_fd())?.uid;
     if uid != rustix::process::geteuid().as_raw() {
-        let reason = format!("user {uid} listens there");
+        let reason = format!("a process of user {uid} listens at this socket");
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
     }
     Ok(socket)
 }
 
-/// Returns the process that connected or listens at the other end; `None` if it is in another pid namespace.
+/// Returns the process id of the other end of a socket; `None` if that process is in another pid namespace.
 pub(crate) fn peer_pid(socket: BorrowedFd<'_>) -> io::Result<Option<i32>> {
     Ok(Some(peer_credentials(socket)?.pid).filter(|pid| *pid > 0))
 }
 
-/// Returns a pidfd of the process at the other end, which may be in another pid namespace; `None` if the process has
-/// exited or the kernel is older than 6.5.
+/// Returns a pidfd of the process at the other end of a socket; the process may be in another pid namespace. Returns
+/// `None` if the process has exited or the kernel is older than 6.5.
 pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
     let fd = socket_option::<libc::c_int>(socket, libc::SO_PEERPIDFD, -1).ok().filter(|fd| *fd >= 0)?;
     // SAFETY: the kernel has just opened the descriptor, and no other code owns it.

@@ -1,4 +1,4 @@
-//! Directories that only one user may enter, and checked files in them.
+//! Directories that only one user may enter, and checked files in such directories.
 //!
 //! ```text
 //!   PrivateDir      opened once, its owner and mode checked; everything in it is reached through its descriptor
@@ -6,8 +6,8 @@
 //!     NameLock      such a file with a flock, which the kernel releases when its holder dies
 //! ```
 //!
-//! An entry with an expected name may still be of another kind: a FIFO, a link, a device. The call then returns an
-//! error that names the entry, and neither opens nor removes it.
+//! An entry with the expected name may be of another kind: a FIFO, a link, a device. In this case, a call returns an
+//! error that names the entry, and neither opens nor removes the entry.
 
 use std::ffi::{CString, OsString};
 use std::fs::File;
@@ -45,21 +45,21 @@ pub enum DirError {
     /// Other users may enter the directory, or another user owns it.
     #[error("{}", not_private(dir, *mode, *uid, *uid_wanted))]
     NotPrivate {
-        /// The directory.
+        /// Path of the directory.
         dir: PathBuf,
         /// Mode bits of the directory.
         mode: u32,
-        /// User id of its owner.
+        /// User id of the owner of the directory.
         uid: u32,
         /// User id of this process.
         uid_wanted: u32,
     },
-    /// An entry has the name of a Halite file, but Halite did not create it.
+    /// An entry has the name of a Halite file, but Halite did not create this entry.
     #[error("{} is {what}: Halite did not create it and does not touch it; move it elsewhere", path.display())]
     Foreign {
         /// Path of the entry.
         path: PathBuf,
-        /// Kind of the entry.
+        /// Description of the entry, such as `a FIFO` or `of another user`.
         what: &'static str,
     },
 }
@@ -85,10 +85,10 @@ impl From<DirError> for io::Error {
     }
 }
 
-/// Kind of an entry.
+/// The expected kind of a directory entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// A regular file with one link.
+    /// A regular file with one hard link.
     File,
     /// A Unix socket.
     Socket,
@@ -120,12 +120,12 @@ impl Kind {
     }
 }
 
-/// What to do if a file does not exist.
+/// Whether a call creates a file or directory that does not exist.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Create {
-    /// Create it with mode 0600.
+    /// The call creates the entry: a file with mode 0600, or a directory with mode 0700.
     Yes,
-    /// Fail with an error of the kind `NotFound`.
+    /// The call fails with an error of the kind `NotFound`.
     No,
 }
 
@@ -138,15 +138,16 @@ pub struct PrivateDir {
 }
 
 impl PrivateDir {
-    /// Opens the directory. The last component of `path` must not be a symbolic link, because its owner could redirect
-    /// it.
+    /// Opens the directory. The last component of `path` must not be a symbolic link, because the owner of a link could
+    /// redirect it.
     pub fn open(path: &Path) -> Result<PrivateDir, DirError> {
         // "link/" and "link/." would be followed.
         let path: PathBuf = path.components().collect();
         PrivateDir::open_at(rustix::fs::CWD, &path, path.clone())
     }
 
-    /// As [`PrivateDir::open`]; creates the directory and missing parents with mode 0700.
+    /// Opens the directory as [`PrivateDir::open`] does. First creates the directory and missing parents, with mode
+    /// 0700.
     pub fn open_or_create(path: &Path) -> Result<PrivateDir, DirError> {
         match PrivateDir::open(path) {
             Err(DirError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
@@ -157,7 +158,7 @@ impl PrivateDir {
         PrivateDir::open(path)
     }
 
-    /// Opens a directory inside this one, with the same checks.
+    /// Opens a subdirectory of this directory, with the same checks of owner, mode and links.
     pub fn subdirectory(&self, name: &str, create: Create) -> Result<PrivateDir, DirError> {
         let path = self.path.join(name);
         if create == Create::Yes {
@@ -205,12 +206,14 @@ impl PrivateDir {
         Ok(names)
     }
 
-    /// Returns true if an entry `name` of this `kind` exists; an entry of another kind is an error.
+    /// Returns true if an entry `name` of this `kind` exists. Fails with [`DirError::Foreign`] if the entry is of
+    /// another kind.
     pub fn has(&self, name: &str, kind: Kind) -> Result<bool, DirError> {
         Ok(self.look(name, kind)?.is_some())
     }
 
-    /// Opens a regular file of this user for reading and writing.
+    /// Opens a regular file of this user for reading and writing. Fails with [`DirError::Foreign`] if the entry is of
+    /// another kind.
     pub fn file(&self, name: &str, create: Create) -> Result<File, DirError> {
         let usual = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         for _ in 0..RACES_MAX {
@@ -235,13 +238,14 @@ impl PrivateDir {
         Err(self.failed(name, Errno::BUSY))
     }
 
-    /// Creates a file, or replaces an existing one; processes that have the old file open continue to use that.
+    /// Creates an empty file, or replaces an existing file by an empty one. Processes that have opened the old file
+    /// continue to use the old file.
     pub fn replace(&self, name: &str) -> Result<File, DirError> {
         self.remove(name, Kind::File)?;
         self.file(name, Create::Yes)
     }
 
-    /// Removes the entry `name` of this `kind`; an entry of another kind is an error.
+    /// Removes the entry `name` of this `kind`. Fails with [`DirError::Foreign`] if the entry is of another kind.
     pub fn remove(&self, name: &str, kind: Kind) -> Result<(), DirError> {
         if self.look(name, kind)?.is_none() {
             return Ok(());
@@ -277,7 +281,7 @@ fn io_error(path: &Path) -> impl FnOnce(io::Error) -> DirError {
     move |source| DirError::Io { path, source }
 }
 
-/// A file of a [`PrivateDir`] whose flock this process holds until the value is dropped or the process dies.
+/// A file of a [`PrivateDir`] whose flock this process holds until it drops the value or dies.
 #[derive(Debug)]
 pub struct NameLock {
     dir: Arc<PrivateDir>,
@@ -286,7 +290,7 @@ pub struct NameLock {
 }
 
 impl NameLock {
-    /// Acquires the lock without waiting; `None` if a running process holds it.
+    /// Acquires the lock without waiting; returns `None` if a running process holds the lock.
     pub fn take(dir: &Arc<PrivateDir>, name: &str, create: Create) -> Result<Option<NameLock>, DirError> {
         for _ in 0..RACES_MAX {
             let file = dir.file(name, create)?;
@@ -303,8 +307,8 @@ impl NameLock {
         Err(dir.failed(name, Errno::BUSY))
     }
 
-    /// As [`NameLock::take`], but creates the file, and retries for a short time, because other processes hold the lock
-    /// briefly to test it.
+    /// Acquires the lock as [`NameLock::take`] does, but creates the file if it is absent, and retries for up to 20 ms,
+    /// because another process may hold the lock briefly to test it.
     pub fn take_patiently(dir: &Arc<PrivateDir>, name: &str) -> Result<Option<NameLock>, DirError> {
         for _ in 0..LOOKERS_MS_MAX {
             if let Some(lock) = NameLock::take(dir, name, Create::Yes)? {
@@ -315,7 +319,7 @@ impl NameLock {
         Ok(None)
     }
 
-    /// Returns true if a running process holds the lock. To test this, briefly acquires the lock. Returns false if the
+    /// Returns true if a running process holds the lock. Acquires the lock briefly to test this. Returns false if the
     /// file does not exist.
     pub fn is_held(dir: &PrivateDir, name: &str) -> Result<bool, DirError> {
         match dir.file(name, Create::No) {
@@ -330,7 +334,7 @@ impl NameLock {
         &mut self.file
     }
 
-    /// Removes the file, unless another file has replaced it.
+    /// Removes the file from the directory, unless another file has replaced it.
     pub fn remove(&self) {
         if self.is_in_place().unwrap_or(false) {
             // If this fails, the next process removes the file.
@@ -345,7 +349,7 @@ impl NameLock {
     }
 }
 
-/// Returns true if a running process holds the flock of the file. To test this, briefly acquires the lock.
+/// Returns true if a running process holds the flock of the file. Acquires the flock briefly to test this.
 pub fn is_held(file: &File) -> Result<bool, Errno> {
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockShared) {
         Err(Errno::WOULDBLOCK) => Ok(true),

@@ -1,4 +1,5 @@
-//! Limits the log lines about refused connections: logs the first few of each interval, and only counts the others.
+//! Limits the log lines about refused connections: logs the first refusals of each interval, and only counts the later
+//! ones.
 
 /// Maximum number of log lines per interval.
 pub const LINES_MAX: u32 = 10;
@@ -28,13 +29,13 @@ impl Refusals {
         }
     }
 
-    /// Returns the time in ns at which to call [`Refusals::tell_left_out`]; `u64::MAX` if every refusal has been
-    /// logged.
+    /// Returns the time in ns at which the caller must call [`Refusals::tell_left_out`]; `u64::MAX` if every refusal
+    /// has been logged.
     pub fn due_ns(&self) -> u64 {
         if self.left_out == 0 { u64::MAX } else { self.begun_ns.saturating_add(SPAN_NS) }
     }
 
-    /// If the interval has ended, logs the number of refusals that were only counted.
+    /// Logs the number of refusals that were only counted, if the interval has ended.
     pub fn tell_left_out(&mut self, now_ns: u64) {
         if now_ns >= self.due_ns() {
             let count = std::mem::take(&mut self.left_out);

@@ -5,16 +5,17 @@ use std::io;
 /// The shortest slice that Linux gives.
 const SLICE_NS: u64 = 100_000;
 
-/// Requests short time slices for the calling thread, so that after a wake-up it runs before threads with longer
-/// slices.
+/// Requests short time slices for the calling thread, so that the thread runs before threads with longer slices after a
+/// wake-up.
 ///
 /// Linux runs a woken thread at once only if the thread has received less than its share of the processor, and its
-/// deadline is before that of the running thread; a shorter slice gives an earlier deadline. Otherwise the woken thread
-/// waits until the slice of the running thread ends: 1.4 to 3 ms, rounded up to a timer tick. With short slices, that
-/// happens in about one wake-up in twenty instead of in each. The thread's share of the processor does not change.
+/// deadline is earlier than that of the running thread. A shorter slice gives an earlier deadline. Otherwise the woken
+/// thread waits until the slice of the running thread ends: 1.4 to 3 ms, rounded up to a timer tick. With short slices,
+/// a thread waits so long in about one wake-up of twenty instead of in each. The thread's share of the processor does
+/// not change.
 ///
-/// Has no effect on threads with a scheduling policy other than the default one, nor before Linux 6.12, where all
-/// slices have the same length.
+/// Has no effect on threads with a scheduling policy other than the default one. Has no effect before Linux 6.12, where
+/// all slices have the same length.
 pub fn ask_for_short_slices() -> io::Result<()> {
     let mut attributes = scheduling()?;
     if attributes.sched_policy == libc::SCHED_OTHER as u32 {

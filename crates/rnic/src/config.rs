@@ -32,15 +32,15 @@ impl Mtu {
 /// Limit at which the requester stops retrying and the connection ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Retry {
-    /// Maximum time without progress for a Halite peer. Retries after RNR NAKs are unlimited.
+    /// Maximum time without progress. Retries after RNR NAKs are unlimited.
     Lease(Duration),
     /// Maximum numbers of retransmissions, as in verbs.
     Count {
-        /// Retransmissions of one packet.
+        /// Maximum number of retransmissions of one packet.
         retries: u8,
-        /// Wait for a response after each transmission.
+        /// Time to wait for a response after each transmission.
         timeout: Duration,
-        /// Retries after RNR NAKs; 7 means no limit.
+        /// Maximum number of retries after RNR NAKs; 7 means no limit.
         rnr_retries: u8,
     },
 }
@@ -62,25 +62,25 @@ pub struct Config {
     /// True if the peer is a Halite peer: credits grant packets, and even an empty request needs a valid key. With
     /// another implementation, the queue pair neither sends nor obeys credits, and an empty request may name any key.
     pub grants: bool,
-    /// True for selective repeat: the responder keeps early packets, and the requester retransmits only lost ones.
-    /// Negotiated; requires `grants`.
+    /// True for selective repeat: the responder keeps early packets, and the requester retransmits only lost packets.
+    /// Negotiated with the peer; requires `grants`.
     pub selective: bool,
     /// The congestion controller, which limits the packets in flight in addition to the peer's grant. Requires
     /// `selective`.
     pub congestion: Congestion,
-    /// True if each response contains the time that its request waited at the responder, so that scheduling delays
-    /// there do not count as network delay. Negotiated; requires `selective`.
+    /// True if each response contains the time that its request waited at the responder, so that scheduling delays at
+    /// the responder do not count as network delay. Negotiated with the peer; requires `selective`.
     pub tells_waits: bool,
-    /// True to discover the path MTU, and to split packets longer than it into parts. Negotiated.
+    /// True to discover the path MTU, and to split longer packets into parts. Negotiated with the peer.
     pub finds_path: bool,
-    /// Maximum packets per write message. With 1, packets have equal headers and lengths, so more of them fit into one
-    /// train; a higher value suits a hardware adapter, which handles one message per write faster.
+    /// Maximum packets per write message. With 1, all packets have equal headers and lengths, so more packets fit into
+    /// one train; a higher value suits a hardware adapter, which handles one message per write faster.
     pub write_packets_max: u32,
-    /// Maximum packets in the response to one read request, at most 64. With `selective`, each of them is a separate
-    /// message.
+    /// Maximum packets in the response to one read request, at most 64. With `selective`, each packet of a response is
+    /// a separate message.
     pub read_packets_max: u32,
-    /// Maximum window that the peer can grant, in packets; if the peer sends no grants, the window itself. `fills_path`
-    /// allows more packets in flight.
+    /// Maximum number of packets in flight. A larger grant of the peer has no effect; without grants, this is the
+    /// window. `fills_path` allows more packets in flight.
     pub window_packets_max: u32,
     /// True to allow, in addition to the grant, as many packets in flight as the path holds (its bandwidth-delay
     /// product). Requires `selective`.

@@ -10,8 +10,8 @@ use crate::work::Event;
 /// The environment of one step, borrowed from the queue pair.
 pub(crate) struct StepContext<'a> {
     pub now_ns: u64,
-    /// Arrival time of the packet being handled, in ns. It may be before `now`, because the packet may have waited in a
-    /// queue.
+    /// Arrival time of the packet being handled, in ns. It may be earlier than `now_ns`, because the packet may have
+    /// waited in a queue.
     pub arrived_ns: u64,
     pub config: &'a Config,
     pub memory: &'a dyn Memory,

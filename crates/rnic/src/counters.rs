@@ -5,27 +5,27 @@ use core::ops::Add;
 /// Packet counts since the queue pair was created.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counters {
-    /// Packets sent, including retransmitted ones.
+    /// Packets sent, including retransmitted packets.
     pub sent: u64,
     /// Request packets that were retransmitted; included in `sent`.
     pub repeated: u64,
-    /// Packets that arrived, including dropped ones.
+    /// Packets that arrived, including dropped packets.
     pub arrived: u64,
-    /// Dropped packets: addressed to another queue pair, or arrived before this one was ready or after the connection
-    /// ended.
+    /// Dropped packets: addressed to another queue pair, or arrived before this queue pair was ready or after the
+    /// connection ended.
     pub misdirected: u64,
-    /// Dropped packets: sequence number too far from the expected one.
+    /// Dropped packets: the sequence number is too far from the expected one.
     pub out_of_window: u64,
     /// Dropped requests: an earlier packet is missing.
     pub ahead: u64,
     /// Requests that arrived early and were kept until all earlier packets had arrived.
     pub kept: u64,
-    /// Duplicates of requests that were already executed or kept; each was answered again.
+    /// Duplicates of requests that were already executed or kept. The responder answered each duplicate again.
     pub duplicates: u64,
-    /// Dropped responses: duplicate or unsolicited.
+    /// Dropped responses: duplicates, and responses to requests that are not outstanding.
     pub stale: u64,
-    /// Dropped packets: responses that do not match their request, and duplicate requests whose response is no longer
-    /// stored.
+    /// Dropped packets: responses that do not match their request, and duplicate requests whose response this end no
+    /// longer stores.
     pub malformed: u64,
     /// Expirations of the retransmission timer.
     pub timeouts: u64,

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use crate::memory::Refused;
 
-/// Holds references to the local memory of posted requests, oldest first, so that it stays accessible even if it is
-/// deregistered. The keys are separate from those of registrations.
+/// A queue of references to the local memory of posted requests, oldest first. The memory stays accessible to its
+/// request after its registration has ended. The keys of this queue are not registration keys.
 #[derive(Debug)]
 pub struct Held<T> {
     /// The key of the oldest entry. Keys count the posted requests, and wrap.
@@ -20,24 +20,24 @@ impl<T> Default for Held<T> {
 }
 
 impl<T> Held<T> {
-    /// Returns the key that the memory of the next request gets.
+    /// Returns the key that the next call of [`Held::push`] assigns.
     pub fn next_key(&self) -> u32 {
         self.first.wrapping_add(self.held.len() as u32)
     }
 
-    /// Adds the memory of a posted request; `None` if the request uses no local memory.
+    /// Adds the memory of a posted request. Pass `None` for a request that uses no local memory.
     pub fn push(&mut self, memory: Option<T>) {
         self.held.push_back(memory);
     }
 
-    /// Drops all entries except the last `count`.
+    /// Drops all entries except the newest `count`.
     pub fn keep_last(&mut self, count: usize) {
         let ended = self.held.len().saturating_sub(count);
         self.held.drain(..ended);
         self.first = self.first.wrapping_add(ended as u32);
     }
 
-    /// Returns the memory of the request with this key.
+    /// Returns the memory with this key. Fails if that entry was dropped or holds no memory.
     pub fn get(&self, key: u32) -> Result<&T, Refused> {
         let index = key.wrapping_sub(self.first) as usize;
         self.held.get(index).and_then(Option::as_ref).ok_or(Refused)

@@ -5,7 +5,8 @@
 //!   bits:       1      0      1      1
 //! ```
 //!
-//! A packet reported as kept stays until the connection ends, so the requester need not retransmit it.
+//! The responder keeps a packet that it has reported as kept until all packets before it have been executed, so the
+//! requester need not retransmit it.
 
 use std::collections::BTreeMap;
 
@@ -17,9 +18,9 @@ pub(crate) const SPAN_MAX: u64 = 4096;
 /// Maximum bytes of early packets that the responder keeps.
 const SPAN_BYTES: u64 = 4 << 20;
 
-/// Returns the span: how many packets after the expected one the responder keeps, and the requester may send. It
-/// suffices for a long path, even if a retransmitted packet is lost again while later packets are sent. The bitmap of
-/// the span fits into half of a packet.
+/// Returns the span: the number of packets after the expected one that the responder keeps and the requester may send.
+/// The span suffices for a long path, even if a retransmitted packet is lost again while later packets are sent. The
+/// bitmap of the span fits into half of a packet.
 // [ROCE-SEL-1]
 pub(crate) fn span(mtu: Mtu) -> u64 {
     let bytes = u64::from(mtu.bytes());
@@ -50,7 +51,7 @@ impl Early {
 }
 
 impl Kept {
-    /// Stores a packet. Returns false if it is a duplicate.
+    /// Stores a packet. Returns false if the packet is a duplicate.
     pub fn keep(&mut self, sequence: u64, packet: &Packet<'_>) -> bool {
         let Packet { ack_request, solicited, headers, payload, .. } = *packet;
         let is_new = !self.packets.contains_key(&sequence);
@@ -60,7 +61,7 @@ impl Kept {
         is_new
     }
 
-    /// Removes and returns the packet with this number, and drops all packets before it.
+    /// Removes and returns the packet with this number, and drops all packets with lower numbers.
     pub fn take(&mut self, sequence: u64) -> Option<Early> {
         // A faulty peer may send packets with the sequence numbers of a read response.
         while self.packets.first_key_value().is_some_and(|(first, _)| *first < sequence) {
@@ -85,7 +86,7 @@ impl Kept {
     }
 }
 
-/// Returns the sequence numbers that a bitmap reports as kept.
+/// Returns the sequence numbers that a bitmap reports as kept. The first bit stands for the number after `missing`.
 pub(crate) fn kept_sequences(missing: u64, bits: &[u8]) -> impl Iterator<Item = u64> {
     let is_set = |index: &u64| bits[(index / 8) as usize] >> (index % 8) & 1 == 1;
     (0..8 * bits.len() as u64).filter(is_set).map(move |index| missing + 1 + index)

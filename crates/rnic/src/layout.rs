@@ -47,7 +47,7 @@ impl Piece {
         self.as_message_of(1)
     }
 
-    /// Returns the same packet as the first of a message of `count` packets, at most `packets_rest`.
+    /// Returns the same packet as the first packet of a message of `count` packets. `count` is at most `packets_rest`.
     pub fn as_message_of(self, count: u32) -> Piece {
         let message_rest = if count < self.packets_rest { count * self.len } else { self.message_rest };
         Piece { is_first: true, message_rest, packets_rest: count, ..self }

@@ -10,8 +10,8 @@
 //! ```
 //!
 //! A *train* is a sequence of packets that one system call sends. A *grant* is the number of packets for which the
-//! peer's receive buffer has room, and so the window of a connection. A *lane* is one of several connections between
-//! the same two ends.
+//! receiver reserves room in its receive buffer; the grant is the sender's window. A *lane* is one of several
+//! connections between the same two ends.
 
 #![forbid(unsafe_code)]
 

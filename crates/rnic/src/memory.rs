@@ -3,11 +3,11 @@
 /// The kind of access that a peer requests.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Access {
-    /// RDMA read.
+    /// An RDMA read.
     Read,
-    /// RDMA write.
+    /// An RDMA write.
     Write,
-    /// Fetch-add or compare-swap.
+    /// A fetch-add or a compare-swap.
     Atomic,
 }
 
@@ -19,32 +19,34 @@ pub struct Refused;
 
 /// Registered memory, addressed by key.
 ///
-/// The owner of a key defines what addresses mean; between Halite peers, they are offsets from the start of the
-/// segment. Every method checks key and bounds, and a queue pair calls [`Memory::check`] before it executes a peer's
-/// request. Implementations read and write aligned 8-byte words atomically.
+/// The owner of a key defines the meaning of addresses; between Halite peers, an address is the offset in bytes from
+/// the start of the segment. Every method checks key and bounds. In addition, a queue pair calls [`Memory::check`] for
+/// the whole range before it executes a peer's request. Implementations read and write aligned 8-byte words atomically.
 pub trait Memory {
-    /// Checks that the peer may access `len` bytes at `address` in the way of `access`.
+    /// Checks that `key` permits a peer this kind of `access` to `len` bytes at `address`.
     fn check(&self, key: u32, access: Access, address: u64, len: u64) -> Result<(), Refused>;
 
-    /// Fills `target` with the bytes from `address` on.
+    /// Copies `target.len()` bytes from `address` to `target`.
     fn read(&self, key: u32, address: u64, target: &mut [u8]) -> Result<(), Refused>;
 
-    /// Copies `source` to `address`.
+    /// Copies the bytes of `source` to `address`.
     fn write(&self, key: u32, address: u64, source: &[u8]) -> Result<(), Refused>;
 
-    /// Adds to the aligned word at `address`, wrapping, and returns its previous value.
+    /// Adds `add` to the aligned 8-byte word at `address`, wrapping at overflow, and returns the previous value of the
+    /// word.
     fn fetch_add(&self, key: u32, address: u64, add: u64) -> Result<u64, Refused>;
 
-    /// Replaces the aligned word at `address` if it equals `expected`, and returns its previous value.
+    /// Replaces the aligned 8-byte word at `address` by `new` if the word equals `expected`. Returns the previous value
+    /// of the word in either case.
     fn compare_swap(&self, key: u32, address: u64, expected: u64, new: u64) -> Result<u64, Refused>;
 
-    /// As [`Memory::read`], for the local memory of a local request, whose keys may be separate from those that peers
-    /// use.
+    /// Reads the local memory of a local request, as [`Memory::read`] does for a peer. An implementation may use other
+    /// keys for local requests than for peers.
     fn read_own(&self, key: u32, address: u64, target: &mut [u8]) -> Result<(), Refused> {
         self.read(key, address, target)
     }
 
-    /// As [`Memory::write`], for a local request.
+    /// Writes to the local memory of a local request, as [`Memory::write`] does for a peer.
     fn write_own(&self, key: u32, address: u64, source: &[u8]) -> Result<(), Refused> {
         self.write(key, address, source)
     }

@@ -74,7 +74,7 @@ pub(crate) struct Assembly {
 }
 
 impl Assembly {
-    /// Adds a part. Returns the packet, without its ICRC, once it is complete.
+    /// Adds a part. Returns the packet, without its ICRC, once all parts have arrived.
     // [ROCE-PART-2]
     pub fn add(&mut self, part: PartEthRepr, chunk: &[u8], mtu_max: Mtu) -> Option<Vec<u8>> {
         let whole = usize::from(part.whole);

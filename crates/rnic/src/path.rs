@@ -7,9 +7,9 @@
 //!                                                           to 3 times, and use the largest answered
 //! ```
 //!
-//! A path may drop long frames silently, because of a misconfiguration or after a change. So both ends probe it after
-//! connecting, and again after several timeouts. The sender then splits packets longer than the path MTU into parts
-//! ([`crate::parts`]). The packets keep their sequence numbers, so none is executed twice.
+//! A path may drop long frames silently, because of a misconfiguration or after a change. So both ends probe the path
+//! after connecting, and again after several timeouts. The sender then splits packets longer than the path MTU into
+//! parts ([`crate::parts`]). The packets keep their sequence numbers, so none is executed twice.
 
 use std::collections::VecDeque;
 
@@ -93,18 +93,18 @@ impl Path {
         self.is_answered
     }
 
-    /// Returns the MTU that passes in both directions.
+    /// Returns the MTU that the path delivers in both directions, as far as both ends have found.
     // [ROCE-PATH-3]
     pub fn mtu(&self) -> Mtu {
         self.found.min(self.peer_found)
     }
 
-    /// Returns the number of parts into which the longest packet is split; 1 if it is not split.
+    /// Returns the number of parts into which the longest packet is split; 1 if the packet is not split.
     pub fn parts(&self) -> u32 {
         self.agreed.bytes() / self.mtu().bytes()
     }
 
-    /// Assumes an MTU found earlier for the same host until the first search finishes.
+    /// Uses `mtu`, which an earlier connection to the same host found, until the first search finishes.
     // [ROCE-PATH-5]
     pub fn expect(&mut self, mtu: Mtu) {
         if !self.is_known {
@@ -112,7 +112,8 @@ impl Path {
         }
     }
 
-    /// Starts a search, unless one is running: for the MTU found last, or for the negotiated one in the first search.
+    /// Starts a search, unless a search is running. The first search probes up to the negotiated MTU, a later search up
+    /// to the MTU found last.
     // [ROCE-PATH-2]
     pub fn search(&mut self, now_ns: u64, round_trip_ns: Option<u64>) {
         let goal = if self.is_known { self.found } else { self.agreed };
@@ -161,7 +162,7 @@ impl Path {
         true
     }
 
-    /// Records an answer. Returns false if it does not belong to the running search.
+    /// Records an answer. Returns false if the answer does not belong to the running search.
     pub fn handle_answer(&mut self, now_ns: u64, number: Psn, answer: PathEthRepr) -> bool {
         self.is_answered = true;
         let Some(search) = self.search.as_mut().filter(|_| number == self.number) else { return false };
@@ -196,7 +197,8 @@ impl Path {
         self.raise_at_ns = (self.found < self.agreed).then_some(now_ns + RAISE_NS);
     }
 
-    /// Returns the next packet to send: its headers, its number, and its payload length, all zeros.
+    /// Returns the next packet to send: its headers, its number, and the length in bytes of its payload, which consists
+    /// of zeros.
     // [ROCE-PATH-1]
     // [ROCE-WINDOW-5]
     pub fn poll(&mut self, grant: u32) -> Option<(Headers, Psn, usize)> {
@@ -232,7 +234,7 @@ impl Path {
         self.queue_probes();
     }
 
-    /// Returns true if a packet of this length must be sent in parts.
+    /// Returns true if a packet of this length in bytes must be sent in parts.
     pub fn is_too_long(&self, packet_bytes: usize) -> bool {
         packet_bytes > packet_bytes_max(self.mtu())
     }

@@ -24,16 +24,16 @@ use crate::wire::path_eth::packet_bytes_max;
 use crate::wire::{Headers, ICRC_BYTES, Packet, Psn, Qpn};
 use crate::work::{Cause, Event, PostError, Request};
 
-/// The state of a queue pair: those states of verbs that a software adapter needs.
+/// The state of a queue pair. Verbs define further states, which a software adapter does not need.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum State {
-    /// Initial state: the peer is not set yet.
+    /// The initial state: the peer is not set yet.
     Init,
     /// The queue pair executes the peer's requests, but sends no requests.
     ReadyToReceive,
-    /// The queue pair also sends posted requests.
+    /// The queue pair executes the peer's requests and sends posted requests.
     ReadyToSend,
-    /// The connection has ended; the state never changes again.
+    /// The connection has ended. A queue pair never leaves this state.
     Error,
 }
 
@@ -68,7 +68,7 @@ pub struct QueuePair {
 const FIRST: u64 = 1 << 24;
 
 impl QueuePair {
-    /// Creates the queue pair with number `qpn`. Its first request packet gets the number `psn`.
+    /// Creates a queue pair with the number `qpn`. Its first request packet gets the sequence number `psn`.
     pub fn new(config: Config, qpn: Qpn, psn: Psn) -> QueuePair {
         QueuePair {
             path: config.finds_path.then(|| Path::new(config.mtu, psn)),
@@ -90,10 +90,11 @@ impl QueuePair {
         }
     }
 
-    /// Sets the peer's queue pair, whose first request packet has the number `psn`, and begins to execute its requests.
+    /// Sets the peer's queue pair, whose first request packet has the sequence number `psn`. From now on, this queue
+    /// pair executes the peer's requests.
     ///
     /// # Panics
-    /// Unless in [`State::Init`].
+    /// Panics if the state is not [`State::Init`].
     pub fn ready_to_receive(&mut self, peer_qp: Qpn, psn: Psn) {
         assert_eq!(self.state, State::Init, "the peer of a queue pair never changes");
         self.peer_qp = peer_qp;
@@ -101,10 +102,10 @@ impl QueuePair {
         self.state = State::ReadyToReceive;
     }
 
-    /// Allows requests to be posted. Call it once the peer is ready to receive.
+    /// Allows the caller to post requests. Call this method once the peer is ready to receive.
     ///
     /// # Panics
-    /// Unless in [`State::ReadyToReceive`].
+    /// Panics if the state is not [`State::ReadyToReceive`].
     pub fn ready_to_send(&mut self) {
         assert_eq!(self.state, State::ReadyToReceive, "a queue pair receives before it sends");
         self.state = State::ReadyToSend;
@@ -141,12 +142,12 @@ impl QueuePair {
         self.config.congestion
     }
 
-    /// Returns the path MTU; longer packets are sent in parts.
+    /// Returns the path MTU. This end sends packets with a longer payload in parts.
     pub fn path_mtu(&self) -> Mtu {
         self.path.as_ref().map_or(self.config.mtu, Path::mtu)
     }
 
-    /// Returns true if path MTU discovery has finished.
+    /// Returns true if path MTU discovery has finished, or is disabled in the configuration.
     pub fn knows_path(&self) -> bool {
         self.path.as_ref().is_none_or(Path::is_known)
     }
@@ -156,7 +157,7 @@ impl QueuePair {
         self.path.as_ref().is_some_and(Path::is_answered)
     }
 
-    /// Uses a path MTU that an earlier connection to the peer's host found, until discovery finishes.
+    /// Uses `mtu`, the path MTU that an earlier connection to the peer's host found, until path MTU discovery finishes.
     pub fn expect_path(&mut self, now_ns: u64, mtu: Mtu) {
         if let Some(path) = &mut self.path {
             path.expect(mtu);
@@ -164,7 +165,8 @@ impl QueuePair {
         self.update_path(now_ns);
     }
 
-    /// Starts path MTU discovery, unless it is already running. The peer must be ready to receive.
+    /// Starts path MTU discovery, unless discovery is already running. Has no effect before
+    /// [`QueuePair::ready_to_send`]. The peer must be ready to receive.
     pub fn find_path(&mut self, now_ns: u64) {
         let trip_ns = self.requester.round_trip_ns();
         if let Some(path) = self.path.as_mut().filter(|_| self.state == State::ReadyToSend) {
@@ -182,12 +184,12 @@ impl QueuePair {
         packet_bytes_max(self.config.mtu)
     }
 
-    /// Posts `count` receives: each message or immediate from the peer consumes one.
+    /// Posts `count` receives. Each message or immediate from the peer consumes one receive.
     pub fn add_receives(&mut self, count: u32) {
         self.responder.add_receives(count);
     }
 
-    /// Sets the grant: the number of packets in flight from the peer for which the receive buffer has room.
+    /// Sets the grant: the maximum number of packets that the peer may have in flight to this end.
     pub fn set_grant(&mut self, now_ns: u64, packets: u32) {
         self.responder.set_grant(now_ns, packets);
     }
@@ -204,13 +206,13 @@ impl QueuePair {
         self.set_grant(now_ns, share.grant);
     }
 
-    /// Returns true if, since the last call, the peer began to send after an idle time, so that it needs a share of the
-    /// receive buffer.
+    /// Returns true if the peer has begun to send after an idle time since the last call. Its lane then needs a share
+    /// of the receive buffer.
     pub fn take_has_begun(&mut self) -> bool {
         std::mem::take(&mut self.has_begun)
     }
 
-    /// Returns true if a request of the peer has been executed.
+    /// Returns true if this end has executed a request of the peer.
     pub fn has_heard_requests(&self) -> bool {
         self.responder.has_begun()
     }
@@ -220,7 +222,7 @@ impl QueuePair {
         self.used_ns = Some(now_ns);
     }
 
-    /// Appends a request to the send queue.
+    /// Appends a request to the send queue. [`QueuePair::poll_transmit`] writes its packets.
     pub fn post(&mut self, request: Request) -> Result<(), PostError> {
         if self.state != State::ReadyToSend {
             return Err(PostError::NotReady);
@@ -228,17 +230,19 @@ impl QueuePair {
         self.requester.post(&self.config, request)
     }
 
-    /// Ends the connection at this end: flushes posted requests, and lets the peer access no more memory.
+    /// Ends the connection at this end: completes all posted requests with an error, and executes no more of the peer's
+    /// requests.
     pub fn close(&mut self) {
         self.break_connection(Cause::Closed, None);
     }
 
-    /// Handles a packet whose ICRC and source address have been verified.
+    /// Handles a packet. The caller must have verified the ICRC and the source address of the packet.
     pub fn handle_packet(&mut self, now_ns: u64, packet: &Packet<'_>, memory: &dyn Memory) {
         self.handle_stamped(now_ns, now_ns, packet, memory);
     }
 
-    /// As [`QueuePair::handle_packet`], for a packet that arrived at `arrived_ns` and waited in a queue until `now_ns`.
+    /// Handles a packet as [`QueuePair::handle_packet`] does, if the packet arrived at `arrived_ns` and waited in a
+    /// queue until `now_ns`.
     pub fn handle_stamped(&mut self, now_ns: u64, arrived_ns: u64, packet: &Packet<'_>, memory: &dyn Memory) {
         self.counters.arrived += 1;
         self.arrived_ns = arrived_ns;
@@ -334,13 +338,14 @@ impl QueuePair {
         (&mut self.requester, &mut self.responder, at)
     }
 
-    /// Writes the next packet to send to the start of `buffer` and returns its length; the caller adds the ICRC.
+    /// Writes the next packet to send to the start of `buffer`, and returns its length in bytes with room for the ICRC,
+    /// which the caller adds.
     ///
-    /// Call it until it returns `None`. An acknowledgement is the last packet, because it is shorter than others and so
-    /// ends a train.
+    /// Call this method until it returns `None`. If an acknowledgement is due, it is the last packet, because an
+    /// acknowledgement is shorter than other packets and so ends a train.
     ///
     /// # Panics
-    /// If the buffer is shorter than [`QueuePair::packet_bytes_max`].
+    /// Panics if the buffer is shorter than [`QueuePair::packet_bytes_max`].
     pub fn poll_transmit(&mut self, now_ns: u64, memory: &dyn Memory, buffer: &mut [u8]) -> Option<usize> {
         assert!(buffer.len() >= self.packet_bytes_max(), "the buffer is too short for a packet");
         let len = match self.state {
@@ -356,7 +361,7 @@ impl QueuePair {
 
     /// Returns all unacknowledged packets without ICRC, so that the caller can deliver them through another channel
     /// before it exits; the peer drops duplicates. Returns `None` if a posted request needs a completion or a response,
-    /// or if the packets exceed `bytes_max`.
+    /// or if the packets have more than `bytes_max` bytes in all.
     pub fn rest(&self, memory: &dyn Memory, bytes_max: usize) -> Option<Vec<Vec<u8>>> {
         if self.state != State::ReadyToSend {
             return None;
@@ -415,13 +420,13 @@ impl QueuePair {
         responder.poll_ack(&at, peer_qp, buffer)
     }
 
-    /// If `holds` is true, delays acknowledgements for which the peer does not wait. So the owner can first handle what
-    /// has arrived, and send the acknowledgements with its next poll.
+    /// Sets whether this queue pair holds back acknowledgements that the peer does not wait for. If `holds` is true,
+    /// the owner first handles the packets that have arrived, and sends the acknowledgements at its next poll.
     pub fn hold_acks(&mut self, holds: bool) {
         self.holds_acks = holds;
     }
 
-    /// Returns true if an acknowledgement is due but delayed by [`QueuePair::hold_acks`].
+    /// Returns true if an acknowledgement is due, but held back because of [`QueuePair::hold_acks`].
     pub fn holds_ack(&self, now_ns: u64) -> bool {
         self.holds_acks && self.state != State::Error && self.responder.has_ack_that_waits(now_ns)
     }
@@ -438,7 +443,7 @@ impl QueuePair {
         }
     }
 
-    /// Removes and returns the oldest pending event.
+    /// Removes and returns the oldest pending event; `None` if no event is pending.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
@@ -456,7 +461,7 @@ impl QueuePair {
         }
     }
 
-    /// Runs the timers that are due.
+    /// Runs the timers that are due at `now_ns`.
     pub fn handle_timeout(&mut self, now_ns: u64) {
         if self.state == State::ReadyToSend {
             let timeouts = self.counters.timeouts;

@@ -6,11 +6,11 @@
 //!  ───────┼──────────────────┼────────────────┼──────────────┼──►  packets, numbered in 64 bits
 //! ```
 //!
-//! When a request is posted, it gets one number for each of its packets, or for each packet of its response. `una` is
-//! the oldest unacknowledged packet or, within a read, the next response packet. To go back N, the requester sets `next
-//! = una`. A timeout alone does not prove a loss, because the peer's process may be descheduled. So after a timeout,
-//! the requester sends only the newest packet again, as a probe, and the response shows which packets are missing. If
-//! the peer keeps early packets, the requester uses selective repeat: see [`selective`].
+//! A posted request gets one number for each of its packets, or for each packet of its response. `una` is the number of
+//! the oldest unacknowledged packet or, within a read, of the next response packet. To go back N, the requester sets
+//! `next = una`. A timeout alone does not prove a loss, because the peer's process may be descheduled. So after a
+//! timeout, the requester sends only the newest packet again, as a probe, and the response shows which packets are
+//! missing. If the peer keeps early packets, the requester uses selective repeat: see [`selective`].
 
 mod bdp;
 mod scoreboard;
@@ -97,7 +97,7 @@ pub(crate) struct Requester {
     ack_end: u64,
     /// Number ranges of the reads and atomics between `una` and `next`.
     data_ranges: VecDeque<(u64, u64)>,
-    /// Packets in these ranges.
+    /// Number of packets in `data_ranges`.
     data_packets: u64,
     /// All packets between `una` and `next`.
     in_flight: VecDeque<InFlight>,
@@ -112,7 +112,7 @@ pub(crate) struct Requester {
     /// Expiry of the retransmission timer.
     timer_ns: Option<u64>,
     attempts: u32,
-    /// Time of the last progress, or send time of the first packet in flight; the lease counts from then.
+    /// Start of the lease: the time of the last progress, or the send time of the first packet in flight.
     heard_ns: u64,
     /// End of the wait that an RNR NAK requested.
     rnr_until_ns: Option<u64>,
@@ -157,7 +157,7 @@ impl Requester {
         }
     }
 
-    /// Applies the configuration: sets the first window, and enables selective repeat if it was negotiated.
+    /// Applies the configuration: sets the first window, and enables selective repeat if the ends have negotiated it.
     pub fn configured(mut self, config: &Config) -> Requester {
         self.window = config.first_packets_max;
         self.selective = config.selective.then(|| Selective::new(config, self.una));
@@ -202,8 +202,8 @@ impl Requester {
         Ok(())
     }
 
-    /// Writes the next packet to `buffer` and returns its length; `None` if no packet is pending or a limit holds it
-    /// back.
+    /// Writes the next packet to `buffer` and returns its length; `None` if no packet is pending, or if a limit holds
+    /// the next packet back.
     pub fn poll_transmit(
         &mut self,
         at: &mut StepContext<'_>,
@@ -446,7 +446,8 @@ impl Requester {
         }
     }
 
-    /// Adopts the grant of a probe's answer, until a response grants more or less.
+    /// Adopts the grant in the answer to a path probe, at most [`FIRST_PACKETS_MAX`], until the first response with a
+    /// grant arrives.
     // [ROCE-WINDOW-5]
     pub fn expect_grant(&mut self, packets: u32) {
         if !self.is_granted {
@@ -716,7 +717,7 @@ impl Requester {
         self.stalls.is_multiple_of(3) && (self.stalls / 3).is_power_of_two()
     }
 
-    /// Sets the number of parts of the longest packet; on a change, packets in flight are probed at once.
+    /// Sets the number of parts of the longest packet. If the number has changed, probes the packets in flight at once.
     // [ROCE-WINDOW-4]
     pub fn set_parts(&mut self, now_ns: u64, parts: u32) {
         if parts != self.parts {
@@ -726,7 +727,8 @@ impl Requester {
         }
     }
 
-    /// Completes all posted requests with an error; `failure` names the request that caused it.
+    /// Completes all posted requests with an error. `failure` is the failure that ended the connection, if there was
+    /// one.
     // [ROCE-END-2]
     pub fn flush(&mut self, config: &Config, failure: Option<Failure>, events: &mut VecDeque<Event>) {
         for work in std::mem::take(&mut self.works) {

@@ -8,9 +8,9 @@
 //!   sent again, or dropped                             reported once
 //! ```
 //!
-//! Responses are sent in the order of these numbers: an acknowledgement covers all earlier packets, so pending
-//! responses to reads and atomics are sent before it. Early packets are executed only when all earlier ones have been,
-//! so losses never change the order of effects in memory.
+//! The responder sends responses in the order of the packet numbers. An acknowledgement covers all earlier packets, so
+//! the responder sends pending responses to reads and atomics before it. The responder executes an early packet only
+//! after all packets before it, so losses never change the order of effects in memory.
 
 use std::collections::VecDeque;
 
@@ -60,7 +60,7 @@ enum Kind {
 enum Refusal {
     /// Fatal: the connection ends.
     Fatal(Nak),
-    /// There is no receive yet.
+    /// No receive is posted yet.
     NotReady,
 }
 
@@ -145,12 +145,13 @@ impl Responder {
         self.grant
     }
 
-    /// Returns true if any request has been executed.
+    /// Returns true if the responder has executed a request.
     pub fn has_begun(&self) -> bool {
         self.expected > self.first
     }
 
-    /// Sets the grant and sends a change at once: a silent peer would otherwise keep room that other lanes own now.
+    /// Sets the grant, and sends a changed grant at once. Otherwise, a peer that sends no requests would keep its old
+    /// grant, whose room other lanes now use.
     // [ROCE-WINDOW-3]
     pub fn set_grant(&mut self, now_ns: u64, packets: u32) {
         if Credit::at_most(packets) != Credit::at_most(self.grant) && self.expected > self.first {
@@ -159,7 +160,8 @@ impl Responder {
         self.grant = packets;
     }
 
-    /// Executes, keeps, or drops a request packet. An error is the NAK that ends the connection.
+    /// Executes, keeps or drops a request packet. Returns an error if the connection ends: the NAK that reports the
+    /// reason to the peer.
     pub fn handle_request(&mut self, at: &mut StepContext<'_>, packet: &Packet<'_>) -> Result<(), Nak> {
         let is_known =
             |sequence: &u64| *sequence >= self.first || *sequence + 1 == self.first && is_empty_probe(packet);
@@ -553,8 +555,8 @@ impl Responder {
         !self.responses.is_empty() || self.nak.is_some()
     }
 
-    /// Writes the next packet of a response, or a NAK, and returns its length. An error is the NAK that ends the
-    /// connection.
+    /// Writes the next packet of a response, or a NAK, and returns its length. Returns an error if the connection ends:
+    /// the NAK that reports the reason to the peer.
     pub fn poll_response(
         &mut self,
         at: &StepContext<'_>,
@@ -607,14 +609,15 @@ impl Responder {
         Ok(Some(len))
     }
 
-    /// Writes the pending NAK, if any, and returns its length.
+    /// Writes the pending NAK and returns its length; `None` if no NAK is pending.
     pub fn poll_nak(&mut self, dest_qp: Qpn, buffer: &mut [u8]) -> Option<usize> {
         let syndrome = self.nak.take()?;
         self.clear_ack();
         Some(emit_ack(dest_qp, self.expected, AethRepr { syndrome, msn: self.msn }, buffer))
     }
 
-    /// Writes the acknowledgement if it is due. The caller sends pending responses first.
+    /// Writes the acknowledgement and returns its length; `None` if no acknowledgement is due. The caller sends pending
+    /// responses first.
     // [ROCE-ACK-2]
     pub fn poll_ack(&mut self, at: &StepContext<'_>, dest_qp: Qpn, buffer: &mut [u8]) -> Option<usize> {
         let now_ns = at.now_ns;
@@ -660,7 +663,7 @@ impl Responder {
         AethRepr { syndrome: Syndrome::Ack(credit), msn }
     }
 
-    /// Returns true if an acknowledgement is due, but may wait for the owner's next poll.
+    /// Returns true if an acknowledgement is due, but may wait until the owner polls again.
     pub fn has_ack_that_waits(&self, now_ns: u64) -> bool {
         self.ack_may_wait && self.ack_at_ns.is_some_and(|at| at <= now_ns)
     }
@@ -685,7 +688,7 @@ impl Responder {
     }
 }
 
-/// Returns true if the response to a request carries data.
+/// Returns true for reads and atomics, whose responses carry data.
 pub(crate) fn returns_data(packet: &Packet<'_>) -> bool {
     matches!(packet.headers, Headers::ReadRequest(_) | Headers::FetchAdd(_) | Headers::CompareSwap(_))
 }
@@ -697,9 +700,10 @@ fn is_empty_probe(packet: &Packet<'_>) -> bool {
         && packet.payload.is_empty()
 }
 
-/// Returns true if a packet is a heartbeat: a one-packet message that rings no doorbell, sent by idle peers. The
-/// responder acknowledges it at once, because a delayed acknowledgement would wake this process a second time. A
-/// heartbeat does not make its lane active in [`Room`](crate::room::Room): the packet reserved for each peer suffices.
+/// Returns true if a packet is a heartbeat: a one-packet message that rings no doorbell, which idle peers send. The
+/// responder acknowledges a heartbeat at once, because a delayed acknowledgement would wake this process a second time.
+/// A heartbeat does not make its lane active in [`Room`](crate::room::Room): the packet reserved for each peer
+/// suffices.
 // [ROCE-ACK-4]
 pub(crate) fn is_heartbeat(packet: &Packet<'_>) -> bool {
     matches!(packet.headers, Headers::SendOnly { .. }) && !packet.solicited

@@ -1,15 +1,16 @@
-//! Divides a socket's receive buffer among the peers that send to it.
+//! Divides a socket's receive buffer among the peers that send to the socket.
 //!
 //! ```text
 //!   │ one packet of each peer │ requests of active peers │ responses to local reads │ read, not freed by Linux    │
 //!    ◄────── reserved ───────► ◄───────── half ─────────► ◄───────── half ─────────► ◄──────── a quarter ────────►
 //! ```
 //!
-//! All sizes are those that Linux charges to the buffer, which exceed the lengths of the packets. Every peer may send
-//! one packet at any time, and recently active peers share the rest. So Linux drops no packet as long as the buffer has
-//! room for one packet from each peer.
+//! All sizes are the bytes that Linux charges to the buffer, which exceed the lengths of the packets. Every peer may
+//! send one packet at any time, and recently active peers share the rest. So Linux drops no packet as long as the
+//! buffer has room for one packet from each peer.
 //!
-//! Shares shrink first, and others grow only into the freed room, so the sum of all grants never exceeds the buffer.
+//! Some shares shrink first, and other shares grow only into the freed room, so the sum of all grants never exceeds the
+//! buffer.
 
 use std::time::Duration;
 
@@ -17,8 +18,8 @@ use crate::config::nanoseconds;
 
 /// Time for which a silent lane keeps its share, because the peer's process may wait this long for a core.
 const IDLE: Duration = Duration::from_millis(100);
-/// Maximum grant of a lane, in packets. That is 1 MiB of the longest packets, which a receiver takes some milliseconds
-/// to process after it has waited for a core.
+/// Maximum grant of a lane, in packets. This is 1 MiB of the longest packets. A receiver that has waited for a core
+/// then takes some milliseconds to process them.
 pub const GRANT_MAX: u32 = 256;
 /// Upper bound of the headers of all layers and of `skb_shared_info` behind the payload.
 const OVERHEAD_BYTES: u32 = 500;
@@ -26,8 +27,8 @@ const OVERHEAD_BYTES: u32 = 500;
 const SK_BUFF_BYTES: u32 = 256;
 
 /// Returns the bytes that Linux charges to a socket's receive buffer for one datagram (`truesize`) whose packet has
-/// this payload: the allocation, rounded up to a power of two, and the `sk_buff`. A datagram of a train takes about
-/// half.
+/// this payload: the allocation, rounded up to a power of two, and the `sk_buff`. Linux charges about half of this for
+/// a datagram of a train.
 pub fn packet_takes_bytes(payload: u32) -> u32 {
     (payload + OVERHEAD_BYTES).next_power_of_two() + SK_BUFF_BYTES
 }
@@ -37,7 +38,7 @@ pub fn packet_takes_bytes(payload: u32) -> u32 {
 pub struct Share {
     /// Bytes of the receive buffer that the lane's longest packet takes.
     pub takes_bytes: u32,
-    /// Time in ns of the peer's last packet other than an acknowledgement; `None` if there was none.
+    /// Time in ns of the peer's last packet other than an acknowledgement; `None` if no such packet has arrived.
     pub used_ns: Option<u64>,
     /// Maximum number of request packets that the peer may have in flight.
     pub grant: u32,
@@ -52,7 +53,8 @@ pub struct Room {
 }
 
 impl Room {
-    /// Creates the room of a receive buffer of `buffer_bytes`, as Linux counts them.
+    /// Creates the room of a receive buffer. `buffer_bytes` is the size that Linux reports for the socket
+    /// (`SO_RCVBUF`).
     pub fn new(buffer_bytes: usize) -> Room {
         // Linux releases the space of read datagrams only when they fill a quarter of the buffer, or when the queue is
         // empty.
@@ -60,7 +62,8 @@ impl Room {
     }
 
     /// Recomputes the shares of `lanes`, which belong to `peers` peers. Returns true if each active lane has its full
-    /// share. Otherwise some lanes still wait for room: send the lowered grants to the peers, then call this again.
+    /// share. Otherwise some lanes still wait for room: send the lowered grants to the peers, then call this method
+    /// again.
     pub fn share(&self, now_ns: u64, peers: usize, lanes: &mut [Share]) -> bool {
         let takes = lanes.iter().map(|lane| u64::from(lane.takes_bytes)).max().unwrap_or(0);
         let half = self.bytes.saturating_sub(peers as u64 * takes) / 2;
@@ -94,7 +97,7 @@ impl Room {
 }
 
 impl Share {
-    /// Returns the share of a lane that has received nothing yet and whose packets carry at most `payload` bytes.
+    /// Returns the share of a lane that has received no packet yet and whose packets carry at most `payload` bytes.
     pub fn new(payload: u32) -> Share {
         Share { takes_bytes: packet_takes_bytes(payload), used_ns: None, grant: 1, answers: 1 }
     }

@@ -41,7 +41,8 @@ impl RoundTrip {
         self.min_ns.unwrap_or(0)
     }
 
-    /// Stops timing, because it is unknown which copy of a retransmitted packet a response answers (Karn's algorithm).
+    /// Stops timing, because the requester does not know which copy of a retransmitted packet a response answers
+    /// (Karn's algorithm).
     pub fn cancel(&mut self) {
         self.timed = None;
     }

@@ -1,33 +1,34 @@
-//! Requests posted to a queue pair, and the events that it returns.
+//! Requests posted to a queue pair, and the events that a queue pair returns.
 
 use crate::wire::Nak;
 
 /// An address in a peer's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Remote {
-    /// The remote key.
+    /// The remote key of the memory (verbs' rkey).
     pub rkey: u32,
-    /// The first byte, relative to the key.
+    /// Address of the first byte, in the address space of the key.
     pub address: u64,
 }
 
 /// An address in local memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Local {
-    /// The local key.
+    /// The local key of the memory.
     pub key: u32,
-    /// The first byte, relative to the key.
+    /// Address of the first byte, in the address space of the key.
     pub address: u64,
 }
 
 /// The source of a write.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Source {
-    /// Bytes copied into the request.
+    /// Bytes that the request itself contains.
     Inline(Vec<u8>),
-    /// Local memory. It is read each time a packet is sent, so a retransmitted packet may carry newer bytes.
+    /// Local memory. The queue pair reads the bytes each time it sends a packet, so a retransmitted packet may carry
+    /// newer bytes.
     Registered {
-        /// The first byte.
+        /// Address of the first byte.
         local: Local,
         /// Length in bytes.
         len: u32,
@@ -39,41 +40,41 @@ pub enum Source {
 pub enum Operation {
     /// Sends a message.
     Send {
-        /// The message.
+        /// The bytes of the message.
         bytes: Vec<u8>,
         /// Immediate data, delivered with the message.
         imm: Option<u32>,
     },
     /// Copies from `source` to the peer's memory.
     Write {
-        /// The source.
+        /// The bytes to write.
         source: Source,
-        /// The target.
+        /// The target in the peer's memory.
         remote: Remote,
         /// Immediate data, delivered after the bytes have landed.
         imm: Option<u32>,
     },
     /// Copies from the peer's memory to local memory.
     Read {
-        /// The target.
+        /// The target in local memory.
         local: Local,
-        /// The source.
+        /// The source in the peer's memory.
         remote: Remote,
         /// Length in bytes.
         len: u32,
     },
     /// Adds to an aligned 8-byte word of the peer's memory, wrapping at overflow.
     FetchAdd {
-        /// The word.
+        /// Address of the word.
         remote: Remote,
         /// The addend.
         add: u64,
     },
-    /// Replaces an aligned 8-byte word of the peer's memory if it equals `expected`.
+    /// Replaces an aligned 8-byte word of the peer's memory if the word equals `expected`.
     CompareSwap {
-        /// The word.
+        /// Address of the word.
         remote: Remote,
-        /// The value to compare with.
+        /// The value that the word must have for the replacement.
         expected: u64,
         /// The replacement.
         new: u64,
@@ -83,18 +84,18 @@ pub enum Operation {
 /// One entry of a send queue.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// Id of the request, returned in its completion.
+    /// Id that the completion of this request returns to the poster.
     pub id: u64,
     /// The operation.
     pub operation: Operation,
-    /// True if the request produces a completion when it succeeds. A failed request always does.
+    /// True if the request produces a completion when it succeeds. A failed request always produces a completion.
     pub signalled: bool,
     /// True if the message or the immediate rings the peer's doorbell.
     pub solicited: bool,
 }
 
 impl Operation {
-    /// Returns the number of bytes that the request transfers; 8 for an atomic.
+    /// Returns the number of payload bytes that the operation transfers; 8 for an atomic.
     pub fn len_bytes(&self) -> u32 {
         match self {
             Operation::Send { bytes, .. } | Operation::Write { source: Source::Inline(bytes), .. } => {
@@ -107,23 +108,24 @@ impl Operation {
         }
     }
 
-    /// Returns true if the response carries data: reads and atomics.
+    /// Returns true for reads and atomics, whose responses carry data.
     pub(crate) fn returns_data(&self) -> bool {
         matches!(self, Operation::Read { .. } | Operation::FetchAdd { .. } | Operation::CompareSwap { .. })
     }
 }
 
-/// The reason why a request was refused when it was posted.
+/// The reason why [`QueuePair::post`](crate::QueuePair::post) refused a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PostError {
     /// The send queue is full.
     #[error("the send queue is full")]
     QueueFull,
-    /// The queue pair is not in [`State::ReadyToSend`](crate::State::ReadyToSend): it is not connected yet,
-    /// or the connection has ended.
+    /// The queue pair is not in the state [`State::ReadyToSend`](crate::State::ReadyToSend): the queue pair is not
+    /// connected yet, or its connection has ended.
     #[error("the queue pair is not ready to send")]
     NotReady,
-    /// The message or the inline source is too long.
+    /// The message is longer than [`Config::send_bytes_max`](crate::Config::send_bytes_max), or the inline source has 4
+    /// GiB or more.
     #[error("the message or the inline source is too long")]
     Malformed,
 }
@@ -133,22 +135,22 @@ pub enum PostError {
 pub enum Status {
     /// The request was executed.
     Success,
-    /// The request's local memory is not registered.
+    /// The local memory that the request names is not registered.
     LocalAccess,
     /// The peer refused the access: its key does not exist, does not permit the access, or does not cover the range.
     RemoteAccess,
-    /// The peer refused an invalid request.
+    /// The peer refused the request as invalid.
     RemoteInvalidRequest,
     /// The peer failed to execute the request.
     RemoteOperation,
-    /// The peer did not respond before the retry limit. The request may be partly or fully executed.
+    /// The peer did not respond before the retry limit. The peer may have executed the request in part or in full.
     RetryExceeded,
-    /// The RNR retry limit was reached: at no retry did the peer have a posted receive.
+    /// The RNR retry limit was reached: the peer had no posted receive at any retry.
     RnrRetryExceeded,
-    /// The request was in flight when the connection ended. It may be partly or fully executed.
+    /// The request was in flight when the connection ended. The peer may have executed the request in part or in full.
     Aborted,
-    /// The request was not executed: it was not sent before the connection ended, or the peer refused an earlier
-    /// request.
+    /// The request was not executed: this end had not sent the request when the connection ended, or the peer refused
+    /// an earlier request.
     Flushed,
 }
 
@@ -171,9 +173,9 @@ pub enum Cause {
     PeerErred(Nak),
     /// The peer did not respond before the retry limit.
     RetryExceeded,
-    /// The RNR retry limit was reached: at no retry did the peer have a posted receive.
+    /// The RNR retry limit was reached: the peer had no posted receive at any retry.
     RnrRetryExceeded,
-    /// A local request named memory that is not registered.
+    /// A local request named local memory that is not registered.
     LocalAccess,
     /// This end closed the connection.
     Closed,
@@ -188,23 +190,23 @@ pub enum Event {
         id: u64,
         /// The outcome.
         status: Status,
-        /// The previous value of the word, for a successful atomic.
+        /// The previous value of the word after a successful atomic; otherwise `None`.
         old: Option<u64>,
     },
     /// A message arrived.
     Received {
-        /// The message.
+        /// The bytes of the message.
         bytes: Vec<u8>,
-        /// Immediate data, if any.
+        /// Immediate data; `None` if the message has none.
         imm: Option<u32>,
-        /// True if the doorbell must ring.
+        /// True if the receiving process must ring its doorbell.
         solicited: bool,
     },
     /// A write with immediate has landed.
     Notified {
         /// Immediate data.
         imm: u32,
-        /// True if the doorbell must ring.
+        /// True if the receiving process must ring its doorbell.
         solicited: bool,
     },
     /// The connection ended. This is the last event, after the completions of all posted requests.

@@ -26,24 +26,25 @@ pub use memory::{CopySide, RegionOffset, Step};
 /// whole long copy: 256 KiB at 10 GB/s take 26 us.
 pub const COPY_BYTES_MAX: u64 = 256 << 10;
 
-/// Size in bytes of the words that atomics change. Chunks begin at multiples of this, both in regions and in memory.
+/// Size in bytes of the words that atomics change. Chunks begin at multiples of this size, both in regions and in
+/// memory.
 pub const WORD_BYTES: u64 = 8;
 
-/// Identifies one use of a slot in the handle table.
+/// A handle: identifies one use of a slot in the handle table.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SlotRef {
-    /// Index in the table.
+    /// Index of the slot in the handle table.
     pub index: u32,
     /// Number of the slot's current use, which distinguishes handles.
     pub generation: u32,
 }
 
-/// The target of a handle. Takes at most 48 bytes, so that a slot is one cache line.
+/// The region behind a handle, and what the handle permits. Takes at most 48 bytes, so that a slot is one cache line.
 #[derive(Clone, Debug)]
 pub struct Mapping {
     /// How this node reaches the bytes.
     pub view: View,
-    /// The region.
+    /// The region behind the handle.
     pub region: RegionId,
     /// The session that owns the handle.
     pub session: SessionId,
@@ -58,9 +59,9 @@ const _: () = assert!(size_of::<Mapping>() <= 48);
 /// How this node reaches the bytes of a region.
 #[derive(Clone, Debug)]
 pub enum View {
-    /// In one window.
+    /// Loads and stores reach the whole region in this window.
     Whole(Window),
-    /// In several pieces.
+    /// The region has several pieces, which this node may reach in different ways.
     Pieces(Arc<Pieces>),
 }
 
@@ -69,14 +70,14 @@ pub enum View {
 pub struct Pieces {
     /// Length of the region in bytes.
     pub len: u64,
-    /// Sorted by start. The first piece starts at 0, and each ends where the next starts.
+    /// The pieces, sorted by start. The first piece starts at 0, and each ends where the next starts.
     pub pieces: Vec<Piece>,
 }
 
 /// A contiguous part of a region.
 #[derive(Clone, Debug)]
 pub struct Piece {
-    /// Offset in the region, in bytes.
+    /// Offset of the piece in the region, in bytes.
     pub start: u64,
     /// How this node reaches the piece.
     pub place: Place,
@@ -85,34 +86,35 @@ pub struct Piece {
 /// How this node reaches the bytes of a piece.
 #[derive(Clone, Debug)]
 pub enum Place {
-    /// By loads and stores.
+    /// Loads and stores reach the bytes in this window.
     Direct(Window),
-    /// By operations posted to a peer.
+    /// Operations posted to a peer reach the bytes.
     Posted {
         /// The owner of the bytes.
         peer: PeerId,
         /// The address in the owner's memory.
         address: RemoteAddress,
     },
-    /// Not at present: the bytes are being moved to another node.
+    /// No access reaches the bytes now, because the home is moving them to another node.
     Frozen,
-    /// Not at all: the owner is unreachable, or its incarnation has ended.
+    /// No access reaches the bytes, because this incarnation, their owner or the region's home, is unreachable or has
+    /// ended.
     Down(NodeIncarnation),
 }
 
 /// An atomic operation on an aligned word of [`WORD_BYTES`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Atomic {
-    /// Adds, wrapping.
+    /// Adds to the word, and wraps around on overflow.
     FetchAdd {
-        /// The summand.
+        /// The number to add.
         add: u64,
     },
     /// Replaces the word if it holds the expected value.
     CompareSwap {
-        /// The expected value.
+        /// The value that the word must hold for the swap.
         expected: u64,
-        /// The new value.
+        /// The value to write.
         new: u64,
     },
 }
@@ -156,11 +158,11 @@ pub enum Blocked {
     Changing,
     /// The next bytes must be accessed by an operation posted to a peer.
     Post {
-        /// The peer.
+        /// The owner of the bytes.
         peer: PeerId,
-        /// The address.
+        /// The address in the owner's memory.
         address: RemoteAddress,
-        /// Number of bytes to access by the operation.
+        /// Number of bytes that the operation must access.
         len: u64,
     },
     /// The handle does not belong to this session.
@@ -171,14 +173,14 @@ pub enum Blocked {
     Denied(Permissions),
     /// The region is immutable.
     Sealed,
-    /// The access exceeds the region.
+    /// The access ends beyond the end of the region.
     OutOfRange {
-        /// The region's length in bytes.
+        /// Length of the region in bytes.
         region_len: u64,
     },
     /// The offset of an atomic is not a multiple of [`WORD_BYTES`].
     Unaligned,
-    /// The owner of the bytes is unreachable or was restarted.
+    /// This incarnation, the owner of the bytes or the region's home, is unreachable or has ended.
     Down(NodeIncarnation),
 }
 
@@ -197,24 +199,24 @@ impl Default for DataPath {
 }
 
 impl DataPath {
-    /// The handle table.
+    /// Returns the handle table.
     pub fn slots(&self) -> &Slots<Mapping> {
         &self.slots
     }
 
-    /// The pins of this node's threads, for grace periods.
+    /// Returns the pins of this node's threads, for grace periods.
     pub fn pins(&self) -> &Arc<Pins> {
         &self.pins
     }
 
-    /// Length in bytes of the region behind a handle.
+    /// Returns the length in bytes of the region behind a handle.
     pub fn len(&self, session: SessionId, slot: SlotRef) -> Result<u64, Blocked> {
         let pin = self.pins.pin();
         Ok(self.find(&pin, session, slot)?.view.len())
     }
 
-    /// Reads from `offset`, at most to the end of the piece, and at most [`COPY_BYTES_MAX`]. Returns the number of
-    /// bytes read.
+    /// Reads bytes from `offset` on, at most to the end of the piece that contains `offset`, and at most
+    /// [`COPY_BYTES_MAX`]. Returns the number of bytes read.
     #[inline]
     pub fn read(
         &self,
@@ -234,8 +236,8 @@ impl DataPath {
         Ok(read)
     }
 
-    /// Writes at `offset`, at most to the end of the piece, and at most [`COPY_BYTES_MAX`]. Returns the number of bytes
-    /// written.
+    /// Writes bytes from `offset` on, at most to the end of the piece that contains `offset`, and at most
+    /// [`COPY_BYTES_MAX`]. Returns the number of bytes written.
     #[inline]
     pub fn write(
         &self,
@@ -254,9 +256,9 @@ impl DataPath {
         Ok(written)
     }
 
-    /// Performs reads in order and returns the number done. Stops before a read that loads cannot do in full, or that
-    /// would raise the total above [`COPY_BYTES_MAX`]. All reads share one pin, so a batch costs little more than its
-    /// copies.
+    /// Performs reads, each given as handle, offset and buffer, in order, and returns the number done. Stops before a
+    /// read that loads cannot do in full, or that would raise the total above [`COPY_BYTES_MAX`]. All reads share one
+    /// pin, so a batch costs little more than its copies.
     #[inline]
     pub fn read_each<'r>(
         &self,
@@ -274,7 +276,8 @@ impl DataPath {
         run.end(Count::DirectReads, Some(Count::DirectReadBytes))
     }
 
-    /// As [`DataPath::read_each`], for writes.
+    /// Performs writes, each given as handle, offset and bytes, in order, and returns the number done. Stops before a
+    /// write that stores cannot do in full, or that would raise the total above [`COPY_BYTES_MAX`].
     #[inline]
     pub fn write_each<'w>(
         &self,
@@ -292,8 +295,8 @@ impl DataPath {
         run.end(Count::DirectWrites, Some(Count::DirectWriteBytes))
     }
 
-    /// Performs compare-swaps in order, given as offset, expected and new value, and stops at the first that fails.
-    /// Returns the number done, and true if the next word holds another value; false if it cannot be reached.
+    /// Performs compare-swaps in order, each given as offset, expected and new value, and stops at the first that
+    /// fails. Returns the number done, and true if that one failed because the word held another value than expected.
     #[inline]
     pub fn swap_while(
         &self,
@@ -339,7 +342,7 @@ impl DataPath {
         Ok(old)
     }
 
-    /// Checks that the handle permits `wanted` on `len` bytes from `offset`, without accessing them.
+    /// Checks that the handle permits `wanted` on the `len` bytes from `offset` on, without accessing the bytes.
     pub fn check(
         &self,
         session: SessionId,
@@ -353,7 +356,8 @@ impl DataPath {
         mapping.view.check(offset, len)
     }
 
-    /// Simulates an access from `offset` on. Returns the number of bytes that it would copy, or why it would stop.
+    /// Returns the number of bytes that one access from `offset` on would copy, or the reason why the access would
+    /// stop. Accesses no bytes.
     pub fn locate(
         &self,
         session: SessionId,
@@ -416,7 +420,8 @@ impl<'p> Run<'p> {
         Run { path, pin, session, wanted, last: None, accesses: 0, bytes: 0 }
     }
 
-    /// Performs an access if its bytes are in one piece that loads and stores reach. Returns true if it did.
+    /// Performs an access if its bytes are in one piece that loads and stores reach. Returns true if it performed the
+    /// access.
     #[inline]
     fn copy(
         &mut self,
@@ -460,7 +465,7 @@ impl<'p> Run<'p> {
 }
 
 impl View {
-    /// Length of the region in bytes.
+    /// Returns the length of the region in bytes.
     #[inline]
     pub fn len(&self) -> u64 {
         match self {
@@ -469,7 +474,7 @@ impl View {
         }
     }
 
-    /// Always false, since a region has at least one byte.
+    /// Returns false, since a region has at least one byte.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -1,7 +1,8 @@
 //! The directory: maps names to regions and their homes.
 //!
-//! All requests go through one trait, in the form in which nodes send them, so that another store can replace the
-//! embedded one ([`Embedded`]). Sans-IO like the rest of the crate: requests and events go in, answers come out.
+//! All requests go through one trait, as the messages that nodes send ([`Request`]), so that another store can replace
+//! the embedded directory ([`Embedded`]). Sans-IO like the rest of the crate: requests and events go in, answers come
+//! out.
 
 mod embedded;
 mod etcd;
@@ -18,16 +19,16 @@ pub use embedded::Embedded;
 pub use etcd::{Compare, EtcdDirectory, MoveJob, Pair, Step, StoreFailure, Stored, Transaction};
 pub use lost::LOST_NAMES_MAX;
 
-/// Maximum names in one answer, so that it stays a small message.
+/// Maximum number of names in one answer, which keeps the message small.
 pub const NAMES_PER_ANSWER_MAX: usize = 1024;
 
 /// One node's part of a directory. A directory never gives one name to two regions.
 pub trait Directory: fmt::Debug + Send {
-    /// The node that lists members and ended incarnations. Unless the directory [is outside](Directory::is_outside),
-    /// all nodes also send their requests and the names of their regions to it.
+    /// Returns the node that lists members and ended incarnations. Unless the directory [is
+    /// outside](Directory::is_outside), all nodes also send their requests and the names of their regions to it.
     fn seat(&self) -> NodeId;
 
-    /// Returns true if names and numbers are kept in a store outside the cluster (etcd). Each node then accesses
+    /// Returns true if names and node numbers are kept in a store outside the cluster (etcd). Each node then accesses
     /// the store itself, instead of asking the [seat](Directory::seat).
     fn is_outside(&self) -> bool {
         false
@@ -38,7 +39,7 @@ pub trait Directory: fmt::Debug + Send {
         false
     }
 
-    /// Handles a request to claim, release, find, list or forget names. [`DirectoryOutput::Answer`] follows.
+    /// Handles a request to claim, release, find, list or forget names. A [`DirectoryOutput::Answer`] follows.
     fn ask(&mut self, now_ns: u64, requester: Requester, question: Request);
 
     /// Handles an event that may affect names.
@@ -58,12 +59,13 @@ pub trait Directory: fmt::Debug + Send {
     /// [`DirectoryOutput::NotMoved`] follows. After `Moved`, this part answers no requests.
     fn begin_move(&mut self, now_ns: u64, job: MoveJob);
 
-    /// After a move, removes and returns the waiting requesters, and the events since the names were written.
+    /// Removes and returns the requesters that wait for the end of a move of the names, and the events that arrived
+    /// while they waited. Called when the names have moved.
     fn take_rest(&mut self) -> (Vec<Requester>, Vec<DirectoryEvent>) {
         (Vec::new(), Vec::new())
     }
 
-    /// Removes this node's entries that are no longer needed from the outside store, because it leaves.
+    /// Removes the entries that no other node needs from the outside store, when this node leaves.
     fn sign_off(&mut self, _now_ns: u64) {}
 
     /// Returns true if the removal by [`Directory::sign_off`] has ended.
@@ -71,18 +73,18 @@ pub trait Directory: fmt::Debug + Send {
         true
     }
 
-    /// Time in ns at which [`Directory::handle_timeout`] is due; `u64::MAX` if it is not.
+    /// Returns the time in ns at which [`Directory::handle_timeout`] is due, or `u64::MAX` without a timeout.
     fn poll_timeout(&self) -> u64 {
         u64::MAX
     }
 
-    /// Handles a timeout.
+    /// Does the work that is due at `now_ns`, such as retries.
     fn handle_timeout(&mut self, _now_ns: u64) {}
 
     /// Returns the next output, or `None`.
     fn poll(&mut self) -> Option<DirectoryOutput>;
 
-    /// The directory's figures; `None` if this node does not answer requests.
+    /// Returns the directory's figures, or `None` if this node does not answer requests.
     fn figures(&self) -> Option<DirectoryFigures> {
         None
     }
@@ -97,7 +99,7 @@ pub struct DirectoryFigures {
     pub lost: Option<u64>,
     /// Number of requests that wait for homes to report their names, or for the store to answer.
     pub waiting: u64,
-    /// True if requests are answered.
+    /// True if the directory answers requests now, false if requests wait.
     pub is_ready: bool,
 }
 
@@ -106,80 +108,81 @@ pub struct DirectoryFigures {
 pub enum HomeReply {
     /// The region has the name.
     Has,
-    /// There is no such region, and the name has been freed.
+    /// The home has no such region, and has freed the name.
     Freed,
-    /// The home did not reply: it is unreachable.
+    /// The home did not reply, because it is unreachable.
     Silent,
-    /// The home did not reply: the cluster knows no node with that number.
+    /// The home did not reply, because the cluster knows no node with its number.
     Unknown,
 }
 
 /// An event for a directory.
 #[derive(Clone, PartialEq, Debug)]
 pub enum DirectoryEvent {
-    /// Connections to all earlier nodes are about to start, so unknown homes may appear.
+    /// This node is about to connect to all nodes that joined before it. Some of them may be homes that this node does
+    /// not know.
     Meeting,
-    /// All connections to earlier nodes are up or have failed.
+    /// Each connection to a node that joined before this node is up or has failed.
     AllMet,
-    /// This earlier node will report the names of its regions.
+    /// This node, which joined before the directory's node, will report the names of its regions.
     Expected(NodeIncarnation),
     /// A home reports the names and epochs of its regions.
     Names {
-        /// The home.
+        /// The reporting home.
         from: NodeIncarnation,
-        /// Names, regions and epochs.
+        /// Names with their regions and the regions' epochs.
         names: Vec<(String, RegionId, Epoch)>,
         /// True if these are the last names of the home.
         done: bool,
     },
-    /// A region's former home has handed it over. The next home may already have released the name.
+    /// A region's former home has handed the region over to the next home, which may already have released the name.
     Moved {
-        /// The name.
+        /// The name of the moved region.
         name: String,
-        /// The region.
+        /// The moved region.
         region: RegionId,
-        /// The epoch of the handover.
+        /// The region's epoch at the handover.
         epoch: Epoch,
-        /// The next home.
+        /// The next home of the region.
         to: NodeIncarnation,
     },
-    /// A node was paired with this one.
+    /// A node has paired with this node.
     Paired(NodeIncarnation),
-    /// A node is no longer paired with this one.
+    /// The pairing of a node with this node has ended.
     Parted {
-        /// The node.
+        /// The node whose pairing has ended.
         incarnation: NodeIncarnation,
         /// True if the node is expected to connect and report its names.
         is_expected: bool,
     },
     /// An incarnation has ended, and its regions are lost.
     Ended {
-        /// The incarnation.
+        /// The ended incarnation.
         incarnation: NodeIncarnation,
         /// Cause and time of the end.
         parting: Parting,
     },
     /// The cause of an incarnation's end was corrected.
     Corrected {
-        /// The incarnation.
+        /// The ended incarnation.
         incarnation: NodeIncarnation,
         /// Corrected cause and time of the end.
         parting: Parting,
     },
-    /// Another node is killing a process, or has killed it.
+    /// Another node is killing a node's process, or has killed it.
     Killed {
         /// The killed node.
         incarnation: NodeIncarnation,
         /// The killing node.
         by: NodeId,
-        /// True if this was reported as news.
+        /// True if the engine has already reported the kill as [`News`].
         is_reported: bool,
     },
     /// A node was forgotten at a user's request.
     Forgotten {
-        /// The node.
+        /// The forgotten node.
         node: NodeId,
-        /// The requester, which is to be answered.
+        /// The requester, which waits for an answer.
         requester: Requester,
     },
 }
@@ -189,49 +192,49 @@ pub enum DirectoryEvent {
 pub enum DirectoryOutput {
     /// The answer to a request.
     Answer {
-        /// The requester.
+        /// The requester to answer.
         requester: Requester,
-        /// The result.
+        /// The result of the request.
         body: Result<Reply, ErrorReply>,
     },
     /// Notifies a home that its region lost its name to another region.
     NameLost {
-        /// The home.
+        /// The home to notify.
         home: NodeIncarnation,
-        /// The name.
+        /// The lost name.
         name: String,
         /// The region that loses the name.
         region: RegionId,
     },
-    /// Asks a home whether its region has that name; if not, the home frees the name. [`Directory::handle_home_reply`]
-    /// receives the reply.
+    /// Asks a home whether its region has that name; if the region lacks the name, the home frees the name.
+    /// [`Directory::handle_home_reply`] receives the reply.
     AskHome {
-        /// Passed to [`Directory::handle_home_reply`].
+        /// Identifies the question in [`Directory::handle_home_reply`].
         id: u64,
-        /// The home.
+        /// The home to ask.
         home: NodeIncarnation,
-        /// The name.
+        /// The name in question.
         name: String,
-        /// The region.
+        /// The region that has the name according to the directory.
         region: RegionId,
     },
     /// Executes a transaction in the outside store. [`Directory::handle_stored`] receives the result, or the failure.
     Store {
-        /// Passed to [`Directory::handle_stored`].
+        /// Identifies the transaction in [`Directory::handle_stored`].
         id: u64,
-        /// The transaction.
+        /// The transaction to execute.
         transaction: Transaction,
     },
-    /// All names were moved.
+    /// All names have moved to the outside store.
     Moved {
-        /// Number of names.
+        /// Number of names that have moved.
         names: u64,
-        /// Number of lost names.
+        /// Number of lost names that have moved.
         lost: u64,
     },
     /// The names were not moved, and this node still answers requests.
     NotMoved {
-        /// The reason.
+        /// The reason, for display.
         reason: String,
     },
     /// An event for the log.

@@ -28,7 +28,8 @@ pub enum CopyFailure {
     Unmapped,
 }
 
-/// A grace period. It ends when all earlier loads and stores have ended, and all earlier posted operations in `posted`.
+/// A grace period. It ends when all loads and stores that began before it have ended, and all posted operations in
+/// `posted` that began before it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Quiesce {
     /// Passed to `handle_quiescent` at the end of the grace period.
@@ -53,20 +54,20 @@ pub enum Command {
     Alloc {
         /// Name, at most [`crate::message::NAME_BYTES_MAX`] bytes; `None` for an unnamed region.
         name: Option<String>,
-        /// Length in bytes, not 0.
+        /// Length of the region in bytes, not 0.
         len: u64,
         /// Bytes per chunk, a power of two.
         chunk_bytes: u64,
-        /// Nodes that hold the chunks.
+        /// The nodes that hold the chunks.
         placement: Placement,
-        /// Permissions of other principals.
+        /// Permissions of all other principals.
         everyone: Permissions,
-        /// Whether the owners allocate the region's pages before the command ends.
+        /// True if the owners allocate the region's pages before the command ends.
         populate: bool,
     },
     /// Map a region by name.
     Map {
-        /// The name.
+        /// The name of the region.
         name: String,
         /// The permissions that the handle needs.
         wanted: Permissions,
@@ -75,32 +76,34 @@ pub enum Command {
     Unmap(SlotRef),
     /// Change a region as one of its masters.
     RegionCommand(SlotRef, RegionCommand),
-    /// Describe a region.
+    /// Describe the region with this name.
     Stat(String),
     /// Describe the region of a handle.
     StatHandle(SlotRef),
     /// Describe all named regions.
     List,
-    /// Describe all nodes.
+    /// Ask all nodes for their statuses.
     Status,
-    /// Describe one node, without asking the directory.
+    /// Ask one node for its status, without asking the directory for the node.
     StatusOf(NodeId),
-    /// Describe the nodes paired with this one. A node that answers has processed all earlier messages.
+    /// Ask all nodes that are paired with this one for their statuses. A node that answers has processed all earlier
+    /// messages of this node.
     Greet,
-    /// Set bytes that loads and stores do not reach. May do only a part: see [`Outcome::Stepped`].
+    /// Set bytes that loads and stores do not reach. The command may end after a part: see [`Outcome::Stepped`].
     Fill {
-        /// Position of the first byte.
+        /// Position of the first byte to fill.
         at: RegionOffset,
         /// Length in bytes, not 0.
         len: u64,
-        /// The value of each byte.
+        /// The value that each byte gets.
         byte: u8,
     },
-    /// Copy bytes if loads and stores do not reach both sides. May do only a part: see [`Outcome::Stepped`].
+    /// Copy bytes if loads and stores do not reach both sides. The command may end after a part: see
+    /// [`Outcome::Stepped`].
     Copy {
-        /// Start of the target.
+        /// Start of the target bytes.
         to: RegionOffset,
-        /// Start of the source.
+        /// Start of the source bytes.
         from: RegionOffset,
         /// Length in bytes, not 0.
         len: u64,
@@ -111,14 +114,14 @@ pub enum Command {
         service: Service,
         /// The name of the lock or barrier.
         name: String,
-        /// Permissions of other principals.
+        /// Permissions of all other principals.
         everyone: Permissions,
     },
     /// Take the lock in a region.
     Lock {
-        /// A handle to that region.
+        /// A handle to the region of the lock.
         slot: SlotRef,
-        /// True to wait until the lock is free.
+        /// True to wait until the lock is free, false to fail if another session holds the lock.
         wait: bool,
         /// First fencing token if the lock is new, in ns since 1970.
         base_ns: u64,
@@ -127,56 +130,57 @@ pub enum Command {
     Unlock {
         /// A handle to the region of the lock.
         slot: SlotRef,
-        /// The circumstances of the release.
+        /// The circumstances in which the session releases the lock.
         release: Release,
     },
     /// Wait at the barrier in a region.
     Arrive {
-        /// A handle to that region.
+        /// A handle to the region of the barrier.
         slot: SlotRef,
-        /// The number of participants.
+        /// The number of participants that the barrier waits for.
         participants: u32,
         /// Maximum time to wait, in ns.
         timeout_ns: u64,
     },
-    /// End a command that waits for a lock or at a barrier. Other commands are not affected.
+    /// End a command that waits for a lock or at a barrier. No effect on commands of other kinds.
     Withdraw(OpId),
-    /// Register a port of this node for writes to a region with a notification.
+    /// Register a port of this node as a watcher of a region: each write with a notification sends a message to the
+    /// port.
     Watch {
-        /// A handle to the region.
+        /// A handle to the region to watch.
         slot: SlotRef,
         /// The port, which must be open.
         port: u32,
     },
-    /// Unregister a port.
+    /// Remove a port from the watchers of a region.
     Unwatch {
-        /// The region.
+        /// The watched region.
         region: RegionId,
-        /// The port.
+        /// The port to remove.
         port: u32,
     },
     /// List the watchers of a region.
     ListWatchers(SlotRef),
     /// Register a server of this node under the name of a service.
     Register {
-        /// The service.
+        /// The name of the service.
         service: String,
         /// True if other servers may register the same name.
         is_shared: bool,
     },
-    /// Remove a server's name.
+    /// Remove the name of the server that was registered under this id.
     Unregister(RegionId),
     /// List the servers of a service, or of all services.
     ListServers(Option<String>),
     /// List all names whose regions were lost with their homes.
     ListLost,
-    /// Forget the region lost under a name.
+    /// Remove a name from the list of lost names.
     ForgetName(String),
     /// Forget a node that is not alive, and the names lost with it.
     ForgetNode(NodeId),
-    /// Request a number that no node has had.
+    /// Request a number for a new node. No earlier node had this number, while such numbers are left.
     TakeNumber,
-    /// Ask an owner of memory whether a node can still access it.
+    /// Ask an owner of memory whether a node can still access the owner's memory.
     Reach {
         /// The node that may have access.
         node: NodeId,
@@ -185,9 +189,9 @@ pub enum Command {
     },
     /// Move all data of a node to other nodes within a time limit; then the node leaves.
     Drain {
-        /// The node.
+        /// The node to drain.
         node: NodeId,
-        /// Time limit in ns.
+        /// Time limit for the moves, in ns.
         within_ns: u64,
         /// True if the node must stay in case some data cannot be moved.
         stays: bool,
@@ -197,7 +201,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// The command's name in metrics.
+    /// Returns the command's name in metrics.
     pub fn name(&self) -> &'static str {
         match self {
             Command::Alloc { .. } => "alloc",
@@ -234,35 +238,35 @@ impl Command {
 /// The circumstances in which a lock is released.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Release {
-    /// The holder is done.
+    /// The holder no longer needs the lock.
     Used,
-    /// A lock recovered from a lost holder was granted to a session that no longer wanted it. The next grant must
-    /// report the recovery.
+    /// The home granted a lock, recovered from a lost holder, to a session that no longer wanted the lock. The next
+    /// grant must report the recovery.
     Unused,
-    /// The session ended without releasing the lock. The next grant must report this, and must wait for that session's
-    /// posted operations.
+    /// The session ended without releasing the lock. The next grant must report the end, and must wait for the
+    /// session's posted operations.
     Abandoned,
 }
 
 /// Placement of a region's chunks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Placement {
-    /// On the session's own node.
+    /// All chunks are on the session's own node.
     Local,
-    /// On one node.
+    /// All chunks are on this node.
     On(NodeId),
-    /// On these nodes in turn, chunk by chunk.
+    /// The chunks are on these nodes in turn; if the list is empty, on all nodes that contribute memory.
     Spread(Vec<NodeId>),
-    /// On the own node, or else on the first node with enough free memory.
+    /// All chunks are on the session's own node if that node has enough free memory, else on another node with enough.
     Anywhere,
 }
 
 /// A server that is registered under the name of a service.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NamedServer {
-    /// The service.
+    /// The name of the service.
     pub service: String,
-    /// The server's node.
+    /// The node of the server.
     pub node: NodeId,
     /// True if other servers may register the same name.
     pub is_shared: bool,
@@ -277,7 +281,7 @@ pub enum Outcome {
     Mapped {
         /// The new handle.
         slot: SlotRef,
-        /// The region.
+        /// The mapped region.
         region: RegionId,
     },
     /// The description of one region.
@@ -286,12 +290,12 @@ pub enum Outcome {
     List {
         /// Regions whose homes have answered.
         regions: Vec<RegionInfo>,
-        /// Names of the other regions, with their homes.
+        /// Names of regions whose homes have not answered, each with the home.
         unreachable: Vec<(String, NodeId)>,
-        /// Names whose records in the store are invalid.
+        /// Names whose records in the outside store are invalid.
         damaged: Vec<String>,
     },
-    /// The statuses of nodes, in order.
+    /// The statuses of the nodes, ordered by node number.
     Status(Vec<NodeStatus>),
     /// A number for a new node.
     Number(NodeId),
@@ -299,43 +303,43 @@ pub enum Outcome {
     Registered(RegionId),
     /// Servers, ordered by service.
     Servers(Vec<NamedServer>),
-    /// Tells whether a node can still access the memory of another.
+    /// The owner's report whether the given node can still access the owner's memory.
     Reach(Reach),
-    /// Lost names, in order.
+    /// Names whose regions were lost, ordered by name.
     Lost(Vec<LostName>),
     /// The result of a drain.
     Drained(Box<Drained>),
-    /// The names have been moved.
+    /// The names have moved to the outside store.
     NamesMoved {
-        /// Number of names.
+        /// Number of names that have moved.
         names: u64,
-        /// Number of lost names.
+        /// Number of lost names that have moved.
         lost: u64,
     },
     /// A part of a memory operation was done.
     Stepped(Step),
     /// The session holds the lock.
     Locked {
-        /// Fencing token, higher than that of any earlier holder.
+        /// Fencing token, higher than the token of any earlier holder.
         token: u64,
         /// True if an earlier holder ended without releasing the lock.
         recovered: bool,
     },
     /// All participants have arrived at the barrier.
     Passed {
-        /// The number of the round.
+        /// The number of the barrier's round, counted from 1.
         round: u64,
     },
-    /// The port was registered.
+    /// The port is now a watcher of the region.
     Watching {
         /// The watched region.
         region: RegionId,
     },
     /// The watchers of a region.
     Watchers {
-        /// The region.
+        /// The watched region.
         region: RegionId,
-        /// Nodes and their ports, without duplicates.
+        /// The watching nodes and their ports, without duplicates.
         watchers: Vec<(NodeIncarnation, u32)>,
     },
 }
@@ -352,26 +356,26 @@ pub enum CommandError {
     /// The handle does not belong to this session.
     #[error("the handle is unknown")]
     UnknownHandle,
-    /// The handle was valid earlier.
+    /// The handle is no longer valid.
     #[error("the handle is stale")]
     Stale,
     /// Bytes of a memory operation cannot be accessed; none was changed.
     #[error("the bytes cannot be accessed: {blocked:?}")]
     Access {
-        /// The side of the copy.
+        /// The side whose bytes cannot be accessed; the target for a fill.
         side: CopySide,
-        /// The cause.
+        /// The reason why the bytes cannot be accessed.
         blocked: Blocked,
     },
-    /// A memory operation stopped midway: part of it may be done.
+    /// A memory operation stopped midway, so part of it may be done.
     #[error("{refusal}; part of the operation may be done")]
     Broken {
-        /// The side of the copy.
+        /// The side on which the operation failed; the target for a fill.
         side: CopySide,
-        /// The cause.
+        /// The reason why the operation stopped.
         refusal: ErrorReply,
     },
-    /// A table is full; the text names it.
+    /// A table of this node is full; the text says which table.
     #[error("{0}")]
     TableFull(&'static str),
     /// The command was withdrawn while it waited.
@@ -391,38 +395,39 @@ impl From<SlotError> for CommandError {
 /// An action for the driver.
 #[derive(Debug)]
 pub enum Effect {
-    /// Send bytes to a peer, in order; at most the fabric's limit.
+    /// Send bytes, at most the fabric's limit, to a peer. The driver sends them in the order of the effects.
     Send {
-        /// The peer.
+        /// The peer that receives the bytes.
         peer: PeerId,
-        /// The bytes.
+        /// The bytes to send: one frame.
         bytes: Vec<u8>,
         /// True to ring the peer's doorbell; see [`halite_fabric::WorkRequest::solicited`].
         solicited: bool,
     },
-    /// Warn the user of the peer's process, without blocking.
+    /// Write a warning to the terminal of the peer's process, without blocking.
     Warn {
-        /// The peer.
+        /// The peer whose process to warn.
         peer: PeerId,
-        /// The warning.
+        /// The text of the warning.
         text: String,
     },
     /// Announces a connected peer. Precedes all other effects that name the peer.
     PeerUp {
-        /// The connection.
+        /// The connection to the peer.
         peer: PeerId,
         /// Incarnation of the peer.
         incarnation: NodeIncarnation,
     },
-    /// Announces that a peer is down: all its messages were handled, or it was declared dead. The engine sends it no
-    /// more messages and accepts none, but the peer may still access memory here.
+    /// Announces that a peer is down: the engine has handled all messages of the peer, or has declared the peer dead.
+    /// The engine neither sends nor accepts further messages of the peer, which may still access this node's memory.
     PeerDown(PeerId),
-    /// Cut a peer off from memory here; then call `handle_cut_off`, or `handle_kill` when killing its process.
+    /// End a peer's access to this node's memory; then call `handle_cut_off`. If the driver first has to kill the
+    /// peer's process, call `handle_kill` when the kill starts.
     CutOff(PeerId),
-    /// Announces that a lost peer can no longer access memory here.
+    /// Announces that a lost peer can no longer access this node's memory.
     PeerCutOff(PeerId),
-    /// Persist, before the next effect, that all node numbers below `next` are taken; see
-    /// [`restore_numbers`](crate::engine::Engine::restore_numbers).
+    /// Persist, before the next effect, that all node numbers below `next` are taken. A later incarnation of this node
+    /// calls [`restore_numbers`](crate::engine::Engine::restore_numbers) with `next`.
     NumbersTaken {
         /// The first number that is not taken.
         next: u32,
@@ -433,108 +438,108 @@ pub enum Effect {
     End(Over),
     /// Connect to an address; then call `handle_connected` or `handle_dial_failed`.
     Dial {
-        /// The address.
+        /// The address to connect to.
         address: String,
     },
-    /// Register a new segment; then call `handle_grown` with the result.
+    /// Add a segment to the arena and register it; then call `handle_grown` with the result.
     Grow {
-        /// Length in bytes.
+        /// Length of the segment in bytes.
         len: u64,
     },
     /// Start a grace period; then call `handle_quiescent`.
     Quiesce(Quiesce),
     /// Copy `from` to `to`, of equal length; then call `handle_copied`.
     Copy {
-        /// Passed to `handle_copied`.
+        /// Identifies the copy in `handle_copied`.
         token: Token,
-        /// The source.
+        /// The local memory to read.
         from: Window,
-        /// The target.
+        /// The local memory to write.
         to: Window,
     },
     /// Set all bytes of `window` to `byte`; then call `handle_copied`.
     Fill {
-        /// Passed to `handle_copied`.
+        /// Identifies the fill in `handle_copied`.
         token: Token,
-        /// The local memory.
+        /// The local memory to fill.
         window: Window,
-        /// The value of each byte.
+        /// The value that each byte gets.
         byte: u8,
     },
     /// Read from a peer's memory into local memory; then call `handle_copied` or `handle_copy_failed`.
     Fetch {
-        /// Passed to `handle_copied` or `handle_copy_failed`.
+        /// Identifies the read in `handle_copied` or `handle_copy_failed`.
         token: Token,
-        /// The peer.
+        /// The peer whose memory to read.
         peer: PeerId,
-        /// The source.
+        /// The source, in the peer's memory.
         address: RemoteAddress,
-        /// The local segment.
+        /// Key of the local segment that receives the bytes.
         key: Key,
         /// Offset in the segment, in bytes.
         offset: u64,
-        /// Length in bytes.
+        /// Number of bytes to read.
         len: u64,
     },
     /// Make local memory read as zero and return it to the operating system; then call `handle_discarded`.
     Discard {
-        /// Passed to `handle_discarded`.
+        /// Identifies the discard in `handle_discarded`.
         token: Token,
-        /// The local segment.
+        /// Key of the local segment.
         key: Key,
         /// Offset in the segment, in bytes.
         offset: u64,
-        /// Length in bytes.
+        /// Number of bytes to discard.
         len: u64,
     },
     /// Make the operating system allocate the pages of local memory; then call `handle_populated`.
     Populate {
-        /// Passed to `handle_populated`.
+        /// Identifies the request in `handle_populated`.
         token: Token,
-        /// The local segment.
+        /// Key of the local segment.
         key: Key,
         /// Offset in the segment, in bytes.
         offset: u64,
-        /// Length in bytes.
+        /// Number of bytes to populate.
         len: u64,
     },
     /// Reports the result of a command.
     Finish {
-        /// The command.
+        /// The finished command.
         op: OpId,
-        /// Its result.
+        /// The result of the command.
         outcome: Result<Outcome, CommandError>,
     },
-    /// Refuse calls and messages to this node because it is about to leave, or accept them again.
+    /// Refuse calls and messages to this node, because the node is about to leave, or accept them again.
     Draining {
         /// True to refuse, false to accept again.
         is_on: bool,
     },
-    /// Execute a transaction in the store outside the cluster; then call `handle_stored`, once.
+    /// Execute a transaction in the store outside the cluster; then call `handle_stored` once.
     Store {
-        /// Passed to `handle_stored`.
+        /// Identifies the transaction in `handle_stored`.
         id: u64,
-        /// The transaction.
+        /// The transaction to execute.
         transaction: Transaction,
     },
     /// Use this store for all further transactions.
     OpenStore(NamesAt),
-    /// Test whether a store is reachable from here; then call `handle_tried`.
+    /// Test whether this node reaches a store; then call `handle_tried`.
     TryStore {
-        /// Passed to `handle_tried`.
+        /// The requester of the test, which the driver passes to `handle_tried`.
         requester: Requester,
-        /// The store.
+        /// The store to test.
         at: NamesAt,
     },
     /// Persist the location of the names, for nodes of this host that join later.
     NamesAt(NamesAt),
-    /// Reports the end of a drain, after which the node is to leave.
+    /// Reports the end of a drain. The node must leave next.
     Drained {
         /// Number of regions that could not be moved.
         left: u64,
     },
-    /// Reports handles that have a new view or were removed. Accesses that stopped with [`Blocked::Changing`] may
-    /// retry.
+    /// Reports the indexes of handles that have a new view or were removed. Accesses that stopped with
+    /// [`Blocked::Changing`] may retry.
     HandlesChanged(Vec<u32>),
     /// Reports a change in the list of members or their states.
     MembersChanged,

@@ -64,7 +64,7 @@ pub struct EngineConfig {
     pub lease_ns: u64,
     /// Maximum bytes of memory that this node contributes.
     pub bytes_total: u64,
-    /// Bytes by which the arena grows.
+    /// Bytes that the arena grows by at a time.
     pub segment_bytes: u64,
     /// Time of day, in ns since 1970, at which the clock behind `now_ns` was 0.
     pub epoch_ns: u64,
@@ -72,8 +72,8 @@ pub struct EngineConfig {
     pub address: String,
     /// Names of the fabric's providers, for display.
     pub provider: String,
-    /// Maximum number of nodes in a full mesh. A node of a larger cluster connects to the directory's node and to the
-    /// nodes that it uses.
+    /// Maximum number of nodes in a cluster whose nodes all connect to each other. In a larger cluster, a node connects
+    /// only to the directory's node and to the nodes that it uses.
     pub full_mesh_nodes_max: usize,
 }
 
@@ -87,17 +87,17 @@ impl EngineConfig {
 /// A new connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Connection {
-    /// The peer.
+    /// The connected peer.
     pub peer: PeerId,
-    /// True if this node dialled: then the peer was in the cluster before it.
+    /// True if this node dialled the peer, which then counts as having joined the cluster before this node.
     pub dialled: bool,
-    /// Maximum length of a send to the peer, in bytes.
+    /// Maximum length of one send to the peer, in bytes.
     pub send_bytes_max: usize,
 }
 
 /// The state machine of one node; the module header shows its inputs and outputs.
 ///
-/// Each part keeps its state private to its file. `HomeSide` and similar types borrow other state that they need.
+/// Each part keeps its state private to its file. Types such as `HomeSide` borrow the states that one part may change.
 pub struct Engine {
     out: Outbox,
     membership: Membership,
@@ -197,7 +197,8 @@ impl Engine {
         self.settle();
     }
 
-    /// Starts a command of a session. [`Effect::Finish`] reports its result, perhaps before this returns.
+    /// Starts a command of a session. [`Effect::Finish`] reports its result, and may already be queued when this
+    /// returns.
     pub fn submit(&mut self, now_ns: u64, session: SessionId, command: Command) -> OpId {
         self.out.set_now(now_ns);
         let op = OpId(self.out.next_number());
@@ -222,7 +223,7 @@ impl Engine {
         self.out.poll_effect()
     }
 
-    /// Handles a frame from a peer: a message or a fragment of one.
+    /// Handles a frame from a peer: a message or a fragment of a message.
     pub fn handle_message(&mut self, now_ns: u64, peer: PeerId, frame: &[u8]) {
         self.handle_heard(now_ns, peer);
         self.out.set_now(now_ns);
@@ -499,12 +500,12 @@ impl Engine {
         self.settle();
     }
 
-    /// Handles the completion of a copy.
+    /// Handles the completion of [`Effect::Copy`], [`Effect::Fill`] or [`Effect::Fetch`].
     pub fn handle_copied(&mut self, now_ns: u64, token: Token) {
         self.end_copy(now_ns, token, None);
     }
 
-    /// Handles the failure of a copy, with its cause.
+    /// Handles the failure of [`Effect::Fetch`] and its cause.
     pub fn handle_copy_failed(&mut self, now_ns: u64, token: Token, why: CopyFailure) {
         self.end_copy(now_ns, token, Some(why));
     }
@@ -525,14 +526,15 @@ impl Engine {
         }
     }
 
-    /// Handles a populated piece of memory of `len` bytes; `is_done` is false if the operating system refused.
+    /// Handles the end of [`Effect::Populate`] for `len` bytes. `is_done` is false if the operating system refused to
+    /// allocate the pages.
     pub fn handle_populated(&mut self, now_ns: u64, token: Token, len: u64, is_done: bool) {
         self.out.set_now(now_ns);
         self.owner_side().handle_populated(token, len, is_done);
         self.settle();
     }
 
-    /// Handles the completion of a discard: the memory reads as zero again.
+    /// Handles the completion of [`Effect::Discard`]: the memory reads as zero again.
     pub fn handle_discarded(&mut self, now_ns: u64, token: Token) {
         self.out.set_now(now_ns);
         self.owner_side().handle_discarded(token);
@@ -541,12 +543,13 @@ impl Engine {
 
     // Queries by the driver.
 
-    /// Returns true if other nodes are executing commands for sessions of this node.
+    /// Returns true if other nodes are executing fills or copies for sessions of this node.
     pub fn has_commands_under_way(&self) -> bool {
         self.commands.has_copies()
     }
 
-    /// Returns true if a node with this number is or was in the cluster. Always true for the first node.
+    /// Returns true if this node knows that a node with this number is or was in the cluster. Always true for the first
+    /// node.
     pub fn knows(&self, node: NodeId) -> bool {
         self.membership.knows(node)
     }

@@ -1,15 +1,15 @@
 //! The hello: the first message on a connection.
 //!
-//! It begins with the protocol version; the format of the rest depends on that version.
+//! The hello begins with the protocol version; the format of the rest depends on that version.
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{NodeId, NodeIncarnation};
 
-/// Version of the protocol; both ends of a connection must have the same.
+/// Version of the protocol. Nodes with different versions do not connect.
 pub const PROTOCOL_VERSION: u16 = 14;
 
-/// A node's introduction of itself.
+/// The first message of a node on a connection, by which the node introduces itself.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Hello {
     /// Number and incarnation of the node.
@@ -26,16 +26,16 @@ pub struct Hello {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadHello {
     /// The peer's hello is malformed.
-    #[error("its hello is malformed")]
+    #[error("the peer's hello is malformed")]
     Malformed,
     /// The peer speaks another version of the protocol.
-    #[error("it speaks version {0} of the protocol, and this node speaks version {PROTOCOL_VERSION}")]
+    #[error("the peer speaks version {0} of the protocol, and this node speaks version {PROTOCOL_VERSION}")]
     Version(u16),
     /// The peer has the number of the receiving node.
-    #[error("it has the number of this node, {0}")]
+    #[error("the peer has the number of this node, {0}")]
     OurNumber(NodeId),
     /// The receiving node knows that the peer's incarnation has ended.
-    #[error("this incarnation of node {0} has ended")]
+    #[error("the peer's incarnation of node {0} has ended")]
     Ended(NodeId),
 }
 
@@ -45,7 +45,7 @@ impl Hello {
         postcard::to_stdvec(&(PROTOCOL_VERSION, self)).expect("a hello has no unencodable parts")
     }
 
-    /// Decodes a hello sent to node `own`.
+    /// Decodes a hello that a peer sent to node `own`, and checks its version and number.
     pub fn decode(bytes: &[u8], own: NodeId) -> Result<Hello, BadHello> {
         let (version, rest): (u16, _) = postcard::take_from_bytes(bytes).map_err(|_| BadHello::Malformed)?;
         if version != PROTOCOL_VERSION {

@@ -15,7 +15,7 @@ impl NodeId {
     /// The lowest number of ephemeral nodes: applications and commands.
     pub const EPHEMERAL_MIN: NodeId = NodeId(1000);
 
-    /// Returns true if the node is ephemeral.
+    /// Returns true if the node has an ephemeral number, as applications and commands have.
     pub fn is_ephemeral(self) -> bool {
         self >= NodeId::EPHEMERAL_MIN
     }
@@ -27,16 +27,16 @@ impl fmt::Display for NodeId {
     }
 }
 
-/// Random id of one incarnation; a restarted node gets another.
+/// Random id of one incarnation. A restarted node gets another id.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct Incarnation(pub u64);
 
 /// One run of a node: its number, and a unique random id.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct NodeIncarnation {
-    /// The number.
+    /// The node's number.
     pub node: NodeId,
-    /// The random id.
+    /// The random id of this run.
     pub id: Incarnation,
 }
 
@@ -55,7 +55,7 @@ impl fmt::Display for RegionId {
     }
 }
 
-/// Number of changes of a region so far, in the order chosen by its home.
+/// Number of changes that a region's home has made to the region so far.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct Epoch(pub u64);
 
@@ -74,7 +74,7 @@ impl fmt::Display for Principal {
     }
 }
 
-/// Id of a request between nodes, or of a command of a session, in flight.
+/// Identifies a request that a node has sent, among all requests of that node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct RequestId(pub u64);
 

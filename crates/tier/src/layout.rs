@@ -1,6 +1,6 @@
 //! The layout of regions: arithmetic of chunks, and extents of consecutive chunks.
 //!
-//! A region of `len` bytes consists of chunks of `chunk_bytes`, a power of two; the last one may be shorter.
+//! A region of `len` bytes consists of chunks of `chunk_bytes`, a power of two; the last chunk may be shorter.
 //! Consecutive chunks that are adjacent in one segment of one node form one [`Extent`], so a large region on one node
 //! is a single extent:
 //!
@@ -18,7 +18,7 @@ use crate::ids::{NodeId, NodeIncarnation};
 /// Minimum chunk size, in bytes.
 pub const CHUNK_BYTES_MIN: u64 = 4096;
 
-/// Maximum extents of one region. Each takes up to 40 bytes in messages, so all take 2.5 MB.
+/// Maximum number of extents of one region. An extent takes up to 40 bytes in a message, so all extents take 2.5 MB.
 pub const EXTENTS_MAX: usize = 1 << 16;
 
 /// Chunks of one region that are adjacent in one node's segment.
@@ -31,7 +31,7 @@ pub struct Extent {
     pub key: Key,
     /// Offset in the segment, in bytes.
     pub offset: u64,
-    /// Length in bytes.
+    /// Length of the extent in bytes.
     pub len: u64,
 }
 
@@ -41,13 +41,13 @@ impl Extent {
         self.offset.checked_add(self.len).is_some()
     }
 
-    /// Returns true if two extents of one node overlap.
+    /// Returns true if this extent and `other`, on the same node, overlap.
     pub fn touches(&self, other: &Extent) -> bool {
         let (end, other_end) = (self.offset + self.len, other.offset + other.len);
         self.key == other.key && self.offset < other_end && other.offset < end
     }
 
-    /// Splits off and returns the first `len` bytes; requires `len <= self.len`.
+    /// Removes the first `len` bytes from this extent and returns them as an extent. Requires `len <= self.len`.
     pub fn cut_front(&mut self, len: u64) -> Extent {
         let front = Extent { len, ..*self };
         (self.offset, self.len) = (self.offset + len, self.len - len);
@@ -71,12 +71,12 @@ mod key_as_u32 {
 /// The extents of a region, in the order of its bytes.
 pub type Extents = SmallVec<[Extent; 1]>;
 
-/// Number of chunks in a region of `len` bytes.
+/// Returns the number of chunks in a region of `len` bytes.
 pub fn chunk_count(len: u64, chunk_bytes: u64) -> u64 {
     len.div_ceil(chunk_bytes)
 }
 
-/// Length of chunk `index` in bytes; zero past the end of the region.
+/// Returns the length of chunk `index` in bytes, or zero past the end of the region.
 pub fn chunk_len(len: u64, chunk_bytes: u64, index: u64) -> u64 {
     let start = index.saturating_mul(chunk_bytes);
     len.saturating_sub(start).min(chunk_bytes)
@@ -104,7 +104,7 @@ pub fn is_sound(extents: &[Extent], len: u64, chunk_bytes: u64) -> bool {
     total == len
 }
 
-/// Appends `extent`, merging it with the last one if they are adjacent.
+/// Appends `extent` to `extents`, merged with the last extent if the two are adjacent.
 pub fn append(extents: &mut Extents, extent: Extent) {
     if let Some(last) = extents.last_mut() {
         let touches =
@@ -117,7 +117,7 @@ pub fn append(extents: &mut Extents, extent: Extent) {
     extents.push(extent);
 }
 
-/// The location of chunk `index`, which must exist in the region.
+/// Returns the location of chunk `index`. Panics if the region has no such chunk.
 pub fn chunk_extent(extents: &[Extent], chunk_bytes: u64, index: u64) -> Extent {
     let mut start = index * chunk_bytes;
     for extent in extents {
@@ -130,7 +130,8 @@ pub fn chunk_extent(extents: &[Extent], chunk_bytes: u64, index: u64) -> Extent 
     unreachable!("chunk {index} is behind the end of its region");
 }
 
-/// Returns `extents` after the bytes from offset `from` on have moved to `place`.
+/// Returns the extents of a region after the bytes from region offset `from` on, as many as `place` holds, have moved
+/// to `place`.
 pub fn with_range_at(extents: &[Extent], from: u64, place: Extent) -> Extents {
     let total = total_len(extents);
     let to = from.saturating_add(place.len).min(total);
@@ -145,12 +146,12 @@ pub fn with_range_at(extents: &[Extent], from: u64, place: Extent) -> Extents {
     result
 }
 
-/// Total length of `extents` in bytes.
+/// Returns the total length of `extents` in bytes.
 pub fn total_len(extents: &[Extent]) -> u64 {
     extents.iter().map(|extent| extent.len).sum()
 }
 
-/// The locations of bytes `from..to` of the region.
+/// Returns the locations of the bytes `from..to` of the region that consists of `extents`.
 pub fn slice(extents: &[Extent], from: u64, to: u64) -> Extents {
     let mut result = Extents::new();
     let mut start = 0;
@@ -165,7 +166,7 @@ pub fn slice(extents: &[Extent], from: u64, to: u64) -> Extents {
     result
 }
 
-/// Total bytes per node, ordered by node.
+/// Returns the total bytes of `extents` on each node, ordered by node.
 pub fn bytes_by_node<'e>(extents: impl IntoIterator<Item = &'e Extent>) -> Vec<(NodeId, u64)> {
     let mut sums = std::collections::BTreeMap::new();
     for extent in extents {

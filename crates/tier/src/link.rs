@@ -12,7 +12,7 @@ use crate::message::MESSAGE_BYTES_MAX;
 const MORE: u8 = 0;
 const LAST: u8 = 1;
 
-/// Splits an encoded message into frames of at most `frame_bytes_max` bytes.
+/// Splits an encoded message into frames of at most `frame_bytes_max` bytes, which must be at least 2.
 pub fn frames(message: &[u8], frame_bytes_max: usize) -> Vec<Vec<u8>> {
     let part_bytes_max =
         frame_bytes_max.checked_sub(1).filter(|bytes| *bytes > 0).expect("frames hold a byte");
@@ -29,7 +29,7 @@ pub fn frames(message: &[u8], frame_bytes_max: usize) -> Vec<Vec<u8>> {
     frames
 }
 
-/// Reassembles the frames of one peer.
+/// Reassembles messages from the frames of one peer.
 #[derive(Debug, Default)]
 pub struct Assembler {
     parts: Vec<u8>,
@@ -40,7 +40,8 @@ pub struct Assembler {
 pub struct BadFrame;
 
 impl Assembler {
-    /// Handles a frame. Returns the message that it completes, or `None` if more frames follow.
+    /// Handles a frame. Returns the message that the frame completes, or `None` if more frames follow. Fails if the
+    /// frame is malformed or the message becomes longer than [`MESSAGE_BYTES_MAX`].
     pub fn handle_frame(&mut self, frame: &[u8]) -> Result<Option<Vec<u8>>, BadFrame> {
         let (kind, part) = frame.split_first().ok_or(BadFrame)?;
         if *kind > LAST || self.parts.len() + part.len() > MESSAGE_BYTES_MAX {

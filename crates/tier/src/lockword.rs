@@ -6,9 +6,9 @@
 //!   8  tokens   the last fencing token issued
 //! ```
 //!
-//! A session takes a free lock by a compare-swap from 0 to its own value, and releases the lock by the reverse. While
-//! sessions wait, both compare-swaps fail, and all requests go through the home. Only the home sets and clears bit 63,
-//! so no session overtakes a waiter.
+//! A session takes a free lock by a compare-swap from 0 to its own value, and releases the lock by a compare-swap from
+//! its own value to 0. While sessions wait, both compare-swaps fail, and all requests go through the home. Only the
+//! home sets and clears bit 63, so no session overtakes a waiter.
 
 use halite_mem::Window;
 
@@ -16,9 +16,9 @@ use crate::ids::{NodeIncarnation, SessionId};
 
 /// Bytes of the region behind a lock: one cache line.
 pub const LOCK_BYTES: u64 = 64;
-/// Offset of the state, in bytes.
+/// Offset of the state in the lock's region, in bytes.
 pub const STATE_OFFSET: u64 = 0;
-/// Offset of the last token, in bytes.
+/// Offset of the last fencing token in the lock's region, in bytes.
 pub const TOKENS_OFFSET: u64 = 8;
 
 /// Bit that is set while sessions wait at the home.
@@ -39,24 +39,24 @@ impl Holder {
     /// Represents a session that ended while it held the lock.
     pub const ABANDONED: Holder = Holder(!CONTENDED);
 
-    /// A session of the given incarnation.
+    /// Creates the holder value for a session of the given incarnation.
     pub fn new(incarnation: NodeIncarnation, session: SessionId) -> Holder {
         Holder(incarnation_bits(incarnation) << SESSION_BITS | u64::from(session.0))
     }
 
-    /// The holder encoded in a state; `None` if the lock is free.
+    /// Returns the holder that a lock's state names, or `None` if the lock is free.
     pub fn of_state(state: u64) -> Option<Holder> {
         let holder = state & !CONTENDED;
         (holder != 0).then_some(Holder(holder))
     }
 
-    /// The state of a lock with this holder and no waiters.
+    /// Returns the state of a lock with this holder and no waiters.
     pub fn state(self) -> u64 {
         self.0
     }
 
-    /// Returns true if the holder's session belongs to that incarnation. Two random incarnations with the same 47 bits
-    /// would be confused: among a thousand nodes, this happens in one of 10^8 clusters.
+    /// Returns true if the holder's session belongs to `incarnation`. Compares only 47 random bits: among a thousand
+    /// nodes, two incarnations have the same bits in one of 10^8 clusters.
     pub fn is_of(self, incarnation: NodeIncarnation) -> bool {
         self.0 >> SESSION_BITS == incarnation_bits(incarnation)
     }
@@ -67,10 +67,11 @@ fn incarnation_bits(incarnation: NodeIncarnation) -> u64 {
     (incarnation.id.0 & INCARNATION_MASK).clamp(1, INCARNATION_MASK - 1)
 }
 
-/// Returns the number to add to a counter that was `last` before this acquisition added 1.
+/// Returns the number that a new holder must add to the token counter, which was `last` before the holder added 1. The
+/// number is 0 unless the lock is new.
 ///
-/// A new lock's counter starts at `base_ns`, the time since 1970. So a lock recreated after the end of its home issues
-/// higher tokens than before, since no lock is taken once per nanosecond.
+/// A new lock's counter starts at `base_ns`, the time in ns since 1970. So a lock that is created again after the end
+/// of its home issues higher tokens than before, since no lock is taken once per nanosecond.
 pub fn token_correction(last: u64, base_ns: impl FnOnce() -> u64) -> u64 {
     if last < TOKEN_BASE_MIN { base_ns().max(TOKEN_BASE_MIN) } else { 0 }
 }
@@ -80,12 +81,12 @@ pub fn token_correction(last: u64, base_ns: impl FnOnce() -> u64) -> u64 {
 pub struct LockWords(Window);
 
 impl LockWords {
-    /// Wraps a window. Returns `None` if it is shorter than [`LOCK_BYTES`].
+    /// Returns the words of the lock at the start of `window`, or `None` if `window` is shorter than [`LOCK_BYTES`].
     pub fn new(window: Window) -> Option<LockWords> {
         (window.len() >= LOCK_BYTES).then_some(LockWords(window))
     }
 
-    /// The holder; `None` if the lock is free.
+    /// Returns the holder, or `None` if the lock is free.
     pub fn holder(&self) -> Option<Holder> {
         Holder::of_state(self.state())
     }
@@ -94,14 +95,14 @@ impl LockWords {
         self.0.load_u64(STATE_OFFSET).expect("the window is long enough, and extents are aligned")
     }
 
-    /// Takes the lock if it is free and returns `None`; otherwise returns its holder.
+    /// Takes the lock for `holder` and returns `None` if the lock is free; otherwise returns the current holder.
     pub fn try_take(&self, holder: Holder) -> Option<Holder> {
         let before = self.0.compare_exchange_u64(STATE_OFFSET, 0, holder.state());
         Holder::of_state(before.expect("as in state()"))
     }
 
-    /// Forces sessions to take and release the lock through the home, and returns the holder. Other nodes change the
-    /// state concurrently, but never this bit, so an addition sets it without a loop.
+    /// Sets the bit [`CONTENDED`], so that sessions take and release the lock through the home, and returns the holder.
+    /// Other nodes change the state concurrently, but never this bit, so an addition sets the bit without a loop.
     pub fn mark_contended(&self) -> Option<Holder> {
         if self.state() & CONTENDED != 0 {
             return self.holder();
@@ -109,15 +110,16 @@ impl LockWords {
         Holder::of_state(self.0.fetch_add_u64(STATE_OFFSET, CONTENDED).expect("as in state()"))
     }
 
-    /// Clears the bit [`CONTENDED`]. Call it once no session waits.
+    /// Clears the bit [`CONTENDED`]. Call this once no session waits.
     pub fn clear_contended(&self) {
         if self.state() & CONTENDED != 0 {
             self.0.fetch_add_u64(STATE_OFFSET, CONTENDED).expect("as in state()");
         }
     }
 
-    /// Grants the lock to `holder`. Requires that no other node can change the word: [`CONTENDED`] is set, or the
-    /// previous holder asked the home to release the lock, or was lost and is cut off.
+    /// Grants the lock to `holder`, and sets [`CONTENDED`] if `contended`. Requires that no other node can change the
+    /// state: [`CONTENDED`] is already set, or the previous holder asked the home to release the lock, or the previous
+    /// holder was lost and is cut off.
     pub fn give(&self, holder: Holder, contended: bool) {
         let mark = if contended { CONTENDED } else { 0 };
         self.0.store_u64(STATE_OFFSET, holder.state() | mark).expect("as in state()");
@@ -128,7 +130,8 @@ impl LockWords {
         self.0.store_u64(STATE_OFFSET, 0).expect("as in state()");
     }
 
-    /// Issues the token for a new holder and returns it.
+    /// Returns the next fencing token, for a new holder. The tokens of a new lock start at `base_ns`, the time in ns
+    /// since 1970.
     pub fn next_token(&self, base_ns: u64) -> u64 {
         let last = self.0.fetch_add_u64(TOKENS_OFFSET, 1).expect("as in state()");
         let correction = token_correction(last, || base_ns);
@@ -139,7 +142,7 @@ impl LockWords {
 
 /// The word of a barrier, in the memory of its home.
 impl LockWords {
-    /// Ends a round of the barrier and returns its number, counted from 1.
+    /// Ends a round of the barrier and returns the number of the round, counted from 1.
     pub fn next_round(&self) -> u64 {
         self.0.fetch_add_u64(STATE_OFFSET, 1).expect("as in state()").wrapping_add(1)
     }

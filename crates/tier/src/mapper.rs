@@ -6,8 +6,8 @@
 //!  change arrives ── state changes, handles freeze ── Quiesce ── handles get the new view ── acknowledged
 //! ```
 //!
-//! A change that arrives during another one alters the state at once. The handles stay frozen until the last change has
-//! finished.
+//! A change that arrives during another change alters the state at once. The handles stay frozen until the last change
+//! has finished.
 
 mod resolve;
 
@@ -26,7 +26,7 @@ use crate::permissions::{AccessList, Permissions};
 
 pub use resolve::Known;
 
-/// Access to other nodes' memory, which the driver implements over the fabric and the local arena.
+/// Finds the memory of other nodes that loads and stores reach. The driver implements this over the fabric.
 pub trait Reach: Send + Sync {
     /// Returns the memory behind `key` of `peer` if loads and stores reach it, else `None`.
     fn window(&self, peer: PeerId, key: Key) -> Option<Window>;
@@ -102,7 +102,7 @@ pub struct Mapper {
 }
 
 impl Mapper {
-    /// Creates a mapper without regions, which fills the handle table of `path`.
+    /// Creates a mapper without regions, which keeps its handles in the handle table of `path`.
     pub fn new(path: Arc<DataPath>) -> Mapper {
         Mapper {
             path,
@@ -140,17 +140,17 @@ impl Mapper {
         self.principals.remove(&session);
     }
 
-    /// The principal of a session; `None` if it is not open.
+    /// Returns the principal of a session, or `None` if the session is not open.
     pub fn principal(&self, session: SessionId) -> Option<&Principal> {
         self.principals.get(&session)
     }
 
-    /// Number of handles.
+    /// Returns the number of handles of all sessions.
     pub fn handle_count(&self) -> usize {
         self.path.slots().len()
     }
 
-    /// Adds a handle to a region, as permitted by its home, and returns the handle's slot.
+    /// Adds a handle of `session` to the region that its home describes in `reply`, and returns the handle's slot.
     pub fn insert(
         &mut self,
         reply: &MappedReply,
@@ -195,7 +195,7 @@ impl Mapper {
         SlotRef { index, generation }
     }
 
-    /// The extent of the whole region if this node reaches it as one window, else `None`.
+    /// Returns the extent of the whole region if this node reaches it as one window, else `None`.
     fn whole(reply: &MappedReply, locate: &dyn Locate) -> Option<Extent> {
         match (&reply.extents[..], reply.frozen) {
             ([extent], None) => matches!(locate.place(extent), Place::Direct(_)).then_some(*extent),
@@ -222,18 +222,18 @@ impl Mapper {
         self.incarnations.iter().find(|(_, known)| **known == incarnation).map(|(index, _)| *index)
     }
 
-    /// The region behind a handle and its home; `None` if the handle does not belong to `session`.
+    /// Returns the region behind a handle and the region's home, or `None` if the handle does not belong to `session`.
     pub fn region_of(&self, session: SessionId, slot: SlotRef) -> Option<(RegionId, NodeIncarnation)> {
         let region = self.inspect_handle(session, slot, |mapping| mapping.region)?;
         Some((region, self.home_of(region)?))
     }
 
-    /// The permissions of a handle; `None` if it does not belong to `session`.
+    /// Returns the permissions of a handle, or `None` if the handle does not belong to `session`.
     pub fn permissions_of(&self, session: SessionId, slot: SlotRef) -> Option<Permissions> {
         self.inspect_handle(session, slot, |mapping| mapping.permissions)
     }
 
-    /// Reads from a handle of `session`, even a frozen one.
+    /// Reads from a handle of `session`, even from a frozen handle.
     fn inspect_handle<T>(&self, session: SessionId, slot: SlotRef, get: impl Fn(&Mapping) -> T) -> Option<T> {
         let get = |mapping: &Mapping| (mapping.session == session).then(|| get(mapping));
         let pin = self.path.pins().pin();
@@ -247,18 +247,18 @@ impl Mapper {
         }
     }
 
-    /// The region behind a handle of any session, or `None`.
+    /// Returns the region behind the handle at `index` of the handle table, or `None` if there is no such handle.
     pub fn path_region(&self, index: u32) -> Option<RegionId> {
         self.path.slots().inspect(index, |mapping| mapping.region)
     }
 
-    /// The home of a mapped region; `None` if the region is not mapped.
+    /// Returns the home of a mapped region, or `None` if the region is not mapped.
     pub fn home_of(&self, region: RegionId) -> Option<NodeIncarnation> {
         self.regions.get(&region).map(|mapped| self.incarnations[&mapped.home])
     }
 
-    /// Removes a handle. Returns its region, whether it was the region's last handle, and the grace period after which
-    /// no access uses it.
+    /// Removes the handle at `index`. Returns its region, true if this was the region's last handle, and the grace
+    /// period after which no access uses the handle; `None` if there is no such handle.
     pub fn remove(&mut self, index: u32) -> Option<(RegionId, bool, Quiesce)> {
         let region = self.path.slots().inspect(index, |mapping| mapping.region)?;
         let posted = self.owners_of(region, &[index]);
@@ -270,7 +270,7 @@ impl Mapper {
         Some((region, last, self.quiesce_for(posted, TokenWaiter::Retired(vec![index]))))
     }
 
-    /// The handles of a session.
+    /// Returns the indexes of a session's handles.
     pub fn handles_of(&self, session: SessionId) -> Vec<u32> {
         let mut handles = Vec::new();
         self.path.slots().iter_with(|index, _, mapping| {
@@ -320,7 +320,7 @@ impl Mapper {
         Quiesce { token, posted }
     }
 
-    /// The peers to which accesses through these unretired handles are posted.
+    /// Returns the peers to which accesses through these handles, which are not retired, are posted.
     fn posted_owners(&self, handles: &[u32]) -> PostedTo {
         let mut peers = BTreeSet::new();
         for handle in handles {
@@ -335,13 +335,13 @@ impl Mapper {
         PostedTo::Peers(peers.into_iter().collect())
     }
 
-    /// Returns a grace period after which no earlier access is in flight.
+    /// Returns a new grace period. When the grace period ends, no access that began before it is in flight.
     pub fn quiesce(&mut self) -> Quiesce {
         self.quiesce_for(PostedTo::All, TokenWaiter::Quiesced)
     }
 
-    /// Applies a change announced by the home. Acknowledge it after the grace period, even if the region is no longer
-    /// mapped, since an access through a removed handle may be in flight.
+    /// Applies a change that the home has announced, and returns a grace period. Acknowledge the change after the grace
+    /// period, even if this node no longer maps the region, since an access through a removed handle may be in flight.
     pub fn change(&mut self, region: RegionId, change: Change) -> Result<Quiesce, BadChange> {
         let Some(len) = self.len_of(region) else { return Ok(self.quiesce()) };
         if !is_valid_change(&change, len) {
@@ -376,7 +376,7 @@ impl Mapper {
         self.quiesce_for(posted, TokenWaiter::Retired(handles))
     }
 
-    /// The peers to which accesses through handles of a region may be posted, including removed handles.
+    /// Returns the peers to which accesses through handles of a region may be posted, including removed handles.
     fn owners_of(&self, region: RegionId, handles: &[u32]) -> PostedTo {
         match self.changing.get(&region) {
             Some(changing) if changing.has_newer => PostedTo::All,
@@ -439,15 +439,15 @@ impl Mapper {
         disowned.collect::<Vec<_>>().into_iter().map(|region| self.freeze_handles(region)).collect()
     }
 
-    /// Drops the mappings of regions whose home, or the owner of whose bytes, is an unreachable node. Returns the grace
-    /// periods.
+    /// Freezes the handles to all regions of which the unreachable `incarnation` is the home or owns bytes. Returns the
+    /// grace periods; when they end, accesses to those bytes fail with [`Blocked::Down`](crate::access::Blocked::Down).
     pub fn handle_down(&mut self, incarnation: NodeIncarnation) -> Vec<Quiesce> {
         self.dead.insert(incarnation);
         self.regions_touching(incarnation).into_iter().map(|region| self.freeze_handles(region)).collect()
     }
 
-    /// Records that an incarnation has ended, and forgets ended incarnations of which no region is mapped here.
-    /// Otherwise they would accumulate, since each run of a `halite` command joins as a node.
+    /// Records that an incarnation has ended, and forgets all ended incarnations of which this node maps no region or
+    /// bytes. Otherwise they would accumulate, since each run of a `halite` command joins as a node.
     pub fn handle_ended(&mut self, incarnation: NodeIncarnation) {
         self.ended.insert(incarnation);
         for incarnation in std::mem::take(&mut self.ended) {
@@ -468,13 +468,13 @@ impl Mapper {
         }
     }
 
-    /// All grace periods in flight.
+    /// Returns the tokens of all grace periods in flight.
     pub fn grace_periods(&self) -> impl Iterator<Item = Token> {
         self.waiting.keys().copied()
     }
 
-    /// Drops the handles to regions of a node that is reachable again, since the regions may have changed meanwhile:
-    /// sessions must map them again. Returns the regions, their homes and the grace periods.
+    /// Drops the handles to regions of which a node that is reachable again is the home or owns bytes. The regions may
+    /// have changed meanwhile, so sessions must map them again. Returns the regions, their homes and the grace periods.
     pub fn handle_up(&mut self, incarnation: NodeIncarnation) -> Vec<(RegionId, NodeIncarnation, Quiesce)> {
         self.dead.remove(&incarnation);
         let regions = self.regions_touching(incarnation).into_iter();
@@ -483,18 +483,19 @@ impl Mapper {
         homed.into_iter().map(|(region, home)| (region, home, self.drop_region(region))).collect()
     }
 
-    /// Drops the handles to a region whose home was lost, before it is mapped again from another home.
+    /// Drops the handles to a region if its home is unreachable, before a session maps the region again from another
+    /// home. Returns the grace period, or `None` if the home is reachable.
     pub fn drop_if_lost(&mut self, region: RegionId) -> Option<Quiesce> {
         let is_lost = self.home_of(region).is_some_and(|home| self.dead.contains(&home));
         is_lost.then(|| self.drop_region(region))
     }
 
-    /// Returns true if this node maps a region that `incarnation` is the home of or owns bytes of.
+    /// Returns true if this node maps a region of which `incarnation` is the home or owns bytes.
     pub fn maps_any_of(&self, incarnation: NodeIncarnation) -> bool {
         !self.regions_touching(incarnation).is_empty()
     }
 
-    /// All mapped regions that `incarnation` is the home of or owns bytes of.
+    /// Returns all mapped regions of which `incarnation` is the home or owns bytes.
     fn regions_touching(&self, incarnation: NodeIncarnation) -> Vec<RegionId> {
         let index = self.index_of(incarnation);
         if index.is_none() && self.large.is_empty() {
@@ -570,7 +571,7 @@ impl Mapper {
         }
     }
 
-    /// Drops the stored extents of a region that is one window again.
+    /// Drops the stored extents of a region that this node reaches as one window again.
     fn shrink(&mut self, region: RegionId, locate: &dyn Locate) {
         let Some(Large { extents, frozen: None }) = self.large.get(&region) else { return };
         let [extent] = extents[..] else { return };
@@ -604,7 +605,7 @@ impl Mapper {
         View::Pieces(Arc::new(Pieces { len, pieces }))
     }
 
-    /// Each extent, split at frozen parts, and how this node reaches it.
+    /// Returns each extent, split at frozen parts, with the way in which this node reaches it.
     fn places(
         &self,
         home: NodeIncarnation,
@@ -652,7 +653,7 @@ fn segment_of(window: &Window) -> usize {
     Arc::as_ptr(window.segment()).addr()
 }
 
-/// The error for a change that violates the protocol: the home of this region must not announce it.
+/// The error for a change whose offsets or lengths do not fit the region, which violates the protocol.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BadChange;
 

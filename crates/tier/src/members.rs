@@ -16,13 +16,13 @@ pub struct Peer {
     pub incarnation: NodeIncarnation,
     /// Process id of the peer.
     pub pid: u32,
-    /// Maximum length of a send to the peer, in bytes.
+    /// Maximum length of one send to the peer, in bytes.
     pub send_bytes_max: usize,
     /// Reassembles the peer's messages.
     pub assembler: Assembler,
-    /// Time at which the peer was last heard, in ns.
+    /// Time in ns at which this node last heard the peer.
     pub heard_ns: u64,
-    /// Time at which the peer sent its last heartbeat, in ns of its clock.
+    /// Time, in ns of the peer's clock, at which the peer sent its last heartbeat.
     pub beat_ns: u64,
     /// Send time, in ns, of the last message that the peer has certainly received. The peer considers this node alive
     /// for at least a lease from that time.
@@ -38,24 +38,24 @@ pub struct Peer {
 /// Cause and time of a node's loss, on this node's clock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Parting {
-    /// The cause.
+    /// Cause of the loss.
     pub cause: LossCause,
-    /// The time in ns; negative if before this node's clock started.
+    /// Time of the loss in ns; negative if before this node's clock started.
     pub at_ns: i64,
 }
 
 impl Parting {
-    /// A loss at the present time.
+    /// Returns a loss at time `now_ns`.
     pub fn now(cause: LossCause, now_ns: u64) -> Parting {
         Parting { cause, at_ns: signed(now_ns) }
     }
 
-    /// A loss reported by another node.
+    /// Converts a loss that another node has reported to times on this node's clock, which shows `now_ns`.
     pub fn of(loss: Loss, now_ns: u64) -> Parting {
         Parting { cause: loss.cause, at_ns: signed(now_ns) - signed(loss.age_ns) }
     }
 
-    /// Changes the cause to a kill if it was an exit. Returns true if the cause has changed.
+    /// Changes the cause of the loss from an exit to a kill. Returns true if the cause was an exit.
     pub fn note_killed(&mut self) -> bool {
         let is_news = self.cause == LossCause::Exited;
         if is_news {
@@ -64,13 +64,14 @@ impl Parting {
         is_news
     }
 
-    /// The loss in the form sent to other nodes.
+    /// Returns the loss in the form sent to other nodes, with its age at `now_ns`.
     pub fn loss(self, now_ns: u64) -> Loss {
         Loss { cause: self.cause, age_ns: u64::try_from(signed(now_ns) - self.at_ns).unwrap_or(0) }
     }
 }
 
-/// Limited to half of the range, 292 years, so that the difference of two values from a hostile peer cannot overflow.
+/// Converts a time, limited to half of the range (292 years), so that the difference of two values from a hostile peer
+/// cannot overflow.
 fn signed(ns: u64) -> i64 {
     i64::try_from(ns).unwrap_or(i64::MAX).min(i64::MAX / 2)
 }
@@ -91,27 +92,27 @@ struct Zombie {
     killed: bool,
 }
 
-/// A zombie whose process this node is killing.
+/// A zombie (a lost node that is not cut off yet) whose process this node is killing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Killed {
     /// Incarnation of the zombie.
     pub incarnation: NodeIncarnation,
     /// Process id of the zombie.
     pub pid: u32,
-    /// True if it is killed because of its silence.
+    /// True if this node kills the process because the zombie was silent.
     pub silent: bool,
 }
 
-/// A former zombie that has been cut off.
+/// A lost node that can no longer access this node's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CutOffPeer {
     /// Incarnation of the peer.
     pub incarnation: NodeIncarnation,
     /// Process id of the peer.
     pub pid: u32,
-    /// True if it was killed because of its silence.
+    /// True if a node killed the process because the peer was silent.
     pub killed: bool,
-    /// Time at which it was last heard, in ns.
+    /// Time in ns at which this node last heard the peer.
     pub heard_ns: u64,
 }
 
@@ -123,7 +124,7 @@ struct Known {
     parting: Option<Parting>,
 }
 
-/// All nodes that this one knows.
+/// All nodes that this node knows, with their connections and states.
 #[derive(Debug, Default)]
 pub struct Members {
     known: BTreeMap<NodeId, Known>,
@@ -187,8 +188,8 @@ impl Members {
         self.known.insert(node, known);
     }
 
-    /// Records, from the directory's list of members, the nodes that are not connected here. Forgets nodes that are not
-    /// on the list.
+    /// Records, from the directory's list of members, the nodes that are not connected to this node (`me`). Forgets
+    /// nodes that are neither connected nor on the list.
     pub fn learn(&mut self, members: Vec<Member>, me: NodeId, now_ns: u64) {
         let told: BTreeSet<NodeId> = members.iter().map(|member| member.incarnation.node).collect();
         let by_node = &self.by_node;
@@ -208,7 +209,7 @@ impl Members {
         }
     }
 
-    /// Records a node that another one knows but does not hear, unless its number is already known.
+    /// Records a node that another node knows but cannot reach, unless this node already knows a node with that number.
     pub fn note_missing(&mut self, member: Member, now_ns: u64) {
         if !self.known.contains_key(&member.incarnation.node) {
             let loss = member.loss.unwrap_or(Loss { cause: LossCause::Unreachable, age_ns: 0 });
@@ -217,25 +218,25 @@ impl Members {
         }
     }
 
-    /// Records a node that the directory hears and to which this node is about to connect.
+    /// Records a node that the directory reaches and to which this node is about to connect.
     pub fn note_awaited(&mut self, member: Member) {
         let member = Member { state: NodeState::Alive, loss: None, ..member };
         self.note(Known { member, parting: None });
     }
 
-    /// Records that this node could not connect to a node although the directory hears it.
+    /// Records that this node could not connect to another node, although the directory reaches that node.
     pub fn note_unmet(&mut self, incarnation: NodeIncarnation) {
         if let Some(known) = self.known_mut(incarnation).filter(|it| it.member.state == NodeState::Alive) {
             known.member.state = NodeState::Silent;
         }
     }
 
-    /// Returns true if a node with that number is recorded.
+    /// Returns true if this node has a record of a node with number `node`.
     pub fn has(&self, node: NodeId) -> bool {
         self.known.contains_key(&node)
     }
 
-    /// Records a node that the directory hears and this node connects to on first use.
+    /// Records a node that the directory reaches and to which this node connects on first use.
     pub fn note_unconnected(&mut self, member: Member) {
         self.note(Known {
             member: Member { state: NodeState::Unconnected, loss: None, ..member },
@@ -243,7 +244,8 @@ impl Members {
         });
     }
 
-    /// Removes a lost peer, which becomes a zombie. Returns its incarnation, or `None` if it was removed before.
+    /// Removes a lost peer, which becomes a zombie: a lost node that is not cut off yet. Returns the peer's
+    /// incarnation, or `None` if the peer was removed before.
     pub fn remove(
         &mut self,
         peer: PeerId,
@@ -302,38 +304,40 @@ impl Members {
         self.known.get_mut(&incarnation.node).filter(|known| known.member.incarnation == incarnation)
     }
 
-    /// The last known state of a node; `None` if it is unknown.
+    /// Returns the last known state of a node, or `None` if the node is unknown.
     pub fn state_of(&self, node: NodeId) -> Option<NodeState> {
         self.known.get(&node).map(|known| known.member.state)
     }
 
-    /// Cause and time of an incarnation's loss, if known.
+    /// Returns the cause and time of an incarnation's loss, or `None` if the incarnation is not lost or not known.
     pub fn parting_of(&self, incarnation: NodeIncarnation) -> Option<Parting> {
         self.known.get(&incarnation.node).filter(|it| it.member.incarnation == incarnation)?.parting
     }
 
-    /// Replaces the cause and time of an incarnation's loss by the real ones.
+    /// Replaces the cause and time of an incarnation's loss after better evidence.
     pub fn correct_loss(&mut self, incarnation: NodeIncarnation, parting: Parting) {
         if let Some(known) = self.known_mut(incarnation) {
             known.parting = Some(parting);
         }
     }
 
-    /// Records that a zombie was declared dead because of its silence.
+    /// Records that this node declared the lost peer `peer` dead because the peer was silent.
     pub fn note_silent(&mut self, peer: PeerId) {
         if let Some(zombie) = self.zombies.get_mut(&peer) {
             zombie.silent = true;
         }
     }
 
-    /// Records that this node is killing the process of a zombie, and returns it; `None` if `peer` is no zombie.
+    /// Records that this node is killing the process of the zombie `peer`, and returns a description of the zombie, or
+    /// `None` if `peer` is no zombie.
     pub fn note_killed(&mut self, peer: PeerId) -> Option<Killed> {
         let zombie = self.zombies.get_mut(&peer)?;
         zombie.killed = true;
         Some(Killed { incarnation: zombie.incarnation, pid: zombie.pid, silent: zombie.silent })
     }
 
-    /// Records that another node is killing a silent node's process. Returns true if this node did not know that.
+    /// Records that another node is killing a silent node's process. Returns true if this node did not know of the
+    /// kill.
     pub fn note_killed_elsewhere(&mut self, incarnation: NodeIncarnation) -> bool {
         if let Some(peer) = self.peers.values_mut().find(|peer| peer.incarnation == incarnation) {
             return !std::mem::replace(&mut peer.is_killed_elsewhere, true);
@@ -347,45 +351,47 @@ impl Members {
         parting.is_some_and(Parting::note_killed)
     }
 
-    /// Returns true if a node with that number is or was in the cluster, as far as recorded.
+    /// Returns true if a node with number `node` is or was in the cluster, as far as this node has recorded.
     pub fn knows(&self, node: NodeId) -> bool {
         self.known.contains_key(&node) || node.is_ephemeral() && Some(node) <= self.ephemeral_max
     }
 
-    /// Forgets a node that is not alive. Returns true if it was known.
+    /// Forgets a node that is not alive. Returns true if this node knew the node.
     pub fn forget(&mut self, node: NodeId) -> bool {
         self.known.remove(&node).is_some()
     }
 
-    /// Records that the driver is informed of a lost peer. Returns true in the first call for the peer, then false.
+    /// Records that the driver is informed of a lost peer. Returns true in the first call for the peer, and false in
+    /// later calls.
     pub fn note_down(&mut self, peer: PeerId) -> bool {
         let departed = self.departed.get_mut(&peer);
         departed.is_some_and(|departed| std::mem::replace(departed, Departed::Down) == Departed::Unreported)
     }
 
-    /// Records that the fabric has cut off a lost peer. Returns true in the first call for the peer, then false.
+    /// Records that the fabric has cut off a lost peer. Returns true in the first call for the peer, and false in later
+    /// calls.
     pub fn note_cut_off(&mut self, peer: PeerId) -> bool {
         self.departed.remove(&peer).is_some()
     }
 
-    /// Records that the lost node `peer` can no longer access this node's memory: removes it from the zombies (lost
-    /// nodes that are not cut off yet) and returns it. Returns `None` if it is not a zombie.
+    /// Records that the lost node `peer` can no longer access this node's memory: removes the node from the zombies
+    /// (lost nodes that are not cut off yet) and returns its description, or `None` if it is no zombie.
     pub fn mark_cut_off(&mut self, peer: PeerId) -> Option<CutOffPeer> {
         let Zombie { incarnation, pid, silent, killed, heard_ns, .. } = self.zombies.remove(&peer)?;
         Some(CutOffPeer { incarnation, pid, killed: silent && killed, heard_ns })
     }
 
-    /// Lost nodes that may still access memory here.
+    /// Returns the zombies: lost nodes that may still access this node's memory.
     pub fn zombies(&self) -> impl Iterator<Item = NodeIncarnation> {
         self.zombies.values().map(|zombie| zombie.incarnation)
     }
 
-    /// Returns true if `incarnation` is lost but may still access memory here.
+    /// Returns true if `incarnation` is lost but may still access this node's memory.
     pub fn is_zombie(&self, incarnation: NodeIncarnation) -> bool {
         self.zombies().any(|zombie| zombie == incarnation)
     }
 
-    /// Zombies that were lost at `then_ns` or before.
+    /// Returns the zombies (lost nodes that are not cut off yet) that were lost at `then_ns` or earlier.
     pub fn zombies_since(&self, then_ns: u64) -> impl Iterator<Item = NodeIncarnation> {
         self.zombies
             .values()
@@ -393,7 +399,8 @@ impl Members {
             .map(|zombie| zombie.incarnation)
     }
 
-    /// Those of `incarnations` that are not cut off, because they are zombies or connected.
+    /// Returns the elements of `incarnations` that may still access this node's memory, because they are connected, or
+    /// lost and not cut off yet.
     pub fn not_cut_off(
         &self,
         incarnations: impl IntoIterator<Item = NodeIncarnation>,
@@ -409,13 +416,13 @@ impl Members {
         self.peer_of(incarnation.node).is_some_and(|(_, peer)| peer.incarnation == incarnation)
     }
 
-    /// The connection to a node, or `None`.
+    /// Returns the connection to a node and the connected peer, or `None` if the node is not connected.
     pub fn peer_of(&self, node: NodeId) -> Option<(PeerId, &Peer)> {
         let peer = *self.by_node.get(&node)?;
         Some((peer, &self.peers[&peer]))
     }
 
-    /// The peer behind a connection, or `None`.
+    /// Returns the peer behind a connection, or `None` if there is no such connection.
     pub fn peer_mut(&mut self, peer: PeerId) -> Option<&mut Peer> {
         self.peers.get_mut(&peer)
     }
@@ -427,19 +434,19 @@ impl Members {
         }
     }
 
-    /// All connections, in order.
+    /// Returns all connections with their peers, ordered by connection.
     pub fn peers(&self) -> impl Iterator<Item = (PeerId, &Peer)> {
         self.peers.iter().map(|(id, peer)| (*id, peer))
     }
 
-    /// Updates the time at which each peer was last heard, if `heard` returns a later time, in ns.
+    /// Updates the time in ns at which this node last heard each peer, if `heard` returns a later time for the peer.
     pub fn note_heard(&mut self, heard: impl Fn(PeerId) -> Option<u64>) {
         for (id, peer) in &mut self.peers {
             peer.heard_ns = peer.heard_ns.max(heard(*id).unwrap_or(0));
         }
     }
 
-    /// Records that a peer has received a message sent at `said_ns`. Ignores times in the future.
+    /// Records that a peer has received a message that this node sent at `said_ns`. Ignores times after `now_ns`.
     pub fn note_acknowledged(&mut self, incarnation: NodeIncarnation, said_ns: u64, now_ns: u64) {
         if let Some(peer) =
             self.peers.values_mut().find(|peer| peer.incarnation == incarnation && said_ns <= now_ns)
@@ -448,26 +455,28 @@ impl Members {
         }
     }
 
-    /// Records a heartbeat that a peer sent at `sent_ns` of its clock.
+    /// Records a heartbeat that a peer sent at `sent_ns` of the peer's clock.
     pub fn note_beat(&mut self, incarnation: NodeIncarnation, sent_ns: u64) {
         if let Some(peer) = self.peers.values_mut().find(|peer| peer.incarnation == incarnation) {
             peer.beat_ns = peer.beat_ns.max(sent_ns);
         }
     }
 
-    /// Resets the silence of all peers, because this node itself was suspended.
+    /// Sets the time at which this node last heard each peer to `now_ns`. Called after this node itself was suspended.
     pub fn excuse_silence(&mut self, now_ns: u64) {
         for peer in self.peers.values_mut() {
             peer.heard_ns = now_ns;
         }
     }
 
-    /// All known nodes, including lost ones, in order. [`Members::described`] adds the causes of losses.
+    /// Returns all known nodes, including lost nodes, ordered by number. [`Members::described`] adds the causes of
+    /// losses.
     pub fn all(&self) -> impl Iterator<Item = &Member> {
         self.known.values().map(|known| &known.member)
     }
 
-    /// As [`Members::all`], with the causes of losses, in the form for other nodes.
+    /// Returns all known nodes, ordered by number, in the form sent to other nodes: with the causes of losses, and
+    /// their ages at `now_ns`.
     pub fn described(&self, now_ns: u64) -> impl Iterator<Item = Member> {
         self.known.values().map(move |known| Member {
             loss: known.parting.map(|parting| parting.loss(now_ns)),

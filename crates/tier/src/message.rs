@@ -12,7 +12,7 @@ use crate::permissions::{AccessList, Grantee, Permissions};
 /// Maximum length of a region's name, in bytes of UTF-8.
 pub const NAME_BYTES_MAX: usize = 255;
 
-/// Maximum length of an encoded message, in bytes: fits the extents of a region of a million chunks.
+/// Maximum length of an encoded message, in bytes: enough for the extents of a region of a million chunks.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
 /// A message between two nodes.
@@ -20,19 +20,19 @@ pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 pub enum Message {
     /// A request; exactly one [`Message::Reply`] with its id follows, unless one of the nodes is lost.
     Request {
-        /// Id chosen by the requester.
+        /// Id of the request, chosen by the requester.
         id: RequestId,
-        /// The request.
+        /// The content of the request.
         body: Request,
     },
-    /// A reply.
+    /// The reply to a request.
     Reply {
-        /// Id of the request.
+        /// Id of the answered request.
         id: RequestId,
-        /// The result.
+        /// The result of the request.
         body: Result<Reply, ErrorReply>,
     },
-    /// A message that is not answered.
+    /// A message without a reply.
     Notice(Notice),
 }
 
@@ -40,9 +40,9 @@ pub enum Message {
 #[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Request {
-    /// To the directory: give this name to the region if it is free.
+    /// To the directory: give this name to the region if the name is free.
     ClaimName { name: String, region: RegionId },
-    /// To the directory: release the name, if that region of the requester has it.
+    /// To the directory: release this name if `region`, a region of the requester, has the name.
     ReleaseName { name: String, region: RegionId },
     /// To the directory: return the region with this name, and its home.
     FindName { name: String },
@@ -50,32 +50,33 @@ pub enum Request {
     ListNames { after: Option<String> },
     /// To the directory: list all nodes that it knows.
     ListMembers,
-    /// To the home of a new region: allocate it.
+    /// To the home of a new region: allocate the region.
     Alloc {
         name: Option<String>,
         len: u64,
         chunk_bytes: u64,
-        /// The nodes that will hold the chunks: one node holds all; several hold them in turn.
+        /// The nodes that will hold the chunks: with several nodes, consecutive chunks go to the nodes in turn.
         nodes: Vec<NodeId>,
         maker: Principal,
         everyone: Permissions,
         /// True if owners must allocate the pages of the chunks before the reply.
         populate: bool,
     },
-    /// To a region's home: let the requesting node map it for `principal`.
+    /// To a region's home: let the requesting node map the region for `principal`.
     Map { region: RegionId, principal: Principal, wanted: Permissions },
-    /// To a region's home: describe it.
+    /// To a region's home: describe the region.
     Stat { region: RegionId },
     /// To a region's home: execute a master's command.
     RegionCommand { region: RegionId, principal: Principal, command: RegionCommand },
-    /// To a node with memory: reserve chunks for a region of the requester. With `populate`, the reply follows once
-    /// their pages are allocated.
+    /// To a node with memory: reserve chunks for a region of the requester. With `populate`, the reply follows once the
+    /// pages of the chunks are allocated.
     Reserve { region: RegionId, chunk_bytes: u64, len: u64, populate: bool },
     /// To the node that will hold a chunk: copy the chunk from its current location.
     CopyChunk { from: Extent, to: Extent },
     /// To a mapper: apply this change, and reply once no access under the old state is in flight.
     Change { region: RegionId, epoch: Epoch, change: Change },
-    /// To the home of a lock: grant it to that session of the requesting node if it is free or, with `wait`, in turn.
+    /// To the home of a lock: grant the lock to this session of the requesting node. If another session holds the lock,
+    /// the request fails, or with `wait` waits for its turn.
     Lock {
         region: RegionId,
         principal: Principal,
@@ -84,66 +85,68 @@ pub enum Request {
         /// First fencing token if the lock is new, in ns since 1970.
         base_ns: u64,
     },
-    /// To the home of a lock: release it. With `recover`, the next grant reports that a holder ended without releasing
-    /// the lock.
+    /// To the home of a lock: release the lock. With `recover`, the next grant reports that a holder ended without
+    /// releasing the lock.
     Unlock { region: RegionId, session: SessionId, recover: bool },
-    /// To the home of a barrier: one participant has arrived. The reply follows when all have.
+    /// To the home of a barrier: one participant has arrived. The reply follows when all participants have arrived.
     Arrive { region: RegionId, principal: Principal, participants: u32, timeout_ns: u64 },
     /// To all nodes: `home` has ended. Drop the mappings of its regions in the requester's memory, and reply once no
-    /// access through them is in flight.
+    /// access through these mappings is in flight.
     DropHome { home: NodeIncarnation },
-    /// To an owner of chunks of the requester's regions: the mapper `to` is unreachable from the requester. Make it
-    /// drop all regions that it mapped before that pairing ended, or cut it off; reply when either is done.
+    /// To an owner of chunks of the requester's regions: the requester cannot reach the mapper `to`. Make the mapper
+    /// drop all regions that it mapped before its pairing `pairing` with the requester ended, or cut the mapper off;
+    /// reply when either is done.
     Relay { to: NodeIncarnation, pairing: u64 },
-    /// To a mapper, on behalf of `home`, which has ended the pairing with that number: drop the home's regions, and
-    /// reply once no access to them is in flight.
+    /// To a mapper, on behalf of `home`, which has ended its pairing `pairing` with the mapper: drop the home's
+    /// regions, and reply once no access to them is in flight.
     Retire { home: NodeIncarnation, pairing: u64 },
-    /// To the next home of a region: adopt its record.
+    /// To the next home of a region: become its home, with the state in `record`.
     Adopt { record: Box<Record> },
-    /// To any node: report its status.
+    /// To any node: report your status.
     Status,
-    /// To an owner of memory: report whether that node can still access it.
+    /// To an owner of memory: report whether `node` can still access your memory.
     Reach { node: NodeId },
     /// To an owner of memory: set each byte of these parts of a region to `byte`.
     FillBytes { region: RegionId, parts: Extents, byte: u8 },
-    /// To an owner of memory: copy into its memory, segment by segment; each segment from its end if `backward`.
+    /// To an owner of memory: copy into your memory, segment by segment. If `backward`, copy each segment from its end.
     CopyBytes { to: RegionId, from: RegionId, copy_segments: Vec<CopySegment>, backward: bool },
-    /// To a region's home: add that port of the requesting node to the region's watchers, which writers notify.
+    /// To a region's home: add this port of the requesting node to the region's watchers, which writers notify.
     Watch { region: RegionId, principal: Principal, port: u32 },
-    /// To a region's home: remove that port of the requesting node from the region's watchers.
+    /// To a region's home: remove this port of the requesting node from the region's watchers.
     Unwatch { region: RegionId, port: u32 },
     /// To a region's home: list the watchers, so that the requester can notify them of a write by `principal`.
     ListWatchers { region: RegionId, principal: Principal },
     /// To the directory: list the lost names after `after` in order, as many as fit into the reply.
     ListLost { after: Option<String> },
-    /// To the directory: forget the region lost under this name.
+    /// To the directory: remove this name from the list of lost names.
     ForgetName { name: String },
-    /// To the directory: forget that node, and the names lost with it.
+    /// To the directory: forget this node, and the names that were lost with it.
     ForgetNode { node: NodeId },
     /// To the directory: issue a number for a permanent node.
     TakeNumber,
-    /// To a node: move all data to other nodes within that time, then leave; with `stays`, only if no data is left.
+    /// To a node: move all your data to other nodes within this time, then leave. With `stays`, leave only if no data
+    /// remains.
     Drain { within_ns: u64, stays: bool },
-    /// To node 0, which keeps the names: move them to that store, and make all nodes use it.
+    /// To node 0, which keeps the names: move the names to this store, and make all nodes use the store.
     MoveNames { to: NamesAt },
-    /// To any node: check whether it reaches that store.
+    /// To any node: check whether you reach this store.
     TryNames { at: NamesAt },
 }
 
 /// Location of the store of names outside the cluster.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NamesAt {
-    /// Address of the store, for drivers. Contains no password, since intermediaries may read it.
+    /// Address of the store, for drivers. Contains no password, since hosts on the network path can read messages.
     pub address: String,
     /// Prefix of the keys of names.
     pub prefix: String,
 }
 
 impl NamesAt {
-    /// Maximum length of each part, in bytes.
+    /// Maximum length of the address, and of the prefix, in bytes.
     pub const BYTES_MAX: usize = 4096;
 
-    /// Returns true if both parts, which are untrusted, have a plausible length.
+    /// Returns true if neither address nor prefix is empty or longer than [`NamesAt::BYTES_MAX`].
     pub fn is_well_formed(&self) -> bool {
         let is_fit = |text: &String| !text.is_empty() && text.len() <= NamesAt::BYTES_MAX;
         is_fit(&self.address) && is_fit(&self.prefix)
@@ -153,9 +156,9 @@ impl NamesAt {
 /// A part of a copy. Source and target are contiguous and have equal length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct CopySegment {
-    /// The source.
+    /// The source bytes.
     pub from: Extent,
-    /// The target.
+    /// The target bytes.
     pub to: Extent,
 }
 
@@ -165,22 +168,23 @@ pub struct CopySegment {
 pub enum RegionCommand {
     /// Free the region and its memory.
     Free,
-    /// Add permissions.
+    /// Give a principal, or everyone, these permissions in addition.
     Grant { who: Grantee, permissions: Permissions },
-    /// Remove permissions.
+    /// Take these permissions from a principal, or from everyone.
     Revoke { who: Grantee, permissions: Permissions },
     /// Make the region immutable forever.
     Seal,
     /// Move all chunks of the region, and its home, to another node.
     Move { to: NodeId },
-    /// Give the region a name, unless it has one.
+    /// Give the region a name. Fails if the region already has a name.
     SetName { name: String },
-    /// Move the chunks of the requesting owner to another node; if the home requests it, all chunks and the home.
+    /// Move the chunks of the requesting owner to another node. If the requester is the home, move all chunks and the
+    /// home.
     Vacate { to: NodeId },
 }
 
 impl RegionCommand {
-    /// The command's name in errors.
+    /// Returns the command's name, for errors and metrics.
     pub fn name(&self) -> &'static str {
         match self {
             RegionCommand::Free => "free",
@@ -199,21 +203,21 @@ impl RegionCommand {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Change {
     /// Freezes bytes: mappers must not access them until the matching `Place`. The first freeze of a move carries the
-    /// whole layout, since a mapper keeps no extents of regions that it reaches as one window. A mapper acknowledges
-    /// once it has connected, or failed to connect, to the target of the move.
+    /// whole layout, since a mapper keeps no extents of a region that it reaches as one window. A mapper acknowledges
+    /// the freeze once the mapper has connected, or failed to connect, to the target of the move.
     Freeze { from: u64, len: u64, layout: Option<Extents>, to: NodeIncarnation },
     /// Announces that the bytes from `from` on are at `place`.
     Place { from: u64, place: Extent },
-    /// Replaces the permissions.
+    /// Replaces the permissions of all principals, and the seal.
     Access { access: AccessList, sealed: bool },
-    /// Announces the home, at the end of a move.
+    /// Announces the region's home at the end of a move.
     Settle { home: NodeIncarnation },
-    /// Frees the region.
+    /// Announces that the home is freeing the region, so that mappers drop it.
     Drop,
 }
 
 impl Change {
-    /// The node to which bytes move, or `None`.
+    /// Returns the node to which a freeze announces that bytes will move, or `None` for other changes.
     pub fn moves_to(&self) -> Option<NodeIncarnation> {
         match self {
             Change::Freeze { to, .. } => Some(*to),
@@ -222,47 +226,49 @@ impl Change {
     }
 }
 
-/// The reply to a granted request.
+/// The reply to a request that succeeded.
 #[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Reply {
     /// The request is done, and has no result.
     Done,
-    /// To `FindName`.
+    /// Reply to `FindName`: the region with this name, and its home.
     Found { region: RegionId, home: NodeId },
-    /// To `ListNames`; `damaged` lists names with invalid records, and `more` is true if the list is incomplete.
+    /// Reply to `ListNames`: names with their regions and homes. `damaged` lists names with invalid records, and `more`
+    /// is true if more names follow.
     Names { names: Vec<(String, RegionId, NodeId)>, damaged: Vec<String>, more: bool },
-    /// To `ListMembers`.
+    /// Reply to `ListMembers`: all nodes that the replying node knows.
     Members { members: Vec<Member> },
-    /// To `Alloc` and `Map`.
+    /// Reply to `Alloc` and `Map`: the data that a mapper of the region needs.
     Mapped(Box<MappedReply>),
-    /// To `Stat`.
+    /// Reply to `Stat`: the description of the region.
     Info(Box<RegionInfo>),
-    /// To `Reserve`.
+    /// Reply to `Reserve`: the reserved chunks.
     Reserved { extents: Extents },
-    /// To `Status`.
+    /// Reply to `Status`: the status of the replying node.
     Status(Box<NodeStatus>),
-    /// To `TakeNumber`.
+    /// Reply to `TakeNumber`: the number for a new node.
     Number(NodeId),
-    /// To `Lock`; `recovered` is true if an earlier holder ended without releasing the lock.
+    /// Reply to `Lock`: the session holds the lock. `recovered` is true if an earlier holder ended without releasing
+    /// the lock.
     Locked { token: u64, recovered: bool },
-    /// To `Arrive`: all participants of round `round` have arrived.
+    /// Reply to `Arrive`: all participants of round `round` have arrived.
     Passed { round: u64 },
-    /// The region has moved to another home; repeat the request there.
+    /// The region has moved to another home; repeat the request to that home.
     MovedTo { home: NodeId },
-    /// To `ListWatchers`: nodes and their ports.
+    /// Reply to `ListWatchers`: the watching nodes and their ports.
     Watchers { watchers: Vec<(NodeIncarnation, u32)> },
-    /// To `ListLost`; `more` is true if the list is incomplete.
+    /// Reply to `ListLost`: names whose regions were lost. `more` is true if more names follow.
     Lost { names: Vec<LostName>, more: bool },
     /// Reply to `Relay`: the mapper has dropped all regions that it mapped from the requester before the pairing ended.
     Retired,
-    /// To `Relay`: the mapper can no longer access the replying node's memory.
+    /// Reply to `Relay`: the mapper can no longer access the replying node's memory.
     CutOff,
-    /// To `Reach`.
+    /// Reply to `Reach`: whether the node can still access the replying node's memory.
     Reached(Reach),
-    /// To `Drain`.
+    /// Reply to `Drain`: the result of the drain.
     Drained(Box<Drained>),
-    /// To `MoveNames`: the numbers of names, and of lost names.
+    /// Reply to `MoveNames`: the names have moved, with the list of lost names. The fields count both.
     NamesMoved { names: u64, lost: u64 },
 }
 
@@ -274,7 +280,7 @@ pub const LEFTOVERS_MAX: usize = 1000;
 pub struct Drained {
     /// Number of regions moved, in whole or in part.
     pub moved: u64,
-    /// Number of bytes in these regions.
+    /// Number of bytes of these regions that were on the drained node.
     pub moved_bytes: u64,
     /// Regions that are still on the node, at most [`LEFTOVERS_MAX`].
     pub left: Vec<Leftover>,
@@ -285,26 +291,26 @@ pub struct Drained {
 /// A region that could not be moved.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Leftover {
-    /// The region.
+    /// The region that could not be moved.
     pub region: RegionId,
-    /// Name of the region, if it has one and the drained node is its home.
+    /// Name of the region; `None` if the region has no name, or if its home is not the drained node.
     pub name: Option<String>,
-    /// Bytes of the region on the node.
+    /// Bytes of the region on the drained node.
     pub bytes: u64,
-    /// The reason.
+    /// The reason why the region could not be moved.
     pub cause: LeftoverCause,
 }
 
 /// The reason why a region could not be moved.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 pub enum LeftoverCause {
-    /// A node refused the region.
+    /// A node refused the region, for this reason.
     #[error(transparent)]
     Refused(ErrorReply),
     /// The deadline passed before the region's turn, or before a mapper acknowledged a freeze.
     #[error("the deadline passed")]
     TimeOver,
-    /// No permanent node other than the drained one has memory.
+    /// No permanent node except the drained node has memory.
     #[error("no other node that stays in the cluster has memory")]
     NoOtherNode,
 }
@@ -312,13 +318,13 @@ pub enum LeftoverCause {
 /// The data of a region that a mapper needs.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct MappedReply {
-    /// The region.
+    /// The region that the requester may map.
     pub region: RegionId,
-    /// The home, which announces changes.
+    /// The home of the region, which announces changes.
     pub home: NodeIncarnation,
-    /// Epoch of this state.
+    /// Epoch of the region in this state.
     pub epoch: Epoch,
-    /// Length in bytes.
+    /// Length of the region in bytes.
     pub len: u64,
     /// Bytes per chunk.
     pub chunk_bytes: u64,
@@ -328,9 +334,9 @@ pub struct MappedReply {
     pub sealed: bool,
     /// Locations of the chunks, in order.
     pub extents: Extents,
-    /// Offset and length of the frozen bytes, if any.
+    /// Offset and length in bytes of the region's frozen part, or `None`.
     pub frozen: Option<(u64, u64)>,
-    /// The node to which the bytes move, if any.
+    /// The node to which the region's bytes are moving, or `None` if the region is not being moved.
     pub moving_to: Option<NodeIncarnation>,
 }
 
@@ -348,26 +354,26 @@ pub struct Record {
     pub extents: Extents,
     pub mappers: Vec<MapperEntry>,
     pub watchers: Vec<Watcher>,
-    /// For a lock: true if its current grant reported a recovery. If that grant is lost, the next one must report it
-    /// again.
+    /// For a lock: true if the current grant reported a recovery. If the present holder does not use the lock, the next
+    /// grant must report the recovery again.
     pub recovered: bool,
 }
 
 /// A node that maps a region, with its latest map request. Unmap notices for earlier requests are stale.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct MapperEntry {
-    /// The node.
+    /// The node that maps the region.
     pub incarnation: NodeIncarnation,
     /// The latest map request of the node.
     pub request: RequestId,
 }
 
-/// A port of a node that is notified of writes with a notification.
+/// A port of a node that watches a region: each write with a notification sends a message to the port.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Watcher {
-    /// The node.
+    /// The node that watches the region.
     pub incarnation: NodeIncarnation,
-    /// The port.
+    /// The port that receives the messages.
     pub port: u32,
     /// The request that registered the port.
     pub request: RequestId,
@@ -375,7 +381,7 @@ pub struct Watcher {
     pub principal: Principal,
 }
 
-/// An owner's view of another node: tells whether operations of that node can still change the owner's memory.
+/// An owner's view of another node, which shows whether operations of that node can still change the owner's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Reach {
     /// The incarnation that the owner saw most recently; 0 if it remembers none.
@@ -389,21 +395,21 @@ pub struct Reach {
 /// The description of a region for users.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RegionInfo {
-    /// Name; `None` if the region has none.
+    /// Name of the region; `None` if it has no name.
     pub name: Option<String>,
     /// Id of the region.
     pub region: RegionId,
-    /// Length in bytes.
+    /// Length of the region in bytes.
     pub len: u64,
     /// Bytes per chunk.
     pub chunk_bytes: u64,
-    /// The home, which orders all changes.
+    /// The home of the region, which orders all changes.
     pub home: NodeId,
-    /// Bytes on each connected node.
+    /// Bytes of the region on each node that is connected to the home.
     pub nodes: Vec<(NodeId, u64)>,
-    /// Bytes on nodes that are not connected to the home but may be alive.
+    /// Bytes of the region on nodes that are not connected to the home but may be alive.
     pub unreachable: Vec<(NodeId, u64)>,
-    /// Bytes lost with incarnations that have ended, even if their nodes have restarted.
+    /// Bytes of the region that were lost with ended incarnations, even if their nodes have restarted.
     pub lost: Vec<(NodeId, u64)>,
     /// The principal that made the region.
     pub owner: String,
@@ -413,7 +419,7 @@ pub struct RegionInfo {
     pub grants: Vec<(String, Permissions)>,
     /// Nodes that map the region.
     pub mappers: Vec<NodeId>,
-    /// Number of changes so far.
+    /// Number of changes of the region so far.
     pub epoch: u64,
     /// True if the region is immutable.
     pub sealed: bool,
@@ -428,9 +434,9 @@ pub struct NodeStatus {
     pub pid: u32,
     /// State of the node.
     pub state: NodeState,
-    /// Random id of the incarnation.
+    /// Random id of the node's incarnation.
     pub incarnation: u64,
-    /// Provider of the fabric by which the node is reached.
+    /// Names of the providers of the node's fabric.
     pub provider: String,
     /// Bytes of the node's memory that belong to regions.
     pub bytes_used: u64,
@@ -464,7 +470,7 @@ pub enum LossCause {
 /// Cause and time of a node's loss. The time is given as an age, since nodes share no clock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Loss {
-    /// The cause.
+    /// Cause of the loss.
     pub cause: LossCause,
     /// Age in ns, counted from the node's end, or from the last message of the node if its end is unknown.
     pub age_ns: u64,
@@ -473,9 +479,9 @@ pub struct Loss {
 /// A name whose region was lost with its home.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LostName {
-    /// The name.
+    /// The lost name.
     pub name: String,
-    /// The home.
+    /// The home with which the region was lost.
     pub home: NodeIncarnation,
     /// Cause and time of the home's loss.
     pub loss: Loss,
@@ -486,18 +492,20 @@ pub struct LostName {
 pub enum NodeState {
     /// The node answers.
     Alive,
-    /// The directory hears the node (or another member does, while the directory is unreachable), but the two nodes are
-    /// not connected, because neither has used the other.
+    /// The node is alive according to the directory (or to another member, while the directory is unreachable), but is
+    /// not connected to the observing node, because neither node has used the other.
     Unconnected,
-    /// The directory hears the node, but it does not answer here: its process may be stopped.
+    /// The node is alive according to the directory, but does not answer the observing node: its process may be
+    /// stopped.
     Silent,
-    /// The node was silent for longer than its lease, or its connection has ended; chunks stay held for it.
+    /// The node was silent for longer than its lease, or its connection has ended. Chunks stay reserved for the node.
     Unreachable,
-    /// The node's incarnation has ended: its process crashed or was killed, or it was forgotten or restarted.
+    /// The node's incarnation has ended: the node's process crashed or was killed, or the node was forgotten or
+    /// restarted.
     Dead,
     /// The node left as planned.
     Left,
-    /// The node answers, but is draining: it accepts no new data, and moves its data to others.
+    /// The node answers, but is draining: it accepts no new data, and moves its data to other nodes.
     Draining,
 }
 
@@ -513,7 +521,7 @@ impl NodeState {
         NodeState::Draining,
     ];
 
-    /// The state's name for users.
+    /// Returns the state's name for users.
     pub fn name(self) -> &'static str {
         match self {
             NodeState::Alive => "alive",
@@ -526,7 +534,7 @@ impl NodeState {
         }
     }
 
-    /// Returns true if the node can be used.
+    /// Returns true if operations may use the node: it is alive, or connects on first use.
     pub fn is_there(self) -> bool {
         matches!(self, NodeState::Alive | NodeState::Unconnected)
     }
@@ -544,62 +552,64 @@ pub struct Member {
 }
 
 impl Member {
-    /// Returns a member of which only the incarnation is known.
+    /// Returns a record for an incarnation of which nothing else is known.
     pub fn unseen(incarnation: NodeIncarnation) -> Member {
         Member { incarnation, pid: 0, bytes_total: 0, state: NodeState::Alive, loss: None }
     }
 }
 
-/// A message that is not answered.
+/// A message without a reply.
 #[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Notice {
-    /// The sender was alive at `sent_ns` of its clock. Its last heartbeat from the receiver was sent at `heard_ns` of
-    /// the receiver's clock; 0 if none. `time_ns` is the time since 1970 by the fastest clock known.
+    /// The sender was alive at `sent_ns` of the sender's clock. `heard_ns` is the time, on the receiver's clock, at
+    /// which the receiver sent the last heartbeat that the sender has received; 0 if the sender has received none.
+    /// `time_ns` is the time since 1970 on the fastest clock that the sender knows.
     Heartbeat { sent_ns: u64, heard_ns: u64, time_ns: u64 },
     /// The sender leaves, and can no longer access the receiver's memory.
     Leave,
     /// To a home: the sender no longer has mappings of this region from map requests up to `upto`.
     Unmapped { region: RegionId, upto: RequestId },
-    /// From a former home to the next, forwarding `Unmapped`: `node` has dropped the mappings of the region that it
-    /// requested with map requests up to and including `upto`. A later map request stays valid.
+    /// From a former home to the next home: the former home forwards `Unmapped`. `node` has dropped the mappings of the
+    /// region from its map requests up to and including `upto`; a later map request stays valid.
     UnmappedBy { region: RegionId, node: NodeIncarnation, upto: RequestId },
-    /// To a new node: the sender considers these homes ended, and the chunks that it held for them may be reused.
+    /// To a newly paired node: these homes have ended, as far as the sender knows, and the sender may reuse the chunks
+    /// that it held for these homes.
     Swept { homes: Vec<NodeIncarnation> },
     /// To a restarted directory: names of regions homed at the sender, with their epochs; `done` marks the last part.
     Names { names: Vec<(String, RegionId, Epoch)>, done: bool },
     /// From the directory to a home: another region has this name, so the home's region loses it.
     NameLost { name: String, region: RegionId },
-    /// To the home of a lock: the sender cancels that lock request.
+    /// To the home of a lock: the sender cancels this lock request.
     CancelLock { region: RegionId, session: SessionId, request: RequestId },
-    /// To the home of a barrier: the sender withdraws that arrival.
+    /// To the home of a barrier: the sender withdraws this arrival.
     Withdraw { region: RegionId, request: RequestId },
-    /// To the owner of chunks: these are free.
+    /// To the owner of chunks: the sender has freed these chunks.
     Return { extents: Extents },
-    /// To a home, as the first message: chunks that the sender holds for it; `done` marks the last part. The home
-    /// returns chunks that it does not know. Also contains the directory's address, which the home may have lost, and
-    /// the time, as in heartbeats.
+    /// To a home, as the first message of a pairing: the chunks that the sender holds for regions of the home; `done`
+    /// marks the last part. The home returns chunks that it does not know. `seat` is the address of the directory's
+    /// node, which the home may have lost; `time_ns` is as in heartbeats.
     Held { held: Vec<(RegionId, Extents)>, done: bool, seat: Option<(NodeIncarnation, String)>, time_ns: u64 },
-    /// From the directory: the members with their addresses, and ended incarnations. Joining nodes do not wait for the
-    /// `unreachable` members, which the directory does not hear.
+    /// From the directory: the members with their addresses, and ended incarnations. Joining nodes do not wait for
+    /// `unreachable` members, from which the directory has heard nothing recently.
     Known { living: Vec<(Member, String)>, unreachable: Vec<(Member, String)>, ended: Vec<NodeIncarnation> },
-    /// To the directory, which may have restarted: members known to the sender with their addresses, and ended
+    /// To the directory, which may have restarted: the members that the sender knows, with their addresses, and ended
     /// incarnations.
     Seen { members: Vec<(Member, String)>, ended: Vec<NodeIncarnation> },
-    /// To the directory: the sender is killing the process of that node, which was silent for longer than its lease.
+    /// To the directory: the sender is killing the process of this node, which was silent for longer than its lease.
     Killing { incarnation: NodeIncarnation },
     /// To a node with a higher node number: offers to pair over this connection. The receiver chooses the pairing
-    /// number: `pairing`, or a higher one if it has already used `pairing`.
+    /// number: `pairing`, or a higher number if it has already used `pairing`.
     Welcome { pairing: u64 },
-    /// To a node with a lower number, as the first message: accepts the pairing, and returns its number.
+    /// To a node with a lower node number, as the first message: accepts the pairing, with this pairing number.
     Paired { pairing: u64 },
-    /// To all nodes: the sender starts draining, or stops.
+    /// To all nodes: the sender starts to drain, or stops draining.
     Draining { is_on: bool },
     /// From the former home of a region to the directory: since `epoch`, the region's home is `to`.
     Moved { name: String, region: RegionId, epoch: Epoch, to: NodeIncarnation },
-    /// The names have moved to that store: use it from now on, instead of node 0.
+    /// To all nodes: the names have moved to this store; ask the store from now on, instead of node 0.
     NamesAt(NamesAt),
-    /// To a new peer: the sender considers the receiver's incarnation ended, and will not pair with it again.
+    /// To a new peer: the receiver's incarnation has ended, as far as the sender knows, so the two will not pair again.
     Over,
 }
 
@@ -615,24 +625,24 @@ pub enum ErrorReply {
     /// The principal lacks these permissions.
     #[error("permission denied (missing: {missing})")]
     PermissionDenied {
-        /// The missing permissions.
+        /// The permissions that the principal lacks.
         missing: Permissions,
     },
     /// The node does not have enough free memory.
     #[error("no space for {wanted} bytes ({available} available)")]
     NoSpace {
-        /// Bytes requested.
+        /// Number of bytes requested.
         wanted: u64,
         /// Free bytes on the node, perhaps fragmented.
         available: u64,
     },
-    /// The cluster has no node with that number.
+    /// The cluster has no node with this number.
     #[error("node {0} is unknown")]
     UnknownNode(NodeId),
     /// The node was lost before it answered: the request may or may not have been executed.
     #[error("node {0} is down")]
     PeerDown(NodeId),
-    /// A malformed request.
+    /// The request is malformed.
     #[error("the request is malformed")]
     Malformed,
     /// The region is immutable.
@@ -641,18 +651,18 @@ pub enum ErrorReply {
     /// No principal would be left to free the region or to grant permissions.
     #[error("the region would lose its last master")]
     LastMaster,
-    /// The region would have more extents than the maximum.
+    /// The region would consist of more pieces (extents) than the maximum.
     #[error("{pieces} pieces exceed the maximum of {max}: use larger chunks")]
     TooManyPieces {
-        /// Extents needed.
+        /// Number of pieces that the region would have.
         pieces: u64,
-        /// The maximum.
+        /// Maximum number of pieces.
         max: u64,
     },
     /// The chunk size is not a power of two, or too small.
     #[error("chunk size {0} is invalid: use a power of two of at least 4096")]
     BadChunkSize(u64),
-    /// This node is leaving or has left.
+    /// The node is leaving or has left the cluster.
     #[error("the node is closed")]
     NodeClosed,
     /// Another session holds the lock.
@@ -673,73 +683,73 @@ pub enum ErrorReply {
     /// The region has too many watchers.
     #[error("the region has {max} watchers, which is the maximum")]
     TooManyWatchers {
-        /// The maximum.
+        /// Maximum number of watchers of a region.
         max: u64,
     },
     /// The lock's holder is on a node that is silent and cannot be cut off.
     #[error("the lock is held on node {0}, which is silent and cannot be cut off")]
     HeldBySilent(NodeId),
-    /// The region already has another name.
+    /// The region already has a name.
     #[error("the region already has a name; names cannot change")]
     HasName,
-    /// The operating system of the node currently provides no memory for the bytes.
+    /// The operating system of the node currently refuses to provide that much memory.
     #[error("the system of node {node} provided {given} of {wanted} bytes")]
     OutOfMemory {
-        /// The node.
+        /// The node whose operating system refused memory.
         node: NodeId,
-        /// Bytes requested.
+        /// Number of bytes requested.
         wanted: u64,
-        /// Bytes provided before the refusal.
+        /// Number of bytes that the operating system provided before the refusal.
         given: u64,
     },
-    /// The region with that name was lost with its home.
+    /// The region with this name was lost with its home.
     #[error("the region was lost with node {}", home.node)]
     Lost {
-        /// The home.
+        /// The home with which the region was lost.
         home: NodeIncarnation,
         /// Cause and time of the home's loss.
         loss: Loss,
     },
-    /// A living node cannot be forgotten.
+    /// The node cannot be forgotten, because it is alive.
     #[error("node {0} is alive")]
     NodeLives(NodeId),
     /// All numbers of permanent nodes are taken, and none can be reused.
     #[error("all node numbers below {} are taken", NodeId::EPHEMERAL_MIN)]
     NoNumbers,
-    /// The reading node cannot map the memory of the source.
+    /// The node that executes a copy cannot map the memory of the source's owner.
     #[error("node {node} lacks address space or file descriptors to map the memory of node {owner}")]
     Unmapped {
-        /// The reading node.
+        /// The node that executes the copy.
         node: NodeId,
-        /// The owner of the bytes.
+        /// The owner of the source bytes.
         owner: NodeId,
     },
     /// The node is draining, so it accepts no new data.
     #[error("node {0} is being drained")]
     Draining(NodeId),
     /// The node has the maximum number of waiting requests from the requesting node.
-    #[error("{max} requests of this node, the maximum, already wait at the node that must answer")]
+    #[error("this node already has {max} requests, the maximum, waiting at the node that must answer")]
     TooManyRequests {
-        /// The maximum.
+        /// Maximum number of waiting requests.
         max: u64,
     },
     /// The store of names outside the cluster (etcd) does not answer; the claim may have succeeded.
     #[error("etcd, which holds the names, does not answer")]
     DirectoryOut,
-    /// The names have moved to another store. The requesting node was notified of that store, and repeats the request
-    /// there.
+    /// The names have moved to another store. The requesting node has been notified of the new store, and repeats the
+    /// request there.
     #[error("the names have moved elsewhere")]
     NamesElsewhere,
     /// The names did not move.
     #[error("the names were not moved: {reason}")]
     NamesNotMoved {
-        /// The reason.
+        /// The reason, for display.
         reason: String,
     },
-    /// The record of that name in the store is invalid.
+    /// The outside store's record of the requested name is invalid.
     #[error("the key {key:?} in the store of names holds no valid record")]
     NameDamaged {
-        /// The key.
+        /// The key of the invalid record.
         key: String,
     },
     /// The first connection to the node did not come up within a lease.

@@ -16,7 +16,7 @@ const RESERVED: char = '\0';
 const RESERVED_BYTES: usize = 2 + 1 + 8;
 const SERVER_PREFIX: &str = "\0s";
 
-/// The purpose of a region that is not user memory.
+/// The purpose of a region that holds no user memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Service {
     /// A lock; see [`crate::lockword`].
@@ -38,25 +38,27 @@ impl Service {
         format!("{}{name}", self.prefix())
     }
 
-    /// Returns true if a region with this name serves that purpose.
+    /// Returns true if `region_name` names a region of this kind.
     pub fn has(self, region_name: &str) -> bool {
         region_name.starts_with(self.prefix())
     }
 }
 
-/// Returns the name in the directory of a server on `node` for the service `name`, which contains no NUL. An exclusive
-/// server has the same name on each node, so only one can register.
+/// Returns the name under which the directory records a server on `node` for the service `name`, which contains no NUL.
+/// An exclusive server has the same name on each node, so only one exclusive server can register.
 pub fn server_name(name: &str, node: NodeId, is_shared: bool) -> String {
     let suffix = if is_shared { format!("{:08x}", node.0) } else { String::new() };
     format!("{SERVER_PREFIX}{name}{RESERVED}{suffix}")
 }
 
-/// Returns a text that sorts just before the names of all servers of `service`; if `None`, of all services.
+/// Returns a text that sorts just before the names of all servers of `service`, or of all services if `service` is
+/// `None`.
 pub fn before_servers_of(service: Option<&str>) -> String {
     format!("{SERVER_PREFIX}{}", service.unwrap_or_default())
 }
 
-/// Returns the service that a server's name contains, and true if the server shares it; `None` for other names.
+/// Returns the service that a server's name contains, and true if the server shares the service; `None` for other
+/// names.
 pub fn service_of(server_name: &str) -> Option<(&str, bool)> {
     let (service, node) = server_name.strip_prefix(SERVER_PREFIX)?.split_once(RESERVED)?;
     Some((service, !node.is_empty()))
@@ -67,13 +69,14 @@ pub fn is_reserved(name: &str) -> bool {
     name.starts_with(RESERVED)
 }
 
-/// Returns true if the name has a permitted length. A reserved name may be longer than a user's name.
+/// Returns true if the length of the name is valid: 1 to [`NAME_BYTES_MAX`] bytes, or a few more for a reserved name.
 pub fn is_name(name: &str) -> bool {
     let len_max = if is_reserved(name) { NAME_BYTES_MAX + RESERVED_BYTES } else { NAME_BYTES_MAX };
     (1..=len_max).contains(&name.len())
 }
 
-/// Returns the new name of a region on `node` that lost its name; numbered if `name` is an alias already.
+/// Returns the new name of a region on `node` that lost its name: `name@node`, or `name@node.number` if `name` is such
+/// an alias already.
 pub fn alias(name: &str, node: NodeId, number: u64) -> String {
     let suffix = format!("@{node}");
     let suffix = if name.contains(&suffix) { format!("{suffix}.{number}") } else { suffix };

@@ -20,8 +20,8 @@ impl fmt::Display for NodeProcess {
     }
 }
 
-/// The end of this node's incarnation while its process was stopped or unreachable for longer than a lease, and so did
-/// not notice.
+/// The end of this node's incarnation, which this node learns late, since its process was stopped or unreachable for
+/// longer than a lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "node {by} reports that this incarnation of node {node} has ended: while this process was stopped or unreachable for longer than its lease, another process became node {node}, or a user had the node forgotten; all data of this process is lost: restart it to rejoin"
@@ -29,29 +29,29 @@ impl fmt::Display for NodeProcess {
 pub struct Over {
     /// The node whose incarnation has ended.
     pub node: NodeId,
-    /// The node that reports it.
+    /// The node that reports the end.
     pub by: NodeId,
 }
 
 /// An event to report.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum News {
-    /// A node was paired with this one for the first time.
+    /// A node has paired with this node for the first time.
     Joined(NodeProcess),
-    /// An unreachable node is paired with this node again.
+    /// A node that was unreachable has paired with this node again.
     PairedAgain {
-        /// The node.
+        /// The node that has paired again.
         process: NodeProcess,
-        /// The pairing's number.
+        /// The number of the new pairing.
         pairing: u64,
     },
     /// A node left as planned.
     Left(NodeProcess),
-    /// A node's connection has ended.
+    /// The connection to a node has ended.
     Disconnected(NodeProcess),
     /// A node was silent for longer than its lease.
     Silent {
-        /// The node.
+        /// The silent node.
         process: NodeProcess,
         /// Length of the silence in ns.
         silent_ns: u64,
@@ -67,7 +67,7 @@ pub enum News {
     Malformed(NodeProcess),
     /// etcd, which holds the names, does not answer.
     EtcdOut {
-        /// The cause.
+        /// The cause, for display.
         reason: String,
     },
     /// The names have been moved to etcd.
@@ -75,11 +75,11 @@ pub enum News {
         /// The address of etcd.
         address: String,
     },
-    /// Another node keeps its names in a different store.
+    /// Another node keeps its names in another store than this node.
     NamesApart {
-        /// The node.
+        /// The other node.
         node: NodeId,
-        /// Address of that node's store.
+        /// Address of the other node's store.
         address: String,
     },
     /// etcd answers again.
@@ -100,24 +100,24 @@ pub enum News {
     },
     /// This node's record in etcd was removed or overwritten.
     EtcdEdited {
-        /// The key.
+        /// The key of this node's record.
         key: String,
         /// The value found; `None` if the key is missing.
         found: Option<String>,
     },
-    /// Another node, not connected to this one, has recorded in etcd that this incarnation has ended.
+    /// Another node, not connected to this node, has recorded in etcd that this node's incarnation has ended.
     EtcdEnded {
-        /// The key.
+        /// The key of this node's record.
         key: String,
-        /// The node.
+        /// The node that recorded the end.
         by: NodeIncarnation,
     },
     /// The record of a name in etcd is invalid.
     EtcdDamaged {
-        /// The key.
+        /// The key of the invalid record.
         key: String,
     },
-    /// This node is killing the process of a lost node that could still access memory here.
+    /// This node is killing the process of a lost node that could still access this node's memory.
     Killing(NodeProcess),
     /// Another node is killing a process that was silent for longer than its lease.
     KilledBy {
@@ -128,33 +128,33 @@ pub enum News {
     },
     /// A node's process has exited.
     Exited {
-        /// The node.
+        /// The node whose process has exited.
         process: NodeProcess,
-        /// True if it was killed because of its silence.
+        /// True if a node killed the process because the process was silent.
         killed: bool,
     },
-    /// A new peer was refused.
+    /// This node refused a new peer, for this reason.
     Refused(BadHello),
-    /// Another node considers this node's incarnation ended, so this node closes.
+    /// Another node reports that this node's incarnation has ended, so this node closes.
     Over(Over),
-    /// Memory is in quarantine because a lost node could still access it.
+    /// Freed memory is in quarantine because a lost node could still access it.
     Quarantined {
-        /// Total in bytes.
+        /// Total bytes in quarantine.
         bytes: u64,
     },
     /// No memory is in quarantine any more.
     QuarantineOver,
     /// Names were lost with a node.
     NamesLost {
-        /// Number of names.
+        /// Number of lost names.
         count: usize,
-        /// The lost node.
+        /// The node with which the names were lost.
         incarnation: NodeIncarnation,
     },
 }
 
 impl News {
-    /// Returns true if an ephemeral node joined or left as planned, which happens with each command.
+    /// Returns true if the event is that an ephemeral node joined or left as planned, which happens with each command.
     pub fn is_routine(&self) -> bool {
         match self {
             News::Joined(process) | News::Left(process) => process.incarnation.node.is_ephemeral(),
@@ -162,7 +162,7 @@ impl News {
         }
     }
 
-    /// Returns true if the event is a problem.
+    /// Returns true if the event is a problem, which the log should show as a warning.
     pub fn is_trouble(&self) -> bool {
         let is_none = matches!(self, News::Joined(_) | News::PairedAgain { .. } | News::Left(_));
         !(is_none
@@ -203,7 +203,7 @@ impl fmt::Display for News {
             News::Killing(process) => {
                 write!(
                     f,
-                    "{process} is killed, since it could resume in the middle of a write to memory here (Config::fence)"
+                    "{process} is killed, since it could resume in the middle of a write to this node's memory (Config::fence)"
                 )
             }
             News::KilledBy { incarnation, by } => {
@@ -218,7 +218,7 @@ impl fmt::Display for News {
             News::NamesApart { node, address } => {
                 write!(
                     f,
-                    "node {node} keeps its names at {address}, but this node in another store: neither finds the other's names"
+                    "node {node} keeps its names at {address}, and this node keeps its names in another store: neither node finds the names of the other"
                 )
             }
             News::EtcdBack => write!(f, "etcd answers again"),
@@ -228,7 +228,7 @@ impl fmt::Display for News {
             ),
             News::EtcdOther { was, is } => write!(
                 f,
-                "another etcd cluster answers: its id is {is:x}, not {was:x}; this node's missing names are written to it (check its address if this is a mistake)"
+                "another etcd cluster answers: its id is {is:x}, not {was:x}; this node's missing names are written to it (if this is a mistake, check the address of etcd)"
             ),
             News::EtcdEdited { key, found: Some(found) } => write!(
                 f,
@@ -248,7 +248,7 @@ impl fmt::Display for News {
                 "the key {key:?} in etcd holds no valid record: its region cannot be found by that name (halite rm NAME removes it)"
             ),
             News::Exited { process, killed: false } => write!(f, "{process} has exited"),
-            News::Exited { process, killed: true } => write!(f, "{process} has exited, killed"),
+            News::Exited { process, killed: true } => write!(f, "{process} has exited: it was killed"),
             News::Over(over) => write!(f, "{over}"),
             News::Refused(why) => write!(f, "a peer that connected was refused: {why}"),
             News::Quarantined { bytes } => {
@@ -265,7 +265,7 @@ impl fmt::Display for News {
     }
 }
 
-/// Returns the warning that is shown on the terminal of a process about to be killed.
+/// Returns the warning for the terminal of a process that node `by` is about to kill after a silence of `silent_ns`.
 pub fn kill_warning(by: NodeIncarnation, silent_ns: u64) -> String {
     format!(
         "halite: this process was stopped or silent for {}, longer than its lease; node {} kills it since it could \

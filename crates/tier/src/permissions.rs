@@ -52,9 +52,9 @@ impl fmt::Display for Permissions {
 /// The target of a grant or revocation.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Grantee {
-    /// One principal.
+    /// One principal, by its name.
     Principal(Principal),
-    /// All principals without an entry of their own.
+    /// All principals that are not named in the region's [`AccessList`].
     Everyone,
 }
 
@@ -70,12 +70,12 @@ pub struct AccessList {
 }
 
 impl AccessList {
-    /// The list of a new region: all permissions for its maker, and `everyone` for others.
+    /// Creates the list of a new region: its maker has all permissions, other principals have `everyone`.
     pub fn new(maker: Principal, everyone: Permissions) -> AccessList {
         AccessList { everyone, named: vec![(maker.clone(), Permissions::all())], maker }
     }
 
-    /// The permissions of `principal`.
+    /// Returns the permissions of `principal`.
     pub fn of(&self, principal: &Principal) -> Permissions {
         match self.find(principal) {
             Ok(index) => self.named[index].1,
@@ -83,23 +83,23 @@ impl AccessList {
         }
     }
 
-    /// The principals with entries of their own, and their permissions, in order.
+    /// Returns the named principals and their permissions, ordered by principal.
     pub fn named(&self) -> &[(Principal, Permissions)] {
         &self.named
     }
 
-    /// Returns true if any principal is a master.
+    /// Returns true if any principal has the permission [`Permissions::MASTER`].
     pub fn has_master(&self) -> bool {
         let named = self.named.iter().any(|(_, held)| held.contains(Permissions::MASTER));
         named || self.everyone.contains(Permissions::MASTER)
     }
 
-    /// Adds permissions to those of a principal, or of everyone.
+    /// Gives `who` these permissions in addition to its present permissions.
     pub fn grant(&mut self, who: &Grantee, permissions: Permissions) {
         self.set(who, |held| held | permissions);
     }
 
-    /// Removes permissions from those of a principal, or of everyone.
+    /// Takes these permissions from `who`.
     pub fn revoke(&mut self, who: &Grantee, permissions: Permissions) {
         self.set(who, |held| held - permissions);
     }

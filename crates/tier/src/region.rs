@@ -10,22 +10,23 @@ use crate::layout::{self, Extent, Extents};
 use crate::message::{MappedReply, MapperEntry, Record, RegionCommand, RegionInfo, Request};
 use crate::permissions::AccessList;
 
-/// A region homed at this node. Small, since there may be millions.
+/// The record of a region whose home is this node. Small, since there may be millions.
 #[derive(Debug)]
 pub struct Region {
-    /// Name; `None` if it has none.
+    /// Name of the region; `None` if it has no name.
     pub name: Option<Box<str>>,
-    /// Length in bytes.
+    /// Length of the region in bytes.
     pub len: u64,
-    /// Number of changes so far.
+    /// Number of changes of the region so far.
     pub epoch: Epoch,
-    /// Permissions. Regions of one maker share the list until a grant or revocation changes it for one of them.
+    /// Permissions of all principals. Regions of one maker share one list until a grant or revocation gives a region
+    /// its own.
     pub access: Arc<AccessList>,
     /// Locations of the region's bytes, in order.
     pub extents: Extents,
     /// Nodes that map the region.
     pub mappers: SmallVec<[MapperEntry; 1]>,
-    /// The command in progress with its queue; `None` if there is none.
+    /// The command in progress and the commands queued behind it; `None` without a command.
     pub busy: Option<Box<Busy>>,
     /// Binary logarithm of the bytes per chunk.
     pub chunk_bytes_log2: u8,
@@ -47,27 +48,27 @@ pub struct Busy {
     pub epoch: Epoch,
     /// True if the command waits for the directory to release the name.
     pub has_name: bool,
-    /// True if the name went to another region. If so, this lock or barrier is freed after the command, since it is
-    /// useless without its name.
+    /// True if another region got the name of this lock or barrier. The home then frees this region after the command,
+    /// since a lock or barrier without a name is useless.
     pub lost_name: bool,
-    /// Commands queued behind this one.
+    /// Commands that wait for the end of this command, in order.
     pub queue: VecDeque<(Requester, Principal, RegionCommand)>,
 }
 
-/// The stage of a command.
+/// The work that a command is waiting for.
 #[derive(Debug)]
 pub enum Stage {
-    /// Waits until mappers have dropped the region.
+    /// The command waits until all mappers have dropped the region.
     Freeing,
-    /// Waits until mappers have applied the new permissions.
+    /// The command waits until all mappers have applied the new permissions.
     ChangingAccess,
-    /// Waits for the directory to grant this name.
+    /// The command waits for the directory to grant this name.
     Naming(Box<str>),
-    /// Moves chunks to another node.
+    /// The command moves chunks to another node.
     Moving(Moving),
 }
 
-/// A move in progress.
+/// The state of a move in progress.
 #[derive(Clone, Debug)]
 pub struct Moving {
     /// The node to which chunks move.
@@ -76,21 +77,21 @@ pub struct Moving {
     pub of: Option<NodeIncarnation>,
     /// Reserved target extents, in order, for chunks that have not moved yet.
     pub places: Extents,
-    /// Number of bytes of `places` in use.
+    /// Number of bytes of `places`, from the start, that moved chunks already occupy.
     pub used: u64,
     /// Offset of the current chunk in the region, in bytes.
     pub at: u64,
-    /// True if mappers were sent the layout.
+    /// True if the home has sent the region's layout to the mappers, with the first freeze.
     pub announced: bool,
     /// True if the chunk at `at` is frozen.
     pub frozen: bool,
-    /// True if all chunks have moved, so that mappers only have to acknowledge the last `Place`.
+    /// True if all chunks have moved, so that the move only waits for the mappers to acknowledge all new places.
     pub closing: bool,
     /// True if `parked` includes the waiters of the lock or barrier in this region.
     pub waiters_are_parked: bool,
-    /// True if the record was sent to the next home, which has not replied yet.
+    /// True if the home has sent the record to the next home, which has not replied yet.
     pub adopting: bool,
-    /// True if the next home became unreachable before it acknowledged the record.
+    /// True if the next home became unreachable before the next home acknowledged the record.
     pub in_doubt: bool,
     /// Nodes that unmapped the region after the record was first sent, with their last requests. The next home may not
     /// know of these unmappings.
@@ -99,10 +100,10 @@ pub struct Moving {
     pub parked: Vec<(Requester, Request)>,
 }
 
-/// State of one node as another node sees it.
+/// State of a node that holds bytes of a region, as the region's home sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Presence {
-    /// The node is connected, or is the observing node.
+    /// The node is connected to the home, or is the home.
     There,
     /// The node is not connected, but may be alive.
     Unreachable,
@@ -111,12 +112,12 @@ pub enum Presence {
 }
 
 impl Region {
-    /// Bytes per chunk.
+    /// Returns the number of bytes per chunk.
     pub fn chunk_bytes(&self) -> u64 {
         1 << self.chunk_bytes_log2
     }
 
-    /// Adds a mapper, or updates the latest request of an existing one.
+    /// Adds the requesting node to the mappers, or updates the latest request of a node that is already a mapper.
     pub fn add_mapper(&mut self, requester: Requester) {
         match self.mappers.iter_mut().find(|mapper| mapper.incarnation == requester.incarnation) {
             Some(mapper) => mapper.request = mapper.request.max(requester.id),
@@ -131,7 +132,7 @@ impl Region {
         self.mappers.retain(|mapper| mapper.incarnation != incarnation || mapper.request > upto);
     }
 
-    /// The move in progress, if any.
+    /// Returns the move in progress, or `None`.
     pub fn moving(&self) -> Option<&Moving> {
         match &self.busy.as_ref()?.stage {
             Stage::Moving(moving) => Some(moving),
@@ -139,7 +140,7 @@ impl Region {
         }
     }
 
-    /// As [`Region::moving`], mutably.
+    /// Returns a mutable reference to the move in progress, or `None`.
     pub fn moving_mut(&mut self) -> Option<&mut Moving> {
         match &mut self.busy.as_mut()?.stage {
             Stage::Moving(moving) => Some(moving),
@@ -147,12 +148,12 @@ impl Region {
         }
     }
 
-    /// Returns true if the record was sent to the next home, which may have adopted it.
+    /// Returns true if the home has sent the record to the next home, which may have adopted the region.
     pub fn is_being_handed_over(&self) -> bool {
         self.moving().is_some_and(|moving| moving.adopting || moving.in_doubt)
     }
 
-    /// The reply to a new mapper.
+    /// Returns the reply to a new mapper.
     pub fn reply(&self, region: RegionId, home: NodeIncarnation) -> MappedReply {
         let frozen = self.moving().filter(|moving| moving.frozen);
         MappedReply {
@@ -169,7 +170,7 @@ impl Region {
         }
     }
 
-    /// The description for users; `presence` returns the state of each owner.
+    /// Returns the description of the region for users; `presence` returns the state of each owner.
     pub fn info(
         &self,
         region: RegionId,
@@ -199,7 +200,7 @@ impl Region {
         }
     }
 
-    /// The record for the next home, without watchers and the lock's state.
+    /// Returns the record for the next home. The caller adds `watchers` and `recovered`.
     pub fn record(&self, region: RegionId) -> Record {
         Record {
             region,
@@ -218,12 +219,12 @@ impl Region {
 }
 
 impl Moving {
-    /// Returns true if the move includes `extent`.
+    /// Returns true if `extent` still has to move.
     pub fn covers(&self, extent: &Extent) -> bool {
         extent.owner != self.to && self.of.is_none_or(|of| extent.owner == of)
     }
 
-    /// Records that a node has unmapped the region: it has no mappings left from its requests up to `upto`.
+    /// Records that a node has no mappings of the region left from its map requests up to `upto`.
     pub fn note_unmapped(&mut self, incarnation: NodeIncarnation, upto: RequestId) {
         match self.unmapped.iter_mut().find(|(mapper, _)| *mapper == incarnation) {
             Some((_, last)) => *last = upto.max(*last),
@@ -231,8 +232,8 @@ impl Moving {
         }
     }
 
-    /// Returns true if mappers were informed of the move. From then on, the home must not change the bytes itself,
-    /// since its changes may be lost.
+    /// Returns true if the home has informed the mappers of the move. From then on, the home must not change the
+    /// region's bytes itself, since these changes may be lost.
     pub fn has_started(&self) -> bool {
         self.announced || self.closing
     }

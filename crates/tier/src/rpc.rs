@@ -8,9 +8,9 @@
 //!     head            <── plain write, occasionally ───────    how far the ring has been read
 //! ```
 //!
-//! Each server has one ring per client node. The client owns its tail ([`RingWriter`]), the server its head
-//! ([`RingReader`]). The reply goes into a slot of the caller's node ([`ReplySlots`]). A slot whose caller has given
-//! up stays reserved until the late reply arrives, the server acknowledges that it will not write any more
+//! Each server has one ring per client node. The client owns the ring's tail ([`RingWriter`]), the server the ring's
+//! head ([`RingReader`]). The reply goes into a slot of the caller's node ([`ReplySlots`]). A slot whose caller has
+//! given up stays reserved until the late reply arrives, the server acknowledges that it will not write any more
 //! ([`Served`]), or the server is cut off.
 
 pub mod atomic;
@@ -32,10 +32,10 @@ pub const PAYLOAD_BYTES_MAX: u64 = 1 << 30;
 
 /// Minimum length of a ring, in bytes.
 pub const RING_BYTES_MIN: u64 = 4 << 10;
-/// Maximum length of a ring, in bytes: every offset in it fits into an immediate.
+/// Maximum length of a ring, in bytes: every offset in such a ring fits into an immediate.
 pub const RING_BYTES_MAX: u64 = 1 << 30;
 
-/// A violation of the protocol by a peer, whose connection is to be dropped.
+/// A violation of the protocol by a peer. The receiver must drop the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the peer violates the protocol of calls: {0}")]
 pub struct Violation(pub &'static str);

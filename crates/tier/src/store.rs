@@ -26,11 +26,11 @@ const ALIGNMENT: u64 = 64;
 /// Reason why chunks could not be reserved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shortage {
-    /// The arena can grow by a segment of this many bytes: register one, then try again.
+    /// The arena can grow by a segment of this many bytes: register such a segment, then try again.
     Grow(u64),
-    /// A segment is being registered, or freed memory is being cleaned: try again afterwards.
+    /// A segment is being registered, or freed memory is being cleaned: try again when this has ended.
     Wait,
-    /// There is no space until memory is freed.
+    /// The arena has no space for the chunks until memory is freed.
     NoSpace {
         /// Number of free bytes, perhaps fragmented.
         available: u64,
@@ -45,7 +45,7 @@ struct Foreign {
     home: NodeIncarnation,
 }
 
-/// The local arena.
+/// The arena of this node: its segments, and the use of their bytes.
 #[derive(Debug)]
 pub struct Store {
     me: NodeIncarnation,
@@ -60,7 +60,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// Creates an arena of at most `bytes_total`, which grows by segments of `segment_bytes`.
+    /// Creates an empty arena of node `me`, which grows by segments of `segment_bytes`, to at most `bytes_total`.
     pub fn new(me: NodeIncarnation, bytes_total: u64, segment_bytes: u64) -> Store {
         Store {
             me,
@@ -75,7 +75,7 @@ impl Store {
         }
     }
 
-    /// Bytes that belong to regions.
+    /// Returns the number of bytes that belong to regions.
     pub fn bytes_used(&self) -> u64 {
         self.allocator.bytes_total()
             - self.allocator.bytes_free()
@@ -83,17 +83,17 @@ impl Store {
             - self.discarding.values().map(|extent| extent.len.next_multiple_of(ALIGNMENT)).sum::<u64>()
     }
 
-    /// Bytes that the arena has grown to.
+    /// Returns the current size of the arena, in bytes.
     pub fn bytes_grown(&self) -> u64 {
         self.allocator.bytes_total()
     }
 
-    /// Bytes of the arena that are free.
+    /// Returns the number of free bytes of the arena.
     pub fn bytes_free(&self) -> u64 {
         self.allocator.bytes_free()
     }
 
-    /// Bytes in quarantine.
+    /// Returns the number of bytes in quarantine.
     pub fn bytes_quarantined(&self) -> u64 {
         let extents = self.quarantine.iter().flat_map(|(extents, _)| extents);
         extents.map(|extent| extent.len.next_multiple_of(ALIGNMENT)).sum()
@@ -104,25 +104,25 @@ impl Store {
         !self.quarantine.is_empty()
     }
 
-    /// Bytes in quarantine because `incarnation` could access them.
+    /// Returns the number of bytes that are in quarantine because `incarnation` could still access them.
     pub fn bytes_quarantined_for(&self, incarnation: NodeIncarnation) -> u64 {
         let quarantined = self.quarantine.iter().filter(|(_, tainted)| tainted.contains(&incarnation));
         let extents = quarantined.flat_map(|(extents, _)| extents);
         extents.map(|extent| extent.len.next_multiple_of(ALIGNMENT)).sum()
     }
 
-    /// Maximum bytes that this node contributes.
+    /// Returns the maximum number of bytes that this node contributes.
     pub fn bytes_total(&self) -> u64 {
         self.bytes_total
     }
 
-    /// Bytes of `bytes_total` that the operating system currently refuses to provide.
+    /// Returns the number of bytes of `bytes_total` that the operating system currently refuses to provide.
     pub fn bytes_refused(&self) -> u64 {
         if self.growth.is_refused() { self.growth_max() } else { 0 }
     }
 
-    /// Reserves chunks for `len` bytes of a region, in few extents if possible. All extents but the last consist of
-    /// whole chunks.
+    /// Reserves chunks for `len` bytes of a region, in few extents if possible. All extents except the last consist of
+    /// whole chunks. If there is not enough space, reserves nothing and returns the [`Shortage`].
     pub fn reserve(&mut self, now_ns: u64, len: u64, chunk_bytes: u64) -> Result<Extents, Shortage> {
         let mut extents = Extents::new();
         let mut missing = len;
@@ -139,14 +139,14 @@ impl Store {
         Ok(extents)
     }
 
-    /// Undoes a reservation whose extents were not passed on yet.
+    /// Frees reserved extents that no other part of the node has received.
     pub fn unreserve(&mut self, extents: &[Extent]) {
         for extent in extents {
             self.free_range_of(*extent);
         }
     }
 
-    /// Number of bytes by which the arena may still grow.
+    /// Returns the number of bytes by which the arena may still grow.
     fn growth_max(&self) -> u64 {
         self.bytes_total.saturating_sub(self.allocator.bytes_total())
     }
@@ -166,7 +166,7 @@ impl Store {
         self.growth.request(chunk_bytes, least, growth).map_or(Shortage::Wait, Shortage::Grow)
     }
 
-    /// Handles the result of growing: the new segment, or `None` if the operating system refused it.
+    /// Handles the result of [`Effect::Grow`]: the new segment, or `None` if the operating system refused the segment.
     pub fn handle_grown(&mut self, now_ns: u64, segment: Option<(Key, Window)>) {
         match segment {
             Some((key, window)) => {
@@ -178,7 +178,7 @@ impl Store {
         }
     }
 
-    /// The window of `extent`; `None` if it is not local.
+    /// Returns the window of `extent`, or `None` if `extent` is not in this arena.
     pub fn window(&self, extent: &Extent) -> Option<Window> {
         if extent.owner != self.me {
             return None;
@@ -187,7 +187,7 @@ impl Store {
         window.slice(extent.offset, extent.len)
     }
 
-    /// Records that local `extents` belong to a region of another home.
+    /// Records that `extents` of this arena belong to a region whose home is another node.
     pub fn hold_for(&mut self, home: NodeIncarnation, region: RegionId, extents: &[Extent]) {
         for extent in extents {
             self.hold_one(extent.key, extent.offset, Foreign { len: extent.len, region, home });
@@ -213,9 +213,9 @@ impl Store {
         self.foreign.insert((key, offset), held);
     }
 
-    /// Called when this node becomes the home of a region: the local chunks among `extents` now belong to that region
-    /// here, and no longer count as held for another home. Other local chunks stay held for a former home that has
-    /// moved the region's bytes off them and has not returned them yet.
+    /// Records that this node has become the home of a region: the chunks of `extents` that are in this arena no longer
+    /// count as held for another home. Other chunks stay held for a former home that has moved the region's bytes out
+    /// of them and has not returned them yet.
     pub fn adopt(&mut self, extents: &[Extent]) {
         let me = self.me;
         for extent in extents.iter().filter(|extent| extent.owner == me) {
@@ -223,17 +223,17 @@ impl Store {
         }
     }
 
-    /// Returns true if all of `extent` is local and held for `home`.
+    /// Returns true if all of `extent` is in this arena and held for regions of `home`.
     pub fn is_held_for(&self, home: NodeIncarnation, extent: &Extent) -> bool {
         self.holding(extent).is_some_and(|held| held.home == home)
     }
 
-    /// Returns true if all of `extent` is local and held for `region`, homed at another node.
+    /// Returns true if all of `extent` is in this arena and held for `region`, whose home is another node.
     pub fn is_held_for_region(&self, region: RegionId, extent: &Extent) -> bool {
         self.holding(extent).is_some_and(|held| held.region == region)
     }
 
-    /// The run that contains all of `extent`, or `None`.
+    /// Returns the run that contains all of `extent`, or `None`.
     fn holding(&self, extent: &Extent) -> Option<&Foreign> {
         let (&(key, start), held) = self.foreign.range(..=(extent.key, extent.offset)).next_back()?;
         let end = extent.offset.checked_add(extent.len);
@@ -242,7 +242,7 @@ impl Store {
         is_local.then_some(held)
     }
 
-    /// All chunks held for `home`, by region.
+    /// Returns all chunks of this arena that are held for `home`, by region.
     pub fn held_for(&self, home: NodeIncarnation) -> Vec<(RegionId, Extents)> {
         let mut held: BTreeMap<RegionId, Extents> = BTreeMap::new();
         for (&(key, offset), foreign) in self.foreign.iter().filter(|(_, foreign)| foreign.home == home) {
@@ -252,7 +252,7 @@ impl Store {
         held.into_iter().collect()
     }
 
-    /// Bytes held for other homes, by region.
+    /// Returns the number of bytes of this arena that are held for other homes, by region, each with its home.
     pub fn held(&self) -> BTreeMap<RegionId, (NodeIncarnation, u64)> {
         let mut held: BTreeMap<RegionId, (NodeIncarnation, u64)> = BTreeMap::new();
         for foreign in self.foreign.values() {
@@ -263,12 +263,12 @@ impl Store {
         held
     }
 
-    /// Returns true if any chunk is held for `home`.
+    /// Returns true if this arena holds any chunk for `home`.
     pub fn holds_any_for(&self, home: NodeIncarnation) -> bool {
         self.foreign.values().any(|foreign| foreign.home == home)
     }
 
-    /// Removes and returns the chunks of an ended home, for release once no node maps them.
+    /// Stops holding chunks for an ended home, and returns these chunks, for release once no node maps them.
     pub fn take_orphans(&mut self, home: NodeIncarnation) -> Extents {
         let orphans: Vec<(Key, u64)> =
             self.foreign.iter().filter(|(_, foreign)| foreign.home == home).map(|(at, _)| *at).collect();
@@ -280,8 +280,8 @@ impl Store {
         extents
     }
 
-    /// Frees local chunks. If any node in `tainted` can still write to them, they stay in quarantine until all these
-    /// nodes are cut off.
+    /// Frees chunks of this arena. If any node in `tainted` can still write to the chunks, they stay in quarantine
+    /// until all nodes in `tainted` are cut off.
     pub fn release(
         &mut self,
         extents: &[Extent],
@@ -298,7 +298,7 @@ impl Store {
         }
     }
 
-    /// Stops holding `extent`, which may be part of a longer run, for another node.
+    /// Stops holding `extent`, which may be part of a longer run, for another home.
     pub fn forget_foreign(&mut self, extent: &Extent) {
         let before = self.foreign.range(..=(extent.key, extent.offset)).next_back();
         let Some((&(key, start), &foreign)) = before else { return };
@@ -315,7 +315,7 @@ impl Store {
         }
     }
 
-    /// Releases the quarantined chunks that only `incarnation` could still access, since it is cut off now.
+    /// Releases the quarantined chunks that only `incarnation`, which is now cut off, could still access.
     pub fn handle_cut_off(&mut self, incarnation: NodeIncarnation, effects: &mut impl Extend<Effect>) {
         let mut safe = Vec::new();
         self.quarantine.retain_mut(|(extents, tainted)| {
@@ -335,7 +335,7 @@ impl Store {
         Effect::Discard { token, key: extent.key, offset: extent.offset, len: extent.len }
     }
 
-    /// Frees memory after its discard: it reads as zero again and can be reserved.
+    /// Handles the completion of [`Effect::Discard`]: the memory reads as zero again and is free.
     pub fn handle_discarded(&mut self, token: Token) {
         if let Some(extent) = self.discarding.remove(&token) {
             self.free_range_of(extent);

@@ -122,7 +122,7 @@ impl Actor {
         });
     }
 
-    /// As [`Actor::expect`], for an error that must have a known cause.
+    /// Reports a violation by this session unless `error` `has_reason`, a known cause.
     pub(crate) fn expect_reason(&self, has_reason: bool, begin_ns: u64, error: &impl Display) {
         self.expect(has_reason, begin_ns, format_args!("{error}, without a known cause"));
     }

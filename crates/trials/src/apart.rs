@@ -29,7 +29,7 @@ const MARK: [u8; 64] = [0x5a; 64];
 /// Pause of the mapper between two accesses.
 const PAUSE: Duration = Duration::from_micros(5);
 
-/// Returns the names of these regions, one per session.
+/// Returns the names of the regions of all scenes, one per session.
 pub(crate) fn names(harness: &Harness) -> impl Iterator<Item = String> + use<> {
     let (nodes, sessions) = match harness.plan.work.apart {
         0 => (0, 0),

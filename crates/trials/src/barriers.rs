@@ -92,12 +92,13 @@ impl Room {
         *passed += 1;
         match () {
             () if there < visit.participants as usize => {
-                Err(format!("it passed with {there} of {} participants", visit.participants))
+                Err(format!("the participant passed with {there} of {} participants", visit.participants))
             }
             // A barrier that was created again restarts its rounds.
-            () if *passed > visit.participants && is_calm => {
-                Err(format!("{passed} have passed in round {round}, of {}", visit.participants))
-            }
+            () if *passed > visit.participants && is_calm => Err(format!(
+                "{passed} participants have passed round {round} of a barrier of {}",
+                visit.participants
+            )),
             () => Ok(()),
         }
     }
@@ -108,11 +109,11 @@ impl Room {
         let first_ns = deadlines.min().expect("the participant itself has a deadline");
         let latest_ns = visit.begin_ns + TIMEOUT_US_MAX * 1000 + SLACK_NS;
         match () {
-            () if now_ns + CLOCKS_NS < first_ns => {
-                Err(format!("it timed out early: the first deadline of a participant is {first_ns} ns"))
-            }
+            () if now_ns + CLOCKS_NS < first_ns => Err(format!(
+                "the participant timed out early: the first deadline of a participant is {first_ns} ns"
+            )),
             () if now_ns > latest_ns && is_calm => {
-                Err(format!("it timed out late: a wait that began then must time out by {latest_ns} ns"))
+                Err(format!("the participant timed out late: its wait must time out by {latest_ns} ns"))
             }
             () => Ok(()),
         }

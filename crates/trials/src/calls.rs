@@ -104,7 +104,7 @@ impl Calling {
         let verdict = match result {
             None => Ok(()),
             Some(Ok(output)) => self.check_answer(actor, &output),
-            Some(Err(Failure::Endless)) => Err(format!("it did not end in {:?}", self.timeout)),
+            Some(Err(Failure::Endless)) => Err(format!("the call did not end in {:?}", self.timeout)),
             Some(Err(Failure::Refused(error))) => {
                 self.check_refusal(actor, &error).map_err(|why| format!("{error}: {why}"))
             }
@@ -123,7 +123,7 @@ impl Calling {
         if output == payload::output(self.id, output.len()) {
             return Ok(());
         }
-        Err("its answer differs from the one that was sent".to_owned())
+        Err("the answer differs from the one that was sent".to_owned())
     }
 
     fn check_refusal(&self, actor: &Actor, error: &CallError) -> Result<(), String> {

@@ -11,7 +11,8 @@ const POLLS_MAX: u64 = 4;
 /// Maximum time before a future is dropped.
 const AGE_NS_MAX: u64 = 40_000;
 
-/// Returns the output of `future`. With a probability of `per_mille`, drops it; `None` if it had not ended.
+/// Returns the output of `future`. With a probability of `per_mille` thousandths, drops `future` after a random number
+/// of polls or a random time, and returns `None` if `future` had not ended by then.
 pub(crate) async fn or_cancel<F: Future>(
     world: &World,
     host: HostId,

@@ -35,7 +35,7 @@ const LEASES_OF_CONSEQUENCES: u64 = 4;
 /// The principals of sessions, in turn.
 pub(crate) const PRINCIPALS: [&str; 3] = ["ada", "bob", "eve"];
 
-/// State of a trial; see the header of this file.
+/// State that all sessions of a trial share, and the nodes of the trial.
 pub(crate) struct Harness {
     pub(crate) world: World,
     pub(crate) plan: Plan,
@@ -252,7 +252,7 @@ impl Harness {
         match joined {
             Some(joined) => joined?,
             None => {
-                self.judge.violated(format!("node {node} neither joins nor fails to"));
+                self.judge.violated(format!("node {node} has neither joined nor failed to join"));
                 return Ok(());
             }
         }
@@ -493,7 +493,7 @@ fn add_hosts(world: &World, plan: &Plan) -> Vec<HostId> {
     places.map(stand).collect()
 }
 
-/// A working session; see [`Harness::count_in`].
+/// Counts a session as working until it is dropped.
 pub(crate) struct Working(Rc<Harness>);
 
 impl Drop for Working {

@@ -14,7 +14,7 @@ const BEGIN_SINCE_1970_NS: u64 = 1_700_000_000_000_000_000;
 
 /// Parameters of a node's start.
 pub struct Birth {
-    /// Host of the node, which must run.
+    /// Host of the node. The host must be running.
     pub host: HostId,
     /// Number of the incarnation; makes the node's address unique.
     pub incarnation: u32,

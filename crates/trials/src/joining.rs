@@ -1,4 +1,4 @@
-//! Scenarios of nodes that join a cluster some of whose members are unreachable or slow, in simulated time.
+//! Scenarios of nodes that join a cluster in which some members are unreachable or slow, in simulated time.
 
 use std::cell::Cell;
 use std::pin::pin;

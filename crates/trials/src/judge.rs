@@ -45,7 +45,7 @@ pub(crate) fn may_follow_fault(cause: &RegionCause) -> bool {
     )
 }
 
-/// Tallies of operations, and the first violation; see the header of this file.
+/// Tallies of operations, and the first violation of a trial.
 pub(crate) struct Judge {
     world: World,
     violation: RefCell<Option<String>>,

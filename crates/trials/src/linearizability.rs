@@ -16,7 +16,7 @@ use todc_utils::specifications::Specification;
 /// Maximum length of a piece that is checked.
 const PIECE_MAX: usize = 48;
 
-/// The time of an operation.
+/// Start and end of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
     /// Start of the operation, in ns.

@@ -112,7 +112,10 @@ fn check_guards(actor: &Actor) {
         };
         let ledgers = &actor.harness.locks.borrow().ledgers;
         if is_kept && let Some(token) = ledgers[held.name].taken_after(held.token) {
-            let what = format!("still holds it with token {}, but {token} was granted", held.token);
+            let what = format!(
+                "the session still holds the lock with token {}, but {token} was granted",
+                held.token
+            );
             accuse(actor, held.name, actor.now_ns(), &what);
         }
     }
@@ -199,7 +202,7 @@ fn took(actor: &mut Actor, name: usize, guard: Guard) {
     let verdict =
         with_ledger(actor, name, |ledger, scene| ledger.took(run_of(actor), token, recovered, scene));
     if let Err(why) = verdict {
-        accuse(actor, name, actor.now_ns(), &format!("took it with token {token}: {why}"));
+        accuse(actor, name, actor.now_ns(), &format!("the session took the lock with token {token}: {why}"));
     }
     let guard = if actor.random.chance(1, 6) {
         guard.keep();
@@ -227,7 +230,7 @@ fn refused(
             if is_over {
                 Ok(())
             } else {
-                Err(format!("it timed out after {waited_ns} ns instead of {timeout:?}"))
+                Err(format!("the attempt timed out after {waited_ns} ns instead of {timeout:?}"))
             }
         }
         (cause, _) => {
@@ -267,7 +270,7 @@ async fn take_held_lock(actor: &mut Actor) {
         }
     };
     if !is_right {
-        accuse(actor, name, actor.now_ns(), &format!("took a lock that it holds: {result:?}"));
+        accuse(actor, name, actor.now_ns(), &format!("the session took a lock that it holds: {result:?}"));
     }
 }
 
@@ -282,7 +285,7 @@ async fn release_unheld(actor: &mut Actor) {
     let text = text(name);
     let result = actor.attempt("unlock another's", driven.unlock_unheld(&session, &text)).await;
     match result {
-        Some(Ok(())) => accuse(actor, name, begin_ns, "released it without holding it"),
+        Some(Ok(())) => accuse(actor, name, begin_ns, "the session released the lock without holding it"),
         Some(Err(error)) if error.cause != LockCause::NotHeld && !is_explained(actor, &error.cause) => {
             accuse(actor, name, begin_ns, &format!("{error}, without a known cause"));
         }

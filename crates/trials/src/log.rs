@@ -83,7 +83,11 @@ pub(crate) async fn finish(actor: &mut Actor) {
         }
         let (position, begin_ns) = (held.follower.position(), actor.now_ns());
         let has_come = position >= end || !actor.harness.is_undisturbed();
-        actor.expect(has_come, begin_ns, format_args!("a follower stops at {position} of {end}"));
+        actor.expect(
+            has_come,
+            begin_ns,
+            format_args!("a follower stops at position {position}, but the log ends at {end}"),
+        );
     }
     drop(session);
 }

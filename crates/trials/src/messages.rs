@@ -34,7 +34,7 @@ pub(crate) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
     let options = ServeOptions { requests_max: QUEUED_MAX, ..ServeOptions::default() };
     let mailbox = match session.open_port(PORT, options) {
         Ok(mailbox) => mailbox,
-        Err(error) => return harness.judge.violated(format!("at node {node}: {error}")),
+        Err(error) => return harness.judge.violated(format!("node {node} cannot open its port: {error}")),
     };
     let name = format!("receiver of node {node}");
     let receiver = Receiver {
@@ -94,7 +94,7 @@ impl Receiver {
                 let arrival = arrival.map_err(|why| format!("message {number} of {path:?}: {why}"));
                 if is_right { arrival } else { Err(format!("{path:?} arrived from {:?}", message.node)) }
             }
-            None => Err("its bytes differ from those that were sent".to_owned()),
+            None => Err("the bytes of the message differ from those that were sent".to_owned()),
         };
         verdict.unwrap_or_else(|why| {
             self.harness.judge.violated(format!("at {:?} (node, life): {why}", self.at))
@@ -207,7 +207,7 @@ fn failed(actor: &Actor, path: Path, number: u64, may_block: bool, error: &SendE
     };
     let is_down = matches!(error.cause, SendCause::PeerDown | SendCause::NodeClosed);
     if error.may_have_arrived && !is_down {
-        return Err("it cannot have arrived".to_owned());
+        return Err("the message cannot have arrived".to_owned());
     }
     if !is_down {
         // A place may be reserved for the message until its port learns that it will not arrive.

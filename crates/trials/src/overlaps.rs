@@ -1,11 +1,11 @@
-//! No memory belongs to two regions at once, even in the view of stale nodes.
+//! Checks that no memory belongs to two regions at once, even in the view of nodes that have not heard of a change yet.
 //!
 //! The check detects that memory is reused too early as soon as it happens, before accesses collide.
 
 use crate::harness::Harness;
 
-/// Checks all nodes whose processes exist, even stopped ones. A node that is cut off cannot access memory, whatever its
-/// view; if adapters cut it off, it learns of that late.
+/// Checks all nodes whose processes exist, even stopped ones. Ignores the views of nodes that are cut off: such a node
+/// cannot access memory, and if adapters cut it off, the node learns of the cut-off late.
 pub(crate) fn judge(harness: &Harness) {
     if !harness.deaths_are_reported() {
         return;

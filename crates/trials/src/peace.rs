@@ -33,7 +33,8 @@ impl Harness {
         self.peace_since_ns().is_some_and(|since_ns| since_ns <= begin_ns)
     }
 
-    /// Returns true if nodes that lose each other live on, each on a host of its own, and are dialled again soon.
+    /// Returns true if nodes that lose their connection stay alive, each on its own host, and soon dial each other
+    /// again.
     pub(crate) fn is_mended_soon(&self) -> bool {
         let is_soon = self.plan.dial_us.is_some_and(|dial_us| dial_us <= self.plan.lease_us / 2);
         self.cut_off_is_by_adapters && self.plan.hosts.is_none() && is_soon

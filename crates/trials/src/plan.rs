@@ -51,7 +51,7 @@ pub struct Plan {
     /// Placement of nodes on hosts; by default, each node has its own host.
     #[serde(default)]
     pub hosts: Option<Hosts>,
-    /// Profile of the hardware between the nodes of one host: one whose processes share memory.
+    /// Profile of the hardware between the nodes of one host. In this profile, processes share memory.
     #[serde(default)]
     pub host_profile: Option<String>,
     /// Maximum number of work requests in a connection's queue; by default, the number in the profile.
@@ -63,7 +63,7 @@ pub struct Plan {
     /// Minimum number of bytes by which an arena grows: a power of two, at most a quarter of the arena.
     #[serde(default = "defaults::segment_bytes")]
     pub segment_bytes: u64,
-    /// Weights of operations.
+    /// Weights of the operations that sessions execute at random.
     #[serde(default)]
     pub work: Work,
     /// Weights of faults.
@@ -81,33 +81,34 @@ pub enum Hosts {
     Filled(Vec<u32>),
 }
 
-/// Weights of operations.
+/// Weights of the operations that sessions execute at random.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Work {
-    /// Regions: allocated, mapped, read, written, moved, granted, freed.
+    /// Weight of operations on regions: alloc, map, read, write, move, grant, free.
     pub regions: u32,
-    /// Atomics on shared words.
+    /// Weight of atomics on shared words.
     pub words: u32,
-    /// Calls.
+    /// Weight of calls.
     pub calls: u32,
-    /// Messages.
+    /// Weight of messages.
     pub messages: u32,
-    /// Locks.
+    /// Weight of operations on locks.
     pub locks: u32,
-    /// Barriers.
+    /// Weight of barriers.
     pub barriers: u32,
-    /// Writes that notify watchers.
+    /// Weight of writes that notify watchers.
     pub watches: u32,
-    /// Permissions that are revoked while they are used.
+    /// Weight of scenes in which permissions are revoked while they are used.
     pub rights: u32,
-    /// Homes that lose the connection to a mapper, while both reach the node that holds the bytes.
+    /// Weight of scenes in which a home and a mapper lose their connection while both reach the node that holds the
+    /// bytes.
     pub apart: u32,
-    /// The log of `halite-apps`: append, follow, trim.
+    /// Weight of operations on the log of `halite-apps`: append, follow, trim.
     pub log: u32,
-    /// The key-value store of `halite-apps`, one per node: reads and changes.
+    /// Weight of reads and changes of the key-value stores of `halite-apps`, one per node.
     pub kv: u32,
-    /// Messages that are published, several in sequence.
+    /// Weight of published messages, several in sequence.
     pub published: u32,
     /// Accesses per thousand that access many words.
     pub long_per_mille: u32,
@@ -129,28 +130,29 @@ pub struct Work {
 pub struct Faults {
     /// Mean time between two faults in microseconds; 0 for none.
     pub gap_us: u64,
-    /// A node crashes, and restarts.
+    /// Weight of crashes of a node, which then restarts.
     pub crash: u32,
-    /// A node leaves, and restarts.
+    /// Weight of departures of a node, which then restarts.
     pub leave: u32,
-    /// A node is stopped, and resumed.
+    /// Weight of stops of a node, which is later resumed.
     pub pause: u32,
-    /// Two nodes lose both directions of their link for a while.
+    /// Weight of faults in which two nodes lose both directions of their link for a while.
     pub partition: u32,
-    /// Two nodes lose one direction of their link for a while.
+    /// Weight of faults in which two nodes lose one direction of their link for a while.
     pub one_way: u32,
-    /// A link loses, duplicates, reorders and corrupts packets for a while.
+    /// Weight of faults in which a link loses, duplicates, reorders and corrupts packets for a while.
     pub noise: u32,
-    /// A node's clock runs fast or slow.
+    /// Weight of faults in which a node's clock runs fast or slow.
     pub drift: u32,
-    /// A host crashes with all its nodes, without notice to others, and they restart.
+    /// Weight of crashes of a host with all its nodes, without notice to others; the nodes then restart.
     pub host_crash: u32,
-    /// A node that only one other node reaches is forgotten, and restarts in another incarnation.
+    /// Weight of faults in which the cluster forgets a node that only one other node reaches. The node then restarts in
+    /// another incarnation.
     pub forget: u32,
     /// Maximum duration of a fault, in hundredths of a lease.
     pub long_percent: u32,
-    /// After this many microseconds with faults, no faults are injected until there has been peace for two leases; 0:
-    /// faults never pause.
+    /// Time with faults, in microseconds. Then no faults are injected until two leases of peace, in which everything
+    /// alive must work, have passed; 0: faults never pause.
     pub spell_us: u64,
 }
 

@@ -16,7 +16,7 @@ const PLANS: [(&str, &str); 10] = [
 ];
 
 impl Plan {
-    /// Names of the plans for thousands of seeds: a trial takes some milliseconds.
+    /// Names of the plans whose trials take some milliseconds, so that thousands of seeds can run.
     pub const SMALL: [&str; 7] = ["calm", "storm", "regions", "links", "adapters", "mixed", "torn"];
 
     /// Returns the names of the built-in plans.

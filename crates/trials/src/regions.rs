@@ -305,10 +305,10 @@ fn check_success(
     };
     let since_ns = begin_ns.max(over_ns);
     if !life.may_have_lived(since_ns) {
-        return Err(format!("it succeeded, but the region was freed at {} ns", life.ended_ns));
+        return Err(format!("the access succeeded, but the region was freed at {} ns", life.ended_ns));
     }
     if !holding.wanted.contains(kind) || !life.rights.may_have(actor.principal, kind, since_ns) {
-        return Err(format!("it succeeded without permission for {kind}"));
+        return Err(format!("the access succeeded without permission for {kind}"));
     }
     Ok(())
 }

@@ -24,7 +24,7 @@ pub struct Report {
     pub operations: BTreeMap<&'static str, Tally>,
     /// The first violation, if any.
     pub violation: Option<String>,
-    /// The trace, as far as it was kept.
+    /// The lines of the trace that [`Keep`](crate::Keep) selected.
     pub trace: Vec<String>,
 }
 

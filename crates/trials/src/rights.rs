@@ -19,7 +19,7 @@ const EVERYONE: Permissions = Permissions::READ.union(Permissions::WRITE);
 /// Maximum delay between two commands.
 const LATER_NS_MAX: u64 = 4_000;
 
-/// Returns the names of these regions: one per session.
+/// Returns the names of the regions whose permissions are revoked while in use: one per session.
 pub(crate) fn names(harness: &Harness) -> impl Iterator<Item = String> + use<> {
     let (nodes, sessions) = match harness.plan.work.rights {
         0 => (0, 0),

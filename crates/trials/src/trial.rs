@@ -13,14 +13,14 @@ use crate::plan::{Plan, PlanError};
 use crate::report::Report;
 use crate::{kv, locks, log, messages, overlaps, peace, words};
 
-/// The part of the trace that is kept.
+/// The part of the trace that a report keeps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Keep {
-    /// No lines.
+    /// Keep no lines of the trace.
     Nothing,
-    /// The last lines.
+    /// Keep this number of lines, the last ones of the trace.
     Last(usize),
-    /// All lines.
+    /// Keep all lines of the trace.
     All,
 }
 
@@ -98,7 +98,9 @@ fn run_to_end(harness: &Harness) -> Option<String> {
             RunEnd::Stuck { waiting } => {
                 return Some(format!("all tasks wait forever: {}", waiting.join(", ")));
             }
-            RunEnd::StepsExhausted { task } => return Some(format!("it does not end; last task: {task}")),
+            RunEnd::StepsExhausted { task } => {
+                return Some(format!("the trial does not end; last task: {task}"));
+            }
         }
     }
 }

@@ -266,9 +266,9 @@ fn notified(actor: &Actor, holding: Holding, write: Write, begin_ns: u64) -> Res
         let may = holding.rights.contains(Permissions::WRITE)
             && life.rights.may_have(actor.principal, Permissions::WRITE, begin_ns);
         match () {
-            () if is_heard && !may => Err("it succeeded without permission".to_owned()),
+            () if is_heard && !may => Err("the write succeeded without permission".to_owned()),
             () if is_heard && life.ended_ns < begin_ns => {
-                Err(format!("it succeeded, but the region was freed at {} ns", life.ended_ns))
+                Err(format!("the write succeeded, but the region was freed at {} ns", life.ended_ns))
             }
             () => Ok(()),
         }

@@ -90,7 +90,7 @@ pub(crate) async fn finish(actor: &mut Actor) {
     }
 }
 
-/// Returns the names of these regions.
+/// Returns the names of the regions of words.
 pub(crate) fn names() -> impl Iterator<Item = String> {
     (0..NAMES).map(text)
 }
@@ -108,7 +108,7 @@ async fn open(actor: &mut Actor, name: usize) {
             let life = (len / WORD) as usize - WORDS;
             let is_known = life < actor.harness.words.borrow().lives.len();
             if !is_known {
-                return actor.harness.judge.violated(format!("{text} has {len} bytes, which it never had"));
+                return actor.harness.judge.violated(format!("{text} has {len} bytes; no such region had"));
             }
             actor.words.held[name] = Some(Holding { lh, life, rights, last: [0; WORDS] });
         }

@@ -1,4 +1,4 @@
-//! Simulated costs of operations are those of docs/simulated.md.
+//! Checks that the simulated costs of operations are those in docs/simulated.md.
 
 #[test]
 fn simulated_costs_have_not_changed() {

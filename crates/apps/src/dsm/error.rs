@@ -13,11 +13,11 @@ pub enum DsmError {
     /// A range of bytes does not lie within the shared pages.
     #[error("bytes {begin} to {end} are not inside the shared pages, which have {len} bytes")]
     OutOfBounds {
-        /// Where the range begins.
+        /// Offset of the first byte of the range.
         begin: u64,
-        /// Where it ends.
+        /// Offset behind the last byte of the range.
         end: u64,
-        /// Length of all pages.
+        /// Length of all shared pages, in bytes.
         len: u64,
     },
     /// The offset of a word is not a multiple of 8.
@@ -26,10 +26,10 @@ pub enum DsmError {
         /// Offset of the word.
         offset: u64,
     },
-    /// A store outside of a section that may write; nothing was stored.
+    /// A store reached a page that is in no section of this worker that may write. Nothing was stored.
     #[error("page {page} is not in a section of this worker that may write; acquire it with Access::Write")]
     NotAcquired {
-        /// The page.
+        /// Number of the page.
         page: usize,
     },
     /// A page could not be read from its home, or written to it. All later accesses of this worker fail, too.
@@ -38,24 +38,24 @@ pub enum DsmError {
     /// The region of a worker cannot be used.
     #[error(transparent)]
     Region(#[from] RegionError),
-    /// The workers did not all arrive.
+    /// Not all workers reached the barrier.
     #[error(transparent)]
     Barrier(#[from] BarrierError),
-    /// This worker cannot serve the others.
+    /// This worker cannot open its server for the other workers.
     #[error(transparent)]
     Serve(#[from] ServeError),
-    /// The lock server did not answer.
+    /// The call to the lock server, which grants and ends sections, failed.
     #[error("sections of shared pages: {0}")]
     Locks(#[from] NamedCallError),
-    /// A worker may still have old copies of released pages. The section stays held.
-    #[error("worker {worker} did not discard its copies of released pages; its section stays held")]
+    /// A worker may still have old copies of released pages. The section that changed these pages stays held.
+    #[error("worker {worker} did not discard its copies of released pages; their section stays held")]
     Invalidate {
-        /// The worker.
+        /// Number of the worker.
         worker: usize,
-        /// Why.
+        /// Error of the call to the worker.
         source: NamedCallError,
     },
-    /// Another worker could not reach this one, so its copies may be old.
-    #[error("this worker was unreachable and may have old copies of shared pages; open them anew")]
+    /// Another worker could not reach this worker, so this worker's copies of pages may be old.
+    #[error("this worker was unreachable and may have old copies of shared pages; open the range again")]
     Lost,
 }

@@ -1,7 +1,7 @@
 //! The lock server: worker 0 grants sections.
 //!
-//! A request is answered when it is granted. The server keeps one unanswered call to each worker, whose failure tells at
-//! once that the worker has ended.
+//! The server answers a request when it grants the section. It keeps one unanswered call to each worker; a failure of
+//! that call shows at once that the worker has ended.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -41,7 +41,7 @@ impl Locks {
         Locks { session, name: name_of(range), me, patience }
     }
 
-    /// Waits until a section is granted.
+    /// Waits until the lock server grants a section.
     pub(super) fn acquire(
         &self,
         id: u64,
@@ -57,7 +57,7 @@ impl Locks {
         granted
     }
 
-    /// Gives a section up. `lost` are the workers that did not discard their copies, because they have ended.
+    /// Releases a section. `lost` lists the workers that have ended and therefore did not discard their copies.
     pub(super) fn release(&self, id: u64, lost: &[usize]) -> Result<(), DsmError> {
         let lost = lost.iter().map(|worker| *worker as u64);
         self.call([RELEASE, self.me as u64, id].into_iter().chain(lost))
@@ -89,7 +89,7 @@ pub(super) fn serve(
 /// Resolves to the number of a worker that has ended.
 type End = Pin<Box<dyn Future<Output = usize> + Send>>;
 
-/// Long enough that no run lasts longer.
+/// Timeout of the unanswered calls, longer than any run.
 const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 fn end_of(session: &blocking::Session, range: &str, worker: usize) -> End {

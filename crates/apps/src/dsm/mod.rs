@@ -8,17 +8,18 @@
 //! ```
 //!
 //! Page `p` lives in the region of worker `p % workers`. A worker keeps copies of the pages that it has touched, until
-//! another worker releases a section in which it changed them. This is release consistency: a worker that has acquired
-//! pages finds what all sections over them stored that were released before. Loads outside of a section find some
+//! another worker that has changed these pages releases its section. This is release consistency: a worker that has
+//! acquired pages reads what all earlier released sections stored in these pages. Loads outside of a section find some
 //! earlier state of each page. Sections cover whole pages, so two counters in one page exclude each other.
 //!
 //! The range has the same offsets in all workers, but its addresses may differ: shared data holds offsets, not pointers.
 //! A system call on an absent page fails with EFAULT, because only a program's own accesses fault.
 //!
-//! Pages die with the worker that is their home. The sections of a worker that dies end, and what it had not released is
-//! lost: of a section that it was releasing, some pages may have arrived. It can't acquire again, since its copies may be
-//! stale. The other workers go on with pages whose homes live; an access to others fails, and so do all later ones of
-//! that worker.
+//! Pages are lost with the worker that is their home. When a worker dies, its sections end, and the stores in
+//! unreleased sections are lost. If the worker was releasing a section, some pages of that section may have reached
+//! their homes. A worker that the lock server takes for dead cannot acquire again, because its copies may be stale. The
+//! other workers continue with pages whose homes live. An access to a lost page fails, and so do all later accesses of
+//! the same worker.
 
 mod error;
 mod locks;
@@ -43,18 +44,19 @@ use locks::Locks;
 use pages::Pages;
 use service::Service;
 
-/// How one worker takes part in a range of pages.
+/// Options with which a worker opens a range of shared pages. `name`, `workers` and `pages` are the same for all
+/// workers.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Name of the range. Its regions, servers and its barrier are called `NAME/...`.
     pub name: String,
-    /// The worker's number, from 0 on. Each worker has a node of its own.
+    /// Number of the worker, from 0 on. Each worker has its own node.
     pub me: usize,
     /// Number of workers.
     pub workers: usize,
-    /// Number of pages, the same for all workers.
+    /// Number of pages in the range.
     pub pages: usize,
-    /// Maximum time that workers wait for each other, and for a section.
+    /// Maximum time that this worker waits for the others at a barrier, and for a section.
     pub patience: Duration,
 }
 
@@ -92,7 +94,7 @@ pub struct Dsm {
 }
 
 impl Dsm {
-    /// Opens a range of zero bytes together with all other workers.
+    /// Opens a range of pages, which are filled with zeros. Blocks until all other workers have opened the range, too.
     pub fn open(session: &blocking::Session, options: Options) -> Result<Dsm, DsmError> {
         let Options { name, me, workers, pages: count, patience } = &options;
         let session = session.clone();
@@ -120,7 +122,7 @@ impl Dsm {
         Ok(Dsm { session, own, pages, locks, next_section: AtomicU64::new(0), services, options })
     }
 
-    /// Closes the range together with all other workers, and frees it.
+    /// Closes the range and frees this worker's pages. Blocks until all other workers close the range, too.
     pub fn close(mut self) -> Result<(), DsmError> {
         meet(&self.session, &self.options)?;
         self.services.clear();
@@ -137,17 +139,17 @@ impl Dsm {
         Ok(())
     }
 
-    /// Waits for all workers.
+    /// Waits at the range's barrier until all workers have called this.
     pub fn meet(&self) -> Result<(), DsmError> {
         meet(&self.session, &self.options)
     }
 
-    /// The name of the barrier of a range.
+    /// Returns the name of the barrier of a range.
     pub fn barrier(name: &str) -> String {
         format!("{name}/meet")
     }
 
-    /// Returns the length in bytes.
+    /// Returns the length of the range in bytes.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> u64 {
         self.pages.len()
@@ -158,15 +160,16 @@ impl Dsm {
         self.pages.page_bytes()
     }
 
-    /// Begins a section over the pages of a range of bytes: waits until no other section conflicts with it. Sections are
-    /// admitted in order of arrival. A thread that acquires a section while it holds another one may wait for itself.
+    /// Begins a section over the pages of a range of bytes: waits until no other section conflicts with it. Sections
+    /// are admitted in order of arrival. A thread that acquires a section while it holds another section may wait for
+    /// its own section.
     pub fn acquire(&self, bytes: Range<u64>, access: Access) -> Result<Section<'_>, DsmError> {
         Section::acquire(self, bytes, access)
     }
 }
 
-/// Accesses. Aligned words are single-copy atomic, and longer copies may tear. A page that is absent is read from its
-/// home on the calling thread.
+/// Accesses to the shared pages. An access to an aligned word is single-copy atomic; a longer copy may tear. The
+/// calling thread reads an absent page from its home.
 impl Dsm {
     /// Fills `target` with the bytes from `offset` on.
     pub fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), DsmError> {
@@ -188,7 +191,7 @@ impl Dsm {
         self.pages.store_u64(offset, value)
     }
 
-    /// Makes all pages of a range of bytes present.
+    /// Reads the absent pages of a range of bytes from their homes, so that later accesses find them present.
     pub fn touch(&self, bytes: Range<u64>) -> Result<(), DsmError> {
         for page in self.pages.covering(&bytes)? {
             self.pages.load_u64(page as u64 * self.page_bytes())?;
@@ -206,7 +209,7 @@ fn region_of(name: &str, worker: usize) -> String {
     format!("{name}/pages.{worker}")
 }
 
-/// The name of a worker's server.
+/// Returns the name of a worker's server.
 fn service_of(name: &str, worker: usize) -> String {
     format!("{name}/copies.{worker}")
 }

@@ -1,7 +1,8 @@
-//! The pages of one worker: copies of what is at their homes.
+//! The pages of one worker, which are copies of the pages at their homes.
 //!
-//! Each page has a lock, held while the page comes in, goes out or is discarded. So a copy that was read before another
-//! worker's release can't appear after that release has discarded it.
+//! Each page has a lock. A thread holds the lock while it reads the page from its home, writes it to its home, or
+//! discards it. So a copy that was read before another worker's release cannot appear after that release has discarded
+//! the worker's copies.
 
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
@@ -13,13 +14,13 @@ use halite_mem::{Fault, Paged};
 
 use super::error::DsmError;
 
-/// What this worker has of a page.
+/// State of this worker's copy of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Copy {
     Absent,
-    /// Protected against stores.
+    /// The copy is unchanged, and protected against stores.
     Clean,
-    /// Stored to since it came in.
+    /// This worker has stored to the copy since it read the page.
     Dirty,
 }
 
@@ -28,15 +29,16 @@ pub(super) struct Pages {
     cache: Arc<Cache>,
 }
 
-/// What the handler of faults needs.
+/// The state that the handler of page faults needs.
 struct Cache {
     session: blocking::Session,
     /// Regions of all workers, once they are mapped.
     homes: OnceLock<Vec<Lh>>,
     copies: Vec<Mutex<Copy>>,
-    /// Whether a page is in a section of this worker that may write.
+    /// For each page, true if the page is in a section of this worker that may write.
     writable: Vec<AtomicBool>,
-    /// Why a page could not come in. Zeros took its place, so no access may succeed any more.
+    /// The error of a page that could not be read from its home. The page holds zeros instead, so all later accesses
+    /// must fail.
     lost: OnceLock<AccessError>,
 }
 
@@ -125,12 +127,13 @@ impl Pages {
         }
     }
 
-    /// Fails if zeros may have taken the place of a page. The faulting thread recorded that before it filled the page.
+    /// Fails if a page may hold zeros because it could not be read. The faulting thread records the error before it
+    /// fills the page with zeros.
     pub(super) fn check(&self) -> Result<(), DsmError> {
         self.cache.lost.get().map_or(Ok(()), |error| Err(error.clone().into()))
     }
 
-    /// Begins a section: discards what was stored outside of any.
+    /// Begins a section over `pages`. Discards the copies that were stored to outside of a section.
     pub(super) fn begin(&self, pages: Range<usize>, may_write: bool) {
         for page in pages {
             let mut copy = self.cache.lock(page);
@@ -141,7 +144,8 @@ impl Pages {
         }
     }
 
-    /// Ends stores to a section, and writes its dirty pages home. Returns them in runs once all have arrived.
+    /// Prevents further stores to a section, and writes its dirty pages to their homes. Returns the runs of these pages
+    /// once all writes have completed.
     pub(super) fn push(&self, pages: Range<usize>) -> Result<Vec<Range<usize>>, DsmError> {
         let mut runs: Vec<Range<usize>> = Vec::new();
         let mut posted = Vec::new();
@@ -174,7 +178,7 @@ impl Pages {
         Some(bytes)
     }
 
-    /// Discards the copy of a page that another worker has changed. Pages that do not exist have none.
+    /// Discards the copies of pages that another worker has changed. Ignores numbers of pages that do not exist.
     pub(super) fn invalidate(&self, pages: Range<usize>) {
         for page in pages.start..pages.end.min(self.paged.pages()) {
             let mut copy = self.cache.lock(page);
@@ -210,7 +214,7 @@ impl Cache {
         }
     }
 
-    /// Reads a page from its home; zeros if that fails.
+    /// Reads a page from its home. Returns zeros if the read fails.
     fn fetch(&self, page: usize, page_bytes: usize) -> Vec<u8> {
         let mut bytes = vec![0; page_bytes];
         let (home, offset) = self.place_of(page, page_bytes as u64);

@@ -15,8 +15,8 @@ use super::{Access, Dsm, DsmError, service_of, words};
 /// Maximum number of runs of pages in one call, so that its input has at most 64 KiB.
 const RUNS_MAX: usize = 4095;
 
-/// Pages that a worker has acquired. They are released when this is dropped, too, but then an error shows only in the
-/// next operation.
+/// Pages that a worker has acquired. Dropping a section also releases its pages, but does not report an error of that
+/// release.
 #[must_use = "the pages are released when the section is dropped"]
 pub struct Section<'a> {
     dsm: &'a Dsm,
@@ -42,8 +42,8 @@ impl<'a> Section<'a> {
         Ok(Section { dsm, id, pages, access, is_over: false })
     }
 
-    /// Makes what was stored in the section visible to later ones of all workers, and gives the section up. After an
-    /// error other workers may wait for these pages until this one ends.
+    /// Makes the stores in this section visible to later sections of all workers, and ends the section. After an error,
+    /// other workers may wait for these pages until this worker ends.
     pub fn release(mut self) -> Result<(), DsmError> {
         self.end()
     }

@@ -1,4 +1,4 @@
-//! Servers of a worker, each with a thread of its own, and the one that discards copies of pages.
+//! Servers of a worker, each with its own thread. One of them discards copies of pages.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -8,9 +8,9 @@ use halite::blocking::Server;
 use super::pages::Pages;
 use super::words;
 
-/// The first word of a call to a worker.
+/// First word of a call that asks a worker to discard copies of pages.
 pub(super) const DISCARD: u64 = 0;
-/// A call that is never answered: it fails when the worker ends.
+/// First word of a call that a worker never answers. The call fails when the worker ends.
 pub(super) const AWAIT_END: u64 = 1;
 
 /// A server and its thread, which end when this is dropped.
@@ -37,7 +37,7 @@ impl Drop for Service {
     }
 }
 
-/// Serves calls to discard copies, which have the runs of changed pages behind the first word.
+/// Serves calls to discard copies. Such a call lists the runs of changed pages after its first word.
 pub(super) fn serve_pages(server: Server, pages: Arc<Pages>) -> Service {
     Service::spawn(server, move |server| {
         let mut unanswered = Vec::new();

@@ -1,14 +1,14 @@
-//! Sections: which are held, and which wait.
+//! The table of the sections that workers hold or wait for.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
-/// What a section does with its pages.
+/// Kind of access that a section permits to its pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
-    /// Loads, together with other readers.
+    /// The worker may load. Other workers may hold read sections of the same pages.
     Read,
-    /// Loads and stores, alone.
+    /// The worker may load and store. No other section may hold the same pages.
     Write,
 }
 
@@ -16,7 +16,7 @@ pub enum Access {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Span {
     pub(super) worker: usize,
-    /// Unique among the worker's sections.
+    /// Id of the section, unique among the worker's sections.
     pub(super) id: u64,
     pub(super) pages: Range<usize>,
     pub(super) access: Access,
@@ -29,11 +29,11 @@ impl Span {
     }
 }
 
-/// All sections of a range of pages. `T` is what answers a waiting request.
+/// All sections of a range of pages. A `T` answers a waiting request.
 #[derive(Debug)]
 pub(super) struct Table<T> {
     held: Vec<Span>,
-    /// In order of arrival.
+    /// Waiting requests, in order of arrival.
     waiting: VecDeque<(Span, T)>,
     /// Workers that may have old copies.
     lost: BTreeSet<usize>,
@@ -52,8 +52,7 @@ impl<T> Table<T> {
         self.lost.contains(&worker)
     }
 
-    /// Returns the requests that can be granted now, which are then held. A request waits for all conflicting ones that
-    /// came before it.
+    /// Grants and returns the waiting requests that conflict neither with a held section nor with an earlier request.
     pub(super) fn grant(&mut self) -> Vec<(Span, T)> {
         let mut granted = Vec::new();
         let mut left: VecDeque<(Span, T)> = VecDeque::new();
@@ -70,12 +69,12 @@ impl<T> Table<T> {
         granted
     }
 
-    /// Ends a section, or a request for one.
+    /// Ends a section, or withdraws a request for a section.
     pub(super) fn release(&mut self, worker: usize, id: u64) {
         self.remove(|span| (span.worker, span.id) == (worker, id));
     }
 
-    /// Ends all sections and requests of a worker, which gets no others.
+    /// Ends all sections and requests of a worker, and marks the worker as lost.
     pub(super) fn lose(&mut self, worker: usize) {
         self.lost.insert(worker);
         self.remove(|span| span.worker == worker);

@@ -58,8 +58,8 @@ pub async fn components(crowd: &Crowd, shard: &Shard) -> Result<Found<u64>, Grap
     Ok(Found { steps, values: program.labels, verified })
 }
 
-/// Returns a pair of size and label for each component whose label is a vertex of this worker. All workers must call
-/// this.
+/// Returns a pair of size and label for each component that is labelled with a vertex of this worker. All workers must
+/// call this.
 pub async fn sizes(crowd: &Crowd, labels: &[u64]) -> Result<Vec<(u64, u64)>, GraphError> {
     let mut received = exchange(crowd, runs(labels.to_vec())).await?;
     received.sort_unstable_by_key(|(_, label)| *label);

@@ -3,9 +3,9 @@
 /// The edges of a graph, grouped by the vertex at one end.
 #[derive(Clone, Debug, Default)]
 pub struct Csr {
-    /// Where each row begins in `columns`, and where the last one ends.
+    /// Offset in `columns` at which each row begins, and then the offset at which the last row ends.
     offsets: Vec<usize>,
-    /// The other ends.
+    /// The vertices at the other ends of the edges, row by row.
     columns: Vec<u32>,
 }
 
@@ -29,23 +29,23 @@ impl Csr {
         Csr { offsets, columns }
     }
 
-    /// Number of rows.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.offsets.len().saturating_sub(1)
     }
 
-    /// Number of edges.
+    /// Returns the number of edges.
     pub fn edges(&self) -> usize {
         self.columns.len()
     }
 
-    /// The columns of a row.
+    /// Returns the columns of a row.
     #[inline]
     pub fn row(&self, row: usize) -> &[u32] {
         &self.columns[self.offsets[row]..self.offsets[row + 1]]
     }
 
-    /// The edges with rows and columns exchanged, for `rows` columns.
+    /// Returns the edges with rows and columns exchanged. `rows` is the number of rows of the result.
     pub(super) fn transposed(&self, rows: usize) -> Csr {
         let edges =
             (0..self.rows()).flat_map(|row| self.row(row).iter().map(move |column| (*column, row as u32)));

@@ -25,7 +25,7 @@ pub struct Crowd {
 }
 
 impl Crowd {
-    /// Makes a region of this worker that the others can read.
+    /// Creates a region of this worker that the other workers can read.
     pub(super) async fn publish(
         &self,
         what: &'static str,

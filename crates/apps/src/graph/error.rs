@@ -12,19 +12,19 @@ pub enum GraphError {
     /// The file cannot be read.
     #[error("cannot read {}", path.display())]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// A line is neither an edge nor a comment.
     #[error("{}:{line}: expected two vertex ids from 0 to 2^64-1, found {text:?}", path.display())]
     Line {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// The line's number, from 1 on.
         line: u64,
-        /// Its beginning.
+        /// Beginning of the line.
         text: String,
     },
     /// The graph has more vertices than the engine can number.
@@ -34,15 +34,15 @@ pub enum GraphError {
         vertices: u64,
     },
     /// A worker could not allocate a region from which the other workers read.
-    #[error("worker {worker} needs {bytes} bytes of its node's memory for {what}")]
+    #[error("worker {worker} cannot allocate {bytes} bytes of its node's memory for {what}")]
     Memory {
-        /// The worker.
+        /// Number of the worker.
         worker: usize,
-        /// Bytes that it needs.
+        /// Number of bytes that the worker needs.
         bytes: u64,
-        /// What it stores there.
+        /// Description of the data for which the worker needs the region.
         what: &'static str,
-        /// Why it did not get them.
+        /// Cause of the failed allocation.
         source: RegionError,
     },
     /// A worker's region cannot be allocated, mapped or freed.

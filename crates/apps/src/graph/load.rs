@@ -67,13 +67,13 @@ fn owner(id: u64, workers: usize) -> usize {
     ((hash * workers as u64) >> 32) as usize
 }
 
-/// Counts equal ids: pairs of a count and an id.
+/// Counts equal ids. Returns pairs of a count and an id.
 pub(super) fn runs(mut ids: Vec<u64>) -> Vec<(u64, u64)> {
     ids.sort_unstable();
     ids.chunk_by(|one, next| one == next).map(|run| (run.len() as u64, run[0])).collect()
 }
 
-/// Sends each pair to the owner of the vertex whose id is its second element. Returns the pairs that this worker
+/// Sends each pair to the owner of the vertex with the id in the second element. Returns the pairs that this worker
 /// receives.
 pub(super) async fn exchange(crowd: &Crowd, pairs: Vec<(u64, u64)>) -> Result<Vec<(u64, u64)>, GraphError> {
     let mut by_owner = vec![Vec::new(); crowd.workers];
@@ -113,7 +113,7 @@ pub(super) async fn exchange(crowd: &Crowd, pairs: Vec<(u64, u64)>) -> Result<Ve
 
 /// The numbers of all vertices.
 enum Numbers {
-    /// By id, where ids are few for their number.
+    /// Indexed by id, if the highest id is not much larger than the number of vertices.
     Dense(Vec<u32>),
     Sparse(HashMap<u64, u32>),
 }
@@ -127,7 +127,7 @@ impl Numbers {
     }
 }
 
-/// Numbers the vertices of all workers: by worker, and by id within it.
+/// Numbers the vertices of all workers in the order of workers, and those of a worker in the order of ids.
 async fn number_all(crowd: &Crowd, ids: &[u64]) -> Result<(Numbers, Vec<Range<usize>>), GraphError> {
     let lh = crowd.publish("ids", (ids.len() as u64 + 1) * 8, "the ids of its vertices").await?;
     let count = ids.len() as u64;

@@ -38,7 +38,7 @@ struct Ranks<'a> {
 }
 
 impl Ranks<'_> {
-    /// Sets a rank; returns what the vertex passes on along each edge.
+    /// Sets a rank. Returns the share of the rank that the vertex passes on along each edge.
     fn set(&mut self, place: usize, rank: f64) -> u64 {
         let [dangling, change] = &mut self.sums;
         *change += (rank - self.ranks[place]).abs();

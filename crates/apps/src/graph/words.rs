@@ -5,7 +5,7 @@ use halite::{AccessError, Lh, Session};
 /// Bytes that are converted and moved at once, so that they stay in the cache.
 const PIECE_WORDS: usize = 32 << 10;
 
-/// Writes words, from `offset` on; returns the offset behind them.
+/// Writes words from `offset` on. Returns the offset behind the last word.
 pub(super) async fn write(
     session: &Session,
     lh: Lh,
@@ -25,7 +25,7 @@ pub(super) async fn write(
     }
 }
 
-/// Reads `count` words from `offset` on; hands each to `each`, in order.
+/// Reads `count` words from `offset` on, and passes each word to `each`, in order.
 pub(super) async fn read(
     session: &Session,
     lh: Lh,

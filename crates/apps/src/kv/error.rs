@@ -10,7 +10,7 @@ pub enum KvError {
     NotAStore {
         /// The invalid property.
         what: &'static str,
-        /// Its value.
+        /// Value of the property.
         value: u64,
         /// The valid values.
         wanted: &'static str,
@@ -43,9 +43,9 @@ pub enum KvError {
     /// The answer of a shard is malformed, or an entry is damaged although the owner is not changing it.
     #[error("shard {shard} {what}")]
     Damaged {
-        /// The shard.
+        /// Number of the shard.
         shard: usize,
-        /// The damage.
+        /// Description of the damage.
         what: &'static str,
     },
     /// A region could not be allocated, mapped or freed, or was lost with its node.

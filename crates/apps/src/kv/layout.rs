@@ -40,7 +40,7 @@ pub(super) const BUCKETS_MAX: u64 = 1 << 32;
 pub(super) const MOVED: u64 = u64::MAX;
 /// Bytes per unit of the heap.
 pub(super) const UNIT: u64 = 64;
-/// Maximum number of units per part; parts are numbered by it.
+/// Maximum number of units per part. Part N holds the units of the heap from N * `PART_UNITS` on.
 pub(super) const PART_UNITS: u64 = 1 << 16;
 /// Units of the first part. Each further part has twice as many, so that a store of few keys is small.
 pub(super) const FIRST_PART_UNITS: u64 = 1 << 10;
@@ -58,7 +58,7 @@ pub(super) fn units_of(class: u8) -> u64 {
     }
 }
 
-/// Returns the smallest class whose blocks hold `bytes`; `None` if there is none.
+/// Returns the smallest class with blocks that hold `bytes` bytes; `None` if no class has such blocks.
 pub(super) fn class_of(bytes: usize) -> Option<u8> {
     let units = (bytes as u64).div_ceil(UNIT);
     (0..CLASSES).find(|class| units_of(*class) >= units)
@@ -73,7 +73,7 @@ impl Hash {
         Hash(xxh3_64(key))
     }
 
-    /// Returns the shard, out of `shards`.
+    /// Returns the number of the shard, less than `shards`.
     pub(super) fn shard(self, shards: usize) -> usize {
         ((u128::from(self.0) * shards as u128) >> u64::BITS) as usize
     }
@@ -89,7 +89,7 @@ impl Hash {
     }
 }
 
-/// Returns the bucket, out of `buckets`, a power of two.
+/// Returns the number of the bucket, less than `buckets`, which is a power of two.
 pub(super) fn bucket_of(low: u32, buckets: u64) -> u64 {
     u64::from(low) & (buckets - 1)
 }
@@ -117,19 +117,19 @@ impl Slot {
         (class < CLASSES && slot.offset() + slot.bytes() <= PART_BYTES).then_some(slot)
     }
 
-    /// As [`Slot::decode`], but also `None` if the slot cannot point to the key of `hash`.
+    /// Decodes a word; `None` if it points to no entry, or to an entry that cannot have the key of `hash`.
     #[inline]
     pub(super) fn decode_of(word: u64, hash: Hash) -> Option<Slot> {
         // The tag is compared first, because nearly all slots point to other keys.
         if word as u32 & TAG_MAX == hash.tag() { Slot::decode(word) } else { None }
     }
 
-    /// Returns the part of the heap.
+    /// Returns the number of the heap's part that holds the entry.
     pub(super) fn part(self) -> usize {
         (u64::from(self.place) / PART_UNITS) as usize
     }
 
-    /// Returns the offset in the part, in bytes.
+    /// Returns the offset of the entry in its part, in bytes.
     pub(super) fn offset(self) -> u64 {
         u64::from(self.place) % PART_UNITS * UNIT
     }
@@ -166,8 +166,8 @@ impl<'a> Entry<'a> {
         into[..8].copy_from_slice(&sum.to_le_bytes());
     }
 
-    /// Decodes a block; `None` if it does not hold one entry that was written to `place`: it is being changed, or
-    /// damaged.
+    /// Decodes a block. Returns `None` if the block does not hold an entry that was written to `place`, because the
+    /// block is being changed or is damaged.
     pub(super) fn decode(block: &'a [u8], place: u32) -> Option<Entry<'a>> {
         let (header, rest) = block.split_first_chunk::<HEADER_BYTES>()?;
         let word = |range: Range<usize>| u64::from_le_bytes(header[range].try_into().expect("8 bytes"));
@@ -181,7 +181,7 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// Encodes the words of a head, which has the nodes of the shards.
+/// Encodes words in little-endian order, such as those of the store's head.
 pub(super) fn encode_words(words: impl IntoIterator<Item = u64>) -> Vec<u8> {
     words.into_iter().flat_map(u64::to_le_bytes).collect()
 }

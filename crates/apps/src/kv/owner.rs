@@ -1,4 +1,4 @@
-//! Owners of shards.
+//! The owner of a shard: serves its clients, and frees its memory when it ends.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -16,7 +16,7 @@ const CALLS_MAX: usize = 32;
 enum End {
     /// The store was closed, or this owner was stopped.
     Asked,
-    /// The node leaves, and the memory with it.
+    /// The node leaves the cluster and takes the memory with it.
     Left,
 }
 
@@ -42,8 +42,8 @@ impl Local {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Executes a request and writes the answer into `answer`. A thread must not wait for the owner together with this
-    /// future: both could wait for each other.
+    /// Executes a request and writes the answer into `answer`. A thread that runs this future must not also wait for
+    /// the owner, because the owner may be waiting for the shard's lock, which this future holds.
     #[expect(
         clippy::await_holding_lock,
         reason = "each thread has one future, and what it waits for needs no shard"

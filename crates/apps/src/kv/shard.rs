@@ -244,7 +244,7 @@ impl Shard {
         Ok(())
     }
 
-    /// For tests of readers.
+    /// Returns the heap, for tests of readers.
     #[cfg(test)]
     pub(super) fn heap(&self) -> &Heap {
         &self.heap

@@ -1,4 +1,4 @@
-//! Clients of a store.
+//! A client's handle of a store: reads by one-sided reads, and changes by calls to the owners of the shards.
 
 use std::time::Duration;
 
@@ -122,7 +122,7 @@ impl Store {
         let words: Vec<u64> = decode_words(&bytes).collect();
         let [magic, count, function, ref nodes @ ..] = words[..] else { unreachable!("there are 64") };
         if magic != MAGIC {
-            let wanted = "that of this version of stores";
+            let wanted = "the magic number of this version of stores";
             return Err(KvError::NotAStore { what: "the first word", value: magic, wanted });
         }
         check_shards(count)?;
@@ -176,8 +176,8 @@ impl Store {
         Ok(self.get_into(key, &mut value).await?.then_some(value))
     }
 
-    /// As [`Store::get`], but replaces the contents of `value` by the value of the key. Returns false, and leaves
-    /// `value` unchanged, if the key does not exist.
+    /// Replaces the contents of `value` by the value of a key. Returns false, and leaves `value` unchanged, if the key
+    /// does not exist. Takes as many reads and calls as [`Store::get`].
     pub async fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, KvError> {
         check_len("key", key.len(), KEY_BYTES_MAX)?;
         let hash = Hash::of(key);
@@ -268,8 +268,8 @@ impl Store {
         Ok(got.into_iter().map(|got| if let Got::Value(value) = got { value } else { None }).collect())
     }
 
-    /// As [`Store::get_many`], but omits values for which `has_room` returns false. Calls `has_room` once per value,
-    /// with the index of its key and an upper bound of its length.
+    /// Returns the values of several keys as [`Store::get_many`] does, but omits values for which `has_room` returns
+    /// false. Calls `has_room` once per value, with the index of its key and an upper bound of its length.
     pub(super) async fn get_some(
         &mut self,
         keys: &[&[u8]],
@@ -445,7 +445,8 @@ impl Store {
         Ok(self.number(key, Some(value), request).await?.is_some())
     }
 
-    /// As [`Store::set`], but returns the old value, whether or not the condition holds.
+    /// Sets the value of a key if the condition of `options` holds. Returns the old value, whether or not the condition
+    /// holds.
     pub async fn swap(
         &mut self,
         key: &[u8],
@@ -485,8 +486,7 @@ impl Store {
         self.expire_when(key, expires, When::Always).await
     }
 
-    /// As [`Store::expire`], but only if the condition `when` holds. Returns true if the key exists and the condition
-    /// holds.
+    /// Sets the expiry of a key if the condition `when` holds. Returns true if the key exists and the condition holds.
     pub async fn expire_when(&mut self, key: &[u8], expires: Expires, when: When) -> Result<bool, KvError> {
         Ok(self.number(key, None, Request::Expire { key, expires, when }).await?.is_some())
     }

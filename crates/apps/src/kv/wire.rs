@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   request   op u8 | store u64 | number i64 | number i64 | key bytes u32 | key | value        numbers by operation
-//!             store: hash of its name, because another store may be served at the same place later
+//!             store: hash of the store's name, because the same function may serve another store later
 //!   answer    kind u8 | number i64 | bytes
 //!   together  len u32 | request | len u32 | request ...     as a request's value; its answer holds the answers
 //! ```

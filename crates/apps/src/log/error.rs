@@ -12,7 +12,7 @@ pub enum LogError {
     NotALog {
         /// The invalid property.
         what: &'static str,
-        /// Its value.
+        /// Value of the property.
         value: u64,
         /// The valid values.
         wanted: &'static str,

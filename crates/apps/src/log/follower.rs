@@ -74,14 +74,14 @@ impl Follower {
         Ok(Follower::from(log, end))
     }
 
-    /// Starts at a position that [`Follower::position`] has returned, of this or another follower.
+    /// Starts at `position`, which [`Follower::position`] of any follower of this log has returned.
     pub fn from(log: Log, position: u64) -> Follower {
         let (buffer, record) = (Vec::new(), Vec::new());
         let (patience_ns, read_bytes) = (PATIENCE_NS, READ_BYTES);
         Follower { log, next: position, stall: None, buffer, record, patience_ns, read_bytes }
     }
 
-    /// Sets the patience, in ns. The follower skips a reserved slot whose record is not visible after twice this time.
+    /// Sets the patience, in ns. The follower skips a reserved slot if its record is not visible after twice this time.
     pub fn with_patience(self, patience_ns: u64) -> Follower {
         Follower { patience_ns, ..self }
     }

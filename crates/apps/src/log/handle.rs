@@ -27,7 +27,8 @@ pub struct Options {
 }
 
 impl Default for Options {
-    /// Slots of 64 bytes, segments of 4 MiB on any node with room, no permissions for other principals.
+    /// Returns options for slots of 64 bytes, segments of 4 MiB on any node with room, and no permissions for other
+    /// principals.
     fn default() -> Options {
         Options { slot_bytes: 64, segment_slots: 1 << 16, nodes: Vec::new(), everyone: Permissions::empty() }
     }
@@ -103,7 +104,7 @@ impl Log {
         let mut next = || words.next().expect("they are 32");
         let magic = next();
         if magic != MAGIC {
-            let wanted = "that of this version of logs";
+            let wanted = "the magic number of this version of logs";
             return Err(LogError::NotALog { what: "the first word", value: magic, wanted });
         }
         let layout = Layout::new(next(), next())?;
@@ -182,7 +183,7 @@ impl Log {
         }
     }
 
-    /// As [`Log::segment_at`], without making one.
+    /// Returns the segment of a position; `None` if the segment does not exist.
     pub(crate) async fn segment_if_made(&mut self, position: u64) -> Result<Option<Lh>, LogError> {
         let segment = self.layout.segment_of(position);
         if let Some((_, lh)) = self.mapped.iter().flatten().find(|(found, _)| *found == segment) {

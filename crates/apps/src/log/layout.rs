@@ -26,7 +26,7 @@ pub(crate) const POSITION_MAX: u64 = 1 << 62;
 const SLOT_BYTES_MAX: u64 = 1 << 20;
 const SEGMENT_BYTES_MAX: u64 = 1 << 40;
 
-/// The sizes of a log.
+/// Sizes of a log's slots and segments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Layout {
     slot_bytes: u64,
@@ -103,7 +103,7 @@ impl Layout {
         self.segment_slots > 1 && written.contains(&(next - self.segment_slots / 2))
     }
 
-    /// Returns the maximum length of a record.
+    /// Returns the maximum length of a record, in bytes.
     pub fn record_bytes_max(self) -> u64 {
         (self.segment_slots * self.payload_bytes() as u64).min(LEN_MAX)
     }

@@ -7,10 +7,10 @@ use super::layout::{FREED_AT, KEPT_AT};
 impl Log {
     /// Frees the segments that end before `position`, while writers and followers continue; returns their number.
     ///
-    /// The caller must ensure that each follower that it cares about has reached `position`. Then each slot before
-    /// `position` holds a visible record or was skipped, so no writer writes there any more. Followers that are further
-    /// behind fail with [`LogError::Trimmed`]. If a trim is interrupted, or fails with [`LogError::NoDirectory`], the
-    /// next one frees the remaining segments.
+    /// The caller must ensure that each follower that must see all records has reached `position`. Then each slot
+    /// before `position` holds a visible record or was skipped, so no writer writes there any more. Followers that are
+    /// further behind fail with [`LogError::Trimmed`]. If a trim is interrupted, or fails with
+    /// [`LogError::NoDirectory`], the next one frees the remaining segments.
     pub async fn trim(&mut self, position: u64) -> Result<u64, LogError> {
         // From here on, a session that finds such a segment missing knows why, and makes none.
         self.raise(KEPT_AT, self.layout.segment_of(position)).await?;

@@ -23,8 +23,8 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Makes a writer that reserves `batch` slots at a time, at least one. A larger batch takes fewer round trips, but
-    /// followers skip an unused slot only after a timeout, their patience.
+    /// Creates a writer that reserves `batch` slots at a time, at least one. A larger batch takes fewer round trips,
+    /// but a follower waits for its patience before it skips an unused slot.
     pub fn new(log: Log, batch: u64) -> Writer {
         Writer { log, reserved: 0..0, batch: batch.max(1), swaps: Vec::new() }
     }

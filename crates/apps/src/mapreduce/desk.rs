@@ -1,5 +1,5 @@
-//! Communication between workers and the master. An order is the reply to a worker's call; only this file depends on
-//! that.
+//! Communication between workers and the master. An order is the reply to a worker's call. No other file depends on
+//! this.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::error::Error;
 use super::exchange::Section;
 use super::input::Split;
 
-/// The master answers at once, unless it merges runs or its processor is busy.
+/// Timeout of a worker's call. The master answers at once, unless it merges runs or its processor is busy.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A worker's request for its next order. It also reports the work done since the last request.
@@ -23,17 +23,17 @@ pub(super) struct Request {
 /// Work that a worker has done.
 #[derive(Serialize, Deserialize, Debug)]
 pub(super) enum Report {
-    /// Nothing.
+    /// The worker has done no work.
     Nothing,
-    /// Mapped a task. Its result is not published yet.
+    /// The worker has mapped a task. Its result is not published yet.
     Mapped { task: usize, bytes: u64, load_ns: u64 },
-    /// Published the results of all tasks since the last time, with a section for each part.
+    /// The worker has published the results of all tasks since its last publication, with a section for each part.
     Published { sections: Vec<Section> },
-    /// Reduced a part.
+    /// The worker has reduced a part.
     Reduced { part: usize, run: Section, keys: u64 },
-    /// Could not read the results of `of`.
+    /// The worker could not read the results of worker `of`.
     Unread { of: u32, why: String },
-    /// Failed, and with it the run.
+    /// The worker failed, so the run fails.
     Failed(String),
 }
 

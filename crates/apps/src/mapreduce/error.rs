@@ -11,7 +11,7 @@ pub enum Error {
     /// A file or folder cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Input {
-        /// Its path.
+        /// Path of the file or folder.
         path: PathBuf,
         /// Error of the operating system.
         source: io::Error,

@@ -13,7 +13,7 @@ pub(super) struct Section {
     pub(super) region: String,
     pub(super) offset: u64,
     pub(super) len: u64,
-    /// Weight of the values in it.
+    /// Sum of the weights of all values.
     pub(super) weight: u64,
 }
 
@@ -21,7 +21,7 @@ pub(super) struct Section {
 #[derive(Clone, Default)]
 pub(super) struct Buffer {
     pub(super) bytes: Vec<u8>,
-    /// Weight of the values in it.
+    /// Sum of the weights of all values.
     pub(super) weight: u64,
 }
 
@@ -78,7 +78,7 @@ pub(super) struct Reading<'a> {
 }
 
 impl<'a> Reading<'a> {
-    /// Begins to read a section.
+    /// Posts the read of a section.
     pub(super) fn post(session: &'a blocking::Session, section: &Section) -> Result<Reading<'a>, Error> {
         if section.len == 0 {
             return Ok(Reading { session, posted: None });
@@ -88,7 +88,7 @@ impl<'a> Reading<'a> {
         Ok(Reading { session, posted: Some((lh, posted)) })
     }
 
-    /// Waits for its bytes.
+    /// Waits for the read; returns the bytes of the section.
     pub(super) fn wait(self) -> Result<Vec<u8>, Error> {
         let Some((lh, posted)) = self.posted else { return Ok(Vec::new()) };
         let (bytes, outcome) = posted.wait();

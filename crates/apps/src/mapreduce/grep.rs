@@ -20,8 +20,8 @@ pub struct Grep {
 }
 
 impl Grep {
-    /// Makes the job. `pattern` is matched against single lines, without their line feed. The answer has the first
-    /// `lines_max` lines; its counts are exact in any case.
+    /// Creates the job. `pattern` is matched against single lines, without their line feed. The answer has the first
+    /// `lines_max` matching lines, and counts all matching lines.
     pub fn new(pattern: &str, lines_max: usize) -> Result<Grep, regex::Error> {
         Ok(Grep { pattern: Regex::new(pattern)?, lines_max })
     }
@@ -43,7 +43,7 @@ pub struct FileMatches {
 pub struct Line {
     /// Number of the line, from 1.
     pub number: u64,
-    /// Its bytes without the line feed, at most [`LINE_BYTES_MAX`].
+    /// Bytes of the line without its line feed, at most [`LINE_BYTES_MAX`].
     pub bytes: Vec<u8>,
 }
 

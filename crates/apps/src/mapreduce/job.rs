@@ -20,25 +20,26 @@ pub struct Text<'a> {
 pub trait Job: Sync {
     /// The combined value of one key.
     type Value: Serialize + DeserializeOwned;
-    /// A part of the answer. Its order is that of the answer.
+    /// One record of the answer. The answer is sorted by the order of this type.
     type Record: Serialize + DeserializeOwned + Ord + Send;
 
-    /// Returns true if texts may be cut behind this byte. Must be false for all bytes beyond ASCII.
+    /// Returns true if the engine may end a text behind this byte. Must return false for all bytes beyond ASCII.
     fn is_boundary(byte: u8) -> bool;
 
     /// Calls `emit` with the keys and values of a text.
     fn map(&self, text: Text<'_>, emit: impl FnMut(&[u8], Self::Value));
 
-    /// Combines two values of one key. Values arrive in any order.
+    /// Combines `more` into `into`, two values of the same key. Values arrive in any order.
     fn combine(&self, into: &mut Self::Value, more: Self::Value);
 
-    /// Returns the number that a value stands for; the sum over all keys must survive the run.
+    /// Returns the weight of a value, for verification: combining values must not change the sum of their weights.
     fn weight(&self, value: &Self::Value) -> u64;
 
-    /// Returns the sorted records of a part of the keys; may omit those that the answer cannot contain.
+    /// Returns the sorted records of a part of the keys. May omit records that the answer cannot contain.
     fn reduce(&self, part: Table<Self::Value>) -> Vec<Self::Record>;
 
-    /// Removes from sorted records what the answer cannot contain, whatever other records precede.
+    /// Removes those of the sorted records that the answer cannot contain, whatever records of other parts are merged
+    /// with them.
     fn shorten(&self, records: &mut Vec<Self::Record>);
 
     /// Merges two sorted runs.

@@ -19,7 +19,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// The master of a run. It runs beside worker 0, in the same process.
 #[derive(Clone, Copy, Debug)]
 pub struct Master<'a> {
-    /// Session of its node.
+    /// Session of the master's node.
     pub session: &'a blocking::Session,
     /// Server for the requests of the workers.
     pub desk: &'a Desk,
@@ -41,11 +41,11 @@ pub struct Progress {
 pub struct Phases {
     /// Time to list the files, and to read them at the worker that took longest.
     pub load: f64,
-    /// The remaining time until all results of the map phase were published.
+    /// Time from the end of loading until all results of the map phase were published.
     pub map: f64,
-    /// The time until all parts were reduced.
+    /// Time from the end of the map phase until all parts were reduced.
     pub reduce: f64,
-    /// The time until the runs were merged.
+    /// Time from the end of the reduce phase until the runs were merged.
     pub merge: f64,
 }
 
@@ -79,8 +79,8 @@ pub struct Outcome<R> {
 }
 
 impl Master<'_> {
-    /// Leads a run over files and folders. Returns when every worker was ordered to end or is lost; then the desk is
-    /// closed.
+    /// Leads a run over files and folders. Returns when each worker has the order to end or is lost. Closes the desk
+    /// before it returns.
     pub fn lead<J: Job>(
         &self,
         job: &J,

@@ -12,13 +12,12 @@
 //!
 //! **Costs.** Mapping takes nearly all time: 4 to 5 ns per byte for words, on each core. Per MiB, an order takes one
 //! call of 10 µs. Only the combined table of each worker crosses the network, once: for text, a few bytes per 1,000
-//! bytes of input. An idle worker asks for an order every millisecond, which limits the time lost at the end of each
-//! phase.
+//! bytes of input. An idle worker asks for an order every millisecond, so little time is lost at the end of each phase.
 //!
-//! **Failures.** The master learns of a dead worker from the cluster, or from a worker that cannot read its results. It
-//! then reassigns the lost splits and parts to the other workers. Results of finished parts stay valid, because each
-//! comes from regions that together cover every split once. If the master dies, the run ends. Each worker frees its own
-//! regions.
+//! **Failures.** The master detects a dead worker by the status of the cluster, or by the report of a worker that
+//! cannot read the results of the dead one. The master then reassigns the lost splits and parts to the other workers.
+//! Results of finished parts stay valid, because each comes from regions that together cover every split once. If the
+//! master dies, the run ends. Each worker frees its own regions.
 
 mod desk;
 mod error;

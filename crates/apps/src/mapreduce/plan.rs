@@ -12,7 +12,7 @@ pub(super) const MASTERS_WORKER: u32 = 0;
 /// The state of a run.
 pub(super) struct Plan {
     tasks: Vec<Vec<Split>>,
-    /// Tasks whose result no worker has or makes.
+    /// Tasks that no worker has mapped or is mapping.
     pending: BTreeSet<usize>,
     parts: Vec<Part>,
     workers: Vec<Worker>,
@@ -55,7 +55,7 @@ struct Worker {
     unpublished: Vec<usize>,
     unpublished_bytes: u64,
     load_ns: u64,
-    /// The worker takes no more orders: it is lost, or was told to end.
+    /// True if the worker takes no more orders, because it is lost or has the order to end.
     is_gone: bool,
 }
 
@@ -72,7 +72,7 @@ enum End {
 }
 
 impl Plan {
-    /// Makes a plan for `workers` workers and as many parts.
+    /// Creates a plan for `workers` workers and the same number of parts.
     pub(super) fn new(tasks: Vec<Vec<Split>>, workers: u32) -> Plan {
         Plan {
             pending: (0..tasks.len()).collect(),
@@ -85,7 +85,7 @@ impl Plan {
         }
     }
 
-    /// Notes what a worker has done. Results of a lost worker count no more.
+    /// Records the report of a worker. Ignores the report of a lost worker.
     pub(super) fn handle_report(&mut self, number: u32, report: Report) {
         let Some(worker) = self.workers.get_mut(number as usize).filter(|worker| !worker.is_gone) else {
             return;
@@ -121,7 +121,7 @@ impl Plan {
         }
     }
 
-    /// Notes that a worker or its results are lost, and plans its work anew.
+    /// Records that a worker or its results are lost, and returns its work to the pending work.
     pub(super) fn handle_loss(&mut self, number: u32, why: String) {
         if number == MASTERS_WORKER {
             return self.fail(why);
@@ -214,13 +214,13 @@ impl Plan {
         self.pending.is_empty() && self.workers.iter().all(is_idle)
     }
 
-    /// Returns the runs of all parts, once there are all.
+    /// Returns the sorted runs of all parts; `None` until all parts are reduced.
     pub(super) fn runs(&self) -> Option<Vec<Run>> {
         let run = |part: &Part| if let Part::Done(run) = part { Some(run.clone()) } else { None };
         self.parts.iter().map(run).collect()
     }
 
-    /// Returns true if the run has ended, well or not.
+    /// Returns true if the run has ended, with success or failure.
     pub(super) fn has_ended(&self) -> bool {
         self.end.is_some()
     }
@@ -245,7 +245,7 @@ impl Plan {
         self.lost
     }
 
-    /// Returns the number of bytes whose results exist.
+    /// Returns the number of input bytes that were mapped with results that still exist.
     pub(super) fn bytes_mapped(&self) -> u64 {
         let unpublished = self.workers.iter().map(|worker| worker.unpublished_bytes);
         unpublished.chain(self.batches.iter().map(|batch| batch.bytes)).sum()

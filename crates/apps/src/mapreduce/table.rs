@@ -46,7 +46,7 @@ impl<V> Table<V> {
         self.slots.is_empty()
     }
 
-    /// Adds `value` to the value of `key` with `combine`, or makes it the first one.
+    /// Combines `value` into the value of `key` by `combine`, or stores it if the table does not have the key.
     ///
     /// # Panics
     ///
@@ -96,8 +96,8 @@ impl<V> Table<V> {
         self.slots.into_iter().map(move |slot| (slot.key(&long_keys).to_owned(), slot.value))
     }
 
-    /// As [`Table::iter`], but divides the keys into `parts` parts, and also returns the number of each key's part. The
-    /// division depends only on the key, so all processes of a run agree on it.
+    /// Returns all keys and values, in no particular order, each with the number of its part, from 0 to `parts` - 1.
+    /// The part of a key depends only on the key and on `parts`, so all processes of a run agree on it.
     pub fn iter_parts(&self, parts: usize) -> impl Iterator<Item = (usize, &[u8], &V)> {
         let part = move |hash: u32| ((u64::from(hash) * parts as u64) >> 32) as usize;
         self.slots.iter().map(move |slot| (part(slot.hash), slot.key(&self.long_keys), &slot.value))

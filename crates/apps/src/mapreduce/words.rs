@@ -12,7 +12,7 @@ use super::table::Table;
 /// Counts words.
 #[derive(Clone, Copy, Debug)]
 pub struct WordCount {
-    /// Number of words in the answer, the most frequent ones.
+    /// Maximum number of words in the answer, most frequent first.
     pub top: usize,
 }
 
@@ -169,7 +169,7 @@ impl Run {
         }
     }
 
-    /// As [`Run::pass`], for a block and a run of ASCII.
+    /// Passes the block at `offset` as [`Run::pass`] does, for a block and a run that consist of ASCII.
     #[inline]
     fn pass_ascii(&mut self, text: &[u8], offset: usize, letters: u64, on_word: &mut impl FnMut(&[u8])) {
         let carried = u64::from(self.start.is_some());

@@ -18,7 +18,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// A worker of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Worker<'a> {
-    /// Session of its node.
+    /// Session of the worker's node.
     pub session: &'a blocking::Session,
     /// Unique name of the run. The master serves under this name, and the names of the run's regions begin with it.
     pub run: &'a str,

@@ -1,4 +1,4 @@
-//! Shared by the tests of several applications: nodes in this process, and stores over them.
+//! Helpers for the tests of several applications: nodes in this process, and stores on these nodes.
 
 pub mod redis;
 
@@ -34,8 +34,8 @@ impl Cluster {
         Node::embedded(Config { dir, node: Some(NodeId(node)), arena_bytes, ..Config::default() }).unwrap()
     }
 
-    /// Runs `meanwhile` while node 0, which holds the directory of names, is down; afterwards node 0 is running again
-    /// and empty.
+    /// Runs `meanwhile` while node 0, which holds the directory of names, is down. Then starts node 0 again, without
+    /// regions.
     pub fn without_directory(&mut self, meanwhile: impl FnOnce()) {
         self.nodes.remove(0).leave();
         meanwhile();
@@ -51,8 +51,8 @@ impl Cluster {
     }
 }
 
-/// Waits until a session that maps `name` gets the error that it is lost: until then the memory of a node that leaves
-/// can still be accessed.
+/// Waits until a session that maps `name` gets the error that the region is lost. Until then, sessions can still access
+/// the memory of a node that leaves.
 pub fn wait_until_lost(session: &blocking::Session, name: &str) {
     let begin = Instant::now();
     loop {
@@ -66,7 +66,7 @@ pub fn wait_until_lost(session: &blocking::Session, name: &str) {
     }
 }
 
-/// Sets its flag when dropped: threads that check the flag end even if an assertion fails.
+/// Sets its flag when dropped, so that threads that check the flag end even if an assertion fails.
 pub struct SetAtEnd<'f>(pub &'f AtomicBool);
 
 impl Drop for SetAtEnd<'_> {

@@ -1,4 +1,4 @@
-//! Redis clients, and a store on two nodes of this process, one of which serves them.
+//! Redis clients, and a store on two nodes of this process, one of which serves the clients.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -73,7 +73,7 @@ impl Client {
         self.0.write_all(bytes.as_ref()).unwrap();
     }
 
-    /// Expects that the next bytes are these.
+    /// Expects that the next bytes from the server are `expected`.
     #[track_caller]
     pub fn expect(&mut self, expected: impl AsRef<[u8]>) {
         let mut bytes = vec![0; expected.as_ref().len()];
@@ -129,7 +129,7 @@ impl Client {
         }
     }
 
-    /// Returns the next cursor of a scan from `cursor`, and the keys that it found.
+    /// Scans from `cursor`. Returns the next cursor, and the keys that the scan found.
     pub fn scan(&mut self, cursor: &str, rest: &str) -> (String, Vec<Vec<u8>>) {
         self.send(format!("scan {cursor} {rest}\r\n"));
         let Value::List(parts) = self.reply() else { panic!("a scan replies with a list") };

@@ -1,4 +1,4 @@
-//! Tests of Redis clients, over sockets, and a store on two nodes of this process, one of which serves them.
+//! Tests of Redis clients, over sockets, and a store on two nodes of this process, one of which serves the clients.
 
 use crate::common;
 

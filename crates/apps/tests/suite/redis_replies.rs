@@ -117,7 +117,7 @@ const ABOUT: &[(&str, &str)] = &[
     ),
     (
         "multi",
-        "-ERR 'multi' is refused: there are no transactions here; commands about one key are atomic\r\n",
+        "-ERR 'multi' is refused: this server has no transactions; commands about one key are atomic\r\n",
     ),
     ("client getname", "$-1\r\n"),
     ("client setname me", "+OK\r\n"),

@@ -69,7 +69,8 @@ pub(super) fn measure(sizes: Sizes) -> Result<Table, LinksError> {
     Ok(Table { rows, link_mbps: sizes.bits_per_second / 1_000_000, rounds: sizes.rounds })
 }
 
-/// Measures one figure on a network of its own, so that no figure depends on queues and caches that another has filled.
+/// Measures one figure on a network of its own, so that no figure depends on the queues and caches that another
+/// measurement has filled.
 fn measure_one(transport: Transport, loss: Loss, trip_us: u64, sizes: Sizes) -> std::io::Result<f64> {
     let network = Network::new(MTU, [(); 2].map(|()| link(loss, trip_us, sizes.bits_per_second)), SEED)?;
     // Congestion control needs some round trips to reach a steady rate.

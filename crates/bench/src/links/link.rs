@@ -57,7 +57,7 @@ impl Link {
         }
     }
 
-    /// Sets the loss per million packets, all of it in trains.
+    /// Sets the number of lost packets per million, all of them in trains.
     pub fn losing_trains(self, of_million: u32) -> Link {
         Link { trains_lost: of_million / self.train_packets, ..self }
     }
@@ -90,7 +90,7 @@ pub struct Fates {
 #[derive(Debug)]
 pub struct Direction {
     link: Link,
-    /// When the last packet will have been sent.
+    /// Time at which the link has sent its last packet.
     free_ns: u64,
     /// Latest arrival of a packet that was not held back.
     last_ns: u64,

@@ -17,8 +17,8 @@ impl Meter {
         Meter { begin: Instant::now(), warm_up, time, from: None, bytes: 0 }
     }
 
-    /// Starts the measurement after the warm-up, and returns the throughput in megabits per second at its end. Called
-    /// before each read.
+    /// Starts the measurement after the warm-up. Returns the throughput in megabits per second once the measurement is
+    /// over. The receiver calls this before each read.
     pub(super) fn poll(&mut self) -> Option<f64> {
         let now = Instant::now();
         match self.from {

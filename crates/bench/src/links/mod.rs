@@ -89,7 +89,9 @@ struct Sizes {
 pub fn run(options: &Options) -> Result<(), LinksError> {
     options.markdown.as_deref().map(|path| markers::check(path, TABLE)).transpose()?;
     if !cfg!(feature = "quic") {
-        eprintln!("built without QUIC (cargo's --features quic): its rows are omitted");
+        eprintln!(
+            "this program was built without QUIC (cargo's --features quic): the rows of QUIC are omitted"
+        );
     }
     let (rounds, time) = match options.smoke {
         true => (1, Duration::from_millis(50)),

@@ -89,8 +89,8 @@ impl Network {
         Ok(Network { sides: [left, right], carrier, thread: Some(thread) })
     }
 
-    /// For tests: prints the reason and returns `None` if the machine or user cannot create networks. Panics instead if
-    /// `HALITE_NETWORK` is set.
+    /// Creates both networks for a test. If the machine or the user cannot create networks, prints the reason and
+    /// returns `None`, or panics if `HALITE_NETWORK` is set.
     pub fn for_test(mtu: u16, links: [Link; 2], seed: u64) -> Option<Network> {
         match Network::new(mtu, links, seed) {
             Ok(network) => Some(network),
@@ -133,7 +133,7 @@ impl Network {
         directions.iter_mut().zip(links).for_each(|(direction, link)| direction.set(link));
     }
 
-    /// Adds an address to a side, and makes packets from the same side to it arrive.
+    /// Adds an address to a side, and enables the side to send packets to its own addresses.
     pub fn add_address(&self, side: usize, address: Ipv4Addr) -> io::Result<()> {
         for line in ["link set lo up".to_owned(), format!("addr add {address}/24 dev wire")] {
             let status = self.inside(side, || Command::new("ip").args(line.split(' ')).status())?;
@@ -144,7 +144,7 @@ impl Network {
         Ok(())
     }
 
-    /// From now on drops all packets from and to that address, as if its host had lost power.
+    /// Drops all later packets from and to `address`, as if the host of this address had lost power.
     pub fn cut_off(&self, address: Ipv4Addr) {
         self.carrier.cut_off.lock().expect("no thread panics while it holds this lock").push(address);
     }
@@ -166,7 +166,7 @@ impl Network {
         self.carrier.chains().longest[side]
     }
 
-    /// Returns the counts of packets of both links; the first are of packets that side 0 sent.
+    /// Returns the counts of packets of both links: first of the link that carries packets from side 0.
     pub fn fates(&self) -> [Fates; 2] {
         self.carrier.directions().each_ref().map(Direction::fates)
     }
@@ -184,7 +184,7 @@ impl Drop for Network {
     }
 }
 
-/// See [`Network::chain`].
+/// The lengths of chains of packets, as [`Network::chain`] defines them.
 #[derive(Clone, Copy, Default)]
 struct Chains {
     epoch: u64,

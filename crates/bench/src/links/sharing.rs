@@ -15,7 +15,8 @@ use crate::peers::spread::Spread;
 const FLOWS: usize = 8;
 const BITS_PER_SECOND: u64 = 1_000_000_000;
 const TRIP: Duration = Duration::from_millis(1);
-/// MTU of a cluster's own network. Smaller packets would make the carrier, which takes time for each, the bottleneck.
+/// MTU of a cluster's own network. With smaller packets, the carrier thread, which takes time for each packet, would be
+/// the bottleneck.
 const MTU: u16 = 4200;
 const SEED: u64 = 2;
 

@@ -87,7 +87,7 @@ impl Tethered {
         Ok(Tethered { child, command: format!("{name} {}", arguments.join(" ")) })
     }
 
-    /// Waits until the program ends, at most `limit`, and returns its standard output.
+    /// Waits until the program ends, and returns its standard output. Kills the program and fails after `limit`.
     pub fn output(mut self, limit: Duration) -> Result<String, ChildError> {
         // Each pipe has a thread that reads it: a child that fills a pipe would block.
         let stdout = collect(self.child.stdout.take());

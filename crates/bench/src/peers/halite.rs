@@ -10,10 +10,10 @@ use serde::Deserialize;
 use super::child::Tethered;
 use super::probe::{ProbeError, Sample};
 
-/// Enough time to create and touch a million regions.
+/// Time limit of a run, enough to create and touch a million regions.
 const RUN_LIMIT: Duration = Duration::from_secs(300);
 
-/// Cause of a missing `halite` program.
+/// The reason why the `halite` program cannot be found or built.
 #[derive(Debug, thiserror::Error)]
 pub enum HalitePathError {
     /// This program's folder cannot be found, or cargo cannot be run.

@@ -139,7 +139,7 @@ pub struct Sample {
     pub processes_cpu: Option<Duration>,
     /// Used part of the memory that the server reserves for requests, in percent.
     pub used_percent: Option<f64>,
-    /// As `used_percent`, but for the baseline: receive queues with four buffer sizes.
+    /// Used part of the receive queues of the baseline, which have four buffer sizes, in percent.
     pub used_by_queues_percent: Option<f64>,
 }
 
@@ -157,7 +157,7 @@ pub enum ProbeError {
     #[error(transparent)]
     Child(#[from] ChildError),
     /// The output of the program cannot be parsed.
-    #[error("cannot read what {program} printed:\n{output}")]
+    #[error("cannot parse the output of {program}:\n{output}")]
     Unreadable {
         /// Name of the program.
         program: &'static str,
@@ -165,7 +165,7 @@ pub enum ProbeError {
         output: String,
     },
     /// The connection to the server failed, or its reply was not the expected one.
-    #[error("cannot measure {peer}, the exchange with its server failed: {source}")]
+    #[error("cannot measure {peer}: the exchange with its server failed: {source}")]
     Conversation {
         /// Name of the server.
         peer: &'static str,
@@ -175,7 +175,7 @@ pub enum ProbeError {
     /// The sample lacks a figure that a row needs.
     #[error("{probe}: the sample lacks {figure}")]
     NoFigure {
-        /// The probe.
+        /// Description of the probe.
         probe: String,
         /// The missing figure.
         figure: String,

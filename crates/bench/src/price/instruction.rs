@@ -6,7 +6,7 @@ pub(super) const BYTES_MAX: usize = 15;
 /// Class of an instruction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Class {
-    /// Locks a cache line, or waits until all stores are visible.
+    /// The instruction locks a cache line, or waits until all stores are visible.
     Locked,
     SystemCall,
     Other,

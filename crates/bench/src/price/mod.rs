@@ -36,7 +36,7 @@ pub struct Options {
     addresses: Option<PathBuf>,
 }
 
-/// Cause of a failed count, or operations that exceed their bounds.
+/// The reason why `price` fails: it cannot count, or operations exceed their bounds.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The process could not be started or single-stepped.

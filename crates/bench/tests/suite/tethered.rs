@@ -1,4 +1,4 @@
-//! A program that `halite-bench` starts ends with it, even if `halite-bench` is killed.
+//! A program that `halite-bench` starts ends when `halite-bench` ends, even if `halite-bench` is killed.
 
 use crate::process;
 

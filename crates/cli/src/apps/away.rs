@@ -58,13 +58,14 @@ pub(super) struct Outage<'a> {
 }
 
 impl<'a> Outage<'a> {
-    /// Creates the state of a loop. Waits are shorter once `is_over` is set.
+    /// Creates the state of a retry loop. Once `is_over` is set, because the parent process has ended, [`Outage::wait`]
+    /// fails at once.
     pub(super) fn new(is_over: &'a AtomicBool) -> Outage<'a> {
         Outage { since: None, waits: 0, is_over }
     }
 
-    /// Waits before a retry if the directory caused `error`. Returns `error` if it did not, or if the outage is too
-    /// long.
+    /// Waits before a retry if the unavailable directory caused `error`. Returns `error` if it has another cause, or if
+    /// the outage has lasted too long.
     pub(super) fn wait<E: DirectoryFault>(&mut self, error: E) -> Result<(), E> {
         let patience = if self.is_over.load(Ordering::Relaxed) { Duration::ZERO } else { PATIENCE };
         self.wait_for(patience, error)
@@ -89,7 +90,7 @@ impl<'a> Outage<'a> {
         self.since = None;
     }
 
-    /// Retries `attempt` during an outage.
+    /// Calls `attempt` until it succeeds, fails for another reason than an outage, or the outage has lasted too long.
     pub(super) fn retry<T, E: DirectoryFault>(
         &mut self,
         mut attempt: impl FnMut() -> Result<T, E>,
@@ -106,7 +107,7 @@ impl<'a> Outage<'a> {
     }
 }
 
-/// Retries a removal during an outage; gives up sooner once `is_over` is set.
+/// Calls `attempt`, which removes a region, again during an outage. Waits for a shorter time once `is_over` is set.
 pub(super) fn remove<T, E: DirectoryFault>(
     is_over: &AtomicBool,
     mut attempt: impl FnMut() -> Result<T, E>,

@@ -32,7 +32,7 @@ pub struct Crew {
     made: Option<String>,
     /// True once a wait was reported; one report per run is enough.
     has_reported_wait: bool,
-    /// True if the run went on without a worker, whose regions may be left.
+    /// True if the run continued without a worker. Regions of this worker may remain.
     has_lost: bool,
     /// Nodes of the workers, indexed by worker number.
     pub nodes: Vec<u32>,
@@ -47,7 +47,8 @@ impl Crew {
         Crew::start_in(dir, scratch, over)
     }
 
-    /// As [`Crew::start`], for a command that handles signals itself.
+    /// Starts the workers as [`Crew::start`] does, but without a signal handler, for a command that handles signals
+    /// itself.
     pub fn start_unguarded(dir: Option<&Path>, over: &Over) -> anyhow::Result<Crew> {
         let scratch = if dir.is_none() { Some(Scratch::create_unguarded()?) } else { None };
         Crew::start_in(dir, scratch, over)
@@ -99,11 +100,11 @@ impl Crew {
         let named = Client::join(&self.dir)?.session.list()?.into_iter().filter_map(|info| info.name);
         let taken = named.into_iter().find(|region| is_part(region, name));
         taken.map_or(Ok(()), |region| {
-            bail!("the name is taken: the region {region:?} exists already; choose another one with --name")
+            bail!("the name is taken: the region {region:?} exists already; choose another name with --name")
         })
     }
 
-    /// Records that the region `name`, and the regions whose names are derived from it, belong to this run.
+    /// Records that the region `name`, and the regions with names derived from `name`, belong to this run.
     pub fn note_made(&mut self, name: &str) {
         self.made = Some(name.to_owned());
     }
@@ -123,7 +124,8 @@ impl Crew {
         self.receive_noting(output::note)
     }
 
-    /// As [`Crew::receive`]; `note` reports what workers wait for, once per run.
+    /// Receives the next answer of each worker. The first time in a run that a worker reports a wait, calls `note` with
+    /// the reason.
     pub fn receive_noting<T: DeserializeOwned>(&mut self, note: impl Fn(&str)) -> anyhow::Result<Vec<T>> {
         let mut answers: Vec<Option<T>> = (0..self.workers.len()).map(|_| None).collect();
         while answers.iter().any(Option::is_none) {
@@ -210,7 +212,8 @@ impl Crew {
         }
     }
 
-    /// Returns the failure that an ended worker reported, or its exit status; `None` if all workers run.
+    /// Returns the failure that an ended worker reported, or else the exit status of that worker; `None` if all workers
+    /// run.
     pub fn why_ended(&mut self) -> Option<anyhow::Error> {
         let ended = self.workers.iter_mut().find_map(|worker| worker.has_ended().then_some(worker))?;
         loop {
@@ -222,8 +225,8 @@ impl Crew {
         }
     }
 
-    /// Returns the earliest failure among `heard` and those that workers have reported by now, because later failures
-    /// may be its consequences.
+    /// Returns the earliest failure among `heard` and the failures that workers have reported by now, because the
+    /// earliest one may have caused the others.
     fn first(&mut self, heard: anyhow::Error) -> anyhow::Error {
         match heard.downcast::<Failure>() {
             Ok(heard) => {

@@ -13,13 +13,13 @@ use super::crew::Crew;
 use super::worker::{self, Line, Worker, say};
 use crate::{output, progress};
 
-/// `halite run dsm`
+/// Arguments of `halite run dsm`
 #[derive(Args, Clone, Debug)]
 pub struct DsmArgs {
     /// Number of shared pages
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(PAGES_MIN..=1 << 24))]
     pages: u32,
-    /// Sections in which each process changes counters
+    /// Number of sections that each process acquires to change counters
     #[arg(long, default_value_t = 1000)]
     rounds: u64,
     /// Name of the run's regions; they are removed at the end
@@ -38,10 +38,11 @@ const SHARED_PAGES: u64 = 8;
 /// Pages that a measured section changes, as in LITE's measurement.
 const DIRTY_PAGES: u64 = 10;
 
-/// Times that all pages are read and changed in turns. The first time is not measured: it maps the memory.
+/// Number of passes, each of which changes all pages and then reads them. The first pass is not measured, because it
+/// maps the memory.
 const PASSES: u64 = 4;
 
-/// Sections measured.
+/// Number of measured sections.
 const SECTIONS: u64 = 300;
 
 /// Published by LITE (SOSP 2017) for InfiniBand, in us.
@@ -58,7 +59,7 @@ pub struct Task {
     rounds: u64,
 }
 
-/// Latencies in us: of a page that comes in, of acquiring a section that writes, and of releasing one.
+/// Latencies in us: of the read of a page from its home, of acquiring a section that writes, and of releasing it.
 #[derive(Serialize, Deserialize, Clone, Copy, Default, Debug)]
 struct Latencies<T> {
     read_random: T,
@@ -77,7 +78,7 @@ struct Spread {
 /// A worker's part of the result.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 struct Part {
-    /// Only the first worker measures.
+    /// The latencies; `None` unless this is the first worker, which measures them.
     latencies: Option<Latencies<Spread>>,
     verified: bool,
 }
@@ -157,7 +158,7 @@ fn in_words(outcome: &Outcome) -> String {
 /// Maximum time that workers wait for each other. The end of a worker ends the run sooner.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// Runs a worker's part.
+/// Executes the task of a worker, and reports the result to the parent process.
 pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     say(&())?;
     match worker.next() {
@@ -172,7 +173,7 @@ pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     say(&Part { latencies, verified: are_pages_right && are_counters_right })
 }
 
-/// Measures at the first worker. Returns false if a page did not hold what was stored last.
+/// Measures latencies at the first worker. Returns false if a page did not hold the last stored value.
 fn measure(dsm: &Dsm, task: &Task) -> Result<(Option<Latencies<Spread>>, bool), DsmError> {
     let mut samples = Latencies::<Vec<f64>>::default();
     let mut is_right = true;
@@ -212,8 +213,8 @@ fn stamp(dsm: &Dsm, task: &Task, pass: u64) -> Result<(), DsmError> {
     section.release()
 }
 
-/// Reads the pages of the lower half in order, and those of the upper half in random order. Times those that come from
-/// other workers.
+/// Reads the pages of the lower half in order, and those of the upper half in random order. Measures the reads of pages
+/// whose home is another worker.
 fn read_pages(
     dsm: &Dsm,
     task: &Task,
@@ -241,7 +242,7 @@ fn read_pages(
     Ok(is_right)
 }
 
-/// Times the begin and the commit of a section that changes some pages.
+/// Measures how long a section that changes some pages takes to acquire and to release.
 fn change_pages(dsm: &Dsm, section: u64, samples: &mut Latencies<Vec<f64>>) -> Result<(), DsmError> {
     let begin = Instant::now();
     let held = dsm.acquire(0..DIRTY_PAGES * dsm.page_bytes(), Access::Write)?;
@@ -264,7 +265,8 @@ fn clear(dsm: &Dsm) -> Result<(), DsmError> {
     section.release()
 }
 
-/// Adds to random shared counters, and to own ones, which tell how often. Returns true if all sums are exact.
+/// Adds to random shared counters, and counts its additions in an own page. Returns true if each shared counter equals
+/// the sum of the counts of all workers.
 fn count(dsm: &Dsm, task: &Task) -> Result<bool, DsmError> {
     let page_bytes = dsm.page_bytes();
     // Word 0 of an own page counts all rounds; those behind it count the rounds of each shared counter.

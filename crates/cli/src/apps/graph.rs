@@ -15,7 +15,7 @@ use super::worker::{self, Line, Worker, say};
 use crate::output::{self, UsageError};
 use crate::progress;
 
-/// `halite run pagerank`
+/// Arguments of `halite run pagerank`
 #[derive(Args, Clone, Debug)]
 pub struct PagerankArgs {
     #[command(flatten)]
@@ -31,7 +31,7 @@ pub struct PagerankArgs {
     damping: f64,
 }
 
-/// `halite run components`
+/// Arguments of `halite run components`
 #[derive(Args, Clone, Debug)]
 pub struct ComponentsArgs {
     #[command(flatten)]
@@ -247,7 +247,7 @@ fn run<V: for<'de> Deserialize<'de>>(
 /// Maximum time that workers wait for each other. The end of a worker ends the run sooner.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// Runs a worker's part.
+/// Executes the task of a worker, and reports the result to the parent process.
 pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     say(&())?;
     match worker.next() {

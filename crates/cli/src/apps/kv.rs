@@ -1,7 +1,7 @@
 //! `halite run kv`: a key-value store, served to Redis clients until it is stopped.
 //!
-//! Each worker owns a shard. The first also serves the clients: it executes requests to its own shard, and calls the
-//! owners of the other shards.
+//! Each worker owns a shard. The first worker also serves the clients: it executes requests to its own shard, and calls
+//! the owners of the other shards.
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
@@ -20,7 +20,7 @@ use super::worker::{self, Line, Worker, say, say_failed};
 use crate::output;
 use crate::signals::{Ending, Interrupt, Woken};
 
-/// `halite run kv`
+/// Arguments of `halite run kv`
 #[derive(Args, Clone, Debug)]
 pub struct KvArgs {
     /// Address for clients; port 0: the system chooses. There is no password: any client that connects may do everything
@@ -103,7 +103,7 @@ fn serve(crew: &mut Crew, is_own: bool, args: &KvArgs, ending: &mut Ending) -> a
 
 // The workers' side.
 
-/// Runs a worker's part.
+/// Executes the task of a worker, and reports the result to the parent process.
 pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     let place = Place { name: &task.name, number: task.number, functions: FUNCTION };
     let clock = shards::clock();

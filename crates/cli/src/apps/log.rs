@@ -19,7 +19,7 @@ use crate::bytes::ByteCount;
 use crate::output;
 use crate::progress;
 
-/// `halite run log`
+/// Arguments of `halite run log`
 #[derive(Args, Clone, Debug)]
 pub struct LogArgs {
     /// Writer threads, distributed over the processes
@@ -321,7 +321,8 @@ impl Progress {
     }
 }
 
-/// Runs a worker's part. The worker that created the log removes it, even after a failure.
+/// Executes the task of a worker, and reports the result to the parent process. The worker that created the log removes
+/// it, even after a failure.
 pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     let session = &worker.session;
     let Some(segments) = &task.segments else { return play_part(worker, task) };
@@ -551,7 +552,7 @@ struct Reader<'a> {
     task: &'a Task,
     number: u64,
     progress: &'a Progress,
-    /// Position at which the reader ends; `u64::MAX` until all writers are done. Orders no other memory.
+    /// Position at which the reader ends; `u64::MAX` until all writers are done. Accesses use relaxed ordering.
     end: &'a AtomicU64,
     is_over: &'a AtomicBool,
 }

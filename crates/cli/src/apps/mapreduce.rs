@@ -1,6 +1,7 @@
 //! `halite run wordcount` and `halite run grep`: MapReduce jobs over files.
 //!
-//! Worker 0 also runs the master, on a thread of its own. If another worker is killed, the run goes on without it.
+//! Worker 0 also runs the master, on a separate thread. If another worker is killed, the run continues without that
+//! worker.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -22,28 +23,28 @@ use super::crew::Crew;
 use super::worker::{self, Line, Worker, say, say_failed};
 use crate::{output, progress};
 
-/// `halite run wordcount`
+/// Arguments of `halite run wordcount`
 #[derive(Args, Clone, Debug)]
 pub struct WordcountArgs {
-    /// Files, and folders whose files are read
+    /// Files and folders to read
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
-    /// Number of words to print, the most frequent ones
+    /// Number of words to print, most frequent first
     #[arg(long, default_value_t = 10, value_name = "K")]
     top: u32,
     #[command(flatten)]
     pub(super) over: Over,
 }
 
-/// `halite run grep`
+/// Arguments of `halite run grep`
 #[derive(Args, Clone, Debug)]
 pub struct GrepArgs {
     /// A regular expression, as of the Rust crate `regex`
     pattern: String,
-    /// Files, and folders whose files are read
+    /// Files and folders to read
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
-    /// Number of matching lines to print, the first ones; all are counted
+    /// Maximum number of matching lines to print; all matching lines are counted
     #[arg(long, default_value_t = 1000, value_name = "N")]
     lines: u32,
     #[command(flatten)]
@@ -101,7 +102,7 @@ enum Found {
 struct FileFound {
     path: String,
     matches: u64,
-    /// Numbers and text of the first ones.
+    /// Line numbers and texts of the first matching lines.
     lines: Vec<(u64, String)>,
 }
 
@@ -135,7 +136,7 @@ struct PrintedMatches<'a> {
     #[serde(flatten)]
     common: Common,
     matches: u64,
-    /// Paths of the files with matches, and their numbers.
+    /// Path of each file with matches, and its number of matches.
     matches_by_file: Vec<(&'a str, u64)>,
 }
 
@@ -267,7 +268,7 @@ fn follow(crew: &mut Crew) -> anyhow::Result<Done> {
 
 // The workers' side.
 
-/// Runs a worker's part.
+/// Executes the task of a worker, and reports the result to the parent process.
 pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     match &task.job {
         JobArgs::Wordcount { top } => work_on(worker, task, &WordCount { top: *top }, found_words),

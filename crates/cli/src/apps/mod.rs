@@ -1,7 +1,7 @@
 //! `halite run`: applications that use the public interface, on a private cluster or on a running one.
 //!
-//! Workers are processes of this program, one for each node of a private cluster, and join as applications do.
-//! This process sends them tasks and combines their results.
+//! Workers are processes of this program, one for each node of a private cluster, and join as applications do. This
+//! process sends tasks to the workers and combines their results.
 
 mod away;
 mod crew;
@@ -26,7 +26,7 @@ use crate::bytes::ByteCount;
 use crate::metrics_at::MetricsAt;
 use crate::output::UsageError;
 
-/// `halite run`
+/// Arguments of `halite run`
 #[derive(Args, Debug)]
 pub struct RunArgs {
     #[command(subcommand)]

@@ -18,7 +18,7 @@ use crate::args::network;
 use crate::metrics_at::MetricsAt;
 use crate::{output, signals};
 
-/// `halite run-worker`
+/// Arguments of `halite run-worker`
 #[derive(Args, Debug)]
 pub struct WorkerArgs {
     /// Pid of the parent; this process is killed when the parent ends
@@ -41,13 +41,13 @@ pub struct WorkerArgs {
 /// A message to a worker.
 #[derive(Serialize, Deserialize, Debug)]
 pub enum Line {
-    /// Prepare the task.
+    /// Prepare this task.
     Task(Task),
-    /// Nodes of all shards.
+    /// The nodes that own the shards, by shard number.
     Nodes(Vec<u32>),
-    /// Begin.
+    /// Begin the prepared task.
     Go,
-    /// The writers have ended; read up to this position.
+    /// Read up to this position, because the writers have ended.
     End(u64),
     /// Remove the remaining regions.
     Clear,
@@ -55,17 +55,17 @@ pub enum Line {
 
 #[derive(Serialize, Deserialize, Debug)]
 pub enum Task {
-    /// `halite run dsm`
+    /// A task of `halite run dsm`.
     Dsm(dsm::Task),
-    /// `halite run pagerank` and `halite run components`
+    /// A task of `halite run pagerank` or `halite run components`.
     Graph(graph::Task),
-    /// `halite run kv`
+    /// A task of `halite run kv`.
     Kv(kv::Task),
-    /// `halite run log`
+    /// A task of `halite run log`.
     Log(log::Task),
-    /// `halite run wordcount` and `halite run grep`
+    /// A task of `halite run wordcount` or `halite run grep`.
     MapReduce(mapreduce::Task),
-    /// `halite run ycsb`
+    /// A task of `halite run ycsb`.
     Ycsb(ycsb::Task),
 }
 
@@ -111,7 +111,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Returns the flag that is set when standard input has ended. It is set and read with relaxed ordering.
+    /// Returns the flag that is set when standard input has ended. Its accesses use relaxed ordering.
     pub fn is_over(&self) -> &AtomicBool {
         &self.is_over
     }
@@ -170,12 +170,12 @@ fn end_with_a_panic() {
     }));
 }
 
-/// Sends an answer.
+/// Sends an answer to the parent process.
 pub fn say(value: &impl Serialize) -> anyhow::Result<()> {
     Ok(output::print_json(&Answer::Done(serde_json::to_value(value)?))?)
 }
 
-/// Sends a failure.
+/// Sends a failure to the parent process.
 pub fn say_failed(error: &anyhow::Error) -> anyhow::Result<()> {
     Ok(output::print_json(&Answer::Failed(Failure::of(error)))?)
 }

@@ -26,7 +26,7 @@ use crate::output;
 use crate::progress;
 use values::{Known, Latest, Update, VALUE_BYTES_MIN, write_value};
 
-/// `halite run ycsb`
+/// Arguments of `halite run ycsb`
 #[derive(Args, Clone, Debug)]
 pub struct YcsbArgs {
     /// YCSB workload: updates are 50 % (a), 5 % (b) or 0 % (c) of operations
@@ -82,7 +82,7 @@ pub struct Task {
     workload: Workload,
     keys: u64,
     value: usize,
-    /// Numbers of its threads.
+    /// Numbers of this worker's threads, among all threads of the run.
     threads: Vec<u64>,
     threads_in_all: u32,
     ns: u64,
@@ -103,9 +103,9 @@ struct Done {
     keys: Option<u64>,
     /// Number of waits for the directory of names.
     away: u64,
-    /// Number of updates begun, by thread of this worker.
+    /// Number of updates that each thread of this worker has begun.
     begun: Vec<u64>,
-    /// Number of the latest update that was read here, by thread of the run.
+    /// For each thread of the run, the number of its latest update that this worker has read.
     latest: Vec<u64>,
 }
 
@@ -236,7 +236,7 @@ fn print(outcome: &Outcome, is_json: bool) -> anyhow::Result<()> {
 
 // The workers' side.
 
-/// Runs a worker's part.
+/// Executes the task of a worker, and reports the result to the parent process.
 pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     let place = Place { name: &task.name, number: task.number, functions: FUNCTION };
     shards::own(worker, &place, shards::clock(), |_| play_part(worker, task))

@@ -1,4 +1,4 @@
-//! `halite drain`: moves all regions of a node to other nodes, then stops it if none is left.
+//! `halite drain`: moves all regions of a node to other nodes, then stops the node if it has no region left.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -31,7 +31,7 @@ pub fn run(dir: &Path, args: &Drain) -> anyhow::Result<ExitCode> {
     }
     match drained.left_count > 0 && !args.destroy {
         true => output::print(&format!(
-            "node {node} stays and keeps them; `halite drain {node} --destroy` ends it and loses what cannot move\n"
+            "node {node} keeps running with these regions; `halite drain {node} --destroy` stops it and loses the regions that cannot move\n"
         ))?,
         false => await_end(dir, &client, node, process.as_ref())?,
     }

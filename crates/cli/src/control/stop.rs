@@ -92,11 +92,11 @@ impl Target {
 #[derive(Debug, Default)]
 pub struct Found {
     pub targets: Vec<Target>,
-    /// Running nodes whose processes are unknown.
+    /// Running nodes of which the process is unknown.
     pub hidden: Vec<Hidden>,
 }
 
-/// A running node whose process is unknown.
+/// A running node of which the process is unknown.
 #[derive(Debug)]
 pub struct Hidden {
     pub presence: Presence,

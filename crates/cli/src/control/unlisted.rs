@@ -1,8 +1,8 @@
 //! Running nodes whose files in the cluster directory were removed.
 //!
-//! Only the other nodes know such a node. Their reports are shown to the user, but no process is killed because of a
-//! report: only the peer credentials of a node's socket prove which process it is. Members on other hosts have no files
-//! here, and their pids mean nothing on this host.
+//! Only the other nodes know such a node. `halite down` shows their reports to the user, but kills no process because
+//! of a report: only the peer credentials of a node's socket prove which process the node is. Members on other hosts
+//! have no files here, and their pids mean nothing on this host.
 
 use std::collections::BTreeSet;
 use std::io::{self, BufRead, BufReader};
@@ -42,7 +42,7 @@ struct Member {
 
 impl Unlisted {
     /// Asks the cluster in `dir` for nodes that have no files in `dir` and for whose numbers `wanted` returns true.
-    /// Returns none if node 0 does not run and there are no other hosts. Fails if the members do not answer.
+    /// Returns no nodes if node 0 does not run and there are no other hosts. Fails if the members do not answer.
     pub fn find(dir: &ClusterDir, wanted: impl Fn(u32) -> bool) -> anyhow::Result<Unlisted> {
         let (before, is_spread) = (listed(dir)?, cluster_dir::has_hosts(dir.path()));
         if !before.contains(&0) && (before.is_empty() || !is_spread) {
@@ -74,8 +74,10 @@ impl Unlisted {
     pub fn elsewhere(&self) -> Option<String> {
         match self.elsewhere {
             0 => None,
-            1 => Some("1 node on another host stays: `halite down` there ends it".to_owned()),
-            count => Some(format!("{count} nodes on other hosts stay: `halite down` there ends them")),
+            1 => Some("1 node on another host keeps running: `halite down` on that host stops it".to_owned()),
+            count => Some(format!(
+                "{count} nodes on other hosts keep running: `halite down` on those hosts stops them"
+            )),
         }
     }
 

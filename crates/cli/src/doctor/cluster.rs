@@ -1,4 +1,4 @@
-//! Findings about the cluster of the directory, and the files of dead nodes.
+//! Findings about the cluster in the cluster directory, and about files of dead nodes.
 
 use halite::{EPHEMERAL_NODE_MIN, NodeState, NodeStatus};
 
@@ -88,7 +88,7 @@ fn members(facts: &ClusterFacts) -> Vec<Finding> {
             if kept > 0 {
                 let found =
                     format!("{} are quarantined: unreachable nodes may still access them", ByteCount(kept));
-                let remedy = "check the unreachable nodes; `halite forget N` frees what is quarantined for a dead node";
+                let remedy = "check the unreachable nodes; `halite forget N` frees the memory that is quarantined because of a dead node N";
                 findings.push(Finding::new("quarantine", Severity::Warning, found, remedy, verify));
             }
             findings

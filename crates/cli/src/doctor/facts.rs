@@ -64,9 +64,9 @@ pub struct HostFacts {
 /// Sockets, ports and the hosts to join.
 #[derive(Clone, Debug)]
 pub struct NetworkFacts {
-    /// True if nodes send packets at all.
+    /// True if the cluster has nodes on other hosts or the node uses `roce`, so that it sends packets.
     pub uses_packets: bool,
-    /// True if a node of the directory runs on this host.
+    /// True if a node of the cluster directory runs on this host.
     pub runs_here: bool,
     /// Source addresses of packets, each with its socket's properties or the error.
     pub sockets: Vec<(IpAddr, Result<SocketProbe, String>)>,
@@ -82,7 +82,7 @@ pub struct NetworkFacts {
 #[derive(Clone, Debug)]
 pub struct PortFacts {
     pub address: SocketAddr,
-    /// The flag with the address.
+    /// The flag that sets the address.
     pub flag: &'static str,
     pub refused: Option<PortRefusal>,
 }
@@ -109,16 +109,16 @@ pub struct HostToJoin {
     pub payload_bytes: Option<u32>,
 }
 
-/// The cluster of the directory.
+/// The cluster in the cluster directory.
 #[derive(Debug)]
 pub struct ClusterFacts {
     pub dir: PathBuf,
-    /// The reason why the directory cannot be used; `None` if it can or does not exist.
+    /// The reason why the cluster directory cannot be used; `None` if it can be used or does not exist.
     pub dir_refused: Option<String>,
-    /// True if the directory belongs or belonged to a cluster.
+    /// True if the cluster directory belongs or belonged to a cluster.
     pub is_founded: bool,
     pub presences: Vec<Presence>,
-    /// True if nodes on other hosts take part.
+    /// True if the cluster has nodes on other hosts.
     pub is_spread: bool,
     /// File of the secret, and the reason why the secret cannot be used, if any.
     pub secret: Option<(PathBuf, Option<SecretRefusal>)>,
@@ -240,7 +240,7 @@ impl HostToJoin {
     fn gather(name: &str) -> HostToJoin {
         let found = name.to_socket_addrs().map(Iterator::collect).map_err(|error| error.to_string());
         let addresses = found.and_then(|found: Vec<SocketAddr>| match found.is_empty() {
-            true => Err("it has no addresses".to_owned()),
+            true => Err("the host has no addresses".to_owned()),
             false => Ok(found),
         });
         let (mut refused, mut payload_bytes) = (None, None);

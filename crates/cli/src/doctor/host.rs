@@ -98,7 +98,7 @@ fn time(facts: &HostFacts) -> Finding {
             "time",
             Severity::Warning,
             format!("the system time is {past} s after 1970: it was never set"),
-            "set it (chrony, systemd-timesyncd): fencing tokens and logs use it",
+            "set the time (chrony, systemd-timesyncd): fencing tokens and logs use it",
             "date",
         ),
         _ => Finding::ok("time", "the system time is set", "date"),
@@ -110,13 +110,14 @@ fn descriptors(facts: &HostFacts) -> Finding {
         return Finding::ok("descriptors", "no limit", "ulimit -Hn");
     };
     let works = nodes_within(limit);
-    let found = format!("the hard limit is {limit}, enough for clusters of up to {works} nodes");
+    let found =
+        format!("the hard limit on descriptors is {limit}, enough for clusters of up to {works} nodes");
     let severity = match works {
         0..=1 => Severity::Error,
         works if works < NODES_MAX as u64 => Severity::Warning,
         _ => return Finding::ok("descriptors", found, "ulimit -Hn"),
     };
-    let remedy = "raise it: LimitNOFILE= of the unit, or nofile in /etc/security/limits.conf";
+    let remedy = "raise the limit: LimitNOFILE= of the unit, or nofile in /etc/security/limits.conf";
     Finding::new("descriptors", severity, found, remedy, "ulimit -Hn")
 }
 
@@ -129,7 +130,7 @@ fn locked_memory(facts: &HostFacts) -> Finding {
                 "the limit of locked memory is {}, less than the arena: a process that calls mlockall cannot map it",
                 ByteCount(limit)
             ),
-            "only for applications that call mlockall: raise it (LimitMEMLOCK=, memlock)",
+            "only for applications that call mlockall: raise the limit (LimitMEMLOCK=, memlock)",
             "ulimit -l",
         ),
         _ => Finding::ok("locked_memory", "the limit of locked memory is not below the arena", "ulimit -l"),
@@ -145,7 +146,7 @@ fn file_size(facts: &HostFacts) -> Finding {
                 "the limit of file sizes is {}, less than the arena: the arena grows in smaller pieces, and `get -o` of larger regions fails",
                 ByteCount(limit)
             ),
-            "raise it: ulimit -f unlimited, or LimitFSIZE= of the unit",
+            "raise the limit: ulimit -f unlimited, or LimitFSIZE= of the unit",
             "ulimit -f",
         ),
         _ => Finding::ok("file_size", "the limit of file sizes is not below the arena", "ulimit -f"),

@@ -80,7 +80,7 @@ impl Finding {
     }
 }
 
-/// Prints all findings, the worst first; exits with the status of the worst.
+/// Prints all findings, the worst first. Returns the exit status of the worst finding.
 pub fn run(dir: &Path, args: &args::Doctor) -> anyhow::Result<ExitCode> {
     let facts = Facts::gather(dir, args)?;
     let mut findings = judge(&facts);

@@ -172,7 +172,7 @@ fn payload(host: &HostToJoin) -> Option<Finding> {
             "mtu",
             Severity::Note,
             format!(
-                "packets to {ip} carry only {bytes} bytes, limited by the MTU: {PAYLOAD_BYTES_MAX} cost less per byte"
+                "packets to {ip} carry only {bytes} bytes, limited by the MTU: packets of {PAYLOAD_BYTES_MAX} bytes cost less per byte"
             ),
             "where the switches permit it, set the MTU of both cards to 4200 or more (ip link set dev NAME mtu 9000)",
             verify,

@@ -41,7 +41,7 @@ pub struct Access<const IS_WRITE: bool> {
     lh: Lh,
     name: String,
     bytes: Vec<u8>,
-    /// Results of the last reads, one per read that starts together.
+    /// Bytes of the last reads, one buffer for each of the reads that start together.
     found: Vec<Vec<u8>>,
 }
 
@@ -77,7 +77,8 @@ impl<const IS_WRITE: bool> Workload for Access<IS_WRITE> {
         }
     }
 
-    /// A server of our own computes the checksum, so a write must have reached its memory.
+    /// Compares the bytes of the last reads with the expected ones. Then the server process computes a checksum of its
+    /// memory, or without such a process this function reads the region.
     fn verify(self, bench: &mut Bench) -> anyhow::Result<u64> {
         let Access { lh, name, bytes, found } = self;
         let errors = found.iter().filter(|found| **found != bytes).count() as u64;

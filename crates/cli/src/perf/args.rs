@@ -13,7 +13,7 @@ pub fn name_of(value: &impl ValueEnum) -> String {
     value.to_possible_value().expect("none is hidden").get_name().to_owned()
 }
 
-/// `halite perf`
+/// Arguments of `halite perf`
 #[derive(Args, Clone, Debug)]
 pub struct PerfArgs {
     /// Test to run
@@ -89,7 +89,7 @@ impl PerfArgs {
     }
 }
 
-/// `halite perf-server`, which `halite perf` starts.
+/// Arguments of `halite perf-server`, which `halite perf` starts.
 #[derive(Args, Debug)]
 pub struct ServerArgs {
     /// Pid of the parent; this process is killed when the parent ends

@@ -123,7 +123,7 @@ impl Bench {
     /// Returns the server process. Fails if the peer is a node of a running cluster, because there is no server process
     /// then.
     pub fn server(&mut self) -> anyhow::Result<&mut Server> {
-        self.server.as_mut().context("this test needs a server of our own")
+        self.server.as_mut().context("this test needs its own server process")
     }
 
     /// Starts the server's threads, which respond to the client's threads until [`Bench::end_following`].

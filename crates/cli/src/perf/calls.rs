@@ -115,7 +115,7 @@ fn keep_outstanding(callers: &mut [Caller], calls: u64) -> Result<(), CallError>
     Ok(())
 }
 
-/// As [`keep_outstanding`], in batches: posts `batch` calls once the oldest batch has ended.
+/// Keeps calls outstanding in batches: posts `batch` calls once the oldest batch has ended.
 fn keep_batches_outstanding(callers: &mut [Caller], batch: usize, calls: u64) -> Result<(), CallError> {
     let batches = callers.len() / batch;
     let mut pending = VecDeque::with_capacity(batches);

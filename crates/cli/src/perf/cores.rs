@@ -7,9 +7,10 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pinning {
-    /// The two threads of a pair on two cores, pairs over all cores in turn: best if both ends are busy
+    /// The client thread and the server thread of a pair on two cores; pairs use all cores in turn: best if both ends
+    /// are busy
     Apart,
-    /// Both ends on the first core, with all their threads: best if they mostly sleep
+    /// Both ends on the first core, with all their threads: best if the threads mostly sleep
     Shared,
     /// On whichever cores the scheduler picks
     Any,
@@ -55,7 +56,7 @@ fn set_of(cores: &[usize]) -> CpuSet {
     set
 }
 
-/// Binds the calling thread, and those that it starts later, to `cores`.
+/// Binds the calling thread, and threads that it starts later, to `cores`.
 pub fn pin(cores: CpuSet) -> io::Result<()> {
     Ok(sched_setaffinity(None, &cores)?)
 }

@@ -26,7 +26,7 @@ impl End {
         Ok(peer.capabilities.context("the other end is not connected")?.provider)
     }
 
-    /// Creates independent sessions, which behave like those of other processes.
+    /// Creates `count` independent sessions, which behave like sessions of separate processes.
     pub fn sessions(&self, count: usize) -> Vec<blocking::Session> {
         (0..count).map(|_| self.node.blocking_session()).collect()
     }

@@ -1,4 +1,4 @@
-//! A reusable barrier for threads. The others do not wait for a participant that has left.
+//! A reusable barrier for threads. A participant that has left does not block the others.
 //!
 //! The standard library's barrier would block the others forever after a thread has failed.
 

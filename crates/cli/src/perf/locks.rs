@@ -18,7 +18,9 @@ pub fn plan(args: &PerfArgs) -> Planned {
     let (what, iterations_max) = match args.threads() {
         1 => (IN_TURN, 1_000_000),
         // More waiting sessions make the test slower.
-        threads => ("from one session to the next, while all others wait", 200_000 / threads),
+        threads => {
+            ("passing the lock from one session to the next, while all others wait", 200_000 / threads)
+        }
     };
     let plan = Plan::of_one_size::<Lock>(what, 0);
     Ok(Plan { iterations_max, needs_server: true, is_at_server: true, ..plan })

@@ -26,7 +26,7 @@ pub struct Measured {
     pub bare: Option<Series>,
 }
 
-/// Measures one thread. Threads with participants of one gate start their rounds together.
+/// Measures the operations of one thread. Threads with participants of one gate start their rounds together.
 #[derive(Debug)]
 pub struct Timer {
     pub participant: Participant,
@@ -41,7 +41,7 @@ pub trait Batch: FnMut(u64) -> anyhow::Result<Duration> {}
 impl<F: FnMut(u64) -> anyhow::Result<Duration>> Batch for F {}
 
 impl Timer {
-    /// Times operations one after the other. Short operations are timed in batches.
+    /// Measures operations one after the other. Short operations are timed in batches.
     pub fn operations(
         &self,
         mut ours: impl FnMut() -> anyhow::Result<()>,
@@ -51,12 +51,12 @@ impl Timer {
         self.warm(|count| timed(count, &mut ours), bare)
     }
 
-    /// Times round trips; records half of each.
+    /// Measures round trips, and records half the time of each.
     pub fn halves(&self, mut round_trip: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<Measured> {
         self.warm(|count| Ok(timed(count, &mut round_trip)? / 2), None::<fn(u64) -> _>)
     }
 
-    /// Times operations that return their own duration, because only a part of each operation counts.
+    /// Measures operations that return their own duration, because only a part of each operation counts.
     pub fn singly(
         &self,
         mut ours: impl FnMut() -> anyhow::Result<Duration>,
@@ -66,7 +66,7 @@ impl Timer {
         self.rounds(1, |_| ours(), bare.map(|mut bare| move |_| bare()))
     }
 
-    /// Times overlapping operations. Each round is one batch, including its start and end.
+    /// Measures overlapping operations. Each round is one batch, including its start and end.
     pub fn overlapping(&self, mut run: impl FnMut(u64) -> anyhow::Result<()>) -> anyhow::Result<Measured> {
         run(warm_up(self.operations))?;
         self.participant.wait();

@@ -1,8 +1,8 @@
 //! `halite perf`: measures the cost of operations, and the cost of bare memory in the same run.
 //!
 //! Both ends are separate processes in a private cluster, pinned to separate cores by default ([`cores`]). [`table`]
-//! lists the tests, [`workload`] defines what a test is, and [`bench`] runs it; [`measure`] and [`baseline`] are
-//! independent of Halite.
+//! lists the tests, [`workload`] defines the interface of a test, and [`bench`] runs a test; [`measure`] and
+//! [`baseline`] are independent of Halite.
 
 mod access;
 mod args;

@@ -16,7 +16,7 @@ pub trait Partner: Send + Sized + 'static {
     /// Takes one turn. The leader starts the turn and waits for the answer; the follower answers.
     fn turn(&mut self, leads: bool) -> anyhow::Result<()>;
 
-    /// Times the turns as the leader; a round trip counts as two.
+    /// Measures the turns as the leader. A round trip counts as two turns.
     fn lead(&mut self, timer: &Timer) -> anyhow::Result<Measured> {
         timer.halves(|| self.turn(true))
     }

@@ -1,8 +1,11 @@
 //! Messages that contain their own verification.
 //!
 //! ```text
-//!   stamp | pattern ... | stamp       the stamps are checked each time, the pattern once: reading all of a long
-//! ```                                 answer would cost as much as sending it
+//!   stamp | pattern ... | stamp
+//! ```
+//!
+//! A caller checks the stamps of each answer, but the pattern of one answer only, because reading all of a long answer
+//! would cost as much as sending it.
 
 use halite::{Lh, blocking};
 

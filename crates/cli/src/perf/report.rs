@@ -45,19 +45,19 @@ impl Row {
 #[derive(Clone, Copy, Debug)]
 pub struct Bare(&'static str, &'static [&'static str]);
 
-/// Copies of the same size.
+/// Baseline: copies of the same size, by the C library or to a plain mapping.
 pub const MEMCPY: Bare = Bare("memcpy", &["memcpy_lat_us", "memcpy_MBps"]);
-/// Stores of a word at the same random places.
+/// Baseline: stores of a word at the same random places.
 pub const STORE: Bare = Bare("store", &["store_ns"]);
-/// Loads of a word at the same random places.
+/// Baseline: loads of a word at the same random places.
 pub const LOAD: Bare = Bare("load", &["load_ns"]);
-/// The processor's own atomics.
+/// Baseline: the processor's own atomics.
 pub const ATOMIC: Bare = Bare("atomic", &["atomic_ns"]);
-/// The C library's memset.
+/// Baseline: the C library's memset.
 pub const MEMSET: Bare = Bare("memset", &["memset_lat_us", "memset_MBps"]);
-/// A read and a write through Halite.
+/// Baseline: a read and a write through Halite.
 pub const READ_WRITE: Bare = Bare("read+write", &["read_write_lat_us"]);
-/// Page faults in shared memory.
+/// Baseline: page faults in shared memory.
 pub const PAGES: Bare = Bare("pages", &["pages_lat_us"]);
 
 /// Prints the heading.

@@ -143,7 +143,7 @@ fn handle(request: Request, end: &End, following: &mut Option<Following>) -> any
             *following = Some(Following::begin((test.follow)(end, &part)?, end.cores.clone()));
             Ok(0)
         }
-        Request::EndFollowing => following.take().context("no threads are following")?.end(),
+        Request::EndFollowing => following.take().context("no server threads are running")?.end(),
         Request::Cpu => Ok(u64::try_from(process_cpu().as_nanos())?),
         Request::Checksum { name, len } => {
             let lh = end.session.map(&name, Permissions::READ)?;

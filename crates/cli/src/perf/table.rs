@@ -17,7 +17,7 @@ use super::{access, barriers, bulk, calls, echo, load, locks, occupancy, pingpon
 /// A test.
 #[derive(Debug)]
 pub struct Test {
-    /// Its name on the command line and in results.
+    /// Name of the test on the command line and in results.
     pub name: &'static str,
     /// True if the results are rates, not latencies.
     pub is_bandwidth: bool,

@@ -17,7 +17,8 @@ pub trait Workload: Send + Sized {
     /// Prepares a row at both ends; returns the values of all threads.
     fn setup(bench: &mut Bench) -> anyhow::Result<Vec<Self>>;
 
-    /// Passes the thread's operation to the timer. Decisions come before, so the timer's loop contains no others.
+    /// Passes the thread's operation to the timer. Decides beforehand which operation that is, so that the timed loop
+    /// contains no such decision.
     fn operation(&mut self, bench: &Bench, timer: &Timer) -> anyhow::Result<Measured>;
 
     /// Returns the number of errors in the data, after all threads have ended.

@@ -8,7 +8,7 @@ use clap::{ArgGroup, Args, Subcommand};
 use super::seeds::Seeds;
 use crate::args::Listing;
 
-/// `halite sim`
+/// Arguments of `halite sim`
 #[derive(Args, Debug)]
 pub struct SimArgs {
     #[command(subcommand)]
@@ -27,7 +27,7 @@ pub enum SimCommand {
     Golden,
 }
 
-/// `halite sim run`
+/// Arguments of `halite sim run`
 #[derive(Args, Debug)]
 pub struct RunArgs {
     /// TOML file, or name of a plan from `halite sim list`
@@ -46,11 +46,12 @@ pub struct RunArgs {
     pub trace: Option<PathBuf>,
 }
 
-/// `halite sim soak`
+/// Arguments of `halite sim soak`
 #[derive(Args, Debug)]
 #[command(group(ArgGroup::new("bound").required(true).multiple(true).args(["seconds", "seeds"])))]
 pub struct SoakArgs {
-    /// TOML file, or name of a plan; several plans take turns, seed by seed [default: the small plans of `halite sim list`]
+    /// TOML file, or name of a plan; several plans take turns, one seed each [default: the small plans of `halite sim
+    /// list`]
     #[arg(long = "plan", value_name = "PLAN")]
     pub plans: Vec<String>,
     /// Stop after this many seconds
@@ -65,7 +66,7 @@ pub struct SoakArgs {
     /// Concurrent trials [default: one per core]
     #[arg(long, value_name = "T")]
     pub threads: Option<NonZeroUsize>,
-    /// Continue after a failing seed and report all of them; print only the trace of the first
+    /// Continue after a failing seed, and report all failing seeds; print only the trace of the first
     #[arg(long)]
     pub keep_going: bool,
     /// Print one JSON object

@@ -4,7 +4,7 @@ use std::num::ParseIntError;
 use std::ops::Range;
 use std::str::FromStr;
 
-/// A half-open range of seeds, from `3..17`, or without end, from `3..`.
+/// A half-open range of seeds: `3..17`, or `3..` without an end.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Seeds(pub Range<u64>);
 
@@ -18,7 +18,7 @@ pub enum SeedsError {
     #[error("{text:?} is not a seed: {cause}")]
     Seed {
         text: String,
-        /// The reason why it is no number.
+        /// The reason why the text is not a number.
         cause: ParseIntError,
     },
     /// The end is not greater than the start.

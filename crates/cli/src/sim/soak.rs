@@ -1,4 +1,4 @@
-//! `halite sim soak`: runs trials of many seeds, and shows the first that fails.
+//! `halite sim soak`: runs trials of many seeds, and shows the trace of the first trial that fails.
 
 use std::num::NonZeroUsize;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};

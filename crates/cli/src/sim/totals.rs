@@ -70,7 +70,7 @@ impl fmt::Display for Totals {
         let (ms, rate) = (1e3 * cpu_seconds / (*seeds).max(1) as f64, *operations as f64 / cpu_seconds);
         writeln!(
             f,
-            "{seconds:.1} s on {threads} threads; {ms:.1} ms of processor time per seed, {rate:.0} operations per second of it"
+            "{seconds:.1} s on {threads} threads; {ms:.1} ms of processor time per seed, {rate:.0} operations per second of processor time"
         )?;
         writeln!(f, "digest {:016x}", self.digest)?;
         writeln!(f, "{} violations", self.violations.len())

@@ -1,6 +1,6 @@
 //! Hands out seeds in order to threads that run trials.
 //!
-//! Every trial that starts runs to its end, so the first failing seed is the same with any number of threads.
+//! Every trial that starts runs to its end. So the first failing seed is the same with any number of threads.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;

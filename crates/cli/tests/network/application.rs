@@ -1,4 +1,5 @@
-//! Applications that join the cluster of their host and know only its directory. Each is this program, started again.
+//! Applications that join the cluster of their host and know only the cluster directory. Each application is another
+//! process of this test program.
 
 use std::path::Path;
 use std::time::Duration;
@@ -31,7 +32,8 @@ impl Application {
         Application::start_by(host, &Application::line(task))
     }
 
-    /// Starts an application in a new pid namespace: the host sees its processes, its siblings do not.
+    /// Starts an application in a new pid namespace. The host sees the processes of the application; other applications
+    /// do not.
     #[track_caller]
     pub fn start_apart(host: &Host, task: &str) -> Application {
         Application::start_by(host, &Application::line(task).replace(" exec ", &format!(" exec {APART} ")))
@@ -71,7 +73,7 @@ impl Application {
         assert!(self.running.wait().success());
     }
 
-    /// Returns the error of an application that waits until a node is unreachable.
+    /// Waits until an application that reads from another node fails; returns its error.
     #[track_caller]
     pub fn missed(mut self) -> String {
         self.running.line()

@@ -1,4 +1,4 @@
-//! Hosts whose clocks differ: nothing depends on the clocks, and fencing tokens increase nevertheless.
+//! Hosts whose clocks differ: no operation depends on equal clocks, and fencing tokens increase nevertheless.
 
 use std::time::{Duration, SystemTime};
 

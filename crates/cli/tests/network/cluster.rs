@@ -8,7 +8,7 @@ use crate::world::{Host, Processes, World};
 /// Path of the secret file on each host.
 pub const SECRET: &str = "/tmp/secret";
 
-/// Hosts, and a node on each, indexed by its number.
+/// Hosts, each with one node. The host at index N runs node N.
 pub struct Cluster {
     // Nodes end before their hosts.
     pub nodes: Vec<Running>,
@@ -16,8 +16,8 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Creates a cluster: node 0 founds it, each other node joins through the one before it. Returns `None` where
-    /// hosts cannot be created.
+    /// Creates a cluster: node 0 founds the cluster, and each other node joins through the node before it. Returns
+    /// `None` if hosts cannot be created here.
     pub fn new(hosts: usize, processes: Processes) -> Option<Cluster> {
         Some(Cluster::on(World::new(hosts, processes)?))
     }
@@ -40,7 +40,8 @@ impl Cluster {
         self.nodes[index] = start(self.host(index), index, join);
     }
 
-    /// Unplugs the cable first, so that other hosts do not learn of the end of the processes.
+    /// Ends all processes of a host, as a power failure does. Unplugs the cable first, so that other hosts do not learn
+    /// that the processes end.
     pub fn lose_power(&mut self, index: usize) {
         self.world.unplug(index);
         self.nodes[index].kill();
@@ -65,7 +66,7 @@ impl Cluster {
         stays.map(|row| row["incarnation"].clone()).collect()
     }
 
-    /// Writes a file with these bytes and puts it under its name.
+    /// Writes a file with `bytes` on a host, and puts it into a region of the same name on node `node`.
     #[track_caller]
     pub fn put(&self, host: usize, name: &str, bytes: &[u8], node: usize) {
         self.host(host).write(&format!("/tmp/{name}"), bytes);

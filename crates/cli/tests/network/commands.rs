@@ -1,4 +1,4 @@
-//! Output of commands about other hosts; commands change nothing there.
+//! Output of commands about nodes on other hosts. Commands change nothing on other hosts.
 
 use crate::cluster::Cluster;
 use crate::support::eventually;
@@ -14,7 +14,10 @@ fn down_ends_the_nodes_of_its_own_host_only() {
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{told}");
     assert_eq!(String::from_utf8_lossy(&output.stdout), format!("node 0 (process {pid}) stopped\n"));
-    assert_eq!(told, "halite: 2 nodes on other hosts stay: `halite down` there ends them\n");
+    assert_eq!(
+        told,
+        "halite: 2 nodes on other hosts keep running: `halite down` on those hosts stops them\n"
+    );
     assert!(cluster.nodes[0].wait().success());
     let is_there = |host: usize| cluster.host(host).ok(&format!("kill -0 {}", cluster.nodes[host].pid()));
     (1..3).for_each(|host| drop(is_there(host)));
@@ -43,5 +46,5 @@ fn status_works_without_node_0_and_forget_does_not() {
     assert_eq!(rows[2]["pid"], cluster.nodes[2].pid(), "{rows:?}");
     let complaint = cluster.host(1).fails("halite forget 3");
     assert!(complaint.contains("cannot forget node 3: "), "{complaint}");
-    assert!(complaint.contains("if it has ended, `halite node --id 0 "), "{complaint}");
+    assert!(complaint.contains("if node 0 has ended, `halite node --id 0 "), "{complaint}");
 }

@@ -6,8 +6,8 @@ use crate::jobs::files_locks_and_calls_go_from_host_to_host;
 use crate::support::{Running, bytes, eventually};
 use crate::world::{Host, Processes, World, is_installed};
 
-/// Creates hosts and an etcd, whose address the nodes get; `None` where hosts cannot be created or etcd is not
-/// installed.
+/// Creates hosts, and an etcd whose address the nodes get. Returns `None` if hosts cannot be created here or etcd is
+/// not installed.
 pub fn world_with_etcd(hosts: usize, processes: Processes) -> Option<World> {
     let mut world = World::new(hosts, processes)?;
     if !is_installed("etcd") || !is_installed("etcdctl") {
@@ -158,7 +158,10 @@ fn a_cluster_with_another_secret_is_refused() {
     eventually(|| !world.etcdctl("get --prefix /names/members/").is_empty());
     for number in ["", " --id 0", " --id 1"] {
         let complaint = world.host(1).fails(&(line("10.0.0.2") + number));
-        assert!(complaint.contains("its cluster has another secret"), "{number}: {complaint}");
+        assert!(
+            complaint.contains("the cluster of the other end has another secret"),
+            "{number}: {complaint}"
+        );
     }
     assert_eq!(world.host(0).state(0), "alive");
 }

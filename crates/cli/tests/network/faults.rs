@@ -1,4 +1,4 @@
-//! Links and hosts that fail, and nodes that are not allowed to join or cannot.
+//! Links and hosts that fail, and nodes that may not or cannot join.
 
 use std::time::Duration;
 

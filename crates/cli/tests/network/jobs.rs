@@ -5,7 +5,7 @@ use crate::cluster::Cluster;
 use crate::support::{bytes, eventually};
 use crate::world::{Processes, World};
 
-/// Runs the main job: files, locks and calls between hosts.
+/// Runs the main job on `cluster`, if there is one: files, locks and calls between hosts.
 pub fn files_locks_and_calls_go_from_host_to_host(cluster: Option<Cluster>) {
     let Some(cluster) = cluster else { return };
     let last = cluster.nodes.len() - 1;

@@ -7,10 +7,10 @@
 //!   host 2: 10.0.0.3 ── cable ──┘
 //! ```
 //!
-//! If a test needs an etcd, it runs at the switch; a host without a cable does not reach it.
+//! If a test needs an etcd, the etcd runs at the switch, so a host without a cable does not reach the etcd.
 //!
-//! No namespace has a name: the kernel removes each when the process that holds it ends, and that process ends with
-//! the test, even if the test is killed. Processes on a host die with the thread of the test.
+//! No namespace has a name. So the kernel removes each namespace when the process that holds the namespace ends. This
+//! process ends with the test, even if the test is killed. Processes on a host die with the thread of the test.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -36,12 +36,12 @@ echo ready
 exec cat >/dev/null
 "#;
 
-/// Namespaces of a host besides those for network and files.
+/// The pid namespace of a host. Each host also has namespaces for network and files.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Processes {
-    /// No pid namespace: all hosts see each other's processes.
+    /// The host has no pid namespace of its own, so all hosts see each other's processes.
     Shared,
-    /// Its own pid namespace.
+    /// The host has its own pid namespace.
     Own,
 }
 
@@ -59,11 +59,11 @@ pub struct World {
 pub struct Host {
     place: Place,
     processes: Processes,
-    /// Address at which other hosts reach it.
+    /// Address at which other hosts reach this host.
     pub address: String,
-    /// IPv6 address at which other hosts reach it.
+    /// IPv6 address at which other hosts reach this host.
     pub address_6: String,
-    /// Offset of its clock, in seconds, for nodes and applications that are started on it.
+    /// Offset of the host's clock, in seconds, for nodes and applications that are started on it.
     clock_offset_s: i64,
     /// Address of the directory of names, for nodes that are started on it.
     directory: Option<String>,
@@ -77,7 +77,7 @@ struct Place {
 }
 
 impl World {
-    /// Returns `None`, and prints the reason, where this machine or user cannot create networks.
+    /// Creates `hosts` hosts. If this machine or user cannot create networks, prints the reason and returns `None`.
     pub fn new(hosts: usize, processes: Processes) -> Option<World> {
         let why = if !rustix::process::geteuid().is_root() {
             "only root may make networks".to_owned()
@@ -99,7 +99,7 @@ impl World {
         World { etcd: None, switch, hosts }
     }
 
-    /// Starts an etcd, whose address nodes get that are started later.
+    /// Starts an etcd. Nodes that are started later get its address.
     pub fn keep_names_in_etcd(&mut self) {
         self.switch.must(&format!("ip link set lo up; ip addr add {ETCD}/24 dev switch"));
         let (client, peer) = (format!("http://{ETCD}:2379"), format!("http://{ETCD}:2380"));
@@ -134,7 +134,7 @@ impl World {
         }
     }
 
-    /// From now on a host's cable carries no packets; no process is notified.
+    /// Unplugs the cable of a host, which carries no packets from now on. No process is notified.
     pub fn unplug(&self, index: usize) {
         self.switch.must(&format!("ip link set port{index} nomaster"));
     }
@@ -152,13 +152,13 @@ impl World {
         }
     }
 
-    /// From now on, datagrams longer than this are dropped silently.
+    /// Makes the switch silently drop datagrams longer than `most` bytes from now on.
     pub fn swallow(&self, most: u32) {
         self.hosts.iter().for_each(|host| host.drop_arrivals(&format!("iifname cable ip length gt {most}")));
     }
 
-    /// From now on, about one of `one_of` UDP datagrams to a host is dropped. TCP connections, which nodes use to set
-    /// up connections, time out after two seconds, which two lost packets may take.
+    /// Drops about one of `one_of` UDP datagrams to a host from now on. Does not drop TCP packets: nodes set up
+    /// connections over TCP within two seconds, which two lost packets may take.
     pub fn lose(&self, one_of: u32) {
         let some = format!("iifname cable meta l4proto udp numgen random mod {one_of} == 0");
         self.hosts.iter().for_each(|host| host.drop_arrivals(&some));
@@ -179,7 +179,7 @@ impl Host {
         Host { place, processes, address, address_6, clock_offset_s: 0, directory: None }
     }
 
-    /// Returns the command for a shell line in the host's `/tmp`.
+    /// Returns the command that runs `line` in a shell on this host, in the host's `/tmp`.
     pub fn command(&self, line: &str) -> Command {
         let mut command = self.place.command(line);
         if self.processes == Processes::Own {
@@ -194,7 +194,7 @@ impl Host {
         command
     }
 
-    /// Runs a line that must succeed; returns its standard output.
+    /// Runs a shell line that must succeed; returns its standard output.
     #[track_caller]
     pub fn ok(&self, line: &str) -> String {
         check_ok(line, &self.run(line))
@@ -204,7 +204,7 @@ impl Host {
         self.command(line).output().unwrap()
     }
 
-    /// Runs a line that must fail with status 1; returns its error message.
+    /// Runs a shell line that must fail with status 1; returns its error message.
     #[track_caller]
     pub fn fails(&self, line: &str) -> String {
         let output = self.run(line);
@@ -214,7 +214,7 @@ impl Host {
         complaint
     }
 
-    /// Starts a line, and waits until it has printed a line that contains `text`.
+    /// Starts a shell line, and waits until the command has printed a line that contains `text`.
     #[track_caller]
     pub fn start(&self, line: &str, text: &str) -> Running {
         let mut running = Running::of(self.command(&format!("exec {line}")));
@@ -236,17 +236,18 @@ impl Host {
         std::fs::read(self.path(path)).unwrap()
     }
 
-    /// From now on, UDP packets to this host are dropped, and no process is notified; TCP works.
+    /// Drops all UDP packets to this host from now on, without notice to any process. TCP works.
     pub fn mute_packets(&self) {
         self.drop_arrivals("iifname cable meta l4proto udp");
     }
 
-    /// From now on, packets from etcd to this host are dropped, and no process is notified; other hosts reach etcd.
+    /// Drops all packets from etcd to this host from now on, without notice to any process. Other hosts still reach
+    /// etcd.
     pub fn lose_etcd(&self) {
         self.drop_arrivals(&format!("ip saddr {ETCD}"));
     }
 
-    /// Drops arriving packets that match this nftables expression.
+    /// Drops packets that arrive at this host and match the nftables expression `what`.
     pub fn drop_arrivals(&self, what: &str) {
         self.ok("nft add table inet arrivals");
         self.ok("nft 'add chain inet arrivals packets { type filter hook input priority 0; }'");

@@ -1,4 +1,4 @@
-//! Commands refuse a cluster directory that they would not have created in this form, and leave it unchanged.
+//! Commands refuse a cluster directory with unexpected files or permissions, and leave the directory unchanged.
 
 use crate::support;
 

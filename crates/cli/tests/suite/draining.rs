@@ -144,7 +144,7 @@ fn regions_that_cannot_move_are_named_and_kept() {
         said
     };
     let said = drain("drain 0");
-    assert!(said.contains("node 0 stays") && said.contains("--destroy"), "{said}");
+    assert!(said.contains("node 0 keeps running with these regions") && said.contains("--destroy"), "{said}");
     assert_eq!(scratch.ok("get model"), "bytes", "the region is kept");
     let said = drain("drain 0 --destroy");
     assert!(said.contains("node 0 has left"), "{said}");

@@ -56,7 +56,7 @@ fn a_refused_join_says_why() {
         scratch.fails(&format!("node --id 5 --arena 64M --listen 127.0.0.1:0 {flags}"), 1)
     };
     let complaint = join(&format!("--join {} --secret-file {}", first.address, other.display()));
-    assert!(complaint.contains("its cluster has another secret"), "{complaint}");
+    assert!(complaint.contains("the cluster of the other end has another secret"), "{complaint}");
     let complaint = join(&format!("--join 127.0.0.1:1 --secret-file {}", secret.display()));
     assert!(complaint.contains("no connection to 127.0.0.1:1: Connection refused"), "{complaint}");
     let complaint = join(&format!("--join {} --secret-file /nowhere", first.address));

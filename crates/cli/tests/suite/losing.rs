@@ -1,4 +1,4 @@
-//! Lost regions, and the messages about them on a shell.
+//! Lost regions, and the messages of commands about them.
 
 use crate::support;
 
@@ -144,7 +144,9 @@ fn a_stopped_application_and_the_log_say_why_it_dies() {
     // The node writes to its log before it answers the application.
     scratch.ok("status");
     let log = std::fs::read_to_string(scratch.cluster().join("logs/node-0.log")).unwrap();
-    for (level, what) in [("WARN", "silent for"), ("WARN", "is killed"), ("INFO", "has exited, killed")] {
+    for (level, what) in
+        [("WARN", "silent for"), ("WARN", "is killed"), ("INFO", "has exited: it was killed")]
+    {
         let is_told = |line: &str| {
             line.contains(level) && line.contains(&format!("(process {pid})")) && line.contains(what)
         };

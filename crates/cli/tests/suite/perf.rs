@@ -1,4 +1,4 @@
-//! `halite perf` with small sizes, which test that it works and not how fast it is.
+//! `halite perf` with small sizes. These tests check that it works, not how fast it is.
 
 use crate::support;
 

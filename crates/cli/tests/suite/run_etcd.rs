@@ -1,5 +1,5 @@
-//! Applications on a cluster with names in etcd, which is unavailable for a while: where etcd is not installed, see
-//! `etcd.rs`.
+//! Applications on a cluster with names in etcd, which is unavailable for a while. Where etcd is not installed, these
+//! tests are skipped, or fail if `HALITE_NEEDS_ETCD` is set.
 
 use crate::support;
 

@@ -8,7 +8,8 @@ use std::process::Command;
 pub struct Cgroup(PathBuf);
 
 impl Cgroup {
-    /// Returns `None` where this user cannot create one.
+    /// Creates a control group whose memory limit is `bytes`. Returns `None` if this user cannot create a control
+    /// group.
     pub fn limited(name: &str, bytes: u64) -> Option<Cgroup> {
         let groups = [
             ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -24,7 +25,7 @@ impl Cgroup {
         })
     }
 
-    /// Returns the same command, which runs inside the group from its first instruction on.
+    /// Returns a command that runs `command` inside the group from its first instruction on.
     pub fn wrap(&self, command: &Command) -> Command {
         super::support::after(&format!("echo $$ >{}", self.0.join("cgroup.procs").display()), command)
     }

@@ -56,18 +56,19 @@ fn is_installed() -> bool {
 }
 
 impl Etcd {
-    /// Returns `None` where etcd is not installed.
+    /// Starts etcd. Returns `None` if etcd is not installed.
     pub fn start() -> Option<Etcd> {
         Etcd::start_with(&[])
     }
 
-    /// Starts etcd with additional flags.
+    /// Starts etcd with additional flags. Returns `None` if etcd is not installed.
     pub fn start_with(flags: &[&str]) -> Option<Etcd> {
         let flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
         is_installed().then(|| Etcd::start_at(flags, None))
     }
 
-    /// Starts an etcd with TLS that requires client certificates of its authority.
+    /// Starts an etcd with TLS that requires client certificates of its authority. Returns `None` if etcd is not
+    /// installed.
     pub fn start_with_tls(scratch: &Scratch) -> Option<Etcd> {
         if !is_installed() {
             return None;

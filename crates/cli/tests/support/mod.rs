@@ -1,4 +1,4 @@
-//! Shared by the tests of the program: directories, clusters, and processes that never outlive their test.
+//! Helpers for the tests of the program: directories, clusters, and processes that never outlive their test.
 
 // Each test program uses its own part of this.
 #![allow(dead_code)]
@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 pub use process::*;
 use serde_json::Value;
 
-/// Entries that each cluster directory has.
+/// Name of the marker file that each cluster directory has.
 pub const MARKER: &str = "halite-cluster";
 
-/// A directory for one test. Dropping it kills the processes that use it and removes it.
+/// A directory for one test. Dropping it kills the processes that use the directory, and removes the directory.
 pub struct Scratch(PathBuf);
 
 impl Scratch {
@@ -35,12 +35,12 @@ impl Scratch {
         self.0.join("cluster")
     }
 
-    /// Returns the path of a file beside it.
+    /// Returns the path of a file beside the cluster directory.
     pub fn file(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 
-    /// Writes a file with these bytes beside it.
+    /// Writes a file with `bytes` beside the cluster directory; returns its path.
     pub fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
         std::fs::write(self.file(name), bytes).unwrap();
         self.file(name)
@@ -99,7 +99,8 @@ impl Scratch {
         up
     }
 
-    /// Returns the nodes that `halite status` reports. It exits with 3 if a node is not well, or if no node answers.
+    /// Returns the nodes that `halite status` reports. Checks that the exit status is 3 if a node is dead or silent or
+    /// no node answers, and 0 otherwise.
     #[track_caller]
     pub fn nodes(&self) -> Vec<Value> {
         let output = self.run("status --json");
@@ -126,7 +127,8 @@ impl Scratch {
         self.nodes().iter().map(|row| row["state"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// Kills what `down` could not end: all processes of the program whose command line names this directory.
+    /// Kills all processes of the program whose command line names this directory, because `down` may not have ended
+    /// all of them.
     fn kill_rest(&self) {
         let program = std::fs::canonicalize(env!("CARGO_BIN_EXE_halite")).unwrap();
         let is_ours = |pid: u32| {
@@ -149,7 +151,7 @@ impl Scratch {
         }
     }
 
-    /// Returns the names in the cluster directory.
+    /// Returns the names of the files in the cluster directory.
     pub fn entries(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.cluster()).unwrap();
         let mut names: Vec<_> =
@@ -182,7 +184,7 @@ pub fn check_ok(line: &str, output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// Returns the same command, run in a shell after this line.
+/// Returns a command that runs `line` and then `command` in a shell.
 pub fn after(line: &str, command: &Command) -> Command {
     let mut shell = Command::new("sh");
     shell
@@ -200,7 +202,7 @@ pub fn after(line: &str, command: &Command) -> Command {
     shell
 }
 
-/// Returns all files below `root`, with their types or contents.
+/// Returns the path of each file below `root`, with the type or contents of the file.
 pub fn inventory(root: &Path) -> BTreeMap<PathBuf, String> {
     let mut found = BTreeMap::new();
     for path in std::fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path()) {

@@ -29,7 +29,7 @@ impl Running {
         self.child.id()
     }
 
-    /// Returns the next line that it prints.
+    /// Returns the next line that the command prints.
     #[track_caller]
     pub fn line(&mut self) -> String {
         self.await_output();
@@ -39,7 +39,7 @@ impl Running {
         line
     }
 
-    /// Waits until it has printed a byte.
+    /// Waits until the command has printed a byte.
     #[track_caller]
     pub fn byte(&mut self) {
         self.await_output();
@@ -57,7 +57,7 @@ impl Running {
         rustix::process::kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Waits for its end; panics after a minute.
+    /// Waits for the end of the command; panics after a minute.
     #[track_caller]
     pub fn wait(&mut self) -> ExitStatus {
         if self.child.try_wait().unwrap().is_none() {
@@ -66,7 +66,7 @@ impl Running {
         self.child.wait().unwrap()
     }
 
-    /// Kills it.
+    /// Kills the command.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         self.wait();
@@ -88,13 +88,13 @@ impl Process {
         Process::find(pid).unwrap()
     }
 
-    /// Returns `None` if the process has ended.
+    /// Opens the process with this pid. Returns `None` if the process has ended.
     pub fn find(pid: u32) -> Option<Process> {
         let pid = Pid::from_raw(pid.try_into().unwrap()).unwrap();
         pidfd_open(pid, PidfdFlags::empty()).ok().map(Process)
     }
 
-    /// Stops all threads of the process; returns when they have stopped. They stay stopped until `resume`.
+    /// Stops all threads of the process until `resume`. Returns when all threads have stopped.
     pub fn stop(&self) {
         pidfd_send_signal(&self.0, Signal::STOP).unwrap();
         let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", self.0.as_raw_fd())).unwrap();

@@ -1,10 +1,10 @@
 //! Gives a segment the same key in all parts of a composite.
 //!
-//! All parts register the same segments in the same order, so all return the same ordinals. If a part fails to register
-//! a segment, the registration fails, but the parts before it have already used the ordinal. Those parts keep the
-//! segment registered under a key that the caller never learns. The next registration first registers that segment in
-//! the remaining parts, so that the ordinals agree again; if this fails, so does the new registration. So at most one
-//! segment is kept without use.
+//! All parts register the same segments in the same order, so all parts return the same ordinals. If a part fails to
+//! register a segment, the registration fails, but the parts before it have already used the ordinal. Those parts keep
+//! the segment registered under a key that the caller never learns. The next registration first registers that segment
+//! in the remaining parts, so that the ordinals agree again. If this fails, the new registration fails, too. So at most
+//! one segment is kept without use.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -51,7 +51,8 @@ impl Keys {
         self.register_from(0, parts, segment)
     }
 
-    /// Starts to deregister a key in `parts` parts. Returns false if the key is not registered.
+    /// Records that the deregistration of a key in `parts` parts has started. Returns false if the key is not
+    /// registered.
     pub(super) fn deregister(&mut self, key: Key, parts: usize) -> bool {
         let is_new = key.0 < self.next && !self.deregistered.contains_key(&key);
         if is_new {
@@ -60,7 +61,7 @@ impl Keys {
         is_new
     }
 
-    /// Counts a part's confirmation; returns true if it was the last.
+    /// Counts the confirmation of one part; returns true if it was the last one.
     pub(super) fn handle_deregistered(&mut self, key: Key) -> bool {
         let left = self.deregistered.get_mut(&key).filter(|left| **left > 0);
         let Some(left) = left else { return false };

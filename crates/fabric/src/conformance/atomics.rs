@@ -1,4 +1,4 @@
-//! Atomics.
+//! Cases of one-sided atomics.
 
 use super::node::{Node, Pair, connect, quiet};
 use super::{Harness, skip};
@@ -13,7 +13,7 @@ fn are_offered(pair: &Pair<'_>) -> bool {
     offered
 }
 
-/// Expects that an atomic returns the previous value, whether or not it changes the word.
+/// Expects that an atomic returns the previous value of the word, whether or not the atomic changes the word.
 pub fn atomics_return_the_previous_value(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     if !are_offered(&pair) {

@@ -1,4 +1,4 @@
-//! Connecting.
+//! Cases of connecting.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use super::Harness;
 use super::node::Node;
 use crate::{ConnectFailure, ConnectTrouble, Event};
 
-/// Expects that each end receives the other's hello, and that the posts of both ends arrive.
+/// Expects that each end receives the hello of the other end, and that the posts of both ends arrive.
 pub fn both_ends_receive_each_others_hello(harness: &dyn Harness) {
     let (mut one, mut two) = (Node::open(harness, "one"), Node::open(harness, "two"));
     let address = harness.address("two");
@@ -37,7 +37,7 @@ fn failure(node: &mut Node<'_>, name: &str, hello: &[u8]) -> ConnectFailure {
     }
 }
 
-/// Expects that a closed fabric reports a failed dial, and refuses the dials of others.
+/// Expects that a closed fabric reports a failure when it dials, and refuses the dials of other fabrics.
 pub fn a_closed_fabric_neither_dials_nor_answers(harness: &dyn Harness) {
     let (mut one, mut two) = (Node::open(harness, "one"), Node::open(harness, "two"));
     two.fabric.close();
@@ -46,7 +46,7 @@ pub fn a_closed_fabric_neither_dials_nor_answers(harness: &dyn Harness) {
     one.expect_nothing();
 }
 
-/// Expects one or two connections if both ends dial at the same time: the layer above closes the second one.
+/// Expects one or two connections if both ends dial at the same time. (The layer above closes the second connection.)
 pub fn simultaneous_dials_connect(harness: &dyn Harness) {
     let mut nodes = [Node::open(harness, "one"), Node::open(harness, "two")];
     nodes[0].fabric.connect(&harness.address("two"), b"");

@@ -1,4 +1,4 @@
-//! Deregistration of keys.
+//! Cases of the deregistration of keys.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ fn expect_deregistered(node: &mut Node<'_>, other: &mut Node<'_>, key: Key) {
     assert_eq!(told, Event::Deregistered { key });
 }
 
-/// Expects that a request with a deregistered key fails like one with a wrong key, and has no effect.
+/// Expects that a request with a deregistered key fails like a request with a wrong key, and has no effect.
 pub fn requests_with_a_deregistered_key_are_refused(harness: &dyn Harness) {
     type Post = fn(&Pair<'_>) -> Operation<'static>;
     let operations: [(&str, Post); 6] = [
@@ -59,7 +59,7 @@ pub fn requests_with_a_deregistered_key_are_refused(harness: &dyn Harness) {
 }
 
 /// Expects that a peer that connects later cannot use a deregistered key, and that a new registration gets the next
-/// key, not the deregistered one.
+/// key, not the deregistered key.
 pub fn keys_are_never_reused(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let later = pair.two.register(4096);
@@ -89,7 +89,7 @@ pub fn keys_are_never_reused(harness: &dyn Harness) {
     pair.one.expect_nothing();
 }
 
-/// Expects that the fabric releases a deregistered segment as soon as no peer holds a window of it.
+/// Expects that the fabric releases a deregistered segment as soon as no peer holds a window of the segment.
 pub fn deregistered_memory_is_released(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let segment = Segment::create("case", 4096, PagePolicy::Normal).expect("a segment is created");

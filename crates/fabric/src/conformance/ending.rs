@@ -1,10 +1,10 @@
-//! The end of a connection and of its outstanding requests.
+//! Cases of the end of a connection and of its outstanding requests.
 
 use super::node::{Pair, SEGMENT_BYTES, bytes_of, quiet};
 use super::{Harness, skip};
 use crate::{CompletionKind, CutOff, Event, Local, Operation, PostCause, Status};
 
-/// Expects that both ends report the peer as cut off, whichever end disconnects.
+/// Expects that each end reports the other end as cut off, no matter which end disconnects.
 pub fn disconnecting_cuts_both_ends_off(harness: &dyn Harness) {
     for is_one in [true, false] {
         let names = [format!("one-{is_one}"), format!("two-{is_one}")];
@@ -46,7 +46,8 @@ pub fn posted_work_arrives_before_a_close(harness: &dyn Harness) {
     pair.two.expect_nothing();
 }
 
-/// Expects that a peer writes no byte after it is reported as cut off, although many writes are in flight.
+/// Expects that a peer writes no byte after the fabric has reported the peer as cut off, although many writes are in
+/// flight.
 pub fn a_peer_that_is_cut_off_writes_nothing(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     pair.source.1.fill(0, SEGMENT_BYTES, 7).expect("the range lies within the segment");
@@ -77,7 +78,7 @@ pub fn a_peer_that_is_cut_off_writes_nothing(harness: &dyn Harness) {
 }
 
 /// Expects that the owner of a segment does not report a peer as cut off while the peer holds a window of the segment,
-/// whichever of the two closes its fabric.
+/// no matter which end closes its fabric.
 pub fn a_held_window_delays_the_cut_off(harness: &dyn Harness) {
     for holder_leaves in [false, true] {
         let names = [format!("one-{holder_leaves}"), format!("two-{holder_leaves}")];

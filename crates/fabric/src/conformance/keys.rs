@@ -1,4 +1,4 @@
-//! Keys of registered memory, and the time from which peers can use them.
+//! Cases of the keys of registered memory, and of the time from which peers can use a key.
 
 use super::Harness;
 use super::node::{Node, Pair, bytes_of, connect};
@@ -28,7 +28,7 @@ pub fn a_key_mentioned_in_a_message_can_be_used_at_once(harness: &dyn Harness) {
     }
 }
 
-/// Expects that memory registered shortly before or after a dial is answered, at either end, can be reached.
+/// Expects that peers reach memory that either end registers shortly before or after a dial is answered.
 pub fn memory_registered_while_connecting_is_reached(harness: &dyn Harness) {
     let (mut one, mut two) = (Node::open(harness, "one"), Node::open(harness, "two"));
     one.fabric.connect(&harness.address("two"), b"");
@@ -47,8 +47,8 @@ pub fn memory_registered_while_connecting_is_reached(harness: &dyn Harness) {
     }
 }
 
-/// Registers more segments than one message announces, before and after connecting, and expects that they can be
-/// reached. Only the checked segments have memory of their own.
+/// Registers more segments than one message announces, before and after connecting, and expects that peers reach these
+/// segments. Only the checked segments have memory of their own.
 pub fn hundreds_of_segments_are_reached_at_once(harness: &dyn Harness) {
     let (mut one, mut two) = (Node::open(harness, "one"), Node::open(harness, "two"));
     let register = |node: &Node<'_>| {

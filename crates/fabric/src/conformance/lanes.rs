@@ -1,4 +1,4 @@
-//! Lanes: each keeps the order of its requests, and no lane waits for another.
+//! Cases of lanes: a lane keeps the order of its requests, and does not wait for another lane.
 
 use std::collections::BTreeMap;
 
@@ -63,8 +63,8 @@ pub fn each_lane_keeps_its_order(harness: &dyn Harness) {
     pair.two.expect_nothing();
 }
 
-/// Expects that a small request posted after a long write completes after it in the same lane, and before it in another
-/// lane.
+/// Expects that a small request posted after a long write completes after the write in the same lane, and before the
+/// write in another lane.
 pub fn small_requests_overtake_only_other_lanes(harness: &dyn Harness) {
     if harness.moves_by_itself() {
         return skip("the long request may complete before the small one is posted");
@@ -88,7 +88,7 @@ pub fn small_requests_overtake_only_other_lanes(harness: &dyn Harness) {
     pair.one.expect_nothing();
 }
 
-/// Expects that a request posted after the completion of a request in another lane takes effect after that request.
+/// Expects that a request whose completion was polled takes effect before any later request, even in another lane.
 pub fn completed_work_precedes_later_posts_in_any_lane(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     for (round, [first, then]) in (1..).zip([[LONG, SMALL], [SMALL, LONG]]) {
@@ -103,8 +103,8 @@ pub fn completed_work_precedes_later_posts_in_any_lane(harness: &dyn Harness) {
     }
 }
 
-/// Expects that while one lane's queue is full, the other lane accepts requests, and that a `Room` event follows for
-/// the full one.
+/// Expects that the other lane accepts requests while the queue of one lane is full, and that a `Room` event follows
+/// for the full lane.
 pub fn a_full_lane_blocks_no_other(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     if !are_two(&pair) {

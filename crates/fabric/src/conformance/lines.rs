@@ -1,4 +1,4 @@
-//! Lines: found by polling memory, or reported by a completion.
+//! Cases of lines, which the reader finds by polling memory, or by a completion.
 
 use halite_mem::Window;
 
@@ -22,7 +22,8 @@ fn line_at(window: &Window, index: u32) -> [u64; LINE_WORDS] {
     window.load_words(ROW + u64::from(index) * LINE_BYTES as u64).expect("the range lies within the segment")
 }
 
-/// Expects that each line arrives complete at its index, and that words beyond the written ones are unchanged.
+/// Expects that each line arrives complete at its index, and that the words of the line that were not written are
+/// unchanged.
 pub fn a_line_arrives_whole(harness: &dyn Harness) {
     let pair = Pair::new(harness);
     let Some(lines) = lines(&pair) else { return };

@@ -1,4 +1,4 @@
-//! Messages, and writes with immediate.
+//! Cases of messages, and of writes with immediate.
 
 use super::Harness;
 use super::node::{Node, Pair, bytes_of, connect, quiet};
@@ -17,7 +17,7 @@ pub fn messages_of_all_lengths_arrive_whole(harness: &dyn Harness) {
     }
 }
 
-/// Expects that the written bytes are in memory when the immediate is reported, for inline and registered sources.
+/// Expects that the written bytes are in memory when the target polls the immediate, for inline and registered sources.
 pub fn a_write_with_immediate_has_landed_when_it_is_reported(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let longest = pair.one.fabric.capabilities(pair.to_two).inline_bytes_max.min(100_000);

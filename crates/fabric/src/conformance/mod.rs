@@ -1,9 +1,9 @@
 //! The conformance suite of providers: one case for each guarantee that a fabric gives to the tier above.
 //!
-//! A case is a function whose name states the expectation. It runs over a [`Harness`], which opens fabrics of one kind
-//! and lets time pass. The tests of a provider, or of middleware, run all cases with [`fabric_conformance_suite!`].
-//! Cases rely only on the doc comments of [`Fabric`]. A case that needs a capability the provider lacks
-//! ([`crate::Capabilities`]) is skipped and prints the reason.
+//! A case is a function whose name states the expectation. A case runs over a [`Harness`], which opens fabrics of one
+//! kind and lets time pass. The tests of a provider, or of middleware, run all cases with
+//! [`fabric_conformance_suite!`]. Cases rely only on the doc comments of [`Fabric`]. If the provider lacks a capability
+//! ([`crate::Capabilities`]) that a case needs, the case prints the reason and does nothing else.
 //!
 //! Each case runs in one thread, so that it also runs in virtual time. Each poll also checks the order of the events
 //! ([`crate::Event`]), see [`node::Node`].
@@ -28,7 +28,7 @@ use std::sync::Arc;
 
 use crate::Fabric;
 
-/// Opens fabrics of one kind that can reach each other, and lets time pass for them.
+/// Opens fabrics of one kind that can reach each other, and lets time pass for these fabrics.
 pub trait Harness {
     /// Opens a fabric named `name`, which sends `hello` to peers.
     fn open(&self, name: &str, hello: &[u8]) -> Arc<dyn Fabric>;
@@ -36,14 +36,15 @@ pub trait Harness {
     /// Returns the address of the fabric named `name`.
     fn address(&self, name: &str) -> String;
 
-    /// Lets time pass until the doorbell's number differs from `seen`; may return earlier. Returns false if that takes
-    /// too long.
+    /// Lets time pass until the number of the fabric's doorbell differs from `seen`; may return earlier. Returns false
+    /// if the number does not change in time.
     fn sleep(&self, fabric: &dyn Fabric, seen: u32) -> bool;
 
-    /// Lets time pass until work in progress has finished, as far as the harness can detect this and no poll is needed.
+    /// Lets time pass until work in progress has finished, as far as the harness can detect this and the work needs no
+    /// poll.
     fn settle(&self);
 
-    /// Returns true if a refused request ends the connection, as on networks.
+    /// Returns true if a request that the target refuses ends the connection, as on networks.
     fn refusal_ends_connection(&self) -> bool;
 
     /// Returns true if the fabrics have threads of their own that process posted requests at any time, without polls.
@@ -57,7 +58,7 @@ pub(crate) fn skip(why: &str) {
     println!("skipped: {why}");
 }
 
-/// Turns every case into a `#[test]` over the harness that the expression returns.
+/// Defines a `#[test]` for every case. The test runs over the harness that the given expression returns.
 #[macro_export]
 macro_rules! fabric_conformance_suite {
     ($harness:expr) => {

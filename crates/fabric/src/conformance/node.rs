@@ -1,4 +1,4 @@
-//! A fabric under test, with the events polled from it.
+//! A fabric under test, with the events that the case has polled.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use crate::{
 /// Bytes of the segment that each end of a [`Pair`] registers.
 pub const SEGMENT_BYTES: u64 = 1 << 20;
 
-/// A fabric, and the events polled from it that the case has not consumed yet. Panics if the events of a peer come in a
-/// wrong order.
+/// A fabric, and its polled events that the case has not consumed yet. Panics if the events of a peer come in a wrong
+/// order.
 pub struct Node<'h> {
-    /// Lets time pass.
+    /// The harness, which lets time pass.
     pub harness: &'h dyn Harness,
-    /// The fabric.
+    /// The fabric under test.
     pub fabric: Arc<dyn Fabric>,
     events: VecDeque<Event>,
     peers: BTreeMap<PeerId, Phase>,
@@ -40,7 +40,7 @@ impl<'h> Node<'h> {
         Node { harness, fabric, events: VecDeque::new(), peers: BTreeMap::new() }
     }
 
-    /// Returns the next event, if there is one.
+    /// Returns the next event; `None` if no event is pending.
     pub fn try_event(&mut self) -> Option<Event> {
         if self.events.is_empty() {
             let mut polled = Vec::new();
@@ -68,7 +68,8 @@ impl<'h> Node<'h> {
         assert_eq!(known, Some(before), "{event:?} arrived out of order");
     }
 
-    /// Arms the doorbell, then calls `find` and sleeps alternately until `find` returns `Some`.
+    /// Arms the doorbell, then calls `find` and sleeps in turn, until `find` returns `Some`. Returns the value that
+    /// `find` found.
     pub fn until<T>(&mut self, mut find: impl FnMut(&mut Node<'h>) -> Option<T>) -> T {
         self.fabric.arm(Some(Sleeper::Progress));
         loop {
@@ -84,17 +85,18 @@ impl<'h> Node<'h> {
         }
     }
 
-    /// Waits for the next event.
+    /// Waits for the next event and returns it.
     pub fn event(&mut self) -> Event {
         self.until(Node::try_event)
     }
 
-    /// Waits for the next event, which must be a completion.
+    /// Waits for the next event, which must be a completion, and returns the completion.
     pub fn completion(&mut self) -> Completion {
         self.event().into_completion().unwrap_or_else(|event| panic!("expected a completion, got {event:?}"))
     }
 
-    /// Collects completed requests until another kind of event arrives. Returns their statuses by id, and that event.
+    /// Collects completed requests until another kind of event arrives. Returns the status of each request by its id,
+    /// and the other event.
     pub fn ended_until_end(&mut self) -> (BTreeMap<u64, Status>, Event) {
         let mut ended = BTreeMap::new();
         loop {
@@ -122,7 +124,7 @@ impl<'h> Node<'h> {
         }
     }
 
-    /// Waits for the next event, which must be a new connection.
+    /// Waits for the next event, which must be a new connection. Returns the id of the peer.
     pub fn connected(&mut self) -> PeerId {
         match self.event() {
             Event::Connected { peer, .. } => peer,
@@ -147,14 +149,14 @@ impl<'h> Node<'h> {
         assert_eq!(self.rest(), []);
     }
 
-    /// Registers a new segment.
+    /// Registers a new segment of `len` bytes. Returns its key, and a window of the whole segment.
     pub fn register(&self, len: u64) -> (Key, Window) {
         let segment = Segment::create("case", len, PagePolicy::Normal).expect("a segment is created");
         let window = segment.window(0, len).expect("the window is the whole segment");
         (self.fabric.register(segment).expect("the segment is registered"), window)
     }
 
-    /// Registers the segment of `window` again, under a new key; this takes no further descriptor.
+    /// Registers the segment of `window` again, under a new key. This needs no further descriptor.
     pub fn register_again(&self, window: &Window) -> (Key, Window) {
         (self.fabric.register(window.segment().clone()).expect("the segment is registered"), window.clone())
     }
@@ -169,12 +171,12 @@ impl<'h> Node<'h> {
         self.fabric.post(peer, lane, requests).expect("the requests are accepted");
     }
 
-    /// Posts a list of requests in the first lane.
+    /// Posts a list of requests in the first lane, and returns the outcome of the post.
     pub fn try_post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
         self.fabric.post(peer, Lane::FIRST, requests)
     }
 
-    /// Sends a solicited message without a completion.
+    /// Sends a solicited message, whose request produces no completion. Panics if the post is refused.
     pub fn send(&self, peer: PeerId, bytes: &[u8], imm: u32) {
         let send = quiet(0, Operation::Send { bytes, imm });
         self.try_post(peer, &[send]).expect("the request is accepted");
@@ -203,7 +205,7 @@ impl<'h> Pair<'h> {
         Pair::between(harness, ["one", "two"])
     }
 
-    /// As [`Pair::new`], with the given names, for cases with several pairs.
+    /// Opens two fabrics with the given names and connects them, for cases with several pairs.
     pub fn between(harness: &'h dyn Harness, names: [&str; 2]) -> Pair<'h> {
         let [mut one, mut two] = names.map(|name| Node::open(harness, name));
         let (source, target) = (one.register(SEGMENT_BYTES), two.register(SEGMENT_BYTES));
@@ -211,18 +213,19 @@ impl<'h> Pair<'h> {
         Pair { one, two, to_two, to_one, source, target }
     }
 
-    /// Returns an address in the segment of `two`.
+    /// Returns the address at `offset` in the segment of `two`.
     pub fn at(&self, offset: u64) -> RemoteAddress {
         RemoteAddress { key: self.target.0, offset }
     }
 
-    /// Returns a range of the segment of `one`, as a local source or destination.
+    /// Returns a range of the segment of `one`, as the local source or destination of a request.
     pub fn local(&self, offset: u64, len: u64) -> Local<'static> {
         Local::Registered { key: self.source.0, offset, len }
     }
 }
 
-/// Connects `one` to `two`, whose name is `name`. Returns the id by which `one` knows `two`, and the reverse.
+/// Connects `one` to `two`, whose name is `name`. Returns the id by which `one` knows `two`, and the id by which `two`
+/// knows `one`.
 pub fn connect(one: &mut Node<'_>, two: &mut Node<'_>, name: &str) -> (PeerId, PeerId) {
     one.fabric.connect(&one.harness.address(name), b"");
     (one.connected(), two.connected())
@@ -233,7 +236,7 @@ pub fn request(id: u64, operation: Operation<'_>) -> WorkRequest<'_> {
     WorkRequest { id: WorkId(id), operation, signalled: true, solicited: true }
 }
 
-/// Returns an unsignalled, solicited request, which completes only if it fails.
+/// Returns an unsignalled, solicited request, which produces a completion only if it fails.
 pub fn quiet(id: u64, operation: Operation<'_>) -> WorkRequest<'_> {
     WorkRequest { signalled: false, ..request(id, operation) }
 }

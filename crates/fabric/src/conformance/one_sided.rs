@@ -1,4 +1,4 @@
-//! Reads and writes, and their completions.
+//! Cases of reads and writes, and of their completions.
 
 use super::node::{Pair, SEGMENT_BYTES, bytes_of, quiet, request};
 use super::{Harness, skip};
@@ -37,7 +37,7 @@ pub fn writes_and_reads_reach_the_peers_memory(harness: &dyn Harness) {
     pair.two.expect_nothing();
 }
 
-/// Expects that a caller may change an inline source as soon as the post returns, up to the maximum length.
+/// Expects that a caller may change an inline source of any permitted length as soon as the post returns.
 pub fn inline_sources_are_copied_before_the_post_returns(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     // Without a limit, this length counts as long.
@@ -65,8 +65,8 @@ pub fn only_signalled_requests_complete(harness: &dyn Harness) {
     pair.one.expect_nothing();
 }
 
-/// Expects that loads and stores reach a peer's memory if the capabilities say so, and otherwise that there is no
-/// window.
+/// Expects that loads and stores reach a peer's memory if the capability `direct` is true, and otherwise that the
+/// fabric returns no window.
 pub fn loads_and_stores_reach_direct_memory(harness: &dyn Harness) {
     let pair = Pair::new(harness);
     let Pair { one, two, to_two, to_one, .. } = &pair;

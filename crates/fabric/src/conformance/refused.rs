@@ -1,4 +1,4 @@
-//! Requests that the target refuses, and requests that the post refuses.
+//! Cases of requests that the target refuses, and of requests that the post refuses.
 
 use super::Harness;
 use super::node::{Pair, SEGMENT_BYTES, bytes_of, quiet, request};
@@ -74,8 +74,8 @@ fn expect_refused(pair: &mut Pair<'_>, operation: Operation<'_>) {
     assert!(memory == expected, "{operation:?} changed memory");
 }
 
-/// Expects that a post with a malformed request posts the requests before it and none after it, and that the connection
-/// stays up.
+/// Expects that a post that contains a malformed request posts the requests before that request, but none after it, and
+/// that the connection stays up.
 pub fn requests_that_could_never_be_posted_are_malformed(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let capabilities = pair.one.fabric.capabilities(pair.to_two);

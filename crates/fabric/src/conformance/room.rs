@@ -1,4 +1,4 @@
-//! Full queues, and room in them.
+//! Cases of full queues, and of the event that reports room in a queue.
 
 use super::Harness;
 use super::node::{Node, Pair, quiet};
@@ -36,7 +36,7 @@ impl Flood<'_, '_> {
         }
     }
 
-    /// Polls. Returns true if there were events.
+    /// Polls the fabric. Returns true if the poll returned events.
     fn handle_events(&mut self) -> bool {
         let mut is_any = false;
         while let Some(event) = self.node.try_event() {
@@ -99,8 +99,8 @@ fn fill(node: &Node<'_>, peer: PeerId) -> u32 {
     panic!("the queue is never full")
 }
 
-/// Expects that a poster that found the queue full is woken when there is room again, even if none of its requests
-/// completes.
+/// Expects that the fabric wakes a poster that found the queue full when the queue has room again, even if none of the
+/// requests completes.
 pub fn room_in_a_full_queue_wakes_the_poster(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     for round in 0..3 {

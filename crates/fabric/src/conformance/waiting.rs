@@ -1,4 +1,4 @@
-//! The doorbell, and the threads that sleep on it.
+//! Cases of the doorbell, and of the threads that sleep on it.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -35,8 +35,8 @@ pub fn an_unsolicited_message_wakes_no_sleeper(harness: &dyn Harness) {
     }
 }
 
-/// Expects that a sleeper notices a message posted before it arms the doorbell, between arming and its last poll, or
-/// between that poll and its sleep.
+/// Expects that a sleeper notices a message that arrives before the sleeper arms the doorbell, between arming and the
+/// last poll, or between the last poll and the sleep.
 pub fn arrivals_before_the_last_poll_are_not_missed(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let send_one =

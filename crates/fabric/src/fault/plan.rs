@@ -1,28 +1,28 @@
-//! Plans of faults.
+//! Plans of the faults that a fault injector causes.
 
 use crate::Status;
 use crate::kind::OperationKind;
 
-/// The rules of a fault injector, each with the number of requests that it has affected.
+/// The rules of a fault injector, and the number of requests that each rule has affected.
 #[derive(Clone, Debug, Default)]
 pub struct FaultPlan {
     rules: Vec<(Rule, u64)>,
 }
 
-/// What happens to a posted request.
+/// The fault that a posted request suffers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// The completion is delivered `polls` polls late. Later events of the same peer wait until then.
+    /// The injector delivers the completion `polls` polls late. Later events of the same peer wait for this completion.
     Delay {
-        /// Number of polls.
+        /// Number of polls by which the completion is late.
         polls: u64,
     },
-    /// The request fails without being executed.
+    /// The request fails, and the fabric does not execute it.
     Fail {
-        /// Status of the completion; not success.
+        /// Status of the completion, other than success.
         status: Status,
     },
-    /// The post is refused with [`crate::PostCause::QueueFull`].
+    /// The injector refuses the post with [`crate::PostCause::QueueFull`].
     QueueFull,
 }
 
@@ -47,7 +47,7 @@ impl Rule {
 }
 
 impl FaultPlan {
-    /// Adds a rule. If several rules apply to a request, the one added first takes effect.
+    /// Adds a rule. If several rules apply to a request, the rule that was added first takes effect.
     pub fn rule(mut self, rule: Rule) -> FaultPlan {
         self.rules.push((rule, 0));
         self

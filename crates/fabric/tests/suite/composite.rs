@@ -107,7 +107,7 @@ fn an_address_selects_a_fabric() {
         let (address, reason) = (address.to_owned(), reason.to_owned());
         Event::ConnectFailed(ConnectFailure { address, reason, trouble: ConnectTrouble::Theirs })
     };
-    let unknown = failed("three:host", "no network is called \"three\" here, only one, two");
+    let unknown = failed("three:host", "there is no network \"three\"; the networks are: one, two");
     assert_eq!(poll_events(&both), [unknown]);
     // The reported address can be dialled again.
     one.add_event(failed("node-3.sock", "no listener"));

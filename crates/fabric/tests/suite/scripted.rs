@@ -17,7 +17,7 @@ pub struct Scripted {
     events: Mutex<VecDeque<Event>>,
     asked: Mutex<Vec<String>>,
     segments: Mutex<Vec<Arc<Segment>>>,
-    /// True if registrations are refused.
+    /// True if the fabric refuses registrations.
     pub refuses: AtomicBool,
     is_silent: bool,
     rings: AtomicU32,
@@ -52,7 +52,7 @@ impl Scripted {
         }
     }
 
-    /// Rings for one kind of sleeper.
+    /// Rings the doorbell for one kind of sleeper.
     pub fn ring_for(&self, sleeper: Sleeper) {
         ring(&self.bells[sleeper.place()]);
     }
@@ -61,7 +61,7 @@ impl Scripted {
         self.edges_taken[sleeper.place()].load(SeqCst)
     }
 
-    /// Removes the descriptor.
+    /// Removes the descriptors, so that no thread can sleep on this fabric.
     pub fn silent(self) -> Scripted {
         Scripted { is_silent: true, ..self }
     }

@@ -52,28 +52,28 @@ use names::{
 pub(crate) use names::{node_name, socket_name};
 pub(crate) use numbers::TakenNumbers;
 
-/// Content of the marker, for people.
+/// Text in the marker file, for a user who opens it.
 const MARKER_TEXT: &str = "This directory belongs to a Halite cluster: nodes make and remove files here.\n";
 
 /// A node that is or was in the directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Presence {
-    /// The node.
+    /// Number of the node.
     pub node: NodeId,
-    /// Its process id; 0 if its lock file has none.
+    /// Process id of the node, from its lock file; 0 if the file has none.
     pub pid: u32,
-    /// Its incarnation; 0 if its lock file has none.
+    /// Random id of the node's incarnation, from its lock file; 0 if the file has none.
     pub incarnation: u64,
-    /// True if its process is alive.
+    /// True if the node's process is alive.
     pub alive: bool,
 }
 
 /// The fabrics of a live node in the directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Listeners {
-    /// The node.
+    /// Number of the node.
     pub(crate) node: NodeId,
-    /// Its providers, in order of preference.
+    /// Providers of the node's fabrics, in order of preference.
     pub(crate) providers: Vec<Provider>,
 }
 
@@ -83,8 +83,8 @@ pub struct ClusterDir {
     dir: Arc<PrivateDir>,
 }
 
-/// The lock of a process that starts a cluster. It prevents other processes from mistaking the first files of the new
-/// cluster for files of an earlier one.
+/// The lock of a process that starts a cluster. While it is held, other processes cannot mistake the first files of the
+/// new cluster for files of an earlier cluster.
 #[derive(Debug)]
 pub struct Starting(#[allow(dead_code, reason = "it is held")] NameLock);
 
@@ -97,17 +97,17 @@ pub fn nodes(dir: &Path) -> Result<Vec<Presence>, ClusterDirError> {
     }
 }
 
-/// Returns true if nodes in `dir` connect to other hosts; then the first node may be on another host.
+/// Returns true if nodes in `dir` connect to other hosts. Then the first node may be on another host.
 pub fn has_hosts(dir: &Path) -> bool {
     ClusterDir::open(dir).is_ok_and(|dir| dir.hosts().is_ok_and(|hosts| hosts.is_some()))
 }
 
-/// Returns the secret file of the nodes in `dir`, if they connect to other hosts.
+/// Returns the secret file of the nodes in `dir`; `None` if they connect to no other hosts.
 pub fn secret_file(dir: &Path) -> Option<PathBuf> {
     Some(ClusterDir::open(dir).ok()?.hosts().ok()??.secret_file)
 }
 
-/// Finding and founding.
+/// Opening, founding and starting a cluster.
 impl ClusterDir {
     /// Opens the directory of an existing cluster. Changes nothing.
     pub fn open(path: &Path) -> Result<ClusterDir, ClusterDirError> {
@@ -126,7 +126,7 @@ impl ClusterDir {
         })
     }
 
-    /// As [`ClusterDir::open`], but creates the directory if necessary, and accepts an empty one.
+    /// Opens the directory of a cluster; creates it if necessary, and accepts an empty one.
     pub fn found(path: &Path) -> Result<ClusterDir, ClusterDirError> {
         match ClusterDir::open(path) {
             Err(ClusterDirError::NoCluster { .. }) => {}
@@ -143,22 +143,23 @@ impl ClusterDir {
         Ok(ClusterDir { dir: Arc::new(dir) })
     }
 
-    /// Prevents other processes from starting a cluster here, until the result is dropped.
+    /// Prevents other processes from starting a cluster in this directory, until the caller drops the result.
     pub fn start(&self) -> Result<Starting, ClusterDirError> {
         // The marker exists as long as the directory, and only this function locks it.
         let lock = NameLock::take(&self.dir, MARKER, Create::No)?;
         lock.map(Starting).ok_or_else(|| ClusterDirError::Starting { dir: self.path().to_owned() })
     }
 
-    /// Returns the path.
+    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         self.dir.path()
     }
 }
 
-/// Queries.
+/// Queries about the nodes in the directory.
 impl ClusterDir {
-    /// Returns the nodes here, ordered by number: live nodes, and dead nodes that were neither replaced nor cleaned up.
+    /// Returns the nodes in the directory, ordered by number: live nodes, and dead nodes that were neither replaced nor
+    /// cleaned up.
     pub fn nodes(&self) -> Result<Vec<Presence>, ClusterDirError> {
         let mut found = Vec::new();
         for (node, names) in self.names_of_nodes()? {
@@ -171,7 +172,7 @@ impl ClusterDir {
         Ok(found)
     }
 
-    /// Returns the fabrics of all nodes but `node`, in order.
+    /// Returns the fabrics of all nodes except `node`, ordered by node number.
     pub(crate) fn listeners_but(&self, node: NodeId) -> Result<Vec<Listeners>, ClusterDirError> {
         let mut found: BTreeMap<NodeId, Vec<Provider>> = BTreeMap::new();
         for name in listeners(&self.dir)? {
@@ -199,7 +200,8 @@ impl ClusterDir {
         Ok(Presence { node, pid, incarnation, alive })
     }
 
-    /// Returns true if a node is alive. Either lock suffices as proof, because the other may have been removed.
+    /// Returns true if a node is alive. Either of its two locks suffices as proof, because the other file may have been
+    /// removed.
     fn is_alive(&self, node: NodeId) -> Result<bool, ClusterDirError> {
         Ok(NameLock::is_held(&self.dir, &lock_name(node))? || self.is_alive_without_lock(node)?)
     }
@@ -231,7 +233,7 @@ impl ClusterDir {
         Ok(None)
     }
 
-    /// Returns all node numbers with files, each with its files.
+    /// Returns the files of each node, by node number.
     fn names_of_nodes(&self) -> Result<BTreeMap<NodeId, Vec<Name>>, ClusterDirError> {
         let mut nodes: BTreeMap<NodeId, Vec<Name>> = BTreeMap::new();
         for name in self.dir.entries()?.iter().filter_map(|name| Name::parse(name)) {
@@ -241,7 +243,7 @@ impl ClusterDir {
     }
 }
 
-/// Cleaning.
+/// Removal of files that dead nodes have left.
 impl ClusterDir {
     /// Removes the files of dead nodes. Also removes the shared files if no node is alive or joining. Keeps the marker
     /// and the logs.
@@ -260,8 +262,8 @@ impl ClusterDir {
         Ok(())
     }
 
-    /// Removes the files of dead nodes, except the lock files of permanent nodes, which show that such a node was there
-    /// until it is restarted. The caller holds the join lock.
+    /// Removes the files of dead nodes, but keeps the lock files of permanent nodes. Such a file shows that the node
+    /// existed, until the node is restarted. The caller holds the join lock.
     pub(crate) fn clean_residue(&self) -> Result<(), ClusterDirError> {
         if !self.nodes()?.iter().any(|node| node.alive) {
             self.dir.remove(HOSTS, Kind::File)?;
@@ -270,8 +272,8 @@ impl ClusterDir {
         self.clean_some(|node| node.0 >= EPHEMERAL_NODE_MIN)
     }
 
-    /// Removes all files of a dead node, including its lock file. Returns false if the node is alive; nothing is
-    /// removed then.
+    /// Removes all files of a dead node, including its lock file. Returns false and removes nothing if the node is
+    /// alive.
     pub fn forget(&self, node: NodeId) -> Result<bool, ClusterDirError> {
         match NameLock::take(&self.dir, &lock_name(node), Create::No) {
             Ok(Some(lock)) if !self.is_alive_without_lock(node)? => {
@@ -320,7 +322,7 @@ impl ClusterDir {
     }
 }
 
-/// Logs.
+/// Log files of detached nodes.
 impl ClusterDir {
     /// Removes the logs of an earlier cluster.
     pub fn clean_logs(&self) -> Result<(), ClusterDirError> {
@@ -343,7 +345,7 @@ impl ClusterDir {
     }
 }
 
-/// Reads "PID INCARNATION"; returns zeros if that is not (yet) there.
+/// Reads "PID INCARNATION"; returns zeros if the file does not contain both numbers (yet).
 fn read_owner(file: &mut File) -> (u32, u64) {
     let mut text = Vec::new();
     // At most what a node writes there, even if the file was replaced.

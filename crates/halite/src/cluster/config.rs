@@ -19,8 +19,8 @@ pub use halite_tier::ids::NodeId;
 /// First ephemeral node number: nodes without a configured number get numbers from here on.
 pub const EPHEMERAL_NODE_MIN: u32 = NodeId::EPHEMERAL_MIN.0;
 
-/// A node in a cluster of 64 receives 51 heartbeats a second (63 peers, one every quarter of 5 s) and has 63
-/// connections.
+/// Default of [`Config::full_mesh_nodes_max`]. A node in a cluster of 64 receives 51 heartbeats a second (63 peers, one
+/// every quarter of 5 s) and has 63 connections.
 const FULL_MESH_NODES_MAX: usize = 64;
 
 /// Configuration of a node.
@@ -32,42 +32,42 @@ const FULL_MESH_NODES_MAX: usize = 64;
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// The cluster directory. Only its owner may enter it, and it contains only Halite's files. By default
+    /// The cluster directory. Only its owner may enter it, and it contains only Halite's files. The default is
     /// `$HALITE_DIR`, else `$XDG_RUNTIME_DIR/halite`, else `/tmp/halite-UID`.
     pub dir: PathBuf,
     /// The node's number, below [`EPHEMERAL_NODE_MIN`]. `NodeId(0)` is the first node: it has the directory of names,
     /// unless etcd has it. `None` joins an existing cluster under an ephemeral number, which is never reused.
     pub node: Option<NodeId>,
-    /// Networks of the node. It reaches each peer over the first network that both have, in the order of [`Provider`].
-    /// If empty, the node uses the networks of the lowest-numbered node in the cluster directory, or shared memory if
-    /// there is none.
+    /// Networks of the node. The node reaches each peer over the first network that both have, in the order of
+    /// [`Provider`]. If empty, the node uses the networks of the lowest-numbered node in the cluster directory, or only
+    /// shared memory if that directory has no other node.
     pub providers: Vec<Provider>,
-    /// Address of this host at which the node sends and receives packets, with [`Provider::Roce`].
+    /// Address of this host at which the node sends and receives packets. Used only with [`Provider::Roce`].
     pub address: IpAddr,
-    /// File for a capture of all packets in both directions, at most 1 GiB, with [`Provider::Roce`].
+    /// File that captures all packets in both directions, up to 1 GiB. Used only with [`Provider::Roce`].
     pub pcap: Option<PathBuf>,
-    /// Congestion control of the packets that this node sends to other hosts, with [`Provider::Roce`]. It limits them
-    /// in addition to the receivers' grants.
+    /// Congestion control of the packets that this node sends to other hosts. It limits these packets in addition to
+    /// the receivers' grants. Used only with [`Provider::Roce`].
     pub congestion: Congestion,
-    /// Number of threads that receive and answer packets, at most 64, with [`Provider::Roce`]; with 0, the polling
-    /// thread does this.
+    /// Number of threads that receive and answer packets, at most 64; with 0, the polling thread receives and answers.
+    /// Used only with [`Provider::Roce`].
     pub receivers: usize,
-    /// Settings for connections to other hosts; `None` if there are none, or to use the settings that nodes of this
-    /// host have recorded.
+    /// Settings for connections to other hosts. With `None`, the node uses the settings that other nodes of this host
+    /// have recorded in the cluster directory; without recorded settings, it connects to no other host.
     pub hosts: Option<Hosts>,
-    /// Lets the first node found the cluster if each address of [`Hosts::join`] refuses the connection, which shows
-    /// that those hosts are up and run no node.
+    /// Lets the first node found the cluster if each address of [`Hosts::join`] refuses the connection. A refusal shows
+    /// that the host is up and runs no node.
     ///
     /// If an address does not respond at all, the first node does not found the cluster, because the network may be
     /// down. So the first node can use the same configuration for its first start and for restarts, if `join` lists all
-    /// other hosts. Without `join` and without names in etcd, `found` is an error. Other nodes ignore it and log a
-    /// warning.
+    /// other hosts. Without `join` and without names in etcd, `found` is an error. Nodes other than the first ignore
+    /// `found` and log a warning.
     pub found: bool,
     /// Address of etcd, if etcd has the directory of names. With `None`, the node uses the address that other nodes
     /// have recorded in the cluster directory; without a recorded address, node 0 has the names.
     pub directory: Option<EtcdAddress>,
-    /// Maximum memory that this node contributes, in bytes; 0 for none. The node allocates it from the system as
-    /// regions use it.
+    /// Maximum memory that this node contributes, in bytes; 0 for none. The node allocates memory from the system as
+    /// regions need it.
     pub arena_bytes: u64,
     /// Size of the segments by which the arena grows, in bytes. A region larger than a segment has several pieces.
     pub segment_bytes: u64,
@@ -77,35 +77,36 @@ pub struct Config {
     /// Size of the ring from this node to each peer, in bytes: a power of two of at least 4096.
     pub ring_bytes: usize,
     /// Size of the ring at this node into which each peer writes its calls, in bytes: a power of two of at least 4096.
-    /// An input longer than a quarter of the ring stays in the caller's memory, and this node reads it from there.
-    /// Calls cycle through the whole ring, so a larger ring occupies more of the processor's cache.
+    /// An input longer than a quarter of the ring stays in the caller's memory, and this node reads it from that
+    /// memory. Calls cycle through the whole ring, so a larger ring occupies more of the processor's cache.
     pub request_ring_bytes: u64,
-    /// Time for which a silent node counts as alive.
+    /// Time for which a silent peer counts as alive.
     pub lease: Duration,
-    /// Largest cluster, in nodes, in which all nodes connect to each other. In a larger cluster, a joining node
-    /// connects only to the first node, and to each other node on first use. Must be the same on all nodes.
+    /// Largest cluster, in nodes, in which each node connects to all others when it joins. In a larger cluster, a
+    /// joining node connects only to the first node, and to each other node on first use. Must be the same on all
+    /// nodes.
     pub full_mesh_nodes_max: usize,
-    /// Permitted action against a silent peer that could still write to this node's memory.
+    /// What this node may do to a silent peer that could still write to this node's memory.
     pub fence: Fence,
     /// Principal of this node's sessions; by default the name of the Unix user.
     pub principal: Option<String>,
-    /// Offset of this node's time of day from the host's, in seconds, for tests of clusters whose clocks differ; 0
-    /// otherwise. Only the fencing tokens of locks depend on the time of day.
+    /// Difference between this node's time of day and the host's, in seconds; 0 except in tests of clusters with
+    /// different clocks. Only the fencing tokens of locks depend on the time of day.
     pub clock_offset_s: i64,
     /// Address at which the node serves its [`Metrics`](crate::Metrics) over HTTP, at `/metrics`; with port 0, the
     /// system chooses the port. The node serves every client that reaches the address. The answer contains numbers, and
-    /// no names except those of nodes.
+    /// names of nodes but no other names.
     pub metrics: Option<SocketAddr>,
 }
 
 /// Settings of a node for connections to other hosts, over [`Provider::Roce`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Hosts {
-    /// Addresses at which other hosts may dial the node, over TCP; with port 0, the system chooses the port. They try
-    /// the addresses in this order, each for two seconds. RoCE packets use the same IP address, unless
+    /// Addresses at which other hosts may dial the node, over TCP; with port 0, the system chooses the port. Other
+    /// hosts try the addresses in this order, each for two seconds. RoCE packets use the same IP address, unless
     /// [`Config::address`] is not a loopback address. Empty for a node that only dials others.
     pub listen: Vec<SocketAddr>,
-    /// Addresses of any nodes of the cluster, tried in this order. Empty for the first node, and if another node
+    /// Addresses of any nodes of the cluster, tried in this order. May be empty for the first node, and if another node
     /// already runs in the cluster directory.
     pub join: Vec<SocketAddr>,
     /// File with the secret that the hosts share, as `halite secret new` writes it.
@@ -163,7 +164,7 @@ impl Config {
         }
     }
 
-    /// Returns the principal of sessions.
+    /// Returns the principal of this node's sessions.
     pub fn principal(&self) -> String {
         self.principal.clone().unwrap_or_else(unix_user)
     }
@@ -183,8 +184,8 @@ fn non_empty(variable: &str) -> Option<PathBuf> {
     std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// Returns the user's name from `/etc/passwd`, else `uid-1000`. Names from the network are not looked up: that could
-/// take seconds, and a node would change its principal when the network is down.
+/// Returns the user's name from `/etc/passwd`, else `uid-1000`. Does not look up names over the network: a lookup could
+/// take seconds, and the node's principal would change when the network is down.
 fn unix_user() -> String {
     let uid = rustix::process::getuid().as_raw();
     let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();

@@ -33,27 +33,28 @@ pub use address::{BadEtcdAddress, EtcdAddress};
 pub(crate) use enrolment::Announcement;
 pub use health::EtcdHealth;
 
-/// Maximum number of concurrent requests of a node, each with all transactions that waited when it was sent.
+/// Maximum number of concurrent requests of a node. Each request carries the transactions that were waiting when it was
+/// sent.
 const CARRIERS: usize = 4;
 /// Time for which a node has the exclusive right to found the cluster.
 const FOUNDING: Duration = Duration::from_secs(15);
-/// Age from which an ephemeral node counts as more than a single command, and watches members.
+/// Age from which an ephemeral node watches the members in etcd; a node that runs a single command ends earlier.
 const EPHEMERAL_AFTER: Duration = Duration::from_secs(2);
 
 impl EtcdAddress {
-    /// Returns the members of several hosts with their addresses; fails if etcd does not answer.
+    /// Returns the members that other hosts can dial, with their addresses; fails if etcd does not answer.
     pub(crate) fn members(&self) -> Result<Vec<(NodeId, String)>, EtcdError> {
         let members = self.keys_of_nodes("members")?;
         // Keys may have been written by hand.
         Ok(members.into_iter().filter(|(_, hosts)| watch::is_hosts(hosts)).collect())
     }
 
-    /// Returns the cluster of each live node (`ways::cluster_of`).
+    /// Returns each live node with the identity of its cluster (`ways::cluster_of`).
     pub(crate) fn places(&self) -> Result<Vec<(NodeId, String)>, EtcdError> {
         self.keys_of_nodes("places")
     }
 
-    /// Returns the values of the keys `PREFIX/HEADING/NODE`, except empty ones.
+    /// Returns the nodes that have a key `PREFIX/HEADING/NODE`, with the values of these keys; omits empty values.
     fn keys_of_nodes(&self, heading: &str) -> Result<Vec<(NodeId, String)>, EtcdError> {
         let (gateway, prefix) = (Gateway::new(self), self.heading(heading));
         let member = |pair: Pair| {
@@ -63,14 +64,15 @@ impl EtcdAddress {
         Ok(gateway.list(&prefix)?.into_iter().filter_map(member).collect())
     }
 
-    /// Returns the host that founds the cluster, or `None` if this node, which others dial at `hosts`, may found it. Of
-    /// several nodes that start at once, only one may, for as long as it can take until it is listed.
+    /// Returns the address of the host that is founding the cluster, or `None` if this node may found it. `hosts` is
+    /// the address at which other hosts dial this node. Of several nodes that start at once, only one may found the
+    /// cluster; it has this right for [`FOUNDING`].
     pub(crate) fn other_founder(&self, hosts: &str) -> Result<Option<String>, EtcdError> {
         let founder = Gateway::new(self).create(&format!("{}/founding", self.prefix()), hosts, FOUNDING)?;
         Ok(founder.filter(|founder| founder != hosts))
     }
 
-    /// Returns the prefix of the keys `PREFIX/HEADING/...`.
+    /// Returns the prefix of all keys `PREFIX/HEADING/...` of a heading.
     fn heading(&self, heading: &str) -> String {
         format!("{}/{heading}/", self.prefix())
     }
@@ -81,7 +83,7 @@ type Job = (u64, Transaction);
 #[derive(Debug)]
 pub(crate) enum EtcdMessage {
     Stored(u64, Result<Stored, StoreFailure>),
-    /// The result of an attempt to reach etcd from here, for a requester.
+    /// Result of the attempt to reach etcd from this node, with the node that asked for the attempt.
     Tried(Requester, Result<(), String>),
     Listing(Listing),
 }
@@ -89,7 +91,7 @@ pub(crate) enum EtcdMessage {
 /// Delivers a message. Returns true if the node still exists.
 type Deliver = dyn Fn(EtcdMessage) -> bool + Send + Sync;
 
-/// Transactions that wait for a carrier.
+/// The transactions that wait for a thread to send them.
 struct Jobs {
     queue: Receiver<Job>,
     /// A transaction that did not fit into the previous batch.
@@ -97,7 +99,8 @@ struct Jobs {
 }
 
 impl Jobs {
-    /// Waits for a transaction, and returns it with all others that can be sent together; `None` at the end.
+    /// Waits for a transaction, and returns it with all waiting ones that fit into the same batch; `None` when the
+    /// queue is closed.
     fn next_batch(&mut self) -> Option<(Vec<u64>, Vec<Transaction>)> {
         let mut batch = Batch::default();
         let (mut ids, mut transactions) = (Vec::new(), Vec::new());
@@ -118,7 +121,7 @@ impl Jobs {
     }
 }
 
-/// A node's connection to etcd: the threads that carry its transactions, and its presence there.
+/// A node's connection to etcd: the threads that carry its transactions, and its own entries in etcd.
 #[derive(Default)]
 pub(crate) struct Carriers {
     deliver: OnceLock<Arc<Deliver>>,
@@ -126,17 +129,17 @@ pub(crate) struct Carriers {
     presence: Mutex<Presence>,
 }
 
-/// A node's entries in etcd, and its watch of others.
+/// A node's entries in etcd, and its watch of other members.
 #[derive(Default)]
 struct Presence {
-    /// Set once the node has joined.
+    /// The node's entries; set once the node has joined.
     announcement: Option<Announcement>,
-    /// Address of etcd, once the names are there.
+    /// Address of etcd, once etcd has the names.
     at: Option<EtcdAddress>,
     kept: Option<Kept>,
 }
 
-/// Connections to etcd that a node keeps open.
+/// What a node keeps open at etcd: its own entries with a watch, or only a watch.
 #[expect(dead_code, reason = "it is held")]
 enum Kept {
     Announces(Enrolment),
@@ -144,7 +147,7 @@ enum Kept {
 }
 
 impl Carriers {
-    /// Sets the receiver of all messages; called before anything is opened.
+    /// Sets the receiver of all messages. Must be called before the connection opens.
     pub(crate) fn set_receiver<T: Send + Sync + 'static>(
         &self,
         node: Weak<T>,
@@ -159,7 +162,7 @@ impl Carriers {
         }));
     }
 
-    /// Opens the connection for transactions. Its threads end when it is dropped or replaced.
+    /// Opens the connection for transactions. Its threads end when the connection is dropped or replaced.
     pub(crate) fn open(&self, address: &EtcdAddress) -> std::io::Result<()> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(deliver) = self.deliver.get() else { return Ok(()) };
@@ -188,7 +191,7 @@ impl Carriers {
         Ok(())
     }
 
-    /// As [`Carriers::open`], with an address from another node; if it is not valid, all transactions fail.
+    /// Opens the connection with an address from another node. If the address is not valid, all transactions fail.
     pub(crate) fn open_from_peer(&self, text: &str) {
         let opened = text
             .parse::<EtcdAddress>()
@@ -200,15 +203,14 @@ impl Carriers {
         }
     }
 
-    /// Announces the node, which has joined, in etcd if it is permanent, and watches other members; starts once the
-    /// names are there.
+    /// Announces a joined permanent node in etcd, and watches other members; both start once etcd has the names.
     pub(crate) fn announce(&self, announcement: Announcement) -> std::io::Result<()> {
         let mut presence = self.presence();
         presence.announcement = Some(announcement);
         self.enrol(&mut presence)
     }
 
-    /// Sets the address of etcd, now that the names are there, so that members announce themselves there.
+    /// Sets the address of etcd once etcd has the names; the node then announces itself there.
     pub(crate) fn settle_at(&self, address: &EtcdAddress) -> std::io::Result<()> {
         let mut presence = self.presence();
         presence.at = Some(address.clone());
@@ -243,7 +245,7 @@ impl Carriers {
         Ok(())
     }
 
-    /// Sends a transaction to etcd. Each one is answered once, unless the node is gone.
+    /// Sends a transaction to etcd. Delivers one result per transaction, unless the node no longer exists.
     pub(crate) fn carry(&self, id: u64, transaction: Transaction) {
         let sent = match &*self.open.lock().unwrap_or_else(PoisonError::into_inner) {
             // The threads live as long as the queue.
@@ -257,7 +259,7 @@ impl Carriers {
         }
     }
 
-    /// Checks whether this etcd is reachable from here, and delivers the result later.
+    /// Checks whether this node reaches the etcd at the address `text`, and delivers the result to `requester` later.
     pub(crate) fn probe(&self, requester: Requester, text: String) {
         self.run_detached(move || {
             let address = text.parse::<EtcdAddress>().map_err(|error| error.to_string());
@@ -266,7 +268,7 @@ impl Carriers {
         });
     }
 
-    /// Runs slow work, or a delivery to a caller that holds a lock, on a new thread.
+    /// Runs `message` on a new thread and delivers its result, because the work is slow or the caller holds a lock.
     fn run_detached(&self, message: impl FnOnce() -> EtcdMessage + Send + 'static) {
         let Some(deliver) = self.deliver.get().cloned() else { return };
         let run = move || {

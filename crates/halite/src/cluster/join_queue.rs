@@ -1,26 +1,27 @@
-//! Limits the time for which a joining node waits for others that join before it.
+//! Limits how long a joining node waits for the nodes that join before it.
 
 use std::time::{Duration, Instant};
 
-/// A wait for one joiner after the other, each with its own time limit, so that none can block the queue.
+/// A wait for other joining nodes, one after the other. Each has its own time limit, so none can block the queue.
 #[derive(Debug)]
 pub(crate) struct JoinQueue<H> {
     begin: Instant,
     timeout: Duration,
-    /// The joiner at the front, and since when.
+    /// The node that holds the join lock, and the time at which this wait first saw it.
     current: Option<(H, Instant)>,
 }
 
 impl<H: PartialEq> JoinQueue<H> {
-    /// Starts a wait with a limit of `timeout` per joiner.
+    /// Starts a wait of at most `timeout` per joining node.
     pub(crate) fn new(now: Instant, timeout: Duration) -> JoinQueue<H> {
         JoinQueue { begin: now, timeout, current: None }
     }
 
-    /// Returns the time until the next check while `holder` joins; `None` if it has been joining for too long.
+    /// Returns the time until the next check while `holder` is joining; `None` if it has been joining for longer than
+    /// `timeout`.
     ///
     /// The longer the queue, the longer the interval: hundreds of nodes that check every millisecond would take the
-    /// processor from the joining one.
+    /// processor from the joining node.
     pub(crate) fn next_check(&mut self, now: Instant, holder: H) -> Option<Duration> {
         let since = match &self.current {
             Some((current, since)) if *current == holder => *since,
@@ -34,7 +35,7 @@ impl<H: PartialEq> JoinQueue<H> {
     }
 }
 
-/// A single joiner takes milliseconds.
+/// Minimum interval between checks: one join takes milliseconds.
 const CHECK_INTERVAL_MIN: Duration = Duration::from_millis(1);
 const CHECK_INTERVAL_MAX: Duration = Duration::from_millis(50);
 

@@ -1,8 +1,8 @@
 //! The cluster's files, addresses and configuration.
 //!
 //! No other folder reads the cluster's files or environment variables. This folder calls only [`crate::error`] and
-//! [`crate::runtime`]. Its locks are file locks, and the locks of its threads for etcd; the latter never nest with
-//! other locks.
+//! [`crate::runtime`]. It takes file locks, and the locks of its own threads for etcd, which never nest with other
+//! locks.
 
 pub mod cluster_dir;
 pub(crate) mod config;

@@ -1,4 +1,4 @@
-//! Networks: the providers that a node uses, their fabrics, and the choice of one for each peer.
+//! Networks: the providers that a node uses, their fabrics, and the choice of one provider for each peer.
 //!
 //! Two nodes use the first provider that both have.
 
@@ -17,16 +17,16 @@ use crate::cluster::config::{Config, Hosts};
 use crate::cluster::ways;
 use crate::error::JoinError;
 
-/// Properties of a node that its fabric needs.
+/// Properties of a node that its fabric needs to listen and connect.
 #[derive(Clone, Debug)]
 pub struct NodeIdentity {
     /// The node's number.
     pub node: NodeId,
-    /// A name that is unique in the cluster directory.
+    /// The node's name, unique in the cluster directory.
     pub name: String,
-    /// The hello message that each peer receives when it is connected.
+    /// The hello message that the fabric sends to each new peer.
     pub hello: Vec<u8>,
-    /// Settings for connections to other hosts, if any.
+    /// Settings for connections to other hosts; `None` if there are none.
     pub(crate) hosts: Option<MetHosts>,
 }
 
@@ -42,7 +42,7 @@ impl NodeIdentity {
 pub enum Provider {
     /// Shared memory between the processes of one host.
     Shm,
-    /// RoCEv2 over UDP.
+    /// RoCEv2 packets over UDP.
     Roce,
 }
 
@@ -50,7 +50,7 @@ impl Provider {
     /// All providers, in order of preference.
     pub const ALL: [Provider; 2] = [Provider::Shm, Provider::Roce];
 
-    /// Returns the name for users, results and files.
+    /// Returns the provider's name in options, results and file names.
     pub fn name(self) -> &'static str {
         match self {
             Provider::Shm => "shm",
@@ -58,7 +58,7 @@ impl Provider {
         }
     }
 
-    /// Returns a short description.
+    /// Returns a description of the provider in a few words.
     pub fn summary(self) -> &'static str {
         match self {
             Provider::Shm => "Shared memory between the processes of one host",
@@ -73,7 +73,8 @@ impl fmt::Display for Provider {
     }
 }
 
-/// Returns the providers of a node: those of `config`, or those of the cluster that it joins, in the order of [`Provider`].
+/// Returns the providers of a node, in the order of [`Provider`]: those of `config`, or those of the cluster that the node
+/// joins.
 pub(crate) fn chosen(config: &Config, others: &[Listeners]) -> Vec<Provider> {
     let mut chosen = match (config.providers.is_empty(), others.first()) {
         (false, _) => config.providers.clone(),
@@ -85,7 +86,7 @@ pub(crate) fn chosen(config: &Config, others: &[Listeners]) -> Vec<Provider> {
     chosen
 }
 
-/// Opens the fabric of a node.
+/// Opens the fabric of a node over its providers.
 pub(crate) fn open(
     config: &Config,
     providers: &[Provider],
@@ -148,13 +149,13 @@ fn roce_config(config: &Config, name: String, hosts: Option<&MetHosts>) -> RoceC
 #[derive(Clone, Debug)]
 pub(crate) struct MetHosts {
     hosts: halite_providers::Hosts,
-    /// Settings to record for nodes of this host without their own.
+    /// Settings that the node records for nodes of this host that have no settings of their own.
     pub(crate) known: KnownHosts,
 }
 
 impl MetHosts {
-    /// Returns the settings of `config`, or those that another node of this host has recorded; `None` if there are no
-    /// other hosts.
+    /// Returns the settings of `config`, or the settings that another node of this host has recorded; `None` if the
+    /// cluster has no other hosts.
     pub(crate) fn of(config: &Config, dir: &ClusterDir) -> Result<Option<MetHosts>, JoinError> {
         let (listen, known) = match &config.hosts {
             Some(Hosts { listen, secret_file, .. }) => {
@@ -187,7 +188,7 @@ impl MetHosts {
         Ok(Some(MetHosts { hosts, known }))
     }
 
-    /// Returns the addresses at which other hosts dial the node; empty if they cannot.
+    /// Returns the addresses at which other hosts dial the node; empty if they cannot dial it.
     pub(crate) fn address(&self) -> String {
         let mut addresses = self.hosts.addresses();
         if let [only] = &mut addresses[..] {
@@ -209,8 +210,8 @@ impl MetHosts {
     }
 }
 
-/// Returns the addresses of this host for packets, at least one: those at which it listens, unless `config.address` is
-/// not a loopback address.
+/// Returns the addresses of this host for packets, at least one: the addresses at which the node listens, or only
+/// `config.address` if that is not a loopback address.
 fn addresses_of_packets(config: &Config, listen: &[SocketAddr]) -> Result<Vec<IpAddr>, JoinError> {
     let mut addresses = Vec::new();
     if config.address.is_loopback() {
@@ -231,7 +232,7 @@ fn addresses_of_packets(config: &Config, listen: &[SocketAddr]) -> Result<Vec<Ip
     }
 }
 
-/// Returns the addresses that the host still has, at least one; an ephemeral node uses the remaining ones.
+/// Returns those of the addresses that the host still has, at least one.
 fn those_here(addresses: &[IpAddr]) -> Result<Vec<IpAddr>, JoinError> {
     let is_gone = |address: &IpAddr| {
         UdpSocket::bind((*address, 0)).is_err_and(|error| error.kind() == io::ErrorKind::AddrNotAvailable)

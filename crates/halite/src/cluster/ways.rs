@@ -1,4 +1,4 @@
-//! Ways to a node: the address that a node announces, and how other nodes dial it.
+//! Ways to a node: the address that a node announces, and the addresses at which other nodes dial it.
 //!
 //! ```text
 //!   10.0.0.2:7000                                     over UDP, from any host
@@ -7,8 +7,8 @@
 //!   node-3.shm.sock,node-3.roce.sock                  in its cluster directory, over either network; no other hosts
 //! ```
 //!
-//! Shared memory is tried first. If it fails, for example because the two nodes are in different process namespaces,
-//! the next way is tried. An address in any other form is dialled unchanged.
+//! A node dials over shared memory first. If this fails, for example because the two nodes are in different process
+//! namespaces, it tries the next way. It dials an address in any other form unchanged.
 
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
@@ -20,7 +20,7 @@ use crate::cluster::networks::Provider;
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// A node's view of the ways to others. By default, an address is dialled unchanged.
+/// A node's knowledge of how to dial other nodes. By default, it dials each address unchanged.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ways {
     providers: Vec<Provider>,
@@ -55,7 +55,7 @@ impl Ways {
         }
     }
 
-    /// Returns the addresses to dial for an announced one, best first, as the fabric expects them.
+    /// Returns the addresses to dial for an announced address, best first, in the form that the fabric expects.
     pub(crate) fn to(&self, announced: &str) -> Vec<String> {
         let in_directory = self.in_directory(announced);
         if !in_directory.is_empty() {
@@ -88,8 +88,8 @@ impl Ways {
         if is_second && is_address { format!("{}:{host}", Provider::Roce) } else { host.to_owned() }
     }
 
-    /// Returns true if the address belongs to this node's cluster directory; false for nodes that share no memory,
-    /// where it is unknown.
+    /// Returns true if the address belongs to this node's cluster directory; false if this node shares no memory,
+    /// because it then cannot tell.
     pub(crate) fn is_here(&self, announced: &str) -> bool {
         let sockets = |announced: &str| {
             announced.split(',').all(|socket| socket.ends_with(".sock") && !socket.contains([':', '/']))
@@ -100,17 +100,23 @@ impl Ways {
         }
     }
 
-    /// Returns why a node with that address is reached over that network; `None` if there was no choice.
+    /// Returns the reason for reaching a node with that address over that network; `None` if there was no choice.
     pub(crate) fn reason(&self, provider: &str, announced: &str) -> Option<&'static str> {
         let ours = self.place.as_deref()?;
         let theirs = announced.split_once('@').map(|(_, place)| place);
         let boot = |place: &str| place.split_once('/').map(|(boot, _)| boot.to_owned());
         Some(match theirs {
-            _ if provider == Provider::Shm.name() => "it is on this host, and in this cluster directory",
-            None => "it shares no memory with others",
-            Some(theirs) if theirs == ours => "it is on this host, but memory could not be shared with it",
-            Some(theirs) if boot(theirs) == boot(ours) => "it is on this host, in another cluster directory",
-            Some(_) => "it is on another host",
+            _ if provider == Provider::Shm.name() => {
+                "the node is on this host, and in this cluster directory"
+            }
+            None => "the node shares no memory with other nodes",
+            Some(theirs) if theirs == ours => {
+                "the node is on this host, but memory could not be shared with it"
+            }
+            Some(theirs) if boot(theirs) == boot(ours) => {
+                "the node is on this host, in another cluster directory"
+            }
+            Some(_) => "the node is on another host",
         })
     }
 }
@@ -126,8 +132,9 @@ pub(crate) fn list(hosts: &[SocketAddr]) -> String {
     hosts.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// Returns an identity that distinguishes clusters with the same etcd: their cluster directory for nodes of one host.
-/// Clusters of several hosts are distinguished by their secret on connecting.
+/// Returns an identity that distinguishes clusters with the same etcd. For a cluster on one host, it is the identity of
+/// the cluster directory; all clusters of several hosts share one value, and nodes tell these clusters apart by their
+/// secrets when they connect.
 pub(crate) fn cluster_of(dir: &ClusterDir, is_spread: bool) -> String {
     match place(dir) {
         Some(place) if !is_spread => place,
@@ -135,7 +142,7 @@ pub(crate) fn cluster_of(dir: &ClusterDir, is_spread: bool) -> String {
     }
 }
 
-/// Returns the identity of the directory: equal for two paths only if they are the same directory.
+/// Returns the identity of a directory. Two paths have the same identity only if they lead to the same directory.
 fn place(dir: &ClusterDir) -> Option<String> {
     let boot = std::fs::read_to_string(BOOT_ID).ok()?;
     let of = std::fs::metadata(dir.path()).ok()?;

@@ -8,7 +8,7 @@
 //! Parts become ready in order, and are posted as soon as they add up to a slice. So the next parts are copied to
 //! staging memory while the first are in flight, and the fabric finds the copied bytes in the processor's cache. When
 //! the window is full, the thread waits for the oldest quarter to complete. Operations on one peer keep their order,
-//! and so do operations on one byte: it has a single owner while an operation on it is posted.
+//! and so do operations on one byte, because a byte has a single owner while an operation on it is posted.
 
 use std::mem::take;
 
@@ -26,38 +26,37 @@ use crate::posted::{
 };
 use crate::runtime::lanes::{ACCESSES, CALLS};
 
-/// Accesses of one kind that are carried out in order.
+/// A list of accesses of one kind, which are executed in order.
 pub(crate) trait Transfer {
     fn count(&self) -> usize;
 
-    /// Length of one access in bytes.
+    /// Returns the length of access `index`, in bytes.
     fn len(&self, index: usize) -> usize;
 
-    /// Executes the access for some bytes from `at` on that loads and stores reach. Returns the number of bytes.
+    /// Executes the access at `at` for the next bytes that loads and stores reach. Returns the number of bytes.
     fn step(&mut self, at: Cursor) -> Result<usize, Blocked>;
 
-    /// Returns the number of bytes, from `at` on, that loads and stores reach, or why they reach none. Has no side
-    /// effects.
+    /// Returns how many bytes from `at` on loads and stores reach, or why they reach none. Has no side effects.
     fn locate(&self, at: Cursor) -> Result<usize, Blocked>;
 
-    /// Returns the handle of an access that is blocked by a change of its region.
+    /// Returns the handle of access `index`, which a change of its region blocks.
     fn handle(&self, _index: usize) -> SlotRef {
         unreachable!("no handle is used")
     }
 
     fn kind(&self) -> Kind;
 
-    /// Returns `len` bytes from `at` on, of a write.
+    /// Returns the `len` bytes from `at` on that a write stores.
     fn source(&self, _at: Cursor, _len: usize) -> &[u8] {
         unreachable!("nothing is written")
     }
 
-    /// Returns the buffer for `len` bytes from `at` on, of a read.
+    /// Returns the buffer into which a read puts the `len` bytes from `at` on.
     fn target(&mut self, _at: Cursor, _len: usize) -> &mut [u8] {
         unreachable!("nothing is read")
     }
 
-    /// Stores the word's value from before an atomic.
+    /// Stores the value that the word had before an atomic.
     fn set_old(&mut self, _old: u64) {
         unreachable!("no word is changed")
     }
@@ -67,18 +66,18 @@ pub(crate) trait Transfer {
 pub(crate) enum Kind {
     Read,
     Write,
-    /// On one aligned 64-bit word.
+    /// An atomic on one aligned 64-bit word.
     Atomic(Atomic),
 }
 
-/// The access that failed, and the cause.
+/// The access that failed, and its cause.
 #[derive(Debug)]
 pub(crate) struct Failed {
     pub(crate) index: usize,
     pub(crate) stop: Stop,
-    /// Some bytes of that access may have been carried out.
+    /// True if some bytes of this access may have been accessed.
     pub(crate) partly: bool,
-    /// Some later accesses may have been carried out.
+    /// True if some later accesses may have been executed.
     pub(crate) later: bool,
 }
 
@@ -86,14 +85,14 @@ pub(crate) struct Failed {
 pub(crate) enum Stop {
     /// The handle is invalid or does not permit the access.
     Blocked(Blocked),
-    /// A posted operation failed.
+    /// A posted operation on the peer's memory failed with this status.
     Status(PeerId, Status),
     Unreachable(PeerId),
     NoStaging,
     Closed,
 }
 
-/// Why no more parts can become ready now.
+/// Reason why no more parts can become ready now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Hold {
     /// All parts have been prepared.
@@ -117,7 +116,7 @@ struct Failure {
 }
 
 impl Driver {
-    /// Carries out all accesses from `at` on. On failure, no operation of the transfer is in progress any more.
+    /// Executes all accesses from `at` on. After a failure, no operation of the transfer is in progress any more.
     pub(crate) async fn carry<T: Transfer>(&self, transfer: &mut T, at: Cursor) -> Result<(), Failed> {
         let mut carrying = Carrying {
             driver: self,
@@ -133,9 +132,9 @@ impl Driver {
         carrying.run().await
     }
 
-    /// Posts an access whose rest from `at` on is a single part, the most common case; [`Driver::land_single`] ends it.
-    /// Returns `None`, without side effects, if it needs more parts or must wait first. [`SinglePart`] is small, so a task
-    /// can keep it in its own future without an allocation.
+    /// Posts the rest of an access from `at` on, if it is a single part, the most common case; [`Driver::land_single`]
+    /// completes it. Returns `None`, without side effects, if the rest needs more parts or must wait first.
+    /// [`SinglePart`] is small, so a task can keep it in its own future without an allocation.
     pub(crate) fn post_single<T: Transfer>(
         &self,
         transfer: &T,
@@ -186,8 +185,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Begins a part at `at` if its memory is still `peer`'s; later changes of that memory wait for the part. Set
-    /// `is_only` if no other part of the transfer holds staging memory.
+    /// Begins a part at `at` if its memory still belongs to `peer`; later changes of that memory wait for the part.
+    /// `is_only` is true if no other part of the transfer holds staging memory.
     fn prepare<T: Transfer>(
         &self,
         transfer: &T,
@@ -257,7 +256,7 @@ fn lane_of(part: &Part<'_>) -> Lane {
     if part.call.is_some() { CALLS } else { ACCESSES }
 }
 
-/// Returns the timing and the counters of operations and bytes for a kind.
+/// Returns the histogram of an operation's kind, and its counters of operations and bytes.
 fn metrics_of(kind: Kind) -> (Timed, Count, Option<Count>) {
     match kind {
         Kind::Read => (Timed::Read, Count::PostedReads, Some(Count::PostedReadBytes)),
@@ -299,7 +298,7 @@ pub(crate) struct SinglePart<'a> {
     time: Time,
 }
 
-/// A [`SinglePart`] without its borrow of the driver. It must be attached again, also to be dropped.
+/// A [`SinglePart`] without its borrow of the driver. The owner must attach it to the driver again before dropping it.
 #[derive(Debug)]
 pub(crate) struct DetachedPart {
     operation: DetachedOperation,
@@ -322,19 +321,19 @@ impl SinglePart<'_> {
 struct Carrying<'a, T> {
     driver: &'a Driver,
     transfer: &'a mut T,
-    /// Everything before this is done, ready or posted.
+    /// The position up to which everything is done, ready or posted.
     at: Cursor,
     ready: SmallVec<[Part<'a>; 1]>,
     pipeline: Pipeline<'a>,
-    /// Bytes in progress up to which more are posted.
+    /// Limit of the bytes in progress; below it, the transfer posts more.
     bytes_max: usize,
     failure: Option<Failure>,
-    /// Begin of the last part that may have changed memory.
+    /// Begin of the last part that may have changed memory; `None` if there is no such part.
     last_done: Option<Cursor>,
     time: Time,
 }
 
-/// Measurement of the duration of a transfer, if it is sampled.
+/// Measurement of the duration of a transfer, taken for a sample of transfers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Time {
     NotPosted,
@@ -383,7 +382,7 @@ impl<'a, T: Transfer> Carrying<'a, T> {
 
     // Failures.
 
-    /// Fails the part of `len` bytes at `at` and drops the unposted parts after it.
+    /// Fails the part of `len` bytes at `at`, and drops unposted parts behind it.
     fn fail(&mut self, at: Cursor, len: usize, stop: Stop) {
         if self.failure.as_ref().is_none_or(|first| at < first.at) {
             self.failure = Some(Failure { at, end: self.after(at, len), stop });
@@ -410,7 +409,8 @@ impl<'a, T: Transfer> Carrying<'a, T> {
 
     // Posting.
 
-    /// Copies what loads and stores reach and prepares parts of the rest, until the end or a hold.
+    /// Copies the bytes that loads and stores reach, and prepares parts of the others. Stops at the end or at a
+    /// [`Hold`].
     fn make_ready(&mut self) -> Hold {
         let mut bytes: usize = self.ready.iter().map(|part| part.len).sum();
         while self.at.index < self.transfer.count() && self.failure.is_none() {
@@ -448,7 +448,7 @@ impl<'a, T: Transfer> Carrying<'a, T> {
         Hold::End
     }
 
-    /// Posts the ready parts, in one call for each peer, as far as the fabric takes them.
+    /// Posts the ready parts, in one call for each peer, until the fabric refuses one.
     fn post_ready(&mut self) {
         if self.time == Time::NotPosted && !self.ready.is_empty() {
             self.time = self.driver.begin_time(self.transfer.kind());
@@ -480,7 +480,7 @@ impl<'a, T: Transfer> Carrying<'a, T> {
         }
     }
 
-    /// Returns the number of `parts` posted, and why the rest were refused.
+    /// Posts `parts`. Returns how many were posted, and why the others were refused.
     fn post(&self, peer: PeerId, parts: &[Part<'_>]) -> (usize, Option<PostCause>) {
         let lane = lane_of(&parts[0]);
         let requests: SmallVec<[WorkRequest<'_>; 1]> =
@@ -533,13 +533,13 @@ impl<'a, T: Transfer> Carrying<'a, T> {
 }
 
 enum Unready {
-    /// Its memory has moved; locate it again.
+    /// The memory of the part has moved; locate it again.
     Moved,
     Hold(Hold),
     NoStaging,
 }
 
-/// Returns true if an operation with this status may have been carried out.
+/// Returns true if an operation with this status may have been executed.
 fn may_be_done(status: Status) -> bool {
     match status {
         Status::Success | Status::PeerGone | Status::RetryExceeded => true,

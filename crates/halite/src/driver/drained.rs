@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-/// A handle to wait until a node has been drained. It may outlive the node.
+/// A handle with which a thread waits until a node has been drained. It may outlive the node.
 #[derive(Clone, Default, Debug)]
 pub struct DrainedNode(Arc<Latch>);
 
@@ -13,8 +13,8 @@ struct Latch {
 }
 
 impl DrainedNode {
-    /// Blocks until the drain has ended, or until the node's incarnation has. Returns the number of regions that could
-    /// not be moved.
+    /// Blocks until the drain has ended, or until the node's incarnation has ended. Returns the number of regions that
+    /// could not be moved.
     pub fn wait(&self) -> u64 {
         let mut left = self.0.left.lock().unwrap_or_else(PoisonError::into_inner);
         loop {

@@ -1,4 +1,4 @@
-//! Reads long payloads from a peer's memory, on the thread that needs them.
+//! Reads long payloads from a peer's memory, on the thread that needs the payload.
 
 use halite_fabric::{PeerId, RemoteAddress};
 use halite_tier::access::Blocked;
@@ -8,11 +8,11 @@ use crate::driver::Driver;
 use crate::driver::carry::{Kind, Transfer};
 use crate::posted::Cursor;
 
-/// The peer is gone, or never had such memory.
+/// The peer is gone, or has no memory at that address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NotFetched;
 
-/// Fills `into` with bytes from the target's memory at `address`.
+/// Fills `into` with bytes from the memory of `target` at `address`.
 pub(crate) async fn fetch(
     driver: &Driver,
     from: Target,

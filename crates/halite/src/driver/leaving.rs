@@ -21,23 +21,24 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 pub(crate) struct Leaving {
     part: Part,
     deadline_ns: u64,
-    /// Stale handles. Until the runner is closed it may still change their slots, so their indices are not reused.
+    /// Stale handles. Their indices are not reused until the runner is closed, because the runner may still change
+    /// their slots.
     stale: Vec<u32>,
 }
 
 #[derive(Debug)]
 enum Part {
-    /// Waits for the operations posted before the mark.
+    /// Waits for the operations that were posted before the mark.
     Operations {
         mark: Mark,
     },
-    /// Waits until the peers have read the farewell.
+    /// Waits until the peers have read the farewell message.
     Farewell,
     Closed,
 }
 
 impl Leaving {
-    /// Starts to leave. From here on, no operation begins.
+    /// Starts to leave. From now on, no operation begins.
     pub(crate) fn begin(driver: &Driver) -> Leaving {
         driver.set_closed();
         let (stale, _) = retire_handles(driver);
@@ -45,7 +46,7 @@ impl Leaving {
         Leaving { part: Part::Operations { mark }, deadline_ns: deadline_ns(driver), stale }
     }
 
-    /// Takes the next step; call it after driving the node. Returns true once the runner is closed.
+    /// Takes the next step of leaving; the caller drives the node first. Returns true once the runner is closed.
     pub(crate) fn advance(&mut self, driver: &Driver) -> bool {
         let is_late = driver.now_ns() >= self.deadline_ns;
         match &mut self.part {
@@ -87,8 +88,8 @@ fn deadline_ns(driver: &Driver) -> u64 {
     driver.now_ns() + LEAVE_TIMEOUT.as_nanos() as u64
 }
 
-/// Ends the node: retires handles created while it was leaving, then closes the fabric, which waits until no window
-/// behind a handle is in use.
+/// Ends the node. Retires the handles that were created while the node was leaving, then closes the fabric, which waits
+/// until no window behind a handle is in use.
 pub(crate) fn close(driver: &Driver, stale: Vec<u32>) {
     let (late, elapsed) = retire_handles(driver);
     for index in stale.into_iter().chain(late) {
@@ -98,8 +99,8 @@ pub(crate) fn close(driver: &Driver, stale: Vec<u32>) {
     driver.shared.fabric.close();
 }
 
-/// Polls a closed fabric that no other thread polls, until its timers are done: it may have to retransmit messages
-/// until its peers acknowledge them.
+/// Polls a closed fabric, which no other thread polls, until its timers are done. The fabric may have to retransmit
+/// messages until its peers acknowledge them.
 pub(crate) fn finish_retransmissions(fabric: &dyn Fabric) {
     let deadline = Instant::now() + LEAVE_TIMEOUT;
     fabric.arm(Some(Sleeper::Progress));
@@ -116,7 +117,7 @@ pub(crate) fn finish_retransmissions(fabric: &dyn Fabric) {
     }
 }
 
-/// Makes all handles stale and waits until no access is in progress. Returns the handles that were not stale before.
+/// Makes all handles stale, and waits until no access is in progress. Returns the handles that this call made stale.
 fn retire_handles(driver: &Driver) -> (Vec<u32>, Elapsed) {
     let path = &driver.shared.path;
     let mut handles = Vec::new();

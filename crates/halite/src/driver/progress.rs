@@ -1,7 +1,7 @@
-//! The progress thread: the one background thread of a node, which waits when no other thread does.
+//! The progress thread: a node's own thread, which waits for arrivals when no other thread does.
 //!
-//! It handles arrivals, timers and jobs while all application threads compute or sleep, and costs nothing while the
-//! node is idle.
+//! This thread handles arrivals, timers and jobs while all application threads compute or sleep. It uses no processor
+//! time while the node is idle.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -15,7 +15,7 @@ use crate::driver::{Driver, Polling};
 use crate::runtime::poll_token::NextPoll;
 use crate::runtime::wait::{AdaptiveSpin, SPIN_SHORT_NS};
 
-/// Stops the thread when dropped.
+/// The progress thread of a node; stops when this value is dropped.
 pub(crate) struct ProgressThread {
     driver: Arc<Driver>,
     stopping: Arc<AtomicBool>,
@@ -81,7 +81,8 @@ fn look_after(driver: &Driver, arrivals: &mut Arrivals) -> Option<NextPoll> {
     None
 }
 
-/// Polls until no arrival is likely to follow soon. Returns `None` early if the token had to be given up to wake tasks.
+/// Polls until no arrival is likely to follow soon. Returns `None` early if this thread had to give up the token to
+/// wake tasks.
 fn poll_until_quiet(driver: &Driver, mut token: Polling<'_>, arrivals: &mut Arrivals) -> Option<NextPoll> {
     let fabric = &driver.shared.fabric;
     loop {
@@ -104,8 +105,8 @@ fn poll_until_quiet(driver: &Driver, mut token: Polling<'_>, arrivals: &mut Arri
     }
 }
 
-/// The spacing of arrivals: arrivals during a spin need no wake-up by the kernel, but an idle node should release its
-/// core at once.
+/// Measures the time between arrivals, to decide how long to spin. Arrivals during a spin need no wake-up by the
+/// kernel, but an idle node should release its core at once.
 struct Arrivals {
     spin: AdaptiveSpin,
     last_ns: u64,
@@ -120,14 +121,14 @@ impl Arrivals {
         self.quiet_at_ns = now_ns + self.spin.spin_ns();
     }
 
-    /// Ends the spin because the core is contended.
+    /// Ends the spin, because the core is contended.
     fn record_contention(&mut self, now_ns: u64) {
         self.spin.record_contention();
         self.quiet_at_ns = now_ns;
     }
 }
 
-/// Ends all waits when the progress thread panics; `ProgressThread::drop` then passes the panic on.
+/// Ends all waits if the progress thread panics; `ProgressThread::drop` then resumes the panic.
 struct PanicGuard<'c>(&'c Driver);
 
 impl Drop for PanicGuard<'_> {

@@ -1,4 +1,4 @@
-//! The caller's side of requests: posts them as soon as there is room, and waits for their replies.
+//! The caller's side of requests: posts requests as soon as there is room, and waits for their replies.
 
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -12,22 +12,23 @@ use crate::driver::Driver;
 use crate::rpc::{Into, NotPosted, Posted, Reply, Request, Rpc};
 use crate::runtime::wait::Wakes;
 
-/// A posted request. Dropped before its reply is taken, it is cancelled.
+/// A posted request. Dropping it before its reply is taken cancels it.
 pub(crate) struct Pending<'c> {
     driver: &'c Driver,
     posted: Posted,
     open: bool,
 }
 
-/// Number of times that a spinning thread checks for its reply because some reply has arrived. After that, it waits by
-/// a waker, which only its own reply wakes, and checks its deadline.
+/// How often a spinning thread checks for its own reply when any reply has arrived. After that, the thread registers a
+/// waker, which only its own reply wakes, and checks its deadline.
 const LOOKS_MAX: usize = 64;
 
-/// The result of a spin for a reply.
+/// Result of a spin for a reply.
 pub(crate) enum Spun {
     Taken(Reply),
     Ended(ReplyState),
-    /// Wait by waker; `has_spun` if the thread has spun for as long as it pays.
+    /// No reply arrived; wait by waker. `has_spun` is true if the thread has spun for as long as that is likely to be
+    /// faster than sleeping.
     InVain {
         has_spun: bool,
     },
@@ -45,7 +46,7 @@ pub(crate) enum PostFailure {
     NoMemory,
     TooManyCalls,
     NodeClosed,
-    /// This process is a fork of the node's.
+    /// This process is a fork of the node's process.
     Forked,
 }
 
@@ -59,7 +60,7 @@ impl Driver {
         self.shared.path.count_one(count, of_bytes, bytes);
     }
 
-    /// Posts a request as soon as there is room for it, within its deadline.
+    /// Posts a request as soon as there is room for it; fails when its deadline passes first.
     pub(crate) async fn post_request(
         &self,
         node: NodeId,
@@ -109,8 +110,8 @@ impl Driver {
         }
     }
 
-    /// Waits until a member is connected or known to be unreachable: at its first use, during its first handshake, or
-    /// while the directory is asked about it. Returns true if it is connected.
+    /// Connects to a member on its first use. Waits until it is connected or known to be unreachable. Returns true if
+    /// it is connected.
     pub(crate) async fn connect(&self, node: NodeId) -> bool {
         let changes = &self.shared.member_changes;
         let mut seen = changes.count();
@@ -123,7 +124,7 @@ impl Driver {
         self.look(|runner| runner.target_of(node)).is_some()
     }
 
-    /// Returns why a node has no link, or `None` if the `wanted` connection is about to have one.
+    /// Returns why a node has no link; `None` if the `wanted` connection exists and will soon have its link.
     #[cold]
     fn absence_of(&self, node: NodeId, wanted: Option<Target>) -> Option<PostFailure> {
         self.look(|runner| match runner.target_of(node) {
@@ -165,7 +166,7 @@ impl Driver {
         }
     }
 
-    /// Runs `change` on the calls and lets the runner settle if needed.
+    /// Runs `change` on the state of calls, and lets the runner settle if the change requires it.
     #[inline]
     pub(crate) fn with_calls<R>(&self, change: impl FnOnce(&Rpc, &mut Wakes) -> R) -> R {
         let mut wakes = Wakes::default();
@@ -188,7 +189,7 @@ impl<'c> Pending<'c> {
         self.posted.target
     }
 
-    /// Returns the posted request, which the caller must now finish or cancel. Returns `None` if it is over.
+    /// Returns the posted request, which the caller must then finish or cancel; `None` if the request has ended.
     #[inline]
     pub(crate) fn into_open(mut self) -> Option<Posted> {
         std::mem::take(&mut self.open).then_some(self.posted)
@@ -202,7 +203,7 @@ impl<'c> Pending<'c> {
         }
     }
 
-    /// Returns the peer, unless the request went to this node or by a line.
+    /// Returns the peer of the request; `None` if the request went to this node, or by a line.
     #[inline]
     pub(crate) fn distant(&self) -> Option<PeerId> {
         match self.posted {
@@ -211,7 +212,7 @@ impl<'c> Pending<'c> {
         }
     }
 
-    /// Returns true if the reply may have arrived since `Client::arrivals` was `seen`.
+    /// Returns true if the reply may have arrived after `Client::arrivals` had the value `seen`.
     #[inline]
     pub(crate) fn may_have_arrived(&self, seen: u64) -> bool {
         let rpc = &self.driver.shared.rpc;
@@ -233,8 +234,8 @@ impl<'c> Pending<'c> {
         Ok(reply)
     }
 
-    /// Spins for the reply and drives the node meanwhile, for as long as that is likely to pay. Registers no waker and
-    /// ignores the deadline.
+    /// Spins for the reply while driving the node, for as long as that is likely to be faster than sleeping. Registers
+    /// no waker and ignores the deadline.
     #[inline]
     pub(crate) fn spin(&mut self, mut into: Into<'_>) -> Spun {
         let driver = self.driver;
@@ -260,7 +261,7 @@ impl<'c> Pending<'c> {
         Spun::InVain { has_spun: false }
     }
 
-    /// Waits for the reply, the end of the server's node, or the deadline.
+    /// Waits for the reply, the end of the server's incarnation, or the deadline.
     pub(crate) async fn answered(&mut self) -> ReplyState {
         std::future::poll_fn(|context| self.poll(context)).await
     }
@@ -294,7 +295,7 @@ impl<'c> Pending<'c> {
         }
     }
 
-    /// Takes the reply, after [`ReplyState::Replied`].
+    /// Takes the reply; the state must be [`ReplyState::Replied`].
     pub(crate) fn take(&mut self, into: Into<'_>) -> Reply {
         let rpc = &self.driver.shared.rpc;
         let slot = self.posted.slot;

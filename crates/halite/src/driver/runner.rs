@@ -1,7 +1,7 @@
 //! The runner: the engine and the state that must change in step with it, under one lock.
 //!
-//! Each change is followed by [`Runner::settle`] before the lock is released: it applies effects, ends grace periods
-//! and posts messages. The runner never blocks; long work becomes a job for a thread that holds no lock.
+//! [`Runner::settle`] follows each change before the lock is released: it applies effects, ends grace periods and posts
+//! messages. The runner never blocks; long work becomes a job for a thread that holds no lock.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
@@ -37,39 +37,39 @@ use crate::runtime::jobs::{Done, Job};
 use crate::runtime::outbox::{OutMessage, Outbox};
 use crate::runtime::wait::Wakes;
 
-/// Interval between retries of operations that wait for a change which no event announces: room in a peer's ring for
-/// requests, a free place for an atomic by call, and memory.
+/// Interval in nanoseconds between retries of operations that no event announces: while they wait for room in a peer's
+/// request ring, for a free place for an atomic by call, or for memory.
 const RETRY_NS: u64 = 1_000_000;
-/// Interval between checks whether local accesses are over: each takes 26 us at most unless its thread is descheduled
-/// in between.
+/// Interval in nanoseconds between checks whether local accesses have ended. Each access takes at most 26 us, unless
+/// its thread is descheduled.
 const GRACE_CHECK_NS: u64 = 50_000;
 
-/// State that is used without the runner's lock.
+/// State of a node that threads use without the runner's lock.
 pub(crate) struct Shared {
     pub(crate) fabric: Arc<dyn Fabric>,
     pub(crate) path: Arc<DataPath>,
     pub(crate) posted: Arc<InFlight>,
     pub(crate) peers: Arc<Peers>,
     pub(crate) rpc: Rpc,
-    /// Durations of calls and posted accesses.
+    /// Histograms of the durations of calls and posted accesses.
     pub(crate) timings: Timings,
     pub(crate) ways: Ways,
-    /// Record of assigned node numbers, kept by the first node of a cluster of several hosts.
+    /// Record of the assigned node numbers. Only the first node of a cluster of several hosts has it.
     pub(crate) numbers: Option<TakenNumbers>,
     pub(crate) member_changes: Event,
-    /// Handles have changed: they were frozen, changed their view, or are gone. Keyed by index.
+    /// Signals changes of handles, by the handle's index: a handle was frozen, updated or retired.
     pub(crate) handle_changes: Event<u32>,
-    /// Signals that the node has been drained.
+    /// Signals that the node's drain has ended.
     pub(crate) drained: DrainedNode,
-    /// Threads that carry transactions to etcd, where etcd keeps the names.
+    /// Threads that carry transactions to etcd, if etcd keeps the names.
     pub(crate) carriers: Carriers,
-    /// The cluster directory, which records where names are kept; `None` for a node without files.
+    /// The cluster directory, in which nodes record where names are kept; `None` for a node without files.
     pub(crate) dir: Option<PathBuf>,
 }
 
 pub(crate) struct Runner {
     shared: Arc<Shared>,
-    /// `None` when the node has left.
+    /// The engine; `None` when the node has left.
     engine: Option<Engine>,
     pub(crate) tickets: Tickets,
     pub(crate) wakes: Wakes,
@@ -78,18 +78,18 @@ pub(crate) struct Runner {
     grace_periods: Vec<PendingToken>,
     fetches: Fetches,
     pub(crate) timers: Timers,
-    /// Time of the next retry where no event announces a change.
+    /// Time of the next retry of operations that no event announces.
     retry_ns: Option<u64>,
     pub(crate) dialling: Dialling,
-    /// Limits the log messages about refused peers.
+    /// Limits the number of log messages about refused peers.
     refusals: Refusals,
-    /// The protocol version of the last refused peer that had another one.
+    /// Protocol version of the last peer that was refused because its version differs.
     pub(crate) other_version: Option<u16>,
-    /// Another node has declared this incarnation dead.
+    /// Set when another node has declared this incarnation dead.
     pub(crate) over: Option<Over>,
 }
 
-/// Local accesses and posted operations that a token waits for.
+/// The accesses and posted operations that must end before the engine hears about the end of a grace period.
 #[derive(Debug)]
 struct PendingToken {
     token: Token,
@@ -97,13 +97,14 @@ struct PendingToken {
     mark: Mark,
 }
 
-/// Connections that this node dials.
+/// The connections that this node is dialling.
 #[derive(Debug, Default)]
 pub(crate) struct Dialling {
-    /// Unanswered dials by address, the oldest first. Each gets one answer.
+    /// Unanswered dials by address, the oldest first. The fabric answers each dial once.
     under_way: BTreeMap<String, VecDeque<Dial>>,
     pub(crate) failed: Vec<ConnectFailure>,
-    /// The last failed dial that the engine wanted; a failure because of another cluster takes precedence.
+    /// The last failed dial that the engine wanted. A failure because the peer belongs to another cluster takes
+    /// precedence.
     pub(crate) unmet: Option<ConnectFailure>,
 }
 
@@ -116,10 +117,10 @@ impl Dialling {
     }
 }
 
-/// Why this node dials.
+/// Reason why this node dials an address.
 #[derive(Debug)]
 enum Dial {
-    /// It joins and connects to all members.
+    /// The node joins, and connects to all members.
     Joining,
     Wanted(Dialled),
 }
@@ -129,13 +130,14 @@ enum Dial {
 struct Dialled {
     /// The address that the node publishes.
     announced: String,
-    /// Remaining addresses to try.
+    /// Addresses of the node that remain to be tried.
     ways: VecDeque<String>,
-    /// True if an address tried earlier did not answer in time.
+    /// True if an earlier address of the node did not answer in time.
     is_silent: bool,
 }
 
-/// Returns an address as the fabric reports it: the first of several networks reports addresses without its name.
+/// Returns an address in the form that the fabric reports. With several networks, the fabric reports addresses of the
+/// first network without the network's name.
 fn reported_address(fabric: &dyn Fabric, address: &str) -> String {
     let names = fabric.providers();
     let first = names.first().filter(|_| names.len() > 1);
@@ -144,7 +146,7 @@ fn reported_address(fabric: &dyn Fabric, address: &str) -> String {
 }
 
 impl Dialling {
-    /// Records the dial, before its answer can arrive.
+    /// Records a dial before the fabric can answer it.
     fn begin(&mut self, address: String, dial: Dial) {
         self.under_way.entry(address).or_default().push_back(dial);
     }
@@ -189,7 +191,7 @@ impl Runner {
         self.engine.as_mut()?.open_session(principal)
     }
 
-    /// Returns `None` if the node has left.
+    /// Submits a command to the engine. Returns `None` if the node has left.
     pub(crate) fn submit(
         &mut self,
         now: u64,
@@ -282,7 +284,7 @@ impl Runner {
         }
     }
 
-    /// Ends the operations on a peer whose connection is over, whether or not the engine gave it up before.
+    /// Ends the operations on a peer whose connection has ended, even if the engine has already given up the peer.
     fn end_connection(&mut self, peer: PeerId) {
         let Shared { peers, posted, .. } = &*self.shared;
         if peers.set_closed(peer) {
@@ -297,7 +299,7 @@ impl Runner {
         }
     }
 
-    /// Returns true if some connections still wait for the peer's first message.
+    /// Returns true if the first message of a new peer may still be missing on some connections.
     pub(crate) fn awaits_first_words(&self) -> bool {
         self.engine.as_ref().is_some_and(Engine::awaits_first_words)
     }
@@ -323,7 +325,7 @@ impl Runner {
         }
     }
 
-    /// Tells the engine that all dials of the join have been answered.
+    /// Tells the engine that the fabric has answered all dials of the join.
     pub(crate) fn handle_all_met(&mut self, now: u64) {
         if let Some(engine) = &mut self.engine {
             engine.handle_all_met(now);
@@ -371,7 +373,7 @@ impl Runner {
         }
     }
 
-    /// Handles the members listed in etcd when the node began to join, after they were dialled.
+    /// Handles the members that etcd listed when the node began to join, after this node has dialled them.
     pub(crate) fn handle_listed_met(&mut self, now: u64, members: Vec<(NodeId, String)>) {
         let Shared { fabric, ways, .. } = &*self.shared;
         let has_failed = |way: &String| {
@@ -400,7 +402,7 @@ impl Runner {
 
     // Settling.
 
-    /// Carries out everything that follows from earlier changes.
+    /// Executes everything that follows from earlier changes: effects, grace periods, messages and wake-ups.
     pub(crate) fn settle(&mut self, now: u64) {
         if self.engine.as_ref().and_then(Engine::poll_timeout).is_some_and(|due| due <= now) {
             let engine = self.engine.as_mut().expect("it has a timeout");
@@ -539,7 +541,7 @@ impl Runner {
         }
     }
 
-    /// Dials a node to which the engine has lost its connection.
+    /// Dials a node to which the engine wants a connection.
     fn dial(&mut self, now: u64, announced: String) {
         let ways = self.shared.ways.to(&announced).into();
         self.dial_next(now, Dialled { announced, ways, is_silent: false });
@@ -571,7 +573,7 @@ impl Runner {
         }
     }
 
-    /// Returns true if a grace period was over.
+    /// Ends grace periods that are over. Returns true if there was one.
     fn end_grace_periods(&mut self, now: u64) -> bool {
         let Some(engine) = &mut self.engine else { return false };
         let before = self.grace_periods.len();
@@ -587,7 +589,7 @@ impl Runner {
         self.grace_periods.len() < before
     }
 
-    /// Advances the fetches from peers. Returns true if one has ended.
+    /// Advances the fetches of moved chunks from peers. Returns true if one has ended.
     fn settle_fetches(&mut self, now: u64) -> bool {
         let ended = self.fetches.advance(&*self.shared.fabric);
         let any = !ended.is_empty();
@@ -603,12 +605,12 @@ impl Runner {
 
     // Queries.
 
-    /// Returns a job, to be run by a thread that holds no lock.
+    /// Returns the next job, for a thread that holds no lock.
     pub(crate) fn poll_job(&mut self) -> Option<Job> {
         self.jobs.pop_front()
     }
 
-    /// Returns the time at which the runner needs attention even if nothing happens before.
+    /// Returns the time at which the runner needs attention, even if nothing arrives before.
     pub(crate) fn attention_ns(&self, now: u64) -> u64 {
         if !self.jobs.is_empty() {
             return 0;
@@ -621,7 +623,7 @@ impl Runner {
         timeout.min(grace).min(retry).min(overdue).min(timer).min(self.refusals.due_ns())
     }
 
-    /// Schedules a retry for a waiter of [`InFlight::progress_after`] whose condition no event announces.
+    /// Schedules a retry for a task that waits in [`InFlight::progress_after`] and that no event wakes.
     pub(crate) fn schedule_retry(&mut self, now: u64) {
         self.retry_ns.get_or_insert(now + RETRY_NS);
     }
@@ -631,7 +633,7 @@ impl Runner {
         Queues { commands: self.tickets.len(), jobs: self.jobs.len(), messages, message_bytes }
     }
 
-    /// Returns the engine unless the node has left.
+    /// Returns the engine; `None` if the node has left.
     pub(crate) fn engine(&self) -> Option<&Engine> {
         self.engine.as_ref()
     }
@@ -645,27 +647,27 @@ impl Runner {
         self.engine.as_ref().is_some_and(|engine| engine.is_connected_to(node))
     }
 
-    /// Returns true if peers have said where the first node is.
+    /// Returns true if peers have told this node the address of the first node.
     pub(crate) fn knows_first_node(&self) -> bool {
         self.engine.as_ref().is_some_and(Engine::is_told_of_seat)
     }
 
-    /// Returns true if there is no other node that this one could connect to.
+    /// Returns true if this node knows no other node to connect to.
     pub(crate) fn is_alone(&self) -> bool {
         self.engine.as_ref().is_none_or(Engine::is_alone)
     }
 
-    /// Returns the connection to a node that is up, or that the node is this one.
+    /// Returns the way to reach a node: its connection, or this node itself; `None` if the node is not up.
     pub(crate) fn target_of(&self, node: NodeId) -> Option<Target> {
         self.engine.as_ref()?.target_of(node)
     }
 
-    /// Connects to a member at its first use, or asks about it. Returns true while that is in progress.
+    /// Connects to a member on its first use, or asks the directory about it. Returns true while that is in progress.
     pub(crate) fn use_node(&mut self, now: u64, node: NodeId) -> bool {
         self.engine.as_mut().is_some_and(|engine| engine.use_node(now, node))
     }
 
-    /// Returns true while a first handshake with the member, or a question about it, is in progress.
+    /// Returns true while this node connects to the member for the first time, or asks the directory about it.
     pub(crate) fn is_connecting(&self, node: NodeId) -> bool {
         self.engine.as_ref().is_some_and(|engine| engine.is_connecting(node))
     }
@@ -675,13 +677,13 @@ impl Runner {
         self.engine.as_ref().is_some_and(|engine| engine.knows(node))
     }
 
-    /// Returns the time until which no other session gets the lock behind a handle, in nanoseconds; `None` if another
-    /// may have it.
+    /// Returns the time until which no other session can get the lock behind a handle, in nanoseconds; `None` if
+    /// another session may have the lock.
     pub(crate) fn lock_is_kept_until_ns(&self, session: SessionId, slot: SlotRef) -> Option<u64> {
         self.engine.as_ref()?.lock_is_kept_until_ns(session, slot)
     }
 
-    /// Returns the incarnation of a node that is up.
+    /// Returns the incarnation of a node that is up; `None` for other nodes.
     pub(crate) fn incarnation_of(&self, node: NodeId) -> Option<NodeIncarnation> {
         self.engine.as_ref()?.incarnation_of(node)
     }
@@ -694,7 +696,7 @@ impl Runner {
         }
     }
 
-    /// Returns true if no message, grace period or farewell is pending.
+    /// Returns true if no message, grace period or farewell message is pending.
     pub(crate) fn is_quiet(&self) -> bool {
         let is_signed_off = self.engine.as_ref().is_none_or(Engine::is_signed_off);
         self.outbox.is_empty() && self.grace_periods.is_empty() && is_signed_off

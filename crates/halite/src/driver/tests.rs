@@ -1,4 +1,4 @@
-//! Checks that frequent operations do not take the engine's lock.
+//! Tests that frequent operations do not take the engine's lock.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ thread_local! {
     static LOCKED: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Counts that the calling thread takes a runner's lock.
+/// Counts how often the calling thread takes a runner's lock.
 pub(super) fn note_lock() {
     LOCKED.set(LOCKED.get() + 1);
 }
@@ -54,7 +54,7 @@ impl Middleware for Full {
     }
 }
 
-/// Each poll used to take the lock and post all answers again while one peer's queue was full.
+/// While one peer's queue was full, each poll used to take the lock and post all replies again.
 #[test]
 fn a_full_queue_does_not_slow_other_peers() {
     const ANSWERS: usize = 8;

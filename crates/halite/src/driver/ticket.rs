@@ -1,7 +1,7 @@
-//! Tickets: commands in progress in the engine, and the callers that wait for them.
+//! Tickets: the commands in progress in the engine, with the callers that wait for them.
 //!
-//! If the caller drops its command, further commands undo it; a command that may wait indefinitely for other sessions
-//! is also withdrawn. A dropped command still runs to its end, and then its results are released.
+//! If the caller drops its command, the command still runs to its end, and then further commands undo its result. A
+//! command that may wait indefinitely for other sessions is also withdrawn.
 //!
 //! ```text
 //!  Waiting ── finish ──> Done ── taken by the caller
@@ -10,7 +10,7 @@
 //!                  Abandoned ── finish ── undone: Free (of an alloc), then Unmap
 //! ```
 //!
-//! If its session is closed meanwhile, the engine keeps the session open until everything is undone.
+//! If the command's session closes before that, the engine keeps the session open until everything is undone.
 
 use std::collections::BTreeMap;
 use std::task::{Context, Poll, Waker};
@@ -23,33 +23,33 @@ use halite_tier::message::{ErrorReply, RegionCommand};
 use crate::metrics::Histogram;
 use crate::runtime::wait::Wakes;
 
-/// The result of a command.
+/// The result with which a command ends.
 pub(crate) type Ending = Result<Outcome, CommandError>;
 
-/// The result of all commands after the node has left.
+/// Returns the error of all commands that begin after the node has left.
 pub(crate) fn node_closed() -> CommandError {
     CommandError::Refused(ErrorReply::NodeClosed)
 }
 
-/// How to undo a command whose caller does not take the result.
+/// What undoes a command if its caller does not take the result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Undo {
-    /// It has no result to undo.
+    /// The command has no result to undo.
     Nothing,
-    /// Releases the handle.
+    /// Releases the handle that the command returned.
     Unmap,
-    /// Frees the region and releases the handle.
+    /// Frees the region, and releases the handle, that the command returned.
     Free,
-    /// Withdraws a command that waits for other sessions; it has no result to undo.
+    /// Withdraws a command that waits for other sessions. The command has no result to undo.
     Withdraw,
-    /// Withdraws a command that waits for other sessions; if it succeeds nevertheless, releases the lock behind this
-    /// handle.
+    /// Withdraws a command that waits for the lock behind this handle. If the command has got the lock nevertheless,
+    /// releases it.
     Unlock(SlotRef),
-    /// Removes the server's name.
+    /// Removes the name of the server that the command registered.
     Unregister,
-    /// Ends the port's watch.
+    /// Ends the watch of this port, which the command began.
     Unwatch(u32),
-    /// Releases this handle after the command, whatever its result.
+    /// Releases this handle after the command, whatever the command's result.
     ThenUnmap(SlotRef),
 }
 
@@ -67,12 +67,12 @@ impl Undo {
         }
     }
 
-    /// Returns the command that undoes one still in progress.
+    /// Returns the command that withdraws the waiting command `op`; `None` if `op` cannot be withdrawn.
     fn while_waiting(self, op: OpId) -> Option<(Command, Undo)> {
         matches!(self, Undo::Withdraw | Undo::Unlock(_)).then_some((Command::Withdraw(op), Undo::Nothing))
     }
 
-    /// Returns the command that undoes one that has ended.
+    /// Returns the command that undoes a command with this result.
     fn when_ended(self, ending: &Ending) -> Option<(Command, Undo)> {
         match (self, ending) {
             (Undo::Unmap, Ok(Outcome::Mapped { slot, .. })) => Some((Command::Unmap(*slot), Undo::Nothing)),
@@ -95,7 +95,7 @@ impl Undo {
     }
 }
 
-/// The next command to submit, without a caller that waits for it.
+/// A command to submit to the engine, whose result no caller waits for.
 #[derive(Debug)]
 pub(crate) struct Chore {
     pub(crate) session: SessionId,
@@ -148,7 +148,7 @@ enum TicketState {
     Abandoned,
 }
 
-/// The number of a session's commands in progress, and whether the session closes after the last.
+/// Number of a session's commands in progress, and whether the session closes after the last of them.
 #[derive(Debug, Default)]
 struct Pending {
     count: usize,
@@ -156,12 +156,12 @@ struct Pending {
 }
 
 impl Tickets {
-    /// Adds a command whose caller takes its result.
+    /// Adds a command whose caller waits for the result.
     pub(crate) fn open(&mut self, op: OpId, session: SessionId, undo: Undo, begun: Begun) {
         self.insert(op, Ticket { session, undo, state: TicketState::Waiting(None), begun });
     }
 
-    /// Adds a command without a caller.
+    /// Adds a command whose result no caller waits for.
     pub(crate) fn open_abandoned(&mut self, op: OpId, session: SessionId, undo: Undo, begun: Begun) {
         self.insert(op, Ticket { session, undo, state: TicketState::Abandoned, begun });
     }
@@ -171,7 +171,7 @@ impl Tickets {
         self.ops.insert(op, ticket);
     }
 
-    /// Returns a command's result, or registers the context's waker.
+    /// Returns a command's result, or registers the waker of `context`.
     pub(crate) fn poll(&mut self, op: OpId, context: &mut Context<'_>) -> Poll<Ending> {
         let ticket = self.ops.get_mut(&op).expect("a ticket stays until its end is taken");
         if let TicketState::Waiting(waker) = &mut ticket.state {
@@ -193,7 +193,7 @@ impl Tickets {
         &self.times
     }
 
-    /// Ends a command. Returns the command that undoes it if its caller is gone.
+    /// Ends a command. If its caller is gone, returns the command that undoes it.
     pub(crate) fn finish(
         &mut self,
         now_ns: u64,
@@ -217,7 +217,7 @@ impl Tickets {
         }
     }
 
-    /// Records that the caller dropped a command. Returns the command to submit for it now.
+    /// Records that the caller dropped a command. Returns the command to submit at once, if there is one.
     pub(crate) fn abandon(&mut self, op: OpId) -> Option<Chore> {
         let ticket = self.ops.get_mut(&op)?;
         if let TicketState::Waiting(_) = ticket.state {
@@ -237,7 +237,7 @@ impl Tickets {
         self.sessions.entry(session).or_default().closing = true;
     }
 
-    /// Returns an unused session without commands in progress.
+    /// Returns a session that is unused and has no commands in progress.
     pub(crate) fn poll_closable(&mut self) -> Option<SessionId> {
         let (session, _) = self.sessions.iter().find(|(_, pending)| pending.closing && pending.count == 0)?;
         let session = *session;
@@ -245,7 +245,7 @@ impl Tickets {
         Some(session)
     }
 
-    /// Fails all commands in progress, since the node closes.
+    /// Fails all commands in progress, because the node closes.
     pub(crate) fn end_all(&mut self, wakes: &mut Wakes) {
         for ticket in self.ops.values_mut() {
             if let TicketState::Waiting(waker) = &mut ticket.state {

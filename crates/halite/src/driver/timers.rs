@@ -11,20 +11,20 @@ use crate::runtime::wait::Wakes;
 /// All tasks of a node that wait for a point in time.
 #[derive(Debug, Default)]
 pub(crate) struct Timers {
-    /// By time and by a unique number.
+    /// Wakers of waiting tasks, by time in nanoseconds and a unique number.
     due: BTreeMap<(u64, u64), Waker>,
     last: u64,
 }
 
 impl Timers {
-    /// Wakes all due tasks.
+    /// Wakes all tasks whose time has come.
     pub(crate) fn ring(&mut self, now_ns: u64, wakes: &mut Wakes) {
         while let Some(entry) = self.due.first_entry().filter(|entry| entry.key().0 <= now_ns) {
             wakes.add(Some(entry.remove()));
         }
     }
 
-    /// Returns the time of the first timer.
+    /// Returns the time of the next timer, in nanoseconds on the node's clock.
     pub(crate) fn next_ns(&self) -> Option<u64> {
         self.due.keys().next().map(|(at_ns, _)| *at_ns)
     }
@@ -35,7 +35,7 @@ impl Timers {
     }
 }
 
-/// Waits until a point in time on the node's clock, or until the node closes.
+/// A wait until a point in time on the node's clock, or until the node closes.
 struct Timer<'c> {
     driver: &'c Driver,
     at_ns: u64,
@@ -69,7 +69,7 @@ impl Drop for Timer<'_> {
 }
 
 impl Driver {
-    /// Returns the output of `future`, or `None`, with `future` dropped, after `timeout`.
+    /// Returns the output of `future`. If `timeout` passes first, drops `future` and returns `None`.
     pub(crate) async fn within<F: Future>(&self, timeout: Duration, future: F) -> Option<F::Output> {
         let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         let at_ns = self.now_ns().saturating_add(timeout_ns);

@@ -4,15 +4,15 @@ use super::{RegionCause, bytes};
 use halite_tier::ids::NodeId;
 use halite_tier::rpc::PAYLOAD_BYTES_MAX;
 
-/// A call failed.
+/// A call of a function failed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cannot call function {function} at node {node}: {cause}{}", carried_out(*cause, *may_have_run))]
 pub struct CallError {
-    /// The server's node.
+    /// The node that serves the function.
     pub node: NodeId,
-    /// The function's number.
+    /// Number of the function.
     pub function: u32,
-    /// The cause.
+    /// Cause of the failure.
     pub cause: CallCause,
     /// True if the handler may have run or may still run. If false, repeating the call cannot run it twice.
     pub may_have_run: bool,
@@ -27,7 +27,7 @@ fn carried_out(cause: CallCause, may_have_run: bool) -> &'static str {
 }
 
 impl CallError {
-    /// Returns the cause.
+    /// Returns the cause of the failure.
     pub fn cause(&self) -> &CallCause {
         &self.cause
     }
@@ -37,20 +37,20 @@ impl CallError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallCause {
-    /// No node of that number is in the cluster.
+    /// No node of the cluster has this number.
     #[error("the cluster has no such node; try again when it has joined")]
     UnknownNode,
     /// The server's node is down, or died or left before it answered.
     ///
-    /// A call fails when the incarnation of the node to which it was sent ends. A repeated call goes to the node that
-    /// has the number by then: a successor, if there is one. Ephemeral numbers
+    /// A call fails when the incarnation of the node to which it was sent ends. A repeated call goes to the next
+    /// incarnation with this number, if one has started. Ephemeral numbers
     /// ([`EPHEMERAL_NODE_MIN`](crate::EPHEMERAL_NODE_MIN) and up) are never reused in the lifetime of a cluster.
     #[error("the node is down")]
     PeerDown,
     /// The timeout passed. A late answer is dropped.
     #[error("no reply within the deadline")]
     Timeout,
-    /// No server serves the function at that node.
+    /// No server serves the function at the called node.
     #[error("the node does not serve this function; try again when its server has started")]
     UnknownFunction,
     /// The function's queue is full; try again later.
@@ -64,13 +64,13 @@ pub enum CallCause {
     ReplyTooLong {
         /// Length of the answer, in bytes.
         len: u64,
-        /// Maximum that the caller accepts, in bytes.
+        /// Maximum length that the caller accepts, in bytes.
         max: u64,
     },
     /// The input exceeds the maximum length of inputs.
     #[error("the input has {len} bytes; the maximum is {PAYLOAD_BYTES_MAX}")]
     InputTooLong {
-        /// Its length in bytes.
+        /// Length of the input in bytes.
         len: u64,
     },
     /// The handler received the call and dropped it without a reply.
@@ -91,10 +91,10 @@ pub enum CallCause {
     /// The session's own node is leaving or has left.
     #[error("the node has left the cluster")]
     NodeClosed,
-    /// This process is a fork of the one that joined the cluster.
+    /// This process is a fork of the process that joined the cluster.
     #[error("this process is a fork of the node's process; join the cluster anew after the fork")]
     Forked,
-    /// The answer is malformed.
+    /// The answer of the server's node is malformed.
     #[error("the reply is malformed; run the same version on all nodes")]
     NotUnderstood,
 }
@@ -123,19 +123,19 @@ impl CallCause {
     }
 }
 
-/// A message was not sent.
+/// A message could not be sent.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cannot send {} to port {port} at node {node}: {cause}{}", bytes(*len), received(*may_have_arrived))]
 pub struct SendError {
-    /// The receiver's node.
+    /// The node that has the port.
     pub node: NodeId,
-    /// The receiver's port.
+    /// Number of the port.
     pub port: u32,
-    /// Length in bytes.
+    /// Length of the message, in bytes.
     pub len: u64,
-    /// The cause.
+    /// Cause of the failure.
     pub cause: SendCause,
-    /// True if the message may have been received. If false, it has not been and never will be received.
+    /// True if the message may have been received. If false, the message has not been received and never will be.
     pub may_have_arrived: bool,
 }
 
@@ -144,7 +144,7 @@ fn received(may_have_arrived: bool) -> &'static str {
 }
 
 impl SendError {
-    /// Returns the cause.
+    /// Returns the cause of the failure.
     pub fn cause(&self) -> &SendCause {
         &self.cause
     }
@@ -154,16 +154,16 @@ impl SendError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendCause {
-    /// No node of that number is in the cluster.
+    /// No node of the cluster has this number.
     #[error("the cluster has no such node; try again when it has joined")]
     UnknownNode,
     /// The receiver's node is down, or died or left before it answered.
     #[error("the node is down")]
     PeerDown,
-    /// The port is not open.
+    /// No port with this number is open at the receiver's node.
     #[error("the port is not open there")]
     UnknownPort,
-    /// The port's number is reserved for watching.
+    /// The port's number is reserved for watches.
     #[error("ports from 2^31 on are reserved for watches; use `write_notify`")]
     Reserved,
     /// The receiver's queue is full.
@@ -184,10 +184,10 @@ pub enum SendCause {
     /// The session's own node is leaving or has left.
     #[error("the node has left the cluster")]
     NodeClosed,
-    /// This process is a fork of the one that joined the cluster.
+    /// This process is a fork of the process that joined the cluster.
     #[error("this process is a fork of the node's process; join the cluster anew after the fork")]
     Forked,
-    /// The answer is malformed.
+    /// The answer of the receiver's node is malformed.
     #[error("the reply is malformed; run the same version on all nodes")]
     NotUnderstood,
 }
@@ -196,14 +196,14 @@ pub enum SendCause {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cannot call the server named {name:?}: {cause}")]
 pub struct NamedCallError {
-    /// The name.
+    /// Name of the server.
     pub name: String,
-    /// The cause.
+    /// Cause of the failure.
     pub cause: NamedCallCause,
 }
 
 impl NamedCallError {
-    /// Returns the cause.
+    /// Returns the cause of the failure.
     pub fn cause(&self) -> &NamedCallCause {
         &self.cause
     }
@@ -227,7 +227,7 @@ pub enum NamedCallCause {
     /// The name is invalid, or cannot be resolved.
     #[error(transparent)]
     Name(RegionCause),
-    /// The call itself failed, at the last server that was tried.
+    /// The last server that the session tried did not answer the call, or refused it.
     #[error(transparent)]
     Call(CallError),
 }
@@ -236,14 +236,14 @@ pub enum NamedCallCause {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cannot serve {what}: {cause}")]
 pub struct ServeError {
-    /// `function 7`, `port 7`, or `the name "words"`.
+    /// The object to serve: `function 7`, `port 7`, or `the name "words"`.
     pub what: String,
-    /// The cause.
+    /// Cause of the failure.
     pub cause: ServeCause,
 }
 
 impl ServeError {
-    /// Returns the cause.
+    /// Returns the cause of the failure.
     pub fn cause(&self) -> &ServeCause {
         &self.cause
     }
@@ -253,10 +253,10 @@ impl ServeError {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeCause {
-    /// The function or port is already served at this node; clone that server for several receivers.
-    #[error("{owner} already serves it at this node")]
+    /// The function or port already has a server at this node; clone that server to receive with several threads.
+    #[error("principal {owner} already serves this number at the node")]
     Taken {
-        /// The principal that serves it.
+        /// The principal of the existing server.
         owner: String,
     },
     /// The number of the port or function is reserved.
@@ -268,13 +268,13 @@ pub enum ServeCause {
     /// The name is invalid, or cannot be registered.
     #[error(transparent)]
     Name(RegionCause),
-    /// The server was closed.
-    #[error("it was closed")]
+    /// The server or port was closed.
+    #[error("the server or port was closed")]
     Closed,
     /// The session's own node is leaving or has left.
     #[error("the node has left the cluster")]
     NodeClosed,
-    /// This process is a fork of the one that joined the cluster.
+    /// This process is a fork of the process that joined the cluster.
     #[error("this process is a fork of the node's process; join the cluster anew after the fork")]
     Forked,
 }
@@ -283,16 +283,16 @@ pub enum ServeCause {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cannot reply to the caller at node {node} with {}: {cause}", bytes(*len))]
 pub struct ReplyError {
-    /// The caller's node.
+    /// The node of the caller.
     pub node: NodeId,
     /// Length of the answer, in bytes.
     pub len: u64,
-    /// The cause.
+    /// Cause of the failure.
     pub cause: ReplyCause,
 }
 
 impl ReplyError {
-    /// Returns the cause.
+    /// Returns the cause of the failure.
     pub fn cause(&self) -> &ReplyCause {
         &self.cause
     }
@@ -308,13 +308,13 @@ pub enum ReplyCause {
     /// The answer is longer than the caller accepts.
     #[error("the caller's buffer has {max} bytes")]
     TooLong {
-        /// Maximum that the caller accepts, in bytes.
+        /// Maximum length that the caller accepts, in bytes.
         max: u64,
     },
     /// There is no registered memory to keep the answer in until the caller has read it.
     #[error("no registered memory for a reply of this length")]
     NoMemory,
-    /// This process is a fork of the one that joined the cluster.
+    /// This process is a fork of the process that joined the cluster.
     #[error("this process is a fork of the node's process; join the cluster anew after the fork")]
     Forked,
 }

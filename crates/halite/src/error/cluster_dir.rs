@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use halite_providers::private_dir::DirError;
 use halite_tier::ids::NodeId;
 
-/// File that marks a directory as a cluster's.
+/// Name of the file that marks a directory as a cluster directory.
 pub(crate) const MARKER: &str = "halite-cluster";
 
 /// A cluster directory, or something in it, cannot be used. Nothing in it was changed.
@@ -16,7 +16,7 @@ pub enum ClusterDirError {
     /// There is no cluster: the directory does not exist, or is empty.
     #[error("there is no cluster in {}", dir.display())]
     NoCluster {
-        /// The directory.
+        /// Path of the directory.
         dir: PathBuf,
     },
     /// The directory holds files of other programs.
@@ -25,38 +25,38 @@ pub enum ClusterDirError {
         dir.display(), MARKER
     )]
     NotOurs {
-        /// The directory.
+        /// Path of the directory.
         dir: PathBuf,
     },
-    /// Another process is starting a cluster there.
+    /// Another process is starting a cluster in the directory.
     #[error("another process is starting a cluster in {}", dir.display())]
     Starting {
-        /// The directory.
+        /// Path of the directory.
         dir: PathBuf,
     },
     /// The directory is not private, or something in it is damaged or unreadable.
     #[error(transparent)]
     Dir(#[from] DirError),
-    /// The process of a node cannot be determined.
+    /// The system does not report which process is a node.
     #[error("cannot tell which process is node {node}: {}: {source}", socket.display())]
     Unreachable {
-        /// The node.
+        /// The node's number.
         node: NodeId,
-        /// The socket at which it should listen.
+        /// The socket at which the node should listen.
         socket: PathBuf,
-        /// The system's error.
+        /// The operating system's error.
         source: io::Error,
     },
     /// The counter of used numbers is damaged.
     #[error("{} does not hold a number; stop the cluster (`halite down`) to start anew", path.display())]
     BadCounter {
-        /// The counter's file.
+        /// Path of the counter's file.
         path: PathBuf,
     },
     /// All ephemeral node numbers have been used.
     #[error("all ephemeral node numbers in {} are used; stop the cluster (`halite down`) to start anew", dir.display())]
     NumbersExhausted {
-        /// The cluster directory.
+        /// Path of the cluster directory.
         dir: PathBuf,
     },
 }
@@ -70,7 +70,7 @@ impl ClusterDirError {
     }
 }
 
-/// Returns true if the object does not exist.
+/// Returns true if the error says that the file or directory does not exist.
 pub(crate) fn is_missing(error: &DirError) -> bool {
     matches!(error, DirError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Kind of fault of an etcd.
+/// Kind of a fault of etcd.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum EtcdFault {
@@ -47,7 +47,7 @@ impl EtcdFault {
                 "check the user, its password, and that its role may read and write all keys below the prefix"
             }
             EtcdFault::Full => {
-                "compact and defragment it (etcdctl compact, etcdctl defrag), or raise its quota, and disarm the alarm"
+                "compact and defragment etcd (etcdctl compact, etcdctl defrag), or raise its quota, and disarm the alarm"
             }
             EtcdFault::Foreign => {
                 "check that etcd 3.4 or newer is at that address, with --enable-grpc-gateway"
@@ -57,10 +57,10 @@ impl EtcdFault {
     }
 }
 
-/// A fault of an etcd: its kind, the details, and a remedy.
+/// A fault of etcd: its kind, the details, and a remedy.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub struct EtcdError {
-    /// The kind.
+    /// Kind of the fault.
     pub fault: EtcdFault,
     /// Details, as etcd or the system reports them.
     pub reason: String,
@@ -68,6 +68,6 @@ pub struct EtcdError {
 
 impl fmt::Display for EtcdError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "it {}: {}; {}", self.fault.as_str(), self.reason, self.fault.remedy())
+        write!(f, "etcd {}: {}; {}", self.fault.as_str(), self.reason, self.fault.remedy())
     }
 }

@@ -11,7 +11,7 @@ use halite_tier::message::{Loss, LossCause, LostName, RegionInfo};
 pub struct Lost {
     /// The node that was the region's home.
     pub node: NodeId,
-    /// Incarnation of this node.
+    /// Random id of the node's incarnation.
     pub incarnation: u64,
     /// Cause of the node's loss.
     pub cause: LossCause,
@@ -22,16 +22,16 @@ pub struct Lost {
 /// A name whose region was lost.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LostRegion {
-    /// The name. A new region may take it.
+    /// The name; a new region may take it.
     pub name: String,
-    /// The loss of its home.
+    /// How and when the region was lost with its home.
     pub lost: Lost,
 }
 
 /// A named region that exists, but whose home is unreachable.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UnreachableRegion {
-    /// The name. It stays taken.
+    /// The name; a new region cannot take it.
     pub name: String,
     /// The region's home.
     pub home: NodeId,

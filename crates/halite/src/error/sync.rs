@@ -14,12 +14,12 @@ pub struct LockError {
     pub operation: &'static str,
     /// The lock's name.
     pub name: String,
-    /// The cause.
+    /// Cause of the failure.
     pub cause: LockCause,
 }
 
 impl LockError {
-    /// Returns the cause.
+    /// Returns the cause of the failure.
     pub fn cause(&self) -> &LockCause {
         &self.cause
     }
@@ -61,34 +61,34 @@ pub enum LockCause {
     Region(RegionCause),
 }
 
-/// A barrier was not passed.
+/// A session did not pass a barrier.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cannot pass barrier {name:?}: {cause}")]
 pub struct BarrierError {
     /// The barrier's name.
     pub name: String,
-    /// The cause.
+    /// Cause of the failure.
     pub cause: BarrierCause,
 }
 
 impl BarrierError {
-    /// Returns the cause.
+    /// Returns the cause of the failure.
     pub fn cause(&self) -> &BarrierCause {
         &self.cause
     }
 }
 
-/// Cause of a failed barrier.
+/// Reason why a session did not pass a barrier.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BarrierCause {
     /// The first waiter's timeout passed before all participants had arrived.
     #[error("not all participants arrived in time")]
     Timeout,
-    /// The waiting participants gave another number of participants.
+    /// The waiting participants gave a different number of participants.
     #[error("the waiting participants expect {expected} participants")]
     Size {
-        /// The number that they expect.
+        /// Number of participants that each waiting participant expects.
         expected: u32,
     },
     /// The number of participants is 0; a barrier has at least one.

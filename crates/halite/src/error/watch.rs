@@ -4,22 +4,22 @@ use halite_tier::ids::NodeId;
 
 use super::{AccessCause, RegionCause, SendCause, bytes, half_way};
 
-/// A write failed, or the bytes are written but the notification of some watchers failed.
+/// A write with notification failed: the write itself, or the notification of at least one watcher.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cannot write {} at offset {offset} of {region} and notify its watchers: {cause}", bytes(*len))]
 pub struct NotifyError {
-    /// The region.
+    /// The region to which the bytes were written.
     pub region: String,
-    /// Offset in bytes.
+    /// Offset of the write in the region, in bytes.
     pub offset: u64,
-    /// Length in bytes.
+    /// Length of the write, in bytes.
     pub len: u64,
-    /// The cause.
+    /// Cause of the failure.
     pub cause: NotifyCause,
 }
 
 impl NotifyError {
-    /// Returns the cause.
+    /// Returns the cause of the failure.
     pub fn cause(&self) -> &NotifyCause {
         &self.cause
     }
@@ -37,21 +37,21 @@ pub enum NotifyCause {
     /// The write failed; no watcher was notified.
     #[error("{cause}{}", half_way(*partly))]
     Write {
-        /// The cause.
+        /// Cause of the failed write.
         cause: AccessCause,
-        /// True if some bytes may have been written before it failed.
+        /// True if some bytes may have been written before the write failed.
         partly: bool,
     },
-    /// All bytes are written, but the watchers could not be listed; none was notified.
+    /// All bytes are written, but the region's home did not list the watchers; no watcher was notified.
     #[error("the bytes are written, but the watchers are unknown: {0}")]
     Watchers(RegionCause),
     /// All bytes are written, but this watcher was not notified, or may not have been. The other watchers were
     /// notified, unless their notifications failed too.
     #[error("the bytes are written, but a watcher at node {node} {} notified: {cause}", was_not(*may_have_arrived))]
     Telling {
-        /// Node of the watcher; the first one, if several failed.
+        /// The watcher's node; that of the first watcher, if several notifications failed.
         node: NodeId,
-        /// The cause.
+        /// Cause of the failed notification.
         cause: SendCause,
         /// True if the watcher may have been notified after all.
         may_have_arrived: bool,

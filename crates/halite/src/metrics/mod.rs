@@ -1,8 +1,8 @@
-//! Metrics: counters and state of a node, in Prometheus' format.
+//! Metrics: counters and current values of a node, in Prometheus' format.
 //!
-//! `timings` has the histograms; operations update them when they end. [`crate::node`] collects all metrics and answers
-//! scrapers. This folder calls nothing else of this crate and takes no lock. [`halite_tier::access::Count`] counts the
-//! data path. `docs/operations.md` documents the names.
+//! `timings` has the histograms, which operations update when they end. [`crate::node`] collects all metrics and
+//! answers scrapers. This folder calls nothing else of this crate and takes no lock. [`halite_tier::access::Count`]
+//! counts accesses on the data path. `docs/operations.md` documents the metrics' names.
 
 pub(crate) mod timings;
 
@@ -15,20 +15,20 @@ pub(crate) use timings::{Histogram, Timed, Timings};
 pub enum MetricKind {
     /// A number that never decreases while the node runs.
     Counter,
-    /// A current value.
+    /// A current value, which may rise and fall.
     Gauge,
-    /// Durations by upper bound: `_bucket`, `_sum` and `_count`.
+    /// Numbers of durations by upper bound: `_bucket`, `_sum` and `_count`.
     Histogram,
 }
 
 /// A metric family: all samples with one name.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Family {
-    /// The name, stable across versions.
+    /// Name of the metric, stable across versions.
     pub name: &'static str,
-    /// The meaning, in one line.
+    /// Meaning of the metric, in one line.
     pub help: &'static str,
-    /// Kind of the samples.
+    /// Kind of the family's samples.
     pub kind: MetricKind,
     samples: Vec<Sample>,
 }
@@ -61,7 +61,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Returns all families; a family is present even without samples.
+    /// Returns all families, including families without samples.
     pub fn families(&self) -> &[Family] {
         &self.families
     }
@@ -85,7 +85,8 @@ impl Metrics {
 }
 
 impl Family {
-    /// Returns the value of the sample with exactly these labels; for a histogram, its count.
+    /// Returns the value of the sample that has exactly these labels; for a histogram, the number of its durations.
+    /// Returns `None` if there is no such sample.
     pub fn value(&self, labels: &[(&str, &str)]) -> Option<f64> {
         let suffix = if self.kind == MetricKind::Histogram { "_count" } else { "" };
         let is_same = |sample: &&Sample| {
@@ -121,7 +122,7 @@ impl Family {
     }
 }
 
-/// Lengths of the runner's queues.
+/// Lengths of the runner's queues, and bytes of its waiting messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Queues {
     pub(crate) commands: usize,
@@ -130,14 +131,14 @@ pub(crate) struct Queues {
     pub(crate) message_bytes: usize,
 }
 
-/// Number of functions or ports, and their waiting requests.
+/// Number of functions or ports, and number of their waiting requests.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct ServiceFigures {
     pub(crate) services: usize,
     pub(crate) waiting: usize,
 }
 
-/// Numbers that a floating-point number, as in Prometheus, represents precisely enough.
+/// A number that a floating-point number, as in Prometheus, represents precisely enough.
 pub(crate) trait Number: Copy {
     fn to_f64(self) -> f64;
 }

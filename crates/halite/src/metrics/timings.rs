@@ -3,16 +3,16 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Upper bound of the first bucket, in ns; each next bound is four times as high.
+/// Upper bound of the first bucket, in ns; each further bound is four times the previous one.
 const FIRST_BOUND_NS: u64 = 250;
-/// Number of bounds. The last one is 16.8 s; longer durations have a bucket of their own.
+/// Number of bounds. The last bound is 16.8 s; longer durations have a bucket of their own.
 const BOUNDS: u32 = 14;
 
-/// One of this many calls and posted accesses is timed, because reading the clock twice takes a tenth of the time of a
-/// short call.
+/// Number of calls and posted accesses of which one is timed, because reading the clock twice takes a tenth of the time
+/// of a short call.
 const ONE_IN: u64 = 16;
 
-/// Durations that application threads measure.
+/// Kinds of durations that application threads measure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Timed {
     Call,
@@ -24,7 +24,7 @@ pub(crate) enum Timed {
 impl Timed {
     pub(crate) const ALL: [Timed; 4] = [Timed::Call, Timed::Read, Timed::Write, Timed::Atomic];
 
-    /// Returns the label.
+    /// Returns the label of this kind in metrics.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Timed::Call => "call",
@@ -34,13 +34,13 @@ impl Timed {
         }
     }
 
-    /// Returns true if a thread times its next operation, after `before` earlier ones.
+    /// Returns true if a thread must time its next operation, after `before` earlier ones.
     pub(crate) fn is_next(before: u64) -> bool {
         before.is_multiple_of(ONE_IN)
     }
 }
 
-/// All durations that application threads measure.
+/// The histograms of all durations that application threads measure.
 #[derive(Debug, Default)]
 pub(crate) struct Timings([Histogram; Timed::ALL.len()]);
 
@@ -61,7 +61,7 @@ pub(crate) struct Histogram {
 /// A snapshot of a histogram.
 #[derive(Debug)]
 pub(crate) struct Taken {
-    /// Number of durations up to each bound in seconds; `None` for all.
+    /// Number of durations up to each bound, with the bound in seconds; `None` is the bound of all durations.
     pub(crate) at_most: Vec<(Option<f64>, u64)>,
     pub(crate) sum_s: f64,
     pub(crate) count: u64,

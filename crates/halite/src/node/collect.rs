@@ -1,8 +1,8 @@
 //! Collects a node's metrics.
 //!
-//! It takes the runner's lock once, and sends no message. The number of time series is bounded: only permanent nodes,
-//! whose numbers are below [`EPHEMERAL_NODE_MIN`], have series of their own, and a cluster has a few hundred of them at
-//! most. Applications and commands are only counted.
+//! The collection takes the runner's lock once, and sends no message. The number of time series is bounded: only
+//! permanent nodes, whose numbers are below [`EPHEMERAL_NODE_MIN`], have series of their own, and a cluster has a few
+//! hundred of them at most. Applications and commands are only counted.
 
 use halite_fabric::Path;
 use halite_tier::access::{Count, Counts};
@@ -15,7 +15,7 @@ use crate::driver::ticket::CommandTimes;
 use crate::metrics::{Metrics, Queues, Timed};
 
 impl Metrics {
-    /// Collects the metrics of a node. After it has left, only the counters of its threads remain.
+    /// Collects the metrics of a node. After the node has left, only the counters of its threads remain.
     pub(crate) fn collect(driver: &Driver) -> Metrics {
         let mut metrics = Metrics::default();
         let now_ns = driver.now_ns();
@@ -81,7 +81,7 @@ impl Metrics {
         for (kind, path, count) in ops {
             family.of(&[("kind", kind), ("path", path)], counts.of(count));
         }
-        let family = self.counter("halite_access_bytes_total", "Bytes of these accesses.");
+        let family = self.counter("halite_access_bytes_total", "Bytes of accesses.");
         for (kind, path, count) in bytes {
             family.of(&[("kind", kind), ("path", path)], counts.of(count));
         }
@@ -93,23 +93,31 @@ impl Metrics {
         let rpc = &driver.shared.rpc;
         let counters = [
             ("halite_calls_total", "Calls posted by sessions of this node.", Count::Calls),
-            ("halite_call_bytes_total", "Bytes of their inputs.", Count::CallBytes),
+            ("halite_call_bytes_total", "Bytes of inputs of calls posted.", Count::CallBytes),
             ("halite_call_failures_total", "Calls that ended with an error.", Count::CallFailures),
             (
                 "halite_calls_received_total",
                 "Calls received by functions of this node.",
                 Count::CallsReceived,
             ),
-            ("halite_call_received_bytes_total", "Bytes of their inputs.", Count::CallBytesReceived),
+            (
+                "halite_call_received_bytes_total",
+                "Bytes of inputs of calls received.",
+                Count::CallBytesReceived,
+            ),
             ("halite_messages_total", "Messages posted by sessions of this node.", Count::Messages),
-            ("halite_message_bytes_total", "Bytes of these messages.", Count::MessageBytes),
+            ("halite_message_bytes_total", "Bytes of messages posted.", Count::MessageBytes),
             ("halite_message_failures_total", "Messages that could not be sent.", Count::MessageFailures),
             (
                 "halite_messages_received_total",
                 "Messages received from ports of this node.",
                 Count::MessagesReceived,
             ),
-            ("halite_message_received_bytes_total", "Bytes of these messages.", Count::MessageBytesReceived),
+            (
+                "halite_message_received_bytes_total",
+                "Bytes of messages received.",
+                Count::MessageBytesReceived,
+            ),
         ];
         for (name, help, count) in counters {
             self.counter(name, help).is(counts.of(count));
@@ -166,7 +174,8 @@ impl Metrics {
             .is(queues.jobs);
         self.gauge("halite_outbox_messages", "Control messages that the network has not accepted yet.")
             .is(queues.messages);
-        self.gauge("halite_outbox_bytes", "Bytes of these messages.").is(queues.message_bytes);
+        self.gauge("halite_outbox_bytes", "Bytes of control messages not accepted yet.")
+            .is(queues.message_bytes);
     }
 
     fn add_memory(&mut self, figures: Option<&Figures>) {
@@ -187,7 +196,7 @@ impl Metrics {
             f.status.bytes_refused
         });
         gauge("halite_regions", "Regions whose home is this node.", |f| f.status.regions);
-        gauge("halite_mappings", "Handles of its sessions.", |f| f.status.mappings);
+        gauge("halite_mappings", "Handles of this node's sessions.", |f| f.status.mappings);
     }
 
     fn add_directory(&mut self, figures: Option<&Figures>) {
@@ -249,7 +258,7 @@ impl Metrics {
         });
         gauge(
             "halite_peer_silence_seconds",
-            "Time since the peer was last heard; at halite_lease_seconds it is given up.",
+            "Time since the peer was last heard; the node gives the peer up at halite_lease_seconds.",
             &|known, _| {
                 let heard_ns =
                     known.peer.and_then(|peer| fabric.heard(peer)).map(|ago| ago.as_nanos() as u64);
@@ -258,7 +267,7 @@ impl Metrics {
         );
         gauge(
             "halite_peer_pairing",
-            "Number of the pairing with the peer; it rises each time the pairing is renewed.",
+            "Number of the pairing with the peer; rises with each new pairing.",
             &|_, pairing| Some(pairing as f64),
         );
         gauge(
@@ -283,14 +292,14 @@ impl Metrics {
             .filter_map(|peer| Some((Peer::new(peer).node, driver.shared.fabric.path(peer.0.peer?)?)))
             .collect();
         let counters: [(_, _, OfPath); 6] = [
-            ("halite_peer_packets_sent_total", "Packets sent to the peer, including repetitions.", |path| {
-                path.sent
-            }),
             (
-                "halite_peer_packets_repeated_total",
-                "Packets sent again. At least this many were lost or late.",
-                |path| path.repeated,
+                "halite_peer_packets_sent_total",
+                "Packets sent to the peer, including retransmitted ones.",
+                |path| path.sent,
             ),
+            ("halite_peer_packets_repeated_total", "Packets retransmitted to the peer.", |path| {
+                path.repeated
+            }),
             ("halite_peer_packets_received_total", "Packets received from the peer.", |path| path.arrived),
             ("halite_peer_packets_duplicate_total", "Received packets that had arrived before.", |path| {
                 path.duplicates
@@ -324,7 +333,7 @@ impl Metrics {
     }
 }
 
-/// Reads a counter of a path.
+/// A function that reads a counter of a path.
 type OfPath = fn(&Path) -> u64;
 
 struct Peer<'f> {

@@ -1,4 +1,4 @@
-//! Driven nodes: nodes without threads, which their owner runs step by step.
+//! Driven nodes: nodes without threads, which the application runs step by step.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -18,11 +18,11 @@ use crate::session::Session;
 /// A node without threads, clock or files, for simulated time and for programs with their own event loop.
 ///
 /// The application calls [`Driven::step`] when the fabric's doorbell rings, and at the time that the previous step
-/// returned. Its tasks use the node's async sessions; a blocking session would wait forever, because no other thread
-/// drives the node.
+/// returned. The application's tasks use the node's async sessions. A blocking session would wait forever, because no
+/// other thread drives the node.
 ///
-/// Dropping the node without leaving acts like a crash: the node does not tell other nodes, and its sessions'
-/// operations fail with `NodeClosed`.
+/// Dropping the node without leaving acts like a crash: the node does not inform other nodes, and the operations of its
+/// sessions fail with `NodeClosed`.
 pub struct Driven {
     inner: NodeInner,
     leaving: RefCell<Option<Leaving>>,
@@ -37,16 +37,16 @@ impl std::fmt::Debug for Driven {
 /// The result of a step of a driven node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// The node waits. Call [`Driven::step`] again when the doorbell rings, or at this time on the node's clock, in
-    /// nanoseconds.
+    /// The node waits. The application calls [`Driven::step`] again when the doorbell rings, or at this time on the
+    /// node's clock, in nanoseconds.
     Next(u64),
-    /// The node has left, and needs no further steps.
+    /// The node has left, and needs no further step.
     Left,
 }
 
 impl Driven {
-    /// Creates a node of `config` over the fabric that `open` returns. `config.node` is required; `config.dir` only
-    /// names the cluster in errors. The node has no peers until [`Driven::join`].
+    /// Creates a node of `config` over the fabric that `open` returns. `config.node` must be set; errors use
+    /// `config.dir` as the cluster's name. The node has no peers until [`Driven::join`].
     pub fn new(
         config: Config,
         env: Arc<dyn Env>,
@@ -65,7 +65,7 @@ impl Driven {
         Ok(Driven { inner, leaving: RefCell::new(None) })
     }
 
-    /// Connects to the other members of the cluster, at `addresses` of the fabric.
+    /// Connects to the other members of the cluster at their fabric addresses `addresses`.
     pub async fn join(&self, config: &Config, addresses: &[String]) -> Result<(), JoinError> {
         if !self.inner.meet_all(addresses, Vec::new()).await {
             return Err(JoinError::NoCluster { dir: config.dir.clone() });
@@ -74,7 +74,7 @@ impl Driven {
         Ok(())
     }
 
-    /// Does everything that can be done now, and returns what to wait for.
+    /// Does all work that can be done now. Returns what to wait for before the next step.
     pub fn step(&self) -> Step {
         let driver = &self.inner.driver;
         let next_ns = driver.step();
@@ -100,13 +100,13 @@ impl Driven {
         self.inner.driver.look(|runner| runner.engine().is_some_and(|engine| engine.is_unconnected(node)))
     }
 
-    /// Returns the number of calls in progress to `node`, and the number of answers kept for it, as
-    /// [`Session::explain_peer`] does, but without a message.
+    /// Returns the number of calls in progress to `node`, and the number of long answers kept for `node`, as
+    /// [`Session::explain_peer`] reports them, but without a message.
     pub fn under_way(&self, node: NodeId) -> (usize, usize) {
         self.inner.driver.shared.rpc.under_way(node)
     }
 
-    /// Returns the memory that accesses of this node may touch now, each piece with its region. Tests check with it
+    /// Returns the memory that accesses of this node may touch now, each piece with its region. With this, tests check
     /// that no two nodes use the same memory for different regions.
     pub fn reached(&self) -> Vec<(RegionId, Extent)> {
         self.inner.driver.look(|runner| runner.engine().map_or_else(Vec::new, |engine| engine.reached()))
@@ -125,24 +125,24 @@ impl Driven {
         self.inner.session(None)
     }
 
-    /// Opens a session that acts as `principal`; the node trusts the application to choose it.
+    /// Opens a session that acts as `principal`. The node trusts the application to choose the principal.
     pub fn session_of(&self, principal: &str) -> Result<Session, JoinError> {
         Ok(self.inner.session(Some(inner::principal(principal)?)))
     }
 
-    /// Asks the home of a lock to release it for `session`, which does not hold it. For tests: a session normally
-    /// refuses this itself; here the home must refuse it.
+    /// Asks the home of a lock to release the lock for `session`, which does not hold it. For tests: a session normally
+    /// refuses this itself, but this request must be refused by the home.
     pub async fn unlock_unheld(&self, session: &Session, name: &str) -> Result<(), LockError> {
         session.unlock_unheld(name).await
     }
 
-    /// Starts to leave the cluster; further steps end with [`Step::Left`].
+    /// Starts to leave the cluster. One of the next steps returns [`Step::Left`].
     pub fn begin_to_leave(&self) {
         self.leaving.borrow_mut().get_or_insert_with(|| Leaving::begin(&self.inner.driver));
     }
 }
 
-/// Interval between checks whether leaving can continue.
+/// Interval between checks whether leaving can continue, in nanoseconds.
 const LEAVING_CHECK_NS: u64 = 200_000;
 
 impl Drop for Driven {

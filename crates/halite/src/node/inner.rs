@@ -1,4 +1,4 @@
-//! The common part of [`Node`](super::Node) and [`Driven`](super::driven::Driven).
+//! The parts that [`Node`](super::Node) and [`Driven`](super::driven::Driven) have in common.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -31,28 +31,28 @@ use crate::runtime::env::NodeEnv;
 use crate::runtime::event::Event;
 use crate::session::Session;
 
-/// Maximum wait for the first node by a permanent node that can do without it: the maximum time of one connection.
+/// Maximum wait for the first node by a permanent node that can join without it: the maximum time of one connection.
 pub(crate) const KNOWN_FIRST_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum wait for the first node by any node.
 const FIRST_TIMEOUT_MAX: Duration = Duration::from_secs(10);
 
 /// Returns how long a joining node waits for a first node on another host, from the start of dialling: a lease. Within
-/// that time, nodes that lost their connection to it reconnect, or learn that it has ended.
+/// a lease, nodes that lost their connection to the first node reconnect, or learn that it has ended.
 pub(crate) fn first_timeout(lease: Duration) -> Duration {
     lease.clamp(KNOWN_FIRST_TIMEOUT, FIRST_TIMEOUT_MAX)
 }
 
 /// Returns how long an observer waits for a silent first node: three tenths of a lease, 1.5 s by default. A lost first
-/// packet is repeated after a second, and its answer takes a round trip more.
+/// packet is repeated after a second, and the answer to it takes one more round trip.
 pub(crate) fn observer_timeout(lease: Duration) -> Duration {
     (lease / 10 * 3).min(KNOWN_FIRST_TIMEOUT)
 }
 
-/// The need for the first node in order to join, and the maximum wait for it.
+/// Whether a joining node needs the first node, and the maximum wait for the first node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum FirstNode {
     Required(Duration),
-    /// Any connected node suffices.
+    /// The first node is not needed; any connected node suffices.
     Optional(Duration),
 }
 
@@ -63,7 +63,7 @@ pub(crate) struct Checked {
     principal: Principal,
 }
 
-/// A node's knowledge from files of its host; empty for a node without files.
+/// What a node knows from files of its host; empty for a node without files.
 #[derive(Debug, Default)]
 pub(crate) struct Files {
     pub(crate) ways: Ways,
@@ -86,7 +86,8 @@ impl Checked {
         Ok(Checked { config, principal })
     }
 
-    /// Returns the hello for peers. `address` is where they dial the node after they have lost the connection.
+    /// Returns the hello for peers. `address` is the address at which peers dial the node after they have lost the
+    /// connection.
     pub(crate) fn hello(&self, incarnation: NodeIncarnation, env: &NodeEnv, address: &str) -> Vec<u8> {
         let bytes_total = self.config.arena_bytes;
         let address = address.to_owned();
@@ -94,13 +95,13 @@ impl Checked {
     }
 }
 
-/// Returns a random id that distinguishes this run of a node from its others.
+/// Returns a random id that distinguishes this incarnation from the node's other ones.
 pub(crate) fn new_incarnation(env: &NodeEnv) -> Incarnation {
     Incarnation(env.random().max(1))
 }
 
 impl NodeInner {
-    /// Makes a node without peers.
+    /// Creates a node without peers.
     pub(crate) fn new(
         checked: &Checked,
         incarnation: NodeIncarnation,
@@ -169,7 +170,8 @@ impl NodeInner {
         })
     }
 
-    /// Opens a session that acts as `principal`, or as the node's. Panics if 65,536 sessions are open.
+    /// Opens a session that acts as `principal`, or as the node's principal if that is `None`. Panics if 65,536
+    /// sessions are open.
     pub(crate) fn session(&self, principal: Option<Principal>) -> Session {
         let principal = principal.unwrap_or_else(|| self.principal.clone());
         let id = match self.driver.is_forked() {
@@ -182,8 +184,8 @@ impl NodeInner {
         Session::new(self.driver.clone(), self.incarnation, id, principal, random, self.chunk_bytes)
     }
 
-    /// Connects to all members at `addresses`. Returns true if the first node is among them, or is this node. Members
-    /// that are `listed` in etcd are recorded.
+    /// Connects to all members at `addresses`. Returns true if the first node is among them, or is this node. Records
+    /// the members that are `listed` in etcd.
     pub(crate) async fn meet_all(&self, addresses: &[String], listed: Vec<(NodeId, String)>) -> bool {
         self.driver.with(|runner, _| runner.begin_to_meet(addresses));
         let hello = self.driver.look(|runner| runner.hello());
@@ -201,15 +203,17 @@ impl NodeInner {
         self.incarnation.node == NodeId::FIRST || self.driver.look(is_joined)
     }
 
-    /// Waits until the first node is connected, at the address that peers announce. Returns false on timeout.
+    /// Waits until this node is connected to the first node, at the address that peers announce. Returns false if
+    /// `timeout` passes first.
     pub(crate) async fn meet_first(&self, timeout: Duration) -> bool {
         let is_over = |runner: &Runner| runner.is_connected_to(NodeId::FIRST) || runner.is_alone();
         self.driver.within(timeout, self.until(is_over)).await;
         self.driver.look(|runner| runner.is_connected_to(NodeId::FIRST))
     }
 
-    /// Waits as `meet_first` does, for a node that can join without the first node: only if connected nodes announce
-    /// the first node's address, as they do unless they have lost it. A first node that answers gets a `lease`.
+    /// Waits for the first node as `meet_first` does, but only if connected nodes announce the first node's address, as
+    /// they do unless they have lost that node. For a node that can join without the first node. If the first node
+    /// answers, extends the wait to `lease`.
     pub(crate) async fn meet_first_if_known(&self, timeout: Duration, lease: Duration) {
         if self.driver.look(|runner| runner.is_connected_to(NodeId::FIRST)) {
             return;
@@ -242,9 +246,9 @@ impl NodeInner {
         }
     }
 
-    /// Waits until the directory has admitted this node and all paired nodes have answered. A node that has answered
-    /// can handle requests about this node's memory. Other nodes are connected on first use, and a node that dies
-    /// meanwhile does not prevent the join.
+    /// Waits until the directory has admitted this node, and all paired nodes have answered. A node that has answered
+    /// can handle requests about this node's memory. This node connects to other nodes on first use, and a node that
+    /// dies during the wait does not prevent the join.
     pub(crate) async fn wait_until_admitted(&self) {
         self.session(None).greet().await;
     }
@@ -264,7 +268,7 @@ fn checked_principal(config: &Config) -> Result<Principal, JoinError> {
     principal(&config.principal())
 }
 
-/// Parses a principal's name.
+/// Parses the name of a principal; fails if it is empty or too long.
 pub(crate) fn principal(name: &str) -> Result<Principal, JoinError> {
     match name.len() {
         0 => Err(JoinError::BadConfig("the principal's name is empty".to_owned())),
@@ -296,7 +300,7 @@ fn engine_config(
     }
 }
 
-/// Reaches peers' memory through the fabric.
+/// Access to peers' memory through the fabric.
 struct FabricReach(Arc<dyn Fabric>);
 
 impl Reach for FabricReach {

@@ -1,4 +1,4 @@
-//! Nodes: joining a cluster, and leaving it.
+//! Nodes: how a node joins a cluster, and how it leaves.
 //!
 //! This folder assembles a node: its files and networks ([`crate::cluster`]), its driver ([`crate::driver`]), its
 //! sessions ([`crate::session`]) and its metrics. No other folder of this crate calls back into it. Its only locks are
@@ -38,28 +38,28 @@ use crate::metrics::Metrics;
 use crate::runtime::env::NodeEnv;
 use crate::session::Session;
 
-/// Set in the random numbers of ephemeral nodes that connect to other hosts.
+/// Bit that is set in the random numbers of ephemeral nodes that connect to other hosts.
 const EPHEMERAL_NODE_BIT: u32 = 1 << 31;
 
-/// Number of nodes that a joining node asks for the first node, if the first node is not on its host: the
-/// lowest-numbered nodes of the host.
+/// Number of nodes of its host that a joining node dials, if it does not dial all: those with the lowest numbers. They
+/// know the address of the first node.
 const GUIDES: usize = 3;
 
-/// The address of etcd, and the members of several hosts that are listed there, with their addresses.
+/// The address of etcd, and the members that etcd lists for other hosts, with their addresses.
 type InEtcd = (EtcdAddress, Vec<(NodeId, String)>);
 
 /// Maximum wait for another node's join: each of its connections may take two seconds.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum wait for the node that founds the cluster, and the interval between checks.
+/// Maximum wait for the node that founds the cluster; `FOUNDER_PAUSE` is the interval between checks.
 const FOUNDER_TIMEOUT: Duration = Duration::from_secs(60);
 const FOUNDER_PAUSE: Duration = Duration::from_millis(100);
 
-/// A node of the cluster, in this process. Dropping it leaves the cluster.
+/// A node of the cluster, in this process. Dropping this value makes the node leave the cluster.
 ///
 /// All nodes of the cluster directory trust a process that embeds a node.
 pub struct Node {
     inner: NodeInner,
-    /// Both exist until the node leaves; dropped in this order.
+    /// The thread and the lock exist until the node leaves; they are dropped in this order.
     progress_thread: Option<ProgressThread>,
     lock: Option<NodeLock>,
     responder: Option<Responder>,
@@ -73,14 +73,14 @@ impl std::fmt::Debug for Node {
     }
 }
 
-/// Role of a node: other nodes may send requests to a member, not to a client, as soon as it has joined.
+/// Role of a node. As soon as a node has joined, other nodes may send requests to a member, but not to a client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Role {
     Member,
     Client,
 }
 
-/// Joining.
+/// Joining a cluster.
 impl Node {
     /// Joins the cluster of `config.dir`, over the networks of `config`.
     pub fn embedded(config: Config) -> Result<Node, JoinError> {
@@ -88,8 +88,8 @@ impl Node {
     }
 
     /// Takes a number from the directory of names, for a permanent node of `config` that connects to other hosts. The
-    /// directory assigns each number only once, so this checks the configuration first: a node that this host cannot
-    /// run takes no number.
+    /// directory assigns each number only once. So this method checks the configuration first: a node that this host
+    /// cannot run takes no number.
     pub fn take_number(config: &Config) -> Result<NodeId, JoinError> {
         let mut config = config.clone();
         config.check()?;
@@ -111,7 +111,7 @@ impl Node {
         scout::take_number(&config)
     }
 
-    /// Joins as [`Node::embedded`] does, with middleware around the fabric.
+    /// Joins as [`Node::embedded`] does, over the fabric that `wrap` returns for the node's own fabric.
     pub fn wrap(
         config: Config,
         wrap: impl FnOnce(Arc<dyn Fabric>) -> Arc<dyn Fabric>,
@@ -124,29 +124,29 @@ impl Node {
     }
 
     /// Joins as [`Node::embedded`] does, for a process that uses other nodes and serves none, such as a command. On a
-    /// host other than node 0's, it does not wait until all nodes know the new node. This saves two round trips, but
-    /// for a moment some nodes may not know its number.
+    /// host other than node 0's, the new node does not wait until all nodes know it. This saves two round trips, but
+    /// some nodes may not know the new node's number for a moment.
     pub fn client(config: Config) -> Result<Node, JoinError> {
         let first = FirstNode::Required(first_timeout(config.lease));
         Node::join(config, first, Role::Client, networks::open)
     }
 
-    /// Joins as [`Node::client`] does, for a process that observes nodes ([`Session::status`]). It also joins if the
-    /// first node is unreachable; this takes three tenths of a lease if the first node is silent.
-    /// [`Node::membership_source`] is then the node that lists the members instead, and regions cannot be found by name
-    /// unless the names are in etcd.
+    /// Joins as [`Node::client`] does, for a process that observes nodes ([`Session::status`]). The observer joins even
+    /// if the first node is unreachable; this takes three tenths of a lease if the first node is silent. Then
+    /// [`Node::membership_source`] lists the members instead of the first node, and sessions cannot find regions by
+    /// name unless the names are in etcd.
     pub fn observer(config: Config) -> Result<Node, JoinError> {
         let first = FirstNode::Optional(observer_timeout(config.lease));
         Node::join(config, first, Role::Client, networks::open)
     }
 
-    /// Joins as [`Node::client`] does, with a limit on the wait for the first node.
+    /// Joins as [`Node::client`] does, and waits for the first node for at most `first_timeout`.
     pub(crate) fn embedded_within(config: Config, first_timeout: Duration) -> Result<Node, JoinError> {
         Node::join(config, FirstNode::Required(first_timeout), Role::Client, networks::open)
     }
 
     /// Joins as [`Node::embedded`] does, over the fabric that `open` returns. The fabric listens for the networks of
-    /// `config`; an address without the name of a network belongs to the first of them.
+    /// `config`; an address without the name of a network belongs to the first of these networks.
     pub fn with_fabric(
         config: Config,
         open: impl FnOnce(&NodeIdentity) -> Result<Arc<dyn Fabric>, JoinError>,
@@ -339,7 +339,8 @@ impl Node {
         Ok(node)
     }
 
-    /// Returns why the node did not join a cluster of several hosts by these addresses, or by those of this host.
+    /// Returns why the node did not join a cluster of several hosts, which it dialled at `join`, or at its own host's
+    /// addresses if `join` is empty.
     fn apart_error(&self, dir: &ClusterDir, join: &[SocketAddr]) -> JoinError {
         if join.is_empty() {
             let met = "it has the directory of names and is unreachable from here";
@@ -366,22 +367,22 @@ impl Node {
         self.inner.driver.shared.ways.to(&ways::list(hosts))
     }
 
-    /// Returns a failed connection to one of `ways`, if any.
+    /// Returns the first failed connection to one of `ways`; `None` if none failed.
     fn failed(&self, ways: &[String]) -> Option<ConnectFailure> {
         self.inner.driver.look(|runner| {
             runner.dialling.failed.iter().find(|failed| ways.contains(&failed.address)).cloned()
         })
     }
 
-    /// Returns the connection that failed for lack of this process's own resources, if any.
+    /// Returns a connection that failed because this process lacked resources; `None` if there is none.
     fn shortage(&self) -> Option<ConnectFailure> {
         self.inner.driver.look(|runner| {
             runner.dialling.failed.iter().find(|failed| failed.trouble == ConnectTrouble::Ours).cloned()
         })
     }
 
-    /// Returns why the node joined no cluster of one host. Only an unreachable first node prevents a join; `first` is
-    /// its address.
+    /// Returns why the node joined no cluster of one host. Only an unreachable first node prevents a join. `first` is
+    /// the first node's address.
     fn alone_error(&self, dir: &ClusterDir, first: Option<&String>) -> JoinError {
         let nodes = match dir.nodes() {
             Ok(nodes) => nodes,
@@ -401,8 +402,8 @@ impl Node {
     }
 }
 
-/// Returns the nodes of this host that a joining node dials: all, or in a large cluster the first node, which lists the
-/// others, and some that know its address. The first node itself dials all.
+/// Returns the nodes of this host that a joining node dials: all of them, or, in a large cluster, the first node, which
+/// lists the others, and some nodes that know its address. The first node itself dials all nodes.
 fn to_dial(others: &[Listeners], own: NodeId, full_mesh_nodes_max: usize) -> Vec<Listeners> {
     if own == NodeId::FIRST || others.len() < full_mesh_nodes_max {
         return others.to_vec();
@@ -414,14 +415,15 @@ fn lacks_join(config: &Config) -> bool {
     config.hosts.as_ref().is_none_or(|hosts| hosts.join.is_empty())
 }
 
-/// Returns the host that founds the cluster with names in the same etcd, if this node may not.
+/// Returns the host that founds the cluster with names in the same etcd, if this node may not found it.
 fn other_founder(config: &Config) -> Result<Option<String>, JoinError> {
     let (Some(etcd), Some(hosts)) = (&config.directory, &config.hosts) else { return Ok(None) };
     let own: Vec<String> = hosts.listen.iter().map(ToString::to_string).collect();
     etcd.other_founder(&own.join(",")).map_err(|error| etcd_error(etcd, error))
 }
 
-/// Refuses to found a second cluster: two hosts may both be configured as node 0.
+/// Fails if another host is founding or has founded the cluster as node 0, because two hosts may both be configured as
+/// node 0.
 fn refuse_if_founded(config: &Config) -> Result<(), JoinError> {
     match (other_founder(config)?, &config.directory) {
         (Some(by), Some(etcd)) => Err(JoinError::Founding { address: format!("{etcd:?}"), by }),
@@ -429,7 +431,7 @@ fn refuse_if_founded(config: &Config) -> Result<(), JoinError> {
     }
 }
 
-/// Fills the addresses to join from etcd, if the node has etcd's address and no other. Returns true if there are any.
+/// Sets the addresses to join from etcd, if the node has etcd's address and no other. Returns true if etcd lists any.
 fn join_by_etcd(config: &mut Config) -> Result<bool, JoinError> {
     let Some(etcd) = config.directory.as_ref().filter(|_| config.hosts.is_some() && lacks_join(config))
     else {
@@ -448,26 +450,27 @@ fn join_by_etcd(config: &mut Config) -> Result<bool, JoinError> {
     Ok(is_any)
 }
 
-/// Binds the address for metrics, if configured.
+/// Binds the address for metrics; returns `None` if none is configured.
 fn metrics_port(config: &Config) -> Result<Option<Bound>, JoinError> {
     let bind = |address| Bound::at(address).map_err(|source| JoinError::Metrics { address, source });
     config.metrics.map(bind).transpose()
 }
 
-/// Warns if `found` has no effect; one configuration may serve all hosts.
+/// Warns if `found` has no effect. This is no error, because one configuration may serve all hosts.
 fn warn_if_found_has_no_effect(config: &Config) {
     match config.node {
         Some(node) if config.found && node != NodeId::FIRST => {
             tracing::warn!("--found has no effect on node {node}; only node 0 founds a cluster");
         }
         _ if config.found && config.hosts.is_none() => {
-            tracing::warn!("--found has no effect without other hosts")
+            tracing::warn!("--found has no effect on a node without other hosts")
         }
         _ => {}
     }
 }
 
-/// Removes this node from the addresses to join, so that one list serves all hosts. Fails if none is left.
+/// Removes this node's own addresses from the addresses to join, so that one list serves all hosts. Fails if no address
+/// is left.
 fn remove_own_address(config: &mut Config) -> Result<(), JoinError> {
     let Some(hosts) = &mut config.hosts else { return Ok(()) };
     let had_any = !hosts.join.is_empty();
@@ -478,8 +481,8 @@ fn remove_own_address(config: &mut Config) -> Result<(), JoinError> {
     }
 }
 
-/// Returns the address of etcd, from the configuration or as recorded in the cluster directory, and the members listed
-/// there; `None` if the names are not in etcd.
+/// Returns the address of etcd, and the members that etcd lists. The address comes from the configuration or the
+/// cluster directory. Returns `None` if the names are not in etcd.
 fn etcd_of(config: &Config, dir: &ClusterDir) -> Result<Option<InEtcd>, JoinError> {
     let recorded = match dir.nodes()?.iter().any(|presence| presence.alive) {
         true => dir.etcd()?,
@@ -505,14 +508,15 @@ fn etcd_of(config: &Config, dir: &ClusterDir) -> Result<Option<InEtcd>, JoinErro
     Ok(Some((etcd, members)))
 }
 
-/// Returns the members in etcd that a joining node dials, because node 0, which announces members, may be unavailable.
+/// Returns the addresses of the members in etcd that a joining node dials. It dials them itself because node 0, which
+/// announces members, may be unavailable.
 fn to_dial_by_etcd(members: Vec<(NodeId, String)>, own: NodeId, full_mesh_nodes_max: usize) -> Vec<String> {
     let most = if members.len() < full_mesh_nodes_max { usize::MAX } else { GUIDES };
     members.into_iter().filter(|(node, _)| *node != own).map(|(_, address)| address).take(most).collect()
 }
 
-/// Refuses an etcd prefix that another cluster uses: each of the two would take the other's nodes for earlier
-/// incarnations of its own, and their regions for lost.
+/// Fails if another cluster uses the same etcd prefix. Each of the two clusters would take the other's nodes for
+/// earlier incarnations of its own nodes, and their regions for lost.
 fn refuse_if_taken(etcd: &EtcdAddress, place: &str) -> Result<(), JoinError> {
     let places = etcd.places().map_err(|error| etcd_error(etcd, error))?;
     match places.into_iter().find(|(_, other)| other != place) {
@@ -525,8 +529,8 @@ fn etcd_error(etcd: &EtcdAddress, source: EtcdError) -> JoinError {
     JoinError::Etcd { address: format!("{etcd:?}"), source }
 }
 
-/// Returns the addresses of the other nodes. Fails if this node shares no network with one of them, because it would
-/// reach only a part of the cluster.
+/// Returns the addresses of the other nodes. Fails if this node shares no network with one of them, because this node
+/// would then reach only a part of the cluster.
 fn addresses(
     dir: &ClusterDir,
     providers: &[Provider],
@@ -553,14 +557,14 @@ fn reserved_number(node: NodeId) -> JoinError {
     ))
 }
 
-/// Using a node.
+/// Properties, sessions and the end of a node.
 impl Node {
     /// Returns the node's number.
     pub fn id(&self) -> NodeId {
         self.inner.incarnation.node
     }
 
-    /// Returns the address at which other hosts dial the node first, if they can.
+    /// Returns the first address at which other hosts dial the node; `None` if they cannot dial it.
     pub fn address(&self) -> Option<SocketAddr> {
         self.addresses().first().copied()
     }
@@ -581,28 +585,28 @@ impl Node {
         Metrics::collect(&self.inner.driver)
     }
 
-    /// Returns true if the node makes progress; for watchdogs. Does not block.
+    /// Returns true if the node makes progress. For watchdogs; does not block.
     ///
-    /// Returns false after the node has failed, and while work that was due a lease ago has not run, for example
-    /// because the node's threads get no core or one of them hangs. Other nodes then count the node as silent.
+    /// Returns false after the node has failed. Also returns false while work that was due a lease ago has not run, for
+    /// example because the node's threads get no core or one of them hangs. Other nodes then count the node as silent.
     pub fn is_well(&self) -> bool {
         let driver = &self.inner.driver;
         !driver.is_closed() && driver.overdue() < self.lease
     }
 
-    /// Returns why the node's incarnation has ended, if another node has reported its end. The node's operations then
-    /// fail as if it had left, and [`DrainedNode::wait`] returns.
+    /// Returns why the node's incarnation has ended; `None` unless another node has reported its end. After that, the
+    /// node's operations fail as if it had left, and [`DrainedNode::wait`] returns.
     pub fn over(&self) -> Option<Over> {
         self.inner.driver.look(|runner| runner.over)
     }
 
-    /// Returns a handle to wait until the node has been drained ([`Session::drain`]) or its incarnation has ended
-    /// ([`Node::over`]). The process should then call [`Node::leave`].
+    /// Returns a handle with which a thread waits until the node has been drained ([`Session::drain`]) or its
+    /// incarnation has ended ([`Node::over`]). The process should then call [`Node::leave`].
     pub fn drained(&self) -> DrainedNode {
         self.inner.driver.shared.drained.clone()
     }
 
-    /// Returns the address of the node's metrics, if [`Config::metrics`] is set.
+    /// Returns the address at which the node serves its metrics; `None` if [`Config::metrics`] is not set.
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.responder.as_ref().map(Responder::address)
     }
@@ -614,19 +618,19 @@ impl Node {
         self.inner.session(None)
     }
 
-    /// Opens a session as [`Node::session`] does, for threads.
+    /// Opens a session for threads that acts as the node's principal. Panics if 65,536 sessions are open.
     pub fn blocking_session(&self) -> blocking::Session {
         self.session().blocking()
     }
 
-    /// Returns the addresses of a node of another host, if known.
+    /// Returns the addresses of a node on another host; empty if they are unknown.
     pub(crate) fn addresses_of(&self, node: NodeId) -> Vec<SocketAddr> {
         let announced = |runner: &Runner| runner.engine()?.address_of(node).map(ways::hosts_of);
         self.inner.driver.look(announced).unwrap_or_default()
     }
 
-    /// Leaves the cluster. Operations of its sessions fail with `NodeClosed`, and the regions whose bytes are on this
-    /// node are lost unless it was drained ([`Session::drain`]).
+    /// Leaves the cluster. Operations of the node's sessions fail with `NodeClosed`. The regions whose bytes are on
+    /// this node are lost, unless the node was drained ([`Session::drain`]).
     pub fn leave(self) {
         drop(self);
     }

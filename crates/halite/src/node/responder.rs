@@ -18,14 +18,14 @@ use crate::metrics::Metrics;
 
 /// Maximum number of connections at a time.
 const CONNECTIONS_MAX: usize = 16;
-/// Maximum length of a request with its headers, in bytes.
+/// Maximum length of a request, including its headers, in bytes.
 const REQUEST_BYTES_MAX: usize = 8 << 10;
 /// Maximum lifetime of a connection.
 const CONNECTION_LIFETIME_MAX: Duration = Duration::from_secs(2);
-/// Pause of accepting after the system ran out of descriptors.
+/// Pause before the next accept after the system ran out of descriptors.
 const SHORTAGE: Duration = Duration::from_millis(100);
 
-/// The thread that serves metrics. Ends when dropped.
+/// The thread that serves metrics. The thread ends when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Responder {
     address: SocketAddr,
@@ -33,7 +33,7 @@ pub(crate) struct Responder {
     thread: Option<JoinHandle<()>>,
 }
 
-/// A bound address, before the node exists.
+/// A bound address at which no node serves metrics yet.
 #[derive(Debug)]
 pub(crate) struct Bound {
     listener: TcpListener,
@@ -85,7 +85,7 @@ impl Drop for Responder {
 struct Server<T> {
     listener: TcpListener,
     connections: Vec<Connection>,
-    /// No connection is accepted before this time, after a shortage of resources.
+    /// Time before which the thread accepts no connection, after a shortage of resources.
     not_before: Option<Instant>,
     text: T,
 }
@@ -98,14 +98,15 @@ struct Connection {
 
 enum ConnectionState {
     Reading(Vec<u8>),
-    /// The rest of a response, and how much of it is written.
+    /// The response, and how many of its bytes are written.
     Writing(Vec<u8>, usize),
-    /// All is written. Closing before the client does could cost it the answer.
+    /// The response is written. The thread waits for the client to close first, because closing earlier could discard
+    /// the response.
     Closing,
 }
 
 impl<T: Fn() -> String> Server<T> {
-    /// Waits for an event and handles it; returns false when the responder ends.
+    /// Waits for an event and handles it. Returns false when the thread must end.
     fn turn(&mut self, end: &OwnedFd) -> bool {
         let now = Instant::now();
         let accepts = self.accepts(now);
@@ -161,7 +162,7 @@ impl<T: Fn() -> String> Server<T> {
     }
 }
 
-/// The connection is over.
+/// The error of a connection that has ended.
 struct Over;
 
 impl Connection {
@@ -203,7 +204,7 @@ impl Connection {
     }
 }
 
-/// Number of bytes; `None` if the call would have blocked.
+/// Returns the number of bytes; `None` if the call would have blocked.
 fn unless_blocked(done: io::Result<usize>) -> Result<Option<usize>, Over> {
     match done {
         Ok(len) => Ok(Some(len)),

@@ -1,8 +1,9 @@
-//! A temporary node with an ephemeral number. It joins a cluster of several hosts on behalf of a node that wants a
-//! permanent number.
+//! A temporary node with an ephemeral number. It joins a cluster of several hosts before a node that wants a permanent
+//! number joins.
 //!
-//! Before that node can join, it must know that no live node has its number, and the address of node 0. Only a member
-//! of the cluster can find out either. An ephemeral number is unique, so the temporary node can join first and ask.
+//! The node with the permanent number must know that no live node has this number, and the address of node 0. Only a
+//! member of the cluster can find out either. An ephemeral number is unique, so the temporary node can join first and
+//! ask.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -17,17 +18,17 @@ use crate::error::JoinError;
 use crate::node::Node;
 use crate::node::inner::first_timeout;
 
-/// Time limit of the search for another first node: a little more than a dial takes.
+/// Time limit of the search for another live node 0: a little more than a dial takes.
 const HOLDER_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Result of a search.
+/// Result of the search for the cluster.
 #[derive(Clone, Debug)]
 pub(crate) struct Found {
-    /// Addresses of the first node, if it can be dialled.
+    /// Addresses of the first node; empty if other hosts cannot dial it.
     pub(crate) first: Vec<SocketAddr>,
 }
 
-/// Finds the cluster that `config` is to join as `node`. Fails if a live node has that number.
+/// Finds the cluster that `config` is to join as `node`. Fails if a live node has the number `node`.
 pub(crate) fn find_cluster(config: &Config, hosts: &Hosts, node: NodeId) -> Result<Found, JoinError> {
     check_number(&send(config, hosts, first_timeout(config.lease))?, node)
 }
@@ -46,8 +47,8 @@ pub(crate) fn check_first_is_free(config: &Config, hosts: &Hosts) -> Result<(), 
     }
 }
 
-/// Returns true if all of these addresses refuse the connection: their hosts are up and run no node. A silent host
-/// proves nothing.
+/// Returns true if all of these addresses refuse the connection. Then their hosts are up and run no node. Silence of a
+/// host proves nothing.
 pub(crate) fn all_refuse(addresses: &[SocketAddr]) -> bool {
     let refuses = |address: &SocketAddr| {
         let dialled = TcpStream::connect_timeout(address, HOLDER_TIMEOUT);
@@ -73,7 +74,7 @@ fn check_number(scout: &Node, node: NodeId) -> Result<Found, JoinError> {
     }
 }
 
-/// See [`Node::take_number`].
+/// Takes a number for a permanent node from the directory of names; see [`Node::take_number`].
 pub(crate) fn take_number(config: &Config) -> Result<NodeId, JoinError> {
     let hosts = config.hosts.as_ref().filter(|hosts| !hosts.join.is_empty());
     let hosts = hosts.ok_or_else(|| {

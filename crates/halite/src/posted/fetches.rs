@@ -1,7 +1,7 @@
-//! Fetches: chunks that the engine has read from peers' memory into this node's arena.
+//! Fetches: reads of chunks from peers' memory into this node's arena, on behalf of the engine.
 //!
-//! A chunk is read as a window of slices, like an access. The slices land directly in the chunk's memory in the arena,
-//! and need no staging memory.
+//! A chunk is read in slices, with a limited window of them in progress, like an access. The slices land directly in
+//! the chunk's memory in the arena, and need no staging memory.
 
 use std::collections::BTreeMap;
 
@@ -13,11 +13,11 @@ use halite_tier::effect::{CopyFailure, Token};
 use super::pipeline::{bytes_max, has_room, low};
 use crate::runtime::lanes::ACCESSES;
 
-/// Bytes of a slice: fewer than those of accesses, so that other operations on the same peer do not wait long behind a
-/// move.
+/// Length of a slice in bytes: shorter than the slices of accesses, so that other operations on the same peer do not
+/// wait long behind a move.
 const SLICE_BYTES: usize = 32 << 10;
 
-/// A chunk to be read.
+/// A chunk to be read from a peer.
 #[derive(Debug)]
 pub(crate) struct Fetch {
     pub(crate) peer: PeerId,
@@ -31,18 +31,18 @@ pub(crate) struct Fetch {
 pub(crate) struct Fetches {
     chunks: BTreeMap<Token, Chunk>,
     slices: BTreeMap<WorkId, Token>,
-    /// The last slice's number; 0 belongs to messages.
+    /// Number of the last slice; 0 is the number of messages.
     last: u64,
 }
 
 #[derive(Debug)]
 struct Chunk {
     fetch: Fetch,
-    /// Bytes.
+    /// Number of bytes that have been posted.
     posted: u64,
-    /// Slices in progress.
+    /// Number of slices in progress.
     slices: usize,
-    /// More slices are posted once no more than this many are in progress.
+    /// Number of slices in progress at or below which more slices are posted.
     low: usize,
     failed: Option<CopyFailure>,
 }
@@ -65,7 +65,7 @@ impl Fetches {
         });
     }
 
-    /// Posts as many slices as the windows allow. Returns the chunks that have ended, with the cause of a failure.
+    /// Posts as many slices of all chunks as the windows allow. Returns the chunks that have ended, with their results.
     pub(crate) fn advance(&mut self, fabric: &dyn Fabric) -> Vec<(Token, Result<(), CopyFailure>)> {
         let Fetches { chunks, slices, last } = self;
         let mut ended = Vec::new();
@@ -88,8 +88,8 @@ impl Chunk {
         self.posted < self.fetch.len && self.failed.is_none()
     }
 
-    /// Posts slices until the window is full, if the oldest quarter of them has landed. Numbers them from `first` on
-    /// and returns how many it posted.
+    /// Posts slices until the window is full, if at least a quarter of the previous ones have landed. The slices get
+    /// numbers from `first` on. Returns how many slices were posted.
     fn post(&mut self, fabric: &dyn Fabric, first: u64) -> usize {
         if !self.wants_more() || self.slices > self.low {
             return 0;

@@ -8,16 +8,16 @@
 //!              └ dropped: gone      └ dropped ──> Abandoned ── complete: slot is free
 //! ```
 //!
-//! An operation begins *before* its address is looked up, so that code that changes the address later can learn from
-//! [`InFlight::is_over`] when the old address is no longer in use.
+//! An operation begins *before* its address is looked up. So code that changes the address later learns from
+//! [`InFlight::is_over`] when no operation uses the old address any more.
 //!
 //! A transfer of several operations keeps a window of them in flight: an access of a session ([`Pipeline`]), or a fetch
 //! for the engine ([`fetches`]). An operation of up to 256 bytes, and its completion, allocates nothing and takes no
 //! lock that all threads of the node share. (Providers have shared locks of their own: `shm` looks a peer up under a
 //! reader lock and queues completions under a mutex.)
 //!
-//! It calls [`crate::runtime`] and the fabric. Its locks are those of the table's shards; no other lock is taken under
-//! one.
+//! This folder calls [`crate::runtime`] and the fabric. Its locks are those of the table's shards; a thread that holds
+//! one of them takes no other lock.
 
 mod fetches;
 mod pipeline;
@@ -40,24 +40,24 @@ use self::table::{Left, OperationId, Table};
 use crate::runtime::event::Event;
 use crate::runtime::wait::Wakes;
 
-/// Most bytes of one posted operation: small requests must get through between the slices of bulk traffic. Over UDP it
-/// fills two whole trains of packets; a train takes up to 64 KiB with all headers.
+/// Maximum length of one posted operation, in bytes: small requests must get through between the slices of bulk
+/// traffic. Over UDP, a slice fills two whole trains of packets; a train takes up to 64 KiB with all headers.
 pub(crate) const SLICE_BYTES_MAX: usize = 120 << 10;
 
 #[derive(Debug)]
 pub(crate) struct InFlight {
     table: Table,
     staging: Staging,
-    /// The fabric may take more.
+    /// Occurs when the fabric may take more operations.
     progress: Event,
     process: Process,
 }
 
-/// The result of a posted operation.
+/// Result of a posted operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Ended {
     pub(crate) status: Status,
-    /// The word's value from before an atomic; 0 for other operations.
+    /// The value that the word had before an atomic; 0 for other operations.
     pub(crate) old: u64,
 }
 
@@ -70,12 +70,12 @@ impl std::fmt::Debug for KeepAlive {
     }
 }
 
-/// A set of operations: those that were in progress at one moment.
+/// The set of operations that were in progress at one moment.
 #[derive(Debug)]
 pub(crate) struct Mark(Vec<OperationId>);
 
 impl InFlight {
-    /// `threads` is the number of threads that post at once.
+    /// Creates the state of posted operations. `threads` is the number of threads that post at the same time.
     pub(crate) fn new(threads: usize) -> InFlight {
         let shards = threads.clamp(1, Table::SHARDS_MAX);
         let (table, staging) = (Table::new(shards), Staging::new(shards));
@@ -87,21 +87,21 @@ impl InFlight {
         PendingOperation { posted: self, id, phase, slot }
     }
 
-    /// Begins an operation on memory of `peer`. Look up its address after this.
+    /// Begins an operation on memory of `peer`. The caller must look up the operation's address after this.
     #[inline]
     pub(crate) fn begin(&self, peer: PeerId) -> PendingOperation<'_> {
         let id = self.table.begin(peer);
         PendingOperation { posted: self, id, phase: Phase::Begun, slot: None }
     }
 
-    /// Begins an operation that travels as a call: it ends with [`InFlight::answer`] or with the peer. Returns `None`
-    /// if too many are in progress; then wait with [`InFlight::progress_after`].
+    /// Begins an operation that travels as a call, and that ends with [`InFlight::answer`] or with the peer. Returns
+    /// `None` if too many are in progress; the caller then waits with [`InFlight::progress_after`].
     pub(crate) fn begin_call(&self, peer: PeerId) -> Option<PendingOperation<'_>> {
         let id = self.table.begin_call(peer)?;
         Some(PendingOperation { posted: self, id, phase: Phase::Begun, slot: None })
     }
 
-    /// Returns the operations in progress on memory of some peers.
+    /// Returns the operations in progress on the memory of the peers in `to`.
     pub(crate) fn mark(&self, to: &PostedTo) -> Mark {
         let mut found = Vec::new();
         match to {
@@ -125,7 +125,7 @@ impl InFlight {
         mark.0.is_empty()
     }
 
-    /// Number of operations that have not completed.
+    /// Returns the number of operations that have not completed.
     pub(crate) fn under_way(&self) -> usize {
         self.mark(&PostedTo::All).0.len()
     }
@@ -142,21 +142,21 @@ impl InFlight {
         }
     }
 
-    /// Handles the answer of `peer` to a call. Ignores an unexpected answer.
+    /// Handles the answer of `peer` to an atomic that travelled as a call. Ignores an unexpected answer.
     pub(crate) fn answer(&self, peer: PeerId, id: WorkId, ended: Ended, wakes: &mut Wakes) {
         if self.table.is_call_to(peer, id) {
             self.complete(id, ended, wakes);
         }
     }
 
-    /// Ends the waits for calls to `peer`, which is down. The peer may still carry them out until its connection has
-    /// ended, so they stay in progress until then.
+    /// Ends the waits for calls to `peer`, which is down. The peer may still execute these calls until its connection
+    /// has ended, so they stay in progress until then.
     pub(crate) fn handle_down(&self, peer: PeerId, wakes: &mut Wakes) {
         wakes.extend(self.table.fail_calls_to(peer));
         self.progress.happen(wakes);
     }
 
-    /// Ends the calls to `peer`, whose connection has ended; it may have carried them out.
+    /// Ends the calls to `peer`, whose connection has ended. The peer may have executed them.
     pub(crate) fn handle_closed(&self, peer: PeerId, wakes: &mut Wakes) {
         for id in self.table.calls_to(peer) {
             self.complete(id.work_id(), Ended::PEER_GONE, wakes);
@@ -165,17 +165,18 @@ impl InFlight {
         self.progress.happen(wakes);
     }
 
-    /// Returns a number for an operation without a waiter, and drops `kept_alive` once it completes.
+    /// Returns the number for an operation without a waiter. Drops `kept_alive` once this operation completes.
     pub(crate) fn keep(&self, peer: PeerId, kept_alive: Box<dyn Send>) -> WorkId {
         self.table.keep(peer, KeepAlive(kept_alive)).work_id()
     }
 
-    /// Drops what [`InFlight::keep`] keeps, for an operation that was not posted after all.
+    /// Drops what [`InFlight::keep`] keeps for an operation that was not posted.
     pub(crate) fn release(&self, id: WorkId) {
         self.table.withdraw(OperationId::of(id));
     }
 
-    /// Waits until the fabric may take more; `seen` is [`InFlight::progress_count`] from before the attempt.
+    /// Waits until the fabric may take more. `seen` is the value of [`InFlight::progress_count`] before the caller's
+    /// attempt to post.
     pub(crate) async fn progress_after(&self, seen: u64) {
         self.progress.after(seen).await;
     }
@@ -184,7 +185,7 @@ impl InFlight {
         self.progress.count()
     }
 
-    /// Wakes the waiters for room after a dropped operation has made some; no completion does.
+    /// Wakes the tasks that wait for room after an operation that was dropped without a completion has made room.
     #[cold]
     fn wake_for_room(&self) {
         let mut wakes = Wakes::default();
@@ -192,13 +193,13 @@ impl InFlight {
         wakes.wake_all();
     }
 
-    /// Wakes the waiters for room.
+    /// Wakes the tasks that wait for room, so that they try again.
     pub(crate) fn retry(&self, wakes: &mut Wakes) {
         self.progress.happen(wakes);
     }
 
-    /// Ends all waits, since no completion arrives any more. Slots stay reserved, because bytes may land in them until
-    /// the fabric is closed.
+    /// Ends all waits, because no completion arrives any more. Slots stay reserved, because bytes may land in them
+    /// until the fabric is closed.
     pub(crate) fn close(&self, wakes: &mut Wakes) {
         wakes.extend(self.table.close());
         self.progress.happen(wakes);
@@ -206,17 +207,17 @@ impl InFlight {
 }
 
 impl Ended {
-    /// A posted operation whose completion will not arrive, because the peer or this node is down.
+    /// Result of a posted operation whose completion will not arrive, because the peer or this node is down.
     const PEER_GONE: Ended = Ended { status: Status::PeerGone, old: 0 };
 }
 
-/// An operation that has begun.
+/// An operation that has begun and whose result the owner of this value waits for.
 #[derive(Debug)]
 pub(crate) struct PendingOperation<'p> {
     posted: &'p InFlight,
     id: OperationId,
     phase: Phase,
-    /// The staging memory that the operation uses.
+    /// The staging memory that the operation uses, if any.
     slot: Option<Slot>,
 }
 
@@ -224,13 +225,14 @@ pub(crate) struct PendingOperation<'p> {
 enum Phase {
     Begun,
     Posted,
-    /// It has ended, but the bytes in its staging memory may still be needed.
+    /// The operation has ended, but the bytes in its staging memory may still be needed.
     Landed,
-    /// Its place in the table has been reused.
+    /// The operation no longer has a place in the table.
     Over,
 }
 
-/// A [`PendingOperation`] without its borrow of the table. It must be attached again, also to be dropped.
+/// A [`PendingOperation`] without its borrow of the table. The owner must attach it to the table again before dropping
+/// it.
 #[derive(Debug)]
 pub(crate) struct DetachedOperation {
     id: OperationId,
@@ -244,13 +246,13 @@ impl PendingOperation<'_> {
         DetachedOperation { id: self.id, phase, slot: self.slot.take() }
     }
 
-    /// The number to post it with.
+    /// Returns the number with which to post the operation.
     pub(crate) fn id(&self) -> WorkId {
         self.id.work_id()
     }
 
-    /// Takes `len` bytes of staging memory, at most [`SLICE_BYTES_MAX`], for memory of `peer`. Returns false if memory
-    /// is short, which cannot happen to an access that `needs` it.
+    /// Takes `len` bytes of staging memory, at most [`SLICE_BYTES_MAX`], for an operation on memory of `peer`. Returns
+    /// false if memory is short; this never happens if `needs` is true.
     pub(crate) fn stage(
         &mut self,
         fabric: &dyn Fabric,
@@ -262,26 +264,26 @@ impl PendingOperation<'_> {
         Ok(self.slot.is_some())
     }
 
-    /// Copies `from` into the staging memory and returns that.
+    /// Copies `from` into the staging memory and returns this memory, from which the fabric sends.
     pub(crate) fn staged_source(&self, from: &[u8]) -> Option<Local<'static>> {
         let slot = self.slot.as_ref()?;
         self.posted.staging.write(slot, from);
         Some(self.posted.staging.local(slot, from.len()))
     }
 
-    /// Returns the staging memory for `len` bytes to land in.
+    /// Returns the staging memory in which `len` bytes can land.
     pub(crate) fn staged_target(&self, len: usize) -> Option<Local<'static>> {
         self.slot.as_ref().map(|slot| self.posted.staging.local(slot, len))
     }
 
-    /// Copies the bytes that landed out of the staging memory.
+    /// Copies the landed bytes from the staging memory to `into`.
     pub(crate) fn unstage(&self, into: &mut [u8]) {
         if let Some(slot) = &self.slot {
             self.posted.staging.read(slot, into);
         }
     }
 
-    /// Marks it as posted: its staging memory is not reused before it completes.
+    /// Marks the operation as posted. Its staging memory is not reused before it completes.
     pub(crate) fn set_posted(&mut self) {
         self.phase = Phase::Posted;
     }

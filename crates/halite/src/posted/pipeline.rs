@@ -8,39 +8,40 @@ use halite_tier::rpc::atomic::ATOMIC_CALL_BYTES;
 
 use super::{Ended, PendingOperation};
 
-/// Most parts of one access in progress.
+/// Maximum number of parts of one access in progress.
 const PARTS_MAX: usize = 128;
 
-/// Bytes in progress up to which more are posted over a short path. A wire of 100 Gbit/s carries them in 63 us, so
-/// neither a copy of a slice nor a thread that wakes late leaves it idle. Small accesses to the same peer wait as long
-/// at most.
+/// Limit of the bytes in progress over a short path; below it, an access posts more. A wire of 100 Gbit/s carries these
+/// bytes in 63 us, so neither a copy of a slice nor a thread that wakes late leaves the wire idle. Small accesses to
+/// the same peer wait no longer than this.
 const BYTES_MAX: usize = 768 << 10;
-/// The same over the longest paths: a peer's staging memory serves a few such accesses.
+/// Limit of the bytes in progress over the longest paths; the staging memory of a peer serves a few such accesses.
 const BYTES_MAX_FAR: usize = 4 << 20;
 
-/// Returns the bytes in progress up to which more are posted: those that 1 GB/s carries in a round trip, within limits.
+/// Returns the limit of the bytes in progress: the bytes that 1 GB/s carries in a round trip, from `BYTES_MAX` to
+/// `BYTES_MAX_FAR`.
 pub(crate) fn bytes_max(round_trip: Option<Duration>) -> usize {
     let bytes = round_trip.map_or(0, |round_trip| round_trip.as_nanos());
     usize::try_from(bytes).unwrap_or(usize::MAX).clamp(BYTES_MAX, BYTES_MAX_FAR)
 }
 
-/// Returns true if more may be posted beside `parts` parts of `bytes` bytes in total.
+/// Returns true if an access with `parts` parts of `bytes` bytes in progress may post more.
 pub(super) fn has_room(parts: usize, bytes: usize, bytes_max: usize) -> bool {
     parts < PARTS_MAX && bytes < bytes_max
 }
 
-/// Returns how many of `parts` may be left in progress when more are posted. A post for each completion would cost
-/// more, and the wire must not wait for copies of what has landed.
+/// Returns how many of `parts` may still be in progress when more are posted. A post after each completion would cost
+/// more, and the wire must not wait until the landed bytes are copied.
 pub(crate) fn low(parts: usize) -> usize {
     parts - parts.div_ceil(4)
 }
 
-/// Position in a transfer.
+/// A position in a transfer of several accesses.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub(crate) struct Cursor {
-    /// Index of the access.
+    /// Index of the access in the transfer.
     pub(crate) index: usize,
-    /// Bytes of it that are done.
+    /// Number of the access's bytes that are done.
     pub(crate) done: usize,
 }
 
@@ -49,14 +50,14 @@ pub(crate) struct Part<'p> {
     pub(crate) operation: PendingOperation<'p>,
     pub(crate) peer: PeerId,
     pub(crate) address: RemoteAddress,
-    /// Begin of the part.
+    /// Position at which the part begins.
     pub(crate) at: Cursor,
     pub(crate) len: usize,
-    /// The message, if it travels as a call.
+    /// The message of an atomic that travels as a call; `None` for other parts.
     pub(crate) call: Option<[u8; ATOMIC_CALL_BYTES]>,
 }
 
-/// Posted parts in order. A single one needs no allocation.
+/// Posted parts, in order. A single part needs no allocation.
 #[derive(Debug, Default)]
 pub(crate) struct Pipeline<'p> {
     oldest: Option<Part<'p>>,
@@ -73,7 +74,8 @@ impl<'p> Pipeline<'p> {
         usize::from(self.oldest.is_some()) + self.others.len()
     }
 
-    /// Returns true if more may be posted beside `parts` other parts of `bytes` bytes in total.
+    /// Returns true if more may be posted, counting `parts` other parts of `bytes` bytes in addition to those in
+    /// progress.
     pub(crate) fn has_room_beside(&self, parts: usize, bytes: usize, bytes_max: usize) -> bool {
         has_room(self.len() + parts, self.bytes + bytes, bytes_max)
     }
@@ -90,8 +92,8 @@ impl<'p> Pipeline<'p> {
         self.oldest.as_ref()
     }
 
-    /// Waits for the end of the oldest part and leaves it in the pipeline; if this future is dropped, the part is still
-    /// tracked.
+    /// Waits for the end of the oldest part, and leaves this part in the pipeline. If this future is dropped, the
+    /// pipeline still tracks the part.
     pub(crate) async fn oldest_ended(&mut self) -> Option<Ended> {
         Some(self.oldest.as_mut()?.operation.ended().await)
     }

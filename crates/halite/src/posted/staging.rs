@@ -4,7 +4,7 @@
 //!   | small slots: one for each of a shard's first operations | 4 MiB segments, from which longer slots are cut |
 //! ```
 //!
-//! The index of a small operation in the table determines its slot, so it takes no lock to get one.
+//! The index of a small operation in the table determines its slot, so the operation takes no lock to get a slot.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -17,28 +17,28 @@ use halite_mem::{Allocator, PagePolicy, Segment, Window};
 use super::table::OperationId;
 use crate::runtime::locks::{lock, ranked};
 
-/// Bytes of a small slot: enough for most accesses to metadata, words and keys.
+/// Length of a small slot in bytes: enough for most accesses to metadata, words and keys.
 const SMALL_BYTES: usize = 256;
 
-/// Operations of a shard that have a small slot.
+/// Number of operations per shard that have a small slot.
 const SMALL_PER_SHARD: u32 = 256;
 
-/// Bytes by which the memory for longer slots grows. Also the limit for transfers on one peer's memory that already
-/// hold a slot: 34 slices, more than the bandwidth-delay product of any current fabric (100 Gbit/s times 100 us is 1.25
-/// MB). So a peer that does not answer leaves memory for others.
+/// Number of bytes by which the memory for longer slots grows. Also the limit on one peer's slots, beyond which a
+/// transfer that already holds a slot gets no more: 34 slices, more than the bandwidth-delay product of any current
+/// fabric (100 Gbit/s times 100 us is 1.25 MB). So a peer that does not answer leaves memory for others.
 const LONG_BYTES: u64 = 4 << 20;
 
-/// The same limit for all peers together.
+/// Limit on the slots of all peers, in bytes, beyond which a transfer that already holds a slot gets no more.
 const SHARED_BYTES_MAX: u64 = 16 * LONG_BYTES;
 
-/// Most bytes for one peer's memory, counting transfers that hold no other slot: 273 slices. So a peer that does not
-/// answer leaves memory for others.
+/// Maximum number of bytes in one peer's slots, including those of transfers that hold no other slot: 273 slices. So a
+/// peer that does not answer leaves memory for others.
 const PEER_BYTES_MAX: u64 = 8 * LONG_BYTES;
 
-/// Most bytes for all peers.
+/// Maximum number of bytes in the longer slots of all peers.
 const LONG_BYTES_MAX: u64 = 256 * LONG_BYTES;
 
-/// Registered with the first operation that needs it.
+/// A node's staging memory, registered by the first operation that needs it.
 #[derive(Debug)]
 pub(super) struct Staging {
     small_bytes: u64,
@@ -62,27 +62,27 @@ ranked! {
 #[derive(Debug)]
 struct Long {
     allocator: Allocator,
-    /// Indexed by their numbers in the allocator.
+    /// Segments, by their numbers in the allocator.
     segments: Vec<(Key, Window)>,
     used: Used,
 }
 
-/// Bytes in use, in total and by peer.
+/// Number of bytes in use, in total and by peer.
 #[derive(Debug, Default)]
 struct Used {
     all: u64,
-    /// Holds no zeros.
+    /// Number of bytes by peer; contains no zeros.
     by_peer: BTreeMap<PeerId, u64>,
 }
 
-/// Some staging memory. It must be given back, unless it is a small slot, which belongs to its operation.
+/// A piece of staging memory. Its owner must give it back, unless it is a small slot, which belongs to its operation.
 #[derive(Debug)]
 pub(super) enum Slot {
     Small { offset: u64 },
     Long { extent: Extent, key: Key, window: Window, peer: PeerId },
 }
 
-/// Staging memory could not be registered, or a limit on it is reached.
+/// The error if staging memory could not be registered, or if a limit on it is reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NoStaging;
 
@@ -93,8 +93,8 @@ impl Staging {
     }
 
     /// Returns a slot of `len` bytes for an operation on memory of `peer`. Returns `None` if the transfer should wait
-    /// and leave the rest to others; set `needs` for a transfer that holds no slot yet, which must not wait, because
-    /// slots may be held indefinitely.
+    /// and leave the remaining memory to others. If `needs` is true, never returns `None`: a transfer that holds no
+    /// slot must not wait, because other transfers may hold their slots indefinitely.
     pub(super) fn slot(
         &self,
         fabric: &dyn Fabric,
@@ -124,7 +124,7 @@ impl Staging {
         }
     }
 
-    /// Returns the first `len` bytes of a slot as a work request's local memory.
+    /// Returns the first `len` bytes of a slot as the local memory of a work request.
     pub(super) fn local(&self, slot: &Slot, len: usize) -> Local<'static> {
         let (key, offset) = match slot {
             Slot::Small { offset } => (self.registered().key, *offset),

@@ -22,7 +22,7 @@ pub(super) struct Table {
     shards: Box<[Shard]>,
 }
 
-/// Two cache lines, since processors fetch them in pairs.
+/// A part of the table with its own lock. It fills two cache lines, because processors fetch them in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Shard {
@@ -37,7 +37,7 @@ ranked! {
 struct Entries {
     all: Vec<Entry>,
     free: Vec<u32>,
-    /// Number of calls in progress by peer; holds no zeros.
+    /// Number of calls in progress by peer; contains no zeros.
     calls: BTreeMap<PeerId, usize>,
     closed: bool,
 }
@@ -47,7 +47,7 @@ struct Entry {
     generation: u32,
     /// The peer whose memory the operation accesses.
     peer: PeerId,
-    /// A call in progress, which ends with the peer's answer or with the peer.
+    /// True for a call in progress, which ends with the peer's answer or with the peer.
     is_call: bool,
     state: EntryState,
 }
@@ -57,16 +57,16 @@ enum EntryState {
     Free,
     Begun,
     Awaited(Waker),
-    /// A call to a peer that is down: its waiter learns that, but the peer may still carry it out.
+    /// A call to a peer that is down. Its waiter learns this, but the peer may still execute the call.
     PeerDown,
-    /// No task waits; its resources are released when it completes.
+    /// No task waits for the operation. Its slot is released when it completes.
     Abandoned(Option<Slot>),
-    /// No task waits, but this must outlive it.
+    /// No task waits for the operation. This resource must live until it completes.
     Kept(KeepAlive),
     Done(Ended),
 }
 
-/// An operation's place in the table, and the generation of that place.
+/// An operation's place in the table, with the generation of that place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct OperationId {
     shard: u32,
@@ -74,32 +74,34 @@ pub(super) struct OperationId {
     generation: u32,
 }
 
-/// What to do after a completion, without the table's locks.
+/// What the caller must do after a completion, when it holds no lock of the table.
 #[derive(Debug, Default)]
 pub(super) struct Completed {
     pub(super) waker: Option<Waker>,
     pub(super) slot: Option<Slot>,
-    /// Another call may begin, for the first time since the limit was reached.
+    /// True if another call to this peer may begin, for the first time since the limit was reached.
     pub(super) room: bool,
     _kept: Option<KeepAlive>,
 }
 
-/// The rest of a dropped operation.
+/// What remains of a dropped operation.
 pub(super) enum Left {
-    /// The slot is free.
+    /// The operation has ended; its slot, if any, is free.
     Nothing(Option<Slot>),
-    /// It keeps its slot until it completes.
+    /// The operation keeps its slot until it completes.
     UnderWay,
 }
 
-/// Set in the numbers of operations only.
+/// Bit that is set in the numbers of operations only.
 const OPERATION_BIT: u64 = 1 << 63;
-/// Bits of a work request's number for the index and the shard; the generation has the 31 bits between.
+/// Number of bits for the index in a work request's number. The shard has `SHARD_BITS`, and the generation has
+/// `GENERATION_BITS`.
 const INDEX_BITS: u32 = 24;
 const SHARD_BITS: u32 = 8;
 const GENERATION_BITS: u32 = 31;
 
-/// Most calls to one peer in a shard, so that a peer has no more to answer than it keeps answers for.
+/// Maximum number of calls to one peer per shard, so that a peer never has more calls to answer than it can keep
+/// answers for.
 const CALLS_PER_SHARD_MAX: usize = ATOMICS_UNDER_WAY_MAX / Table::SHARDS_MAX;
 
 impl OperationId {
@@ -117,13 +119,14 @@ impl OperationId {
         }
     }
 
-    /// Returns the place among those of all shards, for the first `per_shard` of each.
+    /// Returns the number of this place if the first `per_shard` places of all shards are counted; `None` for other
+    /// places.
     pub(super) fn place(self, per_shard: u32) -> Option<u32> {
         (self.index < per_shard).then(|| self.shard * per_shard + self.index)
     }
 }
 
-/// Returns true if a work request's number is that of an operation.
+/// Returns true if the number of a work request belongs to an operation of the table.
 pub(crate) fn is_operation(id: WorkId) -> bool {
     id.0 & OPERATION_BIT != 0
 }
@@ -144,7 +147,7 @@ impl Table {
         self.add(peer, EntryState::Kept(kept_alive))
     }
 
-    /// Begins a call. Returns `None` if too many to that peer are in progress.
+    /// Begins a call. Returns `None` if too many calls to the peer are in progress.
     pub(super) fn begin_call(&self, peer: PeerId) -> Option<OperationId> {
         let shard = own_shard() % self.shards.len();
         let mut entries = lock(&self.shards[shard].entries);
@@ -165,7 +168,7 @@ impl Table {
         OperationId { shard: shard as u32, index, generation }
     }
 
-    /// Runs `change` on an operation's entry. Returns `None` if the operation has ended or never was.
+    /// Runs `change` on an operation's entry. Returns `None` if the operation has ended or never existed.
     fn with<T>(&self, id: OperationId, change: impl FnOnce(&mut Entries, usize) -> T) -> Option<T> {
         let mut entries = lock(&self.shards.get(id.shard as usize)?.entries);
         let index = id.index as usize;
@@ -174,7 +177,7 @@ impl Table {
         is_current.then(|| change(&mut entries, index))
     }
 
-    /// Handles a completion. Ignores an unexpected one.
+    /// Handles a completion. Ignores a completion of an unknown operation.
     pub(super) fn complete(&self, id: WorkId, ended: Ended) -> Completed {
         let completed = self.with(OperationId::of(id), |entries, index| {
             let room = entries.end_call(index);
@@ -199,8 +202,8 @@ impl Table {
         completed.unwrap_or_default()
     }
 
-    /// Returns the result once the operation has ended, and frees its place unless it `stays` until it is withdrawn.
-    /// Returns `None` when nothing completes any more.
+    /// Returns the result once the operation has ended. Frees the operation's place, unless it `stays` until it is
+    /// withdrawn. Returns `None` if the table is closed and no completion arrives any more.
     pub(super) fn poll(
         &self,
         id: OperationId,
@@ -236,8 +239,8 @@ impl Table {
         polled.expect("an operation is polled by its owner until it has ended")
     }
 
-    /// Removes an operation that was not posted or has ended. Returns true if another call may begin, for the first
-    /// time since the limit was reached.
+    /// Removes an operation that was not posted or has ended. Returns true if another call to its peer may begin, for
+    /// the first time since the limit was reached.
     pub(super) fn withdraw(&self, id: OperationId) -> bool {
         let withdrawn = self.with(id, |entries, index| {
             let state = std::mem::replace(&mut entries.all[index].state, EntryState::Free);
@@ -247,7 +250,7 @@ impl Table {
         withdrawn.is_some_and(|(room, _)| room)
     }
 
-    /// Records that no task waits for a posted operation any more.
+    /// Records that no task waits for a posted operation any more. Its `slot` stays reserved until it completes.
     pub(super) fn abandon(&self, id: OperationId, slot: Option<Slot>) -> Left {
         let mut slot = Some(slot);
         let left = self.with(id, |entries, index| match entries.all[index].state {
@@ -263,8 +266,8 @@ impl Table {
         left.unwrap_or_else(|| Left::Nothing(slot.flatten()))
     }
 
-    /// Adds to `found` the operations in progress whose peers are `wanted`; with `kept`, also those that keep an object
-    /// alive.
+    /// Adds to `found` the operations in progress on peers for which `wanted` returns true. If `kept` is true, also
+    /// adds the operations without a waiter that keep an object alive.
     pub(super) fn under_way(
         &self,
         wanted: impl Fn(PeerId) -> bool,
@@ -286,7 +289,7 @@ impl Table {
         }
     }
 
-    /// Returns true if it is a call to `peer` that has no answer yet.
+    /// Returns true if the operation is a call to `peer` that has no answer yet.
     pub(super) fn is_call_to(&self, peer: PeerId, id: WorkId) -> bool {
         let is_one = |entries: &mut Entries, index: usize| {
             let entry = &entries.all[index];
@@ -295,7 +298,7 @@ impl Table {
         self.with(OperationId::of(id), is_one).unwrap_or(false)
     }
 
-    /// Ends the waits for answers of `peer`, which is down. Returns the wakers.
+    /// Ends the waits for answers of `peer`, which is down. Returns the wakers of the waiting tasks.
     pub(super) fn fail_calls_to(&self, peer: PeerId) -> Vec<Waker> {
         let mut wakers = Vec::new();
         for id in self.calls_to(peer) {
@@ -337,7 +340,7 @@ impl Table {
         self.with(id, |entries, index| entries.all[index].is_under_way(true)).unwrap_or(false)
     }
 
-    /// Ends all waits, since nothing completes any more. Returns the wakers.
+    /// Ends all waits, because no completion arrives any more. Returns the wakers of the waiting tasks.
     pub(super) fn close(&self) -> Vec<Waker> {
         let mut wakers = Vec::new();
         for shard in &self.shards {
@@ -372,7 +375,7 @@ impl Entries {
         }
     }
 
-    /// Ends a call. Returns true if its peer was at the limit.
+    /// Ends a call. Returns true if its peer had the maximum number of calls.
     fn end_call(&mut self, index: usize) -> bool {
         let entry = &mut self.all[index];
         if !std::mem::take(&mut entry.is_call) {
@@ -387,7 +390,7 @@ impl Entries {
         is_reopened
     }
 
-    /// Removes an operation. Returns true if it was a call whose peer was at the limit.
+    /// Removes an operation. Returns true if it was a call whose peer had the maximum number of calls.
     fn remove(&mut self, index: usize) -> bool {
         let room = self.end_call(index);
         let entry = &mut self.all[index];
@@ -410,7 +413,7 @@ impl Entry {
     }
 }
 
-/// Returns a number of the calling thread, assigned at its first operation.
+/// Returns the calling thread's number, which its first operation assigns and which selects its shard.
 fn own_shard() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local!(static OWN: Cell<Option<usize>> = const { Cell::new(None) });

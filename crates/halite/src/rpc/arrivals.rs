@@ -1,6 +1,6 @@
-//! Handles arrivals from peers, on the polling thread: passes each to the client or to the server.
+//! Handles arrivals from peers on the polling thread, which passes each arrival to the client or to the server.
 //!
-//! Nothing here waits, and no application code runs here. A peer that violates the protocol is disconnected.
+//! This code never waits, and runs no application code. A peer that violates the protocol is disconnected.
 
 use std::iter::{Peekable, from_fn};
 
@@ -14,8 +14,8 @@ use crate::runtime::locks::lock;
 use crate::runtime::wait::Wakes;
 
 impl Rpc {
-    /// Handles writes with immediates, in order. Adjacent ones of a kind are handled under one lock: at full load,
-    /// locks are most of their cost.
+    /// Handles writes with immediates, in order. Adjacent requests, and adjacent replies, are handled under one lock,
+    /// because at full load the locks cost more than all other steps.
     pub(crate) fn handle_notified(
         &self,
         peer: PeerId,
@@ -42,7 +42,7 @@ impl Rpc {
         self.poster.enforce(peer, handled);
     }
 
-    /// Handles an access to a peer's memory that the fabric refused or could not reach.
+    /// Disconnects a peer after the fabric has refused an access to the peer's memory, or could not reach that memory.
     pub(crate) fn handle_refused(&self, peer: PeerId) {
         self.poster.enforce(peer, Err(Violation("a request names memory that cannot be reached")));
     }
@@ -95,7 +95,7 @@ impl Rpc {
     }
 }
 
-/// Returns the replies before the next request.
+/// Returns the slots of the next replies, up to the first request.
 fn slots_in_batch(imms: &mut Peekable<impl Iterator<Item = Imm>>) -> impl Iterator<Item = SlotId> {
     from_fn(|| match imms.next_if(|imm| matches!(imm, Imm::Reply(_)))? {
         Imm::Reply(slot) => Some(slot),
@@ -103,7 +103,7 @@ fn slots_in_batch(imms: &mut Peekable<impl Iterator<Item = Imm>>) -> impl Iterat
     })
 }
 
-/// Returns the ring offsets of the requests before the next reply.
+/// Returns the ring offsets of the next requests, up to the first reply.
 fn offsets_in_batch(imms: &mut Peekable<impl Iterator<Item = Imm>>) -> impl Iterator<Item = u64> {
     from_fn(|| match imms.next_if(|imm| matches!(imm, Imm::Request { .. }))? {
         Imm::Request { offset } => Some(offset),

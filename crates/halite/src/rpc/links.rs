@@ -19,12 +19,12 @@ use super::shared::{
 use crate::runtime::locks::lock;
 use crate::runtime::wait::Wakes;
 
-/// A head word has its own cache line.
+/// Length of a head word's memory, in bytes: one cache line.
 const HEAD_BYTES: u64 = 64;
 
 impl Rpc {
-    /// Creates the link to a peer that is about to be up, with its ring and lines. Returns `None` without memory for
-    /// them; then calls to and from this peer time out.
+    /// Creates the link to a peer that will soon be up, with its ring and lines. Returns `None` if there is no memory
+    /// for them; then calls to and from this peer time out.
     pub(crate) fn make_link(&self, peer: PeerId, node: NodeId) -> Option<Arc<Link>> {
         let ring = self.poster.allocate(self.ring_bytes)?;
         let head = self.poster.allocate(HEAD_BYTES)?;
@@ -38,7 +38,7 @@ impl Rpc {
         Some(Arc::new(Link::new(node, Target::Peer(peer), inline_bytes_max, memory, drops)))
     }
 
-    /// Sends the handshake to a peer that is up, before all requests and all messages in the outbox.
+    /// Sends the handshake to a peer that is up, before any request and any message in the outbox.
     pub(crate) fn handle_up(&self, peer: PeerId, link: &Link) {
         let handshake = {
             let inbound = lock(&link.inbound);
@@ -123,7 +123,7 @@ impl Rpc {
         }
     }
 
-    /// Handles a peer that is down but may still write to this node's memory.
+    /// Closes the link to a peer that is down. The memory to which the peer may still write stays reserved.
     pub(crate) fn handle_down(&self, peer: PeerId, link: &Link, wakes: &mut Wakes) {
         let services: Vec<_> = self.peers.read().services.all().cloned().collect();
         link.set_gone();
@@ -139,7 +139,7 @@ impl Rpc {
         }
     }
 
-    /// Handles a peer that can no longer access this node's memory.
+    /// Releases the memory of the link to a peer, because the peer can no longer access this node's memory.
     pub(crate) fn handle_cut_off(&self, peer: PeerId, link: &Link) {
         self.client.handle_cut_off(peer);
         self.server.reply_rows.close(&link.replies);

@@ -1,4 +1,4 @@
-//! Calls and messages: the node's part, between sessions and the fabric.
+//! Calls and messages of a node, between the sessions and the fabric.
 //!
 //! ```text
 //!   caller ── request ──> ring at the server ── imm ──> polling thread ──> queue of the function ──> handler
@@ -6,17 +6,17 @@
 //!     └── slot <── imm ── polling thread <──────────────────────── reply into the caller's slot ───────┘
 //! ```
 //!
-//! `client` is the caller's side, `server` the server's side, and `shared` has what both need: links, memory, posting.
-//! Neither side imports the other. The files beside these folders join them: `links` opens and closes links, `arrivals`
-//! passes arrivals to each side, `own` handles a node's calls to itself, and `peers` is the table of peers.
+//! `client` is the caller's side, `server` is the server's side, and `shared` has what both need: links, memory and
+//! posting. Neither side imports the other. The files beside these folders join them: `links` opens and closes links,
+//! `arrivals` passes arrivals to each side, `own` handles a node's calls to itself, and `peers` is the table of peers.
 //!
 //! The polling thread handles immediates without the runner's lock; handlers never run on it. Rare work (control
 //! messages, answers that did not fit into a queue, deadlines) waits until the runner settles. Locks are held briefly,
 //! and taken in the order of [`crate::runtime::locks`]: a service, a link's outbound side, a link's inbound side, the
 //! slots or deferred posts; the fabric's own come last.
 //!
-//! It calls [`crate::posted`], [`crate::metrics`], [`crate::runtime`] and the fabric. Nothing here waits: callers and
-//! servers wait through `driver::requests`, and `session::calls` connects them to sessions.
+//! This folder calls [`crate::posted`], [`crate::metrics`], [`crate::runtime`] and the fabric. Nothing in it waits:
+//! callers and servers wait through `driver::requests`, and `session::calls` connects them to sessions.
 
 mod arrivals;
 mod client;
@@ -56,12 +56,12 @@ pub(crate) struct Rpc {
     pub(crate) server: Server,
     peers: Arc<Peers>,
     ring_bytes: u64,
-    /// Handshakes that the fabric has not taken yet.
+    /// Handshakes that the fabric has not taken yet, to be retried.
     handshakes: Mutex<Vec<(PeerId, CallControl)>>,
 }
 
 impl Rpc {
-    /// Returns `None` if the system has no memory for the slots.
+    /// Creates the node's state of calls. Returns `None` if the system has no memory for the slots.
     pub(crate) fn new(
         fabric: Arc<dyn Fabric>,
         posted: Arc<InFlight>,
@@ -86,7 +86,8 @@ impl Rpc {
         self.retry_atomics();
     }
 
-    /// Returns the number of slots in use for replies from a node, and of answers that it has not read yet.
+    /// Returns the number of slots in use for replies from a node, and the number of answers that the node has not read
+    /// yet.
     pub(crate) fn under_way(&self, node: NodeId) -> (usize, usize) {
         let Some(link) = self.peers.link_to(node) else { return (0, 0) };
         let calls = self.client.under_way(&link);
@@ -94,7 +95,7 @@ impl Rpc {
         (calls, answers)
     }
 
-    /// Returns the figures of this node's functions, and of its ports.
+    /// Returns the figures of this node's functions, then those of its ports.
     pub(crate) fn services(&self) -> (ServiceFigures, ServiceFigures) {
         let mut found = (ServiceFigures::default(), ServiceFigures::default());
         for service in self.peers.read().services.all() {
@@ -108,7 +109,7 @@ impl Rpc {
         found
     }
 
-    /// Ends all waits, since the node ends.
+    /// Ends all waits, because the node ends.
     pub(crate) fn close(&self, wakes: &mut Wakes) {
         self.client.close(wakes);
         let (services, links): (Vec<_>, Vec<_>) = {

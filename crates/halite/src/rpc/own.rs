@@ -1,4 +1,4 @@
-//! Calls of a node to itself: client and server without a fabric between them.
+//! Calls of a node to itself, which use no fabric.
 
 use std::iter::once;
 use std::sync::Arc;
@@ -37,7 +37,8 @@ impl Rpc {
         Ok(slot)
     }
 
-    /// The caller sees the answer and the end of the call in one step.
+    /// Writes an answer into the slot of a caller on this node. The caller sees the answer and the end of the call in
+    /// one step.
     pub(super) fn send_own_answer(
         &self,
         to: &ReplyTo,
@@ -61,7 +62,7 @@ impl Rpc {
         answered
     }
 
-    /// Allocates memory for the reply once its length is known.
+    /// Allocates memory for a reply on this node, once the reply's length is known, and writes the answer to it.
     pub(super) fn answer_in_own_block(&self, to: &ReplyTo, output: &[u8], wakes: &mut Wakes) -> Answered {
         let Some(block) = self.poster.allocate((output.len() + REPLY_HEADER_BYTES) as u64) else {
             self.refuse(to, Status::NoMemory, wakes);

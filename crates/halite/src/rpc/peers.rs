@@ -6,12 +6,11 @@
 //! ```
 //!
 //! This node exchanges requests with a peer that is up. A peer that is down may still write to this node's memory, so
-//! the ring that it writes to and the slots for its replies stay reserved until it is cut off. The engine decides the
-//! transitions; the runner reports each to all parts, in one place ([`crate::driver::runner`]). No other module infers
-//! a peer's state from posts that the fabric refuses.
+//! its ring at this node, and the slots for its replies, stay reserved until the peer is cut off. The engine decides
+//! the transitions; the runner reports each transition to all parts, in one place ([`crate::driver::runner`]). No other
+//! module infers a peer's state from posts that the fabric refuses.
 //!
-//! The services and the arena for peers' requests are under the same lock as the table, because each request needs them
-//! too.
+//! One lock covers the table, the services and the arena for peers' requests, because each request needs all three.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -28,21 +27,21 @@ use super::server::Services;
 use super::shared::Link;
 use crate::runtime::locks::{self, Held, ranked};
 
-/// Number of removed peers whose incarnations stay known, for accesses that were in progress and report their failure
+/// Number of removed peers whose incarnations stay known. An access that was in progress may still report its failure
 /// later.
 const GONE_MAX: usize = 256;
 
 #[derive(Debug)]
 pub(crate) struct Peers {
-    /// A number unique to this table in the process.
+    /// Number of this table, unique in the process.
     number: u64,
     own: Arc<Link>,
     table: RwLock<Table>,
-    /// Number of times the table may have changed.
+    /// Version of the table; increases with each change.
     version: AtomicU64,
 }
 
-/// The link that a thread used last. It holds no memory once its node has ended.
+/// The link that a thread used last. After the link's node has ended, the link holds no memory.
 struct LastLink {
     peers: u64,
     version: u64,
@@ -61,13 +60,13 @@ ranked! {
 #[derive(Debug)]
 pub(crate) struct Table {
     peers: BTreeMap<PeerId, Peer>,
-    /// The incarnations behind removed connections, the oldest first.
+    /// Incarnations of peers whose connections were removed, the oldest first.
     gone: VecDeque<(PeerId, NodeIncarnation)>,
-    /// The links to nodes that are up, and to this one.
+    /// The links to nodes that are up, and to this node itself.
     links: BTreeMap<NodeId, Arc<Link>>,
     /// The functions and ports of this node.
     pub(crate) services: Services,
-    /// The memory of regions, by key.
+    /// The memory of this node's regions, by key.
     pub(crate) arena: BTreeMap<Key, Window>,
 }
 
@@ -76,11 +75,11 @@ pub(crate) struct Table {
 pub(crate) struct Peer {
     incarnation: NodeIncarnation,
     state: PeerState,
-    /// The fabric has reported the connection's end.
+    /// True if the fabric has reported the end of the connection.
     is_closed: bool,
-    /// `None` if there was no memory for it.
+    /// The link to the peer; `None` if there was no memory for it.
     pub(crate) link: Option<Arc<Link>>,
-    /// Answers to its atomics that the fabric has not taken yet, in order.
+    /// Answers to the peer's atomics that the fabric has not taken yet, in order.
     pub(crate) atomics: Mutex<VecDeque<AtomicAnswer>>,
 }
 
@@ -91,10 +90,10 @@ enum PeerState {
     CutOff,
 }
 
-/// The effect of a peer's transition.
+/// What a peer's transition requires of the caller.
 #[derive(Debug)]
 pub(crate) struct Transition {
-    /// The peer's link, to be closed.
+    /// The peer's link, which the caller must close.
     pub(crate) link: Option<Arc<Link>>,
 }
 
@@ -119,7 +118,8 @@ impl Peers {
         &self.own
     }
 
-    /// Locks the table for reading. Do not nest: with a writer in between, both readers would wait forever.
+    /// Locks the table for reading. A thread must not lock it twice: if a writer waits in between, both would wait
+    /// forever.
     #[inline]
     pub(crate) fn read(&self) -> Held<RwLockReadGuard<'_, Table>> {
         locks::read(&self.table)
@@ -133,22 +133,22 @@ impl Peers {
         table
     }
 
-    /// A number that changes with the table: while it is the same, a copy of the table is current, or a change is just
-    /// being made.
+    /// Returns a number that changes with the table. While it stays the same, a copy of the table is current, unless a
+    /// change is in progress.
     #[inline]
     pub(crate) fn version(&self) -> u64 {
         // Pairs with the Release in write().
         self.version.load(Acquire)
     }
 
-    /// Returns the link to a node that is up, or to this one.
+    /// Returns the link to a node that is up, or to this node itself.
     #[inline]
     pub(crate) fn link_to(&self, node: NodeId) -> Option<Arc<Link>> {
         self.read().link_to(node).cloned()
     }
 
-    /// Calls `enter` with the link to a node that is up, or to this one. `enter` must not call this method. A thread
-    /// caches its last link until the table changes, so that it takes no shared lock.
+    /// Calls `enter` with the link to a node that is up, or to this node itself. `enter` must not call this method. A
+    /// thread caches its last link until the table changes, so that it takes no shared lock.
     #[inline]
     pub(crate) fn with_link_to<T>(&self, node: NodeId, enter: impl FnOnce(&Arc<Link>) -> T) -> Option<T> {
         let mut enter = Some(enter);
@@ -178,7 +178,7 @@ impl Peers {
         self.read().up(peer).is_some()
     }
 
-    /// Returns the incarnation behind a current or recent connection.
+    /// Returns the incarnation of the peer behind a current or recent connection.
     pub(crate) fn incarnation_of(&self, peer: PeerId) -> Option<NodeIncarnation> {
         let table = self.read();
         let gone =
@@ -188,7 +188,7 @@ impl Peers {
 
     // Transitions, made only by the runner.
 
-    /// See [`Effect::PeerUp`](halite_tier::effect::Effect::PeerUp).
+    /// Adds a peer that is up, with its link; see [`Effect::PeerUp`](halite_tier::effect::Effect::PeerUp).
     pub(crate) fn set_up(&self, peer: PeerId, incarnation: NodeIncarnation, link: Option<Arc<Link>>) {
         let mut table = self.write();
         if let Some(link) = &link {
@@ -199,7 +199,7 @@ impl Peers {
         assert!(before.is_none(), "the engine takes up {peer:?} once");
     }
 
-    /// Returns `None` unless the peer was up.
+    /// Marks a peer as down. Returns `None` unless the peer was up.
     pub(crate) fn set_down(&self, peer: PeerId) -> Option<Transition> {
         let mut table = self.write();
         let Table { peers, links, .. } = &mut *table;
@@ -213,7 +213,7 @@ impl Peers {
         Some(Transition { link: row.link.clone() })
     }
 
-    /// Returns `None` unless the peer was down.
+    /// Marks a peer as cut off. Returns `None` unless the peer was down.
     pub(crate) fn set_cut_off(&self, peer: PeerId) -> Option<Transition> {
         let mut table = self.write();
         let row = table.peers.get_mut(&peer).filter(|row| row.state == PeerState::Down)?;
@@ -223,7 +223,7 @@ impl Peers {
         Some(transition)
     }
 
-    /// Records the connection's end. Returns true if its peer is in the table.
+    /// Records the end of a connection. Returns true if its peer is in the table.
     pub(crate) fn set_closed(&self, peer: PeerId) -> bool {
         let mut table = self.write();
         let Some(row) = table.peers.get_mut(&peer) else { return false };
@@ -240,7 +240,7 @@ impl Table {
         self.peers.get(&peer).filter(|row| row.state == PeerState::Up)
     }
 
-    /// Returns the link to a node that is up, or to this one.
+    /// Returns the link to a node that is up, or to this node itself.
     #[inline]
     pub(crate) fn link_to(&self, node: NodeId) -> Option<&Arc<Link>> {
         self.links.get(&node)
@@ -252,7 +252,8 @@ impl Table {
         up.filter_map(|(peer, row)| Some((*peer, row.link.as_ref()?)))
     }
 
-    /// Returns `None` if a peer is up; otherwise `CutOffYet(true)` if the peer is cut off.
+    /// Returns `None` if a peer is up. Otherwise returns `CutOffYet(true)` if it is cut off, and `CutOffYet(false)` if
+    /// not.
     pub(crate) fn is_down(&self, peer: PeerId) -> Option<CutOffYet> {
         match self.peers.get(&peer).map(|row| row.state) {
             Some(PeerState::Up) => None,
@@ -261,7 +262,7 @@ impl Table {
         }
     }
 
-    /// Removes a peer that is cut off and disconnected, but keeps its incarnation for error messages.
+    /// Removes a peer that is cut off and disconnected. Keeps its incarnation, which errors name.
     fn forget_if_over(&mut self, peer: PeerId) {
         let is_over = |row: &&Peer| row.state == PeerState::CutOff && row.is_closed;
         let Some(row) = self.peers.get(&peer).filter(is_over) else { return };

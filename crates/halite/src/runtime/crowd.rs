@@ -9,18 +9,18 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// How long a reading stays valid: a tick of most schedulers. A reading takes some 5 us.
+/// Time for which a reading stays valid, in nanoseconds: a tick of most schedulers. Taking a reading takes about 5 us.
 const SEEN_FOR_NS: u64 = 4_000_000;
 
-/// The last reading.
+/// The last reading of the host's contention.
 #[derive(Debug, Default)]
 pub(crate) struct Crowd {
-    /// Time of the reading, and the result in the last bit; 0 if there was none.
+    /// Time of the reading, with the result in the last bit; 0 before the first reading.
     seen: AtomicU64,
 }
 
 impl Crowd {
-    /// Returns the last reading, or takes a new one with `look` if it is too old.
+    /// Returns the last reading. If it is too old, takes a new reading with `look`.
     pub(crate) fn is_crowded(&self, now_ns: u64, look: impl FnOnce() -> bool) -> bool {
         // A single word, and each reading is as good as another: it orders nothing.
         let seen = self.seen.load(Relaxed);
@@ -33,7 +33,7 @@ impl Crowd {
     }
 }
 
-/// Returns true if the cores of this host are contended; false if that is unknown.
+/// Returns true if the cores of this host are contended; false if the system does not say.
 pub(crate) fn is_host_crowded() -> bool {
     static PROCESSORS: OnceLock<Option<usize>> = OnceLock::new();
     let contents = |path| read_to_string(path).ok();
@@ -42,7 +42,8 @@ pub(crate) fn is_host_crowded() -> bool {
     running.zip(*processors).is_some_and(|(running, processors)| is_crowd(running, processors))
 }
 
-/// Two spinning ends and their progress threads, which poll occasionally, do not contend for two cores.
+/// Returns true if more than two threads per core are runnable. Two spinning ends and their progress threads, which
+/// poll occasionally, do not contend for two cores.
 fn is_crowd(running: usize, processors: usize) -> bool {
     running > 2 * processors
 }

@@ -1,6 +1,6 @@
 //! A node's environment: the time, the time of day, random numbers, and a process id for display.
 //!
-//! A node has no other inputs besides its fabric and its sessions.
+//! A node has no other inputs than these, its fabric and its sessions.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -16,28 +16,29 @@ use crate::runtime::headroom;
 /// The environment of a [`crate::Driven`] node, real or simulated. A node is deterministic: with the same environment
 /// and the same fabric, it behaves the same.
 pub trait Env: Send + Sync {
-    /// Nanoseconds on the node's clock, which never runs backwards.
+    /// Returns the time in nanoseconds on the node's clock, which never runs backwards.
     fn now_ns(&self) -> u64;
 
-    /// Nanoseconds since 1970 by the host's clock; the tokens of new locks start there.
+    /// Returns the nanoseconds since 1970 by the host's clock; the fencing tokens of new locks start at this number.
     fn since_1970_ns(&self) -> u64;
 
-    /// A random number, different from those of all other nodes.
+    /// Returns a random number. Each node must get different numbers.
     fn random(&self) -> u64;
 
-    /// Process id that `halite status` shows.
+    /// Returns the process id that `halite status` shows.
     fn pid(&self) -> u32;
 
-    /// Address at which peers dial the node's fabric after they have lost the connection; empty if they cannot.
+    /// Returns the address at which peers dial the node's fabric after they have lost the connection; empty if they
+    /// cannot dial it.
     fn address(&self) -> String {
         String::new()
     }
 }
 
-/// A node's environment; the usual one costs no dynamic dispatch.
+/// The environment of a node; that of a process needs no dynamic dispatch.
 #[derive(Clone)]
 pub(crate) enum NodeEnv {
-    /// This process, with an offset to its time of day.
+    /// The environment of this process, with an offset to its time of day.
     Process {
         begin: Instant,
         clock_offset_s: i64,
@@ -80,12 +81,12 @@ impl NodeEnv {
         }
     }
 
-    /// Returns true if the node's own thread polls from time to time, even without a doorbell.
+    /// Returns true if the node has a progress thread, which polls from time to time even if no doorbell rings.
     pub(crate) fn has_progress_thread(&self) -> bool {
         matches!(self, NodeEnv::Process { .. })
     }
 
-    /// Returns true if more threads want to run than can.
+    /// Returns true if more threads are runnable than the cores can run.
     pub(crate) fn is_crowded(&self) -> bool {
         match self {
             NodeEnv::Process { .. } => is_host_crowded(),
@@ -109,7 +110,7 @@ impl NodeEnv {
         }
     }
 
-    /// Returns the address at which peers dial the node, if its environment has one.
+    /// Returns the address at which peers dial the node; empty if its environment has none.
     pub(crate) fn address(&self) -> String {
         match self {
             NodeEnv::Process { .. } => String::new(),

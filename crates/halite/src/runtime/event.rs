@@ -10,13 +10,13 @@ use std::task::{Context, Poll, Waker};
 use crate::runtime::locks::{Rank, Ranked, lock};
 use crate::runtime::wait::Wakes;
 
-/// A recurring event of one `K` or of all: handles change, a member joins.
+/// An event that occurs repeatedly, for one key `K` or for all keys: handles change, or a member joins.
 ///
-/// A waiter reads [`Event::count`], checks whether it must wait, and then waits for the count to exceed what it read,
-/// so it misses no event in between. Events of other keys do not wake it.
+/// A waiter reads [`Event::count`], checks whether it must wait, and then waits until the count exceeds the value that
+/// it read. So it misses no event in between. Events of other keys do not wake it.
 #[derive(Debug, Default)]
 pub(crate) struct Event<K = ()> {
-    /// Number of occurrences, of all keys.
+    /// Number of occurrences, for all keys together.
     count: AtomicU64,
     waiting: Mutex<EventWaiters<K>>,
 }
@@ -28,12 +28,12 @@ impl<K> Ranked for EventWaiters<K> {
 #[derive(Debug, Default)]
 struct EventWaiters<K> {
     next: u64,
-    /// By key and a unique number of the waiter.
+    /// Wakers of waiters, by key and a unique number of the waiter.
     wakers: BTreeMap<(K, u64), Waker>,
 }
 
 impl<K: Ord + Copy> Event<K> {
-    /// Number of occurrences.
+    /// Returns the number of occurrences so far.
     pub(crate) fn count(&self) -> u64 {
         // Pairs with the Release in happen() and happen_to(): a reader of the count also sees the change behind it.
         self.count.load(Acquire)
@@ -58,12 +58,12 @@ impl<K: Ord + Copy> Event<K> {
         }
     }
 
-    /// Waits for the event of `key`, unless any event has occurred since the count was `seen`.
+    /// Waits for the event of `key`. Returns at once if any event has occurred since the count was `seen`.
     pub(crate) fn after_of(&self, seen: u64, key: K) -> After<'_, K> {
         After { event: self, seen, key, id: None }
     }
 
-    /// Number of waiters.
+    /// Returns the number of waiters.
     #[cfg(test)]
     fn awaited(&self) -> usize {
         lock(&self.waiting).wakers.len()
@@ -71,13 +71,13 @@ impl<K: Ord + Copy> Event<K> {
 }
 
 impl Event {
-    /// Waits until it has occurred more than `seen` times.
+    /// Waits until the event has occurred more than `seen` times.
     pub(crate) fn after(&self, seen: u64) -> After<'_, ()> {
         self.after_of(seen, ())
     }
 }
 
-/// See [`Event::after_of`].
+/// A wait for an event; see [`Event::after_of`].
 #[derive(Debug)]
 pub(crate) struct After<'e, K: Ord + Copy> {
     event: &'e Event<K>,
@@ -126,7 +126,7 @@ mod tests {
 
     use super::*;
 
-    /// Counts how often it is woken.
+    /// A waker that counts how often it is woken.
     #[derive(Default)]
     struct Counter(AtomicU64);
 

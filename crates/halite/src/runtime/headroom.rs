@@ -1,17 +1,17 @@
-//! The memory that this process may use: the limit, and the part that is free now.
+//! The memory that this process may use: the maximum, and how much is free now.
 //!
-//! Several limits apply at once: the machine's, each enclosing control group's, and the address space's. A limit that
-//! the system does not report counts as none.
+//! Several limits apply at once: those of the machine, of each enclosing control group, and of the address space. If
+//! the system does not report a limit, this module assumes none.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use rustix::process::{Resource, getrlimit};
 
-/// Free memory to leave for the system and other processes.
+/// Free memory to leave to the system and other processes, in bytes.
 const SPARE_BYTES: u64 = 16 << 20;
 
-/// A limit on memory, and what sets it.
+/// A limit on memory, with the name of what sets it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Limit {
     pub(crate) bytes: u64,
@@ -28,7 +28,7 @@ pub(crate) fn most() -> Option<Limit> {
     machine.into_iter().chain(groups).min_by_key(|limit| limit.bytes)
 }
 
-/// Returns true if `len` bytes of memory are free, so that no process has to be killed for them.
+/// Returns true if `len` bytes of memory are free, so that the system need not kill a process to provide them.
 pub(crate) fn has_free(len: u64) -> bool {
     let machine = Meminfo::read().map(|info| info.available);
     let groups = groups().into_iter().map(|group| group.limit.saturating_sub(group.held));
@@ -36,7 +36,7 @@ pub(crate) fn has_free(len: u64) -> bool {
     least.is_none_or(|free| free >= len.saturating_add(SPARE_BYTES))
 }
 
-/// Returns true if a segment of `len` bytes leaves half of the address space for peers' segments and everything else.
+/// Returns true if a segment of `len` bytes leaves half of the address space free for peers' segments and other uses.
 pub(crate) fn has_addresses(len: u64) -> bool {
     let Some(limit) = getrlimit(Resource::As).current else { return true };
     let statm = fs::read_to_string("/proc/self/statm").unwrap_or_default();
@@ -45,7 +45,7 @@ pub(crate) fn has_addresses(len: u64) -> bool {
     used.saturating_add(len) <= limit / 2
 }
 
-/// Memory of the machine, in bytes.
+/// Total and available memory of the machine, in bytes.
 struct Meminfo {
     total: u64,
     available: u64,
@@ -74,7 +74,7 @@ impl Meminfo {
 struct Group {
     dir: PathBuf,
     limit: u64,
-    /// Bytes in use that cannot be reclaimed at once.
+    /// Bytes of memory in use that the system cannot reclaim at once.
     held: u64,
 }
 
@@ -83,8 +83,8 @@ fn groups() -> Vec<Group> {
     groups_of(&own, Path::new("/sys/fs/cgroup"))
 }
 
-/// `own` lists the process's group in each hierarchy, one `NUMBER:CONTROLLERS:PATH` per line; version 2 has no
-/// controllers.
+/// Returns the control groups that contain this process. `own` lists the process's group in each hierarchy, one
+/// `NUMBER:CONTROLLERS:PATH` per line; a line of version 2 has no controllers.
 fn groups_of(own: &str, root: &Path) -> Vec<Group> {
     let mut groups = Vec::new();
     for line in own.lines() {
@@ -103,7 +103,7 @@ fn groups_of(own: &str, root: &Path) -> Vec<Group> {
     groups
 }
 
-/// File names of a version.
+/// Names of a control group's files, in one version of control groups.
 struct Files {
     limit: &'static str,
     usage: &'static str,

@@ -1,4 +1,4 @@
-//! Jobs: long work for the engine, done without its lock.
+//! Jobs: long work for the engine, which threads do without the engine's lock.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -12,39 +12,39 @@ use crate::runtime::locks::{lock, ranked};
 
 #[derive(Debug)]
 pub(crate) enum Job {
-    /// Register a new segment of this many bytes.
+    /// Registers a new segment of this many bytes.
     Grow(u64),
-    /// Copy all of `from` to `to`.
+    /// Copies all bytes of `from` to `to`.
     Copy { token: Token, from: Window, to: Window },
-    /// Set all of `window` to `byte`.
+    /// Sets all bytes of `window` to `byte`.
     Fill { token: Token, window: Window, byte: u8 },
-    /// Allocate pages for a part of this node's memory.
+    /// Allocates pages for a part of this node's memory.
     Populate { token: Token, key: Key, offset: u64, len: u64 },
-    /// Make a part of this node's memory read as zero.
+    /// Makes a part of this node's memory read as zero.
     Discard { token: Token, key: Key, offset: u64, len: u64 },
 }
 
 #[derive(Debug)]
 pub(crate) enum Done {
-    /// The new segment, unless the system refused.
+    /// The new segment; `None` if the system refused the memory.
     Grown(Option<(Key, Window)>),
     Copied(Token),
     Discarded(Token),
-    /// `is_done` if the system provided the memory.
+    /// A part of the arena was populated; `is_done` is true if the system provided the memory.
     Populated {
         token: Token,
         len: u64,
         is_done: bool,
     },
-    /// The rest, to be queued behind other jobs.
+    /// The rest of a job, which goes into the queue behind other jobs.
     Partly(Job),
 }
 
-/// Bytes to populate without first checking the system's free memory, which takes 0.1 ms.
+/// Bytes to populate without a check of the system's free memory, because each check takes 0.1 ms.
 const HEADROOM_BYTES_MIN: u64 = 1 << 20;
-/// Bytes to discard between clock reads: about 10 ms if all were touched.
+/// Bytes to discard between clock reads: about 10 ms of work if all pages were touched.
 const DISCARD_BYTES_MIN: u64 = 64 << 20;
-/// Time after which a job lets others run.
+/// Time, in nanoseconds, after which a job lets other jobs run.
 const JOB_NS_MAX: u64 = 8_000_000;
 
 ranked! {
@@ -83,7 +83,7 @@ impl Arena {
         }
     }
 
-    /// Returns `None` if the system refuses; the engine then tries less.
+    /// Registers a new segment of `len` bytes. Returns `None` if the system refuses; the engine then requests less.
     fn grow(&self, len: u64, fabric: &dyn Fabric, env: &NodeEnv) -> Option<(Key, Window)> {
         match self.try_growing(len, fabric, env) {
             Ok(grown) => {
@@ -109,7 +109,7 @@ impl Arena {
         Ok((key, window))
     }
 
-    /// Returns true if the system provided the memory.
+    /// Allocates pages for a part of the arena. Returns true if the system provided the memory.
     fn populate(&self, key: Key, offset: u64, len: u64, env: &NodeEnv) -> bool {
         // Linux kills a process, perhaps this one, rather than report that memory is short.
         let asks = len >= HEADROOM_BYTES_MIN;
@@ -121,8 +121,8 @@ impl Arena {
         populated.inspect_err(|error| tracing::warn!("cannot allocate {len} bytes: {error}")).is_ok()
     }
 
-    /// Discards for about [`JOB_NS_MAX`] and returns the number of bytes done. Returning memory takes about 0.15 s per
-    /// touched GiB and next to nothing for untouched memory, so the slices grow while they are cheap.
+    /// Discards memory for about [`JOB_NS_MAX`]. Returns the number of bytes done. The system takes about 0.15 s per
+    /// touched GiB, and almost no time for untouched memory, so the slices grow while they are cheap.
     fn discard_for_a_while(&self, key: Key, offset: u64, len: u64, env: &NodeEnv) -> u64 {
         let begin_ns = env.now_ns();
         let elapsed_ns = || env.now_ns() - begin_ns;

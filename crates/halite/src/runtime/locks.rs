@@ -1,49 +1,49 @@
 //! The order in which a thread may take this crate's locks.
 //!
 //! Each type that [`lock`], [`read`] or [`write()`] locks has a [`Rank`]; locks that never nest have none. Builds with
-//! debug assertions, including tests, track what each thread holds and panic when it takes a lock of a lower or the
-//! same rank. The fabric's own locks come after all of these; the poll token has no rank, because threads only try to
-//! lock it and never wait for it.
+//! debug assertions, including tests, record which locks each thread holds, and panic when a thread takes a lock of a
+//! lower or the same rank. The fabric's own locks come after all of these. The poll token has no rank, because threads
+//! only try to lock it and never wait for it.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// The order: a thread that holds one of these takes only later ones.
+/// The order of locks: a thread that holds one of them takes only locks that stand later in this list.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Rank {
-    /// The locks that a session knows by name.
+    /// The table of locks that a session has used, by name.
     SessionLocks,
-    /// One of them.
+    /// One lock that a session has used.
     SessionLock,
-    /// The barriers that a session knows.
+    /// The table of barriers that a session has used.
     SessionBarriers,
-    /// The services that a session has called by name.
+    /// The table of services that a session has called by name.
     SessionServices,
-    /// The runner, with the engine.
+    /// The runner, which contains the engine.
     Runner,
     /// The table of peers, with the routes to nodes and the services.
     Peers,
     /// The queue of one function or port.
     Service,
-    /// State of requests that this node posts to a peer.
+    /// The state of the requests that this node posts to a peer.
     Outbound,
-    /// State of requests that a peer posts to this node.
+    /// The state of the requests that a peer posts to this node.
     Inbound,
-    /// Slots lent to links that are over.
+    /// The slots that were lent to links that have ended.
     Orphans,
-    /// The slots that replies go to.
+    /// The table of reply slots.
     Slots,
-    /// Answers to a peer's atomics.
+    /// The unsent answers to a peer's atomics.
     Atomics,
     /// Posts that a fabric has not taken yet, by kind.
     HeldBack,
-    /// Operations in progress, of one shard.
+    /// The operations in progress, in one shard of their table.
     InFlight,
-    /// The node's own memory, and waiters: no other lock is taken under one.
+    /// The node's own memory, and the waiters of events. A thread that holds one of these takes no other lock.
     Innermost,
 }
 
-/// A type guarded by a ranked lock.
+/// A type whose lock has a rank.
 pub(crate) trait Ranked {
     const RANK: Rank;
 }
@@ -61,7 +61,7 @@ pub(crate) use ranked;
 
 pub(crate) struct Held<G> {
     guard: G,
-    /// Released after the lock.
+    /// Record of the held lock; dropped after the lock is released.
     _place: Place,
 }
 
@@ -69,8 +69,8 @@ pub(crate) type Locked<'m, T> = Held<MutexGuard<'m, T>>;
 
 const POISONED: &str = "a thread panicked inside the node";
 
-/// Locks one of this crate's mutexes. Panics if a thread panicked under it, since the node's state is then unreliable;
-/// the progress thread then panics too, and ends all waits (see `Driver::fail`).
+/// Locks one of this crate's mutexes. Panics if a thread panicked while it held the mutex, because the node's state is
+/// then unreliable; the progress thread then panics too, and ends all waits (see `Driver::fail`).
 #[inline]
 pub(crate) fn lock<T: Ranked>(mutex: &Mutex<T>) -> Locked<'_, T> {
     // Before waiting for the lock, so that a wrong order is found even without contention.
@@ -78,14 +78,14 @@ pub(crate) fn lock<T: Ranked>(mutex: &Mutex<T>) -> Locked<'_, T> {
     Held { guard: mutex.lock().expect(POISONED), _place: place }
 }
 
-/// Locks for reading; see [`lock`].
+/// Locks for reading. Panics as [`lock`] does.
 #[inline]
 pub(crate) fn read<T: Ranked>(lock: &RwLock<T>) -> Held<RwLockReadGuard<'_, T>> {
     let place = Place::take(T::RANK);
     Held { guard: lock.read().expect(POISONED), _place: place }
 }
 
-/// Locks for writing; see [`lock`].
+/// Locks for writing. Panics as [`lock`] does.
 #[inline]
 pub(crate) fn write<T: Ranked>(lock: &RwLock<T>) -> Held<RwLockWriteGuard<'_, T>> {
     let place = Place::take(T::RANK);
@@ -129,11 +129,11 @@ mod checked {
     use super::Rank;
 
     thread_local! {
-        /// Ranks of the locks that this thread holds, in order.
+        /// Ranks of the locks that this thread holds, in the order in which it took them.
         static HELD: RefCell<Vec<Rank>> = const { RefCell::new(Vec::new()) };
     }
 
-    /// The rank of a held lock, recorded as long as the lock is held.
+    /// The rank of a held lock, recorded for as long as the lock is held.
     pub(super) struct Place(Rank);
 
     impl Place {

@@ -1,9 +1,10 @@
-//! The runtime: time, waiting and background work, the base of everything else in a node.
+//! The runtime: time, waiting and background work, on which everything else in a node is built.
 //!
-//! [`wait`] has wakers and adaptive spinning; [`event`] the events that tasks wait for; [`poll_token`] the turns at
-//! polling; [`crowd`] core contention; [`mod@env`] time and randomness; [`jobs`] long work outside of all locks; [`outbox`]
-//! messages for which a fabric has no room; [`locks`] the order of this crate's locks. It calls nothing else of this
-//! crate. Its locks are held for a few instructions, and no other lock is taken under one.
+//! [`wait`] has wakers and adaptive spinning; [`event`] has the events for which tasks wait; [`poll_token`] decides
+//! which thread polls; [`crowd`] detects core contention; [`mod@env`] has time and randomness; [`jobs`] has long work
+//! outside of all locks; [`outbox`] has messages for which a fabric has no room; [`locks`] has the order of this
+//! crate's locks. This folder calls nothing else of this crate. A thread holds its locks for a few instructions, and
+//! takes no other lock under them.
 
 pub(crate) mod crowd;
 pub(crate) mod env;

@@ -6,14 +6,14 @@ use halite_fabric::{Fabric, Operation, PeerId, PostCause, PostError, WorkId, Wor
 
 use crate::runtime::lanes::CALLS;
 
-/// The number of work requests whose completions carry no information: if a message cannot be sent, the fabric
-/// disconnects the peer, which is an event.
+/// Number of the work requests that send messages. Their completions carry no information: if a message cannot be sent,
+/// the fabric disconnects the peer, which is an event.
 pub(crate) const SEND_WORK: WorkId = WorkId(0);
 
-/// A peer with a larger backlog is disconnected.
+/// Maximum length of a peer's backlog, in bytes; a peer with more is disconnected.
 pub(crate) const BACKLOG_BYTES_MAX: usize = 64 << 20;
 
-/// Messages by peer.
+/// The waiting messages, by peer.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     backlogs: BTreeMap<PeerId, Backlog>,
@@ -21,12 +21,12 @@ pub(crate) struct Outbox {
 
 #[derive(Debug)]
 pub(crate) struct OutMessage {
-    /// Its kind.
+    /// Immediate that gives the message's kind.
     pub(crate) imm: u32,
     pub(crate) bytes: Vec<u8>,
-    /// See [`WorkRequest::solicited`].
+    /// True if the message must wake a sleeping peer; see [`WorkRequest::solicited`].
     pub(crate) solicited: bool,
-    /// Short requests posted later must not overtake it.
+    /// True if short requests that are posted later must not overtake the message.
     pub(crate) counts: bool,
 }
 
@@ -43,7 +43,8 @@ impl Outbox {
         backlog.messages.push_back(message);
     }
 
-    /// Posts what the fabric takes now; `counted` posts a message that counts.
+    /// Posts the messages that the fabric takes now. Posts a message that short requests must not overtake through
+    /// `counted`.
     pub(crate) fn flush(&mut self, fabric: &dyn Fabric, counted: impl Fn(PeerId, &mut dyn FnMut() -> bool)) {
         self.backlogs.retain(|peer, backlog| {
             backlog.flush(fabric, *peer, &counted);
@@ -54,7 +55,7 @@ impl Outbox {
         });
     }
 
-    /// Returns the number of waiting messages and of their bytes.
+    /// Returns the number of waiting messages, and of their bytes.
     pub(crate) fn waiting(&self) -> (usize, usize) {
         let backlogs = self.backlogs.values();
         backlogs

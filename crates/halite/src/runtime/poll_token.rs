@@ -1,4 +1,4 @@
-//! The poll token: which thread polls, and how arrivals are handled while none does.
+//! The poll token decides which thread polls, and how arrivals are handled while no thread polls.
 //!
 //! The token is a mutex that threads only try to lock. Its holder polls: it has a turn. While the token is free, the
 //! node is
@@ -13,14 +13,16 @@
 //!          the progress thread polls, and finds that few turns were taken
 //! ```
 //!
-//! The word that arms a doorbell is in a cache line that every peer reads when it posts, so disarming and arming it
-//! around each turn would cost more than the turn. Frequent turns handle arrivals anyway, and the progress thread only
-//! has to handle those that come right after the last turn. Its poll interrupts the thread that runs on that core, for
-//! some 50 us on a virtual machine, so each poll that finds the node hot doubles the interval, up to WATCH_NS_MAX.
+//! The word that arms a doorbell is in a cache line that every peer reads when it posts, so disarming and arming the
+//! doorbell around each turn would cost more than the turn. Frequent turns handle arrivals anyway, and the progress
+//! thread only has to handle the arrivals right after the last turn. Its poll interrupts the thread that runs on that
+//! core, for about 50 us on a virtual machine, so each poll that finds the node hot doubles the interval, up to
+//! WATCH_NS_MAX.
 //!
-//! An arrival should wake the thread that waits for it and no other. So a caller that goes to sleep becomes the leader
-//! unless there is one: it sleeps on the fabric, and the doorbell is armed for it, cold or hot. (This is the
-//! leader/followers pattern; callers that sleep beside a leader are woken by it, or by the progress thread.)
+//! An arrival should wake the thread that waits for it, and no other thread. So a caller that goes to sleep becomes the
+//! leader unless there is one: it sleeps on the fabric, and the doorbell is armed for it, whether the node is cold or
+//! hot. (This is the leader/followers pattern; the leader or the progress thread wakes callers that sleep beside the
+//! leader.)
 //!
 //! No arrival is left unhandled:
 //!
@@ -35,7 +37,7 @@
 //! - A progress thread that finds the token taken retries. It leaves no request to the holder, so it adds no cost to
 //!   turns.
 //!
-//! The token protects all of this state. This module does not know what is polled, or for which thread.
+//! The token protects all of this state. This module does not know what a turn polls, or for which thread.
 
 use std::sync::TryLockError;
 
@@ -48,31 +50,31 @@ use halite_fabric::Sleeper;
 
 /// Interval until the progress thread first polls a node that has become hot.
 const WATCH_NS: u64 = 150_000;
-/// The longest such interval, which is also the longest wait of an arrival that no thread polls for. Sixteen calls in
-/// progress, both ends pinned, reached 1.95 million a second at an interval of 0.15 ms, 2.4 at 1 ms and 2.5 at 5 ms;
-/// replies of 1 MiB reached 21 GB/s at 0.15 ms, and 28 with these values.
+/// Maximum interval, which is also the longest wait of an arrival that no thread polls for. Sixteen calls in progress,
+/// with both ends pinned, reached 1.95 million calls a second at an interval of 0.15 ms, 2.4 million at 1 ms and 2.5
+/// million at 5 ms; replies of 1 MiB reached 21 GB/s at 0.15 ms, and 28 GB/s with these values.
 const WATCH_NS_MAX: u64 = if cfg!(loom) { 2 * WATCH_NS } else { 16 * WATCH_NS };
-/// Turns that end within this time of each other are in close succession.
+/// Time, in nanoseconds, between the ends of two turns in close succession, at most.
 const CLOSE_NS: u64 = 50_000;
-/// Turns in close succession that make the node hot. After a turn that arms the doorbell, the next message wakes the
-/// progress thread, which takes longer than the turn: sixteen calls in progress reached 0.14 million a second with 64
-/// turns to become hot and 24 to stay hot, and 1.2 million with these values.
+/// Number of turns in close succession that make the node hot. After a turn that arms the doorbell, the next message
+/// wakes the progress thread, which takes longer than the turn: sixteen calls in progress reached 0.14 million calls a
+/// second with 64 turns to become hot and 24 to stay hot, and 1.2 million with these values.
 const HOT_AFTER: u32 = if cfg!(loom) { 1 } else { 8 };
-/// Turns per WATCH_NS that keep the node hot; a server that copies 1 MiB per answer takes that many.
+/// Number of turns per WATCH_NS that keep the node hot; a server that copies 1 MiB per answer takes as many turns.
 const HOT_TURNS_MIN: u32 = if cfg!(loom) { 1 } else { 2 };
-/// Most polls for arrivals while the token is being released.
+/// Maximum number of polls for arrivals while a thread releases the token.
 const LAST_ROUNDS_MAX: usize = 4;
 
-/// The node's doorbell.
+/// The node's doorbell, which the token arms and rings.
 pub(crate) trait Bell {
-    /// Sets the thread that arrivals wake. Sequentially consistent with the ringers' read.
+    /// Sets the thread that arrivals wake. Sequentially consistent with the read of a peer that rings.
     fn arm(&self, sleeper: Option<Sleeper>);
     /// Wakes all threads that sleep on the doorbell.
     fn ring(&self);
     fn is_led(&self) -> bool;
 }
 
-/// The token, and with it `P`, which only its holder uses.
+/// The token, with the state `P`, which only the token's holder uses.
 #[derive(Debug)]
 pub(crate) struct PollToken<P> {
     seat: Mutex<TokenState<P>>,
@@ -84,20 +86,20 @@ struct TokenState<P> {
     /// True if the doorbell is armed, as far as the token knows.
     armed: bool,
     hot: bool,
-    /// Turns in close succession, while cold.
+    /// Number of turns in close succession, while the node is cold.
     close: u32,
-    /// Turns since the progress thread's last poll, while hot.
+    /// Number of turns since the progress thread's last poll, while the node is hot.
     turns: u32,
-    /// End of the last turn, while cold.
+    /// End of the last turn in nanoseconds, while the node is cold.
     ended_ns: u64,
-    /// Time at which the progress thread last counted turns, while hot.
+    /// Time in nanoseconds at which the progress thread last counted turns, while the node is hot.
     counted_ns: u64,
-    /// Interval until it counts again.
+    /// Interval in nanoseconds until the progress thread counts turns again.
     watch_ns: u64,
 }
 
-/// The held token. Give it back by one of the methods that take it; a turn that is merely dropped, as by a panic,
-/// leaves arrivals to the next thread.
+/// The held token. The holder releases it by one of the methods that take `self`; if it is merely dropped, as by a
+/// panic, arrivals wait for the next thread that polls.
 #[derive(Debug)]
 pub(crate) struct PollGuard<'t, P> {
     seat: MutexGuard<'t, TokenState<P>>,
@@ -106,14 +108,14 @@ pub(crate) struct PollGuard<'t, P> {
 /// When the progress thread must poll next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NextPoll {
-    /// When the doorbell rings.
+    /// Poll when the doorbell rings.
     WhenRung,
-    /// At the latest after this many nanoseconds.
+    /// Poll within this many nanoseconds.
     Within(u64),
 }
 
 impl NextPoll {
-    /// Returns when to poll next if another thread holds the token.
+    /// Returns when the progress thread must poll next if another thread holds the token.
     pub(crate) fn again(self) -> NextPoll {
         match self {
             NextPoll::WhenRung => NextPoll::Within(WATCH_NS),
@@ -123,7 +125,7 @@ impl NextPoll {
 }
 
 impl<P> PollToken<P> {
-    /// Cold, and not armed yet: the progress thread must take the first turn.
+    /// Creates the token of a cold node whose doorbell is not armed yet: the progress thread must take the first turn.
     pub(crate) fn new(poller: P) -> PollToken<P> {
         let seat = TokenState {
             poller,
@@ -160,7 +162,7 @@ impl<P> PollGuard<'_, P> {
         &mut self.seat.poller
     }
 
-    /// Releases the token, for a thread that may poll again soon. Calls `clock_ns` only while the node is cold.
+    /// Releases the token for a thread that may poll again soon. Calls `clock_ns` only while the node is cold.
     #[inline]
     pub(crate) fn pass(
         mut self,
@@ -181,7 +183,7 @@ impl<P> PollGuard<'_, P> {
         }
     }
 
-    /// Releases the token, for a thread that goes to sleep: later arrivals must ring.
+    /// Releases the token for a thread that goes to sleep, and arms the doorbell: later arrivals ring.
     pub(crate) fn rest(mut self, bell: &impl Bell, mut poll: impl FnMut(&mut P) -> bool) {
         self.seat.armed = true;
         bell.arm(Some(if bell.is_led() { Sleeper::Caller } else { Sleeper::Progress }));
@@ -192,7 +194,7 @@ impl<P> PollGuard<'_, P> {
         }
     }
 
-    /// Releases the token, for the progress thread.
+    /// Releases the token for the progress thread. Returns when this thread must poll next.
     pub(crate) fn keep(
         mut self,
         bell: &impl Bell,
@@ -212,7 +214,7 @@ impl<P> PollGuard<'_, P> {
 }
 
 impl<P> TokenState<P> {
-    /// Counts a turn that ends while the node is cold. Returns true if it makes the node hot.
+    /// Counts a turn that ends while the node is cold. Returns true if this turn makes the node hot.
     fn warms_up(&mut self, now_ns: u64) -> bool {
         let is_close = now_ns.saturating_sub(self.ended_ns) < CLOSE_NS;
         self.close = if is_close { self.close + 1 } else { 0 };
@@ -227,7 +229,7 @@ impl<P> TokenState<P> {
         self.hot
     }
 
-    /// Counts turns for the progress thread. Returns true if the node stays hot.
+    /// Evaluates the turns since the progress thread's last poll. Returns true if the node stays hot.
     fn stays_hot(&mut self, now_ns: u64) -> bool {
         // After an early wake-up, few turns mean nothing yet.
         if self.hot && now_ns.saturating_sub(self.counted_ns) >= self.watch_ns {
@@ -247,7 +249,7 @@ mod tests {
 
     use super::*;
 
-    /// Records the calls to it.
+    /// A doorbell that records the calls of its methods.
     #[derive(Default)]
     struct RecordingBell {
         armed: Cell<Option<Sleeper>>,
@@ -283,7 +285,7 @@ mod tests {
         turns.try_take(bell).expect("it is free").keep(bell, now_ns, |()| false)
     }
 
-    /// Returns a token that is hot from `HOT_AFTER` us on.
+    /// Returns the token of a node that is hot from `HOT_AFTER` us on.
     fn hot() -> (PollToken<()>, RecordingBell) {
         let (turns, bell) = (PollToken::new(()), RecordingBell::default());
         take_turns(&turns, &bell, (1..=u64::from(HOT_AFTER)).map(|turn| turn * 1000));
@@ -334,7 +336,7 @@ mod loom_tests {
     struct Node {
         turns: PollToken<()>,
         doorbell: Doorbell,
-        /// Relaxed on purpose: the doorbell's fences alone must make the message or the ring visible.
+        /// Relaxed on purpose: the fences of the doorbell alone must make the message or the ring visible.
         message: AtomicBool,
         handled: AtomicBool,
         led: AtomicBool,
@@ -377,7 +379,7 @@ mod loom_tests {
             self.doorbell.ring();
         }
 
-        /// An application thread, which takes turns that end at these times and then computes forever.
+        /// Runs an application thread that takes turns ending at these times, and then computes forever.
         fn caller(&self, ends_ns: &[u64]) {
             for end in ends_ns {
                 if let Some(turn) = self.turns.try_take(self) {
@@ -387,8 +389,9 @@ mod loom_tests {
             }
         }
 
-        /// As in progress.rs, but with a clock that only its own polls move. It sleeps without a time limit unless it
-        /// must poll soon: a lost wake-up blocks here forever, which loom reports as a deadlock.
+        /// Runs the progress thread as progress.rs does, but with a clock that only its own polls advance. It sleeps
+        /// without a time limit unless it must poll soon, so a lost wake-up blocks it forever, which loom reports as a
+        /// deadlock.
         fn progress_thread(&self) {
             let mut now = 0;
             let mut look = NextPoll::WhenRung;
@@ -417,8 +420,8 @@ mod loom_tests {
             }
         }
 
-        /// As Driver::lead(): a caller that sleeps until any thread has handled the message, or one that is notified of
-        /// another event at once and then computes forever.
+        /// Runs a caller as Driver::lead() does. It sleeps until any thread has handled the message; if `is_notified`,
+        /// another event wakes it at once, and it then computes forever.
         fn leader(&self, is_notified: bool) {
             let is_done = || is_notified || self.handled.load(Relaxed);
             while let Some(turn) = self.turns.try_take(self) {
@@ -461,11 +464,11 @@ mod loom_tests {
         loom::thread::spawn(move || run(&node))
     }
 
-    /// A turn that makes the node hot, and one that does not.
+    /// End of a turn that makes the node hot; `FAR` is the end of a turn that does not.
     const CLOSE: u64 = 0;
     const FAR: u64 = CLOSE_NS;
 
-    /// Checks that the message is handled although each caller takes only these turns.
+    /// Checks that the message is handled even if each caller takes only these turns.
     fn check(preemptions_max: usize, callers: &'static [&'static [u64]]) {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(preemptions_max);
@@ -498,8 +501,7 @@ mod loom_tests {
         check(2, &[&[CLOSE, CLOSE, CLOSE, CLOSE]]);
     }
 
-    /// Checks that the message is handled although some of the leaders are notified at once, while other callers take
-    /// turns.
+    /// Checks that the message is handled even if some leaders are notified at once while other callers take turns.
     fn check_led(preemptions_max: usize, leaders: &'static [bool], callers: &'static [&'static [u64]]) {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(preemptions_max);

@@ -1,4 +1,4 @@
-//! Waiting: threads that wait for a task, wakers, and how long to spin before sleeping.
+//! Waiting: threads that wait for a task, wakers, and how long a thread spins before it sleeps.
 //!
 //! This module does not know what a thread waits for.
 
@@ -17,12 +17,12 @@ use halite_fabric::{Fabric, Sleeper};
 
 use crate::runtime::locks::{lock, ranked};
 
-/// Wakers to call when no lock is held, since they may run any code. A single one, the most common case, needs no
-/// allocation.
+/// Wakers to call when the thread holds no lock, because they may run any code. A single waker, the most common case,
+/// needs no allocation.
 #[derive(Debug, Default)]
 pub(crate) struct Wakes {
     first: Option<Waker>,
-    /// Empty unless there is a first one.
+    /// Further wakers; empty unless there is a first one.
     more: Vec<Waker>,
 }
 
@@ -67,20 +67,21 @@ ranked! {
     Option<Arc<dyn Fabric>> => Innermost;
 }
 
-/// A thread that waits for a task of its own.
+/// Lets a thread sleep until the task that it runs is woken.
 pub(crate) struct Parker {
     thread: Thread,
     state: AtomicU8,
-    /// The fabric on which it sleeps.
+    /// The fabric on which the thread sleeps; `None` if it sleeps on the parker itself.
     fabric: Mutex<Option<Arc<dyn Fabric>>>,
 }
 
-/// States of a [`Parker`].
+/// State of a [`Parker`] whose thread is awake or parked. In `ON_FABRIC` the thread sleeps on the fabric; in `NOTIFIED`
+/// its task has been woken.
 const AWAKE: u8 = 0;
 const ON_FABRIC: u8 = 1;
 const NOTIFIED: u8 = 2;
 
-/// The calling thread's parker and its waker, lent to one wait.
+/// The calling thread's parker and its waker, which one wait borrows.
 #[derive(Debug)]
 pub(crate) struct Parking {
     parker: Arc<Parker>,
@@ -88,16 +89,16 @@ pub(crate) struct Parking {
 }
 
 thread_local! {
-    /// Created by a thread's first wait, then reused.
+    /// The thread's parker; its first wait creates it, and later waits reuse it.
     static PARKING: RefCell<Option<Parking>> = const { RefCell::new(None) };
     static SPIN: Cell<AdaptiveSpin> = const { Cell::new(AdaptiveSpin::NEW) };
-    /// Address of the object that the innermost blocking wait drives; 0 without one.
+    /// Address of the object that the thread's innermost blocking wait drives; 0 if it is in no such wait.
     static DRIVEN: Cell<usize> = const { Cell::new(0) };
 }
 
-/// A blocking wait of the calling thread, visible to the code that it runs.
+/// A blocking wait of the calling thread. Code that the wait runs can find out about it.
 pub(crate) struct BlockingWait {
-    /// The object that the enclosing wait drives.
+    /// Address of the object that the enclosing wait drives.
     outer: usize,
 }
 
@@ -107,8 +108,8 @@ impl BlockingWait {
         BlockingWait { outer: DRIVEN.replace(std::ptr::from_ref(driven).addr()) }
     }
 
-    /// Returns true if the calling thread is in a blocking wait that drives `driven`, and so drives it further, or
-    /// sleeps, after the current call.
+    /// Returns true if the calling thread is in a blocking wait that drives `driven`. After the current call, this wait
+    /// drives `driven` again or sleeps.
     pub(crate) fn drives<T>(driven: &T) -> bool {
         DRIVEN.get() == std::ptr::from_ref(driven).addr()
     }
@@ -132,7 +133,7 @@ impl Parker {
         self.state.load(Relaxed) == NOTIFIED
     }
 
-    /// Returns true if the task has been woken, and resets that.
+    /// Returns true if the task has been woken, and clears this state.
     pub(crate) fn take_notice(&self) -> bool {
         // Acquire pairs with the Release in wake_by_ref().
         self.state.swap(AWAKE, AcqRel) == NOTIFIED
@@ -145,7 +146,7 @@ impl Parker {
         }
     }
 
-    /// Sleeps on `fabric`, as [`Fabric::wait`] does, until the task is woken. Called on the thread that created the
+    /// Sleeps on `fabric` until the task is woken or [`Fabric::wait`] returns. Called on the thread that created the
     /// parker.
     pub(crate) fn sleep_on(&self, fabric: &Arc<dyn Fabric>, seen: u32, timeout: Option<Duration>) {
         *lock(&self.fabric) = Some(fabric.clone());
@@ -167,8 +168,8 @@ impl fmt::Debug for Parker {
 }
 
 impl Parking {
-    /// Takes the calling thread's parking for one wait; return it with [`Parking::give_back`]. A nested wait finds it
-    /// taken and gets its own, since it would swallow the outer one's wake-ups.
+    /// Takes the calling thread's parking for one wait, which returns it with [`Parking::give_back`]. A nested wait
+    /// finds it taken and gets a new one, because it would otherwise swallow the wake-ups of the outer wait.
     pub(crate) fn take() -> Parking {
         // A thread that is ending has no thread-local storage any more.
         let kept = PARKING.try_with(|kept| kept.borrow_mut().take()).ok().flatten();
@@ -178,7 +179,8 @@ impl Parking {
         })
     }
 
-    /// Returns it for the thread's next wait. Leftover wakers may wake that spuriously; waits always check again.
+    /// Returns the parking for the thread's next wait. Old wakers may wake that wait without a reason; waits always
+    /// check their condition again.
     pub(crate) fn give_back(self) {
         let _ = PARKING.try_with(|kept| kept.borrow_mut().replace(self));
     }
@@ -192,40 +194,42 @@ impl Parking {
     }
 }
 
-/// How long to spin before going to sleep, learnt from the duration of recent waits.
+/// Decides how long a thread spins before it sleeps, from the duration of its recent waits.
 ///
 /// Sleeping costs two context switches and a wake-up: about 10 us of processor time, and 20 to 50 us of delay. So a
-/// wait that is likely to end soon spins, and one that is not hardly spins at all.
+/// wait that is likely to end soon spins, and other waits hardly spin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct AdaptiveSpin {
-    /// Consecutive waits that took longer than the longest spin.
+    /// Number of consecutive waits that took longer than the longest spin.
     long_waits: u32,
-    /// Spin time of the current wait.
+    /// Time that the current wait has spun, in nanoseconds.
     spun_ns: u64,
-    /// Expected processing time of the current wait's request.
+    /// Expected processing time of the current wait's request, in nanoseconds.
     work_ns: u64,
-    /// Minimum duration of the current wait, where known.
+    /// Round trip to the peer of the current wait, in nanoseconds; 0 if it is unknown.
     round_trip_ns: u64,
-    /// The longest spin: the cost of a sleep.
+    /// Longest spin in nanoseconds: about the cost of a sleep.
     long_ns: u64,
-    /// Waits without a spin because the core is contended: in total, and remaining.
+    /// Number of waits without a spin because the core is contended: in total, and remaining.
     crowded_waits: (u32, u32),
 }
 
-/// The longest spin where peers share memory: the delay by a sleep.
+/// Longest spin, in nanoseconds, where peers share memory: the delay that a sleep causes.
 const SPIN_LONG_NS: u64 = 50_000;
-/// The longest spin where packets pass through the system: waking up for a packet delays both ends longer, and the next
-/// packet had to be prepared, sent and received first.
+/// Longest spin, in nanoseconds, where packets pass through the system. A wake-up for a packet delays both ends longer,
+/// because the next packet must then still be prepared, sent and received.
 const SPIN_PACKETS_NS: u64 = 150_000;
-/// The shortest spin: a round trip between two awake threads.
+/// Shortest spin, in nanoseconds: a round trip between two awake threads.
 pub(crate) const SPIN_SHORT_NS: u64 = 3_000;
-/// After this many consecutive long waits, the next one is likely to be long.
+/// Number of consecutive long waits after which the next wait is likely to be long.
 const LONG_WAITS_MAX: u32 = 4;
-/// A yield that takes longer has given the core to a computing thread, for a slice of some milliseconds each time.
+/// Duration in nanoseconds from which a yield shows contention: the core went to a computing thread for its time slice,
+/// some milliseconds each time.
 pub(crate) const YIELD_LONG_NS: u64 = 100_000;
-/// Waits without a spin after contention, at first and at most: a sleeping thread gets the core at once when woken.
+/// Number of waits without a spin after contention, first and maximum. A thread that sleeps gets the core at once when
+/// it is woken.
 const CROWDED_WAITS: (u32, u32) = (16, 1024);
-/// Every this many long waits, one spins nevertheless. When both ends of a conversation sleep, each mistakes the
+/// Number of long waits of which one spins nevertheless. When both ends of a conversation sleep, each mistakes the
 /// other's wake-up time for a slow answer, and one of them must stay awake once to find out.
 const PROBE_EVERY: u32 = 16;
 
@@ -245,7 +249,7 @@ impl AdaptiveSpin {
         self.long_ns = if by_packets { SPIN_PACKETS_NS } else { SPIN_LONG_NS };
     }
 
-    /// Returns how long to spin in the next wait.
+    /// Returns how long the next wait should spin, in nanoseconds.
     pub(crate) fn spin_ns(&self) -> u64 {
         if self.crowded_waits.1 > 0 {
             // Spinning uses up the thread's share of processor time, and the scheduler delays a thread that has
@@ -260,22 +264,23 @@ impl AdaptiveSpin {
     }
 
     /// Announces that the next wait's request takes about `work_ns` to process even if no thread sleeps. Without this,
-    /// such waits would count as long, and both ends would sleep each time.
+    /// the wait would count as long, and both ends would sleep each time.
     pub(crate) fn expect_work(&mut self, work_ns: u64) {
         self.work_ns = work_ns;
     }
 
-    /// Announces the round-trip time to the peer of the next wait; no spin pays if it exceeds a sleep.
+    /// Announces the round-trip time to the peer of the next wait. If it exceeds the longest spin, the wait spins only
+    /// shortly.
     pub(crate) fn expect_round_trip(&mut self, round_trip: Duration) {
         self.round_trip_ns = u64::try_from(round_trip.as_nanos()).unwrap_or(u64::MAX);
     }
 
-    /// Records a spin without success; [`AdaptiveSpin::record_wait`] follows.
+    /// Records that a spin ended without success. [`AdaptiveSpin::record_wait`] must follow.
     pub(crate) fn record_spin(&mut self, spun_ns: u64) {
         self.spun_ns = spun_ns;
     }
 
-    /// Records that another thread computed during the current spin; later waits sleep without spinning.
+    /// Records that the core was contended during the current spin; later waits sleep without spinning.
     pub(crate) fn record_contention(&mut self) {
         let (waits, _) = self.crowded_waits;
         let waits = (2 * waits).clamp(CROWDED_WAITS.0, CROWDED_WAITS.1);
@@ -283,7 +288,7 @@ impl AdaptiveSpin {
         self.crowded_waits = (waits, waits + 1);
     }
 
-    /// Records a wait of `waited_ns`, without the time passed to [`AdaptiveSpin::record_spin`].
+    /// Records a wait of `waited_ns`, in addition to the time passed to [`AdaptiveSpin::record_spin`].
     pub(crate) fn record_wait(&mut self, waited_ns: u64) {
         let (in_all, still) = self.crowded_waits;
         self.crowded_waits = if still > 0 { (in_all, still - 1) } else { (0, 0) };
@@ -300,7 +305,7 @@ impl AdaptiveSpin {
         SPIN.get()
     }
 
-    /// Changes the calling thread's state.
+    /// Changes the state of the calling thread.
     pub(crate) fn change(change: impl FnOnce(&mut AdaptiveSpin)) {
         let mut spin = SPIN.get();
         change(&mut spin);
@@ -327,7 +332,7 @@ impl Wake for Parker {
     }
 }
 
-/// Runs all futures concurrently. Returns their outputs in order.
+/// Runs all futures concurrently. Returns their outputs in the order of the futures.
 pub(crate) async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut under_way: Vec<Pin<Box<F>>> = futures.map(Box::pin).collect();
     let mut outputs: Vec<Option<F::Output>> = under_way.iter().map(|_| None).collect();

@@ -1,7 +1,7 @@
 //! Accesses to the bytes behind a handle, by any path.
 //!
-//! An access by loads and stores copies on the caller's own thread, without waiting. Other accesses wait here, for a
-//! region that is changing or for the completion of posted requests.
+//! An access by loads and stores copies on the caller's own thread, without waiting. Other accesses wait for a region
+//! that is changing, or for the completion of posted requests.
 
 pub(crate) mod posted;
 
@@ -15,24 +15,24 @@ use crate::error::{AccessCause, AccessError, BatchError};
 use crate::posted::{Cursor, Ended};
 use crate::session::{Inner, Lh, ReadOp, WriteOp};
 
-/// Reads, in order.
+/// A list of reads, which are executed in order.
 pub(crate) struct Reads<'r, 'b> {
     inner: &'r Inner,
     ops: &'r mut [ReadOp<'b>],
 }
 
-/// Writes, in order.
+/// A list of writes, which are executed in order.
 pub(crate) struct Writes<'w, 'b> {
     inner: &'w Inner,
     ops: &'w [WriteOp<'b>],
 }
 
-/// Accesses of a session to its regions.
+/// Reads, writes or atomics of a session, with their handles.
 pub(crate) trait Accesses: Transfer {
-    /// Returns the name of the operation for errors.
+    /// Returns the name by which errors name the operation.
     fn operation(&self) -> &'static str;
 
-    /// Returns the handle and the offset of one access.
+    /// Returns the handle and the offset of access `index`.
     fn place(&self, index: usize) -> (Lh, u64);
 }
 
@@ -124,7 +124,7 @@ impl Accesses for Writes<'_, '_> {
     }
 }
 
-/// Cause of an access's end, and whether the part in progress may have been done.
+/// Cause of an access's end. `maybe_done` is true if the part in progress may have been done.
 #[derive(Debug)]
 pub(crate) struct Stopped {
     pub(crate) cause: AccessCause,
@@ -137,16 +137,18 @@ impl From<AccessCause> for Stopped {
     }
 }
 
-/// Accesses by tasks. Loads and stores happen here; the slower paths are boxed, because a future is as large as its
-/// longest path and is copied when it starts.
+/// Accesses by tasks. Loads and stores run on the caller's thread. The slower paths are boxed, because a future is as
+/// large as its longest path and is copied when it starts.
 impl Inner {
-    /// Reads as many bytes as loads reach from the offset; returns their number if the read is allowed.
+    /// Reads as many bytes from the offset as loads reach. Returns their number, or `None` if loads reach none or the
+    /// read is not allowed.
     #[inline]
     pub(crate) fn read_now(&self, lh: Lh, offset: u64, into: &mut [u8]) -> Option<usize> {
         if self.owns(lh) { self.path.read(self.id, lh.slot, offset, into).ok() } else { None }
     }
 
-    /// Writes as many bytes as stores reach from the offset; returns their number if the write is allowed.
+    /// Writes as many bytes from the offset as stores reach. Returns their number, or `None` if stores reach none or
+    /// the write is not allowed.
     #[inline]
     pub(crate) fn write_now(&self, lh: Lh, offset: u64, from: &[u8]) -> Option<usize> {
         if self.owns(lh) { self.path.write(self.id, lh.slot, offset, from).ok() } else { None }
@@ -217,7 +219,7 @@ impl Inner {
 }
 
 impl Inner {
-    /// Continues a read of which `done` bytes are copied.
+    /// Continues a read; its first `done` bytes are already copied.
     pub(crate) async fn read(
         &self,
         lh: Lh,
@@ -229,7 +231,7 @@ impl Inner {
         self.read_from(ops, done).await.map_err(|error| error.source)
     }
 
-    /// Continues a write of which `done` bytes are copied.
+    /// Continues a write; its first `done` bytes are already copied.
     pub(crate) async fn write(
         &self,
         lh: Lh,
@@ -240,7 +242,7 @@ impl Inner {
         self.write_from(&[WriteOp { lh, offset, from }], done).await.map_err(|error| error.source)
     }
 
-    /// Makes reads; the first has `done` bytes copied.
+    /// Executes reads; the first `done` bytes of the first read are already copied.
     pub(crate) async fn read_from(&self, ops: &mut [ReadOp<'_>], done: usize) -> Result<(), BatchError> {
         let own = ops.iter().take_while(|op| self.owns(op.lh)).count();
         self.make(&mut Reads { inner: self, ops: &mut ops[..own] }, done).await?;
@@ -250,7 +252,7 @@ impl Inner {
         }
     }
 
-    /// Makes writes; the first has `done` bytes copied.
+    /// Executes writes; the first `done` bytes of the first write are already copied.
     pub(crate) async fn write_from(&self, ops: &[WriteOp<'_>], done: usize) -> Result<(), BatchError> {
         let own = ops.iter().take_while(|op| self.owns(op.lh)).count();
         self.make(&mut Writes { inner: self, ops: &ops[..own] }, done).await?;
@@ -260,7 +262,8 @@ impl Inner {
         }
     }
 
-    /// Posts an access from `at` on if it is a single part and need not wait first; else does nothing.
+    /// Posts the rest of an access from `at` on, if it is a single part that need not wait first. Otherwise returns
+    /// `None` and does nothing.
     pub(crate) fn post_single<A: Accesses>(
         &self,
         access: &A,
@@ -270,7 +273,7 @@ impl Inner {
         if self.owns(access.place(0).0) { self.driver.post_single(access, at, is_awaited) } else { None }
     }
 
-    /// Finishes an access that was posted alone.
+    /// Completes an access that [`Inner::post_single`] posted.
     pub(crate) fn land_single<A: Accesses>(
         &self,
         access: &mut A,
@@ -281,7 +284,7 @@ impl Inner {
         landed.map_err(|failed| self.batch_error(access, failed).source)
     }
 
-    /// Makes accesses; the first has `done` bytes copied.
+    /// Executes accesses; the first `done` bytes of the first access are already copied.
     pub(crate) async fn make<A: Accesses>(&self, accesses: &mut A, done: usize) -> Result<(), BatchError> {
         if accesses.count() == 0 {
             return Ok(());
@@ -312,7 +315,7 @@ impl Inner {
         BatchError { index, source: AccessError { partly: partly || maybe_done, ..source }, later }
     }
 
-    /// Translates a stop into the end of an access to `len` bytes from `offset`.
+    /// Converts the reason why an access of `len` bytes from `offset` stopped into the error's cause.
     pub(crate) fn stopped(&self, stop: Stop, offset: u64, len: u64) -> Stopped {
         match stop {
             Stop::Blocked(blocked) => self.cause_of(blocked, offset, len).into(),
@@ -350,7 +353,7 @@ impl Inner {
         }
     }
 
-    /// Waits until a handle changes, unless one has since the count was `seen`.
+    /// Waits until a handle changes; returns at once if a handle has changed since the count was `seen`.
     pub(crate) async fn wait_for_change(&self, seen: u64, lh: Lh) -> Result<(), AccessCause> {
         if self.driver.is_closed() {
             return Err(self.closed());
@@ -359,7 +362,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Translates the status of a failed request.
+    /// Converts the status of a failed request into the error's cause.
     pub(crate) fn stopped_by(&self, peer: PeerId, status: Status) -> Stopped {
         let (cause, maybe_done) = match status {
             Status::Success => unreachable!("it did not fail"),
@@ -389,7 +392,8 @@ impl Inner {
         incarnation.map_or(AccessCause::Stale, |incarnation| AccessCause::Unmapped(incarnation.node))
     }
 
-    /// A restarted node has lost its chunks; one that is down may only be unreachable.
+    /// Returns [`AccessCause::Stale`] if the node was restarted, because its chunks are then lost. Otherwise returns
+    /// [`AccessCause::PeerDown`], because the node may only be unreachable.
     fn cause_of_down(&self, incarnation: NodeIncarnation) -> AccessCause {
         match self.driver.look(|runner| runner.incarnation_of(incarnation.node)) {
             Some(current) if current != incarnation => AccessCause::Stale,

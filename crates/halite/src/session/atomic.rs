@@ -1,9 +1,9 @@
 //! Atomics: indivisible changes of aligned 8-byte words.
 //!
 //! If loads and stores reach the word, the caller's own thread changes it. Other atomics are posted; if the fabric's
-//! atomics are not coherent with the owner's processors, they are sent as a call that the owner's processor executes
-//! ([`halite_tier::rpc::atomic`]). An atomic is never repeated: if its completion or answer is lost, it fails and may
-//! have taken effect.
+//! atomics are not coherent with the owner's processors, they travel as a call that the owner's processor executes
+//! ([`halite_tier::rpc::atomic`]). An atomic is never repeated: if its completion or answer is lost, the atomic fails
+//! and may have taken effect.
 
 use halite_tier::access::{Atomic, Blocked, SlotRef, WORD_BYTES};
 use halite_tier::permissions::Permissions;
@@ -17,10 +17,10 @@ use crate::session::{Inner, Lh, Session, SwapOp};
 
 /// Atomics.
 ///
-/// They order their caller's earlier accesses before the accesses of any session that has seen the new value. A dropped
-/// future may have changed the word.
+/// An atomic orders its caller's earlier accesses before all later accesses of each session that has seen the new
+/// value. Dropping the future of an atomic may leave the word changed or unchanged.
 impl Session {
-    /// Adds to the 8-byte word at `offset`, wrapping; returns its old value. Needs
+    /// Adds `add` to the 8-byte word at `offset`, wrapping at 2^64. Returns the old value. Needs
     /// [`ATOMIC`](crate::Permissions::ATOMIC).
     ///
     /// ```
@@ -42,7 +42,7 @@ impl Session {
         self.inner.change(lh, offset, Atomic::FetchAdd { add })
     }
 
-    /// Replaces the 8-byte word at `offset` by `new` if it holds `expected`; returns the old value. The word was
+    /// Replaces the 8-byte word at `offset` by `new` if the word equals `expected`. Returns the old value: the word was
     /// replaced if and only if the old value equals `expected`. Needs [`ATOMIC`](crate::Permissions::ATOMIC).
     pub fn compare_swap(
         &self,
@@ -54,10 +54,10 @@ impl Session {
         self.inner.change(lh, offset, Atomic::CompareSwap { expected, new })
     }
 
-    /// Executes compare-swaps in order until one does not find its expected value; returns how many succeeded.
+    /// Executes compare-swaps in order until one does not find its expected value. Returns how many succeeded.
     ///
-    /// The swap that fails changes nothing, and later ones are not tried. With loads and stores, the batch costs little
-    /// more than its changes; otherwise each swap waits for the one before.
+    /// The swap that fails changes nothing, and the swaps behind it are not tried. Where loads and stores reach the
+    /// words, the batch costs little more than its changes; otherwise each swap waits for the previous one.
     pub async fn compare_swap_while(&self, lh: Lh, swaps: &[SwapOp]) -> Result<usize, BatchError> {
         let mut index = 0;
         while let Some(&SwapOp { offset, expected, new }) = swaps.get(index) {
@@ -78,15 +78,15 @@ impl Session {
     }
 }
 
-/// Atomics.
+/// Atomics for threads.
 impl blocking::Session {
-    /// See [`crate::Session::fetch_add`].
+    /// Adds to an 8-byte word and returns its old value, as [`crate::Session::fetch_add`] does.
     #[inline]
     pub fn fetch_add(&self, lh: Lh, offset: u64, add: u64) -> Result<u64, AccessError> {
         self.atomic(lh, offset, Atomic::FetchAdd { add })
     }
 
-    /// See [`crate::Session::compare_swap`].
+    /// Replaces an 8-byte word if it has the expected value, as [`crate::Session::compare_swap`] does.
     #[inline]
     pub fn compare_swap(&self, lh: Lh, offset: u64, expected: u64, new: u64) -> Result<u64, AccessError> {
         self.atomic(lh, offset, Atomic::CompareSwap { expected, new })
@@ -107,14 +107,15 @@ impl blocking::Session {
 }
 
 impl Inner {
-    /// Changes a word within reach of loads and stores, if allowed; returns its old value.
+    /// Changes a word by loads and stores. Returns its old value, or `None` if they do not reach it or the change is
+    /// not allowed.
     #[inline]
     fn atomic_now(&self, lh: Lh, offset: u64, atomic: Atomic) -> Option<u64> {
         if self.owns(lh) { self.path.atomic(self.id, lh.slot, offset, atomic).ok() } else { None }
     }
 
-    /// Makes compare-swaps by loads and stores while they succeed; returns how many did, and whether one found another
-    /// value.
+    /// Executes compare-swaps by loads and stores while they succeed. Returns how many succeeded, and true if one found
+    /// another value.
     #[inline]
     fn swap_now(&self, lh: Lh, swaps: &[SwapOp]) -> (usize, bool) {
         let swaps = swaps.iter().map(|swap| (swap.offset, swap.expected, swap.new));

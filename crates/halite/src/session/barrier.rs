@@ -22,11 +22,11 @@ pub(crate) type Barriers = Mutex<BTreeMap<Box<str>, Lh>>;
 
 /// Barriers. A barrier is created by its first participant and may be used any number of times.
 impl Session {
-    /// Waits until `participants` sessions wait at the barrier `name`; returns how many times the barrier has been
-    /// passed so far.
+    /// Waits until `participants` sessions wait at the barrier `name`. Returns how many times the barrier has been
+    /// passed so far, including this time.
     ///
     /// All participants must give the same number. When the first waiter's `timeout` expires, all current waiters fail.
-    /// A participant that dies, or drops this future, is no longer counted.
+    /// The barrier stops counting a participant that dies or drops this future.
     pub async fn barrier(
         &self,
         name: &str,
@@ -59,7 +59,7 @@ impl Session {
         }
     }
 
-    /// Frees a barrier's memory (64 bytes) and its name; the next participant creates a new one. Needs
+    /// Frees a barrier's memory (64 bytes) and its name; the next participant creates a new barrier. Needs
     /// [`Permissions::MASTER`], which the first participant has.
     pub async fn free_barrier(&self, name: &str) -> Result<(), BarrierError> {
         let failed = |cause| BarrierError { name: name.to_owned(), cause };

@@ -1,13 +1,14 @@
 //! Sessions for threads.
 //!
 //! A waiting thread polls its node for a moment before it sleeps, so that an answer from an awake peer needs no thread
-//! switch. Operations that need no waiting never enter that code.
+//! switch. An operation that need not wait runs none of this code.
 
-/// Generates methods that block on the [`crate::Session`] method of the same name and arguments.
+/// Defines methods that run the [`crate::Session`] method with the same name and arguments, and block until it has
+/// ended.
 macro_rules! forward {
     ($(fn $method:ident($($argument:ident: $type:ty),*) -> $output:ty;)*) => {
         $(
-            #[doc = concat!("See [`crate::Session::", stringify!($method), "`].")]
+            #[doc = concat!("Runs [`crate::Session::", stringify!($method), "`] and blocks until it has ended.")]
             pub fn $method(&self, $($argument: $type),*) -> $output {
                 self.block_on(self.session.$method($($argument),*))
             }
@@ -50,12 +51,12 @@ impl Session {
         Session { session }
     }
 
-    /// Returns the same session for tasks.
+    /// Returns this session as a session for tasks.
     pub fn as_async(&self) -> &session::Session {
         &self.session
     }
 
-    /// See [`crate::Session::progress`].
+    /// Polls the node once, as [`crate::Session::progress`] does.
     pub fn progress(&self) {
         self.session.progress();
     }
@@ -68,7 +69,7 @@ impl Session {
     }
 }
 
-/// Regions.
+/// Operations on regions.
 impl Session {
     forward! {
         fn alloc(name: Option<&str>, len: u64, placement: Placement, everyone: Permissions) -> Result<Lh, RegionError>;
@@ -95,7 +96,8 @@ impl Session {
         fn status() -> Result<Vec<NodeStatus>, RegionError>;
     }
 
-    /// See [`crate::Session::wait_until`].
+    /// Blocks until `is_reached` accepts the word at `offset`, and returns the word. See
+    /// [`crate::Session::wait_until`].
     pub fn wait_until(
         &self,
         lh: Lh,
@@ -108,15 +110,15 @@ impl Session {
         }
     }
 
-    /// See [`crate::Session::len`].
+    /// Returns the length of a region in bytes, as [`crate::Session::len`] does.
     pub fn len(&self, lh: Lh) -> Result<u64, AccessError> {
         self.session.len(lh)
     }
 }
 
-/// Reads and writes.
+/// Reads and writes for threads.
 impl Session {
-    /// See [`crate::Session::read`].
+    /// Reads `into.len()` bytes from `offset`; blocks until they have arrived. See [`crate::Session::read`].
     #[inline]
     pub fn read(&self, lh: Lh, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
         match self.session.inner.read_now(lh, offset, into) {
@@ -125,7 +127,7 @@ impl Session {
         }
     }
 
-    /// See [`crate::Session::write`].
+    /// Writes `from` at `offset`; blocks until the bytes are written. See [`crate::Session::write`].
     #[inline]
     pub fn write(&self, lh: Lh, offset: u64, from: &[u8]) -> Result<(), AccessError> {
         match self.session.inner.write_now(lh, offset, from) {
@@ -142,24 +144,24 @@ impl Session {
         fn compare_swap_while(lh: Lh, swaps: &[SwapOp]) -> Result<usize, BatchError>;
     }
 
-    /// See [`crate::Session::read_owned`].
+    /// Fills a buffer with bytes from `offset` on, and returns the buffer. See [`crate::Session::read_owned`].
     pub fn read_owned(&self, lh: Lh, offset: u64, mut into: Vec<u8>) -> (Vec<u8>, Result<(), AccessError>) {
         let done = self.read(lh, offset, &mut into);
         (into, done)
     }
 
-    /// See [`crate::Session::write_owned`].
+    /// Writes the bytes of a buffer at `offset`, and returns the buffer. See [`crate::Session::write_owned`].
     pub fn write_owned(&self, lh: Lh, offset: u64, from: Vec<u8>) -> (Vec<u8>, Result<(), AccessError>) {
         let done = self.write(lh, offset, &from);
         (from, done)
     }
 
-    /// See [`crate::Session::post_read`].
+    /// Posts a read and returns without waiting for the bytes. See [`crate::Session::post_read`].
     pub fn post_read<B: AsMut<[u8]> + Send + 'static>(&self, lh: Lh, offset: u64, into: B) -> Posted<B> {
         self.session.post_read(lh, offset, into)
     }
 
-    /// See [`crate::Session::post_write`].
+    /// Posts a write and returns without waiting for its end. See [`crate::Session::post_write`].
     pub fn post_write<B: AsRef<[u8]> + Send + 'static>(&self, lh: Lh, offset: u64, from: B) -> Posted<B> {
         self.session.post_write(lh, offset, from)
     }
@@ -175,14 +177,14 @@ impl Session {
     }
 }
 
-/// Calls and messages.
+/// Calls and messages for threads.
 impl Session {
-    /// See [`crate::Session::serve`].
+    /// Serves a function of this session's node. See [`crate::Session::serve`].
     pub fn serve(&self, function: Function, options: ServeOptions) -> Result<Server, ServeError> {
         self.session.serve(function, options).map(Server::from)
     }
 
-    /// See [`crate::Session::serve_named`].
+    /// Serves calls to a name; blocks until the directory has registered the name. See [`crate::Session::serve_named`].
     pub fn serve_named(&self, name: &str, options: ServeOptions) -> Result<Server, ServeError> {
         self.block_on(self.session.serve_named(name, options)).map(Server::from)
     }
@@ -192,7 +194,7 @@ impl Session {
         fn servers(name: Option<&str>) -> Result<Vec<NamedServer>, RegionError>;
     }
 
-    /// See [`crate::Session::call`].
+    /// Calls a function; blocks until its answer arrives, and returns the answer. See [`crate::Session::call`].
     pub fn call(
         &self,
         node: NodeId,
@@ -206,7 +208,8 @@ impl Session {
         Ok(output)
     }
 
-    /// See [`crate::Session::call_into`].
+    /// Calls a function; blocks until its answer is in `output`, and returns the answer's length in bytes. See
+    /// [`crate::Session::call_into`].
     #[inline]
     pub fn call_into(
         &self,
@@ -220,7 +223,7 @@ impl Session {
         calling.run_blocking(input, Into::Slice(output))
     }
 
-    /// See [`crate::Session::post_call`].
+    /// Posts a call and returns without waiting for its answer. See [`crate::Session::post_call`].
     #[inline]
     pub fn post_call(
         &self,
@@ -234,7 +237,7 @@ impl Session {
         Ok(PendingCall { pending: calling.post_blocking(input)? })
     }
 
-    /// See [`crate::Session::post_calls`].
+    /// Posts a call for each input and returns without waiting for the answers. See [`crate::Session::post_calls`].
     pub fn post_calls<I: AsRef<[u8]>>(
         &self,
         node: NodeId,
@@ -248,7 +251,7 @@ impl Session {
         posted.map(|call| call.map(|pending| PendingCall { pending })).collect()
     }
 
-    /// See [`crate::Session::open_port`].
+    /// Opens a port of this session's node. See [`crate::Session::open_port`].
     pub fn open_port(&self, port: Port, options: ServeOptions) -> Result<Mailbox, ServeError> {
         Ok(Mailbox { mailbox: self.session.open_port(port, options)? })
     }
@@ -257,70 +260,71 @@ impl Session {
         fn call_many(nodes: &[NodeId], function: Function, input: &[u8], timeout: Duration) -> Vec<Result<Vec<u8>, CallError>>;
     }
 
-    /// See [`crate::Session::send`].
+    /// Sends a message; blocks until it is in the port's queue. See [`crate::Session::send`].
     #[inline]
     pub fn send(&self, node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
         self.session.send_blocking(node, port, bytes)
     }
 
-    /// See [`crate::Session::sender`].
+    /// Creates a sender of messages to a port. See [`crate::Session::sender`].
     pub fn sender(&self, node: NodeId, port: Port) -> Sender {
         Sender { sender: self.session.sender(node, port) }
     }
 
-    /// See [`crate::Session::try_send`].
+    /// Sends a message, but fails if the port is full. See [`crate::Session::try_send`].
     #[inline]
     pub fn try_send(&self, node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
         self.session.try_send_blocking(node, port, bytes)
     }
 }
 
-/// A sender of messages to one port, for threads; see [`crate::Sender`].
+/// A sender of messages to one port. Its methods block; [`crate::Sender`] has the same ones for tasks.
 #[derive(Debug)]
 pub struct Sender {
     sender: calls::Sender,
 }
 
 impl Sender {
-    /// See [`crate::Sender::send`].
+    /// Publishes a message; blocks only while too many earlier messages are in progress. See [`crate::Sender::send`].
     #[inline]
     pub fn send(&mut self, bytes: &[u8]) -> Result<(), SendError> {
         self.sender.send_blocking(bytes)
     }
 
-    /// See [`crate::Sender::flush`].
+    /// Blocks until all messages are in the port's queue. See [`crate::Sender::flush`].
     pub fn flush(&mut self) -> Result<(), SendError> {
         self.sender.flush_blocking()
     }
 }
 
-/// A posted call, for threads; see [`crate::PendingCall`].
+/// A posted call. Its methods block; [`crate::PendingCall`] has the same ones for tasks.
 #[derive(Debug)]
 pub struct PendingCall {
     pending: calls::PendingCall,
 }
 
 impl PendingCall {
-    /// See [`crate::PendingCall::answer`].
+    /// Blocks until the answer arrives, and returns it. See [`crate::PendingCall::answer`].
     pub fn answer(self) -> Result<Vec<u8>, CallError> {
         let mut output = Vec::new();
         self.pending.answer_blocking(Into::Vec(&mut output))?;
         Ok(output)
     }
 
-    /// See [`crate::PendingCall::answer_into`].
+    /// Blocks until the answer is in `output`, and returns its length in bytes. See
+    /// [`crate::PendingCall::answer_into`].
     #[inline]
     pub fn answer_into(self, output: &mut [u8]) -> Result<usize, CallError> {
         self.pending.answer_blocking(Into::Slice(output))
     }
 
-    /// See [`crate::PendingCall::lend_answer`].
+    /// Blocks until the answer arrives, and lends it in place. See [`crate::PendingCall::lend_answer`].
     pub fn lend_answer(self) -> Result<Answer, CallError> {
         self.pending.lend_answer_blocking()
     }
 }
 
-/// A served function, for threads; see [`crate::Server`].
+/// A served function. Its methods block; [`crate::Server`] has the same ones for tasks.
 #[derive(Clone, Debug)]
 pub struct Server {
     server: calls::Server,
@@ -333,34 +337,34 @@ impl From<calls::Server> for Server {
 }
 
 impl Server {
-    /// Returns the same server for tasks.
+    /// Returns this server as a server for tasks.
     pub fn as_async(&self) -> &calls::Server {
         &self.server
     }
 
-    /// See [`crate::Server::recv`].
+    /// Blocks until the next call arrives, and returns it. See [`crate::Server::recv`].
     #[inline]
     pub fn recv(&self) -> Result<Call, ServeError> {
         self.server.recv_blocking()
     }
 
-    /// See [`crate::Server::try_recv`].
+    /// Returns the next call, or `None` if none is queued. See [`crate::Server::try_recv`].
     pub fn try_recv(&self) -> Result<Option<Call>, ServeError> {
         self.server.try_recv()
     }
 
-    /// See [`crate::Server::reply_and_recv`].
+    /// Answers a call; blocks until the next call arrives, and returns it. See [`crate::Server::reply_and_recv`].
     #[inline]
     pub fn reply_and_recv(&self, call: Call, output: &[u8]) -> Result<Call, ServeError> {
         self.server.reply_and_recv_blocking(call, output)
     }
 
-    /// See [`crate::Server::recv_many`].
+    /// Blocks until a call arrives; returns it with at most `max - 1` queued calls. See [`crate::Server::recv_many`].
     pub fn recv_many(&self, max: usize) -> Result<Vec<Call>, ServeError> {
         self.server.recv_many_blocking(max)
     }
 
-    /// See [`crate::Server::reply_all`].
+    /// Answers several calls without waiting. See [`crate::Server::reply_all`].
     pub fn reply_all<O: AsRef<[u8]>>(
         &self,
         answers: impl IntoIterator<Item = (Call, O)>,
@@ -368,36 +372,36 @@ impl Server {
         self.server.reply_all(answers)
     }
 
-    /// See [`crate::Server::close`].
+    /// Ends the function for all clones of this server. See [`crate::Server::close`].
     pub fn close(&self) {
         self.server.close();
     }
 }
 
-/// An open port, for threads; see [`crate::Mailbox`].
+/// An open port. Its methods block; [`crate::Mailbox`] has the same ones for tasks.
 #[derive(Clone, Debug)]
 pub struct Mailbox {
     mailbox: calls::Mailbox,
 }
 
 impl Mailbox {
-    /// Returns the same port for tasks.
+    /// Returns this port as a port for tasks.
     pub fn as_async(&self) -> &calls::Mailbox {
         &self.mailbox
     }
 
-    /// See [`crate::Mailbox::recv`].
+    /// Blocks until the next message arrives, and returns it. See [`crate::Mailbox::recv`].
     #[inline]
     pub fn recv(&self) -> Result<Message, ServeError> {
         self.mailbox.recv_blocking()
     }
 
-    /// See [`crate::Mailbox::try_recv`].
+    /// Returns the next message, or `None` if none is queued. See [`crate::Mailbox::try_recv`].
     pub fn try_recv(&self) -> Result<Option<Message>, ServeError> {
         self.mailbox.try_recv()
     }
 
-    /// See [`crate::Mailbox::close`].
+    /// Closes the port for all its receivers. See [`crate::Mailbox::close`].
     pub fn close(&self) {
         self.mailbox.close();
     }

@@ -6,7 +6,7 @@
 //!   Session::serve ──> Server ──> Receiver ──> queue of the service, which rpc fills
 //! ```
 //!
-//! It waits through the driver, and takes no lock of its own.
+//! These types wait through the driver, and take no lock of their own.
 
 mod answer;
 mod call;

@@ -19,23 +19,23 @@ use crate::cluster::ways;
 use crate::error::{RegionCause, RegionError};
 use crate::session::{Commanded, Lh, Session};
 
-/// Maximum wait until a peer's path is known, and the interval between checks.
+/// Maximum wait until the fabric knows a peer's path.
 const PATH_TIMEOUT: Duration = Duration::from_millis(500);
 const PATH_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The path by which accesses of this node reach bytes.
+/// The path by which accesses of this node reach the bytes of a region.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AccessPath {
-    /// Loads and stores in this node's own memory.
+    /// Accesses are loads and stores in this node's own memory.
     Local,
-    /// Loads and stores in the memory of a peer.
+    /// Accesses are loads and stores in the memory of a peer.
     Direct,
-    /// One-sided operations, posted to a peer.
+    /// Accesses are one-sided operations, posted to a peer.
     Posted,
-    /// Accesses wait: the bytes are being moved to another node.
+    /// The bytes are being moved to another node; accesses wait.
     Frozen,
-    /// Accesses fail: the node that held the bytes, or the region's home, is down.
+    /// The node that held the bytes, or the region's home, is down; accesses fail.
     Down,
 }
 
@@ -46,7 +46,7 @@ impl AccessPath {
             AccessPath::Direct => "the owner is on this host, and its memory is mapped here",
             AccessPath::Posted => "the owner's memory is not mapped here, so each access is posted to it",
             AccessPath::Frozen => {
-                "the bytes are being moved to another node; accesses wait until they are there"
+                "the bytes are being moved to another node; accesses wait until the move is done"
             }
             AccessPath::Down => "the owner of the bytes, or the home of the region, is down or was restarted",
         }
@@ -63,74 +63,74 @@ impl AccessPath {
     }
 }
 
-/// The operations that carry out a read, a write, an atomic and a copy of these bytes.
+/// The operations that execute a read, a write, an atomic and a copy of the bytes of a piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Verbs {
-    /// For `Session::read`.
+    /// Operation of `Session::read`.
     pub read: &'static str,
-    /// For `Session::write`.
+    /// Operation of `Session::write`.
     pub write: &'static str,
-    /// For `Session::fetch_add` and `Session::compare_swap`.
+    /// Operation of `Session::fetch_add` and `Session::compare_swap`.
     pub atomic: &'static str,
-    /// For `Session::copy` into these bytes, and for `Session::fill`.
+    /// Operation of `Session::copy` with these bytes as the target, and of `Session::fill`.
     pub copy: &'static str,
 }
 
-/// Pieces of a region that one node holds and that are reached in the same way.
+/// All pieces of a region that one node holds and that accesses reach in the same way.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct PieceExplained {
     /// The node that holds the bytes.
     pub node: u32,
     /// Length in bytes, of all pieces together.
     pub bytes: u64,
-    /// Number of pieces.
+    /// Number of pieces in this group.
     pub pieces: u64,
-    /// Offset of the first piece, in bytes.
+    /// Offset of the first piece in the region, in bytes.
     pub offset: u64,
-    /// The network to the owner, if it is another node.
+    /// The network between this node and the owner; `None` if this node is the owner.
     pub provider: Option<&'static str>,
     /// The path by which accesses reach the bytes.
     pub path: AccessPath,
-    /// The operations that carry out accesses.
+    /// The operations that execute accesses.
     pub verbs: Verbs,
-    /// Reason, as text.
+    /// Reason for the path, as text.
     pub reason: &'static str,
 }
 
 /// The paths by which this session reaches a region, and the reasons for them.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct RegionExplained {
-    /// The region's name, if it has one and its home answers.
+    /// The region's name; `None` if it has none or its home does not answer.
     pub name: Option<String>,
-    /// The region's identity.
+    /// The region's identity, as text.
     pub region: String,
-    /// Length in bytes.
+    /// Length of the region, in bytes.
     pub len: u64,
-    /// The region's home.
+    /// The region's home node.
     pub home: u32,
-    /// The region's epoch, if its home answers.
+    /// The region's epoch; `None` if its home does not answer.
     pub epoch: Option<u64>,
-    /// Permissions of this handle.
+    /// Permissions of the explained handle.
     #[serde(serialize_with = "as_letters")]
     pub permissions: Permissions,
-    /// True if the region is immutable.
+    /// True if the region is sealed, and therefore immutable.
     pub sealed: bool,
-    /// The region's bytes, by owner and path.
+    /// The region's bytes, grouped by owner and path.
     pub pieces: Vec<PieceExplained>,
 }
 
 /// Capabilities of the network between two nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct PeerCapabilities {
-    /// Name of the provider.
+    /// Name of the provider, such as `shm`.
     pub provider: &'static str,
     /// True if loads and stores reach the peer's memory.
     pub direct: bool,
-    /// Atomics on the peer's memory. If they are not coherent with the peer's processors, sessions send their atomics
-    /// as calls.
+    /// Which atomics the network offers on the peer's memory. If they are not coherent with the peer's processors,
+    /// sessions send their atomics as calls.
     #[serde(serialize_with = "as_text")]
     pub atomics: Atomics,
-    /// Number of lanes: messages and calls use one, accesses another if there are two.
+    /// Number of lanes: with two, messages and calls use one and accesses the other.
     pub lanes: usize,
     /// Maximum length of a message, in bytes.
     pub send_bytes_max: u64,
@@ -138,100 +138,102 @@ pub struct PeerCapabilities {
     pub inline_bytes_max: Option<u64>,
 }
 
-/// Packets between this node and another, since they connected.
+/// Counters and settings of the packets between this node and another, since the two connected.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct PathExplained {
     /// Maximum payload of a packet, in bytes (path MTU).
     pub mtu_bytes: u32,
-    /// Packets sent, including repetitions.
+    /// Packets sent, including retransmitted ones.
     pub sent: u64,
-    /// Packets retransmitted.
+    /// Packets that this node retransmitted.
     pub repeated: u64,
     /// True if both ends retransmit only the packets that were lost (selective repeat); otherwise they also retransmit
     /// all packets sent after a lost one (go-back-N).
     pub repeats_single: bool,
-    /// Packets that arrived ahead of a lost or late one, and were kept.
+    /// Packets that arrived ahead of a lost or late packet, and that the receiver kept.
     pub kept: u64,
-    /// Retransmission timeouts.
+    /// Number of retransmission timeouts.
     pub timeouts: u64,
-    /// Packets received.
+    /// Packets received from the peer.
     pub arrived: u64,
-    /// Received packets that had arrived before.
+    /// Received packets that were duplicates of earlier ones.
     pub duplicates: u64,
     /// Packets that may be in flight to the peer now, per lane.
     pub window_packets: Vec<u32>,
     /// Congestion control of this node's packets: `grant`, `delay` or `loss`.
     pub congestion: &'static str,
-    /// Local address and port of the packets.
+    /// Address and port from which this node sends the packets.
     pub from: SocketAddr,
-    /// The peer's address and port.
+    /// Address and port to which this node sends the packets.
     pub to: SocketAddr,
-    /// Another source address of the peer's packets, if any; such packets are refused.
+    /// Other address from which packets of the peer arrive, if any; this node refuses such packets.
     pub refused_from: Option<SocketAddr>,
-    /// Number of refused packets.
+    /// Number of packets that this node refused because of their source address.
     pub refused: u64,
 }
 
 /// The connection between this node and another.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct PeerExplained {
-    /// The other node.
+    /// Number of the other node.
     pub node: u32,
-    /// Its incarnation, in hexadecimal: some readers of JSON lose digits of 64-bit numbers.
+    /// Random id of the other node's incarnation, in hexadecimal, because some readers of JSON lose digits of 64-bit
+    /// numbers.
     pub incarnation: String,
-    /// Its process id.
+    /// Process id of the other node.
     pub pid: u32,
-    /// Its state, as far as this node knows.
+    /// State of the other node, as far as this node knows.
     #[serde(serialize_with = "as_word")]
     pub state: NodeState,
-    /// True if this node is connected to it.
+    /// True if this node is connected to the other node.
     pub connected: bool,
-    /// Reason for the choice of this network, if there was a choice.
+    /// Reason for the choice of the network; `None` if there was no choice.
     pub provider_reason: Option<&'static str>,
-    /// Capabilities of the network between the two nodes, if they are connected.
+    /// Capabilities of the network between the two nodes; `None` if they are not connected.
     pub capabilities: Option<PeerCapabilities>,
-    /// Time since this node last heard from it, in ms, if it is connected.
+    /// Time since this node last heard from the other node, in ms; `None` if it is not connected.
     pub silent_ms: Option<u64>,
-    /// Round trip, in ns, if it is connected over a network that measures it.
+    /// Round trip to the other node, in ns; `None` if it is not connected, or the network does not measure it.
     pub round_trip_ns: Option<u64>,
-    /// Packets to it and from it, if it is connected over a network that counts them.
+    /// Packets between the two nodes; `None` if they are not connected, or the network does not count packets.
     pub path: Option<PathExplained>,
-    /// Number of calls and messages to the other node that are not answered yet, including abandoned ones whose answer
-    /// may still arrive.
+    /// Number of unanswered calls and messages to the other node, including abandoned ones whose answer may still
+    /// arrive.
     pub calls_under_way: usize,
-    /// Long answers to it that are kept until it has read them.
+    /// Number of long answers that this node keeps until the other node has read them.
     pub answers_kept: usize,
     /// Bytes of this node's memory in quarantine because the other node could still reach them.
     pub bytes_quarantined_here: u64,
-    /// Bytes of its own memory that it keeps in quarantine, if it answers.
+    /// Bytes of the other node's own memory that it keeps in quarantine; `None` if it does not answer.
     pub bytes_quarantined_there: Option<u64>,
-    /// Nodes with memory that report it as cut off: none of its operations can land in their memory any more
+    /// Nodes with memory that report the other node as cut off: its operations can no longer reach their memory
     /// ([`Session::reach`]).
     pub cut_off_at: Vec<u32>,
-    /// Reason for its state, as text.
+    /// Reason for the other node's state, as text.
     pub reason: String,
 }
 
-/// The current view that this session's node has of another node.
+/// What the node of this session currently knows about another node.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PeerSeen {
-    /// Address at which other hosts dial it, if they can.
+    /// Address at which other hosts dial the other node; `None` if they cannot dial it.
     pub address: Option<SocketAddr>,
-    /// True if the peer announces this node's cluster directory, and so is a process of this host. False for peers of
-    /// other hosts or other directories, and for peers without shared memory, which announce no directory.
+    /// True if the other node announces this node's cluster directory, and so runs on this host. False for nodes on
+    /// other hosts or in other directories, and for nodes without shared memory, which announce no directory.
     pub is_here: bool,
-    /// Time since this node last heard from it, if it is connected.
+    /// Time since this node last heard from the other node; `None` if it is not connected.
     pub silent: Option<Duration>,
-    /// Round trip, if the network in between measures it.
+    /// Round trip to the other node; `None` if the network does not measure it.
     pub round_trip: Option<Duration>,
-    /// Share of the packets to it that had to be sent again, if the network in between counts them.
+    /// Share of this node's packets to the other node that were retransmitted, from 0 to 1; `None` if the network does
+    /// not count packets.
     pub repeated: Option<f64>,
 }
 
-/// Explanations.
+/// Explanations of paths and connections.
 impl Session {
-    /// Returns how this node sees `node`, without sending a message. Returns `None` if this node has never heard of
-    /// `node`, and in a fork of the process.
+    /// Returns what this node knows about `node`, without sending a message. Returns `None` if this node has never
+    /// heard of `node`, and in a fork of the process.
     pub fn seen(&self, node: NodeId) -> Option<PeerSeen> {
         let driver = &self.inner.driver;
         if driver.is_forked() {
@@ -256,7 +258,7 @@ impl Session {
         })
     }
 
-    /// Explains where the bytes of a region are, how accesses reach them, and why. Also works while the region's home
+    /// Explains where the bytes of a region are, how accesses reach them, and why. Works even while the region's home
     /// is down.
     pub async fn explain(&self, lh: Lh) -> Result<RegionExplained, RegionError> {
         self.own("explain", lh)?;
@@ -348,7 +350,8 @@ impl Session {
         })
     }
 
-    /// Returns the state of the path to a peer; waits a little if the path of a new peer is not known yet.
+    /// Returns the state of the path to a peer. Waits for at most `PATH_TIMEOUT` if the path of a new peer is not known
+    /// yet.
     async fn path_to(&self, peer: Option<PeerId>) -> Option<Path> {
         let driver = &self.inner.driver;
         let polls = PATH_TIMEOUT.as_millis() / PATH_POLL_INTERVAL.as_millis();
@@ -363,19 +366,19 @@ impl Session {
     }
 }
 
-/// Explanations.
+/// Explanations of paths and connections, for threads.
 impl blocking::Session {
-    /// See [`crate::Session::seen`].
+    /// Returns what this node knows about another node, as [`crate::Session::seen`] does.
     pub fn seen(&self, node: NodeId) -> Option<PeerSeen> {
         self.as_async().seen(node)
     }
 
-    /// See [`crate::Session::explain`].
+    /// Explains the paths to the bytes of a region, as [`crate::Session::explain`] does.
     pub fn explain(&self, lh: Lh) -> Result<RegionExplained, RegionError> {
         self.block_on(self.as_async().explain(lh))
     }
 
-    /// See [`crate::Session::explain_peer`].
+    /// Explains the connection to another node, as [`crate::Session::explain_peer`] does.
     pub fn explain_peer(&self, node: NodeId) -> Result<PeerExplained, RegionError> {
         self.block_on(self.as_async().explain_peer(node))
     }
@@ -420,7 +423,7 @@ fn path_to(owner: NodeIncarnation, place: &Place, me: NodeIncarnation) -> Access
     }
 }
 
-/// Returns the operations behind accesses, unless this handle does not allow them.
+/// Returns the names of the operations that execute accesses; for accesses that this handle does not allow, says so.
 fn verbs(path: AccessPath, known: &Known, coherent: bool) -> Verbs {
     let [read, write, atomic, copy] = match path {
         AccessPath::Local | AccessPath::Direct => {
@@ -451,7 +454,7 @@ fn answer_of(node: NodeId, statuses: &[NodeStatus]) -> Option<&NodeStatus> {
     statuses.iter().find(|status| status.node == node && answers(status.state))
 }
 
-/// A node that counts as alive but does not answer is silent.
+/// Returns the state of a node; a node that counts as alive but does not answer is silent.
 fn state(known: &KnownPeer, statuses: &[NodeStatus], is_self: bool) -> NodeState {
     match known.state {
         NodeState::Alive if !is_self && answer_of(known.incarnation.node, statuses).is_none() => {
@@ -470,25 +473,29 @@ fn peer_reason(known: &KnownPeer, is_self: bool) -> String {
         }
         (NodeState::Unconnected, None) => "alive in the directory; the nodes connect on first use".to_owned(),
         (NodeState::Unreachable | NodeState::Dead, None) => reason_of_death(known.loss),
-        (NodeState::Left, None) => "it left the cluster".to_owned(),
+        (NodeState::Left, None) => "the node left the cluster".to_owned(),
     };
     match known.is_zombie {
-        true => format!("{reason}; it is not cut off yet, so memory that it could reach is kept back"),
+        true => format!(
+            "{reason}; the node is not cut off yet, so memory that it could reach stays in quarantine"
+        ),
         false => reason,
     }
 }
 
 fn reason_of_death(loss: Option<Loss>) -> String {
     let Some(Loss { cause, age_ns }) = loss else {
-        return "it was killed, crashed, or was silent for longer than its lease".to_owned();
+        return "the node was killed, crashed, or was silent for longer than its lease".to_owned();
     };
     let age_s = age_ns / 1_000_000_000;
     match cause {
-        LossCause::Left => format!("it left the cluster {age_s} s ago"),
-        LossCause::Exited => format!("its process exited {age_s} s ago, without leaving the cluster"),
-        LossCause::Killed => format!("it was killed {age_s} s ago, silent for longer than its lease"),
+        LossCause::Left => format!("the node left the cluster {age_s} s ago"),
+        LossCause::Exited => format!("the node's process exited {age_s} s ago, without leaving the cluster"),
+        LossCause::Killed => {
+            format!("the node was killed {age_s} s ago, after it was silent for longer than its lease")
+        }
         LossCause::Unreachable => {
-            format!("it has been unreachable for {age_s} s; its process may still run")
+            format!("the node has been unreachable for {age_s} s; its process may still run")
         }
     }
 }
@@ -514,7 +521,7 @@ impl fmt::Display for RegionExplained {
             self.epoch.map_or("unknown, since the home does not answer".to_owned(), |n| n.to_string());
         writeln!(f, "home: node {}; epoch: {epoch}", self.home)?;
         let sealed = if self.sealed { "; sealed" } else { "" };
-        writeln!(f, "this handle: {}{sealed}", self.permissions)?;
+        writeln!(f, "permissions of this handle: {}{sealed}", self.permissions)?;
         self.pieces.iter().try_for_each(|piece| write!(f, "{piece}"))
     }
 }
@@ -590,9 +597,9 @@ impl fmt::Display for PathExplained {
         let PathExplained { mtu_bytes, sent, repeated, kept, timeouts, .. } = self;
         let PathExplained { arrived, duplicates, window_packets, congestion, .. } = self;
         let repairs = if self.repeats_single {
-            "single packets are repeated"
+            "only lost packets are retransmitted"
         } else {
-            "all packets behind a lost one are repeated"
+            "all packets behind a lost one are retransmitted"
         };
         let percent = 100.0 * *repeated as f64 / (*sent).max(1) as f64;
         let windows: Vec<String> = window_packets.iter().map(u32::to_string).collect();
@@ -604,13 +611,13 @@ impl fmt::Display for PathExplained {
         )?;
         writeln!(
             f,
-            "packets: {sent} sent, {repeated} of them again ({percent:.2} %) after {timeouts} timeouts; \
-             {arrived} arrived, {duplicates} of them again, {kept} before their turn"
+            "packets: {sent} sent, {repeated} of them retransmitted ({percent:.2} %), {timeouts} timeouts; \
+             {arrived} received, {duplicates} of them duplicates, {kept} ahead of a lost or late one"
         )?;
         match self.refused_from {
             Some(from) => writeln!(
                 f,
-                "refused: {} of its packets that came from {from}: its address is translated on the way (NAT), or was changed",
+                "refused: {} packets of the peer that came from {from}: the peer's address is translated on the way (NAT), or was changed",
                 self.refused
             ),
             None => Ok(()),
@@ -620,11 +627,12 @@ impl fmt::Display for PathExplained {
 
 impl fmt::Display for PeerCapabilities {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let reach = if self.direct { "loads and stores reach its memory" } else { "accesses are posted" };
+        let reach =
+            if self.direct { "loads and stores reach the peer's memory" } else { "accesses are posted" };
         let atomics = match self.atomics {
             Atomics::None => "no atomics, so sessions' atomics travel as calls",
-            Atomics::Processor => "atomics coherent with its processor",
-            Atomics::Adapter => "atomics by its adapter alone, so sessions' atomics travel as calls",
+            Atomics::Processor => "atomics coherent with the peer's processor",
+            Atomics::Adapter => "atomics by the peer's adapter alone, so sessions' atomics travel as calls",
         };
         let sends = self.send_bytes_max;
         let lanes = match self.lanes {
@@ -653,7 +661,7 @@ impl fmt::Display for PeerExplained {
             writeln!(f, "  {reason}")?;
         }
         if let Some(silent_ms) = self.silent_ms {
-            writeln!(f, "last heard: {silent_ms} ms ago")?;
+            writeln!(f, "last heard from: {silent_ms} ms ago")?;
         }
         if let Some(ns) = self.round_trip_ns {
             writeln!(f, "round trip: {:.1} us", ns as f64 / 1e3)?;
@@ -663,12 +671,12 @@ impl fmt::Display for PeerExplained {
         }
         writeln!(
             f,
-            "under way: {} calls to it, {} answers kept for it",
-            self.calls_under_way, self.answers_kept
+            "in progress: {} calls to node {}, {} answers kept for it",
+            self.calls_under_way, self.node, self.answers_kept
         )?;
-        write!(f, "quarantined: {} bytes here because of it", self.bytes_quarantined_here)?;
+        write!(f, "quarantined: {} bytes here because of node {}", self.bytes_quarantined_here, self.node)?;
         match self.bytes_quarantined_there {
-            Some(bytes) => writeln!(f, ", {bytes} bytes there because of others")?,
+            Some(bytes) => writeln!(f, ", {bytes} bytes of node {} because of other nodes", self.node)?,
             None => writeln!(f)?,
         }
         match self.cut_off_at.iter().map(u32::to_string).collect::<Vec<_>>() {

@@ -1,4 +1,4 @@
-//! Locks: each is held by one session of the cluster at a time.
+//! Locks: one session of the cluster at a time holds a lock.
 //!
 //! ```text
 //!  Idle ── lock ──> Busy ── free, or granted ──> Held ── unlock, or the guard's drop ──> Busy ──> Idle
@@ -7,8 +7,8 @@
 //!
 //! A lock is a word in a hidden region (`halite_tier::lockword`). If loads and stores reach the word, a session takes a
 //! free lock, and releases it, by one compare-swap each, without a message. Otherwise the session asks the home, which
-//! keeps the queue of waiters. This takes one round trip, whereas two posted atomics would take two, and the home knows
-//! every request whose future was dropped.
+//! keeps the queue of waiters. The request takes one round trip, while two posted atomics would take two; and the home
+//! knows each request, including those whose future was dropped.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -39,7 +39,7 @@ impl Locks {
     }
 }
 
-/// A session's view of one lock.
+/// One lock, as a session uses it.
 #[derive(Debug)]
 struct Named {
     name: Box<str>,
@@ -53,20 +53,20 @@ ranked! {
 
 #[derive(Debug)]
 struct LockUse {
-    /// Handle of the region that holds the lock.
+    /// Handle of the region that holds the lock's word.
     lh: Option<Lh>,
     usage: Usage,
-    /// The home may not have processed the cancel of an earlier request. The next request therefore goes to the home
-    /// too, behind the cancel, and not directly to the word.
+    /// True if the home may not have processed the cancel of an earlier request. Then the next request also goes to the
+    /// home, behind the cancel, and not directly to the word.
     detour: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Usage {
     Idle,
-    /// A thread of this session is taking or releasing it.
+    /// A thread of this session is taking or releasing the lock.
     Busy,
-    /// Held, with this token.
+    /// This session holds the lock, with this fencing token.
     Held(u64),
 }
 
@@ -104,38 +104,39 @@ impl fmt::Debug for Guard {
 }
 
 impl Guard {
-    /// Returns the fencing token, which rises with every acquisition of this lock.
+    /// Returns the fencing token, which increases with each acquisition of this lock.
     ///
-    /// A resource behind the lock can reject tokens lower than the highest that it has seen: they belong to a holder
-    /// that paused for so long that it was taken for dead.
+    /// A resource behind the lock can reject tokens lower than the highest that it has seen. A lower token belongs to a
+    /// former holder, which lost the lock because it paused for too long.
     pub fn token(&self) -> u64 {
         self.token
     }
 
-    /// Returns true if the previous holder died while it held the lock: the protected data may be half changed.
+    /// Returns true if the previous holder died while it held the lock. The protected data may then be half changed.
     pub fn recovered(&self) -> bool {
         self.recovered
     }
 
-    /// Checks that the lock is still held; fails with [`LockCause::Lapsed`] otherwise.
+    /// Checks that the guard still holds the lock; fails with [`LockCause::Lapsed`] otherwise.
     ///
     /// A guard expires one lease ([`Config::lease`](crate::Config)) after this node's last acknowledged heartbeat to
-    /// the lock's home, measured by this node's clock. The home gives the lock to another session only after that. Call
-    /// this before each step that needs exclusion; it takes a mutex of this process, and sends no message. Accesses
-    /// begun under the lock may still land at other nodes after another session has got the lock; if that matters,
+    /// the lock's home, by this node's clock. The home gives the lock to another session only after that. Call this
+    /// before each step that needs exclusion: the check takes a mutex of this process, and sends no message. Accesses
+    /// that began under the lock may still land at other nodes after another session has got the lock; if that matters,
     /// compare [tokens](Guard::token).
     pub fn check(&self) -> Result<(), LockError> {
         let kept = self.session.inner.check_kept(&self.named, Some(self.token));
         kept.map_err(|cause| failed("keep", &self.named.name, cause))
     }
 
-    /// Releases the lock and waits for the release.
+    /// Releases the lock, and waits until it is released.
     pub async fn unlock(mut self) -> Result<(), LockError> {
         self.is_over = true;
         self.session.inner.unlock(&self.named, Some(self.token)).await
     }
 
-    /// Keeps the lock beyond the guard, until [`Session::unlock`] or the end of the session. Returns the token.
+    /// Keeps the lock after the guard is gone, until [`Session::unlock`] or the end of the session. Returns the fencing
+    /// token.
     pub fn keep(mut self) -> u64 {
         self.is_over = true;
         self.token
@@ -154,23 +155,23 @@ impl Drop for Guard {
 
 /// Locks.
 ///
-/// Locks have names of their own. A lock is created on a permanent node when it is first used. Sessions exclude each
-/// other; threads that are to exclude each other use a session each.
+/// Locks have a name space of their own. The first use of a lock creates it on a permanent node. Sessions exclude each
+/// other, threads of one session do not; give each thread its own session to exclude them.
 ///
 /// If a holder dies, the lock goes to the next session that waits or asks, once the holder is cut off. If a holder is
 /// unreachable, the lock passes on once the holder's guard [has expired](Guard::check). If the home dies, the next
-/// session creates the lock anew: it no longer excludes the old holder, but its tokens are still higher, because they
-/// start at the time of day by the fastest clock that the cluster has heard of.
+/// session creates the lock anew. The new lock does not exclude the old holder, but its tokens are still higher,
+/// because tokens start at the time of day by the fastest clock that the cluster has heard of.
 impl Session {
-    /// Takes a lock; waiters get it in the order of their requests.
+    /// Takes a lock. Waiting sessions get the lock in the order of their requests.
     ///
-    /// Waits as long as others hold it, except that it fails with [`LockCause::HeldBySilent`] within three leases if a
-    /// holder's node is silent and cannot be cut off.
+    /// Waits as long as other sessions hold the lock, but fails with [`LockCause::HeldBySilent`] within three leases if
+    /// a holder's node is silent and cannot be cut off.
     pub async fn lock(&self, name: &str) -> Result<Guard, LockError> {
         Attempt::begin(self, name)?.taken(true).await
     }
 
-    /// Takes a lock if it is free, else fails with [`LockCause::Held`].
+    /// Takes a lock if it is free; otherwise fails with [`LockCause::Held`].
     pub async fn try_lock(&self, name: &str) -> Result<Guard, LockError> {
         Attempt::begin(self, name)?.taken(false).await
     }
@@ -190,7 +191,7 @@ impl Session {
         taken.unwrap_or_else(|| Err(failed("take", name, late())))
     }
 
-    /// As [`Guard::check`], for a lock that this session holds by a guard or has [kept](Guard::keep).
+    /// Checks, as [`Guard::check`] does, a lock that this session holds by a guard or has [kept](Guard::keep).
     pub fn check_lock(&self, name: &str) -> Result<(), LockError> {
         let kept = self.inner.named(name).and_then(|named| self.inner.check_kept(&named, None));
         kept.map_err(|cause| failed("keep", name, cause))
@@ -202,7 +203,7 @@ impl Session {
         self.inner.unlock(&named, None).await
     }
 
-    /// Asks the home to take a lock from this session, even if the session does not hold it.
+    /// Asks the home to take a lock away from this session, even if the session does not hold it.
     pub(crate) async fn unlock_unheld(&self, name: &str) -> Result<(), LockError> {
         let failed = |cause| failed("give up", name, cause);
         check_name(name).map_err(|cause| failed(cause.into()))?;
@@ -214,8 +215,8 @@ impl Session {
         ended.map(|_| ()).map_err(|error| failed(error.into()))
     }
 
-    /// Creates a lock that other principals may take only if `everyone` has [`Permissions::ATOMIC`], or if they are
-    /// [granted](Session::grant_lock) it. A lock that is created by its first use is open to all principals.
+    /// Creates a lock. Other principals may take it only if `everyone` has [`Permissions::ATOMIC`], or after a
+    /// [grant](Session::grant_lock). A lock that is created by its first use is open to all principals.
     pub async fn create_lock(&self, name: &str, everyone: Permissions) -> Result<(), LockError> {
         let failed = |cause| failed("create", name, cause);
         let named = self.inner.named(name).map_err(failed)?;
@@ -224,15 +225,15 @@ impl Session {
         Ok(())
     }
 
-    /// Lets `who` take a lock, if `permissions` has [`Permissions::ATOMIC`]. Needs [`Permissions::MASTER`], which the
-    /// creator of the lock has.
+    /// Lets `who` take a lock, if `permissions` contains [`Permissions::ATOMIC`]. Needs [`Permissions::MASTER`], which
+    /// the creator of the lock has.
     pub async fn grant_lock(&self, name: &str, who: Who, permissions: Permissions) -> Result<(), LockError> {
         let master = self.lock_master("grant", name).await?;
         let granted = self.grant(master.lh, who, permissions).await;
         granted.map_err(|error| failed("grant", name, error.cause.into()))
     }
 
-    /// Revokes permissions for a lock; a current holder keeps it. Needs [`Permissions::MASTER`].
+    /// Revokes permissions for a lock; a session that holds the lock keeps it. Needs [`Permissions::MASTER`].
     pub async fn revoke_lock(&self, name: &str, who: Who, permissions: Permissions) -> Result<(), LockError> {
         let master = self.lock_master("revoke", name).await?;
         let revoked = self.revoke(master.lh, who, permissions).await;
@@ -241,8 +242,8 @@ impl Session {
 
     /// Frees a lock's memory (64 bytes) and its name.
     ///
-    /// The next session to use the name creates a new lock, even while the old one is held; the old one then excludes
-    /// no session, and the new tokens are higher. Needs [`Permissions::MASTER`].
+    /// The next session that uses the name creates a new lock, even while a session holds the old lock. The old lock
+    /// then excludes no session, and the new tokens are higher. Needs [`Permissions::MASTER`].
     pub async fn free_lock(&self, name: &str) -> Result<(), LockError> {
         let master = self.lock_master("free", name).await?;
         let freed = self.free(master.lh).await;
@@ -262,7 +263,7 @@ fn failed(operation: &'static str, name: &str, cause: LockCause) -> LockError {
 
 /// Regions of locks and barriers.
 impl Session {
-    /// Maps the region of a lock or barrier, and creates it if there is none.
+    /// Maps the region of a lock or barrier; creates the region if it does not exist.
     pub(crate) async fn open(
         &self,
         service: Service,
@@ -283,7 +284,7 @@ impl Session {
         }
     }
 
-    /// As `open`, with master's rights; the handles of `open` have none.
+    /// Maps the region of a lock or barrier with the rights of a master, which the handles of [`Session::open`] lack.
     pub(crate) async fn open_master(&self, service: Service, name: &str) -> Result<Master, RegionCause> {
         let lh = self.open(service, name, Permissions::MASTER).await?;
         Ok(Master { session: self.clone(), lh })
@@ -300,13 +301,13 @@ impl Session {
         }
     }
 
-    /// Drops a stale handle, without waiting.
+    /// Unmaps a stale handle, without waiting.
     pub(crate) fn forget(&self, lh: Lh) {
         drop(Commanded::submitted(&self.inner, Command::Unmap(lh.slot)));
     }
 }
 
-/// A handle to the region of a lock or barrier for a single master's operation.
+/// A handle to the region of a lock or barrier, for a single operation that needs the rights of a master.
 pub(crate) struct Master {
     session: Session,
     pub(crate) lh: Lh,
@@ -343,7 +344,7 @@ impl Attempt {
         begun.map_err(|cause| failed("take", name, cause))
     }
 
-    /// Takes the lock if it is free and within reach of loads and stores.
+    /// Takes the lock if it is free and loads and stores reach its word; otherwise returns `None`.
     pub(crate) fn take_free(&mut self) -> Option<Guard> {
         let inner = &*self.session.inner;
         let mut state = lock(&self.named.state);
@@ -365,7 +366,7 @@ impl Attempt {
         Some(self.succeed(token, false))
     }
 
-    /// Takes the lock; waits for it only if `wait`.
+    /// Takes the lock. If another session holds it, waits if `wait` is true, and fails otherwise.
     pub(crate) async fn taken(mut self, wait: bool) -> Result<Guard, LockError> {
         let taken = self.take(wait).await;
         taken.map_err(|cause| failed("take", &self.named.name, cause))
@@ -443,7 +444,8 @@ impl Inner {
         Ok(named)
     }
 
-    /// Returns the token of a lock that was just taken; `None` if loads and stores do not reach the counter now.
+    /// Returns the fencing token of a lock that this session has just taken; `None` if loads and stores do not reach
+    /// the counter now.
     fn next_token(&self, lh: Lh) -> Option<u64> {
         let add = |add| self.path.atomic(self.id, lh.slot, TOKENS_OFFSET, Atomic::FetchAdd { add }).ok();
         let last = add(1)?;
@@ -466,9 +468,9 @@ impl Inner {
         ended.map_err(|cause| failed("give up", &named.name, cause))
     }
 
-    /// Starts to release the lock if it is held, and by the guard of `token` if one is given; returns what remains to
-    /// be waited for. Until the word has changed or the home has been asked, no thread of this session may try to take
-    /// it again.
+    /// Starts to release the lock if this session holds it; with a `token`, only if the guard with this token holds it.
+    /// Returns the command to wait for, if there is one. Until the word has changed or the home has been asked, no
+    /// thread of this session may try to take the lock again.
     fn begin_unlock(&self, named: &Named, token: Option<u64>) -> Result<Option<Commanded<'_>>, LockCause> {
         // A node that leaves has released all its locks.
         if self.driver.is_closed() {
@@ -487,7 +489,7 @@ impl Inner {
         released
     }
 
-    /// Checks that the lock is still held, and by the guard of `token` if one is given.
+    /// Checks that this session still holds the lock; with a `token`, that the guard with this token still holds it.
     fn check_kept(&self, named: &Named, token: Option<u64>) -> Result<(), LockCause> {
         if self.driver.is_closed() {
             return Err(LockCause::Region(self.closed_region()));

@@ -1,8 +1,8 @@
-//! Memory operations: fill and copy, executed where the bytes are.
+//! Memory operations: fill and copy, which run where the bytes are.
 //!
-//! Bytes within reach of loads and stores are changed on the caller's own thread. Otherwise a command goes to the owner
-//! (`halite_tier::engine`), one part at a time, without moving data over the network; this module continues with the
-//! rest.
+//! The caller's own thread changes bytes that loads and stores reach. For others, a command goes to the owner
+//! (`halite_tier::engine`), one part at a time, without moving data over the network to the caller; this module
+//! continues with the rest.
 
 use halite_tier::access::{Blocked, CopySide, DataPath, RegionOffset, Step};
 use halite_tier::effect::{Command, CommandError, Outcome};
@@ -15,17 +15,17 @@ use crate::session::{Commanded, Inner, Lh, Session};
 
 /// Memory operations.
 ///
-/// All rights and bounds are checked before a byte changes. A dropped future may have done any part of its work, and
-/// goes no further than the part in progress.
+/// An operation checks all rights and bounds before it changes a byte. If its future is dropped, any part of the work
+/// may be done; no part begins after the one in progress.
 impl Session {
     /// Sets `len` bytes from `offset` to `byte`. Needs [`Permissions::WRITE`](crate::Permissions::WRITE).
     pub async fn fill(&self, lh: Lh, offset: u64, len: u64, byte: u8) -> Result<(), AccessError> {
         self.inner.finish_fill(Filling { at: region_offset(lh, offset), len, byte }, lh, offset, len).await
     }
 
-    /// Copies `len` bytes within a region or between two. Needs [`Permissions::READ`](crate::Permissions::READ) on the
-    /// source and [`Permissions::WRITE`](crate::Permissions::WRITE) on the target. The two ranges may overlap, as with
-    /// `memmove`.
+    /// Copies `len` bytes within a region or between two regions. Needs [`Permissions::READ`](crate::Permissions::READ)
+    /// on the source and [`Permissions::WRITE`](crate::Permissions::WRITE) on the target. The two ranges may overlap,
+    /// as with `memmove`.
     pub async fn copy(
         &self,
         to: Lh,
@@ -40,9 +40,9 @@ impl Session {
     }
 }
 
-/// Memory operations.
+/// Memory operations for threads.
 impl blocking::Session {
-    /// See [`crate::Session::fill`].
+    /// Sets a range of bytes to a value; blocks until this is done. See [`crate::Session::fill`].
     pub fn fill(&self, lh: Lh, offset: u64, len: u64, byte: u8) -> Result<(), AccessError> {
         let inner = &*self.as_async().inner;
         let mut filling = Filling { at: region_offset(lh, offset), len, byte };
@@ -52,7 +52,7 @@ impl blocking::Session {
         self.block_on(inner.finish_fill(filling, lh, offset, len))
     }
 
-    /// See [`crate::Session::copy`].
+    /// Copies bytes within a region or between two; blocks until this is done. See [`crate::Session::copy`].
     pub fn copy(
         &self,
         to: Lh,
@@ -75,21 +75,21 @@ fn region_offset(lh: Lh, offset: u64) -> RegionOffset {
     RegionOffset { slot: lh.slot, offset }
 }
 
-/// The rest of a memory operation.
+/// The remaining work of a memory operation.
 trait Bulk {
-    /// Length in bytes.
+    /// Returns the number of remaining bytes.
     fn len(&self) -> u64;
 
-    /// Offset in the region of that side.
+    /// Returns the offset of the remaining bytes in the region of `side`.
     fn offset(&self, side: CopySide) -> u64;
 
-    /// Does a part of it by loads and stores.
+    /// Executes the next part by loads and stores.
     fn step(&self, path: &DataPath, session: SessionId) -> Result<Step, (CopySide, Blocked)>;
 
-    /// Returns the command for the engine where loads and stores do not reach.
+    /// Returns the command to the owner, for bytes that loads and stores do not reach.
     fn command(&self) -> Command;
 
-    /// Advances past a completed part.
+    /// Moves the range past a completed part.
     fn advance(&mut self, step: Step);
 }
 
@@ -158,7 +158,7 @@ impl Bulk for Copying {
     }
 }
 
-/// Cause of a failure, the region that failed, and whether a part is done.
+/// Cause of a failure. `side` is the region that failed; `partly` is true if a part of the operation may be done.
 struct Failure {
     side: CopySide,
     cause: AccessCause,
@@ -187,13 +187,13 @@ impl Failure {
 }
 
 impl Inner {
-    /// Fills the rest of `len` bytes, and waits where necessary.
+    /// Fills the rest of `len` bytes; waits for owners and for changes of the region.
     async fn finish_fill(&self, filling: Filling, lh: Lh, offset: u64, len: u64) -> Result<(), AccessError> {
         let filled = self.carry_out(filling, &[(CopySide::Target, lh)], len).await;
         filled.map_err(|failure| failure.of_fill(self, lh, offset, len))
     }
 
-    /// Copies the rest of `len` bytes, and waits where necessary.
+    /// Copies the rest of `len` bytes; waits for owners and for changes of the regions.
     async fn finish_copy(
         &self,
         copying: Copying,
@@ -206,7 +206,7 @@ impl Inner {
         copied.map_err(|failure| failure.of_copy(self, to, from, len))
     }
 
-    /// Does the rest of an operation on `whole` bytes.
+    /// Executes the rest of an operation on `whole` bytes.
     async fn carry_out<B: Bulk>(
         &self,
         mut bulk: B,
@@ -245,7 +245,7 @@ impl Inner {
         }
     }
 
-    /// Does everything that needs no waiting.
+    /// Executes the parts that need no waiting.
     fn step_on<B: Bulk>(&self, bulk: &mut B) -> Result<(), (CopySide, Blocked)> {
         loop {
             let step = bulk.step(&self.path, self.id)?;
@@ -275,7 +275,7 @@ impl Inner {
     }
 }
 
-/// Cause of an interruption.
+/// Reason why a memory operation could not continue.
 enum Stop {
     Access(CopySide, Blocked),
     HalfWay(CopySide, AccessCause),

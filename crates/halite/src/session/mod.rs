@@ -1,7 +1,8 @@
 //! Sessions: an application's attachment to a node, acting as one principal.
 //!
 //! All operations are `async` and run on any executor; [`crate::blocking`] has the same operations for threads. A
-//! future may be dropped at any time: its operation is then undone, or has no effect on the caller's memory.
+//! future may be dropped at any time: the node then undoes its operation, or the operation changes no memory of the
+//! caller.
 //!
 //! The session calls the driver, [`crate::rpc`] and [`crate::posted`], and asks [`crate::cluster`] for the path to a
 //! peer; [`crate::node`] creates sessions. Reads, writes and atomics by loads and stores take no lock. A session's own
@@ -49,14 +50,14 @@ use crate::session::lock::Locks;
 
 pub use halite_tier::effect::Placement;
 
-/// Maximum length of a region, in bytes: the address space of a process.
+/// Maximum length of a region, in bytes: the address space of a process, 128 TiB.
 pub const REGION_BYTES_MAX: u64 = 1 << 47;
 
-/// A handle: a capability to a region, valid only in the session that mapped it.
+/// A handle: a capability to a region, valid only in the session that mapped the region.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Lh {
     pub(crate) slot: SlotRef,
-    /// Random per session, so that handles of other sessions are recognised.
+    /// Random number of the session, by which a session recognises handles of other sessions.
     pub(crate) session: u64,
 }
 
@@ -69,22 +70,22 @@ impl fmt::Debug for Lh {
 /// The names that [`Session::move_names`] moved to etcd.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NamesMoved {
-    /// Number of names; 0 if they were in etcd already.
+    /// Number of moved names; 0 if the names were in etcd already.
     pub names: u64,
-    /// Number of names of lost regions, which stay lost.
+    /// Number of lost names that were moved; their regions stay lost.
     pub lost: u64,
 }
 
-/// The principals of a grant or revocation.
+/// The principals to which a grant or revocation applies.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Who {
-    /// One principal, by name.
+    /// One principal, given by name.
     Principal(String),
-    /// The default for every principal that is not named.
+    /// All principals that the region's grants do not name.
     Everyone,
 }
 
-/// Options of an allocation.
+/// Options of [`Session::alloc_with`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AllocOptions {
     /// The nodes that hold the region.
@@ -98,7 +99,8 @@ pub struct AllocOptions {
 }
 
 impl Default for AllocOptions {
-    /// On this node if there is room, else on another; no permissions for other principals; not populated.
+    /// Returns the default: on this node if it has room, otherwise on another; no permissions for other principals; not
+    /// populated.
     fn default() -> AllocOptions {
         AllocOptions { placement: Placement::Anywhere, everyone: Permissions::empty(), populate: false }
     }
@@ -107,7 +109,7 @@ impl Default for AllocOptions {
 /// One read of a batch.
 #[derive(Debug)]
 pub struct ReadOp<'a> {
-    /// The region.
+    /// Handle of the region.
     pub lh: Lh,
     /// Offset in the region, in bytes.
     pub offset: u64,
@@ -118,7 +120,7 @@ pub struct ReadOp<'a> {
 /// One write of a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct WriteOp<'a> {
-    /// The region.
+    /// Handle of the region.
     pub lh: Lh,
     /// Offset in the region, in bytes.
     pub offset: u64,
@@ -133,13 +135,13 @@ pub struct SwapOp {
     pub offset: u64,
     /// Value that the word must hold.
     pub expected: u64,
-    /// Value that replaces it.
+    /// Value that replaces the word.
     pub new: u64,
 }
 
 /// An application's attachment to its node.
 ///
-/// Clones are the same session. Dropping the last one ends the session and all its handles. Guards, watches, posted
+/// Clones are the same session. Dropping the last clone ends the session and all its handles. Guards, watches, posted
 /// calls and borrowed answers each count as a clone, so none of them borrows the session.
 ///
 /// A session belongs to the process that joined the cluster. After a `fork`, it still belongs to the parent: in the
@@ -179,7 +181,8 @@ impl fmt::Debug for Session {
     }
 }
 
-/// State that the clones of a session share. Aligned, so that counting clones takes no cache line from accesses.
+/// State that the clones of a session share. Its alignment keeps the count of clones out of the cache lines that
+/// accesses use.
 #[repr(align(64))]
 pub(crate) struct Inner {
     pub(crate) path: Arc<DataPath>,
@@ -187,7 +190,7 @@ pub(crate) struct Inner {
     pub(crate) tag: u64,
     pub(crate) driver: Arc<Driver>,
     pub(crate) principal: Principal,
-    /// Number by which links may know the principal.
+    /// Number that replaces the principal's name in short calls, if the node has assigned one.
     pub(crate) principal_number: Option<u16>,
     chunk_bytes: u64,
     pub(crate) locks: Locks,
@@ -253,7 +256,7 @@ impl Session {
         self.inner.driver.poll_once();
     }
 
-    /// Returns the same session for threads.
+    /// Returns this session as a session for threads.
     pub fn blocking(&self) -> blocking::Session {
         blocking::Session::new(self.clone())
     }
@@ -261,8 +264,8 @@ impl Session {
 
 /// Reads and writes.
 ///
-/// Aligned words of up to 8 bytes are read and written in one piece; others may see part of a longer access. A dropped
-/// future may have written any part of its bytes.
+/// Aligned words of up to 8 bytes are read and written in one piece; other sessions may see part of a longer access. If
+/// the future of a write is dropped, any part of its bytes may have been written.
 impl Session {
     /// Reads `into.len()` bytes from `offset`.
     pub fn read(
@@ -274,12 +277,12 @@ impl Session {
         self.inner.read_all(lh, offset, into)
     }
 
-    /// Writes `from` at `offset`.
+    /// Writes the bytes of `from` at `offset`.
     pub fn write(&self, lh: Lh, offset: u64, from: &[u8]) -> impl Future<Output = Result<(), AccessError>> {
         self.inner.write_all(lh, offset, from)
     }
 
-    /// Reads consecutive bytes from `offset` into several slices. Nothing is read unless the whole range may be read.
+    /// Reads consecutive bytes from `offset` into several slices. Reads nothing unless the whole range is readable.
     pub async fn read_vectored(
         &self,
         lh: Lh,
@@ -298,7 +301,7 @@ impl Session {
         self.inner.read_each(&mut ops).await.map_err(|error| of_vector(error, offset, len))
     }
 
-    /// Writes several slices consecutively from `offset`. Nothing is written unless the whole range may be written.
+    /// Writes several slices consecutively from `offset`. Writes nothing unless the whole range is writable.
     pub async fn write_vectored(&self, lh: Lh, offset: u64, from: &[IoSlice<'_>]) -> Result<(), AccessError> {
         let len = from.iter().map(|slice| slice.len() as u64).sum();
         self.inner.check("write", lh, Permissions::WRITE, offset, len).await?;
@@ -312,18 +315,18 @@ impl Session {
         self.inner.write_each(&ops).await.map_err(|error| of_vector(error, offset, len))
     }
 
-    /// Makes several reads and stops at the first that fails. Posted reads are outstanding together.
+    /// Executes several reads, and stops at the first that fails. Posted reads are outstanding together.
     pub async fn read_batch(&self, batch: &mut [ReadOp<'_>]) -> Result<(), BatchError> {
         self.inner.read_each(batch).await
     }
 
-    /// Makes several writes and stops at the first that fails. Posted writes are outstanding together; if two writes to
-    /// one node overlap, the later one takes effect last.
+    /// Executes several writes, and stops at the first that fails. Posted writes are outstanding together; if two
+    /// writes to one node overlap, the later one in the batch takes effect last.
     pub async fn write_batch(&self, batch: &[WriteOp<'_>]) -> Result<(), BatchError> {
         self.inner.write_each(batch).await
     }
 
-    /// Fills an owned buffer with bytes from `offset` on, and returns the buffer; for tasks that cannot lend one.
+    /// Fills a buffer with bytes from `offset` on, and returns the buffer. For tasks that must own the buffer.
     pub async fn read_owned(
         &self,
         lh: Lh,
@@ -334,7 +337,7 @@ impl Session {
         (into, done)
     }
 
-    /// Writes an owned buffer and returns it.
+    /// Writes the bytes of a buffer at `offset`, and returns the buffer. For tasks that must own the buffer.
     pub async fn write_owned(
         &self,
         lh: Lh,
@@ -346,10 +349,10 @@ impl Session {
     }
 }
 
-/// Regions.
+/// Operations on regions, the directory and the cluster.
 impl Session {
     /// Allocates a region of `len` bytes, all zero, and maps it. The session's principal gets all permissions, other
-    /// principals get `everyone`. A region without a name is reached by its handle only.
+    /// principals get `everyone`. A region without a name can be reached only by its handle.
     pub async fn alloc(
         &self,
         name: Option<&str>,
@@ -360,7 +363,7 @@ impl Session {
         self.alloc_with(name, len, AllocOptions { placement, everyone, populate: false }).await
     }
 
-    /// As [`Session::alloc`], with more options.
+    /// Allocates and maps a region, with more options than [`Session::alloc`].
     pub async fn alloc_with(
         &self,
         name: Option<&str>,
@@ -378,22 +381,23 @@ impl Session {
 
     /// Maps a region by name, with the permissions `wanted`.
     ///
-    /// Fails unless the principal has all of `wanted`. The handle allows nothing else: a handle that a master mapped
-    /// for reading can neither write nor free. A later grant applies only to handles that are mapped after it.
+    /// Fails unless the principal has all of `wanted`. The handle allows nothing else: if a master maps a region only
+    /// for reading, the handle can neither write nor free. A later grant applies only to handles that are mapped after
+    /// the grant.
     pub async fn map(&self, name: &str, wanted: Permissions) -> Result<Lh, RegionError> {
         let object = Object::Name(name);
         check_name(name).map_err(|cause| object.failed("map", cause))?;
         self.handle("map", object, Command::Map { name: name.to_owned(), wanted }).await
     }
 
-    /// Unmaps a handle.
+    /// Unmaps a region; the handle is then invalid.
     pub async fn unmap(&self, lh: Lh) -> Result<(), RegionError> {
         self.own("unmap", lh)?;
         self.done("unmap", lh, Command::Unmap(lh.slot)).await
     }
 
     /// Frees the region and its memory, for all sessions that map it. Needs a handle with [`Permissions::MASTER`], as
-    /// do all operations that change a region.
+    /// all operations that change a region do.
     pub async fn free(&self, lh: Lh) -> Result<(), RegionError> {
         self.order("free", lh, RegionCommand::Free).await
     }
@@ -411,7 +415,7 @@ impl Session {
         self.order("revoke", lh, RegionCommand::Revoke { who, permissions }).await
     }
 
-    /// Makes another principal a master too. Needs [`Permissions::MASTER`].
+    /// Makes another principal a master of the region too. Needs [`Permissions::MASTER`].
     pub async fn add_master(&self, lh: Lh, who: &str) -> Result<(), RegionError> {
         self.grant(lh, Who::Principal(who.to_owned()), Permissions::MASTER).await
     }
@@ -421,20 +425,20 @@ impl Session {
         self.order("seal", lh, RegionCommand::Seal).await
     }
 
-    /// Moves all bytes of the region, and its home, to another node. Accesses continue meanwhile; each waits while its
-    /// own chunk is being moved. Needs [`Permissions::MASTER`].
+    /// Moves all bytes of the region, and its home, to another node. Accesses continue during the move; an access waits
+    /// only while its own chunk is being moved. Needs [`Permissions::MASTER`].
     pub async fn move_to(&self, lh: Lh, node: NodeId) -> Result<(), RegionError> {
         self.order("move", lh, RegionCommand::Move { to: node }).await
     }
 
-    /// Names a region that has no name, so that others find it only once it is ready. A named region stays when no
-    /// session maps it. Needs [`Permissions::MASTER`].
+    /// Names a region that has no name, so that other sessions find it only once it is ready. A region with a name
+    /// stays when no session maps it any more. Needs [`Permissions::MASTER`].
     pub async fn set_name(&self, lh: Lh, name: &str) -> Result<(), RegionError> {
         check_name(name).map_err(|cause| self.failed_on("name", lh, cause))?;
         self.order("name", lh, RegionCommand::SetName { name: name.to_owned() }).await
     }
 
-    /// Describes the region of a name.
+    /// Describes the region that has a name.
     pub async fn stat(&self, name: &str) -> Result<RegionInfo, RegionError> {
         let object = Object::Name(name);
         check_name(name).map_err(|cause| object.failed("stat", cause))?;
@@ -444,7 +448,7 @@ impl Session {
         }
     }
 
-    /// Describes the region of a handle.
+    /// Describes the region behind a handle.
     pub async fn stat_handle(&self, lh: Lh) -> Result<RegionInfo, RegionError> {
         self.own("stat", lh)?;
         let object = Object::Handle(self, lh);
@@ -454,13 +458,13 @@ impl Session {
         }
     }
 
-    /// Lists all named regions of the cluster whose homes answer, ordered by name. [`Session::list_all`] lists the
-    /// others too.
+    /// Lists all named regions of the cluster whose homes answer, ordered by name. [`Session::list_all`] also lists
+    /// regions whose homes do not answer.
     pub async fn list(&self) -> Result<Vec<RegionInfo>, RegionError> {
         self.list_all().await.map(|listed| listed.regions)
     }
 
-    /// Lists all names in use in the cluster. Each list of the result is ordered by name.
+    /// Lists all names in use in the cluster. Each list in the result is ordered by name.
     pub async fn list_all(&self) -> Result<ListedRegions, RegionError> {
         match self.command("list", Object::All("regions"), Command::List).await? {
             Outcome::List { regions, unreachable, damaged } => {
@@ -474,7 +478,7 @@ impl Session {
 
     /// Lists the names of all regions that were lost with their homes, ordered by name.
     ///
-    /// A name leaves the list when a region of that name is allocated, or when [`Session::forget_name`] or
+    /// A name leaves the list when a session allocates a region with this name, or when [`Session::forget_name`] or
     /// [`Session::forget_node`] removes it. Node 0 remembers the last 10,000 lost names, and forgets them when it
     /// restarts.
     pub async fn list_lost(&self) -> Result<Vec<LostRegion>, RegionError> {
@@ -484,7 +488,7 @@ impl Session {
         }
     }
 
-    /// Forgets the name of a lost region, as if it had never existed. Needs no permission.
+    /// Forgets the name of a lost region, as if the region had never existed. Needs no permission.
     pub async fn forget_name(&self, name: &str) -> Result<(), RegionError> {
         let object = Object::Name(name);
         check_name(name).map_err(|cause| object.failed("forget", cause))?;
@@ -497,8 +501,8 @@ impl Session {
         self.command("forget", Object::Node(node), Command::ForgetNode(node)).await.map(|_| ())
     }
 
-    /// Moves everything on a node to other live permanent nodes, in at most `within`: regions with their homes, parts
-    /// of regions, locks and barriers.
+    /// Moves everything on a node to other live permanent nodes: regions with their homes, chunks of regions, locks and
+    /// barriers. The drain ends after `within` at the latest.
     ///
     /// From the start, the node refuses allocations with [`RegionCause::Draining`] and calls with
     /// [`CallCause::Draining`](crate::CallCause::Draining). After the drain, the node leaves if its process waits for
@@ -514,13 +518,13 @@ impl Session {
         }
     }
 
-    /// Moves all names and the node numbers from node 0 to etcd, while regions are allocated, mapped and freed by name
-    /// as before.
+    /// Moves all names and the node numbers from node 0 to etcd. Sessions can allocate, map and free regions by name
+    /// during the move.
     ///
-    /// From then on, all nodes look names up in etcd, including nodes that join later. Fails with
+    /// After the move, all nodes look names up in etcd, including nodes that join later. Fails with
     /// [`RegionCause::NamesNotMoved`], and the names stay at node 0, if a node cannot reach this etcd, or if another
-    /// cluster has its names there. The call may be repeated: an interrupted move does not block the next, and a
-    /// completed one stays done.
+    /// cluster has its names under the same prefix. The caller may repeat the call: an interrupted move does not block
+    /// the next one, and a completed move stays done.
     pub async fn move_names(&self, to: &EtcdAddress) -> Result<NamesMoved, RegionError> {
         let object = Object::All("names");
         if to.has_password() {
@@ -533,7 +537,7 @@ impl Session {
         }
     }
 
-    /// Takes a number for a permanent node. The directory assigns each number only once.
+    /// Asks the directory for the number of a permanent node. The directory assigns each number only once.
     pub(crate) async fn take_number(&self) -> Result<NodeId, RegionError> {
         match self.command("number", Object::All("nodes"), Command::TakeNumber).await? {
             Outcome::Number(number) => Ok(number),
@@ -544,8 +548,8 @@ impl Session {
     /// Asks `owner` whether operations of `node` may still land in its memory.
     ///
     /// Each node answers for its own memory only. An application that replaces a writer with which it lost contact must
-    /// ask each owner of the region, until the owner reports the writer as cut off, or paired with the owner under a
-    /// higher number than before. Neither locks nor reports of other nodes replace these answers.
+    /// ask each owner of the region, until the owner reports the writer as cut off, or as paired with the owner again,
+    /// under a higher number. Neither locks nor reports of other nodes replace these answers.
     ///
     /// ```
     /// # use halite::{Config, Node, NodeId};
@@ -559,7 +563,7 @@ impl Session {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// Fails with [`RegionCause::UnknownNode`] if the owner knows of no node of that number in the cluster, and with
+    /// Fails with [`RegionCause::UnknownNode`] if the owner knows no node of the cluster with this number, and with
     /// [`RegionCause::PeerDown`] if the owner cannot be reached.
     pub async fn reach(&self, node: NodeId, owner: NodeId) -> Result<Reach, RegionError> {
         match self.command("ask for the reach of", Object::Node(node), Command::Reach { node, owner }).await?
@@ -569,13 +573,13 @@ impl Session {
         }
     }
 
-    /// Describes all nodes of the cluster, in order.
+    /// Describes all nodes of the cluster, ordered by number.
     ///
-    /// A node that is connected for the first time and does not answer counts as silent
-    /// ([`NodeState`](halite_tier::message::NodeState)) after three tenths of a lease, or after a lease if its host
-    /// answers. If the first node is unreachable, another node lists the members
-    /// ([`Node::membership_source`](crate::Node::membership_source)); members that this node knows only from this list
-    /// are not asked, and are reported as unconnected or in the state that the list gives.
+    /// If a node is being connected for the first time and does not answer, it counts as silent
+    /// ([`NodeState`](halite_tier::message::NodeState)) after three tenths of a lease, or after a whole lease if its
+    /// host answers. If the first node is unreachable, another node lists the members
+    /// ([`Node::membership_source`](crate::Node::membership_source)). The session does not ask members that this node
+    /// knows only from that list, and reports them as unconnected or in the state that the list gives.
     pub async fn status(&self) -> Result<Vec<NodeStatus>, RegionError> {
         match self.command("status", Object::All("nodes"), Command::Status).await? {
             Outcome::Status(nodes) => Ok(nodes),
@@ -583,7 +587,7 @@ impl Session {
         }
     }
 
-    /// Describes one node; `None` if it is unknown.
+    /// Describes one node; returns `None` if the node is unknown.
     pub(crate) async fn status_of(&self, node: NodeId) -> Option<NodeStatus> {
         match self.command("status", Object::Node(node), Command::StatusOf(node)).await {
             Ok(Outcome::Status(nodes)) => nodes.into_iter().next(),
@@ -591,7 +595,7 @@ impl Session {
         }
     }
 
-    /// Waits until the directory and all paired nodes have answered or are lost.
+    /// Waits until the directory and all paired nodes have answered, or are lost.
     pub(crate) async fn greet(&self) {
         let _ = self.command("greet", Object::All("nodes"), Command::Greet).await;
     }
@@ -681,32 +685,32 @@ impl Session {
     }
 }
 
-/// Turns the error of consecutive accesses into that of one access of `len` bytes from `offset`.
+/// Converts the error of consecutive accesses into the error of one access of `len` bytes from `offset`.
 fn of_vector(error: BatchError, offset: u64, len: u64) -> AccessError {
     let BatchError { index, source, later } = error;
     AccessError { offset, len, partly: source.partly || index > 0 || later, ..source }
 }
 
 impl Inner {
-    /// Returns true if this session made the handle, in this process.
+    /// Returns true if this session made the handle and runs in the process that joined the cluster.
     #[inline]
     pub(crate) fn owns(&self, lh: Lh) -> bool {
         lh.session == self.tag && self.process.is_current()
     }
 
-    /// Returns why an operation on a region fails on a closed node.
+    /// Returns the cause of an operation's failure on a closed node.
     #[cold]
     pub(crate) fn closed_region(&self) -> RegionCause {
         self.driver.closed_or_forked(RegionCause::NodeClosed, RegionCause::Forked)
     }
 
-    /// Returns why an access by a handle fails that this session does not own.
+    /// Returns the cause of an access's failure if this session does not own the handle.
     #[cold]
     pub(crate) fn not_owned(&self) -> AccessCause {
         self.driver.closed_or_forked(AccessCause::ForeignHandle, AccessCause::Forked)
     }
 
-    /// Returns the text that errors use for a handle's region.
+    /// Returns the text by which errors name the region of a handle.
     pub(crate) fn describe(&self, lh: Lh) -> String {
         if self.driver.is_forked() {
             return format!("handle {}.{}", lh.slot.index, lh.slot.generation);
@@ -726,7 +730,7 @@ impl Drop for Inner {
     }
 }
 
-/// Object of an operation, for errors.
+/// The object of an operation, as errors name it.
 enum Object<'a> {
     Name(&'a str),
     Unnamed(u64),
@@ -778,7 +782,7 @@ fn check_alloc(name: Option<&str>, len: u64, chunk_bytes: u64) -> Result<(), Reg
     Ok(())
 }
 
-/// A command: submitted on its first poll, withdrawn if dropped before its end.
+/// A command to the engine. The first poll submits it; a drop before its end withdraws or undoes it.
 pub(crate) struct Commanded<'s> {
     inner: &'s Inner,
     command: Option<Command>,

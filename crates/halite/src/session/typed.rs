@@ -1,7 +1,7 @@
 //! Typed calls: a thin layer over [`Session::call`] and [`Session::serve`] that encodes values with serde and postcard.
 //!
-//! A [`Function`] carries the types of input and output. Both sides must declare the same types; nothing checks this,
-//! but bytes that do not decode are refused: the server drops such a call and continues, and the caller fails with
+//! A [`Function`] carries the types of input and output. Both sides must declare the same types; nothing checks this.
+//! If bytes do not decode, the server drops the call and continues, and the caller fails with
 //! [`CallCause::NoReply`](crate::CallCause::NoReply).
 //!
 //! ```
@@ -41,14 +41,14 @@ use serde::de::DeserializeOwned;
 use crate::session::{Session, calls};
 use crate::{ServeError, ServeOptions};
 
-/// A function from `I` to `O`, identified by its number at a node.
+/// A function with input `I` and output `O`, identified by its number at a node.
 pub struct Function<I, O> {
     function: calls::Function,
     types: PhantomData<fn(I) -> O>,
 }
 
 impl<I, O> Function<I, O> {
-    /// Returns the function of this number; both sides must use the same types.
+    /// Returns the function with this number. Both sides must use the same types.
     pub const fn new(number: u32) -> Function<I, O> {
         Function { function: calls::Function(number), types: PhantomData }
     }
@@ -68,33 +68,33 @@ impl<I, O> fmt::Debug for Function<I, O> {
     }
 }
 
-/// A typed call failed.
+/// A call with typed input and output failed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {
     /// The input cannot be encoded; nothing was sent.
-    #[error("cannot call function {function} at node {node}: its input cannot be encoded: {cause}")]
+    #[error("cannot call function {function} at node {node}: the input cannot be encoded: {cause}")]
     Encode {
-        /// The server's node.
+        /// The node that serves the function.
         node: NodeId,
-        /// The function's number.
+        /// Number of the function.
         function: u32,
-        /// The error of postcard.
+        /// The error that postcard reports.
         cause: postcard::Error,
     },
-    /// The call failed.
+    /// The call failed before its answer could be decoded.
     #[error(transparent)]
     Call(#[from] crate::CallError),
     /// The answer cannot be decoded: the handler ran, but with other types.
     #[error(
-        "cannot decode the answer of function {function} of node {node}: {cause}; do both sides agree on its types?"
+        "cannot decode the answer of function {function} of node {node}: {cause}; check that both sides use the same types"
     )]
     Decode {
-        /// The server's node.
+        /// The node that serves the function.
         node: NodeId,
-        /// The function's number.
+        /// Number of the function.
         function: u32,
-        /// The error of postcard.
+        /// The error that postcard reports.
         cause: postcard::Error,
     },
 }
@@ -122,7 +122,7 @@ pub enum ReplyError {
     Reply(#[from] crate::ReplyError),
 }
 
-/// A served function; see [`crate::Server`].
+/// A served function with typed calls, for tasks; see [`crate::Server`].
 pub struct Server<I, O> {
     server: calls::Server,
     types: PhantomData<fn(I) -> O>,
@@ -150,13 +150,13 @@ impl<I: DeserializeOwned, O: Serialize> Server<I, O> {
         }
     }
 
-    /// As [`crate::Server::close`].
+    /// Ends the function for all its receivers, as [`crate::Server::close`] does.
     pub fn close(&self) {
         self.server.close();
     }
 }
 
-/// A call to answer; see [`crate::Call`].
+/// A call to answer, with a decoded input; see [`crate::Call`].
 pub struct Call<I, O> {
     call: calls::Call,
     input: I,
@@ -170,7 +170,7 @@ impl<I: fmt::Debug, O> fmt::Debug for Call<I, O> {
 }
 
 impl<I: DeserializeOwned, O: Serialize> Call<I, O> {
-    /// Decodes the input; `None` if it does not decode, and the call is then dropped, so that its caller fails.
+    /// Decodes the input. If it does not decode, drops the call, so that its caller fails, and returns `None`.
     fn decode(call: calls::Call) -> Option<Call<I, O>> {
         let input = decode(call.input()).ok()?;
         Some(Call { call, input, types: PhantomData })
@@ -191,7 +191,7 @@ impl<I: DeserializeOwned, O: Serialize> Call<I, O> {
         self.call.node()
     }
 
-    /// As [`crate::Call::is_wanted`].
+    /// Returns true if the caller still waits, as [`crate::Call::is_wanted`] does.
     pub fn is_wanted(&self) -> bool {
         self.call.is_wanted()
     }
@@ -203,9 +203,9 @@ impl<I: DeserializeOwned, O: Serialize> Call<I, O> {
     }
 }
 
-/// Typed calls.
+/// Calls with typed inputs and outputs.
 impl Session {
-    /// As [`Session::serve`], with types.
+    /// Serves a function with typed input and output, as [`Session::serve`] does with bytes.
     pub fn serve_typed<I: DeserializeOwned, O: Serialize>(
         &self,
         function: Function<I, O>,
@@ -214,7 +214,7 @@ impl Session {
         Ok(Server { server: self.serve(function.function, options)?, types: PhantomData })
     }
 
-    /// As [`Session::call`], with types.
+    /// Calls a function with typed input and output, as [`Session::call`] does with bytes.
     pub async fn call_typed<I: Serialize, O: DeserializeOwned>(
         &self,
         node: NodeId,
@@ -240,7 +240,7 @@ impl<I: Serialize, O: DeserializeOwned> Function<I, O> {
     }
 }
 
-/// Decodes all of the bytes; a rest means that the types differ.
+/// Decodes a value from all of the bytes. Fails if bytes remain, because the types then differ.
 fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, postcard::Error> {
     let (value, rest) = postcard::take_from_bytes(bytes)?;
     if rest.is_empty() { Ok(value) } else { Err(postcard::Error::DeserializeBadEncoding) }

@@ -1,4 +1,4 @@
-//! Waiting for a word: the session reads it, drives the node, and reads it again at growing intervals.
+//! Waits for words: the session reads a word, drives the node, and reads the word again at growing intervals.
 
 use std::future::pending;
 use std::time::Duration;
@@ -8,22 +8,23 @@ use halite_tier::access::WORD_BYTES;
 use crate::error::{AccessCause, AccessError};
 use crate::session::{Lh, Session};
 
-/// Reads before the first pause: a peer on another core often writes the word within them.
+/// Number of reads before the first pause. A peer on another core often writes the word during these reads.
 const READS_BEFORE_PAUSE: u32 = 256;
 const PAUSE_MIN: Duration = Duration::from_micros(10);
 const PAUSE_MAX: Duration = Duration::from_millis(1);
 
-/// Waiting for words.
+/// Waits until a word has a value.
 impl Session {
-    /// Waits until `is_reached` accepts the word at `offset`, and returns that word. Needs
+    /// Waits until `is_reached` accepts the 8-byte word at `offset`, and returns that word. Needs
     /// [`READ`](crate::Permissions::READ).
     ///
-    /// A store through shared memory and an RDMA write raise no event, so this polls the word: first without a pause,
-    /// then every 10 us, and finally every millisecond. A [`Session::write_notify`] to the region ends a pause at once.
-    /// When this returns, everything that the writing session wrote to the region before the word is visible.
+    /// A store through shared memory and an RDMA write raise no event, so this method polls the word: first without a
+    /// pause, then every 10 us, and finally every millisecond. A [`Session::write_notify`] to the region ends a pause
+    /// at once. When this method returns, everything that the writing session wrote to the region before the word is
+    /// visible.
     ///
     /// Fails as [`Session::read`] does, also if the region is freed, the permission is revoked or the owner goes down
-    /// while this waits. The offset must be a multiple of 8.
+    /// during the wait. The offset must be a multiple of 8.
     ///
     /// ```
     /// # use halite::{Config, Node, NodeId, Permissions, Placement};
@@ -75,8 +76,8 @@ impl Session {
         }
     }
 
-    /// Reads the word often, without a pause. Returns `None` if it still does not have the awaited value, or if loads
-    /// do not reach it.
+    /// Reads the word repeatedly, without a pause. Returns `None` if the word has not got an accepted value after these
+    /// reads, or if loads do not reach it.
     #[inline]
     pub(crate) fn spin_until(
         &self,

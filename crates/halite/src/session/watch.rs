@@ -9,7 +9,8 @@
 //!   message to each port ───────────────────────────────────────> recv
 //! ```
 //!
-//! The bytes have landed before the first message leaves. A watch ends with the handle that it was made from.
+//! The bytes have landed before the writer sends the first message. A watch ends with the handle from which it was
+//! made.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -34,29 +35,30 @@ use crate::runtime::wait::join_all;
 use crate::session::calls::{Mailbox, Message, Port};
 use crate::session::{Commanded, Inner, Lh, Session};
 
-/// Maximum number of notifications in a watch's queue; beyond it, writers wait.
+/// Maximum number of notifications in a watch's queue; when it is full, writers wait.
 pub const NOTIFICATIONS_MAX: usize = 256;
 
-/// Maximum wait for a watcher's node that is unknown here, unless the lease is shorter. A connection is noticed within
-/// microseconds; the rest covers nodes that died and were forgotten here before the region's home noticed.
+/// Maximum wait for a watcher's node that this node does not know yet; the lease, if that is shorter. A new connection
+/// is noticed within microseconds. The rest covers nodes that died, and that this node forgot before the region's home
+/// noticed their death.
 const ACQUAINTANCE_MAX: Duration = Duration::from_secs(1);
 
-/// A write to a watched region.
+/// A notification of a write to a watched region.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Notification {
-    /// Offset of the written bytes.
+    /// Offset of the written bytes in the region.
     pub offset: u64,
-    /// Length in bytes.
+    /// Number of written bytes.
     pub len: u64,
-    /// The writer's value.
+    /// The value that the writer passed to [`Session::write_notify`].
     pub value: u64,
-    /// The writer's principal.
+    /// Principal of the session that wrote.
     pub from: String,
-    /// The writer's node.
+    /// Node of the session that wrote.
     pub node: NodeId,
 }
 
-/// A notification on the wire.
+/// A notification as the writer sends it to a watcher.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 struct Written {
     region: RegionId,
@@ -91,10 +93,10 @@ pub struct Watch {
     mailbox: Mailbox,
 }
 
-/// Watching.
+/// Watches and notifying writes.
 impl Session {
-    /// Watches a region: once this returns, each [`Session::write_notify`] sends it a notification. Needs
-    /// [`READ`](crate::Permissions::READ).
+    /// Watches a region. After this returns, each [`Session::write_notify`] to the region sends the watch a
+    /// notification. Needs [`READ`](crate::Permissions::READ).
     pub async fn watch(&self, lh: Lh) -> Result<Watch, RegionError> {
         let failed = |cause| self.failed_on("watch", lh, cause);
         let checked = self.inner.check("watch", lh, Permissions::READ, 0, 0).await;
@@ -110,14 +112,14 @@ impl Session {
         }
     }
 
-    /// Writes `from` at `offset`, then notifies all watchers of the region, with a `value` whose meaning the
-    /// application defines. Needs [`WRITE`](crate::Permissions::WRITE).
+    /// Writes `from` at `offset`, then notifies all watchers of the region. The application defines the meaning of
+    /// `value`, which each notification carries. Needs [`WRITE`](crate::Permissions::WRITE).
     ///
-    /// Returns when the notification is in every watcher's queue, so a slow watcher delays the writer; a watcher that
-    /// is gone is ignored. Consecutive notifications of one writer arrive in order. Costs the write and one request to
-    /// the region's home, even without watchers, because a cached list would miss new watchers. A dropped future may
-    /// have written any part, and notified some watchers. A thread that receives from its own watch must not fill that
-    /// watch's queue.
+    /// Returns when the notification is in the queue of every watcher, so a slow watcher delays the writer; it ignores
+    /// watches that have ended and watchers whose nodes are gone. Notifications of one writer arrive in order. Costs
+    /// the write and one request to the region's home, even without watchers, because a cached list would miss new
+    /// watchers. If the future is dropped, any part of the bytes may have been written, and some watchers notified. A
+    /// thread that receives from its own watch must not fill that watch's queue.
     pub async fn write_notify(
         &self,
         lh: Lh,
@@ -170,8 +172,8 @@ impl Session {
         }
     }
 
-    /// Waits until a node is connected or known to be gone. Returns true if it is connected. A node that has just
-    /// joined may watch a region before this node has noticed its connection.
+    /// Waits until a node is connected or known to be gone. Returns true if it is connected. The wait is needed because
+    /// a node that has just joined may watch a region before this node has noticed its connection.
     async fn connect_to(&self, incarnation: NodeIncarnation) -> bool {
         let driver = &self.inner.driver;
         let is_unconnected =
@@ -217,12 +219,12 @@ fn is_connected(engine: &Engine, incarnation: NodeIncarnation) -> Option<bool> {
 }
 
 impl Watch {
-    /// Receives the next notification. A later read of these bytes returns what the writer wrote, or what was written
-    /// after it.
+    /// Receives the next notification. A later read of the written bytes returns what the writer wrote, or what another
+    /// session wrote afterwards.
     ///
-    /// Fails when the watch has ended, after all earlier notifications: the region was freed, its handle was unmapped,
-    /// its home is down, or the right to read was revoked. If the node leaves, pending notifications are lost. A
-    /// dropped future loses nothing.
+    /// Fails when the watch has ended, after all earlier notifications have been received: the region was freed, its
+    /// handle was unmapped, its home is down, or the right to read was revoked. If the node leaves, pending
+    /// notifications are lost. If the future is dropped, no notification is lost.
     pub async fn recv(&self) -> Result<Notification, RegionError> {
         loop {
             // Read before the check, so that no change during the check is missed.
@@ -238,7 +240,7 @@ impl Watch {
         }
     }
 
-    /// Receives the next notification if one is queued; `None` otherwise. Fails as [`Watch::recv`] does.
+    /// Receives the next notification; returns `None` if none is queued. Fails as [`Watch::recv`] does.
     pub fn try_recv(&self) -> Result<Option<Notification>, RegionError> {
         while let Some(message) = self.mailbox.try_recv().map_err(|error| self.closed(error))? {
             if let Some(notification) = self.decode(message) {
@@ -259,7 +261,7 @@ impl Watch {
         .await
     }
 
-    /// Decodes a notification; `None` for a malformed one, which only a faulty node sends.
+    /// Decodes a notification. Returns `None` for a malformed one, which only a faulty node sends.
     fn decode(&self, message: Message) -> Option<Notification> {
         let Message { from, node, bytes } = message;
         let written: Written = postcard::from_bytes(&bytes).ok()?;
@@ -297,7 +299,7 @@ impl Watch {
     }
 }
 
-/// Translates the failure of an access to no bytes into that of a watch.
+/// Converts the cause of a failed access to zero bytes into the cause of a failed watch.
 fn region_cause(cause: AccessCause) -> RegionCause {
     match cause {
         AccessCause::Stale => RegionCause::Stale,

@@ -53,7 +53,7 @@ impl Dir {
     }
 }
 
-/// Time limit that turns a hang into a failure; no test should come near it.
+/// Time limit that turns a hang into a failure; a test normally takes much less.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Polls until `find` returns a value.
@@ -69,7 +69,7 @@ pub fn until<T>(mut find: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// This process, as the environment of driven nodes.
+/// The environment of a driven node that runs in this process.
 pub struct Process(Instant);
 
 impl Process {

@@ -20,7 +20,7 @@ pub struct NoDirect {
     posted: AtomicU64,
 }
 
-/// Joins a node whose peers' memory loads and stores do not reach; also returns its fabric.
+/// Joins a node that loads and stores do not bring to its peers' memory. Returns the node and its fabric.
 pub fn join(dir: &Dir, node: u32) -> (Node, Arc<NoDirect>) {
     let mut no_direct = None;
     let wrap = |fabric| -> Arc<dyn Fabric> {
@@ -35,7 +35,7 @@ pub fn join(dir: &Dir, node: u32) -> (Node, Arc<NoDirect>) {
 }
 
 impl NoDirect {
-    /// Wraps `inner`; loads and stores still reach its peers' memory.
+    /// Wraps `inner`. Loads and stores reach the peers' memory until [`NoDirect::hide_direct`] is called.
     pub fn new(inner: Arc<dyn Fabric>) -> NoDirect {
         NoDirect {
             inner,
@@ -46,18 +46,18 @@ impl NoDirect {
         }
     }
 
-    /// From now on, loads and stores reach no peer's memory.
+    /// Hides the peers' memory from loads and stores, from now on.
     pub fn hide_direct(&self) {
         // Relaxed: tests synchronize their threads by other means.
         self.is_hidden.store(true, Relaxed);
     }
 
-    /// Length of all segments registered so far.
+    /// Returns the length of all segments registered so far, in bytes.
     pub fn registered_bytes(&self) -> u64 {
         self.registered_bytes.load(Relaxed)
     }
 
-    /// Returns the number of posts, and of requests in them.
+    /// Returns the number of posts, and the number of requests in them.
     pub fn posted(&self) -> (u64, u64) {
         (self.posts.load(Relaxed), self.posted.load(Relaxed))
     }

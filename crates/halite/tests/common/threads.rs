@@ -1,4 +1,4 @@
-//! Threads of this process, as the kernel sees them.
+//! The threads of this process, as the kernel reports them.
 
 use super::until;
 

@@ -1,4 +1,4 @@
-//! Costs of posted operations: allocations and posts.
+//! Tests how many allocations and posts a posted operation costs.
 
 use crate::common;
 
@@ -14,7 +14,7 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 const ALL: Permissions = Permissions::all();
 const ROUNDS: u64 = 2000;
-/// Allowance for heartbeats, which also post and allocate; on a busy machine, several are sent during the test.
+/// Allowance for heartbeats, which also post and allocate: on a busy machine, the nodes send several during the test.
 const OTHERS_MAX: u64 = ROUNDS / 10;
 
 #[test]

@@ -1,4 +1,4 @@
-//! Calls in batches whose inputs execute code of the caller.
+//! Calls in batches whose inputs run code of the caller.
 
 use crate::common;
 
@@ -10,12 +10,12 @@ use std::time::Duration;
 use common::Dir;
 use halite::{Function, NodeId, ServeOptions, blocking};
 
-/// Longer than any call takes that is answered at all.
+/// Timeout of calls, in which every answered call ends.
 const PATIENCE: Duration = Duration::from_secs(60);
 const ECHO: Function = Function(7);
 const THERE: NodeId = NodeId(1);
 
-/// An input that panics when its bytes are read for the given time.
+/// An input that panics when its bytes are read for the n-th time.
 struct Panicking<'c>(&'c Cell<u32>, u32);
 
 impl AsRef<[u8]> for Panicking<'_> {
@@ -36,7 +36,7 @@ impl AsRef<[u8]> for Calling<'_> {
     }
 }
 
-/// The input's code once ran while the node's locks were held.
+/// Inputs that panic or call. The code of an input once ran while the node's locks were held.
 #[test]
 fn inputs_that_panic_or_call_harm_no_other_caller() {
     let dir = Dir::new();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use common::Dir;
 use halite::{Function, NodeId, Port, ServeOptions};
 
-/// Longer than any call takes that is answered at all.
+/// Timeout of calls, in which every answered call ends.
 const PATIENCE: Duration = Duration::from_secs(60);
 const ECHO: Function = Function(7);
 
@@ -34,7 +34,7 @@ fn lent_answers_keep_their_place_until_dropped() {
     }
 }
 
-/// Reads beyond the end return fewer bytes.
+/// Checks parts of an answer; a read beyond its end returns fewer bytes.
 fn check_parts(answer: &halite::Answer, expected: &[u8]) {
     for offset in [0, 1, expected.len() / 2, expected.len(), expected.len() + 1, usize::MAX] {
         let rest = expected.get(offset..).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Named scenarios of past bugs in calls and messages.
+//! Scenarios of past bugs in calls and messages. Each comment describes the bug.
 
 use crate::common;
 
@@ -16,7 +16,7 @@ use common::no_direct::NoDirect;
 use halite::{CallCause, Config, Function, Node, NodeId, Port, ReplyCause, ServeOptions};
 use halite_fabric::Fabric;
 
-/// Longer than any call takes that is answered at all.
+/// Timeout of calls, in which every answered call ends.
 const PATIENCE: Duration = Duration::from_secs(60);
 const ECHO: Function = Function(7);
 const PORT: Port = Port(3);
@@ -144,7 +144,7 @@ fn a_waker_may_own_another_call() {
     is_done.recv_timeout(PATIENCE).expect("the thread waits for a lock that it holds");
 }
 
-/// The server allocated memory to fetch an input that it could not reach, and kept it until the end of the caller's
+/// The server allocated memory for an input that it could not reach, and kept this memory until the end of the caller's
 /// incarnation.
 #[test]
 fn a_dead_callers_input_costs_its_server_no_memory() {

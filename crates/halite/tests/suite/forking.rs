@@ -12,7 +12,7 @@ use halite::{
 };
 use halite_mem::fork::run_in_fork;
 
-/// Longer than any call takes that is answered at all.
+/// Timeout of calls, in which every answered call ends.
 const PATIENCE: Duration = Duration::from_secs(60);
 const ECHO: Function = Function(7);
 const INBOX: Port = Port(7);

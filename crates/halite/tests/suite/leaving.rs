@@ -22,7 +22,7 @@ const ALL: Permissions = Permissions::all();
 const LONG: Duration = Duration::from_secs(3600);
 const HERE: NodeId = NodeId(0);
 
-/// A session, and the objects that it got before its node began to leave.
+/// A session, and the objects that it created before its node began to leave.
 struct Held {
     session: blocking::Session,
     lh: Lh,
@@ -61,7 +61,7 @@ fn first<T>(results: Vec<T>) -> T {
     results.into_iter().next().expect("one result for each")
 }
 
-/// Executes each operation of a session, through the blocking interface, and where that differs, as a future.
+/// Runs each operation of a session through the blocking interface, and as a future where the two differ.
 fn operations(held: &mut Held) -> Vec<(&'static str, String)> {
     let Held { session: s, lh, other, watch, guards, .. } = held;
     let (lh, other, mut bytes, mut answer) = (*lh, *other, [0; 8], [0; 8]);
@@ -135,7 +135,7 @@ fn operations(held: &mut Held) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// A receiver that waits gets arrived messages until the node has left.
+/// Checks that a waiting receiver gets messages that have arrived, until the node has left.
 fn receives(held: &Held) -> Vec<(&'static str, String)> {
     let Held { server, mailbox, .. } = held;
     vec![
@@ -179,11 +179,11 @@ fn every_operation_at_a_node_that_leaves_or_has_left_says_so() {
     check(receives(&held), "has left");
 }
 
-/// A future that waits at a node, which the test drives.
+/// The name of an operation that waits at a node, and its future, which the test polls.
 struct Waiting<'s>(&'static str, Pin<Box<dyn Future<Output = String> + 's>>);
 
 impl<'s> Waiting<'s> {
-    /// Creates the future, and drives the node until the request has been handled.
+    /// Creates the future, and drives the node until it has handled the request.
     fn of<T, E: Debug>(
         node: &Driven,
         operation: &'static str,

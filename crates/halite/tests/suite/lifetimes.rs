@@ -15,7 +15,7 @@ use halite_fabric::kind::OperationKind;
 
 const ANYBODY: Permissions = Permissions::READ.union(Permissions::WRITE);
 
-/// Polls a future up to `polls` times, when it wakes, and drops it. Returns its output if it completed.
+/// Polls a future each time it wakes, at most `polls` times, then drops it. Returns its output if it completed.
 fn poll_then_drop<F: Future>(session: &Session, polls: usize, future: F) -> Option<F::Output> {
     let mut future = pin!(future);
     let mut left = polls;
@@ -33,7 +33,7 @@ fn poll_then_drop<F: Future>(session: &Session, polls: usize, future: F) -> Opti
     session.blocking().block_on(some_polls)
 }
 
-/// Waits until no region that `session`'s node has created on node 0 is left.
+/// Waits until no region remains that `session`'s node has created on node 0.
 fn check_nothing_left(session: &Session) {
     let session = session.blocking();
     // Requests between two nodes are executed in order: when this one is done, so are all earlier ones.
@@ -100,7 +100,7 @@ fn a_full_queue_delays_and_a_failure_is_an_error() {
     there.read(theirs, 8, &mut bytes).unwrap();
 }
 
-/// All parts are posted at once: the failure of one part does not mean that later ones failed.
+/// All parts are posted at once, so parts after a failed one may be done.
 #[test]
 fn parts_done_behind_a_failed_one_are_reported() {
     let dir = Dir::new();

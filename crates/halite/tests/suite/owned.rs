@@ -9,7 +9,7 @@ use std::time::Duration;
 use common::Dir;
 use halite::{CallCause, Function, NodeId, ServeOptions, blocking, typed};
 
-/// Longer than any call takes that is answered at all.
+/// Timeout of calls, in which every answered call ends.
 const PATIENCE: Duration = Duration::from_secs(60);
 const ECHO: Function = Function(7);
 const THERE: NodeId = NodeId(1);
@@ -42,7 +42,7 @@ fn values_that_outlive_an_await_are_owned() {
     is_owned::<halite::LockError>();
 }
 
-/// Posts a call and drops the session: the pending call keeps what it needs.
+/// Posts a call and drops the session; the pending call keeps the session open.
 fn post_and_forget_the_session(node: &halite::Node, input: &[u8]) -> blocking::PendingCall {
     let session = node.blocking_session();
     session.post_call(THERE, ECHO, input, 64, PATIENCE).unwrap()

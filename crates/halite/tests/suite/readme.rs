@@ -1,6 +1,6 @@
-//! Compiles README's example, and checks that README shows the code below.
+//! Compiles the example of README, and checks that README contains the code below.
 
-/// README shows the code between the two markers.
+/// The code that README contains, between the two markers.
 #[rustfmt::skip]
 fn example() -> Result<(), Box<dyn std::error::Error>> {
 // README begins

@@ -8,7 +8,7 @@ use common::Dir;
 use halite::{CallCause, Function, NodeId, ServeOptions, typed};
 use serde::{Deserialize, Serialize, Serializer};
 
-/// Longer than any call takes that is answered at all.
+/// Timeout of calls, in which every answered call ends.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

@@ -11,8 +11,8 @@ use halite_fabric::Fabric;
 use halite_fabric::middleware::Middleware;
 use halite_tier::hello::PROTOCOL_VERSION;
 
-/// A fabric that changes hellos, so that the node seems to have another protocol version, and its peers seem to have
-/// versions that differ from it accordingly.
+/// A fabric that changes hellos. Its node seems to have another protocol version, and its peers seem to have versions
+/// that differ from this version as they should.
 struct Speaks {
     version: u16,
     inner: Arc<dyn Fabric>,
@@ -39,13 +39,13 @@ impl Middleware for Speaks {
     }
 }
 
-/// All nodes have the same version: to a node that plays `version`, a peer that plays `theirs` appears with our
-/// version plus the difference between the two.
+/// Returns the version that a peer that plays `theirs` must show to a node that plays `version`: the real version,
+/// which is the same everywhere, plus the difference between the played versions.
 fn seen_by(version: u16, theirs: u16) -> u16 {
     PROTOCOL_VERSION + theirs - version
 }
 
-/// Returns the hello with another version: the version is its first byte if it is below 128.
+/// Returns the hello with another version. A version below 128 is the first byte of a hello.
 fn as_of(version: u16, hello: &[u8]) -> Vec<u8> {
     let mut hello = hello.to_vec();
     assert_eq!(u16::from(hello[0]), PROTOCOL_VERSION);
@@ -53,7 +53,7 @@ fn as_of(version: u16, hello: &[u8]) -> Vec<u8> {
     hello
 }
 
-/// Joins a node that plays `version`: its hellos are changed in both directions.
+/// Joins a node that plays `version`: its fabric changes hellos in both directions.
 fn join(dir: &Dir, node: u32, version: u16) -> Result<Node, JoinError> {
     Node::wrap(dir.config(node), |inner| Arc::new(Speaks { version, inner }))
 }

@@ -1,4 +1,4 @@
-//! The thread that handles arrivals changes when threads of a node start and stop waiting.
+//! Tests which thread handles arrivals when threads of a node start and stop waiting.
 
 use crate::common;
 
@@ -11,10 +11,10 @@ use common::Dir;
 use common::threads::{number_of_this_thread, wait_until_asleep};
 use halite::{CallError, Config, Function, Node, NodeId, ServeOptions};
 
-/// Longer than any call takes that is answered at all.
+/// Timeout of calls, in which every answered call ends.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A waker that notifies the test when its future is woken.
+/// A waker that tells the test when its future is woken.
 struct Tell(mpsc::Sender<()>);
 
 impl Wake for Tell {
@@ -24,7 +24,7 @@ impl Wake for Tell {
     }
 }
 
-/// Joins two nodes that send nothing for a quarter of an hour unless there is a request.
+/// Joins two nodes that send no heartbeat for a quarter of an hour.
 fn quiet_nodes(dir: &Dir) -> [Node; 2] {
     [0, 1].map(|node| {
         let config = Config { lease: Duration::from_secs(3600), ..dir.config(node) };
@@ -32,7 +32,7 @@ fn quiet_nodes(dir: &Dir) -> [Node; 2] {
     })
 }
 
-/// Answers one call of `function` for each message of the test.
+/// Answers one call of `function` for each message that the test sends.
 fn serve_when_told(node: &Node, function: Function) -> mpsc::Sender<()> {
     let server =
         node.blocking_session().serve(function, ServeOptions::default()).expect("no session serves it yet");
@@ -45,7 +45,7 @@ fn serve_when_told(node: &Node, function: Function) -> mpsc::Sender<()> {
     tell
 }
 
-/// Starts a thread that calls `function`; returns when it sleeps.
+/// Starts a thread that calls `function`. Returns when this thread sleeps.
 fn call_asleep<'s>(
     scope: &'s Scope<'s, '_>,
     here: &'s Node,

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The free extents of all segments; no two of them touch.
+/// The free extents of all segments. No two of these extents are adjacent.
 #[derive(Debug, Default)]
 pub(super) struct FreeExtents {
     /// Length of each extent, by segment and offset.
@@ -12,8 +12,9 @@ pub(super) struct FreeExtents {
 }
 
 impl FreeExtents {
-    /// Takes `len` bytes from the end of the smallest extent that is long enough; of several such extents, from the
-    /// first. The rest of the extent keeps its start, so freed bytes join it again.
+    /// Takes `len` bytes from the end of the smallest extent that is long enough; if several such extents have equal
+    /// length, from the first one. The rest of the extent keeps its start, so the bytes join the extent again when they
+    /// are freed.
     pub(super) fn take(&mut self, len: u64) -> Option<(u32, u64)> {
         let &(found_len, segment, offset) = self.by_len.range((len, 0, 0)..).next()?;
         let left = found_len - len;
@@ -25,7 +26,7 @@ impl FreeExtents {
         Some((segment, offset + left))
     }
 
-    /// Adds an extent that is not free yet, joined with its free neighbours.
+    /// Adds an extent that is not free yet, and joins it with its free neighbours.
     pub(super) fn insert(&mut self, segment: u32, offset: u64, mut len: u64) {
         let after = (segment, offset + len);
         if let Some(&after_len) = self.by_place.get(&after) {
@@ -44,7 +45,7 @@ impl FreeExtents {
         }
     }
 
-    /// Returns the length in bytes of the largest extent; 0 if there is none.
+    /// Returns the length in bytes of the largest extent; 0 if no extent is free.
     pub(super) fn largest(&self) -> u64 {
         self.by_len.last().map_or(0, |(len, ..)| *len)
     }

@@ -3,10 +3,10 @@
 //! A slab of 64 KiB holds from 16 objects (of 4 KiB) to 1024 objects (of 64 B). Its bitmap and bookkeeping take about
 //! 200 bytes of private memory, 0.2 to 12 bytes per object.
 
-/// Bytes of a slab.
+/// Length of a slab in bytes.
 pub(super) const SLAB_BYTES: u64 = 64 << 10;
 
-/// Maximum length of objects in slabs: with longer ones, a slab would save little.
+/// Maximum length of objects in slabs, in bytes: for longer objects, a slab would save little.
 const OBJECT_BYTES_MAX: u64 = 4096;
 
 const BITMAP_WORDS: usize = (SLAB_BYTES / 64 / 64) as usize;
@@ -23,7 +23,7 @@ pub(super) struct Class {
 }
 
 impl Class {
-    /// Returns the bytes of one object.
+    /// Returns the length of one object in bytes.
     pub(super) fn bytes(self) -> u64 {
         u64::from(self.bytes)
     }
@@ -105,7 +105,7 @@ impl Slabs {
         Slabs { alignment, slabs: Vec::new(), unused: Vec::new(), with_room }
     }
 
-    /// Returns the class for objects of `len` bytes, if they are small.
+    /// Returns the size class for objects of `len` bytes; `None` if such objects are too long for slabs.
     pub(super) fn class_of(&self, len: u64) -> Option<Class> {
         let units = len.div_ceil(self.alignment);
         if units == 0 || len > OBJECT_BYTES_MAX || self.alignment > OBJECT_BYTES_MAX {
@@ -119,7 +119,7 @@ impl Slabs {
         Some(Class { index: index as u8, bytes: bytes as u32 })
     }
 
-    /// Returns the bytes of each object of a slab.
+    /// Returns the length in bytes of each object of a slab.
     pub(super) fn object_bytes(&self, id: SlabId) -> u64 {
         self.slabs[id.0 as usize].class.bytes()
     }
@@ -144,7 +144,7 @@ impl Slabs {
         id
     }
 
-    /// Takes an object of a class that has room; returns segment and offset.
+    /// Allocates an object of a class that has room; returns the segment and the offset of the object.
     pub(super) fn allocate(&mut self, class: Class) -> (u32, u64) {
         let with_room = &self.with_room[usize::from(class.index)];
         let id = *with_room.last().expect("the caller made room");
@@ -168,7 +168,7 @@ impl Slabs {
         true
     }
 
-    /// Removes a slab whose objects are all free; returns its segment and offset.
+    /// Removes a slab if all its objects are free, and returns its segment and offset; otherwise returns `None`.
     pub(super) fn remove_if_empty(&mut self, id: SlabId) -> Option<(u32, u64)> {
         let slab = &self.slabs[id.0 as usize];
         if slab.objects_free < slab.class.objects() {

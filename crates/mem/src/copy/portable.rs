@@ -7,10 +7,10 @@ use std::ptr::{read_volatile, write_volatile};
 
 macro_rules! copy_word {
     ($name:ident, $word:ty) => {
-        /// Copies one word: by one load and one store if both addresses are aligned, else by bytes.
+        /// Copies one word, by one load and one store if both addresses are aligned, and otherwise byte by byte.
         ///
         /// # Safety
-        /// As [`super::copy`].
+        /// The conditions of [`super::copy`] hold.
         #[inline]
         pub(super) unsafe fn $name(target: *mut u8, source: *const u8) {
             let len = size_of::<$word>();
@@ -37,7 +37,7 @@ copy_word!(copy_8, u64);
 /// Copies one byte.
 ///
 /// # Safety
-/// As [`super::copy`].
+/// The conditions of [`super::copy`] hold.
 #[inline]
 pub(super) unsafe fn copy_1(target: *mut u8, source: *const u8) {
     // SAFETY: per the caller.
@@ -46,10 +46,10 @@ pub(super) unsafe fn copy_1(target: *mut u8, source: *const u8) {
     unsafe { write_volatile(target, byte) };
 }
 
-/// Copies from the first byte to the last.
+/// Copies `len` bytes, from the first byte to the last.
 ///
 /// # Safety
-/// As [`super::copy`]; the target does not begin inside of the source.
+/// The conditions of [`super::copy`] hold, and the target does not begin inside the source.
 pub(super) unsafe fn copy_upwards(target: *mut u8, source: *const u8, len: usize) {
     let mut at = 0;
     while at < len {
@@ -66,10 +66,10 @@ pub(super) unsafe fn copy_upwards(target: *mut u8, source: *const u8, len: usize
     }
 }
 
-/// Copies from the last byte to the first.
+/// Copies `len` bytes, from the last byte to the first.
 ///
 /// # Safety
-/// As [`super::copy`]; the target does not end inside of the source.
+/// The conditions of [`super::copy`] hold, and the target does not end inside the source.
 pub(super) unsafe fn copy_downwards(target: *mut u8, source: *const u8, len: usize) {
     let mut left = len;
     while left > 0 {
@@ -86,10 +86,10 @@ pub(super) unsafe fn copy_downwards(target: *mut u8, source: *const u8, len: usi
     }
 }
 
-/// Sets every byte.
+/// Sets `len` bytes to `byte`.
 ///
 /// # Safety
-/// As [`super::fill`].
+/// The conditions of [`super::fill`] hold.
 pub(super) unsafe fn fill(target: *mut u8, byte: u8, len: usize) {
     let word = u64::from_ne_bytes([byte; 8]);
     let mut at = 0;

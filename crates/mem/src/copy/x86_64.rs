@@ -50,7 +50,7 @@ macro_rules! copy_word {
         /// Copies one word of this size by one load and one store, at any alignment.
         ///
         /// # Safety
-        /// As [`super::copy`].
+        /// The conditions of [`super::copy`] hold.
         #[inline]
         pub(super) unsafe fn $name(target: *mut u8, source: *const u8) {
             // SAFETY: per the caller; the assembly touches these bytes and nothing else.
@@ -74,10 +74,10 @@ copy_word!(copy_4, reg, "mov {value:e}, dword ptr [{source}]", "mov dword ptr [{
 copy_word!(copy_8, reg, "mov {value}, qword ptr [{source}]", "mov qword ptr [{target}], {value}");
 copy_word!(copy_16, xmm_reg, "movups {value}, [{source}]", "movups [{target}], {value}");
 
-/// Copies from the first byte to the last.
+/// Copies `len` bytes, from the first byte to the last.
 ///
 /// # Safety
-/// As [`super::copy`]; the target does not begin inside of the source.
+/// The conditions of [`super::copy`] hold, and the target does not begin inside the source.
 #[inline]
 pub(super) unsafe fn copy_upwards(target: *mut u8, source: *const u8, len: usize) {
     if len >= MICROCODE_BYTES_MIN && *HAS_FAST_MICROCODE {
@@ -93,7 +93,7 @@ pub(super) unsafe fn copy_upwards(target: *mut u8, source: *const u8, len: usize
 }
 
 /// # Safety
-/// As [`copy_upwards`].
+/// The conditions of [`copy_upwards`] hold.
 pub(super) unsafe fn copy_upwards_microcode(target: *mut u8, source: *const u8, len: usize) {
     // SAFETY: per the caller; the direction flag is clear wherever Rust code runs.
     unsafe {
@@ -108,7 +108,7 @@ pub(super) unsafe fn copy_upwards_microcode(target: *mut u8, source: *const u8, 
 }
 
 /// # Safety
-/// As [`copy_upwards`], on a machine with AVX.
+/// The conditions of [`copy_upwards`] hold, and the machine has AVX.
 unsafe fn copy_upwards_avx(mut target: *mut u8, mut source: *const u8, mut len: usize) {
     if len >= ALIGN_BYTES_MIN {
         let head = target.addr().wrapping_neg() % 32;
@@ -152,7 +152,7 @@ unsafe fn copy_upwards_avx(mut target: *mut u8, mut source: *const u8, mut len: 
 }
 
 /// # Safety
-/// As [`copy_upwards`].
+/// The conditions of [`copy_upwards`] hold.
 #[inline]
 pub(super) unsafe fn copy_upwards_sse(target: *mut u8, source: *const u8, len: usize) {
     let mut at = 0;
@@ -186,7 +186,7 @@ pub(super) unsafe fn copy_upwards_sse(target: *mut u8, source: *const u8, len: u
 /// Copies the `len < 32` bytes before an aligned address, small pieces first, so that each store is aligned.
 ///
 /// # Safety
-/// As [`copy_upwards`].
+/// The conditions of [`copy_upwards`] hold.
 unsafe fn copy_aligning(target: *mut u8, source: *const u8, len: usize) {
     let mut at = 0;
     if len & 1 != 0 {
@@ -215,10 +215,10 @@ unsafe fn copy_aligning(target: *mut u8, source: *const u8, len: usize) {
     }
 }
 
-/// Copies from the last byte to the first.
+/// Copies `len` bytes, from the last byte to the first.
 ///
 /// # Safety
-/// As [`super::copy`]; the target does not end inside of the source.
+/// The conditions of [`super::copy`] hold, and the target does not end inside the source.
 pub(super) unsafe fn copy_downwards(target: *mut u8, source: *const u8, len: usize) {
     let mut left = len;
     while left >= 16 {
@@ -232,10 +232,10 @@ pub(super) unsafe fn copy_downwards(target: *mut u8, source: *const u8, len: usi
     }
 }
 
-/// Sets every byte.
+/// Sets `len` bytes to `byte`.
 ///
 /// # Safety
-/// As [`super::fill`].
+/// The conditions of [`super::fill`] hold.
 pub(super) unsafe fn fill(target: *mut u8, byte: u8, len: usize) {
     if len < AVX_BYTES_MIN || !is_x86_feature_detected!("avx") {
         // SAFETY: per the caller.
@@ -253,7 +253,8 @@ pub(super) unsafe fn fill(target: *mut u8, byte: u8, len: usize) {
 }
 
 /// # Safety
-/// As [`fill`], on a machine with AVX, from a multiple of 32 on, and of a multiple of 128 bytes.
+/// The conditions of [`fill`] hold, and the machine has AVX. The address of the target is a multiple of 32, and `len`
+/// is a multiple of 128.
 unsafe fn fill_avx(target: *mut u8, byte: u8, len: usize) {
     if len == 0 {
         return;
@@ -282,7 +283,7 @@ unsafe fn fill_avx(target: *mut u8, byte: u8, len: usize) {
 }
 
 /// # Safety
-/// As [`fill`].
+/// The conditions of [`fill`] hold.
 pub(super) unsafe fn fill_sse(target: *mut u8, byte: u8, len: usize) {
     let pattern = [byte; 16];
     let mut at = 0;

@@ -1,4 +1,4 @@
-//! The words of a doorbell with their futex and descriptors, or models of them under loom.
+//! The words of a doorbell with its futex and descriptors; under loom, models of these.
 
 #[cfg(loom)]
 pub(super) use model::fence;
@@ -99,7 +99,7 @@ mod shared {
             Some(self.0.as_fd())
         }
 
-        /// Signals the descriptor. Each write is an edge, whether the previous one was read or not.
+        /// Signals the descriptor. Each write causes an edge, even if no thread has read the previous one.
         pub(crate) fn ring(&self) {
             let one = 1u64.to_ne_bytes();
             // Only another process can have filled the counter: 2^64 rings would take centuries.

@@ -1,7 +1,7 @@
 //! The process's handler of SIGBUS.
 //!
 //! A thread names the [`Paged`] that it accesses before each access, so the handler needs no list of ranges, and takes
-//! no lock. A signal whose address is not in that range goes to the handler that was there before.
+//! no lock. A signal whose address is outside the range of that [`Paged`] goes to the handler that SIGBUS had before.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -26,7 +26,7 @@ pub(super) struct Handled<'a> {
     paged: PhantomData<&'a Paged>,
 }
 
-/// Lets `paged` handle the faults of this thread in its range.
+/// Makes `paged` handle the faults of this thread in its range, until the result is dropped.
 #[inline]
 pub(super) fn handled_by(paged: &Paged) -> Handled<'_> {
     let former = CURRENT.replace(paged);
@@ -46,7 +46,7 @@ impl Drop for Handled<'_> {
 /// The action that SIGBUS had before.
 static FORMER: OnceLock<libc::sigaction> = OnceLock::new();
 
-/// Installs the handler, once per process.
+/// Installs the handler of SIGBUS, once per process.
 pub(super) fn install() -> io::Result<()> {
     static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
     let installed = INSTALLED.get_or_init(|| {

@@ -1,4 +1,4 @@
-//! The part of userfaultfd's interface that is used here, from `linux/userfaultfd.h`.
+//! The part of the interface of userfaultfd that [`Paged`](super::Paged) uses, from `linux/userfaultfd.h`.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -117,10 +117,10 @@ pub(super) unsafe fn copy(
     unsafe { update::<UFFDIO_COPY, _>(fd, &mut copy) }
 }
 
-/// Makes stores to a range fault, or allows them.
+/// Protects a range, so that stores to it fault, or removes the protection.
 ///
 /// # Safety
-/// As for register().
+/// The conditions of [`register`] hold.
 pub(super) unsafe fn write_protect(
     fd: &OwnedFd,
     start: usize,

@@ -1,12 +1,13 @@
-//! The header word of every record. Storing it publishes the record, so it holds everything but the payload.
+//! The header word of a record. A producer publishes a record by the store of this word, so the word contains all
+//! fields of the record except the payload.
 //!
 //! ```text
 //!   bit 0      3      6            32             64
 //!       | lap  | kind | len        | imm          |
 //! ```
 //!
-//! The lap, one pass over the ring, distinguishes a record from an older one at the same offset. Its number is never 0,
-//! so fresh and cleared lines hold no header.
+//! The lap, which is one pass over the ring, distinguishes a record from an older record at the same offset. The number
+//! of a lap is never 0, so fresh and cleared lines hold no header.
 
 const LAP_BITS: u32 = 3;
 const KIND_SHIFT: u32 = LAP_BITS;
@@ -34,8 +35,8 @@ pub(super) struct Header {
 pub(super) struct Lap(u8);
 
 impl Lap {
-    /// Returns the lap of `position`. Two numbers would distinguish a lap from the next one. With four, a consumer also
-    /// detects a corrupt header: its lap is neither this one nor the previous one.
+    /// Returns the lap of `position`. Two numbers would suffice to distinguish a lap from the next one. With four
+    /// numbers, a consumer also detects a corrupt header, whose lap is neither the current nor the previous one.
     pub(super) fn of(position: u64, capacity: u64) -> Lap {
         Lap(1 + (position >> capacity.trailing_zeros()) as u8 % 4)
     }
@@ -55,7 +56,7 @@ impl Header {
             | u64::from(self.imm) << IMM_SHIFT
     }
 
-    /// Decodes a word. Every word is valid; only the length can be out of bounds.
+    /// Decodes a header word. Every word is valid; only the length can be out of bounds.
     pub(super) fn unpack(word: u64) -> Header {
         Header {
             kind: (word >> KIND_SHIFT) as u8 % KINDS,

@@ -88,7 +88,7 @@ mod shared {
             std::sync::atomic::fence(SeqCst);
         }
 
-        /// Copies `bytes` to `position`, wrapping at the end; at most the capacity.
+        /// Copies `bytes`, at most as many as the capacity, to `position`, wrapping at the end of the ring.
         #[inline]
         pub(crate) fn write(&self, position: u64, bytes: &[u8]) {
             let (at, first) = self.split(position, bytes.len());
@@ -99,7 +99,7 @@ mod shared {
             }
         }
 
-        /// Copies bytes from `position`, wrapping at the end; at most the capacity.
+        /// Fills `bytes`, at most as many as the capacity, from `position`, wrapping at the end of the ring.
         #[inline]
         pub(crate) fn read(&self, position: u64, bytes: &mut [u8]) {
             let (at, first) = self.split(position, bytes.len());
@@ -110,7 +110,8 @@ mod shared {
             }
         }
 
-        /// As `read`, into a window; copies nothing if that is too short.
+        /// Copies `len` bytes from `position` to `offset` in a window, wrapping at the end of the ring. Copies nothing
+        /// if the window is too short.
         #[inline]
         pub(crate) fn copy_to(
             &self,

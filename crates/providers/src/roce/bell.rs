@@ -1,16 +1,16 @@
 //! Wakes sleeping threads when a packet arrives.
 //!
 //! Unlike in shared memory, peers do not ring a doorbell: a datagram makes the socket readable, and the kernel wakes
-//! the thread that waits for it in epoll. So each kind of sleeper has its own epoll, which watches the socket for one
-//! edge at a time, and only while that kind is armed. Disarming makes no system call; an edge that the epoll still
-//! holds then causes one spurious wake-up.
+//! the thread that waits for the socket in epoll. So each kind of sleeper has its own epoll, which watches the socket
+//! for one edge at a time, and only while this kind is armed. Disarming makes no system call, so an edge that the epoll
+//! still holds causes one spurious wake-up.
 //!
-//! The doorbell's number changes when something other than a datagram wakes a sleeper, and when a poll finds a packet
+//! The doorbell's number changes when an event other than a datagram wakes a sleeper, and when a poll finds a packet
 //! that rings the doorbell.
 //!
-//! The thread that runs timers sleeps until the next deadline. If a post adds an earlier deadline, it only sets the
-//! alarm and does not wake the thread: nearly all timers wait for an acknowledgement, which arrives earlier and wakes
-//! the thread anyway.
+//! The thread that runs timers sleeps until the next deadline. If a post adds an earlier deadline, the posting thread
+//! sets the alarm and does not wake the sleeping thread: nearly all timers wait for an acknowledgement, which arrives
+//! before the alarm and wakes the sleeping thread anyway.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -76,8 +76,8 @@ impl Kind {
 }
 
 impl Bell {
-    /// Creates a bell. Sleepers always watch `control`, and at most one of the two `sources` at a time. With receivers,
-    /// the receivers wake the sleepers.
+    /// Creates a bell. Sleepers always watch `control`, and at most one of the two `sources` at a time. If the fabric
+    /// has receivers, these threads wake the sleepers.
     pub(super) fn new(
         sources: [BorrowedFd<'_>; 2],
         control: BorrowedFd<'_>,
@@ -102,8 +102,9 @@ impl Bell {
         Ok(Bell { seq, eventfd: common, kinds: [first?, second?], armed, alarm, alarm_ns })
     }
 
-    /// Arms a sleeper, which watches the source with this index, if any. The caller must wake the sleeper if that index
-    /// changes. Returns true if the control socket had an edge and must be checked.
+    /// Arms the given kind of sleeper; `None` disarms all sleepers. An armed sleeper watches the source with the given
+    /// index, or no source. The caller must wake the sleeper if that index changes. Returns true if the control socket
+    /// had an edge, so the caller must check this socket.
     pub(super) fn arm(
         &self,
         sleeper: Option<Sleeper>,
@@ -116,19 +117,21 @@ impl Bell {
         own.watch(sources, index) || others_had_edge
     }
 
-    /// Returns true if an arrival wakes a thread.
+    /// Returns true if a sleeper is armed, so that an arriving packet wakes a thread.
     pub(super) fn is_armed(&self) -> bool {
         self.armed.load(Relaxed) != 0
     }
 
-    /// Handles a ring that a poll found among the packets: changes the doorbell's number if a sleeper is armed.
+    /// Handles a packet that rings the doorbell and that a poll has received: changes the doorbell's number if a
+    /// sleeper is armed.
     pub(super) fn on_arrival(&self) {
         if self.armed.load(Relaxed) != 0 {
             self.seq.fetch_add(1, SeqCst);
         }
     }
 
-    /// Wakes the armed sleeper, once, after a receiver handled a packet: with receivers, sleepers watch no socket.
+    /// Wakes the armed sleeper, once, after a receiver handled a packet. If the fabric has receivers, sleepers watch no
+    /// socket.
     pub(super) fn on_received(&self) {
         // The event was queued under a lock that an arming thread takes later to check for events. So either that
         // thread finds the event, or this load finds that thread armed.
@@ -154,7 +157,7 @@ impl Bell {
         }
     }
 
-    /// Sets the alarm so that the thread that handles timers wakes at `at_ns` or earlier.
+    /// Sets the alarm, so that the thread that runs timers wakes at `at_ns` or earlier.
     pub(super) fn wake_at(&self, at_ns: u64, now_ns: u64) {
         let mut alarm_ns = lock(&self.alarm_ns);
         // A pending earlier alarm is enough: the woken thread checks which timers are due.
@@ -179,7 +182,7 @@ impl Bell {
         self.kinds[sleeper.place()].sleepers.sleep(timeout, || self.seq() != seen);
     }
 
-    /// Returns the descriptor for threads that wait for several fabrics.
+    /// Returns the descriptor on which a thread of this kind sleeps if it waits for several fabrics.
     pub(super) fn descriptor(&self, sleeper: Sleeper) -> BorrowedFd<'_> {
         self.kinds[sleeper.place()].sleepers.as_fd()
     }

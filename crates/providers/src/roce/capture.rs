@@ -1,17 +1,18 @@
-//! Captures the fabric's packets in a file, as a network would carry them: nanosecond pcap without link headers.
+//! Captures the fabric's packets in a file as a network would carry them. The format is nanosecond pcap without link
+//! headers.
 //!
 //! ```text
 //!  magic 0xa1b23c4d | version 2.4 | zeros 8 | bytes kept 65535 | link type 101          file header
 //!  seconds | nanoseconds | length | length | IP header | UDP header | packet            per sent or received packet
 //! ```
 //!
-//! The kernel writes the IP and UDP headers and does not show them, so the capture reconstructs them. The IPv4
-//! identification is the packet's position in its train (the packets of one send call), which the packet itself
-//! contains; see [`halite_rnic::wire::icrc`]. Fields unknown to a socket get the kernel's defaults: 64 hops, no
-//! congestion marks, no flow label.
+//! The kernel writes the IP and UDP headers and does not show them to a socket, so the capture reconstructs these
+//! headers. The IPv4 identification is the packet's position in its train (the packets of one send call), which the
+//! packet itself contains; see [`halite_rnic::wire::icrc`]. Fields that a socket cannot read get the kernel's defaults:
+//! 64 hops, no congestion marks, no flow label.
 //!
-//! The packets of one send or receive call are written with one unbuffered call. The capture ends when the file reaches
-//! its size limit or the disk is full; its last packet is complete, and the fabric continues without the capture.
+//! One unbuffered call writes all packets of one send or receive call. The capture ends when the file reaches its size
+//! limit or the disk is full; its last packet is complete, and the fabric continues without the capture.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -50,7 +51,7 @@ struct Sink {
 }
 
 impl Capture {
-    /// Creates the file, or truncates an existing one. At most `bytes_max` bytes are written.
+    /// Creates the capture file, or truncates an existing file. The capture writes at most `bytes_max` bytes.
     pub(super) fn create(path: &Path, bytes_max: u64) -> io::Result<Capture> {
         let mut options = OpenOptions::new();
         // NONBLOCK refuses a FIFO without a reader instead of waiting for one. Mode 0600: packets contain data.
@@ -76,7 +77,7 @@ impl Capture {
         Ok(Capture(Mutex::new(Sink { file, records: Vec::new(), written, bytes_max, is_over: false })))
     }
 
-    /// Writes packets that were sent or received together, each with its source and target.
+    /// Writes packets that one call sent or received, each with its source and target address.
     pub(super) fn write<'a>(&self, packets: impl Iterator<Item = (SocketAddr, SocketAddr, &'a [u8])>) {
         let mut sink = lock(&self.0);
         if sink.is_over {

@@ -1,7 +1,7 @@
 //! A connection: two queue pairs to one peer, one for each lane.
 //!
-//! A thread queues a peer's events while it holds the lock of their lane, and the disconnected event while it holds
-//! both lanes' locks, so that the disconnected event comes last.
+//! A thread queues an event of a peer while it holds the lock of the lane that caused the event. A thread queues the
+//! disconnected event while it holds the locks of both lanes, so this event comes last.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -29,16 +29,16 @@ use super::{INLINE_BYTES_MAX, LANES, lock, read};
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) peer: PeerId,
-    /// Token of the socket that set the connection up; its hang-up means that the other end is gone.
+    /// Token of the control socket of the connection. When this socket hangs up, the other end has gone.
     pub(super) token: u64,
     pub(super) address: SocketAddr,
     /// Source address and port of packets to the peer.
     pub(super) own_address: SocketAddr,
-    /// Reservation at the socket that has `own_address`.
+    /// Assignment of the peer to the UDP socket that has `own_address`.
     pub(super) port_use: Arc<PortUse>,
     /// Maximum payload of a packet, negotiated with the peer.
     pub(super) mtu: Mtu,
-    /// True to use selective repeat, negotiated with the peer.
+    /// True if both ends use selective repeat, negotiated with the peer.
     pub(super) selective: bool,
     qpns: [Qpn; LANES],
     outwards: Flow,
@@ -69,11 +69,11 @@ pub(super) struct Connection {
     translated: Translated,
     /// Time of the last packet from the peer, in ns.
     pub(super) heard_ns: AtomicU64,
-    /// Time at which this end knew both offers, in ns.
+    /// Time in ns at which this end knew the offers of both ends.
     pub(super) met_ns: u64,
 }
 
-/// A queue pair, and the memory that its requests hold.
+/// A queue pair, and references to the memory that its requests use.
 #[derive(Debug)]
 pub(super) struct Lane {
     qp: QueuePair,
@@ -86,7 +86,7 @@ pub(super) struct Lane {
     singly_until_ns: u64,
 }
 
-/// Arguments of all steps of a lane.
+/// Arguments that all steps of a lane take.
 #[derive(Clone, Copy)]
 pub(super) struct LaneContext<'a> {
     pub(super) now_ns: u64,
@@ -97,7 +97,7 @@ pub(super) struct LaneContext<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     pub(super) events: Vec<Event>,
-    /// True if one of the events rings the doorbell.
+    /// True if one of the new events rings the doorbell.
     pub(super) rings: bool,
     /// True if the queue pair has ended.
     pub(super) is_broken: bool,
@@ -161,8 +161,8 @@ impl Connection {
         lock(&self.lanes[index])
     }
 
-    /// Returns the packet without its ICRC, if the ICRC is valid and the packet comes from the address that the peer
-    /// offered.
+    /// Verifies a packet. Returns the packet without its ICRC, if the ICRC is valid and the packet comes from the
+    /// address that the peer offered; otherwise `None`.
     pub(super) fn open<'a>(&self, from: SocketAddr, packet: &'a [u8]) -> Option<&'a [u8]> {
         let body = self.inwards.open(packet).ok()?;
         if from == self.address {
@@ -172,7 +172,8 @@ impl Connection {
         None
     }
 
-    /// Returns the address change, if packets of the peer came from another address than it offered.
+    /// Returns the address change if packets of the peer came from another address than the peer offered; otherwise
+    /// `None`.
     pub(super) fn address_change(&self) -> Option<AddressChanged> {
         self.translated.address_change(self.address)
     }
@@ -182,7 +183,8 @@ impl Connection {
         *lock(&self.greeting) = Some((hello, dialled));
     }
 
-    /// Marks both ends as ready, unless the connection has ended; returns the data of the connected event, once.
+    /// Marks both ends as ready, unless the connection has ended. The first call returns the data of the connected
+    /// event, later calls `None`.
     pub(super) fn bring_up(&self) -> Option<(Vec<u8>, Option<String>)> {
         let mut greeting = lock(&self.greeting);
         if self.is_up() || self.has_ended.load(Relaxed) {
@@ -197,20 +199,20 @@ impl Connection {
         self.is_up.load(Acquire)
     }
 
-    /// Records that the dialling end is ready. Returns true if its packets have arrived, too.
+    /// Records that the dialling end has sent Ready. Returns true if a path probe of that end has arrived, too.
     pub(super) fn on_ready(&self) -> bool {
         // SeqCst: if two threads record one condition each, the later one sees both.
         self.is_ready.store(true, SeqCst);
         self.is_probed.load(SeqCst)
     }
 
-    /// Records that a probe or its answer arrived. Returns true if the dialling end has sent Ready.
+    /// Records that a path probe or an answer to one has arrived. Returns true if the dialling end has sent Ready, too.
     pub(super) fn on_probe(&self) -> bool {
         self.is_probed.store(true, SeqCst);
         self.is_ready.load(SeqCst)
     }
 
-    /// Moves `events` to the early ones, unless the connection is up.
+    /// Stores `events` until the connection is up. Leaves `events` unchanged if the connection is already up.
     pub(super) fn keep_early(&self, events: &mut Vec<Event>) {
         let mut early = lock(&self.early);
         // The thread that takes the early events has set `is_up` before.
@@ -223,13 +225,13 @@ impl Connection {
         std::mem::take(&mut *lock(&self.early))
     }
 
-    /// Returns true, only once, when path MTU discovery must begin: when both ends are ready, or this end waits for an
-    /// answer to a probe.
+    /// Returns true once, when path MTU discovery must begin: both ends are ready, or this end waits for the answer to
+    /// a path probe.
     pub(super) fn begins_path(&self) -> bool {
         (self.is_up() || self.awaits_answer()) && !self.has_begun_path.swap(true, Relaxed)
     }
 
-    /// Keeps the connection down until the peer answers a probe.
+    /// Keeps the connection down until the peer answers a path probe.
     pub(super) fn await_answer(&self) {
         self.awaits_answer.store(true, Relaxed);
     }
@@ -239,7 +241,7 @@ impl Connection {
         self.awaits_answer.load(Relaxed) && !self.is_up()
     }
 
-    /// Returns the path MTU, if probing has finished.
+    /// Returns the path MTU if both lanes have finished path MTU discovery; otherwise `None`.
     pub(super) fn found_path(&self) -> Option<Mtu> {
         let mut found = None;
         for lane in &self.lanes {
@@ -262,13 +264,13 @@ impl Connection {
         self.is_leaving.load(Acquire)
     }
 
-    /// Returns true if no posted request is outstanding.
+    /// Returns true if no posted request is outstanding on either lane.
     pub(super) fn is_idle(&self) -> bool {
         self.lanes.iter().all(|lane| lock(lane).qp.posted() == 0)
     }
 
-    /// Returns the packets that the peer still needs to execute all posted requests, or `None` if those of a lane
-    /// exceed `bytes_max` bytes; see [`QueuePair::rest`].
+    /// Returns the packets that the peer still needs to execute all posted requests. Returns `None` if the packets of a
+    /// lane exceed `bytes_max` bytes, or if a request needs a completion; see [`QueuePair::rest`].
     pub(super) fn rest(&self, registered: &Registered, bytes_max: usize) -> Option<Vec<Vec<u8>>> {
         let mut packets = Vec::new();
         for lane in &self.lanes {
@@ -300,8 +302,9 @@ impl Connection {
         tell(outcome.events);
     }
 
-    /// Ends the connection, unless it has ended: posted requests complete, and the peer no longer accesses memory.
-    /// `tell` receives the disconnected event; `exited` is true if the peer's process has exited.
+    /// Ends the connection, unless it has already ended: completes all posted requests, and stops the peer's access to
+    /// memory. `tell` receives the last events, of which the disconnected event is the last. `exited` is true if the
+    /// peer's process has exited.
     pub(super) fn end(&self, exited: bool, tell: impl FnOnce(Vec<Event>)) -> bool {
         let mut lanes = self.lanes.each_ref().map(lock);
         let was_up = {
@@ -329,7 +332,7 @@ impl Connection {
 
 /// Steps of a lane; the caller holds its lock.
 impl Lane {
-    /// Posts a request, or returns the reason for its refusal.
+    /// Posts a request, or returns the reason why the lane refuses the request.
     pub(super) fn post(
         &mut self,
         connection: &Connection,
@@ -355,7 +358,8 @@ impl Lane {
         }
     }
 
-    /// Converts a request for the queue pair; returns it with the memory that it holds.
+    /// Converts an operation to the type that the queue pair takes. Returns the converted operation, and the window of
+    /// the local memory that the operation uses.
     fn convert(
         &self,
         connection: &Connection,
@@ -413,12 +417,12 @@ impl Lane {
         self.qp.handle_stamped(context.now_ns, arrived_ns, packet, &view);
     }
 
-    /// Sets the initial path MTU to the one that an earlier connection to the peer's host found.
+    /// Sets the initial path MTU to `mtu`, which an earlier connection to the peer's host found.
     pub(super) fn expect_path(&mut self, now_ns: u64, mtu: Mtu) {
         self.qp.expect_path(now_ns, mtu);
     }
 
-    /// Begins to probe the path MTU.
+    /// Starts path MTU discovery.
     pub(super) fn find_path(&mut self, now_ns: u64) {
         self.qp.find_path(now_ns);
     }
@@ -445,8 +449,8 @@ impl Lane {
         }
     }
 
-    /// Sends the packets that may leave; if `holds_acks`, without acknowledgements that may wait for the next poll.
-    /// Returns the time of the next timer.
+    /// Sends all packets that the limits permit. If `holds_acks` is true, does not send acknowledgements that may wait
+    /// for the next poll. Returns the time of the next timer, in ns.
     pub(super) fn transmit(
         &mut self,
         connection: &Connection,
@@ -468,7 +472,7 @@ impl Lane {
         qp.poll_timeout()
     }
 
-    /// Sets the lane's share of the socket's receive buffer. Returns the time of the next timer.
+    /// Sets the lane's share of the socket's receive buffer. Returns the time of the next timer, in ns.
     pub(super) fn set_share(&mut self, now_ns: u64, share: Share) -> Option<u64> {
         self.qp.set_share(now_ns, share);
         self.qp.poll_timeout()
@@ -479,12 +483,12 @@ impl Lane {
         self.qp.has_heard_requests()
     }
 
-    /// Returns true if, since the last call, the peer began to send after a long silence.
+    /// Returns true if the peer has begun to send after a long silence since the last call.
     pub(super) fn take_has_begun(&mut self) -> bool {
         self.qp.take_has_begun()
     }
 
-    /// Moves the queue pair's events and completions to `outcome`.
+    /// Moves the queue pair's events and completions to `outcome`, as events of the fabric.
     pub(super) fn drain(&mut self, peer: PeerId, outcome: &mut Outcome) {
         while let Some(event) = self.qp.poll_event() {
             let (status, kind) = match event {
@@ -525,7 +529,7 @@ impl Lane {
         }
     }
 
-    /// Returns true if an acknowledgement is held back until the next poll.
+    /// Returns true if the lane holds an acknowledgement back until the next poll.
     pub(super) fn holds_ack(&self, now_ns: u64) -> bool {
         self.qp.holds_ack(now_ns)
     }

@@ -1,6 +1,6 @@
-//! Establishes connections and detects when they end, over Unix sockets in the cluster directory and TCP between hosts.
+//! Establishes connections and detects their end, by Unix sockets in the cluster directory and by TCP between hosts.
 //!
-//! The polling thread checks these sockets at intervals and before each sleep. No call blocks.
+//! The polling thread checks these control sockets at intervals and before each sleep. No call blocks.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -32,8 +32,8 @@ const EVENTS_MAX: usize = 16;
 /// network (see [`network_of`]).
 const STRANGERS_MAX: usize = 64;
 const STRANGERS_FROM_ONE_MAX: usize = 8;
-/// Initial and maximum pause before redialling a host that hung up; it doubles each time. Half of it is random, so that
-/// hosts disconnected together do not redial together.
+/// Initial and maximum pause before redialling a host that hung up. The pause doubles each time. Half of the pause is
+/// random, so that hosts disconnected together do not redial together.
 const AGAIN_NS: u64 = 10_000_000;
 const AGAIN_NS_MAX: u64 = 200_000_000;
 
@@ -60,9 +60,9 @@ pub(super) struct Control {
 
 /// An accepted connection.
 pub(super) enum Accepted {
-    /// From a process of this host.
+    /// A connection from a process of this host.
     Line(Line),
-    /// A TCP connection, with the address of the other end.
+    /// A TCP connection from another host, with the address of that host.
     Stranger(TcpStream, IpAddr),
 }
 
@@ -74,7 +74,7 @@ fn network_of(address: IpAddr) -> IpAddr {
     }
 }
 
-/// A control connection to one other end.
+/// A control connection to one other end, and the state of its handshake.
 #[derive(Debug)]
 pub(super) struct Link {
     line: Line,
@@ -89,29 +89,30 @@ pub(super) enum Handshake {
     Dialled { attempt: Attempt, offer: Offer, port_use: Arc<PortUse>, deadline_ns: u64 },
     /// The other end has connected, but not sent its offer yet.
     Accepted { deadline_ns: u64 },
-    /// Both offers are known, but no packet has got through yet. The dialling end waits for an answer to a probe, the
-    /// other one for Ready and a packet. Until Ready, the dialling end may be a replay.
+    /// Both offers are known, but no packet has arrived yet. The dialling end waits for the answer to a path probe. The
+    /// answering end waits for Ready and a packet; until Ready arrives, the dialling end may be a replay.
     Agreed { connection: Arc<Connection>, attempt: Option<Attempt>, has_sent_ready: bool, deadline_ns: u64 },
     /// The connection exists. On one host, the dialled end may still wait for Ready.
     Connected(Arc<Connection>),
-    /// The other end has hung up without a message. Until the deadline, this end waits for the exit of its process.
+    /// The other end has hung up without a message. Until the deadline, this end waits for the exit of the other end's
+    /// process.
     HungUp { connection: Arc<Connection>, deadline_ns: u64 },
 }
 
 /// An attempt to dial another host, which may have several addresses.
 #[derive(Clone, Debug)]
 pub(super) struct Attempt {
-    /// Shared by all links of one attempt. When one of them succeeds, the others are closed.
+    /// Number of the attempt, which all its links share. When one link succeeds, the fabric closes the others.
     pub(super) number: u64,
-    /// The address as the caller gave it.
+    /// The address as the caller of [`halite_fabric::Fabric::connect`] gave it.
     pub(super) address: String,
     pub(super) hello: Vec<u8>,
     /// Address of this link; `None` for a socket of this host.
     pub(super) at: Option<SocketAddr>,
-    /// Start of the attempt, in ns, and number of hang-ups since.
+    /// Start of the attempt, in ns, and the number of hang-ups since then.
     pub(super) begun_ns: u64,
     pub(super) hang_ups: u32,
-    /// Remaining addresses, and the time from which to try the next one in parallel, in ns.
+    /// The remaining addresses, and the time in ns from which the fabric dials the next one in parallel.
     pub(super) rest: VecDeque<SocketAddr>,
     pub(super) next_ns: u64,
 }
@@ -142,7 +143,7 @@ impl Control {
         })
     }
 
-    /// Returns the addresses and ports that other hosts may dial.
+    /// Returns the TCP addresses and ports that other hosts may dial.
     pub(super) fn ports(&self) -> Vec<SocketAddr> {
         self.hosts.as_ref().map(Hosts::addresses).unwrap_or_default()
     }
@@ -156,7 +157,7 @@ impl Control {
         self.listener.is_none()
     }
 
-    /// Stops accepting connections, and abandons and returns the unfinished dials.
+    /// Stops accepting connections. Abandons the unfinished attempts to dial, and returns them.
     pub(super) fn close(&mut self) -> Vec<Attempt> {
         // Another process may keep the port open, so dropping it would not remove it from the epoll.
         for port in self.hosts.take().into_iter().flat_map(|hosts| hosts.ports) {
@@ -179,7 +180,7 @@ impl Control {
         self.links.len()
     }
 
-    /// Adds a line and watches it in epoll; fails if epoll refuses.
+    /// Adds a line as a new link that epoll watches, and returns its token. Fails if epoll refuses.
     pub(super) fn add(&mut self, line: Line, handshake: Handshake) -> io::Result<u64> {
         self.tokens += 1;
         let token = self.tokens;
@@ -193,24 +194,24 @@ impl Control {
         self.links.get_mut(&token).map(|link| &mut link.handshake)
     }
 
-    /// Returns the host at the other end of a link, if it dialled this end.
+    /// Returns the address of the host at the other end of a link, if that host dialled this end.
     pub(super) fn from(&self, token: u64) -> Option<IpAddr> {
         self.links.get(&token)?.line.from()
     }
 
-    /// Returns this end's address of a link between hosts.
+    /// Returns the local address of a link between hosts; `None` within a host.
     pub(super) fn own_address(&self, token: u64) -> Option<IpAddr> {
         self.links.get(&token)?.line.own_address()
     }
 
-    /// Receives the next message of a link, if one has arrived.
+    /// Receives the next message of a link; returns `None` if no message has arrived.
     pub(super) fn receive(&mut self, token: u64) -> Option<Heard> {
         let heard = self.links.get_mut(&token)?.line.receive();
         self.watch(token);
         heard
     }
 
-    /// Sends a message over a link. If that fails, the next receive returns the hang-up.
+    /// Sends a message over a link. If that fails, the next call of [`Control::receive`] reports the hang-up.
     pub(super) fn send(&mut self, token: u64, message: &Message) {
         if let Some(link) = self.links.get_mut(&token) {
             let _ = link.line.send(message);
@@ -218,8 +219,8 @@ impl Control {
         }
     }
 
-    /// Sends the last message over a link between hosts. Returns true if the kernel has accepted all of it, and so
-    /// delivers it even if this process exits.
+    /// Sends the last message over a link between hosts. Returns true if the kernel has accepted the whole message, and
+    /// so delivers it even if this process exits.
     pub(super) fn send_last(&mut self, token: u64, message: &Message) -> bool {
         let Some(link) = self.links.get_mut(&token) else { return false };
         let is_said = link.line.send(message).is_ok() && !link.line.wants_to_write();
@@ -240,7 +241,7 @@ impl Control {
         }
     }
 
-    /// Dials a port of another host.
+    /// Starts to dial a TCP port of another host.
     pub(super) fn dial_host(&mut self, address: SocketAddr) -> io::Result<Line> {
         self.read_secrets();
         let hosts = self.hosts.as_ref().ok_or_else(|| {
@@ -255,14 +256,14 @@ impl Control {
         match hosts.read_secrets() {
             Ok(()) => self.are_secrets_missed = false,
             Err(error) if !std::mem::replace(&mut self.are_secrets_missed, true) => {
-                tracing::warn!("{error}; the secrets read before stay in use");
+                tracing::warn!("{error}; the secrets read earlier stay in use");
             }
             Err(_) => {}
         }
     }
 
-    /// Records that the other end has hung up without a message. Returns true if its process may exit before
-    /// `deadline_ns`.
+    /// Records that the other end of a link has hung up without a message. Returns true if this end must wait until
+    /// `deadline_ns` for the exit of that process.
     pub(super) fn await_exit(&mut self, token: u64, deadline_ns: u64) -> bool {
         let Some(Link { line, handshake, .. }) = self.links.get_mut(&token) else { return false };
         let (Handshake::Connected(connection), Some(process)) = (&*handshake, line.process()) else {
@@ -280,7 +281,7 @@ impl Control {
         self.links.get(&token).is_some_and(|link| link.line.has_exited())
     }
 
-    /// Closes a link. Returns its attempt to dial, if that has failed.
+    /// Closes a link. Returns its attempt to dial, if the link had one and the attempt has not succeeded.
     pub(super) fn remove(&mut self, token: u64) -> Option<Attempt> {
         let link = self.links.remove(&token)?;
         self.ended(link)
@@ -302,18 +303,19 @@ impl Control {
         dialled
     }
 
-    /// Returns a new number for an attempt to dial.
+    /// Returns an unused number for an attempt to dial.
     pub(super) fn new_attempt(&mut self) -> u64 {
         self.attempts += 1;
         self.attempts
     }
 
-    /// Returns connections whose handshake failed since the last call. The caller ends them and releases their numbers.
+    /// Removes and returns the connections whose handshake has failed since the last call. The caller must end these
+    /// connections and release their queue pair numbers.
     pub(super) fn take_failed(&mut self) -> Vec<Arc<Connection>> {
         std::mem::take(&mut self.failed)
     }
 
-    /// Closes the other links of an attempt after one address has answered.
+    /// Closes all unfinished links of an attempt after one address has answered.
     pub(super) fn forget_attempt(&mut self, number: u64) {
         for token in self.links_of(number) {
             self.remove(token);
@@ -321,7 +323,7 @@ impl Control {
         self.postponed.retain(|(_, attempt)| attempt.number != number);
     }
 
-    /// Returns true if a dialled host has answered, but the connection is not complete.
+    /// Returns true if a dialled host has answered, but its connection is not complete yet.
     pub(super) fn is_being_answered(&self) -> bool {
         self.links.values().any(|link| match &link.handshake {
             Handshake::Dialled { .. } => link.line.has_answered(),
@@ -331,7 +333,8 @@ impl Control {
     }
 
     /// Extends the deadline of a dialled host that has answered to `lease_ns` after the dial, because the host may be
-    /// distant. Returns false if the host has not answered, or if that time has passed.
+    /// distant. Returns false and changes nothing if the host has not answered, or if the deadline is already that
+    /// late.
     pub(super) fn extend(&mut self, token: u64, lease_ns: u64) -> bool {
         let Some(Link { line, handshake: Handshake::Dialled { attempt, deadline_ns, .. }, .. }) =
             self.links.get_mut(&token)
@@ -346,13 +349,13 @@ impl Control {
         is_extended
     }
 
-    /// Returns true if a link of the attempt exists, or is postponed.
+    /// Returns true if a link of the attempt exists, or if the attempt is postponed.
     pub(super) fn is_trying(&self, number: u64) -> bool {
         !self.links_of(number).is_empty() || self.postponed.iter().any(|(_, other)| other.number == number)
     }
 
-    /// Postpones an attempt to dial a host that hung up before it answered; a host with too many unauthenticated
-    /// connections does that. Drops the attempt if it would exceed `handshake_timeout_ns` before the next dial.
+    /// Postpones an attempt to dial a host that hung up before it answered. A host with too many unauthenticated
+    /// connections hangs up in this way. Drops the attempt if `handshake_timeout_ns` would pass before the next dial.
     pub(super) fn postpone(&mut self, attempt: &Attempt, now_ns: u64, handshake_timeout_ns: u64) {
         let (Some(at), Ok(chance)) = (attempt.at, random()) else { return };
         let at_ns = now_ns + pause_ns(attempt.hang_ups, chance);
@@ -362,7 +365,7 @@ impl Control {
         }
     }
 
-    /// Removes and returns the attempts with an expired pause.
+    /// Removes and returns the postponed attempts whose pause has ended.
     pub(super) fn take_postponed(&mut self, now_ns: u64) -> Vec<Attempt> {
         let due = self.postponed.extract_if(.., |(at_ns, _)| *at_ns <= now_ns);
         due.map(|(_, attempt)| attempt).collect()
@@ -379,7 +382,7 @@ impl Control {
         }
     }
 
-    /// Creates an offer with random numbers.
+    /// Creates an offer with random queue pair numbers, packet numbers and salt.
     pub(super) fn offer(&mut self, address: SocketAddr, mtu: Mtu, selective: bool) -> io::Result<Offer> {
         let lane = LaneOffer { qpn: Qpn::new(0), psn: Psn::new(0) };
         let (salt, lanes, tells_waits) = (random()?, [lane; LANES], selective);
@@ -400,12 +403,12 @@ impl Control {
         }
     }
 
-    /// Releases the numbers of an offer that led to no connection.
+    /// Releases the queue pair numbers of an offer that led to no connection.
     pub(super) fn withdraw(&mut self, offer: &Offer) {
         self.release_qpns(&offer.lanes.map(|lane| lane.qpn));
     }
 
-    /// Returns the links with input, and true if a listener has a pending connection.
+    /// Returns the tokens of the links with input. Also returns true if a listener has a pending connection.
     pub(super) fn ready(&self) -> (Vec<u64>, bool) {
         let mut space = [MaybeUninit::uninit(); EVENTS_MAX];
         let ready = epoll::wait(&self.epoll, &mut space[..], Some(&Timespec::default()));
@@ -417,7 +420,7 @@ impl Control {
         (tokens, is_wanted)
     }
 
-    /// Accepts the next waiting connection.
+    /// Accepts the next waiting connection; returns `None` if no connection waits.
     pub(super) fn accept(&mut self) -> io::Result<Option<Accepted>> {
         if let Some(socket) = self.listener.as_ref().map_or(Ok(None), Listener::accept)? {
             return Ok(Some(Accepted::Line(Line::accepted(socket))));
@@ -428,7 +431,7 @@ impl Control {
         Ok(Some(Accepted::Stranger(socket, from)))
     }
 
-    /// Creates the line that answers a stranger; `None` once closed.
+    /// Creates the line that answers an unauthenticated TCP connection. Returns `None` once the fabric is closed.
     pub(super) fn answer(&mut self, socket: TcpStream, from: IpAddr) -> Option<Line> {
         self.read_secrets();
         let secrets = self.hosts.as_ref()?.secrets.clone();
@@ -440,7 +443,7 @@ impl Control {
         self.links.get(&token).is_some_and(Link::is_stranger)
     }
 
-    /// Returns true if a link of that attempt has sent Ready.
+    /// Returns true if a link of the attempt with this number has sent Ready.
     pub(super) fn has_sent_ready(&self, number: u64) -> bool {
         let mut links = self.links.values();
         links.any(|link| match &link.handshake {
@@ -451,22 +454,22 @@ impl Control {
         })
     }
 
-    /// Selects the unauthenticated link to close so that a connection from `from` can be accepted; `None` if there is
-    /// room. Selects the oldest link of the same network, or otherwise the oldest of the network with the most links,
-    /// so that a new host finds room.
+    /// Selects the unauthenticated link to close so that this end can accept a connection from `from`. Returns `None`
+    /// if there is room without closing a link. Selects the oldest link of the same network or, if there is none, the
+    /// oldest link of the network with the most links. So a new host finds room.
     pub(super) fn link_to_evict_for(&self, from: IpAddr) -> Option<u64> {
         let strangers = self.links.iter().filter(|(_, link)| link.is_stranger());
         let strangers = strangers.filter_map(|(token, link)| Some((*token, network_of(link.line.from()?))));
         link_to_evict(&strangers.collect::<Vec<_>>(), network_of(from))
     }
 
-    /// Returns the links with an expired deadline.
+    /// Returns the tokens of the links whose deadline has passed.
     pub(super) fn late(&self, now_ns: u64) -> Vec<u64> {
         let is_late = |link: &Link| link.handshake.deadline_ns().is_some_and(|deadline| deadline <= now_ns);
         self.links.iter().filter(|(_, link)| is_late(link)).map(|(token, _)| *token).collect()
     }
 
-    /// Returns the earliest deadline of all links and postponed attempts; `None` if there is none.
+    /// Returns the earliest deadline of all links and postponed attempts, in ns; `None` without links and attempts.
     pub(super) fn next_late(&self) -> Option<u64> {
         let links = self.links.values().filter_map(|link| link.handshake.deadline_ns());
         links.chain(self.postponed.iter().map(|(at_ns, _)| *at_ns)).min()
@@ -514,7 +517,7 @@ impl Handshake {
         }
     }
 
-    /// As [`Handshake::attempt`], mutable.
+    /// Returns the unfinished attempt of a dialling end, for changes.
     pub(super) fn attempt_mut(&mut self) -> Option<&mut Attempt> {
         match self {
             Handshake::Dialled { attempt, .. } => Some(attempt),
@@ -523,7 +526,8 @@ impl Handshake {
         }
     }
 
-    /// Returns the time at which the handshake fails, in ns.
+    /// Returns the time in ns at which the handshake fails, or at which the wait for an exit ends; `None` while
+    /// connected.
     pub(super) fn over_ns(&self) -> Option<u64> {
         match self {
             Handshake::Dialled { deadline_ns, .. }

@@ -7,12 +7,12 @@
 //!   post ── queue of the lane ── packets within the limits are sent
 //! ```
 //!
-//! If threads are configured as [`receivers`](super::receivers), they run the first line of this diagram and the poller
-//! runs the rest.
+//! If the configuration asks for [`receivers`](super::receivers), these threads run the first line of this diagram, and
+//! the poller runs the rest.
 //!
 //! Lock order: the batch, which only the poller locks; the receive lock of a receiver; the control state; the members
-//! of a socket; the lanes of one connection, in ascending order; the events; then any one of the others. No code
-//! outside the fabric is called while a lock is held.
+//! of a socket; the lanes of one connection, in ascending order; the events; then any one other lock. A thread that
+//! holds a lock calls no code outside the fabric.
 
 mod ending;
 mod polling;
@@ -80,7 +80,7 @@ pub(super) struct Core {
     handshake_due_ns: AtomicU64,
     /// End of the last sleep that a thread began, in ns.
     sleeper_due_ns: AtomicU64,
-    /// See [`Fabric::traffic`](halite_fabric::Fabric::traffic).
+    /// The count that [`Fabric::traffic`](halite_fabric::Fabric::traffic) returns.
     traffic: AtomicU64,
     dropped: DroppedCounts,
     paths: Mutex<Paths>,
@@ -89,7 +89,7 @@ pub(super) struct Core {
 /// The connections, by queue pair and by peer.
 #[derive(Debug, Default)]
 struct Table {
-    /// By queue pair number, each with its lane's index.
+    /// The connections by queue pair number, each with the index of the lane to which the queue pair belongs.
     lanes: HashMap<u32, (Arc<Connection>, usize)>,
     peers: BTreeMap<PeerId, Arc<Connection>>,
     last: u32,
@@ -130,7 +130,7 @@ impl Core {
         })
     }
 
-    /// Returns the time since the fabric was opened in nanoseconds, never 0.
+    /// Returns the time since the fabric was opened, in ns; never 0.
     pub(super) fn now_ns(&self) -> u64 {
         self.begin.elapsed().as_nanos() as u64 + 1
     }
@@ -175,7 +175,7 @@ impl Core {
         self.events.take(events);
     }
 
-    /// Returns the addresses and ports that other hosts may dial.
+    /// Returns the TCP addresses and ports that other hosts may dial.
     pub(super) fn control_ports(&self) -> Vec<SocketAddr> {
         lock(&self.control).ports()
     }
@@ -198,7 +198,8 @@ impl Core {
 
 /// Posting.
 impl Core {
-    /// Posts requests. An error contains the number of posted requests, and the reason for refusing the next one.
+    /// Posts requests to one lane of a peer. An error contains the number of requests posted, and the reason why the
+    /// lane refuses the next request.
     pub(super) fn post(
         &self,
         peer: PeerId,
@@ -221,7 +222,7 @@ impl Core {
         refused.map_or(Ok(()), Err)
     }
 
-    /// Sends the packets that may leave, as [`Lane::transmit`], and queues the lane's events.
+    /// Sends the packets that the limits permit, as [`Lane::transmit`] does, and queues the lane's events.
     fn advance_lane(
         &self,
         connection: &Connection,
@@ -270,7 +271,7 @@ impl Core {
         }
     }
 
-    /// Returns the time until the next deadline, for which a thread may sleep.
+    /// Returns the time until the next deadline, for which a thread may sleep; `None` without a deadline.
     pub(super) fn time_left(&self) -> Option<Duration> {
         self.sleeper_due_ns.store(NEVER, SeqCst);
         let due = self.due_ns.load(SeqCst).min(self.handshake_due_ns.load(SeqCst));
@@ -332,7 +333,7 @@ impl Core {
         }
     }
 
-    /// Ends the connections whose handshake failed.
+    /// Ends the connections whose handshake has failed.
     pub(super) fn end_failed(&self, mut control: MutexGuard<'_, Control>) {
         let failed = control.take_failed();
         drop(control);
@@ -371,7 +372,7 @@ impl Core {
 
 /// Connections and handshakes.
 impl Core {
-    /// Returns the maximum payload of packets to a host.
+    /// Returns the maximum payload of packets to a host: the configured value, or less if the route permits less.
     pub(super) fn mtu_to(&self, host: IpAddr) -> Mtu {
         // A host without a route gets the configured one; dialling it reports the error.
         self.ports.mtu_to(host).map_or(self.config.mtu, |mtu| mtu.min(self.config.mtu))
@@ -431,7 +432,7 @@ impl Core {
                 Ok(None) | Err(_) => return,
             };
             if control.len() >= self.config.peers_max {
-                let reason = format!("it has {} connections, and takes no more", self.config.peers_max);
+                let reason = format!("it has {} connections, and accepts no more", self.config.peers_max);
                 let _ = line.send(&Message::Refused { reason });
                 continue;
             }
@@ -574,7 +575,7 @@ impl Core {
         let host = theirs.address.ip();
         if host.is_loopback() && control.from(token).is_some_and(|from| !from.is_loopback()) {
             return Err(format!(
-                "it cannot send packets to {host}: that is each host's own, and no other reaches it"
+                "it cannot send packets to {host}: a loopback address reaches only processes of the same host"
             ));
         }
         let mtu = self.mtu_to(host);
@@ -600,8 +601,8 @@ impl Core {
         Ok(())
     }
 
-    /// Creates a connection with the queue pairs of both offers. If `awaits_answer`, it stays down until the peer
-    /// answers a probe.
+    /// Creates a connection with the queue pairs of both offers. If `awaits_answer` is true, the connection stays down
+    /// until the peer answers a path probe.
     fn connect(
         &self,
         token: u64,
@@ -659,7 +660,7 @@ impl Core {
         connection
     }
 
-    /// Reserves a place at a socket for one more peer.
+    /// Assigns one more peer to a UDP socket.
     pub(super) fn port_use(&self) -> Arc<PortUse> {
         // Sockets of failed attempts have no users; close them first.
         self.close_unused_ports();

@@ -1,7 +1,7 @@
 //! Dials a socket of this host, or the addresses of another host, in order, until one answers.
 //!
-//! An address may drop packets silently, so the fabric soon dials the next one in parallel instead of waiting for a
-//! timeout.
+//! The network may silently drop packets to an address. So the fabric soon dials the next address in parallel, instead
+//! of waiting for a timeout.
 
 use std::collections::VecDeque;
 use std::io;
@@ -28,7 +28,7 @@ const REASON_CHARS_MAX: usize = 200;
 impl Core {
     pub(super) fn dial(&self, address: &str, hello: &[u8]) {
         if hello.len() > HELLO_BYTES_MAX {
-            let reason = format!("hello of {} bytes is longer than {HELLO_BYTES_MAX}", hello.len());
+            let reason = format!("the hello of {} bytes is longer than {HELLO_BYTES_MAX}", hello.len());
             return self.fail_to_connect(address.to_owned(), reason, ConnectTrouble::Theirs);
         }
         let mut control = lock(&self.control);
@@ -106,7 +106,7 @@ impl Core {
         Ok(())
     }
 
-    /// Dials the next address in parallel to the one that has not answered yet.
+    /// Dials the next address of an attempt, in parallel to the address that has not answered yet.
     pub(super) fn dial_also(&self, control: &mut Control, token: u64) {
         let Some(attempt) = control.handshake(token).and_then(Handshake::attempt_mut) else { return };
         let next = attempt.clone();
@@ -115,13 +115,14 @@ impl Core {
         let _ = self.dial_next(control, next);
     }
 
-    /// As [`Core::fail`], because of a message of the other end; logs a warning if that end has dialled.
+    /// Closes a link as [`Core::fail`] does, because of a message of the other end. Logs a warning if the other end has
+    /// dialled.
     pub(super) fn refuse(&self, control: &mut Control, token: u64, reason: &str) {
         self.log_refusal(control, token, reason);
         self.fail(control, token, reason);
     }
 
-    /// As [`Core::refuse`], because the channel to the other end failed.
+    /// Closes a link as [`Core::refuse`] does, because the encrypted channel to the other end failed.
     pub(super) fn refuse_bad(&self, control: &mut Control, token: u64, bad: BadChannel) {
         let reason = bad.to_string();
         self.log_refusal(control, token, &reason);
@@ -143,7 +144,7 @@ impl Core {
         }
     }
 
-    /// As [`Core::fail`], because the other end has hung up without a message.
+    /// Closes a link as [`Core::fail`] does, because the other end has hung up without a message.
     pub(super) fn fail_hung_up(&self, control: &mut Control, token: u64) {
         // The host may have closed an unproven connection to make room: try again later.
         if let Some(Handshake::Dialled { attempt, .. } | Handshake::Agreed { attempt: Some(attempt), .. }) =
@@ -155,9 +156,9 @@ impl Core {
         self.fail(control, token, HUNG_UP);
     }
 
-    /// As [`Core::fail`], because the other end did not answer in time; if it hung up before, the report names that
-    /// reason. A host that has answered may be distant, or packets may be lost, so its deadline is first extended to
-    /// the lease.
+    /// Closes a link as [`Core::fail`] does, because the other end did not answer in time. If the other end hung up
+    /// before, the report names the hang-up as the reason. For a host that has answered, first extends the deadline to
+    /// the lease, because the host may be distant, or packets may be lost.
     pub(super) fn fail_silent(&self, control: &mut Control, token: u64) {
         if control.extend(token, self.config.lease.as_nanos() as u64) {
             return;
@@ -169,7 +170,7 @@ impl Core {
         }
     }
 
-    /// Dials the hosts with an expired pause after a hang-up.
+    /// Dials the hosts whose pause after a hang-up has ended.
     pub(super) fn dial_postponed(&self, control: &mut Control, now_ns: u64) {
         for attempt in control.take_postponed(now_ns) {
             let (number, address) = (attempt.number, attempt.address.clone());
@@ -179,7 +180,8 @@ impl Core {
         }
     }
 
-    /// Closes a link that has no connection yet, and dials the next address, if any; otherwise reports the failure.
+    /// Closes a link that has no connection yet, and dials the next address of its attempt. If no address is left,
+    /// reports the failure.
     pub(super) fn fail(&self, control: &mut Control, token: u64, reason: &str) {
         self.fail_with(control, token, reason, ConnectTrouble::Theirs);
     }

@@ -1,4 +1,4 @@
-//! Queue of events until the poller takes them.
+//! The queue of events that wait for the poller.
 
 use std::sync::{Condvar, Mutex, MutexGuard};
 
@@ -36,7 +36,7 @@ impl Events {
         self.lock().len() >= WAITING_MAX
     }
 
-    /// Blocks while the maximum number of events is pending and `is_over` returns false.
+    /// Blocks the calling thread while the maximum number of events is pending and `is_over` returns false.
     pub(super) fn await_room(&self, is_over: impl Fn() -> bool) {
         let is_full = |waiting: &mut Vec<Event>| waiting.len() >= WAITING_MAX && !is_over();
         drop(self.taken.wait_while(self.lock(), is_full).expect(POISONED));

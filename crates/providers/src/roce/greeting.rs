@@ -14,8 +14,8 @@
 //!
 //! `Left` carries the unacknowledged packets of its sender, each preceded by its length as a u16.
 //!
-//! Numbers are little-endian. All fields are checked, although processes that may enter the directory are trusted with
-//! all registered memory.
+//! Numbers are little-endian. An end checks all fields of a message, although it trusts processes that may enter the
+//! directory with all its registered memory.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -43,14 +43,14 @@ const REASON_BYTES_MAX: usize = 200;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Offer {
     pub(super) address: SocketAddr,
-    /// Maximum payload of a packet that it sends or receives.
+    /// Maximum payload of a packet that the offering end sends or receives.
     pub(super) mtu: Mtu,
-    /// Salt of its keys in the other end's packets: an rkey is the key XORed with the salt.
+    /// Salt of the offering end's keys: an rkey in a packet of the other end is the key XORed with this salt.
     pub(super) salt: u32,
     pub(super) lanes: [LaneOffer; LANES],
-    /// True if it retransmits single packets, and keeps packets that arrive out of order.
+    /// True if the offering end supports selective repeat.
     pub(super) selective: bool,
-    /// True if its answers report the wait of a request for the processor.
+    /// True if the responses of the offering end report the time that a request waited at that end.
     pub(super) tells_waits: bool,
 }
 
@@ -144,7 +144,7 @@ impl Message {
         }
     }
 
-    /// Returns the last message with these packets; `None` if they do not fit.
+    /// Returns the message `Left` with these packets; `None` if the packets do not fit into a message.
     pub(super) fn left_with(packets: Vec<Vec<u8>>) -> Option<Message> {
         let bytes: usize = packets.iter().map(|packet| PACKET_LEN_BYTES + packet.len()).sum();
         (6 + bytes <= MESSAGE_BYTES_MAX).then_some(Message::Left { packets })
@@ -164,7 +164,7 @@ fn packets(mut bytes: &[u8]) -> Result<Vec<Vec<u8>>, BadMessage> {
 }
 
 impl Offer {
-    /// Returns true if packets can be sent between the two addresses.
+    /// Returns true if packets can travel between the addresses of the two offers.
     pub(super) fn suits(&self, other: &Offer) -> bool {
         self.address.is_ipv4() == other.address.is_ipv4()
     }
@@ -208,7 +208,7 @@ impl Offer {
     }
 }
 
-/// Fuzz target: checks that a parsed message, encoded and parsed again, gives the same message.
+/// A fuzz target: checks that a parsed message does not change when it is encoded and parsed again.
 #[cfg(fuzzing)]
 pub fn check_greeting(bytes: &[u8]) {
     let Ok(message) = Message::decode(bytes) else { return };

@@ -26,7 +26,7 @@ pub(super) struct Line {
     socket: OwnedFd,
     /// State of a TCP connection; `None` for a Unix socket.
     stream: Option<Box<Stream>>,
-    /// pidfd of the process at the other end, if it is a known process of this host.
+    /// pidfd of the process at the other end; `None` if that process is unknown or on another host.
     process: Option<OwnedFd>,
 }
 
@@ -35,7 +35,7 @@ struct Stream {
     channel: Channel,
     /// True until the TCP connection is established.
     is_connecting: bool,
-    /// Address of the other end, if it dialled this one.
+    /// Address of the other end, if the other end has dialled.
     from: Option<IpAddr>,
 }
 
@@ -43,9 +43,9 @@ struct Stream {
 #[derive(Debug)]
 pub(super) enum Heard {
     Message(Message),
-    /// A message that is invalid, with the reason.
+    /// An invalid message, with a description of the defect.
     Nonsense(String),
-    /// The other end could not be authenticated.
+    /// The encrypted channel failed, for example because the other end has another secret.
     Bad(BadChannel),
     /// The other end cannot be reached.
     Unreachable(io::Error),
@@ -58,7 +58,7 @@ impl Line {
         Ok(Line::to_process(meeting::connect(path)?))
     }
 
-    /// Starts to connect to another host; a later receive reports the result.
+    /// Starts to connect to another host. A later call of [`Line::receive`] reports a failure.
     pub(super) fn dial_host(address: SocketAddr, secrets: Secrets) -> io::Result<Line> {
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -83,7 +83,8 @@ impl Line {
         Line { socket, stream: None, process }
     }
 
-    /// Returns the pidfd of the other end's process, readable once that has ended; `None` if it is unknown.
+    /// Returns the pidfd of the process at the other end, which becomes readable when the process ends; `None` if the
+    /// process is unknown.
     pub(super) fn process(&self) -> Option<&OwnedFd> {
         self.process.as_ref()
     }
@@ -93,7 +94,8 @@ impl Line {
         self.process.as_ref().is_some_and(|process| is_ready(process.as_fd(), PollFlags::IN))
     }
 
-    /// Accepts the next pending connection of a listener, if any, with its source address.
+    /// Accepts the next pending connection of a listener, and returns it with its source address; `None` if no
+    /// connection is pending.
     pub(super) fn accept(listener: &TcpListener) -> io::Result<Option<(TcpStream, IpAddr)>> {
         let (socket, from) = match listener.accept() {
             Ok(accepted) => accepted,
@@ -117,7 +119,8 @@ impl Line {
         Line { socket: socket.into(), stream: Some(Box::new(stream)), process: None }
     }
 
-    /// Returns the address of the dialling host; `None` for a Unix socket and for the dialling end.
+    /// Returns the address of the other host, if that host has dialled. Returns `None` for a Unix socket, and if this
+    /// end has dialled.
     pub(super) fn from(&self) -> Option<IpAddr> {
         self.stream.as_ref()?.from
     }
@@ -134,17 +137,18 @@ impl Line {
         Some(address.ip().to_canonical())
     }
 
-    /// Returns true if the other end has answered; for TCP, if its host has.
+    /// Returns true if the other end has answered. For TCP, an established connection counts as an answer.
     pub(super) fn has_answered(&self) -> bool {
         self.stream.as_ref().is_none_or(|stream| !stream.is_connecting)
     }
 
-    /// Returns true if the line must be watched for room: data is queued, or the connection is not complete.
+    /// Returns true if epoll must watch the socket for room to send: data is queued, or the connection is not
+    /// established.
     pub(super) fn wants_to_write(&self) -> bool {
         self.stream.as_ref().is_some_and(|stream| stream.is_connecting || !stream.channel.output().is_empty())
     }
 
-    /// Sends a message. A TCP stream queues the bytes for which its socket has no room.
+    /// Sends a message. For TCP, the line queues the bytes for which the socket has no room.
     pub(super) fn send(&mut self, message: &Message) -> io::Result<()> {
         let Line { socket, stream, .. } = self;
         match stream {
@@ -159,7 +163,7 @@ impl Line {
         }
     }
 
-    /// Returns the next message or event, if any.
+    /// Returns the next message or event; `None` if none is pending.
     pub(super) fn receive(&mut self) -> Option<Heard> {
         let Line { socket, stream, .. } = self;
         match stream {

@@ -1,8 +1,8 @@
-//! Registered memory, and the rkeys by which the two ends of a connection name it.
+//! Registered memory, and the rkeys by which the two ends of a connection address this memory.
 //!
 //! An rkey is the segment's key XORed with a salt that the peer received when it connected, so a third party can only
-//! guess an rkey at random. Local requests hold references to the segments that they name, in the order of posting, so
-//! they complete even if a key is deregistered meanwhile.
+//! guess an rkey at random. Local requests hold references to the segments that they use, in the order of posting, so
+//! the requests complete even if a key is deregistered meanwhile.
 
 use std::sync::RwLock;
 
@@ -11,13 +11,13 @@ use halite_rnic::{Access, Held, Memory, Refused};
 
 use super::read;
 
-/// Windows of whole segments, by key; `None` after deregistration. Never shrinks.
+/// Windows of whole segments, by key; `None` after deregistration. The list never shrinks.
 pub(super) type Registered = RwLock<Vec<Option<Window>>>;
 
 /// All memory that a queue pair can access.
 pub(super) struct View<'a> {
     pub(super) registered: &'a Registered,
-    /// Salt of local keys in the peer's packets.
+    /// Salt of this end's keys in the peer's packets.
     pub(super) salt: u32,
     pub(super) held: &'a Held<Window>,
 }

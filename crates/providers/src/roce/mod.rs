@@ -8,24 +8,24 @@
 //!   poster ── queue pair ── train ──► UDP ──► batch ── queue pair ── memory, events ──► poller
 //! ```
 //!
-//! [`halite_rnic`] is the adapter, and this module is its driver. By default the fabric has no threads: posts send, and
-//! polls receive, answer, run timers, accept peers and detect that they have gone. Callers sleep on the sockets. With
-//! [`RoceConfig::receivers`], threads of the fabric receive and answer.
+//! [`halite_rnic`] is the adapter, and this module is its driver. By default the fabric has no threads. A post sends
+//! packets. A poll receives and answers packets, runs timers, accepts peers and detects that peers have gone. Callers
+//! sleep on the sockets. With [`RoceConfig::receivers`], threads of the fabric receive and answer packets.
 //!
 //! **Trains** are sequences of packets that one system call sends (UDP_SEGMENT).
 //!
-//! **Keys** are the numbers of registrations, counted up. When two fabrics connect, each end gives the other a salt; the
-//! rkey in a packet is the key XORed with the salt of the end that owns the memory. So a peer that learns a key can
-//! build the rkey without another exchange, and a third party cannot. The responder looks the key up when a packet arrives, so
-//! packets with a deregistered key have no effect.
+//! **Keys** are the numbers of registrations, counted up. When two fabrics connect, each end gives the other a salt;
+//! the rkey in a packet is the key XORed with the salt of the end that owns the memory. So a peer that learns a key can
+//! build the rkey without another exchange, and a third party cannot. The responder looks up the key of each arriving
+//! packet, so packets with a deregistered key have no effect.
 //!
 //! **Attackers.** To access memory, a third party must guess two addresses, a port, a queue pair number, a packet
-//! number and a key; the fabric chooses its numbers at random. It counts and drops packets that do not match. Processes
-//! that may enter the directory are trusted with all registered memory.
+//! number and a key; the fabric chooses its numbers at random. The fabric counts and drops packets that do not match.
+//! Processes that may enter the directory are trusted with all registered memory.
 //!
-//! **Disconnection.** After a peer is cut off, its packets match no queue pair and are dropped. The control socket of a
-//! connection stays open; when it closes, the other end has left or died. An end that closes its fabric first waits
-//! until peers have acknowledged its requests.
+//! **Disconnection.** After a peer is cut off, its packets match no queue pair, so the fabric drops them. The control
+//! socket of a connection stays open; when the other end closes it, that end has left or died. An end that closes its
+//! fabric first waits until peers have acknowledged its requests.
 
 mod bell;
 mod capture;
@@ -85,22 +85,23 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// The configuration of a roce fabric.
 #[derive(Clone, Debug)]
 pub struct RoceConfig {
-    /// The cluster directory; created if it does not exist.
+    /// The cluster directory. The fabric creates the directory if it does not exist.
     pub dir: PathBuf,
     /// The name of this fabric in the directory; `node-3` listens at `dir/node-3.sock`.
     pub name: String,
     /// Data sent to each peer while connecting, at most [`HELLO_BYTES_MAX`] bytes.
     pub hello: Vec<u8>,
-    /// The address of this host from which packets are sent and at which they are received. The system chooses the
-    /// port.
+    /// The address of this host from which the fabric sends packets and at which it receives packets. The system
+    /// chooses the port.
     pub address: IpAddr,
-    /// Further addresses of this host. If a control connection uses one of them, the packets of that peer use it, too.
+    /// Further addresses of this host. If the control connection to a peer uses one of these addresses, the packets to
+    /// and from this peer use the same address.
     pub other_addresses: Vec<IpAddr>,
-    /// Maximum payload of a packet. A connection uses the smaller value of its two ends, or less if the path MTU is
-    /// smaller.
+    /// Maximum payload of a packet. A connection uses the smaller of the values of its two ends, or less if the path
+    /// MTU is smaller.
     pub mtu: Mtu,
-    /// True to use selective repeat with peers that support it; otherwise a loss causes retransmission of all later
-    /// packets, too.
+    /// True to use selective repeat with peers that support selective repeat. Otherwise, the loss of a packet causes
+    /// the retransmission of all later packets, too.
     pub selective: bool,
     /// Congestion control for packets to other hosts, in addition to credits. Requires `selective` at both ends.
     pub congestion: Congestion,
@@ -110,43 +111,45 @@ pub struct RoceConfig {
     pub segments_max: usize,
     /// Maximum number of connections at one time.
     pub peers_max: usize,
-    /// Time limit of a handshake. If a dialled host has answered, the limit is the lease, if that is longer.
+    /// Time limit of a handshake. For a dialled host that has answered, the limit is the lease if the lease is longer.
     pub handshake_timeout: Duration,
     /// Size of the receive buffer that each UDP socket requests, in bytes. Linux grants at most `net.core.rmem_max`,
     /// and reserves twice the granted size.
     pub receive_bytes: usize,
     /// Maximum number of peers per UDP socket; further peers get another socket with its own port. A receive buffer
-    /// holds few packets, so few peers should share one.
+    /// holds few packets, so few peers should share a socket.
     pub peers_per_socket: usize,
-    /// Maximum number of UDP sockets. When it is reached, or the system refuses another socket, more peers share the
-    /// existing ones.
+    /// Maximum number of UDP sockets. When this maximum is reached, or the system refuses another socket, more peers
+    /// share the existing sockets.
     pub sockets_max: usize,
-    /// Number of threads that receive packets and answer peers, at most [`RECEIVERS_MAX`]; with 0, the thread that
-    /// polls does this. Each thread has its own sockets, and a new peer is assigned to the thread with the fewest
-    /// peers. Receivers increase throughput if cores are free for them, but add latency to messages, because they hand
-    /// events over to the poller.
+    /// Number of threads that receive packets and answer peers, at most [`RECEIVERS_MAX`]. With 0, the polling thread
+    /// receives and answers. Each thread has its own sockets, and a new peer is assigned to the thread with the fewest
+    /// peers. Receiver threads increase throughput if cores are free for them, but add latency to messages, because
+    /// they hand events over to the poller.
     pub receivers: usize,
-    /// File that captures all sent and received packets as a nanosecond pcap; `None` for no capture.
+    /// Path of the file into which the fabric captures all sent and received packets, as nanosecond pcap; `None` for no
+    /// capture.
     pub pcap: Option<PathBuf>,
     /// Maximum size of the capture file, in bytes.
     pub pcap_bytes_max: u64,
-    /// Connections to and from other hosts; with `None`, all peers are on this host.
+    /// Settings for connections to and from other hosts; with `None`, all peers are on this host.
     pub hosts: Option<Hosts>,
 }
 
-/// Connections to and from other hosts.
+/// Settings for connections to and from other hosts.
 #[derive(Clone, Debug)]
 pub struct Hosts {
-    /// TCP listeners that other hosts may dial, in order of preference; empty if other hosts may not dial this one.
+    /// TCP listeners that other hosts may dial, in order of preference; empty if other hosts may not dial this host.
     pub ports: Vec<Arc<TcpListener>>,
     /// The secrets of the cluster.
     pub secrets: Secrets,
-    /// File with the secrets, if they may change; it is read again for each new connection.
+    /// Path of the file with the secrets, if the secrets may change. The fabric reads this file again for each new
+    /// connection.
     pub secret_file: Option<PathBuf>,
 }
 
 impl Hosts {
-    /// Allows connections to hosts that know the secrets, but not from them.
+    /// Allows connections to other hosts that know the secrets, but no connections from other hosts.
     pub fn known_by(secrets: Secrets) -> Hosts {
         Hosts { ports: Vec::new(), secrets, secret_file: None }
     }
@@ -159,7 +162,7 @@ impl Hosts {
         Ok(hosts)
     }
 
-    /// Adds an address that other hosts may dial.
+    /// Listens at a further address, which other hosts may dial.
     pub fn listen_also(&mut self, address: SocketAddr) -> io::Result<()> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
@@ -167,8 +170,8 @@ impl Hosts {
         Ok(())
     }
 
-    /// Reads the secrets again. If that fails, for example while another process replaces the file, the secrets read
-    /// last stay in use, not older ones.
+    /// Reads the secrets again. If that fails, for example while another process replaces the file, the secrets that
+    /// were read last stay in use.
     pub(crate) fn read_secrets(&mut self) -> Result<(), SecretError> {
         if let Some(path) = &self.secret_file {
             self.secrets = Secrets::read(path)?;
@@ -176,7 +179,7 @@ impl Hosts {
         Ok(())
     }
 
-    /// Returns the addresses and ports that other hosts may dial.
+    /// Returns the TCP addresses and ports that other hosts may dial.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.ports.iter().filter_map(|port| port.local_addr().ok()).collect()
     }
@@ -185,7 +188,8 @@ impl Hosts {
 impl RoceConfig {
     /// Returns the default configuration: loopback, packets of 4096 bytes, selective repeat, credits without congestion
     /// control, a lease of 5 seconds, 4096 segments, 1024 peers with 16 per socket, at most 64 sockets with receive
-    /// buffers of 4 MiB, no receivers, handshakes of 2 seconds, no capture (its size limit is 1 GiB).
+    /// buffers of 4 MiB, no receiver threads, handshakes of 2 seconds, and no capture (the size limit of a capture is 1
+    /// GiB).
     pub fn new(dir: impl Into<PathBuf>, name: impl Into<String>) -> RoceConfig {
         RoceConfig {
             dir: dir.into(),
@@ -234,43 +238,43 @@ pub enum OpenError {
     /// The name is not usable as a file name.
     #[error("cannot open a roce fabric named {name:?}: the name must be usable as a file name")]
     Name {
-        /// The name.
+        /// Name of the fabric.
         name: String,
     },
     /// The hello is longer than [`HELLO_BYTES_MAX`].
     #[error("cannot open a roce fabric: its hello of {len} bytes is longer than {HELLO_BYTES_MAX}")]
     HelloTooLong {
-        /// Its length, in bytes.
+        /// Length of the hello, in bytes.
         len: usize,
     },
     /// The address is not a specific address of one host.
     #[error("cannot open a roce fabric at {address}: it must be one specific address of this host")]
     Address {
-        /// The address.
+        /// The configured address.
         address: IpAddr,
     },
     /// The number of receivers exceeds [`RECEIVERS_MAX`].
     #[error("cannot open a roce fabric with {count} receivers: the maximum is {RECEIVERS_MAX}")]
     Receivers {
-        /// The number of threads.
+        /// The configured number of receivers.
         count: usize,
     },
     /// A running process uses the name.
     #[error("cannot open a roce fabric: {name} is in use in {}", dir.display())]
     NameTaken {
-        /// The cluster directory.
+        /// Path of the cluster directory.
         dir: PathBuf,
-        /// The name.
+        /// Name of the fabric.
         name: String,
     },
     /// A system call failed.
     #[error("cannot open a roce fabric as {name} in {}, at {address}: {source}", dir.display())]
     Io {
-        /// The cluster directory.
+        /// Path of the cluster directory.
         dir: PathBuf,
-        /// The name.
+        /// Name of the fabric.
         name: String,
-        /// The address.
+        /// The configured address.
         address: IpAddr,
         /// Error of the system call.
         source: io::Error,
@@ -285,24 +289,25 @@ pub enum OpenError {
     },
 }
 
-/// Counters of the packets that the fabric dropped before they reached a queue pair, or could not send.
+/// Counters of packets that the fabric dropped before they reached a queue pair, and of packets that it could not send.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Dropped {
-    /// Empty datagrams, packets for an unknown queue pair, and unauthenticated connections closed to make room for
-    /// others.
+    /// Empty datagrams, packets for an unknown queue pair, and unauthenticated connections that the fabric closed to
+    /// make room for others.
     pub strangers: u64,
-    /// Packets with a wrong checksum, and packets for a queue pair from another address than its peer's.
-    /// [`AddressChanged`] reports the address if the peer itself sent them.
+    /// Packets with a wrong checksum, and packets for a queue pair from another address than its peer's. If such
+    /// packets have a valid checksum, [`AddressChanged`] reports their address.
     pub refused: u64,
-    /// Malformed packets with a valid checksum from a peer.
+    /// Malformed packets from a peer, with a valid checksum.
     pub malformed: u64,
-    /// Packets that the system refused to send. A refused train (packets sent by one system call) counts as one.
+    /// Packets that the system refused to send. A refused train (packets of one system call) counts as one packet.
     pub unsent: u64,
-    /// Packets that the system dropped because a socket's receive buffer was full. A train counts as one.
+    /// Packets that the system dropped because a socket's receive buffer was full. A train counts as one packet.
     pub overflowed: u64,
 }
 
-/// A fabric over UDP for processes that find each other in a directory, or by host addresses; see [`crate::roce`].
+/// A fabric over UDP for processes that find each other in a cluster directory, or by host addresses; see
+/// [`crate::roce`].
 ///
 /// ```
 /// # use halite_providers::{RoceConfig, RoceFabric};
@@ -329,7 +334,7 @@ pub struct RoceFabric {
 }
 
 impl RoceFabric {
-    /// Opens a fabric: binds a UDP socket, and listens in the cluster directory.
+    /// Opens a fabric: binds a UDP socket, and listens at a Unix socket in the cluster directory.
     pub fn open(config: RoceConfig) -> Result<Arc<RoceFabric>, OpenError> {
         config.check()?;
         let (dir, name, address) = (config.dir.clone(), config.name.clone(), config.address);
@@ -352,15 +357,15 @@ impl RoceFabric {
         self.core.dropped()
     }
 
-    /// Returns the sum of the counters of all queue pairs to a peer; `None` if it is not connected.
+    /// Returns the sum of the counters of all queue pairs to a peer; `None` if the peer is not connected.
     pub fn counters(&self, peer: PeerId) -> Option<Counters> {
         let connection = self.core.peer(peer)?;
         let lanes = (0..LANES).map(|index| connection.lane(index).qp().counters());
         lanes.reduce(|sum, lane| sum + lane)
     }
 
-    /// Returns the address change of a peer if its packets were refused because they came from another address than it
-    /// offered.
+    /// Returns the address change of a peer, if the fabric refused packets of the peer because they came from another
+    /// address than the peer offered.
     pub fn address_change(&self, peer: PeerId) -> Option<AddressChanged> {
         self.core.peer(peer)?.address_change()
     }
@@ -375,7 +380,7 @@ impl RoceFabric {
         self.core.ports.all().iter().map(|port| port.address()).collect()
     }
 
-    /// Returns the first address and port that other hosts may dial; `None` if they may not dial this one.
+    /// Returns the first TCP address and port that other hosts may dial; `None` if other hosts may not dial this host.
     pub fn control_port(&self) -> Option<SocketAddr> {
         self.core.control_ports().first().copied()
     }
@@ -422,9 +427,9 @@ impl Fabric for RoceFabric {
         }
     }
 
-    /// `address` is the file name of a socket in the cluster directory, as in [`listeners`](crate::listeners), a path,
-    /// or IP addresses and ports of another host, separated by commas and tried in order, as
-    /// `10.1.2.3:7000,[fd00::1]:7000`.
+    /// Connects to the fabric at `address`: the file name of a socket in the cluster directory, as returned by
+    /// [`listeners`](crate::listeners); a path; or IP addresses and ports of another host, separated by commas and
+    /// tried in order, such as `10.1.2.3:7000,[fd00::1]:7000`.
     fn connect(&self, address: &str, hello: &[u8]) {
         self.core.dial(address, hello);
     }
@@ -441,7 +446,7 @@ impl Fabric for RoceFabric {
         events.len() - before
     }
 
-    /// Always `None`: peers' memory is only reachable by packets.
+    /// Always returns `None`: this fabric reaches peers' memory by packets only.
     fn direct(&self, _: PeerId, _: Key) -> Option<Window> {
         None
     }
@@ -530,7 +535,7 @@ impl Fabric for RoceFabric {
         Some(self.core.bell.descriptor(sleeper))
     }
 
-    /// Later polls end each connection once the peer has acknowledged all posted requests.
+    /// Closes the fabric. Later polls end each connection once the peer has acknowledged all posted requests.
     fn close(&self) {
         self.core.close();
     }

@@ -1,4 +1,4 @@
-//! Stores the path MTU to other hosts, as the initial value for the next connection.
+//! Stores the path MTU to each host, as the initial value for the next connection to this host.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ const HOSTS_MAX: usize = 1024;
 pub(super) struct Paths(BTreeMap<IpAddr, Mtu>);
 
 impl Paths {
-    /// Returns the path MTU of a host, if it is below the agreed maximum.
+    /// Returns the path MTU to a host, if an earlier connection found one below the agreed maximum.
     pub(super) fn to(&self, host: IpAddr) -> Option<Mtu> {
         self.0.get(&host).copied()
     }

@@ -1,9 +1,9 @@
 //! A UDP socket: sends trains of packets and receives batches of datagrams.
 //!
-//! A train is a sequence of packets of equal length, of which the last may be shorter, sent by one system call (UDP
-//! segmentation offload). The socket forbids fragmentation and is not connected, so Linux sets the IPv4 identification
-//! of a packet to its position in its train, see [`halite_rnic::wire::icrc`]. If the kernel refuses a train, its
-//! packets are sent one by one.
+//! A train is a sequence of packets that one system call sends (UDP segmentation offload). The packets have equal
+//! length; only the last one may be shorter. The socket forbids fragmentation and is not connected, so Linux sets the
+//! IPv4 identification of a packet to its position in its train, see [`halite_rnic::wire::icrc`]. If the kernel refuses
+//! a train, the socket sends its packets one by one.
 
 use std::cell::RefCell;
 use std::io::{self, IoSliceMut};
@@ -60,9 +60,9 @@ pub(super) struct Port {
     full_in_a_row: AtomicU32,
     /// True if the system reports the arrival times of packets.
     is_stamped: AtomicBool,
-    /// Index of the receiver that receives from it; 0 without receivers.
+    /// Index of the receiver thread that receives from this socket; 0 without receivers.
     pub(super) receiver: usize,
-    /// Number of peers assigned to this socket: connected ones, and those with a pending offer.
+    /// Number of peers assigned to this socket: connected peers, and peers with a pending offer.
     pub(super) users: AtomicUsize,
     /// Division of the receive buffer among the peers.
     pub(super) sharing: Sharing,
@@ -70,8 +70,8 @@ pub(super) struct Port {
 }
 
 impl Port {
-    /// Binds a socket to `address`, or to all addresses of the host if there are `others`. Requests a receive buffer of
-    /// `receive_bytes`; the system may grant less.
+    /// Binds a socket to `address`, or to all addresses of the host if `others` is not empty. Requests a receive buffer
+    /// of `receive_bytes`; the system may grant less.
     pub(super) fn bind(
         address: IpAddr,
         others: &[IpAddr],
@@ -137,7 +137,8 @@ impl Port {
         if failed == 0 { u64::from(counts[8]) } else { 0 }
     }
 
-    /// Enables the system's arrival times of packets. Without them, the time of the read counts as the arrival time.
+    /// Makes the system report the arrival times of packets. Without this report, the time of the read counts as the
+    /// arrival time.
     pub(super) fn stamp(&self) {
         if !self.is_stamped.swap(true, Relaxed) {
             single::enable_timestamps(&self.socket);
@@ -148,8 +149,8 @@ impl Port {
         self.unsent.load(Relaxed)
     }
 
-    /// Calls `next` with room for a packet until it returns `None`, and sends the packets from the first address in
-    /// `ends` to the second; one by one if `singly` is true, otherwise as trains.
+    /// Calls `next` with room for a packet until `next` returns `None`, and sends these packets from the first address
+    /// in `ends` to the second. Sends the packets one by one if `singly` is true, otherwise as trains.
     pub(super) fn send_all(
         &self,
         flow: &Flow,
@@ -230,7 +231,7 @@ impl Port {
         }
     }
 
-    /// Receives once; returns true if more may wait.
+    /// Receives once from the socket; returns true if more packets may wait.
     pub(super) fn receive(&self, batch: &mut Batch) -> bool {
         // A request for more datagrams than there are costs 0.3 us, so this requests one unless recent receives were
         // full.
@@ -267,8 +268,8 @@ impl Port {
         read(&self.state).recv((&self.socket).into(), &mut targets[..wanted], &mut batch.metas)
     }
 
-    /// Returns the maximum number of packets in a train, whether the kernel delivers received trains whole, and the
-    /// size of the receive buffer in bytes as the kernel counts it.
+    /// Returns the properties of the socket: the maximum number of packets in a train, whether the kernel delivers
+    /// received trains whole, and the size of the receive buffer in bytes as the kernel counts it.
     pub(super) fn offers(&self) -> (usize, bool, usize) {
         let receive_bytes = read(&self.state).recv_buffer_size((&self.socket).into()).unwrap_or(0);
         (self.train_packets_max(), read(&self.state).gro_segments() > 1, receive_bytes)
@@ -310,7 +311,7 @@ fn new_state(socket: &UdpSocket, others: &[IpAddr]) -> io::Result<UdpSocketState
     Ok(state)
 }
 
-/// Converts an IPv4 address that is mapped to IPv6 back to IPv4; returns others unchanged.
+/// Converts an IPv4 address that is mapped to IPv6 back to IPv4; returns any other address unchanged.
 pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
         IpAddr::V4(ip) => SocketAddr::new(ip.into(), address.port()),
@@ -345,7 +346,7 @@ impl AsFd for Port {
 struct Train<'a> {
     port: &'a Port,
     flow: &'a Flow,
-    /// The local address and the peer's.
+    /// The local address and the address of the peer.
     ends: (SocketAddr, SocketAddr),
     bytes: &'a mut [u8],
     packets_max: usize,
@@ -390,10 +391,10 @@ impl Train<'_> {
     }
 }
 
-/// The lanes, by index, whose acknowledgements the next poll sends.
+/// The lanes whose acknowledgements the next poll sends: the connection and the index of the lane.
 pub(super) type HeldAcks = Vec<(Arc<Connection>, usize)>;
 
-/// The datagrams of one receive.
+/// The datagrams of one receive call.
 #[derive(Debug)]
 pub(super) struct Batch {
     bytes: Box<[u8]>,
@@ -421,7 +422,7 @@ impl Batch {
         self.metas[..self.count].iter().filter(|meta| meta.len == 0).count() as u64
     }
 
-    /// Counts consecutive polls that left packets in the socket; `is_more` is true if this one did.
+    /// Counts consecutive polls that left packets in the socket. `is_more` is true if the present poll did.
     pub(super) fn on_polled(&mut self, is_more: bool) {
         self.full_in_a_row = if is_more { self.full_in_a_row.saturating_add(1) } else { 0 };
     }
@@ -436,7 +437,7 @@ impl Batch {
         self.metas[..self.count].first().is_some_and(|meta| meta.timestamp.is_some())
     }
 
-    /// Returns each packet with its metadata.
+    /// Returns each packet with its metadata, such as its source address.
     pub(super) fn packets(&self) -> impl Iterator<Item = (&RecvMeta, &[u8])> {
         let trains = self.bytes.chunks(RECEIVED_BYTES_MAX).zip(&self.metas).take(self.count);
         trains.flat_map(|(bytes, meta)| {

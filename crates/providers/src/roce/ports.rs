@@ -1,7 +1,8 @@
 //! The UDP sockets of one fabric: each serves a group of peers.
 //!
 //! A receive buffer holds few packets ([`halite_rnic::room`]), so few peers share a socket. A new peer is assigned to a
-//! socket with room for it, or to a new socket. If the system refuses a new socket, more peers share the existing ones.
+//! socket with room for it, or to a new socket. If the system refuses a new socket, more peers share the existing
+//! sockets.
 //!
 //! ```text
 //!   users    peers 1..16   peers 17..32   ...          assigned from the offer to the end of the connection
@@ -42,7 +43,7 @@ pub(super) struct Ports {
     users_max: usize,
     ports_max: usize,
     first: Arc<Port>,
-    /// All sockets, starting with that of the first peers.
+    /// All sockets, starting with the socket of the first peers.
     all: RwLock<Vec<Arc<Port>>>,
     has_further: AtomicBool,
     /// One epoll for all sockets, used while there are several; or one per receiver, always used.
@@ -54,7 +55,7 @@ pub(super) struct Ports {
     overflowed: AtomicU64,
 }
 
-/// The assignment of a peer to a socket; ends when it is dropped.
+/// The assignment of a peer to a socket, which ends when this value is dropped.
 #[derive(Debug)]
 pub(super) struct PortUse(Arc<Port>);
 
@@ -102,7 +103,7 @@ impl Ports {
         Ok(ports)
     }
 
-    /// Captures the packets of all sockets from now on.
+    /// Captures the packets of all sockets in `capture` from now on.
     pub(super) fn capture_to(&self, capture: Capture) {
         self.capture.set(capture).expect("a capture is begun once");
     }
@@ -115,7 +116,8 @@ impl Ports {
         read(&self.all).clone()
     }
 
-    /// Assigns one more peer to a socket. The bool is true if the descriptors to watch have changed.
+    /// Assigns one more peer to a socket. Also returns true if the set of descriptors that sleepers must watch has
+    /// changed.
     pub(super) fn port_use(&self) -> (Arc<PortUse>, bool) {
         let mut all = write(&self.all);
         let users = |port: &&Arc<Port>| port.users.load(Relaxed);
@@ -174,7 +176,9 @@ impl Ports {
         });
         watched
             .inspect_err(|error| {
-                tracing::debug!("peers share a socket, for no further one can be had: {error}")
+                tracing::debug!(
+                    "cannot open a further UDP socket, so more peers share the existing ones: {error}"
+                )
             })
             .ok()
     }
@@ -185,7 +189,7 @@ impl Ports {
         Ok(epoll::add(epoll, port, epoll::EventData::new_u64(number), epoll::EventFlags::IN)?)
     }
 
-    /// Closes the sockets without users. Returns true if the descriptors to watch have changed.
+    /// Closes the sockets without peers. Returns true if the set of descriptors that sleepers must watch has changed.
     pub(super) fn close_unused(&self) -> bool {
         if !self.has_further() {
             return false;
@@ -208,7 +212,7 @@ impl Ports {
         is_alone
     }
 
-    /// Adds a descriptor to the epolls of all receivers, which wakes them when it becomes readable.
+    /// Adds a descriptor to the epolls of all receivers. The receivers wake up when this descriptor becomes readable.
     pub(super) fn wake_receivers_by(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
         let of_no_port = epoll::EventData::new_u64(u64::MAX);
         self.epolls
@@ -221,8 +225,8 @@ impl Ports {
         self.has_further.load(SeqCst)
     }
 
-    /// Returns the descriptors that a sleeper may have to watch, and the index of the current one; `None` with
-    /// receivers.
+    /// Returns the two descriptors that a sleeper may have to watch, and the index of the one to watch now. The index
+    /// is `None` if the fabric has receivers.
     pub(super) fn watched(&self) -> ([BorrowedFd<'_>; 2], Option<usize>) {
         let index = (!self.has_receivers).then(|| usize::from(self.has_further()));
         ([self.first.as_fd(), self.epolls[0].as_fd()], index)
@@ -236,7 +240,8 @@ impl Ports {
         }
     }
 
-    /// As [`Ports::for_each_ready`], for one receiver. Waits for input, a wake-up, or `timeout`.
+    /// Calls `then` for each socket of one receiver that may have input. Waits until a socket has input, another thread
+    /// wakes the receiver, or `timeout` has passed.
     pub(super) fn for_each_ready_of(
         &self,
         receiver: usize,
@@ -269,23 +274,24 @@ impl Ports {
 
 /// Addresses of this host.
 impl Ports {
-    /// Returns the source address of packets to a peer that connected to `own`.
+    /// Returns the source address of packets to a peer whose control connection uses the local address `own`.
     pub(super) fn address_as(&self, own: Option<IpAddr>) -> IpAddr {
         own.filter(|_| !self.others.is_empty()).unwrap_or(self.address)
     }
 
-    /// Returns the local address for packets from `host`: the first one of the same IP version.
+    /// Returns the local address for packets from `host`: the first local address of the same IP version.
     pub(super) fn address_for(&self, host: IpAddr) -> IpAddr {
         let mut all = [self.address].into_iter().chain(self.others.iter().copied());
         self.address_as(all.find(|own| own.is_ipv4() == host.is_ipv4()))
     }
 
-    /// Returns true if this is a known address of this host.
+    /// Returns true if `address` is a known address of this host.
     pub(super) fn is_of_this_host(&self, address: IpAddr) -> bool {
         address.is_loopback() || address == self.address || self.others.contains(&address)
     }
 
-    /// Returns the maximum payload of packets to a host that need no fragmentation, as far as the system knows.
+    /// Returns the maximum payload of packets that need no fragmentation on the way to `host`, as far as the system
+    /// knows.
     pub(super) fn mtu_to(&self, host: IpAddr) -> io::Result<Mtu> {
         // The system only reports the path MTU of connected sockets, so this takes one of its own.
         let any = if host.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };

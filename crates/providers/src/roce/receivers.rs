@@ -5,12 +5,14 @@
 //!   sockets 1, 3, ..  ── epoll ── receiver 1 ──┴── queue pair ── memory, answers, events ──► poller
 //! ```
 //!
-//! A receiver does part of the poller's work: it looks up the queue pairs of packets, executes peers' requests, and
-//! sends answers and the packets that an acknowledgement releases. So peers' reads and writes make progress while no
-//! other thread of the node runs, and those of different peers run in parallel. The poller still takes events and
-//! handles handshakes and timers. While too many events wait for the poller, receivers block, and peers get no answers.
+//! A receiver does part of the poller's work: it looks up the queue pairs of packets, executes peers' requests, sends
+//! responses, and sends the packets that an acknowledgement releases. So peers' reads and writes make progress while no
+//! other thread of the node runs, and reads and writes of different peers run in parallel. The poller still takes
+//! events and handles handshakes and timers. While too many events wait for the poller, receivers block, and peers get
+//! no responses.
 //!
-//! All packets of a peer arrive at one socket, and one thread at a time receives from it, so they stay in order.
+//! All packets of a peer arrive at one socket, and one thread at a time receives from this socket, so the packets stay
+//! in order.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -36,7 +38,7 @@ pub(super) struct Receiver {
     pub(super) full_in_a_row: AtomicU32,
 }
 
-/// Handle of the threads, which end when it is dropped.
+/// Handle of the receiver threads, which end when this value is dropped.
 #[derive(Debug)]
 pub(super) struct Receivers {
     core: Arc<Core>,
@@ -134,8 +136,8 @@ impl Core {
         is_more
     }
 
-    /// Receives in place of these receivers, after a peer is gone: handles all earlier arrivals, but at most
-    /// `batches_max` batches per receiver.
+    /// Receives in place of these receivers after a peer has gone: handles all packets that arrived earlier, but at
+    /// most `batches_max` batches per receiver.
     pub(super) fn receive_in_place_of(
         &self,
         receivers: BTreeSet<usize>,

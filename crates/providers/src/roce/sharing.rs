@@ -1,7 +1,8 @@
 //! Divides a socket's receive buffer among the lanes of its peers.
 //!
-//! [`Room`] computes the shares. They are recomputed when a lane begins to send, when a peer joins or leaves, and at
-//! intervals while packets arrive; not for each packet, and not while the socket is idle.
+//! [`Room`] computes the shares. This module recomputes the shares when a lane begins to send, when a peer joins or
+//! leaves, and at intervals while packets arrive. It does not recompute the shares for each packet or while the socket
+//! is idle.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -45,7 +46,7 @@ impl Sharing {
         lock(&self.members).insert(connection.peer, Arc::downgrade(connection));
     }
 
-    /// Returns true if the peer was a member.
+    /// Removes a peer. Returns true if the peer was a member.
     pub(super) fn leave(&self, peer: PeerId) -> bool {
         lock(&self.members).remove(&peer).is_some()
     }
@@ -61,17 +62,18 @@ impl Sharing {
         }
     }
 
-    /// Returns true if a lane has waited for credit long enough.
+    /// Returns true if a lane waits for credit and the last rebalance was at least [`BEGIN_NS`] ago.
     pub(super) fn has_waiters(&self, now_ns: u64) -> bool {
         self.has_waiters.load(Relaxed) && now_ns >= self.shared_ns.load(Relaxed) + BEGIN_NS
     }
 
-    /// Returns true if a rebalance is due. Call it after packets have arrived.
+    /// Returns true if a rebalance is due. The caller checks this after packets have arrived.
     pub(super) fn is_due(&self, now_ns: u64) -> bool {
         self.has_waiters(now_ns) || now_ns >= self.shared_ns.load(Relaxed) + AGAIN_NS
     }
 
-    /// Rebalances. Returns the time of the next transmission or rebalance, if one is needed.
+    /// Rebalances the shares of all lanes. Returns the time in ns of the next transmission or rebalance; `None` if
+    /// neither is needed.
     pub(super) fn share(&self, now_ns: u64) -> Option<u64> {
         let members = lock(&self.members);
         let connections: Vec<Arc<Connection>> = members.values().filter_map(Weak::upgrade).collect();

@@ -1,7 +1,8 @@
 //! Receives one datagram per call, with only the control messages that the fabric needs.
 //!
-//! The library instead receives several datagrams per call, with the time, the traffic class and the local address of
-//! each. That costs a third of a microsecond more per receive, so twice per request and response.
+//! The library `quinn-udp` instead receives several datagrams per call, with the time, the traffic class and the local
+//! address of each. That costs a third of a microsecond more per receive, and each request with its response takes two
+//! receives.
 
 use std::io::{self, IoSliceMut};
 use std::mem::{MaybeUninit, offset_of, size_of};
@@ -20,7 +21,7 @@ const CONTROL_BYTES: usize = 2 * HEADER_BYTES + size_of::<libc::timespec>() + si
 #[repr(align(8))]
 struct Control([MaybeUninit<u8>; CONTROL_BYTES]);
 
-/// Disables the control messages that the receiver does not read, all of which the library has enabled.
+/// Disables the control messages that the library has enabled and the receiver does not read.
 pub(super) fn disable_unread_options(socket: &UdpSocket) {
     let options = [
         (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS),
@@ -37,7 +38,7 @@ pub(super) fn disable_unread_options(socket: &UdpSocket) {
     }
 }
 
-/// Enables arrival times of datagrams.
+/// Makes the system report the arrival time of each datagram.
 pub(super) fn enable_timestamps(socket: &UdpSocket) {
     let on: libc::c_int = 1;
     let len = size_of_val(&on) as libc::socklen_t;
@@ -46,7 +47,7 @@ pub(super) fn enable_timestamps(socket: &UdpSocket) {
     unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const on).cast(), len) };
 }
 
-/// Receives one datagram or train; fails with `WouldBlock` if there is none.
+/// Receives one datagram or train; fails with `WouldBlock` if none has arrived.
 pub(super) fn receive(socket: &UdpSocket, bytes: &mut [u8]) -> io::Result<RecvMeta> {
     let mut space = Control([MaybeUninit::new(0u8); CONTROL_BYTES]);
     let mut control = RecvAncillaryBuffer::new(&mut space.0);

@@ -1,4 +1,4 @@
-//! Converts the arrival times of packets from the system's clock to the fabric's clock.
+//! Converts the arrival times of packets from the system's clock to the clock of the fabric.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,12 +10,13 @@ use super::port::Batch;
 /// probably set.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// One moment on the fabric's clock (ns) and on the system's clock; `None` without arrival times.
+/// The time of one moment on the fabric's clock (ns) and on the system's clock; `None` if the system reports no arrival
+/// times.
 #[derive(Debug)]
 pub(super) struct Clock(Option<(u64, Duration)>);
 
 impl Clock {
-    /// Reads both clocks, if the system has given arrival times of the batch.
+    /// Reads both clocks, if the system has reported arrival times for the batch.
     pub(super) fn read(batch: &Batch, own_ns: impl FnOnce() -> u64) -> Clock {
         let since_1970 = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).ok();
         let both = batch.is_stamped().then(|| Some((own_ns(), since_1970()?)));
@@ -26,7 +27,7 @@ impl Clock {
         self.0.is_some()
     }
 
-    /// Returns the arrival time of a packet; `now_ns` if it is unknown.
+    /// Returns the arrival time of a packet in ns on the clock of the fabric; `now_ns` if the arrival time is unknown.
     pub(super) fn arrived_ns(&self, meta: &RecvMeta, now_ns: u64) -> u64 {
         let Some(((own_ns, now), stamp)) = self.0.zip(meta.timestamp) else { return now_ns };
         let waited = now.checked_sub(stamp).filter(|waited| *waited < WAIT_MAX);

@@ -1,9 +1,9 @@
-//! Packets of a peer that arrive from another address than the one it offered.
+//! Packets of a peer that arrive from another address than the peer offered.
 //!
-//! Such packets have two causes: NAT, which may translate the address from the start or change it when a mapping
-//! expires, and an attacker that replays packets. The two are indistinguishable, because a replay contains the same
-//! bytes. So a connection neither switches to the new address nor ends because of it. It refuses and counts such
-//! packets; [`RoceFabric::address_change`](super::RoceFabric::address_change) reports them.
+//! Such packets have two causes. A NAT may translate the address from the start, or change it when a mapping expires.
+//! Or an attacker replays packets. The receiver cannot distinguish the two, because a replay contains the same bytes.
+//! So a connection neither switches to the new address nor ends. The fabric refuses and counts such packets, and
+//! [`RoceFabric::address_change`](super::RoceFabric::address_change) reports their number and address.
 
 use std::net::SocketAddr;
 use std::sync::Mutex;
@@ -12,17 +12,18 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::lock;
 
-/// A changed source address of a peer: its packets come from another address than it offered, and were refused.
+/// A changed source address of a peer: packets of the peer came from another address than the peer offered, and the
+/// fabric refused them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "its packets come from {seen} and not from {agreed}, which it offered: its address is translated on the way (NAT), or was changed, and they are refused"
+    "packets of the peer come from {seen} and not from {agreed}, which the peer offered, and are refused: a NAT translates the peer's address, or the address has changed"
 )]
 pub struct AddressChanged {
-    /// Address that the peer offered.
+    /// Address that the peer offered in the handshake.
     pub agreed: SocketAddr,
     /// Source address of the last refused packet.
     pub seen: SocketAddr,
-    /// Number of refused packets.
+    /// Number of packets refused for this reason.
     pub packets: u64,
 }
 
@@ -39,7 +40,7 @@ impl Translated {
         *lock(&self.seen) = Some(from);
     }
 
-    /// Returns the address change, if there was one.
+    /// Returns the address change; `None` if no packet came from another address.
     pub(super) fn address_change(&self, agreed: SocketAddr) -> Option<AddressChanged> {
         let packets = Some(self.packets.load(Relaxed)).filter(|packets| *packets > 0)?;
         let seen = (*lock(&self.seen))?;

@@ -8,12 +8,13 @@
 //! ```
 //!
 //! Frames are `kind u8 | length u16, little-endian | bytes`. The hellos follow the Noise pattern NNpsk0. The hello of
-//! each end contains the end's first message, so this message costs no extra round trip. Each channel has its own keys:
-//! an attacker that learns the secret later cannot decrypt earlier messages, except the dialling end's first one.
+//! each end contains the end's first message, so this message costs no extra round trip. Each channel has its own keys.
+//! An attacker that learns the secret later cannot decrypt earlier messages, except the first message of the dialling
+//! end.
 //!
-//! An attacker can replay a recorded hello and the first message inside. So the dialling end is not *proven* before its
-//! second message ([`Channel::is_proven`]): before that, its messages must have no lasting effect. A replayer cannot
-//! decrypt the answer.
+//! An attacker can replay a recorded hello and the first message inside, but cannot decrypt the answer. So the dialling
+//! end counts as *proven* only from its second message on ([`Channel::is_proven`]). The first message must have no
+//! lasting effect.
 //!
 //! If a hello's header gives a length above the maximum, the channel fails before it reads the rest.
 
@@ -23,8 +24,8 @@ use snow::{Builder, HandshakeState, TransportState};
 
 use super::secret::{Secret, Secrets};
 
-/// Maximum length of the first message, in bytes. It limits how much an unauthenticated sender can make this node
-/// store.
+/// Maximum length of the first message of an end, in bytes. This limits the memory that an unauthenticated sender can
+/// make this node use.
 pub const FIRST_BYTES_MAX: usize = 2048;
 
 /// Maximum length of a message, in bytes.
@@ -48,20 +49,22 @@ const KIND_REFUSED: u8 = 3;
 /// The reason why a channel failed. The caller must ignore all further bytes of the stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadChannel {
-    /// The other end does not speak this protocol: it is another program.
-    #[error("it does not speak the control protocol")]
+    /// The other end is another program, which does not speak this protocol.
+    #[error("the other end does not speak the control protocol")]
     Stranger,
     /// The other end uses another version of the protocol.
-    #[error("it speaks version {theirs} of the control protocol, and this process version {VERSION}")]
+    #[error(
+        "the other end speaks version {theirs} of the control protocol, and this process version {VERSION}"
+    )]
     Version {
-        /// Version of the other end.
+        /// Version of the protocol that the other end uses.
         theirs: u8,
     },
     /// The two ends have different secrets.
-    #[error("its cluster has another secret")]
+    #[error("the cluster of the other end has another secret")]
     Secret,
-    /// A message was altered in transit: it cannot be decrypted.
-    #[error("one of its messages was altered on the way")]
+    /// A message was altered in transit, so this end cannot decrypt it.
+    #[error("a message of the other end was altered on the way")]
     Damaged,
     /// The system provides no random numbers.
     #[error("the system provides no random numbers for keys")]
@@ -76,7 +79,7 @@ pub struct Channel {
     received: Vec<u8>,
     /// True if the other end has sent its version.
     is_met: bool,
-    /// True if the other end has proven that it knows the secret and is no replay.
+    /// True if the other end has proven that it knows the secret and that its messages are no replay.
     is_proven: bool,
     /// Messages that wait for the handshake.
     waiting: VecDeque<Vec<u8>>,
@@ -111,13 +114,14 @@ impl std::fmt::Debug for Channel {
 }
 
 impl Channel {
-    /// Creates the dialling end. The first [`Channel::send`] produces the hello, with the message inside.
+    /// Creates the dialling end of a channel. The first call of [`Channel::send`] produces the hello, with the message
+    /// inside.
     pub fn dial(secrets: Secrets) -> Result<Channel, BadChannel> {
         let hello = noise(secrets.first(), |builder| builder.build_initiator())?;
         Ok(Channel::new(ChannelState::Dialling(Box::new(hello)), secrets))
     }
 
-    /// Creates the answering end.
+    /// Creates the answering end of a channel, which waits for a hello that one of the secrets decrypts.
     pub fn answer(secrets: Secrets) -> Channel {
         Channel::new(ChannelState::Answering, secrets)
     }
@@ -128,8 +132,8 @@ impl Channel {
         Channel { state, secrets, received, is_met: false, is_proven: false, waiting, output }
     }
 
-    /// Queues a message of at most [`MESSAGE_BYTES_MAX`] bytes; an end's first message has at most [`FIRST_BYTES_MAX`]
-    /// bytes.
+    /// Queues a message of at most [`MESSAGE_BYTES_MAX`] bytes. The first message of an end has at most
+    /// [`FIRST_BYTES_MAX`] bytes.
     pub fn send(&mut self, message: &[u8]) {
         assert!(message.len() <= MESSAGE_BYTES_MAX, "the sender keeps to the limit");
         match std::mem::replace(&mut self.state, ChannelState::Answering) {
@@ -161,18 +165,19 @@ impl Channel {
         };
     }
 
-    /// Returns true once the other end has proven that it knows the secret. Messages received before that may be a
+    /// Returns true once the other end has proven that it knows the secret. Messages that arrive earlier may be a
     /// replay.
     pub fn is_proven(&self) -> bool {
         self.is_proven
     }
 
-    /// Returns the bytes to write to the stream. After writing some, call [`Channel::sent`].
+    /// Returns the bytes to write to the stream. The caller then reports the number of bytes written by
+    /// [`Channel::sent`].
     pub fn output(&self) -> &[u8] {
         &self.output
     }
 
-    /// Removes the first `len` bytes of the output, which were written to the stream.
+    /// Removes the first `len` bytes of the output, which the caller has written to the stream.
     pub fn sent(&mut self, len: usize) {
         self.output.drain(..len);
     }
@@ -191,7 +196,8 @@ impl Channel {
         most.saturating_sub(self.received.len())
     }
 
-    /// Returns the next message, or `None` if more bytes are needed.
+    /// Decrypts and returns the next message; returns `None` if more bytes are needed. After an error, the channel is
+    /// unusable.
     pub fn next_message(&mut self) -> Result<Option<Vec<u8>>, BadChannel> {
         loop {
             let step = match self.state {

@@ -1,8 +1,8 @@
 //! Encrypted control messages between hosts that know the cluster's secret.
 //!
-//! This module uses no sockets: the caller moves its bytes to and from a stream. It encrypts control messages, which
-//! contain all that an attacker would need to forge packets (queue pair numbers, packet numbers, salts of keys).
-//! Packets themselves are not encrypted.
+//! This module uses no sockets: the caller moves its bytes to and from a stream. The module encrypts control messages,
+//! because they contain the numbers with which an attacker could forge packets: queue pair numbers, packet numbers and
+//! salts of keys. Packets themselves are not encrypted.
 
 mod channel;
 mod secret;

@@ -19,7 +19,7 @@ const SECRETS_MAX: usize = 2;
 /// Mode bits that give other users access.
 const OTHERS: u32 = 0o077;
 
-/// The secret of a cluster: 256 random bits. Its `Debug` output does not contain them.
+/// The secret of a cluster: 256 random bits. The `Debug` output does not contain these bits.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret([u8; BYTES]);
 
@@ -36,7 +36,8 @@ impl Secret {
         &self.0
     }
 
-    /// Writes the secret to a new file that only its owner may read; fails if the file exists.
+    /// Writes the secret to a new file that only the owner of the file may read. Fails with `AlreadyExists` if the file
+    /// exists.
     pub fn write_new(&self, path: &Path) -> io::Result<()> {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
         let digits: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -65,11 +66,12 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// The secrets of a cluster. This end dials with the first; an incoming connection may use any of them.
+/// The secrets of a cluster. This end dials with the first secret, and accepts incoming connections with any of the
+/// secrets.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Secrets(Vec<Secret>);
 
-/// The reason why secrets cannot be read from a file.
+/// The reason why [`Secrets::read`] failed.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
     /// The file cannot be read.
@@ -93,22 +95,22 @@ pub enum SecretError {
     Foreign {
         /// Path of the file.
         path: PathBuf,
-        /// User id of its owner.
+        /// User id of the owner of the file.
         uid: u32,
     },
-    /// The file contains no secret, too many secrets, or something else.
+    /// The file contains no secret, too many secrets, or a line that is not a secret.
     #[error("{} contains no valid secret: {what}; create one with `halite secret new FILE`", path.display())]
     Malformed {
         /// Path of the file.
         path: PathBuf,
-        /// The defect, without the file's content.
+        /// Description of the defect, which contains nothing of the file's content.
         what: String,
     },
 }
 
 impl Secrets {
-    /// Reads a file with one or two lines of 64 hexadecimal digits; empty lines and lines that begin with # are
-    /// ignored.
+    /// Reads the secrets from a file: one or two lines of 64 hexadecimal digits. Ignores empty lines and lines that
+    /// begin with `#`. Fails if other users may access the file.
     pub fn read(path: &Path) -> Result<Secrets, SecretError> {
         let unreadable = |source| SecretError::Unreadable { path: path.to_owned(), source };
         let file = File::open(path).map_err(unreadable)?;
@@ -139,13 +141,13 @@ impl Secrets {
         }
     }
 
-    /// Creates a set of secrets, which must not be empty.
+    /// Creates a set of at least one secret.
     #[cfg(test)]
     pub(super) fn of<const N: usize>(secrets: [Secret; N]) -> Secrets {
         Secrets(secrets.into())
     }
 
-    /// Returns the secret for dialling.
+    /// Returns the secret with which this end dials.
     pub(super) fn first(&self) -> &Secret {
         &self.0[0]
     }

@@ -1,4 +1,4 @@
-//! The acceptor: one thread per fabric that accepts peers, receives their control messages and detects when their
+//! The acceptor: one thread per fabric, which accepts peers, receives their control messages and detects when their
 //! processes exit.
 //!
 //! No data passes through the acceptor, so it does not limit the throughput of the fabric.
@@ -23,7 +23,7 @@ const ACCEPTS_MAX: usize = 16;
 /// Maximum number of reports per call of epoll.
 const REPORTS_MAX: usize = 64;
 
-/// Runs until the fabric stops.
+/// Runs the acceptor until the fabric stops.
 pub(super) fn run(core: &Core) {
     let mut acceptor = Acceptor { core, spare: Acceptor::new_spare(core) };
     let mut reports = Vec::with_capacity(REPORTS_MAX);
@@ -93,7 +93,7 @@ impl Acceptor<'_> {
     fn admit(&self, accepted: OwnedFd) {
         let socket = Arc::new(accepted);
         let refusal = match self.core.is_crowded() {
-            true => Err(Trouble::from("this node has as many peers as it takes")),
+            true => Err(Trouble::from("the accepting node has its maximum number of peers")),
             // Memory or descriptors for the new link may be lacking.
             false => Link::open(self.core, socket.clone(), None, &self.core.config.hello).map_err(Into::into),
         };

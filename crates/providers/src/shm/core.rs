@@ -1,7 +1,7 @@
 //! The shared state of one shm fabric.
 //!
-//! Lock order: a link's state; then a peer's outgoing end or the registered segments; then any one of the others. Each
-//! lock is held briefly, and no code outside the fabric is called while a lock is held.
+//! Lock order: a link's state; then a peer's outgoing end or the registered segments; then any one other lock. A thread
+//! holds each lock briefly, and calls no code outside the fabric while it holds a lock.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -35,13 +35,13 @@ pub(super) struct Core {
     pub(super) number: FabricNumber,
     pub(super) config: ShmConfig,
     pub(super) own: Own,
-    /// `None` once closed.
+    /// `None` once the fabric is closed.
     pub(super) listener: Mutex<Option<Listener>>,
     pub(super) epoll: OwnedFd,
     /// An eventfd that wakes the acceptor to check its timers and `stopping`.
     kick: OwnedFd,
     pub(super) stopping: AtomicBool,
-    /// Windows of whole segments, by key; `None` after deregistration. Never shrinks.
+    /// Windows of whole segments, by key; `None` after deregistration. The list never shrinks.
     pub(super) registered: RwLock<Vec<Option<Window>>>,
     /// Keys that are being deregistered.
     pub(super) withdrawn: Mutex<Withdrawn>,
@@ -56,18 +56,19 @@ pub(super) struct Core {
     begin: Instant,
 }
 
-/// What this fabric sends to every peer in its hello.
+/// The parts of the hello that this fabric sends to every peer.
 #[derive(Debug)]
 pub(super) struct Own {
     pub(super) pid: i32,
     pub(super) pidfd: OwnedFd,
     pub(super) mailbox: Arc<Segment>,
     pub(super) doorbell: Doorbell,
-    /// The sleepers on the doorbell's descriptors, if it has any, by [`Sleeper::place`](halite_mem::Sleeper::place).
+    /// The sleepers on the descriptors of the doorbell, by [`Sleeper::place`](halite_mem::Sleeper::place); `None` if
+    /// threads sleep on a futex.
     pub(super) sleepers: Option<[Sleepers; 2]>,
 }
 
-/// The connections; a link stays until its socket carries no more messages.
+/// The connections by token. A link stays until its socket carries no more messages.
 #[derive(Debug, Default)]
 pub(super) struct Links {
     by_token: BTreeMap<u64, Arc<Link>>,
@@ -111,14 +112,15 @@ impl Core {
         Ok(core)
     }
 
-    /// Logs that an incoming connection was refused.
+    /// Logs that this fabric refused an incoming connection.
     pub(super) fn tell_refusal(&self, reason: &str) {
         let now_ns = self.begin.elapsed().as_nanos() as u64;
         lock(&self.refusals)
             .tell(now_ns, || tracing::warn!("the connection of a process was refused: {reason}"));
     }
 
-    /// Logs the number of refusals that were not logged, if due; returns true if more remain to be logged later.
+    /// Logs the number of refusals that were only counted, if the interval has ended. Returns true if some still remain
+    /// to be logged later.
     pub(super) fn tell_left_out(&self) -> bool {
         let mut refusals = lock(&self.refusals);
         refusals.tell_left_out(self.begin.elapsed().as_nanos() as u64);
@@ -131,7 +133,7 @@ impl Core {
         self.own.doorbell.wake();
     }
 
-    /// Queues the event that an outgoing connection failed.
+    /// Queues the event which reports that an outgoing connection failed.
     pub(super) fn fail_to_connect(&self, address: &str, trouble: &Trouble) {
         let (reason, trouble) = (trouble.to_string(), trouble.end());
         self.event(Event::ConnectFailed(ConnectFailure { address: address.to_owned(), reason, trouble }));
@@ -147,7 +149,7 @@ impl Core {
         }
     }
 
-    /// Returns true if so many events wait that no more peers should be accepted.
+    /// Returns true if so many events wait that the acceptor must accept no more peers.
     pub(super) fn is_crowded(&self) -> bool {
         let links = lock(&self.links).by_token.len();
         let events = self.events.of_connections();
@@ -188,8 +190,8 @@ impl Core {
         self.tell_withdrawn(|withdrawn| withdrawn.forget_link(token));
     }
 
-    /// Applies `change` to the keys under deregistration, then queues an event for each key that no peer can access any
-    /// more.
+    /// Applies `change` to the keys under deregistration. Then queues a deregistered event for each key through which
+    /// no peer can access memory any more.
     pub(super) fn tell_withdrawn(&self, change: impl FnOnce(&mut Withdrawn)) {
         let mut withdrawn = lock(&self.withdrawn);
         change(&mut withdrawn);
@@ -209,15 +211,15 @@ impl Core {
         Ok(epoll::add(&self.epoll, fd, data, flags)?)
     }
 
-    /// Makes epoll report `fd` again even without a new event.
+    /// Makes epoll report `fd` again, even if no new event has occurred.
     pub(super) fn watch_again(&self, fd: impl AsFd, source: Source, flags: epoll::EventFlags) {
         let data = epoll::EventData::new_u64(source.pack());
         // Fails only for an unwatched descriptor, which needs no report.
         let _ = epoll::modify(&self.epoll, fd, data, flags);
     }
 
-    /// Stops epoll from watching `fd`. Call this before closing `fd`: the peer may hold the same open file, and epoll
-    /// would continue to report it.
+    /// Stops epoll from watching `fd`. Callers must do this before they close `fd`: the peer may hold the same open
+    /// file, and epoll would continue to report events of that file.
     pub(super) fn unwatch(&self, fd: impl AsFd) {
         let _ = epoll::delete(&self.epoll, fd);
     }

@@ -1,5 +1,5 @@
-//! Queue of events until a poll takes them: completions of local requests, the last messages of disconnected peers, and
-//! connection changes.
+//! The queue of events that wait for a poll: completions of local requests, the last messages of disconnected peers,
+//! and connection changes.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -10,7 +10,7 @@ use halite_fabric::Event;
 
 use super::lock;
 
-/// A queue with an atomic length, which posts and polls read without the lock; it is usually 0.
+/// A queue with an atomic length. Posts and polls read the length, which is usually 0, without the lock.
 #[derive(Debug, Default)]
 pub(super) struct Events {
     /// Written under the lock.
@@ -37,7 +37,7 @@ impl Events {
         self.len.store(queue.len(), Release);
     }
 
-    /// Moves the oldest `count_max` events, or all if fewer, to `events`.
+    /// Moves the oldest events, at most `count_max`, to `events`.
     #[inline]
     pub(super) fn take(&self, events: &mut Vec<Event>, count_max: usize) {
         if self.len() == 0 {

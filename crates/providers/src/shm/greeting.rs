@@ -1,7 +1,7 @@
-//! Checks a peer's hello message: the process, mailbox and ring that it names.
+//! Checks a peer's hello message, and the process, the mailbox and the ring whose descriptors come with the hello.
 //!
-//! All its fields and descriptors are untrusted. They are checked once, here; the resulting [`Greeting`] needs no
-//! further checks.
+//! All fields and descriptors of a hello are untrusted. This module checks them once, so the resulting [`Greeting`]
+//! needs no further checks.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -36,15 +36,15 @@ pub(super) enum BadGreeting {
     ForeignNamespace,
     #[error("the peer sent the descriptor of another process")]
     Process,
-    #[error("the peer's mailbox: {0}")]
+    #[error("cannot use the peer's mailbox: {0}")]
     Mailbox(OpenError),
     #[error("the peer's mailbox is misaligned")]
     MailboxShape,
     #[error("the peer's doorbell is not a non-blocking eventfd")]
     Bell,
-    #[error("the peer's ring: {0}")]
+    #[error("cannot use the peer's ring: {0}")]
     Ring(OpenError),
-    #[error("the peer's ring: {0}")]
+    #[error("cannot use the peer's ring: {0}")]
     RingShape(#[from] BadRing),
     #[error("the peer's ring of {len} bytes is too long: the maximum capacity is {RING_BYTES_MAX}")]
     RingTooLong { len: u64 },
@@ -53,7 +53,7 @@ pub(super) enum BadGreeting {
 }
 
 impl Greeting {
-    /// Checks a hello; `fds` are the descriptors that came with it.
+    /// Checks a hello. `fds` are the descriptors that came with the hello.
     pub(super) fn check(
         socket: BorrowedFd<'_>,
         hello: Vec<u8>,

@@ -1,6 +1,6 @@
 //! The receiving ends of the rings of all connected peers.
 //!
-//! A poll takes a limited number of messages from each ring in turn, so that one busy peer does not starve the others.
+//! A poll takes a limited number of messages from each ring in turn, so that one busy peer does not starve other peers.
 
 use halite_fabric::{Completion, CompletionKind, Event, Key, PeerId, Status};
 use halite_mem::Window;
@@ -17,7 +17,7 @@ pub(super) struct Inbox {
     incoming: Vec<Incoming>,
     /// Index of the ring that the next poll starts with.
     first: usize,
-    /// Peers that may be waiting for room in their rings, which now have room.
+    /// Peers that may wait for room in their rings, whose rings now have room.
     made_room: Vec<PeerId>,
     /// A copy of `Core::registered`, to avoid its lock, which all threads share.
     registered: Vec<Option<Window>>,
@@ -31,30 +31,30 @@ struct Incoming {
     ring: Consumer,
 }
 
-/// The ring of this peer contains an invalid message.
+/// An error: the ring of this peer contains an invalid message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct CorruptRing(pub(super) PeerId);
 
 impl Inbox {
-    /// Adds our next segment: peers may write into it from now on.
+    /// Adds the next segment of this process: from now on, peers may write into this segment.
     pub(super) fn register(&mut self, window: Window) {
         self.registered.push(Some(window));
     }
 
-    /// Removes one of our segments: peers' writes into it are dropped from now on.
+    /// Removes a segment of this process: from now on, the inbox drops peers' writes into this segment.
     pub(super) fn withdraw(&mut self, key: Key) {
         if let Some(window) = self.registered.get_mut(key.0 as usize) {
             *window = None;
         }
     }
 
-    /// Adds a peer's ring; `connected` is delivered before its content.
+    /// Adds a peer's ring. The inbox delivers the event `connected` before the messages of the ring.
     pub(super) fn add(&mut self, peer: PeerId, connected: Event, ring: Consumer) {
         self.incoming.push(Incoming { peer, connected: Some(connected), ring });
     }
 
-    /// Polls every ring once, or until `events` holds `len_max`. If a ring is corrupt, removes it and returns its peer;
-    /// the messages before the corruption are in `events`.
+    /// Polls every ring once, or until `events` holds `len_max` events. If a ring is corrupt, removes the ring and
+    /// returns its peer. The events of the messages before the corruption are in `events`.
     pub(super) fn poll(&mut self, events: &mut Vec<Event>, len_max: usize) -> Option<CorruptRing> {
         let rings = self.incoming.len();
         // Rings may have been removed since the last poll.
@@ -78,14 +78,13 @@ impl Inbox {
         None
     }
 
-    /// Returns the peers that may be asleep until their rings have room, and whose rings have got room since the last
-    /// call.
+    /// Returns the peers that may sleep until their rings have room, and whose rings have got room since the last call.
     #[inline]
     pub(super) fn take_made_room(&mut self) -> Vec<PeerId> {
         std::mem::take(&mut self.made_room)
     }
 
-    /// Removes the ring of `peer`: executes the writes that are still in it, and returns the events of all its
+    /// Removes the ring of `peer`: executes the writes that are still in the ring, and returns the events of all its
     /// messages.
     pub(super) fn remove(&mut self, peer: PeerId) -> Vec<Event> {
         let mut rest = Vec::new();

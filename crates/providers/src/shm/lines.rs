@@ -1,11 +1,11 @@
-//! Lines in a peer's memory: threads of this process write them with stores, and the peer polls them.
+//! Lines in a peer's memory: threads of this process write the lines by stores, and the peer polls the lines.
 
 use std::sync::Arc;
 
 use halite_fabric::{LINE_BYTES, LINE_WORDS, Lines};
 use halite_mem::{Doorbell, Window};
 
-/// An array of lines; keeps the peer's memory mapped.
+/// An array of lines in a peer's memory, which stays mapped as long as this value exists.
 #[derive(Debug)]
 pub(super) struct PeerLines {
     window: Window,
@@ -14,8 +14,8 @@ pub(super) struct PeerLines {
 }
 
 impl PeerLines {
-    /// `whole` is the window of the whole segment. Returns `None` if the segment does not contain these lines, or they
-    /// are misaligned.
+    /// Creates the array of `count` lines at `offset` bytes in a segment, whose window is `whole`. Returns `None` if
+    /// the segment does not contain these lines, or if `offset` is misaligned.
     pub(super) fn new(whole: Window, offset: u64, count: u32, mailbox: Arc<Doorbell>) -> Option<PeerLines> {
         let window = whole.slice(offset, u64::from(count) * LINE_BYTES as u64)?;
         window.atomic_u64(0).ok()?;

@@ -10,11 +10,12 @@
 //! ```
 //!
 //! A peer counts as cut off only if it sent Detached or its process exited. A peer that only closed its socket may
-//! still map our memory, so its process is still watched. In the same way, we send Detached only once no thread of this
-//! process holds a window of the peer's memory.
+//! still map this process's memory, so the acceptor still watches the peer's process. In the same way, this process
+//! sends Detached only once none of its threads holds a window of the peer's memory.
 //!
-//! If a handshake fails after we sent our segments, the other process maps them until it learns of the failure. It does
-//! not know what the segments contain, so none of our memory needs quarantine for it.
+//! If a handshake fails after this process sent its segments, the other process maps the segments until it learns of
+//! the failure. The other process does not know what the segments contain, so the failure puts no memory into
+//! quarantine.
 
 mod messages;
 
@@ -131,7 +132,8 @@ impl Link {
         Ok(())
     }
 
-    /// Receives and sends what the socket allows now; returns true if more may wait.
+    /// Receives the waiting messages, and sends the pending messages for which the socket has room. Returns true if
+    /// more messages may wait.
     pub(super) fn serve(&self, core: &Core) -> bool {
         let state = &mut *lock(&self.state);
         let heard = self.hear(core, state);
@@ -154,7 +156,7 @@ impl Link {
         self.settle(core, state);
     }
 
-    /// Ends the connection from our side.
+    /// Ends the connection from this side.
     pub(super) fn leave(&self, core: &Core, reason: &str) {
         let state = &mut *lock(&self.state);
         match state.phase {
@@ -164,7 +166,7 @@ impl Link {
         self.settle(core, state);
     }
 
-    /// Ends the handshake if its deadline has passed. Returns true if this method must be called again soon.
+    /// Ends the handshake if its deadline has passed. Returns true if the caller must call this method again soon.
     pub(super) fn handle_time(&self, core: &Core, now: Instant) -> bool {
         let state = &mut *lock(&self.state);
         if let Phase::Greeting { deadline } = state.phase
@@ -181,7 +183,7 @@ impl Link {
         }
     }
 
-    /// Sends all segments registered so far to the peer, or disconnects it.
+    /// Sends all segments registered so far to the peer, or disconnects the peer if that fails.
     ///
     /// A peer that does not read its socket, such as a stopped process, is disconnected when the time limit ends.
     pub(super) fn announce_segments(&self, core: &Core) {
@@ -209,8 +211,8 @@ impl Link {
         }
     }
 
-    /// Tells the peer that a key is deregistered, if it knows the segment; deregistration then waits until the peer
-    /// answers or is cut off.
+    /// Notifies the peer that a key is deregistered, if the peer knows the segment. Deregistration then waits until the
+    /// peer answers or is cut off.
     pub(super) fn withdraw(&self, core: &Core, key: u32) {
         {
             let state = &mut *lock(&self.state);
@@ -257,7 +259,7 @@ impl Link {
         Ok(())
     }
 
-    /// Ends the connection because of an error of ours or the peer's.
+    /// Ends the connection because of an error at either end.
     fn break_off(&self, core: &Core, state: &mut LinkState, trouble: impl Into<Trouble>) {
         let trouble = trouble.into();
         self.report(core, state, &trouble);

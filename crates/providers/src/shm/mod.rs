@@ -1,15 +1,14 @@
 //! A fabric over shared memory between the processes of one host.
 //!
-//! Connected processes map each other's registered segments. A write *is* the copy, made by the requester when it
-//! posts. Sends, and the immediates of writes, go through rings, one per ordered pair of processes, and a doorbell
-//! wakes sleepers. The acceptor, a thread, accepts peers and detects when their processes exit; it moves no data.
+//! Connected processes map each other's registered segments. For a write, the posting thread copies the bytes into the
+//! peer's segment. Sends, and the immediates of writes, go through rings, one per ordered pair of processes, and a
+//! doorbell wakes sleepers. The acceptor thread accepts peers and detects when their processes exit, but moves no data.
 //!
-//! The bytes of a small inline write with immediate (up to 496 bytes) are instead part of its ring record, and the
-//! receiver copies them to their address when it polls. This moves one cache line instead of two, one for the data and
-//! one for the immediate; some adapters likewise put small payloads into the completion. The poster checks key and
-//! range as for any write. The receiver checks them again, and treats an invalid record as a corrupt ring. Small writes
-//! that are still in the ring when a peer leaves or dies are executed with its last messages, before
-//! [`Event::Disconnected`].
+//! The bytes of a small inline write with immediate (up to 496 bytes) are instead part of the ring record of the write,
+//! and the receiver copies these bytes to their address when it polls. So such a write moves one cache line between
+//! cores instead of two, one for the data and one for the immediate. The poster checks key and range as for any write.
+//! The receiver checks both again, and treats an invalid record as a corrupt ring. Small writes that are still in the
+//! ring when a peer leaves or dies are executed with its last messages, before [`Event::Disconnected`].
 //!
 //! ```text
 //!   dir/node-1.sock      Unix sockets: greetings, and the descriptors of segments
@@ -20,8 +19,8 @@
 //! ```
 //!
 //! Processes that may enter the directory trust each other with all registered memory; the directory's permissions
-//! admit only its owner's processes. Messages are checked nevertheless: a peer that sends invalid ones loses its
-//! connection, without further effect.
+//! admit only its owner's processes. Each process checks messages nevertheless: a peer that sends an invalid message
+//! loses its connection, without further effect.
 //!
 //! Messages that a peer published before it died or left are delivered before [`Event::Disconnected`].
 
@@ -68,57 +67,59 @@ use crate::meeting;
 
 use self::withdrawn::NO_LINK;
 
-/// Maximum size of a ring, in bytes. It also applies to the rings of peers, so it limits the memory that a received
-/// message can make this process allocate.
+/// Maximum size of a ring, in bytes. The maximum also applies to the rings of peers, so it limits the memory that a
+/// received message can make this process allocate.
 pub const RING_BYTES_MAX: u64 = 64 << 20;
-/// Maximum number of events per poll, give or take a few.
+/// Approximate maximum number of events per poll.
 const POLL_EVENTS_MAX: usize = 256;
 
 /// The configuration of a shm fabric.
 #[derive(Clone, Debug)]
 pub struct ShmConfig {
-    /// The cluster directory; created if it does not exist.
+    /// The cluster directory. The fabric creates the directory if it does not exist.
     pub dir: PathBuf,
     /// The name of this fabric in the directory; `node-3` listens at `dir/node-3.sock`.
     pub name: String,
-    /// Data shown to peers that connect, at most [`HELLO_BYTES_MAX`] bytes.
+    /// Data sent to each peer while connecting, at most [`HELLO_BYTES_MAX`] bytes.
     pub hello: Vec<u8>,
     /// Capacity of each outgoing ring, in bytes: a power of two from 4 KiB to [`RING_BYTES_MAX`]. A send may take at
-    /// most a quarter of it.
+    /// most a quarter of a ring.
     pub ring_bytes: u64,
-    /// Maximum number of segments that this fabric registers; also the maximum for each peer.
+    /// Maximum number of segments that this fabric registers, and that each peer may register.
     pub segments_max: usize,
     /// Maximum number of connections at one time, including peers that are not cut off yet.
     pub peers_max: usize,
-    /// Maximum number of completions that wait to be polled; at this number, posts are refused.
+    /// Maximum number of completions that wait for a poll. The fabric refuses posts while this number of completions
+    /// waits.
     pub completions_max: usize,
     /// Time limit of a handshake, and of announcing a new segment to a peer.
     pub handshake_timeout: Duration,
-    /// What the fabric may do to cut a peer off.
+    /// Whether the fabric may kill a peer to cut it off.
     pub fence: Fence,
-    /// The mechanism by which threads sleep until something arrives.
+    /// The mechanism by which threads sleep until an event arrives.
     pub sleep: Sleep,
-    /// True to let callers access peers' memory by loads and stores ([`Fabric::direct`]). False to allow only posted
-    /// requests, as over a network.
+    /// True to permit callers to access peers' memory by loads and stores ([`Fabric::direct`]). False to permit only
+    /// posted requests, as over a network.
     pub direct: bool,
 }
 
-/// The mechanism by which a thread sleeps until something arrives.
+/// The mechanism by which a thread sleeps until an event arrives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sleep {
-    /// A futex: the fastest, but a thread can sleep only for this fabric.
+    /// A futex: the fastest mechanism, but a thread can wait for this fabric only.
     Futex,
-    /// Eventfds that peers signal, one for each kind of sleeper ([`Fabric::descriptor`]): a thread can sleep for
-    /// several fabrics.
+    /// Eventfds that peers signal, one for each kind of sleeper ([`Fabric::descriptor`]). A thread can wait for several
+    /// fabrics at once.
     Descriptor,
 }
 
-/// What the fabric may do to a peer that must no longer access our memory.
+/// The action of a fabric against a peer that must no longer access the memory of this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fence {
-    /// It kills the peer's process.
+    /// The fabric kills the peer's process.
     Kill,
-    /// It does not kill the peer's process: memory that the process can access stays in quarantine until it exits.
+    /// The fabric does not kill the peer's process. Memory that this process can access stays in quarantine until the
+    /// process exits.
     Never,
 }
 
@@ -165,7 +166,7 @@ impl ShmConfig {
     }
 }
 
-/// The reason why a shm fabric could not be opened.
+/// The reason why [`ShmFabric::open`] failed.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The ring size is not a power of two, too small, or too large.
@@ -179,29 +180,29 @@ pub enum OpenError {
     /// The name is not usable as a file name.
     #[error("cannot open a shm fabric named {name:?}: the name must be usable as a file name")]
     Name {
-        /// The name.
+        /// Name of the fabric.
         name: String,
     },
     /// The hello is longer than [`HELLO_BYTES_MAX`].
     #[error("cannot open a shm fabric: its hello of {len} bytes is longer than {HELLO_BYTES_MAX}")]
     HelloTooLong {
-        /// Its length, in bytes.
+        /// Length of the hello, in bytes.
         len: usize,
     },
-    /// A living process uses the name.
+    /// A running process uses the name.
     #[error("cannot open a shm fabric: {name} is in use in {}", dir.display())]
     NameTaken {
-        /// The cluster directory.
+        /// Path of the cluster directory.
         dir: PathBuf,
-        /// The name.
+        /// Name of the fabric.
         name: String,
     },
     /// A system call failed.
     #[error("cannot open a shm fabric as {name} in {}: {source}", dir.display())]
     Io {
-        /// The cluster directory.
+        /// Path of the cluster directory.
         dir: PathBuf,
-        /// The name.
+        /// Name of the fabric.
         name: String,
         /// Error of the system call.
         source: io::Error,
@@ -274,7 +275,7 @@ impl Fabric for ShmFabric {
         vec!["shm"]
     }
 
-    /// Always false: on the same host, only a stopped process takes long to answer.
+    /// Always returns false: on the same host, only a stopped process takes long to answer.
     fn is_being_answered(&self) -> bool {
         false
     }
@@ -332,15 +333,15 @@ impl Fabric for ShmFabric {
         self.core.tell_withdrawn(|withdrawn| withdrawn.forget(key.0, NO_LINK));
     }
 
-    /// `address` is the file name of a socket in the cluster directory, as returned by
-    /// [`listeners`](crate::listeners), or a path.
+    /// Connects to the fabric that listens at `address`: the file name of a socket in the cluster directory, as
+    /// returned by [`listeners`](crate::listeners), or a path.
     fn connect(&self, address: &str, hello: &[u8]) {
         if let Err(trouble) = self.dial(address, hello) {
             self.core.fail_to_connect(address, &trouble);
         }
     }
 
-    /// Ignores the lane: the calling thread executes all requests in order.
+    /// Executes all requests in order on the calling thread, and ignores the lane.
     fn post(&self, peer: PeerId, _: Lane, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
         self.core.post(peer, requests)
     }
@@ -434,8 +435,9 @@ impl Fabric for ShmFabric {
         self.core.own.doorbell.descriptor(sleeper)
     }
 
-    /// Drop the windows from [`Fabric::direct`] first. While a thread of this process holds one, its peer is not
-    /// notified that we are detached, and keeps the memory that we can access in quarantine.
+    /// Closes the fabric. The caller must first drop the windows from [`Fabric::direct`]. While a thread of this
+    /// process holds such a window, the peer is not notified that this process has detached, and keeps the memory that
+    /// this process can access in quarantine.
     fn close(&self) {
         if let Some(listener) = lock(&self.core.listener).take() {
             self.core.unwatch(&listener);
@@ -449,7 +451,7 @@ impl Fabric for ShmFabric {
 impl ShmFabric {
     fn dial(&self, address: &str, hello: &[u8]) -> Result<(), Trouble> {
         if hello.len() > HELLO_BYTES_MAX {
-            return Err(format!("hello of {} bytes is longer than {HELLO_BYTES_MAX}", hello.len()).into());
+            return Err(format!("the hello of {} bytes is longer than {HELLO_BYTES_MAX}", hello.len()).into());
         }
         if self.core.is_closed() {
             return Err("this fabric is closed".into());

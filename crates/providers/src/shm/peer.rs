@@ -1,6 +1,6 @@
-//! The data path to one connected peer: its mapped segments, and the ring for our messages to it.
+//! The data path to one connected peer: the peer's mapped segments, and the ring for messages to the peer.
 //!
-//! Any thread may use it. The peer's socket belongs to `link`.
+//! Any thread may use the data path. The peer's socket belongs to [`super::link`].
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -13,7 +13,7 @@ use halite_mem::{Doorbell, Segment, Window};
 use super::send_port::SendPort;
 use super::{lock, read, record, write};
 
-/// A process, identified by its pidfd, since its process id can be reused.
+/// A process, identified by its pidfd, because the kernel may reuse a process id.
 #[derive(Debug)]
 pub(super) struct Process {
     /// `None` in another pid namespace: such a process can be watched, but not killed.
@@ -30,11 +30,11 @@ impl fmt::Display for Process {
     }
 }
 
-/// A connected peer; exists until it is cut off.
+/// A connected peer. The value exists until the peer is cut off.
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) id: PeerId,
-    /// The link of its connection.
+    /// Token of the link that connects this peer.
     pub(super) link_token: u64,
     pub(super) process: Arc<Process>,
     pub(super) send_port: Arc<SendPort>,
@@ -46,12 +46,13 @@ pub(super) struct Peer {
 #[derive(Debug)]
 pub(super) enum PeerSegment {
     Mapped(Window),
-    /// Could not be mapped. `fd` is kept for another attempt, if the descriptor could be received.
+    /// This process could not map the segment. `fd` is kept for another attempt, if this process received the
+    /// descriptor.
     Unmapped {
         fd: Option<OwnedFd>,
         len: u64,
     },
-    /// Deregistered by the peer. Threads of this process may still hold it.
+    /// The peer has deregistered the segment. Threads of this process may still hold the segment.
     Withdrawn {
         held: Option<Weak<Segment>>,
     },
@@ -92,15 +93,15 @@ pub(super) struct Outgoing {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Pushed {
     Whole,
-    /// The operation needs the peer's memory. Nothing was done yet.
+    /// The operation needs the peer's memory, so the call had no effect.
     NotInRing,
 }
 
-/// Result of looking up a key of the peer.
+/// The result of looking up a key of the peer.
 #[derive(Debug)]
 pub(super) enum Lookup<T> {
     Found(T),
-    /// Its segment may be announced in a message that was not received yet.
+    /// The key is unknown. A message that this process has not received yet may announce the segment.
     Unknown,
     /// This process could not map the segment.
     Unmapped,
@@ -125,7 +126,7 @@ impl Peer {
         }
     }
 
-    /// Applies `access` to the segment behind `key`. The peer stays connected during the call.
+    /// Calls `access` with the window of the segment with this `key`. The peer stays connected during the call.
     pub(super) fn with_window<T>(&self, key: Key, access: impl FnOnce(&Window) -> T) -> Lookup<T> {
         match &*read(&self.segments) {
             None => Lookup::Gone,
@@ -137,8 +138,8 @@ impl Peer {
         }
     }
 
-    /// Calls `queue`, which may queue events, and returns its result; `None` once the peer is disconnected. The peer
-    /// stays connected during the call.
+    /// Calls `queue`, which may queue events, and returns its result. Returns `None` once the peer is disconnected. The
+    /// peer stays connected during the call.
     pub(super) fn while_connected<T>(&self, queue: impl FnOnce() -> T) -> Option<T> {
         read(&self.segments).as_ref().map(|_| queue())
     }
@@ -153,8 +154,8 @@ impl Peer {
         }
     }
 
-    /// Marks a segment as withdrawn once the copies in progress have finished. Returns false if there is no such
-    /// segment.
+    /// Marks a segment as withdrawn once the copies in progress have finished. Returns false if the peer has no segment
+    /// with this key.
     pub(super) fn withdraw(&self, key: u32) -> bool {
         if let Some(outgoing) = &mut *lock(&self.send_port)
             && let Some(len) = outgoing.segment_bytes.get_mut(key as usize)
@@ -173,7 +174,7 @@ impl Peer {
         true
     }
 
-    /// Tries again to map a segment that could not be mapped when it came.
+    /// Tries again to map a segment that this process could not map when the segment was announced.
     pub(super) fn map_again(&self, key: Key) {
         let mut segments = write(&self.segments);
         let segment = segments.as_mut().and_then(|segments| segments.get_mut(key.0 as usize));
@@ -228,7 +229,7 @@ impl Outgoing {
         }
     }
 
-    /// Pushes `operation` into the ring, if it consists only of a ring record.
+    /// Pushes `operation` into the ring, if the operation needs only a ring record.
     #[inline]
     pub(super) fn try_push(&mut self, operation: &Operation<'_>) -> Result<Pushed, PostCause> {
         match *operation {
@@ -248,13 +249,13 @@ impl Outgoing {
         self.push(record::NOTICE, imm, &[])
     }
 
-    /// Fails if the ring has no room for the immediate of a write now.
+    /// Fails if the ring has no room now for the immediate of a write.
     pub(super) fn check_room(&mut self) -> Result<(), PostCause> {
         self.ring.check_room(0).map_err(cause_of)
     }
 
-    /// Returns true if a message of `len` bytes fits. Otherwise asks the peer to ring once it has made room. Wakes the
-    /// peer with the first such request: it may sleep while unsolicited messages wait.
+    /// Returns true if a message of `len` bytes fits into the ring. Otherwise asks the peer to ring the doorbell once
+    /// the ring has room. The first such request wakes the peer, which may sleep while unsolicited messages wait.
     pub(super) fn has_or_asks_for_room(&mut self, len: usize) -> Result<bool, PostCause> {
         let had_asked = self.ring.asks_for_room();
         let has_room = self.ring.has_or_asks_for_room(len as u64).map_err(cause_of)?;
@@ -264,7 +265,7 @@ impl Outgoing {
         Ok(has_room)
     }
 
-    /// Wakes the peer if it sleeps.
+    /// Rings the doorbell of the peer, which wakes the peer if it sleeps.
     #[inline]
     pub(super) fn ring(&self) {
         self.mailbox.ring();

@@ -1,7 +1,7 @@
 //! Executes work requests in the calling thread, through the peer's ring or its mapped memory.
 //!
-//! Unlike on a network, a failed request does not flush later ones. All requests have been executed when `post`
-//! returns, so none is outstanding when a peer disconnects.
+//! Unlike on a network, a failed request does not flush later requests. The thread has executed all requests when
+//! `post` returns, so no request is outstanding when a peer disconnects.
 
 use halite_fabric::{
     Completion, CompletionKind, Event, Key, Local, Operation, PeerId, PostCause, PostError, RemoteAddress,
@@ -30,7 +30,7 @@ struct Progress {
 enum Outcome {
     Done,
     Old(u64),
-    /// The key or range is not one of the peer's.
+    /// The peer has no such key, or the range is not inside the segment of the key.
     Refused,
     /// This process cannot map the peer's segment.
     Unmapped,
@@ -55,7 +55,7 @@ impl Progress {
 }
 
 impl Core {
-    /// See [`halite_fabric::Fabric::post`].
+    /// Implements [`halite_fabric::Fabric::post`].
     pub(super) fn post(&self, id: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
         let mut progress = Progress::default();
         let result = self.post_all(id, requests, &mut progress);
@@ -160,7 +160,8 @@ impl Core {
         self.own.doorbell.ring();
     }
 
-    /// Queues the room events of posters that found a queue full, if there is room again.
+    /// Adds a room event to `events` for each peer whose ring or completion queue was full at a post and has room
+    /// again.
     #[cold]
     pub(super) fn tell_of_room(&self, events: &mut Vec<Event>) {
         for id in self.waiters.take_all() {
@@ -317,10 +318,10 @@ impl Core {
         peer.while_connected(|| then(failed)).ok_or(PostCause::NotConnected)
     }
 
-    /// Applies `access` to the segment behind `key` of `peer`.
+    /// Calls `access` with the window of the segment that has this `key` at `peer`.
     ///
     /// If the key is unknown, first receives the messages that wait at the socket, because one of them may announce the
-    /// key. Tries again to map a segment that could not be mapped before.
+    /// key. If this process could not map the segment before, tries again.
     pub(super) fn with_window<T>(
         &self,
         peer: &Peer,

@@ -9,7 +9,7 @@
 //!   address:    | offset, 48 bits | key, 16 bits |
 //! ```
 //!
-//! A write of up to 48 bytes with its address and immediate takes one cache line, so only that line moves between
+//! A write of up to 48 bytes takes one cache line with its address and immediate, so only this line moves between
 //! cores.
 
 use halite_fabric::{Key, RemoteAddress};
@@ -37,14 +37,14 @@ pub(super) const SMALL_WRITE_BYTES_MAX: usize = 496;
 
 const OFFSET_BITS: u32 = 48;
 
-/// Returns `None` if the key or offset is too large; such a write is copied when it is posted.
+/// Packs an address into a word. Returns `None` if key or offset is too large; the poster then copies the bytes itself.
 pub(super) fn pack(address: RemoteAddress) -> Option<u64> {
     let RemoteAddress { key, offset } = address;
     let packs = key.0 <= u16::MAX.into() && offset < 1 << OFFSET_BITS;
     packs.then_some(offset | u64::from(key.0) << OFFSET_BITS)
 }
 
-/// Unpacks an address. Accepts any word; the caller must check that the address exists.
+/// Unpacks an address from a word. Accepts any word; the caller must check that the address exists.
 pub(super) fn unpack(word: u64) -> RemoteAddress {
     let key = Key((word >> OFFSET_BITS) as u32);
     RemoteAddress { key, offset: word & ((1 << OFFSET_BITS) - 1) }

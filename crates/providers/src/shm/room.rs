@@ -1,4 +1,5 @@
-//! Records the peers whose rings were full, to notify posters when there is room again.
+//! Records the peers whose rings were full at a post, so that the fabric can notify the posters when a ring has room
+//! again.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -9,7 +10,8 @@ use halite_fabric::PeerId;
 
 use super::lock;
 
-/// The waiting peers. An atomic count spares each poll the lock, for there are usually none.
+/// The peers whose rings were full at a post. A poll reads an atomic count, which is usually 0, before it takes the
+/// lock.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
     /// Written under the lock.
@@ -32,7 +34,7 @@ impl Waiters {
         self.count.load(Acquire) == 0
     }
 
-    /// Removes and returns all waiters; the caller adds those again that still wait.
+    /// Removes and returns all peers. The caller adds each peer again whose ring is still full.
     pub(super) fn take_all(&self) -> BTreeSet<PeerId> {
         let mut peers = lock(&self.peers);
         self.count.store(0, Release);

@@ -1,8 +1,8 @@
 //! Send ports: handles of the rings to peers, cached by each thread that posts.
 //!
-//! Looking a peer up in the table takes a lock that all posting threads share; a cached send port takes one access to
-//! the thread's own cache line. A cached entry never refers to another peer, because the numbers of fabrics and peers
-//! are not reused. If the peer has left, the mutex of its send port is empty.
+//! To look a peer up in the table, a thread takes a lock that all posting threads share. To use a cached send port, a
+//! thread only accesses its own cache line. A cached entry never refers to another peer, because the numbers of fabrics
+//! and peers are not reused. If the peer has left, the mutex of its send port is empty.
 
 use std::cell::RefCell;
 use std::sync::atomic::AtomicU64;
@@ -13,7 +13,7 @@ use halite_fabric::PeerId;
 
 use super::peer::Outgoing;
 
-/// The sending side to a peer; `None` once the peer is disconnected.
+/// The sending side of the data path to a peer; `None` once the peer is disconnected.
 pub(super) type SendPort = Mutex<Option<Outgoing>>;
 
 /// Identifies a fabric within this process.
@@ -42,8 +42,8 @@ struct Known {
     send_port: Arc<SendPort>,
 }
 
-/// Calls `enter` with the send port to `peer`: the cached one of this thread, or the one that `find` returns. `enter`
-/// must not call this function again. Returns `None` if there is none.
+/// Calls `enter` with the send port to `peer`, which this thread has cached or `find` returns. `enter` must not call
+/// this function again. Returns `None` if there is no send port to the peer.
 #[inline]
 pub(super) fn with_send_port<T>(
     fabric: FabricNumber,

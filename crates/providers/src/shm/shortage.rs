@@ -1,4 +1,4 @@
-//! Distinguishes errors by which this process lacks a resource from errors of a peer.
+//! Distinguishes errors of a peer from a shortage of a resource at this process.
 //!
 //! If this process cannot map a peer's memory because of its own limits, the peer is not at fault.
 
@@ -16,7 +16,7 @@ use super::socket::ReceiveError;
 /// The reason why a connection failed or ended.
 #[derive(Debug)]
 pub(super) enum Trouble {
-    /// The peer is gone, misbehaves, or refuses.
+    /// The peer has gone, sent an invalid message, or refused the connection.
     Peer(String),
     /// This process or system lacks a resource.
     Ours(String),
@@ -82,7 +82,7 @@ impl From<ReceiveError> for Trouble {
     }
 }
 
-/// Returns which resource is lacking, if the system refused for that reason.
+/// Returns a description of the missing resource, if the system call failed because of a limit; otherwise `None`.
 pub(super) fn of(error: &io::Error) -> Option<String> {
     match Errno::from_io_error(error)? {
         Errno::NOMEM => Some(match getrlimit(Resource::As).current {

@@ -18,7 +18,7 @@ use super::wire::{BadMessage, MESSAGE_BYTES_MAX, Message};
 /// Maximum number of descriptors per message.
 const FDS_MAX: usize = 5;
 
-/// Sends one message; returns false if the socket has no room.
+/// Sends one message; returns false if the socket has no room for it.
 pub(super) fn send(socket: BorrowedFd<'_>, message: &Message, fds: &[BorrowedFd<'_>]) -> io::Result<bool> {
     assert_eq!(fds.len(), message.fds(), "each kind of message has its descriptors");
     let packet = message.encode();
@@ -44,15 +44,15 @@ pub(super) fn send(socket: BorrowedFd<'_>, message: &Message, fds: &[BorrowedFd<
 pub(super) enum Received {
     /// A message with exactly the descriptors of its kind.
     Message(Message, Vec<OwnedFd>),
-    /// A message whose descriptors could not be received for lack of descriptors.
+    /// A message whose descriptors were lost, because this process has reached its limit of descriptors.
     Bare(Message),
-    /// No message waits.
+    /// No message waits at the socket.
     Nothing,
-    /// The other end is closed.
+    /// The other end has closed the socket.
     HungUp,
 }
 
-/// The reason why a packet is invalid.
+/// The reason why a received packet is invalid.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReceiveError {
     #[error("the peer sent {0}")]

@@ -1,7 +1,8 @@
 //! Writes a line to the standard error of a process that is about to be killed.
 //!
-//! The user may have stopped that process with ctrl-Z or in a debugger, and sees the line there. It is written only to
-//! a terminal, a pipe or the end of a regular file, and only if the process belongs to our own user.
+//! The user may have stopped that process with ctrl-Z or in a debugger, and sees the line at the terminal of that
+//! process. This process writes the line only to a terminal, a pipe or the end of a regular file, and only if the
+//! stopped process belongs to the same user.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
@@ -19,7 +20,7 @@ use super::peer::Process;
 /// Time limit of the write. Only a file on a hanging file system takes longer.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Writes a line to the standard error of `process`, if possible; returns soon in any case.
+/// Writes a line to the standard error of `process`, if possible. Returns after at most 100 ms.
 pub(super) fn write_line(process: &Arc<Process>, text: &str) {
     let (process, line) = (process.clone(), format!("{text}\n"));
     let (done, is_done) = mpsc::channel();

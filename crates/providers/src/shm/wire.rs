@@ -1,6 +1,6 @@
 //! The messages of two shm fabrics over their socket, one per packet.
 //!
-//! They only manage connections and segments; data never passes through the socket. Numbers are little-endian.
+//! The messages only manage connections and segments; data never passes through the socket. Numbers are little-endian.
 //!
 //! ```text
 //!   offset 0        4          6       8
@@ -30,28 +30,29 @@ use halite_fabric::HELLO_BYTES_MAX;
 
 /// Protocol version. Must change with the format of a message and with the layout of a ring, a record or a mailbox.
 pub(super) const VERSION: u16 = 5;
-/// Maximum length of a packet: a header, and a hello with the byte in front of it.
+/// Maximum length of a packet in bytes: a header, and a hello with the byte in front of it.
 pub(super) const MESSAGE_BYTES_MAX: usize = HEADER_BYTES + 1 + HELLO_BYTES_MAX;
 /// Maximum length of a reason: a sentence for a person.
 const REASON_BYTES_MAX: usize = 200;
 const MAGIC: [u8; 4] = *b"HLsm";
 const HEADER_BYTES: usize = 8;
 
-/// One packet.
+/// A message, which is one packet of the socket.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Message {
-    /// The sender's process and the memory for messages.
+    /// The first message of each end: identifies the sender's process, and transfers the memory for messages.
     Hello {
-        /// The data of the fabric's user; not interpreted here.
+        /// The hello that the fabric's user has configured. The fabric does not interpret these bytes.
         hello: Vec<u8>,
-        /// True if the sender sleeps on descriptors, which are sent along.
+        /// True if threads of the sender sleep on descriptors. The eventfds for these threads are attached to the
+        /// message.
         has_bells: bool,
     },
     /// A segment of the sender that the receiver may access from now on.
     Segment {
-        /// Keys are assigned in order, from zero.
+        /// Key of the segment. A fabric assigns its keys in order, from zero.
         key: u32,
-        /// Length in bytes.
+        /// Length of the segment in bytes.
         len: u64,
     },
     /// The sender has sent all its segments.
@@ -70,12 +71,12 @@ pub(super) enum Message {
     },
     /// The sender refuses the connection.
     Refused {
-        /// A sentence for a person.
+        /// The reason, as a sentence for users.
         reason: String,
     },
 }
 
-/// The reason why a packet is no message.
+/// The reason why a packet is not a valid message.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum BadMessage {
     #[error("a packet that is not of this protocol")]
@@ -87,7 +88,7 @@ pub(super) enum BadMessage {
 }
 
 impl Message {
-    /// Number of descriptors sent along.
+    /// Returns the number of descriptors that are attached to the message.
     pub(super) fn fds(&self) -> usize {
         match self {
             Message::Hello { has_bells, .. } => 3 + 2 * usize::from(*has_bells),

@@ -19,7 +19,8 @@ pub(super) struct Withdrawn {
 }
 
 impl Withdrawn {
-    /// Starts the deregistration of a key, which lasts at least until [`Withdrawn::forget`] of [`NO_LINK`].
+    /// Starts the deregistration of a key. The deregistration ends no earlier than the call of [`Withdrawn::forget`]
+    /// with [`NO_LINK`].
     pub(super) fn begin(&mut self, key: u32) {
         self.reached.insert(key, BTreeSet::from([NO_LINK]));
     }
@@ -29,7 +30,7 @@ impl Withdrawn {
         self.reached.entry(key).or_default().insert(link);
     }
 
-    /// Returns true if the peer of a link has not confirmed yet that it unmapped the segment of a key.
+    /// Returns true if the peer of a link has not yet confirmed that it has unmapped the segment of a key.
     pub(super) fn is_awaited(&self, key: u32, link: u64) -> bool {
         self.reached.get(&key).is_some_and(|links| links.contains(&link))
     }
@@ -48,7 +49,7 @@ impl Withdrawn {
         }
     }
 
-    /// Returns the keys that no peer can access any more; each is returned once.
+    /// Removes and returns the keys through which no peer can access memory any more.
     pub(super) fn take_done(&mut self) -> Vec<u32> {
         self.reached.extract_if(.., |_, links| links.is_empty()).map(|(key, _)| key).collect()
     }

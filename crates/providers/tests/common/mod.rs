@@ -219,7 +219,8 @@ pub fn bytes_of(window: &Window, offset: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// A child process that runs one ignored test of this program as its main function. It is killed when this is dropped.
+/// A child process that runs one ignored test of this program as its main function. Dropping this value kills the
+/// process.
 pub struct Role(pub Child);
 
 /// Variable that makes a test play a role; its value is the cluster directory.

@@ -95,6 +95,10 @@ fn dialling_through_a_translation_fails_with_a_reason() {
     }
     let Event::ConnectFailed(failure) = &events[0] else { panic!("{events:?}") };
     let offered = from.local_address();
-    assert!(failure.reason.contains("its packets come from 10.77.0.1:400"), "{}", failure.reason);
-    assert!(failure.reason.contains(&format!("not from {offered}, which it offered")), "{}", failure.reason);
+    assert!(failure.reason.contains("packets of the peer come from 10.77.0.1:400"), "{}", failure.reason);
+    assert!(
+        failure.reason.contains(&format!("not from {offered}, which the peer offered")),
+        "{}",
+        failure.reason
+    );
 }

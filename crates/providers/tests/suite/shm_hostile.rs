@@ -340,7 +340,7 @@ fn a_crowd_is_told_to_come_back_later() {
     let (mut one, mut two) = (cluster.open("one"), cluster.open("two"));
     connect(&mut one, &mut victim, "victim.sock");
     let reason = two.failure("victim.sock", b"").reason;
-    assert!(reason.contains("as many peers as it takes"), "{reason}");
+    assert!(reason.contains("has its maximum number of peers"), "{reason}");
 }
 
 #[test]

@@ -1,14 +1,14 @@
 //! A delay-based congestion controller, which keeps the queue at the bottleneck short.
 //!
-//! It follows Swift (Kumar et al., SIGCOMM 2020): there is a target delay, which is larger for small windows. While the
-//! delay is below it, the window grows by one packet per round trip; above it, the window is cut in proportion to the
-//! excess, once per round trip. Windows may be below one packet. For unmanaged networks and shared processors, it
-//! differs from Swift:
+//! The controller follows Swift (Kumar et al., SIGCOMM 2020). A target delay is larger for small windows. While the
+//! measured delay is below the target, the window grows by one packet per round trip. While the delay is above the
+//! target, the controller cuts the window in proportion to the excess, once per round trip. Windows may be below one
+//! packet. For unmanaged networks and shared processors, the controller differs from Swift:
 //!
-//! - The base delay is the smallest one measured recently. To measure it, a flow shrinks its window at intervals, so
-//!   that its own queue drains.
-//! - The sample is the smallest delay in each round trip, which shows the standing queue. The others are larger if a
-//!   process was descheduled and then sends a burst, whose packets queue behind each other.
+//! - The base delay is the smallest delay measured recently. To measure the base delay, a flow shrinks its window at
+//!   intervals, so that its own queue drains.
+//! - The sample is the smallest delay in each round trip, which shows the standing queue. Other delays of the round
+//!   trip are larger if a process was descheduled and then sends a burst, whose packets queue behind each other.
 //! - Only persistent losses count, because a path also loses single packets and whole trains at random.
 //! - The sample excludes scheduling delays at both ends ([`Feedback::network_ns`]). The peer's grant replaces Swift's
 //!   endpoint window.

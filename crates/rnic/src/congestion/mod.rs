@@ -23,13 +23,14 @@ pub enum Congestion {
 /// Measurements from one response, as input of a [`Controller`].
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Feedback {
-    /// Round-trip time in ns, of the newest acknowledged packet that permits a measurement; `None` if there is none.
+    /// Round-trip time in ns, of the newest acknowledged packet that permits a measurement; `None` if no packet permits
+    /// one.
     pub trip_ns: Option<u64>,
-    /// The round-trip time in ns without the known waits at both ends.
+    /// [`Feedback::trip_ns`] less the known waits at both ends, in ns.
     pub network_ns: Option<u64>,
     /// Number of packets that this response newly shows to have arrived.
     pub arrived: u32,
-    /// Number of packets that are newly known to be lost.
+    /// Number of packets that were newly detected as lost.
     pub lost: u32,
     /// Number of packets in flight before the response.
     pub in_flight: u32,
@@ -37,13 +38,13 @@ pub struct Feedback {
 
 /// Computes the congestion window of a queue pair: the maximum number of its packets in flight.
 pub trait Controller: Debug + Send {
-    /// Returns the congestion window in packets. Below one, less than one packet leaves per round trip.
+    /// Returns the congestion window in packets. With a window below 1, less than one packet leaves per round trip.
     fn window_packets(&self) -> f64;
 
-    /// Handles a response, or newly detected losses.
+    /// Adjusts the window after a response, or after newly detected losses.
     fn handle_feedback(&mut self, now_ns: u64, feedback: Feedback);
 
-    /// Handles a silence: several consecutive timeouts without a response.
+    /// Adjusts the window after a silence: several consecutive timeouts without a response.
     fn handle_silence(&mut self);
 }
 
@@ -63,11 +64,11 @@ impl Congestion {
     /// Returns a one-line description for users.
     pub fn summary(self) -> &'static str {
         match self {
-            Congestion::Grant => "only the receiver's grant bounds the packets in flight",
+            Congestion::Grant => "limits packets in flight only by the receiver's grant",
             Congestion::Delay => {
-                "also the delay: queues in the network stay short, and flows share its bandwidth"
+                "limits packets in flight also by network delay: queues stay short, and flows share the bandwidth"
             }
-            Congestion::Loss => "also losses: half the packets in flight after a loss",
+            Congestion::Loss => "limits packets in flight also by losses: halves the limit after a loss",
         }
     }
 

@@ -2,7 +2,7 @@
 
 /// Pace relative to one window per round trip; above 1, so that pacing does not keep the window from filling.
 const PACE_GAIN: f64 = 1.25;
-/// Maximum burst in packets: a train of 64 KiB of the longest ones.
+/// Maximum burst in packets: a train of 64 KiB of the longest packets.
 pub(crate) const BURST_PACKETS: u32 = 16;
 /// Minimum time covered by one burst, in ns, so that sleeps between bursts are not shorter.
 const BURST_NS: f64 = 50_000.0;
@@ -16,7 +16,8 @@ pub(crate) struct Pacer {
 }
 
 impl Pacer {
-    /// Returns the time at which the next packet may be sent; `None` if it may be sent now. `window` is in packets.
+    /// Returns the time at which the next packet may be sent; `None` if the next packet may be sent now. `window` is in
+    /// packets.
     pub fn wait_until(&self, now_ns: u64, window: f64, trip_ns: u64) -> Option<u64> {
         let burst_ns = match window < 1.0 {
             true => 0.0,
@@ -28,7 +29,7 @@ impl Pacer {
         (at_ns > now_ns).then_some(at_ns)
     }
 
-    /// Records `packets` packets: sent ones, or the response packets that a read requests.
+    /// Records `packets` sent packets; for a read, the number of response packets that the read requests.
     pub fn on_sent(&mut self, now_ns: u64, packets: u32, window: f64, trip_ns: u64) {
         self.due_ns = self.due_ns.max(now_ns) + (f64::from(packets) * interval_ns(window, trip_ns)) as u64;
     }

@@ -1,12 +1,13 @@
-//! Estimates the bandwidth-delay product of a path: how many packets it holds at the current rate of delivery.
+//! Estimates the bandwidth-delay product of a path: the number of packets that the path holds at the current rate of
+//! delivery.
 //!
 //! The peer's grant is the number of packets for which its receive buffer has room. On a long path, most packets in
-//! flight are not in that buffer but on the path, so the requester may send the estimated number in addition to the grant. Each round trip in which a whole window
-//! arrives enlarges the next window by one grant, until the slowest link is saturated. From then on, at most one grant
-//! of packets queues before that link.
+//! flight are not in that buffer but on the path, so the requester may send the estimated number of packets in addition
+//! to the grant. Each round trip in which a whole window arrives enlarges the next window by one grant, until the
+//! slowest link is saturated. From then on, at most one grant of packets queues before that link.
 //!
-//! The smallest round-trip time excludes queueing. To measure it again, the window shrinks to the grant for two round
-//! trips every [`WINDOW_NS`], so that the queue drains.
+//! The smallest round-trip time excludes queueing. To measure this time again, the window shrinks to the grant for two
+//! round trips every [`WINDOW_NS`], so that the queue drains.
 
 /// Minimum length of a round, in ns: within shorter ones, arrivals come in bursts.
 const ROUND_NS_MIN: u64 = 1_000_000;
@@ -35,7 +36,8 @@ impl Bdp {
         self.packets
     }
 
-    /// Records that `arrived` more packets have arrived; `trip_ns` is a sample of the round-trip time, if there is one.
+    /// Records that `arrived` more packets have arrived; `trip_ns` is a sample of the round-trip time; `None` if the
+    /// arrival gives no sample.
     pub fn on_arrived(&mut self, now_ns: u64, arrived: u32, trip_ns: Option<u64>) {
         self.trips_ns[0] = self.trips_ns[0].into_iter().chain(trip_ns).min();
         let Some(trip_ns) = self.trips_ns.into_iter().flatten().min() else { return };

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Each transmission gets an `order`, which the network roughly preserves. A packet counts as lost in two cases: a
-//! packet sent `reorder_threshold` or more transmissions later has arrived; or any later packet has arrived and this
-//! one is overdue, by a quarter of a round trip or by the longest delay seen on this path.
+//! packet sent `reorder_threshold` or more transmissions later has arrived; or any later packet has arrived and the
+//! packet is overdue, by a quarter of a round trip or by the longest delay seen on this path.
 
 use std::collections::VecDeque;
 
@@ -244,7 +244,7 @@ impl Scoreboard {
         }
     }
 
-    /// Handles the response to a read or an atomic. Returns false if it is a duplicate.
+    /// Handles the response to a read or an atomic. Returns false if the response is a duplicate.
     pub fn handle_response(&mut self, now_ns: u64, trip_ns: u64, sequence: u64) -> bool {
         self.handle_executed(now_ns, trip_ns, sequence);
         let is_open = |index: &usize| {
@@ -263,8 +263,8 @@ impl Scoreboard {
         true
     }
 
-    /// Handles a report that packet `sequence` is missing. If the peer had kept that packet, it has since dropped it
-    /// because no receive was posted.
+    /// Handles a report that packet `sequence` is missing. If the peer had kept that packet, the peer has since dropped
+    /// the packet because no receive was posted.
     pub fn handle_missing(&mut self, sequence: u64) {
         if let Some(index) = self.index(sequence)
             && self.entries[index].state == PacketState::Kept
@@ -273,7 +273,7 @@ impl Scoreboard {
         }
     }
 
-    /// Handles an RNR NAK: the peer has dropped this packet.
+    /// Handles an RNR NAK for packet `sequence`: the peer has dropped this packet.
     pub fn handle_dropped(&mut self, sequence: u64) {
         if let Some(index) = self.index(sequence)
             && self.entries[index].state != PacketState::Done
@@ -282,7 +282,8 @@ impl Scoreboard {
         }
     }
 
-    /// Marks lost packets. Returns their number, and the time of the next check without a response.
+    /// Marks lost packets. Returns the number of packets marked, and the time in ns of the next check if no response
+    /// arrives earlier.
     // [ROCE-SEL-5]
     pub fn find_lost(&mut self, now_ns: u64, wait_ns: u64) -> (u32, Option<u64>) {
         let (arrived, reorder_threshold) = (self.order_arrived, self.reorder_threshold);
@@ -300,9 +301,9 @@ impl Scoreboard {
         )
     }
 
-    /// After a silence, marks as lost the packets sent before one that arrived, or all packets in flight if `stalled`.
-    /// `stalled` is true if a response brought no progress; the probe may then have been beyond the span that the peer
-    /// keeps. Returns the number of packets marked.
+    /// After a silence, marks packets as lost: the packets sent before one that arrived or, if `stalled` is true, all
+    /// packets in flight. `stalled` is true if a response brought no progress; the probe may then have been beyond the
+    /// span that the peer keeps. Returns the number of packets marked.
     pub fn find_lost_after_silence(&mut self, stalled: bool) -> u32 {
         let arrived = self.order_arrived;
         self.mark_lost(|order, _| (Some(order) >= arrived && !stalled).then_some(u64::MAX), !stalled).0
@@ -339,8 +340,9 @@ impl Scoreboard {
         Some(self.una + index as u64)
     }
 
-    /// Returns how many consecutive lost packets, from `sequence` on, one request may ask for again: they first
-    /// belonged to the same request, and the peer executed all of them or, as far as this end knows, none.
+    /// Returns the number of consecutive lost packets, from `sequence` on, that one request may ask for again. All of
+    /// these packets first belonged to the same request, and the peer executed either all of them or, as far as this
+    /// end knows, none.
     pub fn lost_together(&self, sequence: u64) -> u32 {
         let Some(index) = self.index(sequence) else { return 0 };
         let request = self.entries[index].request;

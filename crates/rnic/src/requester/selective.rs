@@ -1,4 +1,4 @@
-//! The requester with selective repeat: it retransmits packets of requests, and requests packets of responses again,
+//! The requester with selective repeat, which retransmits packets of requests, and asks again for packets of responses,
 //! individually by number.
 //!
 //! Three limits apply to the packets in flight: the peer's grant (the room in its socket) plus the bandwidth-delay
@@ -45,12 +45,12 @@ impl Selective {
         [self.paced_until_ns, self.loss_timer_ns].into_iter().flatten().min()
     }
 
-    /// Returns how many packets may be in flight on the path, in addition to the peer's grant.
+    /// Returns the number of packets that may be in flight on the path, in addition to the peer's grant.
     pub fn path_packets(&self) -> u32 {
         self.bdp.packets()
     }
 
-    /// Returns the congestion window, if there is a controller.
+    /// Returns the congestion window in packets; `None` without a congestion controller.
     pub fn window_packets(&self) -> Option<f64> {
         self.controller.as_ref().map(|controller| controller.window_packets())
     }
@@ -82,7 +82,7 @@ impl Selective {
 }
 
 impl Requester {
-    /// Writes the oldest lost packet, or else a new one, as far as the limits allow.
+    /// Writes the oldest lost packet or, if no packet is lost, a new packet. Writes nothing if a limit is reached.
     // [ROCE-SEL-5]
     pub(super) fn poll_selective(
         &mut self,
@@ -185,7 +185,7 @@ impl Requester {
         if numbers < worthwhile && selective.board.in_flight() > 0 { 0 } else { numbers }
     }
 
-    /// Handles a response, in any order.
+    /// Handles a response. Responses may arrive in any order.
     pub(super) fn handle_selective(
         &mut self,
         at: &mut StepContext<'_>,

@@ -7,7 +7,7 @@
 
 use super::{WireError, checked, put_u24, u24};
 
-/// Length of the header.
+/// Length of the header in bytes.
 pub const AETH_BYTES: usize = 4;
 
 /// A view over the header's bytes.
@@ -19,10 +19,10 @@ pub struct Aeth<T: AsRef<[u8]>> {
 /// The header's fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AethRepr {
-    /// The outcome.
+    /// The outcome of the request.
     pub syndrome: Syndrome,
-    /// Number of messages that the responder has completed, modulo 2^24. If negotiated, it is instead the time that the
-    /// request waited at the responder, see [`AethRepr::waited_ns`].
+    /// Number of messages that the responder has completed, modulo 2^24. If both ends have negotiated this, the field
+    /// instead contains the time that the request waited at the responder, see [`AethRepr::waited_ns`].
     pub msn: u32,
 }
 
@@ -31,13 +31,15 @@ const WAIT_UNIT_NS: u64 = 64;
 const MSN_MAX: u64 = 0xff_ffff;
 
 impl AethRepr {
-    /// Returns the wait of the request at the responder, if the ends have negotiated to report it in place of messages.
+    /// Returns the time in ns that the request waited at the responder. Valid only if both ends have negotiated that
+    /// `msn` contains this time.
     // [ROCE-CC-3]
     pub fn waited_ns(&self) -> u64 {
         u64::from(self.msn) * WAIT_UNIT_NS
     }
 
-    /// Encodes the time that a request waited as 24 bits for [`AethRepr::msn`], rounded down and saturated.
+    /// Encodes the time in ns that a request waited at the responder as the 24 bits of [`AethRepr::msn`], rounded down
+    /// and saturated.
     pub fn msn_of_wait(waited_ns: u64) -> u32 {
         (waited_ns / WAIT_UNIT_NS).min(MSN_MAX) as u32
     }
@@ -48,10 +50,10 @@ impl AethRepr {
 pub enum Syndrome {
     /// Acknowledgement: all packets up to and including this one have been executed.
     Ack(Credit),
-    /// Receiver not ready: all packets before this one have been executed. This one found no posted receive; the
-    /// requester must retry after the timer.
+    /// Receiver not ready: all packets before this one have been executed. This packet found no posted receive; the
+    /// requester must retry when the timer expires.
     RnrNak(RnrTimer),
-    /// Negative acknowledgement: all packets before this one have been executed; this one was refused.
+    /// Negative acknowledgement: all packets before this one have been executed, and the responder refused this one.
     Nak(Nak),
 }
 
@@ -59,9 +61,9 @@ pub enum Syndrome {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Nak {
-    /// The packet with this number is missing. The requester must retransmit it.
+    /// The packet with this number is missing. The requester must retransmit the missing packet.
     Sequence = 0,
-    /// The packet is not valid in its context.
+    /// The packet is invalid: for example, it has a wrong length, or it continues a message that has not begun.
     InvalidRequest = 1,
     /// The key does not permit the access, or does not cover the range.
     RemoteAccess = 2,
@@ -71,8 +73,8 @@ pub enum Nak {
 
 /// Number of packets that the requester may still send: one of 31 steps, or unlimited.
 ///
-/// In the InfiniBand architecture, a credit counts messages that consume a receive. Between Halite peers, it counts
-/// packets after the acknowledged one: the receiver's grant.
+/// In the InfiniBand architecture, a credit counts messages that consume a receive. Between Halite peers, a credit
+/// counts packets after the acknowledged one: it is the receiver's grant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Credit(u8);
 
@@ -96,7 +98,7 @@ impl Credit {
     /// No limit on the number of packets.
     pub const UNLIMITED: Credit = Credit(31);
 
-    /// Returns the largest step of at most `packets`.
+    /// Returns the largest credit of at most `packets` packets.
     // [ROCE-AETH-2]
     pub fn at_most(packets: u32) -> Credit {
         Credit((CREDITS.partition_point(|step| *step <= packets) - 1) as u8)
@@ -109,7 +111,7 @@ impl Credit {
 }
 
 impl RnrTimer {
-    /// Returns the shortest step of at least `nanoseconds`, or the longest step if all are shorter.
+    /// Returns the shortest timer of at least `nanoseconds`, or the longest timer if all are shorter.
     pub fn at_least(nanoseconds: u64) -> RnrTimer {
         let step = RNR_10_US[1..].iter().position(|step| u64::from(*step) * 10_000 >= nanoseconds);
         RnrTimer(step.map_or(0, |index| index as u8 + 1))
@@ -151,7 +153,7 @@ impl Syndrome {
 }
 
 impl<T: AsRef<[u8]>> Aeth<T> {
-    /// Creates a view, if the buffer is long enough.
+    /// Creates a view, or returns [`WireError::Truncated`] if the buffer is shorter than the header.
     pub fn new_checked(buffer: T) -> Result<Aeth<T>, WireError> {
         Ok(Aeth { buffer: checked::<AETH_BYTES, T>(buffer)? })
     }
@@ -161,7 +163,7 @@ impl<T: AsRef<[u8]>> Aeth<T> {
         self.buffer.as_ref()[0]
     }
 
-    /// Returns the field `msn`: 24 bits.
+    /// Returns the 24 bits of the field `msn`.
     pub fn msn(&self) -> u32 {
         u24(&self.buffer.as_ref()[1..])
     }

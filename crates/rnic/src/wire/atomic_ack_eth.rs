@@ -2,7 +2,7 @@
 
 use super::{WireError, checked, u64_at};
 
-/// Length of the header.
+/// Length of the header in bytes.
 pub const ATOMIC_ACK_ETH_BYTES: usize = 8;
 
 /// A view over the header's bytes.
@@ -19,7 +19,7 @@ pub struct AtomicAckEthRepr {
 }
 
 impl<T: AsRef<[u8]>> AtomicAckEth<T> {
-    /// Creates a view, if the buffer is long enough.
+    /// Creates a view, or returns [`WireError::Truncated`] if the buffer is shorter than the header.
     pub fn new_checked(buffer: T) -> Result<AtomicAckEth<T>, WireError> {
         Ok(AtomicAckEth { buffer: checked::<ATOMIC_ACK_ETH_BYTES, T>(buffer)? })
     }

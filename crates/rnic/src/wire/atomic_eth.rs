@@ -7,7 +7,7 @@
 
 use super::{WireError, checked, u32_at, u64_at};
 
-/// Length of the header.
+/// Length of the header in bytes.
 pub const ATOMIC_ETH_BYTES: usize = 28;
 
 /// A view over the header's bytes.
@@ -21,7 +21,7 @@ pub struct AtomicEth<T: AsRef<[u8]>> {
 pub struct AtomicEthRepr {
     /// The address of the word, in the address space of the key.
     pub address: u64,
-    /// The key of the memory.
+    /// The remote key of the memory.
     pub rkey: u32,
     /// The addend of a fetch-add, or the replacement of a compare-swap.
     pub swap_or_add: u64,
@@ -30,7 +30,7 @@ pub struct AtomicEthRepr {
 }
 
 impl<T: AsRef<[u8]>> AtomicEth<T> {
-    /// Creates a view, if the buffer is long enough.
+    /// Creates a view, or returns [`WireError::Truncated`] if the buffer is shorter than the header.
     pub fn new_checked(buffer: T) -> Result<AtomicEth<T>, WireError> {
         Ok(AtomicEth { buffer: checked::<ATOMIC_ETH_BYTES, T>(buffer)? })
     }
@@ -40,17 +40,17 @@ impl<T: AsRef<[u8]>> AtomicEth<T> {
         u64_at(self.buffer.as_ref(), 0)
     }
 
-    /// Returns the key of the memory.
+    /// Returns the remote key of the memory.
     pub fn rkey(&self) -> u32 {
         u32_at(self.buffer.as_ref(), 8)
     }
 
-    /// Returns the addend or the replacement.
+    /// Returns the addend of a fetch-add, or the replacement of a compare-swap.
     pub fn swap_or_add(&self) -> u64 {
         u64_at(self.buffer.as_ref(), 12)
     }
 
-    /// Returns the value to compare with.
+    /// Returns the expected value of a compare-swap.
     pub fn compare(&self) -> u64 {
         u64_at(self.buffer.as_ref(), 20)
     }

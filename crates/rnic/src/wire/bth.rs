@@ -5,12 +5,13 @@
 //!  | opcode | SE 1, M 1, pad 2, ver 4 | pkey u16 | F B reserved | dest qp u24  | A 1, place 7 | psn u24 |
 //! ```
 //!
-//! Switches may change byte 4 (congestion marks), so the ICRC does not cover it. The seven bits after `A` are reserved
-//! in the architecture; between Halite peers, they contain the packet's place in its train, see [`super::icrc`].
+//! Switches may change byte 4 (congestion marks), so the ICRC does not cover this byte. The seven bits after `A` are
+//! reserved in the architecture; between Halite peers, they contain the packet's place in its train, see
+//! [`super::icrc`].
 
 use super::{Opcode, Psn, Qpn, WireError, checked, put_u24, u24};
 
-/// Length of the header.
+/// Length of the header in bytes.
 pub const BTH_BYTES: usize = 12;
 
 /// Key of the default partition, with full membership.
@@ -36,7 +37,7 @@ pub struct BthRepr {
     pub pad: u8,
     /// The partition key.
     pub pkey: u16,
-    /// The destination queue pair.
+    /// The number of the destination queue pair.
     pub dest_qp: Qpn,
     /// True if the packet requests an acknowledgement.
     pub ack_request: bool,
@@ -48,7 +49,7 @@ pub struct BthRepr {
 }
 
 impl<T: AsRef<[u8]>> Bth<T> {
-    /// Creates a view, if the buffer is long enough.
+    /// Creates a view, or returns [`WireError::Truncated`] if the buffer is shorter than the header.
     pub fn new_checked(buffer: T) -> Result<Bth<T>, WireError> {
         Ok(Bth { buffer: checked::<BTH_BYTES, T>(buffer)? })
     }
@@ -82,7 +83,7 @@ impl<T: AsRef<[u8]>> Bth<T> {
         u16::from_be_bytes([self.byte(2), self.byte(3)])
     }
 
-    /// Returns the destination queue pair.
+    /// Returns the number of the destination queue pair.
     pub fn dest_qp(&self) -> Qpn {
         Qpn::new(u24(&self.buffer.as_ref()[5..]))
     }

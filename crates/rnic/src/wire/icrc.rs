@@ -5,25 +5,26 @@
 //!  8 bytes of ones | IP header | UDP header | packet without its ICRC       fields that may change read as ones
 //! ```
 //!
-//! It is stored little-endian, because its lowest bit is sent first.
+//! The ICRC is stored little-endian, because its lowest bit is sent first.
 //!
-//! **The IPv4 identification** is part of the checksum, but a socket can neither set nor read it. The value that Linux
-//! sends is known: if fragmentation is forbidden and the socket is not connected, it is 0 for a single packet, and
-//! counts up from 0 within a train (a sequence of packets sent by segmentation offload). So a Halite peer writes the
-//! packet's place in its train into reserved bits, which the checksum also covers, and the receiver accepts only that
-//! place as the identification ([`Flow::seal`], [`Flow::open`]). Other implementations may send any identification, but
-//! the receiver can compute it. A CRC is linear, so the difference between the received checksum and the one for
-//! identification 0 determines the only matching identification, if one exists ([`Flow::open_foreign`]).
+//! **The IPv4 identification** is part of the checksum, but a socket can neither set nor read the identification. The
+//! value that Linux sends is known: if fragmentation is forbidden and the socket is not connected, the identification
+//! is 0 for a single packet, and counts up from 0 within a train (a sequence of packets sent by segmentation offload).
+//! So a Halite peer writes the packet's place in its train into reserved bits, which the checksum also covers, and the
+//! receiver accepts only that place as the identification ([`Flow::seal`], [`Flow::open`]). Other implementations may
+//! send any identification, but the receiver can compute its value. A CRC is linear, so the difference between the
+//! received checksum and the one for identification 0 determines the only matching identification, if one exists
+//! ([`Flow::open_foreign`]).
 
 use core::net::{IpAddr, SocketAddr};
 
 use super::WireError;
 use super::bth::{BTH_BYTES, VARIANT_BYTE};
 
-/// Length of the ICRC.
+/// Length of the ICRC in bytes.
 pub const ICRC_BYTES: usize = 4;
 
-/// Maximum place (index) of a packet in its train, which has seven bits.
+/// Maximum place (index) of a packet in its train: a place has seven bits.
 pub const PLACE_MAX: u8 = 0x7f;
 
 /// Longest pseudo header: ones, IPv6, UDP and the transport header.
@@ -54,7 +55,7 @@ impl Flow {
     /// Creates the flow from `source` to `target`. IPv4-mapped IPv6 addresses count as IPv4.
     ///
     /// # Panics
-    /// If one address is IPv4 and the other IPv6.
+    /// Panics if one address is IPv4 and the other IPv6.
     pub fn new(source: SocketAddr, target: SocketAddr) -> Flow {
         let mut pseudo = [0; PSEUDO_BYTES_MAX];
         pseudo[..8].fill(0xff);
@@ -83,11 +84,11 @@ impl Flow {
         Flow { pseudo, len: udp + 8 + BTH_BYTES, version }
     }
 
-    /// Writes the place in the train, and the ICRC into the last four bytes, of an otherwise complete packet.
+    /// Completes a packet: writes its place in its train, and the ICRC into its last four bytes.
     ///
     /// # Panics
-    /// If the packet is shorter than a transport header and an ICRC or longer than a datagram, or the place is too
-    /// large.
+    /// Panics if the packet is shorter than a transport header and an ICRC, if the packet is longer than a datagram, or
+    /// if `place` exceeds [`PLACE_MAX`].
     // [ROCE-ICRC-2]
     pub fn seal(&self, place: u8, packet: &mut [u8]) {
         assert!(place <= PLACE_MAX, "place {place} does not fit in seven bits");
@@ -109,7 +110,7 @@ impl Flow {
     /// identification.
     ///
     /// Because any identification is accepted, one in 65,536 damaged packets passes; callers should reject unexpected
-    /// identifications. With IPv6, the ICRC covers no identification, and 0 is returned.
+    /// identifications. With IPv6, the ICRC covers no identification, and this method returns 0.
     // [ROCE-ICRC-4]
     pub fn open_foreign<'a>(&self, packet: &'a [u8]) -> Result<(&'a [u8], u16), WireError> {
         let (body, icrc) = split(packet)?;
@@ -158,7 +159,7 @@ fn split(packet: &[u8]) -> Result<(&[u8], u32), WireError> {
     Ok((body, u32::from_le_bytes(*icrc)))
 }
 
-/// Maximum payload of an IPv4 UDP datagram, in bytes.
+/// Maximum length of a packet in bytes: the largest payload of an IPv4 UDP datagram.
 pub const PACKET_BYTES_MAX: usize = 65535 - 20 - 8;
 
 /// The CRC-32 polynomial, bit-reversed.

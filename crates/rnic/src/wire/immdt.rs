@@ -2,7 +2,7 @@
 
 use super::{WireError, checked, u32_at};
 
-/// Length of the header.
+/// Length of the header in bytes.
 pub const IMMDT_BYTES: usize = 4;
 
 /// A view over the header's bytes.
@@ -19,7 +19,7 @@ pub struct ImmDtRepr {
 }
 
 impl<T: AsRef<[u8]>> ImmDt<T> {
-    /// Creates a view, if the buffer is long enough.
+    /// Creates a view, or returns [`WireError::Truncated`] if the buffer is shorter than the header.
     pub fn new_checked(buffer: T) -> Result<ImmDt<T>, WireError> {
         Ok(ImmDt { buffer: checked::<IMMDT_BYTES, T>(buffer)? })
     }

@@ -4,9 +4,9 @@
 //!  | BTH 12 | RETH 16, AtomicETH 28 or AETH 4 | ImmDt 4 or AtomicAckETH 8 | payload | padding 0..3 | ICRC 4 |
 //! ```
 //!
-//! Each header has its own file with two types: a view over bytes, whose length is checked once, and a `Repr` with the
-//! fields, which can only hold valid values. [`Packet`] combines them; [`Flow`] writes and verifies the ICRC between
-//! two addresses. All numbers are big-endian, except the ICRC.
+//! Each header has its own file with two types: a view over bytes, which checks the length once, and a `Repr` with the
+//! fields, which can only hold valid values. [`Packet`] combines the headers; [`Flow`] writes and verifies the ICRC of
+//! packets between two addresses. All numbers are big-endian, except the ICRC.
 
 pub mod aeth;
 pub mod atomic_ack_eth;
@@ -53,7 +53,7 @@ pub enum WireError {
     /// The code in a path probe does not stand for a packet size.
     #[error("code {0} does not stand for a packet size")]
     Size(u8),
-    /// The ICRC is wrong.
+    /// The ICRC does not match the packet.
     #[error("the invariant checksum is wrong")]
     Icrc,
 }

@@ -2,7 +2,8 @@
 
 const MASK: u32 = 0xff_ffff;
 
-/// Maximum distance of an accepted packet from the expected number, in packets: a quarter of the 24-bit range.
+/// Bound of the distance, in packets, between the sequence number of an accepted packet and the expected one: a quarter
+/// of the 24-bit range.
 pub const SEQUENCE_WINDOW: u64 = 1 << 22;
 
 /// The number of a queue pair (verbs' qpn).
@@ -11,12 +12,12 @@ pub struct Qpn(u32);
 
 /// The 24-bit sequence number of a packet (verbs' psn), as on the wire.
 ///
-/// State machines count packets with 64 bits, which never wrap, and send the lower 24 bits.
+/// The requester and the responder count packets with 64 bits, which never wrap, and send the lower 24 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Psn(u32);
 
 impl Qpn {
-    /// Creates the number from the lower 24 bits of `value`.
+    /// Creates a number from the lower 24 bits of `value`.
     pub const fn new(value: u32) -> Qpn {
         Qpn(value & MASK)
     }
@@ -28,12 +29,12 @@ impl Qpn {
 }
 
 impl Psn {
-    /// Creates the number from the lower 24 bits of `value`.
+    /// Creates a number from the lower 24 bits of `value`.
     pub const fn new(value: u32) -> Psn {
         Psn(value & MASK)
     }
 
-    /// Creates the number from the lower 24 bits of a 64-bit sequence number.
+    /// Creates a number from the lower 24 bits of a 64-bit sequence number.
     pub fn of(sequence: u64) -> Psn {
         Psn((sequence & u64::from(MASK)) as u32)
     }
@@ -43,8 +44,8 @@ impl Psn {
         self.0
     }
 
-    /// Returns the 64-bit number nearest to `near` with these lower 24 bits; `None` if it is [`SEQUENCE_WINDOW`] or
-    /// more away.
+    /// Returns the 64-bit sequence number nearest to `near` that has these lower 24 bits. Returns `None` if its
+    /// distance from `near` is [`SEQUENCE_WINDOW`] or more.
     // [ROCE-SEQ-1]
     pub fn expand(self, near: u64) -> Option<u64> {
         let ahead = self.0.wrapping_sub(near as u32) & MASK;

@@ -2,7 +2,8 @@
 
 use super::WireError;
 
-/// The opcodes of reliable connections (upper three bits zero) and of Halite's extensions.
+/// The kind of a packet. Opcodes whose upper three bits are zero belong to reliable connections; the other opcodes are
+/// Halite's extensions.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Opcode {
@@ -40,16 +41,16 @@ pub enum Opcode {
     ReadResponseLast,
     /// The only packet of a read response.
     ReadResponseOnly,
-    /// Acknowledges all packets up to this number; or a NAK.
+    /// Acknowledges all packets up to the number of this packet, or reports a NAK.
     Acknowledge,
     /// The response to an atomic.
     AtomicAcknowledge,
-    /// Replaces a word if it equals a value.
+    /// Requests a compare-swap: replaces a word if it equals an expected value.
     CompareSwap,
-    /// Adds to a word.
+    /// Requests a fetch-add: adds to a word.
     FetchAdd,
-    /// Reports a missing packet, and the later packets that the responder keeps. This opcode and those after it are
-    /// extensions between Halite peers.
+    /// Reports a missing packet, and the later packets that the responder keeps. This opcode and the following opcodes
+    /// are extensions between Halite peers.
     Missing = 0xc0,
     /// Tests whether the network delivers packets of a given size.
     Probe = 0xd0,
@@ -83,8 +84,8 @@ const ALL: [Opcode; 21] = [
     Opcode::FetchAdd,
 ];
 
-/// The transport or extension to which an opcode belongs. The architecture leaves the upper quarter of the opcodes to
-/// manufacturers.
+/// The transport or extension to which an opcode belongs. The InfiniBand architecture leaves the upper quarter of the
+/// opcodes to manufacturers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Range {
     /// Reliable connection, 0x00 to 0x1f.
@@ -95,12 +96,12 @@ pub enum Range {
     Path,
     /// Reserved for a connectionless responder: 0xe0 to 0xff.
     Stateless,
-    /// Other transports of the architecture, which are not supported.
+    /// Other transports of the InfiniBand architecture, which Halite does not support.
     Other,
 }
 
 impl Range {
-    /// Returns the range to which an opcode belongs.
+    /// Returns the range to which the opcode with this byte belongs.
     // [ROCE-OP-2]
     pub fn of(opcode: u8) -> Range {
         match opcode >> 4 {
@@ -126,7 +127,7 @@ impl Opcode {
         }
     }
 
-    /// Returns true for responses, which the requester handles; the responder handles the others.
+    /// Returns true for a response, which the requester handles. The responder handles all other packets.
     pub fn is_response(self) -> bool {
         self == Opcode::Missing
             || (Opcode::ReadResponseFirst as u8..=Opcode::AtomicAcknowledge as u8).contains(&(self as u8))

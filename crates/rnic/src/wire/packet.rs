@@ -1,6 +1,7 @@
 //! Packets: the headers, which the opcode determines, and the payload between the headers and the ICRC.
 //!
-//! Parsing checks that a packet is well-formed; the queue pair checks whether it is valid in its context.
+//! Parsing checks that a packet is well-formed; the queue pair checks that a packet is valid in the state of its
+//! connection.
 
 use super::aeth::{AETH_BYTES, Aeth};
 use super::atomic_ack_eth::{ATOMIC_ACK_ETH_BYTES, AtomicAckEth, AtomicAckEthRepr};
@@ -15,7 +16,7 @@ use super::{
     AethRepr, AtomicEthRepr, BthRepr, Opcode, PartEthRepr, PathEthRepr, Psn, Qpn, RethRepr, WireError,
 };
 
-/// Maximum length of all headers of a packet, in bytes: those of an atomic request.
+/// Maximum length of all headers of a packet, in bytes. Atomic requests have the longest headers.
 pub const HEADER_BYTES_MAX: usize = BTH_BYTES + ATOMIC_ETH_BYTES;
 
 /// The kind of a packet, with its headers.
@@ -46,7 +47,7 @@ pub enum Headers {
     },
     /// The only packet of a write.
     WriteOnly {
-        /// The target.
+        /// The target of the write.
         reth: RethRepr,
         /// Immediate data, delivered after the bytes have landed.
         imm: Option<u32>,
@@ -65,19 +66,19 @@ pub enum Headers {
     Acknowledge(AethRepr),
     /// The response to an atomic.
     AtomicAcknowledge {
-        /// The outcome.
+        /// The outcome of the request.
         aeth: AethRepr,
         /// The word's previous value.
         old: u64,
     },
-    /// Replaces a word if it equals a value.
+    /// Requests a compare-swap: replaces a word if it equals an expected value.
     CompareSwap(AtomicEthRepr),
-    /// Adds to a word.
+    /// Requests a fetch-add: adds to a word.
     FetchAdd(AtomicEthRepr),
-    /// Reports a missing packet. The payload is a bitmap of the later packets that the responder keeps, lowest bit
-    /// first.
+    /// Reports a missing packet. The payload is a bitmap of the later packets that the responder keeps, starting with
+    /// the lowest bit of the first byte.
     Missing(AethRepr),
-    /// Tests whether packets of a size pass the network.
+    /// Tests whether the network delivers packets of a given size.
     Probe(PathEthRepr),
     /// Answers a probe.
     ProbeAnswer(PathEthRepr),
@@ -88,15 +89,15 @@ pub enum Headers {
 /// A packet without its ICRC.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Packet<'a> {
-    /// The destination queue pair.
+    /// The number of the destination queue pair.
     pub dest_qp: Qpn,
-    /// The sequence number.
+    /// The sequence number of the packet.
     pub psn: Psn,
     /// True if the packet requests an acknowledgement.
     pub ack_request: bool,
     /// True if the packet rings the receiver's doorbell.
     pub solicited: bool,
-    /// The kind, with its headers.
+    /// The kind of the packet, with its headers.
     pub headers: Headers,
     /// The payload, without padding.
     pub payload: &'a [u8],
@@ -134,7 +135,7 @@ impl Headers {
         }
     }
 
-    /// Returns the AETH, if the packet has one.
+    /// Returns the AETH; `None` if packets of this kind have none.
     pub fn aeth(&self) -> Option<AethRepr> {
         match *self {
             Headers::ReadResponseFirst(aeth)
@@ -259,13 +260,14 @@ impl Headers {
     }
 }
 
-/// Returns the length of a packet in bytes, with padding and ICRC.
+/// Returns the length in bytes of a packet with these headers and a payload of `payload_bytes`, including padding and
+/// ICRC.
 pub fn packet_bytes(headers: &Headers, payload_bytes: usize) -> usize {
     headers.len_bytes() + payload_bytes.next_multiple_of(4) + ICRC_BYTES
 }
 
 impl<'a> Packet<'a> {
-    /// Parses a packet without its ICRC, as [`super::Flow::open`] returns it.
+    /// Parses a packet without its ICRC: the bytes that [`super::Flow::open`] returns.
     // [ROCE-PKT-1]
     pub fn parse(body: &'a [u8]) -> Result<Packet<'a>, WireError> {
         let bth = BthRepr::parse(&Bth::new_checked(body)?)?;
@@ -285,21 +287,21 @@ impl<'a> Packet<'a> {
         })
     }
 
-    /// Writes the packet without the ICRC to the start of `buffer`, and returns its length with the ICRC.
+    /// Writes the packet without the ICRC to the start of `buffer`, and returns its length in bytes with the ICRC.
     ///
     /// # Panics
-    /// If the buffer is shorter than [`packet_bytes`].
+    /// Panics if the buffer is shorter than [`packet_bytes`].
     pub fn emit(&self, buffer: &mut [u8]) -> usize {
         let payload = self.emit_headers(self.payload.len(), buffer);
         buffer[payload..][..self.payload.len()].copy_from_slice(self.payload);
         packet_bytes(&self.headers, self.payload.len())
     }
 
-    /// Writes headers and padding for a payload of `payload_bytes`, which the caller then writes at the returned
-    /// offset. Ignores the payload of `self`.
+    /// Writes headers and padding for a payload of `payload_bytes`, and returns the offset at which the caller then
+    /// writes the payload. Ignores the payload of `self`.
     ///
     /// # Panics
-    /// If the buffer is shorter than [`packet_bytes`].
+    /// Panics if the buffer is shorter than [`packet_bytes`].
     pub fn emit_headers(&self, payload_bytes: usize, buffer: &mut [u8]) -> usize {
         let padded = payload_bytes.next_multiple_of(4);
         let bth = BthRepr {

@@ -6,7 +6,7 @@
 
 use super::{WireError, checked, u32_at};
 
-/// Length of the header.
+/// Length of the header in bytes.
 pub const PART_ETH_BYTES: usize = 8;
 
 /// A view over the header's bytes.
@@ -18,16 +18,16 @@ pub struct PartEth<T: AsRef<[u8]>> {
 /// The header's fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PartEthRepr {
-    /// Number of the packet to which the part belongs. The sender counts the packets that it sends in parts.
+    /// Number of the packet to which the part belongs. The sender numbers the packets that it sends in parts.
     pub number: u32,
-    /// Offset of the part in that packet, in bytes.
+    /// Offset of the part in the whole packet, in bytes.
     pub offset: u16,
-    /// Length of that packet in bytes, without its ICRC.
+    /// Length of the whole packet in bytes, without its ICRC.
     pub whole: u16,
 }
 
 impl<T: AsRef<[u8]>> PartEth<T> {
-    /// Creates a view, if the buffer is long enough.
+    /// Creates a view, or returns [`WireError::Truncated`] if the buffer is shorter than the header.
     pub fn new_checked(buffer: T) -> Result<PartEth<T>, WireError> {
         Ok(PartEth { buffer: checked::<PART_ETH_BYTES, T>(buffer)? })
     }

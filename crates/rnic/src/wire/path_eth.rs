@@ -9,7 +9,7 @@ use crate::config::Mtu;
 use crate::wire::HEADER_BYTES_MAX;
 use crate::wire::bth::BTH_BYTES;
 
-/// Length of the header.
+/// Length of the header in bytes.
 pub const PATH_ETH_BYTES: usize = 4;
 
 /// A view over the header's bytes.
@@ -23,14 +23,14 @@ pub struct PathEth<T: AsRef<[u8]>> {
 pub struct PathEthRepr {
     /// The probed size. The probe is as long as the longest packet with a payload of this size.
     pub size: Mtu,
-    /// Path MTU that the sender of this packet has found.
+    /// The path MTU that the sender of this packet has found.
     pub found: Mtu,
-    /// In an answer: the number of packets that its receiver may have in flight. In a probe: 0.
+    /// In an answer: the number of packets that the receiver of the answer may have in flight. In a probe: 0.
     pub grant: u8,
 }
 
 impl<T: AsRef<[u8]>> PathEth<T> {
-    /// Creates a view, if the buffer is long enough.
+    /// Creates a view, or returns [`WireError::Truncated`] if the buffer is shorter than the header.
     pub fn new_checked(buffer: T) -> Result<PathEth<T>, WireError> {
         Ok(PathEth { buffer: checked::<PATH_ETH_BYTES, T>(buffer)? })
     }
@@ -52,14 +52,14 @@ impl PathEthRepr {
         buffer[..PATH_ETH_BYTES].copy_from_slice(&[self.size as u8, self.found as u8, self.grant, 0]);
     }
 
-    /// Returns the length of the payload of zeros.
+    /// Returns the length in bytes of the payload, which consists of zeros.
     // [ROCE-PATH-1]
     pub fn zeros(&self) -> usize {
         packet_bytes_max(self.size) - BTH_BYTES - PATH_ETH_BYTES - ICRC_BYTES
     }
 }
 
-/// Returns the length in bytes of the longest packet with this payload.
+/// Returns the length in bytes of the longest packet whose payload has the size `mtu`.
 pub fn packet_bytes_max(mtu: Mtu) -> usize {
     HEADER_BYTES_MAX + mtu.bytes() as usize + ICRC_BYTES
 }

@@ -7,7 +7,7 @@
 
 use super::{WireError, checked, u32_at, u64_at};
 
-/// Length of the header.
+/// Length of the header in bytes.
 pub const RETH_BYTES: usize = 16;
 
 /// A view over the header's bytes.
@@ -21,14 +21,14 @@ pub struct Reth<T: AsRef<[u8]>> {
 pub struct RethRepr {
     /// The address of the first byte, in the address space of the key.
     pub address: u64,
-    /// The key of the memory.
+    /// The remote key of the memory.
     pub rkey: u32,
     /// Length of the whole message in bytes.
     pub len: u32,
 }
 
 impl<T: AsRef<[u8]>> Reth<T> {
-    /// Creates a view, if the buffer is long enough.
+    /// Creates a view, or returns [`WireError::Truncated`] if the buffer is shorter than the header.
     pub fn new_checked(buffer: T) -> Result<Reth<T>, WireError> {
         Ok(Reth { buffer: checked::<RETH_BYTES, T>(buffer)? })
     }
@@ -38,7 +38,7 @@ impl<T: AsRef<[u8]>> Reth<T> {
         u64_at(self.buffer.as_ref(), 0)
     }
 
-    /// Returns the key of the memory.
+    /// Returns the remote key of the memory.
     pub fn rkey(&self) -> u32 {
         u32_at(self.buffer.as_ref(), 8)
     }

@@ -10,12 +10,12 @@ use halite_rnic::{
     Access, Config, Event, Local, Memory, Operation, QueuePair, Refused, Remote, Request, Source, Status,
 };
 
-/// One-way delay of the link.
+/// One-way delay of the link, in ns.
 pub const ONE_WAY_NS: u64 = 10_000;
 
 /// A key with full access to [`MEMORY_BYTES`] bytes, on either side.
 pub const KEY: u32 = 7;
-/// A read-only key of as many other bytes.
+/// A key with read access to [`MEMORY_BYTES`] other bytes, on either side.
 pub const READ_ONLY: u32 = 8;
 pub const MEMORY_BYTES: usize = 1 << 18;
 
@@ -30,11 +30,11 @@ pub enum Side {
 pub enum Fate {
     Delivered,
     Lost,
-    /// The copy arrives this many ns later.
+    /// The link duplicates the packet. The copy arrives this many ns later.
     Duplicated(u64),
-    /// This bit is flipped.
+    /// The link flips the bit with this index.
     Damaged(usize),
-    /// Arrives this many ns late.
+    /// The packet arrives this many ns late.
     Delayed(u64),
 }
 
@@ -43,7 +43,8 @@ pub enum Fate {
 pub struct Sent {
     pub from: Side,
     pub opcode: Opcode,
-    /// Relative to the first number of the sender, or for responses of the requester.
+    /// Sequence number, relative to the first number of the sender; for a response, relative to the first number of the
+    /// requester.
     pub psn: u32,
     /// Number of earlier packets of this side with equal opcode and number.
     pub repetition: usize,
@@ -141,7 +142,7 @@ pub struct End {
     inwards: Flow,
     first_psn: u32,
     next_id: u64,
-    /// Packets rejected before they reached the queue pair.
+    /// Number of packets rejected before they reached the queue pair.
     pub damaged: usize,
 }
 
@@ -175,7 +176,7 @@ impl Pair {
         Pair::with(Config::default(), [0x11, 0x22])
     }
 
-    /// As [`Pair::new`], with packets numbered from `psns` on.
+    /// Creates a connected pair as [`Pair::new`] does, whose packets are numbered from `psns` on.
     pub fn with(config: Config, psns: [u32; 2]) -> Pair {
         let mut pair = Pair::minimal(config, psns);
         for side in [A, B] {
@@ -362,7 +363,7 @@ impl Pair {
         self.arrive(to, &bytes[..len]);
     }
 
-    /// Returns the PSN of the side's packet `after` its first.
+    /// Returns the PSN of the packet that a side sends `after` packets after its first packet.
     pub fn psn(&mut self, side: Side, after: u32) -> Psn {
         Psn::new(self.end(side).first_psn.wrapping_add(after))
     }

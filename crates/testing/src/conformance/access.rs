@@ -6,7 +6,7 @@ use halite::{AccessCause, Placement};
 use super::cluster::{CHUNK, Cluster, Harness, contents, everyone, in_common, pattern, shared};
 use super::refused;
 
-/// Expects that no byte beyond the end is accessed, and that a refused write changes nothing.
+/// Expects that no access reaches a byte beyond the end of the region, and that a refused write changes nothing.
 pub fn no_access_reaches_beyond_the_end(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [(owner, lh), (remote, far)] = in_common(&cluster, "short", 100);
@@ -21,7 +21,7 @@ pub fn no_access_reaches_beyond_the_end(h: &dyn Harness) {
     assert!(contents(&owner, lh).iter().all(|byte| *byte == 0));
 }
 
-/// Expects an error if offset plus length overflows.
+/// Expects that an access is refused if its offset plus its length overflows.
 pub fn an_offset_that_overflows_is_refused(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
@@ -49,7 +49,7 @@ pub fn empty_accesses_succeed_up_to_the_end(h: &dyn Harness) {
     refused!(session.write(lh, 101, &[]), AccessCause::OutOfRange { .. });
 }
 
-/// Executes random reads and writes on a region and on an array, and compares the contents.
+/// Expects that random reads and writes on a region have the same results as on an array.
 pub fn a_region_behaves_like_an_array(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let len = 3 * CHUNK + 100;
@@ -81,7 +81,8 @@ pub fn a_region_behaves_like_an_array(h: &dyn Harness) {
     assert_eq!(contents(&sessions[2], handles[2]), model);
 }
 
-/// Checks small sizes at each alignment, for which copies have special cases. Neighbouring bytes must not change.
+/// Expects that accesses of small sizes are exact at each alignment, for which copies have special cases, and change no
+/// neighbouring bytes.
 pub fn every_alignment_is_exact(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [_, (session, lh)] = in_common(&cluster, "small", 256);

@@ -5,7 +5,7 @@ use halite::{AllocOptions, NodeId, Permissions, Placement, RegionCause};
 use super::cluster::{ARENA, CHUNK, Cluster, Harness, contents, eventually, everyone, pattern, shared};
 use super::refused;
 
-/// Expects that no bytes of an earlier region remain.
+/// Expects that a new region reads as zero, whatever an earlier region left in its memory.
 pub fn a_fresh_region_reads_as_zero(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
@@ -62,7 +62,7 @@ pub fn a_region_has_the_requested_length(h: &dyn Harness) {
     cluster.expect_empty();
 }
 
-/// Expects a refusal, because an empty region has no address.
+/// Expects that an allocation of no bytes is refused, because an empty region has no address.
 pub fn a_region_of_no_bytes_is_refused(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     refused!(
@@ -73,7 +73,8 @@ pub fn a_region_of_no_bytes_is_refused(h: &dyn Harness) {
     cluster.expect_empty();
 }
 
-/// Expects that the refusal leaves no memory reserved and the name free, and that a smaller region fits.
+/// Expects that the refusal of a region that does not fit reserves no memory, leaves its name free, and lets a smaller
+/// region fit.
 pub fn a_region_larger_than_the_memory_is_refused_and_leaves_nothing(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
@@ -110,7 +111,7 @@ pub fn regions_do_not_overlap(h: &dyn Harness) {
     }
 }
 
-/// Expects that all bytes are on the named node, and that the status of this node counts them.
+/// Expects that a region has all its bytes on the named node, and that the status of this node counts them.
 pub fn a_region_goes_to_the_named_node(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
@@ -122,7 +123,7 @@ pub fn a_region_goes_to_the_named_node(h: &dyn Harness) {
     assert_eq!(contents(&session, lh)[CHUNK as usize - 1..][..2], [1, 2]);
 }
 
-/// Expects a refusal if the placement contains a node that does not exist.
+/// Expects that an allocation is refused if its placement contains a node that does not exist.
 pub fn an_unknown_node_is_refused(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(1);
@@ -137,7 +138,7 @@ pub fn an_unknown_node_is_refused(h: &dyn Harness) {
     cluster.expect_empty();
 }
 
-/// Expects that memory of the session's own node is preferred.
+/// Expects that placement anywhere prefers memory of the session's own node.
 pub fn anywhere_prefers_local_memory(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(1);
@@ -145,7 +146,7 @@ pub fn anywhere_prefers_local_memory(h: &dyn Harness) {
     assert_eq!(session.stat("near").unwrap().nodes, [(NodeId(1), 100)]);
 }
 
-/// Expects that a node with enough memory is found for a session whose node has no memory.
+/// Expects that placement anywhere finds a node with enough memory for a session whose node has no memory.
 pub fn anywhere_finds_memory_for_a_node_without_memory(h: &dyn Harness) {
     let cluster = Cluster::with(h, &[("ada", 2 * CHUNK), ("ada", ARENA), ("ada", 0)]);
     let session = cluster.session(2);

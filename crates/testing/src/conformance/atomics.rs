@@ -29,7 +29,7 @@ pub fn atomics_return_the_previous_value(h: &dyn Harness) {
     assert_eq!((word(&owner, near, 0), word(&owner, near, 16)), (0, 0), "a neighbouring word has changed");
 }
 
-/// Expects that swaps up to the first failure are executed, and none after it.
+/// Expects that swaps up to the first failure are executed, and that no later swap is.
 pub fn swaps_run_until_one_fails(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [(owner, near), (remote, far)] = in_common(&cluster, "words", 64);
@@ -51,7 +51,8 @@ pub fn swaps_run_until_one_fails(h: &dyn Harness) {
     }
 }
 
-/// Expects that the error contains the index of the failed swap, and that the swaps before it are executed.
+/// Expects that the error of a batch of swaps contains the index of the failed swap, and that the swaps before it are
+/// executed.
 pub fn swaps_stop_at_an_error(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [(owner, near), (remote, far)] = in_common(&cluster, "words", 64);
@@ -70,7 +71,7 @@ pub fn swaps_stop_at_an_error(h: &dyn Harness) {
     assert_eq!(*error.source.cause(), AccessCause::ForeignHandle);
 }
 
-/// Expects that the sum wraps around, as in verbs.
+/// Expects that an addition beyond 64 bits wraps around, as in verbs.
 pub fn an_addition_wraps_around(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [(owner, near), (remote, far)] = in_common(&cluster, "wrap", 8);
@@ -90,7 +91,7 @@ pub fn a_word_is_eight_bytes_in_native_order(h: &dyn Harness) {
     assert_eq!(word(&owner, near, 0), after);
 }
 
-/// Lets threads of all nodes draw numbers by additions; each number must be drawn once.
+/// Expects that threads of all nodes that draw numbers by additions draw each number once.
 pub fn no_addition_is_lost_among_many(h: &dyn Harness) {
     const EACH: u64 = 300;
     let cluster = Cluster::new(h, 3);
@@ -111,7 +112,7 @@ pub fn no_addition_is_lost_among_many(h: &dyn Harness) {
     assert_eq!(drawn, (0..6 * EACH).collect::<Vec<_>>());
 }
 
-/// Lets threads of all nodes compete for a word; one must win each round.
+/// Expects that exactly one of the threads of all nodes that compete for a word by swaps wins each round.
 pub fn one_swap_wins_among_many(h: &dyn Harness) {
     const ROUNDS: u64 = 200;
     let cluster = Cluster::new(h, 3);
@@ -153,7 +154,8 @@ pub fn atomics_need_their_permission(h: &dyn Harness) {
     refused!(stranger.fetch_add(near, 0, 1), AccessCause::ForeignHandle);
 }
 
-/// Expects a refusal before any byte is accessed; the error contains the required alignment.
+/// Expects that an atomic on an unaligned word is refused before any byte is accessed, with an error that contains the
+/// required alignment.
 pub fn a_word_must_be_aligned(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [_, (session, lh)] = in_common(&cluster, "odd", 2 * CHUNK);
@@ -167,7 +169,7 @@ pub fn a_word_must_be_aligned(h: &dyn Harness) {
     }
 }
 
-/// Expects a refusal of a word that crosses the end.
+/// Expects that an atomic on a word that crosses the end of the region is refused.
 pub fn a_word_must_be_inside(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [_, (session, lh)] = in_common(&cluster, "short", 100);

@@ -17,7 +17,7 @@ use super::turns::scope;
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(2);
 
-/// Lets two of three participants wait; the third releases all.
+/// Expects that two of three participants wait at the barrier until the third one arrives.
 pub fn no_participant_passes_before_all_have_arrived(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let sessions = [0, 1, 2].map(|index| cluster.futures(index));
@@ -46,7 +46,8 @@ pub fn no_participant_passes_before_all_have_arrived(h: &dyn Harness) {
     block_on(&sessions[0], all);
 }
 
-/// Expects that no participant is a round ahead, and that all count the same rounds.
+/// Expects that a barrier can be passed again, that no participant is a round ahead, and that all participants count
+/// the same rounds.
 pub fn a_barrier_is_reusable(h: &dyn Harness) {
     const ROUNDS: u64 = 100;
     const THREADS: u64 = 6;
@@ -86,7 +87,8 @@ pub fn a_missing_participant_is_a_timeout_for_all(h: &dyn Harness) {
     assert_eq!(hasty.barrier("bus", 1, LONG), Ok(1));
 }
 
-/// Expects an error with the expected number, while the others continue to wait.
+/// Expects that a participant that requests another number of participants gets an error with the expected number, and
+/// that the waiting participants continue to wait.
 pub fn another_number_of_participants_is_refused(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (first, other) = (cluster.futures(0), cluster.session(1));
@@ -128,7 +130,7 @@ pub fn an_abandoned_arrival_is_not_counted(h: &dyn Harness) {
     cluster.expect_empty();
 }
 
-/// Expects that the barrier does not count a participant whose node has left.
+/// Expects that a barrier does not count a participant after its node has left.
 pub fn a_participant_that_left_is_not_counted(h: &dyn Harness) {
     // The third node has no memory, so no barrier is placed there.
     let mut cluster = Cluster::with(h, &[("ada", 1 << 20), ("ada", 1 << 20), ("ada", 0)]);

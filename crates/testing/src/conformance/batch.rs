@@ -7,7 +7,7 @@ use halite::{AccessCause, Placement, ReadOp, WriteOp};
 use super::cluster::{CHUNK, Cluster, Harness, contents, everyone, in_common, pattern, shared};
 use super::refused;
 
-/// Expects that the pieces are written one after the other, also across borders between chunks.
+/// Expects that a vectored write writes its pieces one after the other, even across borders between chunks.
 pub fn a_vectored_write_joins_its_pieces(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [_, (session, lh)] = in_common(&cluster, "pieces", 2 * CHUNK);
@@ -18,7 +18,7 @@ pub fn a_vectored_write_joins_its_pieces(h: &dyn Harness) {
     assert_eq!(contents(&session, lh)[..expected.len()], expected);
 }
 
-/// Expects that the pieces are filled one after the other.
+/// Expects that a vectored read fills its pieces one after the other.
 pub fn a_vectored_read_fills_its_pieces_in_order(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let owner = cluster.session(0);
@@ -38,7 +38,7 @@ pub fn a_vectored_read_fills_its_pieces_in_order(h: &dyn Harness) {
     assert_eq!([one, two, three].concat(), bytes[3..3 + 27 + CHUNK as usize]);
 }
 
-/// Expects that an operation whose end is out of range has no effect.
+/// Expects that a vectored operation whose end is out of range has no effect.
 pub fn a_vectored_operation_is_refused_whole(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
@@ -52,7 +52,7 @@ pub fn a_vectored_operation_is_refused_whole(h: &dyn Harness) {
     assert_eq!((one, two), ([7; 60], [7; 60]));
 }
 
-/// Expects success without pieces or operations.
+/// Expects that vectored operations without pieces, and batches without operations, succeed.
 pub fn empty_lists_do_nothing(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
@@ -82,8 +82,8 @@ pub fn a_batch_reaches_many_regions_in_order(h: &dyn Harness) {
     assert_eq!((&one, &two), (b"fiover", b"second"));
 }
 
-/// Expects that operations before the failed one are executed, that those after it are not, and that the error contains
-/// the failed one's index.
+/// Expects that a batch executes the operations before the failed one and none after it, and that the error contains
+/// the index of the failed operation.
 pub fn a_batch_stops_at_its_first_error_and_names_it(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
@@ -109,7 +109,7 @@ pub fn a_batch_stops_at_its_first_error_and_names_it(h: &dyn Harness) {
     assert_eq!((one, two, three), ([b'a'], [7], [7]));
 }
 
-/// Expects the same buffer back after success and after failure.
+/// Expects that an operation with an owned buffer returns that buffer after success and after failure.
 pub fn an_owned_buffer_is_always_returned(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);

@@ -115,7 +115,7 @@ pub fn batches_and_single_calls_mix(h: &dyn Harness) {
     });
 }
 
-/// Lets batches wait for space in a ring that holds a few calls.
+/// Expects that batches complete that must wait for space in a ring of a few calls.
 pub fn batches_wait_for_room_in_a_small_ring(h: &dyn Harness) {
     let cluster = Cluster::tuned(h, 2, |config| config.request_ring_bytes = 4096);
     with_batches(&cluster.session(1), 16, || {
@@ -158,7 +158,7 @@ pub fn a_receiver_gets_at_most_the_requested_calls(h: &dyn Harness) {
     }
 }
 
-/// Expects that the failure of a call does not affect the others of its batch.
+/// Expects that the failure of a call does not affect the other calls of its batch.
 pub fn each_call_of_a_batch_fails_alone(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let options = ServeOptions { requests_max: 5, ..ServeOptions::default() };
@@ -187,7 +187,8 @@ pub fn each_call_of_a_batch_fails_alone(h: &dyn Harness) {
     assert_eq!(answers.next().unwrap().unwrap(), [5; 5]);
 }
 
-/// Expects an error per call, within its timeout.
+/// Expects that each call of a batch fails within its timeout if the node is unknown, the function is not served, or
+/// its server does not answer.
 pub fn batches_without_a_server_fail(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let here = cluster.session(0);
@@ -213,7 +214,7 @@ pub fn batches_without_a_server_fail(h: &dyn Harness) {
     }
 }
 
-/// Expects that callers and servers learn that the other node has left.
+/// Expects that callers and servers of a batch get an error when the other node has left.
 pub fn batches_end_with_either_node(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let (here, leaving) = (cluster.session(0), cluster.session(2));

@@ -88,8 +88,8 @@ pub(super) async fn join_all<F: Future>(futures: Vec<F>) -> Vec<F::Output> {
     outputs.into_values().collect()
 }
 
-/// Checks payloads from zero bytes up to lengths so large that the server reads them from the caller's memory, and
-/// lengths around each limit at which the transfer method changes.
+/// Expects that payloads arrive unchanged: from zero bytes up to lengths that the server reads from the caller's
+/// memory, and lengths around each limit at which the transfer method changes.
 pub fn payloads_of_any_length_arrive_whole(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (here, there) = (cluster.session(0), cluster.session(1));
@@ -124,8 +124,8 @@ pub fn an_answer_fills_the_buffer_from_its_start(h: &dyn Harness) {
     });
 }
 
-/// Expects an error with the answer's length if the caller copies the answer into a buffer that is shorter than the
-/// maximum it announced with the call.
+/// Expects that a caller gets an error with the answer's length if it copies the answer into a buffer that is shorter
+/// than the maximum that it announced with the call.
 pub fn an_answer_taken_into_a_smaller_buffer_is_lost(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let here = cluster.session(0);
@@ -142,7 +142,8 @@ pub fn an_answer_taken_into_a_smaller_buffer_is_lost(h: &dyn Harness) {
     });
 }
 
-/// Expects that the caller's error contains the answer's length, and the handler's error the maximum.
+/// Expects that an answer that is longer than the caller's buffer is refused: the caller's error contains the length of
+/// the answer, and the handler's error contains the maximum.
 pub fn an_answer_longer_than_the_buffer_is_refused(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (here, there) = (cluster.session(0), cluster.session(1));
@@ -161,7 +162,7 @@ pub fn an_answer_longer_than_the_buffer_is_refused(h: &dyn Harness) {
     }
 }
 
-/// Expects a refusal before anything is copied or sent.
+/// Expects that a call with more than 1 GiB of input is refused before any byte is copied or sent.
 pub fn an_input_longer_than_a_gibibyte_is_refused(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let input = vec![0; (1 << 30) + 1];
@@ -169,7 +170,7 @@ pub fn an_input_longer_than_a_gibibyte_is_refused(h: &dyn Harness) {
     assert_eq!(error.cause, CallCause::InputTooLong { len: (1 << 30) + 1 });
 }
 
-/// Expects errors about unknown nodes, and about functions that are not served or no longer served.
+/// Expects that calls to unknown nodes, and calls of functions that are not served or no longer served, fail.
 pub fn calls_of_unserved_functions_fail(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let here = cluster.session(0);
@@ -187,8 +188,8 @@ pub fn calls_of_unserved_functions_fail(h: &dyn Harness) {
     }
 }
 
-/// Expects that a second server learns that the function is served, and that the function is free once the first one
-/// ends.
+/// Expects that a second server of a function gets an error, and that the function can be served again once the first
+/// server has ended.
 pub fn a_function_is_served_once_per_node(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (here, there) = (cluster.session(0), cluster.session(1));
@@ -204,7 +205,7 @@ pub fn a_function_is_served_once_per_node(h: &dyn Harness) {
     other.serve(ECHO, ServeOptions::default()).expect("the function is free");
 }
 
-/// Expects that only listed principals, and the server's own, may call.
+/// Expects that a function accepts calls only from listed principals and from the server's own principal.
 pub fn only_listed_principals_may_call(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob", "eve"]);
     let options = ServeOptions { callers: Some(vec!["bob".to_owned()]), ..ServeOptions::default() };
@@ -226,7 +227,7 @@ pub fn only_listed_principals_may_call(h: &dyn Harness) {
     assert!(server.try_recv().unwrap().is_none(), "a refused call reached a handler");
 }
 
-/// Expects an immediate refusal if the queue is full. Abandoned calls leave the queue.
+/// Expects that a function with a full queue refuses calls at once, and that abandoned calls leave the queue.
 pub fn a_full_function_refuses_calls(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (here, there) = (cluster.session(0), cluster.session(1));
@@ -280,7 +281,7 @@ pub fn an_unanswered_call_times_out(h: &dyn Harness) {
     });
 }
 
-/// Expects that the caller learns at once that its call was dropped.
+/// Expects that a caller gets an error at once when the server drops its call.
 pub fn a_dropped_call_fails_at_once(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let server = cluster.session(1).serve(ECHO, ServeOptions::default()).unwrap();
@@ -293,7 +294,7 @@ pub fn a_dropped_call_fails_at_once(h: &dyn Harness) {
     });
 }
 
-/// Expects that waiting and later callers learn that the function ended. A call in progress is still answered.
+/// Expects that waiting and later calls fail when their function ends, and that a call in progress is still answered.
 pub fn calls_fail_when_their_function_ends(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (here, there) = (cluster.session(0), cluster.session(1));
@@ -321,7 +322,7 @@ pub fn calls_fail_when_their_function_ends(h: &dyn Harness) {
     });
 }
 
-/// Expects that each answer reaches its caller, whatever the caller's node.
+/// Expects that threads and tasks of all nodes can call concurrently, and that each answer reaches its caller.
 pub fn threads_and_tasks_of_all_nodes_call_concurrently(h: &dyn Harness) {
     const CALLS: u64 = 200;
     let cluster = Cluster::new(h, 3);
@@ -429,7 +430,8 @@ pub fn an_unserved_function_blocks_only_itself(h: &dyn Harness) {
     });
 }
 
-/// Expects the results in the order of the nodes. A failure at one node does not affect the others.
+/// Expects that a call to many nodes returns the results in the order of the nodes, and that a failure at one node does
+/// not affect the others.
 pub fn many_nodes_are_called_with_one_input(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let [one, two] = [0, 1].map(|node| cluster.session(node).serve(ECHO, ServeOptions::default()).unwrap());
@@ -453,7 +455,8 @@ pub fn many_nodes_are_called_with_one_input(h: &dyn Harness) {
     });
 }
 
-/// Lets requests of all lengths wrap around a ring that holds a few of them.
+/// Expects that requests of all lengths arrive through a ring that holds only a few of them, so that requests wrap
+/// around its end.
 pub fn requests_wrap_around_a_small_ring(h: &dyn Harness) {
     let cluster = Cluster::tuned(h, 2, |config| config.request_ring_bytes = 4096);
     with_echo(&cluster.session(1), 2, || {
@@ -472,7 +475,7 @@ pub fn requests_wrap_around_a_small_ring(h: &dyn Harness) {
     });
 }
 
-/// Lets more calls wait at once than there are default slots.
+/// Expects that more calls can wait at once than there are default slots.
 pub fn thousands_of_calls_wait_at_once(h: &dyn Harness) {
     let calls = h.count(1100, 3000);
     let cluster = Cluster::new(h, 2);
@@ -494,7 +497,8 @@ pub fn thousands_of_calls_wait_at_once(h: &dyn Harness) {
     });
 }
 
-/// Abandons far more calls than there are slots, before, during and after their handling; then calls must work.
+/// Expects that calls still work after far more calls than slots were abandoned: before, during and after their
+/// handling.
 pub fn abandoned_calls_leak_nothing(h: &dyn Harness) {
     const CALLS: usize = 100_000;
     let cluster = Cluster::new(h, 2);
@@ -519,7 +523,8 @@ pub fn abandoned_calls_leak_nothing(h: &dyn Harness) {
     });
 }
 
-/// Expects an error that depends on the progress of the call, and that other calls continue.
+/// Expects that calls fail when the server's node leaves, with an error that depends on the progress of each call, and
+/// that calls to other nodes continue.
 pub fn calls_end_with_the_servers_node(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let here = cluster.session(0);
@@ -546,7 +551,7 @@ pub fn calls_end_with_the_servers_node(h: &dyn Harness) {
     with_echo(&cluster.session(1), 1, || check_echo(&here, THERE, 100, 1));
 }
 
-/// Expects that the handler's answer has no effect, and that the next caller is served.
+/// Expects that an answer to a caller whose node has left has no effect, and that the handler serves the next caller.
 pub fn a_handler_continues_when_its_callers_node_leaves(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let server = cluster.session(1).serve(ECHO, ServeOptions::default()).unwrap();

@@ -35,7 +35,7 @@ pub fn one_access_covers_many_chunks(h: &dyn Harness) {
     assert!(all[CHUNK as usize - 1 + bytes.len()..].iter().all(|byte| *byte == 0));
 }
 
-/// Expects chunks on the named nodes in turn, and one region as seen from every node.
+/// Expects that a spread region has its chunks on the named nodes in turn, and is one region for every node.
 pub fn a_spread_region_is_one_region(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
@@ -53,7 +53,7 @@ pub fn a_spread_region_is_one_region(h: &dyn Harness) {
     }
 }
 
-/// Expects that the last chunk may be short, and is placed in turn, too.
+/// Expects that the last chunk of a spread region may be short, and is on the next node in turn, too.
 pub fn a_spread_region_may_end_within_a_chunk(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(0);
@@ -66,7 +66,7 @@ pub fn a_spread_region_may_end_within_a_chunk(h: &dyn Harness) {
     assert_eq!(contents(&session, lh).last(), Some(&42));
 }
 
-/// Expects that freeing returns memory on all nodes.
+/// Expects that freeing a spread region frees its memory on all nodes.
 pub fn a_spread_region_is_freed_on_all_nodes(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let session = cluster.session(1);
@@ -77,7 +77,7 @@ pub fn a_spread_region_is_freed_on_all_nodes(h: &dyn Harness) {
     cluster.expect_empty();
 }
 
-/// Expects that a refusal by one node leaves nothing on the others.
+/// Expects that an allocation that one node refuses leaves no memory reserved on the others.
 pub fn a_spread_region_that_does_not_fit_leaves_nothing(h: &dyn Harness) {
     let cluster = Cluster::with(h, &[("ada", 64 * CHUNK), ("ada", 4 * CHUNK)]);
     let session = cluster.session(0);

@@ -62,7 +62,7 @@ pub fn the_epoch_counts_changes(h: &dyn Harness) {
     check_older("a seal");
 }
 
-/// Expects an error for names and handles without a region.
+/// Expects that the description of a name or handle without a region fails.
 pub fn an_unknown_name_has_no_description(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(1);

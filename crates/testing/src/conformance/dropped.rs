@@ -26,7 +26,7 @@ const PORT: Port = Port(3);
 /// An operation on a region of another node.
 type Operation = for<'a> fn(&'a halite::Session, Lh) -> Pin<Box<dyn Future<Output = ()> + 'a>>;
 
-/// Expects that the allocation is undone, because no session could ever access the region.
+/// Expects that an abandoned allocation without a name is undone, because no session could ever access its region.
 pub fn an_abandoned_nameless_alloc_is_undone(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     at_every_wait(|polls| {
@@ -41,8 +41,8 @@ pub fn an_abandoned_nameless_alloc_is_undone(h: &dyn Harness) {
     });
 }
 
-/// An abandoned `alloc` with a name either creates the whole region or is undone; in both cases the name can be used
-/// again.
+/// Expects that an abandoned `alloc` with a name either creates the whole region or is undone, and that the name is
+/// usable in both cases.
 pub fn an_abandoned_alloc_is_whole_or_undone(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     at_every_wait(|polls| {
@@ -55,7 +55,7 @@ pub fn an_abandoned_alloc_is_whole_or_undone(h: &dyn Harness) {
     });
 }
 
-/// Expects that the handle, which no session got, does not count as a mapping.
+/// Expects that an abandoned map leaves no mapping, because no session got the handle.
 pub fn an_abandoned_map_leaves_no_mapping(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let owner = cluster.session(1);
@@ -78,17 +78,17 @@ pub fn an_abandoned_map_leaves_no_mapping(h: &dyn Harness) {
     cluster.expect_empty();
 }
 
-/// Expects that the handle is released or still valid, and that the region is unaffected.
+/// Expects that an abandoned unmap either releases the handle or leaves it valid, and does not affect the region.
 pub fn an_abandoned_unmap_leaks_nothing(h: &dyn Harness) {
     check(h, |session, lh| Box::pin(async move { session.unmap(lh).await.expect("unmap") }));
 }
 
-/// Expects that the region either exists or is freed with all its memory.
+/// Expects that an abandoned free either leaves the region unchanged or frees it with all its memory.
 pub fn an_abandoned_free_is_done_or_not(h: &dyn Harness) {
     check(h, |session, lh| Box::pin(async move { session.free(lh).await.expect("free") }));
 }
 
-/// Expects that each change of permissions is done or not.
+/// Expects that an abandoned change of permissions takes effect completely or not at all.
 pub fn an_abandoned_grant_is_done_or_not(h: &dyn Harness) {
     check(h, |session, lh| {
         let bob = Who::Principal("bob".to_owned());
@@ -100,12 +100,12 @@ pub fn an_abandoned_grant_is_done_or_not(h: &dyn Harness) {
     check(h, |session, lh| Box::pin(async move { session.add_master(lh, "bob").await.expect("add_master") }));
 }
 
-/// Expects that the region is sealed or not.
+/// Expects that an abandoned seal takes effect completely or not at all.
 pub fn an_abandoned_seal_is_done_or_not(h: &dyn Harness) {
     check(h, |session, lh| Box::pin(async move { session.seal(lh).await.expect("seal") }));
 }
 
-/// Expects that the move is done or undone, loses no byte, and leaves no chunk frozen.
+/// Expects that an abandoned move is completed or undone, loses no byte, and leaves no chunk frozen.
 pub fn an_abandoned_move_loses_nothing(h: &dyn Harness) {
     check(h, |session, lh| Box::pin(async move { session.move_to(lh, NodeId(0)).await.expect("move_to") }));
 }
@@ -181,7 +181,8 @@ pub fn an_abandoned_query_leaks_nothing(h: &dyn Harness) {
     check(h, |session, _| Box::pin(async move { drop(session.status().await.expect("status")) }));
 }
 
-/// Abandons calls that are being sent, queued or handled, with inputs and answers of several lengths.
+/// Expects that calls that are abandoned while they are sent, queued or handled leave nothing behind, with inputs and
+/// answers of several lengths.
 pub fn an_abandoned_call_leaks_nothing(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let server = cluster.session(1).serve(ECHO, ServeOptions::default()).unwrap();
@@ -211,7 +212,7 @@ pub fn an_abandoned_call_leaks_nothing(h: &dyn Harness) {
     });
 }
 
-/// Expects that the message arrives at most once, and that the port accepts others.
+/// Expects that the message of an abandoned send arrives at most once, and that the port accepts later messages.
 pub fn an_abandoned_send_leaks_nothing(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let mailbox =
@@ -254,7 +255,8 @@ fn number_of(bytes: &[u8]) -> u32 {
     u32::from_le_bytes(bytes.try_into().expect("four bytes"))
 }
 
-/// Expects that an abandoned receiver keeps no call from others, even one whose input it has begun to read.
+/// Expects that other receivers get the calls of an abandoned receiver, even a call whose input the receiver has begun
+/// to read.
 pub fn an_abandoned_recv_leaves_its_call_to_others(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let server = cluster.session(1).serve(ECHO, ServeOptions::default()).unwrap();

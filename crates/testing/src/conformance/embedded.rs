@@ -23,7 +23,7 @@ impl Harness for Direct {
     }
 }
 
-/// Nodes with middleware that hides direct access, so that every access is posted and completed as on a network.
+/// Nodes with middleware that hides direct access, so that nodes post and complete every access as on a network.
 pub struct Posted;
 
 impl Harness for Posted {
@@ -38,7 +38,7 @@ impl Harness for Posted {
     }
 }
 
-/// As [`Posted`], on a fabric without atomics.
+/// Nodes that post every access, as [`Posted`] does, on a fabric without atomics: each atomic is a call to the owner.
 pub struct ByCall;
 
 impl Harness for ByCall {

@@ -1,4 +1,4 @@
-//! Nodes of this process whose names are in a private etcd, as Debian packages it.
+//! Nodes of this process with names in a private etcd from Debian's package.
 
 use halite::{Config, EtcdAddress, JoinError, Node, NodeId};
 use tempfile::TempDir;
@@ -7,11 +7,11 @@ use super::cluster::{Harness, Nodes, Place, Sessions};
 use super::embedded::{self, Embedded};
 use daemon::Daemon;
 
-/// The helper of the program's tests.
+/// Starts the etcd daemon. The tests of the `halite` program share this file.
 #[path = "../../../cli/tests/support/etcd/daemon.rs"]
 mod daemon;
 
-/// As [`Direct`](embedded::Direct), with names in etcd.
+/// Nodes that reach each other's memory by loads and stores, as [`Direct`](embedded::Direct), with names in etcd.
 pub struct NamesInEtcd;
 
 impl Harness for NamesInEtcd {

@@ -27,7 +27,7 @@ pub fn an_explanation_covers_every_byte(h: &dyn Harness) {
     assert!(text.contains("\"spread\"") && text.contains("node 2: 131072 bytes in 2 pieces"), "{text}");
 }
 
-/// Expects that an explanation gives the reason, instead of a verb, for accesses that are not permitted.
+/// Expects that an explanation shows, for each access that is not permitted, the reason instead of a verb.
 pub fn an_explanation_shows_missing_permissions(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let owner = cluster.session(0);
@@ -44,7 +44,7 @@ pub fn an_explanation_shows_missing_permissions(h: &dyn Harness) {
     assert_ne!(explained.pieces[0].verbs.read, "sealed");
 }
 
-/// Expects an error for a handle that is invalid in this session.
+/// Expects that the explanation of a handle fails if the handle is invalid in this session.
 pub fn only_valid_handles_are_explained(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(0);
@@ -68,7 +68,8 @@ pub fn lost_bytes_are_explained(h: &dyn Harness) {
     assert_eq!(explained.pieces[0].verbs.read, "fails");
 }
 
-/// Expects that pending calls are counted at the caller, and answers not yet fetched at the node that keeps them.
+/// Expects that the caller counts its pending calls, and that the node that keeps long answers counts those not fetched
+/// yet.
 pub fn calls_in_flight_are_explained(h: &dyn Harness) {
     const FUNCTION: Function = Function(7);
     let cluster = Cluster::new(h, 2);
@@ -93,7 +94,8 @@ pub fn calls_in_flight_are_explained(h: &dyn Harness) {
     });
 }
 
-/// Expects the connection to every node, and its kind.
+/// Expects that the explanation of a node shows whether the node is connected, by which kind of connection, and why not
+/// otherwise.
 pub fn a_peer_is_explained(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let session = cluster.session(0);

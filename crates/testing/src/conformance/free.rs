@@ -20,7 +20,7 @@ pub fn every_handle_is_stale_after_free(h: &dyn Harness) {
     refused!(sessions[0].write(near, 0, &[1]), AccessCause::Stale | AccessCause::UnknownHandle);
 }
 
-/// Expects that all memory is returned on every node.
+/// Expects that freeing a region frees its memory on every node.
 pub fn freed_memory_is_returned(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(0);
@@ -63,7 +63,7 @@ pub fn reused_small_regions_read_as_zero(h: &dyn Harness) {
     }
 }
 
-/// Expects an error for the second free.
+/// Expects that a second free of a region fails.
 pub fn a_region_is_freed_once(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(0);

@@ -33,7 +33,7 @@ pub fn a_clone_of_a_session_shares_its_handles(h: &dyn Harness) {
     assert_eq!(&contents(&session, lh)[..4], b"both");
 }
 
-/// Expects that an unmapped handle is invalid.
+/// Expects that a handle is invalid once it is unmapped.
 pub fn a_handle_ends_with_unmap(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [_, (session, lh)] = in_common(&cluster, "passing", 100);

@@ -48,7 +48,7 @@ pub fn only_accesses_to_a_killed_node_fail(h: &dyn Harness) {
     assert_eq!(&contents(&session, elsewhere)[..6], b"pepper");
 }
 
-/// Expects that posted accesses fail instead of hanging.
+/// Expects that posted accesses to a killed node fail and do not hang.
 pub fn posted_accesses_to_a_killed_node_fail(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
@@ -66,8 +66,8 @@ pub fn posted_accesses_to_a_killed_node_fail(h: &dyn Harness) {
     });
 }
 
-/// Expects that names are lost if the exit of the process is reported; otherwise they are kept for the node until it is
-/// forgotten.
+/// Expects that the names of a killed node are lost if the exit of its process is reported. Otherwise the directory
+/// keeps the names until the node is forgotten.
 pub fn names_of_a_killed_node_are_kept_until_its_end_is_known(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let owner = cluster.session(2);
@@ -130,7 +130,8 @@ pub fn messages_to_a_killed_node_fail(h: &dyn Harness) {
     });
 }
 
-/// Expects that the next waiter gets the lock, and learns that the holder may have left data inconsistent.
+/// Expects that the next waiter gets the lock of a killed holder, and learns that the holder may have left data
+/// inconsistent.
 pub fn the_lock_of_a_killed_node_is_recovered(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let holder = cluster.session(2);
@@ -148,7 +149,7 @@ pub fn the_lock_of_a_killed_node_is_recovered(h: &dyn Harness) {
     assert!(!guard.recovered(), "the recovery is reported once");
 }
 
-/// Expects that the waiting participants get an error, and none passes.
+/// Expects that participants that wait for a killed node get an error, and that none passes.
 pub fn a_barrier_does_not_wait_for_a_killed_node(h: &dyn Harness) {
     // Only the first node has memory, so the barrier is placed there.
     let mut cluster = Cluster::with(h, &[("ada", ARENA), ("ada", 0), ("ada", 0)]);
@@ -170,8 +171,8 @@ pub fn a_barrier_does_not_wait_for_a_killed_node(h: &dyn Harness) {
     }
 }
 
-/// Expects that the node's number can be used again, that the new node holds nothing, and that handles to its former
-/// incarnation stay invalid.
+/// Expects that the number of a killed node can be used again, that the new node holds nothing, and that handles to the
+/// former incarnation stay invalid.
 pub fn a_killed_node_returns_as_a_new_one(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
@@ -204,7 +205,8 @@ pub fn memory_mapped_by_a_killed_node_is_returned(h: &dyn Harness) {
     });
 }
 
-/// Expects the report that a node needs before it takes over memory that the killed node could write.
+/// Expects that each owner reports when the killed node can no longer touch its memory. A node needs these reports
+/// before it reuses memory that the killed node could write.
 pub fn every_owner_reports_that_a_killed_node_is_cut_off(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let session = cluster.session(0);

@@ -17,7 +17,7 @@ use super::turns::scope;
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(2);
 
-/// Expects that the lock is refused to other sessions while it is held.
+/// Expects that a lock is refused to other sessions while a session holds it.
 pub fn a_lock_is_held_by_one_session(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let sessions = [0, 1, 2].map(|index| cluster.session(index));
@@ -30,7 +30,7 @@ pub fn a_lock_is_held_by_one_session(h: &dyn Harness) {
     }
 }
 
-/// Expects that any session can take the lock at once.
+/// Expects that any session can take a lock at once when its guard has been dropped.
 pub fn a_dropped_guard_releases_the_lock(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let sessions = [0, 1].map(|index| cluster.session(index));
@@ -41,7 +41,7 @@ pub fn a_dropped_guard_releases_the_lock(h: &dyn Harness) {
     }
 }
 
-/// Expects an error, because the session would wait for itself.
+/// Expects that a session cannot take a lock that it holds, because the session would wait for itself.
 pub fn a_session_takes_a_lock_once(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(1);
@@ -53,7 +53,8 @@ pub fn a_session_takes_a_lock_once(h: &dyn Harness) {
     drop(session.lock("mirror").unwrap());
 }
 
-/// Expects errors for locks that were never taken, were released, or are held by another session.
+/// Expects that a session cannot release a lock that was never taken, was released already, or is held by another
+/// session.
 pub fn only_a_held_lock_can_be_released(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (session, other) = (cluster.session(0), cluster.session(1));
@@ -68,7 +69,7 @@ pub fn only_a_held_lock_can_be_released(h: &dyn Harness) {
     second.unlock().unwrap();
 }
 
-/// Expects a timeout, and that the waiter does not get the lock later.
+/// Expects that a wait for a held lock times out, and that the waiter does not get the lock later.
 pub fn a_wait_for_a_held_lock_times_out(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     for holder in [0, 1] {
@@ -105,7 +106,7 @@ pub fn waiters_get_the_lock_in_order(h: &dyn Harness) {
     }
 }
 
-/// Increments a word by read and write under a lock.
+/// Expects that no increment is lost if sessions increment a word by a read and a write under a lock.
 pub fn no_update_is_lost_under_a_lock(h: &dyn Harness) {
     const EACH: u64 = 100;
     let cluster = Cluster::new(h, 3);
@@ -153,7 +154,8 @@ pub fn tokens_rise_from_holder_to_holder(h: &dyn Harness) {
     assert!(tokens.windows(2).all(|pair| pair[0] < pair[1]), "{tokens:?}");
 }
 
-/// Abandons lock requests in every state: not sent, in flight, queued, and granted.
+/// Expects that an abandoned request for a lock blocks no other session, whether the request is not sent yet, in
+/// flight, queued or granted.
 pub fn an_abandoned_wait_for_a_lock_blocks_no_other(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let (quitter, holder, next) = (cluster.futures(1), cluster.session(0), cluster.session(2));
@@ -177,7 +179,8 @@ pub fn an_abandoned_wait_for_a_lock_blocks_no_other(h: &dyn Harness) {
     }
 }
 
-/// Expects that the next holder learns of the recovery, whether it already waits or requests the lock later.
+/// Expects that the next holder learns that the lock was recovered, whether it waited already or requests the lock
+/// later.
 pub fn a_lock_kept_until_the_session_ends_is_recovered(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     for holder in [0, 1] {
@@ -197,7 +200,7 @@ pub fn a_lock_kept_until_the_session_ends_is_recovered(h: &dyn Harness) {
     }
 }
 
-/// Expects that the lock is recovered, because a node that has left can no longer use it.
+/// Expects that the lock of a node that has left is recovered, because the node can no longer use the lock.
 pub fn the_lock_of_a_node_that_left_is_recovered(h: &dyn Harness) {
     // The third node has no memory, so no lock is placed there.
     let mut cluster = Cluster::with(h, &[("ada", 1 << 20), ("ada", 1 << 20), ("ada", 0)]);
@@ -289,7 +292,7 @@ pub fn a_holder_learns_that_it_lost_the_lock(h: &dyn Harness) {
     });
 }
 
-/// Expects that the new lock has higher tokens, and that the memory of the old one is freed.
+/// Expects that a freed lock can be created again with higher tokens, and that the memory of the old lock is freed.
 pub fn a_freed_lock_is_created_again(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (session, other) = (cluster.session(0), cluster.session(1));
@@ -306,7 +309,7 @@ pub fn a_freed_lock_is_created_again(h: &dyn Harness) {
     cluster.expect_empty();
 }
 
-/// Expects that the next holder has a higher token.
+/// Expects that a lock whose home has left can be created again, and that its next holder has a higher token.
 pub fn a_lock_is_created_again_after_its_home_left(h: &dyn Harness) {
     // Only the second node has memory, so the lock is placed there.
     let mut cluster = Cluster::with(h, &[("ada", 0), ("ada", 1 << 20)]);

@@ -24,7 +24,7 @@ pub fn the_status_lists_every_node(h: &dyn Harness) {
     }
 }
 
-/// Expects a refusal, because two nodes with one number could be confused.
+/// Expects that a node with the number of a living node cannot join, because other nodes could confuse the two.
 pub fn a_number_is_taken_while_its_node_lives(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let second = cluster.start(1, "ada", ARENA);
@@ -82,7 +82,7 @@ pub fn regions_end_with_their_node(h: &dyn Harness) {
     }
 }
 
-/// Expects that lost names are reported with the node, until a session removes them.
+/// Expects that names of a node that left are reported as lost, together with the node, until a session removes them.
 pub fn names_of_a_node_that_left_are_reported_as_lost(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let owner = cluster.session(2);

@@ -32,7 +32,8 @@ pub fn a_fill_changes_only_its_bytes(h: &dyn Harness) {
     assert!(contents(&session, lh) == model);
 }
 
-/// Copies between regions at all combinations of nodes: local, remote, both at one remote node, or at two.
+/// Expects that copies work between regions at all combinations of nodes: local, remote, both at one remote node, or at
+/// two remote nodes.
 pub fn a_copy_works_between_all_nodes(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
@@ -46,7 +47,8 @@ pub fn a_copy_works_between_all_nodes(h: &dyn Harness) {
     }
 }
 
-/// Expects the same result as a copy through a buffer, for any distance, even through two handles of one region.
+/// Expects that a copy between overlapping ranges has the same result as a copy through a buffer, for any distance,
+/// even through two handles of one region.
 pub fn source_and_target_of_a_copy_may_overlap(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
@@ -65,7 +67,7 @@ pub fn source_and_target_of_a_copy_may_overlap(h: &dyn Harness) {
     }
 }
 
-/// Executes random fills and copies on regions and on arrays, and compares the contents.
+/// Expects that random fills and copies on regions have the same results as on arrays.
 pub fn copies_match_arrays(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let session = cluster.session(1);
@@ -86,7 +88,7 @@ pub fn copies_match_arrays(h: &dyn Harness) {
     }
 }
 
-/// Copies more bytes than a single command can copy.
+/// Expects that overlapping copies of more bytes than a single command can copy are correct in both directions.
 pub fn long_copies_overlap_in_both_directions(h: &dyn Harness) {
     let cluster = Cluster::with(h, &[("ada", 32 << 20), ("ada", 32 << 20)]);
     let session = cluster.session(0);
@@ -103,7 +105,8 @@ pub fn long_copies_overlap_in_both_directions(h: &dyn Harness) {
     assert!(contents(&session, lh) == model);
 }
 
-/// Expects that operations are checked before any byte is changed, and that errors name the region that caused them.
+/// Expects that fills and copies are checked before any byte is changed, and that an error names the region that caused
+/// it.
 pub fn a_refused_memory_operation_changes_nothing(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(0);
@@ -159,7 +162,7 @@ pub fn empty_memory_operations_succeed_up_to_the_end(h: &dyn Harness) {
     refused!(session.copy(lh, 0, lh, CHUNK + 1, 0), AccessCause::OutOfRange { .. });
 }
 
-/// Expects that fills and copies during a move take effect at the region's place at that time.
+/// Expects that fills and copies during a move are not lost: each takes effect where the region is at that time.
 pub fn memory_operations_during_a_move_are_kept(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let owner = cluster.session(0);
@@ -186,7 +189,8 @@ pub fn memory_operations_during_a_move_are_kept(h: &dyn Harness) {
     assert_eq!(contents(&session, lh), contents(&owner, near));
 }
 
-/// Expects errors if the node of the bytes has left; the error says which side of the copy is lost.
+/// Expects that fills and copies fail if the node of the bytes has left, and that the error says which side of a copy
+/// is lost.
 pub fn memory_operations_on_lost_bytes_fail(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let session = cluster.session(0);

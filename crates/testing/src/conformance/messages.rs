@@ -31,7 +31,8 @@ fn await_arrival(session: &Session, node: NodeId) {
     refused!(session.try_send(node, PORT, b"too late"), SendCause::WouldBlock);
 }
 
-/// Sends numbered messages of all lengths: through the ring, many times around it, and by reference.
+/// Expects that numbered messages of all lengths arrive in order: through the ring, many times around the ring, and by
+/// reference.
 pub fn messages_of_one_sender_arrive_in_order(h: &dyn Harness) {
     const MESSAGES: u64 = 1000;
     let cluster = Cluster::tuned(h, 2, |config| config.request_ring_bytes = 4096);
@@ -57,7 +58,7 @@ pub fn messages_of_one_sender_arrive_in_order(h: &dyn Harness) {
     assert_eq!(mailbox.try_recv(), Ok(None));
 }
 
-/// Lets several senders and receivers use a small port; each message must be received once.
+/// Expects that each message is received once if several senders and receivers use a port with a short queue.
 pub fn every_message_is_received_once(h: &dyn Harness) {
     const EACH: u64 = 300;
     const SENDERS: u64 = 6;
@@ -98,7 +99,7 @@ pub fn every_message_is_received_once(h: &dyn Harness) {
     assert_eq!(received, (0..SENDERS * EACH).collect::<Vec<_>>());
 }
 
-/// Lets hundreds of messages of each node wait for room at once.
+/// Expects that no message is lost if hundreds of messages of each node wait for room in a port at once.
 pub fn a_slow_receiver_delays_senders_and_loses_nothing(h: &dyn Harness) {
     const EACH: u32 = 400;
     let cluster = Cluster::tuned(h, 2, |config| config.request_ring_bytes = 4096);
@@ -149,7 +150,7 @@ pub fn try_send_fails_while_the_port_is_full(h: &dyn Harness) {
     assert_eq!(small.recv().unwrap().bytes, [1; 5000]);
 }
 
-/// Expects that room goes to the sender that has waited longest.
+/// Expects that free room in a port goes to the sender that has waited longest.
 pub fn waiting_senders_are_not_overtaken(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (here, session) = (cluster.session(0), cluster.futures(0));
@@ -167,7 +168,8 @@ pub fn waiting_senders_are_not_overtaken(h: &dyn Harness) {
     here.try_send(THERE, PORT, b"third").unwrap();
 }
 
-/// Abandons senders before and after room is reserved for them.
+/// Expects that an abandoned send leaves its room to other senders, whether it is abandoned before or after the room is
+/// reserved.
 pub fn an_abandoned_send_leaves_its_room_to_others(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     for sender in [0, 1] {
@@ -191,7 +193,8 @@ pub fn an_abandoned_send_leaves_its_room_to_others(h: &dyn Harness) {
     }
 }
 
-/// Expects errors about unknown nodes, closed ports, a port that is open already, and a message that is too long.
+/// Expects that messages to unknown nodes or closed ports, messages that are too long, and a second opening of a port
+/// fail.
 pub fn messages_to_closed_ports_fail(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (here, there) = (cluster.session(0), cluster.session(1));
@@ -216,7 +219,7 @@ pub fn messages_to_closed_ports_fail(h: &dyn Harness) {
     }
 }
 
-/// Expects that the receiver gets messages of listed principals only.
+/// Expects that a port with a list of principals receives messages of these principals only.
 pub fn only_listed_principals_may_send(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob", "eve"]);
     let options = ServeOptions { callers: Some(vec!["bob".to_owned()]), ..ServeOptions::default() };
@@ -229,7 +232,8 @@ pub fn only_listed_principals_may_send(h: &dyn Harness) {
     assert_eq!(mailbox.try_recv(), Ok(None));
 }
 
-/// Expects that messages that were accepted but not received are lost with the port.
+/// Expects that senders that wait for a port fail when the port closes, and that messages that were accepted but not
+/// received are lost.
 pub fn waiting_senders_fail_when_the_port_closes(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (here, session) = (cluster.session(0), cluster.futures(0));
@@ -265,7 +269,7 @@ pub fn waiting_senders_fail_when_the_node_leaves(h: &dyn Harness) {
     refused!(mailbox.recv(), ServeCause::NodeClosed);
 }
 
-/// Expects the order even for messages that stay in their sender's memory until they are received.
+/// Expects that messages arrive in order even if they stay in their sender's memory until the receiver reads them.
 pub fn long_messages_stay_in_order(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let mailbox = cluster.session(1).open_port(PORT, room_for(2)).unwrap();

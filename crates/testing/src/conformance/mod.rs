@@ -1,12 +1,12 @@
 //! The conformance suite of the public API.
 //!
-//! Each case is a function named after what it expects, over a [`Harness`]. [`conformance_suite!`] instantiates all
-//! cases for one harness, such as one with another fabric, with middleware, or in virtual time. Cases use only the
+//! Each case is a function over a [`Harness`]. Its name says what the case expects. [`conformance_suite!`] instantiates
+//! all cases for one harness, such as one with another fabric, with middleware, or in virtual time. Cases use only the
 //! public API, and depend neither on the internals of a node nor on its fabric.
 //!
 //! A case uses sessions ([`cluster::Sessions`]), and starts and ends nodes ([`cluster::Nodes`]); two objects may
-//! provide these. It waits and starts threads with the functions of [`turns`], so it runs in real time over
-//! [`embedded`], and in virtual time over [`sim`].
+//! provide sessions and nodes. A case waits and starts threads with the functions of [`turns`], so it runs in real time
+//! over [`embedded`], and in virtual time over [`sim`].
 //!
 //! [`conformance_suite!`]: crate::conformance_suite
 

@@ -8,7 +8,7 @@ use super::cluster::{ARENA, CHUNK, Cluster, Harness, contents, eventually, every
 use super::refused;
 use super::turns::scope;
 
-/// Expects that all bytes and the home are at the new node, and that the old memory is free.
+/// Expects that a moved region has all its bytes and its home at the new node, and that its old memory is free.
 pub fn a_moved_region_keeps_its_bytes(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
@@ -25,7 +25,7 @@ pub fn a_moved_region_keeps_its_bytes(h: &dyn Harness) {
     });
 }
 
-/// Expects that handles of all nodes stay valid, for reading and writing.
+/// Expects that handles of all nodes stay valid during and after a move, for reading and writing.
 pub fn handles_survive_a_move(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let sessions = [0, 1, 2].map(|index| cluster.session(index));
@@ -81,7 +81,7 @@ pub fn writes_during_a_move_are_kept(h: &dyn Harness) {
     }
 }
 
-/// Expects that a move to the present node has no effect.
+/// Expects that a move to the node that holds the region already has no effect.
 pub fn a_move_to_the_same_node_has_no_effect(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
@@ -93,7 +93,7 @@ pub fn a_move_to_the_same_node_has_no_effect(h: &dyn Harness) {
     cluster.expect_empty();
 }
 
-/// Expects a refusal without any effect.
+/// Expects that a move to an unknown node is refused without any effect.
 pub fn a_move_to_an_unknown_node_is_refused(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(0);
@@ -103,7 +103,7 @@ pub fn a_move_to_an_unknown_node_is_refused(h: &dyn Harness) {
     assert_eq!(session.stat("stay").unwrap().home, NodeId(0));
 }
 
-/// Expects a refusal that loses nothing and leaves nothing at the target.
+/// Expects that a move that does not fit is refused, loses no byte, and leaves nothing at the target.
 pub fn a_move_that_does_not_fit_changes_nothing(h: &dyn Harness) {
     let cluster = Cluster::with(h, &[("ada", ARENA), ("ada", 4 * CHUNK)]);
     let session = cluster.session(0);
@@ -120,7 +120,7 @@ pub fn a_move_that_does_not_fit_changes_nothing(h: &dyn Harness) {
     });
 }
 
-/// Moves all chunks of a spread region to one node.
+/// Expects that a move brings all chunks of a spread region to one node.
 pub fn a_move_gathers_a_spread_region(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
@@ -135,7 +135,7 @@ pub fn a_move_gathers_a_spread_region(h: &dyn Harness) {
     cluster.expect_empty();
 }
 
-/// Expects that the name is found after the move, even by nodes that join later.
+/// Expects that a moved region is found by its name, even by nodes that join later.
 pub fn a_moved_region_is_found_by_its_name(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let session = cluster.session(1);

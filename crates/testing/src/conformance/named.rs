@@ -81,7 +81,8 @@ pub fn a_name_has_one_server_unless_all_share_it(h: &dyn Harness) {
     cluster.session(0).serve_named("post", ServeOptions::default()).unwrap();
 }
 
-/// Expects that calls alternate between the servers of a shared name, and go on when one has ended.
+/// Expects that calls alternate between the servers that share a name, and reach the remaining server when one has
+/// ended.
 pub fn calls_alternate_between_servers_that_share(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let caller = cluster.session(0);

@@ -7,7 +7,7 @@ use super::refused;
 use super::session::Session;
 use super::turns::{StartingLine, scope};
 
-/// Expects that a second region with the name is refused, on any node, and the first is unaffected.
+/// Expects that a second region with the same name is refused on any node, and that the first region is unaffected.
 pub fn a_name_is_unique(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let first = cluster.session(0);
@@ -55,14 +55,15 @@ pub fn one_of_many_claims_of_a_name_succeeds(h: &dyn Harness) {
     assert_eq!(cluster.session(0).list().unwrap().len(), 1);
 }
 
-/// Expects a refusal, because an empty name could be confused with no name.
+/// Expects that an empty name is refused, because it could be confused with no name.
 pub fn the_empty_name_is_refused(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     refused!(cluster.session(0).alloc(Some(""), 10, Placement::Local, everyone()), RegionCause::NameEmpty);
     cluster.expect_empty();
 }
 
-/// Expects a limit of 255 bytes of UTF-8, not characters.
+/// Expects that a name may have 255 bytes of UTF-8, and that a longer name is refused. The limit counts bytes, not
+/// characters.
 pub fn a_name_has_at_most_255_bytes(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(1);
@@ -77,7 +78,7 @@ pub fn a_name_has_at_most_255_bytes(h: &dyn Harness) {
     );
 }
 
-/// Expects that spaces, slashes and any script are ordinary characters.
+/// Expects that a name may contain spaces, slashes and letters of any script.
 pub fn any_text_is_a_name(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let names = ["a b", "/etc/passwd", "..", "名前", "🜔", "new\nline", "nul\0byte", "A", "a"];
@@ -99,7 +100,8 @@ pub fn a_name_matches_only_whole(h: &dyn Harness) {
     }
 }
 
-/// Expects that no other session finds the region before it is named, and that a named region outlives its creator.
+/// Expects that no other session finds a region before the region has a name, and that a named region outlives its
+/// creator.
 pub fn a_region_can_be_named_later(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (maker, other) = (cluster.session(0), cluster.session(1));
@@ -118,7 +120,7 @@ pub fn a_region_can_be_named_later(h: &dyn Harness) {
     cluster.expect_empty();
 }
 
-/// Expects that the refusal leaves the region unchanged, and that it can get another name.
+/// Expects that a region without a name cannot get a taken name, stays unchanged, and can get another name.
 pub fn naming_later_refuses_a_taken_name(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(1);
@@ -132,7 +134,8 @@ pub fn naming_later_refuses_a_taken_name(h: &dyn Harness) {
     assert_eq!(session.list().unwrap().len(), 2);
 }
 
-/// Expects a refusal, because sessions that know the first name could no longer find the region.
+/// Expects that a named region cannot get another name, because sessions that know the first name could no longer find
+/// the region.
 pub fn a_region_cannot_be_renamed(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);

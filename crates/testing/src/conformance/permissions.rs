@@ -9,7 +9,7 @@ fn bob() -> Who {
     Who::Principal("bob".to_owned())
 }
 
-/// Expects all permissions for the creator of a region.
+/// Expects that the creator of a region has all permissions.
 pub fn the_creator_has_all_permissions(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "ada"]);
     let session = cluster.session(0);
@@ -19,7 +19,8 @@ pub fn the_creator_has_all_permissions(h: &dyn Harness) {
     assert!(lh.is_ok(), "{lh:?}");
 }
 
-/// Expects that other principals have the permissions of everyone, and that errors contain the missing permissions.
+/// Expects that other principals have the permissions that the region grants to everyone, and that errors contain the
+/// missing permissions.
 pub fn others_have_the_permissions_of_everyone(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob"]);
     cluster.session(0).alloc(Some("public"), 100, Placement::Local, Permissions::READ).unwrap();
@@ -35,7 +36,7 @@ pub fn others_have_the_permissions_of_everyone(h: &dyn Harness) {
     );
 }
 
-/// Expects only the requested permissions, even if the principal has more.
+/// Expects that a handle has only the requested permissions, even if the principal has more.
 pub fn a_handle_has_only_the_requested_permissions(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     cluster.session(0).alloc(Some("book"), 100, Placement::Local, everyone()).unwrap();
@@ -67,7 +68,7 @@ pub fn a_grant_affects_only_its_principal(h: &dyn Harness) {
     assert!(info.grants.contains(&("bob".to_owned(), Permissions::READ)), "{:?}", info.grants);
 }
 
-/// Expects that a grant to everyone affects all principals without a grant of their own.
+/// Expects that a grant to everyone affects all principals that have no grant by name.
 pub fn everyone_can_be_granted_and_revoked(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob"]);
     let ada = cluster.session(0);
@@ -99,7 +100,7 @@ pub fn a_revoked_permission_is_gone_from_open_handles(h: &dyn Harness) {
     ada.write(near, 0, b"mine").unwrap();
 }
 
-/// Expects that every command of a master is refused to others, without any effect.
+/// Expects that commands of masters are refused to other principals, without any effect.
 pub fn only_masters_give_commands(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob"]);
     let ada = cluster.session(0);
@@ -196,7 +197,7 @@ pub fn every_master_gives_commands(h: &dyn Harness) {
     cluster.expect_empty();
 }
 
-/// Expects that it succeeds to grant a permission again, or to revoke one that was not granted.
+/// Expects that granting a permission again, and revoking a permission that was not granted, succeed.
 pub fn grants_are_idempotent(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob"]);
     let ada = cluster.session(0);
@@ -211,7 +212,7 @@ pub fn grants_are_idempotent(h: &dyn Harness) {
     refused!(refusal, RegionCause::PermissionDenied { missing: Permissions::READ });
 }
 
-/// Expects that the master of a region without a name commands it through the handle.
+/// Expects that a master can change the permissions of a region without a name through its handle.
 pub fn a_nameless_region_has_permissions_too(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob"]);
     let ada = cluster.session(0);

@@ -15,7 +15,7 @@ fn wait_all<B: Unpin>(posted: Vec<Posted<B>>) -> Vec<B> {
     posted.into_iter().map(wait).collect()
 }
 
-/// Posts short accesses, and long ones that span chunks.
+/// Expects that posted accesses complete with their bytes: short ones, and long ones that span chunks.
 pub fn posted_accesses_end_with_their_bytes(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let len = 4 * CHUNK;

@@ -5,8 +5,8 @@ use halite::{AccessCause, NodeId, Permissions, Placement, RegionCause};
 use super::cluster::{CHUNK, Cluster, Harness, contents, eventually, everyone, pattern, shared};
 use super::refused;
 
-/// A sealed region refuses writes by a principal with write permission, through old and new handles, and can be mapped
-/// only for reading. Reads still work.
+/// Expects that a sealed region refuses writes by a principal with write permission, through old and new handles, that
+/// it can be mapped only for reading, and that reads still work.
 pub fn a_sealed_region_refuses_writes(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let owner = cluster.session(0);

@@ -33,8 +33,8 @@ fn publish_numbers(session: &Session, numbers: std::ops::Range<u64>) {
     sender.flush().unwrap();
 }
 
-/// Publishes numbered messages of all lengths: in lines of 64 bytes, through the ring, and by reference; to ports with
-/// large and with small queues.
+/// Expects that published messages of all lengths arrive in order, in lines of 64 bytes, through the ring, and by
+/// reference, at ports with long and with short queues.
 pub fn published_messages_arrive_in_order(h: &dyn Harness) {
     const MESSAGES: u64 = 600;
     let cluster = Cluster::tuned(h, 2, |config| config.request_ring_bytes = 4096);
@@ -79,7 +79,7 @@ pub fn messages_of_a_dropped_sender_arrive(h: &dyn Harness) {
     assert_eq!(mailbox.try_recv(), Ok(None));
 }
 
-/// Expects that the number of messages and of bytes in flight is limited.
+/// Expects that a slow receiver limits the number of messages and of bytes that a sender has in flight.
 pub fn a_slow_receiver_delays_publishers(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let here = cluster.session(0);
@@ -111,7 +111,7 @@ pub fn a_slow_receiver_delays_publishers(h: &dyn Harness) {
     assert_eq!(mailbox.try_recv(), Ok(None));
 }
 
-/// Expects each message of many senders once, in the order of its sender.
+/// Expects that each message of many senders arrives once, in the order of its sender.
 pub fn many_senders_publish_to_one_port(h: &dyn Harness) {
     const EACH: u64 = 200;
     let cluster = Cluster::new(h, 3);
@@ -169,7 +169,7 @@ fn await_full(session: &Session, node: NodeId) {
     refused!(session.try_send(node, PORT, b"too late"), SendCause::WouldBlock);
 }
 
-/// Expects a limit on the waiting messages of one node at a port without a receiver.
+/// Expects that a port without a receiver limits the number of waiting messages of one node.
 pub fn a_full_port_limits_the_messages_of_a_node(h: &dyn Harness) {
     const SENDERS: u64 = 66;
     let cluster = Cluster::new(h, 2);

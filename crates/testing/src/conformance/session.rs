@@ -1,6 +1,7 @@
 //! Sessions for conformance cases.
 //!
-//! Over real nodes, they only wrap blocking sessions. In a simulated world, virtual time passes while they wait.
+//! Over real nodes, a session only wraps a blocking session. In a simulated world, virtual time passes while a session
+//! waits.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
@@ -15,15 +16,15 @@ use halite::{
 
 use super::turns::{is_simulated, wait, wait_for_bytes};
 
-/// See [`blocking::Session`].
+/// A [`blocking::Session`], whose waits take virtual time in a simulated world.
 #[derive(Clone, Debug)]
 pub struct Session(blocking::Session);
 
-/// See [`blocking::Server`].
+/// A [`blocking::Server`], whose waits take virtual time in a simulated world.
 #[derive(Clone, Debug)]
 pub struct Server(blocking::Server);
 
-/// See [`blocking::Mailbox`].
+/// A [`blocking::Mailbox`], whose waits take virtual time in a simulated world.
 #[derive(Clone, Debug)]
 pub struct Mailbox(blocking::Mailbox);
 
@@ -35,24 +36,24 @@ enum Kind<B, A> {
 }
 use Kind::{Async, Blocking};
 
-/// See [`blocking::PendingCall`].
+/// A [`blocking::PendingCall`], whose wait takes virtual time in a simulated world.
 #[derive(Debug)]
 pub struct PendingCall(Kind<blocking::PendingCall, halite::PendingCall>);
 
-/// See [`blocking::Sender`].
+/// A [`blocking::Sender`], whose waits take virtual time in a simulated world.
 #[derive(Debug)]
 pub struct Sender(Kind<blocking::Sender, halite::Sender>);
 
-/// See [`blocking::Guard`].
+/// A [`blocking::Guard`], whose waits take virtual time in a simulated world.
 #[derive(Debug)]
 #[must_use = "the lock is released when its guard is dropped"]
 pub struct Guard(Kind<blocking::Guard, halite::Guard>);
 
-/// See [`blocking::Watch`].
+/// A [`blocking::Watch`], whose waits take virtual time in a simulated world.
 #[derive(Debug)]
 pub struct Watch(Kind<blocking::Watch, halite::Watch>);
 
-/// See [`halite::Posted`].
+/// A [`halite::Posted`] access, whose wait takes virtual time in a simulated world.
 #[derive(Debug)]
 pub struct Posted<B>(halite::Posted<B>);
 
@@ -73,7 +74,7 @@ macro_rules! immediate {
     };
 }
 
-/// Calls a method of either kind, and waits for it.
+/// Calls a method of either kind, and waits for its result.
 macro_rules! waiting {
     ($object:expr, $method:ident($($argument:expr),*)) => {
         match $object {
@@ -97,7 +98,7 @@ macro_rules! either {
 /// Defines a method with the same name, arguments and result, by the named macro.
 macro_rules! method {
     ($type:ident, [$($by:tt)*] $self:ident, $how:ident, $method:ident($($argument:ident: $of:ty),*) -> $result:ty) => {
-        #[doc = concat!("See [`halite::", stringify!($type), "::", stringify!($method), "`].")]
+        #[doc = concat!("Calls [`halite::", stringify!($type), "::", stringify!($method), "`].")]
         pub fn $method($($by)* $self $(, $argument: $of)*) -> $result {
             $how!($($by)* $self.0, $method($($argument),*))
         }
@@ -118,7 +119,7 @@ macro_rules! copying {
     ($($bytes:expr => fn $method:ident($($argument:ident: $of:ty),*) -> $result:ty;)*) => {
         impl Session {
             $(
-                #[doc = concat!("See [`halite::Session::", stringify!($method), "`].")]
+                #[doc = concat!("Calls [`halite::Session::", stringify!($method), "`].")]
                 pub fn $method(&self, $($argument: $of),*) -> $result {
                     match is_simulated() {
                         true => wait_for_bytes($bytes as u64, self.as_async().$method($($argument),*)),
@@ -134,7 +135,7 @@ macro_rules! copying {
 macro_rules! opening {
     ($(fn $method:ident($($argument:ident: $type:ty),*) -> Result<$object:ident, $error:ty>;)*) => {
         $(
-            #[doc = concat!("See [`halite::Session::", stringify!($method), "`].")]
+            #[doc = concat!("Calls [`halite::Session::", stringify!($method), "`].")]
             pub fn $method(&self, $($argument: $type),*) -> Result<$object, $error> {
                 match is_simulated() {
                     true => wait(self.as_async().$method($($argument),*)).map(|object| $object(Async(object))),
@@ -146,24 +147,24 @@ macro_rules! opening {
 }
 
 impl<B: Unpin> Posted<B> {
-    /// See [`halite::Posted::wait`].
+    /// Waits for the end of the access, as [`halite::Posted::wait`] does.
     pub fn wait(self) -> (B, Result<(), AccessError>) {
         if is_simulated() { wait(self.0) } else { self.0.wait() }
     }
 
-    /// See [`halite::Posted::is_ended`].
+    /// Returns true if the access has ended, as [`halite::Posted::is_ended`] does.
     pub fn is_ended(&mut self) -> bool {
         self.0.is_ended()
     }
 }
 
 impl Session {
-    /// See [`halite::Session::post_write`].
+    /// Posts a write, as [`halite::Session::post_write`] does.
     pub fn post_write<B: AsRef<[u8]> + Send + 'static>(&self, lh: Lh, offset: u64, from: B) -> Posted<B> {
         Posted(self.0.post_write(lh, offset, from))
     }
 
-    /// See [`halite::Session::post_read`].
+    /// Posts a read, as [`halite::Session::post_read`] does.
     pub fn post_read<B: AsMut<[u8]> + Send + 'static>(&self, lh: Lh, offset: u64, into: B) -> Posted<B> {
         Posted(self.0.post_read(lh, offset, into))
     }
@@ -176,7 +177,7 @@ impl Session {
         Session(session.blocking())
     }
 
-    /// Returns the same session for tasks.
+    /// Returns the wrapped session, for use in tasks.
     pub fn as_async(&self) -> &halite::Session {
         self.0.as_async()
     }
@@ -251,12 +252,12 @@ copying! {
 
 /// Methods that return servers, mailboxes and senders.
 impl Session {
-    /// See [`halite::Session::serve`].
+    /// Serves a function, as [`halite::Session::serve`] does.
     pub fn serve(&self, function: Function, options: ServeOptions) -> Result<Server, ServeError> {
         self.0.serve(function, options).map(Server)
     }
 
-    /// See [`halite::Session::serve_named`].
+    /// Serves calls by name, as [`halite::Session::serve_named`] does.
     pub fn serve_named(&self, name: &str, options: ServeOptions) -> Result<Server, ServeError> {
         match is_simulated() {
             true => wait(self.as_async().serve_named(name, options)).map(|server| Server(server.into())),
@@ -264,12 +265,12 @@ impl Session {
         }
     }
 
-    /// See [`halite::Session::open_port`].
+    /// Opens a port, as [`halite::Session::open_port`] does.
     pub fn open_port(&self, port: Port, options: ServeOptions) -> Result<Mailbox, ServeError> {
         self.0.open_port(port, options).map(Mailbox)
     }
 
-    /// See [`halite::Session::sender`].
+    /// Creates a sender to a port, as [`halite::Session::sender`] does.
     pub fn sender(&self, node: NodeId, port: Port) -> Sender {
         Sender(match is_simulated() {
             true => Async(self.as_async().sender(node, port)),
@@ -285,7 +286,7 @@ impl Session {
         fn lock_within(name: &str, timeout: Duration) -> Result<Guard, LockError>;
     }
 
-    /// See [`halite::Session::post_calls`].
+    /// Posts calls together, as [`halite::Session::post_calls`] does.
     pub fn post_calls<I: AsRef<[u8]>>(
         &self,
         node: NodeId,
@@ -303,7 +304,7 @@ impl Session {
     }
 }
 
-/// Waits for a future, and drives the node of `session` meanwhile.
+/// Waits for a future, drives the node of `session` meanwhile, and returns the result.
 pub fn block_on<F: Future>(session: &halite::Session, future: F) -> F::Output {
     if is_simulated() { wait(future) } else { session.blocking().block_on(future) }
 }
@@ -353,12 +354,12 @@ methods! { Server, [&] self, plain:
 }
 
 impl Server {
-    /// Returns the same server for tasks.
+    /// Returns the wrapped server, for use in tasks.
     pub fn as_async(&self) -> &halite::Server {
         self.0.as_async()
     }
 
-    /// See [`halite::Server::reply_all`].
+    /// Answers several calls together, as [`halite::Server::reply_all`] does.
     pub fn reply_all<O: AsRef<[u8]>>(
         &self,
         answers: impl IntoIterator<Item = (Call, O)>,

@@ -24,7 +24,7 @@ pub fn nodes_read_each_others_writes(h: &dyn Harness) {
     }
 }
 
-/// Expects an error for an unknown name.
+/// Expects that mapping an unknown name fails.
 pub fn an_unknown_name_cannot_be_mapped(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     for index in [0, 1] {

@@ -29,13 +29,13 @@ pub struct Simulated {
 }
 
 impl Simulated {
-    /// Uses the costs of a profile in `crates/sim/profiles`.
+    /// Creates a harness with the costs of the profile `name` in `crates/sim/profiles`.
     pub fn profile(name: &str) -> Simulated {
         let wanted = std::env::var(SEED_VARIABLE).ok();
         Simulated::seeded(name, wanted.map_or(SEED, |seed| seed.parse().expect("the seed is a number")))
     }
 
-    /// As [`Simulated::profile`], with another seed.
+    /// Creates a harness with the costs of the profile `name`, and with `seed` instead of the default seed.
     pub fn seeded(name: &str, seed: u64) -> Simulated {
         Simulated {
             profile: Profile::named(name).expect("the profile is built in"),

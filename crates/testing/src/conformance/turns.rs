@@ -32,7 +32,7 @@ const PAUSE_NS_MAX: u64 = 1_000_000;
 const LATE: Duration = Duration::from_secs(3600);
 
 thread_local! {
-    /// Place of this thread among those that take turns.
+    /// Place of this thread among the threads that take turns.
     static PLACE: RefCell<Option<Place>> = const { RefCell::new(None) };
     /// The world, on the thread that advances it.
     static WORLD: RefCell<Option<World>> = const { RefCell::new(None) };
@@ -113,7 +113,7 @@ pub fn wait<F: Future>(future: F) -> F::Output {
     wait_for_bytes(0, future)
 }
 
-/// As [`wait`], for a caller that copies `bytes` bytes.
+/// Waits for a future whose caller copies `bytes` bytes, and returns its output. In virtual time, copying takes time.
 pub fn wait_for_bytes<F: Future>(bytes: u64, future: F) -> F::Output {
     match PLACE.with_borrow(Clone::clone) {
         Some(place) => place.wait(OPERATION_NS + bytes.min(BYTES_MAX) / BYTES_PER_NS, future),
@@ -138,7 +138,7 @@ pub fn pause_again(looks: u32) {
     }
 }
 
-/// As [`wait`], in real time: other threads drive the future.
+/// Waits for a future in real time, while other threads drive the future.
 fn park_until<F: Future>(future: F) -> F::Output {
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut future = pin!(future);
@@ -277,7 +277,7 @@ impl Wake for Bell {
     }
 }
 
-/// As [`thread::scope`], in real or virtual time.
+/// Runs `body` with a scope in which it can start threads, as [`thread::scope`] does, in real or virtual time.
 pub fn scope<'env, F, T>(body: F) -> T
 where
     F: for<'scope> FnOnce(&Scope<'scope, 'env>) -> T,
@@ -305,7 +305,7 @@ impl Drop for EndOnPanic {
     }
 }
 
-/// See [`scope`].
+/// The scope of threads that [`scope`] passes to its body.
 pub struct Scope<'scope, 'env> {
     threads: &'scope thread::Scope<'scope, 'env>,
     /// The threads in virtual time.

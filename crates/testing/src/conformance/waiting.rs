@@ -79,7 +79,7 @@ pub fn a_wait_ends_with_the_read_permission(h: &dyn Harness) {
     });
 }
 
-/// Expects that a wait for an unaligned word, or one beyond the end, is refused at once.
+/// Expects that a wait for an unaligned word, or for a word beyond the end of the region, is refused at once.
 pub fn a_wait_needs_an_aligned_word_inside(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);

@@ -52,8 +52,8 @@ pub fn notifications_arrive_in_order_after_their_bytes(h: &dyn Harness) {
     assert_eq!(watch.try_recv(), Ok(None));
 }
 
-/// Expects one notification per write and watch. The writer's own watch and both of two watches of one session get one;
-/// a write without a watch causes none.
+/// Expects that each write causes one notification per watch, also for a watch of the writer and for two watches of one
+/// session, and that a write to a region without a watch causes none.
 pub fn every_watcher_is_notified_once(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let sessions = [0, 1, 2, 1].map(|index| cluster.session(index));
@@ -78,7 +78,7 @@ pub fn every_watcher_is_notified_once(h: &dyn Harness) {
     }
 }
 
-/// Expects that the writer waits for the slow watcher, and that nothing is lost.
+/// Expects that a slow watcher delays the writer but no other watcher, and that no notification is lost.
 pub fn a_slow_watcher_delays_only_the_writer(h: &dyn Harness) {
     const FULL: u64 = NOTIFICATIONS_MAX as u64;
     let cluster = Cluster::new(h, 3);
@@ -108,7 +108,7 @@ pub fn a_slow_watcher_delays_only_the_writer(h: &dyn Harness) {
     assert_eq!(slow_watch.try_recv(), Ok(None));
 }
 
-/// Expects that a dropped watch blocks neither writers that wait for it nor later ones.
+/// Expects that a dropped watch blocks neither a writer that waits for the watch nor a later writer.
 pub fn a_dropped_watch_delays_no_writer(h: &dyn Harness) {
     const FULL: u64 = NOTIFICATIONS_MAX as u64;
     let cluster = Cluster::new(h, 2);
@@ -133,8 +133,7 @@ pub fn a_dropped_watch_delays_no_writer(h: &dyn Harness) {
     }
 }
 
-/// Abandons `watch` after every possible number of polls: no writer may wait for space in a queue that no session
-/// receives from.
+/// Expects that an abandoned `watch` leaves no queue for which writers wait, after any number of polls.
 pub fn an_abandoned_watch_leaks_nothing(h: &dyn Harness) {
     const FULL: u64 = NOTIFICATIONS_MAX as u64;
     let cluster = Cluster::new(h, 2);
@@ -205,7 +204,8 @@ pub fn a_watch_survives_moves_of_its_region(h: &dyn Harness) {
     assert_eq!(watch.try_recv(), Ok(None));
 }
 
-/// Expects that the watcher first receives all queued notifications, and then the end of the watch, even if it waits.
+/// Expects that a watcher receives all queued notifications, and then the end of the watch, after its handle has ended,
+/// even if the watcher is waiting.
 pub fn a_watch_ends_with_its_handle(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (owner, reader) = (cluster.session(0), cluster.session(1));
@@ -228,7 +228,8 @@ pub fn a_watch_ends_with_its_handle(h: &dyn Harness) {
     cluster.expect_empty();
 }
 
-/// Expects that the watch ends when the permission is revoked, and that a new watch succeeds when it is granted again.
+/// Expects that a watch ends when the read permission is revoked, and that a new watch succeeds when the permission is
+/// granted again.
 pub fn a_watch_ends_with_the_read_permission(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob"]);
     let (ada, bob) = (cluster.session(0), cluster.session(1));
@@ -264,8 +265,8 @@ pub fn a_watcher_that_left_causes_no_error(h: &dyn Harness) {
     refused!(lost.recv(), RegionCause::NodeClosed);
 }
 
-/// Expects an error that says that the slow watcher may or may not have been notified, because the writer's node leaves
-/// before it knows.
+/// Expects that a writer whose node leaves during a notification gets an error that says that the slow watcher may not
+/// have been notified.
 pub fn a_writer_whose_node_leaves_may_have_notified(h: &dyn Harness) {
     const FULL: u64 = NOTIFICATIONS_MAX as u64;
     let mut cluster = Cluster::new(h, 3);
@@ -292,7 +293,7 @@ pub fn a_writer_whose_node_leaves_may_have_notified(h: &dyn Harness) {
     assert!(error.is_written() && error.to_string().contains("may not have been notified"), "{error}");
 }
 
-/// Expects the end of the watch, because the bytes are lost.
+/// Expects that a watch ends when the home of its region leaves, because the bytes are lost.
 pub fn a_watch_ends_with_its_home(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 2);
     let reader = cluster.session(0);
@@ -305,7 +306,7 @@ pub fn a_watch_ends_with_its_home(h: &dyn Harness) {
     });
 }
 
-/// Expects that other sessions can neither open nor send to these ports.
+/// Expects that sessions can neither open the ports of watches nor send to them.
 pub fn ports_of_watches_are_reserved(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);

@@ -9,53 +9,53 @@ use super::DataPath;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
 pub enum Count {
-    /// Pieces read by loads.
+    /// Number of pieces read by loads.
     DirectReads,
     /// Bytes read by loads.
     DirectReadBytes,
-    /// Pieces written by stores.
+    /// Number of pieces written by stores.
     DirectWrites,
     /// Bytes written by stores.
     DirectWriteBytes,
     /// Atomic operations executed by this node's processor.
     DirectAtomics,
-    /// Pieces filled by stores.
+    /// Number of pieces filled by stores.
     DirectFills,
     /// Bytes filled by stores.
     DirectFillBytes,
-    /// Pieces copied by loads and stores.
+    /// Number of pieces copied by loads and stores.
     DirectCopies,
     /// Bytes copied by loads and stores.
     DirectCopyBytes,
-    /// Pieces read by posted operations.
+    /// Number of pieces read by posted operations.
     PostedReads,
     /// Bytes read by posted operations.
     PostedReadBytes,
-    /// Pieces written by posted operations.
+    /// Number of pieces written by posted operations.
     PostedWrites,
     /// Bytes written by posted operations.
     PostedWriteBytes,
-    /// Atomic operations executed by posting them, or by the processor of the word's owner.
+    /// Atomic operations that this node posted, or that the processor of the word's owner executed for this node.
     PostedAtomics,
-    /// Accesses that failed.
+    /// Number of accesses that failed.
     AccessFailures,
-    /// Calls made.
+    /// Number of calls that this node made.
     Calls,
     /// Input bytes of the calls made.
     CallBytes,
-    /// Calls that failed.
+    /// Number of calls by this node that failed.
     CallFailures,
-    /// Calls received.
+    /// Number of calls that this node received.
     CallsReceived,
     /// Input bytes of the calls received.
     CallBytesReceived,
-    /// Messages sent.
+    /// Number of messages that this node sent.
     Messages,
     /// Bytes of messages sent.
     MessageBytes,
-    /// Messages that could not be sent.
+    /// Number of messages that this node could not send.
     MessageFailures,
-    /// Messages received.
+    /// Number of messages that this node received.
     MessagesReceived,
     /// Bytes of messages received.
     MessageBytesReceived,
@@ -68,20 +68,20 @@ const _: () = assert!((Count::MessageBytesReceived as usize) < COUNTS);
 pub struct Counts([u64; COUNTS]);
 
 impl Counts {
-    /// The value of one counter.
+    /// Returns the value of one counter.
     pub fn of(&self, count: Count) -> u64 {
         self.0[count as usize]
     }
 }
 
 impl DataPath {
-    /// Adds to a counter of the calling thread, and returns the thread's new value.
+    /// Adds `more` to a counter of the calling thread, and returns the thread's new value.
     #[inline]
     pub fn count(&self, count: Count, more: u64) -> u64 {
         note(&self.pins.pin(), count, more)
     }
 
-    /// Counts one event and its bytes, in two counters.
+    /// Adds 1 to the counter `count`, and `bytes` to the counter `of_bytes`.
     #[inline]
     pub fn count_one(&self, count: Count, of_bytes: Count, bytes: u64) {
         let pin = self.pins.pin();
@@ -89,13 +89,13 @@ impl DataPath {
         note(&pin, of_bytes, bytes);
     }
 
-    /// The sums over all threads at this time.
+    /// Returns the current sums over all threads of the node.
     pub fn counts(&self) -> Counts {
         Counts(self.pins.counts())
     }
 }
 
-/// As [`DataPath::count`], for a thread that is already pinned.
+/// Adds `more` to a counter of the calling thread, which is already pinned, and returns the thread's new value.
 #[inline]
 pub(super) fn note(pin: &Pin<'_>, count: Count, more: u64) -> u64 {
     pin.count(count as usize, more)

@@ -1,7 +1,7 @@
 //! Memory operations on the one-sided path: fills and copies where loads and stores reach all bytes.
 //!
-//! Each call does one step, and the caller continues with the rest. Overlapping copies are correct: they start at the
-//! end where the target does not cover unread source bytes.
+//! Each call does one step, and the caller continues with the rest. Source and target of a copy may overlap: the copy
+//! begins at the end where it overwrites no source bytes that it still has to read.
 //!
 //! ```text
 //!  from  |######........|        the target lies higher, and overlaps: last bytes first
@@ -19,7 +19,7 @@ use crate::permissions::Permissions;
 /// A position in the region behind a handle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RegionOffset {
-    /// The handle.
+    /// The handle to the region.
     pub slot: SlotRef,
     /// Offset in the region, in bytes.
     pub offset: u64,
@@ -28,9 +28,9 @@ pub struct RegionOffset {
 /// One of the two sides of a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CopySide {
-    /// The side that is read.
+    /// The region that the copy reads.
     Source,
-    /// The side that is written.
+    /// The region that the copy writes.
     Target,
 }
 
@@ -46,14 +46,14 @@ impl fmt::Display for CopySide {
 /// The completed part of a memory operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Step {
-    /// Length in bytes.
+    /// Length of the part in bytes.
     pub len: u64,
-    /// True if the part is at the end of the requested bytes, false if it is at their start.
+    /// True if the part is at the end of the requested bytes, false if the part is at their start.
     pub backward: bool,
 }
 
 impl Step {
-    /// The first step, of at most `len_max` bytes, of a copy of `len` bytes between these offsets.
+    /// Returns the first step, of at most `len_max` bytes, of a copy of `len` bytes from offset `from` to offset `to`.
     pub fn of_copy(same_region: bool, to: u64, from: u64, len: u64, len_max: u64) -> Step {
         let backward = same_region && from < to && to - from < len;
         Step { len: len.min(len_max), backward }
@@ -73,8 +73,8 @@ struct Run<'v> {
 }
 
 impl DataPath {
-    /// Sets up to `len` bytes from `at` on, at most to the end of the piece, and at most [`COPY_BYTES_MAX`]. Returns
-    /// the part done.
+    /// Sets up to `len` bytes from `at` on to `byte`, at most to the end of the piece that contains `at`, and at most
+    /// [`COPY_BYTES_MAX`]. Returns the part done.
     pub fn fill(&self, session: SessionId, at: RegionOffset, len: u64, byte: u8) -> Result<Step, Blocked> {
         let pin = self.pins.pin();
         let mapping = self.allowed(&pin, session, at.slot, Permissions::WRITE)?;
@@ -130,7 +130,7 @@ fn copy_step(
 }
 
 impl View {
-    /// The first contiguous run of `len > 0` bytes of the region, or with `backward` the last.
+    /// Returns the first contiguous run of the `len > 0` bytes from `offset` on, or with `backward` the last run.
     fn run(&self, offset: u64, len: u64, backward: bool) -> Result<Run<'_>, Blocked> {
         let pieces = match self {
             View::Whole(window) => return Ok(Run { window, start: offset, len }),

@@ -1,8 +1,8 @@
 //! The embedded directory, with soft state at the first node.
 //!
-//! After a restart of that node, the homes report their names again. Until all earlier nodes have done so, requests
-//! wait, since a name that seems free may be in use. Names of lost regions are forgotten with the directory's
-//! incarnation.
+//! After a restart of that node, the homes report their names again. Until all nodes that joined before the restart
+//! have reported, requests wait, since a name that seems free may be in use. Names of lost regions are forgotten when
+//! the first node restarts.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
@@ -55,7 +55,7 @@ struct Move {
 }
 
 impl Embedded {
-    /// Creates the part of node `me`.
+    /// Creates node `me`'s part of the directory. Only the first node's part answers requests.
     pub fn new(me: NodeId) -> Embedded {
         Embedded {
             is_seat: me == NodeId::FIRST,
@@ -304,8 +304,8 @@ struct Table {
 }
 
 impl Table {
-    /// Gives `name` to `region` and returns true, unless another region has the name. If two nodes claim to be its
-    /// home, the one with the higher epoch is, since the other has handed it over.
+    /// Gives `name` to `region` and returns true, unless another region has the name. If two nodes claim to be the
+    /// region's home, the claim with the higher epoch wins, since the other node has handed the region over.
     fn claim(&mut self, name: &str, region: RegionId, home: NodeIncarnation, epoch: Epoch) -> bool {
         match self.names.get(name) {
             Some(entry) if entry.region != region => return false,
@@ -347,12 +347,12 @@ impl Table {
         }
     }
 
-    /// All names, including lost ones.
+    /// Returns all names, including lost names.
     fn all(&self) -> BTreeSet<Box<str>> {
         self.names.keys().cloned().chain(self.lost.names_of(|_| true)).collect()
     }
 
-    /// The state of a name.
+    /// Returns the state of a name.
     fn state_of(&self, name: &str) -> NameState {
         match (self.names.get(name), self.lost.find(name)) {
             (Some(Entry { region, home, epoch }), _) => {
@@ -378,12 +378,12 @@ impl Table {
         self.lost.remove_node(node)
     }
 
-    /// The region with that name and its home, or `None`.
+    /// Returns the region with this name and its home, or `None`.
     fn find(&self, name: &str) -> Option<(RegionId, NodeIncarnation)> {
         self.names.get(name).map(|entry| (entry.region, entry.home))
     }
 
-    /// Returns the names after `after` in order, and whether there are more.
+    /// Returns the names after `after` in order, and true if more names follow.
     fn list(&self, after: Option<&str>) -> (Vec<(String, RegionId, NodeId)>, bool) {
         // Names of locks and barriers come first, and are hidden.
         let from = after.map_or(Bound::Included(names::FIRST_FREE), Bound::Excluded);
@@ -412,7 +412,7 @@ impl Table {
         count
     }
 
-    /// The error for a name without a region, which is free or was lost.
+    /// Returns the error for a name without a region, which is free or was lost.
     fn why_absent(&self, name: &str, now_ns: u64) -> ErrorReply {
         match self.lost.find(name) {
             Some((home, parting)) => ErrorReply::Lost { home, loss: parting.loss(now_ns) },

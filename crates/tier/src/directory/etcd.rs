@@ -7,9 +7,9 @@
 //! ```
 //!
 //! Sans-IO: the driver executes transactions in any order, and reports each result once. A claim's transaction requires
-//! that the name is absent and that this node's fence is unchanged. If the result of a claim is unknown, this node
-//! rewrites the fence, so that the claim fails if it arrives later. Then it clears the name if the claim had written
-//! it. Only a claim with an unknown result can leave a name without a region.
+//! that the name is absent and that this node's fence, a key in etcd, is unchanged. If the result of a claim is
+//! unknown, this node rewrites the fence, so that the claim fails if it arrives later. Then this node removes the name
+//! if the claim had already written the name. Only a claim with an unknown result can leave a name without a region.
 
 mod fence;
 mod mover;
@@ -143,8 +143,8 @@ enum Trouble {
 }
 
 impl EtcdDirectory {
-    /// Creates the part of node `me`, with keys below `prefix`. `epoch_ns` is the time of day, in ns since 1970, at
-    /// which `now_ns` was 0.
+    /// Creates node `me`'s part of the directory, with keys below `prefix`. `epoch_ns` is the time of day, in ns since
+    /// 1970, at which `now_ns` was 0.
     pub fn new(me: NodeIncarnation, prefix: &str, epoch_ns: u64) -> EtcdDirectory {
         let mut directory = EtcdDirectory {
             me,
@@ -356,7 +356,7 @@ impl EtcdDirectory {
 }
 
 impl Directory for EtcdDirectory {
-    /// Membership stays at node 0.
+    /// Returns node 0, which keeps the list of members.
     fn seat(&self) -> NodeId {
         NodeId::FIRST
     }

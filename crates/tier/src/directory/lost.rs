@@ -1,6 +1,6 @@
 //! Names whose regions were lost with their homes, kept to explain the loss to later requesters.
 //!
-//! A name stays until a request forgets or claims it, or later losses evict it.
+//! A lost name stays until a request forgets or claims the name, or until 10,000 later losses have evicted it.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -34,7 +34,7 @@ impl LostNames {
         self.names.len()
     }
 
-    /// Names that were lost with the selected homes.
+    /// Returns the names that were lost with the selected homes.
     pub(super) fn names_of(
         &self,
         is_selected: impl Fn(NodeIncarnation) -> bool,
@@ -42,7 +42,7 @@ impl LostNames {
         self.names.iter().filter(move |(_, entry)| is_selected(entry.home)).map(|(name, _)| name.clone())
     }
 
-    /// Adds a name. Evicts the oldest if the map is full.
+    /// Adds a name. Evicts the oldest name if the map is full.
     pub(super) fn insert(&mut self, name: Box<str>, home: NodeIncarnation, parting: Parting) {
         self.remove(&name);
         if self.names.len() == LOST_NAMES_MAX
@@ -62,7 +62,7 @@ impl LostNames {
         true
     }
 
-    /// Forgets the names lost with any incarnation of a node. Returns true if there were any.
+    /// Forgets the names that were lost with any incarnation of a node. Returns true if there were such names.
     pub(super) fn remove_node(&mut self, node: NodeId) -> bool {
         let before = self.names.len();
         self.names.retain(|_, entry| entry.home.node != node);
@@ -88,7 +88,7 @@ impl LostNames {
         self.names.get(name).map(|entry| (entry.home, entry.parting))
     }
 
-    /// Returns the names after `after` in order, and whether there are more.
+    /// Returns the lost names after `after` in order, and true if more names follow.
     pub(super) fn list(&self, after: Option<&str>, now_ns: u64) -> (Vec<LostName>, bool) {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         let mut rest = self.names.range::<str, _>((from, Bound::Unbounded));

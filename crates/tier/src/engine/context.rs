@@ -20,7 +20,7 @@ use crate::region::Presence;
 /// Maximum accepted time of day, in the year 2262, so that a peer's clock cannot exhaust lock tokens.
 const TIME_OF_DAY_NS_MAX: u64 = i64::MAX as u64;
 
-/// Maximum requests of one node that may wait here for their replies.
+/// Maximum number of requests from one node that may wait at this node for their replies.
 pub const REQUESTS_OF_NODE_MAX: usize = 1 << 16;
 
 /// The decision whether to serve a request.
@@ -145,18 +145,19 @@ impl Outbox {
         self.now_ns = now_ns;
     }
 
-    /// Issues a number, each only once.
+    /// Issues a number. Issues each number only once.
     pub(super) fn next_number(&mut self) -> u64 {
         self.number += 1;
         self.number
     }
 
-    /// The last number issued.
+    /// Returns the last number issued.
     pub(super) fn last_number(&self) -> u64 {
         self.number
     }
 
-    /// Time of day by the fastest known clock of the cluster, in ns since 1970. The tokens of a new lock start there.
+    /// Returns the time of day on the fastest known clock of the cluster, in ns since 1970. The tokens of a new lock
+    /// start at this time.
     pub(super) fn time_of_day_ns(&self) -> u64 {
         self.epoch_ns.saturating_add(self.now_ns)
     }
@@ -171,7 +172,7 @@ impl Outbox {
         &mut self.on_demand
     }
 
-    /// Returns true if a member with that number is being dialled or inquired about.
+    /// Returns true if this node is dialling a member with number `node`, or asks the directory about the number.
     pub(super) fn is_awaited(&self, node: NodeId) -> bool {
         self.on_demand.is_awaited(node)
     }
@@ -196,7 +197,7 @@ impl Outbox {
         self.push(Effect::News(news));
     }
 
-    /// Admits a request of another node, unless too many of that node's requests are waiting.
+    /// Admits a request of another node, unless too many requests of that node already wait at this node.
     pub(super) fn begin_serving(&mut self, requester: Requester) -> Admission {
         if requester.incarnation == self.incarnation() {
             return Admission::Served;
@@ -262,7 +263,7 @@ impl Outbox {
             .retain(|_, pending| !matches!(pending.purpose, Purpose::Adopt(other) if other == region));
     }
 
-    /// Pending requests to a node.
+    /// Returns the ids of pending requests to a node.
     pub(super) fn pending_to(&self, node: NodeId) -> Vec<RequestId> {
         self.pending.iter().filter(|(_, pending)| pending.of == node).map(|(id, _)| *id).collect()
     }
@@ -382,12 +383,12 @@ impl<'a> Context<'a> {
         node == self.incarnation().node || self.members().peer_of(node).is_some()
     }
 
-    /// Returns true if a member with that number is being dialled or inquired about.
+    /// Returns true if this node is dialling a member with number `node`, or asks the directory about the number.
     pub(super) fn is_awaited(&self, node: NodeId) -> bool {
         self.out.is_awaited(node)
     }
 
-    /// The incarnation with that number that is being dialled, or `None`.
+    /// Returns the incarnation with number `node` that this node is dialling, or `None`.
     pub(super) fn dialled(&self, node: NodeId) -> Option<NodeIncarnation> {
         self.out.on_demand.dialled(node)
     }
@@ -425,7 +426,8 @@ impl<'a> Context<'a> {
         id
     }
 
-    /// As [`Context::ask`], but refuses the request if that incarnation is not connected.
+    /// Sends a request to an incarnation, or refuses the request if the incarnation is neither connected nor being
+    /// dialled.
     pub(super) fn ask_incarnation(&mut self, to: NodeIncarnation, body: Request, purpose: Purpose) {
         match self.is_present(to) || self.reach_out(to) {
             true => self.ask(to.node, body, purpose),

@@ -1,5 +1,5 @@
-//! Deferred acknowledgements of changes: each waits until no local access that uses the old state is in flight. First
-//! it waits for a grace period, then for the memory operations issued before the end of that period.
+//! Deferred acknowledgements of changes: each waits until no local access that uses the old state is in flight. An
+//! acknowledgement first waits for a grace period, then for the memory operations issued before the end of that period.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +29,7 @@ pub(super) struct Unmapping {
 }
 
 impl Unmapping {
-    /// Unmapping of all handles to a region, not requested by a command.
+    /// Describes the unmapping of all handles to a region that no command requested.
     pub(super) fn without_command(region: RegionId, home: NodeIncarnation) -> Unmapping {
         Unmapping { last_of: Some((region, home)), op: None }
     }

@@ -1,5 +1,5 @@
-//! This node's part of the directory: passes events to it and sends its answers. Also issues node numbers to permanent
-//! nodes, no number twice unless all are taken.
+//! Connects the engine to this node's part of the directory: passes events to the directory and sends its answers. Also
+//! issues numbers to permanent nodes; no number is issued twice unless all are taken.
 
 use std::collections::BTreeSet;
 
@@ -41,7 +41,7 @@ impl DirectoryPart {
         DirectoryPart { directory, next_number, last_reissued, at: None, moving: None }
     }
 
-    /// The node that holds the directory.
+    /// Returns the node that holds the directory.
     pub(super) fn seat(&self) -> NodeId {
         self.directory.seat()
     }
@@ -152,12 +152,12 @@ impl DirectoryPart {
         cx.answer(requester, Ok(Reply::NamesMoved { names, lost }));
     }
 
-    /// The location of the names if peers may be informed of it, else `None`.
+    /// Returns the location of the names if this node may inform peers of it, else `None`.
     pub(super) fn at(&self) -> Option<&NamesAt> {
         self.at.as_ref()
     }
 
-    /// The node that keeps names, as seen from node `me`.
+    /// Returns the node that keeps names, as seen from node `me`.
     pub(super) fn names_seat(&self, me: NodeId) -> NodeId {
         if self.is_outside() { me } else { self.seat() }
     }
@@ -170,7 +170,7 @@ impl DirectoryPart {
         self.directory.lacks_store()
     }
 
-    /// Time of the directory's next timeout, in ns.
+    /// Returns the time of the directory's next timeout, in ns.
     pub(super) fn deadline_ns(&self) -> u64 {
         self.directory.poll_timeout()
     }
@@ -191,7 +191,7 @@ impl DirectoryPart {
         self.send_outputs(cx);
     }
 
-    /// Issues a number that no node has had. If there is none left, issues `reusable`.
+    /// Issues a number that no node has had. If no such number is left, issues `reusable`.
     pub(super) fn serve_number(
         &mut self,
         cx: &mut Context<'_>,
@@ -216,7 +216,7 @@ impl DirectoryPart {
         cx.answer(requester, body);
     }
 
-    /// The last number reissued; `None` while unused numbers are left.
+    /// Returns the last number that was issued again, or `None` while unused numbers are left.
     pub(super) fn last_reissued_number(&self) -> Option<NodeId> {
         NodeId(self.next_number).is_ephemeral().then_some(self.last_reissued)
     }
@@ -235,8 +235,8 @@ impl DirectoryPart {
 }
 
 impl Engine {
-    /// The next number after `last`, cyclically, whose node has left or was forgotten. So concurrent requesters
-    /// receive different numbers although joining takes time, and a lost node may restart under its own.
+    /// Returns the next number after `last`, cyclically, whose node has left or was forgotten. So concurrent requesters
+    /// receive different numbers although joining takes time, and a lost node may restart under its own number.
     pub(super) fn reusable_number(&self, last: NodeId) -> Option<NodeId> {
         let (first, end) = (NodeId::FIRST.0 + 1, NodeId::EPHEMERAL_MIN.0);
         let mut circle = (last.0 + 1..end).chain(first..=last.0).map(NodeId);
@@ -248,21 +248,21 @@ impl Engine {
         circle.find(is_reusable)
     }
 
-    /// Records that the names have been in the store `at` from the start, and makes this node announce that to its
-    /// peers.
+    /// Records that the names have been in the store `at` since this node started. The node will announce this location
+    /// to its peers.
     pub fn set_names_at(&mut self, at: NamesAt) {
         self.directory.at = Some(at);
     }
 
-    /// Returns true if a request is for a home here: if names are outside, other nodes ask this one to release its own
-    /// names.
+    /// Returns true if a request asks this node as a home: if names are in an outside store, other nodes ask this node
+    /// to release the names of its regions.
     pub(super) fn is_asked_as_home(&self, requester: Requester) -> bool {
         let is_own = requester.incarnation == self.out.incarnation();
         self.directory.is_outside() && (!is_own || self.out.asks_as_home(requester.id))
     }
 
-    /// Serves a requester that found, in the store, a name recorded for a region homed here. Frees the name if there is
-    /// no such region.
+    /// Serves a requester that found, in the store, a name recorded for a region whose home is this node. Frees the
+    /// name if this node has no such region.
     pub(super) fn serve_leftover_name(&mut self, requester: Requester, name: &str, region: RegionId) {
         if self.homes.may_have(region, name) {
             return self.cx().answer(requester, Err(ErrorReply::NameTaken));
@@ -292,12 +292,13 @@ impl Engine {
         directory.send_outputs(&mut cx);
     }
 
-    /// Returns true if this node, which [leaves](Engine::leave), has removed its obsolete entries from the store.
+    /// Returns true if this node, which [leaves](Engine::leave), has removed its obsolete entries from the outside
+    /// store.
     pub fn is_signed_off(&self) -> bool {
         self.directory.directory.is_signed_off()
     }
 
-    /// Handles the result of [`Effect::TryStore`]: whether the store was reached, or why not.
+    /// Handles the result of [`Effect::TryStore`]: `Ok` if this node reached the store, else the reason for display.
     pub fn handle_tried(&mut self, now_ns: u64, requester: Requester, result: Result<(), String>) {
         self.out.set_now(now_ns);
         let body = result.map(|()| Reply::Done).map_err(|reason| ErrorReply::NamesNotMoved { reason });
@@ -354,8 +355,8 @@ impl Engine {
         self.settle();
     }
 
-    /// Records that all node numbers below `next` are taken, as a former incarnation of this node learned as the
-    /// directory; see [`Effect::NumbersTaken`]. Call before any peer connects.
+    /// Records that all node numbers below `next` are taken. A former incarnation of this node, which held the
+    /// directory, persisted `next` by [`Effect::NumbersTaken`]. Call before any peer connects.
     pub fn restore_numbers(&mut self, next: u32) {
         self.directory.next_number = self.directory.next_number.max(next);
     }

@@ -9,8 +9,8 @@
 //!  Drained ◄────────── all moved, or deadline passed
 //! ```
 //!
-//! Mappers learn of a region's next home and of the new places of its chunks before they learn that this node leaves.
-//! So they do not consider moved data lost.
+//! Mappers learn the next home of a region and the new places of its chunks before they learn that this node leaves. So
+//! they do not treat moved data as lost.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -103,7 +103,7 @@ impl Draining {
         };
     }
 
-    /// Time of the next timeout in ns; `u64::MAX` if there is none.
+    /// Returns the time of the next timeout in ns, or `u64::MAX` without a timeout.
     pub(super) fn deadline_ns(&self) -> u64 {
         match &self.own {
             Some(drain) if drain.outcome.is_none() => drain.deadline_ns.min(drain.retry_ns),
@@ -215,7 +215,7 @@ impl Engine {
         }
     }
 
-    /// Returns the holdings that may move now. Each that was refused before uses up one of its retries.
+    /// Returns the holdings that may move now. A holding that was refused before uses up one of its retries.
     fn movable_holdings(&mut self) -> Vec<Holding> {
         let holdings = self.holdings();
         let Some(drain) = self.membership.draining_mut().active() else { return Vec::new() };
@@ -234,7 +234,8 @@ impl Engine {
         movable
     }
 
-    /// All regions homed here or with bytes here, except those that only this node can map, which end with it.
+    /// Returns all regions whose home is this node or that have bytes on this node, except regions that only this node
+    /// can map, which end with this node.
     fn holdings(&self) -> Vec<Holding> {
         let me = self.out.incarnation();
         let homed = self.homes.mappable_by_others(me);
@@ -248,7 +249,7 @@ impl Engine {
         homed.chain(held).collect()
     }
 
-    /// Moves a region to the node with the most free memory among those that have not refused it.
+    /// Moves a region to the node with the most free memory among the nodes that have not refused the region.
     fn vacate(&mut self, holding: Holding, tried: BTreeSet<NodeId>, why: Option<LeftoverCause>) {
         let Some(drain) = self.membership.draining_mut().active() else { return };
         let open = drain.room.iter().filter(|(node, _)| !tried.contains(node));

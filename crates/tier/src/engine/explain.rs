@@ -1,4 +1,4 @@
-//! What the engine knows about a region or a peer, for explanations to users. Sends no messages.
+//! Queries of the facts that `halite explain` shows about a region or a peer. They send no messages.
 
 use halite_fabric::PeerId;
 
@@ -12,26 +12,27 @@ use crate::message::{Loss, Member, NodeState, Reach};
 /// The state of another node, as far as this node knows it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct KnownPeer {
-    /// The incarnation seen most recently.
+    /// The incarnation of the node that this node saw most recently.
     pub incarnation: NodeIncarnation,
     /// Process id of the node.
     pub pid: u32,
     /// State of the node, such as alive or dead.
     pub state: NodeState,
-    /// The connection to it; `None` if there is none, or for this node itself.
+    /// The connection to the node; `None` if the node is not connected, or is this node itself.
     pub peer: Option<PeerId>,
-    /// Time since the node was last heard, in ns; `None` if it is not connected.
+    /// Time in ns since this node last heard the known node; `None` if the node is not connected.
     pub silent_ns: Option<u64>,
     /// Cause and time of the node's loss; `None` if the node is alive or the cause is unknown.
     pub loss: Option<Loss>,
-    /// True if the node is lost but not cut off, so that it may still access memory here.
+    /// True if the node is lost but not cut off, so that it may still access this node's memory.
     pub is_zombie: bool,
-    /// Bytes of this node's memory that are in quarantine because the other node could access them.
+    /// Bytes of this node's memory that are in quarantine because the known node may still access them.
     pub bytes_quarantined: u64,
 }
 
 impl Engine {
-    /// The region behind a handle; `None` if the handle does not belong to `session`.
+    /// Returns what this node knows of the region behind a handle, or `None` if the handle does not belong to
+    /// `session`.
     pub fn known_region(&self, session: SessionId, slot: SlotRef) -> Option<Known> {
         self.mapper.known(
             session,
@@ -40,7 +41,7 @@ impl Engine {
         )
     }
 
-    /// The memory that this node's handles currently reach, by region.
+    /// Returns the memory that this node's handles currently reach, by region.
     pub fn reached(&self) -> Vec<(RegionId, Extent)> {
         self.mapper.reached(&self.owner.locator(self.out.incarnation(), self.membership.members()))
     }
@@ -51,19 +52,21 @@ impl Engine {
             || !self.membership.members().not_cut_off([incarnation]).is_empty()
     }
 
-    /// Address of a node that is connected or may reconnect; `None` if unknown.
+    /// Returns the address of a node that is connected or may reconnect, or `None` if the address is unknown.
     pub fn address_of(&self, node: NodeId) -> Option<&str> {
         self.membership.pairings().address_of(node)
     }
 
-    /// First fencing token of a new lock, in ns since 1970: no lower than any time that a known clock of the cluster
-    /// has shown. So a lock that is created again issues higher tokens than before, even if clocks differ by hours.
+    /// Returns the first fencing token for a new lock, in ns since 1970. The token is at least as high as the time on
+    /// each known clock of the cluster. So a lock that is created again issues higher tokens than before, even if
+    /// clocks differ by hours.
     pub fn time_of_day_ns(&self) -> u64 {
         self.out.time_of_day_ns()
     }
 
-    /// Time in ns until which the home will not grant a lock held through `slot` to another session; `None` if the home
-    /// may already have done so. Advances while the home acknowledges messages of this node.
+    /// Returns the time in ns until which the home will not grant the lock, which is held through `slot`, to another
+    /// session; `None` if the home may already have granted it. The time advances while the home acknowledges messages
+    /// of this node.
     pub fn lock_is_kept_until_ns(&self, session: SessionId, slot: SlotRef) -> Option<u64> {
         let (_, home) = self.mapper.region_of(session, slot)?;
         if home == self.out.incarnation() {
@@ -74,8 +77,8 @@ impl Engine {
         Some(known.acknowledged_ns + self.out.config().lease_ns)
     }
 
-    /// Returns the ways in which a node can still access memory here; `None` if no node with this number is or was in
-    /// the cluster.
+    /// Returns whether a node can still access this node's memory, or `None` if this node knows no node with this
+    /// number.
     pub(super) fn reach_of(&self, node: NodeId) -> Option<Reach> {
         if !self.knows(node) {
             return None;
@@ -99,7 +102,7 @@ impl Engine {
         })
     }
 
-    /// Returns the known state of a node; `None` if it was never seen.
+    /// Returns the known state of a node, or `None` if this node never saw it.
     pub fn known_peer(&self, now_ns: u64, node: NodeId) -> Option<KnownPeer> {
         self.known_peers(now_ns, |member| member.incarnation.node == node).next()
     }

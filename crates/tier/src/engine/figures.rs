@@ -1,4 +1,4 @@
-//! Figures of a node for monitoring. Sends no messages and changes no state.
+//! Collects the figures of a node for monitoring, without sending messages or changing state.
 
 use super::Engine;
 use super::explain::KnownPeer;
@@ -8,7 +8,7 @@ use crate::message::{NodeState, NodeStatus};
 /// A snapshot of an engine's figures.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Figures {
-    /// The status that other nodes receive on request.
+    /// The status that this node sends to other nodes on request.
     pub status: NodeStatus,
     /// Current size of the arena, in bytes.
     pub bytes_grown: u64,
@@ -16,18 +16,18 @@ pub struct Figures {
     pub bytes_free: u64,
     /// Lease: time without a sign of life after which a peer counts as dead, in ns.
     pub lease_ns: u64,
-    /// Pending requests of this node, including those to itself.
+    /// Number of requests of this node that wait for a reply, including its requests to itself.
     pub requests_under_way: u64,
-    /// Requests of other nodes that are not answered yet.
+    /// Number of requests of other nodes that this node has not answered yet.
     pub requests_served: u64,
-    /// The directory's figures; `None` if it is on another node.
+    /// The directory's figures; `None` if the directory is on another node.
     pub directory: Option<DirectoryFigures>,
-    /// The other known nodes, each with the number of its current pairing with this node.
+    /// The other known nodes, each with the number of the node's current pairing with this node.
     pub peers: Vec<(KnownPeer, u64)>,
 }
 
 impl Engine {
-    /// Takes a snapshot; see [`Figures`].
+    /// Returns a snapshot of the engine's figures at `now_ns`.
     pub fn figures(&self, now_ns: u64) -> Figures {
         let others = self.known_peers(now_ns, |member| member.incarnation != self.out.incarnation());
         let with_pairing = |known: KnownPeer| {
@@ -47,7 +47,7 @@ impl Engine {
         }
     }
 
-    /// The status that other nodes receive on request.
+    /// Returns the status that this node sends to other nodes on request.
     pub(super) fn own_status(&self) -> NodeStatus {
         let config = self.out.config();
         let mut status = NodeStatus {

@@ -28,7 +28,7 @@ use crate::names;
 use crate::permissions::{AccessList, Permissions};
 use crate::region::{Busy, Moving, Presence, Region, Stage};
 
-/// Regions that are homed here, are being allocated, or have moved away.
+/// The regions whose home is this node, that this node is allocating, or that have moved away.
 #[derive(Debug, Default)]
 pub(super) struct Homes {
     regions: BTreeMap<RegionId, Box<Region>>,
@@ -61,8 +61,8 @@ impl Homes {
         self.regions.len()
     }
 
-    /// Regions homed here that other nodes can map, with their lengths. Excludes unnamed regions that only `me` maps:
-    /// they end with this node.
+    /// Returns the regions of this home that other nodes can map, with their lengths. Excludes unnamed regions that
+    /// only `me` maps: these regions end with this node.
     pub(super) fn mappable_by_others(&self, me: NodeIncarnation) -> impl Iterator<Item = (RegionId, u64)> {
         let is_mappable = move |found: &Region| {
             found.name.is_some() || found.mappers.iter().any(|mapper| mapper.incarnation != me)
@@ -71,8 +71,8 @@ impl Homes {
         found.map(|(region, found)| (*region, found.len))
     }
 
-    /// Returns true if a region with that name is, was, or may soon be homed here. True for an unnamed region, which
-    /// may be about to get the name.
+    /// Returns true if this node is, was or may soon be the home of `region` with the name `name`. True also for an
+    /// unnamed region, which may be about to get the name.
     pub(super) fn may_have(&self, region: RegionId, name: &str) -> bool {
         let has_name_or_none = |found: &Region| found.name.as_deref().is_none_or(|its| its == name);
         self.get(&region).is_some_and(has_name_or_none)
@@ -85,13 +85,13 @@ impl Homes {
         !self.making.is_empty()
     }
 
-    /// The node to which a region homed here has moved, or `None`.
+    /// Returns the node to which the home of a region has moved from this node, or `None`.
     pub(super) fn next_home_of(&self, region: RegionId) -> Option<NodeId> {
         self.moved.home_of(region)
     }
 
-    /// Returns true if a change of a region is accepted. Only this node changes a region homed here, except for one
-    /// being handed over, whose new home may already send changes.
+    /// Returns true if this node accepts a change of a region. If this node is the region's home, only this node
+    /// changes the region, unless it is handing the region over: the new home may already send changes.
     pub(super) fn accepts_change(&self, region: RegionId, is_local: bool) -> bool {
         self.regions.get(&region).is_none_or(|found| is_local || found.is_being_handed_over())
     }
@@ -105,7 +105,7 @@ pub(super) struct HomeSide<'a> {
     pub(super) locks: &'a mut Locks,
     pub(super) barriers: &'a mut Barriers,
     pub(super) watching: &'a mut Watching,
-    /// Local memory, since regions homed here may have chunks here.
+    /// Local memory, which may hold chunks of the home's regions.
     pub(super) owner: &'a mut Owner,
 }
 
@@ -139,19 +139,19 @@ impl Making {
         self.is_requester_lost |= self.requester.incarnation == incarnation;
     }
 
-    /// Chunks reserved so far.
+    /// Returns the chunks reserved so far.
     fn chunks(&self) -> impl Iterator<Item = &Extent> {
         self.reserved.values().flatten()
     }
 
-    /// The name if the directory has granted it, else `None`.
+    /// Returns the name if the directory has granted it, else `None`.
     fn claimed_name(&self) -> Option<String> {
         self.name.clone().filter(|_| self.claimed)
     }
 }
 
 impl HomeSide<'_> {
-    /// Borrow of local memory, which may hold chunks of regions homed here.
+    /// Borrows local memory, which may hold chunks of the home's regions.
     fn owner(&mut self) -> OwnerSide<'_> {
         OwnerSide { cx: self.cx.reborrow(), owner: self.owner, homes: self.homes }
     }
@@ -544,7 +544,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Answers the command in progress and starts the queued ones.
+    /// Answers the command in progress and starts the queued commands.
     fn finish_region_command(&mut self, region: RegionId, body: Result<Reply, ErrorReply>) {
         let found = self.homes.regions.get_mut(&region).expect("the region is here");
         let Some(busy) = found.busy.take() else { return };
@@ -598,8 +598,8 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Frees a lock or barrier that lost its name, since it is useless without one. Waits for the command in progress
-    /// to end.
+    /// Frees a lock or barrier that has lost its name, since a lock or barrier without a name is useless. Waits for the
+    /// end of the command in progress.
     fn free_for_lost_name(&mut self, region: RegionId) {
         match self.homes.regions.get_mut(&region).map(|found| found.busy.as_mut()) {
             Some(Some(busy)) => busy.lost_name = true,
@@ -640,8 +640,8 @@ impl HomeSide<'_> {
         self.free_if_unreachable(region);
     }
 
-    /// Returns true if the incarnation of a mapper has ended. An unannounced one counts as alive, since its
-    /// announcement may be in flight.
+    /// Returns true if the incarnation of a mapper has ended. An incarnation that is not announced yet counts as alive,
+    /// since its announcement may be in flight.
     fn is_over(&self, mapper: NodeIncarnation) -> bool {
         self.cx.presence_of(mapper) == Presence::Gone && !self.homes.unannounced.contains(&mapper)
     }

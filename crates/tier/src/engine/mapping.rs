@@ -42,8 +42,8 @@ impl Engine {
         self.out.extend(disowned.into_iter().map(Effect::Quiesce));
     }
 
-    /// Serves an owner that knows of a home's end: drops only the mappings of that home's chunks in the owner's memory,
-    /// and cuts no peer off.
+    /// Serves an owner that knows of the end of `home`: drops only the mappings of that home's chunks in the owner's
+    /// memory, and cuts no peer off.
     pub(super) fn serve_drop_home(&mut self, requester: Requester, home: NodeIncarnation) {
         self.disown(requester.incarnation, &[home]);
         let quiesce = self.mapper.quiesce();

@@ -1,4 +1,5 @@
-//! The members of the cluster as they join and leave, and the consequences in the other parts of the engine.
+//! Handles members that join, leave, fall silent or are cut off, and passes the consequences to the other parts of the
+//! engine.
 
 mod ended;
 mod listed;
@@ -89,13 +90,13 @@ impl Membership {
         }
     }
 
-    /// Number of nodes in the cluster, as far as this node knows.
+    /// Returns the number of nodes in the cluster, as far as this node knows.
     pub(super) fn count(&self) -> usize {
         self.pairings.len().max(self.listed.len()) + 1
     }
 
-    /// Returns the node that lists members to node `me`: the directory's node, or if that is unreachable, the lowest
-    /// permanent one among `me` and its peers.
+    /// Returns the node that lists members to node `me`: the directory's node, or if that node is unreachable, the
+    /// permanent node with the lowest number among `me` and its peers.
     pub(super) fn source(&self, me: NodeId, seat: NodeId) -> NodeId {
         if seat == me || self.members.peer_of(seat).is_some() {
             return seat;
@@ -148,14 +149,15 @@ impl Membership {
 }
 
 impl Engine {
-    /// Announces that this node is about to connect to all earlier nodes. Another node may ask for a name before the
-    /// home of its region has reported it.
+    /// Announces that this node is about to connect to all nodes that joined before it. Until
+    /// [`Engine::handle_all_met`], an embedded directory at this node does not answer requests, since a home may not
+    /// yet have reported its names.
     pub fn begin_to_meet(&mut self) {
         self.membership.meeting.is_joining = true;
         self.tell_directory(DirectoryEvent::Meeting);
     }
 
-    /// Handles the end of joining: each connection that was started is up or has failed.
+    /// Handles the end of joining: each connection that this node has started is up or has failed.
     pub fn handle_all_met(&mut self, now_ns: u64) {
         self.out.set_now(now_ns);
         self.membership.meeting.is_joining = false;
@@ -165,7 +167,8 @@ impl Engine {
         self.settle();
     }
 
-    /// If this node is the directory: waits for the names of an earlier node, unless it has reported them.
+    /// Makes the directory, if it is at this node, wait for the names of a node that joined before this node, unless
+    /// that node has already reported its names.
     pub(super) fn expect_names(&mut self, incarnation: NodeIncarnation, was_before_us: bool) {
         let has_told = self
             .membership
@@ -229,8 +232,8 @@ impl Engine {
         }
     }
 
-    /// Returns the node that lists members: the directory's node, or if that is unreachable, the lowest permanent one
-    /// among this node and its peers.
+    /// Returns the node that lists members: the directory's node, or if that node is unreachable, the permanent node
+    /// with the lowest number among this node and its peers.
     pub fn membership_source(&self) -> NodeId {
         self.membership.source(self.out.incarnation().node, self.directory.seat())
     }
@@ -246,7 +249,7 @@ impl Engine {
         }
     }
 
-    /// Handles the end of a connection.
+    /// Handles the end of a connection: ends the pairing with the peer. The peer may still access this node's memory.
     pub fn handle_disconnected(&mut self, now_ns: u64, peer: PeerId) {
         self.out.set_now(now_ns);
         self.report_peer(peer, News::Disconnected);
@@ -256,7 +259,8 @@ impl Engine {
         self.settle();
     }
 
-    /// Handles a cut-off: the peer can no longer access memory here. `exited` is true if its process has exited.
+    /// Handles a cut-off: the peer can no longer access this node's memory. `exited` is true if the peer's process has
+    /// exited.
     pub fn handle_cut_off(&mut self, now_ns: u64, peer: PeerId, exited: bool) {
         self.out.set_now(now_ns);
         self.forget_met(peer);
@@ -270,7 +274,7 @@ impl Engine {
         self.settle();
     }
 
-    /// Handles the start of a kill: the driver is killing the process of a peer in order to cut it off.
+    /// Handles the start of a kill: the driver is killing the process of a peer in order to cut the peer off.
     pub fn handle_kill(&mut self, now_ns: u64, peer: PeerId) {
         self.out.set_now(now_ns);
         let Some(killed) = self.membership.members.note_killed(peer) else { return };
@@ -281,8 +285,8 @@ impl Engine {
         }
     }
 
-    /// Records that node `by` is killing a process. This node may already know of the process's end, but not of the
-    /// kill.
+    /// Records that node `by` is killing a process. This node may already know that the process has ended, but not that
+    /// it was killed.
     pub(super) fn handle_killing(&mut self, by: NodeIncarnation, incarnation: NodeIncarnation) {
         let by = by.node;
         let is_reported = self.membership.members.note_killed_elsewhere(incarnation);
@@ -356,7 +360,7 @@ impl Engine {
         }
     }
 
-    /// Returns the time at which [`Engine::handle_timeout`] is due, in ns.
+    /// Returns the time in ns at which [`Engine::handle_timeout`] is due.
     pub fn poll_timeout(&self) -> Option<u64> {
         let waits_ns = self.barriers.deadline_ns().min(self.locks.deadline_ns()).min(self.out.dials_due_ns());
         let own_ns = self.membership.heartbeat_ns.min(self.membership.draining.deadline_ns());
@@ -364,13 +368,14 @@ impl Engine {
         Some(waits_ns.min(own_ns).min(asked_ns))
     }
 
-    /// Records signs of life other than messages, such as acknowledgements. `heard` returns the time of a peer's last
-    /// one in ns, or `None`. Call before [`Engine::handle_timeout`].
+    /// Records signs of life other than messages, such as acknowledgements. `heard` returns the time in ns of a peer's
+    /// last sign of life, or `None`. Call before [`Engine::handle_timeout`].
     pub fn handle_signs_of_life(&mut self, heard: impl Fn(PeerId) -> Option<u64>) {
         self.membership.members.note_heard(heard);
     }
 
-    /// Extends waits for statuses if a node that is being dialled has answered. Call before [`Engine::handle_timeout`].
+    /// Extends the wait for a node's status if the node is being dialled and has answered. `are_answered` returns true
+    /// if a dial has an answer. Call before [`Engine::handle_timeout`].
     pub fn handle_dials(&mut self, now_ns: u64, are_answered: impl FnOnce() -> bool) {
         let overdue = self.commands.overdue_in_statuses(now_ns);
         // A connection that exists may not be up yet, or its first reply may be on its way.
@@ -381,7 +386,7 @@ impl Engine {
         }
     }
 
-    /// Sends due heartbeats, and declares silent peers dead.
+    /// Does the work that is due at `now_ns`: sends heartbeats, declares silent peers dead, and ends overdue waits.
     pub fn handle_timeout(&mut self, now_ns: u64) {
         self.out.set_now(now_ns);
         self.home_side().break_overdue_rounds();
@@ -454,12 +459,13 @@ impl Engine {
         directory.sign_off(&mut cx);
     }
 
-    /// Returns true if `node` is a connected peer. False for this node itself.
+    /// Returns true if `node` is a connected peer, and false for this node itself.
     pub fn is_connected_to(&self, node: NodeId) -> bool {
         self.membership.members.peer_of(node).is_some()
     }
 
-    /// How this node reaches `node`: locally if it is this node itself, else over a connection; `None` without one.
+    /// Returns [`Target::Own`] if `node` is this node, the connection if `node` is a connected peer, and `None`
+    /// otherwise.
     pub fn target_of(&self, node: NodeId) -> Option<Target> {
         if node == self.out.incarnation().node {
             return Some(Target::Own);
@@ -467,7 +473,7 @@ impl Engine {
         self.membership.members.peer_of(node).map(|(peer, _)| Target::Peer(peer))
     }
 
-    /// The incarnation of `node` if it is connected or is this node, else `None`.
+    /// Returns the incarnation of `node` if `node` is connected or is this node, else `None`.
     pub fn incarnation_of(&self, node: NodeId) -> Option<NodeIncarnation> {
         if node == self.out.incarnation().node {
             return Some(self.out.incarnation());
@@ -475,17 +481,17 @@ impl Engine {
         self.membership.members.peer_of(node).map(|(_, peer)| peer.incarnation)
     }
 
-    /// The lease: time without a sign of life after which a peer counts as dead, in ns.
+    /// Returns the lease: the time in ns without a sign of life after which a peer counts as dead.
     pub fn lease_ns(&self) -> u64 {
         self.out.config().lease_ns
     }
 
-    /// This node's number and incarnation.
+    /// Returns this node's number and incarnation.
     pub fn incarnation(&self) -> NodeIncarnation {
         self.out.incarnation()
     }
 
-    /// All members that this node knows or knew.
+    /// Returns all present and former members that this node knows.
     pub fn members(&self) -> Vec<Member> {
         self.membership.members.all().cloned().collect()
     }

@@ -1,6 +1,6 @@
 //! First meetings (connections) of members, and the operations that wait for them. In a cluster of more than
-//! [`EngineConfig::full_mesh_nodes_max`] nodes, a node dials a member on first use; in a smaller one, as soon as the
-//! directory announces the member.
+//! [`EngineConfig::full_mesh_nodes_max`] nodes, a node dials a member on first use; in a smaller cluster, as soon as
+//! the directory announces the member.
 //!
 //! ```text
 //!   announced by directory ──> unconnected ── used ──> dialled ──> paired: queued messages go out in order
@@ -11,19 +11,19 @@
 //! ```
 //!
 //! So a joining node waits only for the directory. Any other member may have lost power since the directory last heard
-//! it, so only operations that need that member wait for it. They wait only for a first meeting: an operation that
-//! needs a lost or unreachable peer fails at once. Since packets may get lost, an unanswered dial is repeated until the
-//! lease is over.
+//! from it, so only operations that need the member wait for it. They wait only for a first meeting: an operation that
+//! needs a lost or unreachable peer fails at once. Since packets may get lost, a node repeats an unanswered dial until
+//! the lease is over.
 //!
 //! A home may name a member whose announcement by the directory is still in flight. Operations wait for such a member
-//! for as long as for a dial. If a number is unknown, this node asks the directory, which announces all members before
-//! it answers.
+//! for as long as for a dial. If this node does not know a number, it asks the directory, which announces all members
+//! before it answers.
 //!
-//! Two rules preserve the guarantees of a full mesh. A mapper connects to a region's home and to all owners of its
-//! chunks. If it had to connect to an owner, it asks the home again where the chunks are. So every connection that an
-//! access uses is older than the home's last report. And before a node acknowledges a freeze, it connects to the node
-//! that receives the bytes. No other rule is needed: a node that is not connected cannot access memory here, so it
-//! needs no notice. (Decisions 020 and 023.)
+//! Two rules preserve the guarantees of a cluster in which all nodes are connected. First, a mapper connects to a
+//! region's home and to all owners of its chunks. After connecting to an owner, the mapper asks the home again where
+//! the chunks are. So every connection that an access uses is older than the home's last report. Second, before a node
+//! acknowledges a freeze, it connects to the node that receives the bytes. No other rule is needed: a node that is not
+//! connected cannot access this node's memory, so it needs no notice. (Decisions 020 and 023.)
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -87,7 +87,7 @@ pub(super) enum DialWaiter {
 }
 
 impl OnDemand {
-    /// Time in ns at which the next dial or inquiry fails; `u64::MAX` if there is none.
+    /// Returns the time in ns at which the next dial or inquiry fails, or `u64::MAX` without any.
     pub(super) fn deadline_ns(&self) -> u64 {
         let dials = self.dials.values().map(|dial| dial.due_ns);
         dials.chain(self.inquiries.values().map(|inquiry| inquiry.due_ns)).min().unwrap_or(u64::MAX)
@@ -97,12 +97,12 @@ impl OnDemand {
         self.dials.contains_key(&incarnation)
     }
 
-    /// The incarnation with that number that is being dialled, or `None`.
+    /// Returns the incarnation with number `node` that this node is dialling, or `None`.
     pub(super) fn dialled(&self, node: NodeId) -> Option<NodeIncarnation> {
         self.dials.keys().rev().find(|incarnation| incarnation.node == node).copied()
     }
 
-    /// Returns true if a member with that number is being dialled or inquired about.
+    /// Returns true if this node is dialling a member with number `node`, or asks the directory about the number.
     pub(super) fn is_awaited(&self, node: NodeId) -> bool {
         self.dialled(node).is_some() || self.inquiries.contains_key(&node)
     }
@@ -148,20 +148,22 @@ impl Context<'_> {
         true
     }
 
-    /// As [`Context::reach_out`], for a node number.
+    /// Dials the member with number `node`, which this node is about to use. Returns true while the dial is in flight,
+    /// or false if the member is connected or cannot be connected.
     pub(super) fn reach_out_to(&mut self, node: NodeId) -> bool {
         let incarnation = self.unmet_member(node);
         incarnation.is_some_and(|incarnation| self.reach_out(incarnation))
     }
 
-    /// The member with that number that is being dialled or is to be connected on first use, or `None`.
+    /// Returns the member with number `node` that this node is dialling, or to which it connects on first use; `None`
+    /// for other members.
     pub(super) fn unmet_member(&self, node: NodeId) -> Option<NodeIncarnation> {
         let unconnected = self.membership().pairings().unconnected(node);
         unconnected.or_else(|| self.dialled(node))
     }
 
     /// Asks the directory about an unknown number. If the directory is unreachable, dials the address in the outside
-    /// list. Returns true while either is in flight.
+    /// list. Returns true while the question or the dial is in flight.
     pub(super) fn inquire(&mut self, node: NodeId) -> bool {
         if self.out().on_demand().inquiries.contains_key(&node) {
             return true;
@@ -234,14 +236,15 @@ impl Context<'_> {
 }
 
 impl Engine {
-    /// Dials a member that this node is about to use. Returns true while a dial or inquiry is in flight, or false if
-    /// the member is connected or cannot be connected.
+    /// Dials a member that this node is about to use, or asks the directory about its number. Returns true while the
+    /// dial or question is in flight, and false if the member is connected or cannot be connected.
     pub fn use_node(&mut self, now_ns: u64, node: NodeId) -> bool {
         self.out.set_now(now_ns);
         !self.lives(node) && (self.cx().reach_out_to(node) || self.cx().inquire(node))
     }
 
-    /// Returns true if a member is being dialled for the first time, or this node is asking the directory about it.
+    /// Returns true if this node is dialling the member for the first time, or is asking the directory about the
+    /// member.
     pub fn is_connecting(&self, node: NodeId) -> bool {
         !self.lives(node) && self.out.is_awaited(node)
     }
@@ -292,7 +295,7 @@ impl Engine {
         }
     }
 
-    /// Returns true if a member is to be connected on first use.
+    /// Returns true if this node will dial the member on first use.
     pub fn is_unconnected(&self, node: NodeId) -> bool {
         self.membership.pairings().unconnected(node).is_some()
     }
@@ -365,8 +368,8 @@ impl Engine {
         rivals.into_iter().for_each(|rival| self.fail_on_demand(rival));
     }
 
-    /// Returns true if a first meeting at that address may still succeed in time, with a known member or with an
-    /// unknown one that is listed there.
+    /// Returns true if a first meeting at `address` may still succeed in time, with a known member or with an unknown
+    /// member that is listed with this address.
     pub(super) fn is_awaited_at(&mut self, address: &str) -> bool {
         let now_ns = self.out.now_ns();
         let (membership, on_demand) = (&self.membership, self.out.on_demand());

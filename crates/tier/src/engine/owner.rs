@@ -1,4 +1,4 @@
-//! The owner's side: reserves, fills and releases local chunks, for homes here and elsewhere.
+//! The owner's side: reserves, fills and releases local chunks, for regions whose home is this node or another.
 
 mod populating;
 mod running;
@@ -23,7 +23,7 @@ use crate::message::{ErrorReply, NodeStatus, Reply};
 use crate::news::News;
 use crate::store::{Shortage, Store};
 
-/// Local memory, and the operations in progress on it, including those that wait for memory.
+/// The local memory, and the operations in progress on it, including operations that wait for memory.
 pub(super) struct Owner {
     store: Store,
     reach: Arc<dyn Reach>,
@@ -86,7 +86,7 @@ impl Owner {
         }
     }
 
-    /// The window of `extent`; `None` if it is not local.
+    /// Returns the window of `extent`, or `None` if `extent` is not local.
     pub(super) fn window(&self, extent: &Extent) -> Option<Window> {
         self.store.window(extent)
     }
@@ -96,27 +96,27 @@ impl Owner {
         self.store.is_held_for(home, extent)
     }
 
-    /// Bytes held for other homes, by region.
+    /// Returns the number of local bytes that are held for other homes, by region, each with its home.
     pub(super) fn held(&self) -> BTreeMap<RegionId, (NodeIncarnation, u64)> {
         self.store.held()
     }
 
-    /// All chunks held for `home`, by region.
+    /// Returns all local chunks that are held for `home`, by region.
     pub(super) fn held_for(&self, home: NodeIncarnation) -> Vec<(RegionId, Extents)> {
         self.store.held_for(home)
     }
 
-    /// Marks the chunks of an adopted region as homed here: see [`Store::adopt`].
+    /// Records that this node has become the home of a region with these extents: see [`Store::adopt`].
     pub(super) fn adopt(&mut self, extents: &[Extent]) {
         self.store.adopt(extents);
     }
 
-    /// Maximum bytes that this node contributes.
+    /// Returns the maximum number of bytes that this node contributes.
     pub(super) fn bytes_total(&self) -> u64 {
         self.store.bytes_total()
     }
 
-    /// Bytes that the arena has grown to, and the number of free bytes among them.
+    /// Returns the size of the arena in bytes, and the number of its free bytes.
     pub(super) fn bytes_grown_and_free(&self) -> (u64, u64) {
         (self.store.bytes_grown(), self.store.bytes_free())
     }
@@ -150,7 +150,7 @@ impl Owner {
         }
     }
 
-    /// Records that a peer is cut off from memory here.
+    /// Records that a peer is cut off from this node's memory.
     pub(super) fn handle_cut_off(&mut self, incarnation: NodeIncarnation, out: &mut Outbox) {
         self.store.handle_cut_off(incarnation, out);
     }

@@ -303,14 +303,15 @@ impl SessionSide<'_> {
         }
     }
 
-    /// As [`SessionSide::memory_nodes`], split into connected nodes and nodes still being met.
+    /// Returns the nodes of [`SessionSide::memory_nodes`], split into connected nodes and nodes that this node is still
+    /// meeting.
     fn memory_nodes_by_contact(&self) -> (Vec<NodeId>, Vec<NodeId>) {
         let nodes = self.memory_nodes();
         nodes.into_iter().partition(|node| !self.cx.is_awaited(*node))
     }
 
-    /// Permanent nodes that contribute memory. Returns ephemeral ones only if there are no others, since their memory
-    /// leaves with the application.
+    /// Returns the permanent nodes that contribute memory. Returns ephemeral nodes only if no permanent node does,
+    /// since their memory leaves with the application.
     pub(super) fn memory_nodes(&self) -> Vec<NodeId> {
         let with_memory =
             self.cx.members().all().filter(|member| member.bytes_total > 0 && member.state.is_there());
@@ -700,7 +701,7 @@ impl SessionSide<'_> {
     }
 }
 
-/// FNV-1a, whose result is the same on every node and in every version.
+/// Returns the FNV-1a hash of a name, which is the same on every node and in every version.
 fn hash(name: &str) -> u64 {
     name.bytes()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))

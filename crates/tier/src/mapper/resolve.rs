@@ -13,15 +13,15 @@ use crate::permissions::Permissions;
 /// The state of the region behind a handle, as this node knows it.
 #[derive(Clone, Debug)]
 pub struct Known {
-    /// The region.
+    /// The region behind the handle.
     pub region: RegionId,
-    /// The home, which orders all changes.
+    /// The home of the region, which orders all changes.
     pub home: NodeIncarnation,
     /// The permissions of the handle.
     pub permissions: Permissions,
     /// True if the region is immutable.
     pub sealed: bool,
-    /// The extents in order, and how this node reaches each.
+    /// The extents in order, each with the way in which this node reaches it.
     pub pieces: Vec<(Extent, Place)>,
 }
 
@@ -29,7 +29,8 @@ pub struct Known {
 type Layout<'m> = (Cow<'m, [Extent]>, Option<(u64, u64)>);
 
 impl Mapper {
-    /// The region and extents of `len` bytes behind a handle, for an operation of `session` that needs `wanted`.
+    /// Returns the region behind a handle, and the extents of the `len` bytes from `at` on, for an operation of
+    /// `session` that needs the permissions `wanted`.
     pub fn resolve(
         &self,
         session: SessionId,
@@ -57,7 +58,7 @@ impl Mapper {
         }
     }
 
-    /// Returns the state of the region behind a handle; `None` if the handle does not belong to `session`.
+    /// Returns the state of the region behind a handle, or `None` if the handle does not belong to `session`.
     pub fn known(&self, session: SessionId, slot: SlotRef, locate: &dyn Locate) -> Option<Known> {
         let (region, home) = self.region_of(session, slot)?;
         let mapped = self.regions.get(&region)?;
@@ -68,7 +69,7 @@ impl Mapper {
         Some(Known { region, home, permissions, sealed, pieces })
     }
 
-    /// The memory that this node's handles currently reach, by region.
+    /// Returns the memory that this node's handles currently reach, by region.
     pub fn reached(&self, locate: &dyn Locate) -> Vec<(RegionId, Extent)> {
         let settled = self.regions.iter().filter(|(region, _)| !self.changing.contains_key(region));
         let mut reached = Vec::new();
@@ -83,7 +84,7 @@ impl Mapper {
         reached
     }
 
-    /// The extents of a mapped region, and its frozen part.
+    /// Returns the extents of a mapped region, and its frozen part.
     fn layout(&self, region: RegionId, mapped: &Mapped) -> Option<Layout<'_>> {
         if let Some(Large { extents, frozen }) = self.large.get(&region) {
             return Some((Cow::Borrowed(extents), *frozen));

@@ -1,4 +1,5 @@
-//! Atomics by call, for memory in which posted atomics are not atomic with respect to processors.
+//! Atomics by call: the processor of the word's owner executes them. Used where the fabric's posted atomics are not
+//! atomic with respect to processors.
 //!
 //! ```text
 //!   requester                                              owner of the word
@@ -7,11 +8,11 @@
 //! ```
 //!
 //! Both messages are sends with their own immediates, and so are ordered with all other sends of a node. This layer
-//! does not repeat them: a broken connection ends the operation like a posted atomic, with an unknown result. Until it
-//! ends, the operation counts as posted work to the owner, and changes of the region wait for it.
+//! does not repeat a lost message: if the connection breaks, the operation ends with an unknown result, as a posted
+//! atomic does. Until then, the operation counts as posted work to the owner, and changes of the region wait for it.
 //!
-//! The owner executes a call only while the requester is connected, and only in the owner's arena. It holds the lock
-//! under which a peer is declared lost, so it executes no call of a peer after that.
+//! The owner executes a call only while the requester is connected, and only in the owner's arena. While executing, the
+//! owner holds the lock under which it declares peers lost, so it executes no call of a lost peer.
 //!
 //! All integers are little-endian.
 
@@ -26,10 +27,10 @@ pub const ATOMIC_IMM: u32 = 2;
 /// The immediate of a send that carries an [`AtomicAnswer`].
 pub const ATOMIC_ANSWER_IMM: u32 = 3;
 
-/// Maximum calls in flight from a node to one peer, which may have to buffer as many answers.
+/// Maximum number of atomic calls in flight from a node to one peer. The peer may have to buffer as many answers.
 pub const ATOMICS_UNDER_WAY_MAX: usize = 1 << 16;
 
-/// A request to change a word of the receiver.
+/// A request to change a word in the receiver's memory.
 ///
 /// ```text
 ///   0 id u64 | 8 key u32 | 12 kind u32 | 16 offset u64 | 24 added or expected u64 | 32 new u64
@@ -38,13 +39,13 @@ pub const ATOMICS_UNDER_WAY_MAX: usize = 1 << 16;
 pub struct AtomicCall {
     /// Id of the request, chosen by the requester.
     pub id: WorkId,
-    /// Address of the word.
+    /// Address of the word to change.
     pub word: RemoteAddress,
-    /// The operation.
+    /// The operation to apply to the word.
     pub atomic: Atomic,
 }
 
-/// Bytes of an [`AtomicCall`].
+/// Length of an encoded [`AtomicCall`], in bytes.
 pub const ATOMIC_CALL_BYTES: usize = 40;
 
 impl AtomicCall {
@@ -57,7 +58,7 @@ impl AtomicCall {
         words([self.id.0, u64::from(self.word.key.0) | kind << 32, self.word.offset, one, two])
     }
 
-    /// Decodes a call.
+    /// Decodes a call. Fails if `bytes` have another length or no valid content.
     pub fn parse(bytes: &[u8]) -> Result<AtomicCall, WireError> {
         let [id, place, offset, one, two] = parse_words::<5>(bytes).ok_or(BAD_CALL)?;
         let atomic = match (place >> 32, two) {
@@ -69,8 +70,8 @@ impl AtomicCall {
         Ok(AtomicCall { id: WorkId(id), word, atomic })
     }
 
-    /// Changes the word in `segment`, the memory behind the key, and returns the old value. Returns `None`, without
-    /// effect, if the address is not that of an aligned word in `segment`.
+    /// Changes the word in `segment`, which is the memory behind the address's key, and returns the old value. Returns
+    /// `None`, without effect, if `segment` has no aligned word at the address.
     pub fn apply(&self, segment: &Window) -> Option<u64> {
         self.atomic.try_apply(segment, self.word.offset)
     }
@@ -83,13 +84,13 @@ impl AtomicCall {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AtomicAnswer {
-    /// Id of the request, chosen by the requester.
+    /// Id of the request that this answers.
     pub id: WorkId,
     /// The old value; `None` if the address was invalid and no word was changed.
     pub old: Option<u64>,
 }
 
-/// Bytes of an [`AtomicAnswer`].
+/// Length of an encoded [`AtomicAnswer`], in bytes.
 pub const ATOMIC_ANSWER_BYTES: usize = 24;
 
 impl AtomicAnswer {
@@ -98,7 +99,7 @@ impl AtomicAnswer {
         words([self.id.0, u64::from(self.old.is_none()), self.old.unwrap_or(0)])
     }
 
-    /// Decodes an answer.
+    /// Decodes an answer. Fails if `bytes` have another length or no valid content.
     pub fn parse(bytes: &[u8]) -> Result<AtomicAnswer, WireError> {
         let [id, status, old] = parse_words::<3>(bytes).ok_or(BAD_ANSWER)?;
         let old = match (status, old) {

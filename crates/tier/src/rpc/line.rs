@@ -13,13 +13,13 @@
 //!   56 whether to notify the caller: written by the caller
 //! ```
 //!
-//! The mark of a request is its lap, which is the number of the pass over the row. The mark of a reply is the
+//! The mark of a request is its lap: how many times the client had filled the row before. The mark of a reply is the
 //! generation of its slot. Both have the highest bit set. Older content has a different mark, and fresh memory, which
-//! is zero, has none.
+//! is zero, has no mark.
 //!
 //! A line contains a number for the principal, which an earlier request in the ring has assigned to the principal's
-//! name. The server handles the requests of a node, in lines and in the ring, and its cancels in posting order. So each
-//! line carries the number of ring requests and cancels posted before it.
+//! name. The server handles a node's cancels, and its requests in lines and in the ring, in the order in which the node
+//! posted them. So each line carries the number of ring requests and cancels posted before the line.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU16, AtomicU64};
@@ -37,7 +37,7 @@ pub const OUTPUT_BYTES_MAX: usize = 48;
 pub const REQUEST_LINES: u32 = 512;
 /// Number of words of a request.
 pub const REQUEST_WORDS: usize = 8;
-/// Number of words of a reply. In the word after them, the caller requests a notification.
+/// Number of words of a reply. In the next word of the line, the caller requests a notification.
 pub const REPLY_WORDS: usize = 7;
 /// Maximum number of principals to which a client can assign numbers.
 pub const PRINCIPALS_MAX: u16 = 1024;
@@ -54,11 +54,11 @@ pub struct RequestLine {
     pub kind: Kind,
     /// Number of the function or port.
     pub number: u32,
-    /// The caller's slot.
+    /// The caller's reply slot.
     pub slot: SlotId,
-    /// Number of the principal.
+    /// Number that an earlier request in the ring has assigned to the principal.
     pub principal: u16,
-    /// Number of ring requests and cancels posted before this request, wrapping.
+    /// Number of ring requests and cancels that the client posted before this request, modulo 2^16.
     pub posted_before: u16,
     /// Maximum length of the reply that the caller accepts, in bytes.
     pub reply_bytes_max: u32,
@@ -68,20 +68,22 @@ pub struct RequestLine {
     pub input: [u8; INPUT_BYTES_MAX],
 }
 
-/// Returns the mark that shows that a request line is new: the lap of its position, with the highest bit set.
+/// Returns the mark of a request at `position`, by which the server recognises a new request: the lap, with the highest
+/// bit set.
 #[inline]
 pub fn request_mark(position: u64) -> u16 {
     (position / u64::from(REQUEST_LINES)) as u16 | MARK
 }
 
-/// Returns the mark that shows that a reply line is new: the generation of its slot, with the highest bit set.
+/// Returns the mark of a reply for `slot`, by which the caller recognises a new reply: the slot's generation, with the
+/// highest bit set.
 #[inline]
 pub fn reply_mark(slot: SlotId) -> u16 {
     slot.generation | MARK
 }
 
 impl RequestLine {
-    /// Encodes the request. The first word must be stored last.
+    /// Encodes the request. The client must store the first word last.
     #[inline]
     pub fn emit(&self, mark: u16) -> [u64; REQUEST_WORDS] {
         let (kind, limit) = wire::kind_code(self.kind, self.reply_bytes_max);
@@ -101,7 +103,7 @@ impl RequestLine {
         words
     }
 
-    /// Decodes `words`, a private copy of a request.
+    /// Decodes a request from `words`, which must be a private copy. Fails if the content is invalid.
     #[inline]
     pub fn parse(words: &[u64; REQUEST_WORDS]) -> Result<RequestLine, WireError> {
         let bad = WireError("request");
@@ -130,7 +132,7 @@ impl RequestLine {
     }
 }
 
-/// A reply, with its output in the line if that is short, else in the slot.
+/// The header of a reply in a line. A short output follows in the line; a longer output is in the slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReplyLine {
     /// The result of the request.
@@ -140,8 +142,8 @@ pub struct ReplyLine {
 }
 
 impl ReplyLine {
-    /// Encodes a reply, with `output` if it is short, and returns the number of words. The first word must be stored
-    /// last.
+    /// Encodes a reply, and returns its words with the number of words in use. Includes `output` if it has at most
+    /// [`OUTPUT_BYTES_MAX`] bytes. The server must store the first word last.
     #[inline]
     pub fn emit(status: Status, slot: SlotId, output: &[u8]) -> ([u64; REPLY_WORDS], usize) {
         let is_here = output.len() <= OUTPUT_BYTES_MAX;
@@ -164,7 +166,7 @@ impl ReplyLine {
         (words, 1 + output.len().div_ceil(size_of::<u64>()))
     }
 
-    /// Decodes the first word of a private copy of a reply.
+    /// Decodes a reply from its first word, which must be a private copy. Fails if the content is invalid.
     #[inline]
     pub fn parse(first: u64) -> Result<ReplyLine, WireError> {
         let header = first >> 16 & 0xff | first >> 32 << 32;
@@ -177,7 +179,7 @@ impl ReplyLine {
     }
 }
 
-/// Returns the output in a line.
+/// Returns the output bytes of a reply line, padded with zeros.
 #[inline]
 pub fn output_of(words: &[u64; REPLY_WORDS]) -> [u8; OUTPUT_BYTES_MAX] {
     let mut output = [0; OUTPUT_BYTES_MAX];
@@ -188,7 +190,8 @@ pub fn output_of(words: &[u64; REPLY_WORDS]) -> [u8; OUTPUT_BYTES_MAX] {
     output
 }
 
-/// Returns the address in a line.
+/// Returns the address of the output that a reply line contains in place of the output ([`Status::DoneAt`]). Fails if
+/// the address is invalid.
 #[inline]
 pub fn address_of(words: &[u64; REPLY_WORDS]) -> Result<RemoteAddress, WireError> {
     let output = output_of(words);
@@ -205,7 +208,7 @@ pub struct LineWriter {
 }
 
 impl LineWriter {
-    /// The position of the next request; `None` if the row is full.
+    /// Returns the position of the next request, or `None` if the row is full.
     #[inline]
     pub fn place(&self) -> Option<u64> {
         (self.tail - self.head < u64::from(REQUEST_LINES)).then_some(self.tail)
@@ -217,7 +220,7 @@ impl LineWriter {
         self.tail += 1;
     }
 
-    /// Records that the server has read `head` requests.
+    /// Records that the server has read `head` requests in total. Fails if the client has posted fewer requests.
     #[inline]
     pub fn set_head(&mut self, head: u64) -> Result<(), Violation> {
         if head > self.tail {
@@ -228,13 +231,14 @@ impl LineWriter {
     }
 }
 
-/// Index of the line for a position in the row.
+/// Returns the index of the line at `position`: positions count all requests, and wrap around the row.
 #[inline]
 pub fn index_of(position: u64) -> u32 {
     (position % u64::from(REQUEST_LINES)) as u32
 }
 
-/// The server's end of a row. Only one thread at a time reads requests; any thread may read the head reported last.
+/// The server's end of a row of requests. Only one thread at a time reads requests; any thread may read the head that
+/// was reported last.
 #[derive(Debug, Default)]
 pub struct LineReader {
     head: AtomicU64,
@@ -244,32 +248,33 @@ pub struct LineReader {
 }
 
 impl LineReader {
-    /// The position of the next request.
+    /// Returns the position of the next request.
     #[inline]
     pub fn position(&self) -> u64 {
         // Handing the reader to another thread orders this access and those below.
         self.head.load(Relaxed)
     }
 
-    /// Records that the next request was read.
+    /// Records that the server has read the next request.
     #[inline]
     pub fn advance(&self) {
         self.head.store(self.position() + 1, Relaxed);
     }
 
-    /// Number of ring requests and cancels handled, wrapping; compare it with [`RequestLine::posted_before`].
+    /// Returns the number of ring requests and cancels handled, modulo 2^16, for comparison with
+    /// [`RequestLine::posted_before`].
     #[inline]
     pub fn heard(&self) -> u16 {
         self.heard.load(Relaxed)
     }
 
-    /// Records that one more ring request or cancel has been handled. A line that was posted after it
-    /// ([`RequestLine::posted_before`]) is handled only once this is recorded.
+    /// Records that the server has handled one more ring request or cancel. The server handles a line that the client
+    /// posted after it ([`RequestLine::posted_before`]) only after this call.
     pub fn hear(&self) {
         self.heard.store(self.heard().wrapping_add(1), Relaxed);
     }
 
-    /// Returns true if the head must be reported to the client now: once per quarter of the row.
+    /// Returns true if the server must report the head to the client now, which is once per quarter of the row.
     #[inline]
     pub fn poll_head(&self) -> bool {
         let is_due = self.position() - self.told() >= u64::from(REQUEST_LINES) / 4;
@@ -280,7 +285,7 @@ impl LineReader {
         is_due
     }
 
-    /// The head reported last to the client; 0 before the first report.
+    /// Returns the head that the server last reported to the client, or 0 before the first report.
     #[inline]
     pub fn told(&self) -> u64 {
         // Pairs with the Release in poll_head().

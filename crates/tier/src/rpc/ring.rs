@@ -1,8 +1,9 @@
-//! The two ends of a request ring, which determine the offsets of the next request to write and to read.
+//! The two ends of a request ring, which determine the offsets of the next request to write and to read. Neither end
+//! accesses memory.
 //!
-//! Positions count bytes since the beginning. A request is contiguous: one that does not fit before the end starts at
-//! the beginning of the ring, and the rest of the lap is skipped. Requests are not padded, so their number is limited
-//! only by the ring's bytes. Neither end accesses memory.
+//! Positions count all bytes since the ring was created. A request is contiguous: a request that does not fit before
+//! the end of the ring starts at the ring's beginning, and the bytes before the end are skipped. Requests are not
+//! padded, so only the ring's length limits their number.
 
 use super::{RING_BYTES_MAX, RING_BYTES_MIN, Violation};
 
@@ -11,7 +12,7 @@ use super::{RING_BYTES_MAX, RING_BYTES_MIN, Violation};
 #[error("the request ring is full")]
 pub struct RingFull;
 
-/// The client's end, which owns the tail. A clone allows a rollback if requests could not be posted.
+/// The client's end of a ring, which owns the tail. A clone allows a rollback if requests could not be posted.
 #[derive(Clone, Debug)]
 pub struct RingWriter {
     bytes: u64,
@@ -20,7 +21,7 @@ pub struct RingWriter {
     head: u64,
 }
 
-/// A free part of the ring for one request, not taken yet.
+/// A free part of the ring that a request fits into. [`RingWriter::take`] takes the part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
     /// Offset in the ring, in bytes.
@@ -28,7 +29,7 @@ pub struct Place {
     end: u64,
 }
 
-/// The server's end, which owns the head.
+/// The server's end of a ring, which owns the head.
 #[derive(Debug)]
 pub struct RingReader {
     bytes: u64,
@@ -42,9 +43,9 @@ pub fn is_ring_size(bytes: u64) -> bool {
     bytes.is_power_of_two() && (RING_BYTES_MIN..=RING_BYTES_MAX).contains(&bytes)
 }
 
-/// Maximum length in bytes of a request in a ring of `bytes`: a quarter. Such a request always fits after the server
-/// has read the whole ring, even if the reported head lags by a quarter and a quarter at the end of the ring is
-/// skipped.
+/// Returns the maximum length in bytes of a request in a ring of `bytes`: a quarter. Such a request always fits after
+/// the server has read the whole ring, even if the reported head lags by a quarter and a quarter at the end of the ring
+/// is skipped.
 pub const fn request_bytes_max(bytes: u64) -> u64 {
     bytes / 4
 }
@@ -56,13 +57,13 @@ impl RingWriter {
         RingWriter { bytes, tail: 0, head: 0 }
     }
 
-    /// Maximum length of a request, in bytes.
+    /// Returns the maximum length of a request, in bytes.
     pub fn request_bytes_max(&self) -> u64 {
         request_bytes_max(self.bytes)
     }
 
-    /// Returns the part of the ring for the next request, of `len` bytes. `len` is at most
-    /// [`RingWriter::request_bytes_max`].
+    /// Returns the part of the ring for the next request, of `len` bytes, or fails if the ring is full. `len` must be
+    /// at most [`RingWriter::request_bytes_max`].
     pub fn place(&self, len: u64) -> Result<Place, RingFull> {
         debug_assert!(len <= self.request_bytes_max(), "a request of {len} bytes");
         let left_in_lap = self.bytes - self.tail % self.bytes;
@@ -79,7 +80,7 @@ impl RingWriter {
         self.tail = place.end;
     }
 
-    /// Records that the server has read up to `head`.
+    /// Records that the server has read up to position `head`. Fails if `head` is beyond the tail.
     pub fn set_head(&mut self, head: u64) -> Result<(), Violation> {
         if head > self.tail {
             return Err(Violation("the head of a ring is beyond its tail"));
@@ -97,7 +98,8 @@ impl RingReader {
         RingReader { bytes, head: 0, told: 0 }
     }
 
-    /// Handles a request at `offset`. Returns its maximum length in bytes.
+    /// Handles the arrival of a request at `offset`. Returns the maximum length of the request in bytes. Fails if a
+    /// request cannot start at `offset`.
     pub fn arrive(&mut self, offset: u64) -> Result<u64, Violation> {
         let at = self.head % self.bytes;
         if offset != at {
@@ -109,12 +111,13 @@ impl RingReader {
         Ok(request_bytes_max(self.bytes).min(self.bytes - offset))
     }
 
-    /// Records that the last request, of `len` bytes, was copied out.
+    /// Records that the server has copied the last request, of `len` bytes, out of the ring.
     pub fn advance(&mut self, len: u64) {
         self.head += len;
     }
 
-    /// Returns the head to report to the client if a quarter of the ring was read since the last report, else `None`.
+    /// Returns the head to report to the client if the server has read a quarter of the ring since the last report,
+    /// else `None`.
     pub fn poll_head(&mut self) -> Option<u64> {
         if self.head - self.told < self.bytes / 4 {
             return None;
@@ -123,7 +126,7 @@ impl RingReader {
         Some(self.head)
     }
 
-    /// The head that [`RingReader::poll_head`] last returned; 0 before.
+    /// Returns the head that [`RingReader::poll_head`] returned last, or 0 before the first time.
     pub fn told(&self) -> u64 {
         self.told
     }

@@ -7,9 +7,8 @@
 //!                      └──> Idle        v
 //! ```
 //!
-//! A call is *busy* while its slot is being written or its input is being read. Only then does a cancel have to wait.
-//! The caller may see the answer, and reuse the slot, before the writing thread reaches `end`, which then has no
-//! effect.
+//! A call is *busy* while a server thread writes its slot or reads its input. Only then does a cancel have to wait. The
+//! caller may see the answer, and reuse the slot, before the writing thread reaches `end`, which then has no effect.
 //!
 //! Answering threads take no lock, since each slot is one word.
 //!
@@ -44,7 +43,7 @@ pub struct Served {
 /// after 2^47 requests: more than a day at one call per nanosecond.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ServedId {
-    /// The client's slot.
+    /// The client's reply slot.
     pub slot: SlotId,
     number: u64,
 }
@@ -58,12 +57,12 @@ enum ServedState {
     Cancelled,
 }
 
-/// When to acknowledge a cancel.
+/// The time at which the server must acknowledge a cancel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cancelling {
-    /// Acknowledge it now.
+    /// The server must acknowledge the cancel now.
     Acknowledge,
-    /// Acknowledge it when [`Served::end`] returns true.
+    /// The server must acknowledge the cancel when [`Served::end`] returns true.
     Later,
 }
 
@@ -86,7 +85,8 @@ fn block() -> Box<[AtomicU64]> {
 }
 
 impl Served {
-    /// Opens a request. Must be called by one thread at a time.
+    /// Opens the call that uses `slot`. Fails if the slot's previous call is still open. One thread at a time may call
+    /// this.
     #[inline]
     pub fn open(&self, slot: SlotId) -> Result<ServedId, Violation> {
         // The poll token or a lock orders this access between the threads that handle requests.
@@ -104,14 +104,15 @@ impl Served {
         Ok(id)
     }
 
-    /// Returns true if the call may still be answered.
+    /// Returns true if the server may still answer the call: it is neither answered, busy nor cancelled.
     #[inline]
     pub fn is_open(&self, id: ServedId) -> bool {
         // Only a hint: callers that rely on it call begin().
         self.of(id.slot.index).load(Relaxed) == word_of(id, ServedState::Open)
     }
 
-    /// Begins to write the call's slot, or to read its input. Returns false if the call was cancelled.
+    /// Marks the call as busy, before a thread writes the call's slot or reads the call's input. Returns false if the
+    /// call was cancelled.
     #[inline]
     pub fn begin(&self, id: ServedId) -> bool {
         // Pairs with open() and end(), and with cancel(), which finds the call open or busy.
@@ -119,8 +120,8 @@ impl Served {
         self.of(id.slot.index).compare_exchange(open, busy, Acquire, Relaxed).is_ok()
     }
 
-    /// Ends the write or read that [`Served::begin`] began. `answered` is true if the call is done. Returns true if a
-    /// cancel must be acknowledged now. Has no effect if the slot is already in its next use.
+    /// Ends the busy state that [`Served::begin`] began. `answered` is true if the call is done. Returns true if the
+    /// server must acknowledge a cancel now. Has no effect if the slot is already in its next use.
     ///
     /// Acts as a full fence between the thread's earlier stores and its later loads.
     #[inline]
@@ -139,7 +140,7 @@ impl Served {
         call.compare_exchange(found, word_of(id, ServedState::Idle), AcqRel, Relaxed).is_ok()
     }
 
-    /// Handles the cancel of a caller that has given up. Must be called by one thread at a time.
+    /// Handles the cancel of a caller that has given up on `slot`. One thread at a time may call this.
     pub fn cancel(&self, slot: SlotId) -> Cancelling {
         let call = self.of(slot.index);
         let mut word = call.load(Acquire);

@@ -10,8 +10,8 @@
 //!                    └─────── handle_reply (late) ──> Replied ────> Free
 //! ```
 //!
-//! A slot may also be *lent* to a thread, which then manages the uses of the slot by itself. If a use needs a waker or
-//! a cancel, or its server is lost, this table first adopts the use:
+//! The table may also *lend* a slot to a thread, which then manages the uses of the slot by itself. If a use needs a
+//! waker or a cancel, or its server is lost, the table first adopts the use:
 //!
 //! ```text
 //!        lend           adopt
@@ -20,8 +20,8 @@
 //!     └──────────┘
 //! ```
 //!
-//! A waiter holds only a slot's id. A slot becomes free only when no server can write to it any more. Its next use
-//! has another generation, which exposes peers that violate this.
+//! A waiter holds only a slot's id. A slot becomes free only when no server can write to it any more. The next use of
+//! the slot has another generation, so the table detects a peer that still replies to the last use.
 
 use std::task::Waker;
 
@@ -33,22 +33,22 @@ use super::wire::next_generation;
 /// One use of a reply slot.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SlotId {
-    /// Index of the slot.
+    /// Index of the slot in the node's table of reply slots.
     pub index: u16,
-    /// Number of the use, in 15 bits.
+    /// Number of this use of the slot, in 15 bits.
     pub generation: u16,
 }
 
-/// The server of a call.
+/// The node that serves a call.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Target {
-    /// On this node.
+    /// This node itself.
     Own,
-    /// On another node, behind this connection.
+    /// Another node, behind this connection.
     Peer(PeerId),
 }
 
-/// All reply slots of a node, each with the resource that it holds while in use, such as memory.
+/// All reply slots of a node. A slot in use may hold a resource of type `H`, such as memory for a long reply.
 #[derive(Debug)]
 pub struct ReplySlots<H> {
     slots: Vec<Slot<H>>,
@@ -91,11 +91,11 @@ enum SlotState {
 /// The state of the call for which a reply has arrived.
 #[derive(Debug)]
 pub enum Arrival {
-    /// A caller waits for the reply.
+    /// The caller waits for the reply, perhaps asleep: wake the waker.
     Expected(Option<Waker>),
     /// The caller has given up: inspect the reply, then [`ReplySlots::free`] the slot.
     Late,
-    /// The peer was declared lost before the reply arrived: ignore the reply.
+    /// This node declared the peer lost before the reply arrived: ignore the reply.
     Posthumous,
 }
 
@@ -104,7 +104,7 @@ pub enum Arrival {
 pub enum ReplyState {
     /// The reply has not arrived yet.
     Waiting,
-    /// The reply has arrived: copy it out, then [`ReplySlots::free`] the slot.
+    /// The reply has arrived: copy it out of the slot, then [`ReplySlots::free`] the slot.
     Replied,
     /// The server's node is lost: [`ReplySlots::abandon`] the slot.
     Down,
@@ -115,17 +115,17 @@ pub enum ReplyState {
 /// The action that an abandoned slot requires.
 #[derive(Debug)]
 pub enum Abandoned<H> {
-    /// Ask the server to acknowledge that it will not write, and drop the waker while holding no lock.
+    /// Ask this server to acknowledge that it will not write to the slot, and drop the waker without holding a lock.
     Cancel(Target, Option<Waker>),
     /// The reply had already arrived: inspect it, then [`ReplySlots::free`] the slot.
     Replied,
-    /// No action: the slot is free. The value is the resource that was attached to it, if any.
+    /// No action: the slot is free. The value is the resource that the slot held, if any.
     Freed(Option<H>),
     /// No action: the slot becomes free when the server's node is cut off.
     Kept,
 }
 
-/// True if a lost peer is cut off, so that it can no longer write.
+/// True if a lost peer is cut off, so that it can no longer write to reply slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CutOffYet(pub bool);
 
@@ -136,8 +136,8 @@ impl<H> Slot<H> {
 }
 
 impl<H> ReplySlots<H> {
-    /// Creates a table of at most `slots_max` slots, none in use. The first `preferred` slots are used while any of
-    /// them is free.
+    /// Creates a table of at most `slots_max` slots, at most 65,536, with no slot in use. The table uses one of the
+    /// first `preferred` slots while any of them is free.
     pub fn new(preferred: usize, slots_max: usize) -> ReplySlots<H> {
         assert!(slots_max <= 1 << 16, "an index has 16 bits");
         ReplySlots {
@@ -151,7 +151,8 @@ impl<H> ReplySlots<H> {
         }
     }
 
-    /// Takes a slot into use. Returns `None` if all are in use, or after [`ReplySlots::close`].
+    /// Takes a free slot into use for a call to `target`. Returns `None` if all slots are in use, or after
+    /// [`ReplySlots::close`].
     pub fn open(&mut self, target: Target) -> Option<SlotId> {
         if self.closed {
             return None;
@@ -164,8 +165,8 @@ impl<H> ReplySlots<H> {
         Some(SlotId { index, generation: slot.generation })
     }
 
-    /// Lends a preferred slot for uses that are not managed here. Returns `None` if all are in use, or after
-    /// [`ReplySlots::close`].
+    /// Lends a preferred slot to a thread, which manages the uses of the slot by itself. Returns `None` if all
+    /// preferred slots are in use, or after [`ReplySlots::close`].
     pub fn lend(&mut self, target: Target) -> Option<SlotId> {
         if self.closed {
             return None;
@@ -178,7 +179,7 @@ impl<H> ReplySlots<H> {
         Some(SlotId { index, generation: slot.generation })
     }
 
-    /// Takes back a lent slot that is not in use; `id` would be its next use.
+    /// Takes back a lent slot that is not in use. `id` names the next use of the slot.
     pub fn take_back(&mut self, id: SlotId) {
         let slot = &mut self.slots[usize::from(id.index)];
         debug_assert!(matches!(slot.state, SlotState::Lent), "a slot is taken back once");
@@ -186,7 +187,8 @@ impl<H> ReplySlots<H> {
         self.free(id);
     }
 
-    /// Starts to manage the current use `id` of a lent slot. `is_down` is set if its server is lost or cut off.
+    /// Starts to manage the current use `id` of a lent slot, with a deadline. `is_down` is `Some` if the slot's server
+    /// is lost.
     pub fn adopt(&mut self, id: SlotId, deadline_ns: u64, is_down: Option<CutOffYet>) {
         let slot = &mut self.slots[usize::from(id.index)];
         debug_assert!(matches!(slot.state, SlotState::Lent), "a slot is adopted once");
@@ -201,7 +203,7 @@ impl<H> ReplySlots<H> {
         };
     }
 
-    /// Returns the current use of a slot if a reply is expected for it, even if it is abandoned; `None` otherwise.
+    /// Returns the current use of a slot if a reply may still arrive, even after the waiter has given up, else `None`.
     pub fn awaited(&self, index: u16) -> Option<SlotId> {
         let slot = self.slots.get(usize::from(index))?;
         let is_awaited = matches!(slot.state, SlotState::Waiting { .. } | SlotState::Abandoned);
@@ -216,7 +218,7 @@ impl<H> ReplySlots<H> {
         })
     }
 
-    /// Sets the deadline of a reply, which is initially infinite.
+    /// Sets the deadline, in ns, of a reply. Without this, the reply has no deadline.
     pub fn set_deadline(&mut self, id: SlotId, at_ns: u64) {
         let slot = self.slot_mut(id).expect("its opener holds it");
         if let SlotState::Waiting { deadline_ns, .. } = &mut slot.state {
@@ -225,40 +227,41 @@ impl<H> ReplySlots<H> {
         }
     }
 
-    /// Attaches a resource to a slot in use, until the slot is free.
+    /// Attaches a resource to a slot in use. The slot holds the resource until the slot is free.
     pub fn hold(&mut self, id: SlotId, held: H) {
         self.slot_mut(id).expect("its opener holds it").held = Some(held);
     }
 
-    /// The server of a slot in use.
+    /// Returns the node that will write the reply into a slot in use.
     pub fn target(&self, id: SlotId) -> Target {
         self.slots[usize::from(id.index)].target
     }
 
-    /// Number of slots in use for replies from all servers, abandoned ones included, lent ones excluded.
+    /// Returns the number of slots in use for replies from all servers, with abandoned slots, and without lent slots.
     pub fn all_in_use(&self) -> usize {
         self.slots.iter().filter(|slot| slot.is_in_use()).count()
     }
 
-    /// Number of slots in use for replies from `target`, including abandoned ones.
+    /// Returns the number of slots in use for replies from `target`, with abandoned slots, and without lent slots.
     pub fn in_use(&self, target: Target) -> usize {
         self.slots.iter().filter(|slot| slot.is_in_use() && slot.target == target).count()
     }
 
-    /// Takes the resource of a slot. The outer `None` means that this use has ended.
+    /// Takes the resource out of a slot. Returns `None` if this use of the slot has ended, and `Some(None)` if the slot
+    /// holds no resource.
     pub fn take_held(&mut self, id: SlotId) -> Option<Option<H>> {
         self.slot_mut(id).map(|slot| slot.held.take())
     }
 
-    /// The resource of a slot in use, or `None`.
+    /// Returns the resource of a slot in use, or `None` if the slot holds no resource.
     pub fn held(&self, id: SlotId) -> Option<&H> {
         let slot = self.slots.get(usize::from(id.index))?;
         slot.held.as_ref().filter(|_| slot.generation == id.generation)
     }
 
-    /// Handles a reply that was written into a slot.
+    /// Handles a reply that `from` has written into a slot. Fails if the slot expects no reply from `from`.
     pub fn handle_reply(&mut self, from: Target, id: SlotId) -> Result<Arrival, Violation> {
-        let unknown = Violation("a reply names a slot that expects none");
+        let unknown = Violation("a reply names a slot that expects no reply");
         let slot = self.slot_mut(id).filter(|slot| slot.target == from).ok_or(unknown)?;
         match &mut slot.state {
             SlotState::Waiting { waker, .. } => {
@@ -277,7 +280,7 @@ impl<H> ReplySlots<H> {
         }
     }
 
-    /// Returns the state of a slot.
+    /// Returns the state of a slot at `now_ns`, for the slot's waiter.
     pub fn look(&mut self, id: SlotId, now_ns: u64) -> ReplyState {
         let slot = self.slot_mut(id).expect("its waiter holds it");
         match &slot.state {
@@ -289,8 +292,9 @@ impl<H> ReplySlots<H> {
         }
     }
 
-    /// As [`ReplySlots::look`], but registers `waker` if the reply has not arrived. Leaves the previous waker in
-    /// `waker`; the caller must hold no lock when it drops that one, since dropping may run arbitrary code.
+    /// Returns the state of a slot at `now_ns`, and registers `waker` if the reply has not arrived. Leaves the
+    /// previously registered waker in `waker`; the caller must drop that waker without holding a lock, since dropping
+    /// may run arbitrary code.
     pub fn wait(&mut self, id: SlotId, now_ns: u64, waker: &mut Option<Waker>) -> ReplyState {
         let look = self.look(id, now_ns);
         if look == ReplyState::Waiting
@@ -301,7 +305,7 @@ impl<H> ReplySlots<H> {
         look
     }
 
-    /// Abandons a slot, because its waiter has given up.
+    /// Abandons a slot, because its waiter has given up. Returns the action that the caller must take.
     pub fn abandon(&mut self, id: SlotId) -> Abandoned<H> {
         let slot = self.slot_mut(id).expect("its waiter holds it");
         match &mut slot.state {
@@ -322,7 +326,8 @@ impl<H> ReplySlots<H> {
         }
     }
 
-    /// Handles the server's acknowledgement that it will not write. Returns the resource if the slot is free now.
+    /// Handles the server's acknowledgement that it will not write to the slot. Returns the slot's resource if the slot
+    /// is free now.
     pub fn handle_cancelled(&mut self, from: Target, id: SlotId) -> Option<H> {
         let slot = self.slot_mut(id).filter(|slot| slot.target == from)?;
         // The reply may have preceded the acknowledgement.
@@ -340,7 +345,7 @@ impl<H> ReplySlots<H> {
         held
     }
 
-    /// Records that a peer is lost, but may still write. Returns the wakers to wake.
+    /// Records that a peer is lost, but may still write to reply slots. Returns the wakers that the caller must wake.
     pub fn handle_down(&mut self, peer: PeerId) -> Vec<Waker> {
         let mut wakers = Vec::new();
         for slot in self.slots.iter_mut().filter(|slot| slot.target == Target::Peer(peer)) {
@@ -352,7 +357,8 @@ impl<H> ReplySlots<H> {
         wakers
     }
 
-    /// Records that a peer is cut off and can no longer write. Returns the resources of slots that are free now.
+    /// Records that a peer is cut off and can no longer write to reply slots. Returns the resources of the slots that
+    /// are free now.
     pub fn handle_cut_off(&mut self, peer: PeerId) -> Vec<H> {
         let mut held = Vec::new();
         for index in 0..self.slots.len() {
@@ -372,12 +378,12 @@ impl<H> ReplySlots<H> {
         held
     }
 
-    /// Earliest time at which a slot may become overdue, in ns.
+    /// Returns the earliest time in ns at which a slot may become overdue, or `u64::MAX` without a deadline.
     pub fn next_deadline_ns(&self) -> u64 {
         self.next_deadline_ns
     }
 
-    /// Handles the passing of time. Returns the wakers of overdue slots, to be woken.
+    /// Returns the wakers of the slots that are overdue at `now_ns`, which the caller must wake.
     pub fn handle_time(&mut self, now_ns: u64) -> Vec<Waker> {
         if now_ns < self.next_deadline_ns {
             return Vec::new();
@@ -395,7 +401,8 @@ impl<H> ReplySlots<H> {
         wakers
     }
 
-    /// Ends all waits and returns the wakers to wake. Slots stay reserved, since replies may still be written.
+    /// Ends all waits and returns the wakers that the caller must wake. Slots stay reserved, since servers may still
+    /// write replies.
     pub fn close(&mut self) -> Vec<Waker> {
         self.closed = true;
         let mut wakers = Vec::new();
@@ -408,12 +415,12 @@ impl<H> ReplySlots<H> {
         wakers
     }
 
-    /// Returns true if the slots are closed.
+    /// Returns true after [`ReplySlots::close`].
     pub fn is_closed(&self) -> bool {
         self.closed
     }
 
-    /// Number of slots in use, including lent ones.
+    /// Returns the number of slots in use, with lent slots.
     pub fn used(&self) -> usize {
         self.slots.len() - self.free.len() - self.free_others.len()
     }

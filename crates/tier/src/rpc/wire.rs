@@ -1,6 +1,6 @@
 //! Encodings of requests, replies and control messages, as drawn in `docs/protocol.md`.
 //!
-//! All integers are little-endian. A parser works on a private copy, and rejects all bytes that no emitter writes.
+//! All integers are little-endian. A parser works on a private copy, and rejects bytes that the encoder never writes.
 
 use halite_fabric::{Key, RemoteAddress};
 use serde::{Deserialize, Serialize};
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::line::PRINCIPALS_MAX;
 use super::{PAYLOAD_BYTES_MAX, SlotId};
 
-/// The immediate of a send that carries a [`CallControl`]; sends of the control protocol have 0.
+/// The immediate of a send that carries a [`CallControl`]. Sends of the control protocol have the immediate 0.
 pub const CONTROL_IMM: u32 = 1;
 
 const REPLY_FLAG: u32 = 1 << 31;
@@ -25,16 +25,17 @@ pub struct WireError(pub(super) &'static str);
 /// The meaning of an immediate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Imm {
-    /// A request in the ring.
+    /// A request has arrived in the ring.
     Request {
-        /// Offset in the ring, in bytes.
+        /// Offset of the request in the ring, in bytes.
         offset: u64,
     },
-    /// A reply in the given slot.
+    /// A reply has arrived in the given slot.
     Reply(SlotId),
-    /// Requests in the lines.
+    /// Requests have arrived in the lines.
     Lines,
-    /// Makes the caller poll the line of a slot. A reply was stored there, but may already have been consumed.
+    /// A reply has arrived in the line of the slot with this index. The caller must poll the line, but may already have
+    /// consumed the reply.
     Look(u16),
 }
 
@@ -64,7 +65,7 @@ impl Imm {
     }
 }
 
-/// The generation after `generation`, in 15 bits.
+/// Returns the generation after `generation`, in 15 bits.
 pub(super) fn next_generation(generation: u16) -> u16 {
     (generation + 1) & GENERATION_MASK
 }
@@ -84,15 +85,16 @@ pub enum Kind {
     Publish,
 }
 
-/// Maximum offset in bytes: above the length of any segment, and low enough that no sum with other lengths overflows.
+/// Maximum offset in a message, in bytes: above the length of any segment, and low enough that no sum with other
+/// lengths overflows.
 pub const OFFSET_BYTES_MAX: u64 = 1 << 56;
 
 /// The location of a request's input.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Input {
-    /// After the header and the principal's name.
+    /// The input follows the header and the principal's name in the ring.
     InRing,
-    /// In the client's memory, from which the server reads it.
+    /// The input is in the client's memory, at this address, from which the server reads it.
     At(RemoteAddress),
 }
 
@@ -110,9 +112,9 @@ pub struct RequestHeader {
     pub kind: Kind,
     /// Number of the function or port.
     pub number: u32,
-    /// The caller's slot.
+    /// The caller's reply slot.
     pub slot: SlotId,
-    /// Address of the memory for the reply, and its length in bytes; `None` for the default slot.
+    /// Address and length in bytes of the memory for the reply; `None` if the reply goes into the default slot.
     pub reply_at: Option<(RemoteAddress, u32)>,
     /// Maximum length of the reply that the caller accepts, in bytes.
     pub reply_bytes_max: u32,
@@ -122,7 +124,8 @@ pub struct RequestHeader {
     pub input: Input,
     /// Length in bytes of the principal's name, which follows the header.
     pub name_bytes: u8,
-    /// Number that the client assigns to the principal, if any. Later requests in lines contain it instead of the name.
+    /// Number that the client assigns to the principal, if any. Later requests in lines contain the number instead of
+    /// the name.
     pub principal: Option<u16>,
 }
 
@@ -137,19 +140,19 @@ const PRINCIPAL_SHIFT: u32 = 4;
 pub const REQUEST_HEADER_BYTES_MAX: usize = FIXED_BYTES + 2 * ADDRESS_BYTES;
 
 impl RequestHeader {
-    /// Length of the encoded header, in bytes.
+    /// Returns the length of the encoded header, in bytes.
     pub fn len_bytes(&self) -> usize {
         let input_at = matches!(self.input, Input::At(_));
         FIXED_BYTES + ADDRESS_BYTES * (usize::from(self.reply_at.is_some()) + usize::from(input_at))
     }
 
-    /// Length of the whole request in the ring, in bytes.
+    /// Returns the length of the whole request in the ring, in bytes: header, name, and an input that follows.
     pub fn request_bytes(&self) -> u64 {
         let input_bytes = if self.input == Input::InRing { u64::from(self.input_bytes) } else { 0 };
         self.len_bytes() as u64 + u64::from(self.name_bytes) + input_bytes
     }
 
-    /// Encodes the header at the front of `bytes`. Returns its length.
+    /// Encodes the header at the front of `bytes`. Returns the length of the header in bytes.
     #[inline]
     pub fn emit(&self, bytes: &mut [u8; REQUEST_HEADER_BYTES_MAX]) -> usize {
         let (kind, limit) = kind_code(self.kind, self.reply_bytes_max);
@@ -176,7 +179,8 @@ impl RequestHeader {
         at
     }
 
-    /// Decodes the header at the front of `bytes`, a private copy of the request.
+    /// Decodes the header at the front of `bytes`, which must be a private copy of the request. Fails if the content is
+    /// invalid.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<RequestHeader, WireError> {
         let bad = WireError("request");
@@ -260,7 +264,7 @@ fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes(bytes[at..at + 2].try_into().expect("two bytes"))
 }
 
-/// Bytes of a [`ReplyHeader`].
+/// Length of an encoded [`ReplyHeader`], in bytes.
 pub const REPLY_HEADER_BYTES: usize = 8;
 
 /// The header of a reply: status u32, number u32.
@@ -273,15 +277,16 @@ pub struct ReplyHeader {
 /// The result of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Status {
-    /// Done; an output of this many bytes follows.
+    /// The request is done; an output of this many bytes follows the header.
     Done(u32),
-    /// Done; the address of an output of this many bytes in the server's memory follows.
+    /// The request is done; the header is followed by the address of an output of this many bytes in the server's
+    /// memory.
     DoneAt(u32),
     /// No server offers the function or has opened the port.
     Unknown,
     /// The function's queue is full.
     Busy,
-    /// The principal lacks the permission.
+    /// The function or port does not accept requests from the principal.
     Denied,
     /// The output, of this many bytes, is longer than the caller accepts.
     TooLong(u32),
@@ -291,11 +296,11 @@ pub enum Status {
     Closed,
     /// The server has no memory for the output.
     NoMemory,
-    /// The port has no space now.
+    /// The port has no space for the message now.
     WouldBlock,
-    /// The port has reserved space under this number: send again.
+    /// The port has reserved space for the message under this number: send it again with [`Kind::GrantedSend`].
     Granted(u32),
-    /// The node is draining, and accepts no calls.
+    /// The server's node is draining, and accepts no requests.
     Draining,
 }
 
@@ -320,7 +325,7 @@ impl ReplyHeader {
         (u64::from(code) | u64::from(number) << 32).to_le_bytes()
     }
 
-    /// Decodes `bytes`, a private copy of a reply header.
+    /// Decodes `bytes`, which must be a private copy of a reply header. Fails if the content is invalid.
     #[inline]
     pub fn parse(bytes: [u8; REPLY_HEADER_BYTES]) -> Result<ReplyHeader, WireError> {
         let word = u64::from_le_bytes(bytes);
@@ -344,14 +349,15 @@ impl ReplyHeader {
     }
 }
 
-/// Encodes the address after the header of a [`Status::DoneAt`].
+/// Encodes the address of an output, which follows the header of a reply with [`Status::DoneAt`].
 pub fn emit_output_address(address: RemoteAddress) -> [u8; ADDRESS_BYTES] {
     let mut bytes = [0; ADDRESS_BYTES];
     emit_address(&mut bytes, address, 0);
     bytes
 }
 
-/// Decodes the address after the header of a [`Status::DoneAt`].
+/// Decodes the address of an output, which follows the header of a reply with [`Status::DoneAt`]. Fails if the address
+/// is invalid.
 pub fn parse_output_address(bytes: [u8; ADDRESS_BYTES]) -> Result<RemoteAddress, WireError> {
     parse_address(&mut bytes.as_slice()).map(|(address, _)| address)
 }
@@ -362,8 +368,8 @@ pub const OUTPUT_ADDRESS_BYTES: usize = ADDRESS_BYTES;
 /// Control messages about calls, in sends with [`CONTROL_IMM`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum CallControl {
-    /// The addresses that the receiver needs: of the sender's ring and lines for requests, and of the sender's default
-    /// slots and lines for replies.
+    /// The addresses in the sender's memory that the receiver needs: of the ring and lines for the receiver's requests,
+    /// and of the default slots and lines for the receiver's replies.
     Handshake {
         /// Key of the ring's segment.
         ring_key: u32,
@@ -371,7 +377,8 @@ pub enum CallControl {
         ring_offset: u64,
         /// Length of the ring in bytes.
         ring_bytes: u64,
-        /// Key of the segment of the sender's head word, in which the receiver reports how far it has read requests.
+        /// Key of the segment of the sender's head word, in which the receiver reports how far it has read the sender's
+        /// requests.
         head_key: u32,
         /// Offset of the head word, in bytes.
         head_offset: u64,
@@ -385,39 +392,39 @@ pub enum CallControl {
         slots: u32,
         /// Key of the segment of the lines for the receiver's requests.
         lines_key: u32,
-        /// Offset of the first of these lines, in bytes.
+        /// Offset of the first line for requests, in bytes.
         lines_offset: u64,
         /// Key of the segment of the lines for the receiver's replies, one per default slot.
         replies_key: u32,
-        /// Offset of the first of these lines, in bytes.
+        /// Offset of the first line for replies, in bytes.
         replies_offset: u64,
     },
-    /// The sender no longer waits for the reply to this slot.
+    /// The sender no longer waits for the reply in this slot.
     Cancel {
-        /// The sender's slot.
+        /// Index of the sender's reply slot.
         index: u16,
-        /// Generation of the slot.
+        /// Generation of the slot's use.
         generation: u16,
     },
     /// The sender will not write to this use of a slot any more.
     Cancelled {
-        /// The receiver's slot.
+        /// Index of the receiver's reply slot.
         index: u16,
-        /// Generation of the slot.
+        /// Generation of the slot's use.
         generation: u16,
     },
-    /// The sender has read the output that was kept for this slot.
+    /// The sender has read the output that the receiver kept in its memory for this slot.
     Release {
-        /// The sender's slot.
+        /// Index of the sender's reply slot.
         index: u16,
-        /// Generation of the slot.
+        /// Generation of the slot's use.
         generation: u16,
     },
-    /// The space reserved for a message of the sender is not needed.
+    /// The sender no longer needs the space that a port has reserved for its message.
     Decline {
-        /// The port.
+        /// The port that has reserved the space.
         port: u32,
-        /// The number of the reservation.
+        /// The number of the reservation, from [`Status::Granted`].
         grant: u32,
     },
 }
@@ -434,7 +441,7 @@ impl CallControl {
         postcard::to_stdvec(self).expect("control messages have no unencodable parts")
     }
 
-    /// Decodes a message.
+    /// Decodes a message. Fails if the content is invalid or an offset is above [`OFFSET_BYTES_MAX`].
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<CallControl, WireError> {
         match postcard::take_from_bytes(bytes) {

@@ -1,8 +1,8 @@
 //! Growth of the arena: how much memory to request from the operating system, and when to retry.
 //!
-//! If the system refuses a segment, the next request is half as long, down to [`SEGMENT_BYTES_MIN`]. If the system
-//! refuses that length too, the arena stops growing for a while. The next allocation after that requests the full
-//! length again.
+//! If the operating system refuses a segment, the next request is half as long, down to [`SEGMENT_BYTES_MIN`]. If the
+//! system refuses that length too, the arena does not grow for 0.1 to 10 s. The next allocation after that requests the
+//! full length again.
 
 /// Minimum length of a segment after halving.
 const SEGMENT_BYTES_MIN: u64 = 1 << 20;
@@ -52,8 +52,8 @@ impl Growth {
         self.refused_until_ns.is_some()
     }
 
-    /// Requests a segment, and returns its length. Returns `None` if a request is in flight. The length is the usual
-    /// one, rounded up to a chunk, or the reduced one; at least `bytes_min` unless `bytes_max` is less.
+    /// Requests a segment, and returns its length, or `None` if a request is in flight. The length is the usual length
+    /// rounded up to a chunk, or the reduced length; at least `bytes_min` unless `bytes_max` is less.
     pub(super) fn request(&mut self, chunk_bytes: u64, bytes_min: u64, bytes_max: u64) -> Option<u64> {
         if self.requested.is_some() {
             return None;

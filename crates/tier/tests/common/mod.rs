@@ -32,10 +32,10 @@ pub type DirectoryOf = Box<dyn Fn(NodeId) -> Box<dyn Directory>>;
 
 type Arenas = Arc<Mutex<BTreeMap<(usize, Key), Window>>>;
 
-/// All arenas. Peers are numbered by the index of the host plus one, on every host.
+/// The arenas of all hosts. On every host, a peer's number is the index of its host plus one.
 struct Everything {
     arenas: Arenas,
-    /// True if peers' memory is reached by posting only.
+    /// True if nodes reach the memory of peers by posted operations only.
     posted: bool,
 }
 
@@ -46,13 +46,13 @@ impl Reach for Everything {
     }
 }
 
-/// Work of a driver outside of its engine.
+/// Work that a driver does outside of its engine.
 enum Work {
     Copy {
         from: Window,
         to: Window,
     },
-    /// A posted read from the memory of that host.
+    /// A posted read from the memory of another host.
     Fetch {
         host: usize,
         from: Window,
@@ -119,40 +119,40 @@ pub struct Cluster {
     pub hosts: Vec<Host>,
     pub now_ns: u64,
     pub wires: BTreeMap<(usize, usize), VecDeque<Vec<u8>>>,
-    /// Time of day on the clocks of nodes at the beginning, in ns; else 0.
+    /// Time of day on the nodes' clocks at the start of the test, in ns; 0 for nodes that are not listed.
     pub epochs_ns: BTreeMap<u32, u64>,
     /// Wires that deliver nothing for now.
     pub held: Vec<(usize, usize)>,
     arenas: Arenas,
     posted: bool,
-    /// Creates the directories of nodes, if not the embedded one.
+    /// Creates the directory of each node; `None` for embedded directories.
     pub directory_of: Option<DirectoryOf>,
     /// Transactions for the outside store, by host.
     pub store: Vec<(usize, u64, Transaction)>,
-    /// True if cut-offs succeed, as by a kill, or leave zombies.
+    /// True if cut-offs succeed, as after a kill; false if they leave zombies.
     pub kills: bool,
     /// True if adapters connect hosts: they cut off without a kill, and can reconnect.
     pub adapters: bool,
-    /// Maximum nodes of a full mesh.
+    /// Maximum number of nodes in a cluster whose nodes all connect to each other.
     pub full_mesh_nodes_max: usize,
     /// True if dials are neither answered nor refused.
     pub silent_dials: bool,
-    /// True if dials take long; and those in flight.
+    /// True if dials take long; `undialled` holds the dials in flight.
     pub slow_to_dial: bool,
     undialled: Vec<(usize, String)>,
     /// Directions in which messages are lost.
     pub cut: BTreeSet<(usize, usize)>,
     /// A wire whose messages are late in single steps.
     pub slow_wire: Option<(usize, usize)>,
-    /// True if drivers copy slowly; and the copies in flight.
+    /// True if drivers copy slowly; `copies` holds the copies in flight.
     pub slow_to_copy: bool,
     copies: Vec<(usize, Token, Work)>,
     writes: BTreeMap<u64, Posted>,
     last_write: u64,
-    /// True if drivers clean freed memory slowly; and the memory not cleaned yet.
+    /// True if drivers clean freed memory slowly; `uncleaned` holds the memory that is not cleaned yet.
     pub slow_to_clean: bool,
     uncleaned: Vec<(usize, Token, Key, u64, u64)>,
-    /// The wire whose frames are recorded, and those frames.
+    /// The wire whose frames are recorded in `kept`.
     recording: Option<(usize, usize)>,
     kept: Vec<Vec<u8>>,
 }
@@ -163,7 +163,7 @@ impl Cluster {
         Cluster::reaching(count, false)
     }
 
-    /// Nodes behind adapters, connected to the first node, and to others on first use.
+    /// Creates nodes behind adapters that connect to the first node, and to other nodes on first use.
     pub fn on_demand(count: usize) -> Cluster {
         let mut cluster = Cluster::of(1);
         (cluster.adapters, cluster.full_mesh_nodes_max) = (true, 1);
@@ -173,7 +173,8 @@ impl Cluster {
         cluster
     }
 
-    /// As [`Cluster::of`]; with `posted`, nodes reach each other's memory by posting only.
+    /// Creates `count` connected nodes as [`Cluster::of`] does; with `posted`, nodes reach each other's memory by
+    /// posted operations only.
     pub fn reaching(count: usize, posted: bool) -> Cluster {
         let mut cluster = Cluster { posted, kills: true, full_mesh_nodes_max: 64, ..Cluster::default() };
         for index in 0..count {
@@ -182,14 +183,14 @@ impl Cluster {
         cluster
     }
 
-    /// Adds a node, connects it to all running ones, and runs until idle.
+    /// Adds a node, connects it to all running nodes, and runs until idle.
     pub fn add(&mut self, node: u32, bytes_total: u64) -> usize {
         let index = self.add_late(node, bytes_total);
         self.run();
         index
     }
 
-    /// Adds a node and connects it to all running ones, with messages still in flight.
+    /// Adds a node and connects it to all running nodes, with messages still in flight.
     pub fn add_late(&mut self, node: u32, bytes_total: u64) -> usize {
         let index = self.add_unmet(node, bytes_total);
         let met = if index < self.full_mesh_nodes_max { index } else { 1 };
@@ -394,7 +395,7 @@ impl Cluster {
         progress
     }
 
-    /// Breaks the connection between two hosts, and both see it.
+    /// Breaks the connection between two hosts, so that both handle its end.
     pub fn disconnect(&mut self, one: usize, other: usize) {
         self.wires.remove(&(one, other));
         self.wires.remove(&(other, one));
@@ -402,14 +403,14 @@ impl Cluster {
         self.lose(other, one, false);
     }
 
-    /// A host sees the end of its connection to another, and perhaps of the other's process.
+    /// Makes a host handle the end of its connection to another host, and with `exited` of the other host's process.
     pub fn lose(&mut self, host: usize, other: usize, has_exited: bool) {
         let (engine, peer) = (&mut self.hosts[host].engine, PeerId(other as u32 + 1));
         engine.handle_disconnected(self.now_ns, peer);
         engine.handle_cut_off(self.now_ns, peer, has_exited);
     }
 
-    /// Ends a connection at one end, and at the other if the news arrives.
+    /// Ends a connection at one end, and at the other end unless messages between the two hosts are lost.
     fn hang_up(&mut self, from: usize, to: usize) {
         self.wires.remove(&(from, to));
         self.wires.remove(&(to, from));
@@ -447,7 +448,7 @@ impl Cluster {
         self.run();
     }
 
-    /// Ends the dials in flight from one host to another without an answer in time.
+    /// Ends the dials in flight from one host to another as dials that no host answered in time.
     pub fn lose_dials(&mut self, from: usize, to: usize) {
         let address = to.to_string();
         let before = self.undialled.len();
@@ -467,7 +468,7 @@ impl Cluster {
         self.cut.extend(pairs.flat_map(|(one, other)| [(one, other), (other, one)]));
     }
 
-    /// Number of copies in flight.
+    /// Returns the number of copies in flight.
     pub fn copies_under_way(&self) -> usize {
         self.copies.len()
     }
@@ -545,7 +546,7 @@ impl Cluster {
         host.grace_periods.len() < before
     }
 
-    /// Kills a process, and all others see it.
+    /// Kills a process. All other hosts handle its exit.
     pub fn kill(&mut self, index: usize) {
         self.hosts[index].running = false;
         self.wires.retain(|(from, to), _| *from != index && *to != index);
@@ -578,14 +579,14 @@ impl Cluster {
         }
     }
 
-    /// Delivers a message to a host, as if another had sent it, whatever its state.
+    /// Delivers a message to a host as if the other host `from` had sent it, whatever the state of `from`.
     pub fn forge(&mut self, from: usize, to: usize, message: &Message) {
         for frame in link::frames(&message::encode(message), 1 << 20) {
             self.hosts[to].engine.handle_message(self.now_ns, PeerId(from as u32 + 1), &frame);
         }
     }
 
-    /// Records what `from` sends to `to` from now on.
+    /// Records all frames that `from` sends to `to` from now on.
     pub fn record(&mut self, from: usize, to: usize) {
         self.recording = Some((from, to));
     }
@@ -621,7 +622,7 @@ impl Cluster {
         self.map_for(host, name, Permissions::READ | Permissions::WRITE)
     }
 
-    /// Maps a region for more or fewer permissions.
+    /// Maps a region with the permissions `wanted`.
     pub fn map_for(&mut self, host: usize, name: &str, wanted: Permissions) -> SlotRef {
         slot(self.command(host, Command::Map { name: name.into(), wanted }))
     }
@@ -678,14 +679,14 @@ impl Cluster {
         bytes
     }
 
-    /// The places of a region's bytes, as `host` knows them.
+    /// Returns the places of a region's bytes, as `host` knows them.
     pub fn extents(&self, host: usize, slot: SlotRef) -> Vec<Extent> {
         let host = &self.hosts[host];
         let known = host.engine.known_region(host.session, slot).expect("the handle is good");
         known.pieces.into_iter().map(|(extent, _)| extent).collect()
     }
 
-    /// The bytes of a region, wherever they are.
+    /// Returns the bytes of a region from the arenas of all its owners.
     pub fn peek(&self, host: usize, slot: SlotRef) -> Vec<u8> {
         let mut bytes = Vec::new();
         for extent in self.extents(host, slot) {
@@ -697,7 +698,7 @@ impl Cluster {
         bytes
     }
 
-    /// Bytes used and bytes in quarantine, as the node reports them.
+    /// Returns the number of used bytes and of bytes in quarantine, as the node reports them.
     pub fn memory(&mut self, host: usize) -> (u64, u64) {
         let node = self.hosts[host].incarnation.node;
         match self.command(host, Command::Status) {
@@ -710,7 +711,7 @@ impl Cluster {
     }
 }
 
-/// A region that all principals may read and write, and that is not populated.
+/// Returns a command that allocates a region which all principals may read and write, and which is not populated.
 pub fn allocation(name: Option<&str>, len: u64, placement: Placement) -> Command {
     Command::Alloc {
         name: name.map(str::to_owned),
@@ -729,7 +730,7 @@ pub fn slot(outcome: Result<Outcome, CommandError>) -> SlotRef {
     }
 }
 
-/// A connection to that host; messages are cut into small pieces.
+/// Returns a connection to `host` that cuts messages into small pieces.
 fn connection_to(host: usize, dialled: bool) -> Connection {
     Connection { peer: PeerId(host as u32 + 1), dialled, send_bytes_max: 256 }
 }

@@ -69,11 +69,11 @@ impl Etcd {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fate {
     Done,
-    /// It does not arrive.
+    /// The transaction does not arrive.
     Refused,
-    /// It is executed, and the reply is lost.
+    /// The store executes the transaction, and the reply is lost.
     Unheard,
-    /// Its sender gives up, and it is executed later.
+    /// The sender gives up, and the store executes the transaction later.
     Late,
     /// The store is full: it executes only what needs no space.
     Full,
@@ -90,7 +90,7 @@ pub fn fails(may_be_done: bool) -> Result<Stored, StoreFailure> {
 }
 
 impl World {
-    /// Nodes whose names are in the store.
+    /// Creates nodes whose names are in the store.
     pub fn of(count: u32) -> World {
         let mut cluster = Cluster::of(0);
         cluster.directory_of = Some(Box::new(|node| {
@@ -106,7 +106,7 @@ impl World {
         world
     }
 
-    /// Nodes with the embedded directory.
+    /// Creates nodes with the embedded directory.
     pub fn embedded(count: u32) -> World {
         let mut cluster = Cluster::of(0);
         for node in 0..count {
@@ -115,7 +115,7 @@ impl World {
         World { cluster, etcd: Etcd::new(), late: Vec::new() }
     }
 
-    /// Moves the names, as a session of that host requests.
+    /// Moves the names to the store, at the request of a session of `host`.
     pub fn move_names(&mut self, host: usize) -> Result<Outcome, CommandError> {
         self.command(host, Command::MoveNames(names_at("/halite/test")))
     }
@@ -124,7 +124,7 @@ impl World {
         self.run_with(|_| Fate::Done);
     }
 
-    /// Runs until idle.
+    /// Runs the cluster and the store until both are idle. `fate` decides what happens to each transaction.
     pub fn run_with(&mut self, mut fate: impl FnMut(&Transaction) -> Fate) {
         loop {
             self.cluster.run();
@@ -153,7 +153,7 @@ impl World {
         }
     }
 
-    /// As `run`, but the store executes the newest pending transaction first.
+    /// Runs until idle; the store executes the newest pending transaction first.
     pub fn run_newest_first(&mut self) {
         while {
             self.cluster.run();
@@ -198,7 +198,7 @@ impl World {
         }
     }
 
-    /// Advances time, so that a recovered store is noticed.
+    /// Advances time, so that the nodes notice that the store has recovered.
     pub fn pass(&mut self, duration_ns: u64) {
         self.cluster.pass(duration_ns);
         self.run();

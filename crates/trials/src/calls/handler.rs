@@ -46,7 +46,7 @@ pub(super) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
     for kind in [Kind::Open, Kind::Closed, Kind::Narrow] {
         let server = match session.serve(function_of(kind), options_of(kind)) {
             Ok(server) => server,
-            Err(error) => return harness.judge.violated(format!("at node {node}: {error}")),
+            Err(error) => return harness.judge.violated(format!("node {node} cannot serve: {error}")),
         };
         for number in 0..TASKS {
             let name = format!("handler {number} of {kind:?} at node {node}");

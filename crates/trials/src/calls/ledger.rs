@@ -122,13 +122,15 @@ impl Ledger {
         known.times += 1;
         let wish = known.wish;
         match () {
-            () if known.times > 1 => Err(format!("it was executed {} times", known.times)),
-            () if known.denied => Err("its caller was told that it was not executed".to_owned()),
+            () if known.times > 1 => Err(format!("the call was executed {} times", known.times)),
+            () if known.denied => {
+                Err("the caller got an error that says that the call was not executed".to_owned())
+            }
             () if wish.to != at || wish.kind != kind => Err(format!("the call was meant for {wish:?}")),
             () if (wish.from, wish.principal) != caller => {
                 Err(format!("the call arrived from another caller: {wish:?}"))
             }
-            () if !wish.is_allowed => Err("its caller may not call that function".to_owned()),
+            () if !wish.is_allowed => Err("the caller may not call that function".to_owned()),
             () => self.keep_order(id, wish).map(|()| wish),
         }
     }
@@ -158,7 +160,7 @@ impl Ledger {
             () if !wish.task.answers() => {
                 Err(format!("the call was answered, but its task is {:?}", wish.task))
             }
-            () if len != wish.output_bytes as usize => Err(format!("its answer has {len} bytes: {wish:?}")),
+            () if len != wish.output_bytes as usize => Err(format!("the answer has {len} bytes: {wish:?}")),
             () => Ok(()),
         }
     }
@@ -175,9 +177,9 @@ impl Ledger {
         let NoAnswer { is_calm, .. } = no_answer;
         known.denied = !error.may_have_run;
         match () {
-            () if known.denied && times > 0 => return Err("it was executed".to_owned()),
+            () if known.denied && times > 0 => return Err("the call was executed".to_owned()),
             () if !known.denied && is_not_done(error.cause) => {
-                return Err("it cannot have been executed".to_owned());
+                return Err("the call cannot have been executed".to_owned());
             }
             () => {}
         }

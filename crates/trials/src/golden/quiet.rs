@@ -15,7 +15,7 @@ const ANSWER: [u8; 8] = [7; 8];
 pub(super) const FUNCTION: Function = Function(1);
 pub(super) const PORT: Port = Port(1);
 
-/// Node 0, whose sessions work, and node 1, which serves them.
+/// Node 0, which runs the sessions, and node 1, which serves their calls.
 pub(super) struct Quiet {
     pub(super) world: World,
     nodes: [Rc<Driven>; 2],

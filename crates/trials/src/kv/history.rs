@@ -99,7 +99,7 @@ impl Specification for Register {
     }
 }
 
-/// The operations on one key; see the header of this file.
+/// The operations on one key, which must be linearizable.
 #[derive(Debug, Default)]
 pub(super) struct History {
     done: Vec<(Span, Operation)>,

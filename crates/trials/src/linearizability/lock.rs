@@ -23,7 +23,8 @@ pub struct LockState {
 }
 
 /// The checker's model of a lock. If `RISING`, tokens must rise in the order of the holds. This cannot be required if
-/// holders are cut off: a holder that has lost the lock may learn its token after the next holder.
+/// holders are cut off: a holder that has lost the lock may learn its token later than the next holder learns the next
+/// token.
 #[derive(Debug)]
 pub struct Lock<const RISING: bool>;
 

@@ -41,7 +41,7 @@ pub(super) struct Opened {
     life: usize,
 }
 
-/// Returns the names of these regions.
+/// Returns the names of the regions under locks.
 pub(crate) fn names() -> impl Iterator<Item = String> {
     (0..NAMES).map(text)
 }
@@ -90,7 +90,12 @@ async fn open(actor: &mut Actor, name: usize) -> Option<Opened> {
             let life = (session.len(lh).ok()? as usize / WORD).checked_sub(WORDS);
             let lives = actor.harness.locks.borrow().data.lives.len();
             let Some(life) = life.filter(|life| *life < lives) else {
-                accuse(actor, name, actor.now_ns(), "its region has a length that none had");
+                accuse(
+                    actor,
+                    name,
+                    actor.now_ns(),
+                    "the region under the lock has a length that no such region ever had",
+                );
                 return None;
             };
             Some(Opened { lh, life })

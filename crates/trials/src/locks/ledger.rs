@@ -59,7 +59,7 @@ impl Hold {
     }
 }
 
-/// The known facts about one lock; see the header of this file.
+/// The known attempts to take one lock, and its known holders.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     tries: Vec<Try>,
@@ -151,7 +151,7 @@ impl Ledger {
         }
         if is_gone && token == hold.token + 1 && !recovered {
             return Err(format!(
-                "it is not marked as recovered from {run:?}, which died with token {}",
+                "the lock is not marked as recovered from {run:?}, which died with token {}",
                 hold.token
             ));
         }
@@ -162,14 +162,14 @@ impl Ledger {
         if token > self.token_max || (token != self.token_max && !is_calm) {
             return Ok(());
         }
-        Err(format!("its token is {token}, but {} was granted before", self.token_max))
+        Err(format!("the token is {token}, but {} was granted before", self.token_max))
     }
 
     fn check_recovered(&self, recovered: bool, is_calm: bool) -> Result<(), String> {
         if !recovered || self.orphans > 0 || !is_calm {
             return Ok(());
         }
-        Err("it was recovered, but no holder had died".to_owned())
+        Err("the lock was recovered, but no holder had died".to_owned())
     }
 
     /// Checks that this attempt did not overtake a session that was in the queue before the attempt began.
@@ -209,7 +209,7 @@ impl Ledger {
         if may_be_held || !(scene.is_calm_since)(begin_ns) {
             return Ok(());
         }
-        Err(format!("it was refused, but no session held it from {begin_ns} ns on"))
+        Err(format!("the attempt was refused, but no session held the lock from {begin_ns} ns on"))
     }
 
     /// Returns true if the session holds the lock with that token, as far as known.

@@ -113,18 +113,18 @@ impl Stamps {
             let word = self.words.get(index);
             if !word.may_be(*value, begin_ns) {
                 let may = word.history();
-                return Err(format!("it read {values:?}, but word {index} may be {may}"));
+                return Err(format!("the holder read {values:?}, but word {index} may be {may}"));
             }
         }
         if !holds || self.is_doubtful(run, begin_ns) {
             return Ok(None);
         }
         if self.are_alike && values.iter().any(|value| *value != values[0]) {
-            return Err(format!("it read {values:?}, which no session wrote together"));
+            return Err(format!("the holder read {values:?}, which no session wrote together"));
         }
         match seen.filter(|seen| seen.at_ns > self.doubt_until_ns && seen.values != values) {
             Some(Seen { values: before, .. }) => {
-                Err(format!("it read {values:?}, and {before:?} before, while it held the lock"))
+                Err(format!("the holder read {values:?}, and {before:?} before, while it held the lock"))
             }
             None => Ok(Some(Seen { values, at_ns: now_ns })),
         }

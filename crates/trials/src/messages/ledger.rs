@@ -61,7 +61,7 @@ impl Ledger {
     pub(super) fn denied(&mut self, path: Path, number: u64) -> Result<(), String> {
         let stream = self.streams.get_mut(&path).expect("the operation began");
         stream.denied.insert(number);
-        if stream.last_come == number { Err("it has arrived".to_owned()) } else { Ok(()) }
+        if stream.last_come == number { Err("the message has arrived".to_owned()) } else { Ok(()) }
     }
 
     /// Records that the message takes no place at the port any more, and no place is reserved for it.
@@ -87,14 +87,16 @@ impl Ledger {
             return Err("no session sent it there".to_owned());
         };
         if stream.denied.contains(&number) {
-            return Err("its sender was told that it was not sent".to_owned());
+            return Err("the sender got an error that says that the message was not sent".to_owned());
         }
         // A message that waits for a dead node goes to the next incarnation.
         if incarnation < path.to.1 || incarnation > path.to.1 && stream.sent.contains(&number) {
-            return Err(format!("it arrived in the wrong incarnation of its receiver, {incarnation}"));
+            return Err(format!(
+                "the message arrived in the wrong incarnation of its receiver, {incarnation}"
+            ));
         }
         if number <= stream.last_come {
-            return Err(format!("it arrived after message {}", stream.last_come));
+            return Err(format!("the message arrived after message {}", stream.last_come));
         }
         stream.last_come = number;
         let later = stream.sent.split_off(&number);
@@ -103,7 +105,7 @@ impl Ledger {
         match lost.first() {
             // Messages may be lost with their node.
             Some(lost) if incarnation == path.to.1 => {
-                Err(format!("message {lost} was sent before it, but never arrived"))
+                Err(format!("message {lost} was sent before this message, but never arrived"))
             }
             _ => Ok(()),
         }

@@ -66,7 +66,7 @@ impl Watcher {
     }
 }
 
-/// The notifications of one region; see the header of this file.
+/// The notifications of one region, and the watches that must receive them.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     notices: BTreeMap<Number, Notice>,
@@ -119,7 +119,7 @@ impl Ledger {
         self.watchers.get_mut(&id).expect("the watcher is registered").is_ending = true;
     }
 
-    /// Records the end of a watch, whose queue is dropped.
+    /// Records the end of a watch, which drops its queue.
     pub(super) fn unwatch(&mut self, id: WatchId) {
         self.watchers.remove(&id);
     }
@@ -138,20 +138,20 @@ impl Ledger {
         };
         notice.is_heard = true;
         if notice.is_denied {
-            return Err("its writer was told that no watcher was notified".to_owned());
+            return Err("the writer got the result that no watcher was notified".to_owned());
         }
         if let Some(end_ns) = notice.end_ns.filter(|end_ns| *end_ns < watcher.begin_ns) {
-            return Err(format!("it was over at {end_ns} ns, before the watch began"));
+            return Err(format!("the write ended at {end_ns} ns, before the watch began"));
         }
         let last = watcher.last.insert(notice.said.writer, number).unwrap_or(0);
         if last >= number {
-            return Err(format!("it arrived after notification {last} of the same writer"));
+            return Err(format!("the notification arrived after notification {last} of the same writer"));
         }
         watcher.owed.remove(&number);
         let mut before = watcher.owed.range(..number).filter(|(_, owed)| owed.writer == notice.said.writer);
         match before.next() {
             Some((lost, _)) => {
-                Err(format!("{lost} of the same writer was queued before it, but never arrived"))
+                Err(format!("notification {lost} of the same writer was queued earlier, but never arrived"))
             }
             None => Ok(notice.said),
         }

@@ -66,7 +66,7 @@ async fn watch(actor: &mut Actor, lh: Lh, life: usize, rights: Permissions) -> b
     let cause = match result {
         Some(Ok(watch)) => {
             let is_permitted = rights.contains(Permissions::READ);
-            actor.expect(is_permitted, begin_ns, "it watches a region without read permission");
+            actor.expect(is_permitted, begin_ns, "the session watches a region without read permission");
             Listener::new(actor, watch, lh, life, begin_ns).listen().await
         }
         Some(Err(error)) => {
@@ -207,8 +207,10 @@ impl Listener<'_> {
                 life.received(received.value, notice, now_ns);
             }
             match () {
-                () if !is_sound => Err("its offset, length or sender is wrong".to_owned()),
-                () if !is_permitted => Err("it has no read permission".to_owned()),
+                () if !is_sound => {
+                    Err("the offset, length or sender of the notification is wrong".to_owned())
+                }
+                () if !is_permitted => Err("the watcher has no read permission".to_owned()),
                 () => Ok(notice.slot),
             }
         })
@@ -227,7 +229,7 @@ impl Listener<'_> {
             is_read.then(|| life.unexplained(slot, &bytes, begin_ns, is_cut_off)).flatten()
         });
         if let Some(wrong) = wrong {
-            self.accuse(begin_ns, &format!("notified of {number:#x}, it read {wrong}"));
+            self.accuse(begin_ns, &format!("after notification {number:#x}, the watcher read {wrong}"));
         }
         if let Some(Err(error)) = result {
             let (actor, life) = (&*self.actor, self.listed.life);
@@ -248,18 +250,20 @@ impl Listener<'_> {
         let reason = self.with_life(|life| {
             let owed = life.ledger.owed(self.listed.id).filter(|(_, owed)| owed.since_ns < late_ns);
             match owed {
-                Some((number, owed)) => Some(format!("{number} was queued at {} ns", owed.since_ns)),
+                Some((number, owed)) => {
+                    Some(format!("notification {number} was queued at {} ns", owed.since_ns))
+                }
                 None if life.ended_ns < late_ns => {
                     Some(format!("the region was freed at {} ns", life.ended_ns))
                 }
                 None if !life.rights.may_have(*principal, Permissions::READ, late_ns) => {
-                    Some("it lost the read permission".to_owned())
+                    Some("the watcher lost the read permission".to_owned())
                 }
                 None => None,
             }
         });
         if let Some(reason) = reason {
-            self.accuse(begin_ns, &format!("it waited and was not woken, but {reason}"));
+            self.accuse(begin_ns, &format!("the waiting watcher was not woken, although {reason}"));
         }
     }
 
@@ -269,7 +273,10 @@ impl Listener<'_> {
             return;
         }
         if let Some((number, owed)) = self.with_life(|life| life.ledger.owed(self.listed.id)) {
-            self.accuse(begin_ns, &format!("{number} was queued at {} ns, but never arrived", owed.since_ns));
+            self.accuse(
+                begin_ns,
+                &format!("notification {number} was queued at {} ns, but never arrived", owed.since_ns),
+            );
         }
     }
 

@@ -1,6 +1,6 @@
 //! Executes the plans of commands. Requests to shards of this process are executed at once, and so are reads of shards
-//! whose memory this process can load from directly. A task executes all other requests; it combines those of several
-//! clients to the same shard.
+//! whose memory this process can load from directly. Tasks execute all other requests. A task combines the requests of
+//! several clients to the same shard.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use super::task::{Batch, Operation, REPLY_BYTES_MAX, Recipient, Sum, Task, all_o
 /// Clock for the expiry of keys in this process's shards, in ms.
 pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
 
-/// The shards of this process, and the batches for others.
+/// The shards of this process, and the batches for shards of other processes.
 pub(super) struct Backend {
     /// The number of the store.
     number: u64,
@@ -28,7 +28,7 @@ pub(super) struct Backend {
     now_ms: u64,
     /// Last answer.
     answer: Vec<u8>,
-    /// True for each shard whose memory loads reached at the last read.
+    /// For each shard, true if loads reached its memory at the last read.
     is_near: Vec<bool>,
     /// The next batch of each shard.
     batches: Vec<Batch>,
@@ -248,7 +248,7 @@ impl Backend {
         Ok(Step::Done)
     }
 
-    /// Returns the values of several keys; those of other processes are read together.
+    /// Returns the values of several keys. Reads the values in shards of other processes together.
     async fn get_all(
         &mut self,
         keys: Vec<&[u8]>,

@@ -60,7 +60,7 @@ impl Client {
         let reply = match command.does {
             Does::Quit => return (OK, Then::Ends),
             Does::Absent => Reply::error(format!(
-                "ERR '{}' is refused: there are no transactions here; commands about one key are atomic",
+                "ERR '{}' is refused: this server has no transactions; commands about one key are atomic",
                 command.name
             )),
             Does::Ping => match args.len() {
@@ -217,7 +217,7 @@ fn unknown_subcommand(args: Args<'_>) -> Reply<'static> {
     Reply::error(format!("ERR unknown subcommand '{subcommand}'. Try {command} HELP."))
 }
 
-/// There is one user, without a password.
+/// Replies to `AUTH`. The server has one user, without a password.
 fn auth(args: Args<'_>) -> Reply<'static> {
     match args.len() {
         2 => Reply::error(

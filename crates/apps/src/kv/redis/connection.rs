@@ -32,7 +32,7 @@ pub(super) struct Connection {
     pub(super) replies: Replies,
     /// Work that this client waits for.
     pub(super) queued: Option<Queued>,
-    /// Events that are watched.
+    /// Events of this connection that epoll watches for.
     pub(super) watched: EventFlags,
     client: Client,
     input: Option<Box<Input>>,

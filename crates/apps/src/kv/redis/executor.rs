@@ -103,7 +103,7 @@ impl Wake for TaskWaker {
 
 /// A task that has started.
 struct Running {
-    /// Returns its handle of the store at the end.
+    /// Resolves to the completion of the task and the handle of the store that the task used.
     future: Pin<Box<dyn Future<Output = (Completion, Store)>>>,
     waker: Arc<TaskWaker>,
 }

@@ -17,7 +17,7 @@ pub const LINE_BYTES_MAX: usize = KEY_BYTES_MAX;
 /// Maximum length of a request, in bytes.
 pub const REQUEST_BYTES_MAX: usize = 64 << 20;
 
-/// A malformed request.
+/// The reason why a request is malformed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ProtocolError {
     /// A line or the request is too long.

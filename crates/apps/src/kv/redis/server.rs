@@ -38,7 +38,7 @@ const PAUSE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 const VANISHED: Duration = Duration::from_secs(300);
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// Cause of the end of a server.
+/// The reason why a server ended with an error.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// The system refused an operation that the server depends on.
@@ -90,8 +90,8 @@ fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> ServerErr
 
 impl Server {
     /// Creates a server for a store, which runs on the thread of `session` and accepts up to `clients_max` clients at
-    /// `listener`. The server accesses `shards`, those of this process with their numbers, without calls. `clock` must
-    /// be the clock of their owners, which run on other threads.
+    /// `listener`. `shards` lists the shards of this process with their numbers; the server accesses them without
+    /// calls. `clock` must be the clock of the owners of these shards, which run on other threads.
     pub fn new(
         session: blocking::Session,
         listener: TcpListener,
@@ -150,7 +150,7 @@ impl Server {
         ServerStopper(self.stop.clone())
     }
 
-    /// Serves until stopped.
+    /// Serves clients until a [`ServerStopper`] stops the server.
     pub fn run(mut self) -> Result<(), ServerError> {
         let session = self.session.clone();
         let mut executor = Executor::new(self.queue.clone(), self.store.again());

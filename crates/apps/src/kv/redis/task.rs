@@ -66,7 +66,7 @@ pub(super) enum Operation {
 #[derive(Default)]
 pub(super) struct Completion {
     pub(super) bytes: Vec<u8>,
-    /// The end of each reply.
+    /// Recipient of each reply, and the offset in `bytes` at which the reply ends.
     pub(super) parts: Vec<(Recipient, usize)>,
     /// Values that were not read, because their client must read other replies first.
     pub(super) left: Vec<(Recipient, Left)>,
@@ -403,7 +403,7 @@ pub(super) fn all_of(values: &[Option<Vec<u8>>]) -> Reply<'_> {
     Reply::Array(values.iter().map(|value| value.as_deref().map_or(Reply::Null, Reply::Bulk)).collect())
 }
 
-/// Returns the reply for an error here.
+/// Returns the reply that reports `error` to a client.
 pub(super) fn refusal(error: &KvError) -> Reply<'static> {
     match error {
         KvError::Full => ReplyKind::Done.of(Some(Answer::Full)),

@@ -24,7 +24,7 @@ pub enum Figure {
     P99,
     /// Median round trip, us, of a ping-pong whose operation is half a round trip.
     RoundTrip,
-    /// 99th percentile of the round trip of such a ping-pong, us.
+    /// 99th percentile of the round trip, us, of a ping-pong whose operation is half a round trip.
     P99RoundTrip,
     /// Mean time of an operation, us.
     Mean,
@@ -36,7 +36,7 @@ pub enum Figure {
     PrintedBandwidth,
     /// Millions of operations per second.
     Rate,
-    /// The baseline measured in the same run, us.
+    /// Time of the same operation by bare loads and stores in the same run, us.
     BaselineLatency,
     /// Bandwidth of bare copies in the same run.
     BaselineBandwidth,
@@ -50,7 +50,7 @@ pub enum Figure {
     ProcessesCpu,
     /// Used part of the memory that the server reserves for requests, %.
     Used,
-    /// As `Used`, but for the baseline: receive queues with four buffer sizes, %.
+    /// Used part of the receive queues of the baseline, which have four buffer sizes, %.
     UsedByQueues,
 }
 
@@ -104,7 +104,7 @@ pub struct Sizes {
     pub bulk: u64,
     /// Iterations of control operations.
     pub control: u64,
-    /// Iterations of calls and messages. If other processes disturb a call, it takes microseconds.
+    /// Iterations of calls and messages. A call that other processes disturb takes microseconds.
     pub calls: u64,
     /// Acquisitions of a contended lock by all threads together.
     pub contended: u64,
@@ -123,7 +123,8 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Sizes for a real run: large enough that figures of a round repeat within a few percent on a quiet machine.
+    /// Returns the sizes for a real run: large enough that the figures of rounds differ by a few percent at most on a
+    /// quiet machine.
     pub fn real(options: &Options) -> Sizes {
         Sizes {
             small: 1_000_000,
@@ -140,7 +141,7 @@ impl Sizes {
         }
     }
 
-    /// Sizes for a smoke run, which takes a few seconds.
+    /// Returns the sizes for a smoke run, which takes a few seconds.
     pub fn smoke(options: &Options) -> Sizes {
         Sizes {
             small: 2_000,

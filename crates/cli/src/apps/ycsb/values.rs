@@ -140,7 +140,8 @@ impl Known {
         Some(update)
     }
 
-    /// Returns true if the update has begun, or belongs to another process; those are checked at the end of the run.
+    /// Returns true if the update has begun, or belongs to another process. Updates of other processes are checked at
+    /// the end of the run.
     fn is_begun(&self, update: Update) -> bool {
         match self.begun.get(update.thread()) {
             // Pairs with the store in `begin`.

@@ -95,9 +95,9 @@ fn ask(dir: &Path, client: &mut Option<Client>) -> anyhow::Result<Answers> {
 fn fetch_all(at: &[SocketAddr]) -> Vec<(SocketAddr, Result<Scraped, String>)> {
     std::thread::scope(|scope| {
         let fetches: Vec<_> = at.iter().map(|at| (*at, scope.spawn(|| Scraped::fetch(*at)))).collect();
-        let joined = fetches
-            .into_iter()
-            .map(|(at, fetch)| (at, fetch.join().unwrap_or_else(|_| Err("it could not be read".to_owned()))));
+        let joined = fetches.into_iter().map(|(at, fetch)| {
+            (at, fetch.join().unwrap_or_else(|_| Err("the metrics could not be read".to_owned())))
+        });
         joined.collect()
     })
 }

@@ -9,7 +9,7 @@ use halite_trials::linearizability::register::Change;
 /// Time after which a newly founded cluster is complete again: two leases.
 const FOUNDING_NS: u64 = 10_000_000_000;
 
-/// The end of a process that held memory, some time between these two.
+/// The end of a process that held memory, at some time between `from_ns` and `until_ns`.
 #[derive(Clone, Copy, Debug)]
 pub struct Death {
     pub node: u64,
@@ -24,7 +24,7 @@ impl Death {
     }
 }
 
-/// The findings, and what was checked.
+/// The violations that the judge found, and counts of the checked operations.
 #[derive(Debug, Default)]
 pub struct Findings {
     /// Lock histories are judged as in trials in virtual time.
@@ -135,7 +135,7 @@ impl Findings {
             .collect()
     }
 
-    /// Records that a reader that began at `begin_ns`, after all additions, found this value in a counter.
+    /// Records that a read that began at `begin_ns`, after all additions, found `value` in a counter.
     pub fn counted(&mut self, name: &str, begin_ns: u64, value: u64) {
         let span = Span { begin_ns, end_ns: u64::MAX };
         self.counters.entry(name.to_owned()).or_default().saw(span, value);
@@ -149,8 +149,8 @@ impl Findings {
     }
 
     /// Checks that tokens increase, and that two workers never hold a lock at the same time unless a process ended in
-    /// between. A newly founded directory knows no holders, and may grant a held lock again until all other nodes have
-    /// found it.
+    /// between. A newly founded directory of names knows no holders, and may grant a held lock again until all other
+    /// nodes have found the new directory.
     pub fn judge_locks(&mut self, deaths: &[Death], foundings_ns: &[u64]) {
         let is_founding = |held: &Held| {
             let mut foundings = foundings_ns.iter();

@@ -1,4 +1,5 @@
-//! Operations of an application of the soak test, which logs each before and after.
+//! Operations of an application of the soak test. The application logs each operation before its start and after its
+//! end.
 //!
 //! ```text
 //!   TIME add COUNTER                 TIME add COUNTER OLD | no | maybe       no: not executed; maybe: unknown
@@ -21,7 +22,7 @@ use fastrand::Rng;
 use halite::blocking::Session;
 use halite::{Lh, NodeId, Permissions, Placement, RegionError};
 
-/// Kills all workers of a host.
+/// File on a host. When the file exists, all workers of the host end.
 pub const STOP: &str = "/tmp/soak-stop";
 pub const COUNTER: &str = "counter-";
 const MODEL: &str = "model-";
@@ -226,7 +227,7 @@ fn look(session: &Session, name: &str) -> Outcome<String> {
     })
 }
 
-/// Checks all regions and counters of a list, each until it can be read; prints what it contains.
+/// Reads all regions and counters of a list, repeatedly until each can be read, and prints the result of each.
 pub fn verify(session: &Session, list: &str) {
     println!();
     for name in std::fs::read_to_string(list).unwrap().lines() {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 const REQUIRED: &str = "HALITE_NEEDS_ETCD";
 const STARTS_MAX: usize = 5;
 
-/// Returns true if etcd is installed. Panics if it is not and [`REQUIRED`] is set.
+/// Returns true if etcd is installed. Panics if etcd is not installed and [`REQUIRED`] is set.
 pub fn is_installed() -> bool {
     let found = Command::new("etcd").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     let is_there = found.is_ok_and(|status| status.success());
@@ -39,7 +39,7 @@ impl Daemon {
         (0..STARTS_MAX).find_map(try_it).expect("etcd starts")
     }
 
-    /// Returns `None` if etcd exits at once.
+    /// Starts an etcd at `ports`. Returns `None` if etcd exits at once.
     pub fn start_at(data: &Path, scheme: &str, flags: &[String], ports: Ports) -> Option<Daemon> {
         let client = format!("{scheme}://127.0.0.1:{}", ports.clients);
         let peer = format!("http://127.0.0.1:{}", ports.peers);

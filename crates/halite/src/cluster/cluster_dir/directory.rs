@@ -1,4 +1,4 @@
-//! The recorded address of etcd. Nodes of this host use it if they have no configured address.
+//! The recorded address of etcd. Nodes of this host use it if their configuration has no address of etcd.
 
 use std::io::{Read, Seek, Write};
 
@@ -12,7 +12,7 @@ use crate::cluster::etcd::EtcdAddress;
 const BYTES_MAX: u64 = 8192;
 
 impl ClusterDir {
-    /// Records the address for others. The caller holds the join lock.
+    /// Records the address for other nodes of this host. The caller holds the join lock.
     pub(crate) fn write_etcd(&self, address: &EtcdAddress) -> Result<(), ClusterDirError> {
         let io = |source| DirError::Io { path: self.path().join(DIRECTORY), source };
         let text = format!("{address}\n");
@@ -21,7 +21,7 @@ impl ClusterDir {
         Ok(written.and_then(|()| file.set_len(text.len() as u64)).map_err(io)?)
     }
 
-    /// Returns the address that another node has recorded; `None` if node 0 has the directory of names.
+    /// Returns the address of etcd that another node has recorded; `None` if node 0 has the directory of names.
     pub fn etcd(&self) -> Result<Option<EtcdAddress>, ClusterDirError> {
         if !self.dir.has(DIRECTORY, Kind::File)? {
             return Ok(None);

@@ -1,5 +1,5 @@
-//! The recorded settings for connections to other hosts. Nodes of this host use them if they have no settings of their
-//! own, so applications and commands need only the directory to join.
+//! The recorded settings for connections to other hosts. Nodes of this host use the recorded settings if they have none
+//! of their own, so applications and commands need only the cluster directory to join.
 //!
 //! A configured node records `ADDRESS,ADDRESS SECRET-FILE`; the name of the secret file extends to the end of the line.
 
@@ -15,16 +15,16 @@ use super::{ClusterDir, ClusterDirError};
 /// Maximum length of the file, in bytes.
 const BYTES_MAX: u64 = 8192;
 
-/// The recorded settings.
+/// The settings for connections to other hosts that a node has recorded.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct KnownHosts {
-    /// Addresses of this host that other hosts reach, at least one.
+    /// Addresses of this host at which other hosts reach it, at least one.
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) secret_file: PathBuf,
 }
 
 impl ClusterDir {
-    /// Records the settings for others. The caller holds the join lock.
+    /// Records the settings for other nodes of this host. The caller holds the join lock.
     pub(crate) fn write_hosts(&self, hosts: &KnownHosts) -> Result<(), ClusterDirError> {
         let io = |source| DirError::Io { path: self.path().join(HOSTS), source };
         let addresses: Vec<String> = hosts.addresses.iter().map(IpAddr::to_string).collect();
@@ -34,7 +34,7 @@ impl ClusterDir {
         Ok(written.and_then(|()| file.set_len(text.len() as u64)).map_err(io)?)
     }
 
-    /// Returns the settings that another node has recorded, if any.
+    /// Returns the settings that another node has recorded; `None` if there are none.
     pub(crate) fn hosts(&self) -> Result<Option<KnownHosts>, ClusterDirError> {
         if !self.dir.has(HOSTS, Kind::File)? {
             return Ok(None);

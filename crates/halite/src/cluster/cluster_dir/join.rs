@@ -19,7 +19,7 @@ pub(crate) struct JoinLock {
 }
 
 impl JoinLock {
-    /// Waits until no other node joins, at most `timeout` for each.
+    /// Waits until no other node is joining, at most `timeout` for each joining node, and takes the lock.
     pub(crate) fn take(
         dir: &ClusterDir,
         incarnation: Incarnation,
@@ -51,7 +51,7 @@ pub(crate) struct NodeLock {
 }
 
 impl NodeLock {
-    /// Takes the lock of `node`, or of a new ephemeral number. The caller holds the join lock.
+    /// Takes the lock of `node`, or of a new ephemeral number if `node` is `None`. The caller holds the join lock.
     pub(crate) fn take(
         dir: &ClusterDir,
         node: Option<NodeId>,

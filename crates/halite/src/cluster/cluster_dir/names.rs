@@ -1,4 +1,4 @@
-//! Names of the files in a cluster directory. Files with other names are not Halite's.
+//! Names of the files in a cluster directory. All files with other names belong to other programs.
 
 use std::ffi::OsStr;
 
@@ -7,17 +7,17 @@ use halite_tier::ids::NodeId;
 use crate::cluster::networks::Provider;
 pub(super) use crate::error::cluster_dir::MARKER;
 
-/// Held while a node joins.
+/// File that is locked while a node joins.
 pub(super) const JOIN_LOCK: &str = "join.lock";
-/// Holds the next ephemeral number.
+/// File with the next ephemeral number.
 pub(super) const NEXT_NUMBER: &str = "next-number";
-/// Holds the first number that no permanent node has had.
+/// File with the lowest number that no permanent node has had.
 pub(super) const NEXT_MEMBER: &str = "next-member";
-/// Holds the settings for connections to other hosts.
+/// File with the settings for connections to other hosts.
 pub(super) const HOSTS: &str = "hosts";
-/// Holds the address of etcd, if the names are in etcd.
+/// File with the address of etcd, if etcd has the names.
 pub(super) const DIRECTORY: &str = "directory";
-/// The directory of logs.
+/// Folder with the logs of detached nodes.
 pub(super) const LOGS: &str = "logs";
 
 const NODE_LOCK_SUFFIX: &str = ".lock";
@@ -27,14 +27,14 @@ const LOG_SUFFIX: &str = ".log";
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Name {
     NodeLock(NodeId),
-    /// The socket of the node's fabric of this provider.
+    /// The socket at which the node's fabric of this provider listens.
     Socket(NodeId, Provider),
-    /// The lock file that is locked while this fabric listens.
+    /// The file that this fabric locks while it listens.
     SocketLock(NodeId, Provider),
 }
 
 impl Name {
-    /// Parses a file name; `None` if it is not Halite's, or belongs to no single node.
+    /// Parses a file name. Returns `None` if the file belongs to no single node, or to another program.
     pub(super) fn parse(name: &OsStr) -> Option<Name> {
         let of_provider = |provider: Provider| {
             let socket = parse_node(name, &socket_suffix(provider)).map(|node| Name::Socket(node, provider));
@@ -51,7 +51,7 @@ impl Name {
     }
 }
 
-/// Returns the name of a node.
+/// Returns the name of a node, which begins the names of its files.
 pub(crate) fn node_name(node: NodeId) -> String {
     with_suffix(node, "")
 }
@@ -60,7 +60,7 @@ pub(super) fn lock_name(node: NodeId) -> String {
     with_suffix(node, NODE_LOCK_SUFFIX)
 }
 
-/// Returns the name of the socket of a node's fabric, as fabrics form it.
+/// Returns the name of the socket at which the fabric of `provider` listens for a node.
 pub(crate) fn socket_name(node: NodeId, provider: Provider) -> String {
     with_suffix(node, &socket_suffix(provider))
 }
@@ -81,7 +81,7 @@ pub(super) fn log_name(node: NodeId) -> String {
     with_suffix(node, LOG_SUFFIX)
 }
 
-/// Returns the node whose log has that name.
+/// Returns the node to which a log file belongs, from the file's name.
 pub(super) fn parse_log(name: &OsStr) -> Option<NodeId> {
     parse_node(name, LOG_SUFFIX)
 }

@@ -1,7 +1,7 @@
 //! Ephemeral node numbers. Each is assigned at most once in the lifetime of a cluster.
 //!
-//! The file contains the next number as ten digits. A single write overwrites it in place, so a process that is killed
-//! has written either all of it or nothing. Callers hold the join lock.
+//! The file contains the next number as ten digits. One write of all digits replaces the number in place, so a process
+//! that is killed has either written the whole number or left the old one. Callers hold the join lock.
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -15,7 +15,7 @@ use super::names::{NEXT_MEMBER, NEXT_NUMBER};
 use crate::cluster::config::EPHEMERAL_NODE_MIN;
 use crate::error::ClusterDirError;
 
-/// Takes the next number. The number stays used even if the node does not join.
+/// Takes the next ephemeral number. The number counts as used even if the node does not join.
 pub(super) fn take_next(dir: &PrivateDir) -> Result<NodeId, ClusterDirError> {
     let path = || dir.path().join(NEXT_NUMBER);
     let io = |source| halite_providers::private_dir::DirError::Io { path: path(), source };
@@ -33,7 +33,7 @@ pub(super) fn take_next(dir: &PrivateDir) -> Result<NodeId, ClusterDirError> {
     Ok(NodeId(number))
 }
 
-/// Formats a number. All have the same length, so overwriting a number leaves no digits of it behind.
+/// Formats a number with ten digits, so that a new number overwrites all digits of the old one.
 fn format(next: u64) -> String {
     format!("{next:010}\n")
 }
@@ -44,17 +44,17 @@ fn parse(text: &[u8]) -> Option<u64> {
     is_ours.then_some(next)
 }
 
-/// The used numbers of permanent nodes. The first node of several hosts assigns them, and must know them after a
-/// restart.
+/// The used numbers of permanent nodes. In a cluster of several hosts, the first node assigns these numbers, and reads
+/// this file after a restart.
 #[derive(Debug)]
 pub(crate) struct TakenNumbers {
     file: Mutex<File>,
-    /// All lower numbers were taken when the file was opened.
+    /// The recorded number when the file was opened; all lower numbers were taken then.
     pub(crate) next: u32,
 }
 
 impl TakenNumbers {
-    /// Opens the file. The caller holds the join lock.
+    /// Opens the file of used numbers; creates it if necessary. The caller holds the join lock.
     pub(crate) fn open(dir: &ClusterDir) -> Result<TakenNumbers, ClusterDirError> {
         let path = || dir.path().join(NEXT_MEMBER);
         let mut file = dir.dir.file(NEXT_MEMBER, Create::Yes)?;
@@ -69,7 +69,7 @@ impl TakenNumbers {
         Ok(TakenNumbers { file: Mutex::new(file), next })
     }
 
-    /// Records durably that all lower numbers are taken.
+    /// Records durably that all numbers below `next` are taken.
     pub(crate) fn note(&self, next: u32) {
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         let text = format(next.into());

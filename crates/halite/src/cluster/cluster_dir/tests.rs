@@ -1,4 +1,4 @@
-//! The cluster directory's treatment of unexpected contents.
+//! Tests of the cluster directory with unexpected contents.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;

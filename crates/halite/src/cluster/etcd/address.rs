@@ -1,4 +1,4 @@
-//! The address of etcd, with the credentials of both sides, as one line of configuration.
+//! The address of etcd, with the credentials of the node, as one line of configuration.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -7,17 +7,17 @@ use std::str::FromStr;
 use halite_tier::message::NamesAt;
 
 const PREFIX: &str = "/halite";
-/// The first parts of a cluster's keys, after its prefix.
+/// First parts of the cluster's keys, which follow the prefix.
 const HEADINGS: [&str; 7] = ["founding", "homes", "members", "move", "names", "numbers", "places"];
 const FORM: &str = "etcd://[USER[:PASSWORD]@]HOST:PORT[,HOST:PORT...][/PREFIX][?ca=FILE&cert=FILE&key=FILE&password-file=FILE]";
 
 /// Address of the etcd that has the directory of names:
 /// `etcd://[USER[:PASSWORD]@]HOST:PORT[,HOST:PORT...][/PREFIX][?ca=FILE&cert=FILE&key=FILE&password-file=FILE]`.
 ///
-/// Clusters with different prefixes do not see each other; the default is `/halite`. `ca` turns on TLS; it is a PEM
-/// file with the authorities that sign etcd's certificate. `cert` and `key` are the node's own certificate and its key,
-/// if etcd asks for a certificate. Paths are absolute, because commands read the same files as nodes. A node reads the
-/// files again when a connection fails.
+/// Clusters with different prefixes do not see each other; the default is `/halite`. `ca` turns on TLS: a PEM file with
+/// the authorities that sign etcd's certificate. `cert` and `key` are the node's own certificate and its key, for an
+/// etcd that asks for a certificate. Paths are absolute, because commands read the same files as nodes. A node reads
+/// the files again when a connection fails.
 #[derive(Clone, PartialEq, Eq)]
 pub struct EtcdAddress {
     endpoints: Vec<String>,
@@ -33,15 +33,15 @@ pub(super) struct User {
     pub(super) password: Password,
 }
 
-/// The source of the password.
+/// Where the password comes from.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum Password {
     Plain(String),
-    /// The first line of a file.
+    /// The first line of this file.
     File(PathBuf),
 }
 
-/// The files for TLS.
+/// The files for TLS connections to etcd.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct TlsFiles {
     pub(super) ca: PathBuf,
@@ -66,7 +66,7 @@ impl FromStr for EtcdAddress {
 }
 
 fn parse(text: &str) -> Result<EtcdAddress, String> {
-    let rest = text.strip_prefix("etcd://").ok_or("it does not begin with etcd://")?;
+    let rest = text.strip_prefix("etcd://").ok_or("the address does not begin with etcd://")?;
     // A password may contain any of the separators that follow.
     let (user, rest) = match rest.rsplit_once('@') {
         Some((user, rest)) => (Some(user), rest),
@@ -82,16 +82,16 @@ fn parse(text: &str) -> Result<EtcdAddress, String> {
         None => (rest, PREFIX.to_owned()),
     };
     if prefix.ends_with('/') {
-        return Err("its prefix ends with a slash".to_owned());
+        return Err("the prefix ends with a slash".to_owned());
     }
     if let Some(heading) = prefix.split('/').skip(2).find(|part| HEADINGS.contains(part)) {
         return Err(format!(
-            "its prefix has {heading:?}, which is where the cluster of a shorter prefix has keys"
+            "the prefix contains {heading:?}, under which the cluster with a shorter prefix has keys"
         ));
     }
     let endpoints: Vec<String> = hosts.split(',').map(str::to_owned).collect();
     if let Some(wrong) = endpoints.iter().find(|endpoint| !is_endpoint(endpoint)) {
-        return Err(format!("{wrong:?} is no HOST:PORT"));
+        return Err(format!("{wrong:?} is not of the form HOST:PORT"));
     }
     let files = Files::parse(query.unwrap_or_default())?;
     let user = user_of(user, files.password)?;
@@ -100,7 +100,7 @@ fn parse(text: &str) -> Result<EtcdAddress, String> {
         (None, ..) => return Err("cert and key need ca".to_owned()),
         (Some(ca), Some(cert), Some(key)) => Some(TlsFiles { ca, own: Some((cert, key)) }),
         (Some(ca), None, None) => Some(TlsFiles { ca, own: None }),
-        (Some(_), ..) => return Err("cert and key need each other".to_owned()),
+        (Some(_), ..) => return Err("cert and key need each other; give both".to_owned()),
     };
     Ok(EtcdAddress { endpoints, user, prefix, tls })
 }
@@ -113,23 +113,23 @@ fn is_endpoint(endpoint: &str) -> bool {
 fn user_of(user: Option<&str>, file: Option<PathBuf>) -> Result<Option<User>, String> {
     let Some(user) = user else {
         return match file {
-            Some(_) => Err("a password-file is of no use without a USER".to_owned()),
+            Some(_) => Err("a password-file has no effect without a USER".to_owned()),
             None => Ok(None),
         };
     };
     let (name, password) = match (user.split_once(':'), file) {
-        (Some(_), Some(_)) => return Err("it has both a password and a password-file".to_owned()),
+        (Some(_), Some(_)) => return Err("the address has both a password and a password-file".to_owned()),
         (Some((name, password)), None) => (name, Password::Plain(password.to_owned())),
         (None, Some(file)) => (user, Password::File(file)),
-        (None, None) => return Err("its user has no password and no password-file".to_owned()),
+        (None, None) => return Err("the user has no password and no password-file".to_owned()),
     };
     match name.is_empty() {
-        true => Err("its user has no name".to_owned()),
+        true => Err("the user has no name".to_owned()),
         false => Ok(Some(User { name: name.to_owned(), password })),
     }
 }
 
-/// The query of the address: the part after `?`.
+/// The files in the query of the address, the part after `?`.
 #[derive(Default)]
 struct Files {
     ca: Option<PathBuf>,
@@ -142,7 +142,8 @@ impl Files {
     fn parse(query: &str) -> Result<Files, String> {
         let mut files = Files::default();
         for part in query.split('&').filter(|part| !part.is_empty()) {
-            let (word, file) = part.split_once('=').ok_or_else(|| format!("{part:?} is no WORD=FILE"))?;
+            let (word, file) =
+                part.split_once('=').ok_or_else(|| format!("{part:?} is not of the form WORD=FILE"))?;
             let place = match word {
                 "ca" => &mut files.ca,
                 "cert" => &mut files.cert,
@@ -151,7 +152,7 @@ impl Files {
                 _ => return Err(format!("{word:?} is not one of ca, cert, key, password-file")),
             };
             if !Path::new(file).is_absolute() {
-                return Err(format!("{file:?}, the {word}, is no absolute path"));
+                return Err(format!("{file:?}, given for {word}, is not an absolute path"));
             }
             if place.replace(PathBuf::from(file)).is_some() {
                 return Err(format!("{word} is given twice"));
@@ -206,23 +207,23 @@ impl EtcdAddress {
         Ok(())
     }
 
-    /// Returns true if the address contains the password itself, not the name of a password file. Such an address must
-    /// not be sent to other nodes.
+    /// Returns true if the address contains the password itself and not the name of a password file. Nodes do not send
+    /// such an address to other nodes.
     pub fn has_password(&self) -> bool {
         matches!(&self.user, Some(User { password: Password::Plain(_), .. }))
     }
 
-    /// Returns the address in the form that nodes send each other.
+    /// Returns the address in the form that nodes send to each other.
     pub(crate) fn names_at(&self) -> NamesAt {
         NamesAt { address: self.to_string(), prefix: self.prefix.clone() }
     }
 
-    /// Returns the prefix of all keys.
+    /// Returns the prefix of all keys of the cluster.
     pub(crate) fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// Returns the same address with one endpoint.
+    /// Returns the same address with `endpoint` as its only endpoint.
     pub(super) fn only(&self, endpoint: &str) -> EtcdAddress {
         EtcdAddress { endpoints: vec![endpoint.to_owned()], ..self.clone() }
     }

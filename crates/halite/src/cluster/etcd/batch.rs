@@ -1,7 +1,8 @@
 //! Batches of transactions: etcd gets each batch as one request, and writes it to its disk once.
 //!
-//! etcd evaluates all comparisons of a transaction, including those of nested ones, before it writes. So in a batch, no
-//! transaction writes a key that another one compares; the result is then the same as if they ran one after the other.
+//! etcd evaluates all comparisons of a transaction, including those of nested transactions, before it writes. So in a
+//! batch, no transaction writes a key that another transaction compares. The result is then the same as if the
+//! transactions ran one after the other.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +11,7 @@ use halite_tier::directory::{Compare, Step, Transaction};
 /// Maximum number of transactions per batch; etcd's limit is 128 operations.
 const MEMBERS_MAX: usize = 64;
 
-/// The keys that a batch touches so far.
+/// The keys that the transactions of a batch read, write or compare.
 #[derive(Default)]
 pub(super) struct Batch {
     written: BTreeSet<String>,
@@ -19,7 +20,7 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// Adds the transaction if it may be sent with the others. Returns true if it was added.
+    /// Adds the transaction if it may be sent in the same request as the others. Returns true if it was added.
     pub(super) fn take(&mut self, transaction: &Transaction) -> bool {
         let Some((written, seen)) = touched(transaction) else {
             // It goes alone, or not in this batch.
@@ -39,8 +40,7 @@ impl Batch {
     }
 }
 
-/// Returns the keys that a transaction may write and those that it compares; `None` if it compares more than single
-/// keys.
+/// Returns the keys that a transaction may write, and the keys that it compares; `None` if it compares ranges of keys.
 fn touched(transaction: &Transaction) -> Option<(Vec<&String>, Vec<&String>)> {
     let mut seen: Vec<&String> = transaction
         .compares

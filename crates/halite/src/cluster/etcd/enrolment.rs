@@ -1,7 +1,7 @@
 //! A permanent node's entries in etcd: its cluster, and the addresses at which other hosts dial it.
 //!
-//! Only these keys have an etcd lease. They are hints about live nodes: a missing key does not mean that its node is
-//! dead. If an operator removes or overwrites a key, the node writes it again.
+//! Only these keys have an etcd lease. They are hints about live nodes: the node of a missing key may be alive. If an
+//! operator removes or overwrites a key, the node writes it again.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -13,16 +13,16 @@ use super::gateway::Gateway;
 use super::watch::{Listener, Watch};
 use super::{Deliver, EtcdAddress};
 
-/// Lifetime of a silent member's key.
+/// Time after which etcd removes the key of a silent member.
 const MEMBER_TTL: Duration = Duration::from_secs(15);
 
-/// The entries of a node.
+/// What a node writes to etcd about itself.
 #[derive(Clone, Debug)]
 pub(crate) struct Announcement {
     pub(crate) node: NodeId,
-    /// The node's cluster (`ways::cluster_of`).
+    /// Identity of the node's cluster (`ways::cluster_of`).
     pub(crate) place: String,
-    /// Addresses for other hosts; `None` for a node without other hosts, which watches no members.
+    /// Addresses at which other hosts dial the node; `None` for a node without other hosts, which watches no members.
     pub(crate) hosts: Option<String>,
 }
 
@@ -32,13 +32,13 @@ enum Command {
     Over,
 }
 
-/// A node's entries in etcd, kept until this is dropped.
+/// A node's entries in etcd; dropping this value withdraws them.
 #[derive(Debug)]
 pub(super) struct Enrolment {
     commands: Sender<Command>,
 }
 
-/// Requests that a node's entries be written again.
+/// Asks the thread that keeps a node's entries to write them again.
 #[derive(Clone, Debug)]
 pub(super) struct RewriteEntries(Sender<Command>);
 

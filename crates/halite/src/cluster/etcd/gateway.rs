@@ -15,10 +15,10 @@ use super::address::{Password, User};
 use super::tls;
 use crate::error::{EtcdError, EtcdFault};
 
-/// Maximum time of connecting, and of a whole request. A slower etcd counts as unreachable.
+/// Maximum time for connecting; `REQUEST_TIMEOUT` limits a whole request. A slower etcd counts as unreachable.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
-/// Maximum length of an answer; a page of names takes about 300 KiB.
+/// Maximum length of an answer, in bytes; a page of names takes about 300 KiB.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
 const NOT_UNDERSTOOD: &str = "its answer is malformed";
 /// Maximum number of members in an answer.
@@ -27,12 +27,12 @@ const MEMBERS_MAX: usize = 1000;
 /// A connection to etcd, for one thread at a time.
 pub(super) struct Gateway {
     address: EtcdAddress,
-    /// Made on first use, and again when the files of TLS may have changed.
+    /// HTTP client, made on first use, and made again when the TLS files may have changed.
     agent: Mutex<Option<ureq::Agent>>,
     /// Index of the endpoint that answered last.
     at: AtomicUsize,
     token: Mutex<Option<String>>,
-    /// Date of the last answer.
+    /// Value of the `Date` header in the last answer.
     date: Mutex<String>,
     is_closed: AtomicBool,
 }
@@ -45,12 +45,12 @@ pub(super) struct Answers {
     line: Vec<u8>,
 }
 
-/// A key in an answer, untrusted.
+/// A key in an answer. The contents are untrusted.
 pub(super) struct Entry {
     pub(super) key: String,
-    /// `None` if it is not text, or the key is gone.
+    /// The value; `None` if it is not text, or the key was removed.
     pub(super) value: Option<String>,
-    /// True if the key depends on a lease.
+    /// True if the key is removed when a lease ends.
     pub(super) is_leased: bool,
 }
 
@@ -62,7 +62,7 @@ impl Entry {
 }
 
 impl Answers {
-    /// Waits for the next answer; `None` if none came in time.
+    /// Waits for the next answer; `None` if no answer arrived in time.
     pub(super) fn next(&mut self) -> Result<Option<Value>, EtcdError> {
         let failed = |fault, reason: &str| EtcdError { fault, reason: reason.to_owned() };
         self.line.clear();
@@ -84,20 +84,20 @@ impl Answers {
     }
 }
 
-/// Cause of a missing answer.
+/// Reason why a request got no answer.
 struct Failure {
     is_done: Done,
     error: EtcdError,
 }
 
-/// Fate of a request without an answer.
+/// What happened to a request that got no answer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Done {
-    /// It did not arrive; another endpoint may be asked.
+    /// The request did not arrive; the node may send it to another endpoint.
     NotSent,
-    /// etcd reports that it was not executed.
+    /// etcd reports that it did not execute the request.
     Refused,
-    /// It was not executed, and the user has to authenticate again.
+    /// etcd did not execute the request, because the user must authenticate again.
     Stranger,
     Unknown,
 }
@@ -107,7 +107,7 @@ impl Failure {
         Failure { is_done, error: EtcdError { fault, reason } }
     }
 
-    /// Makes a failure that happened before anything was sent.
+    /// Makes the failure of a request that was never sent.
     fn before(error: EtcdError) -> Failure {
         Failure { is_done: Done::Refused, error }
     }
@@ -134,7 +134,7 @@ impl Gateway {
             return Err(Failure::new(
                 Done::Refused,
                 EtcdFault::Unreachable,
-                "the connection to it was closed here".to_owned(),
+                "this node closed the connection to etcd".to_owned(),
             ));
         }
         let config = ureq::Agent::config_builder()
@@ -150,13 +150,13 @@ impl Gateway {
         Ok(agent.insert(config.build().into()).clone())
     }
 
-    /// Executes a transaction. The error says whether it may still be executed.
+    /// Executes a transaction. The error says whether etcd may still execute it.
     pub(super) fn carry_out(&self, transaction: &Transaction) -> Result<Stored, StoreFailure> {
         let answer = self.ask("kv/txn", &encode(transaction)).map_err(StoreFailure::from)?;
         decode(transaction, &answer).ok_or_else(malformed)
     }
 
-    /// Executes several independent transactions by one request.
+    /// Executes several independent transactions in one request.
     pub(super) fn carry_out_all(&self, transactions: &[Transaction]) -> Vec<Result<Stored, StoreFailure>> {
         let each = || transactions.iter().map(|transaction| self.carry_out(transaction)).collect();
         if transactions.len() == 1 {
@@ -182,7 +182,7 @@ impl Gateway {
         Ok(stored.read.into_iter().next().unwrap_or_default())
     }
 
-    /// Returns all keys with these prefixes, and the revision of this snapshot.
+    /// Returns all keys with these prefixes, and etcd's revision at the time of the answer.
     pub(super) fn entries(&self, prefixes: &[String]) -> Result<(Vec<Entry>, u64), EtcdError> {
         let range = |prefix: &String| {
             let (from, to) = range_of(prefix);
@@ -199,7 +199,8 @@ impl Gateway {
         Ok((kvs.flatten().filter_map(Entry::of).collect(), revision))
     }
 
-    /// Starts a stream of answers, until [`Gateway::close`] or an error. `quiet` is the maximum time without an answer.
+    /// Starts a stream of answers, which lasts until [`Gateway::close`] or an error. `quiet` is the longest wait for an
+    /// answer.
     pub(super) fn stream(&self, method: &str, body: String, quiet: Duration) -> Result<Answers, EtcdError> {
         let answered = self.try_each(true, || {
             let token = self.token_if_needed()?;
@@ -232,7 +233,7 @@ impl Gateway {
     }
 
     /// Keeps keys alive for `ttl` from now on, under a new lease if their lease has expired. If `is_again`, writes the
-    /// keys again in any case.
+    /// keys even if the lease is still alive.
     pub(super) fn keep(
         &self,
         lease: Option<String>,
@@ -259,8 +260,8 @@ impl Gateway {
         Some(id)
     }
 
-    /// Creates a key that expires after `ttl`. If the key exists, returns its value instead. A key without a lease was
-    /// written by hand, and is overwritten.
+    /// Creates a key that expires after `ttl`. If the key exists, returns its value instead. Overwrites a key without a
+    /// lease, because an operator must have written it.
     pub(super) fn create(&self, key: &str, value: &str, ttl: Duration) -> Result<Option<String>, EtcdError> {
         let (lease, encoded) = (self.grant(ttl)?, text(key));
         let create_if = |compare: Value| {
@@ -293,25 +294,25 @@ impl Gateway {
         Ok(granted["ID"].as_str().ok_or_else(foreign)?.to_owned())
     }
 
-    /// Revokes the lease of a member that is gone.
+    /// Revokes the lease of a member's keys, so that etcd removes them.
     pub(super) fn revoke(&self, lease: Option<String>) {
         // If that fails, the lease expires by itself.
         lease.into_iter().for_each(|id| drop(self.ask("lease/revoke", &json!({ "ID": id }))));
     }
 
-    /// Sends a request; also returns the date of the answering server.
+    /// Sends a request. Returns the answer, and the value of its `Date` header.
     pub(super) fn ask_dated(&self, method: &str, body: &Value) -> Result<(Value, String), EtcdError> {
         let answer = self.ask(method, body).map_err(|failure| failure.error)?;
         let date = self.date.lock().unwrap_or_else(PoisonError::into_inner).clone();
         Ok((answer, date))
     }
 
-    /// Sends a request to the endpoint that answered last, and to others if it does not arrive.
+    /// Sends a request to the endpoint that answered last; tries other endpoints only if the request did not arrive.
     fn ask(&self, method: &str, body: &Value) -> Result<Value, Failure> {
         self.try_each(false, || self.post(method, body, self.token_if_needed()?.as_deref()))
     }
 
-    /// As `ask`, but also tries others if the request may have arrived: it is harmless to repeat.
+    /// Sends a request that is harmless to repeat; also tries other endpoints if it may have arrived.
     fn read(&self, method: &str, body: &Value) -> Result<Value, Failure> {
         self.try_each(true, || self.post(method, body, self.token_if_needed()?.as_deref()))
     }
@@ -438,7 +439,8 @@ impl Gateway {
         }
     }
 
-    /// Handles the end of a connection in use; finds the server's reason, if it concerns certificates.
+    /// Returns the failure of a connection that ended while in use; finds the server's reason if it concerns
+    /// certificates.
     fn ended(&self, endpoint: &str, mut text: String) -> Failure {
         let reason = self.address.tls().and_then(|files| tls::end_reason(files, endpoint, CONNECT_TIMEOUT));
         if let Some(error) = reason {
@@ -446,14 +448,14 @@ impl Gateway {
             return Failure { is_done: Done::Unknown, ..tls_failure(endpoint, &error) };
         }
         text += match self.address.tls() {
-            Some(_) => " (an etcd without TLS ends connections so: leave out ca)",
-            None => " (an etcd that wants TLS ends connections so: ?ca=FILE)",
+            Some(_) => " (an etcd without TLS ends connections in this way; leave out ca)",
+            None => " (an etcd that needs TLS ends connections in this way; add ?ca=FILE to its address)",
         };
         Failure::new(Done::Unknown, EtcdFault::Unreachable, text)
     }
 }
 
-/// Returns true if a name has no address, which the standard library reports only in the text of its error.
+/// Returns true if a host name has no address. The standard library reports this only in the error's text.
 fn is_lookup(error: &std::io::Error) -> bool {
     error.to_string().starts_with("failed to lookup address information")
 }
@@ -476,8 +478,8 @@ fn password(user: &User) -> Result<String, EtcdError> {
     }
 }
 
-/// Returns the failure of a TLS connection. Nothing was executed if the handshake failed; if the connection broke
-/// later, a request may have been executed.
+/// Returns the failure of a TLS connection. etcd executed nothing if the handshake failed; if the connection broke
+/// later, etcd may have executed the request.
 fn tls_failure(endpoint: &str, error: &rustls::Error) -> Failure {
     let text = format!("{endpoint}: {error}");
     match error {
@@ -491,7 +493,7 @@ fn tls_failure(endpoint: &str, error: &rustls::Error) -> Failure {
     }
 }
 
-/// Returns the failure that etcd reports. For unknown errors it is unknown whether the request was executed.
+/// Returns the failure that etcd reports. After an unknown error, etcd may have executed the request.
 fn refusal(endpoint: &str, answer: &Value) -> Failure {
     let reason =
         answer["error"].as_str().or(answer["message"].as_str()).unwrap_or("an error without a message");
@@ -561,7 +563,7 @@ fn step(step: &Step) -> Value {
     }
 }
 
-/// Returns the range of all keys with this prefix: the first, and the one after the last.
+/// Returns the first key with this prefix, and the key after the last one, as etcd's requests name a range.
 pub(super) fn range_of(prefix: &str) -> (String, String) {
     // Prefixes end with a slash, and the next character follows the range.
     let end = match prefix.strip_suffix('/') {
@@ -586,7 +588,7 @@ fn malformed() -> StoreFailure {
     StoreFailure { may_be_done: true, is_full: false, reason: NOT_UNDERSTOOD.to_owned() }
 }
 
-/// Decodes the result of each transaction.
+/// Decodes the results of all transactions of a request.
 fn decode_all(transactions: &[Transaction], answer: &Value) -> Vec<Result<Stored, StoreFailure>> {
     let decode_one = |(index, transaction): (usize, &Transaction)| {
         let mut inner = answer["responses"][index]["response_txn"].clone();
@@ -600,7 +602,7 @@ fn decode_all(transactions: &[Transaction], answer: &Value) -> Vec<Result<Stored
     transactions.iter().enumerate().map(decode_one).collect()
 }
 
-/// Decodes a result; `None` if it is malformed. Results are untrusted.
+/// Decodes a result, which is untrusted; returns `None` if it is malformed.
 fn decode(transaction: &Transaction, answer: &Value) -> Option<Stored> {
     let is_so = answer["succeeded"].as_bool().unwrap_or(false);
     let branch = if is_so { &transaction.then } else { &transaction.otherwise };
@@ -619,8 +621,7 @@ fn decode(transaction: &Transaction, answer: &Value) -> Option<Stored> {
     })
 }
 
-/// Decodes text lossily: bytes that are not text come from another writer, mean nothing, and must not hide the other
-/// keys.
+/// Decodes text lossily. Bytes that are not text come from another program; they must not hide the other keys.
 fn decode_lossy(encoded: &Value) -> Option<String> {
     let bytes = STANDARD.decode(encoded.as_str().unwrap_or_default()).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())

@@ -1,4 +1,4 @@
-//! Health of an etcd, for its operator.
+//! Health of etcd, for its operator.
 
 use serde_json::json;
 
@@ -6,14 +6,14 @@ use super::EtcdAddress;
 use super::gateway::Gateway;
 use crate::error::EtcdError;
 
-/// Status of one endpoint.
+/// Status of one endpoint of etcd.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct EtcdHealth {
-    /// The version, such as `3.4.23`.
+    /// Version of etcd, such as `3.4.23`.
     pub version: String,
     /// Size of the database, in bytes.
     pub db_bytes: u64,
-    /// Bytes of the database in use; a defragmentation releases the rest.
+    /// Bytes of the database in use; a defragmentation frees the rest.
     pub db_bytes_in_use: u64,
     /// True if the endpoint knows a leader. Without a leader, etcd accepts no writes.
     pub has_leader: bool,
@@ -24,13 +24,13 @@ pub struct EtcdHealth {
 }
 
 impl EtcdAddress {
-    /// Returns the status of each endpoint.
+    /// Asks each endpoint for its status. Returns each endpoint's address with its status or error.
     pub fn examine(&self) -> Vec<(String, Result<EtcdHealth, EtcdError>)> {
         let endpoints = self.endpoints().iter();
         endpoints.map(|endpoint| (endpoint.clone(), self.only(endpoint).health())).collect()
     }
 
-    /// Checks that names can be read, with the certificates and the user of the address.
+    /// Checks that the node can read names, with the certificates and the user of the address.
     pub fn check(&self) -> Result<(), EtcdError> {
         self.members().map(|_| ())
     }

@@ -1,5 +1,5 @@
-//! TLS files. A node reads them again before it reopens a failed connection, so certificates can be replaced while the
-//! node runs.
+//! TLS files. A node reads these files again before it reopens a failed connection, so certificates can be replaced
+//! while the node runs.
 
 use std::net::{TcpStream, ToSocketAddrs};
 use std::path::Path;
@@ -15,7 +15,7 @@ use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig, TlsPr
 use super::address::TlsFiles;
 use crate::error::{EtcdError, EtcdFault};
 
-/// Maximum bytes read from a file.
+/// Maximum number of bytes read from a file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Returns the configuration from the files, for `ureq`.
@@ -40,8 +40,8 @@ pub(super) fn config(files: &TlsFiles) -> Result<TlsConfig, EtcdError> {
         .build())
 }
 
-/// Returns why a server ends new connections, if it says so: it rejects a certificate only after the handshake, when
-/// writing may fail already.
+/// Returns the reason with which a server ends new connections, if it sends one. A server rejects a certificate only
+/// after the handshake, when the node's writes may already fail.
 pub(super) fn end_reason(files: &TlsFiles, endpoint: &str, timeout: Duration) -> Option<rustls::Error> {
     let (host, _) = endpoint.rsplit_once(':')?;
     let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned()).ok()?;
@@ -78,7 +78,7 @@ fn client_config(files: &TlsFiles) -> Result<ClientConfig, EtcdError> {
     builder.with_client_auth_cert(certificates(cert)?, private).map_err(not_its)
 }
 
-/// Reads a file, at most up to the maximum, which no valid file exceeds.
+/// Reads a file, but at most `FILE_BYTES_MAX` bytes; no valid file is longer.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, EtcdError> {
     use std::io::Read;
     let mut bytes = Vec::new();

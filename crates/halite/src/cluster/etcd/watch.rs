@@ -1,4 +1,4 @@
-//! A watch of the members in etcd: each node watches the keys of members, and those that name each node's cluster
+//! A watch of the members in etcd. Each node watches the keys of members and the keys that name each node's cluster
 //! (`places`). It reads all of these keys again only if it may have missed a change.
 //!
 //! ```text
@@ -9,9 +9,9 @@
 //!     └────── the next revision was compacted
 //! ```
 //!
-//! Keys and values are untrusted: malformed ones are ignored, and valid ones are only hints at the address of a node.
-//! Each watch is a single long request: a node sends a new one only after a failure, and once a minute while nothing
-//! changes (decision 021).
+//! Keys and values are untrusted: the watch ignores malformed ones, and valid ones are only hints at the address of a
+//! node. Each watch is a single long request. A node sends a new request only after a failure, and once a minute while
+//! nothing changes (decision 021).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
@@ -29,9 +29,10 @@ use super::gateway::{Answers, Entry, Gateway, number, range_of};
 use super::{Deliver, EtcdAddress, EtcdMessage};
 use crate::error::{EtcdError, EtcdFault};
 
-/// Maximum silence of a connection; its other end may have lost power.
+/// Longest silence before the node opens a new connection; the other end may have lost power.
 const QUIET: Duration = Duration::from_secs(60);
-/// Pause after the first failure, and its maximum; half of it is random, so that many nodes do not return at once.
+/// Pause after the first failure; later pauses grow up to `PAUSE_MAX`. Half of each pause is random, so that many nodes
+/// do not return at once.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Maximum number of addresses of a member.
@@ -39,19 +40,19 @@ const HOSTS_MAX: usize = 16;
 /// Maximum number of malformed keys that are logged.
 const LOGGED_MAX: usize = 64;
 
-/// Watches members until it is dropped.
+/// A watch of the members, which lasts until it is dropped.
 pub(super) struct Watch {
     gateway: Arc<Gateway>,
     _end: Sender<()>,
 }
 
-/// The receiver of a watch.
+/// The node that a watch reports to, and the settings of the watch.
 pub(super) struct Listener {
     pub(super) of: Announcement,
-    /// Requests that the node's own entries be written again, if it has any.
+    /// Asks for a rewrite of the node's own entries, if it has any.
     pub(super) again: Option<RewriteEntries>,
     pub(super) deliver: Arc<Deliver>,
-    /// Delay of the start; a short-lived process needs no watch.
+    /// Delay before the watch starts, because a short-lived process needs no watch.
     pub(super) after: Duration,
 }
 
@@ -71,13 +72,13 @@ impl Drop for Watch {
     }
 }
 
-/// Cause of the end of a watch.
+/// Reason why a watch has ended.
 enum Over {
-    /// The node is gone.
+    /// The node no longer exists.
     NodeGone,
-    /// All keys must be read again after a pause.
+    /// The watch failed; it reads all keys again after a pause.
     Broken(EtcdError),
-    /// All keys must be read again at once, because the history was compacted.
+    /// etcd has compacted the history; the watch reads all keys again at once.
     Compacted,
 }
 
@@ -90,13 +91,13 @@ impl From<EtcdError> for Over {
 struct Watcher {
     gateway: Arc<Gateway>,
     listener: Listener,
-    /// Prefixes of the keys of members, and of the nodes' clusters (`places`).
+    /// Prefix of the keys of members; `places` is the prefix of the keys that name the nodes' clusters.
     members: String,
     places: String,
     ended: Receiver<()>,
-    /// Malformed keys that were logged.
+    /// Malformed keys that the watch has already logged.
     logged: BTreeSet<String>,
-    /// Maximum time without an answer.
+    /// Maximum time without an answer on a connection.
     quiet: Duration,
 }
 
@@ -125,7 +126,7 @@ impl Watcher {
         }
     }
 
-    /// Reads all keys, and watches changes.
+    /// Reads all keys, then watches changes until the watch ends.
     fn listen(&mut self, failures: &mut u32) -> Over {
         let mut known = match self.list() {
             Ok(revision) => vec![revision; self.prefixes().len()],
@@ -138,13 +139,14 @@ impl Watcher {
         }
     }
 
-    /// Returns the watched prefixes: members of several hosts, and places if this node announces its own.
+    /// Returns the prefixes to watch: that of members if this node has other hosts, and that of places if this node has
+    /// entries.
     fn prefixes(&self) -> Vec<String> {
         let members = self.listener.of.hosts.as_ref().map(|_| self.members.clone());
         members.into_iter().chain(self.listener.again.as_ref().map(|_| self.places.clone())).collect()
     }
 
-    /// Reads all keys; returns the revision of the snapshot.
+    /// Reads all keys. Returns etcd's revision at that time.
     fn list(&mut self) -> Result<u64, Over> {
         let (entries, revision) = self.gateway.entries(&self.prefixes())?;
         let mut all = BTreeMap::new();
@@ -170,7 +172,7 @@ impl Watcher {
         Ok(revision)
     }
 
-    /// Watches each prefix from the revision after the known one, until a failure or silence.
+    /// Watches each prefix from the revision after the known one, until a failure or a silence of `quiet`.
     fn watch_from(&mut self, known: &mut [u64], failures: &mut u32) -> Result<(), Over> {
         let prefixes = self.prefixes();
         let requests = prefixes.iter().zip(known.iter()).enumerate().map(|(index, (prefix, known))| {
@@ -216,7 +218,7 @@ impl Watcher {
         }
     }
 
-    /// Interprets a key and its value; logs malformed ones.
+    /// Interprets a key and its value; logs a malformed key or value.
     fn meaning(&mut self, entry: &Entry) -> Meaning {
         let of = &self.listener.of;
         let is_member = entry.key.starts_with(&self.members);
@@ -247,12 +249,12 @@ impl Watcher {
         Meaning::Member(Listing::Is(node, value.clone()))
     }
 
-    /// Repairs this node's own entry, which was removed or overwritten.
+    /// Rewrites this node's own entry after it was removed or overwritten.
     fn repair_own(&mut self, entry: &Entry) {
         match (&entry.value, entry.is_leased) {
             (Some(_), true) => self.log_malformed(
                 entry,
-                "another node has the number of this one; give each cluster a prefix of its own",
+                "another node has this node's number; give each cluster its own prefix",
             ),
             // It was changed by hand.
             _ => self.request_rewrite(),
@@ -280,7 +282,7 @@ impl Watcher {
     }
 }
 
-/// Meaning of a key for a node.
+/// What a key says to this node.
 enum Meaning {
     /// This node's own entry, present or missing.
     Own {
@@ -290,7 +292,7 @@ enum Meaning {
     None,
 }
 
-/// Waits for the next answer; `None` after a long silence.
+/// Waits for the next answer; returns `None` after a silence of `quiet`.
 fn next(answers: &mut Answers) -> Result<Option<Value>, Over> {
     let Some(mut answer) = answers.next()? else { return Ok(None) };
     match answer.get_mut("result") {
@@ -317,7 +319,7 @@ fn not_understood() -> Over {
     failed("its answer about members is malformed")
 }
 
-/// Returns the node whose key ends with `text`, in the form that a node writes.
+/// Returns the node whose key ends with `text`; `None` if no node writes the number in this form.
 fn number_of_member(text: &str) -> Option<NodeId> {
     let node = NodeId(text.parse().ok()?);
     (!node.is_ephemeral() && node.0.to_string() == text).then_some(node)
@@ -332,7 +334,7 @@ pub(super) fn is_hosts(text: &str) -> bool {
     text.split(',').count() <= HOSTS_MAX && text.split(',').all(is_address)
 }
 
-/// Returns the pause after this many consecutive failures.
+/// Returns the pause after `failures` consecutive failures.
 fn pause_after(failures: u32) -> Duration {
     let whole = PAUSE_MAX.min(PAUSE_MIN * 2_u32.pow(failures.saturating_sub(1).min(6)));
     // A random number: each instance has its own hash keys.

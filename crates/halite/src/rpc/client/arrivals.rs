@@ -43,7 +43,7 @@ impl Rpc {
         handled
     }
 
-    /// Second step, without a lock: wakes the caller, or drops the reply.
+    /// Second step for a reply, without a lock: wakes the caller, or drops the reply.
     pub(in crate::rpc) fn handle_arrival(
         &self,
         from: Target,
@@ -58,7 +58,7 @@ impl Rpc {
         }
     }
 
-    /// Handles a peer's answer to an atomic.
+    /// Handles a peer's answer to an atomic that this node requested by a call.
     pub(crate) fn handle_atomic_answer(&self, peer: PeerId, bytes: &[u8], wakes: &mut Wakes) {
         match AtomicAnswer::parse(bytes) {
             Ok(AtomicAnswer { id, old }) => {
@@ -71,7 +71,7 @@ impl Rpc {
 }
 
 impl Client {
-    /// First step for one reply, which may run under a link's lock.
+    /// First step for a reply: records its arrival. May run under a link's lock.
     pub(in crate::rpc) fn record_reply(&self, from: Target, slot: SlotId) -> Result<Arrival, Violation> {
         let mut slots = lock(&self.slots);
         let arrival = slots.handle_reply(from, slot)?;
@@ -81,7 +81,7 @@ impl Client {
         Ok(arrival)
     }
 
-    /// Makes spinning callers check again. Called under the lock of the slots.
+    /// Counts an arrival, so that spinning callers check again. Called under the lock of the slots.
     pub(super) fn count_arrival(&self, _: &ReplySlots<SlotResources>) {
         // Pairs with the Acquire in arrivals(): a thread that sees the count finds the reply.
         self.arrivals.store(self.arrivals.load(Relaxed) + 1, Release);
@@ -93,7 +93,7 @@ impl Client {
     }
 }
 
-/// A reply is found by a sleeping caller, by a spinning one, and by one that gives up at the same moment.
+/// Model: a sleeping caller finds its reply, and so do a spinning caller and one that gives up at the same moment.
 #[cfg(all(test, loom))]
 mod loom_tests {
     use std::task::Poll;
@@ -106,7 +106,7 @@ mod loom_tests {
 
     const SERVER: Target = Target::Peer(PeerId(1));
 
-    /// [`super::Client`]'s slots and count of arrivals.
+    /// The slots of a [`super::Client`], and its count of arrivals.
     struct Node {
         slots: Mutex<ReplySlots<()>>,
         arrivals: AtomicU64,

@@ -11,12 +11,13 @@ use crate::rpc::Rpc;
 use crate::rpc::shared::{Link, Outbound, PART_BYTES_MAX, Writes};
 use crate::runtime::locks::lock;
 
-/// A slot, and the address and length of its memory if that is not the default slot.
+/// A slot, with the address and length of its memory if that is not the default slot.
 type OpenSlot = (SlotId, Option<(RemoteAddress, u32)>);
 
 impl Rpc {
-    /// Posts as many of `inputs`, at most `BATCH_MAX`, as go in a batch now, with the parameters of `request`. Returns
-    /// those posted, if any. The caller tries the rest one by one, which reports the cause.
+    /// Posts the first of `inputs`, at most `BATCH_MAX`, as one batch of requests with the parameters of `request`.
+    /// Returns the posted requests, or `None` if no batch is possible. The caller posts the rest one by one, which
+    /// reports the cause of a failure.
     pub(crate) fn try_request_batch(
         &self,
         node: NodeId,
@@ -74,7 +75,7 @@ impl Rpc {
         slots.into_iter().map(|(slot, _)| slot).collect()
     }
 
-    /// Opens up to `count` slots, or as many as are free.
+    /// Opens `count` slots, or as many as are free if there are fewer.
     fn open_slots(&self, target: Target, request: &Request<'_>, count: usize) -> Vec<OpenSlot> {
         let reply_len = u64::from(request.reply_bytes_max) + REPLY_HEADER_BYTES as u64;
         if reply_len > DEFAULT_SLOT_BYTES && request.reply_in_place {

@@ -1,4 +1,4 @@
-//! Cancelled requests, and late replies.
+//! Cancels of requests, and replies that arrive after the caller has given up.
 
 use halite_tier::rpc::{Abandoned, CallControl, ReplySlots, SlotId, Status, Target};
 
@@ -29,7 +29,7 @@ impl Rpc {
         }
     }
 
-    /// Drops a late reply, and declines its offer.
+    /// Drops a late reply, and declines what the reply offers.
     pub(super) fn drop_reply(&self, from: Target, slot: SlotId, wakes: &mut Wakes) {
         let held = |slots: &ReplySlots<SlotResources>| slots.held(slot).map(|held| (held.port, held.by_line));
         let (port, by_line) = held(&lock(&self.client.slots)).unwrap_or_default();
@@ -38,7 +38,7 @@ impl Rpc {
         self.client.free_slot(slot);
     }
 
-    /// Declines a reply's offer: an output to fetch, or room in a port.
+    /// Declines what a reply offers: an output to read from the server's memory, or room in a port.
     pub(super) fn decline_offer(
         &self,
         from: Target,
@@ -54,7 +54,7 @@ impl Rpc {
         }
     }
 
-    /// Lets the server release an output that it keeps for this node.
+    /// Tells the server to release an output that the server keeps for this node.
     pub(super) fn release_output(&self, from: Target, slot: SlotId) {
         match from {
             // Outputs of calls to this node itself are in their slots.
@@ -68,7 +68,7 @@ impl Rpc {
         }
     }
 
-    /// Declines the room that a port reserves for a message of this node.
+    /// Tells a port's node that the room reserved for a message of this node is not needed.
     pub(crate) fn decline_room(&self, at: Target, port: u32, grant: u32, wakes: &mut Wakes) {
         match at {
             Target::Own => self.decline(port, Target::Own, grant, wakes),

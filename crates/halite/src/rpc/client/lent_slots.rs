@@ -1,5 +1,5 @@
-//! Reply slots lent to links. A short request takes a slot that the link has borrowed; if none is free, the link
-//! borrows another. The link returns its slots when it ends.
+//! Reply slots that are lent to links. A short request takes a free slot among those that its link has borrowed; if
+//! none is free, the link borrows more. The link returns its slots when it ends.
 
 use halite_tier::rpc::SlotId;
 
@@ -8,11 +8,12 @@ use super::reply_lines::Take;
 use crate::rpc::shared::{Link, OutboundLines};
 use crate::runtime::locks::lock;
 
-/// Number of slots that a link borrows at a time, and the most that it borrows.
+/// Number of slots that a link borrows at a time, and maximum number of borrowed slots per link.
 const BORROWED: (usize, usize) = (8, 128);
 
 impl Client {
-    /// Takes a free lent slot: the first one while requests come one by one, since its line is in the cache.
+    /// Takes a free lent slot. Tries the first slot first, because its line is in the cache while requests come one by
+    /// one.
     #[inline]
     pub(super) fn take_lent(&self, lines: &mut OutboundLines) -> Option<SlotId> {
         let first = *lines.slots.first()?;
@@ -25,7 +26,7 @@ impl Client {
         }
     }
 
-    /// Takes a free lent slot after the last one taken: requests in progress together mostly end in order.
+    /// Takes the next free lent slot behind the last one taken, because concurrent requests mostly end in order.
     fn take_next(&self, lines: &mut OutboundLines) -> Option<SlotId> {
         for place in (lines.next..lines.slots.len()).chain(0..lines.next) {
             let Some(index) = lines.slots.get(place) else { continue };
@@ -44,7 +45,7 @@ impl Client {
         None
     }
 
-    /// Borrows slots for the link and takes one. Returns `None` if there is none to borrow.
+    /// Borrows slots for the link and takes one of them. Returns `None` if no slot can be borrowed.
     #[cold]
     pub(super) fn borrow(&self, link: &Link, lines: &mut OutboundLines) -> Option<SlotId> {
         self.collect_orphans();
@@ -61,7 +62,7 @@ impl Client {
         self.take_lent(lines)
     }
 
-    /// Takes back the slots of a link that has ended: the free ones now, those in use later.
+    /// Takes back the slots of a link that has ended: free slots now, and used slots later.
     pub(in crate::rpc) fn end_lines(&self, lines: OutboundLines) {
         lock(&self.orphans).extend(lines.slots.iter().map(|index| (*index, lines.borrower)));
         self.collect_orphans();

@@ -1,8 +1,8 @@
 //! Short requests, stored into a row of lines at the server.
 //!
-//! A request in the ring has costs besides its bytes: the server looks up the principal's name, and the request needs a
-//! reply slot, a post and an event. A request in a line avoids them: an earlier request in the ring has introduced the
-//! name, and the link uses reply slots that it has borrowed.
+//! A request in the ring costs more than the transfer of its bytes: the server looks up the principal's name, and the
+//! request needs a reply slot, a post and an event. A request in a line avoids these costs: an earlier request in the
+//! ring has introduced the principal's name, and the link uses reply slots that it has borrowed.
 
 use halite_fabric::LINE_WORDS;
 use halite_tier::rpc::line::{INPUT_BYTES_MAX, index_of, request_mark};
@@ -15,7 +15,7 @@ use crate::rpc::Rpc;
 use crate::rpc::shared::{LINE_HEAD_OFFSET, Link, Outbound, OutboundLines, Row};
 
 impl Rpc {
-    /// Posts a request as a line. Returns `None` if it has to go by the ring.
+    /// Posts a request as a line. Returns `None` if the request must travel in the ring.
     #[inline]
     pub(super) fn post_line(
         &self,
@@ -29,7 +29,7 @@ impl Rpc {
         Some(posted)
     }
 
-    /// Posts as many of `inputs`, from the first on, as are short enough and find room.
+    /// Posts `inputs` as lines, in order, until one is too long or finds no room. Returns the posted requests.
     pub(super) fn post_lines(
         &self,
         link: &Link,
@@ -119,7 +119,7 @@ impl Rpc {
     }
 }
 
-/// Returns the principal's number if the request can be a line.
+/// Returns the principal's number if the request can be a line; otherwise `None`.
 #[inline]
 fn line_principal(outbound: &Outbound, request: &Request<'_>) -> Option<u16> {
     let principal = request.principal_number?;

@@ -1,11 +1,11 @@
-//! The caller's side of calls and messages: posts requests, and waits for and takes their replies.
+//! The caller's side of calls and messages: posts requests, waits for their replies, and takes them.
 //!
 //! ```text
 //!   request ──> ring or lines ──> (the server) ──> slot or line ──> reply
 //!      └── cancelled ──> the slot stays in use until the server has acknowledged the cancel
 //! ```
 //!
-//! `Client` is the state: the reply slots, the lines for replies to short requests, and the principals of this node.
+//! `Client` has the state: the reply slots, the lines for replies to short requests, and the principals of this node.
 
 mod arrivals;
 mod batch;
@@ -48,19 +48,19 @@ pub(crate) struct Client {
     default_slots: Block,
     slots: Mutex<ReplySlots<SlotResources>>,
     reply_lines: ReplyLines,
-    /// Slots that were lent to links that have ended, and their borrowers.
+    /// Slots that links had borrowed when they ended, with the numbers of these links as borrowers.
     orphans: Mutex<Vec<(u16, u32)>>,
-    /// Number of links so far that borrow slots.
+    /// Number of links that have borrowed slots so far.
     borrowers: AtomicU32,
     /// Principals of this node, by their numbers.
     principals: Mutex<Vec<Principal>>,
     arrivals: AtomicU64,
-    /// True if a request waits for room in a ring.
+    /// True if a request may wait for room in a ring.
     ring_waiters: AtomicBool,
 }
 
 impl Client {
-    /// Returns `None` if the system has no memory for the slots.
+    /// Creates the client's state. Returns `None` if the system has no memory for the slots.
     pub(super) fn new(poster: &Poster) -> Option<Client> {
         let default_slots = poster.allocate(u64::from(DEFAULT_SLOTS) * DEFAULT_SLOT_BYTES)?;
         Some(Client {
@@ -75,7 +75,7 @@ impl Client {
         })
     }
 
-    /// Returns the addresses of the default slots and the reply lines for peers.
+    /// Returns the addresses of the default slots and of the reply lines, which this node tells its peers.
     pub(super) fn addresses(&self) -> (RemoteAddress, RemoteAddress) {
         (self.default_slots.address(), self.reply_lines.address())
     }
@@ -85,7 +85,7 @@ impl Client {
         1 + self.borrowers.fetch_add(1, Relaxed)
     }
 
-    /// Returns the number of a principal in lines, or `None` if there are too many.
+    /// Returns the number that replaces a principal's name in lines; `None` if all numbers are in use.
     pub(crate) fn number_of(&self, principal: &Principal) -> Option<u16> {
         let mut principals = lock(&self.principals);
         let known = principals.iter().position(|known| known == principal);
@@ -99,33 +99,33 @@ impl Client {
         Some(number as u16)
     }
 
-    /// Handles a peer that is down but may still write to this node's memory.
+    /// Ends the calls to a peer that is down. Their slots stay reserved, because the peer may still write to them.
     pub(super) fn handle_down(&self, peer: PeerId, wakes: &mut Wakes) {
         let mut slots = lock(&self.slots);
         wakes.extend(slots.handle_down(peer));
         self.count_arrival(&slots);
     }
 
-    /// Handles a peer that can no longer access this node's memory.
+    /// Frees the slots that a peer held, because it can no longer access this node's memory.
     pub(super) fn handle_cut_off(&self, peer: PeerId) {
         let held = lock(&self.slots).handle_cut_off(peer);
         drop(held);
     }
 
-    /// Handles a server's promise to write nothing more to a slot.
+    /// Frees a slot, because its server has promised to write nothing more to it.
     pub(super) fn handle_cancelled(&self, from: Target, slot: SlotId) {
         let held = lock(&self.slots).handle_cancelled(from, slot);
         drop(held);
     }
 
-    /// Ends all waits, since the node ends.
+    /// Ends all waits, because the node ends.
     pub(super) fn close(&self, wakes: &mut Wakes) {
         let mut slots = lock(&self.slots);
         wakes.extend(slots.close());
         self.count_arrival(&slots);
     }
 
-    /// Number of slots in use for replies by `link`.
+    /// Returns the number of slots in use for replies by the peer of `link`.
     pub(super) fn under_way(&self, link: &Link) -> usize {
         // One lock after the other; nested, they would be out of order.
         let borrower =
@@ -134,17 +134,17 @@ impl Client {
         lock(&self.slots).in_use(link.target) + short
     }
 
-    /// Number of reply slots that are in use.
+    /// Returns the number of reply slots in use.
     pub(crate) fn all_under_way(&self) -> usize {
         lock(&self.slots).all_in_use() + self.reply_lines.busy(None)
     }
 
-    /// Returns the earliest deadline of a call, in nanoseconds.
+    /// Returns the earliest deadline of a call, in nanoseconds on the node's clock.
     pub(crate) fn next_deadline_ns(&self) -> u64 {
         lock(&self.slots).next_deadline_ns()
     }
 
-    /// Ends the overdue calls.
+    /// Ends the calls whose deadlines have passed.
     pub(crate) fn handle_time(&self, now_ns: u64, wakes: &mut Wakes) {
         wakes.extend(lock(&self.slots).handle_time(now_ns));
     }

@@ -1,41 +1,41 @@
-//! Replies: the result for the caller, and the destination of its bytes.
+//! Replies: the result for the caller, and the memory to which its bytes go.
 
 use halite_fabric::RemoteAddress;
 use halite_mem::Window;
 use halite_tier::rpc::wire::{OUTPUT_ADDRESS_BYTES, REPLY_HEADER_BYTES, parse_output_address};
 use halite_tier::rpc::{PAYLOAD_BYTES_MAX, ReplyHeader, Status};
 
-/// The result of a request.
+/// The result of a request to a function or port.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
-    /// This many bytes were copied to the caller's destination.
+    /// This many bytes were copied to the caller's memory.
     Done(usize),
-    /// This many bytes stay in the slot, which the caller frees.
+    /// This many bytes stay in the slot, which the caller frees after reading them.
     Lent(usize),
-    /// This many bytes are still at the server, at this address.
+    /// This many bytes are still at the server, at this address, from which the caller must read them.
     DoneAt(usize, RemoteAddress),
-    /// The reply's length, and the smaller length of the caller's buffer.
+    /// Length of the reply, and length of the caller's buffer, which is smaller.
     TooLong(usize, usize),
-    /// The request was refused, for this reason.
+    /// The server refused the request with this status.
     Refused(Status),
     /// The reply violates the protocol.
     NotUnderstood,
 }
 
 impl Reply {
-    /// Returns true if the slot is still in use.
+    /// Returns true if the slot must stay in use after this result.
     #[inline]
     pub(crate) fn needs_slot(&self) -> bool {
         matches!(self, Reply::DoneAt(..) | Reply::Lent(_))
     }
 }
 
-/// The destination of a reply's bytes.
+/// The memory to which a reply's bytes go.
 pub(crate) enum Into<'a> {
-    /// A buffer that grows.
+    /// A buffer that grows to the length of the reply.
     Vec(&'a mut Vec<u8>),
     Slice(&'a mut [u8]),
-    /// The bytes stay in place, if possible.
+    /// The caller reads the bytes in place, if possible.
     Lent(&'a mut Lent),
 }
 
@@ -49,7 +49,7 @@ impl Into<'_> {
         }
     }
 
-    /// Returns a buffer for exactly `len` bytes.
+    /// Returns a buffer of exactly `len` bytes, or [`Reply::TooLong`] if the caller's buffer is shorter.
     #[inline]
     pub(crate) fn prepare(&mut self, len: usize) -> Result<&mut [u8], Reply> {
         match self {
@@ -66,7 +66,7 @@ impl Into<'_> {
         }
     }
 
-    /// Lends the `len` bytes of `answer`.
+    /// Lends the `len` bytes of `answer` to the caller, in place.
     pub(super) fn lend(self, answer: Option<Window>, len: usize) -> Reply {
         match (self, answer) {
             (Into::Lent(lent), Some(answer)) => {
@@ -77,7 +77,7 @@ impl Into<'_> {
         }
     }
 
-    /// Copies, or lends, the `len` bytes at `offset`.
+    /// Copies the `len` bytes at `offset` to the caller's memory, or lends them.
     pub(super) fn read(mut self, window: &Window, offset: u64, len: usize) -> Reply {
         if let Into::Lent(_) = self {
             return self.lend(window.slice(offset, len as u64), len);
@@ -96,20 +96,21 @@ impl Into<'_> {
 
 /// The memory of a lent answer, which the caller reads in place instead of copying it out first.
 ///
-/// A long answer costs a copy into the caller's slot. A second copy out of the slot costs more, since every byte comes
-/// from the processor that wrote it. A caller that wants only a part, or copies the answer elsewhere anyway, avoids it.
+/// A long answer costs a copy into the caller's slot. A second copy, out of the slot, costs even more, because every
+/// byte comes from another processor's cache. A caller that needs only a part of the answer, or copies it elsewhere
+/// anyway, avoids the second copy.
 #[derive(Default)]
 pub(crate) enum Lent {
     #[default]
     Nowhere,
-    /// In the slot, which the server's node could still write to; so it is never a slice.
+    /// The answer is in the slot. The server's node could still write to the slot, so it is never a slice.
     InSlot(Window),
-    /// Fetched, since it was too long for a slot.
+    /// The answer was too long for a slot; the caller has read it from the server's memory.
     Fetched(Vec<u8>),
 }
 
 impl Lent {
-    /// Returns memory to fetch `len` bytes into.
+    /// Returns memory for an answer of `len` bytes that the caller reads from the server's memory.
     pub(super) fn fetched(&mut self, len: usize) -> &mut [u8] {
         *self = Lent::Fetched(vec![0; len]);
         match self {
@@ -119,7 +120,7 @@ impl Lent {
     }
 }
 
-/// Reads the reply at `offset`.
+/// Reads the reply at `offset` of `window`, of which `room` bytes may be read.
 pub(super) fn read_reply(window: &Window, offset: u64, room: u64, into: Into<'_>) -> Reply {
     let mut header = [0; REPLY_HEADER_BYTES];
     window.read(offset, &mut header).expect("a slot holds a header");

@@ -1,8 +1,8 @@
 //! The reply lines of this node, one for each default slot, and the owner words of lent slots. Threads take and free
 //! lent slots without a shared lock.
 //!
-//! A lent slot serves one link repeatedly. The link takes it under its outbound lock; the thread that has the reply
-//! frees it with a store:
+//! A lent slot serves one link repeatedly. The link takes it under its outbound lock. The thread that has read the
+//! reply frees it with a store:
 //!
 //! ```text
 //!   owner word   | borrower u32 | generation u16 | busy u16 |        0: not lent
@@ -41,7 +41,7 @@ struct Owners(Box<[AtomicU64]>);
 pub(super) enum Take {
     Taken(SlotId),
     Busy,
-    /// It is no longer lent to this link.
+    /// The slot is no longer lent to this link.
     Gone,
 }
 
@@ -103,7 +103,7 @@ pub(super) const REPLY_LINES_BYTES: u64 = DEFAULT_SLOTS as u64 * LINE_BYTES as u
 const NOTIFY_OFFSET: u64 = ((LINE_WORDS - 1) * size_of::<u64>()) as u64;
 
 impl ReplyLines {
-    /// `block` has [`REPLY_LINES_BYTES`] bytes.
+    /// Creates the lines in `block`, which has [`REPLY_LINES_BYTES`] bytes.
     pub(super) fn new(block: Block) -> ReplyLines {
         block.window().fill(0, REPLY_LINES_BYTES, 0).expect("the block is as long");
         ReplyLines { block, owners: Owners::new(DEFAULT_SLOTS) }
@@ -117,19 +117,19 @@ impl ReplyLines {
         self.block.window()
     }
 
-    /// Lends a slot, and clears its line. Called under the borrower's outbound lock.
+    /// Lends a slot to `borrower` and clears the slot's line. Called under the borrower's outbound lock.
     pub(super) fn lend(&self, slot: SlotId, borrower: u32) {
         self.window().publish_words(offset(slot), &[0; LINE_WORDS]).expect("each default slot has a line");
         self.owners.lend(slot, borrower);
     }
 
-    /// Takes a slot into use. Called under the borrower's outbound lock.
+    /// Takes a lent slot into use. Called under the borrower's outbound lock.
     #[inline]
     pub(super) fn take(&self, index: u16, borrower: u32) -> Take {
         self.owners.take(index, borrower)
     }
 
-    /// Ends a use and advances the generation.
+    /// Frees a lent slot and advances its generation.
     #[inline]
     pub(super) fn free(&self, slot: SlotId) {
         self.owners.free(slot);
@@ -140,12 +140,12 @@ impl ReplyLines {
         self.owners.hand_back(slot);
     }
 
-    /// Number of slots in use that are lent to `borrower`, or to any link.
+    /// Returns how many slots lent to `borrower`, or to any link if that is `None`, are in use.
     pub(super) fn busy(&self, borrower: Option<u32>) -> usize {
         self.owners.busy(borrower)
     }
 
-    /// Returns true if the reply to this use has arrived.
+    /// Returns true if the reply to this use of the slot has arrived.
     #[inline]
     pub(super) fn has_arrived(&self, slot: SlotId) -> bool {
         // Pairs with the Release with which the server stores the line: a thread that sees the mark sees the rest.
@@ -158,12 +158,12 @@ impl ReplyLines {
         self.window().load_words(offset(slot)).expect("each default slot has a line")
     }
 
-    /// Returns the output in a line, in place.
+    /// Returns a window of the `len` output bytes in a line.
     pub(super) fn output(&self, slot: SlotId, len: u64) -> Option<Window> {
         self.window().slice(offset(slot) + size_of::<u64>() as u64, len)
     }
 
-    /// Asks the server to notify this node of the reply. The caller must check the line once more.
+    /// Asks the server to notify this node of the reply. Afterwards, the caller must check the line once more.
     pub(super) fn request_notification(&self, slot: SlotId) {
         self.window().store_u64(offset(slot) + NOTIFY_OFFSET, 1).expect("each default slot has a line");
         // Pairs with the server's fence after the line: either the server sees the request, or this thread sees the
@@ -212,7 +212,7 @@ mod tests {
     }
 }
 
-/// A slot is reused only after its reply has been read, and a waiting caller sees its reply or is notified.
+/// Model: a slot is reused only after its reply has been read, and a waiting caller sees its reply or is notified.
 #[cfg(all(test, loom))]
 mod loom_tests {
     use loom::sync::Arc;

@@ -13,18 +13,19 @@ use crate::runtime::wait::Wakes;
 
 #[derive(Clone, Copy)]
 pub(crate) struct Request<'a> {
-    /// The connection that must lead to the server; `None` for any. A request that waits for room waits for one
-    /// incarnation of a node.
+    /// The connection that the request must use; `None` for any. A request that waits for room sets it, so that it goes
+    /// to one incarnation of a node only.
     pub(crate) to: Option<Target>,
     pub(crate) kind: Kind,
     pub(crate) number: u32,
     pub(crate) principal: &'a Principal,
-    /// The principal's number in lines.
+    /// The number that replaces the principal's name in lines.
     pub(crate) principal_number: Option<u16>,
     pub(crate) input: &'a [u8],
     /// Longest reply that the caller accepts, in bytes.
     pub(crate) reply_bytes_max: u32,
-    /// Memory for the longest reply is reserved; otherwise a long reply is fetched.
+    /// True if the caller has reserved memory for the longest reply; otherwise the caller reads a long reply from the
+    /// server's memory.
     pub(crate) reply_in_place: bool,
     pub(crate) deadline_ns: u64,
 }
@@ -37,7 +38,7 @@ pub(crate) enum NotPosted {
     Gone,
     NoMemory,
     TooManyCalls,
-    /// This node has left.
+    /// The caller's own node has left.
     Closed,
 }
 
@@ -53,23 +54,23 @@ impl From<PostCause> for NotPosted {
 }
 
 impl Request<'_> {
-    /// The port of a message; `None` for a call.
+    /// Returns the port of a message; `None` for a call.
     #[inline]
     pub(super) fn port(&self) -> Option<u32> {
         (self.kind != Kind::Call).then_some(self.number)
     }
 }
 
-/// A posted request, and the slot for its reply.
+/// A posted request, with the slot for its reply.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Posted {
     pub(crate) target: Target,
     pub(crate) slot: SlotId,
-    /// Set while the reply comes by line and the slot is not in the table of slots.
+    /// Set while the reply comes by line, and the link, not the table of slots, manages the slot.
     pub(crate) by_line: Option<LineUse>,
 }
 
-/// Data with which the table of slots adopts a lent slot.
+/// What the table of slots needs to manage a lent slot itself.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LineUse {
     pub(super) port: Option<u32>,
@@ -77,7 +78,7 @@ pub(crate) struct LineUse {
 }
 
 impl Rpc {
-    /// Posts a request. Has no effect on error.
+    /// Posts a request to a node. If it returns an error, nothing was posted.
     #[inline]
     pub(crate) fn try_request(
         &self,

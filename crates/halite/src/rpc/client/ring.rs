@@ -10,11 +10,11 @@ use crate::rpc::Rpc;
 use crate::rpc::shared::{Block, Link, Outbound};
 use crate::runtime::locks::lock;
 
-/// Longest input in the ring, in bytes; the server reads longer ones from this node's memory.
+/// Longest input in the ring, in bytes; the server reads a longer input from this node's memory.
 const RING_INPUT_BYTES_MAX: u64 = 64 << 10;
 
 impl Rpc {
-    /// Copies a long input to memory from which the server reads it. Returns `None` if it travels in the ring.
+    /// Copies a long input to memory from which the server reads it. Returns `None` if the input travels in the ring.
     #[inline]
     pub(super) fn place_input(&self, link: &Link, request: &Request<'_>) -> Result<Option<Block>, NotPosted> {
         let len = request.input.len() as u64;
@@ -55,7 +55,7 @@ impl Rpc {
         Ok(())
     }
 
-    /// Posts a control message and counts it as a request in the ring, so that later lines do not overtake it.
+    /// Posts a control message and counts it as a request in the ring, so that no later line overtakes it.
     pub(crate) fn post_counted(&self, peer: PeerId, post: &mut dyn FnMut() -> bool) {
         let link = self.peers.link_of(peer);
         let mut outbound = link.as_ref().map(|link| lock(&link.outbound));
@@ -69,7 +69,7 @@ impl Rpc {
 }
 
 impl Outbound {
-    /// Counts a request in the ring, which introduces its principal.
+    /// Counts a request in the ring. The request introduces its principal to the server.
     pub(super) fn record_request(&mut self, request: &Request<'_>) {
         self.count_request();
         if let Some(principal) = request.principal_number.filter(|_| self.lines.is_some()) {
@@ -77,12 +77,12 @@ impl Outbound {
         }
     }
 
-    /// Counts a request or a control message that later lines must not overtake.
+    /// Counts a request or control message that no later line may overtake.
     pub(super) fn count_request(&mut self) {
         self.posted_before = self.posted_before.wrapping_add(1);
     }
 
-    /// Returns the place for a request of `len` bytes.
+    /// Reserves the place for a request of `len` bytes in the ring.
     pub(super) fn place(&mut self, len: u64) -> Result<Place, NotPosted> {
         if let Ok(place) = self.ring.place(len) {
             return Ok(place);

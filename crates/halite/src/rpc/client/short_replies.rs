@@ -1,7 +1,7 @@
 //! Replies to short requests, which the caller finds in the line of its slot.
 //!
-//! A caller that stops polling requests a notification in its line; see `server::short_answers` for the order of steps
-//! on both sides.
+//! A caller that stops polling requests a notification in its line; `server::short_answers` describes the order of
+//! steps on both sides.
 
 use halite_tier::rpc::line::{REPLY_WORDS, address_of, output_of};
 use halite_tier::rpc::wire::REPLY_HEADER_BYTES;
@@ -22,7 +22,7 @@ impl Client {
         self.reply_lines.has_arrived(slot)
     }
 
-    /// Takes the reply to a short request, if it has arrived, and frees the slot unless it is needed longer.
+    /// Takes the reply to a short request, if it has arrived. Frees the slot, unless the reply still needs it.
     #[inline]
     pub(crate) fn try_take_line(&self, slot: SlotId, into: Into<'_>) -> Option<Reply> {
         if !self.reply_lines.has_arrived(slot) {
@@ -35,7 +35,7 @@ impl Client {
         Some(reply)
     }
 
-    /// Reads the reply to a short request, which has arrived.
+    /// Reads the reply to a short request; the reply must have arrived.
     pub(super) fn read_line(&self, slot: SlotId, into: Into<'_>) -> Reply {
         let words = self.reply_lines.read(slot);
         match ReplyLine::parse(words[0]) {
@@ -78,14 +78,14 @@ impl Client {
         }
     }
 
-    /// Returns the status in a line that has arrived.
+    /// Returns the status in the line of a reply that has arrived; `None` if the line is malformed.
     pub(super) fn line_status(&self, slot: SlotId) -> Option<Status> {
         ReplyLine::parse(self.reply_lines.read(slot)[0]).ok().map(|line| line.status)
     }
 }
 
 impl Rpc {
-    /// Moves the slot of a short request to the table of slots, to wait by waker or to cancel.
+    /// Moves the slot of a short request to the table of slots, so that the caller can wait by waker or cancel.
     pub(crate) fn adopt(&self, posted: Posted, by_line: LineUse) {
         let Target::Peer(peer) = posted.target else { unreachable!("this node itself needs no lines") };
         let table = self.peers.read();
@@ -101,7 +101,7 @@ impl Rpc {
         }
     }
 
-    /// Cancels a short request.
+    /// Cancels a short request, or declines its reply if that has arrived.
     pub(crate) fn abandon_line(&self, posted: Posted, by_line: LineUse, wakes: &mut Wakes) {
         if self.client.reply_lines.has_arrived(posted.slot) {
             let status = self.client.line_status(posted.slot);
@@ -113,7 +113,7 @@ impl Rpc {
         self.abandon(posted.slot, wakes);
     }
 
-    /// Requests a notification of the reply to a short request, and handles a reply that came before.
+    /// Requests a notification of the reply to a short request. Handles the reply if it has arrived before the request.
     pub(crate) fn await_notification(&self, from: Target, slot: SlotId, wakes: &mut Wakes) {
         self.client.reply_lines.request_notification(slot);
         if self.client.reply_lines.has_arrived(slot) {
@@ -121,7 +121,7 @@ impl Rpc {
         }
     }
 
-    /// Handles a reply that the table waits for, if it is in its line.
+    /// Handles the reply in line `index`, if it has arrived and the table of slots waits for it.
     pub(in crate::rpc) fn check_line(&self, from: Target, index: u16, wakes: &mut Wakes) {
         let found = {
             let mut slots = lock(&self.client.slots);
@@ -140,7 +140,7 @@ impl Rpc {
         }
     }
 
-    /// Handles a notification that a line holds a reply, which may have been taken already.
+    /// Handles a notification that a line holds a reply. The caller may already have taken the reply.
     pub(in crate::rpc) fn handle_line_notification(
         &self,
         from: Target,

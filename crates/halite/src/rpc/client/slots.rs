@@ -14,30 +14,31 @@ use crate::rpc::Rpc;
 use crate::rpc::shared::Block;
 use crate::runtime::locks::lock;
 
-/// Number of default slots; further calls need memory of their own.
+/// Number of default slots; each further call allocates memory for its reply.
 pub(in crate::rpc) const DEFAULT_SLOTS: u16 = 1024;
 
 /// Length of a default slot in bytes: a page and a cache line, so that slots do not all compete for the same cache
 /// sets.
 pub(in crate::rpc) const DEFAULT_SLOT_BYTES: u64 = 4096 + 64;
 
-/// Most calls in progress.
+/// Maximum number of calls and messages in progress.
 pub(super) const SLOTS_MAX: usize = 1 << 16;
 
-/// Resources that a slot holds while in use.
+/// Resources that a slot holds while it is in use.
 #[derive(Debug, Default)]
 pub(crate) struct SlotResources {
-    /// Memory for the reply, unless it goes to the default slot.
+    /// Memory for the reply; `None` if the reply goes to the default slot.
     pub(super) reply: Option<Block>,
-    /// The input, if the server reads it.
+    /// The input in registered memory; `None` if the server does not read it from this node.
     pub(super) input: Option<Block>,
-    /// The port, if the request is a message.
+    /// The port to which the message goes; `None` for a call.
     pub(super) port: Option<u32>,
     pub(super) by_line: bool,
 }
 
 impl Rpc {
-    /// Opens a slot for the reply. Returns the address and length of its memory if that is not the default slot.
+    /// Opens a slot for the reply to a request. Returns the slot, with the address and length of its memory if that is not
+    /// the default slot.
     pub(in crate::rpc) fn open_slot(
         &self,
         target: Target,
@@ -100,7 +101,7 @@ impl Rpc {
 }
 
 impl Client {
-    /// Copies the reply out if it has arrived, and frees the slot in the same step.
+    /// Copies the reply out and frees the slot, if the reply has arrived.
     pub(crate) fn try_take(&self, slot: SlotId, into: Into<'_>) -> Result<Reply, ReplyState> {
         let mut slots = lock(&self.slots);
         match slots.look(slot, 0) {
@@ -118,7 +119,7 @@ impl Client {
         Ok(reply)
     }
 
-    /// Copies a reply to its destination, and frees the slot unless it is still needed.
+    /// Copies a reply that has arrived to the caller's memory. Frees the slot, unless the reply still needs it.
     pub(crate) fn take_reply(&self, slot: SlotId, into: Into<'_>) -> Reply {
         let by_line = lock(&self.slots).held(slot).is_some_and(|held| held.by_line);
         let reply = if by_line { self.read_line(slot, into) } else { self.read_slot(slot, into) };
@@ -128,8 +129,8 @@ impl Client {
         reply
     }
 
-    /// Returns the state of a reply, and registers `waker` while it is waiting. Calls `now_ns` under the lock, so that
-    /// its time is later than that of the last search for overdue calls.
+    /// Returns the state of a reply, and registers `waker` if the reply has not arrived. Calls `now_ns` under the lock,
+    /// so that its time is later than that of the last search for overdue calls.
     pub(crate) fn wait_for(
         &self,
         slot: SlotId,
@@ -161,7 +162,7 @@ impl Client {
         ReplyHeader::parse(header).ok().map(|header| header.status)
     }
 
-    /// Frees a slot, and releases its resources outside of the lock.
+    /// Frees a slot, and releases its resources after unlocking the table.
     pub(super) fn free_slot(&self, slot: SlotId) {
         let held = lock(&self.slots).free(slot);
         drop(held);
@@ -169,7 +170,7 @@ impl Client {
 
     // Calls of this node to itself.
 
-    /// Sets the memory for the reply, once its length is known. Returns false if the caller has given up.
+    /// Sets the memory for a reply once its length is known. Returns false if the caller has given up.
     pub(in crate::rpc) fn give_slot_memory(&self, slot: SlotId, block: Block) -> bool {
         let mut slots = lock(&self.slots);
         let Some(held) = slots.take_held(slot) else { return false };
@@ -184,7 +185,7 @@ impl Client {
     }
 }
 
-/// Offset of a slot in the memory of the default slots.
+/// Returns the offset of a slot in the memory of the default slots.
 pub(super) fn default_offset(slot: SlotId) -> u64 {
     u64::from(slot.index) * DEFAULT_SLOT_BYTES
 }

@@ -1,4 +1,4 @@
-//! The results of queueing a request, and of taking one from a queue.
+//! Results of queueing a request, and of taking a request from a queue.
 
 use std::task::Waker;
 
@@ -7,42 +7,42 @@ use halite_tier::rpc::Status;
 use super::answer::ReplyTo;
 use super::incoming::Incoming;
 
-/// The result of queueing a request.
+/// Result of queueing a request.
 pub(crate) enum Admission {
-    /// It is queued; wake `waker`, and answer `accepted`.
+    /// The request is queued. The caller wakes `waker`, and sends an empty answer to `accepted`.
     Queued {
         waker: Option<Waker>,
         accepted: Option<ReplyTo>,
     },
-    /// Its sender waits for room.
+    /// The request's sender waits for room.
     Parked,
     Refused(ReplyTo, Status),
 }
 
 impl Admission {
-    /// Returns true if nothing is left to do.
+    /// Returns true if the caller has nothing more to do.
     pub(super) fn is_done(&self) -> bool {
         matches!(self, Admission::Queued { waker: None, accepted: None } | Admission::Parked)
     }
 }
 
-/// The result of taking a request from a queue.
+/// Result of taking a request from a queue.
 pub(crate) struct Taken {
-    /// `None` if all requests there were unwanted; dropping them may still have made room.
+    /// The request; `None` if no sender still waited for an answer. Even then, dropped requests may have made room.
     pub(crate) incoming: Option<Box<Incoming>>,
-    /// The parked senders for which this made room.
+    /// The parked senders that get the room which this call made.
     pub(crate) promoted: Vec<Promoted>,
 }
 
-/// A promotion of a parked sender.
+/// Promotion of a parked sender that gets room.
 pub(crate) enum Promoted {
-    /// It may send now, with this grant number.
+    /// The sender may send its message now, with this grant number.
     Granted(ReplyTo, u32),
-    /// Its message is in the queue.
+    /// The sender's message is in the queue.
     Admitted(Admission),
 }
 
-/// The receivers to wake and the callers to answer when a service ends.
+/// The receivers to wake and the callers to answer after a service has ended.
 pub(crate) struct Ended {
     pub(crate) wakers: Vec<Waker>,
     pub(crate) unanswered: Vec<ReplyTo>,

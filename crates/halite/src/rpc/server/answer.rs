@@ -1,4 +1,4 @@
-//! Answers, from a handler or from the node itself, to the slot that the caller named.
+//! Answers, which a handler or the node itself writes to the caller's slot.
 
 use std::iter::once;
 use std::sync::Arc;
@@ -12,19 +12,19 @@ use crate::rpc::shared::{Attempt, Caller, Link};
 use crate::runtime::locks::lock;
 use crate::runtime::wait::Wakes;
 
-/// The destination of an answer.
+/// The caller to answer, and its slot.
 #[derive(Clone, Debug)]
 pub(crate) struct ReplyTo {
     pub(crate) caller: Arc<Caller>,
-    /// [`Link::cancels`] when the request arrived.
+    /// Value of [`Link::cancels`] when the request arrived.
     pub(crate) cancels: u32,
     pub(crate) id: ServedId,
-    /// Address and length of the slot.
+    /// Address of the slot; `room` is its length in bytes.
     pub(crate) at: RemoteAddress,
     pub(crate) room: u32,
     /// Longest output that the caller accepts, in bytes.
     pub(crate) bytes_max: u32,
-    /// The answer ends with a line.
+    /// True if the answer goes to, or ends with, a reply line.
     pub(crate) by_line: bool,
 }
 
@@ -47,7 +47,7 @@ impl ReplyTo {
     }
 }
 
-/// An answer that the fabric has not taken yet. Its call stays busy, so that a cancel waits for it.
+/// An answer that the fabric has not taken yet. Its call stays busy, so that a cancel waits for the answer.
 #[derive(Debug)]
 pub(crate) struct DeferredReply {
     to: ReplyTo,
@@ -55,32 +55,32 @@ pub(crate) struct DeferredReply {
     output: Vec<u8>,
 }
 
-/// The result of answering.
+/// Result of answering a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Answered {
-    /// Posted, or deferred.
+    /// The answer was posted, or deferred until the fabric takes it.
     Sent,
-    /// The caller is gone or has cancelled.
+    /// The caller is gone, or has cancelled the call.
     Unwanted,
     /// The output is longer than the caller accepts; the caller gets an error.
     TooLong,
-    /// There is no memory to keep it for the caller, which gets an error.
+    /// There is no memory to keep the output for the caller; the caller gets an error.
     NoMemory,
-    /// This process is a fork of the node's.
+    /// This process is a fork of the node's process.
     Forked,
 }
 
-/// Longest output, in bytes, that is written where stores do not reach. The caller reads longer ones in slices, and
-/// small messages pass between the slices.
+/// Longest output, in bytes, that the server writes to a caller that stores do not reach. The caller reads a longer
+/// output in slices, and small messages pass between the slices.
 const WRITTEN_BYTES_MAX: usize = 64 << 10;
 
 impl Rpc {
-    /// Answers with a status only.
+    /// Answers a request with a status and no output.
     pub(crate) fn refuse(&self, to: &ReplyTo, status: Status, wakes: &mut Wakes) {
         self.send_answer(to, status, &[], wakes);
     }
 
-    /// Answers with the output of a handler.
+    /// Answers a request with the output of a handler.
     #[inline]
     pub(crate) fn answer(&self, to: &ReplyTo, output: &[u8], wakes: &mut Wakes) -> Answered {
         if output.len() > to.bytes_max as usize {
@@ -94,7 +94,8 @@ impl Rpc {
         self.send_answer(to, Status::Done(output.len() as u32), output, wakes)
     }
 
-    /// Returns true if a write of the output would delay everything else to the caller's node, including heartbeats.
+    /// Returns true if writing the output would delay everything else that goes to the caller's node, including
+    /// heartbeats.
     fn should_be_read(&self, to: &ReplyTo, output: &[u8]) -> bool {
         let is_posted = || match to.target() {
             Target::Own => false,
@@ -103,7 +104,7 @@ impl Rpc {
         output.len() > WRITTEN_BYTES_MAX && is_posted()
     }
 
-    /// Keeps the output until the caller's node has read it.
+    /// Tells the caller where the output is, and keeps the output until the caller's node has read it.
     fn answer_by_reference(&self, to: &ReplyTo, output: &[u8], wakes: &mut Wakes) -> Answered {
         if to.target() == Target::Own {
             return self.answer_in_own_block(to, output, wakes);
@@ -162,14 +163,14 @@ impl Rpc {
         self.poster.post_parts(to.link(), to.at, [&header, &[]], output, Imm::Reply(to.id.slot).emit())
     }
 
-    /// Ends answers that have been posted, or whose peer is gone.
+    /// Ends the calls whose answers have been posted, or whose peer is gone.
     #[inline]
     pub(super) fn end_answers<'r>(&self, link: &Link, ended: impl Iterator<Item = &'r ReplyTo>) {
         let cancelled = ended.filter(|to| link.served.end(to.id, true));
         cancelled.for_each(|to| self.acknowledge(link, to.id.slot));
     }
 
-    /// Promises the caller that nothing more is written to its slot.
+    /// Promises the caller that this node writes nothing more to the caller's slot.
     pub(crate) fn acknowledge(&self, link: &Link, slot: SlotId) {
         match link.target {
             Target::Own => {

@@ -1,7 +1,8 @@
-//! Atomics that peers request by a call, and that the owner of the words executes; [`halite_tier::rpc::atomic`] defines
+//! Atomics that peers request by a call, and that the owner of the word executes. [`halite_tier::rpc::atomic`] defines
 //! the messages.
 //!
-//! The polling thread executes them, without the runner's lock. A call from a peer that is not up changes nothing.
+//! The polling thread executes these atomics, without the runner's lock. A request of a peer that is not up changes
+//! nothing.
 
 use std::collections::VecDeque;
 
@@ -14,7 +15,7 @@ use crate::rpc::shared::{Attempt, CALL_WORK};
 use crate::runtime::locks::lock;
 
 impl Rpc {
-    /// Carries out an atomic for a peer.
+    /// Executes an atomic for a peer, and answers.
     pub(crate) fn handle_atomic(&self, peer: PeerId, bytes: &[u8]) {
         let Ok(call) = AtomicCall::parse(bytes) else {
             return self.poster.enforce(peer, Err(Violation("a call of an atomic is malformed")));
@@ -28,7 +29,7 @@ impl Rpc {
         self.answer_atomics(peer, unanswered, Attempt::First);
     }
 
-    /// Posts answers in order, as many as the fabric takes.
+    /// Posts answers to a peer's atomics in order, until the fabric refuses one.
     fn answer_atomics(&self, peer: PeerId, unanswered: &mut VecDeque<AtomicAnswer>, attempt: Attempt) {
         while let Some(answer) = unanswered.front() {
             match self.post_atomic_answer(peer, answer) {
@@ -88,7 +89,7 @@ mod tests {
         AtomicCall { id: WorkId(1), word, atomic: Atomic::FetchAdd { add: 1 } }.emit().to_vec()
     }
 
-    /// An owner of 64 bytes, over a fabric with the fault `rule`.
+    /// Returns an owner of 64 bytes, over a fabric with the fault `rule`.
     fn owner(rule: Rule) -> (Rpc, Window) {
         // No peer connects through it, so its directory may go.
         let dir = crate::runtime::scratch();

@@ -10,7 +10,8 @@ use crate::rpc::shared::{Link, PART_BYTES_MAX, Writes};
 use crate::runtime::wait::Wakes;
 
 impl Rpc {
-    /// Answers at most [`BATCH_MAX`](crate::rpc::BATCH_MAX) calls over one link with their handlers' outputs.
+    /// Answers at most [`BATCH_MAX`](crate::rpc::BATCH_MAX) calls that came over one link, with their handlers'
+    /// outputs.
     pub(crate) fn answer_batch(&self, batch: &[(&ReplyTo, &[u8])], wakes: &mut Wakes) -> Vec<Answered> {
         let Some((first, _)) = batch.first() else { return Vec::new() };
         let mut answered = match batch.iter().all(|(to, _)| to.by_line) {
@@ -25,7 +26,7 @@ impl Rpc {
         answered.into_iter().flatten().collect()
     }
 
-    /// Posts the answers that go in a batch. Returns `None` for the others.
+    /// Posts the answers that are short enough for a batch. Returns `None` for each of the others.
     fn answer_short(&self, link: &Link, batch: &[(&ReplyTo, &[u8])]) -> Vec<Option<Answered>> {
         let Target::Peer(peer) = link.target else { return vec![None; batch.len()] };
         let (mut writes, mut written) = (Writes::new(batch.len()), Vec::with_capacity(batch.len()));

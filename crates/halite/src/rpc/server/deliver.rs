@@ -1,4 +1,4 @@
-//! Delivers requests to their queues, and acts on the result.
+//! Puts requests into their queues, and acts on the result.
 
 use std::collections::VecDeque;
 use std::iter::{from_fn, once};
@@ -44,7 +44,7 @@ impl Rpc {
         }
     }
 
-    /// Wakes, answers or refuses, as the queue has decided.
+    /// Wakes a receiver, answers the sender or refuses the request, as the queue has decided.
     fn handle_admission(&self, admission: Admission, wakes: &mut Wakes) {
         match admission {
             Admission::Queued { waker, accepted } => {
@@ -58,7 +58,7 @@ impl Rpc {
         }
     }
 
-    /// Notifies parked senders that they have room, or that their messages are queued.
+    /// Tells parked senders that they have room, or that their messages are queued.
     pub(crate) fn handle_promoted(&self, service: &Service, promoted: Vec<Promoted>, wakes: &mut Wakes) {
         let mut promoted = VecDeque::from(promoted);
         while let Some(next) = promoted.pop_front() {
@@ -75,7 +75,7 @@ impl Rpc {
         }
     }
 
-    /// Cancels a request for the caller behind `link`.
+    /// Cancels the request of the caller that waits in `slot` behind `link`.
     pub(in crate::rpc) fn cancel(&self, link: &Link, slot: SlotId) {
         // Releasing much memory takes long, so it is not done under the lock.
         let (cancelling, kept) = {

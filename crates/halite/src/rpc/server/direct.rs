@@ -1,5 +1,4 @@
-//! Direct delivery: if the polling thread itself waits for a request, it gets the request without going through the
-//! queue.
+//! Direct delivery: a polling thread that itself waits for a request gets the request without going through the queue.
 
 use halite_tier::rpc::Kind;
 
@@ -14,14 +13,14 @@ pub(crate) struct DirectReceiver<'s> {
 }
 
 impl DirectReceiver<'_> {
-    /// Returns true if the receiver waits for a request of `service`, and has none yet.
+    /// Returns true if the receiver waits for a request of `service` and has none yet.
     pub(super) fn accepts(&self, service: &Service) -> bool {
         self.request.is_none() && self.service.is_some_and(|wanted| std::ptr::eq(wanted, service))
     }
 }
 
 impl Service {
-    /// Gives a call to `direct` if that waits for it and no other call is queued; otherwise returns it.
+    /// Gives a call to `direct`, if `direct` waits for it and no other call is queued. Otherwise returns the call.
     #[inline]
     pub(super) fn deliver_directly(
         &self,
@@ -35,7 +34,7 @@ impl Service {
         None
     }
 
-    /// Returns true if a request may bypass the queue. A message may not, since it must not overtake parked senders.
+    /// Returns true if a request may bypass the queue. A message may not, because it must not overtake parked senders.
     #[inline]
     pub(super) fn may_bypass_queue(&self, decoded: &DecodedRequest) -> bool {
         decoded.kind == Kind::Call && !self.has_ended() && self.admits(&decoded.incoming.to.caller.principal)

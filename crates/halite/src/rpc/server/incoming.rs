@@ -10,16 +10,16 @@ use super::answer::ReplyTo;
 use super::input::{Bytes, Payload};
 use crate::rpc::shared::Caller;
 
-/// A request on its way to a handler. It stays in its box, since it is too large to move at each step.
+/// A request on its way to a handler. It stays in its box, because it is too large to move at each step.
 #[derive(Debug)]
 pub(crate) struct Incoming {
     pub(crate) to: ReplyTo,
-    /// The sender has its answer; a message is answered when it is queued.
+    /// True if the sender has its answer; a message is answered as soon as it is queued.
     pub(crate) answered: bool,
     pub(crate) input: Payload,
 }
 
-/// The destination of the answer to a request in a line.
+/// Where the answer to a request in a line goes.
 pub(super) struct LineTerms {
     pub(super) cancels: u32,
     pub(super) id: ServedId,
@@ -28,24 +28,24 @@ pub(super) struct LineTerms {
     pub(super) bytes_max: u32,
 }
 
-/// Most finished requests that a thread keeps for reuse.
+/// Maximum number of finished requests that a thread keeps for reuse.
 const SPARES_MAX: usize = 16;
 
 thread_local! {
-    /// A spare may refer to a node that has ended, but holds none of its memory.
+    /// Finished requests, kept for reuse. Each may refer to a node that has ended, but holds none of the node's memory.
     #[expect(clippy::vec_box, reason = "requests stay where they are put first")]
     static SPARES: RefCell<Vec<Box<Incoming>>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Incoming {
-    /// Creates an unanswered request.
+    /// Creates a request whose sender has no answer yet.
     #[inline]
     pub(crate) fn new(to: ReplyTo, input: Payload) -> Box<Incoming> {
         Box::new(Incoming { to, answered: false, input })
     }
 
-    /// Creates a short request from `caller`, reusing a finished one if this thread has a spare. If that had the same
-    /// caller, as it mostly does, no reference is counted.
+    /// Creates a short request from `caller`, and reuses a finished request if this thread has one. If the finished
+    /// request had the same caller, as it mostly does, no reference count changes.
     #[inline]
     pub(super) fn of(caller: &Arc<Caller>, terms: LineTerms, input: Payload) -> Box<Incoming> {
         let LineTerms { cancels, id, at, room, bytes_max } = terms;
@@ -65,7 +65,7 @@ impl Incoming {
         spare
     }
 
-    /// Drops a finished request, and keeps a short one for reuse by this thread.
+    /// Drops a finished request. This thread keeps a short one for reuse.
     #[inline]
     pub(crate) fn recycle(self: Box<Incoming>) {
         if let Payload::Here(Bytes::Short(..)) = self.input {
@@ -87,7 +87,8 @@ impl Incoming {
         self.answered || self.to.is_wanted()
     }
 
-    /// Returns the answer for the sender of a message that is being queued, unless its bytes have yet to be read.
+    /// Returns the destination of the answer to a message that is being queued; `None` for a call, and for a message
+    /// whose bytes must still be read.
     #[inline]
     pub(super) fn accept(&mut self, kind: Kind) -> Option<ReplyTo> {
         match (kind, &self.input) {
@@ -100,7 +101,7 @@ impl Incoming {
     }
 }
 
-/// A request read from its ring or line.
+/// A request that was read from its ring or line.
 #[derive(Debug)]
 pub(crate) struct DecodedRequest {
     pub(in crate::rpc) kind: Kind,

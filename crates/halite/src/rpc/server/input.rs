@@ -2,14 +2,14 @@
 
 use halite_fabric::RemoteAddress;
 
-/// Inputs up to this length are kept in place: what fits into a cache line after a header and a short name.
+/// Length up to which inputs are kept in place, in bytes: a cache line minus a header and a short name.
 const SHORT_BYTES_MAX: usize = 40;
 
-/// The location of an input.
+/// Where the bytes of an input are.
 #[derive(Debug)]
 pub(crate) enum Payload {
     Here(Bytes),
-    /// In the memory of the client's node.
+    /// The input is in the memory of the client's node.
     There {
         address: RemoteAddress,
         len: u32,
@@ -19,7 +19,7 @@ pub(crate) enum Payload {
 /// The bytes of an input.
 #[derive(Debug)]
 pub(crate) enum Bytes {
-    /// Length and bytes, without an allocation.
+    /// Length, and the bytes in place, without an allocation.
     Short(u8, [u8; SHORT_BYTES_MAX]),
     Long(Vec<u8>),
 }
@@ -27,7 +27,7 @@ pub(crate) enum Bytes {
 const ONCE_HERE: &str = "a handler gets a request only when its input is here";
 
 impl Payload {
-    /// Bytes of memory that it takes on this node.
+    /// Returns how many bytes of this node's memory the input occupies.
     pub(super) fn bytes_here(&self) -> usize {
         match self {
             Payload::Here(bytes) => bytes.as_slice().len(),
@@ -43,7 +43,7 @@ impl Payload {
         }
     }
 
-    /// Returns the input as [`Payload::as_slice`] does, and leaves a long one empty.
+    /// Returns the input, which must be on this node, as a vector. Leaves a long input empty.
     pub(crate) fn take_vec(&mut self) -> Vec<u8> {
         match self {
             Payload::Here(Bytes::Long(bytes)) => std::mem::take(bytes),
@@ -54,7 +54,7 @@ impl Payload {
 }
 
 impl Bytes {
-    /// Returns zeros, to be overwritten.
+    /// Returns `len` zero bytes, which the caller overwrites.
     #[inline]
     pub(super) fn zeroed(len: usize) -> Bytes {
         match u8::try_from(len) {

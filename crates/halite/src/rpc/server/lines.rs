@@ -16,14 +16,15 @@ use crate::rpc::shared::{Attempt, Block, Inbound, Link};
 use crate::runtime::locks::lock;
 use crate::runtime::wait::Wakes;
 
-/// Bytes of a row of request lines.
+/// Length of a row of request lines, in bytes.
 pub(in crate::rpc) const REQUEST_LINES_BYTES: u64 = REQUEST_LINES as u64 * LINE_BYTES as u64;
 
-/// Most requests read from one row before the next row.
+/// Maximum number of requests that the polling thread reads from one row before it turns to the next row.
 const TURN_REQUESTS_MAX: u32 = 32;
 
 impl Rpc {
-    /// Handles the short requests that have arrived; the first for `direct` goes there. Returns true if there were any.
+    /// Handles the short requests that have arrived; `direct` gets the first request that it waits for. Returns true if
+    /// any had arrived.
     #[inline]
     pub(crate) fn poll_lines(
         &self,
@@ -49,7 +50,7 @@ impl Rpc {
         any
     }
 
-    /// Gives the next request of a row to `direct`, if that waits for it and no other request is queued.
+    /// Gives the next request of a row to `direct`, if `direct` waits for it and no other request is queued.
     #[inline]
     fn deliver_next(&self, row: &mut CachedRow, direct: &mut DirectReceiver<'_>, wakes: &mut Wakes) -> bool {
         let Some(service) = direct.service.filter(|_| direct.request.is_none()) else { return false };
@@ -97,7 +98,7 @@ impl Rpc {
         any
     }
 
-    /// Reads the requests whose predecessors in the ring have been read.
+    /// Reads the requests of a row whose predecessors in the ring have been read.
     pub(super) fn read_lines(
         &self,
         peer: PeerId,
@@ -129,8 +130,8 @@ impl Rpc {
         Ok(())
     }
 
-    /// Reads all requests in a peer's lines whose predecessors in the ring have been read, before or after a control
-    /// message.
+    /// Reads all requests in a peer's lines whose predecessors in the ring have been read. Called before and after a
+    /// control message.
     pub(in crate::rpc) fn drain_lines(
         &self,
         peer: PeerId,

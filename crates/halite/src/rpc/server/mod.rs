@@ -4,7 +4,7 @@
 //!   ring or lines ──> Incoming ──> queue of the function or port ──> handler ──> slot or line of the caller
 //! ```
 //!
-//! The polling thread reads and queues requests, without the runner's lock; handlers never run on it.
+//! The polling thread reads and queues requests, without the runner's lock; it never runs a handler.
 
 mod admission;
 mod answer;
@@ -56,22 +56,22 @@ ranked! {
 }
 
 pub(crate) struct Server {
-    /// The rows of reply lines at the peers.
+    /// The rows of reply lines in the memory of peers.
     pub(super) reply_rows: ReplyRows,
-    /// Notifications that the fabric has not taken yet: peers and their slots.
+    /// Notifications that the fabric has not taken yet, as peers and their slots.
     notifications: Mutex<Vec<(PeerId, u16)>>,
     deferred: Mutex<Vec<DeferredReply>>,
     /// Peers with answers to atomics that the fabric has not taken yet.
     late_atomics: Mutex<BTreeSet<PeerId>>,
     /// Peers with a head that the fabric has not taken yet.
     heads: Mutex<BTreeSet<PeerId>>,
-    /// True while the node is being drained and refuses calls. A hint: a call that arrives just now may still be
-    /// served.
+    /// True while the node is being drained and refuses calls. Read without a lock, so a call that arrives during the
+    /// change may still be served.
     draining: AtomicBool,
 }
 
 impl Server {
-    /// Threads pin `pins` while they answer.
+    /// Creates the server's state. Threads pin `pins` while they answer.
     pub(super) fn new(pins: Arc<Pins>) -> Server {
         Server {
             reply_rows: ReplyRows::new(pins),
@@ -83,7 +83,7 @@ impl Server {
         }
     }
 
-    /// Starts or stops refusing calls.
+    /// Starts to refuse calls if `is_on`; otherwise accepts calls again.
     pub(crate) fn set_draining(&self, is_on: bool) {
         self.draining.store(is_on, Relaxed);
     }

@@ -1,4 +1,4 @@
-//! The state that a service's lock protects: the queue, the parked senders, and the room granted to senders.
+//! The state under a service's lock: the queue, the parked senders, and the room granted to senders.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -22,19 +22,19 @@ pub(super) struct QueueState {
     pub(super) receivers: Receivers,
     /// Senders that wait for room, in order.
     pub(super) parked: VecDeque<Parked>,
-    /// Parked messages, by the sending node.
+    /// Number and bytes of parked messages, by sending node.
     pub(super) published: BTreeMap<Target, Published>,
-    /// Grants, by number.
+    /// Room granted to senders, by grant number.
     pub(super) grants: BTreeMap<u32, Grant>,
     pub(super) granted_bytes: usize,
     last_grant: u32,
     pub(super) servers: usize,
-    /// [`DropCount::count`] when the queue was last searched for unwanted requests.
+    /// Value of [`DropCount::count`] when the queue was last searched for unwanted requests.
     drops_seen: u64,
     pub(super) closed: bool,
 }
 
-/// A sender that waits for room for `bytes` bytes, and its message if that was published.
+/// A sender that waits for room for `bytes` bytes; with its message, if it published the message.
 #[derive(Debug)]
 pub(super) struct Parked {
     pub(super) reply: ReplyTo,
@@ -43,23 +43,23 @@ pub(super) struct Parked {
 }
 
 impl Parked {
-    /// A published message stays wanted even if its sender is gone.
+    /// Returns true if the sender still waits. A published message stays wanted even if its sender is gone.
     fn is_wanted(&self) -> bool {
         self.message.is_some() || self.reply.is_wanted()
     }
 }
 
-/// The number of parked messages and of their bytes.
+/// Number of parked messages, and of their bytes.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Published {
     pub(super) messages: usize,
     pub(super) bytes: usize,
 }
 
-/// The limit for one node and port. A single message may be longer.
+/// Maximum per sending node and port. A single message may be longer.
 pub(super) const PUBLISHED_MAX: Published = Published { messages: 4096, bytes: 4 << 20 };
 
-/// Room reserved for a sender.
+/// Room that is reserved for a sender.
 #[derive(Debug)]
 pub(super) struct Grant {
     pub(super) target: Target,
@@ -67,7 +67,7 @@ pub(super) struct Grant {
 }
 
 impl QueueState {
-    /// An empty queue with one server.
+    /// Returns an empty queue with one server.
     pub(super) fn with_server() -> QueueState {
         QueueState { servers: 1, ..QueueState::default() }
     }
@@ -82,8 +82,8 @@ impl QueueState {
         None
     }
 
-    /// Returns true if requests may have become unwanted since the last call. Without this check, each request that a
-    /// full queue refuses would cost a search, and delay requests of other functions.
+    /// Returns true if requests may have become unwanted since the last call. This check avoids a search for each
+    /// request that a full queue refuses; the searches would delay requests of other functions.
     #[inline]
     pub(super) fn may_be_unwanted(&mut self, drops: &DropCount) -> bool {
         let count = drops.count();
@@ -96,7 +96,7 @@ impl QueueState {
         self.parked.retain(|parked| parked.is_wanted());
     }
 
-    /// Returns true if the node may park another message of `bytes` bytes.
+    /// Returns true if the node `of` may park another message of `bytes` bytes.
     pub(super) fn may_park(&self, of: Target, bytes: usize) -> bool {
         let kept = self.published.get(&of).copied().unwrap_or_default();
         let has_bytes = kept.messages == 0 || kept.bytes + bytes <= PUBLISHED_MAX.bytes;
@@ -111,7 +111,7 @@ impl QueueState {
         self.parked.push_back(parked);
     }
 
-    /// Removes the sender that has waited longest.
+    /// Removes the parked sender that has waited longest.
     pub(super) fn unpark(&mut self) -> Option<Parked> {
         let parked = self.parked.pop_front()?;
         let of = parked.reply.target();
@@ -134,7 +134,7 @@ impl QueueState {
         is_theirs
     }
 
-    /// Reserves room for a sender.
+    /// Reserves room of `bytes` bytes for a sender. Returns `None` if the sender no longer waits.
     pub(super) fn grant(&mut self, reply: ReplyTo, bytes: usize) -> Option<Promoted> {
         if !reply.is_wanted() {
             return None;

@@ -3,12 +3,12 @@
 use std::collections::VecDeque;
 use std::task::Waker;
 
-/// Tasks that wait for a request.
+/// The receivers of a service that wait for a request.
 #[derive(Debug, Default)]
 pub(super) struct Receivers {
     last: u64,
     pub(super) asleep: VecDeque<(u64, Waker)>,
-    /// Number of threads that check again themselves before they sleep.
+    /// Number of threads that poll, and look at the queue again before they sleep.
     pub(super) awake: usize,
 }
 
@@ -24,7 +24,7 @@ impl Receivers {
         self.asleep.pop_front().map(|(_, waker)| waker)
     }
 
-    /// Returns true if the waiter was still asleep.
+    /// Removes a waiter. Returns true if no request had woken it.
     pub(super) fn forget(&mut self, id: u64) -> bool {
         let before = self.asleep.len();
         self.asleep.retain(|(other, _)| *other != id);

@@ -1,7 +1,7 @@
-//! Rows of reply lines in the memory of peers, which answering threads find without a lock.
+//! Rows of reply lines in the memory of peers. An answering thread finds a row without a lock.
 //!
-//! A row is retired when its peer is down. It is dropped, and the peer's memory unmapped, once no thread stores into it
-//! any more.
+//! A row is retired when its peer is down. When no thread stores into the row any more, the row is dropped, and the
+//! peer's memory is unmapped.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use std::sync::{Arc, Mutex};
@@ -24,18 +24,18 @@ pub(in crate::rpc) struct ReplyRows {
 }
 
 impl ReplyRows {
-    /// Creates an empty set. Threads pin `pins` while they use a row.
+    /// Creates a set without rows. Threads pin `pins` while they use a row.
     pub(super) fn new(pins: Arc<Pins>) -> ReplyRows {
         ReplyRows { rows: Slots::new(pins.clone()), pins, gone: Mutex::default() }
     }
 
-    /// Sets the row of the link that `at` belongs to.
+    /// Sets the row of the link that owns `at`.
     pub(in crate::rpc) fn open(&self, at: &RowRef, row: Row) {
         let (index, generation) = self.rows.insert(row);
         self.replace(at, u64::from(generation) << 32 | u64::from(index));
     }
 
-    /// Removes the row from the link.
+    /// Removes the row of the link that owns `at`, and retires it.
     pub(in crate::rpc) fn close(&self, at: &RowRef) {
         self.replace(at, 0);
     }
@@ -63,7 +63,8 @@ impl ReplyRows {
         gone.extract_if(.., is_over).for_each(drop);
     }
 
-    /// Calls `enter`, which must not wait, with the link's row. Returns `None` if it has none.
+    /// Calls `enter`, which must not wait, with the row of the link that owns `at`. Returns `None` if the link has no
+    /// row.
     #[inline]
     pub(super) fn with<T>(&self, at: &RowRef, enter: impl FnOnce(&Row) -> T) -> Option<T> {
         let pin = self.pins.pin();

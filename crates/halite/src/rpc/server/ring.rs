@@ -1,4 +1,4 @@
-//! Requests of peers in this node's rings: copied out, then parsed.
+//! Requests of peers in this node's rings. The polling thread copies each request out, then parses the copy.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::rpc::shared::{Attempt, Inbound, Link};
 use crate::runtime::locks::lock;
 use crate::runtime::wait::Wakes;
 
-/// Bytes of a request read first: header, name and input of a small one.
+/// Bytes that are read first of a request: the header, name and input of a small one.
 const FIRST_LOOK_BYTES: usize = 64;
 
 impl Rpc {
@@ -62,7 +62,7 @@ impl Rpc {
     }
 }
 
-/// Copies a request out of its ring and parses the copy, since the peer may still change the ring.
+/// Copies a request out of its ring and parses the copy, because the peer may still change the ring.
 fn read_request(link: &Arc<Link>, inbound: &mut Inbound, offset: u64) -> Result<DecodedRequest, Violation> {
     let (reader, ring) =
         inbound.ring.as_mut().ok_or(Violation("a request was sent after the connection ended"))?;

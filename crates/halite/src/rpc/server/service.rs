@@ -3,8 +3,8 @@
 //!
 //! A function whose queue is full refuses calls. If a port's queue is full, senders wait in order and keep their
 //! messages; the port reserves room for a sender before it asks the sender to send again. Published messages (those of
-//! a [`Sender`](crate::Sender)) wait here with their bytes, in the same order; the sender gets the answer when its
-//! message is queued.
+//! a [`Sender`](crate::Sender)) wait at the port with their bytes, in the same order; their sender gets the answer when
+//! the message is queued.
 
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
@@ -23,15 +23,15 @@ use crate::runtime::locks::lock;
 /// Options of a served function or port.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ServeOptions {
-    /// Maximum number of waiting requests. Further calls are refused; further messages wait at their senders.
+    /// Maximum number of queued requests. Further calls are refused; further messages wait at their senders.
     pub requests_max: usize,
-    /// Maximum total length of waiting inputs, in bytes. Inputs longer than a quarter of a ring stay at their callers
-    /// and do not count.
+    /// Maximum total length of queued inputs, in bytes. An input longer than a quarter of a ring stays at its caller
+    /// and does not count.
     pub bytes_max: usize,
-    /// The principals that may call, in addition to the server's own; `None` for all.
+    /// Principals that may call or send, in addition to the server's own principal; `None` for all.
     pub callers: Option<Vec<String>>,
-    /// True if other servers may serve the same [name](crate::Session::serve_named) too; calls then alternate between
-    /// them. It has no effect on ports and on functions served by number.
+    /// True if other servers may serve the same [name](crate::Session::serve_named); calls then alternate between these
+    /// servers. Has no effect on ports, or on functions served by number.
     pub shared: bool,
 }
 
@@ -47,11 +47,11 @@ pub(crate) struct Service {
     pub(crate) owner: Principal,
     options: ServeOptions,
     state: Mutex<QueueState>,
-    /// Number of queued requests, for reading without the lock.
+    /// Number of queued requests. Read without the lock.
     waiting: AtomicUsize,
-    /// True if a sender waits for room or has a grant; for reading without the lock.
+    /// True if a sender waits for room or has a grant. Read without the lock.
     senders_waiting: AtomicBool,
-    /// True if the service has ended; for reading without the lock.
+    /// True if the service has ended. Read without the lock.
     ended: AtomicBool,
 }
 
@@ -124,8 +124,7 @@ impl Service {
         in_turn && self.fits(state, more)
     }
 
-    /// Returns true if there is room for `more` bytes. A single request always fits into an empty queue, however long
-    /// it is.
+    /// Returns true if the queue has room for `more` bytes. An empty queue has room for a single request of any length.
     #[inline]
     fn fits(&self, state: &QueueState, more: usize) -> bool {
         let promised = state.queue.len() + state.grants.len();
@@ -148,39 +147,40 @@ impl Service {
         self.waiting.load(Relaxed)
     }
 
-    /// Returns true if a request is queued; a hint, read without the lock.
+    /// Returns true if a request is queued. Reads without the lock, so the result may be out of date.
     #[inline]
     pub(crate) fn is_waiting(&self) -> bool {
         self.waiting.load(Relaxed) > 0
     }
 
-    /// Returns true if messages must wait behind parked senders; a hint, as above.
+    /// Returns true if messages must wait behind parked senders. Reads without the lock, so the result may be out of
+    /// date.
     #[inline]
     pub(crate) fn has_waiting_senders(&self) -> bool {
         self.senders_waiting.load(Relaxed)
     }
 
-    /// Returns true if the service has ended; a hint, as above.
+    /// Returns true if the service has ended. Reads without the lock, so the result may be out of date.
     #[inline]
     pub(crate) fn has_ended(&self) -> bool {
         self.ended.load(Relaxed)
     }
 
-    /// Ends this thread's polling, since it got a request directly. Returns the receiver to wake for the queued
-    /// requests.
+    /// Ends this thread's polling, because the thread got a request directly. Returns the receiver to wake for the
+    /// queued requests.
     pub(crate) fn stop_polling(&self) -> Option<Waker> {
         let mut state = lock(&self.state);
         state.receivers.awake -= 1;
         if state.queue.len() > state.receivers.awake { state.receivers.pop() } else { None }
     }
 
-    /// Takes the next wanted request. Returns `Err` once the service has ended.
+    /// Takes the next request whose sender still waits. Returns an error once the service has ended.
     pub(crate) fn try_take(&self) -> Result<Option<Taken>, Closed> {
         self.take(&mut lock(&self.state))
     }
 
-    /// Takes at most `max` requests, up to the first whose input has yet to be read. For functions, where no sender
-    /// waits for room.
+    /// Takes at most `max` requests, and stops before one whose input must still be read. Used for functions only,
+    /// where no sender waits for room.
     #[expect(clippy::vec_box, reason = "requests stay where they are put first")]
     pub(crate) fn take_batch(&self, max: usize) -> Vec<Box<Incoming>> {
         let mut state = lock(&self.state);
@@ -195,7 +195,7 @@ impl Service {
         batch
     }
 
-    /// Takes a request as [`Service::try_take`] does; if the queue is empty, counts this thread as polling.
+    /// Takes a request, if one is queued. Otherwise counts this thread as polling.
     pub(crate) fn take_or_poll(&self) -> Result<Option<Taken>, Closed> {
         let mut state = lock(&self.state);
         let taken = self.take(&mut state)?;
@@ -203,7 +203,7 @@ impl Service {
         Ok(taken)
     }
 
-    /// Ends this thread's polling and takes a request. Also returns the receiver to wake for the other queued requests.
+    /// Ends this thread's polling and takes a request. Also returns the receiver to wake for other queued requests.
     pub(crate) fn take_after_poll(&self) -> (Result<Option<Taken>, Closed>, Option<Waker>) {
         let mut state = lock(&self.state);
         state.receivers.awake -= 1;
@@ -212,7 +212,7 @@ impl Service {
         (taken, next)
     }
 
-    /// Inlined, which saves a move of the request.
+    /// Takes a request and promotes parked senders. Inlined, which saves a move of the request.
     #[inline(always)]
     fn take(&self, state: &mut QueueState) -> Result<Option<Taken>, Closed> {
         let found = state.pop_open();
@@ -227,7 +227,7 @@ impl Service {
         Ok(Some(taken).filter(|taken| taken.incoming.is_some() || !taken.promoted.is_empty()))
     }
 
-    /// Puts a request back in front. Returns it as an `Err` once the service has ended.
+    /// Puts a request back at the front of the queue. Returns the request as an `Err` once the service has ended.
     pub(crate) fn requeue(&self, incoming: Box<Incoming>) -> Result<Option<Waker>, Box<Incoming>> {
         let mut state = lock(&self.state);
         if state.closed {
@@ -239,8 +239,8 @@ impl Service {
         Ok(state.receivers.pop())
     }
 
-    /// Takes a request as [`Service::try_take`] does; if the queue is empty, registers the context's waker. `id`
-    /// identifies the waiter across polls.
+    /// Takes a request, if one is queued. Otherwise registers the waker of `context`; `id` identifies the waiter across
+    /// polls.
     pub(crate) fn poll_take(
         &self,
         id: &mut Option<u64>,
@@ -260,21 +260,21 @@ impl Service {
         }
     }
 
-    /// Removes a waiter. If it had been woken for a request, returns another receiver to wake for that.
+    /// Removes a waiter. If the waiter had been woken for a request, returns another receiver to wake for this request.
     pub(crate) fn stop_waiting(&self, id: u64) -> Option<Waker> {
         let mut state = lock(&self.state);
         let woken = !state.receivers.forget(id);
         if woken && state.queue.len() > state.receivers.awake { state.receivers.pop() } else { None }
     }
 
-    /// Releases a grant that its sender declines.
+    /// Releases the room of a grant that its sender does not need. Returns the senders that get room.
     pub(crate) fn decline(&self, from: Target, grant: u32) -> Vec<Promoted> {
         let mut state = lock(&self.state);
         state.use_grant(grant, from);
         self.promote(&mut state)
     }
 
-    /// Drops the parked senders and grants of a peer that is down.
+    /// Drops the parked senders and grants of a peer that is down. Returns the senders that get room.
     pub(crate) fn handle_down(&self, peer: Target) -> Vec<Promoted> {
         let mut state = lock(&self.state);
         state.grants.retain(|_, grant| grant.target != peer);
@@ -284,7 +284,7 @@ impl Service {
         self.promote(&mut state)
     }
 
-    /// Gives room to parked senders, in order.
+    /// Gives room to parked senders, in order. Returns these senders.
     fn promote(&self, state: &mut QueueState) -> Vec<Promoted> {
         let mut promoted = Vec::new();
         while let Some(Parked { bytes, .. }) = state.parked.front()
@@ -312,14 +312,15 @@ impl Service {
         !state.closed
     }
 
-    /// Removes a server; the last one ends the service.
+    /// Removes a server; the service ends with its last server.
     pub(crate) fn leave(&self) -> Option<Ended> {
         let mut state = lock(&self.state);
         state.servers -= 1;
         (state.servers == 0 && !state.closed).then(|| self.end(&mut state))
     }
 
-    /// Ends the service. Returns the receivers and callers to inform, or `None` if it had ended before.
+    /// Ends the service. Returns the receivers to wake and the callers to answer; `None` if the service had ended
+    /// before.
     pub(crate) fn close(&self) -> Option<Ended> {
         let mut state = lock(&self.state);
         (!state.closed).then(|| self.end(&mut state))

@@ -1,6 +1,7 @@
-//! Answers to short requests, put into the line of the caller's slot, which the caller polls.
+//! Answers to short requests. The server puts them into the line of the caller's slot, which the caller polls.
 //!
-//! A long output goes to the slot first. A caller that stops polling requests a notification in its line:
+//! The server writes a long output to the slot before the line. A caller that stops polling requests a notification in
+//! its line:
 //!
 //! ```text
 //!   server                           caller
@@ -9,7 +10,7 @@
 //!     is a notification requested?     check the line
 //! ```
 //!
-//! At least one of the two sees the other's store.
+//! At least one of the two sides sees the store of the other side.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::fence;
@@ -24,7 +25,7 @@ use crate::rpc::Rpc;
 use crate::rpc::shared::{Attempt, CALL_WORK, Link, Row, beyond};
 use crate::runtime::locks::lock;
 
-/// The work left after an answer has ended.
+/// What remains to be done after an answer has ended.
 struct EndedLine {
     acknowledge: bool,
     notify: bool,
@@ -55,7 +56,7 @@ impl Rpc {
         if put.is_ok() { Answered::Sent } else { Answered::Unwanted }
     }
 
-    /// Stores a reply into its line, and ends the answer. Returns `None` if stores do not reach the line.
+    /// Stores a reply into its line, and ends the call. Returns `None` if stores do not reach the line.
     #[inline]
     fn put_and_end(&self, link: &Link, to: &ReplyTo, status: Status, output: &[u8]) -> Option<EndedLine> {
         let slot = to.id.slot;
@@ -80,7 +81,7 @@ impl Rpc {
         }
     }
 
-    /// Retries an answer.
+    /// Retries an answer that the fabric refused.
     pub(super) fn retry_line_answer(
         &self,
         to: &ReplyTo,
@@ -100,7 +101,8 @@ impl Rpc {
         Ok(())
     }
 
-    /// Answers short requests over one link that have short outputs. Returns `None` for the others.
+    /// Answers short requests with short outputs over one link, in a batch. Returns `None` for each of the other
+    /// requests.
     pub(super) fn answer_lines(&self, batch: &[(&ReplyTo, &[u8])]) -> Vec<Option<Answered>> {
         let answer = |(to, output): &(&ReplyTo, &[u8])| {
             let is_short = output.len() <= OUTPUT_BYTES_MAX.min(to.bytes_max as usize);
@@ -128,7 +130,8 @@ impl Rpc {
         }
     }
 
-    /// Not 0 if the caller requests a notification of the line just stored. A posted line carries one anyway.
+    /// Returns a value other than 0 if the caller requests a notification of the line just stored. Returns 0 for a
+    /// posted line, which notifies the caller anyway.
     #[inline]
     fn last_word(&self, link: &Link, slot: SlotId) -> u64 {
         let word = self.server.reply_rows.with(&link.replies, |row| {
@@ -137,7 +140,7 @@ impl Rpc {
         word.unwrap_or(0)
     }
 
-    /// Writes a long output to the slot, after the place of other replies' header.
+    /// Writes a long output to the slot, at the offset that follows the header of a reply.
     fn write_output(&self, to: &ReplyTo, output: &[u8]) -> Result<(), PostCause> {
         let Some(peer) = to.link().peer() else { unreachable!("this node itself needs no lines") };
         let source = self.poster.source(to.link(), peer, output)?;
@@ -149,7 +152,7 @@ impl Rpc {
         written.inspect_err(|_| self.poster.give_back(&source))
     }
 
-    /// Notifies a caller that does not poll.
+    /// Notifies a caller that has stopped polling.
     pub(super) fn notify(&self, link: &Link, index: u16, attempt: Attempt) {
         let Some(peer) = link.peer() else { unreachable!("this node itself needs no lines") };
         let at = self.server.reply_rows.with(&link.replies, |row| row.at);

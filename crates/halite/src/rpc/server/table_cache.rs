@@ -1,4 +1,4 @@
-//! The polling thread's cache of shared tables, valid until they change.
+//! The polling thread's cache of shared tables, which is valid until the tables change.
 
 use std::sync::Arc;
 
@@ -13,14 +13,15 @@ use crate::rpc::peers::Peers;
 use crate::rpc::shared::{Block, Caller, Inbound, Link, PeerParameters};
 use crate::runtime::locks::lock;
 
-/// Requests on their way to their queues, and the cache. The polling thread keeps it to reuse its memory.
+/// Requests on their way to their queues, and the cache of tables. The polling thread keeps this value to reuse its
+/// memory.
 #[derive(Debug, Default)]
 pub(crate) struct ReceiveBatch {
     pub(super) requests: Vec<DecodedRequest>,
     pub(super) cache: TableCache,
 }
 
-/// The polling thread's cache of shared tables, valid until they change.
+/// The polling thread's cache of shared tables, which is valid until the tables change.
 #[derive(Debug, Default)]
 pub(super) struct TableCache {
     version: u64,
@@ -28,7 +29,7 @@ pub(super) struct TableCache {
     services: Vec<(ServiceId, Arc<Service>)>,
 }
 
-/// A row to which a peer writes requests.
+/// A row of lines into which a peer writes requests.
 #[derive(Debug)]
 pub(super) struct CachedRow {
     pub(super) peer: PeerId,
@@ -36,7 +37,7 @@ pub(super) struct CachedRow {
     lines: Arc<Block>,
     /// The peer's handshake, once it has arrived.
     parameters: Option<PeerParameters>,
-    /// The introduced callers, by number.
+    /// The callers that the peer has introduced, by number.
     callers: Vec<Option<Arc<Caller>>>,
 }
 
@@ -64,7 +65,7 @@ impl TableCache {
         }
     }
 
-    /// Returns a service; they are sorted by number.
+    /// Returns the service with this number, by a search in sorted order.
     #[inline]
     pub(super) fn service(&self, id: ServiceId) -> Option<&Arc<Service>> {
         match &self.services[..] {
@@ -75,28 +76,28 @@ impl TableCache {
 }
 
 impl CachedRow {
-    /// Returns true if a request may have arrived.
+    /// Returns true if a request may have arrived in the row.
     #[inline]
     pub(super) fn has_more(&self) -> bool {
         let next = self.link.reader.position();
         first_word(&self.lines, next) as u16 == request_mark(next)
     }
 
-    /// Returns true if the copy has everything that the peer has introduced.
+    /// Returns true if the copy contains all callers that the peer has introduced.
     pub(super) fn is_current(&self, inbound: &Inbound) -> bool {
         let known = self.callers.iter().filter(|caller| caller.is_some()).count();
         let introduced = inbound.all_introduced().iter().filter(|caller| caller.is_some()).count();
         self.parameters.is_some() == inbound.parameters.is_some() && known == introduced
     }
 
-    /// Copies everything that the peer has introduced.
+    /// Copies the callers that the peer has introduced.
     #[cold]
     pub(super) fn refresh(&mut self, inbound: &Inbound) {
         self.parameters = inbound.parameters;
         self.callers = inbound.all_introduced().to_vec();
     }
 
-    /// Reads the next request without a lock, if it is for `service` and may bypass the queue.
+    /// Reads the next request of the row without a lock, if it is for `service` and may bypass the queue.
     #[inline]
     pub(super) fn request_for(&mut self, service: &Service) -> Option<Box<Incoming>> {
         let (link, parameters) = (&self.link, self.parameters.as_ref()?);

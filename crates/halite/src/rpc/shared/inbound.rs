@@ -1,4 +1,4 @@
-//! The inbound side of a link: the memory that its peer writes to, and the peer's parameters.
+//! The inbound side of a link: the memory to which the peer writes, and the parameters of the peer.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ ranked! {
 
 #[derive(Debug)]
 pub(crate) struct Inbound {
-    /// The word in which the peer writes how far it has read this node's requests.
+    /// The word in which the peer writes the position up to which it has read this node's requests.
     pub(crate) head: Option<Block>,
     /// This node's ring, into which the peer writes.
     pub(crate) ring: Option<(RingReader, Block)>,
@@ -27,15 +27,15 @@ pub(crate) struct Inbound {
     pub(crate) parameters: Option<PeerParameters>,
     /// This node's row of lines, into which the peer writes short requests.
     pub(in crate::rpc) lines: Option<Arc<Block>>,
-    /// The callers, by their numbers in lines.
+    /// The callers, by the numbers that lines use.
     callers: Vec<Option<Arc<Caller>>>,
-    /// Outputs to be read by the peer.
+    /// Outputs that this node keeps until the peer has read them, by slot.
     pub(crate) kept: BTreeMap<SlotId, Block>,
-    /// The last caller: most requests come from one principal. It refers to this link, and is dropped with it.
+    /// The last caller, because most requests come from one principal. It refers to this link, and is dropped with it.
     caller: Option<Arc<Caller>>,
 }
 
-/// A principal at the other end of a link. Its requests share it, with one reference each.
+/// A principal at the other end of a link. Its requests share this value; each holds one reference.
 #[derive(Debug)]
 pub(crate) struct Caller {
     pub(crate) link: Arc<Link>,
@@ -52,13 +52,13 @@ impl Inbound {
         Inbound { head, ring, parameters: None, lines, callers, kept, caller: None }
     }
 
-    /// Drops the references to the link itself.
+    /// Drops the callers, which refer to the link itself.
     pub(super) fn drop_callers(&mut self) {
         self.caller = None;
         self.callers = Vec::new();
     }
 
-    /// Returns the caller of that name at the other end of `link`, whose inbound side this is.
+    /// Returns the caller with this name at the other end of `link`; this value is the inbound side of `link`.
     pub(crate) fn caller(&mut self, link: &Arc<Link>, name: &[u8]) -> Result<Arc<Caller>, Violation> {
         match &self.caller {
             Some(caller) if caller.principal.0.as_bytes() == name => Ok(caller.clone()),
@@ -71,7 +71,7 @@ impl Inbound {
         }
     }
 
-    /// Assigns a number to `caller`.
+    /// Assigns the number that lines use to `caller`.
     pub(in crate::rpc) fn introduce(
         &mut self,
         principal: u16,
@@ -94,31 +94,31 @@ impl Inbound {
         }
     }
 
-    /// Returns the caller with a number.
+    /// Returns the caller with this number.
     #[inline]
     pub(in crate::rpc) fn introduced(&self, principal: u16) -> Option<&Arc<Caller>> {
         self.callers.get(usize::from(principal))?.as_ref()
     }
 
-    /// All callers, by number.
+    /// Returns all introduced callers, by number.
     pub(in crate::rpc) fn all_introduced(&self) -> &[Option<Arc<Caller>>] {
         &self.callers
     }
 
-    /// Returns the head of the ring and its address at the peer, if the peer should learn it now.
+    /// Returns the head of the ring and its address in the peer's memory, if the peer should learn the head now.
     pub(crate) fn poll_head(&mut self) -> Option<(RemoteAddress, u64)> {
         let (reader, _) = self.ring.as_mut()?;
         reader.poll_head()?;
         self.published_head()
     }
 
-    /// Returns the last head published to the peer, and its address there.
+    /// Returns the head that the peer learned last, and its address in the peer's memory.
     pub(crate) fn published_head(&self) -> Option<(RemoteAddress, u64)> {
         let (reader, _) = self.ring.as_ref()?;
         self.parameters.map(|parameters| (parameters.head, reader.told()))
     }
 
-    /// Returns the last head published for the lines of `reader`, and its address at the peer.
+    /// Returns the head of the lines of `reader` that the peer learned last, and its address in the peer's memory.
     pub(in crate::rpc) fn published_line_head(&self, reader: &LineReader) -> Option<(RemoteAddress, u64)> {
         self.lines.as_ref()?;
         let at = self.parameters?.head;

@@ -15,21 +15,21 @@ use super::lines::RowRef;
 use super::memory::Block;
 use super::outbound::Outbound;
 
-/// The link to one peer, or of this node to itself.
+/// The link to a peer, or from this node to itself.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) node: NodeId,
     pub(crate) target: Target,
-    /// Longest source that is posted inline, in bytes.
+    /// Maximum length of a source that the fabric copies into the work request, in bytes.
     pub(crate) inline_bytes_max: usize,
     /// The outbound side; `None` until the peer's handshake has arrived.
     pub(crate) outbound: Mutex<Option<Outbound>>,
     pub(crate) inbound: Mutex<Inbound>,
     /// The peer's calls in progress at this node.
     pub(crate) served: Served,
-    /// Read position in the peer's short requests.
+    /// Position up to which this node has read the peer's short requests.
     pub(in crate::rpc) reader: LineReader,
-    /// The peer's row of reply lines.
+    /// Row of reply lines in the peer's memory.
     pub(in crate::rpc) replies: RowRef,
     gone: AtomicBool,
     handshake_sent: AtomicBool,
@@ -38,7 +38,7 @@ pub(crate) struct Link {
     drops: DropCount,
 }
 
-/// Counts the events that make requests unwanted, on all links of a node: a cancel, or the loss of a peer.
+/// Counts, over all links of a node, the events that make requests unwanted: a cancel, or the loss of a peer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DropCount(Arc<AtomicU64>);
 
@@ -61,7 +61,7 @@ pub(crate) struct LinkMemory {
 }
 
 impl Link {
-    /// The link of a node to itself.
+    /// Creates the link from a node to itself.
     pub(crate) fn own(node: NodeId) -> Link {
         Link::new(node, Target::Own, 0, None, DropCount::default())
     }
@@ -101,14 +101,15 @@ impl Link {
         self.handshake_sent.store(true, Release);
     }
 
-    /// Returns true if the peer is down, so work for it can be skipped.
+    /// Returns true if the peer is down, so that work for it can be skipped.
     #[inline]
     pub(crate) fn is_gone(&self) -> bool {
         // A hint that saves work; the locks ensure correctness.
         self.gone.load(Relaxed)
     }
 
-    /// Number of calls that the peer has cancelled. While it is the same, no open call has been cancelled.
+    /// Returns the number of calls that the peer has cancelled. While it stays the same, no open call has been
+    /// cancelled.
     #[inline]
     pub(crate) fn cancels(&self) -> u32 {
         // A hint: a call that is being cancelled may still reach its handler.
@@ -124,7 +125,7 @@ impl Link {
         self.drops.add();
     }
 
-    /// Counts a cancelled request, which its queue does not notice by itself.
+    /// Counts a cancelled request, because the queue that holds it does not notice the cancel.
     pub(crate) fn record_drop(&self) {
         self.drops.add();
     }
@@ -134,7 +135,7 @@ impl Link {
         &self.drops
     }
 
-    /// Drops the callers, which refer to the link. Afterwards no more requests are read.
+    /// Drops the callers, which refer to the link. Afterwards, this node reads no more requests from the link.
     pub(crate) fn drop_callers(&self) {
         // Leaked after a panic.
         if let Ok(mut inbound) = self.inbound.lock() {
@@ -142,7 +143,7 @@ impl Link {
         }
     }
 
-    /// Releases the link's memory when the node ends, since references to the link may remain.
+    /// Releases the link's memory when the node ends, because references to the link may remain.
     pub(crate) fn release_memory(&self) {
         self.drop_callers();
         // Leaked after a panic.
@@ -154,7 +155,7 @@ impl Link {
         drop((outbound, of_inbound));
     }
 
-    /// Returns the peer, or `None` for a node's link to itself.
+    /// Returns the peer; `None` for the link from a node to itself.
     #[inline]
     pub(in crate::rpc) fn peer(&self) -> Option<PeerId> {
         match self.target {

@@ -8,12 +8,12 @@ use halite_mem::{Allocator, PagePolicy, Process, Segment, Window};
 
 use crate::runtime::locks::{lock, ranked};
 
-/// Smallest growth in bytes: 230 rings beside the slots. Untouched pages cost nothing, but each growth costs a
-/// descriptor here and at every peer.
+/// Minimum growth of the pool, in bytes: 230 rings in addition to the slots. Untouched pages cost nothing, but each
+/// growth costs a descriptor at this node and at every peer.
 const GROWTH_BYTES_MIN: u64 = 64 << 20;
-/// Blocks from this length on are returned to the system, which costs as much as a copy of them.
+/// Length in bytes from which the pool returns a freed block to the system; this costs as much as a copy of the block.
 const GIVE_BACK_BYTES_MIN: u64 = 64 << 20;
-/// Offsets are multiples of a cache line.
+/// Alignment of blocks, in bytes: a cache line.
 const ALIGNMENT_BYTES: u64 = 64;
 
 #[derive(Debug)]
@@ -38,7 +38,7 @@ struct Inner {
     allocator: Allocator,
 }
 
-/// A block of registered memory, given back when dropped.
+/// A block of registered memory, which returns to its pool when dropped.
 #[derive(Debug)]
 pub(crate) struct Block {
     pool: Arc<Pool>,
@@ -86,17 +86,17 @@ impl Block {
         &self.window
     }
 
-    /// The address at which peers access it.
+    /// Returns the address at which peers access the block.
     pub(crate) fn address(&self) -> RemoteAddress {
         RemoteAddress { key: self.key, offset: self.extent.offset }
     }
 
-    /// The whole block as a work request's local memory.
+    /// Returns the whole block as the local memory of a work request.
     pub(crate) fn local(&self) -> Local<'static> {
         Local::Registered { key: self.key, offset: self.extent.offset, len: self.extent.len }
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub(crate) fn len(&self) -> u64 {
         self.extent.len
     }

@@ -1,6 +1,6 @@
 //! The code that client and server share: the link to a peer, its memory, and posting.
 //!
-//! This module does not know how a call is made or answered.
+//! This module does not know how calls are made or answered.
 
 mod inbound;
 mod lines;

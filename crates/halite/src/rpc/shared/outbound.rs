@@ -1,4 +1,4 @@
-//! The outbound side of a link: the peer's memory for this node's requests.
+//! The outbound side of a link: the peer's memory to which this node writes requests.
 
 use std::fmt;
 
@@ -18,26 +18,26 @@ ranked! {
 pub(crate) struct Outbound {
     pub(crate) ring: RingWriter,
     pub(crate) at: RemoteAddress,
-    /// The word in which the peer writes how far it has read the ring.
+    /// The word in which the peer writes the position up to which it has read the ring.
     pub(crate) head: Window,
-    /// Number of requests and cancels posted to the ring. Each line carries it, so that the line overtakes none of
-    /// them.
+    /// Number of requests and cancels posted to the ring so far. Each line carries this number, so that the line
+    /// overtakes none of them.
     pub(in crate::rpc) posted_before: u16,
     /// Principals whose names and numbers the peer knows.
     pub(in crate::rpc) introduced: Introduced,
-    /// Lines for short requests; `None` if stores do not reach the peer.
+    /// Lines for short requests; `None` if stores do not reach the peer's memory.
     pub(in crate::rpc) lines: Option<OutboundLines>,
 }
 
-/// The lines for short requests, and the slots lent to the link, whose replies come by line.
+/// The lines for short requests, and the slots lent to the link. Replies to short requests come by line.
 #[derive(Debug)]
 pub(crate) struct OutboundLines {
     pub(in crate::rpc) writer: LineWriter,
     pub(in crate::rpc) row: Row,
-    /// The link's unique number as a borrower of slots.
+    /// Number of the link as a borrower of slots, unique at this node.
     pub(in crate::rpc) borrower: u32,
     pub(in crate::rpc) slots: Vec<u16>,
-    /// The place after the last slot taken.
+    /// Position behind the slot that was taken last.
     pub(in crate::rpc) next: usize,
 }
 
@@ -47,7 +47,7 @@ impl OutboundLines {
     }
 }
 
-/// The principals that a peer knows by number.
+/// The set of principals that a peer knows by number.
 #[derive(Default)]
 pub(crate) struct Introduced([u64; PRINCIPALS_MAX as usize / 64]);
 

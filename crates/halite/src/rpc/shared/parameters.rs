@@ -1,4 +1,4 @@
-//! The parameters in a peer's handshake: the addresses of its memory for calls.
+//! The parameters in a peer's handshake: addresses in the peer's memory for calls.
 
 use halite_fabric::{Key, RemoteAddress};
 use halite_tier::rpc::wire::REPLY_HEADER_BYTES;
@@ -6,7 +6,7 @@ use halite_tier::rpc::{CallControl, SlotId, Violation};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PeerParameters {
-    /// Address of the word for this node's head: how far it has read the peer's requests.
+    /// Address of the word in which this node writes the position up to which it has read the peer's requests.
     pub(crate) head: RemoteAddress,
     slots: RemoteAddress,
     slot_bytes: u32,
@@ -16,7 +16,7 @@ pub(crate) struct PeerParameters {
 }
 
 impl PeerParameters {
-    /// Parses a [`CallControl::Handshake`].
+    /// Parses a [`CallControl::Handshake`]. Returns `None` for any other control message.
     pub(crate) fn parse(control: &CallControl) -> Option<PeerParameters> {
         match *control {
             CallControl::Handshake {

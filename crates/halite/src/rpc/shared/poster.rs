@@ -1,4 +1,4 @@
-//! Posts to peers, and records work for the runner to settle.
+//! Posts to peers, and records the work that the runner must settle.
 //!
 //! Posting never waits. The runner settles rare work: control messages, and posts that a full queue refused.
 
@@ -15,13 +15,14 @@ use crate::posted::InFlight;
 use crate::runtime::lanes::CALLS;
 use crate::runtime::locks::{lock, ranked};
 
-/// The id of work requests whose completions are ignored.
+/// Id of the work requests whose completions this node ignores.
 pub(crate) const CALL_WORK: WorkId = WorkId(0);
 
-/// Requests and replies up to this many bytes are copied together and posted as one write.
+/// Length up to which the head and the rest of a request or reply are copied together and posted as one write, in
+/// bytes.
 pub(crate) const PART_BYTES_MAX: usize = 512;
 
-/// Bytes that fit into a cache line, with header and address where the fabric has these.
+/// Bytes that fit into a cache line of 64 bytes, beside the header and address that the fabric may add.
 pub(in crate::rpc) const LINE_BYTES: usize = 64;
 
 ranked! {
@@ -33,7 +34,7 @@ pub(crate) struct Poster {
     pub(in crate::rpc) posted: Arc<InFlight>,
     pool: Arc<Pool>,
     controls: Mutex<Vec<(PeerId, CallControl)>>,
-    /// True if the runner should settle.
+    /// True if there is work for the runner to settle.
     dirty: AtomicBool,
     /// True if an answer, a head, a notification or a handshake may be deferred.
     deferred: AtomicBool,
@@ -41,14 +42,14 @@ pub(crate) struct Poster {
     short: AtomicBool,
 }
 
-/// The first attempt to post, or a later one.
+/// Tells the first attempt to post from a later one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::rpc) enum Attempt {
     First,
     Again,
 }
 
-/// Bytes to be posted, and the id of the work request.
+/// Bytes to be posted, and the id of their work request.
 pub(in crate::rpc) struct Source<'b> {
     pub(in crate::rpc) id: WorkId,
     pub(in crate::rpc) local: Local<'b>,
@@ -77,7 +78,7 @@ impl Poster {
         self.fabric.post(peer, CALLS, requests).map_err(|error| error.cause)
     }
 
-    /// Writes `head`, then `rest`, to `at`: as one write if both together are short.
+    /// Writes `head`, then `rest`, to `at`; as one write if both together are short.
     pub(crate) fn post_parts(
         &self,
         link: &Link,
@@ -97,7 +98,7 @@ impl Poster {
         self.post_apart(link, peer, at, &head.concat(), rest, imm)
     }
 
-    /// Posts `rest` first, then `head` with the immediate.
+    /// Posts `rest` first, then `head` with the immediate, as two writes.
     fn post_apart(
         &self,
         link: &Link,
@@ -126,8 +127,8 @@ impl Poster {
         })
     }
 
-    /// Posts `parts` as one write, copied together in `whole`. The size `N` is close to the length, since clearing more
-    /// takes time.
+    /// Copies `parts` together into `whole`, and posts them as one write. The size `N` is close to their length,
+    /// because clearing more bytes takes time.
     #[inline]
     fn post_whole<const N: usize>(
         &self,
@@ -166,7 +167,8 @@ impl Poster {
         self.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false, solicited: true }])
     }
 
-    /// Prepares `bytes` for posting: inline, or if too long, in registered memory that is kept until the completion.
+    /// Prepares `bytes` for posting: inline, or, if they are too long, in registered memory that is kept until the
+    /// completion.
     pub(in crate::rpc) fn source<'b>(
         &self,
         link: &Link,
@@ -185,14 +187,14 @@ impl Poster {
         Ok(Source { id: self.posted.keep(peer, Box::new(block)), local })
     }
 
-    /// Releases the memory of a source that was not posted.
+    /// Releases the memory of a source that the fabric did not take.
     pub(in crate::rpc) fn give_back(&self, source: &Source<'_>) {
         if source.id != CALL_WORK {
             self.posted.release(source.id);
         }
     }
 
-    /// Disconnects a peer that violates the protocol.
+    /// Disconnects a peer if `handled` says that the peer violates the protocol.
     pub(in crate::rpc) fn enforce(&self, peer: PeerId, handled: Result<(), Violation>) {
         if handled.is_err() {
             self.fabric.disconnect(peer);
@@ -206,7 +208,7 @@ impl Poster {
         self.set_dirty();
     }
 
-    /// Returns the control messages to send.
+    /// Takes the control messages that the runner must send.
     pub(crate) fn take_controls(&self) -> Vec<(PeerId, CallControl)> {
         std::mem::take(&mut *lock(&self.controls))
     }
@@ -221,13 +223,13 @@ impl Poster {
         self.dirty.load(Relaxed)
     }
 
-    /// Returns true if the runner should settle, and clears the flag.
+    /// Returns true if there is work for the runner to settle, and clears the flag.
     pub(crate) fn take_dirty(&self) -> bool {
         // Pairs with the Release in set_dirty(), so that the work is visible.
         self.is_dirty() && self.dirty.swap(false, AcqRel)
     }
 
-    /// Makes the runner retry a post that a full queue refused, when the fabric reports room.
+    /// Makes the runner retry a refused post, once the fabric reports room.
     pub(in crate::rpc) fn set_deferred(&self, attempt: Attempt) {
         self.deferred.store(true, Relaxed);
         match attempt {
@@ -238,18 +240,18 @@ impl Poster {
         }
     }
 
-    /// Clears the flag; later deferrals set it again.
+    /// Clears the flag of deferred posts; posts that are deferred later set it again.
     pub(in crate::rpc) fn clear_deferred(&self) {
         self.deferred.store(false, Relaxed);
     }
 
-    /// Returns true if a post may be deferred.
+    /// Returns true if a deferred post may exist.
     pub(crate) fn has_deferred(&self) -> bool {
         // A hint: a thread that sets it also makes the runner settle, which checks again.
         self.deferred.load(Relaxed)
     }
 
-    /// Records that a post waits for memory. No event reports free memory, so the runner retries after a while.
+    /// Records that a post waits for memory. No event reports free memory, so the runner retries after an interval.
     pub(crate) fn set_short(&self) {
         self.short.store(true, Relaxed);
         self.set_dirty();
@@ -259,7 +261,7 @@ impl Poster {
         self.short.load(Relaxed)
     }
 
-    /// Clears the flag before the posts that wait for memory are retried.
+    /// Clears the flag of posts that wait for memory, before the runner retries these posts.
     pub(crate) fn end_shortage(&self) {
         self.short.store(false, Relaxed);
     }

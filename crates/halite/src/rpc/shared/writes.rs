@@ -1,7 +1,7 @@
 //! Batches: requests or answers to one node that are posted together.
 //!
-//! A post has fixed costs: locks, the fence before the doorbell, the wait for the peer's cache lines. A batch pays them
-//! once. It takes only short requests and answers; others are posted one by one.
+//! A post has fixed costs: locks, the fence before the doorbell, and the wait for the peer's cache lines. A batch pays
+//! these costs once. It contains only short requests and answers; others are posted one by one.
 
 use halite_fabric::{Fabric, Local, Operation, PeerId, PostCause, RemoteAddress, WorkRequest};
 use halite_tier::rpc::Imm;
@@ -9,13 +9,13 @@ use halite_tier::rpc::Imm;
 use super::poster::{CALL_WORK, LINE_BYTES};
 use crate::runtime::lanes::CALLS;
 
-/// Longest batch: it is posted under a lock, and its peer sees it only gradually.
+/// Maximum length of a batch: it is posted under a lock, and the peer sees its writes one after the other.
 pub(crate) const BATCH_MAX: usize = 16;
 
 /// Writes with immediates that are posted together, in order.
 pub(in crate::rpc) struct Writes {
     bytes: Vec<u8>,
-    /// For each write, the end of its bytes, its remote address and its immediate.
+    /// For each write: the offset at which its bytes end, its remote address and its immediate.
     writes: Vec<(usize, RemoteAddress, u32)>,
 }
 
@@ -34,7 +34,7 @@ impl Writes {
         self.writes.len()
     }
 
-    /// Posts all writes. Returns the number posted, and why the others were refused.
+    /// Posts all writes. Returns how many were posted, and why the others were refused.
     pub(in crate::rpc) fn post(&self, fabric: &dyn Fabric, peer: PeerId) -> (usize, Result<(), PostCause>) {
         if self.writes.is_empty() {
             return (0, Ok(()));

@@ -1,8 +1,8 @@
-//! Posted accesses: reads and writes that begin at once and are awaited later.
+//! Posted accesses: reads and writes that start at once, and whose results the caller awaits later.
 //!
-//! An access by loads and stores has ended when the posting method returns. An access of a single part is a request in
-//! the fabric's queue, which completes whether or not it is awaited. A longer one is a future: posting it puts as many
-//! parts in flight as an access may have, and awaiting it sends the rest.
+//! An access by loads and stores has ended when the posting method returns. An access of a single part is one request
+//! in the fabric's queue, which completes whether or not the caller awaits it. A longer access is a future: posting it
+//! puts as many parts in flight as one access may have, and awaiting it sends the rest.
 
 use std::fmt;
 use std::pin::{Pin, pin};
@@ -14,17 +14,17 @@ use crate::error::AccessError;
 use crate::posted::{Cursor, Ended};
 use crate::session::{Inner, Lh, ReadOp, Session, WriteOp};
 
-/// A posted read or write. Await it, or [wait](Posted::wait) for it, for its buffer and its outcome. It keeps its
-/// session open, like a clone of the session.
+/// A posted read or write. Await it, or call [`Posted::wait`], to get its buffer and its outcome. It keeps its session
+/// open, as a clone of the session does.
 ///
-/// If it is dropped, the access may or may not take place, or take place in part. A dropped read changes no memory of
-/// the caller.
+/// If it is dropped, the access may take place fully, in part, or not at all. A dropped read changes no memory of the
+/// caller.
 #[must_use = "only awaiting a posted access tells its outcome"]
 pub struct Posted<B> {
     state: State<B>,
 }
 
-/// Small, because a direct access is nothing but its buffer.
+/// State of a posted access. Small, because a direct access consists of its buffer only.
 enum State<B> {
     Single(Box<Single<B>>),
     Carried(Box<Carried<B>>),
@@ -45,7 +45,7 @@ type Outcome<B> = (B, Result<(), AccessError>);
 /// A request in the fabric's queue.
 struct Single<B> {
     session: Session,
-    /// `None` once it has ended.
+    /// The posted part; `None` once it has ended.
     part: Option<DetachedPart>,
     lh: Lh,
     offset: u64,
@@ -53,18 +53,18 @@ struct Single<B> {
     land: Land<B>,
 }
 
-/// Completes a read or a write whose part has ended.
+/// Function that completes a read or a write whose part has ended.
 type Land<B> = fn(&Inner, Lh, u64, &mut B, &SinglePart<'_>, Ended) -> Result<(), AccessError>;
 
 impl Session {
-    /// Posts a write of `from` at `offset`. Errors are in the outcome of the returned [`Posted`].
+    /// Posts a write of `from` at `offset`. Returns errors in the outcome of [`Posted`].
     ///
     /// Writes to one node take effect in the order in which they were posted, if none of them exceeds 120 KiB, fewer than
     /// 1,024 are in flight, and their regions do not move. At most 32 MiB of reads and long writes may be in flight to
     /// one node; an access beyond that fails with [`NoStaging`](crate::AccessCause::NoStaging).
     ///
-    /// Over UDP, the bytes are visible at a polling target before it acknowledges them; it does so with its next poll
-    /// or packet, at most 2.5 ms later. [`Session::write`] asks for the acknowledgement at once.
+    /// Over UDP, a polling target sees the bytes before it acknowledges them: it acknowledges with its next poll or
+    /// packet, at most 2.5 ms later. [`Session::write`] requests the acknowledgement at once.
     ///
     /// ```
     /// # use halite::{Config, Node, NodeId, Permissions, Placement};
@@ -106,7 +106,7 @@ impl Session {
         })
     }
 
-    /// Posts a read of as many bytes as `into` has, from `offset`. See [`Session::post_write`].
+    /// Posts a read of `into.len()` bytes from `offset`. Limits, order and errors are those of [`Session::post_write`].
     #[inline]
     pub fn post_read<B: AsMut<[u8]> + Send + 'static>(&self, lh: Lh, offset: u64, mut into: B) -> Posted<B> {
         let (inner, bytes) = (&*self.inner, into.as_mut());
@@ -198,7 +198,7 @@ impl<B> Posted<B> {
         }
     }
 
-    /// Advances the state if the access has ended.
+    /// Stores the result if the access has ended.
     fn poll_end(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let (buffer, outcome) = match &mut self.state {
             State::Single(single) => std::task::ready!(single.poll(context)),

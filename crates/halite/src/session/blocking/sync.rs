@@ -9,7 +9,7 @@ use crate::error::{BarrierError, LockError};
 use crate::session::Who;
 use crate::session::lock::{self, Attempt};
 
-/// A held lock, for threads; see [`crate::Guard`].
+/// A held lock. Its methods block; [`crate::Guard`] has the same ones for tasks.
 #[derive(Debug)]
 #[must_use = "the lock is given up when its guard is dropped"]
 pub struct Guard {
@@ -18,35 +18,35 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// See [`crate::Guard::token`].
+    /// Returns the fencing token of the lock. See [`crate::Guard::token`].
     pub fn token(&self) -> u64 {
         self.guard.token()
     }
 
-    /// See [`crate::Guard::recovered`].
+    /// Returns true if the previous holder died while it held the lock. See [`crate::Guard::recovered`].
     pub fn recovered(&self) -> bool {
         self.guard.recovered()
     }
 
-    /// See [`crate::Guard::check`].
+    /// Checks that the lock is still held. See [`crate::Guard::check`].
     pub fn check(&self) -> Result<(), LockError> {
         self.guard.check()
     }
 
-    /// See [`crate::Guard::unlock`].
+    /// Releases the lock; blocks until it is released. See [`crate::Guard::unlock`].
     pub fn unlock(self) -> Result<(), LockError> {
         self.session.block_on(self.guard.unlock())
     }
 
-    /// See [`crate::Guard::keep`].
+    /// Keeps the lock beyond the guard, and returns the fencing token. See [`crate::Guard::keep`].
     pub fn keep(self) -> u64 {
         self.guard.keep()
     }
 }
 
-/// Locks and barriers.
+/// Locks and barriers for threads.
 impl Session {
-    /// See [`crate::Session::lock`].
+    /// Takes a lock; blocks until it is this session's turn. See [`crate::Session::lock`].
     pub fn lock(&self, name: &str) -> Result<Guard, LockError> {
         let mut attempt = Attempt::begin(self.as_async(), name)?;
         let guard = match attempt.take_free() {
@@ -56,17 +56,17 @@ impl Session {
         Ok(self.guard(guard))
     }
 
-    /// See [`crate::Session::try_lock`].
+    /// Takes a lock if it is free. See [`crate::Session::try_lock`].
     pub fn try_lock(&self, name: &str) -> Result<Guard, LockError> {
         self.block_on(self.as_async().try_lock(name)).map(|guard| self.guard(guard))
     }
 
-    /// See [`crate::Session::lock_within`].
+    /// Takes a lock; blocks for at most `timeout`. See [`crate::Session::lock_within`].
     pub fn lock_within(&self, name: &str, timeout: Duration) -> Result<Guard, LockError> {
         self.block_on(self.as_async().lock_within(name, timeout)).map(|guard| self.guard(guard))
     }
 
-    /// See [`crate::Session::check_lock`].
+    /// Checks that this session still holds a lock. See [`crate::Session::check_lock`].
     pub fn check_lock(&self, name: &str) -> Result<(), LockError> {
         self.as_async().check_lock(name)
     }

@@ -1,17 +1,17 @@
-//! Answers lent to the application; see [`Lent`].
+//! Answers that the application reads in place, in the memory of the node; see [`Lent`].
 
 use std::fmt;
 
 use super::pending::OwnedRequest;
 use crate::rpc::Lent;
 
-/// An answer that is read in place. Dropping it releases its memory. It keeps its session open, like a clone of the
-/// session.
+/// An answer that the application reads in place. Dropping it releases its memory. It keeps its session open, as a
+/// clone of the session does.
 ///
-/// Made by [`PendingCall::lend_answer`](crate::PendingCall::lend_answer).
+/// [`PendingCall::lend_answer`](crate::PendingCall::lend_answer) returns it.
 pub struct Answer {
     lent: Lent,
-    /// Frees the slot, if the answer is in one.
+    /// The request, which keeps the answer's slot until dropped; `None` if the answer is not in a slot.
     kept: Option<OwnedRequest>,
 }
 
@@ -27,7 +27,8 @@ impl Answer {
         Answer { lent, kept: in_slot.then_some(request) }
     }
 
-    /// Returns the length in bytes. In a fork of the node's process, returns 0 for an answer in the node's memory.
+    /// Returns the answer's length in bytes. In a fork of the node's process, returns 0 for an answer in the node's
+    /// memory.
     pub fn len(&self) -> usize {
         match &self.lent {
             Lent::InSlot(_) if self.kept.as_ref().is_some_and(OwnedRequest::is_forked) => 0,
@@ -42,7 +43,8 @@ impl Answer {
         self.len() == 0
     }
 
-    /// Copies bytes from `offset` on into `into`, until either ends. Returns the number of bytes copied.
+    /// Copies bytes of the answer from `offset` on into `into`, until the answer or `into` ends. Returns the number of
+    /// bytes copied.
     pub fn copy_to(&self, offset: usize, into: &mut [u8]) -> usize {
         let count = self.len().saturating_sub(offset).min(into.len());
         let into = &mut into[..count];
@@ -55,7 +57,7 @@ impl Answer {
         count
     }
 
-    /// Returns a copy of all bytes.
+    /// Returns a copy of the whole answer.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.len()];
         self.copy_to(0, &mut bytes);

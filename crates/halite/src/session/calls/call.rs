@@ -18,10 +18,10 @@ use crate::rpc::{BATCH_MAX, Into, Reply, Request};
 use crate::runtime::wait::{AdaptiveSpin, join_all};
 use crate::session::Session;
 
-/// Calls.
+/// Calls of functions at any node.
 impl Session {
-    /// Calls a function and returns its answer. Fails with [`CallCause::Timeout`] after `timeout`; a later answer is
-    /// dropped.
+    /// Calls a function and returns its answer. Fails with [`CallCause::Timeout`] after `timeout`; an answer that
+    /// arrives later is dropped.
     pub async fn call(
         &self,
         node: NodeId,
@@ -50,7 +50,7 @@ impl Session {
     }
 
     /// Posts a call and returns without waiting for its answer, so that several calls can be in progress.
-    /// [`PendingCall`] yields the answer, of at most `answer_bytes_max` bytes. The timeout starts now.
+    /// [`PendingCall`] returns the answer, of at most `answer_bytes_max` bytes. The timeout starts now.
     pub async fn post_call(
         &self,
         node: NodeId,
@@ -64,12 +64,12 @@ impl Session {
         Ok(calling.keep(calling.post(input).await?))
     }
 
-    /// Posts a call for each of `inputs`, in order, as [`Session::post_call`] does. Returns their results in the same
-    /// order; a call that fails does not affect the others. One `timeout` applies to all: calls that find no room
-    /// within this time are not posted, and fail.
+    /// Posts a call for each of `inputs`, in order. Returns the results in the same order; a call that fails does not
+    /// affect the others. One `timeout` applies to all calls: a call that finds no room within this time is not posted,
+    /// and fails.
     ///
     /// Consecutive calls to another node are posted up to 16 at a time, at much lower cost, if their inputs have up to
-    /// about 400 bytes. Longer ones are posted one by one, in the same order.
+    /// about 400 bytes. Calls with longer inputs are posted one by one, in the same order.
     ///
     /// ```
     /// # use halite::{Config, Function, Node, NodeId, ServeOptions};
@@ -138,15 +138,17 @@ impl Session {
     }
 }
 
-/// Longest answer, in bytes, for which memory is reserved per call; longer ones are fetched.
+/// Longest answer, in bytes, for which the caller reserves memory per call; it reads longer answers from the server's
+/// memory.
 const IN_PLACE_BYTES_MAX: usize = 64 << 20;
 
-/// Answers up to this length, in bytes, are copied in less time than a wake-up takes.
+/// Longest answer, in bytes, that the server copies in less time than a wake-up takes.
 const SOON_COPIED_BYTES_MAX: u32 = 64 << 10;
-/// For longer answers the caller spins while the server copies, up to this length; beyond it, a wake-up costs little in
-/// comparison.
+/// Length, in bytes, up to which the caller spins while the server copies a longer answer; beyond it, a wake-up costs
+/// little in comparison.
 const SPUN_BYTES_MAX: u32 = 2 << 20;
-/// Minimum speed of a server's copy into memory that its caller has read from, in bytes per nanosecond (measured: 14).
+/// Minimum speed, in bytes per nanosecond, at which a server copies into memory that its caller has read from
+/// (measured: 14).
 const COPIED_BYTES_PER_NS: u64 = 8;
 
 /// A call and its session.
@@ -164,7 +166,7 @@ pub(super) struct Terms {
     reply_bytes_max: u32,
     reply_in_place: bool,
     timeout_ns: u64,
-    /// `u64::MAX` until the timeout starts.
+    /// Deadline on the node's clock; `u64::MAX` until the timeout starts.
     deadline_ns: u64,
 }
 
@@ -187,18 +189,18 @@ impl<'s> Calling<'s> {
         Calling { session, terms }
     }
 
-    /// Makes a [`PendingCall`], which owns a reference to its session.
+    /// Makes a [`PendingCall`], which owns a reference to the call's session.
     #[inline]
     fn keep(&self, pending: Pending<'s>) -> PendingCall {
         PendingCall::new(self.terms, OwnedRequest::new(self.session, pending))
     }
 
-    /// Accepts an answer of any length; fetches a long one.
+    /// Accepts an answer of any length; the caller reads a long answer from the server's memory.
     pub(crate) fn unlimited(self) -> Calling<'s> {
         Calling { terms: Terms { reply_bytes_max: PAYLOAD_BYTES_MAX as u32, ..self.terms }, ..self }
     }
 
-    /// Accepts an answer of at most `len` bytes, which the server writes to this node's memory unless it is very long.
+    /// Accepts an answer of at most `len` bytes. The server writes it to this node's memory, unless it is very long.
     #[inline]
     pub(crate) fn limited(self, len: usize) -> Calling<'s> {
         let reply_bytes_max = len.min(PAYLOAD_BYTES_MAX as usize) as u32;
@@ -226,7 +228,8 @@ impl<'s> Calling<'s> {
         self.terms.deadline_ns = self.session.inner.driver.now_ns().saturating_add(self.terms.timeout_ns);
     }
 
-    /// Starts the timeout unless it has started. For spinning threads it starts at the end of the spin, which is short.
+    /// Starts the timeout if it has not started yet. A spinning thread starts it at the end of its spin, which is
+    /// short.
     #[inline]
     fn start_unless_started(&mut self) -> bool {
         let starts = self.terms.deadline_ns == u64::MAX;
@@ -249,8 +252,8 @@ impl<'s> Calling<'s> {
         self.finish(&mut pending, into).await
     }
 
-    /// Runs the call on a thread that drives the node while it waits. A reply that comes during the spin needs no
-    /// waker, and no clock unless the call is timed.
+    /// Runs the call on a thread that drives the node while it waits. A reply that arrives during the spin needs no
+    /// waker, and no clock read unless the call is timed.
     #[inline]
     pub(crate) fn run_blocking(mut self, input: &[u8], into: Into<'_>) -> Result<usize, CallError> {
         let begin_ns = self.begin();
@@ -289,7 +292,7 @@ impl<'s> Calling<'s> {
         }
     }
 
-    /// Posts a call, if possible without waiting.
+    /// Posts a call, without waiting if there is room.
     #[inline]
     pub(crate) fn post_blocking(mut self, input: &[u8]) -> Result<PendingCall, CallError> {
         self.start();
@@ -317,8 +320,8 @@ impl<'s> Calling<'s> {
         posted
     }
 
-    /// Posts the `inputs` after `posted` in batches. Returns the next input, which must be posted by itself. After the
-    /// deadline, fails all that are left.
+    /// Posts the `inputs` behind the first `posted.len()` ones in batches. Returns the next input, which must be posted
+    /// by itself. After the deadline, fails all remaining inputs.
     fn post_batches<'i, I: AsRef<[u8]>>(
         &self,
         inputs: &'i [I],
@@ -350,7 +353,7 @@ impl<'s> Calling<'s> {
         posted.map_err(|failure| self.not_posted(failure))
     }
 
-    /// Posts the call if that needs no waiting.
+    /// Posts the call if there is room for it now; otherwise returns `None`.
     #[inline]
     pub(crate) fn try_post(&self, input: &[u8]) -> Option<Pending<'s>> {
         let driver: &'s Driver = &self.session.inner.driver;
@@ -364,7 +367,7 @@ impl<'s> Calling<'s> {
         }
     }
 
-    /// Takes an answer that has arrived.
+    /// Takes the answer of a call, after it has arrived.
     pub(crate) async fn take(
         &self,
         pending: &mut Pending<'s>,
@@ -453,7 +456,7 @@ impl<'s> Calling<'s> {
         }
     }
 
-    /// Returns the begin, if the call is sampled.
+    /// Returns the time at which the call begins; `None` if this call is not in the sample that is timed.
     #[inline]
     fn begin(&self) -> Option<u64> {
         let inner = &self.session.inner;

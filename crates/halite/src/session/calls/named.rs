@@ -23,7 +23,8 @@ use crate::rpc::{ServeOptions, ServiceId};
 use crate::runtime::locks::{lock, ranked};
 use crate::session::{Commanded, Session, check_name};
 
-/// Time after which a session asks again for the nodes of a shared name, so that it finds new servers.
+/// Time, in nanoseconds, after which a session asks again for the servers of a shared name, so that it finds new
+/// servers.
 const SHARED_FOR_NS: u64 = 1_000_000_000;
 
 /// The services that a session has called, by name.
@@ -33,13 +34,13 @@ ranked! {
     BTreeMap<Box<str>, Known> => SessionServices;
 }
 
-/// The servers of a name, as the directory listed them.
+/// The servers of a name, as the directory last listed them.
 #[derive(Debug)]
 pub(crate) struct Known {
     nodes: Vec<NodeId>,
     /// Index of the server for the next call.
     next: usize,
-    /// Time at which the session asks the directory for them again.
+    /// Time at which the session asks the directory for the servers again.
     expires_ns: u64,
 }
 
@@ -50,7 +51,7 @@ impl Known {
         Known { nodes: servers.iter().map(|server| server.node).collect(), next: 0, expires_ns }
     }
 
-    /// Returns all nodes, beginning with that of the next call.
+    /// Returns all nodes that serve the name, beginning with the node for the next call, and moves on by one node.
     fn turn(&mut self) -> Vec<NodeId> {
         let mut nodes = self.nodes.clone();
         nodes.rotate_left(self.next);
@@ -59,7 +60,7 @@ impl Known {
     }
 }
 
-/// A server's name in the directory; ends with the server.
+/// A server's name in the directory, registered until the server ends.
 pub(super) struct Registration {
     session: Session,
     id: RegionId,
@@ -87,11 +88,11 @@ impl Drop for Registration {
 /// Servers and calls by name. Servers have a name space of their own, separate from those of regions, locks and
 /// barriers.
 impl Session {
-    /// Serves calls to a name, at this session's node. The name becomes free when the server closes or its node ends.
+    /// Serves calls to a name, at this session's node. The name becomes free when the server closes or the node ends.
     ///
-    /// Fails with [`ServeCause::NameTaken`] if another server has the name, unless both set
-    /// [`ServeOptions::shared`]: then calls alternate between them. Each node has at most one server of a name;
-    /// clone it for more receivers.
+    /// Fails with [`ServeCause::NameTaken`] if another server has the name. If all servers of a name set
+    /// [`ServeOptions::shared`], they share it, and calls alternate between them. Each node has at most one server of a
+    /// name; clone the server to receive with several threads.
     ///
     /// ```
     /// # use halite::{Config, Node, NodeId, ServeOptions};
@@ -132,10 +133,12 @@ impl Session {
         }
     }
 
-    /// Calls the server of a name, and returns its answer. Fails with [`NamedCallCause::NoServer`] if there is none.
+    /// Calls the server of a name, and returns its answer. Fails with [`NamedCallCause::NoServer`] if no server has the
+    /// name.
     ///
-    /// The session remembers the servers of a name. If a server has ended and its handler cannot have run, this sends
-    /// the call to the next server, or to one that has the name now. `timeout` applies to all attempts together.
+    /// The session remembers the servers of a name. If a server has ended and its handler cannot have run, the session
+    /// sends the call to the next one, and finally to the servers that the directory lists then. `timeout` applies to
+    /// all attempts together.
     pub async fn call_named(
         &self,
         name: &str,
@@ -173,7 +176,7 @@ impl Session {
         Err(failed(last))
     }
 
-    /// Lists the servers of a name, or with `None` all servers that have names, ordered by name.
+    /// Lists the servers of a name, or, if `name` is `None`, all servers that have names. The list is ordered by name.
     pub async fn servers(&self, name: Option<&str>) -> Result<Vec<NamedServer>, RegionError> {
         let failed = |cause| RegionError { operation: "list", object: "servers".to_owned(), cause };
         name.map_or(Ok(()), check_service).map_err(failed)?;
@@ -222,7 +225,7 @@ impl Session {
     }
 }
 
-/// Returns true if another server may take a call that failed with this cause before its handler ran.
+/// Returns true if the call may go to another server, because it failed before a handler ran.
 fn is_for_next(cause: CallCause) -> bool {
     matches!(
         cause,
@@ -235,20 +238,21 @@ fn is_for_next(cause: CallCause) -> bool {
     )
 }
 
-/// The function that serves a name, beyond those that applications number: 2^31 and a hash (FNV-1a) of 31 bits.
+/// Returns the function that serves a name: 2^31 plus a hash (FNV-1a) of 31 bits, above all numbers that applications
+/// choose.
 fn function_of(name: &str) -> Function {
     let hash =
         name.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
     Function(hash | Function::NAMED_MIN)
 }
 
-/// Checks a server's name, which ends with a NUL in the directory.
+/// Checks that a server's name is valid; in the directory, a NUL is appended to it.
 fn check_service(name: &str) -> Result<(), RegionCause> {
     check_name(name)?;
     if name.contains('\0') { Err(RegionCause::NameReserved) } else { Ok(()) }
 }
 
-/// Names are found through the first node; its end is that of the directory.
+/// Returns the cause of a failed look-up: if the first node is down, the directory of names is down.
 fn directory_cause(cause: RegionCause) -> RegionCause {
     match cause {
         RegionCause::PeerDown(NodeId::FIRST) | RegionCause::NotMet(NodeId::FIRST) => {

@@ -1,4 +1,4 @@
-//! Posted calls whose answers are taken later.
+//! Posted calls, whose answers the caller takes later.
 //!
 //! A blocking caller borrows its session and touches no reference count. A [`PendingCall`] owns a reference to its
 //! session, so that it can be moved to another thread or stored without a lifetime.
@@ -12,7 +12,7 @@ use crate::error::CallError;
 use crate::rpc::{Into, Lent, Posted};
 use crate::session::Session;
 
-/// A posted call. Dropping it cancels the call. It keeps its session open, like a clone of the session.
+/// A posted call. Dropping it cancels the call. It keeps its session open, as a clone of the session does.
 pub struct PendingCall {
     terms: Terms,
     request: OwnedRequest,
@@ -31,7 +31,7 @@ impl PendingCall {
         PendingCall { terms, request }
     }
 
-    /// Returns the call and its request; from here on, dropping the request cancels it.
+    /// Returns the call and its request. From now on, dropping the returned request cancels the call.
     #[inline]
     fn resume(&mut self) -> (Calling<'_>, Pending<'_>) {
         let session = &self.request.session;
@@ -47,15 +47,15 @@ impl PendingCall {
         Ok(output)
     }
 
-    /// Waits for the answer and copies it into `output`. Returns its length in bytes. Fails if `output` is shorter; the
-    /// answer is then lost, and the error contains its length.
+    /// Waits for the answer and copies it into `output`. Returns the answer's length in bytes. Fails if `output` is
+    /// shorter than the answer; the answer is then lost, and the error contains its length.
     pub async fn answer_into(mut self, output: &mut [u8]) -> Result<usize, CallError> {
         let (calling, mut pending) = self.resume();
         calling.finish(&mut pending, Into::Slice(output)).await
     }
 
-    /// Waits for the answer and lends it in place, without a copy. An answer of more than 64 MiB is first fetched from
-    /// the server's memory.
+    /// Waits for the answer and lends it in place, without a copy. An answer of more than 64 MiB is first read from the
+    /// server's memory.
     ///
     /// ```
     /// # use halite::{Config, Function, Node, NodeId, ServeOptions};
@@ -101,7 +101,7 @@ impl PendingCall {
 /// A posted request and its session. Dropping it frees the slot, and cancels an unanswered request.
 pub(super) struct OwnedRequest {
     session: Session,
-    /// `None` while a [`Pending`] owns the request.
+    /// The request; `None` while a [`Pending`] owns it.
     posted: Option<Posted>,
 }
 

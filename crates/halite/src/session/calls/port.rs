@@ -1,4 +1,4 @@
-//! Messages: bytes sent to a port and received in order.
+//! Messages: bytes that a session sends to a port, and that the port's receivers get in order.
 
 use std::fmt;
 
@@ -17,23 +17,25 @@ use crate::session::Session;
 pub struct Port(pub u32);
 
 impl Port {
-    /// The first port reserved for [`Watch`](crate::Watch): applications cannot open, or send to, this and later ports.
+    /// First of the ports that are reserved for [`Watch`](crate::Watch): applications cannot open ports from here on,
+    /// or send to them.
     pub const RESERVED_MIN: Port = Port(1 << 31);
 }
 
-/// An open port. Clones receive from the same port; dropping the last one closes it and discards unreceived messages.
+/// An open port. Clones receive from the same port. Dropping the last clone closes the port and discards its queued
+/// messages.
 pub struct Mailbox {
     receiver: Receiver,
 }
 
-/// A received message.
+/// A message that a port received.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Message {
-    /// The sender's principal.
+    /// Principal of the session that sent the message.
     pub from: String,
-    /// The sender's node.
+    /// Node of the session that sent the message.
     pub node: NodeId,
-    /// The message itself.
+    /// The message's bytes.
     pub bytes: Vec<u8>,
 }
 
@@ -50,7 +52,7 @@ impl Clone for Mailbox {
 }
 
 impl Mailbox {
-    /// Waits for the next message. Dropping the future leaves the message to other receivers.
+    /// Waits for the next message. If the future is dropped, the message stays for other receivers.
     pub async fn recv(&self) -> Result<Message, ServeError> {
         self.receiver.recv().await.map(|incoming| self.message(incoming))
     }
@@ -60,7 +62,7 @@ impl Mailbox {
         Ok(self.receiver.try_recv()?.map(|incoming| self.message(incoming)))
     }
 
-    /// Closes the port for all its receivers: later `recv`s and sends fail.
+    /// Closes the port for all its receivers. Later `recv`s and sends fail.
     pub fn close(&self) {
         self.receiver.close();
     }
@@ -89,7 +91,7 @@ impl Message {
     }
 }
 
-/// Messages.
+/// Ports and messages.
 impl Session {
     /// Opens a port of this session's node. Fails if the port is open already.
     pub fn open_port(&self, port: Port, options: ServeOptions) -> Result<Mailbox, ServeError> {
@@ -103,9 +105,9 @@ impl Session {
         Ok(Mailbox { receiver: Receiver::open(self, ServiceId::Port(port.0), options)? })
     }
 
-    /// Sends a message, and returns when it is in the port's queue; waits while the queue is full. Messages sent one
-    /// after another are received in the same order. If the future is dropped, the message may or may not be received.
-    /// The message goes only to the node's current incarnation: if this incarnation ends first, the send fails with
+    /// Sends a message, and returns when it is in the port's queue; waits while the queue is full. Messages that are
+    /// sent one after another arrive in this order. If the future is dropped, the message may or may not arrive. The
+    /// message goes only to the node's current incarnation: if this incarnation ends first, the send fails with
     /// [`SendCause::PeerDown`], even if the node has been restarted.
     pub async fn send(&self, node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
         check_port(node, port, bytes)?;
@@ -124,7 +126,7 @@ impl Session {
         }
     }
 
-    /// Sends a message into reserved room.
+    /// Sends a message into the room that `granted` reserves at the port.
     async fn send_granted(
         &self,
         node: NodeId,
@@ -145,7 +147,7 @@ impl Session {
         self.send_once(node, port, bytes, Kind::TrySend, None).await.map(drop)
     }
 
-    /// Returns a grant if the message must be sent again with it.
+    /// Sends a message once. Returns a grant if the message must be sent again with this grant.
     async fn send_once<'s>(
         &'s self,
         node: NodeId,
@@ -186,7 +188,8 @@ impl Session {
         sent.unwrap_or_else(waits).map(drop)
     }
 
-    /// Returns `None` if the message could not be posted at once.
+    /// Sends a message once, on a thread that drives the node while it waits. Returns `None` if the message could not
+    /// be posted at once.
     fn send_once_blocking<'s>(
         &'s self,
         node: NodeId,
@@ -246,7 +249,7 @@ impl<'s> Sending<'s> {
         }
     }
 
-    /// Handles the node's reply.
+    /// Handles the receiving node's reply. Returns a grant if the message must be sent again with it.
     pub(super) fn handle_reply(&self, from: Target, reply: Reply) -> Result<Option<Grant<'s>>, SendError> {
         let Sending { session, port, .. } = *self;
         match answer_of(reply) {
@@ -255,7 +258,7 @@ impl<'s> Sending<'s> {
         }
     }
 
-    /// Returns the error of a message without a reply.
+    /// Returns the error of a message that got no reply.
     pub(super) fn lost(&self) -> SendError {
         let driver = &self.session.inner.driver;
         let cause = match driver.is_closed() {
@@ -319,10 +322,11 @@ impl From<PostFailure> for SendCause {
     }
 }
 
-/// Room reserved for a message. Declined if dropped before the message is posted.
+/// Room that a port has reserved for a message. If it is dropped before the message is posted, the port gets the room
+/// back.
 pub(super) struct Grant<'s> {
     session: &'s Session,
-    /// The node that reserved it; the next incarnation does not know of it.
+    /// The node that reserved the room; its next incarnation does not know of the room.
     at: Target,
     port: Port,
     number: u32,

@@ -1,11 +1,11 @@
-//! Messages to one port, sent without waiting for each.
+//! Senders: messages to one port, for which the sender does not wait one by one.
 //!
 //! ```text
 //!   sender ── message, message, ... ──► port's queue ──► receiver
 //!     ◄── one answer each, once it is in the queue; read when the limit of messages in progress is reached
 //! ```
 //!
-//! A full port parks messages in the order of arrival, so none is sent again or overtaken.
+//! A full port parks messages in the order of arrival, so no message is sent twice, and none overtakes another.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -21,14 +21,14 @@ use crate::error::SendError;
 use crate::rpc::{Into, Posted, Reply};
 use crate::session::Session;
 
-/// Most messages of a sender in progress.
+/// Maximum number of messages of a sender in progress.
 const UNDER_WAY_MAX: usize = 64;
-/// Most bytes of these messages; a single one may be longer.
+/// Maximum number of bytes of the messages in progress; a single message may be longer.
 const UNDER_WAY_BYTES_MAX: usize = 256 << 10;
 
-/// Sends messages to a port without waiting for each of them. They are received in order.
+/// Sends messages to a port without waiting for each of them. The messages arrive in the order of sending.
 ///
-/// At most 64 messages, of 256 KiB in total, are in progress; the next one waits until the first is in the port's
+/// At most 64 messages, of 256 KiB in total, are in progress; the next message waits until the first is in the port's
 /// queue. So a slow receiver slows its sender.
 pub struct Sender {
     session: Session,
@@ -38,7 +38,7 @@ pub struct Sender {
     bytes: usize,
 }
 
-/// A message that may not be in the port's queue yet.
+/// A message that has been posted, but may not be in the port's queue yet.
 struct UnderWay {
     posted: Posted,
     len: usize,
@@ -52,7 +52,7 @@ impl fmt::Debug for Sender {
 }
 
 impl Session {
-    /// Creates a sender of messages to a port, which does not wait for each message.
+    /// Creates a sender of messages to a port. The sender does not wait for each message.
     ///
     /// ```
     /// # use halite::{Config, Node, NodeId, Port, ServeOptions};
@@ -77,13 +77,13 @@ impl Session {
 }
 
 impl Sender {
-    /// Publishes a message and returns once it is posted. It will be received unless one of the two nodes, the port or
+    /// Publishes a message and returns once it is posted. The receiver gets it unless one of the two nodes, the port or
     /// this sender ends first.
     ///
-    /// The error may belong to an earlier message, as [`SendError::len`] shows; the message of this call is then not
-    /// sent. A sender may be used after an error; messages published between the failed one and the error may have been
-    /// received. [`SendCause::WouldBlock`](crate::SendCause::WouldBlock) means that the port is full and that this
-    /// node's parked messages there have reached their limit: 4,096 messages, or 4 MiB.
+    /// The error may belong to an earlier message, as [`SendError::len`] shows; then the message of this call is not
+    /// sent. A sender may be used after an error. Messages that were published after the failed one and before the
+    /// error may have arrived. [`SendCause::WouldBlock`](crate::SendCause::WouldBlock) means that the port is full, and
+    /// that this node has the maximum of parked messages at the port: 4,096 messages, or 4 MiB.
     pub async fn send(&mut self, bytes: &[u8]) -> Result<(), SendError> {
         check_port(self.node, self.port, bytes)?;
         while self.is_full(bytes.len()) {
@@ -105,8 +105,8 @@ impl Sender {
         }
     }
 
-    /// Waits until all messages are in the port's queue. Fails as [`Sender::send`] does, and may be called again after
-    /// an error.
+    /// Waits until all messages are in the port's queue. Fails as [`Sender::send`] does; the caller may flush again
+    /// after an error.
     pub async fn flush(&mut self) -> Result<(), SendError> {
         while !self.under_way.is_empty() {
             self.settle_first().await?;
@@ -114,7 +114,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Sends as [`Sender::send`] does, on a thread that drives the node while it waits.
+    /// Publishes a message as [`Sender::send`] does, on a thread that drives the node while it waits.
     pub(crate) fn send_blocking(&mut self, bytes: &[u8]) -> Result<(), SendError> {
         check_port(self.node, self.port, bytes)?;
         while self.is_full(bytes.len()) {
@@ -133,7 +133,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Flushes as [`Sender::flush`] does, on a thread that drives the node while it waits.
+    /// Waits as [`Sender::flush`] does, on a thread that drives the node while it waits.
     pub(crate) fn flush_blocking(&mut self) -> Result<(), SendError> {
         while !self.under_way.is_empty() {
             self.settle_first_blocking()?;
@@ -146,7 +146,7 @@ impl Sender {
         count >= UNDER_WAY_MAX || count > 0 && self.bytes + more > UNDER_WAY_BYTES_MAX
     }
 
-    /// Waits for the reply to the first message. Dropping the future leaves the message in progress.
+    /// Waits for the reply to the oldest message. If the future is dropped, the message stays in progress.
     async fn settle_first(&mut self) -> Result<(), SendError> {
         poll_fn(|context| {
             let Some(first) = self.under_way.pop_front() else { return Poll::Ready(Ok(())) };
@@ -182,7 +182,7 @@ impl Sender {
         self.settle(first.len, target, reply)
     }
 
-    /// Handles the reply to a former first message, of `len` bytes; `None` if there will be none.
+    /// Handles the reply to the oldest message, which had `len` bytes. `reply` is `None` if no reply will arrive.
     fn settle(&mut self, len: usize, from: Target, reply: Option<Reply>) -> Result<(), SendError> {
         self.bytes -= len;
         let sending = Sending { session: &self.session, node: self.node, port: self.port, len };

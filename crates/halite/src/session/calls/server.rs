@@ -1,4 +1,4 @@
-//! The server's side of calls: functions and the calls they receive.
+//! The server's side of calls: functions, and the calls that they receive.
 
 use std::fmt;
 use std::iter::once;
@@ -26,12 +26,12 @@ use crate::session::Session;
 pub struct Function(pub u32);
 
 impl Function {
-    /// The lowest number of functions that have [names](Session::serve_named).
+    /// Lowest number of the functions that have [names](Session::serve_named).
     pub(super) const NAMED_MIN: u32 = 1 << 31;
 }
 
-/// A served function. Clones are further receivers of the same function. Dropping the last clone ends the function, and
-/// fails the calls that still wait for a handler.
+/// A served function. Clones receive calls of the same function. Dropping the last clone ends the function, and fails
+/// the calls that still wait for a handler.
 ///
 /// ```
 /// # use halite::{Config, Function, Node, NodeId, ServeOptions};
@@ -56,7 +56,7 @@ impl Function {
 /// ```
 pub struct Server {
     receiver: Receiver,
-    /// `None` if it has a number only.
+    /// The registered name; `None` if the function has only a number.
     name: Option<Arc<Registration>>,
 }
 
@@ -77,33 +77,33 @@ impl Server {
         Server { receiver, name: Some(Arc::new(name)) }
     }
 
-    /// Waits for the next call. Dropping the future leaves the call to other receivers.
+    /// Waits for the next call. If the future is dropped, the call stays for other receivers.
     pub async fn recv(&self) -> Result<Call, ServeError> {
         self.receiver.recv().await.map(|accepted| self.call(accepted))
     }
 
-    /// Returns the next call, or `None` if none is queued. Also returns `None` if it would have to wait for the next
-    /// call's input, which is in its caller's memory; [`Server::recv`] takes that call.
+    /// Returns the next call, or `None` if none is queued. Also returns `None` if the next call's long input must first
+    /// be read from its caller's memory; [`Server::recv`] reads it and returns that call.
     pub fn try_recv(&self) -> Result<Option<Call>, ServeError> {
         let accepted = self.receiver.try_recv()?;
         Ok(accepted.map(|accepted| self.call(accepted)))
     }
 
-    /// Waits for a call, and returns it with the calls queued behind it, in order: at least one and at most `max`. A
-    /// call whose long input must be read from its caller's memory comes alone, or first.
+    /// Waits for a call, and returns it with the calls queued behind it, in order: at least one call and at most `max`.
+    /// A call whose long input must be read from its caller's memory is returned alone, or as the first.
     ///
-    /// Use it for short handlers, with [`Server::reply_all`]: no call that was received together with others is
-    /// answered before all of them have been handled.
+    /// Use this for short handlers, together with [`Server::reply_all`]: none of the returned calls is answered before
+    /// all of them have been handled.
     pub async fn recv_many(&self, max: usize) -> Result<Vec<Call>, ServeError> {
         let first = self.receiver.recv().await?;
         Ok(self.calls(first, max))
     }
 
-    /// Answers calls as [`Call::reply`] does, once `answers` is exhausted. Returns their results in order; an answer
-    /// that fails does not affect the others. If `answers` panics, all these calls fail at their callers.
+    /// Answers calls, once `answers` is exhausted. Returns the results in order, each as [`Call::reply`] returns it; an
+    /// answer that fails does not affect the others. If `answers` panics, all these calls fail at their callers.
     ///
     /// Consecutive answers to the same node are posted up to 16 at a time, at much lower cost, if they have up to about
-    /// 500 bytes.
+    /// 500 bytes each.
     pub fn reply_all<O: AsRef<[u8]>>(
         &self,
         answers: impl IntoIterator<Item = (Call, O)>,
@@ -116,14 +116,14 @@ impl Server {
         results
     }
 
-    /// Answers one call and waits for the next.
+    /// Answers one call, then waits for the next call and returns it.
     pub async fn reply_and_recv(&self, call: Call, output: &[u8]) -> Result<Call, ServeError> {
         let session = self.reply_first(call, output);
         let accepted = self.receiver.recv().await?;
         Ok(Call::new(session, accepted))
     }
 
-    /// Ends the function for all clones of this server: later `recv`s and calls fail.
+    /// Ends the function for all clones of this server. Later `recv`s and calls fail.
     pub fn close(&self) {
         if let Some(name) = &self.name {
             name.end();
@@ -148,13 +148,13 @@ impl Server {
         Ok(self.calls(first, max))
     }
 
-    /// Returns the first call and those queued behind it.
+    /// Returns the first call, and the calls queued behind it, at most `max` in all.
     fn calls(&self, first: Box<Incoming>, max: usize) -> Vec<Call> {
         let batch = self.receiver.service.take_batch(max.saturating_sub(1));
         once(first).chain(batch).map(|incoming| self.call(incoming)).collect()
     }
 
-    /// Answers a call and returns its session for the next one, since a clone of the session takes two locked
+    /// Answers a call. Returns its session for the next call, because another clone of the session takes two locked
     /// instructions.
     #[inline]
     fn reply_first(&self, mut call: Call, output: &[u8]) -> Session {
@@ -170,14 +170,14 @@ impl Server {
     }
 }
 
-/// A call to answer. If dropped without an answer, it fails at its caller.
+/// A call to answer. If it is dropped without an answer, the call fails at its caller.
 pub struct Call {
-    /// `None` once it is answered.
+    /// The session; `None` once the call is answered.
     session: Option<Session>,
     incoming: Held,
 }
 
-/// A request being served, recycled when dropped.
+/// A request that is being served. Its memory is reused after the drop.
 struct Held(Option<Box<Incoming>>);
 
 impl Deref for Held {
@@ -231,12 +231,12 @@ impl Call {
         self.incoming.to.link().node
     }
 
-    /// Returns true if the caller still waits, so that a long handler can stop early.
+    /// Returns true if the caller still waits. A long handler can stop early when this returns false.
     pub fn is_wanted(&self) -> bool {
         self.incoming.to.is_wanted()
     }
 
-    /// Answers the call without waiting.
+    /// Answers the call, without waiting for the caller.
     #[inline]
     pub fn reply(mut self, output: &[u8]) -> Result<(), ReplyError> {
         self.answer(output).1
@@ -271,7 +271,7 @@ impl Call {
     }
 }
 
-/// Answers calls that came over one link.
+/// Answers calls that arrived over one link, in a batch.
 fn answer_batch<O: AsRef<[u8]>>(batch: &mut [(Call, O)], results: &mut Vec<Result<(), ReplyError>>) {
     let Some(session) = batch.first().and_then(|(call, _)| call.session.clone()) else { return };
     let parts: Vec<_> = batch.iter().map(|(call, output)| (&call.incoming.to, output.as_ref())).collect();
@@ -298,7 +298,7 @@ impl Drop for Call {
     }
 }
 
-/// A receiver at the queue of a function or port.
+/// A receiver of the requests in the queue of a function or port.
 pub(super) struct Receiver {
     pub(super) session: Session,
     pub(super) service: Arc<Service>,
@@ -350,7 +350,7 @@ impl Receiver {
         }
     }
 
-    /// Receives on a thread that drives the node while it waits.
+    /// Receives a request on a thread that drives the node while it waits.
     #[inline]
     pub(super) fn recv_blocking(&self) -> Result<Box<Incoming>, ServeError> {
         let driver = self.driver();
@@ -420,7 +420,7 @@ impl Receiver {
         }
     }
 
-    /// Leaves a request to other receivers, or refuses it if the service has ended.
+    /// Leaves a request to other receivers. Refuses the request if the service has ended.
     fn requeue(&self, incoming: Box<Incoming>) {
         match self.service.requeue(incoming) {
             Ok(Some(waker)) => waker.wake(),
@@ -438,7 +438,7 @@ impl Receiver {
         }
     }
 
-    /// Accepts a request whose input is on this node; returns others as an `Err`.
+    /// Accepts a request whose input is on this node. Returns a request with a long input at its sender as an `Err`.
     #[inline]
     fn accept_here(&self, taken: Taken) -> Result<Option<Box<Incoming>>, Box<Incoming>> {
         let Taken { incoming, promoted } = taken;
@@ -451,8 +451,8 @@ impl Receiver {
         }
     }
 
-    /// Reads the input of a request from its sender's memory. Returns `None` if that fails or the request is no longer
-    /// wanted.
+    /// Reads the input of a request from its sender's memory. Returns `None` if the read fails, or if the sender no
+    /// longer waits.
     async fn accept_long(&self, incoming: Box<Incoming>) -> Option<Box<Incoming>> {
         let Payload::There { address, len } = incoming.input else { unreachable!("the caller looked") };
         let reading = Reading::begin(self, incoming)?;
@@ -473,7 +473,7 @@ impl Receiver {
         }
     }
 
-    /// Answers the sender of a long message, which need not wait any longer.
+    /// Answers the sender of a long message, which no longer has to wait once its input is read.
     fn accepted_long(&self, mut incoming: Box<Incoming>) -> Box<Incoming> {
         if let ServiceId::Port(_) = self.service.id {
             incoming.answered = true;
@@ -561,7 +561,8 @@ impl Drop for Receiving<'_> {
     }
 }
 
-/// Reads an input, during which a cancel of its call must wait. If dropped early, it requeues the request.
+/// A read of an input, during which a cancel of the call must wait. If the read is dropped early, it requeues the
+/// request.
 struct Reading<'r> {
     receiver: &'r Receiver,
     incoming: Option<Box<Incoming>>,
@@ -578,7 +579,7 @@ impl<'r> Reading<'r> {
         &self.incoming.as_ref().expect("it is taken at the end").to
     }
 
-    /// Ends the read. Returns `None` if the request is no longer wanted.
+    /// Ends the read. Returns `None` if the sender no longer waits.
     fn end(mut self) -> Option<Box<Incoming>> {
         let wanted = self.stop();
         self.incoming.take().filter(|_| wanted)
@@ -605,9 +606,9 @@ impl Drop for Reading<'_> {
     }
 }
 
-/// Functions.
+/// Functions that this session's node serves.
 impl Session {
-    /// Serves a function of this session's node, with a number below 2^31. Fails if the function is served already.
+    /// Serves a function of this session's node, with a number below 2^31. Fails if the function already has a server.
     pub fn serve(&self, function: Function, options: ServeOptions) -> Result<Server, ServeError> {
         if function.0 >= Function::NAMED_MIN {
             return Err(serve_error(ServiceId::Function(function.0), ServeCause::Reserved));

@@ -11,7 +11,7 @@ use super::{Call, CallError, Function};
 use crate::session::blocking::{self, Session};
 use crate::{ServeError, ServeOptions};
 
-/// A served function, for threads; see [`super::Server`].
+/// A served function with typed calls. Its methods block; [`super::Server`] has the same ones for tasks.
 #[derive(Debug)]
 pub struct Server<I, O> {
     server: blocking::Server,
@@ -25,7 +25,7 @@ impl<I, O> Clone for Server<I, O> {
 }
 
 impl<I: DeserializeOwned, O: Serialize> Server<I, O> {
-    /// See [`super::Server::recv`].
+    /// Blocks until a call arrives whose input can be decoded, and returns it. See [`super::Server::recv`].
     pub fn recv(&self) -> Result<Call<I, O>, ServeError> {
         loop {
             if let Some(call) = Call::decode(self.server.recv()?) {
@@ -34,15 +34,15 @@ impl<I: DeserializeOwned, O: Serialize> Server<I, O> {
         }
     }
 
-    /// See [`crate::Server::close`].
+    /// Ends the function for all its receivers. See [`crate::Server::close`].
     pub fn close(&self) {
         self.server.close();
     }
 }
 
-/// Typed calls.
+/// Calls with typed inputs and outputs, for threads.
 impl Session {
-    /// See [`crate::Session::serve_typed`].
+    /// Serves a function with typed input and output. See [`crate::Session::serve_typed`].
     pub fn serve_typed<I: DeserializeOwned, O: Serialize>(
         &self,
         function: Function<I, O>,
@@ -51,7 +51,8 @@ impl Session {
         Ok(Server { server: self.serve(function.function, options)?, types: PhantomData })
     }
 
-    /// See [`crate::Session::call_typed`].
+    /// Calls a function with typed input and output; blocks until its answer arrives. See
+    /// [`crate::Session::call_typed`].
     pub fn call_typed<I: Serialize, O: DeserializeOwned>(
         &self,
         node: NodeId,

@@ -1,8 +1,8 @@
 //! Ends connections, and closes the fabric.
 //!
-//! An end that disconnects sends a last message over the connection's control socket. To a peer on the same host, it
-//! does so after all its requests are acknowledged. To another host, the last message contains the unacknowledged
-//! packets if they are few, so the process can exit without waiting for an answer.
+//! An end that disconnects sends a last message over the connection's control socket. To a peer on the same host, the
+//! end sends this message after the peer has acknowledged all requests. To a peer on another host, the last message
+//! contains the unacknowledged packets if they are few, so the process can exit without waiting for acknowledgements.
 
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -27,7 +27,8 @@ impl Core {
     }
 
     /// Ends a connection between hosts without waiting for acknowledgements: the last message contains the
-    /// unacknowledged packets, and the kernel delivers it. Returns false and has no effect if that is not possible.
+    /// unacknowledged packets, and the kernel delivers this message. Returns false and has no effect if that is not
+    /// possible.
     fn leave_at_once(&self, connection: &Connection) -> bool {
         let mut control = lock(&self.control);
         if control.own_address(connection.token).is_none() || !connection.is_up() {

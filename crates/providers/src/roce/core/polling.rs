@@ -24,16 +24,16 @@ const TIME_LATE_NS: u64 = 2_000_000;
 /// Result of one receive from a socket.
 #[derive(Clone, Copy, Default, Debug)]
 pub(in crate::roce) struct Received {
-    /// True if more packets may wait in the socket.
+    /// True if further packets may wait in the socket.
     pub(in crate::roce) is_more: bool,
-    /// True if sleeping threads must be woken.
+    /// True if the caller must wake sleeping threads.
     pub(in crate::roce) rings: bool,
     /// True if a packet came from a peer.
     is_of_peers: bool,
 }
 
 impl Core {
-    /// Receives and handles packets, control messages and timers. Does nothing while another thread polls.
+    /// Receives and handles packets and control messages, and runs timers. Returns at once if another thread polls.
     pub(in crate::roce) fn poll_once(&self) {
         let Ok(mut batch) = self.batch.try_lock() else { return };
         let now_ns = self.now_ns();
@@ -78,15 +78,15 @@ impl Core {
         }
     }
 
-    /// Requests a check of the control sockets by the last poll before a sleep, if their edge was consumed or they have
-    /// unread input.
+    /// Requests a check of the control sockets by the last poll before a sleep, if arming consumed an edge of these
+    /// sockets, or if they have unread input.
     pub(in crate::roce) fn on_arm(&self, has_control_edge: bool) {
         if has_control_edge || !self.control_is_empty.load(Relaxed) {
             self.control_seen_ns.store(0, Relaxed);
         }
     }
 
-    /// Receives once from each socket; returns true if more may wait.
+    /// Receives once from each socket; returns true if more packets may wait.
     pub(super) fn receive(&self, batch: &mut Batch, now_ns: u64) -> bool {
         let mut is_more = false;
         // A thread that has armed the bell is about to sleep.
@@ -108,8 +108,8 @@ impl Core {
         is_more
     }
 
-    /// Receives once from a socket. With `held_acks`, adds acknowledgements that may wait to it instead of sending
-    /// them.
+    /// Receives once from a socket. If `held_acks` is given, adds the lanes whose acknowledgements may wait to this
+    /// list, instead of sending the acknowledgements.
     pub(in crate::roce) fn receive_from(
         &self,
         port: &Port,

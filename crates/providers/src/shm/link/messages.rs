@@ -21,8 +21,8 @@ use super::{Link, LinkState, Phase, SOCKET_EVENTS};
 const TURN_MESSAGES_MAX: usize = 256;
 
 impl Link {
-    /// Receives the waiting messages; returns true if more may wait. Fails if the peer misbehaves, or hangs up during
-    /// the handshake.
+    /// Receives the waiting messages; returns true if more messages may wait. Fails if the peer sends an invalid
+    /// message, or hangs up during the handshake.
     pub(super) fn hear(&self, core: &Core, state: &mut LinkState) -> Result<bool, Trouble> {
         for _ in 0..TURN_MESSAGES_MAX {
             let Some(socket) = state.socket.clone() else {
@@ -146,7 +146,7 @@ impl Link {
             }
         };
         if !is_dropped {
-            return Err(format!("key {key} was taken back before").into());
+            return Err(format!("key {key} was deregistered before").into());
         }
         said.owed.push_back(Message::Forgotten { key });
         Ok(())
@@ -183,7 +183,8 @@ impl Link {
         Ok(())
     }
 
-    /// Sends the pending messages for which the socket has room. The others follow when it has room again.
+    /// Sends the pending messages for which the socket has room. The link sends the others when the socket has room
+    /// again.
     pub(super) fn speak(&self, core: &Core, state: &mut LinkState) {
         let greeting = matches!(state.phase, Phase::Greeting { .. });
         let connected = matches!(state.phase, Phase::Connected { .. });
@@ -236,7 +237,7 @@ impl Link {
         true
     }
 
-    /// Sends one message; returns false if it could not be sent now.
+    /// Sends one message; returns false if the socket cannot take the message now.
     pub(super) fn try_say(&self, state: &LinkState, message: &Message, fds: &[BorrowedFd<'_>]) -> bool {
         let Some(socket) = &state.socket else {
             return false;

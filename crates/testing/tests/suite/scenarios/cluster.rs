@@ -57,7 +57,7 @@ impl Cluster {
         Node::embedded(config).expect("the node joins")
     }
 
-    /// Starts a process, which joins as a node.
+    /// Starts a process that joins the cluster as node `node`.
     pub fn start(&self, node: u32) -> Process {
         let mut process = Process::start(&format!("node {node}"));
         process.run(&self.join_line(&node.to_string()));
@@ -177,7 +177,7 @@ impl Process {
         self.child.try_wait().expect("the process can be waited for")
     }
 
-    /// Makes the node leave, and waits until the process has ended.
+    /// Makes the node of the process leave, and waits until the process has ended.
     pub fn leave(mut self) {
         self.send("quit");
         let deadline = Instant::now() + PATIENCE;

@@ -1,4 +1,4 @@
-//! Processes join, leave and are killed while other nodes work: nothing of them remains.
+//! Processes join, leave and are killed while other nodes work. No resources of these processes may remain.
 
 use std::time::Instant;
 
@@ -44,8 +44,8 @@ pub fn private(process: &mut Process) -> u64 {
     answer.parse().unwrap_or_else(|_| panic!("{answer}"))
 }
 
-/// Waits until the long-lived node holds at most `most`, if given, and returns what it holds: it learns of the last
-/// death a moment later.
+/// Returns the resources that the long-lived process holds. If `most` is given, first waits until the process holds no
+/// more than that, because it learns of the last death a moment later.
 pub fn await_resources(process: &mut Process, most: Option<&str>) -> String {
     let numbers = |held: &str| -> Vec<u64> {
         held.split(' ').map(|word| word.parse().unwrap_or_else(|_| panic!("{held}"))).collect()

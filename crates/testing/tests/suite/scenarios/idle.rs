@@ -1,4 +1,4 @@
-//! An idle cluster uses next to no processor time. This is the only scenario that waits for time to pass.
+//! Checks that an idle cluster uses almost no processor time. No other scenario waits for time to pass.
 
 use std::time::Duration;
 

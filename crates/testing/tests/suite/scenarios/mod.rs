@@ -1,5 +1,5 @@
-//! Scenarios of clusters whose nodes are processes of their own, which can be killed, stopped and started at any
-//! moment. Scenarios within one process are tests of the library.
+//! Scenarios of clusters in which each node is a process that can be killed, stopped and started at any moment.
+//! Scenarios within one process are tests of the library.
 
 mod calls;
 mod cluster;

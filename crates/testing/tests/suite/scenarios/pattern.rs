@@ -9,7 +9,8 @@ pub fn bytes(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Returns the offset and the bytes of the first difference, which can be shown whatever the length.
+/// Returns the offset of the first difference, and the found and wanted byte at this offset. This is short enough for a
+/// message.
 pub fn first_difference(found: &[u8], wanted: &[u8]) -> Option<(usize, u8, u8)> {
     assert_eq!(found.len(), wanted.len());
     if found == wanted {

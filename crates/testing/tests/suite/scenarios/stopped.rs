@@ -1,5 +1,5 @@
-//! A writer is stopped during a copy. The others give it up, but it may still write, so the memory that it can reach is
-//! not reused before its end.
+//! A writer is stopped during a copy. The other nodes declare the writer dead, but it may still write. So the memory
+//! that the writer can reach is not reused before the process of the writer has ended.
 
 use halite::blocking::Session;
 use halite::{AccessCause, Fence, Lh, Node, NodeId, NodeState, Placement, RegionCause};

@@ -76,7 +76,8 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Continues after `done` writes. Each completed write is recorded in the writer's word of `counts`.
+    /// Starts a writer that continues after `done` writes. Each completed write is recorded in the writer's word of
+    /// `counts`.
     pub fn start(session: Session, lh: Lh, counts: Lh, writer: u64, done: u64) -> Writer {
         let stopping = Arc::new(AtomicBool::new(false));
         let stop = stopping.clone();
@@ -94,7 +95,7 @@ impl Writer {
         Writer { stopping, thread }
     }
 
-    /// Returns the number of completed writes, and the error that ended them, if any.
+    /// Stops the writer. Returns the number of completed writes, and the error that ended the writes, if any.
     pub fn stop(self) -> (u64, Option<AccessCause>) {
         self.stopping.store(true, Relaxed);
         self.thread.join().expect("the writer does not panic")

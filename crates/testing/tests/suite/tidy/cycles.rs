@@ -1,6 +1,6 @@
 //! Checks that folders of a crate have no import cycles, direct or indirect.
 //!
-//! A folder is a module with files of its own, together with the file of the same name. Tests may import anything.
+//! A folder is a module with several files, together with the file of the same name. Tests may import anything.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,5 @@
-//! The fence: a key that guards this node's claims, is rewritten periodically, and is repaired if others edit it.
+//! The fence: a key in etcd that must be unchanged when a claim of this node takes effect. This node rewrites the key
+//! periodically, and repairs it after an edit by others.
 
 use super::records::{HomeRecord, parse_incarnation};
 use super::store::{Compare, Pair, Step, Stored, Transaction};
@@ -84,7 +85,8 @@ impl EtcdDirectory {
         }
     }
 
-    /// Handles a record of this node's end. If its author is alive, it may be right, and names given away.
+    /// Handles a record of this node's end, by incarnation `by`. If `by` is alive, the record may be right, and other
+    /// nodes may have taken this node's names.
     pub(super) fn check_ending(&mut self, by: NodeIncarnation, found: &Pair, home: Option<&Pair>) {
         if home.and_then(|pair| HomeRecord::parse(&pair.value)) != Some(HomeRecord::Lives) {
             return self.overwrite_edited(found);
@@ -121,8 +123,8 @@ impl EtcdDirectory {
         }
     }
 
-    /// Records the end of earlier incarnations with this number. Only those present at the start count, since a later
-    /// incarnation ends this one, not the reverse.
+    /// Records the end of all earlier incarnations with this node's number. Only incarnations that were listed when
+    /// this node started count as earlier, since a later incarnation ends this one, not the reverse.
     pub(super) fn end_predecessors(&mut self, stored: &Stored) {
         let prefix = self.keys.homes();
         let me = self.me;

@@ -1,4 +1,4 @@
-//! Moves all names from the embedded directory to etcd, while the embedded one continues to serve requests.
+//! Moves all names from the embedded directory to etcd, while the embedded directory continues to serve requests.
 //!
 //! ```text
 //!   look ── take ── clear leftovers of an earlier move ── copy, some names at a time ──┐
@@ -7,11 +7,11 @@
 //!                          few are left: requests wait ── copy the rest ── close ◄───────┘
 //! ```
 //!
-//! The move writes a key, the mark, and each of its transactions requires that the mark is unchanged. So late
-//! transactions of an earlier move have no effect, and if two clusters move to one prefix, the one that wrote the mark
-//! last succeeds. A move never overwrites names of another cluster, whose incarnations have recorded themselves as
-//! alive; a move records incarnations as awaited. Only one transaction is in flight, so the last record written for a
-//! name or home is final.
+//! The move writes a key, the mark, and each transaction of the move requires that the mark is unchanged. So late
+//! transactions of an earlier move have no effect, and if two clusters move their names to one prefix, the cluster that
+//! wrote the mark last succeeds. A move never overwrites names of a cluster that uses the prefix: its incarnations have
+//! recorded themselves as alive, while a move records incarnations as awaited. Only one transaction is in flight, so
+//! the last record written for a name or home is final.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,16 +25,16 @@ const BATCH: usize = 50;
 /// Maximum number of homes read at once.
 const HOMES_MAX: usize = 10_000;
 
-/// The parameters of a move.
+/// The parameters of a move of the names to etcd.
 #[derive(Clone, Debug)]
 pub struct MoveJob {
-    /// The node that moves its names.
+    /// The node that moves the names: the directory's node.
     pub me: NodeIncarnation,
-    /// The prefix of the keys.
+    /// The prefix of the keys in etcd.
     pub prefix: String,
     /// Time of day, in ns since 1970, at which the clock behind `now_ns` was 0.
     pub epoch_ns: u64,
-    /// The lowest node number that is not taken; all lower ones are.
+    /// The first free node number; all lower numbers are taken.
     pub next_number: u32,
 }
 
@@ -81,7 +81,7 @@ enum Phase {
 }
 
 impl Mover {
-    /// Creates a move of `names`, which include lost ones.
+    /// Creates a move of `names`, which include lost names.
     pub(in crate::directory) fn new(job: MoveJob, names: BTreeSet<Box<str>>) -> Mover {
         let keys = Keys::new(&job.prefix);
         let step = Phase::Looking;
@@ -115,7 +115,7 @@ impl Mover {
         match self.step {
             Phase::Looking => self.take(stored),
             _ if !stored.is_so => Next::Failed(format!(
-                "another cluster is being moved to {} too, or its mark there was removed",
+                "another cluster is moving its names to {} too, or the mark of this move was removed",
                 self.job.prefix
             )),
             Phase::Taking => {
@@ -184,7 +184,7 @@ impl Mover {
         self.send(Phase::Clearing, transaction)
     }
 
-    /// Writes some of the remaining names. If there are none, closes the move.
+    /// Writes some of the remaining names. If no names remain, closes the move.
     fn copy(&mut self, state_of: impl Fn(&str) -> NameState) -> Next {
         self.is_frozen |= self.unwritten.len() <= BATCH;
         let mut homes = BTreeMap::new();

@@ -5,12 +5,12 @@
 //!  PREFIX/homes/NODE.INCARNATION  "lives", "awaited" or "ended CAUSE TIME by NODE.INCARNATION": an incarnation that
 //!                               has, or had, names; TIME in ns since 1970, and the reporting node
 //!  PREFIX/numbers               the first free number
-//!  PREFIX/move                  "moving NODE.INCARNATION": the node that moves, or moved, names here from the cluster
+//!  PREFIX/move                  "moving NODE.INCARNATION": the node that moves, or has moved, its cluster's names here
 //! ```
 //!
-//! Names have no lease, so the names of an unreachable home stay. They are lost when its incarnation ends. One key per
-//! incarnation records that for all its names. NUL, the first byte of the names of locks and barriers, is valid in
-//! keys.
+//! Names have no etcd lease, so the names of an unreachable home stay. They are lost when the home's incarnation ends;
+//! one key per incarnation records this end for all its names. Names of locks and barriers begin with NUL, which is
+//! valid in keys.
 
 use crate::ids::{Epoch, Incarnation, NodeId, NodeIncarnation, RegionId};
 use crate::message::LossCause;
@@ -126,7 +126,7 @@ impl Keys {
         format!("{}/homes/{}", self.prefix, incarnation_text(incarnation))
     }
 
-    /// The key that a permanent node keeps under a lease while it is alive.
+    /// Returns the key that a permanent node keeps under a lease while the node is alive.
     pub(super) fn place(&self, node: NodeId) -> String {
         format!("{}{}", self.places(), node.0)
     }

@@ -7,9 +7,9 @@ pub enum Compare {
     Absent(String),
     /// The key exists.
     Present(String),
-    /// The key was last written at that revision.
+    /// The key was last written at this revision.
     WrittenAt(String, u64),
-    /// The key holds that value.
+    /// The key holds this value.
     Holds(String, String),
 }
 
@@ -22,13 +22,14 @@ pub enum Step {
     Delete(String),
     /// Read a key.
     Get(String),
-    /// Read at most `limit` keys that begin with `prefix`, in order, after `after` if given.
+    /// Read, in order, at most `limit` keys that begin with `prefix`. If `after` is given, read only keys that sort
+    /// after `after`.
     List {
-        /// The prefix.
+        /// The prefix of the keys to read.
         prefix: String,
-        /// The key after which to start.
+        /// The key after which the list starts; `None` to start at the first key.
         after: Option<String>,
-        /// Maximum number of keys.
+        /// Maximum number of keys to read.
         limit: usize,
     },
 }
@@ -36,11 +37,11 @@ pub enum Step {
 /// An atomic transaction.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Transaction {
-    /// The conditions.
+    /// The conditions, all of which must hold for `then`.
     pub compares: Vec<Compare>,
     /// Steps to execute if all conditions hold.
     pub then: Vec<Step>,
-    /// Steps to execute otherwise.
+    /// Steps to execute if any condition fails.
     pub otherwise: Vec<Step>,
 }
 
@@ -67,11 +68,11 @@ pub struct Pair {
 /// The result of a transaction.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Stored {
-    /// True if all conditions held.
+    /// True if all conditions held, so that the store executed `then`.
     pub is_so: bool,
     /// The pairs read by each step of the executed branch.
     pub read: Vec<Vec<Pair>>,
-    /// The revision of the store.
+    /// The revision of the store after the transaction.
     pub revision: u64,
     /// The cluster id of the store.
     pub cluster: u64,
@@ -80,10 +81,10 @@ pub struct Stored {
 /// Cause of a transaction that failed, or whose result is unknown.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StoreFailure {
-    /// True if the transaction may have been executed, or may still be.
+    /// True if the store may have executed the transaction, or may still do so.
     pub may_be_done: bool,
-    /// True if the store is out of space, so that it can only be read.
+    /// True if the store is out of space, so that nodes can only read from it.
     pub is_full: bool,
-    /// The cause, for display.
+    /// The cause of the failure, for display.
     pub reason: String,
 }

@@ -170,7 +170,7 @@ pub(super) enum Task {
 }
 
 impl Task {
-    /// The task for a request; `None` if the directory does not serve such requests.
+    /// Returns the task for a request, or `None` if the directory does not serve such requests.
     pub(super) fn of(requester: Requester, question: Request) -> Option<Task> {
         let task = match question {
             Request::ClaimName { name, region } => {
@@ -684,7 +684,7 @@ impl EtcdDirectory {
         self.answer(requester, Ok(body));
     }
 
-    /// The ended incarnations among those read together with names.
+    /// Returns the ended incarnations among the incarnations that were read together with names.
     fn endings(&mut self, stored: &Stored) -> BTreeMap<NodeIncarnation, Loss> {
         let prefix = self.keys.homes();
         let homes = stored.read.get(1).map(Vec::as_slice).unwrap_or_default();
@@ -711,7 +711,8 @@ impl EtcdDirectory {
         heard.any(|other| other.node == incarnation.node && *other != incarnation)
     }
 
-    /// The first number above all known permanent nodes: the written one may have been edited, removed or restored.
+    /// Returns the first number above all known permanent nodes. Used because the written number may have been edited,
+    /// removed or restored.
     fn first_above_all(&self, stored: &Stored) -> u32 {
         let (homes, places) = (self.keys.homes(), self.keys.places());
         let told = stored.read.iter().skip(1).flatten().filter_map(|pair| {
@@ -747,7 +748,7 @@ impl EtcdDirectory {
         Transaction::when(vec![compare], vec![Step::Put(key, next.to_string())])
     }
 
-    /// Updates a record. If two nodes claim to be the home of a region, the one with the higher epoch is.
+    /// Updates a record. If two nodes claim to be the home of a region, the claim with the higher epoch wins.
     fn update(&mut self, name: Box<str>, record: NameRecord, found: Option<&Pair>) {
         let is_own = record.home == self.me;
         if is_own && self.own_names.get(&name).is_none_or(|(region, _)| *region != record.region) {

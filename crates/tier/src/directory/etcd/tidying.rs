@@ -1,4 +1,4 @@
-//! Removes the records of incarnations that are no longer needed.
+//! Removes records of incarnations from etcd once no name refers to them.
 
 use std::collections::BTreeSet;
 
@@ -23,9 +23,9 @@ impl EtcdDirectory {
         }
     }
 
-    /// Removes records of incarnations to which no name refers: of ended ones, once none of their requests can arrive
-    /// any more; and of unconnected ones that have not rewritten their keys since the previous removal, as living nodes
-    /// do.
+    /// Removes records of incarnations to which no name refers. Removes the record of an ended incarnation once none of
+    /// its requests can arrive any more, and the record of an unconnected incarnation that has not rewritten its key
+    /// since the previous removal, as living nodes do.
     pub(super) fn tidy_homes(&mut self, referenced: &BTreeSet<NodeIncarnation>, stored: &Stored) {
         let prefix = self.keys.homes();
         let now_ns = self.epoch_ns.saturating_add(self.now_ns);

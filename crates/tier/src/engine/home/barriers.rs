@@ -10,7 +10,7 @@ use crate::ids::{NodeIncarnation, Principal, RegionId, Requester};
 use crate::message::{ErrorReply, Reply, Request};
 use crate::names::Service;
 
-/// Barriers homed here with waiting participants.
+/// The barriers of this home that have waiting participants.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Barriers {
     /// Contains no empty rounds.
@@ -32,7 +32,7 @@ struct Arrival {
 }
 
 impl Barriers {
-    /// Time in ns at which the next round times out; `u64::MAX` if there is none.
+    /// Returns the time in ns at which the next round times out, or `u64::MAX` without a round.
     pub(in crate::engine) fn deadline_ns(&self) -> u64 {
         self.rounds.values().map(Round::deadline_ns).min().unwrap_or(u64::MAX)
     }
@@ -119,7 +119,7 @@ impl HomeSide<'_> {
         self.remove_arrivals(|_, arrival| arrival.requester.incarnation == incarnation);
     }
 
-    /// Removes the selected arrivals. Returns true if there were any.
+    /// Removes the selected arrivals. Returns true if it removed any.
     fn remove_arrivals(&mut self, is_selected: impl Fn(RegionId, &Arrival) -> bool) -> bool {
         let mut removed = false;
         self.barriers.rounds.retain(|region, round| {

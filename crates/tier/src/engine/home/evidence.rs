@@ -3,16 +3,16 @@
 //! ```text
 //!  home                         owners of the region's chunks               mapper
 //!   (not paired with the mapper)
-//!   Relay(mapper) ─────────────►  paired with it?  Retire(home) ─────────►  drops all regions of the home
+//!   Relay(mapper) ─────────────►  if paired:       Retire(home) ─────────►  drops all regions of the home
 //!                                                  ◄──────────────── Done ┘
 //!   ◄─────────────────── Retired ┘
-//!   ◄──────────────────── CutOff ┘ else, or without an answer for two leases: once it is cut off
+//!   ◄──────────────────── CutOff ┘ if not paired, or without Done for two leases: once the mapper is cut off
 //! ```
 //!
 //! A node reports only on its own memory. So a change continues when the mapper has released its mappings, or when each
 //! owner of a chunk has itself cut the mapper off; silence proves nothing. An owner's report stays true until the
-//! mapper pairs with the home again, even if the mapper pairs with that owner earlier: for that, it drops all its
-//! mappings of the owner's memory.
+//! mapper pairs with the home again, even if the mapper first pairs with that owner again, because a mapper drops all
+//! its mappings of an owner's memory before the two pair.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -121,8 +121,8 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Regions that list a mapper, or whose command waits for it, since a mapper that has just unmapped may still owe
-    /// an acknowledgement.
+    /// Returns the regions that list a mapper, or whose command waits for the mapper, since a mapper that has just
+    /// unmapped a region may still owe an acknowledgement.
     fn regions_mapped_by(&self, mapper: NodeIncarnation) -> Vec<RegionId> {
         self.regions_where(|found| {
             let is_awaited = found.busy.as_ref().is_some_and(|busy| busy.awaited.contains(&mapper));
@@ -161,7 +161,8 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Reconsiders the commands that wait for a mapper: it was cut off here or elsewhere, or an owner has ended.
+    /// Reconsiders the commands that wait for a mapper. Called when this node or an owner has cut the mapper off, or an
+    /// owner has ended.
     pub(in crate::engine) fn conclude_for(&mut self, mapper: NodeIncarnation) {
         for region in self.regions_mapped_by(mapper) {
             self.conclude(region, mapper);
@@ -199,8 +200,8 @@ impl HomeSide<'_> {
         })
     }
 
-    /// Removes a mapper that has released its mappings from all regions, except those that it may have mapped since
-    /// then.
+    /// Removes a mapper, which has released its mappings, from all regions, except regions that the mapper may have
+    /// mapped since then.
     pub(in crate::engine) fn drop_mapper(&mut self, mapper: NodeIncarnation) {
         for region in self.regions_mapped_by(mapper) {
             if !self.is_early(region, mapper) {
@@ -257,7 +258,7 @@ impl HomeSide<'_> {
         self.evidence.stalled.remove(&region);
     }
 
-    /// An unconnected mapper that the command on a region waits for, or `None`.
+    /// Returns an unconnected mapper that the command on a region waits for, or `None`.
     fn absent_mapper(&self, region: RegionId) -> Option<NodeIncarnation> {
         let busy = self.homes.regions.get(&region)?.busy.as_ref()?;
         busy.awaited.iter().copied().find(|incarnation| !self.cx.is_present(*incarnation))
@@ -316,7 +317,7 @@ impl HomeSide<'_> {
         self.answer_cut_off();
     }
 
-    /// Answers the waiting homes whose mappers are cut off here.
+    /// Answers the waiting homes whose mappers are now cut off from this node's memory.
     pub(in crate::engine) fn answer_cut_off(&mut self) {
         let owed = std::mem::take(&mut self.evidence.owed);
         let (cut_off, owed): (Vec<_>, Vec<_>) =
@@ -332,7 +333,8 @@ impl HomeSide<'_> {
         owed.into_iter().for_each(|(requester, to, pairing)| self.serve_relay(requester, to, pairing));
     }
 
-    /// Returns true if a node can write nothing to memory here, and no command of it is in progress here.
+    /// Returns true if a node can no longer write to this node's memory, and this node executes no command of that
+    /// node.
     pub(in crate::engine) fn is_cut_off_here(&self, incarnation: NodeIncarnation) -> bool {
         let is_there = self.cx.is_present(incarnation) || self.cx.members().is_zombie(incarnation);
         !is_there
@@ -348,7 +350,8 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Mappers that did not release their mappings in time. Their cut-off answers the waiting homes as usual.
+    /// Returns the mappers that did not release their mappings in time. When such a mapper is cut off, the waiting
+    /// homes are answered as usual.
     pub(in crate::engine) fn unresponsive_mappers(&self) -> BTreeSet<NodeIncarnation> {
         let now_ns = self.cx.now_ns();
         let deaf = self.evidence.relayed.iter().filter(|relayed| relayed.due_ns < now_ns);

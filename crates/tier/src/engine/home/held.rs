@@ -1,5 +1,5 @@
-//! Chunks at other owners that belong to regions homed here: returns them to the owners, and compares the home's record
-//! with the owners' reports.
+//! Chunks at other owners that belong to regions whose home is this node: returns freed chunks to the owners, and
+//! compares the home's record with the owners' reports.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -53,7 +53,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// All chunks that this home attributes to a region.
+    /// Returns all chunks that this home attributes to a region.
     fn chunks_of(&self, region: RegionId) -> Vec<Extent> {
         let homed = self.homes.regions.get(&region).into_iter().flat_map(|found| {
             let places = found.moving().into_iter().flat_map(|moving| moving.places.iter());
@@ -64,7 +64,7 @@ impl HomeSide<'_> {
     }
 }
 
-/// The parts of an extent that no other extent covers.
+/// Returns the parts of an extent that no other extent covers.
 fn without(extent: Extent, others: &[Extent]) -> Extents {
     let mut rest: Extents = [extent].into_iter().collect();
     for other in others.iter().filter(|other| other.owner == extent.owner) {

@@ -14,10 +14,11 @@
 //! at a time. So if a word names a session, either the home granted the lock for the latest request of that session, or
 //! the session took the lock by compare-swap just before that request.
 //!
-//! A holder that loses contact knows when its guard expires: one lease after it sent the last message that the home has
-//! acknowledged ([`lock_is_kept_until_ns`](crate::engine::Engine::lock_is_kept_until_ns)). The home counts from the
-//! arrival of the last message, which is later, and adds the maximum drift of two clocks in a lease. So neither side
-//! needs a message from the other, or the other's time of day.
+//! A holder that loses contact knows when its guard expires: one lease after the holder sent the last message that the
+//! home has acknowledged ([`lock_is_kept_until_ns`](crate::engine::Engine::lock_is_kept_until_ns)). The home waits one
+//! lease, plus the maximum drift of two clocks in a lease, from the arrival of the holder's last message, which is
+//! later. So the guard has expired when the home grants the lock again; this takes no message and no common time of
+//! day.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -32,7 +33,7 @@ use crate::region::Stage;
 /// Maximum drift between two clocks, as 1/32 of a duration: 3 %, where a quartz has 0.01 %.
 const DRIFT_PARTS: u64 = 32;
 
-/// Locks homed here.
+/// The locks of this home.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Locks {
     /// Queues of waiters; contains no empty queues. A session waits for a lock only once, so the number of sessions
@@ -46,7 +47,8 @@ pub(in crate::engine) struct Locks {
 }
 
 impl Locks {
-    /// Earliest time in ns at which the guards of a cut-off incarnation expire; `u64::MAX` if there is none.
+    /// Returns the earliest time in ns at which the guards of a cut-off incarnation expire, or `u64::MAX` if no
+    /// incarnation is cut off.
     pub(in crate::engine) fn deadline_ns(&self) -> u64 {
         self.lapsing.values().copied().min().unwrap_or(u64::MAX)
     }
@@ -103,7 +105,7 @@ impl Waiter {
         Holder::new(self.requester.incarnation, self.session)
     }
 
-    /// The lock request to repeat.
+    /// Returns the lock request to repeat at the next home.
     fn into_request(self, region: RegionId) -> (Requester, Request) {
         let Waiter { requester, session, principal, base_ns } = self;
         (requester, Request::Lock { region, principal, session, wait: true, base_ns })
@@ -131,7 +133,8 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Returns the words of a lock or barrier homed here if `principal` may use it; `None` skips that check.
+    /// Returns the words of a lock or barrier of this home if `principal` may use it. `None` skips the check of
+    /// permissions.
     pub(super) fn served_region(
         &self,
         region: RegionId,
@@ -176,8 +179,8 @@ impl HomeSide<'_> {
         !alive.chain(self.cx.members().zombies()).chain(lapsing).any(|incarnation| holder.is_of(incarnation))
     }
 
-    /// The node of a holder that was silent for a lease and could not be cut off within another, or `None`. That node
-    /// may resume at any time and still hold the lock.
+    /// Returns the node of a holder that was silent for a lease and could not be cut off within another lease, or
+    /// `None`. The node may resume at any time and still hold the lock.
     fn silent_node_of(&self, holder: Holder) -> Option<NodeId> {
         let then_ns = self.cx.now_ns().checked_sub(self.cx.lease_ns())?;
         self.cx
@@ -265,7 +268,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Removes the selected waiters. Returns true if there were any.
+    /// Removes the selected waiters. Returns true if it removed any.
     fn remove_waiters(&mut self, region: RegionId, is_selected: impl Fn(&Waiter) -> bool) -> bool {
         let Some(queue) = self.locks.queues.get_mut(&region) else { return false };
         let before = queue.len();

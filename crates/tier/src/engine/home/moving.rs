@@ -1,5 +1,5 @@
-//! Moves a region: freezes one chunk at a time, lets the new owner copy it, announces its new place, and finally moves
-//! the home.
+//! Moves a region: freezes one chunk at a time, lets the new owner copy the chunk, announces the chunk's new place, and
+//! finally moves the home.
 //!
 //! ```text
 //!  home                         mappers                     new owner
@@ -25,7 +25,7 @@ use crate::region::{Busy, Moving, Region, Stage};
 /// Maximum number of moved regions to remember. The directory knows the homes of older ones.
 const MOVED_MAX: usize = 16 << 10;
 
-/// The new homes of regions that were homed here.
+/// The new homes of regions whose home was this node.
 #[derive(Debug, Default)]
 pub(super) struct Moved {
     homes: BTreeMap<RegionId, NodeId>,
@@ -58,7 +58,8 @@ impl Moved {
 }
 
 impl HomeSide<'_> {
-    /// Moves all chunks and then the home to a node; or only the chunks of one owner `of` that is not the home.
+    /// Moves all chunks and then the home of a region to a node; or, with `of`, only the chunks of the owner `of`,
+    /// which is not the home.
     pub(super) fn start_moving(
         &mut self,
         requester: Requester,
@@ -117,7 +118,8 @@ impl HomeSide<'_> {
         moving.expect("only called while the region is being moved")
     }
 
-    /// Freezes the next chunk that is not at its new place. If there is none, hands the region over.
+    /// Freezes the next chunk that is not at its new place. If all chunks are at their new places, hands the region
+    /// over.
     fn next_chunk(&mut self, region: RegionId) {
         let found = &self.homes.regions[&region];
         let moving = found.moving().expect("the region is being moved");
@@ -224,7 +226,7 @@ impl HomeSide<'_> {
         self.notify_mappers(region, Change::Settle { home: self.cx.incarnation() });
     }
 
-    /// Sends the record to the next home, after all mappers have received all changes from this one.
+    /// Sends the record to the next home, after all mappers have received all changes from this home.
     fn send_record(&mut self, region: RegionId) {
         let to = self.moving_mut(region).to;
         self.moving_mut(region).adopting = self.cx.is_present(to);
@@ -444,7 +446,7 @@ impl HomeSide<'_> {
     }
 }
 
-/// The change that the command in progress sends to mappers, or `None`.
+/// Returns the change that the command in progress sends to mappers, or `None`.
 fn change_in_flight(found: &Region, busy: &Busy, me: NodeIncarnation) -> Option<Change> {
     match &busy.stage {
         Stage::Freeing => Some(Change::Drop),
@@ -483,12 +485,12 @@ impl Moving {
     }
 }
 
-/// Number of bytes that are not at their new place.
+/// Returns the number of bytes that are not at their new place.
 fn missing_bytes(extents: &[Extent], moving: &Moving) -> u64 {
     extents.iter().filter(|extent| moving.covers(extent)).map(|extent| extent.len).sum()
 }
 
-/// Offset of the next chunk that is not at its new owner, or `None`.
+/// Returns the offset of the next chunk that is not at its new owner, or `None`.
 fn next_chunk_elsewhere(extents: &[Extent], moving: &Moving, chunk_bytes: u64) -> Option<u64> {
     let mut start = 0;
     for extent in extents {

@@ -1,4 +1,5 @@
-//! Names of regions homed here: reports them to the directory, and gives up names that the directory withdraws.
+//! Names of the regions whose home is this node: reports the names to the directory, and gives up names that the
+//! directory withdraws.
 
 use super::HomeSide;
 use crate::directory::NAMES_PER_ANSWER_MAX;

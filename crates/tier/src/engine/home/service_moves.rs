@@ -42,8 +42,8 @@ impl HomeSide<'_> {
         self.homes.regions.get(&region).and_then(|found| found.moving())
     }
 
-    /// Parks the waiters once the bytes are frozen. They repeat their requests at the next home in order of arrival,
-    /// or here if the move fails.
+    /// Parks the waiters once the bytes are frozen. The waiters repeat their requests at the next home in order of
+    /// arrival, or at this home if the move fails.
     pub(super) fn park_waiters(&mut self, region: RegionId) {
         let name = self.homes.regions[&region].name.as_deref();
         let is_service = name.is_some_and(|name| Service::Lock.has(name) || Service::Barrier.has(name));
@@ -73,16 +73,16 @@ impl HomeSide<'_> {
         moving.parked.len() < before
     }
 
-    /// Returns true if the holder of a lock is cut off here and may still consider itself the holder. Only this home
-    /// knows when that ends.
+    /// Returns true if the holder of a lock is cut off from this node and may still consider itself the holder. Only
+    /// this home knows when the holder's guard expires.
     pub(super) fn is_holder_lapsing(&self, region: RegionId) -> bool {
         let words = self.served_region(region, Service::Lock, None).ok();
         let holder = words.and_then(|words| words.holder());
         holder.is_some_and(|holder| self.locks.is_lapsing(holder))
     }
 
-    /// Adopts a lock. If an unconnected mapper holds it, either the former home redirects that mapper here, or its
-    /// guard expires within a lease.
+    /// Adopts a lock. If a mapper that is not connected holds the lock, either the former home redirects the mapper to
+    /// this home, or the mapper's guard expires within a lease.
     pub(super) fn adopt_lock(&mut self, record: &Record) {
         if !record.name.as_deref().is_some_and(|name| Service::Lock.has(name)) {
             return;

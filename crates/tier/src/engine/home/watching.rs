@@ -1,7 +1,7 @@
 //! The home's side of watching: the list of nodes that are notified of writes to a region.
 //!
-//! The home only keeps the list. The writer requests the list and sends the notifications, so a notification never
-//! arrives before the written bytes, and a slow watcher delays writers, not the home.
+//! The home only keeps the list. The writer requests the list and sends the notifications. So a notification never
+//! arrives before the written bytes, and a slow watcher delays writers but not the home.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use crate::message::{ErrorReply, Reply, Request, Watcher};
 use crate::permissions::Permissions;
 use crate::region::{Busy, Region, Stage};
 
-/// Maximum watchers of a region, and so messages per write with a notification.
+/// Maximum number of watchers of a region, and so of messages that one write with a notification sends.
 pub const WATCHERS_MAX: usize = 4096;
 
-/// The watchers of all regions homed here.
+/// The watchers of all regions of this home.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Watching {
     /// Contains no empty lists.
@@ -22,12 +22,12 @@ pub(in crate::engine) struct Watching {
 }
 
 impl Watching {
-    /// The watchers of a region, in order of registration.
+    /// Returns the watchers of a region, in order of registration.
     pub(super) fn of(&self, region: RegionId) -> &[Watcher] {
         self.lists.get(&region).map_or(&[], Vec::as_slice)
     }
 
-    /// Adds a watcher or replaces its entry. Fails if there are too many.
+    /// Adds a watcher, or replaces its entry. Fails if the region has the maximum number of watchers.
     fn add(&mut self, region: RegionId, watcher: Watcher) -> Result<(), ErrorReply> {
         let list = self.lists.entry(region).or_default();
         let is_same =
@@ -136,7 +136,7 @@ impl HomeSide<'_> {
         })
     }
 
-    /// Returns a region homed here and not being freed if `principal` has the `wanted` permissions.
+    /// Returns a region of this home if `principal` has the `wanted` permissions. Fails if the region is being freed.
     fn permitted(
         &self,
         region: RegionId,
@@ -151,7 +151,7 @@ impl HomeSide<'_> {
         if missing.is_empty() { Ok(found) } else { Err(ErrorReply::PermissionDenied { missing }) }
     }
 
-    /// Adopts the watchers of a region, except those lost since.
+    /// Adopts the watchers of a region, except watchers that are no longer connected.
     pub(super) fn adopt_watchers(&mut self, region: RegionId, watchers: Vec<Watcher>) {
         for watcher in watchers {
             if self.cx.is_present(watcher.incarnation) {

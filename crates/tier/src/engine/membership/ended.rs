@@ -1,4 +1,4 @@
-//! The incarnations that have ended. No node pairs with one of them again.
+//! The incarnations that have ended. A node never pairs with an ended incarnation again.
 
 use std::collections::{BTreeMap, VecDeque};
 

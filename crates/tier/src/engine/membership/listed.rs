@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The list is unconfirmed, and may be edited by hand. It contains addresses but no incarnations, and proves neither
-//! life nor death. A wrong entry costs one failed dial. The list is ignored for nodes that the cluster itself knows;
-//! see [`super::pairing`]. (Decision 021.)
+//! life nor death. A wrong entry only costs failed dials. The engine ignores the list for nodes that it knows from
+//! other nodes; see [`super::pairing`]. (Decision 021.)
 
 use std::collections::BTreeMap;
 
@@ -65,7 +65,7 @@ impl Listed {
         self.is_known && !self.has(node)
     }
 
-    /// Members on the list, each with a presumed state.
+    /// Returns the members on the list, each with a presumed state.
     pub(in crate::engine) fn states(&self) -> impl Iterator<Item = (NodeId, NodeState)> {
         self.members.iter().map(|(node, entry)| {
             (*node, if entry.has_failed { NodeState::Silent } else { NodeState::Unconnected })
@@ -78,7 +78,7 @@ impl Listed {
 }
 
 impl Membership {
-    /// Address of a member that only the list names; `None` for all other nodes.
+    /// Returns the address of a member that only the list names, or `None` for all other nodes.
     pub(in crate::engine) fn listed_address(&self, node: NodeId) -> Option<&str> {
         let is_known = self.members.peer_of(node).is_some()
             || !self.pairings.incarnations_of(node).is_empty()
@@ -86,7 +86,7 @@ impl Membership {
         self.listed.members.get(&node).filter(|_| !is_known).map(|entry| entry.address.as_str())
     }
 
-    /// As [`Membership::listed_address`], but `None` unless a dial is due now. Counts the dial.
+    /// Returns the address of a member that only the list names if a dial is due now, else `None`. Counts the dial.
     fn due_listed_address(&mut self, node: NodeId, now_ns: u64, lease_ns: u64) -> Option<String> {
         let address = self.listed_address(node)?.to_owned();
         // An address that did not answer when this node joined is retried by `dial_strangers`.
@@ -132,7 +132,8 @@ impl Engine {
         !node.is_ephemeral() && node != self.out.incarnation().node
     }
 
-    /// Records a listed address. The higher number dials at once, the lower one after a lease without a connection.
+    /// Records a listed address. If this node has the higher number, it dials at once, otherwise after a lease without
+    /// a connection.
     fn note_listed(&mut self, node: NodeId, address: String) {
         let is_own_turn = node < self.out.incarnation().node;
         let wait_ns = if is_own_turn { 0 } else { self.out.config().lease_ns };

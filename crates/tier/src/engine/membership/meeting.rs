@@ -8,9 +8,9 @@
 //!   their end                    <── dropped ───────────────
 //! ```
 //!
-//! A node is ready when nothing is left of its former pairing with that incarnation ([`super::pairing`]), and it knows
-//! no other incarnation with that number. A connection that is not up carries only these messages, so nothing is lost
-//! when it ends. (Decisions 015 and 016.)
+//! A node is ready when nothing is left of its former pairing with the peer's incarnation ([`super::pairing`]), and the
+//! node knows no other incarnation with the peer's number. A connection that is not up carries only the messages in the
+//! figure, so no other message is lost when the connection ends. (Decisions 015 and 016.)
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -58,17 +58,17 @@ impl Meeting {
         of.map(|(peer, waiting)| (*peer, waiting))
     }
 
-    /// Returns true if a connection to that incarnation exists that is not up yet.
+    /// Returns true if this node has a connection to `incarnation` that is not up yet.
     pub(in crate::engine) fn has(&self, incarnation: NodeIncarnation) -> bool {
         self.of(incarnation).next().is_some()
     }
 
-    /// Returns true if a connection to any incarnation of `node` exists that is not up yet.
+    /// Returns true if this node has a connection to any incarnation of `node` that is not up yet.
     pub(in crate::engine) fn has_node(&self, node: NodeId) -> bool {
         self.waiting.values().any(|waiting| waiting.hello.incarnation.node == node)
     }
 
-    /// Returns true if that incarnation has offered a pairing.
+    /// Returns true if `incarnation` has offered this node a pairing.
     fn is_welcomed_by(&self, incarnation: NodeIncarnation) -> bool {
         self.of(incarnation).any(|(_, waiting)| waiting.welcomed.is_some())
     }
@@ -78,12 +78,13 @@ impl Meeting {
         self.has_offered(incarnation) || self.ended.values().any(|of| *of == incarnation)
     }
 
-    /// Returns true if this node has offered that incarnation a pairing over a connection that still exists.
+    /// Returns true if this node has offered `incarnation` a pairing over a connection that still exists.
     pub(in crate::engine) fn has_offered(&self, incarnation: NodeIncarnation) -> bool {
         self.of(incarnation).any(|(_, waiting)| waiting.offered.is_some())
     }
 
-    /// Incarnations to which a pairing was offered, so that they may consider a connection to be up.
+    /// Returns the incarnations to which this node has offered a pairing, so that they may consider a connection to be
+    /// up.
     pub(in crate::engine) fn offered(&self) -> impl Iterator<Item = NodeIncarnation> {
         let offered = self.waiting.values().filter(|waiting| waiting.offered.is_some());
         offered.map(|waiting| waiting.hello.incarnation)
@@ -96,7 +97,7 @@ impl Meeting {
 }
 
 impl Engine {
-    /// Handles a new connection. If this node is the directory, an earlier node will report its names over it.
+    /// Handles a new connection with the peer's encoded hello: refuses the peer, or begins to pair with it.
     pub fn handle_connected(&mut self, now_ns: u64, connection: Connection, hello: &[u8]) {
         self.out.set_now(now_ns);
         match self.check_hello(hello) {
@@ -152,7 +153,7 @@ impl Engine {
         self.out.incarnation().node < node
     }
 
-    /// Retries pairing with all candidates: one of them may have become ready.
+    /// Tries again to pair with all candidates, since one of them may have become ready.
     pub(in crate::engine) fn pair_all(&mut self) {
         let waiting: BTreeSet<NodeIncarnation> =
             self.membership.meeting.waiting.values().map(|waiting| waiting.hello.incarnation).collect();
@@ -208,7 +209,8 @@ impl Engine {
         }
     }
 
-    /// Handles traffic on a connection: if this node offered a pairing over it, this is the peer's acceptance.
+    /// Handles the arrival of data over a connection. If this node has offered a pairing over the connection, the data
+    /// shows that the peer has accepted, and the pairing begins.
     pub fn handle_heard(&mut self, now_ns: u64, peer: PeerId) {
         let Some(pairing) = self.membership.meeting.waiting.get(&peer).and_then(|waiting| waiting.offered)
         else {
@@ -243,8 +245,8 @@ impl Engine {
         }
     }
 
-    /// Ends this node's incarnation, because node `by` considers it ended and refuses to pair. Chunks held there for
-    /// this node are freed, and memory of other nodes that is mapped here may be lost.
+    /// Ends this node's incarnation, because node `by` has recorded its end and refuses to pair. Node `by` frees the
+    /// chunks that it held for this node, and this node may lose the memory of other nodes that it maps.
     pub(in crate::engine) fn end_own_incarnation(&mut self, by: NodeId) {
         if self.membership.is_leaving {
             return;
@@ -254,24 +256,24 @@ impl Engine {
         self.out.push(Effect::End(over));
     }
 
-    /// Returns true if connections exist that are neither up nor dropped yet.
+    /// Returns true if this node has connections that are neither up nor dropped yet.
     pub fn awaits_first_words(&self) -> bool {
         !self.membership.meeting.waiting.is_empty()
     }
 
-    /// Returns true if this node has heard from other nodes of an incarnation of the directory's node that is not known
-    /// to have ended.
+    /// Returns true if this node knows an incarnation of the directory's node, perhaps from another node, and does not
+    /// know that the incarnation has ended.
     pub fn is_told_of_seat(&self) -> bool {
         let seat = self.directory.seat();
         !self.membership.pairings.incarnations_of(seat).is_empty()
     }
 
-    /// Returns true if no peer is paired or is about to be.
+    /// Returns true if this node is not paired with any peer and is not about to pair with any.
     pub fn is_alone(&self) -> bool {
         self.membership.members.peers().next().is_none() && self.membership.meeting.waiting.is_empty()
     }
 
-    /// Returns true if a dialled peer is connected but not paired yet.
+    /// Returns true if this node has dialled a peer that is connected but not paired yet.
     pub fn is_meeting(&self) -> bool {
         let mut dialled =
             self.membership.meeting.waiting.values().filter(|waiting| waiting.connection.dialled);
@@ -326,7 +328,7 @@ impl Engine {
         self.home_side().handle_reach_changed(incarnation);
     }
 
-    /// Cleans up after a connection that was never up, unless another one to the same peer exists.
+    /// Cleans up after a connection that was never up, unless another connection to the same peer exists.
     fn end_meeting(&mut self, hello: &Hello) {
         let incarnation = hello.incarnation;
         if !self.membership.members.is_alive(incarnation) && !self.membership.meeting.has(incarnation) {

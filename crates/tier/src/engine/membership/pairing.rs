@@ -8,8 +8,9 @@
 //!   any of them ── exit shown, left, forgotten, newer incarnation seen ──> dead
 //! ```
 //!
-//! The end of a pairing fails operations in flight, cuts the peer off from memory here, and retires the mappings of its
-//! regions. Regions and names stay, and chunks stay held for the peer until its incarnation ends.
+//! When a pairing ends, this node fails the operations in flight, cuts the peer off from this node's memory, and drops
+//! the mappings of the peer's regions. Regions and names stay, and chunks stay reserved for the peer until its
+//! incarnation ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -99,12 +100,12 @@ impl Pairing {
 }
 
 impl Pairings {
-    /// Number of the current or last pairing with an incarnation; 0 if there was none.
+    /// Returns the number of the current or last pairing with an incarnation, or 0 if there was no pairing.
     pub(in crate::engine) fn number(&self, incarnation: NodeIncarnation) -> u64 {
         self.by_incarnation.get(&incarnation).map_or(0, |pairing| pairing.number)
     }
 
-    /// Number of incarnations not known to have ended, excluding this node's.
+    /// Returns the number of incarnations that are not known to have ended, without this node's incarnation.
     pub(in crate::engine) fn len(&self) -> usize {
         self.by_incarnation.len()
     }
@@ -136,7 +137,7 @@ impl Pairings {
         self.strangers.contains_key(address)
     }
 
-    /// Records that a dial of that address has succeeded or failed.
+    /// Records that a dial of the address has succeeded or failed.
     pub(in crate::engine) fn note_dialled(&mut self, address: &str) {
         let at = self.by_incarnation.values_mut().filter(|pairing| pairing.address == address);
         at.for_each(|pairing| pairing.is_dialled = false);
@@ -156,7 +157,7 @@ impl Pairings {
         self.is(incarnation, |pairing| pairing.is_on_demand)
     }
 
-    /// The incarnation of a member that is to be connected on first use; `None` for all other nodes.
+    /// Returns the incarnation of a member to which this node connects on first use, or `None` for all other nodes.
     pub(in crate::engine) fn unconnected(&self, node: NodeId) -> Option<NodeIncarnation> {
         self.incarnations_of(node).into_iter().find(|incarnation| self.is_on_demand(*incarnation))
     }
@@ -186,7 +187,7 @@ impl Pairings {
         }
     }
 
-    /// Returns true if the end of a pairing waits for that grace period.
+    /// Returns true if the end of a pairing waits for the grace period `token`.
     pub(in crate::engine) fn awaits(&self, token: Token) -> bool {
         self.by_incarnation.values().any(|pairing| pairing.grace_periods.contains(&token))
     }
@@ -197,7 +198,7 @@ impl Pairings {
         over.fold(false, |any, is_over| any | is_over)
     }
 
-    /// Other incarnations with the same number that are not known to have ended.
+    /// Returns the other incarnations with the same number that are not known to have ended.
     fn rivals(&self, incarnation: NodeIncarnation) -> Vec<NodeIncarnation> {
         let others = self.by_incarnation.keys().copied().filter(|other| other.node == incarnation.node);
         others.filter(|other| other.id != incarnation.id).collect()
@@ -207,13 +208,13 @@ impl Pairings {
         self.by_incarnation.get(&incarnation).is_some_and(so)
     }
 
-    /// Address of a node; `None` if unknown.
+    /// Returns the address of a node, or `None` if the address is unknown.
     pub(in crate::engine) fn address_of(&self, node: NodeId) -> Option<&str> {
         let of = self.by_incarnation.iter().filter(|(incarnation, _)| incarnation.node == node);
         of.map(|(_, pairing)| pairing.address.as_str()).find(|address| !address.is_empty())
     }
 
-    /// Address of an incarnation; `None` if unknown.
+    /// Returns the address of an incarnation, or `None` if the address is unknown.
     pub(in crate::engine) fn address(&self, incarnation: NodeIncarnation) -> Option<&str> {
         self.by_incarnation
             .get(&incarnation)
@@ -221,12 +222,12 @@ impl Pairings {
             .filter(|address| !address.is_empty())
     }
 
-    /// Incarnations of a node that are not known to have ended.
+    /// Returns the incarnations of a node that are not known to have ended.
     pub(in crate::engine) fn incarnations_of(&self, node: NodeId) -> Vec<NodeIncarnation> {
         self.by_incarnation.keys().copied().filter(|incarnation| incarnation.node == node).collect()
     }
 
-    /// Ended incarnations of a node, the most recent last.
+    /// Returns the ended incarnations of a node, the most recent last.
     pub(in crate::engine) fn ended_of(&self, node: NodeId) -> Vec<NodeIncarnation> {
         let ended = self.ended.of(node).into_iter().flatten();
         ended.copied().filter(|incarnation| incarnation.node == node).collect()
@@ -261,7 +262,7 @@ impl Pairings {
 impl Engine {
     // The start of a pairing.
 
-    /// Returns true if a pairing with that incarnation can begin: nothing is left of the last one, and no other
+    /// Returns true if a pairing with `incarnation` can begin: nothing is left of the last pairing, and no other
     /// incarnation holds its number. Ends former holders of the number if that is allowed.
     pub(in crate::engine) fn is_ready_for(&mut self, incarnation: NodeIncarnation) -> bool {
         let is_ending = self.membership.pairings.is(incarnation, |pairing| !pairing.grace_periods.is_empty());
@@ -293,7 +294,7 @@ impl Engine {
         true
     }
 
-    /// Starts a pairing, after both nodes have finished the last one.
+    /// Starts a pairing, after both nodes have finished their last pairing.
     pub(in crate::engine) fn begin_pairing(&mut self, incarnation: NodeIncarnation) {
         self.report_held(incarnation);
         self.owner_side().report_swept(incarnation);
@@ -318,7 +319,7 @@ impl Engine {
         self.home_side().resume_adoption(incarnation);
     }
 
-    /// If this node is the directory: introduces the newcomer and the members to each other.
+    /// Introduces the newcomer and the members to each other, if the directory is at this node.
     fn introduce_members(&mut self, newcomer: NodeIncarnation) {
         if self.directory.seat() != self.out.incarnation().node {
             if self.directory.seat() == newcomer.node {
@@ -348,7 +349,7 @@ impl Engine {
         }
     }
 
-    /// All members that are not known to have ended, with their addresses.
+    /// Returns all members that are not known to have ended, with their addresses.
     fn introductions(&self) -> Vec<(Member, String)> {
         let Membership { members, pairings, .. } = &self.membership;
         let described = members.described(self.out.now_ns()).map(|member| (member.incarnation, member));
@@ -405,8 +406,9 @@ impl Engine {
         self.cx().notify(seat, Notice::Seen { members, ended });
     }
 
-    /// If this node is the directory: handles another node's report of present, former and ended incarnations. The
-    /// present ones will report the names of their regions; until then, it is unknown which names are free.
+    /// Handles another node's report of present, former and ended incarnations, if the directory is at this node. The
+    /// present incarnations will report the names of their regions; until then, the directory does not know which names
+    /// are free.
     pub(in crate::engine) fn handle_seen(
         &mut self,
         members: Vec<(Member, String)>,
@@ -466,7 +468,7 @@ impl Engine {
         self.membership.members.note_names_reported(incarnation);
     }
 
-    /// Records incarnations as ended. A connected one is only marked, since a report alone does not end it.
+    /// Records incarnations as ended. Only marks a connected incarnation, since a report alone does not end it.
     fn note_ended(&mut self, ended: impl IntoIterator<Item = NodeIncarnation>) {
         for incarnation in ended {
             if self.membership.members.is_alive(incarnation) {
@@ -490,7 +492,7 @@ impl Engine {
         }
     }
 
-    /// The directory's incarnation and its address, or `None` if it is not a connected peer.
+    /// Returns the incarnation and the address of the directory's node, or `None` if that node is not a connected peer.
     fn seat(&self) -> Option<(NodeIncarnation, String)> {
         let (_, seat) = self.membership.members.peer_of(self.directory.seat())?;
         let address = self
@@ -503,7 +505,7 @@ impl Engine {
     }
 
     /// Handles the directory's list of living and ended incarnations. A report alone does not end a connected
-    /// incarnation, unless another one claims its number here.
+    /// incarnation, unless another incarnation claims its number at this node.
     pub(in crate::engine) fn handle_known(
         &mut self,
         from: NodeIncarnation,
@@ -560,7 +562,7 @@ impl Engine {
         self.out.push(Effect::MembersChanged);
     }
 
-    /// In a small cluster, dials a new member now, if possible; operations that need it wait.
+    /// Dials a new member of a small cluster now, if possible; operations that need the member wait.
     fn meet_first(&mut self, member: Member) {
         let (own, incarnation) = (self.out.incarnation().node, member.incarnation);
         let Membership { members, pairings, .. } = &mut self.membership;
@@ -574,7 +576,7 @@ impl Engine {
         }
     }
 
-    /// In a large cluster, marks new members for connection on first use.
+    /// Marks the new members of a large cluster for connection on first use.
     fn leave_unconnected(&mut self, new: Vec<Member>) {
         let (seat, Membership { members, pairings, .. }) = (self.directory.seat(), &mut self.membership);
         for member in new.into_iter().filter(|member| member.incarnation.node != seat) {
@@ -648,7 +650,7 @@ impl Engine {
         }
     }
 
-    /// Handles a failed dial to `address`, which the engine had requested.
+    /// Handles the failure of a dial to `address` that the engine had requested.
     pub fn handle_dial_failed(&mut self, address: &str) {
         self.membership.pairings.note_dialled(address);
         self.fail_dials_to(address);
@@ -656,8 +658,8 @@ impl Engine {
         self.settle();
     }
 
-    /// Handles a dial that was not answered in time. Its packets may have been lost, so this node dials the address
-    /// again, and operations keep waiting until the lease is over.
+    /// Handles a dial to `address` that no node answered in time. The packets of the dial may have been lost, so this
+    /// node dials again while operations wait for a first meeting at that address, for at most a lease.
     pub fn handle_dial_unanswered(&mut self, now_ns: u64, address: &str) {
         self.out.set_now(now_ns);
         match self.is_awaited_at(address) {
@@ -666,7 +668,8 @@ impl Engine {
         }
     }
 
-    /// Starts retrying an address that did not answer when this node joined: an unknown node may be there.
+    /// Starts to retry an address that did not answer when this node joined, since a node that this node does not know
+    /// may use the address.
     pub fn handle_stranger(&mut self, address: &str) {
         self.retry_address(address);
         self.fail_dials_to(address);
@@ -687,7 +690,7 @@ impl Engine {
         self.membership.pairings.strangers.insert(address.to_owned(), (RETRIES_MAX, due_ns));
     }
 
-    /// Records that a node answered at a dialled address, though perhaps not the expected one.
+    /// Records that a node has answered at a dialled address, perhaps another node than expected.
     pub fn handle_answered(&mut self, address: &str) {
         self.membership.pairings.strangers.remove(address);
     }
@@ -744,7 +747,8 @@ impl Engine {
         self.out.push(Effect::MembersChanged);
     }
 
-    /// Handles the end of a grace period: if it was the last one of a pairing, candidates may be ready to pair.
+    /// Handles the end of a grace period. If the grace period was the last one that the end of a pairing waited for,
+    /// candidates may be ready to pair.
     pub(in crate::engine) fn handle_parted(&mut self, token: Token) {
         if self.membership.pairings.note_quiescent(token) {
             self.pair_all();
@@ -799,8 +803,8 @@ impl Engine {
         self.out.push(Effect::MembersChanged);
     }
 
-    /// Dates the end of an incarnation that no node witnessed: returns the loss of contact, at this node or the
-    /// reporting one, if that was before another incarnation claimed the number.
+    /// Returns the earliest known cause and time of the end of an incarnation that no node witnessed: the loss of
+    /// contact, at this node or the reporting node, if that was before another incarnation claimed the number.
     fn earliest_parting(&self, incarnation: NodeIncarnation, parting: Parting) -> Parting {
         let pairing = self.membership.pairings.by_incarnation.get(&incarnation);
         let lost = pairing.and_then(|pairing| pairing.lost);

@@ -1,8 +1,9 @@
 //! Populating: allocates the pages of new local chunks before their first use.
 //!
-//! The operating system charges a page to the process that accesses it first. That should be this node, which owns the
-//! memory, rather than the first writer. And once a region is allocated, accesses to it must not fail for lack of
-//! memory. Populating proceeds in pieces, between which other work runs, and stops when the requester is lost.
+//! The operating system charges a page to the process that accesses it first. That process should be this node, which
+//! owns the memory, rather than the first writer. And once a region is allocated, accesses to the region must not fail
+//! for lack of memory. Populating proceeds in pieces, between which other work runs, and stops when the requester is
+//! lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -109,7 +109,8 @@ impl OwnerSide<'_> {
         extents.all(|extent| extent.owner == me && is_inside(&local, &extent))
     }
 
-    /// Continues a command or ends it; returns as [`OwnerSide::handle_copied`].
+    /// Continues a command or ends it. If this ends a command whose requester is no longer paired, returns that
+    /// requester.
     pub(in crate::engine) fn next_step(&mut self, id: u64) -> Option<NodeIncarnation> {
         let running = self.owner.running.in_progress.get(&id)?;
         let requester = running.requester;
@@ -187,7 +188,7 @@ impl Owner {
         of.for_each(|running| running.is_broken_off = true);
     }
 
-    /// Returns true if a command in progress was requested by that incarnation.
+    /// Returns true if this node executes a command that `incarnation` has requested.
     pub(in crate::engine) fn is_running_for(&self, incarnation: NodeIncarnation) -> bool {
         self.running.in_progress.values().any(|running| running.requester.incarnation == incarnation)
     }
@@ -202,7 +203,7 @@ impl Commands {
 }
 
 impl Running {
-    /// The next step, or `None` if all are done.
+    /// Returns the next step, or `None` if all steps are done.
     fn step(&self) -> Option<CopySegment> {
         let segment = self.copy_segments.get(self.at)?;
         let missing = segment.to.len - self.done;

@@ -1,4 +1,4 @@
-//! Sweeps: local chunks whose home has ended are freed once no node maps regions of that home any more.
+//! Sweeps: an owner frees the chunks that it held for an ended home once no node maps regions of that home any more.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,15 +32,15 @@ impl Sweeps {
 }
 
 impl Owner {
-    /// Returns true if the chunks of that home were freed, or are about to be.
+    /// Returns true if this node has freed the chunks of `home`, or is about to free them.
     pub(in crate::engine) fn has_swept(&self, home: NodeIncarnation) -> bool {
         self.sweeps.swept.contains(&home)
     }
 }
 
 impl OwnerSide<'_> {
-    /// Reports swept homes to a newly paired node. That node may still consider such a home alive, and the home may let
-    /// it map chunks that this node no longer holds.
+    /// Reports swept homes to a newly paired node. That node may still believe that such a home is alive, and the home
+    /// may let it map chunks that this node no longer holds.
     pub(in crate::engine) fn report_swept(&mut self, newcomer: NodeIncarnation) {
         let swept = &mut self.owner.sweeps.swept;
         swept.retain(|home| home.node != newcomer.node || *home == newcomer);
@@ -76,7 +76,7 @@ impl OwnerSide<'_> {
         self.cx.ask(incarnation.node, Request::DropHome { home }, Purpose::Sweep(home));
     }
 
-    /// Removes a newly paired node from the tainted ones: it has dropped all mappings of memory here.
+    /// Removes a newly paired node from the tainted nodes, since it has dropped all mappings of this node's memory.
     pub(in crate::engine) fn untaint_sweeps(&mut self, incarnation: NodeIncarnation) {
         for sweep in self.owner.sweeps.in_progress.values_mut() {
             sweep.tainted.remove(&incarnation);

@@ -1,5 +1,5 @@
-//! Cache of the regions and homes of names used by this node's sessions. Sessions ask the known home first, and the
-//! directory only if that fails. Homes verify the name of a region, so stale entries do no harm.
+//! Cache of the names that this node's sessions have used, each with its region and home. Sessions ask the cached home
+//! first, and the directory only if that fails. Homes verify the name of a region, so stale entries do no harm.
 
 use std::collections::BTreeMap;
 

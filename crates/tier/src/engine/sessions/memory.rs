@@ -1,5 +1,5 @@
-//! Memory operations: fills and copies of memory that loads and stores do not reach. Commands are sent instead of the
-//! data: the node that owns the target executes each part, and reads the source by itself.
+//! Memory operations: fills and copies of memory that loads and stores do not reach. The session's node sends commands
+//! instead of data: the node that owns the target executes each part, and reads the source by itself.
 //!
 //! ```text
 //!  node of the session             owner of the target                    owner of the source
@@ -22,7 +22,8 @@ use crate::layout::{Extent, Extents};
 use crate::message::{CopySegment, ErrorReply, Reply, Request};
 use crate::permissions::Permissions;
 
-/// Maximum bytes of one command: about 3 ms of copying, for which a change of the region has to wait.
+/// Maximum bytes that one command fills or copies: 16 MiB take about 3 ms, for which a change of the region has to
+/// wait.
 pub const COMMAND_BYTES_MAX: u64 = 16 << 20;
 
 /// Memory operations of this node's sessions in flight.
@@ -35,7 +36,7 @@ pub(super) struct IssuedCopies {
 }
 
 impl IssuedCopies {
-    /// The latest command in flight, or `None`; `with_lost` includes commands whose replies are lost.
+    /// Returns the latest command in flight, or `None`. `with_lost` includes commands whose replies are lost.
     fn last(&self, with_lost: bool) -> Option<OpId> {
         let issued = self.issued.keys().next_back().copied();
         let lost = self.lost.keys().next_back().map(|(op, _)| *op);

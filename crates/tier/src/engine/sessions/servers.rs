@@ -1,7 +1,7 @@
-//! Names of servers. The directory knows each server by a name of its own, which has no region: see [`crate::names`].
+//! Names of servers. The directory records a separate name for each server, without a region: see [`crate::names`].
 //!
-//! To register, a server claims that name and then lists the service: an exclusive server and a shared one refuse each
-//! other. If both register at the same time, both may be refused.
+//! To register, a server claims its name and then lists the servers of the service: an exclusive server and a shared
+//! server refuse each other. If both register at the same time, both may be refused.
 
 use super::{SessionSide, UserStep};
 use crate::effect::{CommandError, NamedServer, OpId, Outcome};

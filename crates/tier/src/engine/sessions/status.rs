@@ -1,11 +1,11 @@
 //! The status of all nodes: this node asks the directory's node for the members, then each member for its status.
 //!
-//! A member that is being connected for the first time may have lost power, so the wait for it is short unless it
-//! answers.
+//! A member that this node connects to for the first time may have lost power, so this node waits only briefly for it,
+//! unless the member answers a dial.
 //!
-//! If the directory's node is unreachable, another member lists those it knows
+//! If the directory's node is unreachable, another member lists the members that it knows
 //! ([`Engine::membership_source`](super::super::Engine::membership_source)). The result includes members that this node
-//! does not know itself, but this node neither connects to them nor records them.
+//! did not know before, but this node neither connects to them nor records them.
 
 use std::collections::BTreeMap;
 
@@ -41,15 +41,16 @@ struct Gathering {
 }
 
 impl Commands {
-    /// The members whose statuses are missing in overdue commands. Such a command has waited long enough for members
-    /// being met, but may wait longer if they answer a dial.
+    /// Returns the members whose statuses are missing in overdue commands. Such a command has waited long enough for
+    /// members that this node is meeting, but may wait longer if they answer a dial.
     pub(in crate::engine) fn overdue_in_statuses(&self, now_ns: u64) -> Vec<NodeId> {
         let overdue = |gathering: &&Gathering| gathering.due_ns <= now_ns && now_ns < gathering.due_ns_max;
         let missing = self.statuses.0.values().filter(overdue).flat_map(|gathering| &gathering.missing);
         missing.copied().collect()
     }
 
-    /// Extends waits for members being met, because a dial was answered: they may be distant.
+    /// Extends the waits for members that this node is meeting, because a dial was answered: the members may be
+    /// distant.
     pub(in crate::engine) fn extend_status_waits(&mut self, now_ns: u64) {
         for gathering in self.statuses.0.values_mut().filter(|gathering| gathering.due_ns <= now_ns) {
             let pause_ns = (gathering.due_ns_max - gathering.since_ns) / STATUS_WAIT_STEPS;
@@ -57,7 +58,8 @@ impl Commands {
         }
     }
 
-    /// Time in ns at which the first wait for members being met ends; `u64::MAX` if there is none.
+    /// Returns the time in ns at which the first wait for members that this node is meeting ends, or `u64::MAX` without
+    /// a wait.
     pub(in crate::engine) fn statuses_due_ns(&self) -> u64 {
         self.statuses.0.values().map(|gathering| gathering.due_ns).min().unwrap_or(u64::MAX)
     }
@@ -75,8 +77,8 @@ impl SessionSide<'_> {
         self.cx.ask_directory(Request::ListMembers, Purpose::User(op, UserStep::Members(scope)))
     }
 
-    /// Asks the members known here for their status. If possible, also asks the members that are only in `hearsay`, the
-    /// list of another member, which may be empty.
+    /// Asks the members that this node knows for their statuses. If possible, also asks the members that are only in
+    /// `hearsay`, the list of another member, which may be empty.
     pub(in crate::engine) fn request_statuses(&mut self, op: OpId, scope: StatusScope, hearsay: Vec<Member>) {
         let is_unconnected = |member: &Member| member.state == NodeState::Unconnected;
         let (unconnected, mut others): (Vec<Member>, Vec<Member>) =
@@ -93,15 +95,16 @@ impl SessionSide<'_> {
         self.request_status(op, nodes, found, hearsay_only);
     }
 
-    /// Returns true if an unknown member can be dialled at its listed address; false if another member has reported its
-    /// loss.
+    /// Returns true if this node can dial an unknown member at its listed address, and false if another member has
+    /// reported the loss of the member.
     fn is_diallable(&self, member: &Member) -> bool {
         let is_small = self.cx.config().is_full_mesh(self.cx.membership().count());
         let is_missed = matches!(member.state, NodeState::Unreachable | NodeState::Dead | NodeState::Left);
         is_small && !is_missed && self.cx.membership().listed_address(member.incarnation.node).is_some()
     }
 
-    /// While the directory's node is unreachable, the outside list decides whether an unconnected member exists.
+    /// Returns `member` with its state by the outside list, which decides whether an unconnected member exists while
+    /// the directory's node is unreachable.
     fn as_listed(&self, member: Member) -> Member {
         let (node, seat) = (member.incarnation.node, self.cx.seat());
         let is_away = seat != self.cx.incarnation().node && self.cx.members().peer_of(seat).is_none();
@@ -110,8 +113,8 @@ impl SessionSide<'_> {
         Member { state, ..member }
     }
 
-    /// Members unknown here, in the state that another member reports, or else in the state that the outside list
-    /// implies.
+    /// Returns the members that this node does not know, in the state that another member reports, or else in the state
+    /// that the outside list implies.
     fn hearsay_members(&self, hearsay: &[Member]) -> Vec<Member> {
         let is_unknown = |node: NodeId| !self.cx.members().has(node);
         let told = hearsay.iter().filter(|member| is_unknown(member.incarnation.node)).map(|member| {
@@ -144,7 +147,7 @@ impl SessionSide<'_> {
         }
     }
 
-    /// The status of a node that was not asked or did not reply, from what this node knows.
+    /// Returns the status of a node that was not asked or did not reply, from what this node knows.
     fn status_of(&self, member: Member) -> NodeStatus {
         NodeStatus {
             node: member.incarnation.node,
@@ -162,7 +165,7 @@ impl SessionSide<'_> {
         }
     }
 
-    /// The status of a node that did not reply; `None` if the node is unknown.
+    /// Returns the status of a node that did not reply, or `None` if the node is unknown.
     fn status_of_silent(&self, node: NodeId, hearsay: &[Member]) -> Option<NodeStatus> {
         let known =
             self.cx.members().described(self.cx.now_ns()).find(|member| member.incarnation.node == node);
@@ -191,7 +194,7 @@ impl SessionSide<'_> {
         self.commands.statuses.0.insert(op, gathering);
     }
 
-    /// Ends overdue waits for members being met.
+    /// Ends overdue waits for members that this node is meeting.
     pub(in crate::engine) fn conclude_overdue_statuses(&mut self) {
         let now_ns = self.cx.now_ns();
         let overdue: Vec<(OpId, Gathering)> =

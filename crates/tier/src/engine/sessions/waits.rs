@@ -1,6 +1,7 @@
 //! Commands that wait for a lock or at a barrier, and commands that release a lock.
 //!
-//! Such a wait may last arbitrarily long, so withdrawing it ends it at once and notifies the home.
+//! A wait may last arbitrarily long. When a session withdraws the command, the command ends at once, and this node
+//! notifies the home.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +30,7 @@ struct Wait {
 }
 
 impl Wait {
-    /// The notice that withdraws the request at the home.
+    /// Returns the notice that withdraws the request at the home.
     fn withdrawal(&self) -> Option<Notice> {
         match self.request {
             Request::Lock { region, session, .. } => {
@@ -40,7 +41,7 @@ impl Wait {
         }
     }
 
-    /// The request to repeat at another home, with the remaining timeout.
+    /// Returns the request to repeat at another home, with the remaining timeout.
     fn into_request(self, now_ns: u64) -> Request {
         let waited_ns = now_ns.saturating_sub(self.since_ns);
         match self.request {

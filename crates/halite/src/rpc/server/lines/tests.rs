@@ -63,7 +63,7 @@ impl Served {
         lines.window().publish_words(offset_of(position), &words).unwrap();
     }
 
-    /// Polls once and returns the input request directly to a receiver.
+    /// Polls once. Returns the input of the request that went directly to a receiver.
     fn poll(&self, received: &mut ReceiveBatch) -> Option<Vec<u8>> {
         let mut direct = DirectReceiver { service: Some(&self.service), request: None };
         assert!(self.rpc.poll_lines(received, &mut direct, &mut Wakes::default()));
