@@ -12,6 +12,7 @@ use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, 
 use crate::apps;
 use crate::bytes::ByteCount;
 use crate::diagnostics;
+use crate::figure;
 use crate::letters;
 use crate::limits::NODES_MAX;
 use crate::metrics_at::MetricsAt;
@@ -44,7 +45,7 @@ const GROUPS: [(&str, &[&str]); 4] = [
         ],
     ),
     ("Regions", &["put", "get", "ls", "stat", "explain", "rm", "mv", "grant", "revoke"]),
-    ("Measure", &["perf"]),
+    ("Measure", &["perf", "figure"]),
     ("Run", &["run", "sim"]),
 ];
 
@@ -317,6 +318,8 @@ pub enum Command {
     Directory(DirectoryCommand),
     /// Measure latency, throughput and processor time of one operation
     Perf(perf::PerfArgs),
+    /// Simulate published measurements of RDMA adapters, and show the error of each point
+    Figure(figure::FigureArgs),
     /// Run an application on the cluster in --dir or on a private cluster, and verify the result
     Run(apps::RunArgs),
     /// Run whole clusters in simulated time, with faults, and check what each session observes

@@ -11,6 +11,7 @@ mod control;
 mod coworker;
 mod diagnostics;
 mod doctor;
+mod figure;
 mod letters;
 mod limits;
 mod loss;
@@ -27,6 +28,7 @@ mod sink;
 mod source;
 mod supervisor;
 mod table;
+mod target;
 mod trailer;
 
 use std::process::ExitCode;

@@ -30,6 +30,15 @@ pub fn counter(what: &str) -> ProgressBar {
     ProgressBar::no_length().with_style(style).with_message(crate::table::printable(what))
 }
 
+/// Creates a bar of steps on standard error; hidden unless standard error is a terminal.
+pub fn steps(what: &'static str) -> ProgressBar {
+    if !io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len} {eta}");
+    ProgressBar::new(0).with_style(style.expect("a fixed template is well formed")).with_message(what)
+}
+
 /// Creates a spinner on standard error for work of unknown length; hidden unless standard error is a terminal.
 pub fn spinner(what: &'static str) -> ProgressBar {
     if !io::stderr().is_terminal() {

@@ -34,6 +34,16 @@ impl SimFabric {
         Arc::new(SimFabric { shared, endpoint })
     }
 
+    /// Registers a segment whose pages an adapter finds in a page table, with an entry for each `page_bytes`: the segment
+    /// as an application registers it. The memory of [`Fabric::register`] counts as physically contiguous, as if it lay
+    /// in huge pages. Panics if `page_bytes` is 0.
+    pub fn register_in_pages(&self, segment: Arc<Segment>, page_bytes: u64) -> Result<Key, RegisterError> {
+        assert!(page_bytes > 0, "a page has at least one byte");
+        let key = self.register(segment)?;
+        self.shared.with(|net| net.page(self.endpoint, key, page_bytes));
+        Ok(key)
+    }
+
     /// Returns the addresses of all other open fabrics, as a membership directory would.
     pub fn discover(&self) -> Vec<String> {
         self.shared.with(|net| net.discover(self.endpoint))

@@ -30,7 +30,7 @@ pub use clock::{HostClock, Sleep};
 pub use counters::Counters;
 pub use fabric::{Rung, SimFabric};
 pub use link::{Corruption, Link};
-pub use profile::{AcknowledgedBy, AtomicsBy, CutOffBy, Fence, Profile, ProfileError};
+pub use profile::{AcknowledgedBy, Adapter, AtomicsBy, CutOffBy, Fence, Processor, Profile, ProfileError};
 pub use random::Random;
 pub use tasks::TaskId;
 pub use trace::Trace;

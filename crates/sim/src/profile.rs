@@ -69,6 +69,69 @@ pub struct Profile {
     pub fence: Fence,
     /// Time that fencing takes.
     pub fence_ns: u64,
+    /// Units and caches of the adapter; without them, an adapter handles any number of packets at once.
+    #[serde(default)]
+    pub adapter: Option<Adapter>,
+    /// The processors of a host, for programs that charge their own instructions; see [`Processor::runs_ns`]. The fabric
+    /// does not use them.
+    #[serde(default)]
+    pub processor: Option<Processor>,
+}
+
+/// Units and caches inside an adapter; see `net/stages.rs` for their use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Adapter {
+    /// Time that the sending or the receiving unit needs for one packet, except acknowledgements.
+    pub packet_ns: u64,
+    /// Additional time to begin the read of a payload that is not inline. The unit hides it if the previous packet
+    /// belongs to the same queue pair and has just left.
+    pub gather_ns: u64,
+    /// Time for which a unit stalls when a cache misses: it reads the entry from the host's memory.
+    pub fetch_ns: u64,
+    /// Maximum number of queue pairs whose state is cached.
+    pub cached_connections: u64,
+    /// Maximum number of cached memory keys.
+    pub cached_keys: u64,
+    /// Maximum number of cached page-table entries.
+    pub cached_pages: u64,
+    /// Time to take a posted receive: for each message, and each write with an immediate value.
+    pub receive_ns: u64,
+    /// Time for which a thread that waits for events polls before it sleeps: events within it cost `poll_ns`, later ones
+    /// `interrupt_ns`.
+    pub spin_ns: u64,
+}
+
+/// The processors of a host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Processor {
+    /// Clock rate in MHz.
+    pub clock_mhz: u64,
+    /// Instructions per 1,000 cycles.
+    pub instructions_per_kilocycle: u64,
+    /// Time of one system call, there and back.
+    pub system_call_ns: u64,
+    /// Time to register memory with the adapter, without its pages.
+    pub register_ns: u64,
+    /// Additional time to register one page of 4 KiB.
+    pub register_page_ns: u64,
+    /// Time to deregister memory, without its pages.
+    pub deregister_ns: u64,
+    /// Additional time to deregister one page of 4 KiB.
+    pub deregister_page_ns: u64,
+}
+
+impl Processor {
+    /// Returns the time in ns that this number of instructions takes.
+    pub fn runs_ns(&self, instructions: u64) -> u64 {
+        instructions * 1_000_000 / (self.clock_mhz * self.instructions_per_kilocycle)
+    }
+
+    /// Returns the number of cycles that pass in `ns`.
+    pub fn cycles(&self, ns: u64) -> u64 {
+        ns * self.clock_mhz / 1000
+    }
 }
 
 /// The executor of posted atomics.
@@ -91,6 +154,11 @@ pub enum AcknowledgedBy {
     /// The process, in software: while it is stopped, nothing is sent, received or answered.
     Process,
 }
+
+/// Maximum number of entries of a cache; far above any adapter, so that a profile cannot exhaust memory.
+const CACHED_MAX: u64 = 1 << 24;
+/// Maximum clock rate in MHz, and maximum instructions per 1,000 cycles.
+const RATE_MAX: u64 = 100_000;
 
 impl From<AtomicsBy> for Atomics {
     fn from(by: AtomicsBy) -> Atomics {
@@ -150,6 +218,11 @@ pub enum ProfileError {
          with acknowledged = \"process\", atomics must be \"processor\""
     )]
     NoQueuePair,
+    /// The profile has units of an adapter, but no adapter executes its requests.
+    #[error(
+        "cannot use a hardware profile: [adapter] requires cut_off = \"target\" and acknowledged = \"adapter\""
+    )]
+    NoUnits,
     /// No profile has this name.
     #[error("there is no hardware profile {name:?}; the profiles are {}", Profile::NAMES.join(", "))]
     Unknown {
@@ -160,7 +233,16 @@ pub enum ProfileError {
 
 impl Profile {
     /// Names of the built-in profiles.
-    pub const NAMES: [&str; 5] = ["local", "local-torn", "rnic-100g", "rnic-100g-hca", "roce-100g"];
+    pub const NAMES: [&str; 8] = [
+        "local",
+        "local-torn",
+        "rnic-100g",
+        "rnic-100g-hca",
+        "roce-100g",
+        "cx3-40g",
+        "connectib-fdr",
+        "cx6dx-100g",
+    ];
 
     /// Parses and checks a profile.
     pub fn from_toml(text: &str) -> Result<Profile, ProfileError> {
@@ -177,6 +259,9 @@ impl Profile {
             "rnic-100g" => Ok(Profile::rnic_100g()),
             "rnic-100g-hca" => Ok(Profile::rnic_100g_hca()),
             "roce-100g" => Ok(Profile::roce_100g()),
+            "cx3-40g" => Profile::from_toml(include_str!("../profiles/cx3-40g.toml")),
+            "connectib-fdr" => Profile::from_toml(include_str!("../profiles/connectib-fdr.toml")),
+            "cx6dx-100g" => Profile::from_toml(include_str!("../profiles/cx6dx-100g.toml")),
             _ => Err(ProfileError::Unknown { name: name.to_owned() }),
         }
     }
@@ -258,7 +343,37 @@ impl Profile {
                 wanted: "a multiple of 8, so that words are not torn",
             });
         }
-        Ok(())
+        self.check_units()
+    }
+
+    fn check_units(&self) -> Result<(), ProfileError> {
+        let caches = self.adapter.iter().flat_map(|adapter| {
+            [
+                ("adapter.cached_connections", adapter.cached_connections),
+                ("adapter.cached_keys", adapter.cached_keys),
+                ("adapter.cached_pages", adapter.cached_pages),
+            ]
+        });
+        for (field, value) in caches {
+            if !(1..=CACHED_MAX).contains(&value) {
+                return Err(ProfileError::Value { field, value, wanted: "between 1 and 16777216" });
+            }
+        }
+        let rates = self.processor.iter().flat_map(|processor| {
+            [
+                ("processor.clock_mhz", processor.clock_mhz),
+                ("processor.instructions_per_kilocycle", processor.instructions_per_kilocycle),
+            ]
+        });
+        for (field, value) in rates {
+            if !(1..=RATE_MAX).contains(&value) {
+                return Err(ProfileError::Value { field, value, wanted: "between 1 and 100000" });
+            }
+        }
+        match self.adapter {
+            Some(_) if !self.is_adapter() || self.is_driven_by_process() => Err(ProfileError::NoUnits),
+            _ => Ok(()),
+        }
     }
 
     /// Returns true if adapters execute requests, false if the processors of the requesters copy.
@@ -307,6 +422,12 @@ mod tests {
         assert!(
             error(&roce.replace("mtu_bytes = 4096", "mtu_bytes = 4000")).contains("mtu_bytes must be 256")
         );
+        let cx3 = include_str!("../profiles/cx3-40g.toml");
+        let without = cx3.replace("cached_keys =", "cached_keys = 0 #");
+        assert!(error(&without).contains("adapter.cached_keys is 0"));
+        assert!(error(&cx3.replace("clock_mhz =", "clock_mhz = 0 #")).contains("processor.clock_mhz is 0"));
+        let units = &cx3[cx3.find("[adapter]").unwrap()..];
+        assert!(error(&format!("{local}\n{units}")).contains("[adapter] requires"));
         assert!(error(&local.replace("lanes = 1", "lanes = 2")).contains("lanes is 2"));
         assert!(error(&local.replace("pcie_ns = 0", "pcie_ns = 9")).contains("pcie_ns is 9"));
     }

@@ -1,4 +1,4 @@
-//! Runs the commands. Most commands have a file in this folder. `doctor`, `perf`, `sim` and `run` (`apps`) are separate
+//! Runs the commands. Most commands have a file in this folder. `doctor`, `figure`, `perf`, `sim` and `run` (`apps`) are separate
 //! modules of the crate.
 
 mod access;
@@ -27,7 +27,7 @@ use std::process::ExitCode;
 use halite::{Config, cluster_dir};
 
 use crate::args::{Arguments, Command};
-use crate::{apps, diagnostics, doctor, perf, sim};
+use crate::{apps, diagnostics, doctor, figure, perf, sim};
 
 /// Runs the command; returns its exit status.
 pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
@@ -61,6 +61,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Doctor(args) => return doctor::run(&dir, &args),
         Command::Secret(args) => secret::run(&args),
         Command::Perf(args) => perf::run(is_given.then_some(dir.as_path()), &args),
+        Command::Figure(args) => figure::run(&args),
         Command::Sim(args) => sim::run(&args),
         Command::Run(args) => apps::run(uses_dir.then_some(dir.as_path()), &args),
         Command::RunWorker(args) => apps::work(&dir, &args),

@@ -1,5 +1,7 @@
 //! The flags of `halite perf`, with the letters of perftest.
 
+use std::path::PathBuf;
+
 use clap::{Args, ValueEnum};
 use halite::Provider;
 
@@ -73,6 +75,15 @@ pub struct PerfArgs {
     #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true", require_equals = true,
           action = clap::ArgAction::Set, value_name = "BOOL")]
     pub check_memcpy: bool,
+    /// networks: create this folder with a page of plots
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Write a plot of all sizes to this file, beside bare memory if the test has an equivalent
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Overwrite existing files of --out and --svg
+    #[arg(long)]
+    pub force: bool,
     /// Measure against this node of the cluster in --dir instead of a new process
     #[arg(long, value_name = "NODE")]
     pub peer: Option<u32>,

@@ -245,7 +245,7 @@ pub fn process_cpu() -> Duration {
     cpu(ClockId::ProcessCPUTime)
 }
 
-fn thread_cpu() -> Duration {
+pub fn thread_cpu() -> Duration {
     cpu(ClockId::ThreadCPUTime)
 }
 

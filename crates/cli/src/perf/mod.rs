@@ -21,6 +21,7 @@ mod load;
 mod locks;
 pub mod measure;
 mod messages;
+mod networks;
 mod occupancy;
 mod pairs;
 mod parcel;
@@ -44,18 +45,27 @@ pub use server::serve;
 use bench::Bench;
 use job::Job;
 
+use crate::target::Target;
+
 /// Runs one test in all its sizes. Fails if an operation or the verification fails.
 ///
 /// `dir` is the cluster directory if the user named one; only `--peer` uses it.
 pub fn run(dir: Option<&Path>, args: &PerfArgs) -> anyhow::Result<()> {
-    let mut bench = Bench::open(dir, Job::new(args)?)?;
+    if args.test.name == table::NETWORKS {
+        return networks::run(args);
+    }
+    let job = Job::new(args)?;
+    let target = Target::new(args.svg.as_deref(), None, args.force)?;
+    let mut bench = Bench::open(dir, job)?;
     report::begin(&bench.job)?;
-    let mut errors = 0;
+    let (mut errors, mut rows) = (0, Vec::new());
     for (size, slowdown) in bench.job.points() {
         let row = bench.row(size, slowdown)?;
         errors += row.errors;
         report::row(&bench.job, &row)?;
+        rows.push(row);
     }
+    target.write_svg(|| report::svg(&bench.job, &rows))?;
     bench.close()?;
     if errors > 0 {
         bail!("verification failed: {errors} times the data differed from what was written");

@@ -2,6 +2,7 @@
 //!
 //! A megabyte here is 10^6 bytes.
 
+use halite_figures::plot::{self, Axis, Plot, Series as Drawn};
 use serde::{Serialize, Serializer};
 
 use super::args::name_of;
@@ -75,6 +76,24 @@ pub fn row(job: &Job, row: &Row) -> anyhow::Result<()> {
         false => output::print(&text(job, row))?,
     }
     Ok(())
+}
+
+/// Draws the rows: latency or throughput by size, ours and the baseline's.
+pub fn svg(job: &Job, rows: &[Row]) -> String {
+    let is_bandwidth = job.args.test.is_bandwidth;
+    let figure = |row: &Row, series: &Series| match is_bandwidth {
+        true => [row.size as f64, series.rate_median() * row.payload as f64 / 1e6],
+        false => [row.size as f64, series.quantile_us(0.5)],
+    };
+    let line = |name: &str, colour, points| Drawn { name: name.to_owned(), colour, is_dashed: false, points };
+    let ours = rows.iter().map(|row| figure(row, &row.ours)).collect();
+    let bare: Vec<[f64; 2]> = rows.iter().filter_map(|row| Some(figure(row, row.bare.as_ref()?))).collect();
+    let Bare(name, _) = job.plan.bare;
+    let mut series = vec![line(&format!("{} over {}", job.args.test.name, job.fabric), 0, ours)];
+    series.extend((!bare.is_empty()).then(|| line(name, 1, bare)));
+    let y = if is_bandwidth { "throughput [MB/s]" } else { "latency, median [us]" };
+    let axis = |label: &str| Axis { label: label.to_owned(), is_log: true };
+    plot::svg(&[Plot { title: job.plan.what.to_owned(), x: axis("bytes"), y: axis(y), series }])
 }
 
 fn heading(job: &Job) -> String {

@@ -9,6 +9,7 @@ mod doctor;
 mod documents;
 mod draining;
 mod etcd;
+mod figure;
 mod figures;
 mod hosts;
 mod limits;

@@ -97,14 +97,14 @@ impl Net {
     }
 
     /// Returns the time at which an adapter may fetch the next packet; `None` if it may do so now. The adapter waits
-    /// until the wire is nearly free, so queue pairs alternate packet by packet.
+    /// until its sending unit and the wire are nearly free, so queue pairs alternate packet by packet.
     fn wire_is_busy_until(&self, qp: u32) -> Option<u64> {
         let profile = self.profile_of(qp);
         if profile.is_driven_by_process() {
             return None;
         }
         let (host, to) = self.hosts_of(qp);
-        let free_ns = self.wires[host as usize][to as usize].free_ns();
+        let free_ns = self.wires[host as usize][to as usize].free_ns().max(self.unit_is_busy_until(qp));
         (free_ns > self.now_ns + AHEAD_NS).then(|| free_ns - AHEAD_NS)
     }
 
@@ -116,9 +116,8 @@ impl Net {
         let moves_ns = moves_ns(profile, &packet);
         let (begin, payload) = (packet.headers.len_bytes(), packet.payload.len());
         let on_wire = len + profile.header_bytes;
-        let wire = &mut self.wires[host as usize][to as usize];
-        let corruption = wire.link().corruption;
-        let carried = wire.carry(self.now_ns, on_wire, &mut self.random, &mut self.counters);
+        let corruption = self.wires[host as usize][to as usize].link().corruption;
+        let carried = self.pass_stages(qp, &packet, on_wire, moves_ns);
         let is_noticed = corruption == Corruption::Caught;
         if carried.is_damaged && !is_noticed && payload > 0 {
             // The damage occurred before the checksum was computed, in an adapter or a switch.
@@ -132,7 +131,7 @@ impl Net {
         }
         let lane = self.lanes[qp as usize].as_deref_mut().expect("it sends");
         // Undelayed packets keep their order.
-        lane.landed_ns = lane.landed_ns.max(carried.on_time_ns + moves_ns);
+        lane.landed_ns = lane.landed_ns.max(carried.on_time_ns);
         let landed_ns = lane.landed_ns;
         for late_ns in carried.late_ns.into_iter().flatten() {
             let at_ns = landed_ns + late_ns;

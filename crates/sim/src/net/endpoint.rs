@@ -1,6 +1,6 @@
 //! Endpoints: the registered segments and the pending events of one fabric.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::task::Waker;
 
 use halite_fabric::{Event, Key, PeerId};
@@ -21,6 +21,8 @@ pub(super) struct Endpoint {
     pub(super) alive: bool,
     /// Windows of whole segments by key; `None` after deregistration.
     pub(super) segments: Vec<Option<Window>>,
+    /// Length of pages in bytes, by the keys whose segments need page-table entries in the adapter.
+    pub(super) page_bytes: BTreeMap<u32, u64>,
     /// This end of the connection to each peer; peer ids start at 1.
     pub(super) peers: Vec<EndId>,
     /// Pending events, with the times from which they are visible.
@@ -29,6 +31,8 @@ pub(super) struct Endpoint {
     visible_ns: u64,
     pub(super) doorbell: u32,
     pub(super) armed: bool,
+    /// Time at which a thread that waits was last woken, or began to wait.
+    pub(super) awake_ns: u64,
     wakers: Vec<Waker>,
     /// Atomics that the adapter executes, and those that wait.
     pub(super) atomics: Atomics,
@@ -42,11 +46,13 @@ impl Endpoint {
             hello,
             alive: true,
             segments: Vec::new(),
+            page_bytes: BTreeMap::new(),
             peers: Vec::new(),
             events: VecDeque::new(),
             visible_ns: 0,
             doorbell: 0,
             armed: false,
+            awake_ns: 0,
             wakers: Vec::new(),
             atomics: Atomics::default(),
         }
@@ -89,9 +95,15 @@ impl Endpoint {
     }
 
     /// Rings the doorbell whether it is armed or not.
-    pub(super) fn wake(&mut self, wakers: &mut Vec<Waker>) {
+    pub(super) fn wake(&mut self, now_ns: u64, wakers: &mut Vec<Waker>) {
+        self.awake_ns = now_ns;
         self.doorbell = self.doorbell.wrapping_add(1);
         wakers.append(&mut self.wakers);
+    }
+
+    /// Returns true if the thread that waits for events sleeps at `at_ns`: it has polled in vain for `spin_ns`.
+    pub(super) fn is_asleep(&self, at_ns: u64, spin_ns: u64) -> bool {
+        self.armed && at_ns >= self.awake_ns + spin_ns
     }
 
     /// Registers a waker for the next ring.

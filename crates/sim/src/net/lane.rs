@@ -246,7 +246,8 @@ impl Net {
     /// Tells the driver of the queue pair about the last `posted` requests.
     pub(super) fn ring_lane(&mut self, qp: u32, posted: usize) {
         let Profile { doorbell_ns, pcie_ns, .. } = *self.profile_of(qp);
-        let is_adapter = !self.profile_of(qp).is_driven_by_process();
+        // The sending unit of an adapter with stages fetches sources itself.
+        let is_fetched = !self.profile_of(qp).is_driven_by_process() && self.profile_of(qp).adapter.is_none();
         let Some(lane) = self.lane(qp) else { return };
         lane.posted_ns += doorbell_ns;
         let ready_ns = lane.posted_ns + pcie_ns;
@@ -254,7 +255,7 @@ impl Net {
         for written in lane.written.iter_mut().skip(before) {
             let fetches = matches!(written.verb, Verb::Write { source: VerbSource::Registered { .. }, .. });
             // An adapter fetches a source over the bus, there and back.
-            written.ready_ns = ready_ns + if fetches && is_adapter { 2 * pcie_ns } else { 0 };
+            written.ready_ns = ready_ns + if fetches && is_fetched { 2 * pcie_ns } else { 0 };
         }
         self.await_written(qp);
     }

@@ -5,7 +5,7 @@
 //!
 //! Between hosts, a lane is two queue pairs of `halite_rnic` (`lane`), driven by adapters or by the processes.
 //! Datagrams between them are lost, duplicated and reordered (`datagrams`). `view` is the memory that queue pairs
-//! access, `adapter` the atomics of an adapter, and `keys` the announcement of memory keys.
+//! access, `adapter` the atomics of an adapter, `stages` its units and caches, and `keys` the announcement of memory keys.
 //!
 //! Profiles without an adapter are called "processors copy" here: the requester's processor copies the bytes into the
 //! target's memory. Such requests are executed one after the other (`qp`): a request is written (`post`), copied in
@@ -35,6 +35,7 @@ mod post;
 mod qp;
 mod queue;
 mod send;
+mod stages;
 mod view;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -54,6 +55,7 @@ use self::lane::Lane;
 use self::packet::Packets;
 use self::qp::Qp;
 use self::queue::{Event, EventQueue};
+use self::stages::Stages;
 use crate::counters::Counters;
 use crate::digest::Digest;
 use crate::hardware::{Hardware, Reach};
@@ -80,6 +82,8 @@ struct Host {
     stands_on: HostId,
     /// Events that wait until the paused processor runs.
     held: Vec<Event>,
+    /// Units and caches of its adapter, if the profile has them.
+    stages: Option<Box<Stages>>,
 }
 
 /// The network; see the header of this file.
@@ -295,7 +299,9 @@ impl Net {
     pub(crate) fn add_process(&mut self, beside: Option<HostId>) -> HostId {
         let added = HostId(self.hosts.len() as u32);
         let stands_on = beside.map_or(added, |other| self.stands_on(other));
-        self.hosts.push(Host { state: HostState::Running, stands_on, held: Vec::new() });
+        let adapter = self.hardware.of(Reach::Across).adapter;
+        let stages = adapter.map(|adapter| Box::new(Stages::new(adapter)));
+        self.hosts.push(Host { state: HostState::Running, stands_on, held: Vec::new(), stages });
         let wire = |other| {
             let profile = self.hardware.of(self.reach(added, HostId(other)));
             Wire::new(Link::new(profile.wire_ns, profile.bandwidth_bytes_per_us))
@@ -423,9 +429,10 @@ impl Net {
 
     /// Queues an event that becomes visible after `after_ns`.
     fn deliver_after(&mut self, after_ns: u64, endpoint: u32, peer: PeerId, event: FabricEvent) {
-        let armed = self.endpoints[endpoint as usize].armed;
         let (profile, _) = self.profile_to(endpoint, peer);
-        let delay_ns = after_ns + if armed { profile.interrupt_ns } else { profile.poll_ns };
+        let spin_ns = profile.adapter.map_or(0, |adapter| adapter.spin_ns);
+        let is_asleep = self.endpoints[endpoint as usize].is_asleep(self.now_ns + after_ns, spin_ns);
+        let delay_ns = after_ns + if is_asleep { profile.interrupt_ns } else { profile.poll_ns };
         let at_ns = self.endpoints[endpoint as usize].push(self.now_ns + delay_ns, event);
         if at_ns > self.now_ns {
             self.schedule(at_ns, Event::Show { endpoint });
@@ -450,7 +457,8 @@ impl Net {
 
     pub(crate) fn wake(&mut self, endpoint: u32) {
         self.rang = true;
-        self.endpoints[endpoint as usize].wake(&mut self.wakers);
+        let now_ns = self.now_ns;
+        self.endpoints[endpoint as usize].wake(now_ns, &mut self.wakers);
     }
 
     fn tell(&mut self, endpoint: u32, event: FabricEvent) {
@@ -491,7 +499,12 @@ impl Net {
     }
 
     pub(crate) fn arm(&mut self, endpoint: u32, armed: bool) {
-        self.endpoints[endpoint as usize].armed = armed;
+        let now_ns = self.now_ns;
+        let endpoint = &mut self.endpoints[endpoint as usize];
+        if armed && !endpoint.armed {
+            endpoint.awake_ns = now_ns;
+        }
+        endpoint.armed = armed;
     }
 }
 

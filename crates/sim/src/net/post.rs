@@ -29,6 +29,11 @@ impl Net {
         Ok(key)
     }
 
+    /// Lets the adapter look up a page-table entry for each page of a key's segment.
+    pub(crate) fn page(&mut self, endpoint: u32, key: Key, page_bytes: u64) {
+        self.endpoints[endpoint as usize].page_bytes.insert(key.0, page_bytes);
+    }
+
     /// Deregisters a key. Later accesses of peers find it gone.
     pub(crate) fn deregister(&mut self, endpoint: u32, key: Key) {
         let segments = &mut self.endpoints[endpoint as usize].segments;

@@ -9,7 +9,7 @@ use cargo_metadata::MetadataCommand;
 
 /// The permitted dependencies of each crate. `halite-testing` and `halite-bench` may use all crates, and no crate
 /// depends on them.
-const EDGES: [(&str, &[&str]); 9] = [
+const EDGES: [(&str, &[&str]); 10] = [
     ("halite-mem", &[]),
     ("halite-fabric", &["halite-mem"]),
     ("halite-rnic", &[]),
@@ -18,6 +18,7 @@ const EDGES: [(&str, &[&str]); 9] = [
     ("halite-tier", &["halite-fabric", "halite-mem"]),
     ("halite", &["halite-tier", "halite-providers", "halite-fabric", "halite-mem"]),
     ("halite-trials", &["halite", "halite-apps", "halite-sim", "halite-fabric"]),
+    ("halite-figures", &["halite-trials", "halite", "halite-sim", "halite-fabric", "halite-mem"]),
     ("halite-apps", &["halite", "halite-mem"]),
 ];
 
@@ -26,6 +27,7 @@ const PROGRAM: &[&str] = &[
     "halite",
     "halite-apps",
     "halite-trials",
+    "halite-figures",
     "halite-sim",
     "halite-tier",
     "halite-providers",

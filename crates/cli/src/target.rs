@@ -1,0 +1,62 @@
+//! Plots and pages as files: checked before the work, so that it is not in vain.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// The files of `--svg` and `--out`.
+pub struct Target<'a> {
+    svg: Option<&'a Path>,
+    out: Option<&'a Path>,
+    is_forced: bool,
+}
+
+/// A file or folder that cannot be written.
+#[derive(Debug, thiserror::Error)]
+pub enum TargetError {
+    #[error("{} exists; --force overwrites it", path.display())]
+    Exists { path: PathBuf },
+    #[error("cannot write {}: {cause}", path.display())]
+    Write { path: PathBuf, cause: io::Error },
+}
+
+const PAGE: &str = "index.html";
+
+impl<'a> Target<'a> {
+    /// Fails if a file exists that may not be overwritten.
+    pub fn new(svg: Option<&'a Path>, out: Option<&'a Path>, force: bool) -> Result<Target<'a>, TargetError> {
+        let existing = [svg, out].into_iter().flatten().find(|path| path.exists());
+        match existing {
+            Some(path) if !force => Err(TargetError::Exists { path: path.to_owned() }),
+            _ => Ok(Target { svg, out, is_forced: force }),
+        }
+    }
+
+    /// Writes the plot, if the user asked for one.
+    pub fn write_svg(&self, plot: impl FnOnce() -> String) -> Result<(), TargetError> {
+        self.svg.map_or(Ok(()), |path| self.write_file(path, &plot()))
+    }
+
+    /// Creates the folder with plots, each with its name, and a page, if the user asked for one.
+    pub fn write_page<'b>(
+        &self,
+        plots: impl Iterator<Item = (&'b str, String)>,
+        page: impl FnOnce() -> String,
+    ) -> Result<(), TargetError> {
+        let Some(dir) = self.out else { return Ok(()) };
+        fs::create_dir_all(dir).map_err(|cause| TargetError::Write { path: dir.to_owned(), cause })?;
+        for (name, plot) in plots {
+            self.write_file(&dir.join(format!("{name}.svg")), &plot)?;
+        }
+        self.write_file(&dir.join(PAGE), &page())
+    }
+
+    fn write_file(&self, path: &Path, text: &str) -> Result<(), TargetError> {
+        let open = || match self.is_forced {
+            true => File::create(path),
+            false => OpenOptions::new().write(true).create_new(true).open(path),
+        };
+        let written = open().and_then(|mut file| file.write_all(text.as_bytes()));
+        written.map_err(|cause| TargetError::Write { path: path.to_owned(), cause })
+    }
+}

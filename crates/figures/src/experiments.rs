@@ -1,0 +1,100 @@
+//! The simulation of each published point.
+
+use halite_sim::{Processor, Profile};
+
+use crate::sockets::Sockets;
+use crate::tier::{Level, Writes, call_ns};
+use crate::verbs::{PAGE_BYTES, Run, Verb, one_way_ns};
+
+const MB: u64 = 1 << 20;
+/// Requests of runs that fill caches: enough for the larger of them.
+const FILLS: u64 = 40_000;
+
+/// Returns the value of a line at `x`, in the unit of its axis; `None` if the figure or the line is unknown.
+pub(crate) fn adapter(figure: &str, line: &str, x: f64, profile: &Profile) -> Option<f64> {
+    let n = x as u64;
+    let us = |ns: f64| ns / 1e3;
+    Some(match (figure, line) {
+        ("lite-4", "verbs") => {
+            let run = Run { regions: n, warm_up: FILLS, requests: 5_000, ..Run::alone(Verb::Write, 64) };
+            us(run.mean_ns(profile))
+        }
+        ("lite-4", "LITE") => {
+            let writes = Writes { regions: n, ..Writes::alone(Level::SystemCall, 64) };
+            us(writes.mean_ns(profile))
+        }
+        ("lite-5", "verbs, 64 B") => 1e3 / verbs_over(n * MB, 64).mean_ns(profile),
+        ("lite-5", "verbs, 1 KB") => 1e3 / verbs_over(n * MB, 1024).mean_ns(profile),
+        ("lite-5", "LITE, 64 B") => 1e3 / tier_over(n * MB, 64).mean_ns(profile),
+        ("lite-5", "LITE, 1 KB") => 1e3 / tier_over(n * MB, 1024).mean_ns(profile),
+        ("lite-6", "verbs") => us(Run::alone(Verb::Write, n).mean_ns(profile)),
+        ("lite-6", "LITE, kernel") => us(Writes::alone(Level::Same, n).mean_ns(profile)),
+        ("lite-6", "LITE, user") => us(Writes::alone(Level::SystemCall, n).mean_ns(profile)),
+        ("lite-7", "verbs, 1 thread") => x / Run::alone(Verb::Write, n).mean_ns(profile),
+        ("lite-7", "verbs, 8 threads") => {
+            let run = Run { connections: 8, active: 8, requests: 1_600, ..Run::alone(Verb::Write, n) };
+            x / run.mean_ns(profile)
+        }
+        ("lite-7", "LITE, 1 thread") => x / Writes::alone(Level::SystemCall, n).mean_ns(profile),
+        ("lite-7", "LITE, 8 threads") => {
+            x / Writes { threads: 8, ..Writes::alone(Level::SystemCall, n) }.mean_ns(profile)
+        }
+        ("lite-8", "verbs register") => {
+            us(pages_ns(profile.processor?, n, |own| (own.register_ns, own.register_page_ns)))
+        }
+        ("lite-8", "verbs deregister") => {
+            us(pages_ns(profile.processor?, n, |own| (own.deregister_ns, own.deregister_page_ns)))
+        }
+        ("lite-10", "LITE, user") => us(call_ns(profile, Level::SystemCall, n)),
+        ("lite-10", "LITE, kernel") => us(call_ns(profile, Level::Same, n)),
+        ("lite-10", "two verbs writes") => {
+            us(Run::alone(Verb::Write, 8).mean_ns(profile) + Run::alone(Verb::Write, n).mean_ns(profile))
+        }
+        ("star-1", "reliable connections") => {
+            let run = Run {
+                connections: n as usize,
+                targets: 3,
+                active: 192,
+                warm_up: FILLS,
+                requests: 60_000,
+                ..Run::alone(Verb::Read, 32)
+            };
+            1e3 / run.mean_ns(profile)
+        }
+        ("slow-2", "RDMA, throughput") => {
+            // Long runs of long messages would take long, and change nothing.
+            let requests = (64 * MB / n).clamp(100, 5_000);
+            x / Run { depth: 64, requests, ..Run::alone(Verb::Write, n) }.mean_ns(profile)
+        }
+        ("slow-2", "RDMA write") => us(one_way_ns(profile, n)),
+        ("slow-2", "RDMA read") => us(Run::alone(Verb::Read, n).mean_ns(profile)),
+        ("slow-2", "atomic") => us(Run::alone(Verb::FetchAdd, n).mean_ns(profile)),
+        ("slow-3", "RDMA write, client" | "RDMA read, client" | "atomic, client") => {
+            profile.processor?.cycles(profile.post_ns + profile.doorbell_ns + profile.poll_ns) as f64
+        }
+        ("slow-3", "RECEIVE, server") => profile.processor?.cycles(profile.poll_ns) as f64,
+        _ => return None,
+    })
+}
+
+/// Returns the value of a line of sockets at `x`.
+pub(crate) fn sockets(line: &str, bytes: f64, sockets: &Sockets) -> f64 {
+    match line.split_once(", ") {
+        Some((_, "throughput")) => sockets.throughput_gb_s(bytes),
+        Some((_, "latency")) => sockets.latency_us(bytes),
+        _ => sockets.cycles(bytes),
+    }
+}
+
+fn verbs_over(region_bytes: u64, bytes: u64) -> Run {
+    Run { region_bytes, depth: 16, warm_up: FILLS, requests: 10_000, ..Run::alone(Verb::Write, bytes) }
+}
+
+fn tier_over(region_bytes: u64, bytes: u64) -> Writes {
+    Writes { region_bytes, threads: 8, ..Writes::alone(Level::SystemCall, bytes) }
+}
+
+fn pages_ns(processor: Processor, bytes: u64, of: impl Fn(&Processor) -> (u64, u64)) -> f64 {
+    let (base_ns, page_ns) = of(&processor);
+    (base_ns + bytes.div_ceil(PAGE_BYTES) * page_ns) as f64
+}

@@ -1,0 +1,26 @@
+//! Published measurements of RDMA adapters, each simulated beside the published value.
+//!
+//! ```text
+//!   data/ID.toml ── published points ──┐
+//!   experiments ── one world a point ──┴──> Shown ── points with errors ──> plot (SVG), page (HTML, Markdown)
+//!       │ verbs: requests on the simulated fabric    tier: Halite's own sessions    sockets: a formula
+//!       └── profiles of crate `sim`
+//! ```
+//!
+//! Everything follows from the data, the profiles and a fixed seed. The crate measures nothing on this machine and writes
+//! no files.
+
+#![forbid(unsafe_code)]
+
+mod data;
+mod experiments;
+mod page;
+pub mod plot;
+mod shown;
+mod sockets;
+mod tier;
+mod verbs;
+
+pub use data::{Figure, Line, Panel};
+pub use page::{Section, counts, html, markdown, page};
+pub use shown::{Point, Shown, Summary, show, summary};

@@ -1,0 +1,225 @@
+//! Plots as SVG.
+
+use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
+use plotters::coord::{Shift, combinators::IntoLogRange};
+use plotters::prelude::*;
+
+/// A plot of lines.
+#[derive(Clone, Debug)]
+pub struct Plot {
+    /// Heading.
+    pub title: String,
+    /// Horizontal axis.
+    pub x: Axis,
+    /// Vertical axis.
+    pub y: Axis,
+    /// The lines.
+    pub series: Vec<Series>,
+}
+
+/// An axis.
+#[derive(Clone, Debug)]
+pub struct Axis {
+    /// Quantity, with its unit in brackets.
+    pub label: String,
+    /// True for a logarithmic scale.
+    pub is_log: bool,
+}
+
+/// One line.
+#[derive(Clone, Debug)]
+pub struct Series {
+    /// Name in the legend.
+    pub name: String,
+    /// Number of the colour; lines of equal colour have one entry in the legend, the first.
+    pub colour: usize,
+    /// True for a dashed line with hollow marks.
+    pub is_dashed: bool,
+    /// Points: x and y; on a logarithmic axis, only positive values are drawn.
+    pub points: Vec<[f64; 2]>,
+}
+
+/// Width of an image, and height of a plot without its legend, in pixels: legible when 390 pixels wide.
+const WIDTH: u32 = 480;
+const HEIGHT: u32 = 330;
+/// Height of a line of the legend.
+const LEGEND_LINE: u32 = 22;
+/// Sizes of text in pixels.
+const SMALL: u32 = 17;
+const LARGE: u32 = 19;
+const COLOURS: [RGBColor; 11] = [
+    RGBColor(0x1f, 0x77, 0xb4),
+    RGBColor(0xc6, 0x28, 0x28),
+    RGBColor(0x2e, 0x7d, 0x32),
+    RGBColor(0x7b, 0x4f, 0xa8),
+    RGBColor(0xb3, 0x5c, 0x00),
+    RGBColor(0x00, 0x83, 0x8f),
+    RGBColor(0x6d, 0x4c, 0x41),
+    RGBColor(0xad, 0x14, 0x57),
+    RGBColor(0x45, 0x5a, 0x64),
+    RGBColor(0x9e, 0x9d, 0x24),
+    RGBColor(0x00, 0x00, 0x00),
+];
+
+/// Draws plots below each other on a white ground; returns the image as text.
+pub fn svg(plots: &[Plot]) -> String {
+    let mut text = String::new();
+    let heights: Vec<u32> = plots.iter().map(|plot| HEIGHT + legend_lines(plot) * LEGEND_LINE).collect();
+    {
+        let root = SVGBackend::with_string(&mut text, (WIDTH, heights.iter().sum())).into_drawing_area();
+        draw_all(&root, plots, &heights).expect("writing to a string cannot fail");
+    }
+    text
+}
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type Outcome<'a> = Result<(), DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>>;
+
+fn draw_all<'a>(root: &Area<'a>, plots: &[Plot], heights: &[u32]) -> Outcome<'a> {
+    root.fill(&WHITE)?;
+    let mut rest = root.clone();
+    for (plot, height) in plots.iter().zip(heights) {
+        let (area, below) = rest.split_vertically(*height);
+        rest = below;
+        let (chart, legend) = area.split_vertically(HEIGHT);
+        let (x, y) = (range(plot, plot.x.is_log, 0), range(plot, plot.y.is_log, 1));
+        match (plot.x.is_log, plot.y.is_log) {
+            (true, true) => draw(&chart, plot, (x.0..x.1).log_scale(), (y.0..y.1).log_scale())?,
+            (true, false) => draw(&chart, plot, (x.0..x.1).log_scale(), y.0..y.1)?,
+            (false, true) => draw(&chart, plot, x.0..x.1, (y.0..y.1).log_scale())?,
+            (false, false) => draw(&chart, plot, x.0..x.1, y.0..y.1)?,
+        }
+        draw_legend(&legend, plot)?;
+    }
+    root.present()
+}
+
+fn draw<'a, X, Y>(area: &Area<'a>, plot: &Plot, x: X, y: Y) -> Outcome<'a>
+where
+    X: AsRangedCoord<Value = f64>,
+    Y: AsRangedCoord<Value = f64>,
+    X::CoordDescType: ValueFormatter<f64>,
+    Y::CoordDescType: ValueFormatter<f64>,
+{
+    let mut chart = ChartBuilder::on(area)
+        .caption(&plot.title, ("sans-serif", LARGE))
+        .margin(8)
+        .margin_right(24)
+        .x_label_area_size(44)
+        .y_label_area_size(62)
+        .build_cartesian_2d(x, y)?;
+    chart
+        .configure_mesh()
+        .light_line_style(TRANSPARENT)
+        .bold_line_style(BLACK.mix(0.15))
+        .label_style(("sans-serif", SMALL))
+        .x_desc(&plot.x.label)
+        .y_desc(&plot.y.label)
+        .x_labels(6)
+        .y_labels(6)
+        .x_label_formatter(&|value| short(*value))
+        .y_label_formatter(&|value| short(*value))
+        .draw()?;
+    for series in &plot.series {
+        let colour = colour(series);
+        let points = series.points.iter().map(|[x, y]| (*x, *y)).filter(|(x, y)| is_drawn(plot, *x, *y));
+        let points: Vec<(f64, f64)> = points.collect();
+        let line = points.iter().copied();
+        if series.is_dashed {
+            chart.draw_series(DashedLineSeries::new(line, 5, 4, colour.stroke_width(1)))?;
+            let mark = |point| Circle::new(point, 5, colour.stroke_width(1));
+            chart.draw_series(points.into_iter().map(mark))?;
+        } else {
+            chart.draw_series(LineSeries::new(line, colour.stroke_width(2)))?;
+            chart.draw_series(points.into_iter().map(|point| Circle::new(point, 3, colour.filled())))?;
+        }
+    }
+    Ok(())
+}
+
+fn draw_legend<'a>(area: &Area<'a>, plot: &Plot) -> Outcome<'a> {
+    for (index, series) in legend(plot).enumerate() {
+        let (column, row) = (index as i32 % 2, index as i32 / 2);
+        let (x, y) = (24 + column * (WIDTH as i32 / 2 - 12), 10 + row * LEGEND_LINE as i32);
+        let colour = colour(series);
+        area.draw(&PathElement::new([(x, y), (x + 22, y)], colour.stroke_width(2)))?;
+        area.draw(&Circle::new((x + 11, y), 3, colour.filled()))?;
+        let text = Text::new(series.name.clone(), (x + 30, y - 8), ("sans-serif", SMALL));
+        area.draw(&text)?;
+    }
+    Ok(())
+}
+
+/// Returns the first line of each colour.
+fn legend(plot: &Plot) -> impl Iterator<Item = &Series> {
+    let is_first = |(index, series): &(usize, &Series)| {
+        plot.series[..*index].iter().all(|before| before.colour != series.colour)
+    };
+    plot.series.iter().enumerate().filter(is_first).map(|(_, series)| series)
+}
+
+fn legend_lines(plot: &Plot) -> u32 {
+    legend(plot).count().div_ceil(2) as u32
+}
+
+fn colour(series: &Series) -> RGBColor {
+    COLOURS[series.colour % COLOURS.len()]
+}
+
+fn is_drawn(plot: &Plot, x: f64, y: f64) -> bool {
+    x.is_finite() && y.is_finite() && (x > 0.0 || !plot.x.is_log) && (y > 0.0 || !plot.y.is_log)
+}
+
+/// Returns the range of an axis, with some room at its ends.
+fn range(plot: &Plot, is_log: bool, axis: usize) -> (f64, f64) {
+    let points = plot.series.iter().flat_map(|series| &series.points);
+    let values = points.filter(|[x, y]| is_drawn(plot, *x, *y)).map(|point| point[axis]);
+    let (low, high) = values
+        .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)));
+    match (low <= high, is_log) {
+        (false, _) => (1.0, 10.0),
+        (true, true) => (low / 1.5, high * 1.5),
+        (true, false) => (0.0, (high * 1.08).max(f64::MIN_POSITIVE)),
+    }
+}
+
+/// Formats a number of an axis with at most a few digits.
+fn short(value: f64) -> String {
+    let (scaled, unit) = match value.abs() {
+        size if size >= 1e9 => (value / 1e9, "G"),
+        size if size >= 1e6 => (value / 1e6, "M"),
+        size if size >= 1e4 => (value / 1e3, "k"),
+        _ => (value, ""),
+    };
+    let digits = format!("{scaled:.2}");
+    let digits = digits.trim_end_matches('0').trim_end_matches('.');
+    format!("{digits}{unit}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plot_shows_its_texts_and_skips_what_a_logarithm_cannot_show() {
+        let series = |points: &[[f64; 2]]| Series {
+            name: "salt".to_owned(),
+            colour: 0,
+            is_dashed: false,
+            points: points.to_vec(),
+        };
+        let axis = |label: &str, is_log| Axis { label: label.to_owned(), is_log };
+        let plot = |points: &[[f64; 2]]| Plot {
+            title: "title".to_owned(),
+            x: axis("bytes", true),
+            y: axis("us", false),
+            series: vec![series(points)],
+        };
+        let image = svg(&[plot(&[[0.0, 1.0], [8.0, 2.0], [64.0, 3.0]])]);
+        for text in ["salt", "title", "bytes", "us"] {
+            assert!(image.contains(text), "{text}");
+        }
+        assert_eq!(image.matches("<circle").count(), 3, "two points, and the mark of the legend");
+        assert!(svg(&[plot(&[])]).contains("title"), "a plot may be empty");
+    }
+}

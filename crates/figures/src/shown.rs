@@ -1,0 +1,145 @@
+//! A figure with its published and its simulated points.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use halite_sim::{Profile, ProfileError};
+use serde::Serialize;
+
+use crate::data::{Figure, Line};
+use crate::experiments;
+use crate::sockets::Sockets;
+
+/// A figure after its simulation.
+#[derive(Clone, Debug)]
+pub struct Shown {
+    /// The figure.
+    pub figure: &'static Figure,
+    /// Its points, line by line.
+    pub points: Vec<Point>,
+}
+
+/// A published point and its simulation.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Point {
+    /// Name of the line.
+    pub line: &'static str,
+    /// Value on the horizontal axis.
+    pub x: f64,
+    /// Published value.
+    pub published: f64,
+    /// Simulated value; `None` if the line is drawn as published only.
+    pub simulated: Option<f64>,
+    /// Relative error of the simulation: 0.1 if it is 10 % too high.
+    pub error: Option<f64>,
+    /// Error of the published value, in percent, from reading the paper's plot.
+    pub reading_percent: f64,
+    /// True if the profile was fitted to this point.
+    pub fitted: bool,
+}
+
+impl Point {
+    /// Returns true if a predicted point is off by more than `percent` plus the reading error.
+    pub fn misses(&self, percent: f64) -> bool {
+        let limit = (percent + self.reading_percent) / 100.0;
+        !self.fitted && self.error.is_some_and(|error| error.abs() > limit)
+    }
+}
+
+/// Numbers of predicted points by their error.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct Summary {
+    /// Points to which profiles were fitted.
+    pub fitted: usize,
+    /// Simulated points to which no profile was fitted.
+    pub predicted: usize,
+    /// Predicted points within 10 % plus their reading error.
+    pub within_10: usize,
+    /// Predicted points within 25 % plus their reading error.
+    pub within_25: usize,
+}
+
+/// Simulates figures on all processors; calls `done` after each point, with the number of points so far and in all.
+/// With `own`, this profile replaces those of adapters.
+pub fn show(
+    figures: &[&'static Figure],
+    own: Option<&Profile>,
+    done: impl Fn(usize, usize) + Sync,
+) -> Result<Vec<Shown>, ProfileError> {
+    let mut jobs = Vec::new();
+    for figure in figures {
+        for line in figure.lines() {
+            let profile = match (&line.profile, own) {
+                (Some(_), Some(own)) => Some(own.clone()),
+                (Some(name), None) => Some(Profile::named(name)?),
+                (None, _) => None,
+            };
+            jobs.extend(line.points.iter().map(|point| (figure, line, profile.clone(), *point)));
+        }
+    }
+    let (next, finished) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let slots: Mutex<Vec<Option<Point>>> = Mutex::new(vec![None; jobs.len()]);
+    let work = || {
+        loop {
+            let index = next.fetch_add(1, Relaxed);
+            let Some((figure, line, profile, [x, published])) = jobs.get(index) else { return };
+            let point = point(&figure.id, line, profile.as_ref(), *x, *published);
+            slots.lock().expect("no simulation panics")[index] = Some(point);
+            done(finished.fetch_add(1, Relaxed) + 1, jobs.len());
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(work);
+        }
+    });
+    let mut points = slots.into_inner().expect("no simulation panics").into_iter().flatten();
+    let shown = |figure: &&'static Figure| {
+        let count = figure.lines().map(|line| line.points.len()).sum();
+        Shown { figure, points: points.by_ref().take(count).collect() }
+    };
+    Ok(figures.iter().map(shown).collect())
+}
+
+fn point(figure: &str, line: &'static Line, profile: Option<&Profile>, x: f64, published: f64) -> Point {
+    let of_sockets = || {
+        let sockets = Sockets::named(line.sockets.as_deref()?)?;
+        Some(experiments::sockets(&line.name, x, &sockets))
+    };
+    let simulated = match profile {
+        Some(profile) => experiments::adapter(figure, &line.name, x, profile),
+        None => of_sockets(),
+    };
+    Point {
+        line: &line.name,
+        x,
+        published,
+        simulated,
+        error: simulated.map(|simulated| simulated / published - 1.0),
+        reading_percent: line.reading_percent(x),
+        fitted: simulated.is_some() && line.is_fitted(x),
+    }
+}
+
+/// Counts the points of figures by their error.
+pub fn summary(figures: &[Shown]) -> Summary {
+    let mut summary = Summary::default();
+    for point in figures.iter().flat_map(|shown| &shown.points).filter(|point| point.simulated.is_some()) {
+        if point.fitted {
+            summary.fitted += 1;
+            continue;
+        }
+        summary.predicted += 1;
+        summary.within_10 += usize::from(!point.misses(10.0));
+        summary.within_25 += usize::from(!point.misses(25.0));
+    }
+    summary
+}
+
+impl Shown {
+    /// Returns the explanation of a point that misses, if the data has one.
+    pub fn why(&self, point: &Point) -> Option<&str> {
+        let line = self.figure.lines().find(|line| line.name == point.line)?;
+        line.misses.iter().find(|miss| miss.at.contains(&point.x)).map(|miss| miss.why.as_str())
+    }
+}

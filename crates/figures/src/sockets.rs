@@ -1,0 +1,46 @@
+//! TCP sockets by a formula: a fixed latency, a rate, and processor cycles for each window of bytes. Sockets are no
+//! adapter: their costs are those of a kernel, which this crate does not simulate.
+
+use serde::Deserialize;
+
+/// Costs of one network with sockets.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Sockets {
+    /// Half a round trip of a short message.
+    latency_ns: u64,
+    /// Time of the slower side for each message of a stream.
+    message_ns: u64,
+    bandwidth_bytes_per_us: u64,
+    /// Cycles of both sides for each window that a message begins.
+    cycles_per_window: u64,
+    window_bytes: u64,
+}
+
+impl Sockets {
+    /// Returns the built-in profile of this name.
+    pub(crate) fn named(name: &str) -> Option<Sockets> {
+        let text = match name {
+            "ipoib" => include_str!("../profiles/ipoib.toml"),
+            "ethernet-1g" => include_str!("../profiles/ethernet-1g.toml"),
+            _ => return None,
+        };
+        Some(toml::from_str(text).expect("a test reads it"))
+    }
+
+    /// Returns half the round trip of a message, in us.
+    pub(crate) fn latency_us(&self, bytes: f64) -> f64 {
+        self.latency_ns as f64 / 1e3 + bytes / self.bandwidth_bytes_per_us as f64
+    }
+
+    /// Returns the throughput of a stream of messages, in GB/s.
+    pub(crate) fn throughput_gb_s(&self, bytes: f64) -> f64 {
+        let wire_ns = bytes * 1e3 / self.bandwidth_bytes_per_us as f64;
+        bytes / wire_ns.max(self.message_ns as f64)
+    }
+
+    /// Returns the cycles of both sides for a message.
+    pub(crate) fn cycles(&self, bytes: f64) -> f64 {
+        self.cycles_per_window as f64 * (bytes / self.window_bytes as f64).max(1.0)
+    }
+}

@@ -1,0 +1,202 @@
+//! Operations of Halite's own sessions on simulated adapters. Simulated programs run in no time, so each operation also
+//! sleeps for the time of its instructions on the profile's processor.
+
+use std::cell::Cell;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Duration;
+
+use halite::{Config, Driven, Function, Lh, NodeId, Permissions, Placement, ServeOptions, Session};
+use halite_sim::{HostId, Processor, Profile, Random, RunEnd, World};
+use halite_trials::Birth;
+
+/// Instructions of a write of 8 B, and of both ends of a call of 8 B, as `halite-bench price` counts them.
+const WRITE_INSTRUCTIONS: u64 = 181;
+const CALL_INSTRUCTIONS: u64 = 2_100;
+
+const SEED: u64 = 1;
+const FUNCTION: Function = Function(1);
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Number of operations of each thread before the measurement.
+const WARM_UP: u64 = 20;
+
+/// The side of the system-call boundary at which the program runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Level {
+    /// The tier is part of the program, as in Halite, or the program part of the kernel, as in LITE's own.
+    Same,
+    /// Each operation is a system call.
+    SystemCall,
+}
+
+/// Writes of several threads of a node to regions of another.
+#[derive(Clone, Debug)]
+pub(crate) struct Writes {
+    pub(crate) level: Level,
+    pub(crate) bytes: u64,
+    pub(crate) threads: u64,
+    pub(crate) regions: u64,
+    pub(crate) region_bytes: u64,
+    /// Number of measured writes of each thread.
+    pub(crate) requests: u64,
+}
+
+impl Writes {
+    pub(crate) fn alone(level: Level, bytes: u64) -> Writes {
+        Writes { level, bytes, threads: 1, regions: 1, region_bytes: bytes.max(4096), requests: 200 }
+    }
+
+    /// Returns the time of the run by the number of writes of all threads, in ns.
+    pub(crate) fn mean_ns(&self, profile: &Profile) -> f64 {
+        let charge = Charge::new(profile, WRITE_INSTRUCTIONS, self.level);
+        let writes = self.clone();
+        let took_ns = measure(profile, self.regions * self.region_bytes, move |world, nodes| async move {
+            let session = nodes[0].session();
+            let mut regions = Vec::new();
+            for _ in 0..writes.regions {
+                let all = Permissions::all();
+                let made = session.alloc(None, writes.region_bytes, Placement::On(NodeId(1)), all).await;
+                regions.push(made.expect("there is room"));
+            }
+            let line = Rc::new(Line { begun_ns: Cell::new(0), running: Cell::new(writes.threads) });
+            let regions: Rc<[Lh]> = regions.into();
+            for thread in 0..writes.threads {
+                let worker = Writer {
+                    session: session.clone(),
+                    world: world.clone(),
+                    writes: writes.clone(),
+                    regions: regions.clone(),
+                    random: world.random(&format!("thread {thread}")),
+                    charge,
+                };
+                let line = line.clone();
+                world.spawn(None, "thread", async move { worker.run(&line).await });
+            }
+            while line.running.get() > 0 {
+                world.sleep(None, Duration::from_nanos(100)).await;
+            }
+            world.now_ns() - line.begun_ns.get()
+        });
+        took_ns as f64 / (self.requests * self.threads) as f64
+    }
+}
+
+/// Common state of the threads of a run.
+struct Line {
+    /// Time at which the last thread began its measured writes.
+    begun_ns: Cell<u64>,
+    running: Cell<u64>,
+}
+
+struct Writer {
+    session: Session,
+    world: World,
+    writes: Writes,
+    regions: Rc<[Lh]>,
+    random: Random,
+    charge: Charge,
+}
+
+impl Writer {
+    async fn run(mut self, line: &Line) {
+        self.write(WARM_UP).await;
+        line.begun_ns.set(self.world.now_ns());
+        self.write(self.writes.requests).await;
+        line.running.set(line.running.get() - 1);
+    }
+
+    async fn write(&mut self, count: u64) {
+        let (bytes, places) = (self.writes.bytes, self.writes.region_bytes / self.writes.bytes);
+        let source = vec![7; bytes as usize];
+        for _ in 0..count {
+            self.charge.pay(&self.world).await;
+            let lh = self.regions[self.random.index(self.regions.len())];
+            let offset = self.random.below(places) * bytes;
+            self.session.write(lh, offset, &source).await.expect("no fault is injected");
+        }
+    }
+}
+
+/// Returns the mean latency in ns of calls with 8 B of input and an answer of `bytes`.
+pub(crate) fn call_ns(profile: &Profile, level: Level, bytes: u64) -> f64 {
+    let requests = 200;
+    // Each end executes half of the instructions; the client makes the system call whose costs the paper could not hide.
+    let client = Charge::new(profile, CALL_INSTRUCTIONS / 2, level);
+    let server_charge = Charge::new(profile, CALL_INSTRUCTIONS / 2, Level::Same);
+    let took_ns = measure(profile, 0, move |world, nodes| async move {
+        let server = nodes[1].session().serve(FUNCTION, ServeOptions::default()).expect("it is free");
+        let here = world.clone();
+        world.spawn(Some(HostId(1)), "server", async move {
+            let answer = vec![7; bytes as usize];
+            while let Ok(call) = server.recv().await {
+                server_charge.pay(&here).await;
+                call.reply(&answer).expect("its client waits");
+            }
+        });
+        let session = nodes[0].session();
+        let mut begin_ns = 0;
+        for number in 0..WARM_UP + requests {
+            if number == WARM_UP {
+                begin_ns = world.now_ns();
+            }
+            client.pay(&world).await;
+            session.call(NodeId(1), FUNCTION, &[7; 8], PATIENCE).await.expect("no fault is injected");
+        }
+        world.now_ns() - begin_ns
+    });
+    took_ns as f64 / requests as f64
+}
+
+/// Processor time of an operation.
+#[derive(Clone, Copy)]
+struct Charge {
+    ns: u64,
+}
+
+impl Charge {
+    fn new(profile: &Profile, instructions: u64, level: Level) -> Charge {
+        let charge = |processor: Processor| {
+            let call_ns = if level == Level::SystemCall { processor.system_call_ns } else { 0 };
+            processor.runs_ns(instructions) + call_ns
+        };
+        Charge { ns: profile.processor.map_or(0, charge) }
+    }
+
+    async fn pay(&self, world: &World) {
+        world.sleep(None, Duration::from_nanos(self.ns)).await;
+    }
+}
+
+/// Runs `work` on two nodes without faults; returns its result. Node 1 has room for `bytes`.
+fn measure<W: Future<Output = u64> + 'static>(
+    profile: &Profile,
+    bytes: u64,
+    work: impl FnOnce(World, [Rc<Driven>; 2]) -> W + 'static,
+) -> u64 {
+    let world = World::new(SEED, profile.clone());
+    let result = Rc::new(Cell::new(0));
+    let (here, out) = (world.clone(), result.clone());
+    world.spawn(None, "work", async move {
+        let hosts = [here.add_host(), here.add_host()];
+        let nodes = [start(&here, hosts[0], 0, 0).await, start(&here, hosts[1], 1, bytes).await];
+        out.set(work(here, nodes).await);
+    });
+    let end = world.run();
+    assert_eq!(end, RunEnd::Finished, "operations end without faults");
+    world.end();
+    result.get()
+}
+
+async fn start(world: &World, host: HostId, number: u32, bytes: u64) -> Rc<Driven> {
+    let config = Config {
+        dir: PathBuf::from("simulated"),
+        node: Some(NodeId(number)),
+        arena_bytes: (128 << 20) + 2 * bytes,
+        principal: Some("ada".to_owned()),
+        ..Config::default()
+    };
+    let birth = Birth { host, incarnation: 1, stream: format!("node {number}") };
+    let (driven, fabric) = birth.of(world, &config).expect("the configuration is valid");
+    driven.join(&config, &fabric.discover()).await.expect("no fault is injected");
+    driven
+}

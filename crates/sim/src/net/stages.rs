@@ -1,0 +1,309 @@
+//! The stages of an adapter: a sending and a receiving unit, each for one packet at a time, and the caches that both
+//! share.
+//!
+//! ```text
+//!   doorbell ──> sending unit ──> wire ──> receiving unit ──> memory
+//!                   │  └ payload: gathered from memory      │
+//!                   └───── state of the queue pair, key, pages ─────┘ each a cache; a miss stalls the unit for `fetch_ns`
+//! ```
+//!
+//! Caches replace a random entry: their hit rate falls smoothly with the number of entries in use, as measured ones do,
+//! where that of least recently used entries falls to zero at once. A message reads the page-table entries of all its
+//! pages with its first packet. Acknowledgements are free: the unit that handles the request generates them.
+//!
+//! Units are reserved in the order in which packets are sent, so a packet that a later and faster sender overtakes on
+//! the way still comes first.
+
+use std::collections::BTreeMap;
+
+use halite_rnic::wire::{Headers, Packet};
+
+use super::Net;
+use crate::link::Carried;
+use crate::profile::Adapter;
+use crate::random::Random;
+
+/// Stages of one adapter; see the header of this file.
+#[derive(Debug)]
+pub(super) struct Stages {
+    adapter: Adapter,
+    sending: Unit,
+    receiving: Unit,
+    connections: Cache,
+    keys: Cache,
+    pages: Cache,
+    /// The queue pair of the last packet sent, and the time at which it left the sending unit.
+    last_sent: Option<(u32, u64)>,
+}
+
+/// Memory that a request accesses at its target.
+#[derive(Clone, Copy, Debug)]
+struct Touched {
+    endpoint: u32,
+    key: u32,
+    offset: u64,
+    len: u64,
+    /// Length of the pages of the key's segment; `None` if the adapter needs no page table for it.
+    page_bytes: Option<u64>,
+}
+
+/// A packet at the receiving unit.
+#[derive(Debug)]
+struct Arrival {
+    at_ns: u64,
+    /// Time of its payload on the bus.
+    dma_ns: u64,
+    takes_receive: bool,
+    qp: u32,
+    touched: Option<Touched>,
+}
+
+/// Maximum number of page-table entries that one message reads; a longer one is limited by the wire.
+const PAGES_MAX: u64 = 1 << 12;
+
+impl Stages {
+    pub(super) fn new(adapter: Adapter) -> Stages {
+        Stages {
+            adapter,
+            sending: Unit::default(),
+            receiving: Unit::default(),
+            connections: Cache::new(adapter.cached_connections),
+            keys: Cache::new(adapter.cached_keys),
+            pages: Cache::new(adapter.cached_pages),
+            last_sent: None,
+        }
+    }
+
+    /// Sends a packet of a queue pair over a wire that is free from `wire_free_ns`; returns the time at which it leaves the
+    /// unit.
+    fn send(&mut self, now_ns: u64, wire_free_ns: u64, qp: u32, gathers: bool, random: &mut Random) -> u64 {
+        let stall_ns = self.lookup(qp, None, random);
+        let is_prefetched =
+            self.last_sent.is_some_and(|(last, left_ns)| last == qp && left_ns.max(wire_free_ns) >= now_ns);
+        let (begin_ns, gather_ns) = match gathers && !is_prefetched {
+            true => (now_ns.max(wire_free_ns), self.adapter.gather_ns),
+            false => (now_ns, 0),
+        };
+        let left_ns = self.sending.serve(begin_ns, self.adapter.packet_ns + stall_ns + gather_ns);
+        self.last_sent = Some((qp, left_ns));
+        left_ns
+    }
+
+    /// Receives a packet; returns the time at which its payload is in memory.
+    fn receive(&mut self, arrival: &Arrival, random: &mut Random) -> u64 {
+        let stall_ns = self.lookup(arrival.qp, arrival.touched, random);
+        let receive_ns = if arrival.takes_receive { self.adapter.receive_ns } else { 0 };
+        let takes_ns = self.adapter.packet_ns + stall_ns + receive_ns + arrival.dma_ns;
+        self.receiving.serve(arrival.at_ns, takes_ns)
+    }
+
+    /// Looks up all state for a packet; returns the time of the misses.
+    fn lookup(&mut self, qp: u32, touched: Option<Touched>, random: &mut Random) -> u64 {
+        let mut misses = u64::from(self.connections.misses(u64::from(qp), random));
+        if let Some(Touched { endpoint, key, offset, len, page_bytes }) = touched {
+            let key = u64::from(endpoint) << 32 | u64::from(key);
+            misses += u64::from(self.keys.misses(key, random));
+            if let Some(page_bytes) = page_bytes {
+                let (first, last) = (offset / page_bytes, (offset + len.max(1) - 1) / page_bytes);
+                for page in first..=last.min(first + PAGES_MAX) {
+                    misses += u64::from(self.pages.misses(key.wrapping_mul(PAGE_SPREAD) ^ page, random));
+                }
+            }
+        }
+        misses * self.adapter.fetch_ns
+    }
+}
+
+/// An odd factor that spreads keys over all 64 bits, so that pages of different keys have different numbers.
+const PAGE_SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// A unit that serves one packet at a time, in order.
+#[derive(Debug, Default)]
+struct Unit {
+    free_ns: u64,
+}
+
+impl Unit {
+    /// Serves a packet that is ready at `ready_ns`; returns the time at which it is done.
+    fn serve(&mut self, ready_ns: u64, takes_ns: u64) -> u64 {
+        self.free_ns = self.free_ns.max(ready_ns) + takes_ns;
+        self.free_ns
+    }
+}
+
+/// A cache that replaces a random entry.
+#[derive(Debug)]
+struct Cache {
+    capacity: usize,
+    /// The cached entries, in no order, and the place of each.
+    entries: Vec<u64>,
+    places: BTreeMap<u64, usize>,
+}
+
+impl Cache {
+    fn new(capacity: u64) -> Cache {
+        Cache { capacity: capacity as usize, entries: Vec::new(), places: BTreeMap::new() }
+    }
+
+    /// Returns true if the entry was not cached; it is from now on.
+    fn misses(&mut self, entry: u64, random: &mut Random) -> bool {
+        if self.places.contains_key(&entry) {
+            return false;
+        }
+        let place = match self.entries.len() < self.capacity {
+            true => {
+                self.entries.push(entry);
+                self.entries.len() - 1
+            }
+            false => {
+                let place = random.index(self.capacity);
+                self.places.remove(&std::mem::replace(&mut self.entries[place], entry));
+                place
+            }
+        };
+        self.places.insert(entry, place);
+        true
+    }
+}
+
+impl Net {
+    /// Passes a packet of a queue pair through the stages of both adapters and the wire between them; `moves_ns` is the
+    /// time on the buses of both ends, and `len` its length on the wire. Without stages, the time on the buses is latency
+    /// alone.
+    pub(super) fn pass_stages(&mut self, qp: u32, packet: &Packet<'_>, len: u64, moves_ns: u64) -> Carried {
+        let (host, to) = self.hosts_of(qp);
+        let profile = self.profile_of(qp);
+        let (inline_bytes_max, dma_ns) =
+            (profile.inline_bytes_max, profile.dma_ns(packet.payload.len() as u64));
+        let is_free = matches!(packet.headers, Headers::Acknowledge(_));
+        let wire = &self.wires[host as usize][to as usize];
+        let (mut leaves_ns, wire_free_ns) = (self.now_ns, wire.free_ns());
+        if let Some(stages) = self.hosts[host as usize].stages.as_deref_mut().filter(|_| !is_free) {
+            let gathers = begins_payload(&packet.headers) && packet.payload.len() > inline_bytes_max;
+            leaves_ns = stages.send(self.now_ns, wire_free_ns, qp, gathers, &mut self.random);
+        }
+        let wire = &mut self.wires[host as usize][to as usize];
+        let mut carried = wire.carry(leaves_ns, len, &mut self.random, &mut self.counters);
+        let touched = self.touched(qp ^ 1, &packet.headers);
+        if let Some(stages) = self.hosts[to as usize].stages.as_deref_mut().filter(|_| !is_free) {
+            let arrival = Arrival {
+                at_ns: carried.on_time_ns,
+                dma_ns,
+                takes_receive: takes_receive(&packet.headers),
+                qp: qp ^ 1,
+                touched,
+            };
+            carried.on_time_ns = stages.receive(&arrival, &mut self.random) + moves_ns.saturating_sub(dma_ns);
+        } else {
+            carried.on_time_ns += moves_ns;
+        }
+        carried
+    }
+
+    /// Returns the time until which the sending unit of a queue pair's adapter is busy; 0 without stages.
+    pub(super) fn unit_is_busy_until(&self, qp: u32) -> u64 {
+        let (host, _) = self.hosts_of(qp);
+        self.hosts[host as usize].stages.as_deref().map_or(0, |stages| stages.sending.free_ns)
+    }
+
+    /// Returns the memory that a request accesses at its target.
+    fn touched(&self, target: u32, headers: &Headers) -> Option<Touched> {
+        let (key, offset, len) = match *headers {
+            Headers::WriteFirst(reth) | Headers::WriteOnly { reth, .. } | Headers::ReadRequest(reth) => {
+                (reth.rkey, reth.address, u64::from(reth.len))
+            }
+            Headers::FetchAdd(eth) | Headers::CompareSwap(eth) => (eth.rkey, eth.address, 8),
+            _ => return None,
+        };
+        let endpoint = self.ends[self.end_of(target)].endpoint;
+        let page_bytes = self.endpoints[endpoint as usize].page_bytes.get(&key).copied();
+        Some(Touched { endpoint, key, offset, len, page_bytes })
+    }
+}
+
+/// Returns true if the packet is the first of a request with a payload.
+fn begins_payload(headers: &Headers) -> bool {
+    matches!(
+        headers,
+        Headers::SendFirst | Headers::SendOnly { .. } | Headers::WriteFirst(_) | Headers::WriteOnly { .. }
+    )
+}
+
+/// Returns true if the packet takes a posted receive.
+fn takes_receive(headers: &Headers) -> bool {
+    match headers {
+        Headers::SendLast { .. } | Headers::SendOnly { .. } => true,
+        Headers::WriteLast { imm } | Headers::WriteOnly { imm, .. } => imm.is_some(),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn adapter() -> Adapter {
+        Adapter {
+            packet_ns: 100,
+            gather_ns: 30,
+            fetch_ns: 500,
+            cached_connections: 4,
+            cached_keys: 4,
+            cached_pages: 100,
+            receive_ns: 20,
+            spin_ns: 0,
+        }
+    }
+
+    fn random() -> Random {
+        Random::new(1, "stages")
+    }
+
+    #[test]
+    fn a_unit_serves_one_packet_at_a_time() {
+        let (mut stages, mut random) = (Stages::new(adapter()), random());
+        let mut sent = |now_ns, qp| stages.send(now_ns, 0, qp, false, &mut random);
+        assert_eq!([sent(0, 1), sent(0, 1), sent(50, 1)], [600, 700, 800], "only the first one misses");
+        assert_eq!(sent(5_000, 1), 5_100, "an idle unit begins at once");
+    }
+
+    #[test]
+    fn a_payload_is_gathered_unless_its_queue_pair_has_just_sent() {
+        let (mut stages, mut random) = (Stages::new(adapter()), random());
+        let mut sent = |now_ns, wire_free_ns, qp| stages.send(now_ns, wire_free_ns, qp, true, &mut random);
+        assert_eq!(sent(0, 0, 1), 630);
+        assert_eq!(sent(0, 900, 1), 730, "prefetched while the previous packet is sent");
+        assert_eq!(sent(0, 900, 2), 900 + 630, "the change of queue pairs waits for the wire");
+        assert_eq!(sent(9_000, 2_000, 2), 9_130, "nothing was prefetched long ago");
+    }
+
+    #[test]
+    fn a_receiving_unit_adds_misses_receives_and_the_payload() {
+        let (mut stages, mut random) = (Stages::new(adapter()), random());
+        let pages = Touched { endpoint: 0, key: 7, offset: 4000, len: 200, page_bytes: Some(4096) };
+        let arrival = |touched| Arrival { at_ns: 0, dma_ns: 10, takes_receive: true, qp: 1, touched };
+        let done_ns = stages.receive(&arrival(Some(pages)), &mut random);
+        assert_eq!(done_ns, 100 + 20 + 10 + 4 * 500, "queue pair, key and two pages miss");
+        assert_eq!(stages.receive(&arrival(Some(pages)), &mut random), done_ns + 130, "all of them hit");
+        let whole = Touched { key: 8, page_bytes: None, ..pages };
+        assert_eq!(
+            stages.receive(&arrival(Some(whole)), &mut random),
+            done_ns + 130 + 630,
+            "a key alone misses"
+        );
+    }
+
+    /// With uniformly random accesses, the hit rate of random replacement is the share of entries that fit.
+    #[test]
+    fn the_hit_rate_of_a_cache_falls_smoothly() {
+        let (mut cache, mut random) = (Cache::new(250), random());
+        let mut misses = |entries: u64| {
+            let mut miss = || u64::from(cache.misses(random.below(entries), &mut random));
+            let _warm_up: u64 = (0..10_000).map(|_| miss()).sum();
+            (0..10_000).map(|_| miss()).sum::<u64>()
+        };
+        assert_eq!(misses(250), 0);
+        assert!(misses(500).abs_diff(5_000) < 300, "half of the entries fit");
+        assert!(misses(1_000).abs_diff(7_500) < 300, "a quarter of them fits");
+    }
+}
