@@ -176,7 +176,7 @@ impl Arguments {
         match &self.command {
             Command::Up(up) => up.parent.is_some(),
             Command::Node(node) => node.parent.is_some() || node.detached,
-            Command::PerfServer(_) | Command::RunWorker(_) => true,
+            Command::PerfServer(_) | Command::PerfFanInServer(_) | Command::RunWorker(_) => true,
             _ => false,
         }
     }
@@ -327,6 +327,9 @@ pub enum Command {
     /// Run the server process of `halite perf`
     #[command(hide = true)]
     PerfServer(perf::ServerArgs),
+    /// Run the server process of `halite perf fan_in`
+    #[command(hide = true)]
+    PerfFanInServer(perf::FanInArgs),
     /// Run a worker process of `halite run`
     #[command(hide = true)]
     RunWorker(apps::WorkerArgs),

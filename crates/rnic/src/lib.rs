@@ -9,6 +9,8 @@
 //!   datagram ◄─ Flow::seal ◄─────────────────── QueuePair::poll_transmit ◄─ Memory, requests
 //! ```
 //!
+//! In [`stateless`], a responder serves any number of requesters from constant memory.
+//!
 //! A *train* is a sequence of packets that one system call sends. A *grant* is the number of packets for which the
 //! receiver reserves room in its receive buffer; the grant is the sender's window. A *lane* is one of several
 //! connections between the same two ends.
@@ -30,6 +32,7 @@ mod requester;
 mod responder;
 pub mod room;
 mod round_trip;
+pub mod stateless;
 pub mod wire;
 mod work;
 

@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 use halite::Provider;
 
 use super::cores::Pinning;
+use super::fan_in::{Mode, Verb};
 use super::table::{self, Test};
 use crate::args::network;
 use crate::bytes::ByteCount;
@@ -75,6 +76,15 @@ pub struct PerfArgs {
     #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true", require_equals = true,
           action = clap::ArgAction::Set, value_name = "BOOL")]
     pub check_memcpy: bool,
+    /// fan_in: number of clients [default: 10]
+    #[arg(long, value_name = "N")]
+    pub clients: Option<u32>,
+    /// fan_in: how the server knows its clients [default: stateless]
+    #[arg(long, value_enum)]
+    pub mode: Option<Mode>,
+    /// fan_in: what the clients do [default: read]
+    #[arg(long, value_enum)]
+    pub verb: Option<Verb>,
     /// networks: create this folder with a page of plots
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,

@@ -15,6 +15,7 @@ mod cores;
 mod crew;
 mod echo;
 mod end;
+mod fan_in;
 mod gate;
 mod job;
 mod load;
@@ -40,6 +41,7 @@ use std::path::Path;
 use anyhow::bail;
 
 pub use args::{PerfArgs, ServerArgs};
+pub use fan_in::{FanInArgs, serve as serve_fan_in};
 pub use server::serve;
 
 use bench::Bench;
@@ -51,8 +53,10 @@ use crate::target::Target;
 ///
 /// `dir` is the cluster directory if the user named one; only `--peer` uses it.
 pub fn run(dir: Option<&Path>, args: &PerfArgs) -> anyhow::Result<()> {
-    if args.test.name == table::NETWORKS {
-        return networks::run(args);
+    match args.test.name {
+        table::NETWORKS => return networks::run(args),
+        table::FAN_IN => return fan_in::run(args),
+        _ => {}
     }
     let job = Job::new(args)?;
     let target = Target::new(args.svg.as_deref(), None, args.force)?;

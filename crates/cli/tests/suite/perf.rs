@@ -102,3 +102,28 @@ fn a_killed_client_takes_its_server_along() {
     let left = std::fs::read_dir(scratch.file("")).unwrap();
     assert_eq!(left.count(), 0);
 }
+
+/// Each operation is checked: reads compare what they read, and all that was written is read at the end.
+#[test]
+fn many_clients_read_and_write_at_one_server() {
+    let scratch = Scratch::new("perf-fan-in");
+    for mode in ["stateless", "stateful"] {
+        for verb in ["read", "write"] {
+            let line = format!("perf fan_in --clients 20 -n 500 --mode {mode} --verb {verb} --json");
+            let report = scratch.json(&line).remove(0);
+            assert_eq!((&report["iters"], &report["errors"]), (&500.into(), &0.into()), "{line}");
+            assert!(report["server_ns_per_op"].as_f64().is_some_and(|ns| ns > 0.0), "{report}");
+        }
+    }
+    for (line, reason) in [
+        ("perf fan_in --clients 0", "--clients must be from 1 to 1000000"),
+        ("perf fan_in --clients 10001 --mode stateful", "--clients must be from 1 to 10000"),
+        ("perf fan_in -s 2K", "-s must be from 1 to 1024 bytes"),
+        ("perf read_lat --clients 3", "--clients, --mode and --verb apply only to fan_in"),
+        ("perf networks -s 8", "networks has its own sizes"),
+        ("perf read_lat --out page", "--out applies only to networks"),
+    ] {
+        let complaint = scratch.fails(line, 2);
+        assert!(complaint.contains(reason), "{line}: {complaint}");
+    }
+}

@@ -31,6 +31,7 @@ const PROGRAM: &[&str] = &[
     "halite-sim",
     "halite-tier",
     "halite-providers",
+    "halite-rnic",
     "halite-mem",
 ];
 

@@ -1,0 +1,357 @@
+//! The clients: many requesters on one thread.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::io::{self, ErrorKind};
+use std::net::UdpSocket;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use halite_rnic::stateless::{Grant, Outcome, Requester, Rights, ServerClock, Work};
+use halite_rnic::wire::{Flow, Packet, Psn, Qpn};
+use halite_rnic::{Event, Local, Operation, QueuePair, Remote, Request as QpRequest, Source, Status};
+use hdrhistogram::Histogram;
+
+use super::transport::{Clock, Own, PACKET_BYTES, at, config, open};
+use super::{Answer, MEMORY_BYTES, Mode, RKEY, Request, Verb, byte_at};
+use crate::perf::measure::thread_cpu;
+
+/// Number of sockets that clients share.
+const SOCKETS: u32 = 8;
+/// Number of clients with an operation under way; the packets fit into the server's receive buffer.
+const IN_FLIGHT: usize = 128;
+/// Number of clients of one request to the server process.
+const ADMITTED_AT_ONCE: u32 = 10_000;
+/// Longest latency that is told from longer ones.
+const LATENCY_NS_MAX: u64 = 60_000_000_000;
+/// Interval between two looks for packets to send again.
+const LOOK: Duration = Duration::from_millis(1);
+
+pub struct Plan {
+    pub mode: Mode,
+    pub verb: Verb,
+    pub clients: u32,
+    pub size: u64,
+    /// Port of the server.
+    pub port: u16,
+}
+
+/// The clients, and what they share.
+pub struct Crowd {
+    size: u64,
+    verb: Verb,
+    lanes: Vec<Lane>,
+    clients: Vec<Client>,
+    /// Clients without an operation.
+    idle: Vec<u32>,
+    /// Addresses that were written, and those that are read next.
+    written: BTreeSet<u64>,
+    to_read: Vec<u64>,
+    server: ServerClock,
+    clock: Clock,
+    memory: Own,
+    random: fastrand::Rng,
+    packet: [u8; PACKET_BYTES],
+}
+
+/// A socket, and the checksums of its packets.
+struct Lane {
+    socket: UdpSocket,
+    outwards: Flow,
+    inwards: Flow,
+    server: u16,
+}
+
+struct Client {
+    requester: Kind,
+    lane: usize,
+    /// Address and start of the operation under way.
+    under_way: Option<(u64, Instant)>,
+}
+
+enum Kind {
+    Stateless(Box<Requester>),
+    Stateful(Box<QueuePair>),
+}
+
+/// The result of a run.
+pub struct Run {
+    pub took: Duration,
+    pub cpu_ns: u64,
+    /// Latencies in ns.
+    pub latency: Histogram<u64>,
+    /// Packets that were sent again.
+    pub repeated: u64,
+    /// Operations that ended without a certain outcome, and were posted again.
+    pub maybe_done: u64,
+    pub errors: u64,
+}
+
+impl Crowd {
+    /// Creates the clients; `ask` asks the server to admit them.
+    pub fn admit(
+        plan: &Plan,
+        mut ask: impl FnMut(&Request) -> anyhow::Result<Answer>,
+    ) -> anyhow::Result<Crowd> {
+        let lane = |_| -> io::Result<Lane> {
+            let socket = open()?;
+            socket.set_nonblocking(true)?;
+            let own = socket.local_addr()?;
+            let (outwards, inwards) = (Flow::new(own, at(plan.port)), Flow::new(at(plan.port), own));
+            Ok(Lane { socket, outwards, inwards, server: plan.port })
+        };
+        let lanes: Vec<Lane> = (0..SOCKETS.min(plan.clients))
+            .map(lane)
+            .collect::<Result<_, _>>()
+            .context("cannot open sockets")?;
+        let mut crowd = Crowd {
+            size: plan.size,
+            verb: plan.verb,
+            clients: Vec::new(),
+            idle: (0..plan.clients).collect(),
+            written: BTreeSet::new(),
+            to_read: Vec::new(),
+            server: ServerClock::default(),
+            clock: Clock::start(),
+            memory: Own::new(vec![0; MEMORY_BYTES as usize]),
+            random: fastrand::Rng::with_seed(1),
+            packet: [0; PACKET_BYTES],
+            lanes,
+        };
+        // The clients of a lane have neighbouring numbers.
+        let share = plan.clients.div_ceil(crowd.lanes.len() as u32);
+        for lane in 0..crowd.lanes.len() {
+            let (begin, end) = (share * lane as u32, (share * (lane as u32 + 1)).min(plan.clients));
+            for first in (begin..end).step_by(ADMITTED_AT_ONCE as usize) {
+                let count = ADMITTED_AT_ONCE.min(end - first);
+                crowd.admit_some(plan.mode, lane, first, count, &mut ask)?;
+            }
+        }
+        Ok(crowd)
+    }
+
+    fn admit_some(
+        &mut self,
+        mode: Mode,
+        lane: usize,
+        first: u32,
+        count: u32,
+        ask: &mut impl FnMut(&Request) -> anyhow::Result<Answer>,
+    ) -> anyhow::Result<()> {
+        let port = self.lanes[lane].socket.local_addr()?.port();
+        let Answer::Admitted { keys } = ask(&Request::Admit { port, first, count })? else {
+            bail!("the server process does not admit clients");
+        };
+        for index in 0..count {
+            let qpn = Qpn::new(first + index);
+            let requester = match mode {
+                Mode::Stateless => {
+                    let key = *keys.get(index as usize).context("the server process gave too few keys")?;
+                    let grant = Grant { qpn, rkey: RKEY, rights: Rights::ReadWrite, epoch: 1, key };
+                    Kind::Stateless(Box::new(Requester::new(grant, self.clock.now_ns())))
+                }
+                Mode::Stateful => {
+                    let mut qp = QueuePair::new(config(), qpn, Psn::new(0));
+                    qp.ready_to_receive(qpn, Psn::new(0));
+                    qp.ready_to_send();
+                    Kind::Stateful(Box::new(qp))
+                }
+            };
+            self.clients.push(Client { requester, lane, under_way: None });
+        }
+        Ok(())
+    }
+
+    /// Executes operations of clients in random order, one of a client at a time.
+    pub fn run(&mut self, operations: u64) -> anyhow::Result<Run> {
+        let mut run = Run {
+            took: Duration::ZERO,
+            cpu_ns: 0,
+            latency: Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("the bounds are in order"),
+            repeated: 0,
+            maybe_done: 0,
+            errors: 0,
+        };
+        let (begin, cpu) = (Instant::now(), thread_cpu());
+        let (mut begun, mut ended, mut looked) = (0, 0, Instant::now());
+        let mut under_way: VecDeque<u32> = VecDeque::new();
+        while ended < operations {
+            while begun < operations && begun - ended < IN_FLIGHT as u64 && !self.idle.is_empty() {
+                let index = self.random.usize(..self.idle.len());
+                let client = self.idle.swap_remove(index);
+                self.begin(client);
+                self.transmit(client);
+                under_way.push_back(client);
+                begun += 1;
+            }
+            for lane in 0..self.lanes.len() {
+                ended += self.receive(lane, &mut run)?;
+            }
+            if looked.elapsed() >= LOOK {
+                looked = Instant::now();
+                under_way.retain(|client| self.clients[*client as usize].under_way.is_some());
+                for client in under_way.iter().copied().collect::<Vec<_>>() {
+                    run.repeated += self.repeat(client);
+                    ended += self.finish(client, &mut run)?;
+                }
+            }
+        }
+        run.took = begin.elapsed();
+        run.cpu_ns = thread_cpu().saturating_sub(cpu).as_nanos() as u64;
+        Ok(run)
+    }
+
+    /// Returns the address of a client's next operation.
+    fn place(&mut self, client: u32) -> u64 {
+        let places = MEMORY_BYTES / self.size;
+        match self.verb {
+            Verb::Read => self.to_read.pop().unwrap_or_else(|| self.random.u64(..places) * self.size),
+            Verb::Write => {
+                let address = u64::from(client) % places * self.size;
+                self.written.insert(address);
+                address
+            }
+        }
+    }
+
+    /// Returns the bytes that the server has at an address: a write leaves the complement of what was there at first.
+    fn expected(&self, address: u64) -> Vec<u8> {
+        let flip = if self.written.contains(&address) { 0xff } else { 0 };
+        (address..address + self.size).map(|address| byte_at(address) ^ flip).collect()
+    }
+
+    fn begin(&mut self, client: u32) {
+        let address = self.place(client);
+        let size = self.size as usize;
+        let expected = self.expected(address);
+        // Each client has its own place for what it reads, as far as there are places.
+        let local = Local { key: RKEY, address: u64::from(client) * self.size % (MEMORY_BYTES - self.size) };
+        let state = &mut self.clients[client as usize];
+        state.under_way = Some((address, Instant::now()));
+        match &mut state.requester {
+            Kind::Stateless(requester) => {
+                let work = match self.verb {
+                    Verb::Read => Work::Read { address, len: size },
+                    Verb::Write => Work::Write { address, bytes: expected },
+                };
+                requester.post(0, work).expect("a client has one operation at a time");
+            }
+            Kind::Stateful(qp) => {
+                let remote = Remote { rkey: RKEY, address };
+                let operation = match self.verb {
+                    Verb::Read => Operation::Read { local, remote, len: size as u32 },
+                    Verb::Write => Operation::Write { source: Source::Inline(expected), remote, imm: None },
+                };
+                let request = QpRequest { id: local.address, operation, signalled: true, solicited: true };
+                qp.post(request).expect("a client has one operation at a time");
+            }
+        }
+    }
+
+    /// Sends the packets of a client.
+    fn transmit(&mut self, client: u32) -> u64 {
+        let now_ns = self.clock.now_ns();
+        let Client { requester, lane, .. } = &mut self.clients[client as usize];
+        let mut sent = 0;
+        loop {
+            let len = match requester {
+                Kind::Stateless(requester) => requester.poll_transmit(now_ns, &self.server, &mut self.packet),
+                Kind::Stateful(qp) => qp.poll_transmit(now_ns, &self.memory, &mut self.packet),
+            };
+            let Some(len) = len else { return sent };
+            self.lanes[*lane].send(&mut self.packet[..len]);
+            sent += 1;
+        }
+    }
+
+    /// Sends packets again whose answer is late; returns their number.
+    fn repeat(&mut self, client: u32) -> u64 {
+        let now_ns = self.clock.now_ns();
+        let due_ns = match &mut self.clients[client as usize].requester {
+            Kind::Stateless(requester) => requester.poll_timeout(),
+            Kind::Stateful(qp) => qp.poll_timeout(),
+        };
+        if due_ns.is_none_or(|due_ns| due_ns > now_ns) {
+            return 0;
+        }
+        if let Kind::Stateful(qp) = &mut self.clients[client as usize].requester {
+            qp.handle_timeout(now_ns);
+        }
+        self.transmit(client)
+    }
+
+    /// Handles the packets of a lane; returns the number of operations that have ended.
+    fn receive(&mut self, lane: usize, run: &mut Run) -> anyhow::Result<u64> {
+        let mut ended = 0;
+        loop {
+            let mut packet = [0; PACKET_BYTES];
+            let len = match self.lanes[lane].socket.recv(&mut packet) {
+                Ok(len) => len,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(ended),
+                Err(error) => return Err(error).context("cannot receive"),
+            };
+            let Ok(body) = self.lanes[lane].inwards.open(&packet[..len]) else { continue };
+            // The number stands at the same place in the packets of both modes.
+            let client = u32::from_be_bytes([0, body[5], body[6], body[7]]);
+            let Some(state) = self.clients.get_mut(client as usize) else { continue };
+            let now_ns = self.clock.now_ns();
+            match &mut state.requester {
+                Kind::Stateless(requester) => requester.handle_packet(now_ns, &mut self.server, body),
+                Kind::Stateful(qp) => {
+                    if let Ok(packet) = Packet::parse(body) {
+                        qp.handle_packet(now_ns, &packet, &self.memory);
+                    }
+                }
+            }
+            self.transmit(client);
+            ended += self.finish(client, run)?;
+        }
+    }
+
+    /// Checks and counts the operation of a client if it has ended.
+    fn finish(&mut self, client: u32, run: &mut Run) -> anyhow::Result<u64> {
+        let size = self.size as usize;
+        let state = &mut self.clients[client as usize];
+        let bytes = match &mut state.requester {
+            Kind::Stateless(requester) => match requester.poll_done().map(|done| done.outcome) {
+                None => return Ok(0),
+                Some(Outcome::Success(bytes)) => bytes,
+                // Every operation of this benchmark may be done twice.
+                Some(Outcome::MaybeDone) => {
+                    run.maybe_done += 1;
+                    self.begin(client);
+                    self.transmit(client);
+                    return Ok(0);
+                }
+                Some(outcome) => bail!("an operation failed: {outcome:?}"),
+            },
+            Kind::Stateful(qp) => match qp.poll_event() {
+                None => return Ok(0),
+                Some(Event::Completed { id, status: Status::Success, .. }) => {
+                    self.memory.with(|memory| memory[id as usize..][..size].to_vec())
+                }
+                Some(event) => bail!("a connection failed: {event:?}"),
+            },
+        };
+        let Some((address, begun)) = state.under_way.take() else { return Ok(0) };
+        run.latency.saturating_record(begun.elapsed().as_nanos() as u64);
+        self.idle.push(client);
+        run.errors += u64::from(self.verb == Verb::Read && bytes != self.expected(address));
+        Ok(1)
+    }
+
+    /// Reads all that was written; returns the number of places that have other bytes.
+    pub fn verify(&mut self) -> anyhow::Result<u64> {
+        self.to_read = self.written.iter().copied().collect();
+        self.verb = Verb::Read;
+        let count = self.to_read.len() as u64;
+        Ok(self.run(count)?.errors)
+    }
+}
+
+impl Lane {
+    /// Sends a packet. What the kernel drops is sent again later.
+    fn send(&self, packet: &mut [u8]) {
+        self.outwards.seal(0, packet);
+        let _ = self.socket.send_to(packet, at(self.server));
+    }
+}

@@ -1,0 +1,218 @@
+//! `halite perf fan_in`: one server process, and many clients in another, by queue pairs or without connection state.
+//!
+//! Each client is a requester of `halite_rnic` with a queue pair number, rights and state of its own; all of them share
+//! the sockets and one thread of the generating process. They are no nodes and have no sessions. The server's thread
+//! waits in the kernel, so its processor time is the time of its work.
+//!
+//! ```text
+//!   generator                                   server process
+//!     clients ── 8 UDP sockets ───────────────► one UDP socket ── queue pairs by number, or one stateless responder
+//!     └─ control: lines of JSON, as rights of clients ──┘
+//! ```
+
+mod generator;
+mod server;
+mod transport;
+
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use super::args::{PerfArgs, name_of};
+use super::cores::{Cores, pin};
+use super::job::wrong;
+use crate::coworker::Coworker;
+use crate::output;
+use crate::scratch::Scratch;
+
+pub use server::{FanInArgs, serve};
+
+/// How the server knows its clients.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// A queue pair of a reliable connection for each
+    Stateful,
+    /// By what their packets carry
+    Stateless,
+}
+
+/// What the clients do.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verb {
+    /// Read at random places
+    Read,
+    /// Write to a place of their own
+    Write,
+}
+
+/// Length of the server's memory in bytes.
+const MEMORY_BYTES: u64 = 1 << 20;
+/// Key of the server's memory.
+const RKEY: u32 = 1;
+/// Maximum number of clients with a queue pair each.
+const STATEFUL_MAX: u32 = 10_000;
+/// Maximum number of clients without.
+const CLIENTS_MAX: u32 = 1_000_000;
+/// Maximum length of an operation: one packet.
+const BYTES_MAX: u64 = 1_024;
+/// Requests before the measurement, in percent of the measured ones.
+const WARM_UP_PERCENT: u64 = 10;
+
+/// Returns the byte at an address of the server's memory.
+fn byte_at(address: u64) -> u8 {
+    (address.wrapping_mul(0x9e37_79b9) >> 11) as u8
+}
+
+/// A request to the server process.
+#[derive(Serialize, Deserialize, Debug)]
+enum Request {
+    /// Admit `count` clients behind a port, with the numbers from `first`. The answer has their keys in stateless mode.
+    Admit { port: u16, first: u32, count: u32 },
+    /// Report the use of the processor and of memory so far.
+    Use,
+}
+
+/// The answer to a request.
+#[derive(Serialize, Deserialize, Debug)]
+enum Answer {
+    Listening { port: u16 },
+    Admitted { keys: Vec<[u8; 32]> },
+    Use(Use),
+    Failed(String),
+}
+
+/// Use of processor and memory.
+#[derive(Clone, Copy, Serialize, Deserialize, Debug)]
+struct Use {
+    /// Processor time of the serving thread.
+    cpu_ns: u64,
+    /// Memory of the process that no file backs.
+    private_bytes: u64,
+    rss_bytes: u64,
+    /// Effects that a stateless server has recorded.
+    recorded: u64,
+}
+
+#[derive(Serialize)]
+struct Report {
+    test: &'static str,
+    mode: Mode,
+    verb: Verb,
+    clients: u32,
+    size: u64,
+    iters: u64,
+    #[serde(rename = "rate_Mops")]
+    rate_mops: f64,
+    server_ns_per_op: f64,
+    /// Share of the run for which the serving thread was busy.
+    server_busy: f64,
+    generator_ns_per_op: f64,
+    /// Private memory of the server by which it grew since it had no clients.
+    server_growth_bytes: i64,
+    server_rss_bytes: u64,
+    lat_us: Latency,
+    repeated: u64,
+    maybe_done: u64,
+    errors: u64,
+}
+
+#[derive(Serialize)]
+struct Latency {
+    p50: f64,
+    p99: f64,
+    p999: f64,
+}
+
+pub fn run(args: &PerfArgs) -> anyhow::Result<()> {
+    let (mode, verb) = (args.mode.unwrap_or(Mode::Stateless), args.verb.unwrap_or(Verb::Read));
+    let clients = args.clients.unwrap_or(10);
+    let size = args.size.map_or(32, |size| size.0);
+    let most = if mode == Mode::Stateful { STATEFUL_MAX } else { CLIENTS_MAX };
+    if !(1..=most).contains(&clients) {
+        return Err(wrong(&format!("--clients must be from 1 to {most} in this mode")).into());
+    }
+    if !(1..=BYTES_MAX).contains(&size) {
+        return Err(wrong(&format!("-s must be from 1 to {BYTES_MAX} bytes: one packet")).into());
+    }
+    let cores = Cores::available(args.cores).context("cannot list the cores")?;
+    let scratch = Scratch::create()?;
+    let flags = ["--mode", if mode == Mode::Stateful { "stateful" } else { "stateless" }].map(str::to_owned);
+    let mut server = Coworker::start("the server process", scratch.path(), "perf-fan-in-server", &flags)?;
+    let Answer::Listening { port } = server.receive()? else { bail!("the server process does not listen") };
+    let empty = usage(&mut server)?;
+    pin(cores.of_client(0)).context("cannot pin the clients to their core")?;
+    let plan = generator::Plan { mode, verb, clients, size, port };
+    let mut crowd = generator::Crowd::admit(&plan, |request| ask(&mut server, request))?;
+    let iterations = args.iterations.unwrap_or(200_000);
+    crowd.run(iterations * WARM_UP_PERCENT / 100)?;
+    let before = usage(&mut server)?;
+    let run = crowd.run(iterations)?;
+    let after = usage(&mut server)?;
+    let errors = run.errors + crowd.verify()?;
+    server.stop()?;
+    let per_op = |ns: u64| ns as f64 / iterations as f64;
+    let cpu_ns = after.cpu_ns - before.cpu_ns;
+    let us = |quantile| run.latency.value_at_quantile(quantile) as f64 / 1e3;
+    let report = Report {
+        test: "fan_in",
+        mode,
+        verb,
+        clients,
+        size,
+        iters: iterations,
+        rate_mops: iterations as f64 / run.took.as_secs_f64() / 1e6,
+        server_ns_per_op: per_op(cpu_ns),
+        server_busy: Duration::from_nanos(cpu_ns).as_secs_f64() / run.took.as_secs_f64(),
+        generator_ns_per_op: per_op(run.cpu_ns),
+        server_growth_bytes: after.private_bytes as i64 - empty.private_bytes as i64,
+        server_rss_bytes: after.rss_bytes,
+        lat_us: Latency { p50: us(0.5), p99: us(0.99), p999: us(0.999) },
+        repeated: run.repeated,
+        maybe_done: run.maybe_done,
+        errors,
+    };
+    match args.json {
+        true => output::print_json(&report)?,
+        false => output::print(&text(&report))?,
+    }
+    if errors > 0 {
+        bail!("verification failed: {errors} operations read or left wrong bytes");
+    }
+    Ok(())
+}
+
+fn ask(server: &mut Coworker, request: &Request) -> anyhow::Result<Answer> {
+    server.send(request)?;
+    match server.receive()? {
+        Answer::Failed(why) => bail!("the server process failed: {why}"),
+        answer => Ok(answer),
+    }
+}
+
+fn usage(server: &mut Coworker) -> anyhow::Result<Use> {
+    match ask(server, &Request::Use)? {
+        Answer::Use(usage) => Ok(usage),
+        other => bail!("unexpected answer of the server process: {other:?}"),
+    }
+}
+
+fn text(report: &Report) -> String {
+    let Report { clients, size, rate_mops, server_ns_per_op, generator_ns_per_op, lat_us, .. } = report;
+    format!(
+        "fan_in: {clients} clients, {}, {} of {size} B\n\
+         rate[Mops] {rate_mops:.4}  server[nsec/op] {server_ns_per_op:.0}  busy {:.2}  generator[nsec/op] {generator_ns_per_op:.0}\n\
+         p50[usec] {:.2}  p99[usec] {:.2}  p99.9[usec] {:.2}  server grew by {} KiB  sent again {}\n",
+        name_of(&report.mode),
+        name_of(&report.verb),
+        report.server_busy,
+        lat_us.p50,
+        lat_us.p99,
+        lat_us.p999,
+        report.server_growth_bytes / 1024,
+        report.repeated,
+    )
+}

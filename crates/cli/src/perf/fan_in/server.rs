@@ -1,0 +1,171 @@
+//! The server process: one thread that serves packets, and one that answers the generator's questions.
+
+use std::collections::BTreeMap;
+use std::io::{self, BufRead};
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use halite_rnic::QueuePair;
+use halite_rnic::stateless::{Responder, Rights};
+use halite_rnic::wire::{Flow, Packet, Psn, Qpn};
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use super::transport::{Clock, Own, PACKET_BYTES, at, config, open};
+use super::{Answer, MEMORY_BYTES, Mode, RKEY, Request, Use, byte_at};
+use crate::output;
+use crate::perf::cores::{Cores, Pinning, pin};
+use crate::perf::measure::thread_cpu;
+use crate::signals;
+
+/// Arguments of `halite perf-fan-in-server`, which `halite perf fan_in` starts.
+#[derive(Args, Debug)]
+pub struct FanInArgs {
+    /// Pid of the parent; this process is killed when the parent ends
+    #[arg(long)]
+    pub parent: u32,
+    /// How the server knows its clients
+    #[arg(long, value_enum)]
+    pub mode: Mode,
+}
+
+/// Common state of both threads.
+struct Shared {
+    peers: Peers,
+    cpu: Duration,
+}
+
+enum Peers {
+    Stateless(Responder),
+    Stateful(BTreeMap<u32, Connection>),
+}
+
+struct Connection {
+    qp: QueuePair,
+    port: u16,
+}
+
+/// Runs the server until its standard input ends.
+pub fn serve(args: &FanInArgs) -> anyhow::Result<()> {
+    signals::die_with(args.parent)?;
+    let cores = Cores::available(Pinning::Apart).context("cannot list the cores")?;
+    let socket = open().context("cannot open a UDP socket")?;
+    let peers = match args.mode {
+        Mode::Stateful => Peers::Stateful(BTreeMap::new()),
+        Mode::Stateless => {
+            let mut secret = [0; 32];
+            getrandom(&mut secret, GetRandomFlags::empty()).context("cannot get random bytes")?;
+            Peers::Stateless(Responder::new(1, secret))
+        }
+    };
+    let shared = Arc::new(Mutex::new(Shared { peers, cpu: Duration::ZERO }));
+    let port = socket.local_addr()?.port();
+    let (state, own) = (shared.clone(), socket.try_clone()?);
+    std::thread::spawn(move || {
+        // The measurement goes on without pinning.
+        let _ = pin(cores.of_server(0));
+        // The thread ends with the process.
+        serve_packets(&own, port, &state)
+    });
+    output::print_json(&Answer::Listening { port })?;
+    for line in io::stdin().lock().lines() {
+        let request = serde_json::from_str(&line?).context("cannot read the request")?;
+        let answer = handle(request, &mut lock(&shared));
+        output::print_json(&answer.unwrap_or_else(|error| Answer::Failed(format!("{error:#}"))))?;
+    }
+    Ok(())
+}
+
+fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn handle(request: Request, shared: &mut Shared) -> anyhow::Result<Answer> {
+    match request {
+        Request::Admit { port, first, count } => {
+            let numbers = first..first + count;
+            let keys = match &mut shared.peers {
+                Peers::Stateless(responder) => numbers
+                    .map(|number| responder.grant(at(port), Qpn::new(number), RKEY, Rights::ReadWrite).key)
+                    .collect(),
+                Peers::Stateful(peers) => {
+                    peers.extend(numbers.map(|number| (number, Connection { qp: connected(number), port })));
+                    Vec::new()
+                }
+            };
+            Ok(Answer::Admitted { keys })
+        }
+        Request::Use => {
+            let status =
+                std::fs::read_to_string("/proc/self/status").context("cannot read /proc/self/status")?;
+            let kib = |name: &str| -> Option<u64> {
+                let line = status.lines().find(|line| line.starts_with(name))?;
+                line.split_whitespace().nth(1)?.parse().ok()
+            };
+            let bytes = |name| kib(name).map(|kib| 1024 * kib).context("the kernel reports no memory");
+            let recorded = match &shared.peers {
+                Peers::Stateless(responder) => responder.recorded() as u64,
+                Peers::Stateful(_) => 0,
+            };
+            Ok(Answer::Use(Use {
+                cpu_ns: shared.cpu.as_nanos() as u64,
+                private_bytes: bytes("RssAnon:")?,
+                rss_bytes: bytes("VmRSS:")?,
+                recorded,
+            }))
+        }
+    }
+}
+
+/// Creates the server's end of a connection; both ends have the same number and count from 0.
+fn connected(number: u32) -> QueuePair {
+    let mut qp = QueuePair::new(config(), Qpn::new(number), Psn::new(0));
+    qp.ready_to_receive(Qpn::new(number), Psn::new(0));
+    qp.ready_to_send();
+    qp
+}
+
+fn serve_packets(socket: &UdpSocket, port: u16, shared: &Mutex<Shared>) -> io::Result<()> {
+    let clock = Clock::start();
+    let memory = Own::new((0..MEMORY_BYTES).map(byte_at).collect());
+    let mut flows: BTreeMap<SocketAddr, [Flow; 2]> = BTreeMap::new();
+    let (mut packet, mut answer) = ([0; PACKET_BYTES], [0; PACKET_BYTES]);
+    loop {
+        let (len, from) = socket.recv_from(&mut packet)?;
+        let [inwards, outwards] =
+            flows.entry(from).or_insert_with(|| [Flow::new(from, at(port)), Flow::new(at(port), from)]);
+        let Ok(body) = inwards.open(&packet[..len]) else { continue };
+        let mut shared = lock(shared);
+        shared.cpu = thread_cpu();
+        match &mut shared.peers {
+            Peers::Stateless(responder) => {
+                if let Some(len) = responder.handle_packet(clock.now_ns(), from, body, &memory, &mut answer) {
+                    outwards.seal(0, &mut answer[..len]);
+                    send(socket, &answer[..len], from);
+                }
+            }
+            Peers::Stateful(peers) => {
+                let Ok(packet) = Packet::parse(body) else { continue };
+                let Some(peer) =
+                    peers.get_mut(&packet.dest_qp.value()).filter(|peer| peer.port == from.port())
+                else {
+                    continue;
+                };
+                let now_ns = clock.now_ns();
+                peer.qp.handle_packet(now_ns, &packet, &memory);
+                while let Some(len) = peer.qp.poll_transmit(now_ns, &memory, &mut answer) {
+                    outwards.seal(0, &mut answer[..len]);
+                    send(socket, &answer[..len], from);
+                }
+                while peer.qp.poll_event().is_some() {}
+            }
+        }
+    }
+}
+
+/// Sends a datagram. A client repeats what is lost.
+fn send(socket: &UdpSocket, packet: &[u8], to: SocketAddr) {
+    let _ = socket.send_to(packet, to);
+}

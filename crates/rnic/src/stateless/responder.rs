@@ -1,0 +1,196 @@
+//! The responder: answers packets, and remembers effects for a while.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+
+use super::tag::{self, Grant, Rights, TAG_BYTES};
+use super::wire::{Kind, PAYLOAD_AT, PAYLOAD_BYTES_MAX, Packet, Status};
+use crate::memory::{Access, Memory};
+use crate::wire::{ICRC_BYTES, Qpn};
+
+/// T: time in ns for which a request may have an effect after its first transmission, by the responder's clock.
+pub const EFFECT_LIFE_NS: u64 = 50_000_000;
+/// Maximum number of effects in each half of the record; more requests get "busy".
+const EFFECTS_MAX: usize = 1 << 18;
+/// Difference in ns by which a stamp may be ahead of the clock, because two clocks run at different rates.
+const AHEAD_NS_MAX: u64 = 5_000_000;
+
+/// A stateless responder; see [`super`].
+#[derive(Debug)]
+pub struct Responder {
+    epoch: u32,
+    secret: [u8; 32],
+    /// Effects of the current and of the previous interval of T.
+    record: [Effects; 2],
+    /// Start of the current interval.
+    began_ns: u64,
+    counters: Counters,
+}
+
+type Effects = HashMap<(SocketAddr, u32, u64), Status>;
+
+/// Numbers of packets by their fate.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Counters {
+    /// Requests that were carried out.
+    pub done: u64,
+    /// Requests that were answered again from the record.
+    pub repeated: u64,
+    /// Packets that are malformed, of an old epoch, or whose tag is wrong; they get no answer.
+    pub forged: u64,
+    /// Requests whose stamp was too old, or ahead of the clock.
+    pub expired: u64,
+    /// Requests that found the record full.
+    pub busy: u64,
+    /// Requests for memory or rights that do not exist.
+    pub refused: u64,
+}
+
+impl Responder {
+    /// Creates a responder whose keys follow from `secret`, which must be random and known to nobody else.
+    pub fn new(epoch: u32, secret: [u8; 32]) -> Responder {
+        Responder { epoch, secret, record: Default::default(), began_ns: 0, counters: Counters::default() }
+    }
+
+    /// Replaces the secret: all grants end at once. Requesters need new ones.
+    pub fn raise_epoch(&mut self, secret: [u8; 32]) {
+        (self.epoch, self.secret) = (self.epoch.wrapping_add(1), secret);
+    }
+
+    /// Creates the grant for a requester at `from`. Keeps nothing.
+    pub fn grant(&self, from: SocketAddr, qpn: Qpn, rkey: u32, rights: Rights) -> Grant {
+        let key = tag::derive(&self.secret, from, qpn, rkey, rights, self.epoch);
+        Grant { qpn, rkey, rights, epoch: self.epoch, key }
+    }
+
+    /// Returns the counters.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Returns the number of recorded effects.
+    pub fn recorded(&self) -> usize {
+        self.record.iter().map(HashMap::len).sum()
+    }
+
+    /// Handles a packet without its ICRC, and writes the answer to `answer`. Returns the length of the answer with room
+    /// for its ICRC; `None` if the packet gets none. `now_ns` must never go backwards.
+    ///
+    /// # Panics
+    /// Panics if `answer` is shorter than [`super::OVERHEAD_BYTES`] and [`super::PAYLOAD_BYTES_MAX`].
+    // [ROCE-STATELESS-4]
+    pub fn handle_packet(
+        &mut self,
+        now_ns: u64,
+        from: SocketAddr,
+        body: &[u8],
+        memory: &impl Memory,
+        answer: &mut [u8],
+    ) -> Option<usize> {
+        let Some((packet, key)) = self.authentic(from, body) else {
+            self.counters.forged += 1;
+            return None;
+        };
+        let mut len = 0;
+        let (kind, status) = match packet.kind {
+            Kind::Gd => {
+                let payload = &mut answer[PAYLOAD_AT..];
+                let status = self.give(&packet, memory, payload);
+                if status == Status::Done {
+                    len = packet.len as usize;
+                }
+                (Kind::Gda, status)
+            }
+            _ => (Kind::Rda, self.receive(now_ns, from, &packet, memory)),
+        };
+        let mut payload = [0; PAYLOAD_BYTES_MAX];
+        payload[..len].copy_from_slice(&answer[PAYLOAD_AT..PAYLOAD_AT + len]);
+        let reply =
+            Packet { kind, stamp_ns: now_ns, len: len as u32, status, payload: &payload[..len], ..packet };
+        Some(sealed(&reply, &key, answer))
+    }
+
+    /// Returns a request and its key, if its tag is right.
+    fn authentic<'a>(&self, from: SocketAddr, body: &'a [u8]) -> Option<(Packet<'a>, [u8; 32])> {
+        let (packet, covered, tag) = Packet::parse(body)?;
+        if packet.epoch != self.epoch || !matches!(packet.kind, Kind::Rd | Kind::Gd) {
+            return None;
+        }
+        let key = tag::derive(&self.secret, from, packet.qpn, packet.rkey, packet.rights, packet.epoch);
+        tag::is_equal(&tag::tag(&key, covered), tag).then_some((packet, key))
+    }
+
+    fn give(&mut self, packet: &Packet<'_>, memory: &impl Memory, payload: &mut [u8]) -> Status {
+        let len = packet.len as usize;
+        let fits = len <= PAYLOAD_BYTES_MAX && packet.rights.read();
+        // A request for no bytes asks for the clock.
+        let is_read = len == 0
+            || fits
+                && memory.check(packet.rkey, Access::Read, packet.address, len as u64).is_ok()
+                && memory.read(packet.rkey, packet.address, &mut payload[..len]).is_ok();
+        let (count, status) = match is_read {
+            true => (&mut self.counters.done, Status::Done),
+            false => (&mut self.counters.refused, Status::Refused),
+        };
+        *count += 1;
+        status
+    }
+
+    fn receive(
+        &mut self,
+        now_ns: u64,
+        from: SocketAddr,
+        packet: &Packet<'_>,
+        memory: &impl Memory,
+    ) -> Status {
+        self.sweep(now_ns);
+        let effect = (from, packet.qpn.value(), packet.number);
+        if let Some(status) = self.record.iter().find_map(|effects| effects.get(&effect)) {
+            self.counters.repeated += 1;
+            return *status;
+        }
+        let is_old = packet.stamp_ns.saturating_add(EFFECT_LIFE_NS) < now_ns;
+        if is_old || packet.stamp_ns > now_ns.saturating_add(AHEAD_NS_MAX) {
+            self.counters.expired += 1;
+            return Status::Expired;
+        }
+        if self.record[0].len() >= EFFECTS_MAX {
+            self.counters.busy += 1;
+            return Status::Busy;
+        }
+        let is_written = packet.rights.write()
+            && memory.check(packet.rkey, Access::Write, packet.address, u64::from(packet.len)).is_ok()
+            && memory.write(packet.rkey, packet.address, packet.payload).is_ok();
+        let (count, status) = match is_written {
+            true => (&mut self.counters.done, Status::Done),
+            false => (&mut self.counters.refused, Status::Refused),
+        };
+        *count += 1;
+        self.record[0].insert(effect, status);
+        status
+    }
+
+    /// Forgets effects that are older than an interval. An effect stays for at least as long as its stamp is valid:
+    /// T, and as long as the stamp may be ahead.
+    fn sweep(&mut self, now_ns: u64) {
+        const INTERVAL_NS: u64 = EFFECT_LIFE_NS + AHEAD_NS_MAX;
+        let since_ns = now_ns.saturating_sub(self.began_ns);
+        if since_ns < INTERVAL_NS {
+            return;
+        }
+        self.record.swap(0, 1);
+        self.record[0] = Effects::default();
+        if since_ns >= 2 * INTERVAL_NS {
+            self.record[1] = Effects::default();
+        }
+        self.began_ns = now_ns;
+    }
+}
+
+/// Writes a packet with its tag; returns its length with room for the ICRC.
+pub(super) fn sealed(packet: &Packet<'_>, key: &[u8; 32], buffer: &mut [u8]) -> usize {
+    let covered = packet.emit(buffer);
+    let tag = tag::tag(key, &buffer[..covered]);
+    buffer[covered..covered + TAG_BYTES].copy_from_slice(&tag);
+    covered + TAG_BYTES + ICRC_BYTES
+}

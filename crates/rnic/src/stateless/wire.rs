@@ -1,0 +1,136 @@
+//! The packets of stateless pairs: a transport header, one header for all kinds, a payload, and a tag.
+//!
+//! ```text
+//!   BTH, 12 bytes: opcode 0xe0 to 0xe3, queue pair of the requester, packet number = lower bits of `number`
+//!   0        8        16       24     28     32      36       37        38
+//!  | number | stamp  | address| rkey | len  | epoch | rights | status  | 0  0 |     40 bytes, big-endian
+//!   payload, padded to 4 ─ tag, 16 bytes ─ ICRC, 4 bytes
+//! ```
+
+use super::tag::{Rights, TAG_BYTES};
+use crate::wire::{ICRC_BYTES, Qpn};
+
+/// Length of the transport header in bytes.
+pub(super) const BTH_BYTES: usize = 12;
+const HEADER_BYTES: usize = 40;
+/// Maximum payload of a packet in bytes: with all headers it fits into an Ethernet frame of 1,500 bytes.
+pub const PAYLOAD_BYTES_MAX: usize = 1_024;
+/// Length in bytes of a packet without its payload and padding.
+pub const OVERHEAD_BYTES: usize = BTH_BYTES + HEADER_BYTES + TAG_BYTES + ICRC_BYTES;
+
+/// The kind of a packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    /// Receive data: bytes into the responder's memory.
+    Rd = 0xe0,
+    /// Answers an RD.
+    Rda,
+    /// Give data: asks for bytes of the responder's memory.
+    Gd,
+    /// Answers a GD.
+    Gda,
+}
+
+/// The outcome of a request, in its answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Status {
+    Done = 0,
+    /// The stamp is too old or in the future: no effect.
+    Expired,
+    /// The record of effects is full: no effect.
+    Busy,
+    /// The memory does not exist, or the grant does not permit this access: no effect.
+    Refused,
+}
+
+/// A packet without its ICRC.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Packet<'a> {
+    pub(super) kind: Kind,
+    /// The queue pair of the requester, in both directions.
+    pub(super) qpn: Qpn,
+    /// The number of the request's packet, unique among those of its requester.
+    pub(super) number: u64,
+    /// The responder's clock in ns: of the first transmission in a request, the current one in an answer.
+    pub(super) stamp_ns: u64,
+    pub(super) address: u64,
+    pub(super) rkey: u32,
+    /// Number of bytes that a GD asks for; the length of the payload in other packets.
+    pub(super) len: u32,
+    pub(super) epoch: u32,
+    pub(super) rights: Rights,
+    pub(super) status: Status,
+    pub(super) payload: &'a [u8],
+}
+
+impl<'a> Packet<'a> {
+    /// Parses a packet without its ICRC. Returns the packet, its bytes before the tag, and the tag.
+    // [ROCE-STATELESS-1]
+    pub(super) fn parse(body: &'a [u8]) -> Option<(Packet<'a>, &'a [u8], &'a [u8; TAG_BYTES])> {
+        let (covered, tag) = body.split_last_chunk::<TAG_BYTES>()?;
+        let (bth, rest) = covered.split_first_chunk::<BTH_BYTES>()?;
+        let (header, padded) = rest.split_first_chunk::<HEADER_BYTES>()?;
+        let kind = match bth[0] {
+            0xe0 => Kind::Rd,
+            0xe1 => Kind::Rda,
+            0xe2 => Kind::Gd,
+            0xe3 => Kind::Gda,
+            _ => return None,
+        };
+        let u64_at = |at: usize| u64::from_be_bytes(header[at..at + 8].try_into().expect("eight bytes"));
+        let u32_at = |at: usize| u32::from_be_bytes(header[at..at + 4].try_into().expect("four bytes"));
+        let status = match header[37] {
+            0 => Status::Done,
+            1 => Status::Expired,
+            2 => Status::Busy,
+            3 => Status::Refused,
+            _ => return None,
+        };
+        let len = u32_at(28);
+        let carried = if kind == Kind::Gd { 0 } else { len as usize };
+        if carried > PAYLOAD_BYTES_MAX || padded.len() != carried.next_multiple_of(4) {
+            return None;
+        }
+        let packet = Packet {
+            kind,
+            qpn: Qpn::new(u32::from_be_bytes([0, bth[5], bth[6], bth[7]])),
+            number: u64_at(0),
+            stamp_ns: u64_at(8),
+            address: u64_at(16),
+            rkey: u32_at(24),
+            len,
+            epoch: u32_at(32),
+            rights: Rights::from_bits(header[36])?,
+            status,
+            payload: &padded[..carried],
+        };
+        Some((packet, covered, tag))
+    }
+
+    /// Writes the packet without tag and ICRC, and returns its length.
+    pub(super) fn emit(&self, buffer: &mut [u8]) -> usize {
+        let padded = self.payload.len().next_multiple_of(4);
+        buffer[0] = self.kind as u8;
+        // Migrated path, padding; the default partition.
+        buffer[1] = 0x40 | ((padded - self.payload.len()) as u8) << 4;
+        buffer[2..5].copy_from_slice(&[0xff, 0xff, 0]);
+        buffer[5..8].copy_from_slice(&self.qpn.value().to_be_bytes()[1..]);
+        buffer[8] = 0;
+        buffer[9..12].copy_from_slice(&self.number.to_be_bytes()[5..]);
+        let header = &mut buffer[BTH_BYTES..BTH_BYTES + HEADER_BYTES];
+        header[..8].copy_from_slice(&self.number.to_be_bytes());
+        header[8..16].copy_from_slice(&self.stamp_ns.to_be_bytes());
+        header[16..24].copy_from_slice(&self.address.to_be_bytes());
+        header[24..28].copy_from_slice(&self.rkey.to_be_bytes());
+        header[28..32].copy_from_slice(&self.len.to_be_bytes());
+        header[32..36].copy_from_slice(&self.epoch.to_be_bytes());
+        header[36..40].copy_from_slice(&[self.rights.bits(), self.status as u8, 0, 0]);
+        let payload = BTH_BYTES + HEADER_BYTES;
+        buffer[payload..][..self.payload.len()].copy_from_slice(self.payload);
+        buffer[payload + self.payload.len()..payload + padded].fill(0);
+        payload + padded
+    }
+}
+
+/// Offset of the payload in a packet.
+pub(super) const PAYLOAD_AT: usize = BTH_BYTES + HEADER_BYTES;

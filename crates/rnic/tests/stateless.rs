@@ -1,0 +1,314 @@
+//! Stateless pairs: what is written once stays written, whatever happens to packets.
+
+use std::cell::RefCell;
+use std::net::SocketAddr;
+
+use halite_rnic::stateless::{
+    Done, EFFECT_LIFE_NS, OVERHEAD_BYTES, Outcome, PAYLOAD_BYTES_MAX, Requester, Responder, Rights,
+    ServerClock, Work,
+};
+use halite_rnic::wire::{ICRC_BYTES, Qpn};
+use halite_rnic::{Access, Memory, Refused};
+
+const KEY: u32 = 7;
+const MEMORY_BYTES: usize = 1 << 16;
+const DELAY_NS: u64 = 20_000;
+
+struct Bytes(RefCell<Vec<u8>>);
+
+impl Memory for Bytes {
+    fn check(&self, key: u32, _: Access, address: u64, len: u64) -> Result<(), Refused> {
+        let end = address.checked_add(len).ok_or(Refused)?;
+        if key == KEY && end <= MEMORY_BYTES as u64 { Ok(()) } else { Err(Refused) }
+    }
+
+    fn read(&self, _: u32, address: u64, target: &mut [u8]) -> Result<(), Refused> {
+        target.copy_from_slice(&self.0.borrow()[address as usize..][..target.len()]);
+        Ok(())
+    }
+
+    fn write(&self, _: u32, address: u64, source: &[u8]) -> Result<(), Refused> {
+        self.0.borrow_mut()[address as usize..][..source.len()].copy_from_slice(source);
+        Ok(())
+    }
+
+    fn fetch_add(&self, _: u32, _: u64, _: u64) -> Result<u64, Refused> {
+        Err(Refused)
+    }
+
+    fn compare_swap(&self, _: u32, _: u64, _: u64, _: u64) -> Result<u64, Refused> {
+        Err(Refused)
+    }
+}
+
+/// Chances of faults in percent, for each packet.
+#[derive(Clone, Copy, Default)]
+struct Faults {
+    lost: u64,
+    repeated: u64,
+    late: u64,
+}
+
+/// One requester, one responder, and the packets between them.
+struct World {
+    now_ns: u64,
+    memory: Bytes,
+    responder: Responder,
+    requester: Requester,
+    clock: ServerClock,
+    faults: Faults,
+    seed: u64,
+    /// Packets under way, with the time of arrival.
+    to_responder: Vec<(u64, Vec<u8>)>,
+    to_requester: Vec<(u64, Vec<u8>)>,
+    /// All requests that were sent.
+    sent: Vec<Vec<u8>>,
+}
+
+fn address() -> SocketAddr {
+    "10.0.0.1:4791".parse().unwrap()
+}
+
+impl World {
+    fn new(rights: Rights) -> World {
+        let responder = Responder::new(1, [9; 32]);
+        let grant = responder.grant(address(), Qpn::new(5), KEY, rights);
+        World {
+            now_ns: 1_000_000_000,
+            memory: Bytes(RefCell::new(vec![0; MEMORY_BYTES])),
+            responder,
+            requester: Requester::new(grant, 1),
+            clock: ServerClock::default(),
+            faults: Faults::default(),
+            seed: 1,
+            to_responder: Vec::new(),
+            to_requester: Vec::new(),
+            sent: Vec::new(),
+        }
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.seed >> 33) % bound
+    }
+
+    /// Returns the arrivals of a packet: none, one or two.
+    fn arrivals(&mut self) -> Vec<u64> {
+        let Faults { lost, repeated, late } = self.faults;
+        if self.below(100) < lost {
+            return Vec::new();
+        }
+        let delay_ns = if self.below(100) < late { 40 * DELAY_NS } else { DELAY_NS };
+        let mut arrivals = vec![self.now_ns + delay_ns];
+        if self.below(100) < repeated {
+            arrivals.push(self.now_ns + 30 * DELAY_NS);
+        }
+        arrivals
+    }
+
+    fn deliver(&mut self, body: &[u8]) {
+        let mut answer = [0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX];
+        let len = self.responder.handle_packet(self.now_ns, address(), body, &self.memory, &mut answer);
+        if let Some(len) = len {
+            for at_ns in self.arrivals() {
+                self.to_requester.push((at_ns, answer[..len - ICRC_BYTES].to_vec()));
+            }
+        }
+    }
+
+    /// Lets time pass until the next packet or timeout; returns false if there is none.
+    fn step(&mut self) -> bool {
+        let mut buffer = [0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX];
+        while let Some(len) = self.requester.poll_transmit(self.now_ns, &self.clock, &mut buffer) {
+            let body = buffer[..len - ICRC_BYTES].to_vec();
+            self.sent.push(body.clone());
+            for at_ns in self.arrivals() {
+                self.to_responder.push((at_ns, body.clone()));
+            }
+        }
+        let packets = self.to_responder.iter().chain(&self.to_requester).map(|(at_ns, _)| *at_ns);
+        let Some(next_ns) = packets.chain(self.requester.poll_timeout()).min() else { return false };
+        self.now_ns = self.now_ns.max(next_ns);
+        let now_ns = self.now_ns;
+        let arrived = |packets: &mut Vec<(u64, Vec<u8>)>| {
+            let (arrived, rest) =
+                std::mem::take(packets).into_iter().partition(|(at_ns, _)| *at_ns <= now_ns);
+            *packets = rest;
+            arrived
+        };
+        let here: Vec<_> = arrived(&mut self.to_requester);
+        here.iter().for_each(|(_, body)| self.requester.handle_packet(now_ns, &mut self.clock, body));
+        let there: Vec<_> = arrived(&mut self.to_responder);
+        there.iter().for_each(|(_, body)| self.deliver(body));
+        true
+    }
+
+    /// Executes one request to its end.
+    fn execute(&mut self, work: Work) -> Outcome {
+        self.requester.post(1, work).unwrap();
+        loop {
+            let goes_on = self.step();
+            if let Some(Done { outcome, .. }) = self.requester.poll_done() {
+                return outcome;
+            }
+            assert!(goes_on, "nothing is under way, and the request has not ended");
+        }
+    }
+
+    fn write(&mut self, address: u64, bytes: &[u8]) -> Outcome {
+        self.execute(Work::Write { address, bytes: bytes.to_vec() })
+    }
+
+    fn read(&mut self, address: u64, len: usize) -> Vec<u8> {
+        match self.execute(Work::Read { address, len }) {
+            Outcome::Success(bytes) => bytes,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Writes and reads at random, and compares with a model: each packet of a write has an effect once.
+#[track_caller]
+fn check_nothing_shows(faults: Faults) {
+    let mut world = World::new(Rights::ReadWrite);
+    world.faults = faults;
+    let mut model = vec![0; MEMORY_BYTES];
+    let mut packets = 0;
+    for round in 0..300u64 {
+        let len = world.below(5 * PAYLOAD_BYTES_MAX as u64) as usize;
+        let address = world.below((MEMORY_BYTES - len) as u64) as usize;
+        let bytes: Vec<u8> = (0..len).map(|index| (index as u64 * round + round) as u8).collect();
+        model[address..address + len].copy_from_slice(&bytes);
+        assert_eq!(world.write(address as u64, &bytes), Outcome::Success(Vec::new()), "round {round}");
+        packets += len.div_ceil(PAYLOAD_BYTES_MAX).max(1) as u64;
+        let (from, len) = (world.below(1 << 15) as usize, world.below(1 << 15) as usize);
+        assert!(world.read(from as u64, len) == model[from..from + len], "round {round}");
+    }
+    assert!(*world.memory.0.borrow() == model);
+    let counters = world.responder.counters();
+    assert!(counters.done >= packets && counters.forged == 0, "{counters:?}");
+    assert_eq!(counters.repeated == 0, faults.lost + faults.repeated + faults.late == 0, "{counters:?}");
+}
+
+#[test]
+fn without_faults_each_packet_is_carried_out_once() {
+    check_nothing_shows(Faults::default());
+}
+
+#[test]
+fn lost_packets_do_not_show() {
+    check_nothing_shows(Faults { lost: 10, ..Faults::default() });
+}
+
+#[test]
+fn repeated_and_late_packets_do_not_show() {
+    check_nothing_shows(Faults { repeated: 20, late: 20, ..Faults::default() });
+    check_nothing_shows(Faults { lost: 10, repeated: 10, late: 10 });
+}
+
+#[test]
+fn a_copy_of_an_earlier_write_has_no_effect_within_and_after_its_life() {
+    let mut world = World::new(Rights::ReadWrite);
+    assert_eq!(world.write(64, b"first"), Outcome::Success(Vec::new()));
+    let copies = world.sent.clone();
+    assert_eq!(world.write(64, b"later"), Outcome::Success(Vec::new()));
+    for after_ns in [0, EFFECT_LIFE_NS / 2, EFFECT_LIFE_NS, 3 * EFFECT_LIFE_NS] {
+        world.now_ns += after_ns;
+        copies.iter().for_each(|copy| world.deliver(copy));
+        assert_eq!(&world.memory.0.borrow()[64..69], b"later", "after {after_ns} ns");
+    }
+    let counters = world.responder.counters();
+    assert!(counters.repeated > 0 && counters.expired > 0, "{counters:?}");
+}
+
+#[test]
+fn packets_with_other_bytes_rights_or_addresses_have_no_effect() {
+    let mut world = World::new(Rights::ReadWrite);
+    assert_eq!(world.write(64, b"salt"), Outcome::Success(Vec::new()));
+    let before = world.memory.0.borrow().clone();
+    let done = world.responder.counters().done;
+    let copy = world.sent.last().unwrap().clone();
+    let mut answer = [0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX];
+    // Switches and the ICRC change some bytes of the transport header.
+    let is_covered = |byte: &usize| *byte == 0 || (5..8).contains(byte) || *byte >= 12;
+    let covered: Vec<usize> = (0..copy.len()).filter(is_covered).collect();
+    for byte in &covered {
+        let mut other = copy.clone();
+        other[*byte] ^= 1;
+        world.deliver(&other);
+    }
+    let elsewhere = "10.0.0.2:4791".parse().unwrap();
+    assert_eq!(
+        world.responder.handle_packet(world.now_ns, elsewhere, &copy, &world.memory, &mut answer),
+        None
+    );
+    for len in 0..copy.len() {
+        world.deliver(&copy[..len]);
+    }
+    let counters = world.responder.counters();
+    assert_eq!(counters.forged, (covered.len() + 1 + copy.len()) as u64);
+    assert_eq!((counters.done, counters.repeated), (done, 0));
+    assert!(*world.memory.0.borrow() == before);
+}
+
+#[test]
+fn a_grant_permits_its_own_access_only() {
+    let mut world = World::new(Rights::Read);
+    assert_eq!(world.write(0, b"salt"), Outcome::Refused);
+    assert_eq!(world.read(0, 4), [0; 4]);
+    let mut world = World::new(Rights::Write);
+    assert_eq!(world.execute(Work::Read { address: 0, len: 4 }), Outcome::Refused);
+    assert_eq!(world.write(MEMORY_BYTES as u64 - 2, b"salt"), Outcome::Refused);
+    assert_eq!(world.write(u64::MAX - 2, b"salt"), Outcome::Refused);
+}
+
+#[test]
+fn a_requester_that_was_silent_asks_for_the_clock_once() {
+    let mut world = World::new(Rights::ReadWrite);
+    for round in 1..=3 {
+        assert_eq!(world.write(0, b"salt"), Outcome::Success(Vec::new()));
+        assert_eq!(world.requester.clock_questions(), round);
+        assert_eq!(world.write(0, b"salt"), Outcome::Success(Vec::new()));
+        assert_eq!(world.requester.clock_questions(), round, "the clock is known");
+        world.now_ns += 1_000_000_000;
+    }
+    assert_eq!(world.responder.counters().expired, 0);
+}
+
+#[test]
+fn a_new_epoch_ends_all_grants_until_they_are_renewed() {
+    let mut world = World::new(Rights::ReadWrite);
+    assert_eq!(world.write(0, b"salt"), Outcome::Success(Vec::new()));
+    world.responder.raise_epoch([3; 32]);
+    assert_eq!(world.write(0, b"bread"), Outcome::MaybeDone, "nothing answers");
+    assert_eq!(&world.memory.0.borrow()[..5], b"salt\0");
+    let grant = world.responder.grant(address(), Qpn::new(5), KEY, Rights::ReadWrite);
+    world.requester.regrant(grant);
+    assert_eq!(world.write(0, b"bread"), Outcome::Success(Vec::new()));
+}
+
+/// The record has the effects of the last interval, whoever caused them.
+#[test]
+fn requesters_that_came_and_went_leave_nothing() {
+    let mut world = World::new(Rights::ReadWrite);
+    for port in 1..2_000 {
+        let from: SocketAddr = format!("10.0.0.3:{port}").parse().unwrap();
+        let grant = world.responder.grant(from, Qpn::new(1), KEY, Rights::Write);
+        let mut requester = Requester::new(grant, 1);
+        requester.post(1, Work::Write { address: 0, bytes: vec![1; 8] }).unwrap();
+        let (mut buffer, mut answer) = ([0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX], [0; 2048]);
+        let mut clock = ServerClock::default();
+        for _ in 0..2 {
+            let len = requester.poll_transmit(world.now_ns, &clock, &mut buffer).expect("a packet");
+            let body = &buffer[..len - ICRC_BYTES];
+            let len = world.responder.handle_packet(world.now_ns, from, body, &world.memory, &mut answer);
+            let body = &answer[..len.expect("an answer") - ICRC_BYTES];
+            requester.handle_packet(world.now_ns, &mut clock, body);
+        }
+        assert!(requester.poll_done().is_some_and(|done| done.outcome == Outcome::Success(Vec::new())));
+    }
+    assert_eq!(world.responder.recorded(), 1_999);
+    world.now_ns += 3 * EFFECT_LIFE_NS;
+    assert_eq!(world.write(0, b"salt"), Outcome::Success(Vec::new()));
+    assert_eq!(world.responder.recorded(), 1);
+}

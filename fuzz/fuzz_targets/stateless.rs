@@ -1,0 +1,65 @@
+//! No packet, forged or made by a requester with any rights, harms a stateless responder, and no answer a requester.
+
+#![no_main]
+
+use halite_rnic::stateless::{
+    OVERHEAD_BYTES, PAYLOAD_BYTES_MAX, Requester, Responder, Rights, ServerClock, Work,
+};
+use halite_rnic::wire::{ICRC_BYTES, Qpn};
+use halite_rnic::{Access, Memory, Refused};
+use libfuzzer_sys::fuzz_target;
+
+struct Bytes;
+
+const LEN: u64 = 4096;
+
+impl Memory for Bytes {
+    fn check(&self, key: u32, _: Access, address: u64, len: u64) -> Result<(), Refused> {
+        if key == 0 && address.checked_add(len).is_some_and(|end| end <= LEN) { Ok(()) } else { Err(Refused) }
+    }
+
+    fn read(&self, key: u32, address: u64, target: &mut [u8]) -> Result<(), Refused> {
+        assert!(self.check(key, Access::Read, address, target.len() as u64).is_ok());
+        Ok(())
+    }
+
+    fn write(&self, key: u32, address: u64, source: &[u8]) -> Result<(), Refused> {
+        assert!(self.check(key, Access::Write, address, source.len() as u64).is_ok());
+        Ok(())
+    }
+
+    fn fetch_add(&self, _: u32, _: u64, _: u64) -> Result<u64, Refused> {
+        Err(Refused)
+    }
+
+    fn compare_swap(&self, _: u32, _: u64, _: u64, _: u64) -> Result<u64, Refused> {
+        Err(Refused)
+    }
+}
+
+fuzz_target!(|input: (u32, u8, u64, u16, bool, u32, Vec<u8>)| {
+    let (rkey, rights, address, len, reads, now_ns, bytes) = input;
+    let now_ns = u64::from(now_ns);
+    let from = "10.0.0.1:4791".parse().expect("an address");
+    let rights = [Rights::Read, Rights::Write, Rights::ReadWrite][usize::from(rights) % 3];
+    let mut responder = Responder::new(1, [7; 32]);
+    let mut requester = Requester::new(responder.grant(from, Qpn::new(3), rkey % 2, rights), 1);
+    let mut clock = ServerClock::default();
+    let (mut packet, mut answer) =
+        ([0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX], [0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX]);
+    requester.handle_packet(now_ns, &mut clock, &bytes);
+    let _ = responder.handle_packet(now_ns, from, &bytes, &Bytes, &mut answer);
+    let work = match reads {
+        true => Work::Read { address, len: usize::from(len) },
+        false => Work::Write { address, bytes },
+    };
+    requester.post(1, work).expect("nothing else is posted");
+    for _ in 0..200 {
+        let Some(len) = requester.poll_transmit(now_ns, &clock, &mut packet) else { break };
+        let body = &packet[..len - ICRC_BYTES];
+        if let Some(len) = responder.handle_packet(now_ns, from, body, &Bytes, &mut answer) {
+            requester.handle_packet(now_ns, &mut clock, &answer[..len - ICRC_BYTES]);
+        }
+    }
+    assert!(requester.poll_done().is_some(), "each packet was answered");
+});
