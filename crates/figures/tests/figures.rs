@@ -1,9 +1,16 @@
 //! The simulated figures, as `docs/figures.md` shows them.
 
+use std::sync::LazyLock;
+
 use halite_figures::{Figure, Shown, show, summary};
 use halite_sim::Profile;
 
-fn shown(ids: &[&str]) -> Vec<Shown> {
+/// The figures that take less than a second in a release build.
+const SHORT: [&str; 6] = ["lite-6", "lite-7", "lite-8", "lite-10", "slow-2", "slow-3"];
+
+static SHOWN: LazyLock<Vec<Shown>> = LazyLock::new(|| simulate(&SHORT));
+
+fn simulate(ids: &[&str]) -> Vec<Shown> {
     let figures: Vec<_> = ids.iter().map(|id| Figure::named(id).expect("it exists")).collect();
     show(&figures, None, |_, _| {}).expect("built-in profiles are valid")
 }
@@ -13,7 +20,7 @@ fn shown(ids: &[&str]) -> Vec<Shown> {
 #[test]
 fn the_document_shows_what_is_simulated() {
     let document = include_str!("../../../docs/figures.md");
-    for shown in shown(&["lite-6", "lite-8", "slow-2", "slow-3"]) {
+    for shown in &*SHOWN {
         for point in &shown.points {
             let row = format!("| {} | {} |", point.line, point.cells().join(" | "));
             assert!(document.contains(&row), "{}: {row}\nwrite docs/figures.md anew", shown.figure.id);
@@ -23,13 +30,12 @@ fn the_document_shows_what_is_simulated() {
 
 #[test]
 fn a_figure_is_the_same_twice() {
-    let points = || shown(&["lite-6"]).remove(0).points;
-    assert_eq!(points(), points());
+    assert_eq!(simulate(&["lite-6"])[0].points, SHOWN[0].points);
 }
 
 #[test]
 fn each_miss_is_explained() {
-    for shown in shown(&["lite-6", "lite-7", "lite-8", "lite-10", "slow-2", "slow-3"]) {
+    for shown in &*SHOWN {
         for point in shown.points.iter().filter(|point| point.misses(10.0)) {
             assert!(shown.why(point).is_some(), "{}: {} at {}", shown.figure.id, point.line, point.x);
         }
@@ -38,8 +44,7 @@ fn each_miss_is_explained() {
 
 #[test]
 fn lines_of_the_data_are_simulated_or_say_why_not() {
-    let figures = shown(&["lite-6", "lite-7", "lite-8", "lite-10", "slow-2", "slow-3"]);
-    for shown in &figures {
+    for shown in &*SHOWN {
         for line in shown.figure.lines() {
             let is_simulated =
                 shown.points.iter().any(|point| point.line == line.name && point.simulated.is_some());
@@ -47,7 +52,7 @@ fn lines_of_the_data_are_simulated_or_say_why_not() {
         }
         assert!(shown.svg().starts_with("<svg"));
     }
-    assert!(summary(&figures).predicted > 40);
+    assert!(summary(&SHOWN).predicted > 40);
 }
 
 #[test]
