@@ -39,6 +39,15 @@ pub struct Series {
     pub points: Vec<[f64; 2]>,
 }
 
+/// A ratio with its range, as one row of [`ratios`].
+#[derive(Clone, Debug)]
+pub struct Ratio {
+    /// What is compared.
+    pub name: String,
+    /// Minimum, median and maximum.
+    pub values: [f64; 3],
+}
+
 /// Width of an image, and height of a plot without its legend, in pixels: legible when 390 pixels wide.
 const WIDTH: u32 = 480;
 const HEIGHT: u32 = 330;
@@ -70,6 +79,49 @@ pub fn svg(plots: &[Plot]) -> String {
         draw_all(&root, plots, &heights).expect("writing to a string cannot fail");
     }
     text
+}
+
+/// Draws ratios below each other on one logarithmic axis, around a line at 1; returns the image as text. A ratio that a
+/// logarithm cannot show has only its name.
+pub fn ratios(title: &str, rows: &[Ratio]) -> String {
+    let is_shown = |row: &&Ratio| row.values.iter().all(|value| value.is_finite() && *value > 0.0);
+    let shown = rows.iter().filter(is_shown).flat_map(|row| row.values);
+    let reach = shown.map(|value| value.log10().abs()).fold(0.5, f64::max);
+    let height = HEADER + rows.len() as u32 * LEGEND_LINE;
+    let mut text = String::new();
+    {
+        let root = SVGBackend::with_string(&mut text, (WIDTH, height)).into_drawing_area();
+        draw_ratios(&root, title, rows, reach).expect("writing to a string cannot fail");
+    }
+    text
+}
+
+/// Height of title and axis of [`ratios`], and the part of the width that names take.
+const HEADER: u32 = 60;
+const NAMES: i32 = 270;
+
+fn draw_ratios<'a>(root: &Area<'a>, title: &str, rows: &[Ratio], reach: f64) -> Outcome<'a> {
+    root.fill(&WHITE)?;
+    let room = f64::from(WIDTH as i32 - NAMES - 24);
+    let at = |value: f64| NAMES + ((value.log10() / reach + 1.0) / 2.0 * room) as i32;
+    let (top, bottom) = (HEADER as i32 - 10, HEADER as i32 + rows.len() as i32 * LEGEND_LINE as i32);
+    let text = |text: &str, x, y| Text::new(text.to_owned(), (x, y), ("sans-serif", SMALL));
+    root.draw(&Text::new(title.to_owned(), (8, 6), ("sans-serif", LARGE)))?;
+    let edge = 10_f64.powf(reach);
+    for (value, mix) in [(1.0 / edge, 0.15), (1.0, 0.6), (edge, 0.15)] {
+        root.draw(&PathElement::new([(at(value), top), (at(value), bottom)], BLACK.mix(mix)))?;
+        root.draw(&text(&short(value), at(value) - 8, top - 18))?;
+    }
+    for (index, row) in rows.iter().enumerate() {
+        let y = HEADER as i32 + index as i32 * LEGEND_LINE as i32 + 8;
+        root.draw(&text(&row.name, 8, y - 8))?;
+        let [min, median, max] = row.values;
+        if row.values.iter().all(|value| value.is_finite() && *value > 0.0) {
+            root.draw(&PathElement::new([(at(min), y), (at(max), y)], COLOURS[0].stroke_width(2)))?;
+            root.draw(&Circle::new((at(median), y), 4, COLOURS[0].filled()))?;
+        }
+    }
+    root.present()
 }
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
@@ -221,5 +273,13 @@ mod tests {
         }
         assert_eq!(image.matches("<circle").count(), 3, "two points, and the mark of the legend");
         assert!(svg(&[plot(&[])]).contains("title"), "a plot may be empty");
+    }
+
+    #[test]
+    fn a_ratio_that_a_logarithm_cannot_show_has_only_its_name() {
+        let row = |name: &str, median| Ratio { name: name.to_owned(), values: [0.5, median, 2.0] };
+        let image = ratios("ratios", &[row("one", 1.0), row("none", 0.0), row("endless", f64::INFINITY)]);
+        assert!(["one", "none", "endless"].iter().all(|name| image.contains(name)));
+        assert_eq!(image.matches("<circle").count(), 1);
     }
 }

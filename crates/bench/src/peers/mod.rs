@@ -61,6 +61,9 @@ pub struct Options {
     /// Replace the text between the markers `<!-- peers:begin -->` and `<!-- peers:end -->` of this file
     #[arg(long, value_name = "FILE")]
     pub markdown: Option<PathBuf>,
+    /// Write a plot of all ratios to this file
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
     /// The `halite` program [default: next to this program; built if it does not exist]
     #[arg(long, value_name = "FILE")]
     pub halite: Option<PathBuf>,
@@ -85,6 +88,14 @@ pub enum PeersError {
         .0.package()
     )]
     Missing(Program),
+    /// The plot could not be written.
+    #[error("cannot write the plot to {}: {cause}", path.display())]
+    Svg {
+        /// Path of the plot.
+        path: PathBuf,
+        /// Cause of the failure.
+        cause: std::io::Error,
+    },
     /// The table could not be written.
     #[error(transparent)]
     Markers(#[from] MarkersError),
@@ -106,6 +117,10 @@ pub fn run(options: &Options) -> Result<(), PeersError> {
     print!("{}", report.text());
     if let Some(path) = &options.markdown {
         markers::splice(path, TABLE, &report.markdown())?;
+    }
+    if let Some(path) = &options.svg {
+        let refused = |cause| PeersError::Svg { path: path.clone(), cause };
+        std::fs::write(path, report.svg()).map_err(refused)?;
     }
     Ok(())
 }

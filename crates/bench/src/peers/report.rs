@@ -1,5 +1,7 @@
 //! The table of results: as text for terminals, and as Markdown.
 
+use halite_figures::plot::{self, Ratio};
+
 use super::probe::{Probe, ProbeError, Sample};
 use super::rows::{Row, Source, Target, probes};
 use super::spread::Spread;
@@ -64,6 +66,16 @@ impl Report {
             }
         }
         text
+    }
+
+    /// Draws the ratio of each row that has one.
+    pub fn svg(&self) -> String {
+        let drawn = |line: &Line| {
+            let Spread { median, min, max } = line.ratio?;
+            Some(Ratio { name: format!("{} / {}", line.name, line.peer), values: [min, median, max] })
+        };
+        let rows: Vec<Ratio> = self.lines.iter().filter_map(drawn).collect();
+        plot::ratios("Halite over its peers: median and range", &rows)
     }
 
     fn note(&self) -> String {
