@@ -101,7 +101,7 @@ impl Default for FittedAt {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Miss {
-    /// Values of x that it explains.
+    /// Values of x of the points that `why` explains.
     pub at: Vec<f64>,
     /// One sentence.
     pub why: String,

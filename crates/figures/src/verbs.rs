@@ -63,7 +63,7 @@ impl Run {
         }
     }
 
-    /// Returns the time of the run by its number of requests, in ns.
+    /// Returns the mean time per request in ns: the time of the run divided by its number of requests.
     pub(crate) fn mean_ns(&self, profile: &Profile) -> f64 {
         let bench = Bench::new(self, profile);
         bench.execute(self.warm_up);

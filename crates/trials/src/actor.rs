@@ -104,7 +104,8 @@ impl Actor {
         self.harness.world.now_ns()
     }
 
-    /// Records in the trace which life of a region the next operation concerns.
+    /// Records in the trace which region the next operation concerns. `life` is the number of one region from its
+    /// allocation to its end.
     pub(crate) fn note_life(&self, life: usize) {
         self.note(format_args!("concerns life {life}"));
     }

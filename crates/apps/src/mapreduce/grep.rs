@@ -30,7 +30,7 @@ impl Grep {
 /// The matching lines of one file.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct FileMatches {
-    /// Number of the file in the sorted list.
+    /// Index of the file in the list of input files, which is sorted by path.
     pub file: u32,
     /// Number of matching lines.
     pub matches: u64,

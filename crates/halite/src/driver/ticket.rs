@@ -217,7 +217,8 @@ impl Tickets {
         }
     }
 
-    /// Records that the caller dropped a command. Returns the command to submit at once, if there is one.
+    /// Records that the caller dropped a command. If the command must be withdrawn or undone now, returns the command that
+    /// does so.
     pub(crate) fn abandon(&mut self, op: OpId) -> Option<Chore> {
         let ticket = self.ops.get_mut(&op)?;
         if let TicketState::Waiting(_) = ticket.state {

@@ -137,7 +137,8 @@ mod model {
     }
 
     impl Memory {
-        /// Returns a private model: loom has no shared memory, but the windows of other tests must compile.
+        /// Ignores the window and returns a private model, because loom has no shared memory. Callers that pass a window
+        /// thus compile under loom too.
         pub(crate) fn new(_: Window) -> Result<Memory, AccessError> {
             Ok(Memory::private())
         }

@@ -443,7 +443,7 @@ impl Control {
         self.links.get(&token).is_some_and(Link::is_stranger)
     }
 
-    /// Returns true if a link of the attempt with this number has sent Ready.
+    /// Returns true if a control connection of the dial attempt `number` has sent `Ready`.
     pub(super) fn has_sent_ready(&self, number: u64) -> bool {
         let mut links = self.links.values();
         links.any(|link| match &link.handshake {

@@ -50,7 +50,7 @@ const KIND_REFUSED: u8 = 3;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadChannel {
     /// The other end is another program, which does not speak this protocol.
-    #[error("the other end does not speak the control protocol")]
+    #[error("the other end does not speak Halite's control protocol; is this the address of a Halite node?")]
     Stranger,
     /// The other end uses another version of the protocol.
     #[error(

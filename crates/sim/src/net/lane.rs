@@ -424,7 +424,7 @@ impl Net {
         self.lanes[qp as usize].as_deref().is_none_or(|lane| lane.outstanding() == 0)
     }
 
-    /// Returns the time from a request to its acknowledgement, of the first queue pair that has measured it.
+    /// Returns the round-trip time in ns of the first queue pair of `end` that has measured one; `None` if none has.
     pub(super) fn measured_by_lanes(&self, end: EndId) -> Option<u64> {
         self.ends[end].qps().find_map(|qp| self.lanes[qp as usize].as_deref()?.qp.round_trip_ns())
     }

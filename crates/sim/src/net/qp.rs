@@ -123,7 +123,7 @@ pub(super) struct Qp {
     pub(super) departing: u64,
     pub(super) offset: u64,
     pub(super) attempts: u32,
-    /// True if a departure is scheduled, or waits for its host.
+    /// True while the event that sends the next piece is scheduled, or is held back until the host runs.
     pub(super) busy: bool,
     /// Time until which the posting processor is busy with posts.
     pub(super) posted_ns: u64,

@@ -235,8 +235,9 @@ impl DirectoryPart {
 }
 
 impl Engine {
-    /// Returns the next number after `last`, cyclically, whose node has left or was forgotten. So concurrent requesters
-    /// receive different numbers although joining takes time, and a lost node may restart under its own number.
+    /// Returns the next number after `last`, cyclically, whose node has left or was forgotten. Since the search continues
+    /// from `last`, concurrent requesters receive different numbers before they have joined. Numbers of lost nodes are
+    /// omitted, so that such a node can restart under its own number.
     pub(super) fn reusable_number(&self, last: NodeId) -> Option<NodeId> {
         let (first, end) = (NodeId::FIRST.0 + 1, NodeId::EPHEMERAL_MIN.0);
         let mut circle = (last.0 + 1..end).chain(first..=last.0).map(NodeId);

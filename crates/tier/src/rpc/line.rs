@@ -268,8 +268,8 @@ impl LineReader {
         self.heard.load(Relaxed)
     }
 
-    /// Records that the server has handled one more ring request or cancel. The server handles a line that the client
-    /// posted after it ([`RequestLine::posted_before`]) only after this call.
+    /// Records that the server has handled one more ring request or cancel. A line waits until all ring requests and
+    /// cancels that the client posted before it ([`RequestLine::posted_before`]) are recorded.
     pub fn hear(&self) {
         self.heard.store(self.heard().wrapping_add(1), Relaxed);
     }

@@ -34,7 +34,8 @@ pub(super) struct QueueState {
     pub(super) closed: bool,
 }
 
-/// A sender that waits for room for `bytes` bytes; with its message, if it published the message.
+/// A sender that waits until the queue has room for `bytes` bytes. `message` is its message if it was published;
+/// otherwise the sender still holds the message.
 #[derive(Debug)]
 pub(super) struct Parked {
     pub(super) reply: ReplyTo,

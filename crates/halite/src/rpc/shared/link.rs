@@ -125,7 +125,7 @@ impl Link {
         self.drops.add();
     }
 
-    /// Counts a cancelled request, because the queue that holds it does not notice the cancel.
+    /// Counts a cancelled request. Queues compare this count, and look for unwanted requests when it has changed.
     pub(crate) fn record_drop(&self) {
         self.drops.add();
     }

@@ -326,7 +326,8 @@ impl HomeSide<'_> {
         cut_off.into_iter().for_each(|(requester, ..)| self.cx.answer(requester, Ok(Reply::CutOff)));
     }
 
-    /// Asks a mapper that has paired with this node again: it may have mapped the region before its home lost contact.
+    /// Asks `mapper`, which has paired with this node anew, to release its mappings: once for each home that waits for
+    /// its cut-off. The mapper may have mapped regions before those homes lost contact with it.
     pub(in crate::engine) fn relay_again(&mut self, mapper: NodeIncarnation) {
         let owed = self.evidence.owed.extract_if(.., |(_, other, _)| *other == mapper);
         let owed: Vec<_> = owed.collect();
@@ -350,8 +351,8 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Returns the mappers that did not release their mappings in time. When such a mapper is cut off, the waiting
-    /// homes are answered as usual.
+    /// Returns the mappers that did not release their mappings in time. The caller cuts them off, which answers the
+    /// homes that wait for them.
     pub(in crate::engine) fn unresponsive_mappers(&self) -> BTreeSet<NodeIncarnation> {
         let now_ns = self.cx.now_ns();
         let deaf = self.evidence.relayed.iter().filter(|relayed| relayed.due_ns < now_ns);

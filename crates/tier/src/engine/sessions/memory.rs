@@ -73,8 +73,8 @@ impl Commands {
         self.memory.lost.retain(|(_, by), _| *by != incarnation);
     }
 
-    /// Stops counting the lost replies of nodes that did not hear from this node for a lease and so aborted the
-    /// commands.
+    /// Forgets the commands with lost replies whose executing nodes have aborted them by now, because these nodes did
+    /// not hear from this node for a lease.
     pub(in crate::engine) fn expire_lost_replies(&mut self, now_ns: u64) {
         self.memory.lost.retain(|_, until_ns| now_ns < *until_ns);
     }
