@@ -1,15 +1,36 @@
 //! Finds connected components.
 
+use halite::blocking;
+
 use super::Found;
 use super::engine::{self, Crowd, Program, SUMS};
 use super::error::GraphError;
 use super::load::{Shard, exchange, runs};
+use super::shared;
 
 /// The label of a vertex is the lowest id that has reached it over edges so far.
 struct Labels<'a> {
     shard: &'a Shard,
     labels: Vec<u64>,
     changed: f64,
+}
+
+impl<'a> Labels<'a> {
+    fn new(shard: &'a Shard) -> Labels<'a> {
+        Labels { shard, labels: vec![0; shard.ids.len()], changed: 0.0 }
+    }
+
+    /// Checks and returns the labels. `values` are the labels of all vertices.
+    fn found(self, steps: u64, values: &[u64]) -> Found<u64> {
+        let shard = self.shard;
+        let has_labels_of = |(place, label): (usize, &u64)| {
+            let neighbours = shard.sources.row(place).iter();
+            *label <= shard.ids[place]
+                && neighbours.map(|number| &values[*number as usize]).all(|its| its == label)
+        };
+        let verified = self.labels.iter().enumerate().all(has_labels_of);
+        Found { steps, values: self.labels, verified }
+    }
 }
 
 impl Program for Labels<'_> {
@@ -47,15 +68,21 @@ impl Program for Labels<'_> {
 /// Labels each vertex of this worker with the lowest vertex id in its component. The shard must have been loaded with
 /// `both_ways`. All workers must call this.
 pub async fn components(crowd: &Crowd, shard: &Shard) -> Result<Found<u64>, GraphError> {
-    let mut program = Labels { shard, labels: vec![0; shard.ids.len()], changed: 0.0 };
+    let mut program = Labels::new(shard);
     let (steps, values) = engine::run(crowd, shard, &mut program).await?;
-    let has_labels_of = |(place, label): (usize, &u64)| {
-        let neighbours = shard.sources.row(place).iter();
-        *label <= shard.ids[place]
-            && neighbours.map(|number| &values[*number as usize]).all(|its| its == label)
-    };
-    let verified = program.labels.iter().enumerate().all(has_labels_of);
-    Ok(Found { steps, values: program.labels, verified })
+    Ok(program.found(steps, &values))
+}
+
+/// Finds the same labels as [`components`], with the values in [distributed shared memory](crate::dsm). Blocks.
+/// `session` is of the same node as the crowd's session.
+pub fn components_on_dsm(
+    session: &blocking::Session,
+    crowd: &Crowd,
+    shard: &Shard,
+) -> Result<Found<u64>, GraphError> {
+    let mut program = Labels::new(shard);
+    let (steps, values) = shared::run(session, crowd, shard, &mut program)?;
+    Ok(program.found(steps, &values))
 }
 
 /// Returns a pair of size and label for each component that is labelled with a vertex of this worker. All workers must

@@ -65,6 +65,11 @@ impl Crowd {
         format!("{run}/step")
     }
 
+    /// Returns the name of the shared pages of a run that computes on distributed shared memory.
+    pub fn shared(run: &str) -> String {
+        format!("{run}/shared")
+    }
+
     /// Waits at the barrier for all workers. Their earlier writes are then visible.
     pub(super) async fn meet(&self) -> Result<(), GraphError> {
         self.session.barrier(&Crowd::barrier(&self.name), self.workers as u32, self.patience).await?;

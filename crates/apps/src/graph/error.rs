@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use halite::{AccessError, BarrierError, RegionError};
 
+use crate::dsm::DsmError;
+
 /// Cause of a failed load or computation of a graph.
 #[derive(thiserror::Error, Debug)]
 #[non_exhaustive]
@@ -54,4 +56,7 @@ pub enum GraphError {
     /// The workers did not all reach the end of a step.
     #[error(transparent)]
     Barrier(#[from] BarrierError),
+    /// The values are in distributed shared memory, which failed.
+    #[error(transparent)]
+    Shared(#[from] DsmError),
 }

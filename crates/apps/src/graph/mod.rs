@@ -11,6 +11,9 @@
 //! reads and folds only these. Each worker writes only its own region, alternating between two halves, and one barrier
 //! per step separates writing from reading. So no lock is needed.
 //!
+//! [`pagerank_on_dsm`] and [`components_on_dsm`] keep the values in [distributed shared memory](crate::dsm) instead: the
+//! same programs run by loads and stores, and a step costs an `acquire` and a `release` to store and another to load.
+//!
 //! In each step, a worker spends about 3 ns per gathered edge, and reads 8 bytes per vertex of the other workers.
 
 mod components;
@@ -20,14 +23,15 @@ mod error;
 pub mod input;
 mod load;
 mod pagerank;
+mod shared;
 mod words;
 
-pub use components::{components, sizes};
+pub use components::{components, components_on_dsm, sizes};
 pub use csr::Csr;
 pub use engine::Crowd;
 pub use error::GraphError;
 pub use load::Shard;
-pub use pagerank::{PageRank, pagerank};
+pub use pagerank::{PageRank, pagerank, pagerank_on_dsm};
 
 /// A worker's result for its own vertices.
 #[derive(Clone, Debug)]

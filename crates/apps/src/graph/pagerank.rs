@@ -1,9 +1,12 @@
 //! Computes PageRank.
 
+use halite::blocking;
+
 use super::Found;
 use super::engine::{self, Crowd, Program, SUMS};
 use super::error::GraphError;
 use super::load::Shard;
+use super::shared;
 
 /// Parameters of PageRank. Each vertex passes the fraction `damping` of its rank on, in equal shares to the targets of
 /// its edges, or to all vertices if it has no edges. The rest is divided equally among all vertices.
@@ -37,7 +40,27 @@ struct Ranks<'a> {
     former_change: f64,
 }
 
-impl Ranks<'_> {
+impl<'a> Ranks<'a> {
+    fn new(shard: &'a Shard, options: PageRank) -> Ranks<'a> {
+        Ranks {
+            options,
+            shard,
+            vertices: shard.vertices() as f64,
+            ranks: vec![0.0; shard.ids.len()],
+            base: 0.0,
+            sums: [0.0; SUMS],
+            change: 0.0,
+            former_change: f64::INFINITY,
+        }
+    }
+
+    fn found(self, steps: u64) -> Found<f64> {
+        // Each step shrinks the sum of changes by the damping, whatever the graph.
+        let verified =
+            steps < 2 || self.change <= self.options.damping * self.former_change * (1.0 + 1e-9) + 1e-12;
+        Found { steps, values: self.ranks, verified }
+    }
+
     /// Sets a rank. Returns the share of the rank that the vertex passes on along each edge.
     fn set(&mut self, place: usize, rank: f64) -> u64 {
         let [dangling, change] = &mut self.sums;
@@ -82,21 +105,22 @@ impl Program for Ranks<'_> {
     }
 }
 
-/// Computes the ranks of the own vertices. The ranks of all vertices have the sum 1.
+/// Computes the ranks of the own vertices. The ranks of all vertices have the sum 1. All workers must call this.
 pub async fn pagerank(crowd: &Crowd, shard: &Shard, options: PageRank) -> Result<Found<f64>, GraphError> {
-    let mut program = Ranks {
-        options,
-        shard,
-        vertices: shard.vertices() as f64,
-        ranks: vec![0.0; shard.ids.len()],
-        base: 0.0,
-        sums: [0.0; SUMS],
-        change: 0.0,
-        former_change: f64::INFINITY,
-    };
+    let mut program = Ranks::new(shard, options);
     let (steps, _) = engine::run(crowd, shard, &mut program).await?;
-    // Each step shrinks the sum of changes by the damping, whatever the graph.
-    let shrinks =
-        steps < 2 || program.change <= options.damping * program.former_change * (1.0 + 1e-9) + 1e-12;
-    Ok(Found { steps, values: program.ranks, verified: shrinks })
+    Ok(program.found(steps))
+}
+
+/// Computes the same ranks as [`pagerank`], with the values in [distributed shared memory](crate::dsm). Blocks.
+/// `session` is of the same node as the crowd's session.
+pub fn pagerank_on_dsm(
+    session: &blocking::Session,
+    crowd: &Crowd,
+    shard: &Shard,
+    options: PageRank,
+) -> Result<Found<f64>, GraphError> {
+    let mut program = Ranks::new(shard, options);
+    let (steps, _) = shared::run(session, crowd, shard, &mut program)?;
+    Ok(program.found(steps))
 }

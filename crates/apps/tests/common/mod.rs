@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use halite::{Config, Function, Node, NodeId, Permissions, RegionCause, blocking};
 use halite_apps::kv::{KvError, Local, Owner, Stopper, Store};
+use halite_mem::PagedError;
 
 pub const MIB: u64 = 1 << 20;
 /// Function number of the first shard; the next shard has the next number.
@@ -48,6 +49,17 @@ impl Cluster {
 
     pub fn bytes_used(&self) -> u64 {
         self.session(0).status().unwrap().iter().map(|node| node.bytes_used).sum()
+    }
+}
+
+/// Returns false, and tells why, where the system refuses to report faults.
+pub fn can_share_pages() -> bool {
+    match halite_mem::Paged::new(1, |_, _| {}) {
+        Err(why @ (PagedError::Refused | PagedError::Unsupported)) => {
+            eprintln!("skipped: {why}");
+            false
+        }
+        _ => true,
     }
 }
 

@@ -4,22 +4,10 @@ use crate::common;
 
 use std::time::Duration;
 
-use common::{Cluster, MIB};
+use common::{Cluster, MIB, can_share_pages};
 use halite_apps::dsm::{Access, Dsm, DsmError, Options};
-use halite_mem::PagedError;
 
 const PAGES: usize = 16;
-
-/// Returns false, and tells why, where the system refuses to report faults.
-fn can_share_pages() -> bool {
-    match halite_mem::Paged::new(1, |_, _| {}) {
-        Err(why @ (PagedError::Refused | PagedError::Unsupported)) => {
-            eprintln!("skipped: {why}");
-            false
-        }
-        _ => true,
-    }
-}
 
 fn open(cluster: &Cluster, me: usize) -> Dsm {
     let workers = cluster.nodes.len();

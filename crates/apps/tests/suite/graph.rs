@@ -6,10 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Cluster, MIB};
+use common::{Cluster, MIB, can_share_pages};
 use fastrand::Rng;
 use halite_apps::graph::input::{Edge, Input};
-use halite_apps::graph::{Crowd, GraphError, PageRank, Shard, components, pagerank, sizes};
+use halite_apps::graph::{
+    Crowd, GraphError, PageRank, Shard, components, components_on_dsm, pagerank, pagerank_on_dsm, sizes,
+};
 
 /// Runs a computation with one worker on each node; returns their results.
 fn on_all<T: Send>(
@@ -83,6 +85,46 @@ fn ranks_equal_those_of_a_plain_computation() {
             assert!((rank - expected[id]).abs() < 1e-9 * expected[id], "{id}: {rank}, not {}", expected[id]);
         }
         assert!((ranks.values().sum::<f64>() - 1.0).abs() < 1e-9);
+    }
+    assert_eq!(cluster.bytes_used(), 0);
+}
+
+#[test]
+fn the_engine_on_shared_pages_finds_what_the_ordinary_one_finds() {
+    if !can_share_pages() {
+        return;
+    }
+    let cluster = Cluster::new(64 * MIB);
+    // Several pages per worker, and fewer words than a page has.
+    for (seed, vertices, edges) in [(4, 10, 12), (5, 6000, 20_000)] {
+        let input = Input::Edges(any_edges(seed, vertices, edges).into());
+        let options = PageRank { iterations: 25, tolerance: 0.0, ..PageRank::default() };
+        let expected = ranks_of(&cluster, &input, options);
+        let workers = cluster.nodes.len();
+        let work = &|me| -> Vec<(u64, f64)> {
+            let session = cluster.session(me);
+            let (name, patience) = ("graph".to_owned(), Duration::from_secs(60));
+            let crowd = Crowd { session: session.as_async().clone(), me, workers, name, patience };
+            let shard = session.block_on(Shard::load(&crowd, &input, false)).unwrap();
+            let found = pagerank_on_dsm(&session, &crowd, &shard, options).unwrap();
+            assert!(found.verified);
+            let shard_of_both = session.block_on(Shard::load(&crowd, &input, true)).unwrap();
+            let labels = components_on_dsm(&session, &crowd, &shard_of_both).unwrap();
+            let ordinary = session.block_on(components(&crowd, &shard_of_both)).unwrap();
+            assert!(labels.verified);
+            assert_eq!((labels.steps, labels.values), (ordinary.steps, ordinary.values));
+            session.block_on(crowd.end()).unwrap();
+            shard.ids.into_iter().zip(found.values).collect()
+        };
+        let parts: Vec<_> = std::thread::scope(|scope| {
+            let started: Vec<_> = (0..workers).map(|me| scope.spawn(move || work(me))).collect();
+            started.into_iter().map(|worker| worker.join().unwrap()).collect()
+        });
+        let ranks: BTreeMap<u64, f64> = parts.into_iter().flatten().collect();
+        assert!(ranks.keys().eq(expected.keys()));
+        for (id, rank) in &ranks {
+            assert!((rank - expected[id]).abs() < 1e-9 * expected[id], "{id}: {rank}, not {}", expected[id]);
+        }
     }
     assert_eq!(cluster.bytes_used(), 0);
 }

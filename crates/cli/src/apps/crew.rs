@@ -275,7 +275,8 @@ fn end(worker: Coworker) -> anyhow::Result<()> {
 fn sweep(dir: &Path, name: &str) -> anyhow::Result<()> {
     let client = Client::join(dir)?;
     let named = client.session.list()?.into_iter().filter_map(|info| info.name);
-    for barrier in [Crowd::barrier(name), Dsm::barrier(name)] {
+    let barriers = [Crowd::barrier(name), Dsm::barrier(name), Dsm::barrier(&Crowd::shared(name))];
+    for barrier in barriers {
         // Fails where the run has no such barrier; it holds no data.
         let _ = client.session.free_barrier(&barrier);
     }

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use clap::Args;
+use halite::blocking;
 use halite_apps::graph::input::{Input, Kronecker};
-use halite_apps::graph::{self, Crowd, GraphError, PageRank, Shard};
+use halite_apps::graph::{self, Crowd, PageRank, Shard};
 use serde::{Deserialize, Serialize};
 
 use super::Over;
@@ -52,6 +53,9 @@ pub(super) struct GraphArgs {
     /// Number of vertices or components to print
     #[arg(long, default_value_t = 10)]
     top: usize,
+    /// Keep the values in distributed shared memory: all processes load and store them as memory
+    #[arg(long)]
+    dsm: bool,
     /// Name of the run's regions; they are removed at the end
     #[arg(long, default_value = "halite-run-graph")]
     name: String,
@@ -72,6 +76,7 @@ pub struct Task {
     workers: usize,
     source: Source,
     job: Job,
+    is_on_dsm: bool,
     top: usize,
 }
 
@@ -119,6 +124,8 @@ struct Outcome<V> {
     app: &'static str,
     nodes: usize,
     fabric: Option<&'static str>,
+    /// True if the values were in distributed shared memory.
+    dsm: bool,
     seconds: f64,
     phases: Phases,
     vertices: u64,
@@ -211,7 +218,7 @@ fn run<V: for<'de> Deserialize<'de>>(
         let workers = crew.len();
         for worker in 0..workers {
             let (name, source) = (args.name.clone(), source.clone());
-            let task = Task { name, worker, workers, source, job, top: args.top };
+            let task = Task { name, worker, workers, source, job, is_on_dsm: args.dsm, top: args.top };
             crew.ask::<()>(worker, &Line::Task(worker::Task::Graph(task)))?;
         }
         let begin = Instant::now();
@@ -229,6 +236,7 @@ fn run<V: for<'de> Deserialize<'de>>(
             app,
             nodes: workers,
             fabric: dir.is_none().then(|| args.over.fabric().name()),
+            dsm: args.dsm,
             seconds: begin.elapsed().as_secs_f64(),
             phases: Phases {
                 load: loaded.iter().map(|part| part.seconds).fold(0.0, f64::max),
@@ -261,45 +269,50 @@ pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
         name: task.name.clone(),
         patience: PATIENCE,
     };
-    worker.session.block_on(play(&crowd, task))?;
-    Ok(())
+    play(&worker.session, &crowd, task)
 }
 
-async fn play(crowd: &Crowd, task: &Task) -> Result<(), PlayError> {
+fn play(session: &blocking::Session, crowd: &Crowd, task: &Task) -> anyhow::Result<()> {
     let input = match &task.source {
         Source::File(path) => Input::File(path.clone()),
         Source::Kronecker { scale, seed } => Input::Kronecker(Kronecker { scale: *scale, seed: *seed }),
     };
     let is_undirected = matches!(task.job, Job::Components);
     let begin = Instant::now();
-    let shard = Shard::load(crowd, &input, is_undirected).await?;
+    let shard = session.block_on(Shard::load(crowd, &input, is_undirected))?;
     let edges = shard.sources.edges() as u64;
     say(&Loaded { vertices: shard.ids.len() as u64, edges, seconds: begin.elapsed().as_secs_f64() })?;
     let begin = Instant::now();
     match task.job {
         Job::Pagerank { iterations, tolerance, damping } => {
-            let found = graph::pagerank(crowd, &shard, PageRank { damping, iterations, tolerance }).await?;
+            let options = PageRank { damping, iterations, tolerance };
+            let found = match task.is_on_dsm {
+                true => graph::pagerank_on_dsm(session, crowd, &shard, options)?,
+                false => session.block_on(graph::pagerank(crowd, &shard, options))?,
+            };
             let seconds = begin.elapsed().as_secs_f64();
             let mut top: Vec<(u64, f64)> =
                 shard.ids.iter().copied().zip(found.values.iter().copied()).collect();
             let total = found.values.iter().sum();
             keep_highest(&mut top, task.top, |one, other| one.total_cmp(other));
             // The run ends with the last answer.
-            crowd.end().await?;
-            say(&Part { steps: found.steps, total, top, verified: found.verified, seconds })?;
+            session.block_on(crowd.end())?;
+            say(&Part { steps: found.steps, total, top, verified: found.verified, seconds })
         }
         Job::Components => {
-            let found = graph::components(crowd, &shard).await?;
+            let found = match task.is_on_dsm {
+                true => graph::components_on_dsm(session, crowd, &shard)?,
+                false => session.block_on(graph::components(crowd, &shard))?,
+            };
             let seconds = begin.elapsed().as_secs_f64();
-            let sizes = graph::sizes(crowd, &found.values).await?;
+            let sizes = session.block_on(graph::sizes(crowd, &found.values))?;
             let total = sizes.len() as f64;
             let mut top: Vec<(u64, u64)> = sizes.into_iter().map(|(size, label)| (label, size)).collect();
             keep_highest(&mut top, task.top, u64::cmp);
-            crowd.end().await?;
-            say(&Part { steps: found.steps, total, top, verified: found.verified, seconds })?;
+            session.block_on(crowd.end())?;
+            say(&Part { steps: found.steps, total, top, verified: found.verified, seconds })
         }
     }
-    Ok(())
 }
 
 /// Keeps the `count` pairs with the highest values; among equal values, those with the lowest ids.
@@ -310,12 +323,4 @@ fn keep_highest<V>(pairs: &mut Vec<(u64, V)>, count: usize, by: impl Fn(&V, &V) 
         pairs.truncate(count);
     }
     pairs.sort_unstable_by(order);
-}
-
-#[derive(thiserror::Error, Debug)]
-enum PlayError {
-    #[error(transparent)]
-    Graph(#[from] GraphError),
-    #[error(transparent)]
-    Output(#[from] anyhow::Error),
 }

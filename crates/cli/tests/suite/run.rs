@@ -116,6 +116,39 @@ fn can_share_pages(scratch: &Scratch) -> bool {
 }
 
 #[test]
+fn a_graph_on_shared_pages_has_the_same_ranks() {
+    let scratch = Scratch::new("run-graph-dsm");
+    if !can_share_pages(&scratch) {
+        return;
+    }
+    for flags in ["", "--nodes 3 --fabric roce"] {
+        let line =
+            format!("run pagerank --kronecker 9 --iterations 15 --tolerance 0 --top 600 --json {flags}");
+        let (ordinary, shared) =
+            (of_its_own(&scratch, &line), of_its_own(&scratch, &format!("{line} --dsm")));
+        assert_eq!((&shared["verified"], &shared["dsm"]), (&true.into(), &true.into()), "{shared}");
+        assert_eq!(ordinary["dsm"], false);
+        let ranks = |told: &Value| -> BTreeMap<u64, f64> {
+            let top = told["top"].as_array().unwrap().iter();
+            top.map(|pair| (pair[0].as_u64().unwrap(), pair[1].as_f64().unwrap())).collect()
+        };
+        let (ordinary, shared) = (ranks(&ordinary), ranks(&shared));
+        assert!(!ordinary.is_empty() && shared.keys().eq(ordinary.keys()));
+        for (id, rank) in shared {
+            assert!(
+                (rank - ordinary[&id]).abs() < 1e-9 * ordinary[&id],
+                "{id}: {rank}, not {}",
+                ordinary[&id]
+            );
+        }
+        let line = format!("run components --kronecker 9 --json {flags}");
+        let (ordinary, shared) =
+            (of_its_own(&scratch, &line), of_its_own(&scratch, &format!("{line} --dsm")));
+        assert_eq!((&shared["top"], &shared["verified"]), (&ordinary["top"], &true.into()), "{shared}");
+    }
+}
+
+#[test]
 fn shared_pages_lose_no_update() {
     let scratch = Scratch::new("run-dsm");
     if !can_share_pages(&scratch) {
