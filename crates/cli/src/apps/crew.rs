@@ -34,6 +34,10 @@ pub struct Crew {
     has_reported_wait: bool,
     /// True if the run continued without a worker. Regions of this worker may remain.
     has_lost: bool,
+    /// True if the run goes on without workers, other than the first, whose processes are killed.
+    is_enduring: bool,
+    /// Number of workers that were killed before they joined the cluster. They have no worker number.
+    pub never_joined: u32,
     /// Nodes of the workers, indexed by worker number.
     pub nodes: Vec<u32>,
     /// Addresses of the workers' metrics, in the order of worker numbers.
@@ -44,17 +48,29 @@ impl Crew {
     /// Starts the workers on the cluster in `dir`, or on a private cluster.
     pub fn start(dir: Option<&Path>, over: &Over) -> anyhow::Result<Crew> {
         let scratch = if dir.is_none() { Some(Scratch::create()?) } else { None };
-        Crew::start_in(dir, scratch, over)
+        Crew::start_in(dir, scratch, over, false)
+    }
+
+    /// Starts the workers as [`Crew::start`] does, but goes on without workers, other than the first, that are killed
+    /// meanwhile.
+    pub fn start_enduring(dir: Option<&Path>, over: &Over) -> anyhow::Result<Crew> {
+        let scratch = if dir.is_none() { Some(Scratch::create()?) } else { None };
+        Crew::start_in(dir, scratch, over, true)
     }
 
     /// Starts the workers as [`Crew::start`] does, but without a signal handler, for a command that handles signals
     /// itself.
     pub fn start_unguarded(dir: Option<&Path>, over: &Over) -> anyhow::Result<Crew> {
         let scratch = if dir.is_none() { Some(Scratch::create_unguarded()?) } else { None };
-        Crew::start_in(dir, scratch, over)
+        Crew::start_in(dir, scratch, over, false)
     }
 
-    fn start_in(dir: Option<&Path>, scratch: Option<Scratch>, over: &Over) -> anyhow::Result<Crew> {
+    fn start_in(
+        dir: Option<&Path>,
+        scratch: Option<Scratch>,
+        over: &Over,
+        is_enduring: bool,
+    ) -> anyhow::Result<Crew> {
         let dir = dir.or(scratch.as_ref().map(Scratch::path)).expect("one of both").to_owned();
         let mut crew = Crew {
             workers: Vec::new(),
@@ -63,6 +79,8 @@ impl Crew {
             made: None,
             has_reported_wait: false,
             has_lost: false,
+            is_enduring,
+            never_joined: 0,
             nodes: Vec::new(),
             metrics: Vec::new(),
         };
@@ -80,9 +98,14 @@ impl Crew {
             flags.extend(["--metrics".to_owned(), metrics.to_string()]);
             let mut worker =
                 Coworker::start(format!("worker process {number}"), &crew.dir, "run-worker", &flags)?;
-            let joined: Joined = match receive(&mut worker)? {
-                Received::Answer(joined) => joined,
-                Received::Waits(why) => bail!("a worker process cannot join yet: {why}"),
+            let joined: Joined = match receive(&mut worker) {
+                Ok(Received::Answer(joined)) => joined,
+                Ok(Received::Waits(why)) => bail!("a worker process cannot join yet: {why}"),
+                Err(error) if crew.can_do_without(number as usize, &worker, &error) => {
+                    crew.never_joined += 1;
+                    continue;
+                }
+                Err(error) => return Err(error),
             };
             worker.rename(format!("the worker process of node {}", joined.node));
             crew.nodes.push(joined.node);
@@ -170,6 +193,31 @@ impl Crew {
             self.await_an_end();
             self.why_ended().unwrap_or(error)
         })
+    }
+
+    /// Sends `line` to one worker and returns its answer; `None` if the worker was killed and the run goes on without
+    /// it.
+    pub fn ask_unless_killed<T: DeserializeOwned>(
+        &mut self,
+        number: usize,
+        line: &Line,
+    ) -> anyhow::Result<Option<T>> {
+        let place = self.place(number);
+        let answered = self.workers[place].send(line).and_then(|()| self.receive_from(number));
+        match answered {
+            Ok(answer) => Ok(Some(answer)),
+            Err(error) if self.can_do_without(number, &self.workers[place], &error) => Ok(None),
+            Err(error) => {
+                self.await_an_end();
+                Err(self.why_ended().unwrap_or(error))
+            }
+        }
+    }
+
+    /// Returns true if the run goes on without a worker that failed with `error`, because its process was ended from
+    /// outside. A failure that the worker reports itself would also occur in the other workers.
+    fn can_do_without(&self, number: usize, worker: &Coworker, error: &anyhow::Error) -> bool {
+        self.is_enduring && number > 0 && worker.has_ended() && !error.is::<Failure>()
     }
 
     /// Receives the next answer of one worker. Does not check whether the other workers still run.

@@ -223,7 +223,7 @@ fn play(
 ) -> anyhow::Result<Done> {
     // Unlike a fixed name, a random one lets several runs share a cluster.
     let run = format!("halite-run-{app}-{:016x}", fastrand::u64(..));
-    Crew::start(dir, over)?.play(|crew| {
+    Crew::start_enduring(dir, over)?.play(|crew| {
         for number in 0..crew.len() {
             let paths =
                 paths.iter().filter(|_| number == 0).map(|path| path.as_os_str().as_bytes().to_owned());
@@ -234,8 +234,8 @@ fn play(
                 job: job.clone(),
                 paths: paths.collect(),
             };
-            // The master must serve before other workers ask.
-            crew.ask::<()>(number, &Line::Task(worker::Task::MapReduce(task)))?;
+            // The master must serve before other workers ask. It finds out by itself which workers have ended.
+            let _killed = crew.ask_unless_killed::<()>(number, &Line::Task(worker::Task::MapReduce(task)))?;
             crew.note_made(&run);
         }
         let done = follow(crew)?;
@@ -255,8 +255,9 @@ fn follow(crew: &mut Crew) -> anyhow::Result<Done> {
                 });
                 bar.set_position(bytes);
             }
-            Event::Done(done) => {
+            Event::Done(mut done) => {
                 drop(bar);
+                done.lost += crew.never_joined;
                 if done.lost > 0 {
                     output::note(&format!("{} worker(s) ended early; the others did their work", done.lost));
                 }

@@ -439,6 +439,37 @@ fn matching_lines_are_found_with_their_numbers() {
     eventually(|| is_clean(&scratch));
 }
 
+#[test]
+fn words_are_counted_without_a_worker_that_was_killed_before_its_first_task() {
+    const WORKERS: usize = 5;
+    let scratch = Scratch::new("run-words-early");
+    let _up = up(&scratch);
+    let (text, counts) = text();
+    let file = scratch.write("text", text.repeat(20).as_bytes());
+    for has_joined in [true, false] {
+        let mut run = Running::start(
+            &scratch,
+            &format!("run wordcount {} --nodes {WORKERS} --top 1000000 --json", file.display()),
+        );
+        let (starter, pid) = (support::Process::open(run.pid()), run.pid());
+        eventually(|| support::children(pid).len() > 1);
+        starter.stop();
+        let workers = support::children(pid);
+        assert!(workers.len() < WORKERS, "tasks are given out once all workers have joined");
+        let killed = *workers.last().unwrap();
+        if has_joined {
+            eventually(|| scratch.nodes().iter().any(|node| node["pid"] == killed));
+        }
+        support::Process::open(killed).kill();
+        starter.resume();
+        let told: Value = serde_json::from_str(&run.line()).unwrap();
+        assert_eq!(told["top"], ranked(&counts, 20));
+        assert_eq!((&told["lost_workers"], &told["verified"]), (&1.into(), &true.into()), "{told}");
+        assert_eq!(run.wait().code(), Some(0));
+        eventually(|| is_clean(&scratch));
+    }
+}
+
 /// Returns true if a process has a file open.
 fn has_open(pid: u32, file: &Path) -> bool {
     let open = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
