@@ -15,9 +15,10 @@ use serde::de::DeserializeOwned;
 use super::worker::{Answer, Failure, Joined, Line};
 use super::{Over, log};
 use crate::client::Client;
-use crate::coworker::Coworker;
+use crate::coworker::{self, Coworker};
 use crate::output;
 use crate::scratch::Scratch;
+use crate::signals::{self, Ending, Woken};
 
 /// Time within which the kernel closes all files of a killed process.
 const END_IS_SEEN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
@@ -130,6 +131,33 @@ impl Crew {
     /// Records that the region `name`, and the regions with names derived from `name`, belong to this run.
     pub fn note_made(&mut self, name: &str) {
         self.made = Some(name.to_owned());
+    }
+
+    /// Does what [`Crew::note_made`] does. From now on, a signal that asks this process to end kills the workers and
+    /// frees the regions of this run. For workers whose tasks cannot be stopped in between.
+    pub fn free_when_stopped(&mut self, name: &str) -> anyhow::Result<()> {
+        self.note_made(name);
+        if self.scratch.is_some() {
+            // The regions end with the private cluster, which has a signal handler of its own.
+            return Ok(());
+        }
+        let mut ending = Ending::listen().context("cannot listen for signals")?;
+        let (dir, name) = (self.dir.clone(), name.to_owned());
+        std::thread::spawn(move || {
+            let signal = loop {
+                if let Woken::Asked(signal) = ending.wait() {
+                    break signal;
+                }
+            };
+            // If the cluster does not answer, the next signal ends this process.
+            let _ = signals::end_if_asked_again();
+            coworker::kill_all();
+            if let Err(why) = sweep(&dir, &name) {
+                output::note(&left_behind(&dir, &name, &why));
+            }
+            std::process::exit(128 + signal.as_raw());
+        });
+        Ok(())
     }
 
     pub fn len(&self) -> usize {

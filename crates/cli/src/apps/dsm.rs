@@ -22,9 +22,9 @@ pub struct DsmArgs {
     /// Number of sections that each process acquires to change counters
     #[arg(long, default_value_t = 1000)]
     rounds: u64,
-    /// Name of the run's regions; they are removed at the end
-    #[arg(long, default_value = "halite-run-dsm")]
-    name: String,
+    /// Name of the run's regions, which are removed at the end [default: halite-run-dsm- and a random number]
+    #[arg(long)]
+    name: Option<String>,
     #[command(flatten)]
     pub(super) over: Over,
 }
@@ -111,11 +111,12 @@ pub fn run(dir: Option<&Path>, args: &DsmArgs) -> anyhow::Result<()> {
 }
 
 fn play(crew: &mut Crew, dir: Option<&Path>, args: &DsmArgs) -> anyhow::Result<Outcome> {
-    crew.claim(&args.name)?;
-    crew.note_made(&args.name);
+    let name = super::name_of(args.name.as_deref(), "dsm");
+    crew.claim(&name)?;
+    crew.free_when_stopped(&name)?;
     let workers = crew.len();
     for worker in 0..workers {
-        let (name, pages) = (args.name.clone(), args.pages as usize);
+        let (name, pages) = (name.clone(), args.pages as usize);
         let task = Task { name, worker, workers, pages, rounds: args.rounds };
         crew.ask::<()>(worker, &Line::Task(worker::Task::Dsm(task)))?;
     }

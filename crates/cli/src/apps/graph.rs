@@ -42,7 +42,7 @@ pub struct ComponentsArgs {
 #[derive(Args, Clone, Debug)]
 pub(super) struct GraphArgs {
     /// Edge list: two vertex ids per line; lines that begin with # are comments
-    #[arg(required_unless_present = "kronecker", conflicts_with = "kronecker")]
+    #[arg(conflicts_with = "kronecker")]
     file: Option<PathBuf>,
     /// Generate a Kronecker graph of 2^SCALE vertices as Graph500 does, instead of reading a file
     #[arg(long, value_name = "SCALE", value_parser = clap::value_parser!(u32).range(1..=30))]
@@ -56,9 +56,9 @@ pub(super) struct GraphArgs {
     /// Keep the values in distributed shared memory: all processes load and store them as memory
     #[arg(long)]
     dsm: bool,
-    /// Name of the run's regions; they are removed at the end
-    #[arg(long, default_value = "halite-run-graph")]
-    name: String,
+    /// Name of the run's regions, which are removed at the end [default: halite-run-graph- and a random number]
+    #[arg(long)]
+    name: Option<String>,
     #[command(flatten)]
     pub(super) over: Over,
 }
@@ -210,14 +210,19 @@ fn run<V: for<'de> Deserialize<'de>>(
         // Workers may have another working directory than this process in later versions.
         (Some(file), _) => Source::File(std::path::absolute(file)?),
         (None, Some(scale)) => Source::Kronecker { scale, seed: args.seed },
-        (None, None) => return Err(UsageError("name a file, or give --kronecker".to_owned()).into()),
+        (None, None) => {
+            let message =
+                "no graph is given: name FILE, an edge list, or generate one with --kronecker SCALE";
+            return Err(UsageError(message.to_owned()).into());
+        }
     };
+    let name = super::name_of(args.name.as_deref(), "graph");
     Crew::start(dir, &args.over)?.play(|crew| {
-        crew.claim(&args.name)?;
-        crew.note_made(&args.name);
+        crew.claim(&name)?;
+        crew.free_when_stopped(&name)?;
         let workers = crew.len();
         for worker in 0..workers {
-            let (name, source) = (args.name.clone(), source.clone());
+            let (name, source) = (name.clone(), source.clone());
             let task = Task { name, worker, workers, source, job, is_on_dsm: args.dsm, top: args.top };
             crew.ask::<()>(worker, &Line::Task(worker::Task::Graph(task)))?;
         }

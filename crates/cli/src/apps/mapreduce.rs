@@ -221,8 +221,7 @@ fn play(
     paths: &[PathBuf],
     job: &JobArgs,
 ) -> anyhow::Result<Done> {
-    // Unlike a fixed name, a random one lets several runs share a cluster.
-    let run = format!("halite-run-{app}-{:016x}", fastrand::u64(..));
+    let run = super::name_of(None, app);
     Crew::start_enduring(dir, over)?.play(|crew| {
         for number in 0..crew.len() {
             let paths =

@@ -128,6 +128,11 @@ pub fn run(dir: Option<&Path>, args: &RunArgs) -> anyhow::Result<()> {
     }
 }
 
+/// Returns the name of a run: the given one, or else a random one, which lets several runs share a cluster.
+fn name_of(given: Option<&str>, app: &str) -> String {
+    given.map_or_else(|| format!("halite-run-{app}-{:016x}", fastrand::u64(..)), str::to_owned)
+}
+
 /// Parses the duration of a run.
 fn seconds(text: &str) -> Result<f64, String> {
     let value: f64 = text.parse().map_err(|_| "not a number".to_owned())?;

@@ -299,6 +299,8 @@ fn wrong_sizes_and_counts_are_refused() {
         ("run kv --clients-max 0", "0 is not in 1..="),
         ("run ycsb --value 15", "--value 15 is out of range: a value has 16 to 1048576 bytes"),
         ("run ycsb --nodes 62", "--nodes 62 is too large: a store has at most 61 shards"),
+        ("run pagerank", "name FILE, an edge list, or generate one with --kronecker SCALE"),
+        ("run components", "name FILE, an edge list, or generate one with --kronecker SCALE"),
         ("run dsm --pages 127", "127 is not in 128..=16777216"),
         ("run ycsb --keys 0", "0 is not in 1..=4294967296"),
     ] {
@@ -323,20 +325,61 @@ fn flags_of_an_own_cluster_are_refused_over_another() {
     assert!(is_clean(&scratch));
 }
 
+/// Returns arguments with which a run computes for as long as it takes.
+fn endless_pagerank(scratch: &Scratch) -> String {
+    // Ranks alternate between the two vertices.
+    let graph = scratch.write("graph", b"1 2\n2 1\n3 1\n");
+    format!("pagerank {} --damping 0.999999999 --iterations 10000000000 --tolerance 0", graph.display())
+}
+
+#[test]
+fn a_stopped_run_frees_its_regions_and_leaves_those_of_a_run_beside_it() {
+    let scratch = Scratch::new("run-stopped");
+    let _up = up(&scratch);
+    scratch.ok(&format!("put foreign {}", scratch.write("file", b"foreign").display()));
+    let before = scratch.ok("ls");
+    let pagerank = endless_pagerank(&scratch);
+    let apps = [
+        (&*pagerank, "run pagerank --kronecker 6 --json", "/values.1"),
+        (&format!("{pagerank} --dsm"), "run pagerank --kronecker 6 --dsm --json", "/shared/pages.1"),
+        ("dsm --rounds 1000000000", "run dsm --rounds 5 --json", "/pages.1"),
+    ];
+    let can_share_pages = can_share_pages(&scratch);
+    for (app, beside, region) in apps {
+        if app.contains("dsm") && !can_share_pages {
+            continue;
+        }
+        for (signal, status) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+            let mut run = Running::start(&scratch, &format!("run {app}"));
+            eventually(|| scratch.ok("ls").contains(region));
+            let told = &scratch.json(beside)[0];
+            assert_eq!(told["verified"], true, "{told}");
+            run.signal(signal);
+            assert_eq!(run.wait().code(), Some(status), "{app}");
+            assert_eq!(scratch.ok("ls"), before, "{app}");
+        }
+    }
+    // With a name of its own choice, a run must not touch the regions of another.
+    let mut run = Running::start(&scratch, &format!("run {pagerank} --name mine"));
+    eventually(|| scratch.ok("ls").contains("mine/values.1"));
+    let complaint = scratch.fails("run pagerank --kronecker 6 --name mine", 1);
+    assert!(complaint.contains("the name is taken: the region \"mine/"), "{complaint}");
+    run.signal(Signal::INT);
+    assert_eq!(run.wait().code(), Some(130));
+    assert_eq!(scratch.ok("ls"), before);
+}
+
 #[test]
 fn a_run_fails_when_a_worker_is_killed() {
     let scratch = Scratch::new("run-killed");
     let _up = up(&scratch);
-    // Ranks alternate between the two vertices for as long as it takes.
-    let graph = scratch.write("graph", b"1 2\n2 1\n3 1\n");
-    let pagerank =
-        format!("pagerank {} --damping 0.999999999 --iterations 10000000000 --tolerance 0", graph.display());
+    let pagerank = endless_pagerank(&scratch);
     let apps = [
         ("log --writers 2 --readers 2 --seconds 1000", "halite-run-log/"),
         ("ycsb --workload a --keys 100 --seconds 1000", "halite-run-ycsb/1/h0"),
         ("kv --listen 127.0.0.1:0", "halite-run-kv/1/t0"),
-        (&pagerank, "halite-run-graph/values.1"),
-        ("dsm --rounds 1000000000", "halite-run-dsm/pages.1"),
+        (&pagerank, "/values.1"),
+        ("dsm --rounds 1000000000", "/pages.1"),
     ];
     let can_share_pages = can_share_pages(&scratch);
     for (app, region) in apps.into_iter().filter(|(app, _)| can_share_pages || !app.starts_with("dsm")) {
