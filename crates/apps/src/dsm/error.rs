@@ -35,6 +35,12 @@ pub enum DsmError {
     /// A page could not be read from its home, or written to it. All later accesses of this worker fail, too.
     #[error("shared pages: {0}")]
     Access(#[from] AccessError),
+    /// A task accessed a page that it had not touched. All later accesses of this worker fail, too.
+    #[error("page {page} was absent; a task touches a page before it accesses it")]
+    Untouched {
+        /// Number of the page.
+        page: usize,
+    },
     /// The region of a worker cannot be used.
     #[error(transparent)]
     Region(#[from] RegionError),

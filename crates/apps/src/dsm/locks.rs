@@ -8,10 +8,10 @@ use std::pin::{Pin, pin};
 use std::task::Poll;
 use std::time::Duration;
 
-use halite::{Call, ServeError, blocking};
+use halite::{Call, ServeError, Server, Session};
 
 use super::error::DsmError;
-use super::service::{AWAIT_END, Service};
+use super::service::AWAIT_END;
 use super::table::{Access, Span, Table};
 use super::{service_of, words};
 
@@ -30,41 +30,42 @@ pub(super) fn name_of(range: &str) -> String {
 
 /// A worker's access to the lock server.
 pub(super) struct Locks {
-    session: blocking::Session,
+    session: Session,
     name: String,
     me: usize,
-    pub(super) patience: Duration,
+    patience: Duration,
 }
 
 impl Locks {
-    pub(super) fn new(session: blocking::Session, range: &str, me: usize, patience: Duration) -> Locks {
+    pub(super) fn new(session: Session, range: &str, me: usize, patience: Duration) -> Locks {
         Locks { session, name: name_of(range), me, patience }
     }
 
     /// Waits until the lock server grants a section.
-    pub(super) fn acquire(
+    pub(super) async fn acquire(
         &self,
         id: u64,
         pages: &std::ops::Range<usize>,
         access: Access,
     ) -> Result<(), DsmError> {
         let operation = if access == Access::Write { WRITE } else { READ };
-        let granted = self.call([operation, self.me as u64, id, pages.start as u64, pages.end as u64]);
+        let granted = self.call([operation, self.me as u64, id, pages.start as u64, pages.end as u64]).await;
         if granted.is_err() {
             // The server may have granted it meanwhile. If it can't be reached, it finds out by itself.
-            let _ = self.release(id, &[]);
+            let _ = self.release(id, &[]).await;
         }
         granted
     }
 
     /// Releases a section. `lost` lists the workers that have ended and therefore did not discard their copies.
-    pub(super) fn release(&self, id: u64, lost: &[usize]) -> Result<(), DsmError> {
+    pub(super) async fn release(&self, id: u64, lost: &[usize]) -> Result<(), DsmError> {
         let lost = lost.iter().map(|worker| *worker as u64);
-        self.call([RELEASE, self.me as u64, id].into_iter().chain(lost))
+        self.call([RELEASE, self.me as u64, id].into_iter().chain(lost)).await
     }
 
-    fn call(&self, request: impl IntoIterator<Item = u64>) -> Result<(), DsmError> {
-        let answer = self.session.call_named(&self.name, &words::encode(request), self.patience)?;
+    async fn call(&self, request: impl IntoIterator<Item = u64>) -> Result<(), DsmError> {
+        let input = words::encode(request);
+        let answer = self.session.call_named(&self.name, &input, self.patience).await?;
         match words::decode(&answer)[..] {
             [GRANTED] => Ok(()),
             _ => Err(DsmError::Lost),
@@ -72,18 +73,33 @@ impl Locks {
     }
 }
 
-/// Serves sections until the server closes.
-pub(super) fn serve(
-    session: &blocking::Session,
-    server: blocking::Server,
-    range: &str,
-    workers: usize,
-) -> Service {
-    let (session, range) = (session.clone(), range.to_owned());
-    Service::spawn(server, move |server| {
-        let ends = (0..workers).map(|worker| end_of(&session, &range, worker)).collect();
-        session.block_on(run(&server, ends));
-    })
+/// The lock server, until it runs.
+pub(super) struct Service {
+    server: Server,
+    ends: Vec<End>,
+}
+
+impl Service {
+    pub(super) fn new(session: &Session, server: Server, range: &str, workers: usize) -> Service {
+        Service { server, ends: (0..workers).map(|worker| end_of(session, range, worker)).collect() }
+    }
+
+    /// Returns the server, whose end ends the service.
+    pub(super) fn server(&self) -> Server {
+        self.server.clone()
+    }
+
+    /// Serves sections until the server closes.
+    pub(super) async fn run(mut self) {
+        let mut table = Table::new();
+        while let Ok(event) = next(&self.server, &mut self.ends).await {
+            match event {
+                Event::Request(call) => handle(&mut table, call),
+                Event::Ended(worker) => table.lose(worker),
+            }
+            answer_granted(&mut table);
+        }
+    }
 }
 
 /// Resolves to the number of a worker that has ended.
@@ -92,23 +108,12 @@ type End = Pin<Box<dyn Future<Output = usize> + Send>>;
 /// Timeout of the unanswered calls, longer than any run.
 const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-fn end_of(session: &blocking::Session, range: &str, worker: usize) -> End {
-    let (session, name) = (session.as_async().clone(), service_of(range, worker));
+fn end_of(session: &Session, range: &str, worker: usize) -> End {
+    let (session, name) = (session.clone(), service_of(range, worker));
     Box::pin(async move {
         let _ = session.call_named(&name, &words::encode([AWAIT_END]), FOR_EVER).await;
         worker
     })
-}
-
-async fn run(server: &blocking::Server, mut ends: Vec<End>) {
-    let mut table = Table::new();
-    while let Ok(event) = next(server, &mut ends).await {
-        match event {
-            Event::Request(call) => handle(&mut table, call),
-            Event::Ended(worker) => table.lose(worker),
-        }
-        answer_granted(&mut table);
-    }
 }
 
 enum Event {
@@ -116,8 +121,8 @@ enum Event {
     Ended(usize),
 }
 
-async fn next(server: &blocking::Server, ends: &mut Vec<End>) -> Result<Event, ServeError> {
-    let mut request = pin!(server.as_async().recv());
+async fn next(server: &Server, ends: &mut Vec<End>) -> Result<Event, ServeError> {
+    let mut request = pin!(server.recv());
     poll_fn(|context| {
         for place in 0..ends.len() {
             if let Poll::Ready(worker) = ends[place].as_mut().poll(context) {

@@ -23,6 +23,7 @@
 
 mod error;
 mod locks;
+mod member;
 mod pages;
 mod section;
 mod service;
@@ -30,18 +31,15 @@ mod table;
 mod words;
 
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use halite::{Permissions, Placement, ServeOptions, blocking};
+use halite::blocking;
 
 pub use error::DsmError;
+pub use member::{Held, Member, Services};
 pub use section::Section;
 pub use table::Access;
 
-use locks::Locks;
-use pages::Pages;
 use service::Service;
 
 /// Options with which a worker opens a range of shared pages. `name`, `workers` and `pages` are the same for all
@@ -60,7 +58,8 @@ pub struct Options {
     pub patience: Duration,
 }
 
-/// One worker's view of the shared pages. All offsets are bytes from the start of the range. Methods block.
+/// One worker's view of the shared pages. All offsets are bytes from the start of the range. Methods block; [`Member`]
+/// is the same for tasks.
 ///
 /// ```
 /// # use halite::{Config, Node, NodeId};
@@ -84,64 +83,34 @@ pub struct Options {
 /// ```
 pub struct Dsm {
     session: blocking::Session,
-    options: Options,
-    own: halite::Lh,
-    pages: Arc<Pages>,
-    locks: Locks,
-    next_section: AtomicU64,
-    // Ended before the pages, by which they are served.
+    member: Member,
     services: Vec<Service>,
 }
 
 impl Dsm {
     /// Opens a range of pages, which are filled with zeros. Blocks until all other workers have opened the range, too.
     pub fn open(session: &blocking::Session, options: Options) -> Result<Dsm, DsmError> {
-        let Options { name, me, workers, pages: count, patience } = &options;
         let session = session.clone();
-        // First, because a system may refuse it.
-        let pages = Pages::new(session.clone(), *count)?;
-        let own_bytes = count.div_ceil(*workers) as u64 * pages.page_bytes();
-        let region = region_of(name, *me);
-        let own = session.alloc(Some(&region), own_bytes, Placement::Anywhere, Permissions::empty())?;
-        let page_server = session.serve_named(&service_of(name, *me), ServeOptions::default())?;
-        let lock_server = match me {
-            0 => Some(session.serve_named(&locks::name_of(name), ServeOptions::default())?),
-            _ => None,
-        };
-        meet(&session, &options)?;
-        let mut homes = Vec::with_capacity(*workers);
-        for worker in 0..*workers {
-            homes.push(session.map(&region_of(name, worker), Permissions::READ | Permissions::WRITE)?);
-        }
-        pages.set_homes(homes);
-        let mut services = vec![service::serve_pages(page_server, pages.clone())];
-        services.extend(lock_server.map(|server| locks::serve(&session, server, name, *workers)));
-        let locks = Locks::new(session.clone(), name, *me, *patience);
-        // None of a section's calls then waits for a worker that still opens.
-        meet(&session, &options)?;
-        Ok(Dsm { session, own, pages, locks, next_section: AtomicU64::new(0), services, options })
+        let opening = Member::open_with(session.as_async(), options, Some(session.clone()));
+        let (member, Services { pages: (server, pages), locks }) = session.block_on(opening)?;
+        // A thread for each, so that invalidations do not wait for sections.
+        let mut services =
+            vec![Service::spawn(&session, server.clone(), service::serve_pages(server, pages))];
+        services.extend(locks.map(|locks| Service::spawn(&session, locks.server(), locks.run())));
+        Ok(Dsm { session, member, services })
     }
 
     /// Closes the range and frees this worker's pages. Blocks until all other workers close the range, too.
-    pub fn close(mut self) -> Result<(), DsmError> {
-        meet(&self.session, &self.options)?;
-        self.services.clear();
-        for (worker, home) in self.pages.homes().iter().enumerate() {
-            if worker != self.options.me {
-                self.session.unmap(*home)?;
-            }
-        }
-        meet(&self.session, &self.options)?;
-        self.session.free(self.own)?;
-        if self.options.me == 0 {
-            self.session.free_barrier(&Dsm::barrier(&self.options.name))?;
-        }
-        Ok(())
+    pub fn close(self) -> Result<(), DsmError> {
+        let Dsm { session, member, services } = self;
+        let closed = session.block_on(member.close());
+        drop(services);
+        closed
     }
 
     /// Waits at the range's barrier until all workers have called this.
     pub fn meet(&self) -> Result<(), DsmError> {
-        meet(&self.session, &self.options)
+        self.session.block_on(self.member.meet())
     }
 
     /// Returns the name of the barrier of a range.
@@ -152,12 +121,12 @@ impl Dsm {
     /// Returns the length of the range in bytes.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> u64 {
-        self.pages.len()
+        self.member.pages.len()
     }
 
     /// Returns the size of a page in bytes.
     pub fn page_bytes(&self) -> u64 {
-        self.pages.page_bytes()
+        self.member.pages.page_bytes()
     }
 
     /// Begins a section over the pages of a range of bytes: waits until no other section conflicts with it. Sections
@@ -173,36 +142,28 @@ impl Dsm {
 impl Dsm {
     /// Fills `target` with the bytes from `offset` on.
     pub fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), DsmError> {
-        self.pages.read(offset, target)
+        self.member.pages.read(offset, target)
     }
 
     /// Copies `source` to `offset`. All pages must be in a section of this worker that may write.
     pub fn write(&self, offset: u64, source: &[u8]) -> Result<(), DsmError> {
-        self.pages.write(offset, source)
+        self.member.pages.write(offset, source)
     }
 
     /// Returns the word at `offset`.
     pub fn load_u64(&self, offset: u64) -> Result<u64, DsmError> {
-        self.pages.load_u64(offset)
+        self.member.pages.load_u64(offset)
     }
 
     /// Stores `value` in the word at `offset`. Its page must be in a section of this worker that may write.
     pub fn store_u64(&self, offset: u64, value: u64) -> Result<(), DsmError> {
-        self.pages.store_u64(offset, value)
+        self.member.pages.store_u64(offset, value)
     }
 
     /// Reads the absent pages of a range of bytes from their homes, so that later accesses find them present.
     pub fn touch(&self, bytes: Range<u64>) -> Result<(), DsmError> {
-        for page in self.pages.covering(&bytes)? {
-            self.pages.load_u64(page as u64 * self.page_bytes())?;
-        }
-        Ok(())
+        self.session.block_on(self.member.touch(bytes))
     }
-}
-
-fn meet(session: &blocking::Session, options: &Options) -> Result<(), DsmError> {
-    session.barrier(&Dsm::barrier(&options.name), options.workers as u32, options.patience)?;
-    Ok(())
 }
 
 fn region_of(name: &str, worker: usize) -> String {

@@ -1,22 +1,29 @@
 //! The pages of one worker, which are copies of the pages at their homes.
 //!
-//! Each page has a lock. A thread holds the lock while it reads the page from its home, writes it to its home, or
+//! Each page has a lock. A thread holds the lock while it reads the page from its home for a fault, takes its bytes, or
 //! discards it. So a copy that was read before another worker's release cannot appear after that release has discarded
-//! the worker's copies.
+//! the worker's copies. A task can't hold locks while it waits, so it reads a page again if the page has changed
+//! meanwhile.
 
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use halite::{AccessError, Lh, blocking};
+use halite::{AccessError, Lh, Session, blocking};
 use halite_mem::{Fault, Paged};
 
 use super::error::DsmError;
 
-/// State of this worker's copy of a page.
+/// This worker's copy of a page.
+struct Copy {
+    state: State,
+    /// Number of times that another worker has changed the page. A copy that was read meanwhile may be old.
+    changes: u64,
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Copy {
+enum State {
     Absent,
     /// The copy is unchanged, and protected against stores.
     Clean,
@@ -31,23 +38,41 @@ pub(super) struct Pages {
 
 /// The state that the handler of page faults needs.
 struct Cache {
-    session: blocking::Session,
+    session: Session,
+    /// By which a faulting thread reads an absent page. Tasks have none, because they must not block.
+    faults: Option<blocking::Session>,
     /// Regions of all workers, once they are mapped.
     homes: OnceLock<Vec<Lh>>,
     copies: Vec<Mutex<Copy>>,
     /// For each page, true if the page is in a section of this worker that may write.
     writable: Vec<AtomicBool>,
-    /// The error of a page that could not be read from its home. The page holds zeros instead, so all later accesses
-    /// must fail.
-    lost: OnceLock<AccessError>,
+    /// A page that holds zeros instead of its bytes, so all later accesses must fail.
+    lost: OnceLock<Lost>,
 }
 
+/// The reason why a page holds zeros.
+#[derive(Clone, Debug)]
+enum Lost {
+    /// The page could not be read from its home, or written to it.
+    Access(AccessError),
+    /// A task accessed this page while it was absent.
+    Untouched(usize),
+}
+
+/// Maximum number of pages that are read together: 256 KiB, far below what may be under way to one node.
+const TOGETHER_MAX: usize = 64;
+
 impl Pages {
-    pub(super) fn new(session: blocking::Session, pages: usize) -> Result<Arc<Pages>, DsmError> {
+    pub(super) fn new(
+        session: Session,
+        faults: Option<blocking::Session>,
+        pages: usize,
+    ) -> Result<Arc<Pages>, DsmError> {
         let cache = Arc::new(Cache {
             session,
+            faults,
             homes: OnceLock::new(),
-            copies: (0..pages).map(|_| Mutex::new(Copy::Absent)).collect(),
+            copies: (0..pages).map(|_| Mutex::new(Copy { state: State::Absent, changes: 0 })).collect(),
             writable: (0..pages).map(|_| AtomicBool::new(false)).collect(),
             lost: OnceLock::new(),
         });
@@ -130,14 +155,18 @@ impl Pages {
     /// Fails if a page may hold zeros because it could not be read. The faulting thread records the error before it
     /// fills the page with zeros.
     pub(super) fn check(&self) -> Result<(), DsmError> {
-        self.cache.lost.get().map_or(Ok(()), |error| Err(error.clone().into()))
+        match self.cache.lost.get() {
+            None => Ok(()),
+            Some(Lost::Access(error)) => Err(error.clone().into()),
+            Some(Lost::Untouched(page)) => Err(DsmError::Untouched { page: *page }),
+        }
     }
 
     /// Begins a section over `pages`. Discards the copies that were stored to outside of a section.
     pub(super) fn begin(&self, pages: Range<usize>, may_write: bool) {
         for page in pages {
             let mut copy = self.cache.lock(page);
-            if *copy == Copy::Dirty {
+            if copy.state == State::Dirty {
                 self.discard(page, &mut copy);
             }
             self.cache.writable[page].store(may_write, Relaxed);
@@ -146,7 +175,7 @@ impl Pages {
 
     /// Prevents further stores to a section, and writes its dirty pages to their homes. Returns the runs of these pages
     /// once all writes have completed.
-    pub(super) fn push(&self, pages: Range<usize>) -> Result<Vec<Range<usize>>, DsmError> {
+    pub(super) async fn push(&self, pages: Range<usize>) -> Result<Vec<Range<usize>>, DsmError> {
         let mut runs: Vec<Range<usize>> = Vec::new();
         let mut posted = Vec::new();
         for page in pages {
@@ -160,19 +189,60 @@ impl Pages {
             }
         }
         for write in posted {
-            write.wait().1.inspect_err(|error| self.cache.lose(error))?;
+            write.await.1.inspect_err(|error| self.cache.lose(error))?;
         }
         Ok(runs)
+    }
+
+    /// Reads the absent pages from their homes.
+    pub(super) async fn touch(&self, pages: Range<usize>) -> Result<(), DsmError> {
+        for begin in pages.clone().step_by(TOGETHER_MAX) {
+            let mut left: Vec<usize> = (begin..pages.end.min(begin + TOGETHER_MAX)).collect();
+            while !left.is_empty() {
+                left = self.read_absent(&left).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads those pages that are absent, all at once. Returns the pages that have changed meanwhile.
+    async fn read_absent(&self, pages: &[usize]) -> Result<Vec<usize>, DsmError> {
+        let mut reads = Vec::new();
+        for page in pages {
+            let changes = {
+                let copy = self.cache.lock(*page);
+                if copy.state != State::Absent {
+                    continue;
+                }
+                copy.changes
+            };
+            let (home, offset) = self.cache.place_of(*page, self.page_bytes());
+            let bytes = vec![0; self.paged.page_bytes()];
+            reads.push((*page, changes, self.cache.session.post_read(home, offset, bytes)));
+        }
+        let mut changed = Vec::new();
+        for (page, changes, read) in reads {
+            let (bytes, read) = read.await;
+            read.inspect_err(|error| self.cache.lose(error))?;
+            let mut copy = self.cache.lock(page);
+            if copy.changes != changes {
+                changed.push(page);
+            } else if copy.state == State::Absent {
+                self.paged.fill(page, &bytes, true).expect("no memory for a shared page");
+                copy.state = State::Clean;
+            }
+        }
+        Ok(changed)
     }
 
     /// Makes a dirty page clean, and returns its bytes.
     fn take_dirty(&self, page: usize) -> Option<Vec<u8>> {
         let mut copy = self.cache.lock(page);
-        if *copy != Copy::Dirty {
+        if copy.state != State::Dirty {
             return None;
         }
         self.paged.protect(page..page + 1).expect("a page of ours can be protected");
-        *copy = Copy::Clean;
+        copy.state = State::Clean;
         let mut bytes = vec![0; self.paged.page_bytes()];
         self.paged.read(page as u64 * self.page_bytes(), &mut bytes).expect("the page exists");
         Some(bytes)
@@ -182,7 +252,8 @@ impl Pages {
     pub(super) fn invalidate(&self, pages: Range<usize>) {
         for page in pages.start..pages.end.min(self.paged.pages()) {
             let mut copy = self.cache.lock(page);
-            if *copy != Copy::Absent {
+            copy.changes += 1;
+            if copy.state != State::Absent {
                 self.discard(page, &mut copy);
             }
         }
@@ -190,7 +261,7 @@ impl Pages {
 
     fn discard(&self, page: usize, copy: &mut Copy) {
         self.paged.discard(page..page + 1).expect("a page of ours can be discarded");
-        *copy = Copy::Absent;
+        copy.state = State::Absent;
     }
 }
 
@@ -199,26 +270,30 @@ impl Cache {
     fn on_fault(&self, paged: &Paged, fault: Fault) {
         let page = fault.page;
         let mut copy = self.lock(page);
-        match (*copy, fault.is_write) {
-            (Copy::Absent, is_write) => {
+        match (copy.state, fault.is_write) {
+            (State::Absent, is_write) => {
                 let bytes = self.fetch(page, paged.page_bytes());
                 paged.fill(page, &bytes, !is_write).expect("no memory for a shared page");
-                *copy = if is_write { Copy::Dirty } else { Copy::Clean };
+                copy.state = if is_write { State::Dirty } else { State::Clean };
             }
-            (Copy::Clean, true) => {
+            (State::Clean, true) => {
                 paged.unprotect(page..page + 1).expect("a page of ours can be unprotected");
-                *copy = Copy::Dirty;
+                copy.state = State::Dirty;
             }
             // Another thread was first.
-            (Copy::Clean, false) | (Copy::Dirty, _) => {}
+            (State::Clean, false) | (State::Dirty, _) => {}
         }
     }
 
-    /// Reads a page from its home. Returns zeros if the read fails.
+    /// Reads a page from its home. Returns zeros if this thread must not wait or the read fails.
     fn fetch(&self, page: usize, page_bytes: usize) -> Vec<u8> {
         let mut bytes = vec![0; page_bytes];
         let (home, offset) = self.place_of(page, page_bytes as u64);
-        if let Err(error) = self.session.read(home, offset, &mut bytes) {
+        let Some(session) = &self.faults else {
+            let _ = self.lost.set(Lost::Untouched(page));
+            return bytes;
+        };
+        if let Err(error) = session.read(home, offset, &mut bytes) {
             self.lose(&error);
             bytes.fill(0);
         }
@@ -237,7 +312,7 @@ impl Cache {
 
     fn lose(&self, error: &AccessError) {
         // The first error is the cause.
-        let _ = self.lost.set(error.clone());
+        let _ = self.lost.set(Lost::Access(error.clone()));
     }
 
     fn lock(&self, page: usize) -> MutexGuard<'_, Copy> {

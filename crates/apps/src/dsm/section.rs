@@ -4,11 +4,11 @@ use std::fmt;
 use std::future::poll_fn;
 use std::ops::Range;
 use std::pin::Pin;
-use std::sync::atomic::Ordering::Relaxed;
 use std::task::Poll;
 
 use halite::{CallCause, NamedCallCause, NamedCallError};
 
+use super::member::{Held, Member};
 use super::service::DISCARD;
 use super::{Access, Dsm, DsmError, service_of, words};
 
@@ -20,26 +20,20 @@ const RUNS_MAX: usize = 4095;
 #[must_use = "the pages are released when the section is dropped"]
 pub struct Section<'a> {
     dsm: &'a Dsm,
-    id: u64,
-    pages: Range<usize>,
-    access: Access,
-    is_over: bool,
+    /// The pages; `None` once they are released.
+    held: Option<Held>,
 }
 
 impl fmt::Debug for Section<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Section").field("pages", &self.pages).field("access", &self.access).finish()
+        f.debug_tuple("Section").field(&self.held).finish()
     }
 }
 
 impl<'a> Section<'a> {
     pub(super) fn acquire(dsm: &'a Dsm, bytes: Range<u64>, access: Access) -> Result<Section<'a>, DsmError> {
-        dsm.pages.check()?;
-        let pages = dsm.pages.covering(&bytes)?;
-        let id = dsm.next_section.fetch_add(1, Relaxed);
-        dsm.locks.acquire(id, &pages, access)?;
-        dsm.pages.begin(pages.clone(), access == Access::Write);
-        Ok(Section { dsm, id, pages, access, is_over: false })
+        let held = dsm.session.block_on(dsm.member.acquire(bytes, access))?;
+        Ok(Section { dsm, held: Some(held) })
     }
 
     /// Makes the stores in this section visible to later sections of all workers, and ends the section. After an error,
@@ -49,34 +43,24 @@ impl<'a> Section<'a> {
     }
 
     fn end(&mut self) -> Result<(), DsmError> {
-        self.is_over = true;
-        let lost = match self.access {
-            Access::Read => Vec::new(),
-            Access::Write => {
-                let runs = self.dsm.pages.push(self.pages.clone())?;
-                self.dsm.pages.check()?;
-                invalidate(self.dsm, &runs)?
-            }
-        };
-        self.dsm.locks.release(self.id, &lost)
+        let Some(held) = self.held.take() else { return Ok(()) };
+        self.dsm.session.block_on(self.dsm.member.release(held))
     }
 }
 
 impl Drop for Section<'_> {
     fn drop(&mut self) {
-        if !self.is_over {
-            let _ = self.end();
-        }
+        let _ = self.end();
     }
 }
 
 /// Makes all other workers discard their copies of pages. Returns the workers that have ended.
-fn invalidate(dsm: &Dsm, runs: &[Range<usize>]) -> Result<Vec<usize>, DsmError> {
+pub(super) async fn invalidate(member: &Member, runs: &[Range<usize>]) -> Result<Vec<usize>, DsmError> {
     let mut lost = Vec::new();
     for runs in runs.chunks(RUNS_MAX) {
         let bounds = runs.iter().flat_map(|run| [run.start as u64, run.end as u64]);
         let input = words::encode([DISCARD].into_iter().chain(bounds));
-        for (worker, answer) in dsm.session.block_on(call_others(dsm, &input)) {
+        for (worker, answer) in call_others(member, &input).await {
             match answer {
                 Ok(_) => {}
                 Err(error) if has_ended(&error) => lost.push(worker),
@@ -101,11 +85,10 @@ fn has_ended(error: &NamedCallError) -> bool {
 type Answered = (usize, Result<Vec<u8>, NamedCallError>);
 
 /// Calls all other workers at once.
-async fn call_others(dsm: &Dsm, input: &[u8]) -> Vec<Answered> {
-    let options = &dsm.options;
-    let session = dsm.session.as_async();
+async fn call_others(member: &Member, input: &[u8]) -> Vec<Answered> {
+    let (options, session) = (&member.options, &member.session);
     let others = (0..options.workers).filter(|worker| *worker != options.me);
-    let mut calls: Vec<Pin<Box<dyn Future<Output = Answered> + '_>>> = Vec::new();
+    let mut calls: Vec<Pin<Box<dyn Future<Output = Answered> + Send + '_>>> = Vec::new();
     for worker in others {
         calls.push(Box::pin(async move {
             let name = service_of(&options.name, worker);

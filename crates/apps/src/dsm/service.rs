@@ -1,9 +1,9 @@
-//! Servers of a worker, each with its own thread. One of them discards copies of pages.
+//! Servers of a worker. One of them discards copies of pages.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use halite::blocking::Server;
+use halite::{Server, blocking};
 
 use super::pages::Pages;
 use super::words;
@@ -20,9 +20,14 @@ pub(super) struct Service {
 }
 
 impl Service {
-    pub(super) fn spawn(server: Server, run: impl FnOnce(Server) + Send + 'static) -> Service {
-        let served = server.clone();
-        let thread = std::thread::spawn(move || run(served));
+    /// Runs `serving`, which ends when `server` closes, on a thread of its own.
+    pub(super) fn spawn(
+        session: &blocking::Session,
+        server: Server,
+        serving: impl Future<Output = ()> + Send + 'static,
+    ) -> Service {
+        let session = session.clone();
+        let thread = std::thread::spawn(move || session.block_on(serving));
         Service { server, thread: Some(thread) }
     }
 }
@@ -38,20 +43,18 @@ impl Drop for Service {
 }
 
 /// Serves calls to discard copies. Such a call lists the runs of changed pages after its first word.
-pub(super) fn serve_pages(server: Server, pages: Arc<Pages>) -> Service {
-    Service::spawn(server, move |server| {
-        let mut unanswered = Vec::new();
-        while let Ok(call) = server.recv() {
-            let input = words::decode(call.input());
-            if input.first() == Some(&AWAIT_END) {
-                unanswered.push(call);
-                continue;
-            }
-            for run in input.get(1..).unwrap_or_default().chunks_exact(2) {
-                pages.invalidate(run[0] as usize..run[1] as usize);
-            }
-            // A caller that has ended needs no answer.
-            let _ = call.reply(&[]);
+pub(super) async fn serve_pages(server: Server, pages: Arc<Pages>) {
+    let mut unanswered = Vec::new();
+    while let Ok(call) = server.recv().await {
+        let input = words::decode(call.input());
+        if input.first() == Some(&AWAIT_END) {
+            unanswered.push(call);
+            continue;
         }
-    })
+        for run in input.get(1..).unwrap_or_default().chunks_exact(2) {
+            pages.invalidate(run[0] as usize..run[1] as usize);
+        }
+        // A caller that has ended needs no answer.
+        let _ = call.reply(&[]);
+    }
 }

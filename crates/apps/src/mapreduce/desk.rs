@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use halite::{Call, ServeOptions, blocking};
+use halite::{Call, ServeOptions, Server, Session};
 use serde::{Deserialize, Serialize};
 
 use super::error::Error;
@@ -55,13 +55,13 @@ pub(super) enum Order {
 /// The server at which the master receives the requests of its workers.
 #[derive(Clone, Debug)]
 pub struct Desk {
-    server: blocking::Server,
+    server: Server,
 }
 
 impl Desk {
     /// Opens the server of a run at this session's node, under the name of the run.
-    pub fn open(session: &blocking::Session, run: &str) -> Result<Desk, Error> {
-        Ok(Desk { server: session.serve_named(run, ServeOptions::default())? })
+    pub async fn open(session: &Session, run: &str) -> Result<Desk, Error> {
+        Ok(Desk { server: session.serve_named(run, ServeOptions::default()).await? })
     }
 
     /// Closes the server, which ends the run: calls of workers fail, and the master receives an error.
@@ -70,9 +70,9 @@ impl Desk {
     }
 
     /// Waits for a request. A malformed request is dropped, so its call fails.
-    pub(super) fn recv(&self) -> Result<(Request, Asker), Error> {
+    pub(super) async fn recv(&self) -> Result<(Request, Asker), Error> {
         loop {
-            let call = self.server.recv()?;
+            let call = self.server.recv().await?;
             if let Ok(request) = postcard::from_bytes(call.input()) {
                 return Ok((request, Asker(call)));
             }
@@ -92,7 +92,7 @@ impl Asker {
 }
 
 /// Reports to the master of a run; returns its next order.
-pub(super) fn ask(session: &blocking::Session, run: &str, request: &Request) -> Result<Order, Error> {
-    let answer = session.call_named(run, &postcard::to_stdvec(request)?, ANSWER_TIMEOUT)?;
+pub(super) async fn ask(session: &Session, run: &str, request: &Request) -> Result<Order, Error> {
+    let answer = session.call_named(run, &postcard::to_stdvec(request)?, ANSWER_TIMEOUT).await?;
     Ok(postcard::from_bytes(&answer)?)
 }

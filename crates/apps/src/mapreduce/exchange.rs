@@ -1,6 +1,6 @@
 //! Results in regions: each region is written once by its worker, and read by other workers with one-sided reads.
 
-use halite::{Lh, Permissions, Placement, Posted, blocking};
+use halite::{Lh, Permissions, Placement, Posted, Session};
 use serde::{Deserialize, Serialize};
 
 use super::error::Error;
@@ -27,19 +27,19 @@ pub(super) struct Buffer {
 
 /// The regions of one worker.
 pub(super) struct Publisher<'a> {
-    session: &'a blocking::Session,
+    session: &'a Session,
     run: &'a str,
     worker: u32,
     published: Vec<Lh>,
 }
 
 impl<'a> Publisher<'a> {
-    pub(super) fn new(session: &'a blocking::Session, run: &'a str, worker: u32) -> Publisher<'a> {
+    pub(super) fn new(session: &'a Session, run: &'a str, worker: u32) -> Publisher<'a> {
         Publisher { session, run, worker, published: Vec::new() }
     }
 
     /// Publishes buffers as the sections of a new region.
-    pub(super) fn publish(&mut self, buffers: &[Buffer]) -> Result<Vec<Section>, Error> {
+    pub(super) async fn publish(&mut self, buffers: &[Buffer]) -> Result<Vec<Section>, Error> {
         let bytes: u64 = buffers.iter().map(|buffer| buffer.bytes.len() as u64).sum();
         let region = format!("{}/{}.{}", self.run, self.worker, self.published.len());
         let mut lh = None;
@@ -47,7 +47,7 @@ impl<'a> Publisher<'a> {
             let worker = self.worker;
             let allocated =
                 self.session.alloc(Some(&region), bytes, Placement::Anywhere, Permissions::empty());
-            lh = Some(allocated.map_err(|source| Error::Publish { worker, bytes, source })?);
+            lh = Some(allocated.await.map_err(|source| Error::Publish { worker, bytes, source })?);
         }
         self.published.extend(lh);
         let mut sections = Vec::with_capacity(buffers.len());
@@ -55,7 +55,7 @@ impl<'a> Publisher<'a> {
         for buffer in buffers {
             let len = buffer.bytes.len() as u64;
             if let Some(lh) = lh.filter(|_| len > 0) {
-                self.session.write(lh, offset, &buffer.bytes)?;
+                self.session.write(lh, offset, &buffer.bytes).await?;
             }
             sections.push(Section { region: region.clone(), offset, len, weight: buffer.weight });
             offset += len;
@@ -64,35 +64,38 @@ impl<'a> Publisher<'a> {
     }
 
     /// Frees all regions; tries each, and returns the first error.
-    pub(super) fn free(self) -> Result<(), Error> {
-        let freed: Vec<_> = self.published.into_iter().map(|lh| self.session.free(lh)).collect();
-        Ok(freed.into_iter().collect::<Result<(), _>>()?)
+    pub(super) async fn free(self) -> Result<(), Error> {
+        let mut freed = Ok(());
+        for lh in self.published {
+            freed = freed.and(self.session.free(lh).await);
+        }
+        Ok(freed?)
     }
 }
 
 /// A posted read of a section.
 pub(super) struct Reading<'a> {
-    session: &'a blocking::Session,
+    session: &'a Session,
     /// `None` for an empty section.
     posted: Option<(Lh, Posted<Vec<u8>>)>,
 }
 
 impl<'a> Reading<'a> {
     /// Posts the read of a section.
-    pub(super) fn post(session: &'a blocking::Session, section: &Section) -> Result<Reading<'a>, Error> {
+    pub(super) async fn post(session: &'a Session, section: &Section) -> Result<Reading<'a>, Error> {
         if section.len == 0 {
             return Ok(Reading { session, posted: None });
         }
-        let lh = session.map(&section.region, Permissions::READ)?;
+        let lh = session.map(&section.region, Permissions::READ).await?;
         let posted = session.post_read(lh, section.offset, vec![0; section.len as usize]);
         Ok(Reading { session, posted: Some((lh, posted)) })
     }
 
     /// Waits for the read; returns the bytes of the section.
-    pub(super) fn wait(self) -> Result<Vec<u8>, Error> {
+    pub(super) async fn wait(self) -> Result<Vec<u8>, Error> {
         let Some((lh, posted)) = self.posted else { return Ok(Vec::new()) };
-        let (bytes, outcome) = posted.wait();
-        let unmapped = self.session.unmap(lh);
+        let (bytes, outcome) = posted.await;
+        let unmapped = self.session.unmap(lh).await;
         outcome?;
         unmapped?;
         Ok(bytes)

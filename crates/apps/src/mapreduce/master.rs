@@ -1,11 +1,12 @@
 //! The master: gives orders to workers, detects dead workers, and merges the sorted runs.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use halite::{NodeId, NodeState, NodeStatus, blocking};
+use halite::{NodeId, NodeState, NodeStatus, Session};
 use serde::{Deserialize, Serialize};
 
+use super::clock::Clock;
 use super::desk::{Desk, Order};
 use super::error::Error;
 use super::exchange::Reading;
@@ -13,18 +14,20 @@ use super::input::{self, Source};
 use super::job::Job;
 use super::plan::{MASTERS_WORKER, Plan, Run};
 
-/// Minimum time between two checks for dead workers.
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+/// Minimum time between two checks for dead workers, in ns.
+const LOOK_INTERVAL_NS: u64 = 20_000_000;
 
 /// The master of a run. It runs beside worker 0, in the same process.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Master<'a> {
     /// Session of the master's node.
-    pub session: &'a blocking::Session,
+    pub session: &'a Session,
     /// Server for the requests of the workers.
     pub desk: &'a Desk,
     /// Nodes of the workers, indexed by worker number; the first is the master's node.
     pub nodes: &'a [NodeId],
+    /// By which the phases are timed.
+    pub clock: &'a dyn Clock,
 }
 
 /// Progress of a run.
@@ -81,13 +84,13 @@ pub struct Outcome<R> {
 impl Master<'_> {
     /// Leads a run over files and folders. Returns when each worker has the order to end or is lost. Closes the desk
     /// before it returns.
-    pub fn lead<J: Job>(
+    pub async fn lead<J: Job>(
         &self,
         job: &J,
         paths: &[PathBuf],
         on_progress: impl FnMut(Progress),
     ) -> Result<Outcome<J::Record>, Error> {
-        let begin = Instant::now();
+        let begin_ns = self.clock.now_ns();
         let sources = input::list(paths);
         let tasks = sources.as_ref().map(|sources| input::divide(sources)).unwrap_or_default();
         let bytes_total = sources.iter().flatten().map(|source| source.len).sum();
@@ -96,18 +99,25 @@ impl Master<'_> {
             plan.fail(error.to_string());
             Vec::new()
         });
-        let times = Times { begin, listed: begin.elapsed(), mapped: Duration::ZERO, reduced: Duration::ZERO };
-        let leading = Leading { master: self, job, plan, times, looked: begin, bytes_total, on_progress };
-        let led = leading.lead(sources);
+        let listed = since(self.clock, begin_ns);
+        let times = Times { begin_ns, listed, mapped: Duration::ZERO, reduced: Duration::ZERO };
+        let leading =
+            Leading { master: self, job, plan, times, looked_ns: begin_ns, bytes_total, on_progress };
+        let led = leading.lead(sources).await;
         // After a failure, workers may still ask.
         self.desk.close();
         led
     }
 }
 
+/// Returns the time since `begin_ns`.
+fn since(clock: &dyn Clock, begin_ns: u64) -> Duration {
+    Duration::from_nanos(clock.now_ns().saturating_sub(begin_ns))
+}
+
 /// Times from the start of the run to the end of each phase.
 struct Times {
-    begin: Instant,
+    begin_ns: u64,
     listed: Duration,
     mapped: Duration,
     reduced: Duration,
@@ -119,22 +129,22 @@ struct Leading<'a, J, P> {
     plan: Plan,
     times: Times,
     /// Time of the last look for dead workers.
-    looked: Instant,
+    looked_ns: u64,
     bytes_total: u64,
     on_progress: P,
 }
 
 impl<J: Job, P: FnMut(Progress)> Leading<'_, J, P> {
-    fn lead(mut self, sources: Vec<Source>) -> Result<Outcome<J::Record>, Error> {
+    async fn lead(mut self, sources: Vec<Source>) -> Result<Outcome<J::Record>, Error> {
         let mut outcome = None;
         while self.plan.remaining().next().is_some() {
-            self.serve()?;
+            self.serve().await?;
             if self.plan.has_ended() {
                 continue;
             }
             (self.on_progress)(Progress { bytes: self.plan.bytes_mapped(), bytes_total: self.bytes_total });
             if let Some(runs) = self.plan.runs() {
-                outcome = self.merge(&runs)?;
+                outcome = self.merge(&runs).await?;
             }
         }
         match (outcome, self.plan.failure()) {
@@ -144,16 +154,17 @@ impl<J: Job, P: FnMut(Progress)> Leading<'_, J, P> {
     }
 
     /// Answers one request.
-    fn serve(&mut self) -> Result<(), Error> {
-        let (request, asker) = self.master.desk.recv()?;
+    async fn serve(&mut self) -> Result<(), Error> {
+        let (request, asker) = self.master.desk.recv().await?;
         let was_mapped = self.plan.is_mapped();
         self.plan.handle_report(request.worker, request.report);
         let mut order = self.plan.poll_order(request.worker);
-        if order == Order::Wait && self.looked.elapsed() >= LOOK_INTERVAL {
-            self.look_for_losses();
+        let clock = self.master.clock;
+        if order == Order::Wait && clock.now_ns().saturating_sub(self.looked_ns) >= LOOK_INTERVAL_NS {
+            self.look_for_losses().await;
             order = self.plan.poll_order(request.worker);
         }
-        let now = self.times.begin.elapsed();
+        let now = since(clock, self.times.begin_ns);
         if self.plan.is_mapped() && !(was_mapped && self.times.mapped > Duration::ZERO) {
             self.times.mapped = now;
         }
@@ -161,10 +172,10 @@ impl<J: Job, P: FnMut(Progress)> Leading<'_, J, P> {
         asker.answer(&order)
     }
 
-    fn look_for_losses(&mut self) {
-        self.looked = Instant::now();
+    async fn look_for_losses(&mut self) {
+        self.looked_ns = self.master.clock.now_ns();
         // Without the directory of names, workers are looked for again later.
-        let Ok(status) = self.master.session.status() else { return };
+        let Ok(status) = self.master.session.status().await else { return };
         let others: Vec<u32> = self.plan.remaining().filter(|number| *number != MASTERS_WORKER).collect();
         for number in others {
             let node = self.master.nodes[number as usize];
@@ -175,12 +186,18 @@ impl<J: Job, P: FnMut(Progress)> Leading<'_, J, P> {
     }
 
     /// Merges the runs, two at a time; `None` if one was lost.
-    fn merge(&mut self, runs: &[Run]) -> Result<Option<Outcome<J::Record>>, Error> {
-        let readings: Vec<_> =
-            runs.iter().map(|run| (run.worker, Reading::post(self.master.session, &run.section))).collect();
+    async fn merge(&mut self, runs: &[Run]) -> Result<Option<Outcome<J::Record>>, Error> {
+        let mut readings = Vec::with_capacity(runs.len());
+        for run in runs {
+            readings.push((run.worker, Reading::post(self.master.session, &run.section).await));
+        }
         let mut sorted = Vec::new();
         for (worker, reading) in readings {
-            match reading.and_then(Reading::wait) {
+            let read = match reading {
+                Ok(reading) => reading.wait().await,
+                Err(error) => Err(error),
+            };
+            match read {
                 Ok(bytes) => sorted.push(postcard::from_bytes::<Vec<J::Record>>(&bytes)?),
                 Err(error) => {
                     let why = format!("cannot read the results of worker {worker}: {error}");
@@ -195,13 +212,13 @@ impl<J: Job, P: FnMut(Progress)> Leading<'_, J, P> {
     }
 
     fn outcome(&self, records: Vec<J::Record>, runs: &[Run]) -> Outcome<J::Record> {
-        let Times { begin, listed, mapped, reduced } = self.times;
+        let Times { begin_ns, listed, mapped, reduced } = self.times;
         let load = listed.as_secs_f64() + self.plan.load_ns() as f64 / 1e9;
         let phases = Phases {
             load,
             map: (mapped.as_secs_f64() - load).max(0.0),
             reduce: (reduced - mapped).as_secs_f64(),
-            merge: (begin.elapsed() - reduced).as_secs_f64(),
+            merge: since(self.master.clock, begin_ns).saturating_sub(reduced).as_secs_f64(),
         };
         let is_whole =
             |run: &Run| run.cover.bytes == self.bytes_total && run.cover.weight == run.section.weight;

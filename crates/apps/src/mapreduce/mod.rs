@@ -19,6 +19,7 @@
 //! Results of finished parts stay valid, because each comes from regions that together cover every split once. If the
 //! master dies, the run ends. Each worker frees its own regions.
 
+mod clock;
 mod desk;
 mod error;
 mod exchange;
@@ -31,6 +32,7 @@ pub mod table;
 pub mod words;
 mod worker;
 
+pub use clock::{Clock, HostClock, Pause};
 pub use desk::Desk;
 pub use error::Error;
 pub use job::{Job, Text};

@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use halite::blocking;
+use halite::Session;
 
+use super::clock::Clock;
 use super::desk::{Order, Report, Request, ask};
 use super::error::Error;
 use super::exchange::{Buffer, Publisher, Reading, Section, decode, encode};
@@ -16,10 +17,10 @@ use super::table::Table;
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// A worker of a run.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Worker<'a> {
     /// Session of the worker's node.
-    pub session: &'a blocking::Session,
+    pub session: &'a Session,
     /// Unique name of the run. The master serves under this name, and the names of the run's regions begin with it.
     pub run: &'a str,
     /// Number of the worker, from 0.
@@ -28,6 +29,8 @@ pub struct Worker<'a> {
     pub workers: u32,
     /// Set when the worker must end. The worker reads it with relaxed ordering.
     pub is_over: &'a AtomicBool,
+    /// By which a worker pauses while it has nothing to do.
+    pub clock: &'a dyn Clock,
 }
 
 impl Worker<'_> {
@@ -35,12 +38,12 @@ impl Worker<'_> {
     ///
     /// Returns an error if the master does not answer or a region cannot be freed. Other failures are reported to the
     /// master, which ends the run.
-    pub fn work<J: Job>(&self, job: &J) -> Result<(), Error> {
+    pub async fn work<J: Job>(&self, job: &J) -> Result<(), Error> {
         let publisher = Publisher::new(self.session, self.run, self.number);
         let mut working =
             Working { setup: self, job, publisher, reader: Reader::default(), table: Table::default() };
-        let worked = working.work();
-        let freed = working.publisher.free();
+        let worked = working.work().await;
+        let freed = working.publisher.free().await;
         worked.and(freed)
     }
 }
@@ -55,26 +58,26 @@ struct Working<'a, J: Job> {
 }
 
 impl<J: Job> Working<'_, J> {
-    fn work(&mut self) -> Result<(), Error> {
+    async fn work(&mut self) -> Result<(), Error> {
         let mut report = Report::Nothing;
         while !self.setup.is_over.load(Ordering::Relaxed) {
             let request = Request { worker: self.setup.number, report };
-            let order = ask(self.setup.session, self.setup.run, &request)?;
+            let order = ask(self.setup.session, self.setup.run, &request).await?;
             if order == Order::End {
                 return Ok(());
             }
-            report = self.obey(order).unwrap_or_else(|error| Report::Failed(error.to_string()));
+            report = self.obey(order).await.unwrap_or_else(|error| Report::Failed(error.to_string()));
         }
         Err(Error::Stopped)
     }
 
-    fn obey(&mut self, order: Order) -> Result<Report, Error> {
+    async fn obey(&mut self, order: Order) -> Result<Report, Error> {
         match order {
             Order::Map { task, splits } => self.map(task, &splits),
-            Order::Publish => self.publish(),
-            Order::Reduce { part, sections } => self.reduce(part, &sections),
+            Order::Publish => self.publish().await,
+            Order::Reduce { part, sections } => self.reduce(part, &sections).await,
             Order::Wait | Order::End => {
-                std::thread::sleep(PAUSE);
+                self.setup.clock.pause(PAUSE).await;
                 Ok(Report::Nothing)
             }
         }
@@ -93,19 +96,25 @@ impl<J: Job> Working<'_, J> {
         Ok(Report::Mapped { task, bytes: read, load_ns })
     }
 
-    fn publish(&mut self) -> Result<Report, Error> {
+    async fn publish(&mut self) -> Result<Report, Error> {
         let table = std::mem::take(&mut self.table);
         let buffers = encode(self.job, &table, self.setup.workers as usize)?;
-        Ok(Report::Published { sections: self.publisher.publish(&buffers)? })
+        Ok(Report::Published { sections: self.publisher.publish(&buffers).await? })
     }
 
     /// Reduces a part. All its sections are under way together.
-    fn reduce(&mut self, part: usize, sections: &[(u32, Section)]) -> Result<Report, Error> {
-        let readings: Vec<_> =
-            sections.iter().map(|(of, section)| (*of, Reading::post(self.setup.session, section))).collect();
+    async fn reduce(&mut self, part: usize, sections: &[(u32, Section)]) -> Result<Report, Error> {
+        let mut readings = Vec::with_capacity(sections.len());
+        for (of, section) in sections {
+            readings.push((*of, Reading::post(self.setup.session, section).await));
+        }
         let mut table = Table::default();
         for (of, reading) in readings {
-            match reading.and_then(Reading::wait) {
+            let read = match reading {
+                Ok(reading) => reading.wait().await,
+                Err(error) => Err(error),
+            };
+            match read {
                 Ok(bytes) => decode(self.job, &bytes, &mut table)?,
                 Err(error) => {
                     let why = format!("cannot read the results of worker {of}: {error}");
@@ -116,7 +125,7 @@ impl<J: Job> Working<'_, J> {
         let weight = table.iter().map(|(_, value)| self.job.weight(value)).sum();
         let keys = table.len() as u64;
         let bytes = postcard::to_stdvec(&self.job.reduce(table))?;
-        let run = self.publisher.publish(&[Buffer { bytes, weight }])?.remove(0);
+        let run = self.publisher.publish(&[Buffer { bytes, weight }]).await?.remove(0);
         Ok(Report::Reduced { part, run, keys })
     }
 }

@@ -14,7 +14,7 @@ use halite::NodeId;
 use halite_apps::mapreduce::grep::{FileMatches, Grep};
 use halite_apps::mapreduce::input::Source;
 use halite_apps::mapreduce::words::{Counted, WordCount};
-use halite_apps::mapreduce::{self as mr, Desk, Error, Job, Master, Phases, Progress};
+use halite_apps::mapreduce::{self as mr, Desk, Error, HostClock, Job, Master, Phases, Progress};
 use indicatif::ProgressFinish;
 use serde::{Deserialize, Serialize};
 
@@ -297,24 +297,27 @@ fn work_on<J: Job>(
     find: fn(Vec<J::Record>, &[Source]) -> Found,
 ) -> anyhow::Result<()> {
     let nodes: Vec<NodeId> = task.nodes.iter().copied().map(NodeId).collect();
+    let (blocking, clock) = (&worker.session, HostClock::default());
+    let session = blocking.as_async();
     let joined = mr::Worker {
-        session: &worker.session,
+        session,
         run: &task.run,
         number: task.number,
         workers: nodes.len() as u32,
         is_over: worker.is_over(),
+        clock: &clock,
     };
     if task.number > 0 {
         say(&())?;
-        return end_if_alone(joined.work(job));
+        return end_if_alone(blocking.block_on(joined.work(job)));
     }
-    let desk = Desk::open(&worker.session, &task.run)?;
+    let desk = blocking.block_on(Desk::open(session, &task.run))?;
     say(&())?;
-    let master = Master { session: &worker.session, desk: &desk, nodes: &nodes };
+    let master = Master { session, desk: &desk, nodes: &nodes, clock: &clock };
     let paths: Vec<PathBuf> = task.paths.iter().map(|path| OsStr::from_bytes(path).into()).collect();
     std::thread::scope(|scope| {
-        let leading = scope.spawn(|| master.lead(job, &paths, report_progress()));
-        let worked = joined.work(job);
+        let leading = scope.spawn(|| blocking.block_on(master.lead(job, &paths, report_progress())));
+        let worked = blocking.block_on(joined.work(job));
         // The master ends its worker last, unless the worker has failed.
         desk.close();
         let led = leading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));

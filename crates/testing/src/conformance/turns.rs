@@ -108,6 +108,11 @@ pub fn is_simulated() -> bool {
     PLACE.with_borrow(Option::is_some)
 }
 
+/// Returns the virtual time in ns; `None` in real time.
+pub fn virtual_now_ns() -> Option<u64> {
+    PLACE.with_borrow(|place| place.as_ref().map(|place| place.turns.clock.now_ns()))
+}
+
 /// Waits for a future.
 pub fn wait<F: Future>(future: F) -> F::Output {
     wait_for_bytes(0, future)
@@ -118,6 +123,17 @@ pub fn wait_for_bytes<F: Future>(bytes: u64, future: F) -> F::Output {
     match PLACE.with_borrow(Clone::clone) {
         Some(place) => place.wait(OPERATION_NS + bytes.min(BYTES_MAX) / BYTES_PER_NS, future),
         None => park_until(future),
+    }
+}
+
+/// Resolves after `duration`. A future can't call [`pause`], because a wait inside of another loses wake-ups.
+pub async fn sleep(duration: Duration) {
+    match PLACE.with_borrow(Clone::clone) {
+        Some(place) => {
+            let clock = &place.turns.clock;
+            clock.sleep_until(clock.now_ns() + duration.as_nanos() as u64).await;
+        }
+        None => thread::sleep(duration),
     }
 }
 
