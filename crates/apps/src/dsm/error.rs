@@ -1,6 +1,6 @@
 //! Errors of distributed shared memory.
 
-use halite::{AccessError, BarrierError, NamedCallError, RegionError, ServeError};
+use halite::{AccessError, BarrierError, CallError, NamedCallError, RegionError, ServeError};
 use halite_mem::PagedError;
 
 /// An operation on shared pages failed.
@@ -53,6 +53,9 @@ pub enum DsmError {
     /// The call to the lock server, which grants and ends sections, failed.
     #[error("sections of shared pages: {0}")]
     Locks(#[from] NamedCallError),
+    /// The call to the lock server that released an earlier section failed.
+    #[error("release of shared pages: {0}")]
+    Release(#[from] CallError),
     /// A worker may still have old copies of released pages. The section that changed these pages stays held.
     #[error("worker {worker} did not discard its copies of released pages; their section stays held")]
     Invalidate {

@@ -2,13 +2,20 @@
 //!
 //! The server answers a request when it grants the section. It keeps one unanswered call to each worker; a failure of
 //! that call shows at once that the worker has ended.
+//!
+//! A worker that releases a section does not wait for the answer, because later requests for its pages wait at the server
+//! until the release has arrived there. It looks at the answer after its next section has begun. It can only post calls
+//! to a function with a number, so the server has one beside its name.
 
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
-use halite::{Call, ServeError, Server, Session};
+use halite::{Call, Function, NodeId, PendingCall, ServeCause, ServeError, ServeOptions, Server, Session};
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::error::DsmError;
 use super::service::AWAIT_END;
@@ -34,11 +41,34 @@ pub(super) struct Locks {
     name: String,
     me: usize,
     patience: Duration,
+    /// Node of the lock server.
+    node: NodeId,
+    /// The function that takes releases, once the first section was granted.
+    releases: OnceLock<Function>,
+    /// Releases whose answers this worker has not looked at.
+    unanswered: Mutex<VecDeque<PendingCall>>,
 }
 
+/// Maximum number of releases whose answers a worker has not looked at, far below the calls that may be under way.
+const UNANSWERED_MAX: usize = 8;
+/// Maximum length of an answer: two words.
+const ANSWER_BYTES_MAX: usize = 16;
+/// Lowest number of the functions that take releases, and the number of those that one range may use.
+const FUNCTION_MIN: u32 = 1 << 30;
+const FUNCTIONS: u32 = 64;
+
 impl Locks {
-    pub(super) fn new(session: Session, range: &str, me: usize, patience: Duration) -> Locks {
-        Locks { session, name: name_of(range), me, patience }
+    pub(super) async fn find(
+        session: Session,
+        range: &str,
+        me: usize,
+        patience: Duration,
+    ) -> Result<Locks, DsmError> {
+        let name = name_of(range);
+        let servers = session.servers(Some(&name)).await?;
+        let node = servers.first().ok_or(DsmError::Lost)?.node;
+        let (releases, unanswered) = Default::default();
+        Ok(Locks { session, name, me, patience, node, releases, unanswered })
     }
 
     /// Waits until the lock server grants a section.
@@ -49,25 +79,59 @@ impl Locks {
         access: Access,
     ) -> Result<(), DsmError> {
         let operation = if access == Access::Write { WRITE } else { READ };
-        let granted = self.call([operation, self.me as u64, id, pages.start as u64, pages.end as u64]).await;
+        let mut granted =
+            self.call([operation, self.me as u64, id, pages.start as u64, pages.end as u64]).await;
+        if granted.is_ok() {
+            // These answers arrived before the section was granted.
+            granted = self.look_at_answers().await;
+        }
         if granted.is_err() {
             // The server may have granted it meanwhile. If it can't be reached, it finds out by itself.
-            let _ = self.release(id, &[]).await;
+            let _ = self.call([RELEASE, self.me as u64, id]).await;
         }
         granted
     }
 
-    /// Releases a section. `lost` lists the workers that have ended and therefore did not discard their copies.
+    /// Releases a section. `lost` lists the workers that have ended and therefore did not discard their copies. Unless
+    /// there are such workers, an error of the lock server shows at a later operation.
     pub(super) async fn release(&self, id: u64, lost: &[usize]) -> Result<(), DsmError> {
-        let lost = lost.iter().map(|worker| *worker as u64);
-        self.call([RELEASE, self.me as u64, id].into_iter().chain(lost)).await
+        let lost_words = lost.iter().map(|worker| *worker as u64);
+        let request = [RELEASE, self.me as u64, id].into_iter().chain(lost_words);
+        let Some(function) = self.releases.get().filter(|_| lost.is_empty()) else {
+            return self.call(request).await;
+        };
+        let input = words::encode(request);
+        let posting = self.session.post_call(self.node, *function, &input, ANSWER_BYTES_MAX, self.patience);
+        let posted = posting.await?;
+        self.unanswered().push_back(posted);
+        if self.unanswered().len() > UNANSWERED_MAX { self.look_at_answers().await } else { Ok(()) }
+    }
+
+    /// Waits for the answers to all releases.
+    pub(super) async fn look_at_answers(&self) -> Result<(), DsmError> {
+        loop {
+            let Some(oldest) = self.unanswered().pop_front() else { return Ok(()) };
+            self.check(&oldest.answer().await?)?;
+        }
+    }
+
+    fn unanswered(&self) -> MutexGuard<'_, VecDeque<PendingCall>> {
+        // A panic of another thread left whole elements.
+        self.unanswered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn call(&self, request: impl IntoIterator<Item = u64>) -> Result<(), DsmError> {
         let input = words::encode(request);
         let answer = self.session.call_named(&self.name, &input, self.patience).await?;
-        match words::decode(&answer)[..] {
-            [GRANTED] => Ok(()),
+        self.check(&answer)
+    }
+
+    fn check(&self, answer: &[u8]) -> Result<(), DsmError> {
+        match words::decode(answer)[..] {
+            [GRANTED, function] => {
+                self.releases.get_or_init(|| Function(function as u32));
+                Ok(())
+            }
             _ => Err(DsmError::Lost),
         }
     }
@@ -76,12 +140,35 @@ impl Locks {
 /// The lock server, until it runs.
 pub(super) struct Service {
     server: Server,
+    /// Takes releases; also has a number, so that they can be posted.
+    releases: Server,
+    function: Function,
     ends: Vec<End>,
 }
 
 impl Service {
-    pub(super) fn new(session: &Session, server: Server, range: &str, workers: usize) -> Service {
-        Service { server, ends: (0..workers).map(|worker| end_of(session, range, worker)).collect() }
+    pub(super) fn open(
+        session: &Session,
+        server: Server,
+        range: &str,
+        workers: usize,
+    ) -> Result<Service, ServeError> {
+        let ends = (0..workers).map(|worker| end_of(session, range, worker)).collect();
+        let first = xxh3_64(range.as_bytes()) as u32 % (FUNCTION_MIN - FUNCTIONS);
+        let mut function = Function(FUNCTION_MIN + first);
+        let releases = loop {
+            match session.serve(function, ServeOptions::default()) {
+                // Another range of this node has it.
+                Err(error)
+                    if matches!(error.cause(), ServeCause::Taken { .. })
+                        && function.0 < FUNCTION_MIN + first + FUNCTIONS =>
+                {
+                    function.0 += 1;
+                }
+                served => break served?,
+            }
+        };
+        Ok(Service { server, releases, function, ends })
     }
 
     /// Returns the server, whose end ends the service.
@@ -92,12 +179,12 @@ impl Service {
     /// Serves sections until the server closes.
     pub(super) async fn run(mut self) {
         let mut table = Table::new();
-        while let Ok(event) = next(&self.server, &mut self.ends).await {
+        while let Ok(event) = next([&self.releases, &self.server], &mut self.ends).await {
             match event {
-                Event::Request(call) => handle(&mut table, call),
+                Event::Request(call) => handle(&mut table, call, self.function),
                 Event::Ended(worker) => table.lose(worker),
             }
-            answer_granted(&mut table);
+            answer_granted(&mut table, self.function);
         }
     }
 }
@@ -121,8 +208,8 @@ enum Event {
     Ended(usize),
 }
 
-async fn next(server: &Server, ends: &mut Vec<End>) -> Result<Event, ServeError> {
-    let mut request = pin!(server.recv());
+async fn next(servers: [&Server; 2], ends: &mut Vec<End>) -> Result<Event, ServeError> {
+    let [mut release, mut request] = [pin!(servers[0].recv()), pin!(servers[1].recv())];
     poll_fn(|context| {
         for place in 0..ends.len() {
             if let Poll::Ready(worker) = ends[place].as_mut().poll(context) {
@@ -130,12 +217,15 @@ async fn next(server: &Server, ends: &mut Vec<End>) -> Result<Event, ServeError>
                 return Poll::Ready(Ok(Event::Ended(worker)));
             }
         }
-        request.as_mut().poll(context).map_ok(Event::Request)
+        match release.as_mut().poll(context) {
+            Poll::Ready(call) => Poll::Ready(call.map(Event::Request)),
+            Poll::Pending => request.as_mut().poll(context).map_ok(Event::Request),
+        }
     })
     .await
 }
 
-fn handle(table: &mut Table<Call>, call: Call) {
+fn handle(table: &mut Table<Call>, call: Call, function: Function) {
     let request = words::decode(call.input());
     let answer = match request[..] {
         [operation @ (READ | WRITE), worker, id, begin, end] if !table.is_lost(worker as usize) => {
@@ -152,10 +242,11 @@ fn handle(table: &mut Table<Call>, call: Call) {
         _ => LOST,
     };
     // A caller that has ended needs no answer.
-    let _ = call.reply(&words::encode([answer]));
+    let _ = call.reply(&words::encode([answer, u64::from(function.0)]));
 }
 
-fn answer_granted(table: &mut Table<Call>) {
+fn answer_granted(table: &mut Table<Call>, function: Function) {
+    let granting = words::encode([GRANTED, u64::from(function.0)]);
     loop {
         let granted = table.grant();
         if granted.is_empty() {
@@ -163,7 +254,7 @@ fn answer_granted(table: &mut Table<Call>) {
         }
         for (span, call) in granted {
             // A caller that no longer waits does not know that it has the section.
-            if !call.is_wanted() || call.reply(&words::encode([GRANTED])).is_err() {
+            if !call.is_wanted() || call.reply(&granting).is_err() {
                 table.release(span.worker, span.id);
             }
         }

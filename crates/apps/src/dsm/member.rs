@@ -99,7 +99,7 @@ impl Member {
         if *me == 0 {
             let server = session.serve_named(&locks::name_of(name), ServeOptions::default()).await?;
             servers.push(server.clone());
-            lock_service = Some(locks::Service::new(&session, server, name, *workers));
+            lock_service = Some(locks::Service::open(&session, server, name, *workers)?);
         }
         meet(&session, &options).await?;
         let mut homes = Vec::with_capacity(*workers);
@@ -108,7 +108,7 @@ impl Member {
         }
         pages.set_homes(homes);
         let services = Services { pages: (page_server, pages.clone()), locks: lock_service };
-        let locks = Locks::new(session.clone(), name, *me, *patience);
+        let locks = Locks::find(session.clone(), name, *me, *patience).await?;
         // None of a section's calls then waits for a worker that still opens.
         meet(&session, &options).await?;
         let next_section = AtomicU64::new(0);
@@ -138,6 +138,7 @@ impl Member {
 
     /// Waits at the range's barrier until all workers have called this.
     pub async fn meet(&self) -> Result<(), DsmError> {
+        self.locks.look_at_answers().await?;
         meet(&self.session, &self.options).await
     }
 

@@ -4,13 +4,17 @@
 //!  acquire   lock server (worker 0) ── many readers or one writer of a range of pages, in order of arrival
 //!  load      absent page ── fault ── one-sided read from the page's home ──> copy, protected against stores
 //!  store     protected page ── fault ── noted as dirty, unprotected
-//!  release   dirty pages ── one-sided writes ──> homes ── multicast: discard your copies ── lock server
+//!  release   dirty pages ── one-sided writes ──> homes ── multicast: discard your copies ── lock server (not awaited)
 //! ```
 //!
 //! Page `p` lives in the region of worker `p % workers`. A worker keeps copies of the pages that it has touched, until
 //! another worker that has changed these pages releases its section. This is release consistency: a worker that has
 //! acquired pages reads what all earlier released sections stored in these pages. Loads outside of a section find some
 //! earlier state of each page. Sections cover whole pages, so two counters in one page exclude each other.
+//!
+//! **Costs** over shared memory, on a busy machine with two cores: 6 us to read a page, 11 to 14 to acquire 10 pages, and
+//! 29 to release 10 dirty ones: one system call protects neighbouring pages, one write takes those of one home, and one
+//! call makes a worker discard them (40 to 45 us with a call and a write per page, and an awaited lock server).
 //!
 //! The range has the same offsets in all workers, but its addresses may differ: shared data holds offsets, not pointers.
 //! A system call on an absent page fails with EFAULT, because only a program's own accesses fault.

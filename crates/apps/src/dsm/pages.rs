@@ -59,7 +59,11 @@ enum Lost {
     Untouched(usize),
 }
 
-/// Maximum number of pages that are read together: 256 KiB, far below what may be under way to one node.
+/// Bytes of neighbouring pages of one home: its region, their offset there, and the bytes.
+type Part = (Lh, u64, Vec<u8>);
+
+/// Maximum number of pages that are read, written or discarded together: 256 KiB, far below what may be under way to one
+/// node. A thread that locks several pages locks them in ascending order.
 const TOGETHER_MAX: usize = 64;
 
 impl Pages {
@@ -178,14 +182,18 @@ impl Pages {
     pub(super) async fn push(&self, pages: Range<usize>) -> Result<Vec<Range<usize>>, DsmError> {
         let mut runs: Vec<Range<usize>> = Vec::new();
         let mut posted = Vec::new();
-        for page in pages {
+        let mut left = pages;
+        for page in left.clone() {
             self.cache.writable[page].store(false, Relaxed);
-            let Some(bytes) = self.take_dirty(page) else { continue };
-            let (home, offset) = self.cache.place_of(page, self.page_bytes());
-            posted.push(self.cache.session.post_write(home, offset, bytes));
+        }
+        while let Some((run, parts)) = self.take_dirty(left.clone()) {
+            for (home, offset, bytes) in parts {
+                posted.push(self.cache.session.post_write(home, offset, bytes));
+            }
+            left.start = run.end;
             match runs.last_mut() {
-                Some(run) if run.end == page => run.end += 1,
-                _ => runs.push(page..page + 1),
+                Some(last) if last.end == run.start => last.end = run.end,
+                _ => runs.push(run),
             }
         }
         for write in posted {
@@ -235,27 +243,56 @@ impl Pages {
         Ok(changed)
     }
 
-    /// Makes a dirty page clean, and returns its bytes.
-    fn take_dirty(&self, page: usize) -> Option<Vec<u8>> {
-        let mut copy = self.cache.lock(page);
-        if copy.state != State::Dirty {
+    /// Makes the first dirty pages in a range clean: neighbours, and at most `TOGETHER_MAX`. Returns these pages, and for
+    /// each home their bytes, which are neighbours there, too.
+    fn take_dirty(&self, pages: Range<usize>) -> Option<(Range<usize>, Vec<Part>)> {
+        let mut dirty = Vec::new();
+        let mut begin = pages.start;
+        for page in pages {
+            let copy = self.cache.lock(page);
+            if copy.state == State::Dirty {
+                begin = page - dirty.len();
+                dirty.push(copy);
+            } else if !dirty.is_empty() {
+                break;
+            }
+            if dirty.len() == TOGETHER_MAX {
+                break;
+            }
+        }
+        if dirty.is_empty() {
             return None;
         }
-        self.paged.protect(page..page + 1).expect("a page of ours can be protected");
-        copy.state = State::Clean;
-        let mut bytes = vec![0; self.paged.page_bytes()];
-        self.paged.read(page as u64 * self.page_bytes(), &mut bytes).expect("the page exists");
-        Some(bytes)
+        let run = begin..begin + dirty.len();
+        // One call for all, since a call takes longer than the protection of a page.
+        self.paged.protect(run.clone()).expect("pages of ours can be protected");
+        dirty.iter_mut().for_each(|copy| copy.state = State::Clean);
+        let (page_bytes, workers) = (self.paged.page_bytes(), self.homes().len());
+        let of_home = |first: usize| {
+            let pages = (first..run.end).step_by(workers);
+            let mut bytes = vec![0; pages.len() * page_bytes];
+            for (page, bytes) in pages.zip(bytes.chunks_exact_mut(page_bytes)) {
+                self.paged.read((page * page_bytes) as u64, bytes).expect("the page exists");
+            }
+            let (home, offset) = self.cache.place_of(first, page_bytes as u64);
+            (home, offset, bytes)
+        };
+        let parts = run.clone().take(workers).map(of_home).collect();
+        Some((run, parts))
     }
 
     /// Discards the copies of pages that another worker has changed. Ignores numbers of pages that do not exist.
     pub(super) fn invalidate(&self, pages: Range<usize>) {
-        for page in pages.start..pages.end.min(self.paged.pages()) {
-            let mut copy = self.cache.lock(page);
-            copy.changes += 1;
-            if copy.state != State::Absent {
-                self.discard(page, &mut copy);
+        let end = pages.end.min(self.paged.pages());
+        for begin in (pages.start..end).step_by(TOGETHER_MAX) {
+            let part = begin..end.min(begin + TOGETHER_MAX);
+            let mut copies: Vec<_> = part.clone().map(|page| self.cache.lock(page)).collect();
+            copies.iter_mut().for_each(|copy| copy.changes += 1);
+            if copies.iter().all(|copy| copy.state == State::Absent) {
+                continue;
             }
+            self.paged.discard(part).expect("pages of ours can be discarded");
+            copies.iter_mut().for_each(|copy| copy.state = State::Absent);
         }
     }
 

@@ -9,15 +9,19 @@ use halite_apps::dsm::{Access, Dsm, DsmError, Options};
 
 const PAGES: usize = 16;
 
-fn open(cluster: &Cluster, me: usize) -> Dsm {
+fn open(cluster: &Cluster, me: usize, pages: usize) -> Dsm {
     let workers = cluster.nodes.len();
     let patience = Duration::from_secs(60);
-    let options = Options { name: "dsm".into(), me, workers, pages: PAGES, patience };
+    let options = Options { name: "dsm".into(), me, workers, pages, patience };
     Dsm::open(&cluster.session(me), options).unwrap()
 }
 
 /// Runs a worker on each node.
 fn on_all(cluster: &Cluster, run: impl Fn(&Dsm, usize) + Sync) {
+    on_all_with(cluster, PAGES, run);
+}
+
+fn on_all_with(cluster: &Cluster, pages: usize, run: impl Fn(&Dsm, usize) + Sync) {
     if !can_share_pages() {
         return;
     }
@@ -25,7 +29,7 @@ fn on_all(cluster: &Cluster, run: impl Fn(&Dsm, usize) + Sync) {
         for me in 0..cluster.nodes.len() {
             let run = &run;
             scope.spawn(move || {
-                let dsm = open(cluster, me);
+                let dsm = open(cluster, me, pages);
                 run(&dsm, me);
                 dsm.close().unwrap();
             });
@@ -83,6 +87,41 @@ fn a_copy_from_before_a_release_is_never_read_after_an_acquire() {
 }
 
 #[test]
+fn dirty_pages_arrive_whatever_lies_between_them() {
+    // Longer runs than are written together, single pages, and gaps.
+    const MANY: usize = 300;
+    let cluster = Cluster::new(64 * MIB);
+    on_all_with(&cluster, MANY, |dsm, me| {
+        let page = dsm.page_bytes();
+        let mut expected = vec![0; MANY];
+        let mut random = fastrand::Rng::with_seed(8);
+        for round in 1..20 {
+            let dense = random.f64();
+            let chosen: Vec<u64> = (0..MANY as u64).filter(|_| random.f64() < dense || round == 1).collect();
+            chosen.iter().for_each(|number| expected[*number as usize] = round);
+            if round % 2 == me as u64 {
+                let section = dsm.acquire(0..dsm.len(), Access::Write).unwrap();
+                for number in &chosen {
+                    // The first and the last word.
+                    dsm.store_u64(number * page, round).unwrap();
+                    dsm.store_u64((number + 1) * page - 8, round).unwrap();
+                }
+                section.release().unwrap();
+            }
+            dsm.meet().unwrap();
+            let section = dsm.acquire(0..dsm.len(), Access::Read).unwrap();
+            for (number, value) in (0..).zip(&expected) {
+                for at in [number * page, (number + 1) * page - 8] {
+                    assert_eq!(dsm.load_u64(at).unwrap(), *value, "worker {me}, round {round}, {number}");
+                }
+            }
+            section.release().unwrap();
+            dsm.meet().unwrap();
+        }
+    });
+}
+
+#[test]
 fn readers_share_their_pages_and_stores_need_a_section() {
     on_all(&Cluster::new(64 * MIB), |dsm, _| {
         // Each holds its section until the other has one, too.
@@ -109,8 +148,8 @@ fn the_section_of_a_worker_that_has_ended_is_over() {
     }
     let mut cluster = Cluster::new(64 * MIB);
     let (left, ended) = std::thread::scope(|scope| {
-        let ended = scope.spawn(|| open(&cluster, 1));
-        (open(&cluster, 0), ended.join().unwrap())
+        let ended = scope.spawn(|| open(&cluster, 1, PAGES));
+        (open(&cluster, 0, PAGES), ended.join().unwrap())
     });
     let page = left.page_bytes();
     let section = ended.acquire(0..page, Access::Write).unwrap();

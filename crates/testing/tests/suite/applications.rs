@@ -187,8 +187,10 @@ fn shared_pages_end_with_an_error_when_the_lock_server_dies() {
             }
             is_under_way.store(true, Ordering::Relaxed);
         };
-        let is_typed =
-            matches!(error, DsmError::Locks(_) | DsmError::Access(_) | DsmError::Invalidate { .. });
+        let is_typed = matches!(
+            error,
+            DsmError::Locks(_) | DsmError::Access(_) | DsmError::Invalidate { .. } | DsmError::Release(_)
+        );
         assert!(is_typed, "worker {me}: {error}");
     };
     share_pages(&mut cluster, "pages", work, |cluster| {
@@ -197,6 +199,37 @@ fn shared_pages_end_with_an_error_when_the_lock_server_dies() {
         }
         cluster.kill(0);
     });
+}
+
+#[test]
+fn a_release_does_not_wait_for_the_lock_server() {
+    if !can_share_pages() {
+        return;
+    }
+    let mut cluster = Cluster::new(&Simulated::profile("rnic-100g"), 3);
+    let now_ns = || virtual_now_ns().expect("the run is simulated");
+    let work = |me: usize, member: &Member| {
+        let page = member.page_bytes();
+        // More than may be unanswered at a time, so that some answers are looked at.
+        for round in 0..30 {
+            let own = 4 * me as u64 * page..(4 * me as u64 + 1) * page;
+            let begin_ns = now_ns();
+            let held = wait(member.acquire(own, Access::Read)).unwrap();
+            let acquired_ns = now_ns();
+            wait(member.release(held)).unwrap();
+            let (acquire_ns, release_ns) = (acquired_ns - begin_ns, now_ns() - acquired_ns);
+            let is_quick = 2 * release_ns < acquire_ns;
+            assert!(is_quick || me == 0, "worker {me}, {round}: {release_ns} ns, not below {acquire_ns}");
+        }
+        // Held together, more sections than may be unanswered are released at once.
+        let held: Vec<_> = (0..20).map(|_| wait(member.acquire(0..page, Access::Read)).unwrap()).collect();
+        held.into_iter().for_each(|held| wait(member.release(held)).unwrap());
+        wait(member.meet()).unwrap();
+        let held = wait(member.acquire(0..page, Access::Write)).unwrap();
+        wait(member.release(held)).unwrap();
+        wait(member.meet()).unwrap();
+    };
+    share_pages(&mut cluster, "pages", work, |_| {});
 }
 
 /// Counts words, and tells what a worker has done.
