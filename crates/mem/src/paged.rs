@@ -11,6 +11,7 @@
 //! thread takes part. The kernel reports faults of user code only, for which a process needs no privilege. A system
 //! call on an absent page fails with EFAULT.
 
+mod lent;
 mod sigbus;
 mod uffd;
 
@@ -28,6 +29,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use crate::copy;
 use crate::fork::Process;
 use crate::window::{AccessError, OutOfBounds};
+
+pub use lent::LentPages;
 
 /// A fault: a load or store that cannot continue until the page is present or writable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,4 +1,5 @@
-//! The part of the interface of userfaultfd that [`Paged`](super::Paged) uses, from `linux/userfaultfd.h`.
+//! The part of the interface of userfaultfd that [`Paged`](super::Paged) and [`LentPages`](super::LentPages) use, from
+//! `linux/userfaultfd.h`.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,6 +19,8 @@ const UFFD_FEATURE_PAGEFAULT_FLAG_WP: u64 = 1 << 0;
 /// Faults become signals, and need no thread that reads the descriptor.
 const UFFD_FEATURE_SIGBUS: u64 = 1 << 7;
 const FEATURES: u64 = UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_SIGBUS;
+
+const UFFD_EVENT_PAGEFAULT: u8 = 0x12;
 
 const UFFDIO_REGISTER_MODE_MISSING: u64 = 1 << 0;
 const UFFDIO_REGISTER_MODE_WP: u64 = 1 << 1;
@@ -71,6 +74,15 @@ pub(super) fn open() -> Result<OwnedFd, PagedError> {
         // The signal tells loads from stores there; see sigbus::is_write.
         return Err(PagedError::Unsupported);
     }
+    open_with(FEATURES)
+}
+
+/// Opens a descriptor whose faults a thread takes by [`next_absent`].
+pub(super) fn open_for_thread() -> Result<OwnedFd, PagedError> {
+    open_with(0)
+}
+
+fn open_with(features: u64) -> Result<OwnedFd, PagedError> {
     let flags = UserfaultfdFlags::CLOEXEC
         | UserfaultfdFlags::NONBLOCK
         | UserfaultfdFlags::from_bits_retain(UFFD_USER_MODE_ONLY);
@@ -80,13 +92,40 @@ pub(super) fn open() -> Result<OwnedFd, PagedError> {
         Errno::NOSYS | Errno::INVAL => PagedError::Unsupported,
         error => PagedError::Io(error.into()),
     })?;
-    let mut api = Api { api: UFFD_API, features: FEATURES, ioctls: 0 };
+    let mut api = Api { api: UFFD_API, features, ioctls: 0 };
     // SAFETY: a handshake changes no memory but its argument.
     match unsafe { update::<UFFDIO_API, _>(&fd, &mut api) } {
         Ok(()) => Ok(fd),
         Err(Errno::INVAL) => Err(PagedError::Unsupported),
         Err(error) => Err(PagedError::Io(error.into())),
     }
+}
+
+/// Returns the address of an access that waits for its page; `None` if no more wait.
+pub(super) fn next_absent(fd: &OwnedFd) -> Option<usize> {
+    // `struct uffd_msg`: the kind of the event in byte 0, and the address of a fault in bytes 16 to 23.
+    let mut message = [0; 32];
+    loop {
+        match rustix::io::read(fd, &mut message) {
+            Ok(32) if message[0] == UFFD_EVENT_PAGEFAULT => {
+                let address = message[16..24].try_into().expect("it has 8 bytes");
+                return Some(u64::from_ne_bytes(address) as usize);
+            }
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(_) => return None,
+        }
+    }
+}
+
+/// Registers a mapping for faults on absent pages.
+///
+/// # Safety
+/// The mapping belongs to the caller, who provides each page.
+pub(super) unsafe fn register_absent(fd: &OwnedFd, start: usize, len: usize) -> io::Result<()> {
+    let mode = UFFDIO_REGISTER_MODE_MISSING;
+    let mut register = Register { start: start as u64, len: len as u64, mode, ioctls: 0 };
+    // SAFETY: per the caller.
+    Ok(unsafe { update::<UFFDIO_REGISTER, _>(fd, &mut register) }?)
 }
 
 /// Registers a mapping for faults on absent and on protected pages.
