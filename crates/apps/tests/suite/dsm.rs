@@ -2,9 +2,10 @@
 
 use crate::common;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{Cluster, MIB, can_share_pages};
+use common::{Cluster, MIB, SetAtEnd, can_share_pages};
 use halite_apps::dsm::{Access, Dsm, DsmError, Options};
 
 const PAGES: usize = 16;
@@ -118,6 +119,41 @@ fn dirty_pages_arrive_whatever_lies_between_them() {
             section.release().unwrap();
             dsm.meet().unwrap();
         }
+    });
+}
+
+#[test]
+fn a_touch_during_a_release_leaves_no_old_copy() {
+    const ROUNDS: u64 = 300;
+    on_all(&Cluster::new(64 * MIB), |dsm, me| {
+        let page = dsm.page_bytes();
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let end = SetAtEnd(&is_over);
+            scope.spawn(|| {
+                // Outside of sections, so that reads overlap with the releases of the other worker.
+                while me == 1 && !is_over.load(Ordering::Relaxed) {
+                    dsm.touch(0..dsm.len()).unwrap();
+                }
+            });
+            for round in 1..=ROUNDS {
+                if me == 0 {
+                    let section = dsm.acquire(0..dsm.len(), Access::Write).unwrap();
+                    for number in 0..PAGES as u64 {
+                        dsm.store_u64(number * page, round).unwrap();
+                    }
+                    section.release().unwrap();
+                }
+                dsm.meet().unwrap();
+                let section = dsm.acquire(0..dsm.len(), Access::Read).unwrap();
+                for number in 0..PAGES as u64 {
+                    assert_eq!(dsm.load_u64(number * page).unwrap(), round, "worker {me}, page {number}");
+                }
+                section.release().unwrap();
+                dsm.meet().unwrap();
+            }
+            drop(end);
+        });
     });
 }
 
