@@ -9,6 +9,9 @@ pub struct Counters {
     pub sent: u64,
     /// Request packets that were retransmitted; included in `sent`.
     pub repeated: u64,
+    /// Losses that the requester has detected: lost request packets, and lost response packets. A few of these packets
+    /// were only late.
+    pub lost: u64,
     /// Packets that arrived, including dropped packets.
     pub arrived: u64,
     /// Dropped packets: addressed to another queue pair, or arrived before this queue pair was ready or after the
@@ -42,6 +45,7 @@ impl Add for Counters {
         Counters {
             sent: self.sent + other.sent,
             repeated: self.repeated + other.repeated,
+            lost: self.lost + other.lost,
             arrived: self.arrived + other.arrived,
             misdirected: self.misdirected + other.misdirected,
             out_of_window: self.out_of_window + other.out_of_window,

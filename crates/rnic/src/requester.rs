@@ -667,7 +667,7 @@ impl Requester {
         counters: &mut Counters,
     ) -> Result<(), Failure> {
         self.rnr_until_ns = self.rnr_until_ns.filter(|until| now_ns < *until);
-        self.run_loss_timer(now_ns);
+        self.run_loss_timer(now_ns, counters);
         if self.timer_ns.is_none_or(|at| now_ns < at) {
             return Ok(());
         }

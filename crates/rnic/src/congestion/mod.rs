@@ -30,7 +30,7 @@ pub struct Feedback {
     pub network_ns: Option<u64>,
     /// Number of packets that this response newly shows to have arrived.
     pub arrived: u32,
-    /// Number of packets that were newly detected as lost.
+    /// Number of losses that were newly detected: packets that the network lost. A lost read request is one loss.
     pub lost: u32,
     /// Number of packets in flight before the response.
     pub in_flight: u32,

@@ -11,6 +11,8 @@
 
 /// Minimum length of a round, in ns: within shorter ones, arrivals come in bursts.
 const ROUND_NS_MIN: u64 = 1_000_000;
+/// Rounds whose largest is the estimate.
+const ROUNDS: usize = 8;
 /// Interval between measurements of the smallest round trip, in ns; a measurement counts for two intervals.
 const WINDOW_NS: u64 = 5_000_000_000;
 
@@ -22,43 +24,67 @@ pub(super) struct Bdp {
     window_begin_ns: Option<u64>,
     /// End of the time in which the queue drains, in ns.
     drains_until_ns: u64,
+    drains: bool,
     round_begin_ns: u64,
     arrived: u32,
-    /// Estimates of the last two rounds, in packets.
-    rounds: [u32; 2],
-    /// The estimate in force.
-    packets: u32,
+    /// True if the window or the pace has held packets back in this round.
+    is_held: bool,
+    /// Estimates of the last rounds, newest first, in packets.
+    rounds: [u32; ROUNDS],
 }
 
 impl Bdp {
-    /// Returns the number of packets that may be in flight beyond the peer's grant.
+    /// Returns the number of packets that may be in flight beyond the peer's grant: none while the queue drains.
     pub fn packets(&self) -> u32 {
-        self.packets
+        if self.drains { 0 } else { self.largest() }
+    }
+
+    /// Returns the estimate, also while the queue drains, and the smallest round trip in ns; `None` before the first
+    /// measurement.
+    pub fn product(&self) -> Option<(u32, u64)> {
+        Some((self.largest(), self.trip_ns()?))
+    }
+
+    /// Records that a limit holds packets back.
+    pub fn on_held(&mut self) {
+        self.is_held = true;
+    }
+
+    fn largest(&self) -> u32 {
+        self.rounds.into_iter().max().unwrap_or(0)
+    }
+
+    /// Returns the smallest round trip.
+    fn trip_ns(&self) -> Option<u64> {
+        self.trips_ns.into_iter().flatten().min()
     }
 
     /// Records that `arrived` more packets have arrived; `trip_ns` is a sample of the round-trip time; `None` if the
     /// arrival gives no sample.
     pub fn on_arrived(&mut self, now_ns: u64, arrived: u32, trip_ns: Option<u64>) {
         self.trips_ns[0] = self.trips_ns[0].into_iter().chain(trip_ns).min();
-        let Some(trip_ns) = self.trips_ns.into_iter().flatten().min() else { return };
+        let Some(trip_ns) = self.trip_ns() else { return };
         let window_begin_ns = *self.window_begin_ns.get_or_insert(now_ns);
         if now_ns.saturating_sub(window_begin_ns) >= WINDOW_NS {
             self.window_begin_ns = Some(now_ns);
             self.trips_ns = [None, self.trips_ns[0]];
             self.drains_until_ns = now_ns.saturating_add(2 * trip_ns);
         }
-        if now_ns < self.drains_until_ns {
-            (self.packets, self.arrived, self.round_begin_ns) = (0, 0, now_ns);
+        self.drains = now_ns < self.drains_until_ns;
+        if self.drains {
+            (self.arrived, self.round_begin_ns) = (0, now_ns);
             return;
         }
         self.arrived = self.arrived.saturating_add(arrived);
         let elapsed_ns = now_ns.saturating_sub(self.round_begin_ns);
         if elapsed_ns >= trip_ns.max(ROUND_NS_MIN) {
-            let packets = u128::from(self.arrived) * u128::from(trip_ns) / u128::from(elapsed_ns);
-            self.rounds = [packets as u32, self.rounds[0]];
-            (self.arrived, self.round_begin_ns) = (0, now_ns);
+            let packets = (u128::from(self.arrived) * u128::from(trip_ns) / u128::from(elapsed_ns)) as u32;
+            if self.is_held || packets > self.largest() {
+                self.rounds.rotate_right(1);
+                self.rounds[0] = packets;
+            }
+            (self.arrived, self.is_held, self.round_begin_ns) = (0, false, now_ns);
         }
-        self.packets = self.rounds[0].max(self.rounds[1]);
     }
 }
 
@@ -70,7 +96,10 @@ mod tests {
 
     /// 40 packets arrive in each ms, over `trip_ns`.
     fn arrivals(bdp: &mut Bdp, ms: std::ops::Range<u64>, trip_ns: u64) {
-        ms.for_each(|ms| bdp.on_arrived(ms * MS, 40, Some(trip_ns)));
+        for ms in ms {
+            bdp.on_held();
+            bdp.on_arrived(ms * MS, 40, Some(trip_ns));
+        }
     }
 
     #[test]

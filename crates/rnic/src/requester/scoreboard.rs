@@ -282,8 +282,8 @@ impl Scoreboard {
         }
     }
 
-    /// Marks lost packets. Returns the number of packets marked, and the time in ns of the next check if no response
-    /// arrives earlier.
+    /// Marks lost packets. Returns the number of losses, and the time in ns of the next check if no response arrives
+    /// earlier.
     // [ROCE-SEL-5]
     pub fn find_lost(&mut self, now_ns: u64, wait_ns: u64) -> (u32, Option<u64>) {
         let (arrived, reorder_threshold) = (self.order_arrived, self.reorder_threshold);
@@ -303,14 +303,18 @@ impl Scoreboard {
 
     /// After a silence, marks packets as lost: the packets sent before one that arrived or, if `stalled` is true, all
     /// packets in flight. `stalled` is true if a response brought no progress; the probe may then have been beyond the
-    /// span that the peer keeps. Returns the number of packets marked.
+    /// span that the peer keeps. Returns the number of losses.
     pub fn find_lost_after_silence(&mut self, stalled: bool) -> u32 {
         let arrived = self.order_arrived;
         self.mark_lost(|order, _| (Some(order) >= arrived && !stalled).then_some(u64::MAX), !stalled).0
     }
 
     /// Marks as lost the packets in flight for which `until` returns `None`. With `overtaken`, marks none unless the
-    /// oldest packet was overtaken. Returns the number of packets marked and the earliest time that `until` returned.
+    /// oldest packet was overtaken. Returns the number of losses and the earliest time that `until` returned.
+    ///
+    /// A lost request is one packet on the path, however many response packets it asked for: these count as one loss,
+    /// unless the peer has executed the request, so that they themselves were lost.
+    // [ROCE-SEL-7]
     fn mark_lost(&mut self, until: impl Fn(u64, u64) -> Option<u64>, overtaken: bool) -> (u32, Option<u64>) {
         // If the oldest was sent after all arrived packets, none was overtaken.
         let is_in_order =
@@ -318,17 +322,22 @@ impl Scoreboard {
         if self.in_flight == 0 || overtaken && self.entries.front().is_some_and(is_in_order) {
             return (0, None);
         }
-        let (before, mut again_ns) = (self.lost, u64::MAX);
+        let (mut losses, mut lost_request, mut again_ns) = (0, None, u64::MAX);
         for index in 0..self.entries.len() {
-            let Entry { state, order, sent_ns, .. } = self.entries[index];
+            let Entry { state, order, sent_ns, request, .. } = self.entries[index];
             if state == PacketState::InFlight {
                 match until(order, sent_ns) {
                     Some(at_ns) => again_ns = again_ns.min(at_ns),
-                    None => self.set(index, PacketState::Lost),
+                    None => {
+                        self.set(index, PacketState::Lost);
+                        let is_executed = self.una + (index as u64) < self.executed_end;
+                        losses += u32::from(is_executed || lost_request != Some(request));
+                        lost_request = Some(request);
+                    }
                 }
             }
         }
-        (self.lost - before, Some(again_ns).filter(|at_ns| *at_ns != u64::MAX))
+        (losses, Some(again_ns).filter(|at_ns| *at_ns != u64::MAX))
     }
 
     /// Returns the oldest lost packet.

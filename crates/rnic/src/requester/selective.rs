@@ -8,9 +8,10 @@ use super::bdp::Bdp;
 use super::scoreboard::Scoreboard;
 use super::{Failure, Requester, Work, write_packet};
 use crate::config::Config;
-use crate::congestion::pacer::{BURST_PACKETS, Pacer};
+use crate::congestion::pacer::{BURST_PACKETS, Pace, Pacer};
 use crate::congestion::{Controller, Feedback};
 use crate::context::StepContext;
+use crate::counters::Counters;
 use crate::kept::{SPAN_MAX, kept_sequences, span};
 use crate::layout::Piece;
 use crate::wire::{AethRepr, Headers, Nak, Packet, Qpn, Syndrome};
@@ -55,6 +56,17 @@ impl Selective {
         self.controller.as_ref().map(|controller| controller.window_packets())
     }
 
+    /// Returns the pace at which packets leave; `None` if nothing spaces them.
+    // [ROCE-CC-2]
+    fn pace(&self, config: &Config, granted: u32, trip_ns: Option<u64>, parts: u32) -> Option<Pace> {
+        if let Some(window) = self.window_packets() {
+            return Some(Pace::of_window(window, trip_ns?));
+        }
+        let (product, trip_ns) = self.bdp.product().filter(|_| config.fills_path)?;
+        // While the queue drains, the window is smaller, but not the pace.
+        Some(Pace::of_path(granted + (product - self.bdp.packets()) / parts, trip_ns))
+    }
+
     pub fn newest_unfinished(&self) -> Option<u64> {
         self.board.newest_unfinished()
     }
@@ -90,7 +102,7 @@ impl Requester {
         dest_qp: Qpn,
         buffer: &mut [u8],
     ) -> Result<Option<usize>, Failure> {
-        let (now_ns, config, granted) = (at.now_ns, at.config, self.limit(at.config));
+        let (now_ns, config, granted, parts) = (at.now_ns, at.config, self.limit(at.config), self.parts);
         let Some(selective) = &mut self.selective else { return Ok(None) };
         selective.paced_until_ns = None;
         let lost = selective.board.next_lost();
@@ -102,6 +114,9 @@ impl Requester {
         }
         let numbers = self.numbers_to_send(config, work, &piece, sequence, lost.is_some());
         if numbers == 0 {
+            if let Some(selective) = &mut self.selective {
+                selective.bdp.on_held();
+            }
             return Ok(None);
         }
         if matches!(work.request.operation, Operation::Read { .. }) {
@@ -116,12 +131,13 @@ impl Requester {
                 || lost.is_some());
         let (wants_response, trip_ns) = (returns_data || ack_request, self.trip.smoothed_ns());
         // [ROCE-CC-2]
-        if let (Some(window), Some(trip_ns)) = (selective.window_packets(), trip_ns) {
-            selective.paced_until_ns = selective.pacer.wait_until(now_ns, window, trip_ns);
+        if let Some(pace) = selective.pace(config, granted, trip_ns, parts) {
+            selective.paced_until_ns = selective.pacer.wait_until(now_ns, pace);
             if selective.paced_until_ns.is_some() {
+                selective.bdp.on_held();
                 return Ok(None);
             }
-            selective.pacer.on_sent(now_ns, numbers, window, trip_ns);
+            selective.pacer.on_sent(now_ns, numbers, pace);
         }
         let len = write_packet(at.memory, work, sequence, &piece, ack_request, dest_qp, buffer)?;
         selective.board.on_sent(now_ns, sequence, numbers, returns_data, ack_request);
@@ -334,6 +350,7 @@ impl Requester {
         if was_silent {
             lost += selective.board.find_lost_after_silence(confirms_gap && !has_progress);
         }
+        at.counters.lost += u64::from(lost);
         selective.bdp.on_arrived(now_ns, progress.arrived.saturating_mul(parts), trip_ns);
         if let Some(controller) = &mut selective.controller {
             let arrived = progress.arrived;
@@ -359,12 +376,13 @@ impl Requester {
     }
 
     /// Marks overtaken packets as lost if the loss timer has expired.
-    pub(super) fn run_loss_timer(&mut self, now_ns: u64) {
+    pub(super) fn run_loss_timer(&mut self, now_ns: u64, counters: &mut Counters) {
         let is_due = |selective: &Selective| selective.loss_timer_ns.is_some_and(|at_ns| now_ns >= at_ns);
         if !self.selective.as_ref().is_some_and(is_due) {
             return;
         }
         let lost = self.find_lost(now_ns);
+        counters.lost += u64::from(lost);
         let Some(selective) = &mut self.selective else { return };
         let feedback = Feedback { lost, in_flight: selective.board.in_flight(), ..Feedback::default() };
         if let Some(controller) = &mut selective.controller {

@@ -28,6 +28,8 @@ struct Link {
     free_ns: u64,
     train_until_ns: u64,
     random: Random,
+    /// Number of packets lost because the queue was full.
+    overflowed: u64,
 }
 
 impl Link {
@@ -45,12 +47,14 @@ impl Link {
             free_ns,
             train_until_ns,
             random,
+            overflowed: 0,
         }
     }
 
     fn fate(&mut self, sent: &Sent) -> Fate {
         let frame_ns = |bytes: u64| bytes * 8 * 1_000_000_000 / self.bits_per_second;
         if self.free_ns.saturating_sub(sent.at_ns) > frame_ns(self.queue_bytes) {
+            self.overflowed += 1;
             return Fate::Lost;
         }
         self.free_ns = self.free_ns.max(sent.at_ns) + frame_ns(sent.bytes as u64 + FRAME_BYTES);
@@ -197,7 +201,7 @@ fn eight_flows_share_a_link_within_a_fifth() {
             goodput(&mut flows, write, begins_every_ns);
         }
         goodput(&mut flows, write, 1000 * MS);
-        let each = goodput(&mut flows, write, 500 * MS);
+        let each = goodput(&mut flows, write, 1000 * MS);
         let (least, most) =
             each.iter().fold((f64::MAX, 0f64), |(least, most), each| (least.min(*each), most.max(*each)));
         assert!(most <= 1.2 * least, "{mbps} Mb/s, one every {begins_every_ns} ns: {each:?}");
@@ -232,6 +236,34 @@ fn window_follows_a_path_whose_delay_grows_and_shrinks() {
             assert!(each[0] > 80.0, "{} ms: {each:?}", delay_ns / MS);
         }
     }
+}
+
+/// The queue has room for a grant and a burst, and the path for four grants.
+const LONG_PATH: (u64, u64, u64) = (400, 10 * MS, 320 * (1024 + 32 + FRAME_BYTES));
+
+#[test]
+fn transfers_over_a_long_path_do_not_overflow_its_queue() {
+    let (mbps, delay_ns, queue_bytes) = LONG_PATH;
+    for operation in [write, read] {
+        let (links, mut flows) = far_flow(Congestion::Grant, mbps, delay_ns, queue_bytes);
+        // Every 5 s the queue drains, and then the window opens at once.
+        let each = goodput(&mut flows, operation, 7_000 * MS);
+        assert!(each[0] > 0.85 * mbps as f64, "{each:?}");
+        links.iter().for_each(|link| assert_eq!(link.borrow().overflowed, 0));
+    }
+}
+
+#[test]
+fn reads_start_as_fast_as_writes_over_a_long_path() {
+    let (mbps, delay_ns, queue_bytes) = LONG_PATH;
+    let [writes, reads] = [write, read].map(|operation| {
+        let (_, mut flows) = far_flow(Congestion::Grant, mbps, delay_ns, queue_bytes);
+        let trip = |_| goodput(&mut flows, operation, 2 * delay_ns)[0];
+        (0..12).map(trip).collect::<Vec<_>>()
+    });
+    let totals = [&writes, &reads].map(|trips| trips.iter().sum::<f64>());
+    assert!(totals[1] > 0.95 * totals[0], "{writes:?} {reads:?}");
+    assert!(totals[1] > 0.5 * 12.0 * mbps as f64, "{reads:?}");
 }
 
 #[test]

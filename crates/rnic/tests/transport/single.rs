@@ -211,6 +211,32 @@ fn a_lost_read_of_many_packets_is_retransmitted() {
 }
 
 #[test]
+fn lost_request_of_a_read_is_one_loss_and_each_lost_response_is_one() {
+    let lost = |pair: &mut Pair, fate: fn(&Sent) -> Fate| {
+        let before = pair.a().qp.counters().lost;
+        pair.set_filter(fate);
+        read_all(pair, 20);
+        pair.a().qp.counters().lost - before
+    };
+    let mut pair = warmed_up();
+    pair.b().qp.set_grant(0, 64);
+    read_all(&mut pair, 1);
+    // The write behind the read tells that the request was lost.
+    pair.set_filter(lose(|psn| psn == 2));
+    pair.a().read(1 << 16, 0, 256 * 20);
+    for _ in 0..4 {
+        pair.a().write(1 << 17, b"behind");
+    }
+    pair.run();
+    assert_eq!(pair.a().qp.counters().lost, 1);
+    let every_fourth = |sent: &Sent| match (sent.from, sent.repetition, sent.psn % 4) {
+        (B, 0, 1) => Fate::Lost,
+        _ => Fate::Delivered,
+    };
+    assert_eq!(lost(&mut pair, every_fourth), 5);
+}
+
+#[test]
 fn a_read_that_arrives_early_is_kept() {
     let mut pair = warmed_up();
     pair.b().qp.set_grant(0, 64);
