@@ -93,6 +93,16 @@ pub struct Arguments {
     /// Log format
     #[arg(long, global = true, env = "HALITE_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
+    /// Congestion control of what this command's nodes send to other hosts over roce
+    #[arg(
+        long,
+        global = true,
+        env = "HALITE_CONGESTION",
+        value_parser = congestion(),
+        value_name = "BY",
+        default_value = "grant"
+    )]
+    pub congestion: Congestion,
     /// The command to run.
     #[command(subcommand)]
     pub command: Command,
@@ -145,9 +155,6 @@ pub struct Networks {
     /// Address of this host for roce packets
     #[arg(long, env = "HALITE_ADDRESS", value_name = "IP", default_value = "127.0.0.1")]
     pub address: IpAddr,
-    /// Congestion control of roce between hosts
-    #[arg(long, env = "HALITE_CONGESTION", value_parser = congestion(), value_name = "BY", default_value = "grant")]
-    pub congestion: Congestion,
     /// Threads that only receive and answer roce packets, for hosts with many cores and peers; 0: the polling thread
     /// does this
     #[arg(
@@ -191,7 +198,6 @@ impl Arguments {
 impl Networks {
     pub fn flags(&self) -> Vec<String> {
         let mut flags = vec!["--address".to_owned(), self.address.to_string()];
-        flags.extend(["--congestion".to_owned(), self.congestion.name().to_owned()]);
         flags.extend(["--receivers".to_owned(), self.receivers.to_string()]);
         flags.extend(["--full-mesh-nodes-max".to_owned(), self.full_mesh_nodes_max.to_string()]);
         if !self.fabric.is_empty() {

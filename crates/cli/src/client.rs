@@ -5,6 +5,8 @@ use std::path::Path;
 use anyhow::{Context, anyhow};
 use halite::{Config, JoinError, Node, NodeId, blocking, cluster_dir};
 
+use crate::congestion;
+
 /// Name of node 0 in errors about connections.
 const FIRST: &str = "node 0";
 
@@ -47,7 +49,7 @@ impl Client {
 }
 
 fn config(dir: &Path) -> Config {
-    Config { dir: dir.to_owned(), node: None, arena_bytes: 0, ..Config::default() }
+    Config { dir: dir.to_owned(), node: None, arena_bytes: 0, ..congestion::config() }
 }
 
 /// Formats the command that restarts node 0 while other nodes run.

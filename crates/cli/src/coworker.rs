@@ -15,6 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::congestion;
 use crate::control::{self, GRACE, Target};
 use crate::output;
 
@@ -60,6 +61,7 @@ impl Coworker {
             .arg(dir)
             .arg(command)
             .args(["--parent", &std::process::id().to_string()])
+            .args(congestion::flags())
             .args(flags);
         // Ctrl-C reaches only this process, since the coworker has its own process group.
         started.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);

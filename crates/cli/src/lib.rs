@@ -7,6 +7,7 @@ mod args;
 mod bytes;
 mod client;
 mod commands;
+mod congestion;
 mod control;
 mod coworker;
 mod diagnostics;
@@ -41,6 +42,7 @@ pub fn run() -> ExitCode {
     signals::refuse_large_files();
     let arguments = args::parse();
     arguments.notes().for_each(|unknown| output::note(&unknown.to_string()));
+    congestion::choose(arguments.congestion);
     match diagnostics::start(&arguments).and_then(|()| commands::run(arguments)) {
         Ok(status) => status,
         Err(error) => output::failure(&loss::explain(error)),

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{dsm, graph, kv, log, mapreduce, ycsb};
 use crate::args::network;
+use crate::congestion;
 use crate::metrics_at::MetricsAt;
 use crate::{output, signals};
 
@@ -128,7 +129,7 @@ pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
         signals::die_with(args.parent)?;
     }
     end_with_a_panic();
-    let mut config = Config { dir: dir.to_owned(), arena_bytes: args.arena, ..Config::default() };
+    let mut config = Config { dir: dir.to_owned(), arena_bytes: args.arena, ..congestion::config() };
     config.node = args.node.map(NodeId);
     config.metrics = args.metrics.0;
     config.providers = args.fabric.map_or(config.providers, |network| vec![network]);

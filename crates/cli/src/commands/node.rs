@@ -13,6 +13,7 @@ use rustix::process::Signal;
 
 use super::drain;
 use crate::args;
+use crate::congestion;
 use crate::control::{FAILED, METRICS_AT};
 use crate::output;
 use crate::signals::{self, Ending, EndsAtOnce, Woken};
@@ -37,14 +38,13 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
         address: args.networks.address,
         full_mesh_nodes_max: args.networks.full_mesh_nodes_max as usize,
         pcap: args.pcap.clone(),
-        congestion: args.networks.congestion,
         receivers: args.networks.receivers as usize,
         hosts: hosts(&args.hosts)?,
         found: args.hosts.found,
         directory: args.names.directory.clone(),
         clock_offset_s: args.clock_offset_s,
         metrics: args.metrics.0,
-        ..Config::default()
+        ..congestion::config()
     };
     // The error names the directory or file.
     let number = match config.node {

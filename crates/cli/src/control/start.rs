@@ -11,6 +11,7 @@ use halite::cluster_dir::{ClusterDir, ClusterDirError};
 use halite::{EtcdAddress, NodeId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::congestion;
 use crate::metrics_at::MetricsAt;
 
 /// Maximum time for a node to become ready; longer than all time limits of joining.
@@ -130,7 +131,10 @@ impl NodeProcess {
             "--id",
             &id.to_string(),
         ]);
-        command.args(["--arena", &spec.arena_bytes.to_string()]).args(&spec.networks);
+        command
+            .args(["--arena", &spec.arena_bytes.to_string()])
+            .args(&spec.networks)
+            .args(congestion::flags());
         // The address may hold a password, and command lines are public: pass it in the environment.
         match &spec.directory {
             Some(directory) => command.env("HALITE_DIRECTORY", directory.to_string()),

@@ -14,6 +14,7 @@ use super::job::Job;
 use super::measure::{Measured, Timer, warm_up};
 use super::report::Row;
 use super::server::{CLIENT, Part, Request, Server};
+use crate::congestion;
 use crate::output;
 use crate::scratch::Scratch;
 
@@ -53,7 +54,7 @@ impl Bench {
         pin(cores.of_client(0)).context("cannot pin the client to its core")?;
         let (node, arena_bytes) =
             server.as_ref().map_or((None, 0), |_| (Some(CLIENT), job.client_arena_bytes()));
-        let config = Config { dir: dir.clone(), node, arena_bytes, ..Config::default() };
+        let config = Config { dir: dir.clone(), node, arena_bytes, ..congestion::config() };
         let node = Node::embedded(config)
             .with_context(|| format!("cannot join the cluster in {}", dir.display()))?;
         let end = End::new(node, NodeId(job.args.peer.unwrap_or(0)), cores);

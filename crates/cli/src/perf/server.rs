@@ -19,6 +19,7 @@ use super::end::End;
 use super::job::Job;
 use super::measure::process_cpu;
 use super::table;
+use crate::congestion;
 use crate::coworker::Coworker;
 use crate::output;
 use crate::signals;
@@ -122,7 +123,7 @@ pub fn serve(dir: &Path, args: &ServerArgs) -> anyhow::Result<()> {
         node: Some(NodeId(0)),
         arena_bytes: args.arena,
         providers: vec![args.fabric],
-        ..Config::default()
+        ..congestion::config()
     };
     let node = Node::embedded(config).context("cannot run the server's node")?;
     output::print_json(&Reply::Ok(0))?;

@@ -2,7 +2,7 @@
 
 use crate::support;
 
-use support::Scratch;
+use support::{Running, Scratch, children, eventually};
 
 /// Returns the value of a key in `config --json`, and its source.
 fn setting(rows: &[serde_json::Value], key: &str) -> (Option<String>, String) {
@@ -103,4 +103,37 @@ fn the_password_of_etcd_is_never_shown() {
         let shown = String::from_utf8_lossy(&output.stdout);
         assert!(shown.contains("etcd://127.0.0.1:1/x") && !shown.contains("hunter2"), "{shown}");
     }
+}
+
+/// The network tests show what a node then does.
+#[test]
+fn congestion_control_reaches_every_node_and_child_process_of_a_command() {
+    let command_line = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let is_told = |command: &str, by: &str, pid: u32| {
+        let line = command_line(pid).replace('\0', " ");
+        line.contains(&format!(" {command} ")) && line.contains(&format!("--congestion {by}"))
+    };
+    let scratch = Scratch::new("congestion");
+    let file = scratch.write("halite.toml", b"congestion = 'loss'\n");
+    let in_file = format!("run log --writers 1 --readers 1 --seconds 1000 --config {}", file.display());
+    // The cluster of the first command serves the others.
+    let mut running = Vec::new();
+    for (line, variable, command, count, by) in [
+        ("up --nodes 2 --arena 64M --congestion delay", "grant", "node", 2, "delay"),
+        ("perf write_lat -n 1000000000", "delay", "perf-server", 1, "delay"),
+        (&in_file, "", "run-worker", 2, "loss"),
+    ] {
+        let mut started = scratch.command(line);
+        match variable {
+            "" => &mut started,
+            variable => started.env("HALITE_CONGESTION", variable),
+        };
+        let mut started = Running::of(started);
+        let told = |pid| children(pid).into_iter().filter(|pid| is_told(command, by, *pid)).count();
+        while command == "node" && !started.line().contains("ctrl-C") {}
+        eventually(|| told(started.pid()) == count);
+        running.push(started);
+    }
+    // Those that use the cluster end first.
+    while running.pop().is_some() {}
 }
