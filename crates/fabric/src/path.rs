@@ -21,6 +21,9 @@ pub struct Path {
     pub kept: u64,
     /// Number of retransmission timeouts.
     pub timeouts: u64,
+    /// Trains of packets that the system refused to send, and times that the path seemed to drop trains; packets then
+    /// leave one by one for a while.
+    pub trains_refused: u64,
     /// Packets received.
     pub arrived: u64,
     /// Received packets that were duplicates of earlier packets.

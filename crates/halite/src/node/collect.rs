@@ -15,9 +15,13 @@ use crate::driver::ticket::CommandTimes;
 use crate::metrics::{Metrics, Queues, Timed};
 
 impl Metrics {
-    /// Collects the metrics of a node. After the node has left, only the counters of its threads remain.
+    /// Collects the metrics of a node. After the node has left, only the counters of its threads remain; in a fork,
+    /// nothing.
     pub(crate) fn collect(driver: &Driver) -> Metrics {
         let mut metrics = Metrics::default();
+        if driver.is_forked() {
+            return metrics;
+        }
         let now_ns = driver.now_ns();
         let (figures, queues, times) = driver.look(|runner| {
             let figures = runner.engine().map(|engine| engine.figures(now_ns));
@@ -291,7 +295,7 @@ impl Metrics {
         let paths: Vec<_> = permanent(figures)
             .filter_map(|peer| Some((Peer::new(peer).node, driver.shared.fabric.path(peer.0.peer?)?)))
             .collect();
-        let counters: [(_, _, OfPath); 6] = [
+        let counters: [(_, _, OfPath); 7] = [
             (
                 "halite_peer_packets_sent_total",
                 "Packets sent to the peer, including retransmitted ones.",
@@ -310,6 +314,11 @@ impl Metrics {
                 |path| path.kept,
             ),
             ("halite_peer_timeouts_total", "Retransmission timeouts towards the peer.", |path| path.timeouts),
+            (
+                "halite_peer_trains_refused_total",
+                "Trains of packets that the system refused, and times that the path seemed to drop them.",
+                |path| path.trains_refused,
+            ),
         ];
         for (name, help, value) in counters {
             let family = self.counter(name, help);

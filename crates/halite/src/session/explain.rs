@@ -154,6 +154,9 @@ pub struct PathExplained {
     pub kept: u64,
     /// Number of retransmission timeouts.
     pub timeouts: u64,
+    /// Trains of packets that the system refused to send, and times that the path seemed to drop trains. Packets then
+    /// leave one by one for a while.
+    pub trains_refused: u64,
     /// Packets received from the peer.
     pub arrived: u64,
     /// Received packets that were duplicates of earlier ones.
@@ -563,6 +566,7 @@ impl From<Path> for PathExplained {
             repeats_single,
             kept,
             timeouts,
+            trains_refused,
             arrived,
             duplicates,
             window_packets,
@@ -580,6 +584,7 @@ impl From<Path> for PathExplained {
             repeats_single,
             kept,
             timeouts,
+            trains_refused,
             arrived,
             duplicates,
             window_packets,
@@ -614,6 +619,13 @@ impl fmt::Display for PathExplained {
             "packets: {sent} sent, {repeated} of them retransmitted ({percent:.2} %), {timeouts} timeouts; \
              {arrived} received, {duplicates} of them duplicates, {kept} ahead of a lost or late one"
         )?;
+        if self.trains_refused > 0 {
+            writeln!(
+                f,
+                "trains of packets: refused {} times by this system or on the way; packets then left one by one for a while",
+                self.trains_refused
+            )?;
+        }
         match self.refused_from {
             Some(from) => writeln!(
                 f,

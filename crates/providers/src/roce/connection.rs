@@ -84,6 +84,8 @@ pub(super) struct Lane {
     silences: (u64, u32),
     /// Time until which packets are sent one by one instead of in trains, in ns.
     singly_until_ns: u64,
+    /// Number of trains that the system refused, and of times that the path seemed to drop them.
+    trains_refused: u64,
 }
 
 /// Arguments that all steps of a lane take.
@@ -120,8 +122,9 @@ impl Connection {
             qp.ready_to_send();
             // The fabric delivers arrivals at once, so there is always room.
             qp.add_receives(u32::MAX);
-            let (silences, singly_until_ns) = ((0, 0), 0);
-            Mutex::new(Lane { qp, held: Held::default(), wants_room: false, silences, singly_until_ns })
+            let (silences, singly_until_ns, trains_refused) = ((0, 0), 0, 0);
+            let (held, wants_room) = (Held::default(), false);
+            Mutex::new(Lane { qp, held, wants_room, silences, singly_until_ns, trains_refused })
         };
         Connection {
             peer,
@@ -445,6 +448,7 @@ impl Lane {
         }
         self.silences.1 += 1;
         if self.silences.1 >= SILENCES_MAX {
+            self.trains_refused += u64::from(now_ns >= self.singly_until_ns);
             self.singly_until_ns = now_ns + SINGLY_NS;
         }
     }
@@ -462,7 +466,7 @@ impl Lane {
         let qp = &mut self.qp;
         qp.hold_acks(holds_acks);
         let singly = context.now_ns < self.singly_until_ns;
-        port_use.port().send_all(
+        self.trains_refused += port_use.port().send_all(
             outwards,
             (*own_address, *address),
             qp.packet_bytes_max(),
@@ -532,6 +536,10 @@ impl Lane {
     /// Returns true if the lane holds an acknowledgement back until the next poll.
     pub(super) fn holds_ack(&self, now_ns: u64) -> bool {
         self.qp.holds_ack(now_ns)
+    }
+
+    pub(super) fn trains_refused(&self) -> u64 {
+        self.trains_refused
     }
 
     pub(super) fn qp(&self) -> &QueuePair {

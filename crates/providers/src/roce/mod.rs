@@ -506,6 +506,7 @@ impl Fabric for RoceFabric {
             repeats_single: connection.selective,
             kept: counters.kept,
             timeouts: counters.timeouts,
+            trains_refused: (0..LANES).map(|index| connection.lane(index).trains_refused()).sum(),
             arrived: counters.arrived,
             duplicates: counters.duplicates,
             window_packets: (0..LANES).map(window).collect(),

@@ -150,7 +150,8 @@ impl Port {
     }
 
     /// Calls `next` with room for a packet until `next` returns `None`, and sends these packets from the first address
-    /// in `ends` to the second. Sends the packets one by one if `singly` is true, otherwise as trains.
+    /// in `ends` to the second. Sends the packets one by one if `singly` is true, otherwise as trains. Returns the
+    /// number of trains that the system refused.
     pub(super) fn send_all(
         &self,
         flow: &Flow,
@@ -158,24 +159,34 @@ impl Port {
         packet_bytes_max: usize,
         singly: bool,
         mut next: impl FnMut(&mut [u8]) -> Option<usize>,
-    ) {
+    ) -> u64 {
         thread_local! {
             static BYTES: RefCell<Box<[u8]>> = RefCell::new(vec![0; TRAIN_BYTES_MAX].into_boxed_slice());
         }
         BYTES.with_borrow_mut(|bytes| {
             let packets_max = if singly { 1 } else { self.train_packets_max() };
-            let (len, segment, packets) = (0, 0, 0);
-            let mut train = Train { port: self, flow, ends, bytes, packets_max, len, segment, packets };
+            let (len, segment, packets, refused) = (0, 0, 0, 0);
+            let mut train =
+                Train { port: self, flow, ends, bytes, packets_max, len, segment, packets, refused };
             while let Some(len) = next(train.room(packet_bytes_max)) {
                 train.add(len);
             }
             train.leave();
-        });
+            train.refused
+        })
     }
 
-    fn send_train(&self, flow: &Flow, ends: (SocketAddr, SocketAddr), bytes: &mut [u8], segment: usize) {
+    /// Sends a train, or its packets one by one if the system refuses it. Returns false in that case.
+    fn send_train(
+        &self,
+        flow: &Flow,
+        ends: (SocketAddr, SocketAddr),
+        bytes: &mut [u8],
+        segment: usize,
+    ) -> bool {
         if bytes.len() <= segment {
-            return self.send_one(ends, bytes);
+            self.send_one(ends, bytes);
+            return true;
         }
         match self.transmit(ends, bytes, Some(segment)) {
             Ok(()) => self.capture_sent(ends, bytes, segment),
@@ -189,8 +200,10 @@ impl Port {
                     flow.seal(0, packet);
                     self.send_one(ends, packet);
                 }
+                return false;
             }
         }
+        true
     }
 
     /// Sends one packet without the library, which would spend time on control messages with default values.
@@ -354,6 +367,8 @@ struct Train<'a> {
     /// Length of each packet but the last.
     segment: usize,
     packets: usize,
+    /// Number of trains that the system refused.
+    refused: u64,
 }
 
 impl Train<'_> {
@@ -385,7 +400,8 @@ impl Train<'_> {
 
     fn leave(&mut self) {
         if self.packets > 0 {
-            self.port.send_train(self.flow, self.ends, &mut self.bytes[..self.len], self.segment);
+            let train = &mut self.bytes[..self.len];
+            self.refused += u64::from(!self.port.send_train(self.flow, self.ends, train, self.segment));
             (self.len, self.packets) = (0, 0);
         }
     }
@@ -458,14 +474,14 @@ mod tests {
     const PACKET_BYTES: usize = BTH_BYTES + 100 + ICRC_BYTES;
     const PLACE_BYTE: usize = 8;
 
-    /// Sends packets that contain these numbers.
-    fn send(port: &Port, flow: &Flow, target: SocketAddr, numbers: std::ops::Range<u8>) {
+    /// Sends packets that contain these numbers. Returns the number of refused trains.
+    fn send(port: &Port, flow: &Flow, target: SocketAddr, numbers: std::ops::Range<u8>) -> u64 {
         let mut numbers = numbers;
         port.send_all(flow, (port.address(), target), PACKET_BYTES, false, |buffer| {
             let number = numbers.next()?;
             buffer[..PACKET_BYTES].fill(number);
             Some(PACKET_BYTES)
-        });
+        })
     }
 
     /// Returns the number and the position in its train of each packet, all of which must have a valid ICRC.
@@ -504,10 +520,10 @@ mod tests {
             )
         };
         assert_eq!(failed, 0);
-        send(&from, &flow, to.address(), 0..5);
+        assert_eq!(send(&from, &flow, to.address(), 0..5), 1);
         assert_eq!(receive(&to, &flow, 5), [0, 1, 2, 3, 4].map(|number| (number, 0)));
         assert_eq!((from.unsent(), from.train_packets_max()), (0, 1), "it is not asked for again at once");
-        send(&from, &flow, to.address(), 5..8);
+        assert_eq!(send(&from, &flow, to.address(), 5..8), 0);
         assert_eq!(receive(&to, &flow, 3), [5, 6, 7].map(|number| (number, 0)));
         from.trains_again_ns.store(1, Relaxed);
         assert!(from.train_packets_max() > 1, "it is asked for again later");

@@ -1,5 +1,6 @@
 //! The network loses packets and whole trains.
 
+use halite_fabric::Fabric;
 use halite_providers::RoceConfig;
 
 use crate::common::Cluster;
@@ -55,4 +56,6 @@ fn packets_leave_singly_where_trains_are_dropped() {
     let dropped = [0, 1].map(|side| network.counted(side)[0]);
     println!("{dropped:?} trains were dropped");
     assert!(dropped.iter().all(|dropped| (1..100).contains(dropped)), "{dropped:?}");
+    let refused = pair.ends.each_ref().map(|end| end.fabric.path(end.peer).map(|path| path.trains_refused));
+    assert!(refused.iter().all(|refused| *refused > Some(0)), "{refused:?}");
 }
