@@ -575,12 +575,13 @@ impl Node {
     }
 
     /// Returns the node that lists the members for this node: the first node, or, if it is unreachable, the permanent
-    /// node with the lowest number among this node and its peers.
+    /// node with the lowest number among this node and its peers. Returns the first node in a fork of the process.
     pub fn membership_source(&self) -> NodeId {
-        self.inner.driver.look(|runner| runner.engine().map_or(NodeId::FIRST, Engine::membership_source))
+        let source = |runner: &Runner| runner.engine().map(Engine::membership_source);
+        self.look_unless_forked(source).unwrap_or(NodeId::FIRST)
     }
 
-    /// Returns the node's metrics at this moment.
+    /// Returns the node's metrics at this moment. Returns none in a fork of the process.
     pub fn metrics(&self) -> Metrics {
         Metrics::collect(&self.inner.driver)
     }
@@ -594,10 +595,10 @@ impl Node {
         !driver.is_closed() && driver.overdue() < self.lease
     }
 
-    /// Returns why the node's incarnation has ended; `None` unless another node has reported its end. After that, the
-    /// node's operations fail as if it had left, and [`DrainedNode::wait`] returns.
+    /// Returns why the node's incarnation has ended; `None` unless another node has reported its end, and in a fork of
+    /// the process. After that, the node's operations fail as if it had left, and [`DrainedNode::wait`] returns.
     pub fn over(&self) -> Option<Over> {
-        self.inner.driver.look(|runner| runner.over)
+        self.look_unless_forked(|runner| runner.over)
     }
 
     /// Returns a handle with which a thread waits until the node has been drained ([`Session::drain`]) or its
@@ -623,10 +624,16 @@ impl Node {
         self.session().blocking()
     }
 
-    /// Returns the addresses of a node on another host; empty if they are unknown.
+    /// Returns what the node knows; `None` in a fork of the process, where its locks may be held forever.
+    fn look_unless_forked<R>(&self, look: impl FnOnce(&Runner) -> Option<R>) -> Option<R> {
+        let driver = &self.inner.driver;
+        if driver.is_forked() { None } else { driver.look(look) }
+    }
+
+    /// Returns the addresses of a node on another host; empty if they are unknown, and in a fork of the process.
     pub(crate) fn addresses_of(&self, node: NodeId) -> Vec<SocketAddr> {
         let announced = |runner: &Runner| runner.engine()?.address_of(node).map(ways::hosts_of);
-        self.inner.driver.look(announced).unwrap_or_default()
+        self.look_unless_forked(announced).unwrap_or_default()
     }
 
     /// Leaves the cluster. Operations of the node's sessions fail with `NodeClosed`. The regions whose bytes are on
@@ -662,6 +669,7 @@ impl Drop for Node {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{AccessCause, Permissions, Placement, RegionCause};
 
     #[test]
     fn is_well_is_false_while_threads_hang() {
@@ -682,5 +690,38 @@ mod tests {
         node.inner.driver.look(|_| wait_until_well(false));
         wait_until_well(true);
         drop((node, other));
+    }
+
+    /// A fork holds every lock that some thread of its parent held.
+    #[test]
+    fn a_fork_waits_for_no_lock_of_its_parent() {
+        let dir = crate::runtime::scratch();
+        let config = Config { dir: dir.path().to_owned(), node: Some(NodeId(0)), ..Config::default() };
+        let node = Node::embedded(config).unwrap();
+        let session = node.blocking_session();
+        let region = session.alloc(Some("salt"), 8, Placement::Local, Permissions::READ).unwrap();
+        let ended = node.inner.driver.look(|_| {
+            halite_mem::fork::run_in_fork(|| {
+                let answers = [
+                    node.over().is_none(),
+                    node.metrics().to_string().is_empty(),
+                    node.membership_source() == NodeId::FIRST,
+                    node.addresses_of(NodeId::FIRST).is_empty(),
+                    node.drained().wait() == 0,
+                    !node.is_well(),
+                    session.len(region).is_err_and(|error| error.cause == AccessCause::Forked),
+                    session.check_lock("till").is_err(),
+                    session.as_async().seen(NodeId::FIRST).is_none(),
+                    session.explain(region).is_err_and(|error| error.cause == RegionCause::Forked),
+                    session
+                        .explain_peer(NodeId::FIRST)
+                        .is_err_and(|error| error.cause == RegionCause::Forked),
+                    session.status().is_err_and(|error| error.cause == RegionCause::Forked),
+                ];
+                session.progress();
+                answers.iter().position(|is_right| !is_right).map_or(0, |wrong| wrong as u8 + 1)
+            })
+        });
+        assert_eq!(ended.unwrap(), Some(0), "the status is the number of the first wrong answer");
     }
 }
