@@ -74,6 +74,11 @@ impl Kept {
         self.packets.is_empty()
     }
 
+    /// Returns the highest number of a kept packet.
+    pub fn newest(&self) -> Option<u64> {
+        self.packets.last_key_value().map(|(newest, _)| *newest)
+    }
+
     /// Returns a bitmap of the kept packets after `expected`, lowest bit first, padded to a multiple of four bytes.
     pub fn bits(&self, expected: u64) -> Vec<u8> {
         let last = self.packets.last_key_value().map_or(0, |(last, _)| last - expected);

@@ -27,6 +27,12 @@ use crate::work::Event;
 /// Maximum packets in the response to one read: a quarter of [`SEQUENCE_WINDOW`](crate::wire::SEQUENCE_WINDOW).
 const RESPONSE_PACKETS_MAX: u32 = 1 << 20;
 
+/// A gap is reported once this many packets behind it have arrived, which tells the requester that the missing one is
+/// lost, and then with every further [`REPORT_EVERY`]. On a path that loses one packet in a hundred there is nearly
+/// always a gap, and a report for each arrival would double the packets on the path.
+const REPORT_AT: u32 = 3;
+const REPORT_EVERY: u32 = 8;
+
 /// A message of several packets, not complete yet.
 #[derive(Debug)]
 enum Message {
@@ -105,6 +111,10 @@ pub(crate) struct Responder {
     kept: Kept,
     /// True if a packet before an early one is missing.
     has_gap: bool,
+    /// Number of packets that arrived in order behind the newest gap.
+    behind_gap: u32,
+    /// Number of kept packets since the last acknowledgement.
+    unreported: u32,
     /// Send time of the last NAK for the expected packet.
     nak_ns: Option<u64>,
     /// The NAK that ended the connection. It is sent again if the peer repeats its request.
@@ -131,6 +141,8 @@ impl Responder {
             nak: None,
             kept: Kept::default(),
             has_gap: false,
+            behind_gap: 0,
+            unreported: 0,
             nak_ns: None,
             final_nak: None,
         }
@@ -246,11 +258,14 @@ impl Responder {
         }
     }
 
-    /// Keeps an early packet if it is within the span, and reports the gap before it.
-    // [ROCE-SEL-1]
+    /// Keeps an early packet if it is within the span, and schedules a report of the gap before it.
+    // [ROCE-SEL-1] [ROCE-SEL-3]
     fn keep_early(&mut self, at: &mut StepContext<'_>, sequence: u64, packet: &Packet<'_>) {
         // A packet longer than the MTU would be refused later anyway.
         let fits = packet.payload.len() <= at.config.mtu.bytes() as usize;
+        let continues = self.kept.newest().is_some_and(|newest| sequence == newest + 1);
+        self.behind_gap = if continues { self.behind_gap.saturating_add(1) } else { 1 };
+        self.unreported += 1;
         if !fits || sequence - self.expected > span(at.config.mtu) {
             at.counters.ahead += 1;
         } else if self.kept.keep(sequence, packet) {
@@ -260,7 +275,11 @@ impl Responder {
         }
         self.has_gap = true;
         self.ack_request_ns = at.arrived_ns;
-        self.ack_now(at.now_ns);
+        if wants_response(packet) || self.behind_gap == REPORT_AT || self.unreported >= REPORT_EVERY {
+            self.ack_now(at.now_ns);
+        } else {
+            self.ack_at_ns.get_or_insert(at.now_ns.saturating_add(nanoseconds(at.config.ack_delay)));
+        }
     }
 
     /// Drops an early packet and queues a sequence NAK, once per gap. Queues it again if the peer later requests a
@@ -474,6 +493,11 @@ impl Responder {
     // [ROCE-DUP-1]
     fn handle_duplicate(&mut self, at: &mut StepContext<'_>, sequence: u64, packet: &Packet<'_>) {
         let response = match packet.headers {
+            // A spare, whose first copy has arrived. [ROCE-SEL-8]
+            Headers::ReadRequest(_) if packet.ack_request && at.config.selective => {
+                at.counters.duplicates += 1;
+                return;
+            }
             Headers::ReadRequest(reth) => self.repeat_read(at, sequence, reth),
             // [ROCE-ATOMIC-2]
             Headers::FetchAdd(_) | Headers::CompareSwap(_) => {
@@ -649,7 +673,7 @@ impl Responder {
     fn clear_ack(&mut self) {
         self.has_duplicate = false;
         (self.ack_at_ns, self.ack_may_wait) = (None, false);
-        self.unacknowledged = 0;
+        (self.unacknowledged, self.unreported) = (0, 0);
     }
 
     /// Returns the AETH of a response to a packet that arrived at `arrived_ns`.

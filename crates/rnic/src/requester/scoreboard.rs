@@ -157,6 +157,28 @@ impl Scoreboard {
         entry.numbers = if entry.numbers == 0 { numbers } else { entry.numbers.min(numbers) };
     }
 
+    /// Returns true if the peer is not known to have received this request, or any part of its numbers.
+    pub fn is_in_flight(&self, sequence: u64, numbers: u32) -> bool {
+        let Some(first) = self.index(sequence).filter(|_| sequence >= self.executed_end) else {
+            return false;
+        };
+        let is_in_flight = |entry: &Entry| {
+            entry.state == PacketState::InFlight && entry.request == sequence && entry.copies == 1
+        };
+        self.entries.range(first..).take(numbers as usize).filter(|entry| is_in_flight(entry)).count()
+            == numbers as usize
+    }
+
+    /// Records the transmission of a spare request: later packets overtake the request only if they overtake the spare,
+    /// too. Its round trip is still a sample.
+    pub fn on_spare_sent(&mut self, sequence: u64, numbers: u32) {
+        let Some(first) = self.index(sequence) else { return };
+        for entry in self.entries.range_mut(first..).take(numbers as usize) {
+            entry.order = self.order_next;
+            self.order_next += 1;
+        }
+    }
+
     fn set(&mut self, index: usize, state: PacketState) {
         let entry = &mut self.entries[index];
         let count = |state: PacketState| {

@@ -4,6 +4,8 @@
 //! Three limits apply to the packets in flight: the peer's grant (the room in its socket) plus the bandwidth-delay
 //! product; the span of packets that the peer keeps after a gap; and the window and pace of the congestion controller.
 
+use std::collections::VecDeque;
+
 use super::bdp::Bdp;
 use super::scoreboard::Scoreboard;
 use super::{Failure, Requester, Work, write_packet};
@@ -28,6 +30,18 @@ pub(super) struct Selective {
     paced_until_ns: Option<u64>,
     /// Time from which an overtaken packet counts as lost.
     loss_timer_ns: Option<u64>,
+    /// The spare requests to send, in order.
+    spares: VecDeque<Spare>,
+    /// Time until which reads get spare requests.
+    is_lossy_until_ns: u64,
+}
+
+/// A read request to be sent once more, in case the first one is lost.
+#[derive(Clone, Copy, Debug)]
+struct Spare {
+    sequence: u64,
+    numbers: u32,
+    due_ns: u64,
 }
 
 impl Selective {
@@ -39,11 +53,14 @@ impl Selective {
             pacer: Pacer::default(),
             paced_until_ns: None,
             loss_timer_ns: None,
+            spares: VecDeque::new(),
+            is_lossy_until_ns: 0,
         }
     }
 
     pub fn poll_timeout(&self) -> Option<u64> {
-        [self.paced_until_ns, self.loss_timer_ns].into_iter().flatten().min()
+        let spare_ns = self.spares.front().map(|spare| spare.due_ns);
+        [self.paced_until_ns, self.loss_timer_ns, spare_ns].into_iter().flatten().min()
     }
 
     /// Returns the number of packets that may be in flight on the path, in addition to the peer's grant.
@@ -85,6 +102,36 @@ impl Selective {
         }
     }
 
+    /// Schedules a spare of a read request that was just sent, if packets have been lost lately.
+    ///
+    /// The responder executes requests in order, so a lost read request costs all later responses a round trip. It is
+    /// one packet of 60 bytes for up to 64 packets of response.
+    // [ROCE-SEL-8]
+    fn add_spare(&mut self, now_ns: u64, sequence: u64, numbers: u32) {
+        if now_ns < self.is_lossy_until_ns && numbers >= SPARE_PACKETS_MIN {
+            // Later than the packets around it, which may be lost together.
+            let after_ns = self.bdp.product().map_or(0, |(_, trip_ns)| trip_ns / SPARE_TRIP_DIVISOR);
+            let due_ns = now_ns.saturating_add(after_ns.max(REORDER_NS_MIN));
+            self.spares.push_back(Spare { sequence, numbers, due_ns });
+        }
+    }
+
+    /// Removes and returns the next due spare whose request the peer is not known to have.
+    fn take_spare(&mut self, now_ns: u64) -> Option<Spare> {
+        loop {
+            let spare = self.spares.pop_front_if(|spare| spare.due_ns <= now_ns)?;
+            if self.board.is_in_flight(spare.sequence, spare.numbers) {
+                return Some(spare);
+            }
+        }
+    }
+
+    fn on_lost(&mut self, now_ns: u64, lost: u32) {
+        if lost > 0 {
+            self.is_lossy_until_ns = now_ns.saturating_add(LOSSY_NS);
+        }
+    }
+
     /// Returns the maximum number of packets in flight under this grant.
     // [ROCE-CC-1]
     fn limit(&self, granted: u32) -> u32 {
@@ -105,6 +152,12 @@ impl Requester {
         let (now_ns, config, granted, parts) = (at.now_ns, at.config, self.limit(at.config), self.parts);
         let Some(selective) = &mut self.selective else { return Ok(None) };
         selective.paced_until_ns = None;
+        if let Some(spare) = selective.take_spare(now_ns) {
+            selective.board.on_spare_sent(spare.sequence, spare.numbers);
+            let work = &self.works[self.index_of(spare.sequence)];
+            let piece = work.layout.piece((spare.sequence - work.first) as u32).as_message_of(spare.numbers);
+            return write_packet(at.memory, work, spare.sequence, &piece, true, dest_qp, buffer).map(Some);
+        }
         let lost = selective.board.next_lost();
         let Some(sequence) = lost.or((self.next < self.end).then_some(self.next)) else { return Ok(None) };
         let work = &self.works[self.index_of(sequence)];
@@ -141,6 +194,9 @@ impl Requester {
         }
         let len = write_packet(at.memory, work, sequence, &piece, ack_request, dest_qp, buffer)?;
         selective.board.on_sent(now_ns, sequence, numbers, returns_data, ack_request);
+        if matches!(work.request.operation, Operation::Read { .. }) && config.fills_path {
+            selective.add_spare(now_ns, sequence, numbers);
+        }
         if self.una == self.next && self.attempts == 0 {
             self.heard_ns = now_ns;
         }
@@ -176,10 +232,12 @@ impl Requester {
             let free = if ahead == 0 { free.max(1) } else { free };
             return free.min(selective.board.lost_together(sequence));
         }
-        // Four windows: a lost packet may be retransmitted and lost again while later packets still leave.
-        let span = span(config.mtu).min(AHEAD_MIN.max(4 * u64::from(limit)));
-        let free = free.min((span + 1).saturating_sub(ahead) as u32);
         let operation = &work.request.operation;
+        // Four windows: a lost packet may be retransmitted and lost again while later packets still leave. Responses
+        // land in any order, so for reads the responder keeps no packets meanwhile.
+        let windows = AHEAD_MIN.max(4 * u64::from(limit));
+        let span = if operation.returns_data() { span(config.mtu) } else { span(config.mtu).min(windows) };
+        let free = free.min((span + 1).saturating_sub(ahead) as u32);
         if !operation.returns_data() {
             return free.min(1);
         }
@@ -351,6 +409,7 @@ impl Requester {
             lost += selective.board.find_lost_after_silence(confirms_gap && !has_progress);
         }
         at.counters.lost += u64::from(lost);
+        selective.on_lost(now_ns, lost);
         selective.bdp.on_arrived(now_ns, progress.arrived.saturating_mul(parts), trip_ns);
         if let Some(controller) = &mut selective.controller {
             let arrived = progress.arrived;
@@ -384,6 +443,7 @@ impl Requester {
         let lost = self.find_lost(now_ns);
         counters.lost += u64::from(lost);
         let Some(selective) = &mut self.selective else { return };
+        selective.on_lost(now_ns, lost);
         let feedback = Feedback { lost, in_flight: selective.board.in_flight(), ..Feedback::default() };
         if let Some(controller) = &mut selective.controller {
             controller.handle_feedback(now_ns, feedback);
@@ -409,6 +469,12 @@ struct Report {
     confirms_gap: bool,
 }
 
+/// Minimum response packets of a read that gets a spare request.
+const SPARE_PACKETS_MIN: u32 = 8;
+/// A spare request follows its request after the round trip divided by this.
+const SPARE_TRIP_DIVISOR: u64 = 16;
+/// Time after a loss, in ns, in which reads get spare requests.
+const LOSSY_NS: u64 = 1_000_000_000;
 /// Minimum number of packets that may follow the oldest unfinished one, within the span that the peer keeps.
 const AHEAD_MIN: u64 = 1024;
 /// Maximum delay of an overtaken packet, in round trips, before it counts as lost on a path that delays packets.

@@ -237,6 +237,48 @@ fn lost_request_of_a_read_is_one_loss_and_each_lost_response_is_one() {
 }
 
 #[test]
+fn spare_of_a_lost_read_request_costs_no_round_trip_where_packets_are_lost() {
+    let mut pair = warmed_up_with(Config { fills_path: true, ..selective() }, [0, 0]);
+    pair.b().qp.set_grant(0, 64);
+    read_all(&mut pair, 1);
+    assert_eq!(read_all(&mut pair, 20), 1, "nothing has been lost yet");
+    pair.set_filter(|sent| match (sent.from, sent.repetition, sent.psn % 20) {
+        (B, 0, 7) => Fate::Lost,
+        _ => Fate::Delivered,
+    });
+    read_all(&mut pair, 20);
+    let (before, dropped) = (pair.a().qp.counters(), pair.b().qp.counters().duplicates);
+    // The spare leaves before the answer arrives, and is not needed.
+    pair.set_filter(|sent| if sent.from == B { Fate::Delayed(200_000) } else { Fate::Delivered });
+    assert_eq!(read_all(&mut pair, 20), 2, "{:?}", pair.log);
+    assert_eq!(pair.log.len(), 22, "a spare is not answered: {:?}", pair.log);
+    assert_eq!(pair.b().qp.counters().duplicates, dropped + 1);
+    pair.set_filter(|sent| match (sent.opcode, sent.repetition) {
+        (Opcode::ReadRequest, 0) => Fate::Lost,
+        _ => Fate::Delivered,
+    });
+    assert_eq!(read_all(&mut pair, 60), 2, "{:?}", pair.log);
+    let after = pair.a().qp.counters();
+    assert_eq!((after.repeated, after.lost, after.timeouts), (before.repeated, before.lost, before.timeouts));
+}
+
+#[test]
+fn gaps_are_reported_seldom() {
+    let mut pair = warmed_up();
+    pair.b().qp.set_grant(0, 64);
+    // Packets arrive one by one.
+    pair.set_filter(|sent| match (sent.from, sent.psn, sent.repetition) {
+        (A, 2, 0) => Fate::Lost,
+        (A, ..) => Fate::Delayed(u64::from(sent.psn) * 100),
+        _ => Fate::Delivered,
+    });
+    assert_eq!(write_all(&mut pair, 60), 1);
+    let reports = pair.log.iter().filter(|line| line.starts_with("b Missing")).count();
+    assert!((2..20).contains(&reports), "{:?}", pair.log);
+    assert_eq!(pair.a().qp.counters().timeouts, 0);
+}
+
+#[test]
 fn a_read_that_arrives_early_is_kept() {
     let mut pair = warmed_up();
     pair.b().qp.set_grant(0, 64);
