@@ -21,6 +21,8 @@ const SOCKETS: u32 = 8;
 const IN_FLIGHT: usize = 128;
 /// Number of clients of one request to the server process.
 const ADMITTED_AT_ONCE: u32 = 10_000;
+/// Time without the end of an operation after which the run fails.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// Longest latency that is told from longer ones.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 /// Interval between two looks for packets to send again.
@@ -173,6 +175,7 @@ impl Crowd {
         };
         let (begin, cpu) = (Instant::now(), thread_cpu());
         let (mut begun, mut ended, mut looked) = (0, 0, Instant::now());
+        let (mut ended_before, mut progressed) = (0, Instant::now());
         let mut under_way: VecDeque<u32> = VecDeque::new();
         while ended < operations {
             while begun < operations && begun - ended < IN_FLIGHT as u64 && !self.idle.is_empty() {
@@ -188,6 +191,12 @@ impl Crowd {
             }
             if looked.elapsed() >= LOOK {
                 looked = Instant::now();
+                if ended > ended_before {
+                    (ended_before, progressed) = (ended, looked);
+                }
+                if progressed.elapsed() > PATIENCE {
+                    bail!("the server process has answered no operation for {} s", PATIENCE.as_secs());
+                }
                 under_way.retain(|client| self.clients[*client as usize].under_way.is_some());
                 for client in under_way.iter().copied().collect::<Vec<_>>() {
                     run.repeated += self.repeat(client);
