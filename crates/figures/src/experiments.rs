@@ -10,7 +10,8 @@ const MB: u64 = 1 << 20;
 /// Requests of runs that fill caches: enough for the larger of them.
 const FILLS: u64 = 40_000;
 
-/// Returns the value of a line at `x`, in the unit of its axis; `None` if the figure or the line is unknown.
+/// Returns the simulated value of a line at `x`, in the unit of its axis; `None` if the figure or the line is unknown, or
+/// if the profile lacks the processor costs that it needs.
 pub(crate) fn adapter(figure: &str, line: &str, x: f64, profile: &Profile) -> Option<f64> {
     let n = x as u64;
     let us = |ns: f64| ns / 1e3;
@@ -77,7 +78,7 @@ pub(crate) fn adapter(figure: &str, line: &str, x: f64, profile: &Profile) -> Op
     })
 }
 
-/// Returns the value of a line of sockets at `x`.
+/// Returns the value of a line of sockets at a message length, by formula, in the unit of its axis.
 pub(crate) fn sockets(line: &str, bytes: f64, sockets: &Sockets) -> f64 {
     match line.split_once(", ") {
         Some((_, "throughput")) => sockets.throughput_gb_s(bytes),

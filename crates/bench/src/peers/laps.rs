@@ -22,7 +22,7 @@ impl Laps {
         self.ends.push(Instant::now());
     }
 
-    /// Returns the sample of at least one lap with `operations` operations each.
+    /// Returns the sample of all laps, each of `operations` operations. Panics if no lap has ended.
     pub fn sample(&self, operations: u64) -> Sample {
         let begins = std::iter::once(&self.begin).chain(&self.ends);
         let times: Vec<Duration> = begins.zip(&self.ends).map(|(begin, end)| *end - *begin).collect();

@@ -252,7 +252,8 @@ impl PendingOperation<'_> {
     }
 
     /// Takes `len` bytes of staging memory, at most [`SLICE_BYTES_MAX`], for an operation on memory of `peer`. Returns
-    /// false if memory is short; this never happens if `needs` is true.
+    /// false if memory is short and the transfer should wait. A transfer that holds no staging memory must not wait: it
+    /// sets `needs`, and never gets false.
     pub(crate) fn stage(
         &mut self,
         fabric: &dyn Fabric,

@@ -30,8 +30,8 @@ pub(super) fn has_room(parts: usize, bytes: usize, bytes_max: usize) -> bool {
     parts < PARTS_MAX && bytes < bytes_max
 }
 
-/// Returns how many of `parts` may still be in progress when more are posted. A post after each completion would cost
-/// more, and the wire must not wait until the landed bytes are copied.
+/// Returns how many of `parts` may still be in progress when more are posted: three quarters. To post after each
+/// completion would cost more; to post after all would leave the wire idle while landed bytes are copied.
 pub(crate) fn low(parts: usize) -> usize {
     parts - parts.div_ceil(4)
 }

@@ -179,7 +179,7 @@ impl Parking {
         })
     }
 
-    /// Returns the parking for the thread's next wait. Old wakers may wake that wait without a reason; waits always
+    /// Gives the parking back to the calling thread, for its next wait. Old wakers may wake that wait without a reason; waits always
     /// check their condition again.
     pub(crate) fn give_back(self) {
         let _ = PARKING.try_with(|kept| kept.borrow_mut().replace(self));

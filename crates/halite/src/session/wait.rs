@@ -19,7 +19,7 @@ impl Session {
     /// [`READ`](crate::Permissions::READ).
     ///
     /// A store through shared memory and an RDMA write raise no event, so this method polls the word: first without a
-    /// pause, then every 10 us, and finally every millisecond. A [`Session::write_notify`] to the region ends a pause
+    /// pause, then at intervals that grow from 10 us to 1 ms. A [`Session::write_notify`] to the region ends a pause
     /// at once. When this method returns, everything that the writing session wrote to the region before the word is
     /// visible.
     ///

@@ -228,8 +228,8 @@ impl Connection {
         std::mem::take(&mut *lock(&self.early))
     }
 
-    /// Returns true once, when path MTU discovery must begin: both ends are ready, or this end waits for the answer to
-    /// a path probe.
+    /// Returns true once, when path MTU discovery must begin: the connection is up, or it comes up only after the peer
+    /// has answered a path probe.
     pub(super) fn begins_path(&self) -> bool {
         (self.is_up() || self.awaits_answer()) && !self.has_begun_path.swap(true, Relaxed)
     }

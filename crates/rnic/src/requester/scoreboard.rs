@@ -169,8 +169,8 @@ impl Scoreboard {
             == numbers as usize
     }
 
-    /// Records the transmission of a spare request: later packets overtake the request only if they overtake the spare,
-    /// too. Its round trip is still a sample.
+    /// Records the transmission of a spare: a second copy of a READ request, sent in advance. From now on, later packets
+    /// overtake the request only if they overtake the spare too. The round trip of the first copy is still a sample.
     pub fn on_spare_sent(&mut self, sequence: u64, numbers: u32) {
         let Some(first) = self.index(sequence) else { return };
         for entry in self.entries.range_mut(first..).take(numbers as usize) {

@@ -166,8 +166,8 @@ impl Net {
         self.arrive_at(datagram);
     }
 
-    /// Handles a datagram's arrival, unless the adapter executes an earlier atomic of the lane, or must execute this
-    /// one.
+    /// Handles a datagram's arrival: passes it to its queue pair, or begins the atomic that the adapter must execute.
+    /// While the adapter executes an earlier atomic of the lane, the datagram waits.
     pub(super) fn arrive_at(&mut self, datagram: Datagram) {
         let is_adapters = self.profile_of(datagram.to).atomics == AtomicsBy::Adapter;
         let Some(lane) = self.lanes[datagram.to as usize].as_deref_mut() else {

@@ -29,7 +29,7 @@ impl Net {
         Ok(key)
     }
 
-    /// Lets the adapter look up a page-table entry for each page of a key's segment.
+    /// Makes the adapter need a page-table entry for each `page_bytes` of a key's segment, at every later access.
     pub(crate) fn page(&mut self, endpoint: u32, key: Key, page_bytes: u64) {
         self.endpoints[endpoint as usize].page_bytes.insert(key.0, page_bytes);
     }

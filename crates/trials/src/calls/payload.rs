@@ -2,7 +2,7 @@
 
 use super::ledger::CallId;
 
-/// Minimum length of an input in bytes: the number of its call.
+/// Minimum length of an input in bytes: room for the number of its call.
 pub(super) const INPUT_BYTES_MIN: usize = 8;
 
 const INPUT: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -106,7 +106,8 @@ impl Life {
         self.reads.swap_remove(index);
     }
 
-    /// Returns the first word of a slot that holds an impossible value, as text. A reader that `is_cut_off` may see
+    /// Describes the first word of `bytes`, read from `slot` since `begin_ns`, whose value no write explains; `None` if
+    /// all are explained. A reader that `is_cut_off` may see
     /// values that were overwritten long ago.
     pub(super) fn unexplained(
         &self,

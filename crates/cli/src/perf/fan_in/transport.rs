@@ -24,7 +24,7 @@ pub fn at(port: u16) -> SocketAddr {
     (Ipv4Addr::LOCALHOST, port).into()
 }
 
-/// The time of a process, for the protocol.
+/// A monotonic clock, from which the protocol takes its time.
 pub struct Clock(Instant);
 
 impl Clock {

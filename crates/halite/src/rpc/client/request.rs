@@ -70,7 +70,7 @@ pub(crate) struct Posted {
     pub(crate) by_line: Option<LineUse>,
 }
 
-/// What the table of slots needs to manage a lent slot itself.
+/// What the table of slots must know to take over a lent slot from its link.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LineUse {
     pub(super) port: Option<u32>,
