@@ -62,7 +62,7 @@ impl Shown {
 /// A part of a page: a plot, its points as a table, and remarks.
 #[derive(Clone, Debug, Default)]
 pub struct Section {
-    /// Name, to which links within the page refer.
+    /// Name, to which links within the page refer; shown before the heading, unless the heading contains it.
     pub id: String,
     /// Heading.
     pub title: String,
@@ -99,12 +99,14 @@ fn section(section: &Section) -> String {
         let class = if row.iter().any(|cell| cell == MISS) { " class=\"miss\"" } else { "" };
         format!("<tr{class}>{}</tr>\n", cells("td", row))
     };
+    let is_named = !title.to_lowercase().contains(id.as_str());
+    let name = if is_named { format!("<code>{}</code> ", escaped(id)) } else { String::new() };
     let head: Vec<String> = head.iter().map(|cell| (*cell).to_owned()).collect();
     let table: String = rows.iter().map(row).collect();
     let notes: String = notes.iter().map(|note| format!("<li>{}</li>\n", escaped(note))).collect();
     let notes = if notes.is_empty() { notes } else { format!("<ul>\n{notes}</ul>\n") };
     format!(
-        "<section id=\"{0}\">\n<h2><code>{0}</code> {1}</h2>\n<p>{2}</p>\n<div class=\"row\"><div class=\"card\">{svg}</div>\n\
+        "<section id=\"{0}\">\n<h2>{name}{1}</h2>\n<p>{2}</p>\n<div class=\"row\"><div class=\"card\">{svg}</div>\n\
          <div class=\"scroll\"><table><tr>{3}</tr>\n{table}</table></div></div>\n{notes}</section>\n",
         escaped(id),
         escaped(title),

@@ -23,6 +23,9 @@ use super::workload::{Bench, PerfArgs, Plan, Planned, WORD_BYTES};
 /// Timeout of an answer, after which the measurement assumes that the other side is dead.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Longest write that leaves whole when it is posted: less than an access may have under way.
+const POSTED_BYTES_MAX: u64 = 512 << 10;
+
 /// Number of reads of the word per reading of the clock.
 const READS_PER_CLOCK: u32 = 1 << 8;
 
@@ -147,8 +150,9 @@ impl Player {
     /// Waits until the other side's write is in our own region.
     #[inline]
     fn await_stamp(&mut self) -> anyhow::Result<()> {
-        // A write by stores has ended already: completing it now adds no time to the ping-pong.
-        if self.posted.as_mut().is_some_and(Posted::is_ended) {
+        // A write by stores has ended already: completing it now adds no time to the ping-pong. A long one sends its
+        // rest only while it is awaited.
+        if self.payload_bytes > POSTED_BYTES_MAX || self.posted.as_mut().is_some_and(Posted::is_ended) {
             self.complete()?;
         }
         let (at, stamp) = (self.payload_bytes - WORD_BYTES, self.stamp);

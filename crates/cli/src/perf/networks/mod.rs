@@ -12,11 +12,12 @@ use anyhow::{Context, bail};
 use halite::Provider;
 use halite_figures::plot::{self, Axis, Plot, Series};
 use halite_figures::{Figure, Section};
+use rustix::thread::{CpuSet, sched_getaffinity};
 use serde::Serialize;
 
 use super::args::PerfArgs;
 use super::bench::Bench;
-use super::cores::Cores;
+use super::cores::{Cores, pin};
 use super::job::{Job, wrong};
 use super::measure::warm_up;
 use super::table;
@@ -103,13 +104,15 @@ pub fn run(args: &PerfArgs) -> anyhow::Result<()> {
     let clock_ghz = clock_ghz(Path::new("/proc/cpuinfo"));
     let bar = progress::steps("measuring");
     bar.set_length((NETWORKS.len() * SIZES.len()) as u64);
+    let cores = sched_getaffinity(None)?;
     let mut rows = Vec::new();
     for network in &NETWORKS {
         let sizes = SIZES.into_iter().filter(|size| match network.by {
             By::Udp => *size <= sockets::DATAGRAM_MAX,
             _ => true,
         });
-        let measured = measure(network, args, sizes.collect(), clock_ghz, &|| bar.inc(1));
+        let measured =
+            measure(network, args, sizes.collect(), &Common { clock_ghz, cores, done: &|| bar.inc(1) });
         rows.extend(measured.with_context(|| format!("cannot measure {}", network.name))?);
     }
     bar.finish_and_clear();
@@ -124,14 +127,24 @@ pub fn run(args: &PerfArgs) -> anyhow::Result<()> {
     }
 }
 
+/// What all measurements share.
+struct Common<'a> {
+    clock_ghz: Option<f64>,
+    /// The cores that this process may use. Each measurement pins this thread to one of them.
+    cores: CpuSet,
+    /// Counts a finished row.
+    done: &'a dyn Fn(),
+}
+
 fn measure(
     network: &Network,
     args: &PerfArgs,
     sizes: Vec<u64>,
-    clock_ghz: Option<f64>,
-    done: &dyn Fn(),
+    common: &Common<'_>,
 ) -> anyhow::Result<Vec<Row>> {
+    let Common { clock_ghz, cores, done } = *common;
     let By::Halite { fabric, latency, throughput } = network.by else {
+        pin(cores).context("cannot use all cores")?;
         let cores = Cores::available(args.cores)?;
         let row = |size| {
             let figures = match network.by {
@@ -157,7 +170,8 @@ fn measure(
         let size = sizes.iter().max().copied().map(ByteCount);
         let test = table::named(test).expect("the table has it");
         let fabric = if fabric == "shm" { Provider::Shm } else { Provider::Roce };
-        let args = PerfArgs { test, size, fabric, window, check_memcpy: false, ..args.clone() };
+        let args = PerfArgs { test, size, fabric, window, check_memcpy: false, out: None, ..args.clone() };
+        pin(cores).context("cannot use all cores")?;
         Bench::open(None, Job::new(&args)?)
     };
     let mut bench = open(latency, &sizes, None)?;
