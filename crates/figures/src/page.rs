@@ -9,7 +9,9 @@ use crate::shown::{Point, Shown, summary};
 const KEY: &str = "Hollow marks and dashed lines are published, filled marks and solid lines simulated.";
 const ABOUT: &str = "Each figure shows published measurements of RDMA adapters beside a simulation of the same experiment. \
 The simulation is Halite's: its own code runs where a figure is of LITE, on a model of the adapter in virtual time. \
-No value is measured on this machine. The simulated error counts as a miss if it exceeds 10 % plus the error with which \
+No value is measured on this machine. Fitted points are those from which a value of a profile was taken; the model \
+and the other values were chosen with all figures at hand, so predictions are not blind. \
+The explanations of misses are conjectures: none was tested. The simulated error counts as a miss if it exceeds 10 % plus the error with which \
 the published value was read off the paper's plot.";
 
 impl Shown {
@@ -190,7 +192,7 @@ pub fn counts(figures: &[Shown]) -> String {
     let counts = summary(figures);
     let percent = |part: usize| (100 * part).checked_div(counts.predicted).unwrap_or(100);
     format!(
-        "{} points are fitted: parameters of a profile were chosen so that they match. {} points are predicted: {} ({} %) lie \
+        "{} points are fitted: a value of a profile was chosen for them. {} points are predicted: {} ({} %) lie \
          within 10 % plus their reading error, {} ({} %) within 25 % plus their reading error.",
         counts.fitted,
         counts.predicted,

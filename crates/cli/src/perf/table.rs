@@ -61,7 +61,7 @@ pub static TESTS: [Test; 21] = [
     time(FAN_IN, access::plan::<READS>, alone,
          "Reads or writes of many --clients at one server, which has a queue pair for each or no connection state"),
     time(NETWORKS, access::plan::<READS>, alone,
-         "TCP and UDP over loopback, and Halite over roce and shm, 32 B to 32 MiB, beside published networks; takes minutes"),
+         "TCP and UDP over loopback, and Halite over roce and shm, 32 B to 32 MiB, beside published networks; takes a minute"),
 ];
 
 /// The test with many clients, which needs no cluster.
