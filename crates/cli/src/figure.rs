@@ -42,7 +42,7 @@ pub struct FigureArgs {
 /// A failure before anything is simulated.
 #[derive(Debug, thiserror::Error)]
 enum FigureError {
-    #[error("there is no figure {id}; did you mean {nearest}? The figures are {}", ids().join(", "))]
+    #[error("there is no figure {id:.40}; did you mean {nearest}? The figures are {}", ids().join(", "))]
     Unknown { id: String, nearest: String },
     #[error("--svg takes one figure; use --out DIR for all of them")]
     OneFile,
@@ -68,7 +68,8 @@ pub fn run(args: &FigureArgs) -> anyhow::Result<()> {
     }
     let target = Target::new(args.svg.as_deref(), args.out.as_deref(), args.force)?;
     let bar = progress::steps("simulating");
-    let shown = halite_figures::show(&figures, own.as_ref(), |done, all| {
+    let name = args.profile.as_deref().map(|path| path.display().to_string()).unwrap_or_default();
+    let shown = halite_figures::show(&figures, own.as_ref().map(|own| (name.as_str(), own)), |done, all| {
         bar.set_length(all as u64);
         bar.set_position(done as u64);
     })?;
@@ -133,8 +134,7 @@ fn text(figures: &[Shown]) -> String {
             right("x"),
             right("published"),
             right("simulated"),
-            right("error"),
-            ("", Align::Left),
+            ("error", Align::Left),
         ]);
         for point in &shown.points {
             let mut row = vec![point.line.to_owned()];
@@ -142,6 +142,9 @@ fn text(figures: &[Shown]) -> String {
             table.row(row);
         }
         text += &format!("{table}\n");
+        for note in shown.failures() {
+            text += &format!("{note}\n");
+        }
     }
     text + &halite_figures::counts(figures) + "\n"
 }

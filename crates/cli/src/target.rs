@@ -1,7 +1,7 @@
 //! Plots and pages as files: checked before the work, so that it is not in vain.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// The files of `--svg` and `--out`.
@@ -16,6 +16,8 @@ pub struct Target<'a> {
 pub enum TargetError {
     #[error("{} exists; --force overwrites it", path.display())]
     Exists { path: PathBuf },
+    #[error("{} is not a folder; --out needs a folder", path.display())]
+    NoFolder { path: PathBuf },
     #[error("cannot write {}: {cause}", path.display())]
     Write { path: PathBuf, cause: io::Error },
 }
@@ -25,6 +27,9 @@ const PAGE: &str = "index.html";
 impl<'a> Target<'a> {
     /// Fails if a file exists that may not be overwritten.
     pub fn new(svg: Option<&'a Path>, out: Option<&'a Path>, force: bool) -> Result<Target<'a>, TargetError> {
+        if let Some(path) = out.filter(|path| path.exists() && !path.is_dir()) {
+            return Err(TargetError::NoFolder { path: path.to_owned() });
+        }
         let existing = [svg, out].into_iter().flatten().find(|path| path.exists());
         match existing {
             Some(path) if !force => Err(TargetError::Exists { path: path.to_owned() }),
@@ -51,12 +56,16 @@ impl<'a> Target<'a> {
         self.write_file(&dir.join(PAGE), &page())
     }
 
+    /// Writes a file whole or not at all.
     fn write_file(&self, path: &Path, text: &str) -> Result<(), TargetError> {
-        let open = || match self.is_forced {
-            true => File::create(path),
-            false => OpenOptions::new().write(true).create_new(true).open(path),
-        };
-        let written = open().and_then(|mut file| file.write_all(text.as_bytes()));
-        written.map_err(|cause| TargetError::Write { path: path.to_owned(), cause })
+        let part = path.with_added_extension("part");
+        let placed = fs::write(&part, text).and_then(|()| match self.is_forced {
+            true => fs::rename(&part, path),
+            // Fails if the file has come into being since `new`.
+            false => fs::hard_link(&part, path),
+        });
+        // A renamed file is gone.
+        let _ = fs::remove_file(&part);
+        placed.map_err(|cause| TargetError::Write { path: path.to_owned(), cause })
     }
 }

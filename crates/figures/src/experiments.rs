@@ -1,6 +1,7 @@
 //! The simulation of each published point.
 
-use halite_sim::{Processor, Profile};
+use halite_fabric::Status;
+use halite_sim::{Processor, Profile, RunEnd};
 
 use crate::sockets::Sockets;
 use crate::tier::{Level, Writes, call_ns};
@@ -10,46 +11,73 @@ const MB: u64 = 1 << 20;
 /// Requests of runs that fill caches: enough for the larger of them.
 const FILLS: u64 = 40_000;
 
-/// Returns the simulated value of a line at `x`, in the unit of its axis; `None` if the figure or the line is unknown, or
-/// if the profile lacks the processor costs that it needs.
-pub(crate) fn adapter(figure: &str, line: &str, x: f64, profile: &Profile) -> Option<f64> {
+/// The reason why a point has no simulated value.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub(crate) enum Unsimulated {
+    #[error("the profile has no [processor]")]
+    NoProcessor,
+    #[error("{field} of the profile is {value}, and this point needs {needed}")]
+    Limit { field: &'static str, value: usize, needed: usize },
+    #[error("a connection was not established within connect_timeout_ns")]
+    NotConnected,
+    #[error("a request ended with {0:?}")]
+    Request(Status),
+    #[error("the experiment made no progress")]
+    NoProgress,
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl Unsimulated {
+    pub(crate) fn check(field: &'static str, value: usize, needed: usize) -> Result<(), Unsimulated> {
+        if value < needed { Err(Unsimulated::Limit { field, value, needed }) } else { Ok(()) }
+    }
+
+    pub(crate) fn unless_finished(end: &RunEnd) -> Result<(), Unsimulated> {
+        if *end == RunEnd::Finished { Ok(()) } else { Err(Unsimulated::NoProgress) }
+    }
+}
+
+/// Returns the simulated value of a line at `x`, in the unit of its axis. Panics if the figure has no such line.
+pub(crate) fn adapter(figure: &str, line: &str, x: f64, profile: &Profile) -> Result<f64, Unsimulated> {
     let n = x as u64;
     let us = |ns: f64| ns / 1e3;
-    Some(match (figure, line) {
+    let processor = profile.processor.ok_or(Unsimulated::NoProcessor);
+    Ok(match (figure, line) {
         ("lite-4", "verbs") => {
             let run = Run { regions: n, warm_up: FILLS, requests: 5_000, ..Run::alone(Verb::Write, 64) };
-            us(run.mean_ns(profile))
+            us(run.mean_ns(profile)?)
         }
         ("lite-4", "LITE") => {
             let writes = Writes { regions: n, ..Writes::alone(Level::SystemCall, 64) };
-            us(writes.mean_ns(profile))
+            us(writes.mean_ns(profile)?)
         }
-        ("lite-5", "verbs, 64 B") => 1e3 / verbs_over(n * MB, 64).mean_ns(profile),
-        ("lite-5", "verbs, 1 KB") => 1e3 / verbs_over(n * MB, 1024).mean_ns(profile),
-        ("lite-5", "LITE, 64 B") => 1e3 / tier_over(n * MB, 64).mean_ns(profile),
-        ("lite-5", "LITE, 1 KB") => 1e3 / tier_over(n * MB, 1024).mean_ns(profile),
-        ("lite-6", "verbs") => us(Run::alone(Verb::Write, n).mean_ns(profile)),
-        ("lite-6", "LITE, kernel") => us(Writes::alone(Level::Same, n).mean_ns(profile)),
-        ("lite-6", "LITE, user") => us(Writes::alone(Level::SystemCall, n).mean_ns(profile)),
-        ("lite-7", "verbs, 1 thread") => x / Run::alone(Verb::Write, n).mean_ns(profile),
+        ("lite-5", "verbs, 64 B") => 1e3 / verbs_over(n * MB, 64).mean_ns(profile)?,
+        ("lite-5", "verbs, 1 KB") => 1e3 / verbs_over(n * MB, 1024).mean_ns(profile)?,
+        ("lite-5", "LITE, 64 B") => 1e3 / tier_over(n * MB, 64).mean_ns(profile)?,
+        ("lite-5", "LITE, 1 KB") => 1e3 / tier_over(n * MB, 1024).mean_ns(profile)?,
+        ("lite-6", "verbs") => us(Run::alone(Verb::Write, n).mean_ns(profile)?),
+        ("lite-6", "LITE, kernel") => us(Writes::alone(Level::Same, n).mean_ns(profile)?),
+        ("lite-6", "LITE, user") => us(Writes::alone(Level::SystemCall, n).mean_ns(profile)?),
+        ("lite-7", "verbs, 1 thread") => x / Run::alone(Verb::Write, n).mean_ns(profile)?,
         ("lite-7", "verbs, 8 threads") => {
             let run = Run { connections: 8, active: 8, requests: 1_600, ..Run::alone(Verb::Write, n) };
-            x / run.mean_ns(profile)
+            x / run.mean_ns(profile)?
         }
-        ("lite-7", "LITE, 1 thread") => x / Writes::alone(Level::SystemCall, n).mean_ns(profile),
+        ("lite-7", "LITE, 1 thread") => x / Writes::alone(Level::SystemCall, n).mean_ns(profile)?,
         ("lite-7", "LITE, 8 threads") => {
-            x / Writes { threads: 8, ..Writes::alone(Level::SystemCall, n) }.mean_ns(profile)
+            x / Writes { threads: 8, ..Writes::alone(Level::SystemCall, n) }.mean_ns(profile)?
         }
         ("lite-8", "verbs register") => {
-            us(pages_ns(profile.processor?, n, |own| (own.register_ns, own.register_page_ns)))
+            us(pages_ns(processor?, n, |own| (own.register_ns, own.register_page_ns)))
         }
         ("lite-8", "verbs deregister") => {
-            us(pages_ns(profile.processor?, n, |own| (own.deregister_ns, own.deregister_page_ns)))
+            us(pages_ns(processor?, n, |own| (own.deregister_ns, own.deregister_page_ns)))
         }
-        ("lite-10", "LITE, user") => us(call_ns(profile, Level::SystemCall, n)),
-        ("lite-10", "LITE, kernel") => us(call_ns(profile, Level::Same, n)),
+        ("lite-10", "LITE, user") => us(call_ns(profile, Level::SystemCall, n)?),
+        ("lite-10", "LITE, kernel") => us(call_ns(profile, Level::Same, n)?),
         ("lite-10", "two verbs writes") => {
-            us(Run::alone(Verb::Write, 8).mean_ns(profile) + Run::alone(Verb::Write, n).mean_ns(profile))
+            us(Run::alone(Verb::Write, 8).mean_ns(profile)? + Run::alone(Verb::Write, n).mean_ns(profile)?)
         }
         ("star-1", "reliable connections") => {
             let run = Run {
@@ -60,21 +88,21 @@ pub(crate) fn adapter(figure: &str, line: &str, x: f64, profile: &Profile) -> Op
                 requests: 60_000,
                 ..Run::alone(Verb::Read, 32)
             };
-            1e3 / run.mean_ns(profile)
+            1e3 / run.mean_ns(profile)?
         }
         ("slow-2", "RDMA, throughput") => {
             // Long runs of long messages would take long, and change nothing.
             let requests = (64 * MB / n).clamp(100, 5_000);
-            x / Run { depth: 64, requests, ..Run::alone(Verb::Write, n) }.mean_ns(profile)
+            x / Run { depth: 64, requests, ..Run::alone(Verb::Write, n) }.mean_ns(profile)?
         }
-        ("slow-2", "RDMA write") => us(one_way_ns(profile, n)),
-        ("slow-2", "RDMA read") => us(Run::alone(Verb::Read, n).mean_ns(profile)),
-        ("slow-2", "atomic") => us(Run::alone(Verb::FetchAdd, n).mean_ns(profile)),
+        ("slow-2", "RDMA write") => us(one_way_ns(profile, n)?),
+        ("slow-2", "RDMA read") => us(Run::alone(Verb::Read, n).mean_ns(profile)?),
+        ("slow-2", "atomic") => us(Run::alone(Verb::FetchAdd, n).mean_ns(profile)?),
         ("slow-3", "RDMA write, client" | "RDMA read, client" | "atomic, client") => {
-            profile.processor?.cycles(profile.post_ns + profile.doorbell_ns + profile.poll_ns) as f64
+            processor?.cycles(profile.post_ns + profile.doorbell_ns + profile.poll_ns)
         }
-        ("slow-3", "RECEIVE, server") => profile.processor?.cycles(profile.poll_ns) as f64,
-        _ => return None,
+        ("slow-3", "RECEIVE, server") => processor?.cycles(profile.poll_ns),
+        _ => panic!("no experiment simulates {line} of {figure}"),
     })
 }
 

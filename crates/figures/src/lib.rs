@@ -14,6 +14,7 @@
 
 mod data;
 mod experiments;
+mod fitted;
 mod page;
 pub mod plot;
 mod shown;

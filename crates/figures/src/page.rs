@@ -2,9 +2,10 @@
 
 use std::fmt::Write;
 
-use crate::data::{Axis, Panel, Scale};
+use crate::data::{Axis, Line, Panel, Scale};
+use crate::fitted;
 use crate::plot::{self, Plot, Series};
-use crate::shown::{Point, Shown, summary};
+use crate::shown::{Point, Shown, Summary, summary};
 
 const KEY: &str = "Hollow marks and dashed lines are published, filled marks and solid lines simulated.";
 const ABOUT: &str = "Each figure shows published measurements of RDMA adapters beside a simulation of the same experiment. \
@@ -36,28 +37,44 @@ impl Shown {
         Plot { title: self.figure.title.clone(), x: axis(&panel.x), y: axis(&panel.y), series }
     }
 
-    /// Lists lines that are drawn as published only, and misses, each with its explanation.
+    /// Lists lines that are drawn as published only, misses of the figure's own profiles, and points that could not be
+    /// simulated, each with the reason.
     fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         for line in self.figure.lines() {
             if let Some(why) = &line.published_only {
                 notes.push(format!("{}: published only. {why}", line.name));
             }
-            for miss in &line.misses {
-                let missed = |point: &&Point| point.line == line.name && point.misses(10.0);
-                let at: Vec<String> = self
-                    .points
-                    .iter()
-                    .filter(missed)
-                    .filter(|point| miss.at.contains(&point.x))
-                    .map(|point| number(point.x))
-                    .collect();
-                if !at.is_empty() {
-                    notes.push(format!("{} at {}: {}", line.name, at.join(", "), miss.why));
-                }
+            let explained = if self.profile.is_none() { line.misses.as_slice() } else { &[] };
+            for miss in explained {
+                let points = self.at(line, |point| point.misses(10.0) && miss.at.contains(&point.x));
+                notes.extend(points.map(|points| format!("{points}: {}", miss.why)));
+            }
+        }
+        notes.extend(self.failures());
+        notes
+    }
+
+    /// Lists the points whose simulation failed, each with the reason.
+    pub fn failures(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        for line in self.figure.lines() {
+            let of_line = self.points.iter().filter(|point| point.line == line.name);
+            let mut failures: Vec<&String> = of_line.flat_map(|point| &point.failure).collect();
+            failures.dedup();
+            for why in failures {
+                let points = self.at(line, |point| point.failure.as_ref() == Some(why));
+                notes.extend(points.map(|points| format!("{points}: not simulated, because {why}")));
             }
         }
         notes
+    }
+
+    /// Names the points of a line that `is_listed` accepts; `None` if it accepts none.
+    fn at(&self, line: &Line, is_listed: impl Fn(&Point) -> bool) -> Option<String> {
+        let listed = self.points.iter().filter(|point| point.line == line.name && is_listed(point));
+        let at: Vec<String> = listed.map(|point| number(point.x)).collect();
+        (!at.is_empty()).then(|| format!("{} at {}", line.name, at.join(", ")))
     }
 }
 
@@ -98,17 +115,18 @@ fn section(section: &Section) -> String {
         cells.iter().map(|cell| format!("<{tag}>{}", escaped(cell))).collect()
     };
     let row = |row: &Vec<String>| {
-        let class = if row.iter().any(|cell| cell == MISS) { " class=\"miss\"" } else { "" };
+        let class = if row.iter().any(|cell| cell.ends_with(MISS)) { " class=\"miss\"" } else { "" };
         format!("<tr{class}>{}</tr>\n", cells("td", row))
     };
     let is_named = !title.to_lowercase().contains(id.as_str());
     let name = if is_named { format!("<code>{}</code> ", escaped(id)) } else { String::new() };
+    let card = if svg.is_empty() { String::new() } else { format!("<div class=\"card\">{svg}</div>") };
     let head: Vec<String> = head.iter().map(|cell| (*cell).to_owned()).collect();
     let table: String = rows.iter().map(row).collect();
     let notes: String = notes.iter().map(|note| format!("<li>{}</li>\n", escaped(note))).collect();
     let notes = if notes.is_empty() { notes } else { format!("<ul>\n{notes}</ul>\n") };
     format!(
-        "<section id=\"{0}\">\n<h2>{name}{1}</h2>\n<p>{2}</p>\n<div class=\"row\"><div class=\"card\">{svg}</div>\n\
+        "<section id=\"{0}\">\n<h2>{name}{1}</h2>\n<p>{2}</p>\n<div class=\"row\">{card}\n\
          <div class=\"scroll\"><table><tr>{3}</tr>\n{table}</table></div></div>\n{notes}</section>\n",
         escaped(id),
         escaped(title),
@@ -122,9 +140,9 @@ pub fn page(figures: &[Shown]) -> String {
     let section = |shown: &Shown| Section {
         id: shown.figure.id.clone(),
         title: shown.figure.title.clone(),
-        text: format!("{}. {} {KEY}", shown.figure.source, shown.figure.workload),
+        text: format!("{}. {}", shown.figure.source, shown.figure.workload),
         svg: shown.svg(),
-        head: vec!["line", "x", "published", "simulated", "error", ""],
+        head: POINTS.to_vec(),
         rows: shown
             .points
             .iter()
@@ -132,12 +150,22 @@ pub fn page(figures: &[Shown]) -> String {
             .collect(),
         notes: shown.notes(),
     };
-    let sections: Vec<Section> = figures.iter().map(section).collect();
-    html("Published figures, simulated", &[ABOUT, &counts(figures)], &sections)
+    let mut sections: Vec<Section> = figures.iter().map(section).collect();
+    let values = fitted::values(figures);
+    sections.extend((!values.is_empty()).then(|| Section {
+        id: "values".to_owned(),
+        title: FITTED.to_owned(),
+        text: FITTED_TEXT.to_owned(),
+        head: VALUES.to_vec(),
+        rows: values.iter().map(|value| value.cells().to_vec()).collect(),
+        ..Section::default()
+    }));
+    html("Published figures, simulated", &[ABOUT, &counts(figures), KEY], &sections)
 }
 
-/// Mark of a predicted point that misses the published value.
+/// Marks of predicted points that miss the published value, and of points whose simulation failed.
 const MISS: &str = "miss";
+const NOT_SIMULATED: &str = "not simulated";
 
 const STYLE: &str = "\
 :root{color-scheme:light dark}\
@@ -148,10 +176,19 @@ h1{font-size:1.6rem}h2{font-size:1.2rem;margin-top:2.5rem}\
 .card svg{display:block;width:100%;height:auto}\
 .scroll{overflow-x:auto;flex:1 1 360px;max-width:100%}\
 table{border-collapse:collapse;font-size:.85rem;font-variant-numeric:tabular-nums}\
-th,td{padding:2px 10px 2px 0;text-align:left;white-space:nowrap}\
+th,td{padding:2px 10px 2px 0;text-align:left}\
+td:nth-child(n+2){white-space:nowrap}\
 .miss td{font-weight:600}\
 small{color:#6a737d}\
+@media(max-width:480px){table{font-size:.74rem}th,td{padding-right:6px}}\
 @media(prefers-color-scheme:dark){body{background:#16191d;color:#e3e6ea}small{color:#9aa4af}}";
+
+/// Headings of the tables of points and of fitted values.
+const POINTS: [&str; 5] = ["line", "x", "published", "simulated", "error"];
+const VALUES: [&str; 5] = ["profile", "parameter", "value", "unit", "fitted to"];
+const FITTED: &str = "Fitted values";
+const FITTED_TEXT: &str = "These values of the profiles were chosen for single points of the figures; all others have a source of their own, \
+which the profiles' files name.";
 
 /// Returns the document `docs/figures.md`, which refers to the images in `docs/figures/`.
 pub fn markdown(figures: &[Shown]) -> String {
@@ -163,16 +200,25 @@ pub fn markdown(figures: &[Shown]) -> String {
         add(&format!("\n## {}: {}\n", figure.id, figure.title));
         add(&format!("{}. {}\n", figure.source, figure.workload));
         add(&format!("![{}](figures/{}.svg)\n", figure.title, figure.id));
-        add("| line | x | published | simulated | error | |\n|---|---:|---:|---:|---:|---|");
+        add(&format!("| {} |\n|---|---:|---:|---:|---|", POINTS.join(" | ")));
         for point in &shown.points {
-            let [x, published, simulated, error, mark] = point.cells();
-            add(&format!("| {} | {x} | {published} | {simulated} | {error} | {mark} |", point.line));
+            add(&format!("| {} | {} |", point.line, point.cells().join(" | ")));
         }
         let notes = shown.notes();
         if !notes.is_empty() {
             add("");
         }
         notes.iter().for_each(|note| add(&format!("- {note}")));
+    }
+    let values = fitted::values(figures);
+    if !values.is_empty() {
+        let rows: Vec<String> =
+            values.iter().map(|value| format!("| {} |", value.cells().join(" | "))).collect();
+        let head = VALUES.join(" | ");
+        text += &format!(
+            "\n## {FITTED}\n\n{FITTED_TEXT}\n\n| {head} |\n|---|---|---:|---|---|\n{}\n",
+            rows.join("\n")
+        );
     }
     text
 }
@@ -183,30 +229,41 @@ These commands write this file and its images; `halite figure all --out DIR` als
 <!-- run: by hand -->
 ```sh
 cargo run --release -p halite-cli -- figure all --markdown > docs/figures.md
-cargo run --release -p halite-cli -- figure all --out docs/figures --force
+cargo run --release -p halite-cli -- figure all --out docs/figures --force && rm docs/figures/index.html
 ```
 ";
 
-/// Returns the sentence that sums up the errors of figures.
+/// Returns the sentences that sum up the errors of figures.
 pub fn counts(figures: &[Shown]) -> String {
-    let counts = summary(figures);
-    let percent = |part: usize| (100 * part).checked_div(counts.predicted).unwrap_or(100);
-    format!(
-        "{} points are fitted: a value of a profile was chosen for them. {} points are predicted: {} ({} %) lie \
-         within 10 % plus their reading error, {} ({} %) within 25 % plus their reading error.",
-        counts.fitted,
-        counts.predicted,
-        counts.within_10,
-        percent(counts.within_10),
-        counts.within_25,
-        percent(counts.within_25),
-    )
+    let Summary { fitted, predicted, within_10, within_25 } = summary(figures);
+    let mut text = String::new();
+    if let Some(name) = figures.iter().find_map(|shown| shown.profile.as_ref()) {
+        text += &format!("The profile {name} replaces those of the figures' adapters. ");
+    }
+    if fitted > 0 {
+        text += &format!("{fitted} points are fitted: a value of a profile was chosen for them. ");
+    }
+    let percent = |part: usize| (100 * part).checked_div(predicted).unwrap_or(0);
+    let within = |points, limit| {
+        format!("{points} ({} %) lie within {limit} % plus their reading error", percent(points))
+    };
+    text + &match predicted {
+        0 => "No point is predicted.".to_owned(),
+        _ => {
+            format!("{predicted} points are predicted: {}, {}.", within(within_10, 10), within(within_25, 25))
+        }
+    }
 }
 
 impl Point {
-    /// Formats the point for a table: x, published value, simulated value, error and a mark.
-    pub fn cells(&self) -> [String; 5] {
+    /// Formats the point for a table: x, published value with its reading error, simulated value, and error with a mark.
+    pub fn cells(&self) -> [String; 4] {
+        let published = match self.reading_percent {
+            0.0 => number(self.published),
+            percent => format!("{} ±{percent} %", number(self.published)),
+        };
         let mark = match self.simulated {
+            None if self.failure.is_some() => NOT_SIMULATED,
             None => "published only",
             Some(_) if self.fitted => "fitted",
             Some(_) if self.misses(10.0) => MISS,
@@ -216,9 +273,10 @@ impl Point {
             let rounded = (error * 100.0).round() as i64;
             if rounded == 0 { "0 %".to_owned() } else { format!("{rounded:+} %") }
         };
-        let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
-        let (simulated, error) = (self.simulated.map(number), self.error.map(percent));
-        [number(self.x), number(self.published), or_dash(simulated), or_dash(error), mark.to_owned()]
+        let error = [self.error.map(percent).unwrap_or_default(), mark.to_owned()];
+        let error: Vec<String> = error.into_iter().filter(|text| !text.is_empty()).collect();
+        let simulated = self.simulated.map_or_else(|| "-".to_owned(), number);
+        [number(self.x), published, simulated, error.join(", ")]
     }
 }
 

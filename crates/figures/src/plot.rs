@@ -31,7 +31,7 @@ pub struct Axis {
 pub struct Series {
     /// Name in the legend.
     pub name: String,
-    /// Number of the colour; lines of equal colour have one entry in the legend, the first.
+    /// Number of the colour; lines of equal colour have one entry in the legend.
     pub colour: usize,
     /// True for a dashed line with hollow marks.
     pub is_dashed: bool,
@@ -194,20 +194,28 @@ fn draw_legend<'a>(area: &Area<'a>, plot: &Plot) -> Outcome<'a> {
         let (column, row) = (index as i32 % 2, index as i32 / 2);
         let (x, y) = (24 + column * (WIDTH as i32 / 2 - 12), 10 + row * LEGEND_LINE as i32);
         let colour = colour(series);
-        area.draw(&PathElement::new([(x, y), (x + 22, y)], colour.stroke_width(2)))?;
-        area.draw(&Circle::new((x + 11, y), 3, colour.filled()))?;
+        if series.is_dashed {
+            area.draw(&PathElement::new([(x, y), (x + 6, y)], colour.stroke_width(1)))?;
+            area.draw(&PathElement::new([(x + 16, y), (x + 22, y)], colour.stroke_width(1)))?;
+            area.draw(&Circle::new((x + 11, y), 5, colour.stroke_width(1)))?;
+        } else {
+            area.draw(&PathElement::new([(x, y), (x + 22, y)], colour.stroke_width(2)))?;
+            area.draw(&Circle::new((x + 11, y), 3, colour.filled()))?;
+        }
         let text = Text::new(series.name.clone(), (x + 30, y - 8), ("sans-serif", SMALL));
         area.draw(&text)?;
     }
     Ok(())
 }
 
-/// Returns the first line of each colour.
+/// Returns one line of each colour, solid if there is one.
 fn legend(plot: &Plot) -> impl Iterator<Item = &Series> {
-    let is_first = |(index, series): &(usize, &Series)| {
-        plot.series[..*index].iter().all(|before| before.colour != series.colour)
+    let is_shown = |(index, series): &(usize, &Series)| {
+        let mut others = plot.series.iter().enumerate().filter(|(_, other)| other.colour == series.colour);
+        let first_solid = others.clone().find(|(_, other)| !other.is_dashed);
+        first_solid.or(others.next()).is_some_and(|(shown, _)| shown == *index)
     };
-    plot.series.iter().enumerate().filter(is_first).map(|(_, series)| series)
+    plot.series.iter().enumerate().filter(is_shown).map(|(_, series)| series)
 }
 
 fn legend_lines(plot: &Plot) -> u32 {

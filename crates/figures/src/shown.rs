@@ -17,6 +17,8 @@ pub struct Shown {
     pub figure: &'static Figure,
     /// Its points, line by line.
     pub points: Vec<Point>,
+    /// Name of the profile that replaced those of the figure's adapters.
+    pub profile: Option<String>,
 }
 
 /// A published point and its simulation.
@@ -28,8 +30,10 @@ pub struct Point {
     pub x: f64,
     /// Published value.
     pub published: f64,
-    /// Simulated value; `None` if the line is drawn as published only.
+    /// Simulated value; `None` if the line is drawn as published only, or if the simulation failed.
     pub simulated: Option<f64>,
+    /// The reason why the simulation failed.
+    pub failure: Option<String>,
     /// Relative error of the simulation: 0.1 if it is 10 % too high.
     pub error: Option<f64>,
     /// Error of the published value, in percent, from reading the paper's plot.
@@ -60,17 +64,17 @@ pub struct Summary {
 }
 
 /// Simulates figures on all processors; calls `done` after each point, with the number of points so far and in all.
-/// With `own`, this profile replaces those of adapters.
+/// With `own`, this profile replaces those of adapters; its name is shown, and no point counts as fitted to it.
 pub fn show(
     figures: &[&'static Figure],
-    own: Option<&Profile>,
+    own: Option<(&str, &Profile)>,
     done: impl Fn(usize, usize) + Sync,
 ) -> Result<Vec<Shown>, ProfileError> {
     let mut jobs = Vec::new();
     for figure in figures {
         for line in figure.lines() {
             let profile = match (&line.profile, own) {
-                (Some(_), Some(own)) => Some(own.clone()),
+                (Some(_), Some((_, own))) => Some(own.clone()),
                 (Some(name), None) => Some(Profile::named(name)?),
                 (None, _) => None,
             };
@@ -83,7 +87,8 @@ pub fn show(
         loop {
             let index = next.fetch_add(1, Relaxed);
             let Some((figure, line, profile, [x, published])) = jobs.get(index) else { return };
-            let point = point(&figure.id, line, profile.as_ref(), *x, *published);
+            let mut point = point(&figure.id, line, profile.as_ref(), *x, *published);
+            point.fitted &= own.is_none() || profile.is_none();
             slots.lock().expect("no simulation panics")[index] = Some(point);
             done(finished.fetch_add(1, Relaxed) + 1, jobs.len());
         }
@@ -96,7 +101,8 @@ pub fn show(
     let mut points = slots.into_inner().expect("no simulation panics").into_iter().flatten();
     let shown = |figure: &&'static Figure| {
         let count = figure.lines().map(|line| line.points.len()).sum();
-        Shown { figure, points: points.by_ref().take(count).collect() }
+        let profile = own.map(|(name, _)| name.to_owned());
+        Shown { figure, points: points.by_ref().take(count).collect(), profile }
     };
     Ok(figures.iter().map(shown).collect())
 }
@@ -106,15 +112,19 @@ fn point(figure: &str, line: &'static Line, profile: Option<&Profile>, x: f64, p
         let sockets = Sockets::named(line.sockets.as_deref()?)?;
         Some(experiments::sockets(&line.name, x, &sockets))
     };
-    let simulated = match profile {
-        Some(profile) => experiments::adapter(figure, &line.name, x, profile),
-        None => of_sockets(),
+    let (simulated, failure) = match profile {
+        Some(profile) => match experiments::adapter(figure, &line.name, x, profile) {
+            Ok(simulated) => (Some(simulated), None),
+            Err(cause) => (None, Some(cause.to_string())),
+        },
+        None => (of_sockets(), None),
     };
     Point {
         line: &line.name,
         x,
         published,
         simulated,
+        failure,
         error: simulated.map(|simulated| simulated / published - 1.0),
         reading_percent: line.reading_percent(x),
         fitted: simulated.is_some() && line.is_fitted(x),

@@ -20,12 +20,16 @@ pub(crate) struct Sockets {
 impl Sockets {
     /// Returns the built-in profile of this name.
     pub(crate) fn named(name: &str) -> Option<Sockets> {
-        let text = match name {
-            "ipoib" => include_str!("../profiles/ipoib.toml"),
-            "ethernet-1g" => include_str!("../profiles/ethernet-1g.toml"),
-            _ => return None,
-        };
-        Some(toml::from_str(text).expect("a test reads it"))
+        Some(toml::from_str(Sockets::toml(name)?).expect("a test reads it"))
+    }
+
+    /// Returns the file of the built-in profile of this name.
+    pub(crate) fn toml(name: &str) -> Option<&'static str> {
+        match name {
+            "ipoib" => Some(include_str!("../profiles/ipoib.toml")),
+            "ethernet-1g" => Some(include_str!("../profiles/ethernet-1g.toml")),
+            _ => None,
+        }
     }
 
     /// Returns half the round trip of a message, in us.

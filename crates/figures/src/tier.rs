@@ -1,14 +1,16 @@
 //! Operations of Halite's own sessions on simulated adapters. Simulated programs run in no time, so each operation also
 //! sleeps for the time of its instructions on the profile's processor.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
 use halite::{Config, Driven, Function, Lh, NodeId, Permissions, Placement, ServeOptions, Session};
-use halite_sim::{HostId, Processor, Profile, Random, RunEnd, World};
+use halite_sim::{HostId, Profile, Random, World};
 use halite_trials::Birth;
+
+use crate::experiments::Unsimulated;
 
 /// Instructions of a write of 8 B, and of both ends of a call of 8 B, as `halite-bench price` counts them.
 const WRITE_INSTRUCTIONS: u64 = 181;
@@ -47,18 +49,25 @@ impl Writes {
     }
 
     /// Returns the time of the run by the number of writes of all threads, in ns.
-    pub(crate) fn mean_ns(&self, profile: &Profile) -> f64 {
-        let charge = Charge::new(profile, WRITE_INSTRUCTIONS, self.level);
+    pub(crate) fn mean_ns(&self, profile: &Profile) -> Result<f64, Unsimulated> {
+        let charge = Charge::new(profile, WRITE_INSTRUCTIONS, self.level)?;
         let writes = self.clone();
-        let took_ns = measure(profile, self.regions * self.region_bytes, move |world, nodes| async move {
+        let operations = self.regions + self.threads * (WARM_UP + self.requests);
+        let bytes = self.regions * self.region_bytes;
+        let took_ns = measure(profile, bytes, operations, move |world, nodes| async move {
             let session = nodes[0].session();
             let mut regions = Vec::new();
             for _ in 0..writes.regions {
                 let all = Permissions::all();
-                let made = session.alloc(None, writes.region_bytes, Placement::On(NodeId(1)), all).await;
-                regions.push(made.expect("there is room"));
+                let placement = Placement::On(NodeId(1));
+                regions.push(session.alloc(None, writes.region_bytes, placement, all).await.map_err(failed)?);
             }
-            let line = Rc::new(Line { begun_ns: Cell::new(0), running: Cell::new(writes.threads) });
+            let line = Rc::new(Line {
+                begun_ns: Cell::new(0),
+                ended_ns: Cell::new(0),
+                running: Cell::new(writes.threads),
+                ended: RefCell::new(Ok(())),
+            });
             let regions: Rc<[Lh]> = regions.into();
             for thread in 0..writes.threads {
                 let worker = Writer {
@@ -72,12 +81,15 @@ impl Writes {
                 let line = line.clone();
                 world.spawn(None, "thread", async move { worker.run(&line).await });
             }
+            let mut interval = Duration::from_micros(1);
             while line.running.get() > 0 {
-                world.sleep(None, Duration::from_nanos(100)).await;
+                world.sleep(None, interval).await;
+                interval *= 2;
             }
-            world.now_ns() - line.begun_ns.get()
-        });
-        took_ns as f64 / (self.requests * self.threads) as f64
+            line.ended.replace(Ok(()))?;
+            Ok(line.ended_ns.get() - line.begun_ns.get())
+        })?;
+        Ok(took_ns as f64 / (self.requests * self.threads) as f64)
     }
 }
 
@@ -85,7 +97,11 @@ impl Writes {
 struct Line {
     /// Time at which the last thread began its measured writes.
     begun_ns: Cell<u64>,
+    /// Time at which a thread last ended.
+    ended_ns: Cell<u64>,
     running: Cell<u64>,
+    /// The failure of a thread.
+    ended: RefCell<Result<(), Unsimulated>>,
 }
 
 struct Writer {
@@ -99,38 +115,46 @@ struct Writer {
 
 impl Writer {
     async fn run(mut self, line: &Line) {
-        self.write(WARM_UP).await;
+        let mut ended = self.write(WARM_UP).await;
         line.begun_ns.set(self.world.now_ns());
-        self.write(self.writes.requests).await;
+        if ended.is_ok() {
+            ended = self.write(self.writes.requests).await;
+        }
+        if ended.is_err() {
+            *line.ended.borrow_mut() = ended;
+        }
+        line.ended_ns.set(self.world.now_ns());
         line.running.set(line.running.get() - 1);
     }
 
-    async fn write(&mut self, count: u64) {
+    async fn write(&mut self, count: u64) -> Result<(), Unsimulated> {
         let (bytes, places) = (self.writes.bytes, self.writes.region_bytes / self.writes.bytes);
         let source = vec![7; bytes as usize];
         for _ in 0..count {
             self.charge.pay(&self.world).await;
             let lh = self.regions[self.random.index(self.regions.len())];
             let offset = self.random.below(places) * bytes;
-            self.session.write(lh, offset, &source).await.expect("no fault is injected");
+            self.session.write(lh, offset, &source).await.map_err(failed)?;
         }
+        Ok(())
     }
 }
 
 /// Returns the mean latency in ns of calls with 8 B of input and an answer of `bytes`.
-pub(crate) fn call_ns(profile: &Profile, level: Level, bytes: u64) -> f64 {
+pub(crate) fn call_ns(profile: &Profile, level: Level, bytes: u64) -> Result<f64, Unsimulated> {
     let requests = 200;
     // Each end executes half of the instructions; the client makes the system call whose costs the paper could not hide.
-    let client = Charge::new(profile, CALL_INSTRUCTIONS / 2, level);
-    let server_charge = Charge::new(profile, CALL_INSTRUCTIONS / 2, Level::Same);
-    let took_ns = measure(profile, 0, move |world, nodes| async move {
-        let server = nodes[1].session().serve(FUNCTION, ServeOptions::default()).expect("it is free");
+    let client = Charge::new(profile, CALL_INSTRUCTIONS / 2, level)?;
+    let server_charge = Charge::new(profile, CALL_INSTRUCTIONS / 2, Level::Same)?;
+    let took_ns = measure(profile, 0, WARM_UP + requests, move |world, nodes| async move {
+        let server = nodes[1].session().serve(FUNCTION, ServeOptions::default()).map_err(failed)?;
         let here = world.clone();
         world.spawn(Some(HostId(1)), "server", async move {
             let answer = vec![7; bytes as usize];
             while let Ok(call) = server.recv().await {
                 server_charge.pay(&here).await;
-                call.reply(&answer).expect("its client waits");
+                // A client that gave up reports the failure.
+                let _ = call.reply(&answer);
             }
         });
         let session = nodes[0].session();
@@ -140,11 +164,11 @@ pub(crate) fn call_ns(profile: &Profile, level: Level, bytes: u64) -> f64 {
                 begin_ns = world.now_ns();
             }
             client.pay(&world).await;
-            session.call(NodeId(1), FUNCTION, &[7; 8], PATIENCE).await.expect("no fault is injected");
+            session.call(NodeId(1), FUNCTION, &[7; 8], PATIENCE).await.map_err(failed)?;
         }
-        world.now_ns() - begin_ns
-    });
-    took_ns as f64 / requests as f64
+        Ok(world.now_ns() - begin_ns)
+    })?;
+    Ok(took_ns as f64 / requests as f64)
 }
 
 /// Processor time of an operation.
@@ -154,12 +178,10 @@ struct Charge {
 }
 
 impl Charge {
-    fn new(profile: &Profile, instructions: u64, level: Level) -> Charge {
-        let charge = |processor: Processor| {
-            let call_ns = if level == Level::SystemCall { processor.system_call_ns } else { 0 };
-            processor.runs_ns(instructions) + call_ns
-        };
-        Charge { ns: profile.processor.map_or(0, charge) }
+    fn new(profile: &Profile, instructions: u64, level: Level) -> Result<Charge, Unsimulated> {
+        let processor = profile.processor.ok_or(Unsimulated::NoProcessor)?;
+        let call_ns = if level == Level::SystemCall { processor.system_call_ns } else { 0 };
+        Ok(Charge { ns: processor.runs_ns(instructions) + call_ns })
     }
 
     async fn pay(&self, world: &World) {
@@ -167,27 +189,39 @@ impl Charge {
     }
 }
 
-/// Runs `work` on two nodes without faults; returns its result. Node 1 has room for `bytes`.
-fn measure<W: Future<Output = u64> + 'static>(
+/// Maximum number of the world's steps to start the nodes, and for each operation: some 100 times what they need, so that
+/// a profile on which the tier makes no progress ends the run.
+const STEPS_TO_START: u64 = 200_000;
+const STEPS_MAX: u64 = 500;
+
+/// Runs `work`, of this number of operations, on two nodes without faults; returns its result. Node 1 has room for
+/// `bytes`.
+fn measure<W: Future<Output = Result<u64, Unsimulated>> + 'static>(
     profile: &Profile,
     bytes: u64,
+    operations: u64,
     work: impl FnOnce(World, [Rc<Driven>; 2]) -> W + 'static,
-) -> u64 {
+) -> Result<u64, Unsimulated> {
     let world = World::new(SEED, profile.clone());
-    let result = Rc::new(Cell::new(0));
+    world.set_steps_max(STEPS_TO_START + operations * STEPS_MAX);
+    let result = Rc::new(RefCell::new(Ok(0)));
     let (here, out) = (world.clone(), result.clone());
     world.spawn(None, "work", async move {
         let hosts = [here.add_host(), here.add_host()];
-        let nodes = [start(&here, hosts[0], 0, 0).await, start(&here, hosts[1], 1, bytes).await];
-        out.set(work(here, nodes).await);
+        let nodes =
+            async { Ok([start(&here, hosts[0], 0, 0).await?, start(&here, hosts[1], 1, bytes).await?]) };
+        *out.borrow_mut() = match nodes.await {
+            Ok(nodes) => work(here, nodes).await,
+            Err(cause) => Err(cause),
+        };
     });
     let end = world.run();
-    assert_eq!(end, RunEnd::Finished, "operations end without faults");
     world.end();
-    result.get()
+    Unsimulated::unless_finished(&end)?;
+    result.replace(Ok(0))
 }
 
-async fn start(world: &World, host: HostId, number: u32, bytes: u64) -> Rc<Driven> {
+async fn start(world: &World, host: HostId, number: u32, bytes: u64) -> Result<Rc<Driven>, Unsimulated> {
     let config = Config {
         dir: PathBuf::from("simulated"),
         node: Some(NodeId(number)),
@@ -196,7 +230,11 @@ async fn start(world: &World, host: HostId, number: u32, bytes: u64) -> Rc<Drive
         ..Config::default()
     };
     let birth = Birth { host, incarnation: 1, stream: format!("node {number}") };
-    let (driven, fabric) = birth.of(world, &config).expect("the configuration is valid");
-    driven.join(&config, &fabric.discover()).await.expect("no fault is injected");
-    driven
+    let (driven, fabric) = birth.of(world, &config).map_err(failed)?;
+    driven.join(&config, &fabric.discover()).await.map_err(failed)?;
+    Ok(driven)
+}
+
+fn failed(error: impl std::error::Error) -> Unsimulated {
+    Unsimulated::Failed(error.to_string())
 }

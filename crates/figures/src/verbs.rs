@@ -9,7 +9,9 @@ use halite_fabric::{
     WorkId, WorkRequest,
 };
 use halite_mem::{PagePolicy, Segment};
-use halite_sim::{HostId, Profile, Random, RunEnd, SimFabric, World};
+use halite_sim::{HostId, Profile, Random, SimFabric, World};
+
+use crate::experiments::Unsimulated;
 
 /// Length in bytes of the pages that applications register.
 pub(crate) const PAGE_BYTES: u64 = 4096;
@@ -64,34 +66,37 @@ impl Run {
     }
 
     /// Returns the mean time per request in ns: the time of the run divided by its number of requests.
-    pub(crate) fn mean_ns(&self, profile: &Profile) -> f64 {
-        let bench = Bench::new(self, profile);
-        bench.execute(self.warm_up);
+    pub(crate) fn mean_ns(&self, profile: &Profile) -> Result<f64, Unsimulated> {
+        let bench = Bench::new(self, profile)?;
+        bench.execute(self.warm_up)?;
         let begin_ns = bench.world.now_ns();
-        bench.execute(self.requests);
-        (bench.world.now_ns() - begin_ns) as f64 / self.requests as f64
+        bench.execute(self.requests)?;
+        Ok((bench.world.now_ns() - begin_ns) as f64 / self.requests as f64)
     }
 }
 
 /// Returns the time from the post of a write with an immediate value until a thread of its target sees it, in ns.
-pub(crate) fn one_way_ns(profile: &Profile, bytes: u64) -> f64 {
+pub(crate) fn one_way_ns(profile: &Profile, bytes: u64) -> Result<f64, Unsimulated> {
     let run = Run::alone(Verb::Write, bytes);
-    let bench = Bench::new(&run, profile);
-    bench.execute(run.warm_up);
+    let bench = Bench::new(&run, profile)?;
+    bench.execute(run.warm_up)?;
     let connection = bench.idle.borrow()[0].clone();
     let begin_ns = bench.world.now_ns();
-    let inline = [7; INLINE_BYTES_MAX];
-    let local = connection.local(bytes, &inline);
     let remote = RemoteAddress { key: connection.remote[0], offset: 0 };
-    connection.post(Operation::WriteImm { local, remote, imm: 7 });
+    connection.post(Operation::WriteImm { local: connection.local(bytes), remote, imm: 7 })?;
     let target = bench.targets[0].clone();
-    bench.world.spawn(None, "target", async move {
+    bench.spawn("target", async move {
         let is_notice = |kind: &CompletionKind| matches!(kind, CompletionKind::Notified { .. });
-        while completions(&target, is_notice).await == 0 {}
+        while completions(&target, is_notice).await? == 0 {}
+        Ok(())
     });
-    bench.run();
-    (bench.world.now_ns() - begin_ns) as f64
+    bench.run()?;
+    Ok((bench.world.now_ns() - begin_ns) as f64)
 }
+
+/// Maximum number of the world's steps to open it, and for each request and connection; far more than they need.
+const STEPS_TO_START: u64 = 200_000;
+const STEPS_MAX: u64 = 500;
 
 /// Two or more hosts with connections from the first to the others.
 struct Bench {
@@ -100,6 +105,8 @@ struct Bench {
     targets: Vec<Arc<SimFabric>>,
     idle: Rc<RefCell<Vec<Rc<Connection>>>>,
     random: Rc<RefCell<Random>>,
+    /// The first failure of a thread.
+    failed: Rc<RefCell<Option<Unsimulated>>>,
 }
 
 /// A queue pair, as its thread sees it.
@@ -110,33 +117,44 @@ struct Connection {
     key: Key,
     /// Keys of the target's regions.
     remote: Rc<[Key]>,
+    /// Bytes of inline sources.
+    inline: Vec<u8>,
 }
 
 impl Bench {
-    fn new(run: &Run, profile: &Profile) -> Bench {
+    fn new(run: &Run, profile: &Profile) -> Result<Bench, Unsimulated> {
+        Unsimulated::check("keys_max", profile.keys_max, run.regions as usize)?;
+        Unsimulated::check("queue_depth", profile.queue_depth, run.depth as usize)?;
         let world = World::new(SEED, profile.clone());
+        let operations = run.connections as u64 + run.warm_up + run.requests;
+        world.set_steps_max(STEPS_TO_START + operations * STEPS_MAX);
         let host = world.add_host();
-        let region =
-            Segment::create("target", run.region_bytes, PagePolicy::Normal).expect("memory for a region");
-        let source = Segment::create("source", run.bytes.max(PAGE_BYTES), PagePolicy::Normal)
-            .expect("memory for a source");
+        let create = |name, bytes| {
+            Segment::create(name, bytes, PagePolicy::Normal)
+                .map_err(|error| Unsimulated::Failed(error.to_string()))
+        };
+        let region = create("target", run.region_bytes)?;
+        let source = create("source", run.bytes.max(PAGE_BYTES))?;
         let mut targets = Vec::new();
         let mut keys: Vec<Rc<[Key]>> = Vec::new();
         for target in 0..run.targets {
             let fabric = open(&world, world.add_host(), &format!("target-{target}"));
-            let register = |_| fabric.register_in_pages(region.clone(), PAGE_BYTES).expect("keys are free");
+            let register =
+                |_| fabric.register_in_pages(region.clone(), PAGE_BYTES).expect("keys_max is checked");
             keys.push((0..run.regions).map(register).collect());
             targets.push(fabric);
         }
         let connect = |number: usize| {
             let fabric = open(&world, host, &format!("thread-{number}"));
             let target = number % run.targets as usize;
-            let key = fabric.register(source.clone()).expect("keys are free");
+            let key = fabric.register(source.clone()).expect("keys_max is at least 1");
             fabric.connect(&format!("target-{target}"), b"");
             (fabric, key, keys[target].clone())
         };
         let dialled: Vec<_> = (0..run.connections).map(connect).collect();
-        world.run_until(world.now_ns() + CONNECTED_NS);
+        world.run_until(world.now_ns() + profile.connect_timeout_ns);
+        let inline =
+            vec![7; if run.bytes <= profile.inline_bytes_max as u64 { run.bytes as usize } else { 0 }];
         let connected = |(fabric, key, remote): (Arc<SimFabric>, Key, Rc<[Key]>)| {
             let mut events = Vec::new();
             fabric.poll(&mut events);
@@ -144,41 +162,53 @@ impl Bench {
                 Event::Connected { peer, .. } => Some(*peer),
                 _ => None,
             });
-            Rc::new(Connection { fabric, peer: peer.expect("no link has faults"), key, remote })
+            let peer = peer.ok_or(Unsimulated::NotConnected)?;
+            Ok(Rc::new(Connection { fabric, peer, key, remote, inline: inline.clone() }))
         };
-        let idle = dialled.into_iter().map(connected).collect();
+        let idle: Vec<_> = dialled.into_iter().map(connected).collect::<Result<_, _>>()?;
         let random = Rc::new(RefCell::new(world.random("places")));
-        Bench { world, run: run.clone(), targets, idle: Rc::new(RefCell::new(idle)), random }
+        let (idle, failed) = (Rc::new(RefCell::new(idle)), Rc::default());
+        Ok(Bench { world, run: run.clone(), targets, idle, random, failed })
     }
 
     /// Executes this number of requests.
-    fn execute(&self, requests: u64) {
+    fn execute(&self, requests: u64) -> Result<(), Unsimulated> {
         let active = self.run.active as u64;
         for thread in 0..active {
             let share = requests / active + u64::from(thread < requests % active);
             let (run, idle, random) = (self.run.clone(), self.idle.clone(), self.random.clone());
             // A connection that is not shared keeps its requests in flight.
             let burst = if run.active < run.connections { 1 } else { share.max(1) };
-            self.world.spawn(None, "thread", async move {
+            self.spawn("thread", async move {
                 for _ in 0..share / burst {
                     let index = random.borrow_mut().index(idle.borrow().len());
                     let connection = idle.borrow_mut().swap_remove(index);
-                    connection.execute(&run, burst, &random).await;
+                    connection.execute(&run, burst, &random).await?;
                     idle.borrow_mut().push(connection);
                 }
+                Ok(())
             });
         }
-        self.run();
+        self.run()
     }
 
-    fn run(&self) {
+    fn spawn(&self, name: &'static str, thread: impl Future<Output = Result<(), Unsimulated>> + 'static) {
+        let failed = self.failed.clone();
+        self.world.spawn(None, name, async move {
+            if let Err(cause) = thread.await {
+                failed.borrow_mut().get_or_insert(cause);
+            }
+        });
+    }
+
+    fn run(&self) -> Result<(), Unsimulated> {
         let end = self.world.run();
-        assert_eq!(end, RunEnd::Finished, "requests complete without faults");
+        match self.failed.take() {
+            Some(cause) => Err(cause),
+            None => Unsimulated::unless_finished(&end),
+        }
     }
 }
-
-/// Time after which all connections are open.
-const CONNECTED_NS: u64 = 10_000_000;
 
 fn open(world: &World, host: HostId, address: &str) -> Arc<SimFabric> {
     world.fabric(host, address, Vec::new())
@@ -186,53 +216,54 @@ fn open(world: &World, host: HostId, address: &str) -> Arc<SimFabric> {
 
 impl Connection {
     /// Returns a source of `len` bytes; short ones are inline, as in the papers' benchmarks.
-    fn local<'a>(&self, len: u64, inline: &'a [u8; INLINE_BYTES_MAX]) -> Local<'a> {
-        match inline.get(..len as usize) {
+    fn local(&self, len: u64) -> Local<'_> {
+        match self.inline.get(..len as usize) {
             Some(bytes) => Local::Inline(bytes),
             None => Local::Registered { key: self.key, offset: 0, len },
         }
     }
 
-    fn post(&self, operation: Operation<'_>) {
+    fn post(&self, operation: Operation<'_>) -> Result<(), Unsimulated> {
         let request = WorkRequest { id: WorkId(0), operation, signalled: true, solicited: true };
-        self.fabric.post(self.peer, Lane::FIRST, &[request]).expect("there is room");
+        let posted = self.fabric.post(self.peer, Lane::FIRST, &[request]);
+        posted.map_err(|error| Unsimulated::Failed(error.to_string()))
     }
 
-    async fn execute(&self, run: &Run, requests: u64, random: &RefCell<Random>) {
+    async fn execute(&self, run: &Run, requests: u64, random: &RefCell<Random>) -> Result<(), Unsimulated> {
         let is_done = |kind: &CompletionKind| {
             matches!(kind, CompletionKind::Done { .. } | CompletionKind::Atomic { .. })
         };
         let (mut posted, mut done) = (0, 0);
         while done < requests {
             while posted < requests && posted - done < run.depth {
-                self.post_random(run, &mut random.borrow_mut());
+                self.post_random(run, &mut random.borrow_mut())?;
                 posted += 1;
             }
-            done += completions(&self.fabric, is_done).await;
+            done += completions(&self.fabric, is_done).await?;
         }
+        Ok(())
     }
 
-    fn post_random(&self, run: &Run, random: &mut Random) {
+    fn post_random(&self, run: &Run, random: &mut Random) -> Result<(), Unsimulated> {
         let key = self.remote[random.index(self.remote.len())];
         let offset = random.below(run.region_bytes / run.bytes) * run.bytes;
         let remote = RemoteAddress { key, offset };
-        let inline = [7; INLINE_BYTES_MAX];
         self.post(match run.verb {
-            Verb::Write => Operation::Write { local: self.local(run.bytes, &inline), remote },
+            Verb::Write => Operation::Write { local: self.local(run.bytes), remote },
             Verb::Read => {
                 let local = Local::Registered { key: self.key, offset: 0, len: run.bytes };
                 Operation::Read { local, remote }
             }
             Verb::FetchAdd => Operation::FetchAdd { remote, add: 1 },
-        });
+        })
     }
 }
 
-/// Maximum length of an inline source.
-const INLINE_BYTES_MAX: usize = 220;
-
-/// Waits for events and returns the number of completions of a kind among them. Panics if a request has failed.
-async fn completions(fabric: &SimFabric, is_counted: impl Fn(&CompletionKind) -> bool) -> u64 {
+/// Waits for events and returns the number of completions of a kind among them. Fails if a request has failed.
+async fn completions(
+    fabric: &SimFabric,
+    is_counted: impl Fn(&CompletionKind) -> bool,
+) -> Result<u64, Unsimulated> {
     // A thread that begins to wait spins; see `Adapter::spin_ns`.
     fabric.arm(None);
     fabric.arm(Some(Sleeper::Progress));
@@ -242,11 +273,13 @@ async fn completions(fabric: &SimFabric, is_counted: impl Fn(&CompletionKind) ->
         let mut count = 0;
         for event in events {
             let Ok(completion) = event.into_completion() else { continue };
-            assert_eq!(completion.status, Status::Success, "no request fails without faults");
+            if completion.status != Status::Success {
+                return Err(Unsimulated::Request(completion.status));
+            }
             count += u64::from(is_counted(&completion.kind));
         }
         if count > 0 {
-            return count;
+            return Ok(count);
         }
         fabric.rung(seen).await;
     }

@@ -1,5 +1,7 @@
 //! Profiles: the costs and limits of hardware, as data.
 
+use std::ops::RangeInclusive;
+
 use halite_fabric::Atomics;
 use halite_rnic::Mtu;
 use serde::Deserialize;
@@ -129,8 +131,8 @@ impl Processor {
     }
 
     /// Returns the number of cycles that pass in `ns`.
-    pub fn cycles(&self, ns: u64) -> u64 {
-        ns * self.clock_mhz / 1000
+    pub fn cycles(&self, ns: u64) -> f64 {
+        ns as f64 * self.clock_mhz as f64 / 1000.0
     }
 }
 
@@ -155,10 +157,13 @@ pub enum AcknowledgedBy {
     Process,
 }
 
-/// Maximum number of entries of a cache; far above any adapter, so that a profile cannot exhaust memory.
-const CACHED_MAX: u64 = 1 << 24;
-/// Maximum clock rate in MHz, and maximum instructions per 1,000 cycles.
-const RATE_MAX: u64 = 100_000;
+/// Ranges of values. Their ends are far beyond any hardware: they keep arithmetic from overflowing, and a profile from
+/// exhausting memory.
+const COST_NS: RangeInclusive<u64> = 0..=1_000_000_000;
+const TIMER_NS: RangeInclusive<u64> = 1_000..=1_000_000_000_000;
+const CACHED: RangeInclusive<u64> = 1..=1 << 24;
+/// Clock rate in MHz, and instructions per 1,000 cycles.
+const RATE: RangeInclusive<u64> = 1..=100_000;
 
 impl From<AtomicsBy> for Atomics {
     fn from(by: AtomicsBy) -> Atomics {
@@ -195,7 +200,7 @@ pub enum ProfileError {
     /// The text is not TOML, has an unknown field, lacks a field, or has a value of the wrong type.
     #[error("cannot read a hardware profile: {0}")]
     Malformed(#[from] toml::de::Error),
-    /// A value is out of its range.
+    /// A value does not fit another field.
     #[error("cannot use a hardware profile: {field} is {value}; it must be {wanted}")]
     Value {
         /// Name of the field.
@@ -204,6 +209,16 @@ pub enum ProfileError {
         value: u64,
         /// The allowed values.
         wanted: &'static str,
+    },
+    /// A value is out of its range.
+    #[error("cannot use a hardware profile: {field} is {value}; it must be between {} and {}", range.start(), range.end())]
+    Range {
+        /// Name of the field.
+        field: &'static str,
+        /// Its value.
+        value: u64,
+        /// The allowed values.
+        range: RangeInclusive<u64>,
     },
     /// The profile names the adapter as executor of atomics, but processors copy, so there is no adapter.
     #[error("cannot use a hardware profile: atomics = \"adapter\" requires cut_off = \"target\"")]
@@ -254,32 +269,39 @@ impl Profile {
     /// Returns the built-in profile of this name.
     pub fn named(name: &str) -> Result<Profile, ProfileError> {
         match name {
-            "local" => Ok(Profile::local()),
-            "local-torn" => Ok(Profile::local_torn()),
-            "rnic-100g" => Ok(Profile::rnic_100g()),
             "rnic-100g-hca" => Ok(Profile::rnic_100g_hca()),
-            "roce-100g" => Ok(Profile::roce_100g()),
-            "cx3-40g" => Profile::from_toml(include_str!("../profiles/cx3-40g.toml")),
-            "connectib-fdr" => Profile::from_toml(include_str!("../profiles/connectib-fdr.toml")),
-            "cx6dx-100g" => Profile::from_toml(include_str!("../profiles/cx6dx-100g.toml")),
-            _ => Err(ProfileError::Unknown { name: name.to_owned() }),
+            _ => Profile::from_toml(Profile::toml(name)?),
         }
+    }
+
+    /// Returns the file of the built-in profile of this name; its comments give the sources of its values.
+    pub fn toml(name: &str) -> Result<&'static str, ProfileError> {
+        Ok(match name {
+            "local" => include_str!("../profiles/local.toml"),
+            "local-torn" => include_str!("../profiles/local-torn.toml"),
+            "rnic-100g" | "rnic-100g-hca" => include_str!("../profiles/rnic-100g.toml"),
+            "roce-100g" => include_str!("../profiles/roce-100g.toml"),
+            "cx3-40g" => include_str!("../profiles/cx3-40g.toml"),
+            "connectib-fdr" => include_str!("../profiles/connectib-fdr.toml"),
+            "cx6dx-100g" => include_str!("../profiles/cx6dx-100g.toml"),
+            _ => return Err(ProfileError::Unknown { name: name.to_owned() }),
+        })
     }
 
     /// Returns the profile of processes of one host that share memory.
     pub fn local() -> Profile {
-        Profile::from_toml(include_str!("../profiles/local.toml")).expect("a test reads it")
+        Profile::built_in("local")
     }
 
     /// Returns the profile of processes of one host that copy slowly, and may continue to copy after peers have
     /// declared them dead.
     pub fn local_torn() -> Profile {
-        Profile::from_toml(include_str!("../profiles/local-torn.toml")).expect("a test reads it")
+        Profile::built_in("local-torn")
     }
 
     /// Returns the profile of hosts with adapters of 100 Gb/s behind one switch.
     pub fn rnic_100g() -> Profile {
-        Profile::from_toml(include_str!("../profiles/rnic-100g.toml")).expect("a test reads it")
+        Profile::built_in("rnic-100g")
     }
 
     /// As [`Profile::rnic_100g`], but atomics are atomic only among themselves, as verbs' `IBV_ATOMIC_HCA`.
@@ -289,27 +311,16 @@ impl Profile {
 
     /// Returns the profile of hosts whose processes drive RoCEv2 over UDP in software.
     pub fn roce_100g() -> Profile {
-        Profile::from_toml(include_str!("../profiles/roce-100g.toml")).expect("a test reads it")
+        Profile::built_in("roce-100g")
+    }
+
+    fn built_in(name: &str) -> Profile {
+        Profile::named(name).expect("a test reads it")
     }
 
     /// Checks that all values are in range and fit together.
     pub fn check(&self) -> Result<(), ProfileError> {
-        let positive = [
-            ("bandwidth_bytes_per_us", self.bandwidth_bytes_per_us),
-            ("mtu_bytes", self.mtu_bytes),
-            ("retransmit_ns", self.retransmit_ns),
-            ("rnr_ns", self.rnr_ns),
-            ("lanes", self.lanes as u64),
-            ("queue_depth", self.queue_depth as u64),
-            ("receive_depth", self.receive_depth as u64),
-            ("keys_max", self.keys_max as u64),
-            ("connect_timeout_ns", self.connect_timeout_ns),
-        ];
-        for (field, value) in positive {
-            if value == 0 {
-                return Err(ProfileError::Value { field, value, wanted: "at least 1" });
-            }
-        }
+        self.check_ranges()?;
         if self.is_driven_by_process() && !self.is_adapter() {
             return Err(ProfileError::NotAcknowledged);
         }
@@ -343,36 +354,66 @@ impl Profile {
                 wanted: "a multiple of 8, so that words are not torn",
             });
         }
-        self.check_units()
-    }
-
-    fn check_units(&self) -> Result<(), ProfileError> {
-        let caches = self.adapter.iter().flat_map(|adapter| {
-            [
-                ("adapter.cached_connections", adapter.cached_connections),
-                ("adapter.cached_keys", adapter.cached_keys),
-                ("adapter.cached_pages", adapter.cached_pages),
-            ]
-        });
-        for (field, value) in caches {
-            if !(1..=CACHED_MAX).contains(&value) {
-                return Err(ProfileError::Value { field, value, wanted: "between 1 and 16777216" });
-            }
-        }
-        let rates = self.processor.iter().flat_map(|processor| {
-            [
-                ("processor.clock_mhz", processor.clock_mhz),
-                ("processor.instructions_per_kilocycle", processor.instructions_per_kilocycle),
-            ]
-        });
-        for (field, value) in rates {
-            if !(1..=RATE_MAX).contains(&value) {
-                return Err(ProfileError::Value { field, value, wanted: "between 1 and 100000" });
-            }
-        }
         match self.adapter {
             Some(_) if !self.is_adapter() || self.is_driven_by_process() => Err(ProfileError::NoUnits),
             _ => Ok(()),
+        }
+    }
+
+    fn check_ranges(&self) -> Result<(), ProfileError> {
+        let own = [
+            ("post_ns", self.post_ns, COST_NS),
+            ("doorbell_ns", self.doorbell_ns, COST_NS),
+            ("pcie_ns", self.pcie_ns, COST_NS),
+            ("dma_ns_per_kib", self.dma_ns_per_kib, COST_NS),
+            ("atomic_ns", self.atomic_ns, COST_NS),
+            ("wire_ns", self.wire_ns, COST_NS),
+            ("bandwidth_bytes_per_us", self.bandwidth_bytes_per_us, 1..=10_000_000),
+            ("header_bytes", self.header_bytes, 0..=1 << 16),
+            ("mtu_bytes", self.mtu_bytes, 8..=1 << 30),
+            ("completion_ns", self.completion_ns, COST_NS),
+            ("poll_ns", self.poll_ns, COST_NS),
+            ("interrupt_ns", self.interrupt_ns, COST_NS),
+            ("retransmit_ns", self.retransmit_ns, TIMER_NS),
+            ("retries_max", u64::from(self.retries_max), 0..=1_000),
+            ("rnr_ns", self.rnr_ns, 1..=*COST_NS.end()),
+            ("lanes", self.lanes as u64, 1..=64),
+            ("queue_depth", self.queue_depth as u64, 1..=1 << 16),
+            ("receive_depth", self.receive_depth as u64, 1..=1 << 20),
+            ("inline_bytes_max", self.inline_bytes_max as u64, 0..=1 << 24),
+            ("send_bytes_max", self.send_bytes_max as u64, 256..=1 << 30),
+            ("keys_max", self.keys_max as u64, 1..=1 << 24),
+            ("connect_timeout_ns", self.connect_timeout_ns, TIMER_NS),
+            ("notice_ns", self.notice_ns, 0..=*TIMER_NS.end()),
+            ("fence_ns", self.fence_ns, 0..=*TIMER_NS.end()),
+        ];
+        let of_adapter = self.adapter.iter().flat_map(|adapter| {
+            [
+                ("adapter.packet_ns", adapter.packet_ns, COST_NS),
+                ("adapter.gather_ns", adapter.gather_ns, COST_NS),
+                ("adapter.fetch_ns", adapter.fetch_ns, COST_NS),
+                ("adapter.cached_connections", adapter.cached_connections, CACHED),
+                ("adapter.cached_keys", adapter.cached_keys, CACHED),
+                ("adapter.cached_pages", adapter.cached_pages, CACHED),
+                ("adapter.receive_ns", adapter.receive_ns, COST_NS),
+                ("adapter.spin_ns", adapter.spin_ns, 0..=*TIMER_NS.end()),
+            ]
+        });
+        let of_processor = self.processor.iter().flat_map(|processor| {
+            [
+                ("processor.clock_mhz", processor.clock_mhz, RATE),
+                ("processor.instructions_per_kilocycle", processor.instructions_per_kilocycle, RATE),
+                ("processor.system_call_ns", processor.system_call_ns, COST_NS),
+                ("processor.register_ns", processor.register_ns, COST_NS),
+                ("processor.register_page_ns", processor.register_page_ns, COST_NS),
+                ("processor.deregister_ns", processor.deregister_ns, COST_NS),
+                ("processor.deregister_page_ns", processor.deregister_page_ns, COST_NS),
+            ]
+        });
+        let mut values = own.into_iter().chain(of_adapter).chain(of_processor);
+        match values.find(|(_, value, range)| !range.contains(value)) {
+            Some((field, value, range)) => Err(ProfileError::Range { field, value, range }),
+            None => Ok(()),
         }
     }
 
@@ -406,7 +447,7 @@ mod tests {
 
     #[test]
     fn an_invalid_profile_names_its_field() {
-        let local = include_str!("../profiles/local.toml");
+        let local = Profile::toml("local").unwrap();
         let error = |text: &str| Profile::from_toml(text).unwrap_err().to_string();
         assert!(error(&format!("{local}\npots_ns = 3\n")).contains("pots_ns"));
         assert!(error(&local.replace("post_ns =", "# post_ns =")).contains("post_ns"));
@@ -418,12 +459,14 @@ mod tests {
             error(&local.replace("acknowledged = \"adapter\"", "acknowledged = \"process\""))
                 .contains("cut_off")
         );
-        let roce = include_str!("../profiles/roce-100g.toml");
+        let roce = Profile::toml("roce-100g").unwrap();
         assert!(
             error(&roce.replace("mtu_bytes = 4096", "mtu_bytes = 4000")).contains("mtu_bytes must be 256")
         );
-        let cx3 = include_str!("../profiles/cx3-40g.toml");
+        let cx3 = Profile::toml("cx3-40g").unwrap();
         let without = cx3.replace("cached_keys =", "cached_keys = 0 #");
+        let endless = cx3.replace("wire_ns =", "wire_ns = 2_000_000_000 #");
+        assert!(error(&endless).contains("wire_ns is 2000000000; it must be between 0 and 1000000000"));
         assert!(error(&without).contains("adapter.cached_keys is 0"));
         assert!(error(&cx3.replace("clock_mhz =", "clock_mhz = 0 #")).contains("processor.clock_mhz is 0"));
         let units = &cx3[cx3.find("[adapter]").unwrap()..];

@@ -243,7 +243,7 @@ fn cells(row: &Row) -> Vec<String> {
 
 const ABOUT: &str = "Filled marks and solid lines are measured on this machine over loopback and shared memory, one thread per side, \
 data verified. Hollow marks and dashed lines are published: Connect-IB FDR, IPoIB and Ethernet of 1 Gb/s (The End of Slow \
-Networks, VLDB 2016, figures 2 and 3).";
+Networks, VLDB 2016, figures 2 and 3). UDP ends where a message no longer fits into one datagram.";
 
 fn page(rows: &[Row], clock_ghz: Option<f64>) -> String {
     let clock = clock_ghz
@@ -277,7 +277,16 @@ fn page(rows: &[Row], clock_ghz: Option<f64>) -> String {
             row.cycles_per_message
         }),
     ];
-    halite_figures::html("Networks of this machine", &[ABOUT], &sections)
+    halite_figures::html("Networks of this machine", &[&machine(), ABOUT], &sections)
+}
+
+/// Names the processor, the number of its cores that this process may use, and the kernel.
+fn machine() -> String {
+    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    let model = model.map_or("an unnamed processor", |(_, name)| name.trim());
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    format!("Measured on {model}, {cores} cores, {}.", rustix::system::uname().release().to_string_lossy())
 }
 
 /// Creates the section of one quantity, which `value` returns; its cell is in `column`.
@@ -298,16 +307,20 @@ fn section(
     let series = measured.chain(published(id)).collect();
     let axis = |label: &str| Axis { label: label.to_owned(), is_log: true };
     let plot = Plot { title: title.to_owned(), x: axis("bytes"), y: axis(label), series };
+    let table_row = |size: u64| {
+        let cell = |network: &Network| {
+            let row = rows.iter().find(|row| row.network == network.name && row.size == size);
+            row.map_or("-".to_owned(), |row| cells(row).swap_remove(column))
+        };
+        [size.to_string()].into_iter().chain(NETWORKS.iter().map(cell)).collect()
+    };
     Section {
         id: id.to_owned(),
         title: title.to_owned(),
         text: text.to_owned(),
         svg: plot::svg(&[plot]),
-        head: vec!["network", "bytes", "value"],
-        rows: rows
-            .iter()
-            .map(|row| vec![row.network.to_owned(), row.size.to_string(), cells(row).swap_remove(column)])
-            .collect(),
+        head: ["bytes"].into_iter().chain(NETWORKS.iter().map(|network| network.name)).collect(),
+        rows: SIZES.iter().map(|size| table_row(*size)).collect(),
         notes: Vec::new(),
     }
 }

@@ -1,0 +1,71 @@
+//! The fitted values of profiles, as their files mark them.
+
+use halite_sim::Profile;
+
+use crate::shown::Shown;
+use crate::sockets::Sockets;
+
+/// A value that was chosen for points of the figures.
+pub(crate) struct Fitted {
+    profile: String,
+    parameter: String,
+    value: String,
+    /// The points, in words.
+    points: String,
+}
+
+impl Fitted {
+    /// Formats the value for a table: profile, parameter, value, unit and points.
+    pub(crate) fn cells(&self) -> [String; 5] {
+        let Fitted { profile, parameter, value, points } = self;
+        [profile.clone(), parameter.clone(), value.clone(), unit(parameter).to_owned(), points.clone()]
+    }
+}
+
+/// Returns the fitted values of the profiles that figures name.
+pub(crate) fn values(figures: &[Shown]) -> Vec<Fitted> {
+    let mut files: Vec<(&str, &str)> = Vec::new();
+    for line in figures.iter().flat_map(|shown| shown.figure.lines()) {
+        let is_own = figures.iter().any(|shown| shown.profile.is_some());
+        let adapter = line.profile.as_deref().filter(|_| !is_own);
+        let adapter = adapter.and_then(|name| Some((name, Profile::toml(name).ok()?)));
+        let sockets = line.sockets.as_deref().and_then(|name| Some((name, Sockets::toml(name)?)));
+        files.extend([adapter, sockets].into_iter().flatten());
+    }
+    let mut seen = Vec::new();
+    files.retain(|(name, _)| {
+        !seen.contains(name) && {
+            seen.push(*name);
+            true
+        }
+    });
+    files.into_iter().flat_map(|(name, file)| file.lines().filter_map(move |line| of(name, line))).collect()
+}
+
+/// Reads a line `parameter = value # fitted: points`, or `# fitted with another: points`.
+fn of(profile: &str, line: &str) -> Option<Fitted> {
+    let (assignment, comment) = line.split_once('#')?;
+    let (parameter, value) = assignment.split_once('=')?;
+    let points = comment.trim().strip_prefix("fitted")?;
+    Some(Fitted {
+        profile: profile.to_owned(),
+        parameter: parameter.trim().to_owned(),
+        value: value.trim().replace('_', ""),
+        points: points.trim_start_matches(':').trim().to_owned(),
+    })
+}
+
+/// Returns the unit that the name of a parameter ends with.
+fn unit(parameter: &str) -> &'static str {
+    const UNITS: [(&str, &str); 7] = [
+        ("_ns_per_kib", "ns/KiB"),
+        ("_bytes_per_us", "B/us"),
+        ("_per_kilocycle", "per 1,000 cycles"),
+        ("cycles_per_window", "cycles"),
+        ("_ns", "ns"),
+        ("_bytes", "B"),
+        ("_mhz", "MHz"),
+    ];
+    let known = UNITS.iter().find(|(ending, _)| parameter.ends_with(ending));
+    known.map_or("entries", |(_, unit)| unit)
+}
