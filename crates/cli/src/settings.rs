@@ -175,7 +175,7 @@ impl Settings {
         key_of(arg).and_then(|key| self.values.get(&key)).map(String::as_str)
     }
 
-    /// If the invalid value of `error` comes from this file, returns a text that names the file and the key.
+    /// If `error` is about a value that this file gave, returns a text that names the file and the key.
     pub fn blame(&self, error: &clap::Error) -> Option<String> {
         let (flag, value) = subject_of(error)?;
         let (key, _) =
@@ -202,7 +202,7 @@ pub fn without_password(error: &clap::Error, said: &str) -> String {
     }
 }
 
-/// If the invalid value of `error` comes from a variable, returns a text that names the variable.
+/// If `error` is about a value that an environment variable gave, returns a text that names the variable.
 pub fn blamed_variable(
     command: &Command,
     error: &clap::Error,

@@ -32,8 +32,8 @@ pub enum TrailerError {
     /// A later version of this program wrote the trailer.
     #[error("the trailer has version {0}, which this program does not support")]
     Version(u32),
-    /// The state is unknown.
-    #[error("the trailer is damaged (state {0})")]
+    /// The state is not *complete*.
+    #[error("the trailer is damaged: its state is {0}, not {COMPLETE} (complete)")]
     State(u32),
     /// The trailer belongs to a file of another length.
     #[error("the trailer records a file of {claimed} bytes, but {present} bytes precede it")]

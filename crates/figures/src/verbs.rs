@@ -39,12 +39,13 @@ pub(crate) struct Run {
     /// Number of connections with requests in flight. If it is less than `connections`, each request goes to a random idle
     /// connection.
     pub(crate) active: usize,
-    /// Number of registered regions of a target, and the length of each in bytes. A request goes to a random place in a
-    /// random region.
+    /// Number of registered regions of a target. A request goes to a random place in a random region.
     pub(crate) regions: u64,
+    /// Length of each region in bytes.
     pub(crate) region_bytes: u64,
     /// Number of requests that fill the caches, before those that are measured.
     pub(crate) warm_up: u64,
+    /// Number of requests that are measured.
     pub(crate) requests: u64,
 }
 

@@ -2,8 +2,9 @@
 //!
 //! A [`Segment`] is memory that several processes map at once; a [`Window`] is a bounds-checked view of a part of a
 //! segment. Other processes may write to this memory at any time, so no method lends it as `&[u8]`: callers copy bytes
-//! or use atomics. A [`Paged`] is private memory; the program provides each page at the first access. [`LentPages`] are the
-//! same for code that knows nothing of them. This crate knows no network, names or permissions.
+//! or use atomics. A [`Paged`] is private memory; the program provides each page at the first access. [`LentPages`] are
+//! such memory in the form of an ordinary buffer, for code that does not expect absent pages. This crate knows no
+//! network, names or permissions.
 
 #![allow(unsafe_code)]
 

@@ -49,8 +49,8 @@ pub struct Pins {
     registry: Arc<Registry>,
 }
 
-/// Marks the thread that created this value as a user of objects until the value is dropped. A pin cannot move to
-/// another thread.
+/// Shows that the thread that created this value may be using objects that these [`Pins`] protect, until the value is
+/// dropped. A pin cannot move to another thread.
 #[derive(Debug)]
 pub struct Pin<'a> {
     pins: &'a Pins,

@@ -43,14 +43,14 @@ enum Message {
 /// The pending response to a read or an atomic.
 #[derive(Debug)]
 struct Response {
-    /// Number of its next packet.
+    /// Sequence number of the response's next packet.
     next: u64,
-    /// Number after its last packet.
+    /// Sequence number after that of the response's last packet.
     end: u64,
     kind: Kind,
     /// Arrival time of the request.
     arrived_ns: u64,
-    /// True if a duplicate request caused it.
+    /// True if a duplicate request caused the response.
     is_repeat: bool,
 }
 
@@ -103,7 +103,8 @@ pub(crate) struct Responder {
     ack_at_ns: Option<u64>,
     /// True if a due acknowledgement may wait for the owner's next poll.
     ack_may_wait: bool,
-    /// Arrival time of the newest packet that is acknowledged at once.
+    /// Arrival time of the newest packet that calls for an early acknowledgement: a packet with an acknowledgement
+    /// request, a heartbeat, a duplicate, or a packet that arrived before its predecessors.
     ack_request_ns: u64,
     /// The NAK to send.
     nak: Option<Syndrome>,

@@ -1,16 +1,16 @@
 //! Divides a socket's receive buffer among the peers that send to the socket.
 //!
 //! ```text
-//!   │ one packet of each peer │ requests of active peers │ responses to local reads │ read, not freed by Linux    │
-//!    ◄────── reserved ───────► ◄───────── half ─────────► ◄───────── half ─────────► ◄──────── a quarter ────────►
+//!   │ one packet of each peer │ requests of active peers │ responses to local reads │ read, not freed by Linux  │
+//!    ◄────── reserved ───────► ◄──── half the rest ─────► ◄──── half the rest ─────► ◄─ quarter of the buffer ─►
 //! ```
 //!
-//! All sizes are the bytes that Linux charges to the buffer, which exceed the lengths of the packets. Every peer may
-//! send one packet at any time, and recently active peers share the rest. So Linux drops no packet as long as the
-//! buffer has room for one packet from each peer.
+//! *The rest* is what the reserved packets leave of the first three quarters. All sizes are the bytes that Linux charges
+//! to the buffer, which exceed the lengths of the packets. Every peer may send one packet at any time, and recently
+//! active peers share the rest. So Linux drops no packet as long as the buffer has room for one packet from each peer.
 //!
-//! Some shares shrink first, and other shares grow only into the freed room, so the sum of all grants never exceeds the
-//! buffer.
+//! Shares that must shrink do so first. The others grow only into the freed room, so the sum of all grants never exceeds
+//! the buffer.
 
 use std::time::Duration;
 

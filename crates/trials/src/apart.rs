@@ -47,8 +47,9 @@ struct Scene {
     harness: Rc<Harness>,
     home: u32,
     holder: u32,
-    /// Session of the home, and its handle.
+    /// Session of the home.
     maker: Session,
+    /// Handle of `maker`.
     lh: Lh,
     /// Time at which the free returned.
     freed_ns: Cell<Option<u64>>,

@@ -26,8 +26,8 @@ pub enum DsmError {
         /// Offset of the word.
         offset: u64,
     },
-    /// A store reached a page that is in no section of this worker that may write. Nothing was stored.
-    #[error("page {page} is not in a section of this worker that may write; acquire it with Access::Write")]
+    /// A store reached a page that this worker has not acquired for writing. Nothing was stored.
+    #[error("this worker has not acquired page {page} for writing; acquire it with Access::Write")]
     NotAcquired {
         /// Number of the page.
         page: usize,
@@ -36,7 +36,7 @@ pub enum DsmError {
     #[error("shared pages: {0}")]
     Access(#[from] AccessError),
     /// A task accessed a page that it had not touched. All later accesses of this worker fail, too.
-    #[error("page {page} was absent; a task touches a page before it accesses it")]
+    #[error("page {page} was absent; a task must touch a page before it accesses the page")]
     Untouched {
         /// Number of the page.
         page: usize,

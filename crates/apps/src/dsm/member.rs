@@ -19,8 +19,8 @@ use super::{Access, Dsm, DsmError, Options, region_of, service, service_of};
 /// range.
 ///
 /// A [`Dsm`] reads an absent page when a load or store faults, on the thread of that access. A task can't wait there,
-/// so it [touches](Member::touch) pages before it accesses them. Such an access to an absent page fails, and so do all
-/// later ones.
+/// so it [touches](Member::touch) pages before it accesses them. A task's access to an absent page fails, and so do all
+/// later accesses of the worker.
 pub struct Member {
     pub(super) session: Session,
     pub(super) options: Options,
@@ -31,7 +31,7 @@ pub struct Member {
     servers: Vec<Server>,
 }
 
-/// The servers of a worker. Other workers wait until they run.
+/// The servers of a worker. Other workers wait until these servers run.
 pub struct Services {
     pub(super) pages: (Server, Arc<Pages>),
     pub(super) locks: Option<locks::Service>,
@@ -190,7 +190,7 @@ impl Member {
         self.pages.load_u64(offset)
     }
 
-    /// Stores `value` in the word at `offset`. Its page must be acquired by this worker for writing.
+    /// Stores `value` in the word at `offset`. This worker must have acquired its page for writing.
     pub fn store_u64(&self, offset: u64, value: u64) -> Result<(), DsmError> {
         self.pages.store_u64(offset, value)
     }

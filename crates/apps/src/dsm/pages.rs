@@ -39,7 +39,7 @@ pub(super) struct Pages {
 /// The state that the handler of page faults needs.
 struct Cache {
     session: Session,
-    /// By which a faulting thread reads an absent page. Tasks have none, because they must not block.
+    /// Session with which a faulting thread reads an absent page; `None` for tasks, which must not block.
     faults: Option<blocking::Session>,
     /// Regions of all workers, once they are mapped.
     homes: OnceLock<Vec<Lh>>,

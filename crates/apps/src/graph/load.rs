@@ -20,11 +20,11 @@ pub const VERTICES_MAX: u64 = u32::MAX as u64;
 pub struct Shard {
     /// Ids of the vertices that this worker owns, ascending.
     pub ids: Vec<u64>,
-    /// For each worker, the numbers of the vertices that it owns.
+    /// For each worker, the range of the vertex numbers that it owns.
     pub owners: Vec<Range<usize>>,
-    /// For each own vertex, the numbers of its in-neighbours.
+    /// For each vertex of this worker, its in-neighbours, each given by its vertex number.
     pub sources: Csr,
-    /// For each own vertex, the number of its outgoing edges.
+    /// For each vertex of this worker, the count of its outgoing edges.
     pub out_degrees: Vec<u32>,
 }
 

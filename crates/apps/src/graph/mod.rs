@@ -38,7 +38,7 @@ pub use pagerank::{PageRank, pagerank, pagerank_on_dsm};
 pub struct Found<V> {
     /// Number of steps until the values stopped changing or the limit was reached.
     pub steps: u64,
-    /// The values of all own vertices, in the order of [`Shard::ids`].
+    /// The values of all vertices of this worker, in the order of [`Shard::ids`].
     pub values: Vec<V>,
     /// True if the result passed its check.
     pub verified: bool,

@@ -35,8 +35,9 @@ struct Ranks<'a> {
     base: f64,
     /// Total rank of this worker's vertices without outgoing edges, and total change of its ranks.
     sums: [f64; SUMS],
-    /// The total change of all ranks in the last step, and in the step before.
+    /// The total change of all ranks in the last step.
     change: f64,
+    /// The total change of all ranks in the step before the last.
     former_change: f64,
 }
 
@@ -105,7 +106,7 @@ impl Program for Ranks<'_> {
     }
 }
 
-/// Computes the ranks of the own vertices. The ranks of all vertices have the sum 1. All workers must call this.
+/// Computes the ranks of this worker's vertices. The ranks of all vertices have the sum 1. All workers must call this.
 pub async fn pagerank(crowd: &Crowd, shard: &Shard, options: PageRank) -> Result<Found<f64>, GraphError> {
     let mut program = Ranks::new(shard, options);
     let (steps, _) = engine::run(crowd, shard, &mut program).await?;

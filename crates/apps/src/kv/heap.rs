@@ -26,9 +26,11 @@ pub(super) struct Heap {
     shard: usize,
     everyone: Permissions,
     parts: Vec<Part>,
-    /// Units of all parts; units of the last part, and how many of those were ever allocated.
+    /// Units of all parts.
     all_units: u64,
+    /// Units of the last part.
     units: u64,
+    /// Units of the last part that were ever allocated.
     used: u64,
     free: Free,
     /// Set when a block is freed; cleared when the heap is searched for empty parts.

@@ -43,8 +43,9 @@ pub(super) struct Shard {
     keys: u64,
     /// Keys with an expiry, each with that time in ms.
     expiring: BTreeSet<(u64, Box<[u8]>)>,
-    /// The last entry read, and the last written.
+    /// The last entry read.
     entry: Vec<u8>,
+    /// The last entry written.
     written: Vec<u8>,
 }
 
@@ -52,8 +53,8 @@ struct Table {
     lh: Lh,
     generation: u64,
     buckets: u64,
-    /// The slots, and the hash bits that place each.
     slots: Vec<u64>,
+    /// For each slot, the bits of its key's hash that determine its bucket.
     lows: Vec<u32>,
 }
 

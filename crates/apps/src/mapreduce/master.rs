@@ -26,7 +26,7 @@ pub struct Master<'a> {
     pub desk: &'a Desk,
     /// Nodes of the workers, indexed by worker number; the first is the master's node.
     pub nodes: &'a [NodeId],
-    /// By which the phases are timed.
+    /// Clock that measures the phases.
     pub clock: &'a dyn Clock,
 }
 

@@ -136,7 +136,7 @@ fn gather(highs: u64) -> u64 {
 struct Run {
     /// Offset of its first byte, if it has begun.
     start: Option<usize>,
-    /// Whether it has bytes beyond ASCII.
+    /// True if it has bytes beyond ASCII.
     is_wide: bool,
 }
 

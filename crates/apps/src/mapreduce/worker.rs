@@ -29,7 +29,7 @@ pub struct Worker<'a> {
     pub workers: u32,
     /// Set when the worker must end. The worker reads it with relaxed ordering.
     pub is_over: &'a AtomicBool,
-    /// By which a worker pauses while it has nothing to do.
+    /// Clock with which the worker pauses while it has nothing to do.
     pub clock: &'a dyn Clock,
 }
 

@@ -41,8 +41,9 @@ pub struct Ends {
 struct End {
     fabric: Arc<RoceFabric>,
     peer: PeerId,
-    /// This end's memory, and its key. Both ends register one segment, so the peer's key is the same.
+    /// This end's memory.
     memory: Window,
+    /// Key of this end's memory. Each end registers one segment, so the peer's key is the same.
     key: Key,
     /// Number of loads that this end has started.
     loads: AtomicU64,

@@ -53,7 +53,7 @@ pub fn version(program: &Path) -> Option<String> {
     running.output(Duration::from_secs(10)).ok()?.lines().next().map(str::to_owned)
 }
 
-/// Runs `halite perf` with `arguments`, which name a single size, and parses its line.
+/// Runs `halite perf` with `arguments`, which must name a single size, and parses the one line of JSON that it prints.
 pub fn run(program: &Path, arguments: &[String]) -> Result<Sample, ProbeError> {
     let mut all = vec!["perf".to_owned()];
     all.extend_from_slice(arguments);

@@ -74,9 +74,11 @@ pub struct Config {
     /// Chunk size of regions that this node's sessions allocate, in bytes: a power of two of at least 4096. A chunk is
     /// the unit in which regions are distributed over nodes and moved.
     pub chunk_bytes: u64,
-    /// Size of the ring from this node to each peer, in bytes: a power of two of at least 4096.
+    /// Size of the ring through which this node sends to each peer over shared memory, in bytes: a power of two from
+    /// 4096 to 64 MiB. Calls have rings of their own; see [`request_ring_bytes`](Config::request_ring_bytes).
     pub ring_bytes: usize,
-    /// Size of the ring at this node into which each peer writes its calls, in bytes: a power of two of at least 4096.
+    /// Size of the ring at this node into which each peer writes its calls, over any network, in bytes: a power of two
+    /// from 4096 to 1 GiB.
     /// An input longer than a quarter of the ring stays in the caller's memory, and this node reads it from that
     /// memory. Calls cycle through the whole ring, so a larger ring occupies more of the processor's cache.
     pub request_ring_bytes: u64,

@@ -59,8 +59,9 @@ const FOUNDER_PAUSE: Duration = Duration::from_millis(100);
 /// All nodes of the cluster directory trust a process that embeds a node.
 pub struct Node {
     inner: NodeInner,
-    /// The thread and the lock exist until the node leaves; they are dropped in this order.
+    /// `None` once the node has left. Dropped before `lock`.
     progress_thread: Option<ProgressThread>,
+    /// `None` once the node has left.
     lock: Option<NodeLock>,
     responder: Option<Responder>,
     lease: Duration,

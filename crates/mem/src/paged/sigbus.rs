@@ -15,13 +15,14 @@ use std::sync::atomic::compiler_fence;
 use super::Paged;
 
 thread_local! {
-    /// What this thread is accessing now.
+    /// The [`Paged`] that this thread is accessing now; null if there is none.
     static CURRENT: Cell<*const Paged> = const { Cell::new(null()) };
 }
 
 /// Ends the handling of faults when dropped.
 pub(super) struct Handled<'a> {
-    /// What this thread was accessing before: `on_fault` may access present pages. Not `Send`, as it should be.
+    /// The [`Paged`] that this thread was accessing before, because `on_fault` may access present pages. The pointer
+    /// keeps this type from being `Send`.
     former: *const Paged,
     paged: PhantomData<&'a Paged>,
 }

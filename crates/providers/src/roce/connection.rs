@@ -43,8 +43,9 @@ pub(super) struct Connection {
     qpns: [Qpn; LANES],
     outwards: Flow,
     inwards: Flow,
-    /// Salt of local keys in the peer's packets, and of the peer's keys in local packets.
+    /// Salt of local keys in the peer's packets.
     salt: u32,
+    /// Salt of the peer's keys in local packets.
     their_salt: u32,
     lanes: [Mutex<Lane>; LANES],
     /// Data of the connected event, until both ends are ready: the peer's hello, and the dialled address.
@@ -56,9 +57,9 @@ pub(super) struct Connection {
     has_ended: AtomicBool,
     /// True if this end dialled another host, which has not yet answered a probe.
     awaits_answer: AtomicBool,
-    /// True once the dialling end, on another host, has sent Ready; `is_probed` is true once a path probe or an answer
-    /// to one has arrived.
+    /// True once the dialling end, on another host, has sent Ready.
     is_ready: AtomicBool,
+    /// True once a path probe or an answer to one has arrived.
     is_probed: AtomicBool,
     /// Events before the connection is up; at most one per outstanding request of the peer.
     early: Mutex<Vec<Event>>,

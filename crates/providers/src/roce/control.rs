@@ -109,11 +109,13 @@ pub(super) struct Attempt {
     pub(super) hello: Vec<u8>,
     /// Address of this link; `None` for a socket of this host.
     pub(super) at: Option<SocketAddr>,
-    /// Start of the attempt, in ns, and the number of hang-ups since then.
+    /// Start of the attempt, in ns.
     pub(super) begun_ns: u64,
+    /// Number of times that the host has hung up since the start.
     pub(super) hang_ups: u32,
-    /// The remaining addresses, and the time in ns from which the fabric dials the next one in parallel.
+    /// Addresses that are still to be dialled.
     pub(super) rest: VecDeque<SocketAddr>,
+    /// Time in ns from which the fabric dials the next of `rest` in parallel.
     pub(super) next_ns: u64,
 }
 

@@ -14,7 +14,7 @@ use super::lock;
 /// lock.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
-    /// Written under the lock.
+    /// Number of `peers`. Written under their lock, read without it.
     count: AtomicUsize,
     peers: Mutex<BTreeSet<PeerId>>,
 }

@@ -51,12 +51,14 @@ const WINDOW_MIN: f64 = 1.0 / 64.0;
 pub(super) struct Delay {
     window: f64,
     is_starting: bool,
-    /// The smallest delay in the current and the previous interval.
+    /// The smallest delays in the current and the previous interval.
     bases_ns: [u64; 2],
+    /// End of the current interval.
     base_until_ns: u64,
     trip_ns: u64,
-    /// The smallest delay in this round trip, and the end of the round trip.
+    /// The smallest delay in this round trip.
     standing_ns: u64,
+    /// End of this round trip.
     round_end_ns: u64,
     /// Consecutive round trips below the target.
     rounds_below: u32,

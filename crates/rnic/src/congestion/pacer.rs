@@ -56,7 +56,7 @@ impl Pacer {
         (at_ns > now_ns).then_some(at_ns)
     }
 
-    /// Records `packets` sent packets; for a read, the number of response packets that the read requests.
+    /// Records that `packets` packets were sent. A read counts as the response packets that it requests.
     pub fn on_sent(&mut self, now_ns: u64, packets: u32, pace: Pace) {
         self.due_ns = self.due_ns.max(now_ns) + (f64::from(packets) * pace.interval_ns) as u64;
     }

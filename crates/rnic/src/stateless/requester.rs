@@ -85,8 +85,9 @@ struct Current {
     work: Work,
     /// Bytes of a read, as far as they have arrived.
     bytes: Vec<u8>,
-    /// Packets of the request; the first `sent` have left.
+    /// Packets of the request.
     pieces: Vec<Piece>,
+    /// Number of packets that have left: the first of `pieces`.
     sent: usize,
     answered: usize,
 }

@@ -55,15 +55,17 @@ pub(super) struct End {
     pub(super) to_host: u32,
     /// Relation of the two processes.
     pub(super) reach: Reach,
-    /// The end's queue pair of the first lane, and the number of lanes.
+    /// The end's queue pair of the first lane.
     pub(super) first_qp: u32,
+    /// Number of lanes.
     pub(super) lanes: u32,
     /// The queue pairs of messages and immediates from the peer that wait to be polled.
     pub(super) unpolled: VecDeque<u32>,
     /// Time of the last packet from the peer's process; maintained only if processes acknowledge in software.
     pub(super) heard_ns: u64,
-    /// Number of the peer's keys that are known here, and of this end's keys announced to the peer.
+    /// Number of the peer's keys that are known here.
     pub(super) keys_known: u32,
+    /// Number of this end's keys that were announced to the peer.
     pub(super) keys_announced: u32,
     /// The peer's memory mapped for direct access.
     pub(super) mapped: Mapped,

@@ -56,23 +56,25 @@ pub(super) struct Lane {
     pub(super) written: VecDeque<Written>,
     /// Number of requests handed to the queue pair so far.
     pub(super) handed: u64,
-    /// True if keys have been requested; and the number of unanswered requests in a row.
+    /// True while the lane waits for keys that it has requested from the peer.
     pub(super) is_asking: bool,
+    /// Number of requests for keys in a row that did not reach the peer.
     pub(super) asks_unanswered: u32,
     /// True if a poster found the queue full and waits for a free place.
     wants_room: bool,
     /// Time until which the posting processor is busy with posts.
     posted_ns: u64,
-    /// The next scheduled turn, and a later one for a timer of the queue pair.
+    /// Time of the next scheduled turn that was near when it was requested; see `near_ns`.
     turn_ns: Option<u64>,
+    /// Time of a turn that was not near when it was requested, for a timer of the queue pair.
     timer_ns: Option<u64>,
-    /// Turns scheduled up to this time count as turns. Later ones count as timers, for acknowledgements and for retries
-    /// of receives.
+    /// A turn is near if it is due within this time. Turns for acknowledgements and for retries of receives are near.
     near_ns: u64,
     /// Time at which the last datagram lands, unless links delay it.
     pub(super) landed_ns: u64,
-    /// True if the adapter executes an atomic of this lane; and the datagrams that wait behind it.
+    /// True while the adapter executes an atomic of this lane.
     pub(super) is_in_atomic: bool,
+    /// Datagrams that wait until the atomic has ended.
     pub(super) behind: VecDeque<Datagram>,
     /// Counters that the world has already included.
     counted: Counters,

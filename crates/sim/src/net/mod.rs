@@ -107,7 +107,8 @@ pub(crate) struct Net {
     ends: Ends,
     qps: Vec<Qp>,
     packets: Packets,
-    /// The lanes that are queue pairs of `halite_rnic`, by queue pair.
+    /// Lanes, indexed by the number of the queue pair; `None` where processors copy, without a queue pair of
+    /// `halite_rnic`.
     lanes: Vec<Option<Box<Lane>>>,
     datagrams: Datagrams,
     /// Buffer for packets to send.

@@ -119,16 +119,19 @@ pub(super) struct Qp {
     pub(super) first: u64,
     /// True if a poster found the queue full and waits for the room event.
     pub(super) wants_room: bool,
-    /// Number of the request being sent, its bytes sent so far, and losses of its next packet.
+    /// Number of the request being sent.
     pub(super) departing: u64,
+    /// Bytes of that request sent so far.
     pub(super) offset: u64,
+    /// Number of times that the next packet of that request was lost.
     pub(super) attempts: u32,
     /// True while the event that sends the next piece is scheduled, or is held back until the host runs.
     pub(super) busy: bool,
     /// Time until which the posting processor is busy with posts.
     pub(super) posted_ns: u64,
-    /// Times at which the last packet lands at the peer, and the last answer here.
+    /// Time at which the last packet lands at the peer.
     pub(super) landed_ns: u64,
+    /// Time at which the last answer lands here.
     pub(super) answered_ns: u64,
     /// Packets that arrived here and wait for a receive.
     pub(super) stalled: VecDeque<u32>,

@@ -135,8 +135,9 @@ impl Unit {
 #[derive(Debug)]
 struct Cache {
     capacity: usize,
-    /// The cached entries, in no order, and the place of each.
+    /// The cached entries, in no order.
     entries: Vec<u64>,
+    /// Index in `entries` of each cached entry.
     places: BTreeMap<u64, usize>,
 }
 

@@ -247,8 +247,8 @@ pub fn a_lock_may_be_restricted_to_principals(h: &dyn Harness) {
     );
 }
 
-/// Expects that a lock and a region may have the same name, and that a session cannot access a lock by the name of a
-/// region.
+/// Expects that a lock and a region may have the same name, that lists of regions contain no locks, and that no region
+/// can have or be found by a name under which the directory records a lock.
 pub fn locks_are_hidden_from_lists_and_names(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(1);

@@ -6,6 +6,9 @@ use halite_mem::{COUNTS, Pin};
 use super::DataPath;
 
 /// A counter. Each thread has its own value.
+///
+/// Reads, writes, fills and copies are carried out in pieces: contiguous bytes of one owner, of limited length. An
+/// access that needs several pieces counts once for each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
 pub enum Count {

@@ -74,8 +74,9 @@ pub struct EtcdDirectory {
     fence: Option<u64>,
     /// True if a write of the fence is in progress.
     is_fencing: bool,
-    /// Earlier incarnations with this node's number, and whether their ends were recorded.
+    /// True once the task that records the ends of `predecessors` has been queued.
     are_predecessors_ended: bool,
+    /// Earlier incarnations with this node's number; `None` until the store has listed them.
     predecessors: Option<BTreeSet<NodeIncarnation>>,
     /// Claims that wait for the fence.
     unfenced: Vec<Task>,
@@ -83,8 +84,9 @@ pub struct EtcdDirectory {
     own_names: BTreeMap<Box<str>, (RegionId, Epoch)>,
     /// Names that were or may still be written for regions that do not exist.
     doubtful: BTreeMap<Box<str>, NameRecord>,
-    /// Ended incarnations with cause and time; the oldest are evicted.
+    /// Ended incarnations with cause and time.
     ended: BTreeMap<NodeIncarnation, Parting>,
+    /// The keys of `ended`, the oldest first, to evict the oldest.
     ended_order: VecDeque<NodeIncarnation>,
     /// Nodes that are currently paired, and so are alive even if the store has recorded their end.
     paired: BTreeSet<NodeIncarnation>,
@@ -92,10 +94,11 @@ pub struct EtcdDirectory {
     home_requests: BTreeMap<u64, HomeRequest>,
     /// Damaged keys that were already reported.
     damaged: BTreeSet<String>,
-    /// The node that recorded this node's end, if this was already reported to users.
+    /// The node that recorded in etcd that this node has ended; set when that is reported to users.
     ended_by: Option<NodeIncarnation>,
-    /// True if the store does not answer (`is_out`), or is out of space and can only be read (`is_full`).
+    /// True if the store does not answer.
     is_out: bool,
+    /// True if the store has no space left, so that it can only be read.
     is_full: bool,
     /// The problem reported to users, until its end is reported.
     reported: Option<Trouble>,

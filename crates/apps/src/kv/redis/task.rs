@@ -94,6 +94,7 @@ impl Completion {
 struct Rooms {
     /// For each read, the index of its client in `taken`.
     clients: Vec<usize>,
+    /// For each client, the bytes of its values so far.
     taken: Vec<usize>,
 }
 
@@ -148,7 +149,7 @@ impl Sum {
 /// Requests of many clients to one shard.
 pub(super) struct Batch {
     shard: usize,
-    /// Requests, or keys to read.
+    /// Encoded requests, and keys to read.
     bytes: Vec<u8>,
     entries: Vec<Entry>,
     request: Vec<u8>,

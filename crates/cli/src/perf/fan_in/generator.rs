@@ -45,8 +45,9 @@ pub struct Crowd {
     clients: Vec<Client>,
     /// Clients without an operation.
     idle: Vec<u32>,
-    /// Addresses that were written, and those that are read next.
+    /// Addresses that were written.
     written: BTreeSet<u64>,
+    /// Addresses that are read next.
     to_read: Vec<u64>,
     server: ServerClock,
     clock: Clock,

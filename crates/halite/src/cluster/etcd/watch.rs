@@ -91,8 +91,9 @@ impl From<EtcdError> for Over {
 struct Watcher {
     gateway: Arc<Gateway>,
     listener: Listener,
-    /// Prefix of the keys of members; `places` is the prefix of the keys that name the nodes' clusters.
+    /// Prefix of the keys of members.
     members: String,
+    /// Prefix of the keys that name the nodes' clusters.
     places: String,
     ended: Receiver<()>,
     /// Malformed keys that the watch has already logged.

@@ -19,8 +19,9 @@ pub(crate) struct ReplyTo {
     /// Value of [`Link::cancels`] when the request arrived.
     pub(crate) cancels: u32,
     pub(crate) id: ServedId,
-    /// Address of the slot; `room` is its length in bytes.
+    /// Address of the slot.
     pub(crate) at: RemoteAddress,
+    /// Length of the slot in bytes.
     pub(crate) room: u32,
     /// Longest output that the caller accepts, in bytes.
     pub(crate) bytes_max: u32,

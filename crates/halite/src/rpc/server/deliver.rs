@@ -1,4 +1,4 @@
-//! Puts requests into their queues, and acts on the result.
+//! Puts requests into the queues of their functions and ports, wakes receivers, and answers or refuses senders.
 
 use std::collections::VecDeque;
 use std::iter::{from_fn, once};

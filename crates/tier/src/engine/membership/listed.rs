@@ -44,8 +44,9 @@ pub(in crate::engine) struct Listed {
 #[derive(Debug)]
 struct Entry {
     address: String,
-    /// Number of dials left; the next is due at `due_ns`.
+    /// Number of dials left.
     dials_left: u32,
+    /// Time of the next dial, in ns.
     due_ns: u64,
     /// True if the last dial failed.
     has_failed: bool,

@@ -59,9 +59,9 @@ struct Pairing {
     /// Grace periods that must end before the last pairing is over.
     grace_periods: BTreeSet<Token>,
     is_dialled: bool,
-    /// Number of dials since the connection was last up, or the address last changed. The next dial is due at
-    /// `dial_due_ns` at the earliest.
+    /// Number of dials since the connection was last up, or the address last changed.
     dials: u32,
+    /// Earliest time of the next dial, in ns.
     dial_due_ns: u64,
     /// True if the incarnation is to be dialled on first use; reset when it is dialled.
     is_on_demand: bool,

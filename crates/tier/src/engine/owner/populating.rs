@@ -35,8 +35,9 @@ impl Populations {
 struct Populating {
     requester: Requester,
     extents: Extents,
-    /// Index of the current extent, and number of its bytes done.
+    /// Index of the current extent.
     at: usize,
+    /// Number of the current extent's bytes that are done.
     done: u64,
 }
 

@@ -28,8 +28,9 @@ struct Running {
     requester: Requester,
     work: Work,
     copy_segments: Vec<CopySegment>,
-    /// Index of the current copy segment, and number of its bytes done.
+    /// Index of the current copy segment.
     at: usize,
+    /// Number of the current copy segment's bytes that are done.
     done: u64,
     /// True if the pairing with the requester has ended; then the current step is the last.
     is_broken_off: bool,

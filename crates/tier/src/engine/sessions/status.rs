@@ -35,8 +35,9 @@ struct Gathering {
     /// Members that only another member or the outside list names.
     hearsay: Vec<Member>,
     since_ns: u64,
-    /// Time in ns until which to wait for members being met once only they are missing, and its maximum.
+    /// Time in ns until which the command waits for members that this node is meeting, once only they are missing.
     due_ns: u64,
+    /// Latest time in ns to which `due_ns` may be postponed.
     due_ns_max: u64,
 }
 
