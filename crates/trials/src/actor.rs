@@ -7,7 +7,7 @@ use std::time::Duration;
 use halite::{Driven, Session};
 use halite_sim::{HostId, Random};
 
-use crate::giving_up;
+use crate::cancel;
 use crate::harness::{Harness, PRINCIPALS};
 use crate::judge::End;
 use crate::{apart, barriers, calls, kv, locks, log, messages, regions, rights, watches, words};
@@ -71,9 +71,9 @@ impl Actor {
 
     async fn work(mut self) {
         let harness = self.harness.clone();
-        let _working = harness.count_in();
-        let _present = locks::Presence::of(&self);
-        harness.opened().await;
+        let _working = harness.count_working();
+        let _guard = locks::SessionGuard::of(&self);
+        harness.wait_for_start().await;
         while harness.is_running() {
             let work = &harness.plan.work;
             match pick(&mut self.random, &work.weights()) {
@@ -115,9 +115,9 @@ impl Actor {
         self.harness.world.note(Some(self.host), format_args!("session {} {what}", self.number));
     }
 
-    /// Reports a violation by this session, unless `is_so`. The session's operation began at `begin_ns`.
-    pub(crate) fn expect(&self, is_so: bool, begin_ns: u64, otherwise: impl Display) {
-        self.harness.judge.expect(is_so, || {
+    /// Reports a violation by this session, unless `condition`. The session's operation began at `begin_ns`.
+    pub(crate) fn expect(&self, condition: bool, begin_ns: u64, otherwise: impl Display) {
+        self.harness.judge.expect(condition, || {
             let (number, node, now) = (self.number, self.node, self.now_ns());
             format!("session {number} of node {node}, from {begin_ns} to {now} ns: {otherwise}")
         });
@@ -145,8 +145,7 @@ impl Actor {
         let per_mille = self.harness.plan.work.given_up_per_mille;
         let harness = self.harness.clone();
         let result =
-            giving_up::or_cancel(&harness.world, self.host, &mut self.random, per_mille, Box::pin(future))
-                .await;
+            cancel::or_cancel(&harness.world, self.host, &mut self.random, per_mille, Box::pin(future)).await;
         let end = match &result {
             Some(Ok(_)) => End::Ok,
             Some(Err(_)) => End::Failed,

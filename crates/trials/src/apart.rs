@@ -19,8 +19,8 @@ use crate::actor::Actor;
 use crate::faults;
 use crate::harness::{CHUNK_BYTES, Harness};
 use crate::judge::may_follow_fault;
-use crate::regions::WORD_OF_SUCCESS_NS;
-use crate::rights::clear;
+use crate::regions::COMPLETION_DELAY_NS_MAX;
+use crate::rights::free_by_name;
 
 const EVERYONE: Permissions = Permissions::READ.union(Permissions::WRITE);
 /// Length of the region in bytes: a chunk at the home, and one at the holder.
@@ -47,9 +47,9 @@ struct Scene {
     harness: Rc<Harness>,
     home: u32,
     holder: u32,
-    /// Session of the home.
-    maker: Session,
-    /// Handle of `maker`.
+    /// Session of the home that owns the region.
+    owner: Session,
+    /// Handle of `owner`.
     lh: Lh,
     /// Time at which the free returned.
     freed_ns: Cell<Option<u64>>,
@@ -61,7 +61,7 @@ pub(crate) async fn act(actor: &mut Actor) {
     let nodes = u64::from(actor.harness.nodes());
     let [home, holder] =
         two_others(actor.node, nodes, actor.random.below(nodes - 1), actor.random.below(nodes - 2));
-    let Some(scene) = set(actor, home, holder).await else { return };
+    let Some(scene) = prepare(actor, home, holder).await else { return };
     let (mapper, begin_ns) = (actor.session.clone(), actor.now_ns());
     let lh = match actor.attempt("map apart", mapper.map(&name(actor.node, actor.number), EVERYONE)).await {
         Some(Ok(lh)) => lh,
@@ -71,12 +71,12 @@ pub(crate) async fn act(actor: &mut Actor) {
         }
         None => return,
     };
-    let end_ns = part(actor, &scene);
-    use_until(actor, &scene, lh, end_ns).await;
+    let end_ns = cut_links(actor, &scene);
+    access_until(actor, &scene, lh, end_ns).await;
     check_next(actor, &scene).await;
 }
 
-/// Returns two nodes other than `own`, chosen by two numbers.
+/// Returns two distinct nodes other than `own`, chosen by two random numbers.
 fn two_others(own: u32, nodes: u64, first: u64, second: u64) -> [u32; 2] {
     let after = |step: u64| (u64::from(own) + 1 + step) % nodes;
     // Skips the first node by counting on from it.
@@ -85,26 +85,26 @@ fn two_others(own: u32, nodes: u64, first: u64, second: u64) -> [u32; 2] {
 }
 
 /// Prepares a scene: the home creates a region whose second half is at the holder, and the mapper maps it.
-async fn set(actor: &mut Actor, home: u32, holder: u32) -> Option<Rc<Scene>> {
+async fn prepare(actor: &mut Actor, home: u32, holder: u32) -> Option<Rc<Scene>> {
     let harness = actor.harness.clone();
     if !harness.is_up(home) {
         return None;
     }
-    let (maker, begin_ns, name) =
+    let (owner, begin_ns, name) =
         (harness.driven(home)?.session(), actor.now_ns(), name(actor.node, actor.number));
     let nodes = Placement::Spread(vec![NodeId(home), NodeId(holder)]);
-    let made = maker.alloc(Some(&name), BYTES, nodes, EVERYONE);
+    let made = owner.alloc(Some(&name), BYTES, nodes, EVERYONE);
     match actor.attempt("alloc apart", made).await? {
         Ok(lh) => {
             let (freed_ns, next) = (Cell::default(), RefCell::default());
-            Some(Rc::new(Scene { harness, home, holder, maker, lh, freed_ns, next }))
+            Some(Rc::new(Scene { harness, home, holder, owner, lh, freed_ns, next }))
         }
         Err(error) => {
             // The previous region is still being freed.
             let is_explained = matches!(error.cause, RegionCause::NameTaken | RegionCause::NoSpace { .. })
                 || (may_follow_fault(&error.cause) && !harness.judge.is_calm());
             actor.expect_reason(is_explained, begin_ns, &error);
-            clear(actor, &name).await;
+            free_by_name(actor, &name).await;
             None
         }
     }
@@ -112,43 +112,45 @@ async fn set(actor: &mut Actor, home: u32, holder: u32) -> Option<Rc<Scene>> {
 
 /// Cuts the mapper's link to the home, perhaps also cuts its link to the holder for a while, and lets the home free the
 /// region. Returns the time at which all cuts and another lease are over.
-fn part(actor: &mut Actor, scene: &Rc<Scene>) -> u64 {
+fn cut_links(actor: &mut Actor, scene: &Rc<Scene>) -> u64 {
     let harness = &scene.harness;
     let lease_ns = harness.plan.lease().as_nanos() as u64;
-    let (from_home, from_holder) =
-        (lease_ns / 2 + actor.random.below(2 * lease_ns), actor.random.below(lease_ns));
-    let (later, order_later) = (actor.random.below(3 * lease_ns / 2), actor.random.below(3 * lease_ns / 2));
-    cut(actor, scene.home, 0, from_home);
+    let home_cut_ns = lease_ns / 2 + actor.random.below(2 * lease_ns);
+    let holder_cut_ns = actor.random.below(lease_ns);
+    let holder_delay_ns = actor.random.below(3 * lease_ns / 2);
+    let free_delay_ns = actor.random.below(3 * lease_ns / 2);
+    cut(actor, scene.home, 0, home_cut_ns);
     if actor.random.chance(2, 3) {
-        cut(actor, scene.holder, later, from_holder);
+        cut(actor, scene.holder, holder_delay_ns, holder_cut_ns);
     }
     let freeing = scene.clone();
     harness.world.spawn(Some(harness.host(scene.home)), "a home that frees", async move {
         let harness = &freeing.harness;
-        harness.world.sleep(None, Duration::from_nanos(order_later)).await;
-        if freeing.maker.free(freeing.lh).await.is_ok() {
+        harness.world.sleep(None, Duration::from_nanos(free_delay_ns)).await;
+        if freeing.owner.free(freeing.lh).await.is_ok() {
             freeing.freed_ns.set(Some(harness.world.now_ns()));
             let there = Placement::On(NodeId(freeing.holder));
-            let next = freeing.maker.alloc(None, BYTES, there, Permissions::empty()).await.ok();
+            let next = freeing.owner.alloc(None, BYTES, there, Permissions::empty()).await.ok();
             *freeing.next.borrow_mut() = next;
         }
     });
-    actor.now_ns() + from_home.max(later + from_holder) + lease_ns
+    actor.now_ns() + home_cut_ns.max(holder_delay_ns + holder_cut_ns) + lease_ns
 }
 
 /// Cuts one or both directions between the mapper and another node for a while.
-fn cut(actor: &mut Actor, other: u32, later_ns: u64, long_ns: u64) {
+fn cut(actor: &mut Actor, other: u32, delay_ns: u64, duration_ns: u64) {
     let (there, back) = ((actor.node, other), (other, actor.node));
-    let ways = match actor.random.below(4) {
+    let links = match actor.random.below(4) {
         0 => vec![there],
         1 => vec![back],
         _ => vec![there, back],
     };
-    faults::cut_later(&actor.harness, ways, Duration::from_nanos(later_ns), Duration::from_nanos(long_ns));
+    let [delay, duration] = [delay_ns, duration_ns].map(Duration::from_nanos);
+    faults::cut_later(&actor.harness, links, delay, duration);
 }
 
 /// Lets the mapper access the region until its handle fails, and then waits until `end_ns`.
-async fn use_until(actor: &mut Actor, scene: &Scene, lh: Lh, end_ns: u64) {
+async fn access_until(actor: &mut Actor, scene: &Scene, lh: Lh, end_ns: u64) {
     let (world, host, mapper) = (actor.harness.world.clone(), actor.host, actor.session.clone());
     let mut is_write = true;
     while actor.now_ns() < end_ns && actor.harness.is_running() {
@@ -173,7 +175,7 @@ async fn use_until(actor: &mut Actor, scene: &Scene, lh: Lh, end_ns: u64) {
 }
 
 fn check_success(actor: &Actor, scene: &Scene, begin_ns: u64) {
-    let is_over = |freed_ns: u64| actor.now_ns() > freed_ns + WORD_OF_SUCCESS_NS;
+    let is_over = |freed_ns: u64| actor.now_ns() > freed_ns + COMPLETION_DELAY_NS_MAX;
     let over_ns = scene.freed_ns.get().filter(|freed_ns| is_over(*freed_ns));
     actor.expect(
         over_ns.is_none(),
@@ -189,7 +191,7 @@ fn check_success(actor: &Actor, scene: &Scene, begin_ns: u64) {
 async fn check_next(actor: &mut Actor, scene: &Scene) {
     let Some(next) = scene.next.take() else { return };
     let (mut bytes, begin_ns) = (vec![0; BYTES as usize], actor.now_ns());
-    if scene.maker.read(next, 0, &mut bytes).await.is_ok() {
+    if scene.owner.read(next, 0, &mut bytes).await.is_ok() {
         let is_clean = bytes.iter().all(|byte| *byte == 0);
         actor.expect(
             is_clean,
@@ -197,5 +199,5 @@ async fn check_next(actor: &mut Actor, scene: &Scene) {
             format_args!("a write landed in memory of node {} that belongs to another region", scene.holder),
         );
     }
-    let _ = scene.maker.free(next).await;
+    let _ = scene.owner.free(next).await;
 }

@@ -23,20 +23,20 @@ const CLOCKS_NS: u64 = 1_000;
 
 #[derive(Debug, Default)]
 pub(crate) struct Barriers {
-    rooms: [Room; PARTICIPANTS.len()],
+    barriers: [Barrier; PARTICIPANTS.len()],
 }
 
 #[derive(Debug, Default)]
-struct Room {
+struct Barrier {
     /// Recent participants, by number.
-    visits: BTreeMap<u64, Visit>,
-    last_visit: u64,
+    arrivals: BTreeMap<u64, Arrival>,
+    last_arrival: u64,
     /// Participants that have passed, by round.
     passed: BTreeMap<u64, u32>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Visit {
+struct Arrival {
     participants: u32,
     begin_ns: u64,
     /// End of the participant's timeout.
@@ -47,67 +47,67 @@ struct Visit {
 
 impl Barriers {
     /// Records that a node is cut off from `now_ns` on: barriers may count participants that have just left for longer.
-    pub(crate) fn delay(&mut self, now_ns: u64, long_ns: u64) {
-        self.rooms.iter_mut().for_each(|room| room.delay(now_ns, long_ns));
+    pub(crate) fn delay(&mut self, now_ns: u64, duration_ns: u64) {
+        self.barriers.iter_mut().for_each(|barrier| barrier.delay(now_ns, duration_ns));
     }
 }
 
-impl Room {
-    fn delay(&mut self, now_ns: u64, long_ns: u64) {
-        let gone = self.visits.values_mut().filter(|visit| (now_ns..u64::MAX).contains(&visit.until_ns));
-        gone.for_each(|visit| visit.until_ns = visit.until_ns.max(now_ns + long_ns + DOUBT_NS));
+impl Barrier {
+    fn delay(&mut self, now_ns: u64, duration_ns: u64) {
+        let gone = self.arrivals.values_mut().filter(|each| (now_ns..u64::MAX).contains(&each.until_ns));
+        gone.for_each(|each| each.until_ns = each.until_ns.max(now_ns + duration_ns + DOUBT_NS));
     }
 
     fn arrive(&mut self, now_ns: u64, participants: u32, timeout: Duration) -> u64 {
-        let here = self.visits.values().filter(|visit| visit.until_ns == u64::MAX);
-        let oldest_ns = here.map(|visit| visit.begin_ns).min().unwrap_or(now_ns);
-        self.visits.retain(|_, visit| visit.until_ns >= oldest_ns);
-        self.last_visit += 1;
+        let here = self.arrivals.values().filter(|arrival| arrival.until_ns == u64::MAX);
+        let oldest_ns = here.map(|arrival| arrival.begin_ns).min().unwrap_or(now_ns);
+        self.arrivals.retain(|_, arrival| arrival.until_ns >= oldest_ns);
+        self.last_arrival += 1;
         let deadline_ns = now_ns + timeout.as_nanos() as u64;
-        let visit = Visit { participants, begin_ns: now_ns, deadline_ns, until_ns: u64::MAX };
-        self.visits.insert(self.last_visit, visit);
-        self.last_visit
+        let arrival = Arrival { participants, begin_ns: now_ns, deadline_ns, until_ns: u64::MAX };
+        self.arrivals.insert(self.last_arrival, arrival);
+        self.last_arrival
     }
 
-    /// Records that participant `visit` waits no longer; the barrier may count it until `until_ns`.
-    fn leave(&mut self, visit: u64, until_ns: u64) {
-        let visit = self.visits.get_mut(&visit).expect("the participant has arrived");
-        visit.until_ns = visit.until_ns.min(until_ns);
+    /// Records that a participant stops waiting; the barrier may count it until `until_ns`.
+    fn leave(&mut self, arrival: u64, until_ns: u64) {
+        let arrival = self.arrivals.get_mut(&arrival).expect("the participant has arrived");
+        arrival.until_ns = arrival.until_ns.min(until_ns);
     }
 
-    /// Returns the other participants that the barrier may have counted since `visit` arrived.
-    fn others(&self, number: u64, visit: &Visit) -> impl Iterator<Item = &Visit> {
-        let begin_ns = visit.begin_ns;
-        self.visits
+    /// Returns the other participants that the barrier may have counted since `arrival`.
+    fn others(&self, number: u64, arrival: &Arrival) -> impl Iterator<Item = &Arrival> {
+        let begin_ns = arrival.begin_ns;
+        self.arrivals
             .iter()
-            .filter(move |(other, visit)| **other != number && visit.until_ns >= begin_ns)
-            .map(|(_, visit)| visit)
+            .filter(move |(other, arrival)| **other != number && arrival.until_ns >= begin_ns)
+            .map(|(_, arrival)| arrival)
     }
 
     fn pass(&mut self, number: u64, round: u64, is_calm: bool) -> Result<(), String> {
-        let visit = self.visits[&number];
+        let arrival = self.arrivals[&number];
         let there =
-            1 + self.others(number, &visit).filter(|it| it.participants == visit.participants).count();
+            1 + self.others(number, &arrival).filter(|it| it.participants == arrival.participants).count();
         let passed = self.passed.entry(round).or_default();
         *passed += 1;
         match () {
-            () if there < visit.participants as usize => {
-                Err(format!("the participant passed with {there} of {} participants", visit.participants))
+            () if there < arrival.participants as usize => {
+                Err(format!("the participant passed with {there} of {} participants", arrival.participants))
             }
             // A barrier that was created again restarts its rounds.
-            () if *passed > visit.participants && is_calm => Err(format!(
+            () if *passed > arrival.participants && is_calm => Err(format!(
                 "{passed} participants have passed round {round} of a barrier of {}",
-                visit.participants
+                arrival.participants
             )),
             () => Ok(()),
         }
     }
 
     fn time_out(&self, number: u64, now_ns: u64, is_calm: bool) -> Result<(), String> {
-        let visit = self.visits[&number];
-        let deadlines = self.others(number, &visit).chain([&visit]).map(|visit| visit.deadline_ns);
+        let arrival = self.arrivals[&number];
+        let deadlines = self.others(number, &arrival).chain([&arrival]).map(|arrival| arrival.deadline_ns);
         let first_ns = deadlines.min().expect("the participant itself has a deadline");
-        let latest_ns = visit.begin_ns + TIMEOUT_US_MAX * 1000 + SLACK_NS;
+        let latest_ns = arrival.begin_ns + TIMEOUT_US_MAX * 1000 + SLACK_NS;
         match () {
             () if now_ns + CLOCKS_NS < first_ns => Err(format!(
                 "the participant timed out early: the first deadline of a participant is {first_ns} ns"
@@ -121,25 +121,25 @@ impl Room {
 
     /// Checks a refusal that says that other participants expect `expected` participants.
     fn refuse(&self, number: u64, expected: u32) -> Result<(), String> {
-        let visit = self.visits[&number];
-        let is_right = expected != visit.participants
-            && self.others(number, &visit).any(|other| other.participants == expected);
+        let arrival = self.arrivals[&number];
+        let is_right = expected != arrival.participants
+            && self.others(number, &arrival).any(|other| other.participants == expected);
         if is_right { Ok(()) } else { Err("no participant expects that number".to_owned()) }
     }
 }
 
 /// Removes a participant when dropped.
-struct Stay {
+struct ArrivalGuard {
     harness: Rc<Harness>,
     name: usize,
-    visit: u64,
+    arrival: u64,
 }
 
-impl Drop for Stay {
+impl Drop for ArrivalGuard {
     fn drop(&mut self) {
         let harness = &self.harness;
         let doubt_ns = match () {
-            () if harness.is_undisturbed() => DOUBT_NS,
+            () if harness.is_fault_free() => DOUBT_NS,
             // Kernels report all deaths, and all nodes are connected.
             () if !harness.was_any_node_isolated() && harness.deaths_are_reported() => {
                 harness.notice_ns() + DOUBT_NS
@@ -148,16 +148,16 @@ impl Drop for Stay {
             () => harness.consequences_ns(),
         };
         let until_ns = self.harness.world.now_ns() + doubt_ns;
-        self.harness.barriers.borrow_mut().rooms[self.name].leave(self.visit, until_ns);
+        self.harness.barriers.borrow_mut().barriers[self.name].leave(self.arrival, until_ns);
     }
 }
 
 /// Returns the names of a trial's barriers.
 pub(crate) fn names() -> impl Iterator<Item = String> {
-    (0..PARTICIPANTS.len()).map(text)
+    (0..PARTICIPANTS.len()).map(name_of)
 }
 
-fn text(name: usize) -> String {
+fn name_of(name: usize) -> String {
     format!("b{name}")
 }
 
@@ -167,13 +167,13 @@ pub(crate) async fn act(actor: &mut Actor) {
     let participants = PARTICIPANTS[name] + u32::from(actor.random.chance(1, 12));
     let timeout = Duration::from_nanos(actor.random.between(1, TIMEOUT_US_MAX * 1000));
     let begin_ns = actor.now_ns();
-    let visit = actor.harness.barriers.borrow_mut().rooms[name].arrive(begin_ns, participants, timeout);
-    let _stay = Stay { harness: actor.harness.clone(), name, visit };
-    let (session, text) = (actor.session.clone(), text(name));
+    let arrival = actor.harness.barriers.borrow_mut().barriers[name].arrive(begin_ns, participants, timeout);
+    let _guard = ArrivalGuard { harness: actor.harness.clone(), name, arrival };
+    let (session, text) = (actor.session.clone(), name_of(name));
     let result = actor.attempt("pass a barrier", session.barrier(&text, participants, timeout)).await;
-    let (now_ns, is_calm) = (actor.now_ns(), actor.harness.is_undisturbed());
-    let verdict =
-        judged(&mut actor.harness.barriers.borrow_mut().rooms[name], visit, now_ns, is_calm, result);
+    let (now_ns, is_calm) = (actor.now_ns(), actor.harness.is_fault_free());
+    let barriers = &mut actor.harness.barriers.borrow_mut().barriers;
+    let verdict = check_result(&mut barriers[name], arrival, now_ns, is_calm, result);
     if let Err(why) = verdict {
         let (number, node) = (actor.number, actor.node);
         actor.harness.judge.violated(format!(
@@ -182,26 +182,26 @@ pub(crate) async fn act(actor: &mut Actor) {
     }
 }
 
-fn judged(
-    room: &mut Room,
-    visit: u64,
+fn check_result(
+    barrier: &mut Barrier,
+    arrival: u64,
     now_ns: u64,
     is_calm: bool,
     result: Option<Result<u64, BarrierError>>,
 ) -> Result<(), String> {
     match result {
-        Some(Ok(round)) => room.pass(visit, round, is_calm),
+        Some(Ok(round)) => barrier.pass(arrival, round, is_calm),
         Some(Err(error)) => match error.cause {
-            BarrierCause::Timeout => room.time_out(visit, now_ns, is_calm),
-            BarrierCause::Size { expected } => room.refuse(visit, expected),
-            cause if is_trouble(&cause, is_calm) => Ok(()),
+            BarrierCause::Timeout => barrier.time_out(arrival, now_ns, is_calm),
+            BarrierCause::Size { expected } => barrier.refuse(arrival, expected),
+            cause if fault_explains(&cause, is_calm) => Ok(()),
             cause => Err(format!("{cause}, without a known cause")),
         },
         None => Ok(()),
     }
 }
 
-fn is_trouble(cause: &BarrierCause, is_calm: bool) -> bool {
+fn fault_explains(cause: &BarrierCause, is_calm: bool) -> bool {
     match cause {
         BarrierCause::Region(RegionCause::NoSpace { .. }) => true,
         BarrierCause::PeerDown(_)

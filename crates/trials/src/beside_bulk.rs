@@ -7,7 +7,7 @@ use std::time::Duration;
 use halite::{Function, NodeId, Placement, Port, ServeOptions};
 use halite_sim::Link;
 
-use crate::found::{ALL, alloc_here, look, on_hardware, session_of};
+use crate::found::{ALL, alloc_here, on_hardware, poll_once, session_of};
 
 /// Maximum number of bytes that one post sends.
 const LONG: usize = 256 << 10;
@@ -31,7 +31,7 @@ fn messages_and_calls_overtake_long_writes() {
 
         let bytes = vec![1; LONG];
         let mut writing = pin!(here.write(lh, 0, &bytes));
-        assert!(look(writing.as_mut()).is_pending());
+        assert!(poll_once(writing.as_mut()).is_pending());
         here.send(NodeId(1), Port(7), b"small").await.expect("the port exists");
         assert_eq!(mailbox.recv().await.expect("the port is open").bytes, b"small");
         assert!(!end(1).await, "the message has waited for the write");
@@ -40,9 +40,9 @@ fn messages_and_calls_overtake_long_writes() {
 
         let bytes = vec![2; LONG];
         let mut writing = pin!(here.write(lh, 0, &bytes));
-        assert!(look(writing.as_mut()).is_pending());
+        assert!(poll_once(writing.as_mut()).is_pending());
         let mut calling = pin!(here.call(NodeId(1), Function(7), b"small", LONG_ENOUGH));
-        assert!(look(calling.as_mut()).is_pending());
+        assert!(poll_once(calling.as_mut()).is_pending());
         let call = server.recv().await.expect("the function is served");
         assert!(!end(2).await, "the call has waited for the write");
         call.reply(b"answer").expect("its caller waits");
@@ -66,7 +66,7 @@ fn heartbeats_overtake_writes_of_many_leases() {
         harness.world.set_link(from, to, Link { bandwidth_bytes_per_us: 16_384 / lease_us, ..link });
         let bytes = vec![1; 64 << 10];
         let mut writing = pin!(there.write(lh, 0, &bytes));
-        assert!(look(writing.as_mut()).is_pending());
+        assert!(poll_once(writing.as_mut()).is_pending());
         for _ in 0..24 {
             harness.world.sleep(None, harness.plan.lease() / 8).await;
             assert!(
@@ -74,7 +74,7 @@ fn heartbeats_overtake_writes_of_many_leases() {
                 "no heartbeat was heard"
             );
         }
-        assert!(look(writing.as_mut()).is_pending(), "the operation has ended already");
+        assert!(poll_once(writing.as_mut()).is_pending(), "the operation has ended already");
         harness.world.set_link(from, to, link);
         writing.await.expect("the connection stands");
     });
@@ -90,7 +90,7 @@ fn heartbeats_overtake_answers_of_many_leases() {
         let lease = harness.plan.lease();
         let mut calling =
             Box::pin(here.call_into(NodeId(1), Function(7), b"all of it", &mut output, 60 * lease));
-        assert!(look(calling.as_mut()).is_pending());
+        assert!(poll_once(calling.as_mut()).is_pending());
         let call = server.recv().await.expect("the function is served");
         // Each piece of 4 KiB takes a quarter of a lease.
         let (from, to) = (harness.host(1), harness.host(0));
@@ -100,7 +100,7 @@ fn heartbeats_overtake_answers_of_many_leases() {
         call.reply(&answer).expect("its caller waits");
         for _ in 0..24 {
             harness.world.sleep(None, lease / 8).await;
-            assert!(look(calling.as_mut()).is_pending(), "the operation has ended already");
+            assert!(poll_once(calling.as_mut()).is_pending(), "the operation has ended already");
             assert!(
                 harness.driven(0).expect("the node is up").is_connected_to(NodeId(1)),
                 "no heartbeat was heard"
@@ -130,7 +130,7 @@ fn acknowledgements_count_as_signs_of_life() {
         harness.world.set_link(from, to, slow);
         let bytes = vec![1; 64 << 10];
         let mut writing = pin!(there.write(lh, 0, &bytes));
-        assert!(look(writing.as_mut()).is_pending());
+        assert!(poll_once(writing.as_mut()).is_pending());
         harness.world.sleep(None, 3 * harness.plan.lease()).await;
         harness.world.set_link(from, to, link);
         writing.await.expect("the connection stands");
@@ -150,7 +150,7 @@ fn a_stopped_process_is_silent_even_if_written_to() {
             let mut rounds = 0;
             while harness.driven(0).expect("the node is up").is_connected_to(NodeId(1)) {
                 // The dropped write stays posted.
-                let _ = look(pin!(here.write(lh, 0, &[1; 8])).as_mut());
+                let _ = poll_once(pin!(here.write(lh, 0, &[1; 8])).as_mut());
                 harness.world.sleep(None, harness.plan.lease() / 8).await;
                 rounds += 1;
                 assert!(rounds < 8 * 4, "the peer was never given up over {profile}");
@@ -184,7 +184,7 @@ fn long_reads_of_a_stopped_node_do_not_slow_others() {
         let mut targets = vec![vec![0; 1 << 20]; 8];
         let mut pending: Vec<_> =
             targets.iter_mut().map(|target| Box::pin(here.read(still, 0, target))).collect();
-        assert!(pending.iter_mut().all(|read| look(read.as_mut()).is_pending()));
+        assert!(pending.iter_mut().all(|read| poll_once(read.as_mut()).is_pending()));
         let beside = read().await;
         assert!(beside <= alone * 11 / 10, "{alone} ns without them, {beside} ns beside them");
         harness.world.resume(harness.host(2));

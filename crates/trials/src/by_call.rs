@@ -6,7 +6,7 @@ use std::task::Poll;
 
 use halite::{AccessCause, Atomics, NodeId, Placement};
 
-use crate::found::{ALL, TIMEOUT, alloc_here, look, on_hardware, session_of};
+use crate::found::{ALL, TIMEOUT, alloc_here, on_hardware, poll_once, session_of};
 
 /// Profile of hosts between which remote atomics are calls.
 const ADAPTERS: &str = "rnic-100g-hca";
@@ -21,9 +21,9 @@ fn an_addition_waits_for_a_stopped_node_and_runs_once() {
         let lh = here.map("words", ALL).await.expect("the region exists");
         harness.world.pause(harness.host(1));
         let mut adding = pin!(here.fetch_add(lh, 8, 5));
-        assert!(look(adding.as_mut()).is_pending());
+        assert!(poll_once(adding.as_mut()).is_pending());
         harness.world.sleep(None, TIMEOUT).await;
-        assert!(look(adding.as_mut()).is_pending(), "an adapter alone would have done it");
+        assert!(poll_once(adding.as_mut()).is_pending(), "an adapter alone would have done it");
         assert_eq!(there.fetch_add(own, 8, 1).await, Ok(0));
         harness.world.resume(harness.host(1));
         assert_eq!(adding.await, Ok(1));
@@ -56,7 +56,7 @@ fn an_atomic_fails_when_its_node_dies() {
         let lh = here.map("words", ALL).await.expect("the region exists");
         harness.world.pause(harness.host(1));
         let mut adding = pin!(here.fetch_add(lh, 8, 1));
-        assert!(look(adding.as_mut()).is_pending());
+        assert!(poll_once(adding.as_mut()).is_pending());
         harness.world.sleep(None, TIMEOUT).await;
         harness.crash(1);
         let error = adding.await.expect_err("the node is dead");
@@ -76,12 +76,12 @@ fn a_region_change_waits_for_its_own_atomics_only() {
         let (silent, elsewhere) = (on(2).await.expect("there is room"), on(1).await.expect("there is room"));
         harness.world.pause(harness.host(2));
         // The dropped operation stays posted.
-        assert!(look(pin!(session.fetch_add(silent, 0, 1)).as_mut()).is_pending());
+        assert!(poll_once(pin!(session.fetch_add(silent, 0, 1)).as_mut()).is_pending());
         session.free(elsewhere).await.expect("the session is a master");
         let mut unmapping = pin!(session.unmap(silent));
-        assert!(look(unmapping.as_mut()).is_pending());
+        assert!(poll_once(unmapping.as_mut()).is_pending());
         harness.world.sleep(None, TIMEOUT).await;
-        assert!(look(unmapping.as_mut()).is_pending(), "the addition may still be made");
+        assert!(poll_once(unmapping.as_mut()).is_pending(), "the addition may still be made");
         harness.world.resume(harness.host(2));
         unmapping.await.expect("no operation is in flight any more");
     });
@@ -97,7 +97,7 @@ fn additions_of_many_tasks_complete_with_short_queues() {
         let mut adding: Vec<_> = (0..1000).map(|_| Box::pin(here.fetch_add(lh, 0, 1))).collect();
         let mut found = Vec::new();
         while !adding.is_empty() {
-            adding.retain_mut(|adding| match look(adding.as_mut()) {
+            adding.retain_mut(|adding| match poll_once(adding.as_mut()) {
                 Poll::Pending => true,
                 Poll::Ready(old) => {
                     found.push(old.expect("no fault is injected"));

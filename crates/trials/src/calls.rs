@@ -8,15 +8,16 @@ mod payload;
 use std::rc::Rc;
 use std::time::Duration;
 
-use halite::{CallError, Driven, NodeId, PendingCall};
+use halite::{CallError, NodeId, PendingCall};
 use halite_sim::Random;
 
 use crate::actor::{Actor, pick};
-use crate::giving_up::before;
+use crate::cancel::before;
 use crate::harness::{Harness, PRINCIPALS};
 use crate::plan::Plan;
+pub(crate) use handler::serve;
 use handler::{function_of, is_allowed};
-use ledger::{CallId, Kind, Ledger, NoAnswer, Task, Wish};
+use ledger::{CallId, Kind, Ledger, NoAnswer, Request, Task};
 
 /// Maximum timeout of a call, in microseconds.
 const TIMEOUT_US_MAX: u64 = 150;
@@ -25,15 +26,11 @@ const SLACK_NS: u64 = 20_000;
 /// Maximum number of nodes that are called at once, so that calls do not dominate in large clusters.
 const CALLED_TOGETHER_MAX: u32 = 8;
 /// Space that exceeds every answer, in bytes.
-const ENDLESS_ROOM: u64 = 1 << 30;
+const UNLIMITED_ROOM: u64 = 1 << 30;
 
 #[derive(Debug, Default)]
 pub(crate) struct Calls {
     ledger: Ledger,
-}
-
-pub(crate) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
-    handler::serve(harness, node, driven);
 }
 
 pub(crate) async fn act(actor: &mut Actor) {
@@ -52,9 +49,9 @@ fn in_batches(random: &mut Random, plan: &Plan) -> bool {
     per_mille > 0 && random.chance(per_mille.into(), 1000)
 }
 
-struct Calling {
+struct Attempt {
     id: CallId,
-    wish: Wish,
+    request: Request,
     begin_ns: u64,
     timeout: Duration,
     /// Deadline by the clock of the caller's host.
@@ -70,16 +67,16 @@ enum Failure {
     Endless,
 }
 
-impl Calling {
-    fn begin(actor: &mut Actor, wish: Wish, timeout: Duration) -> Calling {
-        let id = actor.harness.calls.borrow_mut().ledger.begin(wish);
+impl Attempt {
+    fn begin(actor: &mut Actor, request: Request, timeout: Duration) -> Attempt {
+        let id = actor.harness.calls.borrow_mut().ledger.begin(request);
         actor.note(format_args!("concerns call {}", id.0));
         let deadline_ns = actor.clock_ns() + timeout.as_nanos() as u64;
-        Calling { id, wish, begin_ns: actor.now_ns(), timeout, deadline_ns }
+        Attempt { id, request, begin_ns: actor.now_ns(), timeout, deadline_ns }
     }
 
     fn input(&self) -> Vec<u8> {
-        payload::input(self.id, self.wish.input_bytes as usize)
+        payload::input(self.id, self.request.input_bytes as usize)
     }
 
     /// Waits for the end of the call; gives up only long after its deadline.
@@ -89,7 +86,7 @@ impl Calling {
         operation: &'static str,
         future: impl Future<Output = Result<T, CallError>>,
     ) -> Option<Result<T, Failure>> {
-        let end = late(actor.harness.clone(), actor.node, self.deadline_ns);
+        let end = wait_until_overdue(actor.harness.clone(), actor.node, self.deadline_ns);
         let bounded = async {
             match before(end, future).await {
                 Some(result) => result.map_err(Failure::Refused),
@@ -113,7 +110,7 @@ impl Calling {
             let (number, node, now) = (actor.number, actor.node, actor.now_ns());
             actor.harness.judge.violated(format!(
                 "{:?} by session {number} of node {node} to node {}, from {} to {now} ns: {why}",
-                self.id, self.wish.to, self.begin_ns
+                self.id, self.request.to, self.begin_ns
             ));
         }
     }
@@ -129,14 +126,14 @@ impl Calling {
     fn check_refusal(&self, actor: &Actor, error: &CallError) -> Result<(), String> {
         let overdue_ns = actor.clock_ns() as i64 - self.deadline_ns as i64;
         let no_answer =
-            NoAnswer { now_ns: actor.now_ns(), overdue_ns, is_calm: actor.harness.is_undisturbed() };
+            NoAnswer { now_ns: actor.now_ns(), overdue_ns, is_calm: actor.harness.is_fault_free() };
         actor.harness.calls.borrow_mut().ledger.failed(self.id, error, no_answer)
     }
 }
 
-/// Returns when a call with the deadline `deadline_ns`, by the clock of the caller's host, must have ended. A stopped
+/// Waits until a call with the deadline `deadline_ns`, by the clock of the caller's host, must have ended. A stopped
 /// host gets more time.
-async fn late(harness: Rc<Harness>, node: u32, deadline_ns: u64) {
+async fn wait_until_overdue(harness: Rc<Harness>, node: u32, deadline_ns: u64) {
     let clock = harness.world.clock(harness.host(node));
     clock.sleep_until(deadline_ns).await;
     loop {
@@ -148,12 +145,12 @@ async fn late(harness: Rc<Harness>, node: u32, deadline_ns: u64) {
     }
 }
 
-fn some_wish(actor: &mut Actor) -> Wish {
+fn random_request(actor: &mut Actor) -> Request {
     let kind = [Kind::Open, Kind::Closed, Kind::Narrow, Kind::Absent];
     let kind = kind[pick(&mut actor.random, &[12, 2, 3, 1])];
     let task = Task::ALL[pick(&mut actor.random, &[20, 4, 1, 1])];
-    let output_bytes = some_len(actor);
-    Wish {
+    let output_bytes = random_len(actor);
+    Request {
         from: actor.node,
         session: (actor.incarnation, actor.number),
         to: actor.random.below(actor.harness.nodes().into()) as u32,
@@ -161,43 +158,44 @@ fn some_wish(actor: &mut Actor) -> Wish {
         principal: PRINCIPALS[actor.principal],
         is_allowed: is_allowed(kind, actor.principal),
         task,
-        input_bytes: some_len(actor).max(payload::INPUT_BYTES_MIN as u32),
+        input_bytes: random_len(actor).max(payload::INPUT_BYTES_MIN as u32),
         output_bytes,
-        room: ENDLESS_ROOM,
+        room: UNLIMITED_ROOM,
     }
 }
 
 /// Returns a length that fits into a usual slot, into a quarter of a ring, or into neither.
-fn some_len(actor: &mut Actor) -> u32 {
+fn random_len(actor: &mut Actor) -> u32 {
     let most = [0, 64, 1000, 4096, 20_000, 100 << 10][pick(&mut actor.random, &[1, 20, 8, 6, 2, 1])];
     actor.random.between(0, most) as u32
 }
 
-fn some_timeout(actor: &mut Actor) -> Duration {
+fn random_timeout(actor: &mut Actor) -> Duration {
     // Some timeouts are too short for any answer.
     let us_max = if actor.random.chance(1, 8) { 10 } else { TIMEOUT_US_MAX };
     Duration::from_nanos(actor.random.between(1, us_max * 1000))
 }
 
 async fn call(actor: &mut Actor) {
-    let (wish, timeout) = (some_wish(actor), some_timeout(actor));
-    let calling = Calling::begin(actor, wish, timeout);
-    let (input, session) = (calling.input(), actor.session.clone());
-    let called = session.call(NodeId(wish.to), function_of(wish.kind), &input, timeout);
-    let result = calling.await_end(actor, "call", called).await;
-    calling.end(actor, result);
+    let (request, timeout) = (random_request(actor), random_timeout(actor));
+    let attempt = Attempt::begin(actor, request, timeout);
+    let (input, session) = (attempt.input(), actor.session.clone());
+    let called = session.call(NodeId(request.to), function_of(request.kind), &input, timeout);
+    let result = attempt.await_end(actor, "call", called).await;
+    attempt.end(actor, result);
 }
 
 async fn call_into(actor: &mut Actor) {
-    let wish = some_wish(actor);
-    let room = some_room(actor, wish.output_bytes);
-    let (wish, timeout) = (Wish { room, ..wish }, some_timeout(actor));
-    let calling = Calling::begin(actor, wish, timeout);
-    let (input, session) = (calling.input(), actor.session.clone());
+    let request = random_request(actor);
+    let room = random_room(actor, request.output_bytes);
+    let (request, timeout) = (Request { room, ..request }, random_timeout(actor));
+    let attempt = Attempt::begin(actor, request, timeout);
+    let (input, session) = (attempt.input(), actor.session.clone());
     let mut output = vec![0; room as usize];
-    let called = session.call_into(NodeId(wish.to), function_of(wish.kind), &input, &mut output, timeout);
-    let result = calling.await_end(actor, "call into", called).await;
-    calling.end(
+    let called =
+        session.call_into(NodeId(request.to), function_of(request.kind), &input, &mut output, timeout);
+    let result = attempt.await_end(actor, "call into", called).await;
+    attempt.end(
         actor,
         result.map(|result| {
             result.map(|len| {
@@ -209,7 +207,7 @@ async fn call_into(actor: &mut Actor) {
 }
 
 /// Returns the space for an answer of that length, which is sometimes too little.
-fn some_room(actor: &mut Actor, output_bytes: u32) -> u64 {
+fn random_room(actor: &mut Actor, output_bytes: u32) -> u64 {
     let output_bytes = u64::from(output_bytes);
     if actor.random.chance(1, 8) {
         actor.random.between(0, output_bytes)
@@ -220,19 +218,19 @@ fn some_room(actor: &mut Actor, output_bytes: u32) -> u64 {
 
 async fn post_calls(actor: &mut Actor) {
     let session = actor.session.clone();
-    let mut posted: Vec<(Calling, PendingCall)> = Vec::new();
+    let mut posted: Vec<(Attempt, PendingCall)> = Vec::new();
     let most = actor.harness.plan.work.calls_posted_max;
     for _ in 0..actor.random.between(2, most.into()) {
-        let wish = some_wish(actor);
-        let room = some_room(actor, wish.output_bytes);
-        let (wish, timeout) = (Wish { room, ..wish }, some_timeout(actor));
-        let calling = Calling::begin(actor, wish, timeout);
-        let input = calling.input();
-        let (to, function) = (NodeId(wish.to), function_of(wish.kind));
+        let request = random_request(actor);
+        let room = random_room(actor, request.output_bytes);
+        let (request, timeout) = (Request { room, ..request }, random_timeout(actor));
+        let attempt = Attempt::begin(actor, request, timeout);
+        let input = attempt.input();
+        let (to, function) = (NodeId(request.to), function_of(request.kind));
         let posting = session.post_call(to, function, &input, room as usize, timeout);
-        match calling.await_end(actor, "post a call", posting).await {
-            Some(Ok(pending)) => posted.push((calling, pending)),
-            Some(Err(failure)) => calling.end(actor, Some(Err(failure))),
+        match attempt.await_end(actor, "post a call", posting).await {
+            Some(Ok(pending)) => posted.push((attempt, pending)),
+            Some(Err(failure)) => attempt.end(actor, Some(Err(failure))),
             None => {}
         }
     }
@@ -242,68 +240,68 @@ async fn post_calls(actor: &mut Actor) {
 /// Posts calls of one function together. They share the node, the space for answers and the timeout.
 async fn post_batch(actor: &mut Actor) {
     let session = actor.session.clone();
-    let first = some_wish(actor);
-    let (room, timeout) = (some_room(actor, first.output_bytes), some_timeout(actor));
+    let first = random_request(actor);
+    let (room, timeout) = (random_room(actor, first.output_bytes), random_timeout(actor));
     let most = actor.harness.plan.work.calls_posted_max;
-    let callings: Vec<_> = (0..actor.random.between(2, most.into()))
+    let attempts: Vec<_> = (0..actor.random.between(2, most.into()))
         .map(|_| {
-            let Wish { task, input_bytes, output_bytes, .. } = some_wish(actor);
-            Calling::begin(actor, Wish { task, input_bytes, output_bytes, room, ..first }, timeout)
+            let Request { task, input_bytes, output_bytes, .. } = random_request(actor);
+            Attempt::begin(actor, Request { task, input_bytes, output_bytes, room, ..first }, timeout)
         })
         .collect();
-    let inputs: Vec<_> = callings.iter().map(Calling::input).collect();
+    let inputs: Vec<_> = attempts.iter().map(Attempt::input).collect();
     let (to, function) = (NodeId(first.to), function_of(first.kind));
     let posting = async { Ok(session.post_calls(to, function, &inputs, room as usize, timeout).await) };
-    let posted = match callings[0].await_end(actor, "post a batch of calls", posting).await {
+    let posted = match attempts[0].await_end(actor, "post a batch of calls", posting).await {
         Some(Ok(posted)) => posted,
-        Some(Err(failure)) => return callings[0].end(actor, Some(Err(failure))),
+        Some(Err(failure)) => return attempts[0].end(actor, Some(Err(failure))),
         None => return,
     };
-    let missing = callings.len() - posted.len();
+    let missing = attempts.len() - posted.len();
     actor.harness.judge.expect(missing == 0, || format!("{missing} calls of a batch have no result"));
     let mut pending = Vec::new();
-    for (calling, posted) in callings.into_iter().zip(posted) {
+    for (attempt, posted) in attempts.into_iter().zip(posted) {
         match posted {
-            Ok(posted) => pending.push((calling, posted)),
-            Err(error) => calling.end(actor, Some(Err(Failure::Refused(error)))),
+            Ok(posted) => pending.push((attempt, posted)),
+            Err(error) => attempt.end(actor, Some(Err(Failure::Refused(error)))),
         }
     }
     await_all(actor, pending).await;
 }
 
 /// Awaits calls in any order, and cancels some of them.
-async fn await_all(actor: &mut Actor, mut posted: Vec<(Calling, PendingCall)>) {
+async fn await_all(actor: &mut Actor, mut posted: Vec<(Attempt, PendingCall)>) {
     while !posted.is_empty() {
-        let (calling, pending) = posted.swap_remove(actor.random.index(posted.len()));
+        let (attempt, pending) = posted.swap_remove(actor.random.index(posted.len()));
         if actor.random.chance(1, 8) {
             drop(pending);
         } else {
-            let result = calling.await_end(actor, "await a posted call", pending.answer()).await;
-            calling.end(actor, result);
+            let result = attempt.await_end(actor, "await a posted call", pending.answer()).await;
+            attempt.end(actor, result);
         }
     }
 }
 
 /// Makes the same call to all nodes, or some, from its own on. Handlers derive their call's number from the first.
 async fn call_many(actor: &mut Actor) {
-    let (wish, timeout) = (some_wish(actor), some_timeout(actor));
+    let (request, timeout) = (random_request(actor), random_timeout(actor));
     let all = actor.harness.nodes();
     let first = actor.node.min(all.saturating_sub(CALLED_TOGETHER_MAX));
     let nodes: Vec<NodeId> = (first..all).take(CALLED_TOGETHER_MAX as usize).map(NodeId).collect();
-    let mut callings = Vec::new();
+    let mut attempts = Vec::new();
     for node in &nodes {
-        callings.push(Calling::begin(actor, Wish { to: node.0, ..wish }, timeout));
+        attempts.push(Attempt::begin(actor, Request { to: node.0, ..request }, timeout));
     }
-    let input = payload::input_to_many(callings[0].id, first, wish.input_bytes as usize);
+    let input = payload::input_to_many(attempts[0].id, first, request.input_bytes as usize);
     let session = actor.session.clone();
-    let called = async { Ok(session.call_many(&nodes, function_of(wish.kind), &input, timeout).await) };
-    match callings[0].await_end(actor, "call many", called).await {
+    let called = async { Ok(session.call_many(&nodes, function_of(request.kind), &input, timeout).await) };
+    match attempts[0].await_end(actor, "call many", called).await {
         Some(Ok(results)) => {
-            for (calling, result) in callings.iter().zip(results) {
-                calling.end(actor, Some(result.map_err(Failure::Refused)));
+            for (attempt, result) in attempts.iter().zip(results) {
+                attempt.end(actor, Some(result.map_err(Failure::Refused)));
             }
         }
-        Some(Err(failure)) => callings[0].end(actor, Some(Err(failure))),
+        Some(Err(failure)) => attempts[0].end(actor, Some(Err(failure))),
         None => {}
     }
 }

@@ -122,7 +122,7 @@ fn nodes_that_start_together_form_one_cluster() {
 }
 
 #[test]
-fn a_death_during_dialling_holds_up_no_node() {
+fn a_crash_during_dialling_delays_no_other_node() {
     for profile in PROFILES {
         for seed in 0..100 {
             let start = Start::new(profile, seed);

@@ -70,7 +70,7 @@ pub(crate) fn session_of(harness: &Harness, node: u32) -> Session {
 }
 
 /// Polls a future once outside of any task, without a waker.
-pub(crate) fn look<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
+pub(crate) fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
@@ -81,7 +81,7 @@ pub(crate) async fn alloc_here(session: &Session, name: &str) -> Lh {
 
 pub(crate) const TIMEOUT: Duration = Duration::from_micros(50);
 /// Time after which a call with [`TIMEOUT`] must have ended.
-const ENOUGH: Duration = Duration::from_micros(60);
+const CALL_DURATION_MAX: Duration = Duration::from_micros(60);
 /// Length that exceeds a slot, in bytes.
 const LONG: usize = 100 << 10;
 const FUNCTION: Function = Function(77);
@@ -103,11 +103,11 @@ fn a_call_that_waits_for_ring_space_times_out() {
         }
         let error = posted.pop().expect("there are five").expect_err("there is no room");
         assert!(error.cause == CallCause::Timeout && !error.may_have_run, "{error}");
-        assert!(harness.world.now_ns() < began_ns + ENOUGH.as_nanos() as u64);
+        assert!(harness.world.now_ns() < began_ns + CALL_DURATION_MAX.as_nanos() as u64);
     });
 }
 
-/// Regression: answers were awaited one after the other, and a long answer was not read before.
+/// Regression: the caller awaited the answers in sequence, and read a long answer only in its turn.
 #[test]
 fn a_silent_node_does_not_delay_other_answers() {
     on_nodes(4, |harness| async move {
@@ -127,7 +127,7 @@ fn a_silent_node_does_not_delay_other_answers() {
         let answers = session.call_many(&[1, 2, 3].map(NodeId), FUNCTION, b"", TIMEOUT).await;
         assert_eq!(answers[0].as_ref().expect_err("the node is silent").cause, CallCause::Timeout);
         assert!(answers[1..].iter().all(|answer| *answer == Ok(vec![7; LONG])));
-        assert!(harness.world.now_ns() < began_ns + ENOUGH.as_nanos() as u64);
+        assert!(harness.world.now_ns() < began_ns + CALL_DURATION_MAX.as_nanos() as u64);
         drop(silent);
     });
 }
@@ -144,7 +144,7 @@ fn a_broken_connection_reports_possible_effects() {
         let (from, to) = (harness.host(1), harness.host(0));
         harness.world.set_link(from, to, harness.world.link(from, to).down());
         let mut adding = pin!(here.fetch_add(lh, 8, 1));
-        assert!(look(adding.as_mut()).is_pending());
+        assert!(poll_once(adding.as_mut()).is_pending());
         let written = here.write(lh, 0, b"salt").await.expect_err("the connection is broken");
         let added = adding.await.expect_err("the connection is broken");
         for error in [&written, &added] {
@@ -169,19 +169,19 @@ fn handles_of_a_leaving_node_keep_their_regions() {
         alloc_here(&slow, "slow").await;
         leaver.map("salt", ALL).await.expect("the region exists");
         let other = leaver.map("slow", ALL).await.expect("the region exists");
-        // A node that leaves waits for its commands; one more is outstanding.
+        // A leaving node waits for its outstanding commands, so this fill delays the departure.
         harness.world.pause(harness.host(3));
         let mut filling = pin!(leaver.fill(other, 0, 64, 7));
-        assert!(look(filling.as_mut()).is_pending());
+        assert!(poll_once(filling.as_mut()).is_pending());
         // As many handles as before, so that each free number is reused.
         let mut mapping = [(); 2].map(|()| Box::pin(leaver.map("pepper", ALL)));
-        assert!(mapping.iter_mut().all(|each| look(each.as_mut()).is_pending()));
+        assert!(mapping.iter_mut().all(|each| poll_once(each.as_mut()).is_pending()));
         harness.driven(2).expect("the node is up").begin_to_leave();
         let [first, second] = mapping;
         let late = [first.await, second.await].map(|each| each.expect("the node has not left yet"));
         // A revoke changes the leaver's knowledge of the first region.
         let mut revoking = pin!(home.revoke(ours[0], Who::Principal("bob".into()), ALL));
-        assert!(look(revoking.as_mut()).is_pending());
+        assert!(poll_once(revoking.as_mut()).is_pending());
         harness.world.sleep(None, TIMEOUT).await;
         for lh in late {
             let mut seen = [0; 6];
@@ -207,13 +207,13 @@ fn lock_within_fails_when_the_node_leaves() {
         let _guard = holder.lock("ledger").await.expect("the lock is free");
         let mut taking = pin!(waiter.lock_within("ledger", Duration::from_secs(3600)));
         harness.world.sleep(None, TIMEOUT).await;
-        assert!(look(taking.as_mut()).is_pending());
+        assert!(poll_once(taking.as_mut()).is_pending());
         harness.driven(0).expect("the node is up").begin_to_leave();
-        assert!(is_closed(look(taking.as_mut())), "the lock fails because the node leaves");
+        assert!(is_closed(poll_once(taking.as_mut())), "the lock fails because the node leaves");
     });
 }
 
-/// Regression: a guard that is dropped during leaving releases nothing, so the session seemed to hold the lock.
+/// Regression: a guard dropped during leaving releases nothing, so the session seemed to hold the lock.
 #[test]
 fn a_lock_on_a_leaving_node_is_not_reported_as_held() {
     on_nodes(1, |harness| async move {
@@ -221,8 +221,8 @@ fn a_lock_on_a_leaving_node_is_not_reported_as_held() {
         let guard = session.lock("ledger").await.expect("the lock is free");
         harness.driven(0).expect("the node is up").begin_to_leave();
         drop(guard);
-        assert!(is_closed(look(pin!(session.try_lock("ledger")))));
-        assert!(is_closed(look(pin!(session.lock_within("ledger", TIMEOUT)))));
+        assert!(is_closed(poll_once(pin!(session.try_lock("ledger")))));
+        assert!(is_closed(poll_once(pin!(session.lock_within("ledger", TIMEOUT)))));
     });
 }
 
@@ -258,7 +258,7 @@ fn a_server_that_leaves_reports_that_it_closed() {
         });
         let leaving = harness.clone();
         harness.world.spawn(None, "the server leaves", async move {
-            // Some of several parts are outstanding, and others have not been requested.
+            // Some parts of the input are outstanding; other parts have not been requested.
             leaving.world.sleep(None, Duration::from_micros(15)).await;
             // The caller receives the server's messages only after all have been sent.
             leaving.world.pause(leaving.host(0));
@@ -337,7 +337,7 @@ async fn begin_next_incarnation(harness: &Rc<Harness>, node: u32) {
     }
 }
 
-/// Regression: the message went to the next incarnation, or waited forever if none lived long enough.
+/// Regression: the message went to the next incarnation, or waited forever if each incarnation ended too early.
 #[test]
 fn a_waiting_message_fails_with_its_incarnation() {
     on_nodes(2, |harness| async move {
@@ -348,7 +348,7 @@ fn a_waiting_message_fails_with_its_incarnation() {
         let mut sending = Vec::new();
         for _ in 0..5 {
             let mut message = Box::pin(session.send(NodeId(1), PORT, &input));
-            assert!(look(message.as_mut()).is_pending());
+            assert!(poll_once(message.as_mut()).is_pending());
             sending.push(message);
         }
         begin_next_incarnation(&harness, 1).await;
@@ -363,7 +363,7 @@ fn a_waiting_message_fails_with_its_incarnation() {
     });
 }
 
-/// Regression: the message named a place reserved by the former incarnation, which the new one did not know.
+/// Regression: the message named a reservation of the former incarnation, unknown to the new incarnation.
 #[test]
 fn reserved_places_end_with_their_incarnation() {
     on_nodes(2, |harness| async move {
@@ -372,7 +372,7 @@ fn reserved_places_end_with_their_incarnation() {
         let mailbox = mailbox_of(&harness, 1, full.clone());
         session.send(NodeId(1), PORT, b"first").await.expect("there is room");
         let mut sending = pin!(session.send(NodeId(1), PORT, b"second"));
-        assert!(look(sending.as_mut()).is_pending());
+        assert!(poll_once(sending.as_mut()).is_pending());
         harness.world.sleep(None, TIMEOUT).await;
         mailbox.recv().await.expect("the first message has arrived");
         // The reservation arrives, but no thread polls it yet.
@@ -398,15 +398,15 @@ fn a_pending_write_delays_changes_of_its_region_only() {
         let link = harness.world.link(one, other);
         harness.world.set_link(one, other, link.down());
         let mut writing = pin!(session.write(silent, 0, b"salt"));
-        assert!(look(writing.as_mut()).is_pending());
+        assert!(poll_once(writing.as_mut()).is_pending());
 
         session.free(here).await.expect("the session is a master");
         session.free(elsewhere).await.expect("the session is a master");
         let mut unmapping = pin!(session.unmap(silent));
-        assert!(look(unmapping.as_mut()).is_pending());
+        assert!(poll_once(unmapping.as_mut()).is_pending());
         harness.world.sleep(None, TIMEOUT).await;
-        assert!(look(writing.as_mut()).is_pending(), "the write is not acknowledged");
-        assert!(look(unmapping.as_mut()).is_pending(), "the write may still arrive");
+        assert!(poll_once(writing.as_mut()).is_pending(), "the write is not acknowledged");
+        assert!(poll_once(unmapping.as_mut()).is_pending(), "the write may still arrive");
 
         harness.world.set_link(one, other, link);
         writing.await.expect("the write is acknowledged in the end");
@@ -458,7 +458,7 @@ fn leaving_reports_possible_effects() {
         harness.world.set_link(from, to, harness.world.link(from, to).down());
         let (mut adding, mut writing) =
             (pin!(session.fetch_add(lh, 0, 7)), pin!(session.write(lh, 8, b"salt")));
-        assert!(look(adding.as_mut()).is_pending() && look(writing.as_mut()).is_pending());
+        assert!(poll_once(adding.as_mut()).is_pending() && poll_once(writing.as_mut()).is_pending());
         harness.driven(0).expect("the node is up").begin_to_leave();
         let (added, written) = (adding.await.unwrap_err(), writing.await.unwrap_err());
         assert_eq!((added.cause, added.partly), (AccessCause::NodeClosed, true));
@@ -543,7 +543,7 @@ fn a_neighbour_recovers_the_lock_of_a_killed_process() {
     });
 }
 
-/// Regression: such accesses kept all staging memory, for which others waited.
+/// Regression: unpolled accesses kept all staging memory, so other accesses waited.
 #[test]
 fn unpolled_accesses_do_not_block_others() {
     on_nodes(2, |harness| async move {
@@ -553,7 +553,7 @@ fn unpolled_accesses_do_not_block_others() {
         let mut buffers = vec![vec![0; len as usize]; 8];
         let mut reads: Vec<_> = buffers.iter_mut().map(|into| Box::pin(session.read(lh, 0, into))).collect();
         for read in &mut reads {
-            assert!(look(read.as_mut()).is_pending());
+            assert!(poll_once(read.as_mut()).is_pending());
         }
         harness.world.sleep(None, Duration::from_millis(5)).await;
         let mut bytes = vec![1; 100 << 10];
@@ -597,7 +597,7 @@ fn a_half_posted_write_reports_a_partial_effect() {
         let (here, there) = (harness.host(0), harness.host(1));
         harness.world.set_link(here, there, harness.world.link(here, there).down());
         let mut writing = pin!(session.write(lh, CHUNK_BYTES - 8, &[7; 16]));
-        assert!(look(writing.as_mut()).is_pending());
+        assert!(poll_once(writing.as_mut()).is_pending());
         let mut half = [0; 8];
         session.read(lh, CHUNK_BYTES, &mut half).await.expect("the bytes are local");
         assert_eq!(half, [7; 8]);
@@ -648,7 +648,7 @@ fn an_unheard_node_is_dialled_at_its_new_address() {
     on_plan("nodes = 2\nprofile = 'roce-100g'\nlease_us = 500", |harness| async move {
         let (world, lease) = (&harness.world, harness.plan.lease());
         harness.crash(0);
-        while harness.does_see(1, 0) {
+        while harness.can_reach(1, 0) {
             world.sleep(None, lease / 4).await;
         }
         // Node 0 dials node 1, which answers when node 0's messages no longer arrive.
@@ -661,9 +661,9 @@ fn an_unheard_node_is_dialled_at_its_new_address() {
         world.set_link(first, second, Link { up: false, ..link });
         // Both nodes give the connection up.
         world.sleep(None, 8 * lease).await;
-        assert!(!harness.does_see(1, 0), "node 1 has heard node 0");
+        assert!(!harness.can_reach(1, 0), "node 1 has heard node 0");
         world.set_link(first, second, link);
         world.sleep(None, 4 * lease).await;
-        assert!(harness.does_see(1, 0) && harness.does_see(0, 1));
+        assert!(harness.can_reach(1, 0) && harness.can_reach(0, 1));
     });
 }

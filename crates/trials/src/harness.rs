@@ -13,7 +13,7 @@ use halite_sim::{Fence, HostId, Link, Profile, SimFabric, TaskId, World};
 use crate::actor;
 use crate::barriers::Barriers;
 use crate::calls::Calls;
-use crate::giving_up::before;
+use crate::cancel::before;
 use crate::hosted::Birth;
 use crate::judge::Judge;
 use crate::kv::Kv;
@@ -57,27 +57,27 @@ pub(crate) struct Harness {
     /// Profiles of the networks between nodes.
     profiles: Vec<Profile>,
     slots: Vec<NodeSlot>,
-    anyone_isolated: Cell<bool>,
+    any_isolated: Cell<bool>,
     faults: RefCell<Vec<TaskId>>,
-    /// Time of the last change of a node or link, for better or worse.
-    last_trouble_ns: Cell<u64>,
+    /// Time of the last change of a node or link.
+    last_change_ns: Cell<u64>,
     /// Links that a fault has changed, with their previous state.
-    disturbed: RefCell<BTreeMap<(HostId, HostId), Link>>,
+    changed_links: RefCell<BTreeMap<(HostId, HostId), Link>>,
     /// Nodes that wait to join, in order. They join one at a time, as with the lock of a cluster directory.
     joining: RefCell<VecDeque<u64>>,
     join_turns: Cell<u64>,
     /// True once all nodes have joined; work begins then.
-    open: Cell<bool>,
+    started: Cell<bool>,
     /// True once sessions must end.
-    closing: Cell<bool>,
+    stopping: Cell<bool>,
     /// Number of sessions at work.
     working: Cell<usize>,
 }
 
-/// State of a node number, for one incarnation after the other.
+/// State of a node across its incarnations.
 struct NodeSlot {
     host: HostId,
-    lives: Cell<u32>,
+    incarnations: Cell<u32>,
     node: RefCell<Option<Rc<Driven>>>,
     /// True if the node has joined, and has neither crashed nor begun to leave.
     up: Cell<bool>,
@@ -87,8 +87,8 @@ struct NodeSlot {
     down: Cell<bool>,
     /// True if the node was stopped, and will be resumed.
     stopped: Cell<bool>,
-    /// The node was stopped: until this time, a peer may not have heard from it for long.
-    missed_until_ns: Cell<u64>,
+    /// Time until which peers may lack heartbeats of the stopped node.
+    silent_until_ns: Cell<u64>,
 }
 
 impl Harness {
@@ -96,13 +96,13 @@ impl Harness {
         let hosts = add_hosts(&world, &plan);
         let slot = |host: &HostId| NodeSlot {
             host: *host,
-            lives: Cell::new(0),
+            incarnations: Cell::new(0),
             node: RefCell::default(),
             up: Cell::new(false),
             isolated: Cell::new(false),
             down: Cell::new(false),
             stopped: Cell::new(false),
-            missed_until_ns: Cell::new(0),
+            silent_until_ns: Cell::new(0),
         };
         let slots = hosts.iter().map(slot).collect();
         let mut profiles: Vec<Profile> = hosts.iter().map(|host| world.profile(hosts[0], *host)).collect();
@@ -125,14 +125,14 @@ impl Harness {
             cut_off_is_by_adapters: profiles.iter().all(Profile::is_adapter),
             profiles,
             slots,
-            anyone_isolated: Cell::new(false),
+            any_isolated: Cell::new(false),
             faults: RefCell::default(),
-            last_trouble_ns: Cell::new(0),
-            disturbed: RefCell::default(),
+            last_change_ns: Cell::new(0),
+            changed_links: RefCell::default(),
             joining: RefCell::default(),
             join_turns: Cell::new(0),
-            open: Cell::new(false),
-            closing: Cell::new(false),
+            started: Cell::new(false),
+            stopping: Cell::new(false),
             working: Cell::new(0),
             world,
             plan,
@@ -148,14 +148,14 @@ impl Harness {
     }
 
     /// Returns all nodes on the host of a node.
-    pub(crate) fn beside(&self, node: u32) -> Vec<u32> {
+    pub(crate) fn on_same_host(&self, node: u32) -> Vec<u32> {
         let host = self.host(node);
         (0..self.nodes()).filter(|other| self.world.share_a_host(host, self.host(*other))).collect()
     }
 
     /// Returns the number of the node's incarnations so far.
     pub(crate) fn incarnation(&self, node: u32) -> u32 {
-        self.slots[node as usize].lives.get()
+        self.slots[node as usize].incarnations.get()
     }
 
     /// Returns true if the node's process exists, stopped or not.
@@ -169,14 +169,14 @@ impl Harness {
 
     /// Records that peers may declare the node dead although it is alive.
     pub(crate) fn isolate(&self, node: u32) {
-        self.judge.note_trouble();
+        self.judge.note_fault();
         self.slots[node as usize].isolated.set(true);
-        self.anyone_isolated.set(true);
+        self.any_isolated.set(true);
     }
 
     /// Returns true if a node may have declared a living one dead.
     pub(crate) fn was_any_node_isolated(&self) -> bool {
-        self.anyone_isolated.get()
+        self.any_isolated.get()
     }
 
     pub(crate) fn was_isolated(&self, node: u32) -> bool {
@@ -195,13 +195,13 @@ impl Harness {
 
     /// Returns true if there was no fault so far. Noise on a link counts as a fault, because it may end a connection
     /// for good.
-    pub(crate) fn is_undisturbed(&self) -> bool {
-        self.judge.is_calm() && self.judge.trouble_until_ns() == 0
+    pub(crate) fn is_fault_free(&self) -> bool {
+        self.judge.is_calm() && self.judge.faults_until_ns() == 0
     }
 
     /// Returns true if there was no fault since `begin_ns`, and no consequence of an earlier one can still follow.
     pub(crate) fn is_calm_since(&self, begin_ns: u64) -> bool {
-        let until_ns = self.judge.trouble_until_ns();
+        let until_ns = self.judge.faults_until_ns();
         until_ns == 0 || until_ns + self.consequences_ns() < begin_ns
     }
 
@@ -219,7 +219,7 @@ impl Harness {
     /// Starts a node, which joins and then starts its sessions.
     pub(crate) fn start(self: &Rc<Harness>, node: u32) {
         let slot = &self.slots[node as usize];
-        slot.lives.set(slot.lives.get() + 1);
+        slot.incarnations.set(slot.incarnations.get() + 1);
         slot.isolated.set(false);
         slot.down.set(false);
         let (harness, host) = (self.clone(), slot.host);
@@ -228,14 +228,14 @@ impl Harness {
                 harness
                     .judge
                     .expect(!harness.judge.is_calm(), || format!("node {node} could not join: {error}"));
-                harness.try_again(node);
+                harness.restart_after_failed_join(node);
             }
         };
         self.world.spawn(Some(host), format!("boot {node}"), boot);
     }
 
     /// Ends a node that could not join, and starts it again.
-    fn try_again(self: &Rc<Harness>, node: u32) {
+    fn restart_after_failed_join(self: &Rc<Harness>, node: u32) {
         let harness = self.clone();
         self.world.spawn(None, format!("start {node} again"), async move {
             harness.crash(node);
@@ -246,9 +246,10 @@ impl Harness {
 
     async fn boot(self: &Rc<Harness>, node: u32) -> Result<(), JoinError> {
         let _turn = JoinTurn::take(self).await;
-        let (driven, config, fabric) = self.make(node)?;
-        let patience = self.world.sleep(Some(self.host(node)), self.plan.lease() * 20);
-        let joined = before(patience, driven.join(&config, &self.greeted_by(node, fabric.discover()))).await;
+        let (driven, config, fabric) = self.create_node(node)?;
+        let timeout = self.world.sleep(Some(self.host(node)), self.plan.lease() * 20);
+        let joined =
+            before(timeout, driven.join(&config, &self.dial_addresses(node, fabric.discover()))).await;
         match joined {
             Some(joined) => joined?,
             None => {
@@ -263,7 +264,7 @@ impl Harness {
     }
 
     /// Returns the nodes that a joining node dials: all, or the first one in a large cluster.
-    fn greeted_by(&self, node: u32, mut found: Vec<String>) -> Vec<String> {
+    fn dial_addresses(&self, node: u32, mut found: Vec<String>) -> Vec<String> {
         let is_large = self.nodes() > self.plan.full_mesh_nodes_max;
         if node > 0 && (is_large || self.plan.joins_by_first) {
             found.retain(|address| address.starts_with("node-0."));
@@ -271,15 +272,15 @@ impl Harness {
         found
     }
 
-    /// Returns true if two nodes are connected, or would be on first use.
-    pub(crate) fn does_see(&self, one: u32, other: u32) -> bool {
+    /// Returns true if two nodes are connected, or will connect on first use.
+    pub(crate) fn can_reach(&self, one: u32, other: u32) -> bool {
         let (one, other) = (self.driven(one), NodeId(other));
         one.is_some_and(|one| one.id() == other || one.is_connected_to(other) || one.is_unconnected_to(other))
     }
 
-    fn make(self: &Rc<Harness>, node: u32) -> Result<(Rc<Driven>, Config, Arc<SimFabric>), JoinError> {
+    fn create_node(self: &Rc<Harness>, node: u32) -> Result<(Rc<Driven>, Config, Arc<SimFabric>), JoinError> {
         let slot = &self.slots[node as usize];
-        let incarnation = slot.lives.get();
+        let incarnation = slot.incarnations.get();
         let birth = Birth { host: slot.host, incarnation, stream: format!("node {node} life {incarnation}") };
         let config = self.config(node);
         let (driven, fabric) = birth.of(&self.world, &config)?;
@@ -302,7 +303,7 @@ impl Harness {
         }
     }
 
-    /// Crashes a node, without notice to others.
+    /// Crashes a node, without notice to its peers.
     pub(crate) fn crash(&self, node: u32) {
         self.world.crash(self.host(node));
         self.end_incarnation(node);
@@ -311,11 +312,11 @@ impl Harness {
     /// Crashes a host with all its nodes.
     pub(crate) fn crash_host(&self, node: u32) {
         self.world.crash_whole_host(self.host(node));
-        self.beside(node).into_iter().for_each(|node| self.end_incarnation(node));
+        self.on_same_host(node).into_iter().for_each(|node| self.end_incarnation(node));
     }
 
     fn end_incarnation(&self, node: u32) {
-        self.judge.note_trouble();
+        self.judge.note_fault();
         self.note_change();
         let slot = &self.slots[node as usize];
         slot.up.set(false);
@@ -326,7 +327,7 @@ impl Harness {
 
     /// Lets a node leave; returns when it is down.
     pub(crate) async fn leave(&self, node: u32) {
-        self.judge.note_trouble();
+        self.judge.note_fault();
         let slot = &self.slots[node as usize];
         slot.up.set(false);
         let Some(driven) = self.driven(node) else { return };
@@ -352,21 +353,21 @@ impl Harness {
     }
 
     /// Stops a node for a while.
-    pub(crate) async fn stop(&self, node: u32, long: Duration) {
+    pub(crate) async fn stop(&self, node: u32, duration: Duration) {
         let (slot, incarnation) = (&self.slots[node as usize], self.incarnation(node));
-        let (now_ns, long_ns, lease_ns) =
-            (self.world.now_ns(), long.as_nanos() as u64, self.plan.lease().as_nanos() as u64);
+        let (now_ns, duration_ns, lease_ns) =
+            (self.world.now_ns(), duration.as_nanos() as u64, self.plan.lease().as_nanos() as u64);
         // A node sends four times per lease, so a short stop remains undetected, unless another one preceded it.
-        match long_ns < lease_ns / 2 && slot.missed_until_ns.get() <= now_ns {
-            true => self.judge.note_trouble(),
+        match duration_ns < lease_ns / 2 && slot.silent_until_ns.get() <= now_ns {
+            true => self.judge.note_fault(),
             false => self.isolate(node),
         }
-        self.barriers.borrow_mut().delay(now_ns, long_ns);
-        slot.missed_until_ns.set(slot.missed_until_ns.get().max(now_ns + long_ns + lease_ns));
+        self.barriers.borrow_mut().delay(now_ns, duration_ns);
+        slot.silent_until_ns.set(slot.silent_until_ns.get().max(now_ns + duration_ns + lease_ns));
         slot.stopped.set(true);
         self.note_change();
         self.world.pause(slot.host);
-        self.world.sleep(None, long).await;
+        self.world.sleep(None, duration).await;
         slot.stopped.set(false);
         self.note_change();
         if self.incarnation(node) == incarnation {
@@ -375,66 +376,65 @@ impl Harness {
     }
 
     /// Returns true if a node may have been stopped since `begin_ns`.
-    pub(crate) fn may_have_slept_since(&self, node: u32, begin_ns: u64) -> bool {
-        self.slots[node as usize].missed_until_ns.get() > begin_ns
+    pub(crate) fn may_have_been_stopped_since(&self, node: u32, begin_ns: u64) -> bool {
+        self.slots[node as usize].silent_until_ns.get() > begin_ns
     }
 
-    /// Changes a link until [`Harness::mend`].
-    pub(crate) fn disturb(&self, from: HostId, to: HostId, link: Link) {
-        self.disturbed.borrow_mut().entry((from, to)).or_insert_with(|| self.world.link(from, to));
+    /// Changes a link until [`Harness::restore_link`].
+    pub(crate) fn change_link(&self, from: HostId, to: HostId, link: Link) {
+        self.changed_links.borrow_mut().entry((from, to)).or_insert_with(|| self.world.link(from, to));
         self.world.set_link(from, to, link);
         self.note_change();
     }
 
     /// Restores a link, unless another fault has already done so.
-    pub(crate) fn mend(&self, from: HostId, to: HostId) {
-        if let Some(before) = self.disturbed.borrow_mut().remove(&(from, to)) {
+    pub(crate) fn restore_link(&self, from: HostId, to: HostId) {
+        if let Some(before) = self.changed_links.borrow_mut().remove(&(from, to)) {
             self.world.set_link(from, to, before);
             self.note_change();
         }
     }
 
-    pub(crate) fn has_disturbed_links(&self) -> bool {
-        !self.disturbed.borrow().is_empty()
+    pub(crate) fn has_changed_links(&self) -> bool {
+        !self.changed_links.borrow().is_empty()
     }
 
     fn note_change(&self) {
-        self.last_trouble_ns.set(self.world.now_ns());
+        self.last_change_ns.set(self.world.now_ns());
     }
 
-    pub(crate) fn last_trouble_ns(&self) -> u64 {
-        self.last_trouble_ns.get()
+    pub(crate) fn last_change_ns(&self) -> u64 {
+        self.last_change_ns.get()
     }
 
-    /// Returns true if a node has joined and runs.
-    pub(crate) fn is_well(&self, node: u32) -> bool {
+    /// Returns true if a node has joined and is not stopped.
+    pub(crate) fn is_up_and_running(&self, node: u32) -> bool {
         let slot = &self.slots[node as usize];
         slot.up.get() && !slot.stopped.get() && self.world.is_running(slot.host)
     }
 
     /// Registers a fault, which lasts as long as this task.
-    pub(crate) fn note_fault(&self, task: TaskId) {
+    pub(crate) fn register_fault(&self, task: TaskId) {
         self.faults.borrow_mut().push(task);
     }
 
-    /// Aborts the faults in progress.
     pub(crate) fn abort_faults(&self) {
         self.faults.take().into_iter().for_each(|task| self.world.abort(task));
     }
 
     /// Ends all faults: restores links and restarts nodes.
     pub(crate) fn heal(self: &Rc<Harness>) {
-        let disturbed: Vec<_> = self.disturbed.borrow().keys().copied().collect();
-        disturbed.into_iter().for_each(|(from, to)| self.mend(from, to));
+        let changed_links: Vec<_> = self.changed_links.borrow().keys().copied().collect();
+        changed_links.into_iter().for_each(|(from, to)| self.restore_link(from, to));
         (0..self.nodes()).for_each(|node| self.restart(node));
     }
 
-    /// Restarts nodes that others have killed because they did not answer.
+    /// Restarts nodes that their peers have killed because they did not answer.
     pub(crate) fn restart_killed_nodes(self: &Rc<Harness>) {
         for node in 0..self.nodes() {
             let slot = &self.slots[node as usize];
             let is_expected = slot.down.get() || slot.stopped.get();
-            if !is_expected && slot.lives.get() > 0 && !self.world.is_running(slot.host) {
+            if !is_expected && slot.incarnations.get() > 0 && !self.world.is_running(slot.host) {
                 self.crash(node);
                 self.restart(node);
             }
@@ -450,25 +450,24 @@ impl Harness {
     // Work.
 
     /// Waits until all nodes have joined and work begins.
-    pub(crate) async fn opened(&self) {
-        while !self.open.get() && self.judge.is_content() {
+    pub(crate) async fn wait_for_start(&self) {
+        while !self.started.get() && self.judge.is_ok() {
             self.world.sleep(None, Duration::from_micros(5)).await;
         }
     }
 
-    /// Starts the work.
-    pub(crate) fn open(&self) {
-        self.open.set(true);
+    pub(crate) fn start_work(&self) {
+        self.started.set(true);
     }
 
     /// Makes sessions end and start no more operations.
-    pub(crate) fn close(&self) {
-        self.closing.set(true);
+    pub(crate) fn stop_work(&self) {
+        self.stopping.set(true);
     }
 
     /// Returns true if sessions continue.
     pub(crate) fn is_running(&self) -> bool {
-        !self.closing.get() && self.judge.is_content()
+        !self.stopping.get() && self.judge.is_ok()
     }
 
     pub(crate) fn working(&self) -> usize {
@@ -476,7 +475,7 @@ impl Harness {
     }
 
     /// Counts a session as working until the result is dropped.
-    pub(crate) fn count_in(self: &Rc<Harness>) -> Working {
+    pub(crate) fn count_working(self: &Rc<Harness>) -> Working {
         self.working.set(self.working.get() + 1);
         Working(self.clone())
     }
@@ -486,11 +485,11 @@ impl Harness {
 fn add_hosts(world: &World, plan: &Plan) -> Vec<HostId> {
     let mut first = BTreeMap::new();
     let places = plan.hosts_of_nodes().into_iter();
-    let stand = |host| match first.get(&host) {
+    let place = |host| match first.get(&host) {
         Some(other) => world.add_process(*other),
         None => *first.entry(host).or_insert_with(|| world.add_host()),
     };
-    places.map(stand).collect()
+    places.map(place).collect()
 }
 
 /// Counts a session as working until it is dropped.

@@ -7,7 +7,7 @@ use halite::{Config, Driven, Env, JoinError, NodeId, Step};
 use halite_fabric::Fabric;
 use halite_sim::{HostClock, HostId, Random, SimFabric, World};
 
-use crate::giving_up::before;
+use crate::cancel::before;
 
 /// Start time of all worlds, in ns since 1970, in the year 2023.
 const BEGIN_SINCE_1970_NS: u64 = 1_700_000_000_000_000_000;
@@ -30,22 +30,22 @@ impl Birth {
         let clock = world.clock(self.host);
         let node = config.node.map_or(0, |node| node.0);
         let address = format!("node-{node}.{}", self.incarnation);
-        let made = Made {
+        let env = SimEnv {
             clock_since_1970_ns: BEGIN_SINCE_1970_NS + world.now_ns() - clock.now_ns(),
             clock,
             random: Mutex::new(world.random(&self.stream)),
             node,
             address: address.clone(),
         };
-        let driven = Driven::new(config.clone(), Arc::new(made), |identity| {
+        let driven = Driven::new(config.clone(), Arc::new(env), |identity| {
             assert!(address.starts_with(&identity.name), "other nodes dial it by its name");
             let opened = world.fabric(self.host, &address, identity.hello.clone());
             fabric = Some(opened.clone());
             Ok(opened)
         })?;
         let (driven, fabric) = (Rc::new(driven), fabric.expect("the store is open"));
-        let keep = keep(world.clone(), self.host, fabric.clone(), driven.clone());
-        world.spawn(Some(self.host), format!("progress {node}"), keep);
+        let drive = drive(world.clone(), self.host, fabric.clone(), driven.clone());
+        world.spawn(Some(self.host), format!("progress {node}"), drive);
         Ok((driven, fabric))
     }
 
@@ -56,7 +56,7 @@ impl Birth {
 }
 
 /// Drives a node until it has left.
-async fn keep(world: World, host: HostId, fabric: Arc<SimFabric>, driven: Rc<Driven>) {
+async fn drive(world: World, host: HostId, fabric: Arc<SimFabric>, driven: Rc<Driven>) {
     let clock = world.clock(host);
     loop {
         let seen = fabric.doorbell();
@@ -68,7 +68,7 @@ async fn keep(world: World, host: HostId, fabric: Arc<SimFabric>, driven: Rc<Dri
 }
 
 /// The environment of a simulated node.
-struct Made {
+struct SimEnv {
     clock: HostClock,
     /// Time at which the node's clock was 0, in ns since 1970.
     clock_since_1970_ns: u64,
@@ -77,7 +77,7 @@ struct Made {
     address: String,
 }
 
-impl Env for Made {
+impl Env for SimEnv {
     fn now_ns(&self) -> u64 {
         self.clock.now_ns()
     }

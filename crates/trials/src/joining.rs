@@ -9,7 +9,7 @@ use halite::{CallCause, CallError, Driven, Function, NodeId, Permissions, Placem
 use halite_sim::{HostId, Profile, RunEnd, World};
 
 use crate::dials::config;
-use crate::found::look;
+use crate::found::poll_once;
 use crate::hosted::Birth;
 
 const MEMBERS: u32 = 5;
@@ -63,11 +63,11 @@ impl Cluster {
     }
 
     /// Runs a scenario on a host until it ends.
-    fn run_case(&self, host: u32, story: impl Future<Output = ()> + 'static) {
+    fn run_case(&self, host: u32, scenario: impl Future<Output = ()> + 'static) {
         let is_over: Rc<Cell<bool>> = Rc::default();
         let (done, host) = (is_over.clone(), Some(self.hosts[host as usize]));
         self.world.spawn(host, "a story", async move {
-            story.await;
+            scenario.await;
             done.set(true);
         });
         let end_ns = self.world.now_ns() + 100 * LEASE.as_nanos() as u64;
@@ -83,7 +83,7 @@ impl Cluster {
     }
 
     /// Cuts all links of the hosts in `lost`.
-    fn lose(&self, lost: &[u32]) {
+    fn cut_off(&self, lost: &[u32]) {
         let is_lost = |host: u32| lost.contains(&host);
         let all = 0..=MEMBERS;
         for (from, to) in all.clone().flat_map(|from| all.clone().map(move |to| (from, to))) {
@@ -124,7 +124,7 @@ async fn read(node: &Driven, other: u32) -> Result<Vec<u8>, RegionCause> {
 fn unreachable_members_delay_only_operations_that_need_them() {
     let whole = Cluster::new().join();
     let mut cluster = Cluster::new();
-    cluster.lose(&[2, 3, 4]);
+    cluster.cut_off(&[2, 3, 4]);
     let torn = cluster.join();
     assert!(torn <= whole && whole < SOON, "{torn:?} where three are lost, {whole:?} where none is");
 
@@ -142,7 +142,7 @@ fn unreachable_members_delay_only_operations_that_need_them() {
 #[test]
 fn access_to_an_unreachable_member_fails_with_its_dial() {
     let mut cluster = Cluster::new();
-    cluster.lose(&[2, 3, 4]);
+    cluster.cut_off(&[2, 3, 4]);
     let began_ns = cluster.world.now_ns();
     cluster.join();
     let (world, joined) = (cluster.world.clone(), cluster.nodes[MEMBERS as usize].clone());
@@ -159,7 +159,7 @@ fn access_to_an_unreachable_member_fails_with_its_dial() {
     });
 }
 
-/// A thread that polls often would keep others from polling, although nothing else polls a driven node.
+/// A thread that polls often keeps the doorbell, but no other thread polls a driven node.
 #[test]
 fn posts_before_a_poll_complete_at_once() {
     let cluster = Cluster::new();
@@ -172,7 +172,7 @@ fn posts_before_a_poll_complete_at_once() {
         world.sleep(None, Duration::from_micros(20)).await;
         let (began_ns, mut word) = (world.now_ns(), [0; 4]);
         let mut reading = pin!(session.read(lh, 0, &mut word));
-        assert!(look(reading.as_mut()).is_pending());
+        assert!(poll_once(reading.as_mut()).is_pending());
         session.progress();
         reading.await.expect("the region exists");
         assert!(world.now_ns() - began_ns < SOON.as_nanos() as u64 / 10);
@@ -183,12 +183,12 @@ fn posts_before_a_poll_complete_at_once() {
 #[test]
 fn a_call_that_waits_for_a_dial_ends_with_its_node() {
     let mut cluster = Cluster::new();
-    cluster.lose(&[2]);
+    cluster.cut_off(&[2]);
     cluster.join();
     let joined = cluster.nodes[MEMBERS as usize].clone();
     cluster.run_case(MEMBERS, async move {
         let mut calling = pin!(call(&joined, 2));
-        assert!(look(calling.as_mut()).is_pending());
+        assert!(poll_once(calling.as_mut()).is_pending());
         joined.begin_to_leave();
         let called = calling.await;
         assert_eq!((called.cause, called.may_have_run), (CallCause::NodeClosed, false));

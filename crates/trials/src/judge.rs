@@ -51,9 +51,9 @@ pub(crate) struct Judge {
     violation: RefCell<Option<String>>,
     tallies: RefCell<BTreeMap<&'static str, Tally>>,
     /// True if a fault that may explain an error has happened.
-    troubled: Cell<bool>,
+    had_fault: Cell<bool>,
     /// End of all faults so far.
-    trouble_until_ns: Cell<u64>,
+    faults_until_ns: Cell<u64>,
 }
 
 impl Judge {
@@ -62,52 +62,50 @@ impl Judge {
             world,
             violation: RefCell::default(),
             tallies: RefCell::default(),
-            troubled: Cell::default(),
-            trouble_until_ns: Cell::default(),
+            had_fault: Cell::default(),
+            faults_until_ns: Cell::default(),
         }
     }
 
-    /// Records a violation.
     pub(crate) fn violated(&self, what: String) {
-        if self.is_content() {
+        if self.is_ok() {
             *self.violation.borrow_mut() = Some(what.clone());
             self.world.note(None, format_args!("VIOLATION: {what}"));
         }
     }
 
-    /// Records a violation unless `is_so`.
-    pub(crate) fn expect(&self, is_so: bool, otherwise: impl FnOnce() -> String) {
-        if !is_so {
+    /// Records a violation unless `condition`.
+    pub(crate) fn expect(&self, condition: bool, otherwise: impl FnOnce() -> String) {
+        if !condition {
             self.violated(otherwise());
         }
     }
 
-    /// Returns the first violation.
     pub(crate) fn violation(&self) -> Option<String> {
         self.violation.borrow().clone()
     }
 
-    pub(crate) fn is_content(&self) -> bool {
+    pub(crate) fn is_ok(&self) -> bool {
         self.violation.borrow().is_none()
     }
 
     /// Records a fault that explains errors about unreachable nodes from now on.
-    pub(crate) fn note_trouble(&self) {
-        self.troubled.set(true);
+    pub(crate) fn note_fault(&self) {
+        self.had_fault.set(true);
     }
 
     /// Records that a fault lasts until `until_ns`.
-    pub(crate) fn expect_trouble(&self, until_ns: u64) {
-        self.trouble_until_ns.set(self.trouble_until_ns.get().max(until_ns));
+    pub(crate) fn note_fault_until(&self, until_ns: u64) {
+        self.faults_until_ns.set(self.faults_until_ns.get().max(until_ns));
     }
 
-    pub(crate) fn trouble_until_ns(&self) -> u64 {
-        self.trouble_until_ns.get()
+    pub(crate) fn faults_until_ns(&self) -> u64 {
+        self.faults_until_ns.get()
     }
 
     /// Returns true if no fault that may explain an error has happened so far.
     pub(crate) fn is_calm(&self) -> bool {
-        !self.troubled.get()
+        !self.had_fault.get()
     }
 
     pub(crate) fn count(&self, operation: &'static str, end: End, took_ns: u64) {

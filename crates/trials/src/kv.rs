@@ -1,5 +1,5 @@
 //! The key-value store of `halite-apps`: each node serves one, which sessions of all nodes read and change.
-//!  [`history`] states what must hold.
+//! [`history`] defines the valid results.
 
 mod history;
 mod values;
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use halite::{AccessCause, CallCause, Driven, Function, NodeId, Permissions, RegionError};
+use halite::{AccessCause, CallCause, Driven, Function, NodeId, Permissions};
 use halite_apps::kv::{Expires, KvError, Only, Owner, SetOptions, Store, When};
 use halite_sim::HostId;
 
@@ -26,24 +26,23 @@ const PREFIX: &str = "kv-";
 const KEYS: usize = 3;
 /// Number of unused keys, after which a few more make the table grow.
 const FILLERS: u64 = 90;
-/// Timeout of calls.
 const TIMEOUT: Duration = Duration::from_micros(400);
 /// Maximum lifetime of keys that expire, in microseconds.
-const KEPT_US_MAX: u64 = 60;
+const LIFETIME_US_MAX: u64 = 60;
 /// Interval at which a node checks whether it must end.
-const LOOK: Duration = Duration::from_micros(20);
+const CHECK_INTERVAL: Duration = Duration::from_micros(20);
 
 #[derive(Debug, Default)]
 pub(crate) struct Kv {
     /// All stores that were created so far.
-    stores: Vec<Served>,
+    stores: Vec<StoreState>,
     /// Index of the current store of each node.
     current: BTreeMap<u32, usize>,
     last_token: u64,
 }
 
 #[derive(Debug)]
-struct Served {
+struct StoreState {
     name: String,
     /// Histories of all keys so far.
     histories: Vec<History>,
@@ -97,8 +96,8 @@ pub(crate) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
     let name = format!("{PREFIX}{node}-{}", harness.incarnation(node));
     harness.world.spawn(Some(host), format!("store of node {node}"), async move {
         let begin_ns = shared.world.now_ns();
-        if let Err(error) = keep(&shared, node, host, name, session).await {
-            let is_explained = may_follow_fault_of(&shared, &error);
+        if let Err(error) = run_store(&shared, node, host, name, session).await {
+            let is_explained = fault_explains(&shared, &error);
             shared.judge.expect(is_explained, || {
                 format!("the owner of node {node}, from {begin_ns} ns: {error}, without a known cause")
             });
@@ -107,7 +106,7 @@ pub(crate) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
 }
 
 /// Serves a store while sessions work.
-async fn keep(
+async fn run_store(
     harness: &Rc<Harness>,
     node: u32,
     host: HostId,
@@ -124,7 +123,7 @@ async fn keep(
         let run = owner.run(move || clock.now_ns() / 1000).await;
         is_over.set(true);
         if let Err(error) = run {
-            let is_explained = may_follow_fault_of(&shared, &error) || !shared.is_running();
+            let is_explained = fault_explains(&shared, &error) || !shared.is_running();
             shared.judge.expect(is_explained, || format!("the owner of node {node} ended: {error}"));
         }
     });
@@ -136,16 +135,16 @@ async fn keep(
     {
         let mut kv = harness.kv.borrow_mut();
         let histories = (0..KEYS).map(|_| History::default()).collect();
-        kv.stores.push(Served { name: name.clone(), histories, used: std::array::from_fn(|key| key) });
+        kv.stores.push(StoreState { name: name.clone(), histories, used: std::array::from_fn(|key| key) });
         let number = kv.stores.len() - 1;
         kv.current.insert(node, number);
     }
     while harness.is_running() || harness.working() > 0 {
-        harness.world.sleep(Some(host), LOOK).await;
+        harness.world.sleep(Some(host), CHECK_INTERVAL).await;
     }
     stopper.stop();
     while !ended.get() {
-        harness.world.sleep(Some(host), LOOK).await;
+        harness.world.sleep(Some(host), CHECK_INTERVAL).await;
     }
     // If the map fails, the leak check frees the head.
     if let Ok(head) = session.map(&name, Permissions::MASTER).await {
@@ -192,18 +191,18 @@ async fn open(actor: &mut Actor, store: usize) {
             actor.kv.open.insert(store, opened.with_timeout(TIMEOUT));
         }
         Some(Err(error)) => {
-            actor.expect_reason(may_follow_fault_of(&actor.harness, &error), begin_ns, &error);
+            actor.expect_reason(fault_explains(&actor.harness, &error), begin_ns, &error);
         }
         None => {}
     }
 }
 
 /// Returns true if a fault may cause this error.
-fn may_follow_fault_of(harness: &Harness, error: &KvError) -> bool {
+fn fault_explains(harness: &Harness, error: &KvError) -> bool {
     let is_such = match error {
         KvError::Full => return true,
         KvError::Ended | KvError::NoDirectory => true,
-        KvError::Region(error) => is_region_trouble(error),
+        KvError::Region(error) => may_follow_fault(error.cause()),
         KvError::Access(error) => {
             matches!(error.cause, AccessCause::Stale | AccessCause::PeerDown(_) | AccessCause::NodeClosed)
         }
@@ -220,11 +219,7 @@ fn may_follow_fault_of(harness: &Harness, error: &KvError) -> bool {
         ),
         _ => false,
     };
-    is_such && !harness.is_undisturbed()
-}
-
-fn is_region_trouble(error: &RegionError) -> bool {
-    may_follow_fault(error.cause())
+    is_such && !harness.is_fault_free()
 }
 
 /// Returns true if the operation may have been executed, or may be later, despite the error.
@@ -236,7 +231,7 @@ fn may_be_done(error: &KvError) -> bool {
 }
 
 /// An operation in progress: its key, its place in the history, and its start.
-struct Begun {
+struct Pending {
     key: Key,
     place: usize,
     begin_ns: u64,
@@ -246,14 +241,14 @@ fn history_of<T>(actor: &Actor, key: Key, f: impl FnOnce(&mut History) -> T) -> 
     f(&mut actor.harness.kv.borrow_mut().stores[key.store].histories[key.number])
 }
 
-fn begin(actor: &Actor, key: Key, operation: Operation) -> Begun {
+fn begin(actor: &Actor, key: Key, operation: Operation) -> Pending {
     actor.note(format_args!("concerns key {} of store {}: {operation:?}", key.number, key.store));
     let begin_ns = actor.now_ns();
     let place = history_of(actor, key, |history| history.begin(begin_ns, operation));
-    Begun { key, place, begin_ns }
+    Pending { key, place, begin_ns }
 }
 
-impl Begun {
+impl Pending {
     /// Records the end of an operation; `known` completes it with its result.
     fn end<T>(
         self,
@@ -261,7 +256,7 @@ impl Begun {
         result: Option<Result<T, KvError>>,
         known: impl FnOnce(T) -> Operation,
     ) {
-        let Begun { key, place, begin_ns } = self;
+        let Pending { key, place, begin_ns } = self;
         match result {
             Some(Ok(result)) => {
                 let (operation, end_ns) = (known(result), actor.now_ns());
@@ -272,7 +267,7 @@ impl Begun {
                 if !may_be_done(&error) {
                     history_of(actor, key, |history| history.forget(place));
                 }
-                actor.expect_reason(may_follow_fault_of(&actor.harness, &error), begin_ns, &error);
+                actor.expect_reason(fault_explains(&actor.harness, &error), begin_ns, &error);
                 actor.kv.open.remove(&key.store);
             }
             None => {}
@@ -280,36 +275,36 @@ impl Begun {
     }
 }
 
-/// Takes the open store, which [`keep_open`] puts back.
-fn take(actor: &mut Actor, key: Key) -> Store {
+/// Takes the open store, which [`put_store`] puts back.
+fn take_store(actor: &mut Actor, key: Key) -> Store {
     actor.kv.open.remove(&key.store).expect("the store is open")
 }
 
-fn keep_open(actor: &mut Actor, key: Key, store: Store) {
+fn put_store(actor: &mut Actor, key: Key, store: Store) {
     actor.kv.open.insert(key.store, store);
 }
 
 async fn get(actor: &mut Actor, key: Key) {
-    let (mut store, text) = (take(actor, key), key.text());
-    let begun = begin(actor, key, Operation::Nothing);
+    let (mut store, text) = (take_store(actor, key), key.text());
+    let pending = begin(actor, key, Operation::Nothing);
     let result = actor.attempt("get a key", store.get(&text)).await;
-    keep_open(actor, key, store);
-    let Some(found) = seen(actor, &begun, result) else { return };
-    begun.end(actor, found, |found| Operation::Get { found });
+    put_store(actor, key, store);
+    let Some(found) = seen(actor, &pending, result) else { return };
+    pending.end(actor, found, |found| Operation::Get { found });
 }
 
 /// Returns the value that was read; records a violation if no session wrote it.
 fn seen(
     actor: &Actor,
-    begun: &Begun,
+    pending: &Pending,
     result: Option<Result<Option<Vec<u8>>, KvError>>,
 ) -> Option<Option<Result<Option<Value>, KvError>>> {
     match result {
-        Some(Ok(Some(bytes))) => match Value::read(&bytes) {
+        Some(Ok(Some(bytes))) => match Value::parse(&bytes) {
             Some(value) => Some(Some(Ok(Some(value)))),
             None => {
                 let what = format_args!("{} bytes were read that no session wrote as one value", bytes.len());
-                actor.expect(false, begun.begin_ns, what);
+                actor.expect(false, pending.begin_ns, what);
                 None
             }
         },
@@ -326,7 +321,7 @@ fn new_token(actor: &Actor) -> u64 {
 }
 
 async fn swap(actor: &mut Actor, key: Key, only: Only) {
-    let (mut store, text, token) = (take(actor, key), key.text(), new_token(actor));
+    let (mut store, text, token) = (take_store(actor, key), key.text(), new_token(actor));
     // Some values are long, and land in pieces; few of the longest fit into the first part of a heap.
     let entries = match actor.random.between(0, 15) {
         0..4 => actor.random.between(20, 150),
@@ -334,18 +329,18 @@ async fn swap(actor: &mut Actor, key: Key, only: Only) {
         _ => 1,
     };
     let bytes = values::bytes(token, entries);
-    let new = Value::read(&bytes).expect("the value is well-formed");
-    let kept_us = actor.random.chance(1, 5).then(|| actor.random.between(1, KEPT_US_MAX));
-    let expires = kept_us.map_or(Expires::Never, |ms| Expires::After { ms });
-    let lapse = kept_us.map(|_| token);
-    let begun = begin(actor, key, Operation::Swap { new, only, lapse, found: None });
-    let lapsing =
-        kept_us.map(|us| history_of(actor, key, |history| history.lapses(begun.begin_ns, us, token)));
+    let new = Value::parse(&bytes).expect("the value is well-formed");
+    let lifetime_us = actor.random.chance(1, 5).then(|| actor.random.between(1, LIFETIME_US_MAX));
+    let expires = lifetime_us.map_or(Expires::Never, |ms| Expires::After { ms });
+    let lapse = lifetime_us.map(|_| token);
+    let pending = begin(actor, key, Operation::Swap { new, only, lapse, found: None });
+    let lapsing = lifetime_us
+        .map(|us| history_of(actor, key, |history| history.begin_lapse(pending.begin_ns, us, token)));
     let result = actor.attempt("set a key", store.swap(&text, &bytes, SetOptions { only, expires })).await;
-    keep_open(actor, key, store);
-    let Some(found) = seen(actor, &begun, result) else { return };
-    end_lapse(actor, key, lapsing, kept_us, &found);
-    begun.end(actor, found, |found| Operation::Swap { new, only, lapse, found: Some(found) });
+    put_store(actor, key, store);
+    let Some(found) = seen(actor, &pending, result) else { return };
+    end_lapse(actor, key, lapsing, lifetime_us, &found);
+    pending.end(actor, found, |found| Operation::Swap { new, only, lapse, found: Some(found) });
 }
 
 /// Sets the latest time of an expiry, if its start is known.
@@ -353,38 +348,38 @@ fn end_lapse<T>(
     actor: &Actor,
     key: Key,
     lapsing: Option<usize>,
-    kept_us: Option<u64>,
+    lifetime_us: Option<u64>,
     result: &Option<Result<T, KvError>>,
 ) {
-    let (Some(place), Some(us), Some(Ok(_))) = (lapsing, kept_us, result) else { return };
-    history_of(actor, key, |history| history.lapsed(place, actor.now_ns(), us));
+    let (Some(place), Some(us), Some(Ok(_))) = (lapsing, lifetime_us, result) else { return };
+    history_of(actor, key, |history| history.end_lapse(place, actor.now_ns(), us));
 }
 
 async fn append(actor: &mut Actor, key: Key) {
-    let (mut store, text, token) = (take(actor, key), key.text(), new_token(actor));
-    let begun = begin(actor, key, Operation::Append { token, len: None });
+    let (mut store, text, token) = (take_store(actor, key), key.text(), new_token(actor));
+    let pending = begin(actor, key, Operation::Append { token, len: None });
     let bytes = values::bytes(token, 1);
     let result = actor.attempt("append to a key", store.append(&text, &bytes)).await;
-    keep_open(actor, key, store);
-    begun.end(actor, result, |len| Operation::Append { token, len: Some(len / ENTRY_BYTES as u64) });
+    put_store(actor, key, store);
+    pending.end(actor, result, |len| Operation::Append { token, len: Some(len / ENTRY_BYTES as u64) });
 }
 
 async fn delete(actor: &mut Actor, key: Key) {
-    let (mut store, text) = (take(actor, key), key.text());
-    let begun = begin(actor, key, Operation::Delete { was: None });
+    let (mut store, text) = (take_store(actor, key), key.text());
+    let pending = begin(actor, key, Operation::Delete { was: None });
     let result = actor.attempt("delete a key", store.delete(&text)).await;
-    keep_open(actor, key, store);
-    begun.end(actor, result, |was| Operation::Delete { was: Some(was) });
+    put_store(actor, key, store);
+    pending.end(actor, result, |was| Operation::Delete { was: Some(was) });
 }
 
 async fn expire(actor: &mut Actor, key: Key) {
-    let (mut store, text, token) = (take(actor, key), key.text(), new_token(actor));
-    let us = actor.random.below(KEPT_US_MAX);
-    let begun = begin(actor, key, Operation::Expire { lapse: token, was: None });
-    let lapsing = history_of(actor, key, |history| history.lapses(begun.begin_ns, us, token));
+    let (mut store, text, token) = (take_store(actor, key), key.text(), new_token(actor));
+    let us = actor.random.below(LIFETIME_US_MAX);
+    let pending = begin(actor, key, Operation::Expire { lapse: token, was: None });
+    let lapsing = history_of(actor, key, |history| history.begin_lapse(pending.begin_ns, us, token));
     let expiring = store.expire_when(&text, Expires::After { ms: us }, When::Always);
     let result = actor.attempt("let a key expire", expiring).await;
-    keep_open(actor, key, store);
+    put_store(actor, key, store);
     end_lapse(actor, key, Some(lapsing), Some(us), &result);
-    begun.end(actor, result, |was| Operation::Expire { lapse: token, was: Some(was) });
+    pending.end(actor, result, |was| Operation::Expire { lapse: token, was: Some(was) });
 }

@@ -1,5 +1,5 @@
 //! Trials: whole clusters in simulated time, with sessions that use all operations at once, faults, and a judge that
-//! knows what each session may observe.
+//! checks the results of each session.
 //!
 //! ```text
 //!   Plan + seed ──> World (crate `sim`) ── hosts, links, faults
@@ -21,14 +21,14 @@ mod beside_bulk;
 #[cfg(test)]
 mod by_call;
 mod calls;
+mod cancel;
+#[cfg(test)]
+mod declared_dead;
 #[cfg(test)]
 mod dials;
 mod faults;
 #[cfg(test)]
 mod found;
-#[cfg(test)]
-mod given_up;
-mod giving_up;
 mod golden;
 mod harness;
 mod hosted;

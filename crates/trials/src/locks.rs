@@ -16,15 +16,14 @@ use crate::harness::Harness;
 use crate::judge::may_follow_fault;
 pub(crate) use data::names as data_names;
 use data::{Data, Opened};
-use ledger::{Ledger, Scene, SessionRun};
+use ledger::{Context, Ledger, SessionId};
 use stamps::Seen;
 
-/// Number of locks' names.
 const NAMES: usize = 4;
 /// Maximum number of locks that a session holds.
 const HELD_MAX: usize = 2;
 /// Maximum timeout, in microseconds.
-const PATIENCE_US_MAX: u64 = 60;
+const TIMEOUT_US_MAX: u64 = 60;
 
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
@@ -55,40 +54,40 @@ struct HeldLock {
     /// Guard of the lock; `None` if it was dropped and the lock kept.
     guard: Option<Guard>,
     /// True if a release was cancelled, before or after it began.
-    is_doubtful: bool,
+    is_uncertain: bool,
     /// The protected data as this session last read or wrote it, if known.
     seen: Option<Seen>,
 }
 
 /// Reports the end of a session when dropped.
-pub(crate) struct Presence {
+pub(crate) struct SessionGuard {
     harness: Rc<Harness>,
-    run: SessionRun,
+    run: SessionId,
 }
 
-impl Presence {
-    pub(crate) fn of(actor: &Actor) -> Presence {
-        Presence { harness: actor.harness.clone(), run: run_of(actor) }
+impl SessionGuard {
+    pub(crate) fn of(actor: &Actor) -> SessionGuard {
+        SessionGuard { harness: actor.harness.clone(), run: session_id(actor) }
     }
 }
 
-impl Drop for Presence {
+impl Drop for SessionGuard {
     fn drop(&mut self) {
         self.harness.locks.borrow_mut().ledgers.iter_mut().for_each(|ledger| ledger.end_session(self.run));
         data::end_session(&self.harness, self.run);
     }
 }
 
-fn run_of(actor: &Actor) -> SessionRun {
-    SessionRun { node: actor.node, incarnation: actor.incarnation, session: actor.number }
+fn session_id(actor: &Actor) -> SessionId {
+    SessionId { node: actor.node, incarnation: actor.incarnation, session: actor.number }
 }
 
 /// Returns the names of a trial's locks.
 pub(crate) fn names() -> impl Iterator<Item = String> {
-    (0..NAMES).map(text)
+    (0..NAMES).map(name_of)
 }
 
-fn text(name: usize) -> String {
+fn name_of(name: usize) -> String {
     format!("l{name}")
 }
 
@@ -97,15 +96,14 @@ fn check_guards(actor: &Actor) {
     for held in &actor.locks.held {
         let kept = match &held.guard {
             Some(guard) => guard.check(),
-            None => actor.session.check_lock(&text(held.name)),
+            None => actor.session.check_lock(&name_of(held.name)),
         };
         let is_kept = match kept {
             Ok(()) => true,
             Err(error) => {
-                let is_explained =
-                    matches!(error.cause, LockCause::Lapsed) && !actor.harness.is_undisturbed();
+                let is_explained = matches!(error.cause, LockCause::Lapsed) && !actor.harness.is_fault_free();
                 if !is_explained && !is_explained_by_its_end(actor, held, &error.cause) {
-                    accuse(actor, held.name, actor.now_ns(), &format!("{error}, without a known cause"));
+                    violated(actor, held.name, actor.now_ns(), &format!("{error}, without a known cause"));
                 }
                 false
             }
@@ -116,7 +114,7 @@ fn check_guards(actor: &Actor) {
                 "the session still holds the lock with token {}, but {token} was granted",
                 held.token
             );
-            accuse(actor, held.name, actor.now_ns(), &what);
+            violated(actor, held.name, actor.now_ns(), &what);
         }
     }
 }
@@ -124,7 +122,7 @@ fn check_guards(actor: &Actor) {
 /// Returns true if the error is explained by a leaving node, which holds no lock any more, or by a cancelled release.
 fn is_explained_by_its_end(actor: &Actor, held: &HeldLock, cause: &LockCause) -> bool {
     match cause {
-        LockCause::NotHeld => held.is_doubtful,
+        LockCause::NotHeld => held.is_uncertain,
         LockCause::Region(cause) => is_explained_by(actor, cause),
         _ => false,
     }
@@ -135,11 +133,11 @@ pub(crate) async fn act(actor: &mut Actor) {
     let held = actor.locks.held.len();
     match pick(&mut actor.random, if held == 0 { &[3, 3, 3, 0, 0, 0, 1] } else { &[0, 2, 2, 9, 1, 9, 1] }) {
         // A session that holds a lock must not wait for another one without limit, which could deadlock.
-        0 => take(actor, Patience::Endless).await,
-        1 if held < HELD_MAX => take(actor, Patience::None).await,
+        0 => take(actor, Wait::Endless).await,
+        1 if held < HELD_MAX => take(actor, Wait::None).await,
         2 if held < HELD_MAX => {
-            let patience = Duration::from_micros(actor.random.between(1, PATIENCE_US_MAX));
-            take(actor, Patience::For(patience)).await;
+            let wait = Duration::from_micros(actor.random.between(1, TIMEOUT_US_MAX));
+            take(actor, Wait::For(wait)).await;
         }
         4 => take_held_lock(actor).await,
         5 => work(actor).await,
@@ -151,7 +149,7 @@ pub(crate) async fn act(actor: &mut Actor) {
 /// Works with the data under a lock that the session certainly holds.
 async fn work(actor: &mut Actor) {
     let index = actor.random.index(actor.locks.held.len());
-    if !actor.locks.held[index].is_doubtful {
+    if !actor.locks.held[index].is_uncertain {
         data::work(actor, index).await;
     }
 }
@@ -164,45 +162,46 @@ pub(crate) async fn finish(actor: &mut Actor) {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Patience {
+enum Wait {
     None,
     For(Duration),
     Endless,
 }
 
-async fn take(actor: &mut Actor, patience: Patience) {
+async fn take(actor: &mut Actor, wait: Wait) {
     let name = actor.random.index(NAMES);
     if actor.locks.held.iter().any(|held| held.name == name) {
         return;
     }
-    let (text, session, begin) = (text(name), actor.session.clone(), actor.clock_ns());
+    let (text, session, begin) = (name_of(name), actor.session.clone(), actor.clock_ns());
     let begin_ns = actor.now_ns();
-    let waits = patience == Patience::Endless;
+    let waits = wait == Wait::Endless;
     actor.note(format_args!("concerns lock {text}"));
-    actor.harness.locks.borrow_mut().ledgers[name].begin(run_of(actor), begin_ns, waits);
-    let taken = match patience {
-        Patience::None => actor.attempt("try to lock", session.try_lock(&text)).await,
-        Patience::For(timeout) => {
+    actor.harness.locks.borrow_mut().ledgers[name].begin(session_id(actor), begin_ns, waits);
+    let taken = match wait {
+        Wait::None => actor.attempt("try to lock", session.try_lock(&text)).await,
+        Wait::For(timeout) => {
             actor.attempt("lock with a deadline", session.lock_within(&text, timeout)).await
         }
-        Patience::Endless => actor.attempt("lock", session.lock(&text)).await,
+        Wait::Endless => actor.attempt("lock", session.lock(&text)).await,
     };
     match taken {
         Some(Ok(guard)) => took(actor, name, guard),
         Some(Err(error)) => {
-            let verdict = refused(actor, name, patience, actor.clock_ns() - begin, &error);
-            verdict.unwrap_or_else(|why| accuse(actor, name, begin_ns, &format!("{error}: {why}")));
+            let verdict = refused(actor, name, wait, actor.clock_ns() - begin, &error);
+            verdict.unwrap_or_else(|why| violated(actor, name, begin_ns, &format!("{error}: {why}")));
         }
-        None => actor.harness.locks.borrow_mut().ledgers[name].gave_up(run_of(actor), actor.now_ns()),
+        None => actor.harness.locks.borrow_mut().ledgers[name].cancelled(session_id(actor), actor.now_ns()),
     }
 }
 
 fn took(actor: &mut Actor, name: usize, guard: Guard) {
     let (token, recovered) = (guard.token(), guard.recovered());
     let verdict =
-        with_ledger(actor, name, |ledger, scene| ledger.took(run_of(actor), token, recovered, scene));
+        with_ledger(actor, name, |ledger, context| ledger.took(session_id(actor), token, recovered, context));
     if let Err(why) = verdict {
-        accuse(actor, name, actor.now_ns(), &format!("the session took the lock with token {token}: {why}"));
+        let what = format!("the session took the lock with token {token}: {why}");
+        violated(actor, name, actor.now_ns(), &what);
     }
     let guard = if actor.random.chance(1, 6) {
         guard.keep();
@@ -210,22 +209,16 @@ fn took(actor: &mut Actor, name: usize, guard: Guard) {
     } else {
         Some(guard)
     };
-    actor.locks.held.push(HeldLock { name, token, guard, is_doubtful: false, seen: None });
+    actor.locks.held.push(HeldLock { name, token, guard, is_uncertain: false, seen: None });
 }
 
-fn refused(
-    actor: &Actor,
-    name: usize,
-    patience: Patience,
-    waited_ns: u64,
-    error: &LockError,
-) -> Result<(), String> {
-    match (&error.cause, patience) {
-        (LockCause::Held, Patience::None) => {
-            with_ledger(actor, name, |ledger, scene| ledger.refused(run_of(actor), scene))
+fn refused(actor: &Actor, name: usize, wait: Wait, waited_ns: u64, error: &LockError) -> Result<(), String> {
+    match (&error.cause, wait) {
+        (LockCause::Held, Wait::None) => {
+            with_ledger(actor, name, |ledger, context| ledger.refused(session_id(actor), context))
         }
-        (LockCause::Timeout, Patience::For(timeout)) => {
-            actor.harness.locks.borrow_mut().ledgers[name].gave_up(run_of(actor), actor.now_ns());
+        (LockCause::Timeout, Wait::For(timeout)) => {
+            actor.harness.locks.borrow_mut().ledgers[name].cancelled(session_id(actor), actor.now_ns());
             let is_over = u128::from(waited_ns) >= timeout.as_nanos();
             if is_over {
                 Ok(())
@@ -234,7 +227,7 @@ fn refused(
             }
         }
         (cause, _) => {
-            actor.harness.locks.borrow_mut().ledgers[name].gave_up(run_of(actor), actor.now_ns());
+            actor.harness.locks.borrow_mut().ledgers[name].cancelled(session_id(actor), actor.now_ns());
             if is_explained(actor, cause) { Ok(()) } else { Err("without a known cause".to_owned()) }
         }
     }
@@ -243,7 +236,7 @@ fn refused(
 /// Returns true if a fault of this trial explains the error.
 fn is_explained(actor: &Actor, cause: &LockCause) -> bool {
     match cause {
-        LockCause::PeerDown(_) => !actor.harness.is_undisturbed(),
+        LockCause::PeerDown(_) => !actor.harness.is_fault_free(),
         LockCause::HeldBySilent(_) => actor.harness.was_any_node_isolated(),
         LockCause::Region(cause) => is_explained_by(actor, cause),
         _ => false,
@@ -253,15 +246,15 @@ fn is_explained(actor: &Actor, cause: &LockCause) -> bool {
 fn is_explained_by(actor: &Actor, cause: &RegionCause) -> bool {
     match cause {
         RegionCause::NoSpace { .. } => true,
-        cause => may_follow_fault(cause) && !actor.harness.is_undisturbed(),
+        cause => may_follow_fault(cause) && !actor.harness.is_fault_free(),
     }
 }
 
 /// Tries to take a lock that the session holds, which must fail even if the session has lost it since.
 async fn take_held_lock(actor: &mut Actor) {
-    let Some(held) = actor.locks.held.iter().find(|held| !held.is_doubtful) else { return };
+    let Some(held) = actor.locks.held.iter().find(|held| !held.is_uncertain) else { return };
     let (name, session) = (held.name, actor.session.clone());
-    let result = actor.attempt("try to lock twice", session.try_lock(&text(name))).await;
+    let result = actor.attempt("try to lock twice", session.try_lock(&name_of(name))).await;
     let is_right = match &result {
         None => true,
         Some(Ok(_)) => false,
@@ -270,11 +263,11 @@ async fn take_held_lock(actor: &mut Actor) {
         }
     };
     if !is_right {
-        accuse(actor, name, actor.now_ns(), &format!("the session took a lock that it holds: {result:?}"));
+        violated(actor, name, actor.now_ns(), &format!("the session took a lock that it holds: {result:?}"));
     }
 }
 
-/// Releases a lock that this session does not hold, although another one may.
+/// Releases a lock that this session does not hold; another session may hold it.
 async fn release_unheld(actor: &mut Actor) {
     let name = actor.random.index(NAMES);
     if actor.locks.held.iter().any(|held| held.name == name) {
@@ -282,12 +275,12 @@ async fn release_unheld(actor: &mut Actor) {
     }
     let (begin_ns, session) = (actor.now_ns(), actor.session.clone());
     let Some(driven) = actor.harness.driven(actor.node) else { return };
-    let text = text(name);
+    let text = name_of(name);
     let result = actor.attempt("unlock another's", driven.unlock_unheld(&session, &text)).await;
     match result {
-        Some(Ok(())) => accuse(actor, name, begin_ns, "the session released the lock without holding it"),
+        Some(Ok(())) => violated(actor, name, begin_ns, "the session released the lock without holding it"),
         Some(Err(error)) if error.cause != LockCause::NotHeld && !is_explained(actor, &error.cause) => {
-            accuse(actor, name, begin_ns, &format!("{error}, without a known cause"));
+            violated(actor, name, begin_ns, &format!("{error}, without a known cause"));
         }
         _ => {}
     }
@@ -298,9 +291,9 @@ async fn release(actor: &mut Actor) {
         return;
     }
     let index = actor.random.index(actor.locks.held.len());
-    let HeldLock { name, token, guard, is_doubtful, .. } = actor.locks.held.swap_remove(index);
+    let HeldLock { name, token, guard, is_uncertain, .. } = actor.locks.held.swap_remove(index);
     let begin_ns = actor.now_ns();
-    actor.harness.locks.borrow_mut().ledgers[name].begin_release(run_of(actor), begin_ns);
+    actor.harness.locks.borrow_mut().ledgers[name].begin_release(session_id(actor), begin_ns);
     let session = actor.session.clone();
     let result = match guard {
         Some(guard) if actor.random.chance(1, 3) => {
@@ -309,60 +302,60 @@ async fn release(actor: &mut Actor) {
         }
         Some(guard) => actor.attempt("unlock", guard.unlock()).await,
         None => {
-            let result = actor.attempt("unlock by name", session.unlock(&text(name))).await;
+            let result = actor.attempt("unlock by name", session.unlock(&name_of(name))).await;
             if result.is_none() {
                 return actor.locks.held.push(HeldLock {
                     name,
                     token,
                     guard: None,
-                    is_doubtful: true,
+                    is_uncertain: true,
                     seen: None,
                 });
             }
             result
         }
     };
-    released(actor, name, begin_ns, is_doubtful, result);
+    released(actor, name, begin_ns, is_uncertain, result);
 }
 
 fn released(
     actor: &Actor,
     name: usize,
     begin_ns: u64,
-    is_doubtful: bool,
+    is_uncertain: bool,
     result: Option<Result<(), LockError>>,
 ) {
     let now_ns = actor.now_ns();
     match result {
-        Some(Ok(())) => actor.harness.locks.borrow_mut().ledgers[name].end_release(run_of(actor), now_ns),
+        Some(Ok(())) => actor.harness.locks.borrow_mut().ledgers[name].end_release(session_id(actor), now_ns),
         Some(Err(error)) => {
-            let lost = with_ledger(actor, name, |ledger, scene| ledger.lost(run_of(actor), scene));
+            let lost = with_ledger(actor, name, |ledger, context| ledger.lost(session_id(actor), context));
             let is_lost = error.cause == LockCause::NotHeld;
             let verdict = match is_lost || is_explained(actor, &error.cause) {
-                true if is_lost && is_doubtful => Ok(()),
+                true if is_lost && is_uncertain => Ok(()),
                 true => lost,
                 false => Err("without a known cause".to_owned()),
             };
-            verdict.unwrap_or_else(|why| accuse(actor, name, begin_ns, &format!("{error}: {why}")));
+            verdict.unwrap_or_else(|why| violated(actor, name, begin_ns, &format!("{error}: {why}")));
         }
-        None => actor.harness.locks.borrow_mut().ledgers[name].dropped(run_of(actor), now_ns),
+        None => actor.harness.locks.borrow_mut().ledgers[name].dropped(session_id(actor), now_ns),
     }
 }
 
-fn with_ledger<T>(actor: &Actor, name: usize, ask: impl FnOnce(&mut Ledger, Scene<'_>) -> T) -> T {
+fn with_ledger<T>(actor: &Actor, name: usize, ask: impl FnOnce(&mut Ledger, Context<'_>) -> T) -> T {
     let harness = &actor.harness;
-    let scene = Scene {
+    let context = Context {
         now_ns: harness.world.now_ns(),
         is_calm_since: &|begin_ns| harness.is_calm_since(begin_ns),
-        is_up: &|run: SessionRun| harness.is_up(run.node) && harness.incarnation(run.node) == run.incarnation,
+        is_up: &|run: SessionId| harness.is_up(run.node) && harness.incarnation(run.node) == run.incarnation,
         cut_off_is_death: harness.cut_off_is_death,
     };
-    ask(&mut harness.locks.borrow_mut().ledgers[name], scene)
+    ask(&mut harness.locks.borrow_mut().ledgers[name], context)
 }
 
-fn accuse(actor: &Actor, name: usize, begin_ns: u64, what: &str) {
+fn violated(actor: &Actor, name: usize, begin_ns: u64, what: &str) {
     let (number, node, now) = (actor.number, actor.node, actor.now_ns());
-    let name = text(name);
+    let name = name_of(name);
     actor.harness.judge.violated(format!(
         "lock {name}, session {number} of node {node}, from {begin_ns} to {now} ns: {what}"
     ));

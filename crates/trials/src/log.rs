@@ -82,12 +82,9 @@ pub(crate) async fn finish(actor: &mut Actor) {
             actor.harness.world.sleep(Some(actor.host), Duration::from_nanos(PATIENCE_NS_MAX / 4)).await;
         }
         let (position, begin_ns) = (held.follower.position(), actor.now_ns());
-        let has_come = position >= end || !actor.harness.is_undisturbed();
-        actor.expect(
-            has_come,
-            begin_ns,
-            format_args!("a follower stops at position {position}, but the log ends at {end}"),
-        );
+        let has_reached_end = position >= end || !actor.harness.is_fault_free();
+        let stopped = format_args!("a follower stops at position {position}, but the log ends at {end}");
+        actor.expect(has_reached_end, begin_ns, stopped);
     }
     drop(session);
 }
@@ -144,26 +141,26 @@ async fn open(actor: &mut Actor, number: usize) {
             if is_over && !is_new {
                 actor.harness.logs.borrow_mut().end(number, life);
             }
-            actor.expect_reason(may_follow_fault_of(actor, &error), begin_ns, &error);
+            actor.expect_reason(fault_explains(actor, &error), begin_ns, &error);
         }
         None => {}
     }
 }
 
 /// Returns true if a fault may cause this error.
-fn may_follow_fault_of(actor: &Actor, error: &LogError) -> bool {
+fn fault_explains(actor: &Actor, error: &LogError) -> bool {
     match error {
         LogError::Full { .. } => true,
         LogError::Lost { .. } | LogError::Outpaced { .. } | LogError::NoDirectory(_) => {
-            !actor.harness.is_undisturbed()
+            !actor.harness.is_fault_free()
         }
-        LogError::Region(error) => may_follow_fault(error.cause()) && !actor.harness.is_undisturbed(),
+        LogError::Region(error) => may_follow_fault(error.cause()) && !actor.harness.is_fault_free(),
         LogError::Access(error) => {
             let is_such = matches!(
                 error.cause,
                 AccessCause::Stale | AccessCause::PeerDown(_) | AccessCause::NodeClosed
             );
-            is_such && !actor.harness.is_undisturbed()
+            is_such && !actor.harness.is_fault_free()
         }
         _ => false,
     }
@@ -171,7 +168,7 @@ fn may_follow_fault_of(actor: &Actor, error: &LogError) -> bool {
 
 /// Handles an error; returns `Err` if the log must be opened again.
 fn continue_after(actor: &Actor, error: &LogError, begin_ns: u64) -> Result<(), ()> {
-    actor.expect_reason(may_follow_fault_of(actor, error), begin_ns, error);
+    actor.expect_reason(fault_explains(actor, error), begin_ns, error);
     match error {
         LogError::Full { .. }
         | LogError::NoDirectory(_)
@@ -214,7 +211,7 @@ async fn append(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
     }
 }
 
-/// Appends some records by one call; each record becomes visible separately.
+/// Appends several records in one call; each record becomes visible separately.
 async fn append_each(actor: &mut Actor, held: &mut OpenLog, first: (u64, Vec<u8>)) -> Result<(), ()> {
     let begin_ns = actor.now_ns();
     let mut records = vec![first];
@@ -267,17 +264,17 @@ async fn note_home(actor: &Actor, held: &OpenLog, segment: u64) {
         return;
     }
     let name = format!("{}/{segment}", ledger::name_of(held.life));
-    let before = lives(&actor.harness);
+    let before = incarnations(&actor.harness);
     let found = held.session.stat(&name).await;
     // If a node has ended, this may be a replacement of the record's segment.
-    let is_the_same = before.is_some() && before == lives(&actor.harness);
+    let is_the_same = before.is_some() && before == incarnations(&actor.harness);
     let home =
         found.ok().filter(|_| is_the_same).map(|info| (info.home.0, actor.harness.incarnation(info.home.0)));
     actor.harness.logs.borrow_mut().note_home(held.life, segment, home);
 }
 
 /// Returns the incarnations of all nodes; `None` unless all are up and no node may have been declared dead.
-fn lives(harness: &Harness) -> Option<Vec<u32>> {
+fn incarnations(harness: &Harness) -> Option<Vec<u32>> {
     let is_well = |node: &u32| harness.is_up(*node) && !harness.was_isolated(*node);
     (0..harness.nodes()).map(|node| is_well(&node).then(|| harness.incarnation(node))).collect()
 }
@@ -285,7 +282,7 @@ fn lives(harness: &Harness) -> Option<Vec<u32>> {
 async fn follow(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
     let begin_ns = actor.now_ns();
     let (from, now_ns) = (held.follower.position(), actor.clock_ns());
-    let is_there = actor.harness.logs.borrow().is_there(&actor.harness, held.life, from);
+    let is_appended = actor.harness.logs.borrow().is_appended(&actor.harness, held.life, from);
     let taken = RefCell::new(Vec::new());
     let polling = held.follower.poll(now_ns, |entry| {
         taken.borrow_mut().push((entry.position, entry.records().map(<[u8]>::to_vec).collect::<Vec<_>>()));
@@ -297,8 +294,9 @@ async fn follow(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
     checked.unwrap_or_else(|why| actor.expect(false, begin_ns, why));
     match polled {
         Some(Ok(0)) => {
-            let is_there = is_there && actor.harness.is_calm_since(begin_ns);
-            actor.expect(!is_there, begin_ns, format_args!("the record appended at {from} is not visible"));
+            let is_appended = is_appended && actor.harness.is_calm_since(begin_ns);
+            let missing = format_args!("the record appended at {from} is not visible");
+            actor.expect(!is_appended, begin_ns, missing);
             Ok(())
         }
         Some(Err(LogError::Trimmed { first })) => {
@@ -334,7 +332,7 @@ async fn trim(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
     }
 }
 
-/// Replaces the follower by another one.
+/// Replaces the follower.
 async fn reopen_follower(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
     let begin_ns = actor.now_ns();
     let (session, name) = (held.session.clone(), ledger::name_of(held.life));

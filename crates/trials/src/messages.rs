@@ -9,7 +9,7 @@ use halite::{Driven, Mailbox, Message, NodeId, Port, SendCause, SendError, Serve
 use halite_sim::{HostId, Random};
 
 use crate::actor::{Actor, pick};
-use crate::giving_up;
+use crate::cancel;
 use crate::harness::{Harness, PRINCIPALS};
 use ledger::{Ledger, Load, Path};
 
@@ -21,7 +21,7 @@ const PUBLISHED_MAX: u64 = 100;
 /// Maximum pause of a slow receiver, in microseconds.
 const SLOW_US_MAX: u64 = 60;
 /// Number of bytes before the filler.
-const HEAD_BYTES: usize = 5 * 4 + 8;
+const HEADER_BYTES: usize = 5 * 4 + 8;
 
 #[derive(Debug, Default)]
 pub(crate) struct Messages {
@@ -51,7 +51,7 @@ pub(crate) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
 pub(crate) fn judge(harness: &Harness) {
     let is_there = |(node, incarnation)| harness.is_up(node) && harness.incarnation(node) == incarnation;
     let missing = harness.messages.borrow().ledger.missing(is_there);
-    if let Some((path, number)) = missing.filter(|_| harness.is_undisturbed()) {
+    if let Some((path, number)) = missing.filter(|_| harness.is_fault_free()) {
         harness.judge.violated(format!("message {number} of {path:?} was sent, but never arrived"));
     }
 }
@@ -70,15 +70,15 @@ impl Receiver {
         let per_mille = self.harness.plan.work.given_up_per_mille;
         loop {
             let next = self.mailbox.recv();
-            match giving_up::or_cancel(&world, self.host, &mut self.random, per_mille, next).await {
+            match cancel::or_cancel(&world, self.host, &mut self.random, per_mille, next).await {
                 Some(Ok(message)) => self.receive(&message),
                 Some(Err(_)) => return,
                 // A cancelled wait loses no message.
                 None => {}
             }
             if self.random.chance(1, 8) && self.harness.is_running() {
-                let long = Duration::from_nanos(self.random.below(SLOW_US_MAX * 1000));
-                world.sleep(Some(self.host), long).await;
+                let duration = Duration::from_nanos(self.random.below(SLOW_US_MAX * 1000));
+                world.sleep(Some(self.host), duration).await;
             }
         }
     }
@@ -106,7 +106,7 @@ pub(crate) async fn act(actor: &mut Actor) {
     let to = actor.random.below(actor.harness.nodes().into()) as u32;
     let path =
         Path { from: (actor.node, actor.incarnation, actor.number), to: (to, actor.harness.incarnation(to)) };
-    let len = some_len(actor);
+    let len = random_len(actor);
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     let (number, before) = {
         let ledger = &mut actor.harness.messages.borrow_mut().ledger;
@@ -149,7 +149,7 @@ pub(crate) async fn publish(actor: &mut Actor) {
     let (mut begun, mut errors) = (Vec::new(), Vec::new());
     let count = 1 + actor.random.below(PUBLISHED_MAX);
     for _ in 0..count {
-        let len = some_len(actor);
+        let len = random_len(actor);
         let number = actor.harness.messages.borrow_mut().ledger.begin(path);
         actor.note(format_args!("concerns message {number} to node {to}"));
         let bytes = emit(path, number, actor.principal as u32, len);
@@ -160,8 +160,8 @@ pub(crate) async fn publish(actor: &mut Actor) {
             None => {}
         }
         if actor.random.chance(1, 4) {
-            let long = Duration::from_nanos(actor.random.below(SLOW_US_MAX * 1000));
-            actor.harness.world.clone().sleep(Some(actor.host), long).await;
+            let duration = Duration::from_nanos(actor.random.below(SLOW_US_MAX * 1000));
+            actor.harness.world.clone().sleep(Some(actor.host), duration).await;
         }
     }
     loop {
@@ -185,7 +185,7 @@ pub(crate) async fn publish(actor: &mut Actor) {
             actor.harness.messages.borrow_mut().ledger.unload(path);
         }
         let is_explained = is_down || matches!(error.cause, SendCause::UnknownNode | SendCause::UnknownPort);
-        actor.expect_reason(is_explained && !actor.harness.is_undisturbed(), begin_ns, &error);
+        actor.expect_reason(is_explained && !actor.harness.is_fault_free(), begin_ns, &error);
     }
 }
 
@@ -197,7 +197,7 @@ fn may_be_full(actor: &Actor, path: Path, before: Load) -> bool {
 
 fn failed(actor: &Actor, path: Path, number: u64, may_block: bool, error: &SendError) -> Result<(), String> {
     let ledger = &mut actor.harness.messages.borrow_mut().ledger;
-    let is_calm = actor.harness.is_undisturbed();
+    let is_calm = actor.harness.is_fault_free();
     let is_explained = match error.cause {
         SendCause::WouldBlock => may_block,
         SendCause::PeerDown | SendCause::UnknownNode | SendCause::UnknownPort | SendCause::NodeClosed => {
@@ -220,9 +220,9 @@ fn failed(actor: &Actor, path: Path, number: u64, may_block: bool, error: &SendE
 }
 
 /// Returns a random message length: one that fits into a ring, or one for which the receiver fetches the bytes.
-fn some_len(actor: &mut Actor) -> usize {
+fn random_len(actor: &mut Actor) -> usize {
     let most = [64, 1000, 4000, 30_000][pick(&mut actor.random, &[10, 5, 2, 1])];
-    HEAD_BYTES + actor.random.index(most)
+    HEADER_BYTES + actor.random.index(most)
 }
 
 /// Creates a message: a head, and filler that derives from it.
@@ -233,7 +233,7 @@ fn emit(path: Path, number: u64, principal: u32, len: usize) -> Vec<u8> {
     }
     bytes.extend(number.to_le_bytes());
     bytes.resize(len, 0);
-    for (at, byte) in bytes[HEAD_BYTES..].iter_mut().enumerate() {
+    for (at, byte) in bytes[HEADER_BYTES..].iter_mut().enumerate() {
         *byte = (number as usize * 31 + at) as u8;
     }
     bytes

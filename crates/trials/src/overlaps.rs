@@ -10,18 +10,18 @@ pub(crate) fn judge(harness: &Harness) {
     if !harness.deaths_are_reported() {
         return;
     }
-    let mut touched = Vec::new();
+    let mut mapped = Vec::new();
     for node in (0..harness.nodes()).filter(|node| harness.has_process(*node)) {
         let Some(driven) = harness.driven(node) else { continue };
         let reached = driven.reached().into_iter().filter(|(_, at)| {
             harness.driven(at.owner.node.0).is_some_and(|owner| owner.is_reached_by(&driven))
         });
-        touched.extend(reached.map(|(region, at)| (at.owner, at.key, at.offset, at.len, region, node)));
+        mapped.extend(reached.map(|(region, at)| (at.owner, at.key, at.offset, at.len, region, node)));
     }
-    touched.sort_unstable();
+    mapped.sort_unstable();
     // Earlier piece of the segment that has the highest end.
-    let Some(mut furthest) = touched.first().copied() else { return };
-    for piece in touched.into_iter().skip(1) {
+    let Some(mut furthest) = mapped.first().copied() else { return };
+    for piece in mapped.into_iter().skip(1) {
         let (owner, key, offset, len, region, node) = piece;
         let (its_owner, its_key, its_offset, its_len, its_region, its_node) = furthest;
         let is_same_segment = (owner, key) == (its_owner, its_key);

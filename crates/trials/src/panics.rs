@@ -7,10 +7,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 ///
 /// After a panic, the state that `work` has used may be inconsistent: read it carefully, and do not use it further.
 pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| format!("panic: {}", words(&*panic)))
+    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| format!("panic: {}", message_of(&*panic)))
 }
 
-fn words(panic: &(dyn Any + Send)) -> &str {
+fn message_of(panic: &(dyn Any + Send)) -> &str {
     let owned = panic.downcast_ref::<String>().map(String::as_str);
     owned.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")
 }

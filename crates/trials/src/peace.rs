@@ -13,7 +13,7 @@ use halite::RegionCause;
 use crate::harness::Harness;
 use crate::regions;
 
-/// Number of leases: one until a node is missed, and another until the two are paired again.
+/// Number of leases: one until a peer declares a node dead, and another until the two reconnect.
 pub(crate) const HEALING_LEASES: u32 = 2;
 
 impl Harness {
@@ -23,9 +23,10 @@ impl Harness {
 
     /// Returns the start of the peace; `None` if there is no peace now.
     fn peace_since_ns(&self) -> Option<u64> {
-        let is_whole = (0..self.nodes()).all(|node| self.is_well(node)) && !self.has_disturbed_links();
-        let since_ns = self.last_trouble_ns() + self.healing_ns();
-        (is_whole && self.is_mended_soon() && since_ns <= self.world.now_ns()).then_some(since_ns)
+        let all_running = (0..self.nodes()).all(|node| self.is_up_and_running(node));
+        let is_healed = all_running && !self.has_changed_links();
+        let since_ns = self.last_change_ns() + self.healing_ns();
+        (is_healed && self.reconnects_soon() && since_ns <= self.world.now_ns()).then_some(since_ns)
     }
 
     /// Returns true if there was peace from the start of an operation until now.
@@ -35,7 +36,7 @@ impl Harness {
 
     /// Returns true if nodes that lose their connection stay alive, each on its own host, and soon dial each other
     /// again.
-    pub(crate) fn is_mended_soon(&self) -> bool {
+    pub(crate) fn reconnects_soon(&self) -> bool {
         let is_soon = self.plan.dial_us.is_some_and(|dial_us| dial_us <= self.plan.lease_us / 2);
         self.cut_off_is_by_adapters && self.plan.hosts.is_none() && is_soon
     }
@@ -62,7 +63,7 @@ fn check_nodes(harness: &Harness) {
     for (one, other) in
         (0..harness.nodes()).flat_map(|one| (0..harness.nodes()).map(move |other| (one, other)))
     {
-        harness.judge.expect(harness.does_see(one, other), || {
+        harness.judge.expect(harness.can_reach(one, other), || {
             format!(
                 "node {one} is not connected to node {other}, {HEALING_LEASES} leases after the last fault"
             )
@@ -73,12 +74,12 @@ fn check_nodes(harness: &Harness) {
 /// Checks that every region whose nodes live can be found.
 async fn check_regions(harness: &Harness) {
     let begin_ns = harness.world.now_ns();
-    for kept in regions::kept(harness) {
-        let found = kept.find(harness).await;
-        let is_still_due = harness.was_peace_since(begin_ns) && kept.is_kept(harness);
+    for expected in regions::expected_regions(harness) {
+        let found = expected.find(harness).await;
+        let is_still_due = harness.was_peace_since(begin_ns) && expected.must_exist(harness);
         harness.judge.expect(found.is_ok() || !is_still_due, || {
             format!(
-                "from {begin_ns} ns, in peace, {kept} is unreachable: {}",
+                "from {begin_ns} ns, in peace, {expected} is unreachable: {}",
                 found.expect_err("the region is not found")
             )
         });
@@ -98,10 +99,10 @@ pub(crate) fn reports_unreachable_node(cause: &RegionCause) -> bool {
     )
 }
 
-/// Waits for peace, and then for `long`.
-pub(crate) async fn wait_for_truce(harness: &Harness, long: Duration) {
+/// Waits for peace, and then for `duration`.
+pub(crate) async fn wait_for_peace(harness: &Harness, duration: Duration) {
     while harness.is_running() && harness.peace_since_ns().is_none() {
         harness.world.sleep(None, harness.plan.lease() / 4).await;
     }
-    harness.world.sleep(None, long).await;
+    harness.world.sleep(None, duration).await;
 }

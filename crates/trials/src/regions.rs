@@ -3,32 +3,31 @@
 //! The valid results of an operation, and the valid contents of a word, follow from the times of the other operations:
 //! see [`lives`], [`words`] and [`rights`].
 
-mod kept;
+mod commands;
+mod expected;
 mod lives;
-mod orders;
 pub(crate) mod rights;
-mod trespass;
+mod unpermitted;
 pub(crate) mod words;
 
 use std::ops::Range;
 
 use halite::{AccessCause, AccessError, Lh, Permissions};
 
-pub(crate) use kept::kept;
+pub(crate) use commands::names;
+pub(crate) use expected::expected_regions;
 pub(crate) use lives::Regions;
 use lives::{LifeId, WORD};
-pub(crate) use orders::names;
 use words::NEVER;
 
 use crate::actor::{Actor, pick};
 
-/// Number of names.
 const NAMES: u64 = 6;
-/// Maximum number of words of an access, and of a long one.
+/// Maximum number of words of a short access, and of a long access.
 const WORDS_MAX: u64 = 16;
 const LONG_WORDS_MAX: u64 = 1200;
 /// Maximum time from an adapter's access until its session learns of it.
-pub(crate) const WORD_OF_SUCCESS_NS: u64 = 50_000;
+pub(crate) const COMPLETION_DELAY_NS_MAX: u64 = 50_000;
 /// Name of the read side of a copy.
 const COPY_FROM: &str = "copy from";
 
@@ -50,7 +49,8 @@ struct Holding {
 
 pub(crate) async fn act(actor: &mut Actor) {
     if actor.regions.held.is_empty() {
-        return if actor.random.chance(1, 3) { orders::alloc(actor).await } else { orders::map(actor).await };
+        let is_alloc = actor.random.chance(1, 3);
+        return if is_alloc { commands::alloc(actor).await } else { commands::map(actor).await };
     }
     let holding = actor.regions.held[actor.random.index(actor.regions.held.len())];
     match pick(&mut actor.random, &[24, 24, 3, 3, 3, 2, 6, 2, 2, 3, 3, 2]) {
@@ -58,15 +58,15 @@ pub(crate) async fn act(actor: &mut Actor) {
         1 => write(actor, holding).await,
         2 => fill(actor, holding).await,
         3 => copy(actor, holding).await,
-        4 => beyond_the_end(actor, holding).await,
-        5 => orders::alloc(actor).await,
-        6 => orders::map(actor).await,
-        7 => orders::unmap(actor, holding).await,
-        8..=11 if !holding.wanted.contains(Permissions::MASTER) => trespass::act(actor, holding).await,
-        8 => orders::free(actor, holding).await,
-        9 => orders::grant(actor, holding).await,
-        10 => orders::revoke(actor, holding).await,
-        _ => orders::move_away(actor, holding).await,
+        4 => access_beyond_end(actor, holding).await,
+        5 => commands::alloc(actor).await,
+        6 => commands::map(actor).await,
+        7 => commands::unmap(actor, holding).await,
+        8..=11 if !holding.wanted.contains(Permissions::MASTER) => unpermitted::act(actor, holding).await,
+        8 => commands::free(actor, holding).await,
+        9 => commands::grant(actor, holding).await,
+        10 => commands::revoke(actor, holding).await,
+        _ => commands::move_away(actor, holding).await,
     }
 }
 
@@ -74,7 +74,7 @@ pub(crate) async fn act(actor: &mut Actor) {
 pub(crate) async fn finish(actor: &mut Actor) {
     actor.regions.held.retain(|holding| holding.wanted.contains(Permissions::MASTER));
     while let Some(holding) = actor.regions.held.last().copied() {
-        orders::free(actor, holding).await;
+        commands::free(actor, holding).await;
         actor.regions.held.retain(|each| each.lh != holding.lh);
     }
 }
@@ -82,7 +82,7 @@ pub(crate) async fn finish(actor: &mut Actor) {
 // Accesses.
 
 async fn read(actor: &mut Actor, holding: Holding) {
-    let range = some_words(actor, holding.life);
+    let range = random_words(actor, holding.life);
     let (offset, len) = (range.start as u64 * WORD, range.len() as u64 * WORD);
     let mut bytes = vec![0; len as usize];
     let access = Access::begin(actor, holding, Permissions::READ);
@@ -111,7 +111,7 @@ async fn read(actor: &mut Actor, holding: Holding) {
 }
 
 async fn write(actor: &mut Actor, holding: Holding) {
-    let range = some_words(actor, holding.life);
+    let range = random_words(actor, holding.life);
     let offset = range.start as u64 * WORD;
     let access = Access::begin(actor, holding, Permissions::WRITE);
     note(actor, "write", holding, &range);
@@ -123,7 +123,7 @@ async fn write(actor: &mut Actor, holding: Holding) {
 }
 
 async fn fill(actor: &mut Actor, holding: Holding) {
-    let range = some_words(actor, holding.life);
+    let range = random_words(actor, holding.life);
     let (offset, len) = (range.start as u64 * WORD, range.len() as u64 * WORD);
     let access = Access::begin(actor, holding, Permissions::WRITE);
     let byte = actor.random.between(1, 255) as u8;
@@ -141,19 +141,14 @@ fn end_write(actor: &Actor, write: &lives::Write, result: &Option<Result<(), Acc
         // A node that was declared dead writes to the region's former place, which others do not read.
         Some(Ok(())) if actor.harness.was_isolated(actor.node) => {}
         Some(Ok(())) => regions.end_write(actor.now_ns(), write),
-        Some(Err(error)) if is_not_done(error) => regions.undo_write(write),
+        Some(Err(error)) if !error.partly => regions.undo_write(write),
         Some(Err(_)) | None => {}
     }
 }
 
-/// Returns true if the error promises that nothing was done.
-fn is_not_done(error: &AccessError) -> bool {
-    !error.partly
-}
-
 async fn copy(actor: &mut Actor, from: Holding) {
     let to = actor.regions.held[actor.random.index(actor.regions.held.len())];
-    let source = some_words(actor, from.life);
+    let source = random_words(actor, from.life);
     let target_words = actor.harness.regions.borrow().life(to.life).words.len();
     let count = source.len().min(target_words);
     let first = actor.random.index(target_words - count + 1);
@@ -207,7 +202,7 @@ async fn copy(actor: &mut Actor, from: Holding) {
 }
 
 /// Accesses bytes beyond the end, partly or completely, or a range that wraps around; that must be refused.
-async fn beyond_the_end(actor: &mut Actor, holding: Holding) {
+async fn access_beyond_end(actor: &mut Actor, holding: Holding) {
     let len = actor.harness.regions.borrow().life(holding.life).bytes();
     let offset = match actor.random.below(4) {
         0 => len,
@@ -236,7 +231,7 @@ fn note(actor: &Actor, what: &str, holding: Holding, words: &Range<usize>) {
 }
 
 /// Returns a range of words, sometimes a long one.
-fn some_words(actor: &mut Actor, life: LifeId) -> Range<usize> {
+fn random_words(actor: &mut Actor, life: LifeId) -> Range<usize> {
     let words = actor.harness.regions.borrow().life(life).words.len() as u64;
     let is_long = actor.random.chance(actor.harness.plan.work.long_per_mille.into(), 1000);
     let most = if is_long { LONG_WORDS_MAX } else { WORDS_MAX };
@@ -298,8 +293,8 @@ fn check_success(
     // it cannot reach anything all the same: a change waits until all mappers have confirmed it or are cut off.
     let over_ns = match actor.harness.cut_off_is_by_adapters {
         // A copy may read long before it writes, and a stopped session learns of its adapter's accesses late.
-        true if is_copied || actor.harness.may_have_slept_since(actor.node, begin_ns) => begin_ns,
-        true => actor.now_ns() - WORD_OF_SUCCESS_NS,
+        true if is_copied || actor.harness.may_have_been_stopped_since(actor.node, begin_ns) => begin_ns,
+        true => actor.now_ns() - COMPLETION_DELAY_NS_MAX,
         false if actor.harness.was_any_node_isolated() => return Ok(()),
         false => begin_ns,
     };
@@ -325,7 +320,7 @@ fn check_refusal(
     let is_calm = actor.harness.judge.is_calm();
     let was_revoked = life.revoked[actor.principal];
     // A handle that was mapped in peace must work if all nodes of its region live.
-    let is_due = actor.harness.was_peace_since(holding.begun_ns) && orders::is_whole(actor, life);
+    let is_due = actor.harness.was_peace_since(holding.begun_ns) && commands::is_whole(actor, life);
     let is_calm = is_calm || is_due;
     let is_explained = match cause {
         AccessCause::Stale => !is_calm || life.end_begun_ns != NEVER || was_revoked,

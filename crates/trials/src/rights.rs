@@ -17,7 +17,7 @@ use crate::judge::may_follow_fault;
 const BYTES: u64 = 64;
 const EVERYONE: Permissions = Permissions::READ.union(Permissions::WRITE);
 /// Maximum delay between two commands.
-const LATER_NS_MAX: u64 = 4_000;
+const DELAY_NS_MAX: u64 = 4_000;
 
 /// Returns the names of the regions whose permissions are revoked while in use: one per session.
 pub(crate) fn names(harness: &Harness) -> impl Iterator<Item = String> + use<> {
@@ -41,19 +41,19 @@ struct Scene {
 }
 
 pub(crate) async fn act(actor: &mut Actor) {
-    let Some(scene) = set(actor).await else { return };
+    let Some(scene) = prepare(actor).await else { return };
     match actor.random.below(2) {
-        0 => depose(actor, &scene).await,
+        0 => revoke_master(actor, &scene).await,
         _ => seal(actor, &scene).await,
     }
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     if let Some(Err(error)) = actor.attempt("free contested", session.free(scene.lh)).await {
         let is_gone = matches!(error.cause, RegionCause::Stale | RegionCause::NotFound);
-        actor.expect_reason(is_gone || is_trouble(actor, &error.cause), begin_ns, &error);
+        actor.expect_reason(is_gone || fault_explains(actor, &error.cause), begin_ns, &error);
     }
 }
 
-async fn set(actor: &mut Actor) -> Option<Scene> {
+async fn prepare(actor: &mut Actor) -> Option<Scene> {
     let (session, name, begin_ns) = (actor.session.clone(), name(actor.node, actor.number), actor.now_ns());
     let home = NodeId(actor.random.below(actor.harness.nodes().into()) as u32);
     let made = session.alloc(Some(&name), BYTES, Placement::On(home), EVERYONE);
@@ -65,8 +65,8 @@ async fn set(actor: &mut Actor) -> Option<Scene> {
                 error.cause,
                 RegionCause::NameTaken | RegionCause::NoSpace { .. } | RegionCause::Lost(_)
             );
-            actor.expect_reason(is_explained || is_trouble(actor, &error.cause), begin_ns, &error);
-            clear(actor, &name).await;
+            actor.expect_reason(is_explained || fault_explains(actor, &error.cause), begin_ns, &error);
+            free_by_name(actor, &name).await;
             return None;
         }
     };
@@ -77,7 +77,7 @@ async fn set(actor: &mut Actor) -> Option<Scene> {
 }
 
 /// Frees the region that has the name.
-pub(crate) async fn clear(actor: &mut Actor, name: &str) {
+pub(crate) async fn free_by_name(actor: &mut Actor, name: &str) {
     let session = actor.session.clone();
     let cleared = async {
         let lh = session.map(name, Permissions::MASTER).await?;
@@ -87,7 +87,7 @@ pub(crate) async fn clear(actor: &mut Actor, name: &str) {
 }
 
 /// Makes another principal a master. That principal frees the region while its permission is revoked.
-async fn depose(actor: &mut Actor, scene: &Scene) {
+async fn revoke_master(actor: &mut Actor, scene: &Scene) {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     let Scene { name, lh, other, grantee } = scene;
     let raised = async {
@@ -95,31 +95,31 @@ async fn depose(actor: &mut Actor, scene: &Scene) {
         other.map(name, Permissions::MASTER).await
     };
     let Some(Ok(theirs)) = actor.attempt("grant master", raised).await else { return };
-    let (early, late) = (actor.random.below(LATER_NS_MAX), actor.random.below(LATER_NS_MAX));
+    let [revoke_delay_ns, free_delay_ns] = [(); 2].map(|()| actor.random.below(DELAY_NS_MAX));
     let (world, host) = (actor.harness.world.clone(), actor.host);
-    let later = |ns| world.sleep(Some(host), Duration::from_nanos(ns));
+    let sleep_ns = |ns| world.sleep(Some(host), Duration::from_nanos(ns));
     let deposing = async {
-        later(early).await;
+        sleep_ns(revoke_delay_ns).await;
         // Commands are queued, so the free may come after both of these, between them, or before them.
         let first = session.revoke(*lh, Who::Everyone, Permissions::ATOMIC);
         both(first, session.revoke(*lh, grantee.clone(), Permissions::MASTER)).await.1
     };
     let freeing = async {
-        later(late).await;
+        sleep_ns(free_delay_ns).await;
         other.free(theirs).await
     };
     let ended = async { Ok::<_, RegionError>(both(deposing, freeing).await) };
     let Some(Ok((deposed, freed))) = actor.attempt("revoke master", ended).await else { return };
     actor.note(format_args!("has deposed: {deposed:?}, freed: {freed:?}"));
     // A freed region has no permissions to revoke, and a deposed master cannot free it.
-    let is_both = deposed.is_ok() && freed.is_ok();
-    actor.expect(!is_both, begin_ns, format_args!("{name} was freed by a master that had been deposed"));
+    let is_valid = deposed.is_err() || freed.is_err();
+    actor.expect(is_valid, begin_ns, format_args!("{name} was freed by a master that had been deposed"));
     for error in [deposed.err(), freed.err()].into_iter().flatten() {
-        let is_loser = matches!(
+        let is_expected = matches!(
             error.cause,
             RegionCause::Stale | RegionCause::NotFound | RegionCause::PermissionDenied { .. }
         );
-        actor.expect_reason(is_loser || is_trouble(actor, &error.cause), begin_ns, &error);
+        actor.expect_reason(is_expected || fault_explains(actor, &error.cause), begin_ns, &error);
     }
 }
 
@@ -158,14 +158,14 @@ async fn seal(actor: &mut Actor, scene: &Scene) {
             actor.expect(false, begin_ns, format_args!("{name} is sealed, but was mapped for {wanted}"));
         }
         Some(Err(error)) => {
-            let is_explained = error.cause == RegionCause::Sealed || is_trouble(actor, &error.cause);
+            let is_explained = error.cause == RegionCause::Sealed || fault_explains(actor, &error.cause);
             actor.expect_reason(is_explained, begin_ns, &error);
         }
         None => {}
     }
 }
 
-fn is_trouble(actor: &Actor, cause: &RegionCause) -> bool {
+fn fault_explains(actor: &Actor, cause: &RegionCause) -> bool {
     may_follow_fault(cause) && !actor.harness.judge.is_calm()
 }
 

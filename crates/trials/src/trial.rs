@@ -25,9 +25,9 @@ pub enum Keep {
 }
 
 /// Time in which all messages arrive, without faults.
-const SETTLING: Duration = Duration::from_micros(500);
+const SETTLE_TIME: Duration = Duration::from_micros(500);
 /// Interval between checks of the judge.
-const LOOK_NS: u64 = 50_000;
+const CHECK_INTERVAL_NS: u64 = 50_000;
 /// Maximum number of polls and events per microsecond of duration and node: far more than any trial needs.
 const STEPS_PER_NODE_US: u64 = 20_000;
 
@@ -43,8 +43,8 @@ pub fn run(plan: &Plan, seed: u64, keep: Keep) -> Result<Report, PlanError> {
     let harness = Harness::new(world.clone(), plan.clone());
     world.spawn(None, "the scenario", scenario(harness.clone()));
     let result = panics::caught(|| {
-        if let Some(what) = run_to_end(&harness) {
-            harness.judge.violated(what);
+        if let Some(violation) = run_to_end(&harness) {
+            harness.judge.violated(violation);
         }
         let report = report(&harness, seed);
         harness.end();
@@ -57,18 +57,17 @@ pub fn run(plan: &Plan, seed: u64, keep: Keep) -> Result<Report, PlanError> {
 /// another node is stopped would block all nodes that wait to join.
 pub(crate) fn world(plan: &Plan, seed: u64) -> Result<World, PlanError> {
     let dial_ns = 1000 * plan.dial_us.unwrap_or(2 * plan.lease_us);
-    let hasty = |profile: Profile| {
+    let with_short_dials = |profile: Profile| {
         let connect_timeout_ns = profile.connect_timeout_ns.min(dial_ns);
         Profile { connect_timeout_ns, ..profile }
     };
-    let profile = hasty(plan.profile()?);
+    let profile = with_short_dials(plan.profile()?);
     Ok(match plan.hosts {
         None => World::new(seed, profile),
-        Some(_) => World::with_processes(seed, profile, hasty(plan.host_profile()?)),
+        Some(_) => World::with_processes(seed, profile, with_short_dials(plan.host_profile()?)),
     })
 }
 
-/// Returns the report after a panic.
 fn report_panic(harness: Rc<Harness>, seed: u64, panic: String) -> Report {
     let result = panics::caught(|| {
         harness.judge.violated(panic);
@@ -86,12 +85,12 @@ fn report_panic(harness: Rc<Harness>, seed: u64, panic: String) -> Report {
 fn run_to_end(harness: &Harness) -> Option<String> {
     let world = &harness.world;
     loop {
-        match world.run_until(world.now_ns() + LOOK_NS) {
-            RunEnd::Finished => return wrong_keys(harness),
-            RunEnd::DeadlineReached if harness.judge.is_content() => {
+        match world.run_until(world.now_ns() + CHECK_INTERVAL_NS) {
+            RunEnd::Finished => return refused_requests(harness),
+            RunEnd::DeadlineReached if harness.judge.is_ok() => {
                 overlaps::judge(harness);
-                if let Some(what) = wrong_keys(harness) {
-                    return Some(what);
+                if let Some(violation) = refused_requests(harness) {
+                    return Some(violation);
                 }
             }
             RunEnd::DeadlineReached => return None,
@@ -105,8 +104,8 @@ fn run_to_end(harness: &Harness) -> Option<String> {
     }
 }
 
-/// Returns an error if a request named memory that does not exist: over a network, that ends connections.
-fn wrong_keys(harness: &Harness) -> Option<String> {
+/// Returns an error if a request named memory that does not exist: over a network, such a request ends the connection.
+fn refused_requests(harness: &Harness) -> Option<String> {
     let refused = harness.world.counters().refused;
     (refused > 0).then(|| format!("adapters refused {refused} requests for the memory that they named"))
 }
@@ -116,21 +115,21 @@ async fn scenario(harness: Rc<Harness>) {
     let mut gaps = world.random("gaps between starts");
     for node in 0..harness.nodes() {
         harness.start(node);
-        // Node 0 is up before others dial it.
-        while !harness.is_up(node) && harness.judge.is_content() {
+        // Node 0 must be up before other nodes dial it.
+        while !harness.is_up(node) && harness.judge.is_ok() {
             world.sleep(None, Duration::from_micros(1)).await;
         }
         world.sleep(None, Duration::from_nanos(gaps.below(1000 * harness.plan.start_gap_us + 1))).await;
     }
-    harness.open();
+    harness.start_work();
     world.spawn(None, "faults", faults::inject(harness.clone()));
-    if harness.is_mended_soon() {
+    if harness.reconnects_soon() {
         world.spawn(None, "peace", peace::keep(harness.clone()));
     }
     world.sleep(None, Duration::from_micros(harness.plan.duration_us)).await;
-    harness.close();
+    harness.stop_work();
     wind_down(&harness).await;
-    world.sleep(None, SETTLING).await;
+    world.sleep(None, SETTLE_TIME).await;
     harness.abort_faults();
     words::judge(&harness);
     locks::judge(&harness);
@@ -142,16 +141,16 @@ async fn scenario(harness: Rc<Harness>) {
 /// Waits until all sessions have ended, and checks for leaks.
 async fn wind_down(harness: &Rc<Harness>) {
     // A session may have just begun a pause, which a slow clock lengthens.
-    let patience = harness.plan.lease() * 40 + Duration::from_micros(2 * harness.plan.work.think_us_max);
-    let late_ns = harness.world.now_ns() + patience.as_nanos() as u64;
-    while harness.working() > 0 && harness.judge.is_content() {
-        if harness.world.now_ns() > late_ns {
+    let timeout = harness.plan.lease() * 40 + Duration::from_micros(2 * harness.plan.work.think_us_max);
+    let deadline_ns = harness.world.now_ns() + timeout.as_nanos() as u64;
+    while harness.working() > 0 && harness.judge.is_ok() {
+        if harness.world.now_ns() > deadline_ns {
             let working = harness.working();
-            return harness.judge.violated(format!("{working} sessions have not ended after {patience:?}"));
+            return harness.judge.violated(format!("{working} sessions have not ended after {timeout:?}"));
         }
         harness.world.sleep(None, Duration::from_micros(100)).await;
     }
-    if harness.judge.is_content() {
+    if harness.judge.is_ok() {
         leak_check::run(harness).await;
     }
 }

@@ -19,7 +19,6 @@ pub(crate) use watcher::serve;
 
 use crate::regions::rights::Rights;
 
-/// Number of names.
 const NAMES: usize = 2;
 const EVERYONE: Permissions = Permissions::READ.union(Permissions::WRITE);
 
@@ -47,10 +46,10 @@ struct Holding {
 
 /// Returns the names of watched regions.
 pub(crate) fn names() -> impl Iterator<Item = String> {
-    (0..NAMES).map(text)
+    (0..NAMES).map(name_of)
 }
 
-fn text(name: usize) -> String {
+fn name_of(name: usize) -> String {
     format!("n{name}")
 }
 
@@ -79,7 +78,7 @@ async fn open(actor: &mut Actor, name: usize) {
     let rights = if actor.random.chance(1, 10) { Permissions::READ } else { EVERYONE };
     match map(actor, name, rights).await {
         Some(Ok(holding)) => actor.watches.held[name] = Some(holding),
-        Some(Err(RegionCause::NotFound | RegionCause::Lost(_))) => make(actor, name).await,
+        Some(Err(RegionCause::NotFound | RegionCause::Lost(_))) => create(actor, name).await,
         _ => {}
     }
 }
@@ -87,7 +86,7 @@ async fn open(actor: &mut Actor, name: usize) {
 /// Maps a name; `None` if the operation was cancelled, or is a violation.
 async fn map(actor: &mut Actor, name: usize, rights: Permissions) -> Option<Result<Holding, RegionCause>> {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
-    match actor.attempt("map watched", session.map(&text(name), rights)).await? {
+    match actor.attempt("map watched", session.map(&name_of(name), rights)).await? {
         Ok(lh) => {
             let life = lives::by_len(session.len(lh).ok()?);
             let is_known = |life: &usize| *life < actor.harness.watches.borrow().lives.len();
@@ -102,14 +101,14 @@ async fn map(actor: &mut Actor, name: usize, rights: Permissions) -> Option<Resu
             let is_denied = matches!(error.cause, RegionCause::PermissionDenied { .. });
             let is_absent = matches!(error.cause, RegionCause::NotFound | RegionCause::Stale);
             // It is unknown which life the error concerns.
-            let is_explained = is_denied || is_absent || is_trouble(&actor.harness, &error.cause);
+            let is_explained = is_denied || is_absent || fault_explains(&actor.harness, &error.cause);
             actor.expect_reason(is_explained, begin_ns, &error);
             Some(Err(error.cause))
         }
     }
 }
 
-async fn make(actor: &mut Actor, name: usize) {
+async fn create(actor: &mut Actor, name: usize) {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     let life = {
         let lives = &mut actor.harness.watches.borrow_mut().lives;
@@ -119,7 +118,7 @@ async fn make(actor: &mut Actor, name: usize) {
     let nodes = u64::from(actor.harness.nodes());
     let [one, other] = [(); 2].map(|()| NodeId(actor.random.below(nodes) as u32));
     let placement = if one == other { Placement::On(one) } else { Placement::Spread(vec![one, other]) };
-    let text = text(name);
+    let text = name_of(name);
     let made = session.alloc(Some(&text), lives::bytes_of(life), placement, EVERYONE);
     match actor.attempt("alloc watched", made).await {
         Some(Ok(lh)) => {
@@ -132,7 +131,7 @@ async fn make(actor: &mut Actor, name: usize) {
             with_life(&actor.harness, life, |life| life.ends = true);
             if let Some(Err(error)) = ended {
                 let is_taken = matches!(error.cause, RegionCause::NameTaken | RegionCause::NoSpace { .. });
-                let is_explained = is_taken || is_trouble(&actor.harness, &error.cause);
+                let is_explained = is_taken || fault_explains(&actor.harness, &error.cause);
                 actor.expect_reason(is_explained, begin_ns, &error);
             }
         }
@@ -143,7 +142,7 @@ async fn unmap(actor: &mut Actor, name: usize, holding: Holding) {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     actor.watches.held[name] = None;
     let result = actor.attempt("unmap watched", session.unmap(holding.lh)).await;
-    ordered(actor, name, holding, begin_ns, result);
+    check_command(actor, name, holding, begin_ns, result);
 }
 
 async fn free(actor: &mut Actor, name: usize, holding: Holding) {
@@ -156,7 +155,7 @@ async fn free(actor: &mut Actor, name: usize, holding: Holding) {
         with_life(&actor.harness, holding.life, |life| life.ended_ns = now_ns);
     }
     actor.watches.held[name] = None;
-    ordered(actor, name, holding, begin_ns, result);
+    check_command(actor, name, holding, begin_ns, result);
 }
 
 async fn move_away(actor: &mut Actor, name: usize, holding: Holding) {
@@ -164,12 +163,12 @@ async fn move_away(actor: &mut Actor, name: usize, holding: Holding) {
     let to = NodeId(actor.random.below(actor.harness.nodes().into()) as u32);
     actor.note_life(holding.life);
     let result = actor.attempt("move watched", session.move_to(holding.lh, to)).await;
-    ordered(actor, name, holding, begin_ns, result);
+    check_command(actor, name, holding, begin_ns, result);
 }
 
 async fn grant(actor: &mut Actor, name: usize, holding: Holding) {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
-    let (principal, rights) = some_change(actor);
+    let (principal, rights) = random_change(actor);
     with_life(&actor.harness, holding.life, |life| life.rights.begin_grant(principal, rights));
     let to = Who::Principal(PRINCIPALS[principal].to_owned());
     let result = actor.attempt("grant watched", session.grant(holding.lh, to, rights)).await;
@@ -177,12 +176,12 @@ async fn grant(actor: &mut Actor, name: usize, holding: Holding) {
         let now_ns = actor.now_ns();
         with_life(&actor.harness, holding.life, |life| life.rights.end_grant(principal, rights, now_ns));
     }
-    ordered(actor, name, holding, begin_ns, result);
+    check_command(actor, name, holding, begin_ns, result);
 }
 
 async fn revoke(actor: &mut Actor, name: usize, holding: Holding) {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
-    let (principal, rights) = some_change(actor);
+    let (principal, rights) = random_change(actor);
     with_life(&actor.harness, holding.life, |life| {
         life.rights.begin_revoke(principal, rights);
         life.revoked[principal] = true;
@@ -193,18 +192,18 @@ async fn revoke(actor: &mut Actor, name: usize, holding: Holding) {
         let now_ns = actor.now_ns();
         with_life(&actor.harness, holding.life, |life| life.rights.end_revoke(principal, rights, now_ns));
     }
-    ordered(actor, name, holding, begin_ns, result);
+    check_command(actor, name, holding, begin_ns, result);
 }
 
 /// Chooses a principal and a permission to change. Only the creator changes them, one at a time.
-fn some_change(actor: &mut Actor) -> (usize, Permissions) {
+fn random_change(actor: &mut Actor) -> (usize, Permissions) {
     let others = PRINCIPALS.len() - 1;
     let principal = (actor.principal + 1 + actor.random.index(others)) % PRINCIPALS.len();
     (principal, if actor.random.chance(1, 2) { Permissions::READ } else { Permissions::WRITE })
 }
 
 /// Checks the result of a command.
-fn ordered(
+fn check_command(
     actor: &mut Actor,
     name: usize,
     holding: Holding,
@@ -235,10 +234,10 @@ async fn notify(actor: &mut Actor, name: usize, holding: Holding) {
     actor.note(format_args!("concerns notification {} of life {}", write.number, holding.life));
     let writing = session.write_notify(holding.lh, SLOTS[slot], &bytes, write.number);
     let verdict = match actor.attempt("write and notify", writing).await {
-        Some(Ok(())) => notified(actor, holding, write, begin_ns),
+        Some(Ok(())) => check_success(actor, holding, write, begin_ns),
         Some(Err(error)) => {
-            let verdict = not_notified(actor, holding, write, begin_ns, &error);
-            give_way(actor, name, holding, &error).await;
+            let verdict = check_failure(actor, holding, write, begin_ns, &error);
+            handle_error(actor, name, holding, &error).await;
             verdict.map_err(|why| format!("{error}: {why}"))
         }
         None => Ok(()),
@@ -249,14 +248,14 @@ async fn notify(actor: &mut Actor, name: usize, holding: Holding) {
     }
 }
 
-fn notified(actor: &Actor, holding: Holding, write: Write, begin_ns: u64) -> Result<(), String> {
+fn check_success(actor: &Actor, holding: Holding, write: Write, begin_ns: u64) -> Result<(), String> {
     let (harness, now_ns) = (&actor.harness, actor.now_ns());
     let is_heard = !harness.was_any_node_isolated();
     with_life(harness, holding.life, |life| {
         if !harness.was_isolated(actor.node) {
             life.end_write(write, now_ns);
         }
-        // A watcher that was declared dead or is unreachable is not notified, and one that leaves receives nothing.
+        // A watcher that was declared dead, is unreachable or leaves receives nothing.
         let Life { ledger, rights, .. } = life;
         ledger.end(write.number, now_ns, |watcher| {
             let (node, node_incarnation) = watcher.at;
@@ -275,7 +274,7 @@ fn notified(actor: &Actor, holding: Holding, write: Write, begin_ns: u64) -> Res
     })
 }
 
-fn not_notified(
+fn check_failure(
     actor: &Actor,
     holding: Holding,
     write: Write,
@@ -306,13 +305,13 @@ fn not_notified(
         }
         NotifyCause::Watchers(cause) => is_refusal(actor, holding.life, Permissions::WRITE, begin_ns, cause),
         // This node or a connection has ended.
-        _ => !harness.is_undisturbed(),
+        _ => !harness.is_fault_free(),
     };
     if is_explained { Ok(()) } else { Err("without a known cause".to_owned()) }
 }
 
 /// Drops a stale handle; sometimes unmaps one without permission.
-async fn give_way(actor: &mut Actor, name: usize, holding: Holding, error: &NotifyError) {
+async fn handle_error(actor: &mut Actor, name: usize, holding: Holding, error: &NotifyError) {
     let is_denied = match &error.cause {
         NotifyCause::Write { cause, .. } => matches!(cause, AccessCause::PermissionDenied { .. }),
         NotifyCause::Watchers(cause) => matches!(cause, RegionCause::PermissionDenied { .. }),
@@ -351,16 +350,16 @@ fn is_refusal(actor: &Actor, life: usize, needed: Permissions, begin_ns: u64, ca
     with_life(harness, life, |life| match cause {
         RegionCause::Stale | RegionCause::NotFound => {
             let ends = life.ends || !harness.is_running();
-            ends || life.revoked[actor.principal] || !harness.is_undisturbed()
+            ends || life.revoked[actor.principal] || !harness.is_fault_free()
         }
         RegionCause::PermissionDenied { .. } => {
             life.revoked[actor.principal] || !life.rights.has_had(actor.principal, needed, begin_ns)
         }
-        cause => is_trouble(harness, cause),
+        cause => fault_explains(harness, cause),
     })
 }
 
 /// Returns true if a fault of this trial explains the error.
-fn is_trouble(harness: &Harness, cause: &RegionCause) -> bool {
-    may_follow_fault(cause) && !harness.is_undisturbed()
+fn fault_explains(harness: &Harness, cause: &RegionCause) -> bool {
+    may_follow_fault(cause) && !harness.is_fault_free()
 }

@@ -9,7 +9,6 @@ use crate::linearizability::Span;
 use crate::linearizability::chain::Chain;
 use crate::linearizability::register::Change;
 
-/// Number of regions' names.
 const NAMES: usize = 2;
 /// Number of words in use per region.
 const WORDS: usize = 2;
@@ -66,8 +65,8 @@ pub(crate) async fn act(actor: &mut Actor) {
         }
         1 => {
             let new = actor.random.bits();
-            let change_it = Change::Swap { expected: holding.last[word], new };
-            change(actor, name, holding, word, change_it).await;
+            let swap = Change::Swap { expected: holding.last[word], new };
+            change(actor, name, holding, word, swap).await;
         }
         2 => read(actor, name, holding, word).await,
         _ => misuse(actor, name, holding).await,
@@ -92,15 +91,15 @@ pub(crate) async fn finish(actor: &mut Actor) {
 
 /// Returns the names of the regions of words.
 pub(crate) fn names() -> impl Iterator<Item = String> {
-    (0..NAMES).map(text)
+    (0..NAMES).map(name_of)
 }
 
-fn text(name: usize) -> String {
+fn name_of(name: usize) -> String {
     format!("w{name}")
 }
 
 async fn open(actor: &mut Actor, name: usize) {
-    let (text, session, begin_ns) = (text(name), actor.session.clone(), actor.now_ns());
+    let (text, session, begin_ns) = (name_of(name), actor.session.clone(), actor.now_ns());
     let rights = if actor.random.chance(1, 8) { Permissions::READ } else { EVERYONE };
     match actor.attempt("map words", session.map(&text, rights)).await {
         Some(Ok(lh)) => {
@@ -113,14 +112,14 @@ async fn open(actor: &mut Actor, name: usize) {
             actor.words.held[name] = Some(Holding { lh, life, rights, last: [0; WORDS] });
         }
         Some(Err(error)) if matches!(error.cause, RegionCause::NotFound | RegionCause::Lost(_)) => {
-            make(actor, name, &text).await
+            create(actor, name, &text).await
         }
         Some(Err(error)) => actor.expect_reason(is_region_trouble(actor, &error), begin_ns, &error),
         None => {}
     }
 }
 
-async fn make(actor: &mut Actor, name: usize, text: &str) {
+async fn create(actor: &mut Actor, name: usize, text: &str) {
     let life = {
         let mut words = actor.harness.words.borrow_mut();
         words.lives.push(Life::default());
@@ -148,7 +147,7 @@ async fn make(actor: &mut Actor, name: usize, text: &str) {
 fn is_region_trouble(actor: &Actor, error: &RegionError) -> bool {
     match &error.cause {
         RegionCause::NameTaken | RegionCause::NoSpace { .. } | RegionCause::Stale => true,
-        cause => may_follow_fault(cause) && !actor.harness.is_undisturbed(),
+        cause => may_follow_fault(cause) && !actor.harness.is_fault_free(),
     }
 }
 
@@ -217,8 +216,8 @@ fn refused(
 ) {
     let ends = actor.harness.words.borrow().lives[holding.life].ends;
     let is_explained = match error.cause {
-        AccessCause::Stale => ends || !actor.harness.is_undisturbed(),
-        AccessCause::PeerDown(_) | AccessCause::NodeClosed => !actor.harness.is_undisturbed(),
+        AccessCause::Stale => ends || !actor.harness.is_fault_free(),
+        AccessCause::PeerDown(_) | AccessCause::NodeClosed => !actor.harness.is_fault_free(),
         AccessCause::PermissionDenied { .. } => !holding.rights.contains(needed),
         _ => false,
     };

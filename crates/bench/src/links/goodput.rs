@@ -9,7 +9,7 @@ use super::{LinksError, Sizes, failed};
 use crate::peers::spread::Spread;
 
 /// Round trips without queueing, in microseconds.
-const TRIPS_US: [u64; 3] = [200, 1_000, 10_000];
+const ROUND_TRIPS_US: [u64; 3] = [200, 1_000, 10_000];
 /// MTU of most networks.
 const MTU: u16 = 1500;
 const SEED: u64 = 1;
@@ -18,17 +18,17 @@ const SEED: u64 = 1;
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Loss {
     pub(super) name: &'static str,
-    of_million: u32,
+    per_million: u32,
     in_trains: bool,
 }
 
 pub(super) const LOSSES: [Loss; 6] = [
-    Loss { name: "none", of_million: 0, in_trains: false },
-    Loss { name: "0.1 %", of_million: 1_000, in_trains: false },
-    Loss { name: "1 %", of_million: 10_000, in_trains: false },
-    Loss { name: "5 %", of_million: 50_000, in_trains: false },
-    Loss { name: "1 % in trains", of_million: 10_000, in_trains: true },
-    Loss { name: "5 % in trains", of_million: 50_000, in_trains: true },
+    Loss { name: "none", per_million: 0, in_trains: false },
+    Loss { name: "0.1 %", per_million: 1_000, in_trains: false },
+    Loss { name: "1 %", per_million: 10_000, in_trains: false },
+    Loss { name: "5 %", per_million: 50_000, in_trains: false },
+    Loss { name: "1 % in trains", per_million: 10_000, in_trains: true },
+    Loss { name: "5 % in trains", per_million: 50_000, in_trains: true },
 ];
 
 /// Goodput of one transport at one round trip, for each loss rate.
@@ -47,17 +47,17 @@ pub(super) struct Table {
 
 pub(super) fn measure(sizes: Sizes) -> Result<Table, LinksError> {
     let mut rows = Vec::new();
-    for trip_us in TRIPS_US {
+    for trip_us in ROUND_TRIPS_US {
         let transports = Transport::all();
         // Indexed by transport, loss rate and round.
         let mut results = vec![vec![Vec::new(); LOSSES.len()]; transports.len()];
         for round in 0..sizes.rounds {
-            for (at, loss) in LOSSES.iter().enumerate() {
-                for (which, transport) in transports.iter().enumerate() {
+            for (loss_index, loss) in LOSSES.iter().enumerate() {
+                for (transport_index, transport) in transports.iter().enumerate() {
                     let what = format!("{transport} over {trip_us} us, lost: {}", loss.name);
                     eprintln!("round {} of {}: {what}", round + 1, sizes.rounds);
                     let mbps = measure_one(*transport, *loss, trip_us, sizes).map_err(failed(what))?;
-                    results[which][at].push(mbps);
+                    results[transport_index][loss_index].push(mbps);
                 }
             }
         }
@@ -83,8 +83,8 @@ fn link(loss: Loss, trip_us: u64, bits_per_second: u64) -> Link {
     let queue_bytes = bits_per_second / 8 * trip_us.max(1_000) / 1_000_000;
     let link = Link::new(bits_per_second, Duration::from_micros(trip_us / 2), queue_bytes);
     match loss.in_trains {
-        true => link.losing_trains(loss.of_million),
-        false => Link { lost: loss.of_million, ..link },
+        true => link.losing_trains(loss.per_million),
+        false => Link { lost: loss.per_million, ..link },
     }
 }
 

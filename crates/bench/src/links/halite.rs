@@ -27,9 +27,9 @@ const MEMORY_BYTES: u64 = SLICE_BYTES * 64;
 /// Length of a ping, which is a write with immediate.
 const PING_BYTES: usize = 64;
 /// Maximum sleep of a thread between checks for the end.
-const NAP: Duration = Duration::from_millis(5);
+const WAIT_MAX: Duration = Duration::from_millis(5);
 /// Time limit that turns a hang into a failure.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 const BULK: Lane = Lane { number: 1, class: Class::Bulk };
 
 /// Two connected fabrics.
@@ -121,7 +121,7 @@ impl Ends {
             if side == 1 {
                 return end.answer(&is_over).map(|()| Outcome::default());
             }
-            let outcome = Loaded::new(end, load).run();
+            let outcome = LoadRun::new(end, load).run();
             is_over.store(true, Relaxed);
             outcome
         });
@@ -167,7 +167,7 @@ impl End {
 
     /// Writes a slice. Only writes of slices complete with an event.
     fn write_slice(&self, id: WorkId, slice: u64) -> io::Result<()> {
-        let offset = place(slice);
+        let offset = offset_of(slice);
         let local = Local::Registered { key: self.key, offset, len: SLICE_BYTES };
         let remote = RemoteAddress { key: self.key, offset };
         self.post(BULK, id, Operation::Write { local, remote }, true)
@@ -206,7 +206,7 @@ impl End {
             }
             while posted < slices && posted - seen < SLICES as u32 {
                 self.memory
-                    .write(place(posted.into()), &slice_bytes(posted))
+                    .write(offset_of(posted.into()), &slice_bytes(posted))
                     .expect("the slice lies within the memory");
                 self.write_slice(WorkId(0), posted.into())?;
                 self.send(BULK, posted)?;
@@ -226,7 +226,9 @@ impl End {
                     return Err(io::Error::other(format!("message {imm} arrived instead of {next}")));
                 }
                 let mut found = vec![0; SLICE_BYTES as usize];
-                self.memory.read(place(next.into()), &mut found).expect("the slice lies within the memory");
+                self.memory
+                    .read(offset_of(next.into()), &mut found)
+                    .expect("the slice lies within the memory");
                 if found != slice_bytes(next) {
                     return Err(io::Error::other(format!("slice {next} differs from what was written")));
                 }
@@ -241,8 +243,8 @@ impl End {
     }
 }
 
-/// An end with its load.
-struct Loaded<'a> {
+/// A load in progress at one end.
+struct LoadRun<'a> {
     end: &'a End,
     load: Load,
     /// Id of the writes of this load; writes of an earlier load may still be in flight.
@@ -250,19 +252,19 @@ struct Loaded<'a> {
     posted: u64,
     done: u64,
     /// Start of the measurement, and the number of slices done before it.
-    counted_from: Option<(Instant, u64)>,
-    /// Departure of the ping in flight.
-    pinged: Option<Instant>,
+    measured_from: Option<(Instant, u64)>,
+    /// Time at which the ping in flight was sent.
+    ping_sent: Option<Instant>,
     trips: Vec<Duration>,
-    /// Result; once it exists, nothing more is posted.
+    /// Result of the measurement; the end then posts no more requests.
     outcome: Option<Outcome>,
 }
 
-impl Loaded<'_> {
-    fn new(end: &End, load: Load) -> Loaded<'_> {
-        let (counted_from, pinged, trips, outcome) = (None, None, Vec::new(), None);
+impl LoadRun<'_> {
+    fn new(end: &End, load: Load) -> LoadRun<'_> {
+        let (measured_from, ping_sent, trips, outcome) = (None, None, Vec::new(), None);
         let id = WorkId(1 + end.loads.fetch_add(1, Relaxed));
-        Loaded { end, load, id, posted: 0, done: 0, counted_from, pinged, trips, outcome }
+        LoadRun { end, load, id, posted: 0, done: 0, measured_from, ping_sent, trips, outcome }
     }
 
     fn run(mut self) -> io::Result<Outcome> {
@@ -272,7 +274,7 @@ impl Loaded<'_> {
             for event in events.drain(..) {
                 match completed(event)? {
                     CompletionKind::Notified { .. } => {
-                        self.trips.extend(self.pinged.take().map(|pinged| now - pinged));
+                        self.trips.extend(self.ping_sent.take().map(|ping_sent| now - ping_sent));
                     }
                     CompletionKind::Done { id } => self.done += u64::from(id == self.id),
                     _ => {}
@@ -282,7 +284,7 @@ impl Loaded<'_> {
             if self.outcome.is_none() {
                 self.post()?;
             }
-            Ok(if self.pinged.is_none() { self.outcome.take() } else { None })
+            Ok(if self.ping_sent.is_none() { self.outcome.take() } else { None })
         })
     }
 
@@ -291,8 +293,8 @@ impl Loaded<'_> {
             self.end.write_slice(self.id, self.posted)?;
             self.posted += 1;
         }
-        if self.load.has_pings && self.pinged.is_none() {
-            self.pinged = Some(Instant::now());
+        if self.load.has_pings && self.ping_sent.is_none() {
+            self.ping_sent = Some(Instant::now());
             self.end.ping()?;
         }
         Ok(())
@@ -300,18 +302,18 @@ impl Loaded<'_> {
 
     /// Returns true if the measurement is complete: its time is over, and at least one ping has returned, even if other
     /// processes kept the cores busy.
-    fn is_enough(&self, counted: Duration) -> bool {
+    fn is_complete(&self, elapsed: Duration) -> bool {
         let Load { has_pings, time, .. } = self.load;
-        counted >= time && (!has_pings || !self.trips.is_empty())
+        elapsed >= time && (!has_pings || !self.trips.is_empty())
     }
 
     fn count(&mut self, begin: Instant, now: Instant) {
-        match self.counted_from {
+        match self.measured_from {
             None if now - begin >= self.load.warm_up => {
-                self.counted_from = Some((now, self.done));
+                self.measured_from = Some((now, self.done));
                 self.trips.clear();
             }
-            Some((from, done)) if self.is_enough(now - from) && self.outcome.is_none() => {
+            Some((from, done)) if self.is_complete(now - from) && self.outcome.is_none() => {
                 let bits = (8 * SLICE_BYTES * (self.done - done)) as f64;
                 let mut trips = std::mem::take(&mut self.trips);
                 trips.sort_unstable();
@@ -323,7 +325,7 @@ impl Loaded<'_> {
 }
 
 /// Returns the offset of a slice, the same at both ends.
-fn place(slice: u64) -> u64 {
+fn offset_of(slice: u64) -> u64 {
     slice * SLICE_BYTES % MEMORY_BYTES
 }
 
@@ -347,14 +349,14 @@ fn drive<R>(
     fabric: &RoceFabric,
     mut turn: impl FnMut(&mut Vec<Event>) -> io::Result<Option<R>>,
 ) -> io::Result<R> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIME_LIMIT;
     let mut events = Vec::new();
     while Instant::now() < deadline {
         if fabric.poll(&mut events) == 0 {
             fabric.arm(Some(Sleeper::Progress));
             let seen = fabric.doorbell();
             if fabric.poll(&mut events) == 0 {
-                let timeout = fabric.poll_timeout().map_or(NAP, |timeout| timeout.min(NAP));
+                let timeout = fabric.poll_timeout().map_or(WAIT_MAX, |timeout| timeout.min(WAIT_MAX));
                 fabric.wait(Sleeper::Progress, seen, Some(timeout));
             }
             fabric.arm(None);

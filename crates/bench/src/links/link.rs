@@ -24,13 +24,13 @@ pub struct Link {
     /// Number of packets in a lost train. A train ends after a millisecond, even if it has fewer packets.
     pub train_packets: u32,
     /// Chance that a packet arrives twice, the second time after another delay.
-    pub twice: u32,
+    pub duplicated: u32,
     /// Chance that a bit of a packet is flipped such that the checksums of IP and UDP do not detect it.
     pub damaged: u32,
-    /// Chance that a packet is delayed by `held_back`, so that later packets overtake it.
-    pub overtaken: u32,
+    /// Chance that a packet is delayed by `reorder_delay`, so that later packets overtake it.
+    pub reordered: u32,
     /// Extra delay of a packet that is overtaken.
-    pub held_back: Duration,
+    pub reorder_delay: Duration,
     /// True if the link drops all packets.
     pub is_down: bool,
     /// Maximum length of a packet with its IP header; longer packets are dropped silently.
@@ -48,18 +48,18 @@ impl Link {
             lost: 0,
             trains_lost: 0,
             train_packets: 16,
-            twice: 0,
+            duplicated: 0,
             damaged: 0,
-            overtaken: 0,
-            held_back: Duration::ZERO,
+            reordered: 0,
+            reorder_delay: Duration::ZERO,
             is_down: false,
             bytes_max: usize::MAX,
         }
     }
 
     /// Sets the number of lost packets per million, all of them in trains.
-    pub fn losing_trains(self, of_million: u32) -> Link {
-        Link { trains_lost: of_million / self.train_packets, ..self }
+    pub fn losing_trains(self, per_million: u32) -> Link {
+        Link { trains_lost: per_million / self.train_packets, ..self }
     }
 }
 
@@ -67,7 +67,7 @@ impl Link {
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Fates {
     /// Packets handed to the link.
-    pub came: u64,
+    pub offered: u64,
     /// Bytes of delivered packets, including IP headers.
     pub carried_bytes: u64,
     /// Packets lost by chance, alone or in trains.
@@ -79,11 +79,11 @@ pub struct Fates {
     /// Packets dropped because they were too long.
     pub too_long: u64,
     /// Packets delivered twice.
-    pub twice: u64,
+    pub duplicated: u64,
     /// Packets delivered with a flipped bit.
     pub damaged: u64,
     /// Packets that were delayed so that later packets overtake them.
-    pub overtaken: u64,
+    pub reordered: u64,
 }
 
 /// The state of a link. Times are in nanoseconds since an instant that the caller chooses.
@@ -129,13 +129,13 @@ impl Direction {
     /// Sends an IP packet, and may flip a bit in it. Returns the arrival times, in ns, of the packet and of its
     /// duplicate; `None` for one that does not arrive.
     pub fn send(&mut self, now_ns: u64, packet: &mut [u8]) -> [Option<u64>; 2] {
-        self.fates.came += 1;
+        self.fates.offered += 1;
         if self.link.is_down {
             self.fates.cut += 1;
             return [None; 2];
         }
-        let waits_ns = self.free_ns.saturating_sub(now_ns);
-        if waits_ns > self.wire_ns(self.link.queue_bytes) {
+        let queued_ns = self.free_ns.saturating_sub(now_ns);
+        if queued_ns > self.wire_ns(self.link.queue_bytes) {
             self.fates.overflowed += 1;
             return [None; 2];
         }
@@ -159,19 +159,19 @@ impl Direction {
     fn arrivals(&mut self) -> [Option<u64>; 2] {
         let jitter_ns = match self.link.jitter.as_nanos() as u64 {
             0 => 0,
-            most => self.random.u64(..most),
+            max_ns => self.random.u64(..max_ns),
         };
         let delay_ns = self.link.delay.as_nanos() as u64;
         let in_order_ns = (self.free_ns + delay_ns + jitter_ns).max(self.last_ns);
-        let is_overtaken = self.draw(self.link.overtaken);
-        self.fates.overtaken += u64::from(is_overtaken);
+        let is_overtaken = self.draw(self.link.reordered);
+        self.fates.reordered += u64::from(is_overtaken);
         let at_ns = match is_overtaken {
-            true => in_order_ns + self.link.held_back.as_nanos() as u64,
+            true => in_order_ns + self.link.reorder_delay.as_nanos() as u64,
             false => in_order_ns,
         };
         self.last_ns = in_order_ns;
-        let is_duplicated = self.draw(self.link.twice);
-        self.fates.twice += u64::from(is_duplicated);
+        let is_duplicated = self.draw(self.link.duplicated);
+        self.fates.duplicated += u64::from(is_duplicated);
         [Some(at_ns), is_duplicated.then_some(at_ns + delay_ns)]
     }
 
@@ -193,8 +193,8 @@ impl Direction {
         (u128::from(bytes) * 8_000_000_000 / u128::from(self.link.bits_per_second)) as u64
     }
 
-    fn draw(&mut self, of_million: u32) -> bool {
-        of_million > 0 && self.random.u32(..1_000_000) < of_million
+    fn draw(&mut self, per_million: u32) -> bool {
+        per_million > 0 && self.random.u32(..1_000_000) < per_million
     }
 }
 
@@ -204,8 +204,8 @@ const IPV4_BYTES: usize = 20;
 const UDP_BYTES: usize = 8;
 const UDP: u8 = 17;
 
-/// Flips a bit in a datagram's payload and removes its checksum, as a router does that damages a packet in its own
-/// memory and computes the checksum again. Other packets stay intact: the receiver's kernel would detect the damage,
+/// Flips a bit in a datagram's payload and removes its checksum, as if a router had damaged the packet in its memory
+/// and recomputed the checksum. Other packets stay intact: the receiver's kernel would detect the damage,
 /// which equals a loss.
 fn damage(packet: &mut [u8], random: &mut Rng) -> bool {
     let is_udp = packet.first() == Some(&0x45) && packet.get(9) == Some(&UDP);
@@ -275,14 +275,14 @@ mod tests {
 
     #[test]
     fn held_back_packets_are_overtaken() {
-        let held_back = Duration::from_micros(5);
-        let mut direction = Direction::new(Link { overtaken: 500_000, held_back, ..link() }, 1);
+        let reorder_delay = Duration::from_micros(5);
+        let mut direction = Direction::new(Link { reordered: 500_000, reorder_delay, ..link() }, 1);
         let at: Vec<u64> = (0..100).filter_map(|at| send(&mut direction, at * 1000)[0]).collect();
         assert!(!at.is_sorted() && at.len() == 100);
     }
 
     #[test]
-    fn damage_changes_one_bit_of_what_a_datagram_carries() {
+    fn damage_flips_one_bit_of_the_payload() {
         let mut packet = [0; 100];
         (packet[0], packet[9], packet[27]) = (0x45, UDP, 9);
         let before = packet;
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_is_down_drops_every_packet_and_a_black_hole_drops_long_ones() {
+    fn a_down_link_drops_all_and_a_black_hole_long_packets() {
         let mut direction = Direction::new(Link { is_down: true, ..link() }, 1);
         assert_eq!(send(&mut direction, 0), [None; 2]);
         direction.set(Link { bytes_max: 999, ..link() });

@@ -33,27 +33,27 @@ use super::link::{Direction, Fates, Link};
 const REQUIRED: &str = "HALITE_NETWORK";
 /// Maximum length of a packet.
 const PACKET_BYTES_MAX: usize = 1 << 16;
-/// Maximum number of packets that wait for the carrier, the thread that forwards packets: more than any queue of a link
-/// here.
+/// Maximum number of packets that wait for the forwarder, the thread that forwards packets: more than any queue of a
+/// link here.
 const DEVICE_PACKETS: u32 = 8192;
-/// Packets taken from one device before the other one's turn.
+/// Maximum number of packets read from one device before the other device is read.
 const BATCH: usize = 64;
 /// Offsets of the addresses in an IPv4 header.
 const SOURCE_AT: usize = 12;
 const TARGET_AT: usize = 16;
-/// Maximum delay of the carrier's wake-ups by the system, in nanoseconds.
+/// Timer slack of the forwarder, in nanoseconds.
 const SLACK_NS: NonZeroU64 = NonZeroU64::new(1_000).expect("not zero");
-/// Priority above the measured processes: a carrier that waits for a core adds delay that the links do not have.
+/// Priority above the measured processes: a forwarder that waits for a core adds delay that the links do not have.
 const PRIORITY: i32 = -15;
 
 /// Two networks, connected by links.
 pub struct Network {
     sides: [OwnedFd; 2],
-    carrier: Arc<Carrier>,
+    forwarder: Arc<Forwarder>,
     thread: Option<JoinHandle<io::Result<()>>>,
 }
 
-struct Carrier {
+struct Forwarder {
     devices: [SyncDevice; 2],
     directions: Mutex<[Direction; 2]>,
     chains: Mutex<Chains>,
@@ -68,13 +68,13 @@ impl Network {
     pub fn new(mtu: u16, links: [Link; 2], seed: u64) -> io::Result<Network> {
         let mut ends = Vec::new();
         for side in 0..2 {
-            ends.push(in_fresh_network(|| make_device(side, mtu))?);
+            ends.push(in_new_network(|| create_device(side, mtu))?);
         }
         let [(left, near), (right, far)] =
             <[_; 2]>::try_from(ends).unwrap_or_else(|_| unreachable!("there are two sides"));
         let [there, back] = links;
         let directions = [Direction::new(there, seed), Direction::new(back, seed ^ u64::MAX)];
-        let carrier = Arc::new(Carrier {
+        let forwarder = Arc::new(Forwarder {
             devices: [near, far],
             directions: Mutex::new(directions),
             chains: Mutex::default(),
@@ -82,11 +82,11 @@ impl Network {
             is_over: AtomicBool::new(false),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         });
-        let thread = std::thread::Builder::new().name("carrier".to_owned()).spawn({
-            let carrier = carrier.clone();
-            move || carrier.run()
+        let thread = std::thread::Builder::new().name("forwarder".to_owned()).spawn({
+            let forwarder = forwarder.clone();
+            move || forwarder.run()
         })?;
-        Ok(Network { sides: [left, right], carrier, thread: Some(thread) })
+        Ok(Network { sides: [left, right], forwarder, thread: Some(thread) })
     }
 
     /// Creates both networks for a test. If the machine or the user cannot create networks, prints the reason and
@@ -129,7 +129,7 @@ impl Network {
 
     /// Replaces both links.
     pub fn set(&self, links: [Link; 2]) {
-        let mut directions = self.carrier.directions();
+        let mut directions = self.forwarder.directions();
         directions.iter_mut().zip(links).for_each(|(direction, link)| direction.set(link));
     }
 
@@ -146,12 +146,12 @@ impl Network {
 
     /// Drops all later packets from and to `address`, as if the host of this address had lost power.
     pub fn cut_off(&self, address: Ipv4Addr) {
-        self.carrier.cut_off.lock().expect("no thread panics while it holds this lock").push(address);
+        self.forwarder.cut_off.lock().expect("no thread panics while it holds this lock").push(address);
     }
 
     /// Restarts the count of [`Network::chain`].
     pub fn count_chains(&self) {
-        let mut chains = self.carrier.chains();
+        let mut chains = self.forwarder.chains();
         *chains = Chains { epoch: chains.epoch + 1, longest: [0; 2] };
     }
 
@@ -163,19 +163,19 @@ impl Network {
     /// sequence that the protocol needs. If the delay is long compared with the processing time, half of the length is
     /// the number of round trips, even on a busy machine.
     pub fn chain(&self, side: usize) -> u64 {
-        self.carrier.chains().longest[side]
+        self.forwarder.chains().longest[side]
     }
 
     /// Returns the counts of packets of both links: first of the link that carries packets from side 0.
     pub fn fates(&self) -> [Fates; 2] {
-        self.carrier.directions().each_ref().map(Direction::fates)
+        self.forwarder.directions().each_ref().map(Direction::fates)
     }
 }
 
 impl Drop for Network {
     fn drop(&mut self) {
-        self.carrier.is_over.store(true, Relaxed);
-        let _ = rustix::io::write(&self.carrier.wake, &1u64.to_ne_bytes());
+        self.forwarder.is_over.store(true, Relaxed);
+        let _ = rustix::io::write(&self.forwarder.wake, &1u64.to_ne_bytes());
         if let Some(Err(error)) =
             self.thread.take().map(|thread| thread.join().expect("the thread does not panic"))
         {
@@ -214,7 +214,7 @@ struct Arrival {
     packet: Vec<u8>,
 }
 
-impl Carrier {
+impl Forwarder {
     fn directions(&self) -> MutexGuard<'_, [Direction; 2]> {
         self.directions.lock().expect("no thread panics while it holds this lock")
     }
@@ -235,8 +235,7 @@ impl Carrier {
 
     fn run(&self) -> io::Result<()> {
         rustix::thread::set_current_timer_slack(Some(SLACK_NS))?;
-        // Affects only this thread, despite the function's name. Without permission, the carrier runs at normal
-        // priority.
+        // Affects only this thread, despite the function's name. Without permission, the priority stays normal.
         let _ = rustix::process::setpriority_process(None, PRIORITY);
         let begin = Instant::now();
         let now_ns = || begin.elapsed().as_nanos() as u64;
@@ -314,17 +313,17 @@ fn deliver(device: &SyncDevice, packet: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Runs `make` in a new, empty network, and returns that network with the result.
-fn in_fresh_network<R: Send>(make: impl FnOnce() -> io::Result<R> + Send) -> io::Result<(OwnedFd, R)> {
+/// Runs `create` in a new, empty network, and returns that network with the result.
+fn in_new_network<R: Send>(create: impl FnOnce() -> io::Result<R> + Send) -> io::Result<(OwnedFd, R)> {
     let enter = || {
         unshare(CloneFlags::CLONE_NEWNET)?;
         let network = File::open("/proc/thread-self/ns/net")?;
-        Ok((network.into(), make()?))
+        Ok((network.into(), create()?))
     };
     std::thread::scope(|scope| scope.spawn(enter).join().expect("the thread does not panic"))
 }
 
-fn make_device(side: usize, mtu: u16) -> io::Result<SyncDevice> {
+fn create_device(side: usize, mtu: u16) -> io::Result<SyncDevice> {
     let device = DeviceBuilder::new()
         .name("wire")
         .mtu(mtu)

@@ -63,10 +63,10 @@ fn panel(text: &mut String, top: f64, trip_us: u64, rows: &[&Row], most: f64) {
     }
     let group = PANEL_WIDTH / LOSSES.len() as f64;
     let bar = (group - 30.0) / rows.len() as f64;
-    for (which, loss) in LOSSES.iter().enumerate() {
-        let x = LEFT + which as f64 * group;
+    for (loss_index, loss) in LOSSES.iter().enumerate() {
+        let x = LEFT + loss_index as f64 * group;
         for (at, row) in rows.iter().enumerate() {
-            let (x, spread) = (x + 15.0 + at as f64 * bar, row.mbps[which]);
+            let (x, spread) = (x + 15.0 + at as f64 * bar, row.mbps[loss_index]);
             let height = spread.median * scale;
             let middle = x + bar / 2.0 - 1.0;
             let _ = writeln!(

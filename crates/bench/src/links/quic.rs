@@ -17,7 +17,7 @@ use super::network::Network;
 const PIECE_BYTES: usize = 64 << 10;
 const FIRST_PORT: u16 = 6001;
 /// Maximum wait of a blocked sender between checks for the end.
-const NAP: Duration = Duration::from_millis(5);
+const WAIT_MAX: Duration = Duration::from_millis(5);
 const NAME: &str = "links";
 
 /// Returns the goodput of each of `flows` connections from side 0 to side 1, with one stream each, in megabits per
@@ -88,7 +88,7 @@ async fn send(to: SocketAddr, config: ClientConfig, is_over: &AtomicBool) -> io:
     let piece = vec![7; PIECE_BYTES];
     while !is_over.load(Relaxed) {
         // Ignores errors here; the receiver reports a lost connection.
-        let _ = tokio::time::timeout(NAP, stream.write_all(&piece)).await;
+        let _ = tokio::time::timeout(WAIT_MAX, stream.write_all(&piece)).await;
     }
     Ok(())
 }

@@ -14,9 +14,9 @@ use crate::peers::spread::Spread;
 
 const FLOWS: usize = 8;
 const BITS_PER_SECOND: u64 = 1_000_000_000;
-const TRIP: Duration = Duration::from_millis(1);
-/// MTU of a cluster's own network. With smaller packets, the carrier thread, which takes time for each packet, would be
-/// the bottleneck.
+const ROUND_TRIP: Duration = Duration::from_millis(1);
+/// MTU of a cluster's own network. With smaller packets, the forwarder, which takes time for each packet, would be the
+/// bottleneck.
 const MTU: u16 = 4200;
 const SEED: u64 = 2;
 
@@ -88,6 +88,6 @@ fn pings(congestion: Congestion, sizes: Sizes) -> io::Result<[f64; 5]> {
 
 /// Returns a network whose queues hold two milliseconds of data, more than a round trip.
 fn network() -> io::Result<Network> {
-    let link = Link::new(BITS_PER_SECOND, TRIP / 2, BITS_PER_SECOND / 8 / 500);
+    let link = Link::new(BITS_PER_SECOND, ROUND_TRIP / 2, BITS_PER_SECOND / 8 / 500);
     Network::new(MTU, [link.clone(), link], SEED)
 }

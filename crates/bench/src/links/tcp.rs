@@ -14,7 +14,7 @@ const PIECE_BYTES: usize = 64 << 10;
 /// Port of the first flow; each flow has its own port.
 const FIRST_PORT: u16 = 5001;
 /// Maximum wait of a blocked end between checks for the end.
-const NAP: Duration = Duration::from_millis(5);
+const WAIT_MAX: Duration = Duration::from_millis(5);
 
 /// Returns the goodput of each of `flows` streams from side 0 to side 1, in megabits per second, measured after
 /// `warm_up`.
@@ -27,7 +27,7 @@ pub fn goodput_mbps(
     let are_listening = Barrier::new(2 * flows);
     let receiving = AtomicUsize::new(flows);
     let (are_listening, receiving) = (&are_listening, &receiving);
-    let received = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let receivers: Vec<_> = (0..flows)
             .map(|flow| {
                 scope.spawn(move || {
@@ -57,8 +57,7 @@ pub fn goodput_mbps(
         let received =
             receivers.into_iter().map(|receiver| receiver.join().expect("the thread does not panic"));
         received.collect::<io::Result<Vec<f64>>>()
-    })?;
-    Ok(received)
+    })
 }
 
 /// Returns the name of the system's congestion control.
@@ -73,7 +72,7 @@ fn port(flow: usize) -> u16 {
 
 fn receive(listener: &TcpListener, warm_up: Duration, time: Duration) -> io::Result<f64> {
     let (mut stream, _) = listener.accept()?;
-    stream.set_read_timeout(Some(NAP))?;
+    stream.set_read_timeout(Some(WAIT_MAX))?;
     let mut piece = vec![0; PIECE_BYTES];
     let mut meter = Meter::new(warm_up, time);
     loop {
@@ -91,7 +90,7 @@ fn receive(listener: &TcpListener, warm_up: Duration, time: Duration) -> io::Res
 
 /// Sends until all receivers have finished. The receivers decrement a counter, because final messages could get lost.
 fn send(mut stream: TcpStream, is_over: impl Fn() -> bool) -> io::Result<()> {
-    stream.set_write_timeout(Some(NAP))?;
+    stream.set_write_timeout(Some(WAIT_MAX))?;
     let piece = vec![7; PIECE_BYTES];
     while !is_over() {
         match stream.write(&piece) {

@@ -9,7 +9,7 @@ use super::laps::Laps;
 use super::probe::{ProbeError, Sample};
 
 /// Round trips per reading of the clock. They take about 6 us, and the reading half a percent of that.
-const TURNS_OF_LAP: u64 = 64;
+const TURNS_PER_LAP: u64 = 64;
 
 /// A word on its own cache line; 128 bytes, because processors fetch lines in pairs.
 #[repr(align(128))]
@@ -34,7 +34,7 @@ pub fn memcpy(size: usize, iterations: u64) -> Result<Sample, ProbeError> {
 
 /// Passes a word back and forth between two cores. An operation of the sample is half a round trip.
 pub fn ping_pong(iterations: u64) -> Result<Sample, ProbeError> {
-    let laps = iterations.div_ceil(TURNS_OF_LAP);
+    let laps = iterations.div_ceil(TURNS_PER_LAP);
     let (ping, pong) = (Line::default(), Line::default());
     let timed = std::thread::scope(|scope| {
         let server = scope.spawn(|| on_core(SERVER_CORE, || send_back(&ping, &pong, laps)));
@@ -42,13 +42,13 @@ pub fn ping_pong(iterations: u64) -> Result<Sample, ProbeError> {
         server.join().expect("the server's loop does not panic")?;
         client.join().expect("the client's loop does not panic")
     })?;
-    Ok(timed.sample(2 * TURNS_OF_LAP))
+    Ok(timed.sample(2 * TURNS_PER_LAP))
 }
 
 fn send_back(ping: &Line, pong: &Line, laps: u64) {
-    for turn in 1..=laps * TURNS_OF_LAP {
-        await_turn(ping, turn);
-        // Here and below, Release pairs with the Acquire in `await_turn`.
+    for turn in 1..=laps * TURNS_PER_LAP {
+        wait_for_turn(ping, turn);
+        // Here and below, Release pairs with the Acquire in `wait_for_turn`.
         pong.0.store(turn, Ordering::Release);
     }
 }
@@ -56,17 +56,17 @@ fn send_back(ping: &Line, pong: &Line, laps: u64) {
 fn send(ping: &Line, pong: &Line, laps: u64) -> Laps {
     let mut timed = Laps::begin(laps);
     for lap in 0..laps {
-        for turn in 1..=TURNS_OF_LAP {
-            let turn = lap * TURNS_OF_LAP + turn;
+        for turn in 1..=TURNS_PER_LAP {
+            let turn = lap * TURNS_PER_LAP + turn;
             ping.0.store(turn, Ordering::Release);
-            await_turn(pong, turn);
+            wait_for_turn(pong, turn);
         }
         timed.lap();
     }
     timed
 }
 
-fn await_turn(line: &Line, turn: u64) {
+fn wait_for_turn(line: &Line, turn: u64) {
     while line.0.load(Ordering::Acquire) != turn {
         spin_loop();
     }

@@ -77,13 +77,13 @@ impl Tethered {
         environment: &[(&str, &str)],
     ) -> Result<Tethered, ChildError> {
         let name = program.display().to_string();
-        let refused = |source| ChildError::Run { program: name.clone(), source };
-        let mut command = Command::new(std::env::current_exe().map_err(refused)?);
+        let failed = |source| ChildError::Run { program: name.clone(), source };
+        let mut command = Command::new(std::env::current_exe().map_err(failed)?);
         command.args(["tethered", "--parent", &std::process::id().to_string()]);
         command.args(core.iter().flat_map(|core| ["--core".to_owned(), core.to_string()]));
         command.arg("--").arg(program).args(arguments).envs(environment.iter().copied());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let child = command.spawn().map_err(refused)?;
+        let child = command.spawn().map_err(failed)?;
         Ok(Tethered { child, command: format!("{name} {}", arguments.join(" ")) })
     }
 
@@ -120,9 +120,9 @@ impl Tethered {
     }
 
     fn wait(&mut self, limit: Duration) -> Result<Option<ExitStatus>, ChildError> {
-        let refused = |source| ChildError::Run { program: self.command.clone(), source };
+        let failed = |source| ChildError::Run { program: self.command.clone(), source };
         let pid = Pid::from_child(&self.child);
-        let ended = pidfd_open(pid, PidfdFlags::empty()).map_err(|error| refused(error.into()))?;
+        let ended = pidfd_open(pid, PidfdFlags::empty()).map_err(|error| failed(error.into()))?;
         let deadline = Instant::now() + limit;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -131,13 +131,10 @@ impl Tethered {
                 Ok(0) => return Ok(None),
                 Ok(_) => break,
                 Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(refused(error.into())),
+                Err(error) => return Err(failed(error.into())),
             }
         }
-        self.child
-            .wait()
-            .map(Some)
-            .map_err(|source| ChildError::Run { program: self.command.clone(), source })
+        self.child.wait().map(Some).map_err(failed)
     }
 }
 
@@ -153,18 +150,18 @@ impl Drop for Tethered {
 /// failure.
 pub fn become_tethered(parent: u32, core: Option<usize>, program: &[OsString]) -> ChildError {
     let name = program.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let refused = |source| ChildError::Run { program: name.clone(), source };
+    let failed = |source| ChildError::Run { program: name.clone(), source };
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
-        return refused(error.into());
+        return failed(error.into());
     }
     // The kernel sends the signal only for a later death, so check whether the parent is still alive.
     if getppid().is_none_or(|pid| pid.as_raw_nonzero().get() as u32 != parent) {
         return ChildError::Orphaned;
     }
     if let Err(source) = core.map_or(Ok(()), pin) {
-        return refused(source);
+        return failed(source);
     }
-    refused(Command::new(&name).args(&program[1..]).exec())
+    failed(Command::new(&name).args(&program[1..]).exec())
 }
 
 fn collect(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<String> {

@@ -15,8 +15,8 @@ pub const CLIENT_CORE: usize = 1;
 pub fn pin(core: usize) -> io::Result<()> {
     let mut cores = CpuSet::new();
     cores.set(core);
-    let refused = |error: rustix::io::Errno| io::Error::other(format!("cannot move to core {core}: {error}"));
-    sched_setaffinity(None, &cores).map_err(refused)
+    let failed = |error: rustix::io::Errno| io::Error::other(format!("cannot move to core {core}: {error}"));
+    sched_setaffinity(None, &cores).map_err(failed)
 }
 
 /// Runs `work` in a thread that is pinned to `core`.

@@ -30,8 +30,8 @@ type AnyError = Box<dyn Error + Send + Sync>;
 
 /// Makes at least `iterations` calls with `window` in flight.
 pub fn run(window: u64, iterations: u64) -> Result<Sample, ProbeError> {
-    let refused = |source| ChildError::Run { program: "halite-bench grpc-echo".to_owned(), source };
-    let program = std::env::current_exe().map_err(refused)?;
+    let failed = |source| ChildError::Run { program: "halite-bench grpc-echo".to_owned(), source };
+    let program = std::env::current_exe().map_err(failed)?;
     let server = SocketServer::start(&program, |socket| {
         vec!["grpc-echo".to_owned(), "--socket".to_owned(), socket.display().to_string()]
     })?;
@@ -78,16 +78,16 @@ async fn call_singly(mut client: Client, iterations: u64) -> Result<Sample, AnyE
 }
 
 async fn call_in_parallel(client: Client, window: u64, iterations: u64) -> Result<Sample, AnyError> {
-    let of_each = iterations.div_ceil(window);
+    let calls_each = iterations.div_ceil(window);
     let begin = Instant::now();
     let mut callers: JoinSet<Result<(), AnyError>> = JoinSet::new();
     for _ in 0..window {
-        callers.spawn(call_repeatedly(client.clone(), of_each));
+        callers.spawn(call_repeatedly(client.clone(), calls_each));
     }
     while let Some(ended) = callers.join_next().await {
         ended??;
     }
-    Ok(Sample::of_operations(of_each * window, begin.elapsed().as_secs_f64()))
+    Ok(Sample::of_operations(calls_each * window, begin.elapsed().as_secs_f64()))
 }
 
 async fn call_repeatedly(mut client: Client, calls: u64) -> Result<(), AnyError> {

@@ -26,11 +26,11 @@ impl Laps {
     pub fn sample(&self, operations: u64) -> Sample {
         let begins = std::iter::once(&self.begin).chain(&self.ends);
         let times: Vec<Duration> = begins.zip(&self.ends).map(|(begin, end)| *end - *begin).collect();
-        of_times(times, operations)
+        sample_of(times, operations)
     }
 }
 
-fn of_times(mut times: Vec<Duration>, operations: u64) -> Sample {
+fn sample_of(mut times: Vec<Duration>, operations: u64) -> Sample {
     let elapsed: Duration = times.iter().sum();
     times.sort_unstable();
     let each_us = |time: Duration| time.as_secs_f64() * 1e6 / operations as f64;
@@ -47,26 +47,26 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn close(value: Option<f64>, expected: f64) {
+    fn assert_close(value: Option<f64>, expected: f64) {
         let value = value.expect("the sample has the figure");
         assert!((value / expected - 1.0).abs() < 1e-9, "{value} is not {expected}");
     }
 
     #[test]
-    fn one_slow_lap_moves_the_rate_but_neither_the_median_nor_the_percentile() {
+    fn one_slow_lap_changes_only_the_rate() {
         let mut times = vec![Duration::from_micros(20); 99];
         times.push(Duration::from_micros(20_020));
-        let sample = of_times(times, 10);
-        close(sample.latency_us, 2.0);
-        close(sample.p99_us, 2.0);
-        close(sample.rate_per_s, 1000.0 / 0.022);
+        let sample = sample_of(times, 10);
+        assert_close(sample.latency_us, 2.0);
+        assert_close(sample.p99_us, 2.0);
+        assert_close(sample.rate_per_s, 1000.0 / 0.022);
     }
 
     #[test]
-    fn the_percentile_is_the_time_that_one_lap_in_a_hundred_exceeds() {
+    fn one_lap_in_a_hundred_exceeds_the_99th_percentile() {
         let times = (1..=200).map(Duration::from_micros).collect();
-        let sample = of_times(times, 1);
-        close(sample.latency_us, 100.0);
-        close(sample.p99_us, 198.0);
+        let sample = sample_of(times, 1);
+        assert_close(sample.latency_us, 100.0);
+        assert_close(sample.p99_us, 198.0);
     }
 }

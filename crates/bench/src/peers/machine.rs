@@ -14,7 +14,7 @@ pub fn describe(tools: &Tools) -> Vec<String> {
         ("kernel", kernel()),
         ("Halite", halite::version(&tools.halite)),
         ("UCX", installed(tools, Program::Ucx, ucx::version)),
-        ("gRPC", locked("tonic").map(|version| format!("tonic {version}"))),
+        ("gRPC", linked_version("tonic").map(|version| format!("tonic {version}"))),
         ("Redis", installed(tools, Program::Redis, redis::version)),
         ("iperf3", installed(tools, Program::Iperf3, iperf3::version)),
         ("libfabric", installed(tools, Program::Libfabric, libfabric::version)),
@@ -37,7 +37,7 @@ fn installed(tools: &Tools, program: Program, version: fn() -> Option<String>) -
 }
 
 /// Returns the version of a crate that this program is linked with.
-fn locked(package: &str) -> Option<String> {
+fn linked_version(package: &str) -> Option<String> {
     let lock = include_str!("../../../../Cargo.lock");
     let (_, entry) = lock.split_once(&format!("name = \"{package}\"\nversion = \""))?;
     entry.split('"').next().map(str::to_owned)
@@ -81,8 +81,8 @@ mod tests {
 
     #[test]
     fn the_version_of_a_crate_is_the_locked_one() {
-        let version = locked("tonic").expect("the crate is linked");
+        let version = linked_version("tonic").expect("the crate is linked");
         assert!(version.split('.').all(|part| part.parse::<u32>().is_ok()), "{version}");
-        assert_eq!(locked("no such crate"), None);
+        assert_eq!(linked_version("no such crate"), None);
     }
 }

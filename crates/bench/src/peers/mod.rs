@@ -119,8 +119,8 @@ pub fn run(options: &Options) -> Result<(), PeersError> {
         markers::splice(path, TABLE, &report.markdown())?;
     }
     if let Some(path) = &options.svg {
-        let refused = |cause| PeersError::Svg { path: path.clone(), cause };
-        std::fs::write(path, report.svg()).map_err(refused)?;
+        let failed = |cause| PeersError::Svg { path: path.clone(), cause };
+        std::fs::write(path, report.svg()).map_err(failed)?;
     }
     Ok(())
 }
@@ -141,15 +141,15 @@ fn measure(rows: &[Row], tools: &Tools, rounds: u32) -> Result<Vec<Vec<Sample>>,
     let probes = rows::probes(rows);
     let mut samples = Vec::new();
     for round in 0..rounds {
-        let mut of_round = vec![Sample::default(); probes.len()];
+        let mut round_samples = vec![Sample::default(); probes.len()];
         for index in order(round, probes.len()) {
             eprintln!("round {} of {rounds}: {}", round + 1, probes[index]);
             let before = machine::children_cpu();
             let sample = Probe::run(&probes[index], tools)?;
             let cpu = machine::children_cpu().saturating_sub(before);
-            of_round[index] = Sample { processes_cpu: Some(cpu), ..sample };
+            round_samples[index] = Sample { processes_cpu: Some(cpu), ..sample };
         }
-        samples.push(of_round);
+        samples.push(round_samples);
     }
     Ok(samples)
 }

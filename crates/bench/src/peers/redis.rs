@@ -79,7 +79,7 @@ pub fn run(command: Command, window: u64, iterations: u64) -> Result<Sample, Pro
         stream.set_read_timeout(Some(REPLY_LIMIT))?;
         // A value must exist for GET.
         Batch::new(Command::Set, 1).exchange(&mut stream)?;
-        time(Batch::new(command, window), &mut stream, iterations.div_ceil(window))
+        exchange_repeatedly(Batch::new(command, window), &mut stream, iterations.div_ceil(window))
     })?;
     let laps =
         measured.map_err(|source| ProbeError::Conversation { peer: "Redis", source: source.into() })?;
@@ -94,7 +94,7 @@ fn arguments(socket: &Path) -> Vec<String> {
         .to_vec()
 }
 
-fn time(mut batch: Batch, stream: &mut UnixStream, count: u64) -> io::Result<Laps> {
+fn exchange_repeatedly(mut batch: Batch, stream: &mut UnixStream, count: u64) -> io::Result<Laps> {
     let mut laps = Laps::begin(count);
     for _ in 0..count {
         batch.exchange(stream)?;
@@ -121,7 +121,7 @@ impl Batch {
     fn exchange(&mut self, stream: &mut (impl Read + Write)) -> io::Result<()> {
         stream.write_all(&self.requests)?;
         if self.command == Command::Append {
-            return self.read_places(stream);
+            return self.read_ids(stream);
         }
         stream.read_exact(&mut self.replies)?;
         if self.replies != self.expected {
@@ -130,11 +130,9 @@ impl Batch {
         }
         Ok(())
     }
-}
 
-impl Batch {
     /// Reads replies of two lines each: a length and an id.
-    fn read_places(&mut self, stream: &mut impl Read) -> io::Result<()> {
+    fn read_ids(&mut self, stream: &mut impl Read) -> io::Result<()> {
         let (mut lines, mut bytes) = (0, [0; 4096]);
         while lines < 2 * self.expected.len() {
             let count = stream.read(&mut bytes)?;
@@ -159,16 +157,16 @@ mod tests {
         theirs.write_all(replies).expect("the socket has room for the replies");
         let result = Batch::new(command, 2).exchange(&mut ours);
         drop(ours);
-        let mut asked = Vec::new();
-        theirs.read_to_end(&mut asked).expect("the other side is closed");
-        (result, asked)
+        let mut sent = Vec::new();
+        theirs.read_to_end(&mut sent).expect("the other side is closed");
+        (result, sent)
     }
 
     #[test]
     fn a_batch_is_sent_before_any_reply_is_read() {
-        let (result, asked) = exchange(Command::Ping, b"+PONG\r\n+PONG\r\n");
+        let (result, sent) = exchange(Command::Ping, b"+PONG\r\n+PONG\r\n");
         result.expect("the replies are valid");
-        assert_eq!(asked, b"*1\r\n$4\r\nPING\r\n*1\r\n$4\r\nPING\r\n");
+        assert_eq!(sent, b"*1\r\n$4\r\nPING\r\n*1\r\n$4\r\nPING\r\n");
     }
 
     #[test]

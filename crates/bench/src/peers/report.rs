@@ -6,8 +6,7 @@ use super::probe::{Probe, ProbeError, Sample};
 use super::rows::{Row, Source, Target, probes};
 use super::spread::Spread;
 
-/// A measured row.
-struct Line {
+struct MeasuredRow {
     topic: &'static str,
     name: String,
     unit: &'static str,
@@ -18,9 +17,9 @@ struct Line {
     target: Option<Target>,
 }
 
-/// A complete report.
+/// The results of all rows.
 pub struct Report {
-    lines: Vec<Line>,
+    lines: Vec<MeasuredRow>,
     rounds: u32,
     is_smoke: bool,
     machine: Vec<String>,
@@ -36,14 +35,15 @@ impl Report {
         machine: Vec<String>,
     ) -> Result<Report, ProbeError> {
         let probes = probes(rows);
-        let lines = rows.iter().map(|row| Line::new(row, &probes, samples)).collect::<Result<_, _>>()?;
+        let lines = rows.iter().map(|row| MeasuredRow::new(row, &probes, samples));
+        let lines = lines.collect::<Result<_, _>>()?;
         Ok(Report { lines, rounds, is_smoke, machine })
     }
 
     /// Returns the table for a terminal.
     pub fn text(&self) -> String {
         let mut cells = vec![HEADINGS.map(str::to_owned)];
-        cells.extend(self.lines.iter().map(Line::cells));
+        cells.extend(self.lines.iter().map(MeasuredRow::cells));
         let width = |column: usize| cells.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
         let widths: [usize; COLUMNS] = std::array::from_fn(width);
         let mut text = format!("{}\n", self.note());
@@ -70,7 +70,7 @@ impl Report {
 
     /// Draws the ratio of each row that has one.
     pub fn svg(&self) -> String {
-        let drawn = |line: &Line| {
+        let drawn = |line: &MeasuredRow| {
             let Spread { median, min, max } = line.ratio?;
             Some(Ratio { name: format!("{} / {}", line.name, line.peer), values: [min, median, max] })
         };
@@ -90,8 +90,8 @@ impl Report {
 const COLUMNS: usize = 7;
 const HEADINGS: [&str; COLUMNS] = ["what", "unit", "Halite", "peer", "peer's", "ratio", "wanted"];
 
-impl Line {
-    fn new(row: &Row, probes: &[Probe], samples: &[Vec<Sample>]) -> Result<Line, ProbeError> {
+impl MeasuredRow {
+    fn new(row: &Row, probes: &[Probe], samples: &[Vec<Sample>]) -> Result<MeasuredRow, ProbeError> {
         let ours = series(row.ours.as_ref(), probes, samples)?;
         let theirs = series(row.theirs.as_ref(), probes, samples)?;
         let ratios = ours.as_ref().zip(theirs.as_ref()).map(|(ours, theirs)| {
@@ -99,7 +99,7 @@ impl Line {
             pairs.map(|(ours, theirs)| ours / theirs).collect::<Vec<f64>>()
         });
         let spread = |values: Option<Vec<f64>>| values.map(|values| Spread::of(&values));
-        Ok(Line {
+        Ok(MeasuredRow {
             topic: row.topic,
             name: row.name.clone(),
             unit: row.unit,

@@ -21,8 +21,8 @@ impl SocketServer {
         program: &Path,
         arguments: impl FnOnce(&Path) -> Vec<String>,
     ) -> Result<SocketServer, ChildError> {
-        let refused = |source| ChildError::Run { program: program.display().to_string(), source };
-        let folder = tempfile::Builder::new().prefix("halite-peer-").tempdir().map_err(refused)?;
+        let failed = |source| ChildError::Run { program: program.display().to_string(), source };
+        let folder = tempfile::Builder::new().prefix("halite-peer-").tempdir().map_err(failed)?;
         let path = socket_in(&folder);
         let mut process = Tethered::start(program, &arguments(&path), Some(SERVER_CORE), &[])?;
         process.await_ready(|| UnixStream::connect(&path).is_ok())?;

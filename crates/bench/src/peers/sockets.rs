@@ -38,7 +38,7 @@ pub fn udp_ping_pong(iterations: u64) -> Result<Sample, ProbeError> {
         });
         let served = server.join().expect("the server's loop does not panic")?;
         let timed: io::Result<Laps> = client.join().expect("the client's loop does not panic")?;
-        served.and(timed).map_err(conversation)
+        served.and(timed).map_err(exchange_error)
     })?;
     Ok(timed.sample(2))
 }
@@ -85,11 +85,11 @@ pub fn tcp_stream(size: usize, iterations: u64) -> Result<Sample, ProbeError> {
         });
         let served: io::Result<()> = server.join().expect("the server's loop does not panic")?;
         let elapsed: io::Result<f64> = client.join().expect("the client's loop does not panic")?;
-        served.and(elapsed).map_err(conversation)
+        served.and(elapsed).map_err(exchange_error)
     })?;
     Ok(Sample::of_operations(iterations, elapsed))
 }
 
-fn conversation(source: io::Error) -> ProbeError {
+fn exchange_error(source: io::Error) -> ProbeError {
     ProbeError::Conversation { peer: "bare sockets", source: Box::new(source) }
 }

@@ -66,14 +66,14 @@ impl Stepper {
         }
         let mut count = Count::default();
         let mut executed: HashMap<u64, u64> = HashMap::new();
-        let is_whole = self.run_to_mark(|stepper, at, class| {
+        let is_whole = self.run_to_mark(|stepper, address, class| {
             count.instructions += 1;
             count.locked += u64::from(class == Class::Locked);
             count.system_calls += u64::from(class == Class::SystemCall);
-            count.allocations += u64::from(stepper.allocators.contains(&at));
-            *executed.entry(at).or_default() += 1;
+            count.allocations += u64::from(stepper.allocators.contains(&address));
+            *executed.entry(address).or_default() += 1;
         })?;
-        count.addresses = executed.into_iter().map(|(at, times)| (self.place(at), times)).collect();
+        count.addresses = executed.into_iter().map(|(address, times)| (self.place(address), times)).collect();
         Ok(is_whole.then_some(count))
     }
 
@@ -83,14 +83,14 @@ impl Stepper {
         let mut before = None;
         loop {
             let registers = ptrace::getregs(self.pid)?;
-            let at = registers.rip;
-            let class = self.class_at(at)?;
+            let address = registers.rip;
+            let class = self.class_at(address)?;
             let is_mark = class == Class::SystemCall && registers.rax == MARK;
             // A repeated instruction takes several steps, but counts once.
-            if !is_mark && before != Some(at) {
-                report(self, at, class);
+            if !is_mark && before != Some(address) {
+                report(self, address, class);
             }
-            before = Some(at);
+            before = Some(address);
             if !self.step()? {
                 return Ok(false);
             }
@@ -113,14 +113,14 @@ impl Stepper {
         }
     }
 
-    fn class_at(&mut self, at: u64) -> io::Result<Class> {
-        if let Some(class) = self.classes.get(&at) {
+    fn class_at(&mut self, address: u64) -> io::Result<Class> {
+        if let Some(class) = self.classes.get(&address) {
             return Ok(*class);
         }
         let words = BYTES_MAX.div_ceil(WORD_BYTES) as u64;
         let mut bytes = Vec::new();
         for word in 0..words {
-            match ptrace::read(self.pid, (at + word * WORD_BYTES as u64) as ptrace::AddressType) {
+            match ptrace::read(self.pid, (address + word * WORD_BYTES as u64) as ptrace::AddressType) {
                 Ok(word) => bytes.extend(word.to_ne_bytes()),
                 // The mapping ends within the window, so the instruction is shorter.
                 Err(_) if word > 0 => break,
@@ -128,14 +128,14 @@ impl Stepper {
             }
         }
         let class = classify(&bytes);
-        self.classes.insert(at, class);
+        self.classes.insert(address, class);
         Ok(class)
     }
 
-    fn place(&self, at: u64) -> Place {
-        match self.mappings.iter().find(|mapping| mapping.from <= at && at < mapping.to) {
-            Some(mapping) => Place { file: mapping.file.clone(), offset: at - mapping.base },
-            None => Place { file: "?".to_owned(), offset: at },
+    fn place(&self, address: u64) -> Place {
+        match self.mappings.iter().find(|mapping| mapping.from <= address && address < mapping.to) {
+            Some(mapping) => Place { file: mapping.file.clone(), offset: address - mapping.base },
+            None => Place { file: "?".to_owned(), offset: address },
         }
     }
 

@@ -33,10 +33,10 @@ pub(super) const ROUNDS: u64 = 8;
 const ROUNDS_BEFORE: u64 = 200;
 const BATCH: usize = 8;
 /// Records appended by one call.
-const TOGETHER: usize = 64;
+const RECORDS_PER_CALL: usize = 64;
 
 const ALL: Permissions = Permissions::READ.union(Permissions::WRITE).union(Permissions::ATOMIC);
-const LONG: Duration = Duration::from_secs(3600);
+const TIMEOUT: Duration = Duration::from_secs(3600);
 const FUNCTION: Function = Function(1);
 const PORT: Port = Port(1);
 const SHARD: Function = Function(2);
@@ -108,7 +108,7 @@ impl Kind {
     pub(super) fn operations(self) -> u64 {
         match self {
             Kind::Calls => BATCH as u64,
-            Kind::AppendTogether => TOGETHER as u64,
+            Kind::AppendTogether => RECORDS_PER_CALL as u64,
             _ => 1,
         }
     }
@@ -165,8 +165,8 @@ type Work<'p> = Box<dyn FnMut() -> Result<(), Failure> + 'p>;
 
 /// Runs all operations, in the process that is single-stepped.
 pub fn run() -> Result<(), Failure> {
-    let private = || tempfile::Builder::new().permissions(Mode::from_mode(0o700)).tempdir();
-    let dirs = [private()?, private()?];
+    let private_dir = || tempfile::Builder::new().permissions(Mode::from_mode(0o700)).tempdir();
+    let dirs = [private_dir()?, private_dir()?];
     let direct = Pair::new(dirs[0].path(), true)?;
     let posted = Pair::new(dirs[1].path(), false)?;
     let mut works: Vec<Work<'_>> = Vec::new();
@@ -231,7 +231,7 @@ struct Shard<'p> {
     store: Store,
     owner: Pin<Box<dyn Future<Output = Result<(), KvError>> + 'p>>,
     /// Number of times that the owner has read its clock.
-    answers: Rc<Cell<u32>>,
+    clock_reads: Rc<Cell<u32>>,
 }
 
 /// Two nodes, and their clock.
@@ -264,7 +264,7 @@ impl Pair {
         let (mut output, input) = ([0; 8], [7; 8]);
         Ok(match kind {
             Kind::Call => Box::new(move || {
-                let pending = session.post_call(NodeId(1), FUNCTION, &input, 8, LONG)?;
+                let pending = session.post_call(NodeId(1), FUNCTION, &input, 8, TIMEOUT)?;
                 let call = server.recv()?;
                 let echoed: [u8; 8] = call.input().try_into()?;
                 call.reply(&echoed)?;
@@ -273,7 +273,7 @@ impl Pair {
                 Ok(())
             }),
             Kind::Calls => Box::new(move || {
-                let pending = session.post_calls(NodeId(1), FUNCTION, &[input; BATCH], 8, LONG);
+                let pending = session.post_calls(NodeId(1), FUNCTION, &[input; BATCH], 8, TIMEOUT);
                 let mut missing = BATCH;
                 while missing > 0 {
                     let calls = server.recv_many(missing)?;
@@ -312,8 +312,8 @@ impl Pair {
                 Box::new(move || Ok(session.block_on(writer.append(&RECORD)).map(|_| ())?))
             }
             Kind::AppendTogether => {
-                let (mut writer, records) = (self.writer()?, [&RECORD[..]; TOGETHER]);
-                let mut positions = Vec::with_capacity(TOGETHER);
+                let (mut writer, records) = (self.writer()?, [&RECORD[..]; RECORDS_PER_CALL]);
+                let mut positions = Vec::with_capacity(RECORDS_PER_CALL);
                 Box::new(move || {
                     positions.clear();
                     Ok(poll_once(writer.append_each(&records, &mut positions))?)
@@ -352,8 +352,8 @@ impl Pair {
         let none = Permissions::empty();
         let owner = self.world.run(Owner::create(theirs, name, 0, SHARD, none))?;
         let mut store = self.world.run(Store::create(session, name, &[NodeId(1)], SHARD, none))?;
-        let answers = Rc::new(Cell::new(0));
-        let reads = answers.clone();
+        let clock_reads = Rc::new(Cell::new(0));
+        let reads = clock_reads.clone();
         // The owner reads its clock once per request, and once after each batch of answers.
         let mut owner = Box::pin(owner.run(move || {
             reads.set(reads.get() + 1);
@@ -367,18 +367,18 @@ impl Pair {
                 setting.as_mut().poll(context)
             }))?;
         }
-        Ok(Shard { store, owner, answers })
+        Ok(Shard { store, owner, clock_reads })
     }
 
     /// Sets the key of a store, and drives the store's owner meanwhile.
-    fn set(&self, Shard { store, owner, answers }: &mut Shard<'_>) -> Result<(), Failure> {
+    fn set(&self, Shard { store, owner, clock_reads }: &mut Shard<'_>) -> Result<(), Failure> {
         let [ours, theirs] = &self.sessions;
         let mut setting = pin!(store.set(KEY, &VALUE, SetOptions::default()));
         let mut context = Context::from_waker(Waker::noop());
         assert!(setting.as_mut().poll(&mut context).is_pending());
-        answers.set(0);
+        clock_reads.set(0);
         theirs.block_on(poll_fn(|context| match owner.as_mut().poll(context) {
-            Poll::Pending if answers.get() < 2 => Poll::Pending,
+            Poll::Pending if clock_reads.get() < 2 => Poll::Pending,
             Poll::Pending => Poll::Ready(Ok(())),
             Poll::Ready(ended) => Poll::Ready(ended),
         }))?;

@@ -24,7 +24,7 @@ fn a_tethered_program_dies_with_its_parent() {
 }
 
 #[test]
-fn a_program_whose_parent_has_ended_is_not_executed() {
+fn a_program_without_its_parent_is_not_executed() {
     let output = Command::new(BENCH)
         .args(["tethered", "--parent", "1", "--", "echo", "begun"])
         .output()

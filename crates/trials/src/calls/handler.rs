@@ -6,9 +6,9 @@ use std::time::Duration;
 use halite::{Call, Driven, Function, ReplyCause, ReplyError, ServeOptions, Server};
 use halite_sim::{HostId, Random};
 
-use super::ledger::{CallId, Kind, Task, Wish};
+use super::ledger::{CallId, Kind, Request, Task};
 use super::{TIMEOUT_US_MAX, in_batches, payload};
-use crate::giving_up;
+use crate::cancel;
 use crate::harness::{Harness, PRINCIPALS};
 
 /// The principal that serves the functions.
@@ -41,7 +41,7 @@ fn options_of(kind: Kind) -> ServeOptions {
 }
 
 /// Serves all functions on a node that has just joined.
-pub(super) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
+pub(crate) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
     let session = driven.session_of(PRINCIPALS[OWNER]).expect("the principal's name is valid");
     for kind in [Kind::Open, Kind::Closed, Kind::Narrow] {
         let server = match session.serve(function_of(kind), options_of(kind)) {
@@ -79,7 +79,7 @@ impl Handler {
         loop {
             let max = if in_batches(&mut self.random, &self.harness.plan) { BATCH_MAX } else { 1 };
             let receiving = server.recv_many(max);
-            let received = giving_up::or_cancel(&world, self.host, &mut self.random, per_mille, receiving);
+            let received = cancel::or_cancel(&world, self.host, &mut self.random, per_mille, receiving);
             match received.await {
                 Some(Ok(calls)) => self.handle(calls).await,
                 Some(Err(_)) => return,
@@ -94,11 +94,11 @@ impl Handler {
         let (mut answers, mut kept, mut is_late) = (Vec::new(), Vec::new(), false);
         for call in calls {
             match self.identify(&call) {
-                Ok((_, Wish { task: Task::GiveUp, .. })) => drop(call),
-                Ok((_, Wish { task: Task::Keep, .. })) => kept.push(call),
-                Ok((id, wish)) => {
-                    is_late |= wish.task == Task::AnswerLate;
-                    answers.push((call, id, wish));
+                Ok((_, Request { task: Task::Drop, .. })) => drop(call),
+                Ok((_, Request { task: Task::Keep, .. })) => kept.push(call),
+                Ok((id, request)) => {
+                    is_late |= request.task == Task::AnswerLate;
+                    answers.push((call, id, request));
                 }
                 Err(why) => {
                     let (kind, node) = (self.kind, self.node);
@@ -107,57 +107,59 @@ impl Handler {
             }
         }
         if is_late {
-            self.pass(TIMEOUT_US_MAX).await;
+            self.sleep_up_to(TIMEOUT_US_MAX).await;
         }
         self.answer(answers);
         if !kept.is_empty() {
-            self.pass(2 * TIMEOUT_US_MAX).await;
+            self.sleep_up_to(2 * TIMEOUT_US_MAX).await;
         }
     }
 
-    async fn pass(&mut self, us_max: u64) {
-        let long = Duration::from_nanos(self.random.below(us_max * 1000));
-        self.harness.world.sleep(Some(self.host), long).await;
+    async fn sleep_up_to(&mut self, us_max: u64) {
+        let duration = Duration::from_nanos(self.random.below(us_max * 1000));
+        self.harness.world.sleep(Some(self.host), duration).await;
     }
 
     /// Identifies a call and checks its input; returns the reason if the input is damaged.
-    fn identify(&self, call: &Call) -> Result<(CallId, Wish), String> {
+    fn identify(&self, call: &Call) -> Result<(CallId, Request), String> {
         let input = call.input();
         let id = payload::id_of(input, self.node)
             .ok_or_else(|| format!("{} bytes are not an input", input.len()))?;
         let from = (call.node().0, call.caller());
         let mut ledger = self.harness.calls.borrow_mut();
-        let wish = ledger.ledger.execute(id, self.node, self.kind, from);
-        let wish = wish.map_err(|why| format!("{id:?} by {from:?}: {why}"))?;
-        if !payload::is_input(input, wish.input_bytes as usize) {
+        let request = ledger.ledger.execute(id, self.node, self.kind, from);
+        let request = request.map_err(|why| format!("{id:?} by {from:?}: {why}"))?;
+        if !payload::is_input(input, request.input_bytes as usize) {
             return Err(format!("{id:?}: its {} bytes differ from those that were sent", input.len()));
         }
-        Ok((id, wish))
+        Ok((id, request))
     }
 
-    fn answer(&self, calls: Vec<(Call, CallId, Wish)>) {
-        let wishes: Vec<_> = calls.iter().map(|(_, id, wish)| (*id, *wish)).collect();
+    fn answer(&self, calls: Vec<(Call, CallId, Request)>) {
+        let requests: Vec<_> = calls.iter().map(|(_, id, request)| (*id, *request)).collect();
         let answers = (calls.into_iter())
-            .map(|(call, id, wish)| (call, payload::output(id, wish.output_bytes as usize)));
+            .map(|(call, id, request)| (call, payload::output(id, request.output_bytes as usize)));
         let results = match answers.len() {
             1 => answers.map(|(call, output)| call.reply(&output)).collect(),
             _ => self.server.reply_all(answers),
         };
-        self.harness.judge.expect(results.len() == wishes.len(), || format!("answers: {results:?}"));
-        for ((id, wish), result) in wishes.into_iter().zip(results) {
-            self.check_reply(id, wish, result);
+        self.harness.judge.expect(results.len() == requests.len(), || format!("answers: {results:?}"));
+        for ((id, request), result) in requests.into_iter().zip(results) {
+            self.check_reply(id, request, result);
         }
     }
 
-    fn check_reply(&self, id: CallId, wish: Wish, result: Result<(), ReplyError>) {
+    fn check_reply(&self, id: CallId, request: Request, result: Result<(), ReplyError>) {
         let Err(error) = result else {
             return self.harness.calls.borrow_mut().ledger.replied(id, self.harness.world.now_ns());
         };
         let is_right = match error.cause {
             ReplyCause::CallerGone => true,
-            ReplyCause::TooLong { max } => max == wish.room && u64::from(wish.output_bytes) > max,
+            ReplyCause::TooLong { max } => max == request.room && u64::from(request.output_bytes) > max,
             _ => false,
         };
-        self.harness.judge.expect(is_right, || format!("{id:?}, {wish:?}: {error}, without a known cause"));
+        self.harness
+            .judge
+            .expect(is_right, || format!("{id:?}, {request:?}: {error}, without a known cause"));
     }
 }

@@ -15,13 +15,13 @@ pub(super) enum Task {
     /// Answer later, perhaps too late.
     AnswerLate,
     /// Drop the call without an answer.
-    GiveUp,
+    Drop,
     /// Keep the call beyond its deadline, and then drop it.
     Keep,
 }
 
 impl Task {
-    pub(super) const ALL: [Task; 4] = [Task::Answer, Task::AnswerLate, Task::GiveUp, Task::Keep];
+    pub(super) const ALL: [Task; 4] = [Task::Answer, Task::AnswerLate, Task::Drop, Task::Keep];
 
     fn answers(self) -> bool {
         matches!(self, Task::Answer | Task::AnswerLate)
@@ -43,7 +43,7 @@ pub(super) enum Kind {
 
 /// A request of a caller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Wish {
+pub(super) struct Request {
     pub(super) from: u32,
     /// Incarnation of that node, and number of its session.
     pub(super) session: (u32, u32),
@@ -60,9 +60,9 @@ pub(super) struct Wish {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Known {
-    wish: Wish,
-    times: u32,
+struct CallState {
+    request: Request,
+    runs: u32,
     /// True if the caller got an error which promises that the call was not executed.
     denied: bool,
     /// Time of the handler's answer.
@@ -86,27 +86,27 @@ const SHORT_ANSWER_BYTES_MAX: u32 = 4000;
 /// Maximum length of inputs that travel in rings of any size.
 const IN_RING_BYTES_MAX: u32 = 512;
 
-impl Known {
+impl CallState {
     /// Returns true if the call was answered long enough before its deadline.
     fn lost_answer(&self, no_answer: NoAnswer) -> bool {
         let due_ns = no_answer.now_ns.saturating_add_signed(-no_answer.overdue_ns);
         let in_time = self.replied_ns.is_some_and(|at| at + SHORT_ANSWER_NS_MAX < due_ns);
-        in_time && self.wish.output_bytes <= SHORT_ANSWER_BYTES_MAX
+        in_time && self.request.output_bytes <= SHORT_ANSWER_BYTES_MAX
     }
 }
 
 /// All calls of a trial.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
-    known: Vec<Known>,
+    calls: Vec<CallState>,
     /// The last call that each function received from each session.
     last: BTreeMap<(u32, (u32, u32), u32, Kind), CallId>,
 }
 
 impl Ledger {
-    pub(super) fn begin(&mut self, wish: Wish) -> CallId {
-        self.known.push(Known { wish, times: 0, denied: false, replied_ns: None });
-        CallId(self.known.len() as u64 - 1)
+    pub(super) fn begin(&mut self, request: Request) -> CallId {
+        self.calls.push(CallState { request, runs: 0, denied: false, replied_ns: None });
+        CallId(self.calls.len() as u64 - 1)
     }
 
     /// Records that a handler at node `at` has received the call; fails if it must not receive it.
@@ -116,32 +116,34 @@ impl Ledger {
         at: u32,
         kind: Kind,
         caller: (u32, &str),
-    ) -> Result<Wish, String> {
-        let known = usize::try_from(id.0).ok().and_then(|index| self.known.get_mut(index));
-        let Some(known) = known else { return Err("no session made it".to_owned()) };
-        known.times += 1;
-        let wish = known.wish;
+    ) -> Result<Request, String> {
+        let call = usize::try_from(id.0).ok().and_then(|index| self.calls.get_mut(index));
+        let Some(call) = call else { return Err("no session made it".to_owned()) };
+        call.runs += 1;
+        let request = call.request;
         match () {
-            () if known.times > 1 => Err(format!("the call was executed {} times", known.times)),
-            () if known.denied => {
+            () if call.runs > 1 => Err(format!("the call was executed {} times", call.runs)),
+            () if call.denied => {
                 Err("the caller got an error that says that the call was not executed".to_owned())
             }
-            () if wish.to != at || wish.kind != kind => Err(format!("the call was meant for {wish:?}")),
-            () if (wish.from, wish.principal) != caller => {
-                Err(format!("the call arrived from another caller: {wish:?}"))
+            () if request.to != at || request.kind != kind => {
+                Err(format!("the call was meant for {request:?}"))
             }
-            () if !wish.is_allowed => Err("the caller may not call that function".to_owned()),
-            () => self.keep_order(id, wish).map(|()| wish),
+            () if (request.from, request.principal) != caller => {
+                Err(format!("the call arrived from another caller: {request:?}"))
+            }
+            () if !request.is_allowed => Err("the caller may not call that function".to_owned()),
+            () => self.check_order(id, request).map(|()| request),
         }
     }
 
     /// Checks that a session's calls arrive in the order of posting. Calls with long inputs may arrive late, because
     /// their inputs are read first.
-    fn keep_order(&mut self, id: CallId, wish: Wish) -> Result<(), String> {
-        if wish.input_bytes > IN_RING_BYTES_MAX {
+    fn check_order(&mut self, id: CallId, request: Request) -> Result<(), String> {
+        if request.input_bytes > IN_RING_BYTES_MAX {
             return Ok(());
         }
-        let before = self.last.insert((wish.from, wish.session, wish.to, wish.kind), id);
+        let before = self.last.insert((request.from, request.session, request.to, request.kind), id);
         match before.filter(|before| before.0 > id.0) {
             Some(before) => Err(format!("the call arrived after the later call {before:?}")),
             None => Ok(()),
@@ -149,18 +151,20 @@ impl Ledger {
     }
 
     pub(super) fn replied(&mut self, id: CallId, now_ns: u64) {
-        self.known[id.0 as usize].replied_ns = Some(now_ns);
+        self.calls[id.0 as usize].replied_ns = Some(now_ns);
     }
 
     /// Records that the caller got an answer of `len` bytes; fails if it must not get one.
     pub(super) fn answered(&self, id: CallId, len: usize) -> Result<(), String> {
-        let Known { wish, times, .. } = self.known[id.0 as usize];
+        let CallState { request, runs, .. } = self.calls[id.0 as usize];
         match () {
-            () if times != 1 => Err(format!("the call was answered, but executed {times} times")),
-            () if !wish.task.answers() => {
-                Err(format!("the call was answered, but its task is {:?}", wish.task))
+            () if runs != 1 => Err(format!("the call was answered, but executed {runs} times")),
+            () if !request.task.answers() => {
+                Err(format!("the call was answered, but its task is {:?}", request.task))
             }
-            () if len != wish.output_bytes as usize => Err(format!("the answer has {len} bytes: {wish:?}")),
+            () if len != request.output_bytes as usize => {
+                Err(format!("the answer has {len} bytes: {request:?}"))
+            }
             () => Ok(()),
         }
     }
@@ -172,26 +176,26 @@ impl Ledger {
         error: &CallError,
         no_answer: NoAnswer,
     ) -> Result<(), String> {
-        let known = &mut self.known[id.0 as usize];
-        let Known { wish, times, .. } = *known;
+        let call = &mut self.calls[id.0 as usize];
+        let CallState { request, runs, .. } = *call;
         let NoAnswer { is_calm, .. } = no_answer;
-        known.denied = !error.may_have_run;
+        call.denied = !error.may_have_run;
         match () {
-            () if known.denied && times > 0 => return Err("the call was executed".to_owned()),
-            () if !known.denied && is_not_done(error.cause) => {
+            () if call.denied && runs > 0 => return Err("the call was executed".to_owned()),
+            () if !call.denied && has_not_run(error.cause) => {
                 return Err("the call cannot have been executed".to_owned());
             }
             () => {}
         }
         let is_explained = match error.cause {
-            CallCause::Timeout => no_answer.overdue_ns >= 0 && !(is_calm && known.lost_answer(no_answer)),
-            CallCause::UnknownFunction => wish.kind == Kind::Absent || !is_calm,
-            CallCause::Busy => wish.kind == Kind::Narrow,
-            CallCause::PermissionDenied => !wish.is_allowed,
+            CallCause::Timeout => no_answer.overdue_ns >= 0 && !(is_calm && call.lost_answer(no_answer)),
+            CallCause::UnknownFunction => request.kind == Kind::Absent || !is_calm,
+            CallCause::Busy => request.kind == Kind::Narrow,
+            CallCause::PermissionDenied => !request.is_allowed,
             CallCause::ReplyTooLong { len, max } => {
-                times == 1 && len == u64::from(wish.output_bytes) && max == wish.room && len > max
+                runs == 1 && len == u64::from(request.output_bytes) && max == request.room && len > max
             }
-            CallCause::NoReply => times == 1 && (!wish.task.answers() || !is_calm),
+            CallCause::NoReply => runs == 1 && (!request.task.answers() || !is_calm),
             CallCause::UnknownNode
             | CallCause::PeerDown
             | CallCause::ServerClosed
@@ -199,12 +203,12 @@ impl Ledger {
             | CallCause::NodeClosed => !is_calm,
             _ => false,
         };
-        if is_explained { Ok(()) } else { Err(format!("without a known cause: {wish:?}")) }
+        if is_explained { Ok(()) } else { Err(format!("without a known cause: {request:?}")) }
     }
 }
 
 /// Returns true if an error promises that no handler has run or will run.
-fn is_not_done(cause: CallCause) -> bool {
+fn has_not_run(cause: CallCause) -> bool {
     matches!(
         cause,
         CallCause::UnknownNode

@@ -49,7 +49,6 @@ pub(super) fn is_input(input: &[u8], len: usize) -> bool {
     input.len() == len && stamp_of(input).is_some_and(|stamp| input == stamped(stamp, len))
 }
 
-/// Returns the answer to a call.
 pub(super) fn output(id: CallId, len: usize) -> Vec<u8> {
     pattern(id.0.wrapping_mul(OUTPUT), len)
 }

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use halite::{Lh, NodeId, Permissions, Placement, ReadOp, Session, WriteOp};
 
-use super::quiet::{FUNCTION, PORT, Quiet};
+use super::cluster::{Cluster, FUNCTION, PORT};
 
 /// The node that holds all regions.
-const THERE: NodeId = NodeId(1);
+const HOME: NodeId = NodeId(1);
 /// Timeout that exceeds every operation.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Number of accesses per batch.
 const PIECES: u64 = 64;
@@ -106,11 +106,11 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub(super) fn new(quiet: &Quiet, job: Job, bytes: u64, number: u32) -> Worker {
+    pub(super) fn new(cluster: &Cluster, job: Job, bytes: u64, number: u32) -> Worker {
         Worker {
             job,
-            session: quiet.session(0),
-            partner: quiet.session(1),
+            session: cluster.session(0),
+            partner: cluster.session(1),
             name: format!("worker {number}"),
             bytes,
             buffer: vec![7; bytes as usize],
@@ -122,7 +122,7 @@ impl Worker {
     /// Creates the region on the other node.
     pub(super) async fn prepare(&mut self) {
         let made =
-            self.session.alloc(Some(&self.name), 2 * self.bytes.max(8), Placement::On(THERE), ALL).await;
+            self.session.alloc(Some(&self.name), 2 * self.bytes.max(8), Placement::On(HOME), ALL).await;
         self.lh = Some(made.expect("there is room"));
     }
 
@@ -153,14 +153,14 @@ impl Worker {
             Job::CompareSwap => drop(session.compare_swap(lh, 0, self.done, self.done + 1).await?),
             Job::Fill => session.fill(lh, 0, bytes, 7).await?,
             Job::Copy => session.copy(lh, bytes, lh, 0, bytes).await?,
-            Job::Call => drop(session.call(THERE, FUNCTION, &self.buffer, PATIENCE).await?),
-            Job::Send => session.send(THERE, PORT, &self.buffer).await?,
+            Job::Call => drop(session.call(HOME, FUNCTION, &self.buffer, TIMEOUT).await?),
+            Job::Send => session.send(HOME, PORT, &self.buffer).await?,
             Job::Lock => session.lock(name).await?.unlock().await?,
             Job::Barrier => {
-                let there = self.partner.barrier(name, 2, PATIENCE);
-                both(session.barrier(name, 2, PATIENCE), there).await?
+                let there = self.partner.barrier(name, 2, TIMEOUT);
+                both(session.barrier(name, 2, TIMEOUT), there).await?
             }
-            Job::Alloc => session.free(session.alloc(None, bytes, Placement::On(THERE), ALL).await?).await?,
+            Job::Alloc => session.free(session.alloc(None, bytes, Placement::On(HOME), ALL).await?).await?,
             Job::Map => session.unmap(session.map(name, Permissions::READ).await?).await?,
             Job::Move => session.move_to(lh, NodeId((self.done % 2) as u32)).await?,
         }

@@ -3,8 +3,8 @@
 //! The table shows the steps of the protocol, and nothing about the speed of this code or of a real machine. The table
 //! is part of the tree, so that a change that alters a cost also changes the table.
 
+mod cluster;
 mod jobs;
-mod quiet;
 
 use std::cell::Cell;
 use std::fmt::Write;
@@ -12,13 +12,13 @@ use std::rc::Rc;
 
 use halite_sim::{Profile, RunEnd, World};
 
+use cluster::Cluster;
 use jobs::{Job, Worker};
-use quiet::Quiet;
 
 /// Maximum number of operations whose mean is the latency.
 const ROUNDS_MAX: u64 = 32;
 /// Number of bytes per session that suffices, because all long operations take equally long.
-const BYTES_ENOUGH: u64 = 128 << 10;
+const BYTES_PER_SESSION: u64 = 128 << 10;
 /// Number of operations before the measurement, which bring connections and rings into their steady state.
 const WARM_UP: u64 = 2;
 /// Number of parallel sessions for the throughput.
@@ -48,7 +48,7 @@ pub fn golden() -> String {
 }
 
 /// Time at which all operations have ended.
-const LATE_NS: u64 = 1_000_000_000;
+const DEADLINE_NS: u64 = 1_000_000_000;
 
 const HEADER: &str = "\
 # Simulated costs
@@ -94,7 +94,7 @@ fn per_time(amount: f64, time_ns: u64) -> String {
 
 /// Returns the number of operations of each session.
 fn rounds(bytes: u64) -> u64 {
-    (BYTES_ENOUGH / bytes.max(1)).clamp(2, ROUNDS_MAX)
+    (BYTES_PER_SESSION / bytes.max(1)).clamp(2, ROUNDS_MAX)
 }
 
 /// Returns the time until all sessions have done their operations.
@@ -103,35 +103,35 @@ fn elapsed_ns(profile: &Profile, job: Job, bytes: u64, sessions: u32) -> u64 {
     let took_ns = Rc::new(Cell::new(0));
     let (here, took) = (world.clone(), took_ns.clone());
     world.spawn(None, "golden", async move {
-        let quiet = Quiet::start(&here).await;
-        let workers = (0..sessions).map(|number| Worker::new(&quiet, job, bytes, number));
-        took.set(race(&here, workers.collect(), rounds(bytes)).await);
+        let cluster = Cluster::start(&here).await;
+        let workers = (0..sessions).map(|number| Worker::new(&cluster, job, bytes, number));
+        took.set(run_workers(&here, workers.collect(), rounds(bytes)).await);
     });
-    let end = world.run_until(LATE_NS);
+    let end = world.run_until(DEADLINE_NS);
     assert_eq!(end, RunEnd::Finished, "{} of {bytes} bytes", job.name());
     world.end();
     took_ns.get()
 }
 
 /// Prepares all workers, lets them work, and returns the time of the work.
-async fn race(world: &World, workers: Vec<Worker>, rounds: u64) -> u64 {
-    let line = Rc::new(Line::new(world.clone(), workers.len()));
+async fn run_workers(world: &World, workers: Vec<Worker>, rounds: u64) -> u64 {
+    let rendezvous = Rc::new(Rendezvous::new(world.clone(), workers.len()));
     for mut worker in workers {
-        let line = line.clone();
+        let rendezvous = rendezvous.clone();
         let run = async move {
             worker.prepare().await;
             worker.repeat(WARM_UP).await;
-            line.start().await;
+            rendezvous.start().await;
             worker.repeat(rounds).await;
-            line.finish();
+            rendezvous.finish();
         };
         world.spawn(None, "worker", run);
     }
-    line.finished().await
+    rendezvous.finished().await
 }
 
 /// Synchronizes the start of all workers, and waits for their end.
-struct Line {
+struct Rendezvous {
     world: World,
     starting: Cell<usize>,
     running: Cell<usize>,
@@ -139,16 +139,16 @@ struct Line {
     ended_ns: Cell<u64>,
 }
 
-impl Line {
-    fn new(world: World, workers: usize) -> Line {
+impl Rendezvous {
+    fn new(world: World, workers: usize) -> Rendezvous {
         let (starting, running) = (Cell::new(workers), Cell::new(workers));
-        Line { world, starting, running, begun_ns: Cell::default(), ended_ns: Cell::default() }
+        Rendezvous { world, starting, running, begun_ns: Cell::default(), ended_ns: Cell::default() }
     }
 
     async fn start(&self) {
         self.starting.set(self.starting.get() - 1);
         while self.starting.get() > 0 {
-            quiet::pause(&self.world).await;
+            cluster::pause(&self.world).await;
         }
         self.begun_ns.set(self.world.now_ns());
     }
@@ -160,7 +160,7 @@ impl Line {
 
     async fn finished(&self) -> u64 {
         while self.running.get() > 0 {
-            quiet::pause(&self.world).await;
+            cluster::pause(&self.world).await;
         }
         self.ended_ns.get() - self.begun_ns.get()
     }

@@ -85,7 +85,7 @@ impl Specification for Register {
                 (found.is_none_or(|found| found == old), after)
             }
             Operation::Append { token, len } => {
-                let value = old.map_or(Value::of(token), |old| old.and(token));
+                let value = old.map_or(Value::of(token), |old| old.push(token));
                 let after = Item { value, lapse: item.and_then(|item| item.lapse) };
                 (len.is_none_or(|len| len == value.entries), Some(after))
             }
@@ -131,14 +131,14 @@ impl History {
     }
 
     /// Records an expiry that starts now; returns its place.
-    pub(super) fn lapses(&mut self, begin_ns: u64, kept_us: u64, lapse: u64) -> usize {
-        let earliest_ns = (begin_ns + 1000 * kept_us).saturating_sub(CLOCK_NS).max(begin_ns);
+    pub(super) fn begin_lapse(&mut self, begin_ns: u64, lifetime_us: u64, lapse: u64) -> usize {
+        let earliest_ns = (begin_ns + 1000 * lifetime_us).saturating_sub(CLOCK_NS).max(begin_ns);
         self.begin(earliest_ns, Operation::Lapse { lapse })
     }
 
     /// Sets the latest time of the expiry.
-    pub(super) fn lapsed(&mut self, place: usize, end_ns: u64, kept_us: u64) {
-        self.done[place].0.end_ns = end_ns + 1000 * kept_us + CLOCK_NS;
+    pub(super) fn end_lapse(&mut self, place: usize, end_ns: u64, lifetime_us: u64) {
+        self.done[place].0.end_ns = end_ns + 1000 * lifetime_us + CLOCK_NS;
     }
 
     /// Returns true if some order explains all results.

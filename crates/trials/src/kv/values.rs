@@ -14,23 +14,23 @@ impl Value {
     const EMPTY: Value = Value { entries: 0, folded: 0 };
 
     /// Returns the value with one more entry.
-    pub(super) fn and(self, token: u64) -> Value {
+    pub(super) fn push(self, token: u64) -> Value {
         let folded = self.folded.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(token);
         Value { entries: self.entries + 1, folded }
     }
 
     /// Returns the value of one entry.
     pub(super) fn of(token: u64) -> Value {
-        Value::EMPTY.and(token)
+        Value::EMPTY.push(token)
     }
 
     /// Parses a value; returns `None` if the bytes are not a sequence of entries.
-    pub(super) fn read(bytes: &[u8]) -> Option<Value> {
+    pub(super) fn parse(bytes: &[u8]) -> Option<Value> {
         let (entries, []) = bytes.as_chunks::<ENTRY_BYTES>() else { return None };
         entries.iter().try_fold(Value::EMPTY, |value, entry| {
             let (token, check) = entry.split_at(8);
             let token = u64::from_le_bytes(token.try_into().ok()?);
-            (check == (!token).to_le_bytes()).then(|| value.and(token))
+            (check == (!token).to_le_bytes()).then(|| value.push(token))
         })
     }
 }

@@ -31,28 +31,28 @@ pub struct Chain {
     /// Executed changes, by the value that they found.
     done: BTreeMap<u64, (Span, Change)>,
     /// Changes of unknown outcome, by number.
-    maybe: BTreeMap<u64, (Span, Change)>,
+    unknown: BTreeMap<u64, (Span, Change)>,
     last_number: u64,
     /// Values that were read.
-    seen: Vec<(Span, u64)>,
+    reads: Vec<(Span, u64)>,
 }
 
 impl Chain {
     /// Records the start of a change, which may take effect from now on. Returns its number.
     pub fn begin(&mut self, now_ns: u64, change: Change) -> u64 {
         self.last_number += 1;
-        self.maybe.insert(self.last_number, (Span { begin_ns: now_ns, end_ns: NEVER }, change));
+        self.unknown.insert(self.last_number, (Span { begin_ns: now_ns, end_ns: NEVER }, change));
         self.last_number
     }
 
     /// Records that the change was not executed, and never will be.
     pub fn forget(&mut self, number: u64) {
-        self.maybe.remove(&number);
+        self.unknown.remove(&number);
     }
 
     /// Records that the change was executed, and replaced `old`.
     pub fn changed(&mut self, number: u64, now_ns: u64, old: u64) -> Result<(), String> {
-        let (span, change) = self.maybe.remove(&number).expect("the operation began");
+        let (span, change) = self.unknown.remove(&number).expect("the operation began");
         let span = Span { end_ns: now_ns, ..span };
         if change.of(old).is_none() {
             self.saw(span, old);
@@ -66,7 +66,7 @@ impl Chain {
 
     /// Records that a read has returned `value`.
     pub fn saw(&mut self, span: Span, value: u64) {
-        self.seen.push((span, value));
+        self.reads.push((span, value));
     }
 
     /// Returns an error unless some order explains the history.
@@ -96,7 +96,7 @@ impl Chain {
             let (value, begin_ns) = (values[at], since_ns[at]);
             return Err(format!("a change found {value:#x}, but had ended before {begin_ns} ns"));
         }
-        for (Span { begin_ns, end_ns }, value) in &self.seen {
+        for (Span { begin_ns, end_ns }, value) in &self.reads {
             let Some(at) = place.get(value) else {
                 return Err(format!("a read found {value:#x}, which no change left"));
             };
@@ -108,7 +108,7 @@ impl Chain {
             }
         }
         // A change without a known end had been executed by the time when its value was read.
-        for (Span { end_ns, .. }, value) in &self.seen {
+        for (Span { end_ns, .. }, value) in &self.reads {
             let at = place[value];
             until_ns[at] = until_ns[at].min(*end_ns);
         }
@@ -116,18 +116,18 @@ impl Chain {
             let end_ns = if span.end_ns == NEVER { until_ns[at + 1] } else { span.end_ns };
             Done { span: Span { end_ns, ..span }, change: Some(change), found: values[at] }
         });
-        let seen = self.seen.iter().map(|(span, found)| Done { span: *span, change: None, found: *found });
-        Ok(changes.chain(seen).collect())
+        let reads = self.reads.iter().map(|(span, found)| Done { span: *span, change: None, found: *found });
+        Ok(changes.chain(reads).collect())
     }
 
     /// Returns the values that the word had, and the changes between them.
     fn order(&self) -> (Vec<u64>, Vec<(Span, Change)>) {
         let mut values = vec![0];
         let mut steps = Vec::new();
-        let mut left: Vec<(Span, Change)> = self.maybe.values().copied().collect();
+        let mut left: Vec<(Span, Change)> = self.unknown.values().copied().collect();
         // The earliest of equal changes comes first.
         left.sort_by_key(|(span, _)| span.begin_ns);
-        let wanted: BTreeMap<u64, ()> = self.seen.iter().map(|(_, value)| (*value, ())).collect();
+        let wanted: BTreeMap<u64, ()> = self.reads.iter().map(|(_, value)| (*value, ())).collect();
         let is_wanted = |value: u64| self.done.contains_key(&value) || wanted.contains_key(&value);
         loop {
             let value = values[values.len() - 1];
@@ -136,7 +136,7 @@ impl Chain {
                 steps.push((*span, *change));
                 continue;
             }
-            let gap = (1..=GAP_MAX).find_map(|depth| fill(&left, value, depth, &is_wanted));
+            let gap = (1..=GAP_MAX).find_map(|depth| fill_gap(&left, value, depth, &is_wanted));
             let Some(gap) = gap else { return (values, steps) };
             for index in gap {
                 let (span, change) = left[index];
@@ -152,7 +152,7 @@ impl Chain {
 }
 
 /// Returns indices of changes that lead from `value` to a wanted value.
-fn fill(
+fn fill_gap(
     left: &[(Span, Change)],
     value: u64,
     depth: usize,
@@ -169,7 +169,7 @@ fn fill(
         }
         let mut others = left.to_vec();
         others[index].1 = Change::Swap { expected: value, new: value };
-        let mut rest = fill(&others, next, depth - 1, is_wanted)?;
+        let mut rest = fill_gap(&others, next, depth - 1, is_wanted)?;
         rest.insert(0, index);
         Some(rest)
     })
@@ -181,7 +181,7 @@ fn has_order(done: &[Done]) -> bool {
     let mut value = 0;
     pieces(&operations).into_iter().all(|piece| {
         let first = Operation::Begin(value);
-        value = piece.iter().filter_map(|(_, operation)| left_by(operation)).next_back().unwrap_or(value);
+        value = piece.iter().filter_map(|(_, operation)| value_after(operation)).next_back().unwrap_or(value);
         super::has_order::<Register>(first, &piece)
     })
 }
@@ -193,7 +193,7 @@ fn operation(done: &Done) -> Operation {
     }
 }
 
-fn left_by(operation: &Operation) -> Option<u64> {
+fn value_after(operation: &Operation) -> Option<u64> {
     match *operation {
         Operation::Change { change, found } => change.of(found),
         _ => None,

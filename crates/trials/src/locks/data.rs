@@ -6,7 +6,7 @@ use std::time::Duration;
 use halite::{AccessCause, AccessError, Lh, NodeId, Permissions, Placement, RegionCause};
 
 use super::stamps::{Seen, Stamps, Values, WORDS};
-use super::{NAMES, accuse, is_explained_by, run_of};
+use super::{NAMES, is_explained_by, session_id, violated};
 use crate::actor::Actor;
 use crate::harness::Harness;
 
@@ -34,7 +34,6 @@ struct Life {
     ends: bool,
 }
 
-/// A mapped region.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Opened {
     lh: Lh,
@@ -43,21 +42,20 @@ pub(super) struct Opened {
 
 /// Returns the names of the regions under locks.
 pub(crate) fn names() -> impl Iterator<Item = String> {
-    (0..NAMES).map(text)
+    (0..NAMES).map(name_of)
 }
 
-fn text(name: usize) -> String {
+fn name_of(name: usize) -> String {
     format!("d{name}")
 }
 
-/// Records the end of a session.
-pub(super) fn end_session(harness: &Harness, run: super::SessionRun) {
+pub(super) fn end_session(harness: &Harness, run: super::SessionId) {
     let now_ns = harness.world.now_ns();
     // The writes of a dead holder are over when its lock passes on. But other nodes may learn late of its death.
     let until_ns = if harness.cut_off_is_death { now_ns } else { now_ns + harness.consequences_ns() };
     let lives = &mut harness.locks.borrow_mut().data.lives;
     for Life { stamps, .. } in lives {
-        stamps.leave(run, until_ns);
+        stamps.abandon(run, until_ns);
         stamps.end_read(run);
     }
 }
@@ -66,7 +64,7 @@ pub(super) fn end_session(harness: &Harness, run: super::SessionRun) {
 pub(super) async fn work(actor: &mut Actor, index: usize) {
     let name = actor.locks.held[index].name;
     let Some(opened) = open(actor, name).await else { return };
-    if read(actor, index, opened).await && think(actor).await && actor.random.chance(3, 4) {
+    if read(actor, index, opened).await && pause(actor).await && actor.random.chance(3, 4) {
         let is_written = write(actor, index, opened).await;
         if is_written && actor.random.chance(1, 3) {
             read(actor, index, opened).await;
@@ -74,9 +72,9 @@ pub(super) async fn work(actor: &mut Actor, index: usize) {
     }
 }
 
-async fn think(actor: &mut Actor) -> bool {
-    let long = Duration::from_nanos(actor.random.below(THINK_NS_MAX));
-    actor.harness.world.sleep(Some(actor.host), long).await;
+async fn pause(actor: &mut Actor) -> bool {
+    let duration = Duration::from_nanos(actor.random.below(THINK_NS_MAX));
+    actor.harness.world.sleep(Some(actor.host), duration).await;
     true
 }
 
@@ -85,12 +83,12 @@ async fn open(actor: &mut Actor, name: usize) -> Option<Opened> {
         return Some(opened);
     }
     let session = actor.session.clone();
-    let opened = match actor.attempt("map under a lock", session.map(&text(name), EVERYONE)).await? {
+    let opened = match actor.attempt("map under a lock", session.map(&name_of(name), EVERYONE)).await? {
         Ok(lh) => {
             let life = (session.len(lh).ok()? as usize / WORD).checked_sub(WORDS);
             let lives = actor.harness.locks.borrow().data.lives.len();
             let Some(life) = life.filter(|life| *life < lives) else {
-                accuse(
+                violated(
                     actor,
                     name,
                     actor.now_ns(),
@@ -101,7 +99,7 @@ async fn open(actor: &mut Actor, name: usize) -> Option<Opened> {
             Some(Opened { lh, life })
         }
         Err(error) if matches!(error.cause, RegionCause::NotFound | RegionCause::Lost(_)) => {
-            make(actor, name).await
+            create(actor, name).await
         }
         Err(error) => {
             refused(actor, name, &error.cause, &error.to_string());
@@ -112,7 +110,7 @@ async fn open(actor: &mut Actor, name: usize) -> Option<Opened> {
     opened
 }
 
-async fn make(actor: &mut Actor, name: usize) -> Option<Opened> {
+async fn create(actor: &mut Actor, name: usize) -> Option<Opened> {
     let life = {
         let lives = &mut actor.harness.locks.borrow_mut().data.lives;
         lives.push(Life { stamps: Stamps::fresh(), ends: false });
@@ -120,7 +118,7 @@ async fn make(actor: &mut Actor, name: usize) -> Option<Opened> {
     };
     let len = ((life + WORDS) * WORD) as u64;
     let home = NodeId(actor.random.below(actor.harness.nodes().into()) as u32);
-    let (text, session) = (text(name), actor.session.clone());
+    let (text, session) = (name_of(name), actor.session.clone());
     let made = session.alloc(Some(&text), len, Placement::On(home), EVERYONE);
     match actor.attempt("alloc under a lock", made).await {
         Some(Ok(lh)) => Some(Opened { lh, life }),
@@ -138,13 +136,13 @@ async fn make(actor: &mut Actor, name: usize) -> Option<Opened> {
 fn refused(actor: &Actor, name: usize, cause: &RegionCause, error: &str) {
     let is_left = matches!(cause, RegionCause::NameTaken | RegionCause::Stale);
     if !(is_left || is_explained_by(actor, cause)) {
-        accuse(actor, name, actor.now_ns(), error);
+        violated(actor, name, actor.now_ns(), error);
     }
 }
 
 /// Reads all words. Returns true if that succeeded.
 async fn read(actor: &mut Actor, index: usize, opened: Opened) -> bool {
-    let (session, begin_ns, run) = (actor.session.clone(), actor.now_ns(), run_of(actor));
+    let (session, begin_ns, run) = (actor.session.clone(), actor.now_ns(), session_id(actor));
     let mut bytes = [0; WORDS * WORD];
     with_stamps(actor, opened, |stamps| stamps.begin_read(run, begin_ns));
     let result = actor.attempt("read under a lock", session.read(opened.lh, 0, &mut bytes)).await;
@@ -161,14 +159,14 @@ async fn read(actor: &mut Actor, index: usize, opened: Opened) -> bool {
         with_stamps(actor, opened, |stamps| stamps.read(run, begin_ns, now_ns, values, seen, holds));
     match verdict {
         Ok(seen) => actor.locks.held[index].seen = seen,
-        Err(why) => accuse(actor, actor.locks.held[index].name, begin_ns, &why),
+        Err(why) => violated(actor, actor.locks.held[index].name, begin_ns, &why),
     }
     true
 }
 
 /// Writes all words. Returns true if that succeeded.
 async fn write(actor: &mut Actor, index: usize, opened: Opened) -> bool {
-    let (begin_ns, run) = (actor.now_ns(), run_of(actor));
+    let (begin_ns, run) = (actor.now_ns(), session_id(actor));
     let stamp = {
         let data = &mut actor.harness.locks.borrow_mut().data;
         data.last_stamp += 1;
@@ -180,7 +178,7 @@ async fn write(actor: &mut Actor, index: usize, opened: Opened) -> bool {
         let (session, offset) = (actor.session.clone(), (number * part.len()) as u64);
         let result = actor.attempt("write under a lock", session.write(opened.lh, offset, &part)).await;
         if !matches!(result, Some(Ok(()))) {
-            leave(actor, opened, begin_ns);
+            abandon(actor, opened, begin_ns);
             failed(actor, index, opened, result);
             return false;
         }
@@ -192,11 +190,11 @@ async fn write(actor: &mut Actor, index: usize, opened: Opened) -> bool {
 }
 
 /// Records that the effect and end of a cancelled or failed write are unknown.
-fn leave(actor: &Actor, opened: Opened, begin_ns: u64) {
+fn abandon(actor: &Actor, opened: Opened, begin_ns: u64) {
     let harness = &actor.harness;
     let doubt_ns = if harness.is_calm_since(begin_ns) { DOUBT_NS } else { harness.consequences_ns() };
-    let (run, until_ns) = (run_of(actor), actor.now_ns() + doubt_ns);
-    with_stamps(actor, opened, |stamps| stamps.leave(run, until_ns));
+    let (run, until_ns) = (session_id(actor), actor.now_ns() + doubt_ns);
+    with_stamps(actor, opened, |stamps| stamps.abandon(run, until_ns));
 }
 
 /// Handles an access that failed or was cancelled.
@@ -207,23 +205,23 @@ fn failed(actor: &mut Actor, index: usize, opened: Opened, result: Option<Result
     let is_explained = match error.cause {
         AccessCause::Stale => {
             let ends = actor.harness.locks.borrow().data.lives[opened.life].ends;
-            ends || !actor.harness.is_undisturbed()
+            ends || !actor.harness.is_fault_free()
         }
-        AccessCause::PeerDown(_) | AccessCause::NodeClosed => !actor.harness.is_undisturbed(),
+        AccessCause::PeerDown(_) | AccessCause::NodeClosed => !actor.harness.is_fault_free(),
         _ => false,
     };
     if !is_explained {
-        accuse(actor, name, actor.now_ns(), &format!("{error}, without a known cause"));
+        violated(actor, name, actor.now_ns(), &format!("{error}, without a known cause"));
     }
     actor.locks.opened[name] = None;
 }
 
-/// Returns true if no other session has taken the lock since. Without faults none can have, whatever the ledger says:
-/// then the data must show it.
+/// Returns true if no other session has taken the lock since. Without faults, returns true even if the ledger differs:
+/// then the check of the data must fail.
 fn holds(actor: &Actor, index: usize) -> bool {
     let held = &actor.locks.held[index];
-    let is_last = actor.harness.locks.borrow().ledgers[held.name].holds(run_of(actor), held.token);
-    is_last || actor.harness.is_undisturbed()
+    let is_last = actor.harness.locks.borrow().ledgers[held.name].holds(session_id(actor), held.token);
+    is_last || actor.harness.is_fault_free()
 }
 
 fn with_stamps<T>(actor: &Actor, opened: Opened, f: impl FnOnce(&mut Stamps) -> T) -> T {

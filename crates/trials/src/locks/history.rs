@@ -9,12 +9,12 @@ pub(super) struct History {
 }
 
 impl History {
-    pub(super) fn took(&mut self, span: Span, token: u64) {
+    pub(super) fn taken(&mut self, span: Span, token: u64) {
         self.done.push((span, Operation::Take(token)));
     }
 
     /// Records a release or loss of the lock at some time in `span`.
-    pub(super) fn gave_up(&mut self, span: Span, token: u64) {
+    pub(super) fn released(&mut self, span: Span, token: u64) {
         self.done.push((span, Operation::GiveUp(token)));
     }
 
@@ -23,14 +23,14 @@ impl History {
         let mut holder = None;
         linearizability::pieces(&self.done).into_iter().all(|piece| {
             let first = Operation::Begin(holder);
-            holder = left_by(&piece, holder);
+            holder = holder_after(&piece, holder);
             linearizability::has_order::<Lock<false>>(first, &piece)
         })
     }
 }
 
 /// Returns the holder after a piece: the last one whose hold did not end.
-fn left_by(piece: &[(Span, Operation)], before: Option<u64>) -> Option<u64> {
+fn holder_after(piece: &[(Span, Operation)], before: Option<u64>) -> Option<u64> {
     let is_over = |token: u64| piece.iter().any(|(_, operation)| *operation == Operation::GiveUp(token));
     let begun = piece.iter().filter_map(|(_, operation)| match *operation {
         Operation::Take(token) => Some(token),

@@ -1,4 +1,4 @@
-//! The known facts about one lock: attempts and holders; and the results that may follow.
+//! The known attempts and holders of one lock, and the results that may follow.
 
 use super::history::History;
 use crate::linearizability::Span;
@@ -14,35 +14,35 @@ const IDLE_NS_MAX: u64 = 500_000;
 
 /// A session, in one incarnation of its node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct SessionRun {
+pub(super) struct SessionId {
     pub(super) node: u32,
     pub(super) incarnation: u32,
     pub(super) session: u32,
 }
 
-/// Facts that the judge knows apart from the lock.
+/// Facts outside the lock that the judge knows.
 #[derive(Clone, Copy)]
-pub(super) struct Scene<'s> {
+pub(super) struct Context<'s> {
     pub(super) now_ns: u64,
     /// Returns true if no fault and no consequence of a fault has occurred since the given time.
     pub(super) is_calm_since: &'s dyn Fn(u64) -> bool,
     /// Returns true if a session's node is up and not leaving.
-    pub(super) is_up: &'s dyn Fn(SessionRun) -> bool,
+    pub(super) is_up: &'s dyn Fn(SessionId) -> bool,
     /// True if a node that is cut off does nothing any more: a holder then loses the lock only if it or the home is
     /// gone.
     pub(super) cut_off_is_death: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Try {
-    run: SessionRun,
+struct Attempt {
+    run: SessionId,
     begin_ns: u64,
     waits: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Hold {
-    run: SessionRun,
+    run: SessionId,
     token: u64,
     /// Start of the acquisition.
     begin_ns: u64,
@@ -54,18 +54,18 @@ struct Hold {
 
 impl Hold {
     /// Returns true if the holder can do nothing any more.
-    fn is_gone(&self, scene: Scene<'_>) -> bool {
-        self.orphaned || !(scene.is_up)(self.run)
+    fn is_gone(&self, context: Context<'_>) -> bool {
+        self.orphaned || !(context.is_up)(self.run)
     }
 }
 
 /// The known attempts to take one lock, and its known holders.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
-    tries: Vec<Try>,
+    attempts: Vec<Attempt>,
     holds: Vec<Hold>,
     /// Number of attempts so far; the tokens of one incarnation of the lock rise no faster.
-    tries_count: u64,
+    attempts_count: u64,
     token_max: u64,
     /// End of the last hold, as far as known.
     held_until_ns: u64,
@@ -80,54 +80,54 @@ pub(crate) struct Ledger {
 
 impl Ledger {
     /// Records the start of an attempt. It `waits` if it has no time limit.
-    pub(super) fn begin(&mut self, run: SessionRun, now_ns: u64, waits: bool) {
-        self.tries_count += 1;
-        self.tries.push(Try { run, begin_ns: now_ns, waits });
+    pub(super) fn begin(&mut self, run: SessionId, now_ns: u64, waits: bool) {
+        self.attempts_count += 1;
+        self.attempts.push(Attempt { run, begin_ns: now_ns, waits });
     }
 
-    fn end_try(&mut self, run: SessionRun) -> Try {
-        let index = self.tries.iter().position(|each| each.run == run).expect("the operation began");
-        self.tries.remove(index)
+    fn end_attempt(&mut self, run: SessionId) -> Attempt {
+        let index = self.attempts.iter().position(|each| each.run == run).expect("the operation began");
+        self.attempts.remove(index)
     }
 
     pub(super) fn took(
         &mut self,
-        run: SessionRun,
+        run: SessionId,
         token: u64,
         recovered: bool,
-        scene: Scene<'_>,
+        context: Context<'_>,
     ) -> Result<(), String> {
-        let tried = self.end_try(run);
-        let is_calm = (scene.is_calm_since)(tried.begin_ns);
+        let attempt = self.end_attempt(run);
+        let is_calm = (context.is_calm_since)(attempt.begin_ns);
         let verdict = self
-            .check_displaced(token, recovered, scene)
+            .check_displaced(token, recovered, context)
             .and_then(|()| self.check_token(token, is_calm))
             .and_then(|()| self.check_recovered(recovered, is_calm))
-            .and_then(|()| self.check_order(&tried, scene))
-            .and_then(|()| self.check_delay(&tried, is_calm, scene.now_ns));
-        self.note_turn(&tried, token, scene);
+            .and_then(|()| self.check_order(&attempt, context))
+            .and_then(|()| self.check_delay(&attempt, is_calm, context.now_ns));
+        self.record_hold(&attempt, token, context);
         self.orphans -= u64::from(recovered && self.orphans > 0);
         self.holds.clear();
         self.token_max = self.token_max.max(token);
-        let begin_ns = tried.begin_ns;
+        let begin_ns = attempt.begin_ns;
         self.holds.push(Hold { run, token, begin_ns, end_begun_ns: NEVER, orphaned: false });
         verdict
     }
 
     /// Records the start of a hold, and the end of the previous hold if that may be over.
-    fn note_turn(&mut self, tried: &Try, token: u64, scene: Scene<'_>) {
-        let span = Span { begin_ns: tried.begin_ns, end_ns: scene.now_ns };
-        let is_kept =
-            self.kept().is_some_and(|hold| !hold.is_gone(scene) && (scene.is_calm_since)(hold.begin_ns));
+    fn record_hold(&mut self, attempt: &Attempt, token: u64, context: Context<'_>) {
+        let span = Span { begin_ns: attempt.begin_ns, end_ns: context.now_ns };
+        let is_kept = |hold: &Hold| !hold.is_gone(context) && (context.is_calm_since)(hold.begin_ns);
+        let is_kept = self.current_hold().is_some_and(is_kept);
         if let Some((begin_ns, before)) = self.open.take().filter(|_| !is_kept) {
-            self.history.gave_up(Span { begin_ns, end_ns: scene.now_ns }, before);
+            self.history.released(Span { begin_ns, end_ns: context.now_ns }, before);
         }
-        self.history.took(span, token);
-        self.open = Some((tried.begin_ns, token));
+        self.history.taken(span, token);
+        self.open = Some((attempt.begin_ns, token));
     }
 
     /// Returns the hold whose release has not begun.
-    fn kept(&self) -> Option<&Hold> {
+    fn current_hold(&self) -> Option<&Hold> {
         self.holds.iter().find(|hold| hold.end_begun_ns == NEVER)
     }
 
@@ -137,16 +137,16 @@ impl Ledger {
     }
 
     /// Checks that no other session holds the lock, unless there is a reason why that hold is over.
-    fn check_displaced(&self, token: u64, recovered: bool, scene: Scene<'_>) -> Result<(), String> {
-        let Some(hold) = self.kept() else { return Ok(()) };
-        let is_gone = hold.is_gone(scene);
+    fn check_displaced(&self, token: u64, recovered: bool, context: Context<'_>) -> Result<(), String> {
+        let Some(hold) = self.current_hold() else { return Ok(()) };
+        let is_gone = hold.is_gone(context);
         // If the lock was created again, its tokens start far above.
-        let is_the_same = token.wrapping_sub(hold.token) <= self.tries_count;
+        let is_the_same = token.wrapping_sub(hold.token) <= self.attempts_count;
         let Hold { run, begin_ns, .. } = hold;
-        if !is_gone && (scene.is_calm_since)(*begin_ns) {
+        if !is_gone && (context.is_calm_since)(*begin_ns) {
             return Err(format!("{run:?} has held it since {begin_ns} ns, with token {}", hold.token));
         }
-        if !is_gone && is_the_same && scene.cut_off_is_death {
+        if !is_gone && is_the_same && context.cut_off_is_death {
             return Err(format!("{run:?} holds it, lives, and was not cut off; token {}", hold.token));
         }
         if is_gone && token == hold.token + 1 && !recovered {
@@ -173,20 +173,20 @@ impl Ledger {
     }
 
     /// Checks that this attempt did not overtake a session that was in the queue before the attempt began.
-    fn check_order(&self, tried: &Try, scene: Scene<'_>) -> Result<(), String> {
-        let was_overtaken = |other: &&Try| {
+    fn check_order(&self, attempt: &Attempt, context: Context<'_>) -> Result<(), String> {
+        let was_overtaken = |other: &&Attempt| {
             other.waits
-                && other.begin_ns + QUEUED_NS < tried.begin_ns
-                && (scene.is_calm_since)(other.begin_ns)
+                && other.begin_ns + QUEUED_NS < attempt.begin_ns
+                && (context.is_calm_since)(other.begin_ns)
         };
-        match self.tries.iter().find(was_overtaken) {
-            Some(Try { run, begin_ns, .. }) => Err(format!("{run:?} has waited since {begin_ns} ns")),
+        match self.attempts.iter().find(was_overtaken) {
+            Some(Attempt { run, begin_ns, .. }) => Err(format!("{run:?} has waited since {begin_ns} ns")),
             None => Ok(()),
         }
     }
 
-    fn check_delay(&self, tried: &Try, is_calm: bool, now_ns: u64) -> Result<(), String> {
-        let free_since_ns = tried.begin_ns.max(self.held_until_ns).max(self.doubt_until_ns);
+    fn check_delay(&self, attempt: &Attempt, is_calm: bool, now_ns: u64) -> Result<(), String> {
+        let free_since_ns = attempt.begin_ns.max(self.held_until_ns).max(self.doubt_until_ns);
         if !self.holds.is_empty() || !is_calm || now_ns < free_since_ns.saturating_add(IDLE_NS_MAX) {
             return Ok(());
         }
@@ -194,26 +194,26 @@ impl Ledger {
     }
 
     /// Records that the attempt was cancelled, and may have succeeded.
-    pub(super) fn gave_up(&mut self, run: SessionRun, now_ns: u64) {
-        self.end_try(run);
+    pub(super) fn cancelled(&mut self, run: SessionId, now_ns: u64) {
+        self.end_attempt(run);
         self.doubt_until_ns = self.doubt_until_ns.max(now_ns + DOUBT_NS);
     }
 
     /// Records that the attempt was refused because the lock is held.
-    pub(super) fn refused(&mut self, run: SessionRun, scene: Scene<'_>) -> Result<(), String> {
-        let Try { begin_ns, .. } = self.end_try(run);
-        let may_be_held = !self.tries.is_empty()
+    pub(super) fn refused(&mut self, run: SessionId, context: Context<'_>) -> Result<(), String> {
+        let Attempt { begin_ns, .. } = self.end_attempt(run);
+        let may_be_held = !self.attempts.is_empty()
             || !self.holds.is_empty()
             || self.held_until_ns >= begin_ns
             || self.doubt_until_ns >= begin_ns;
-        if may_be_held || !(scene.is_calm_since)(begin_ns) {
+        if may_be_held || !(context.is_calm_since)(begin_ns) {
             return Ok(());
         }
         Err(format!("the attempt was refused, but no session held the lock from {begin_ns} ns on"))
     }
 
     /// Returns true if the session holds the lock with that token, as far as known.
-    pub(super) fn holds(&self, run: SessionRun, token: u64) -> bool {
+    pub(super) fn holds(&self, run: SessionId, token: u64) -> bool {
         self.holds.iter().any(|hold| (hold.run, hold.token) == (run, token))
     }
 
@@ -221,15 +221,15 @@ impl Ledger {
     /// again starts far above.
     pub(super) fn taken_after(&self, token: u64) -> Option<u64> {
         let rise = self.token_max.saturating_sub(token);
-        (1..=self.tries_count).contains(&rise).then_some(self.token_max)
+        (1..=self.attempts_count).contains(&rise).then_some(self.token_max)
     }
 
-    fn hold(&mut self, run: SessionRun) -> Option<&mut Hold> {
+    fn hold(&mut self, run: SessionId) -> Option<&mut Hold> {
         self.holds.iter_mut().find(|hold| hold.run == run)
     }
 
     /// Records that the holder begins to release the lock.
-    pub(super) fn begin_release(&mut self, run: SessionRun, now_ns: u64) {
+    pub(super) fn begin_release(&mut self, run: SessionId, now_ns: u64) {
         if let Some(hold) = self.hold(run) {
             hold.end_begun_ns = now_ns;
             let token = hold.token;
@@ -237,25 +237,25 @@ impl Ledger {
         }
     }
 
-    pub(super) fn end_release(&mut self, run: SessionRun, now_ns: u64) {
+    pub(super) fn end_release(&mut self, run: SessionId, now_ns: u64) {
         let ended = self.hold(run).map(|hold| hold.token);
         if let Some((begin_ns, token)) = self.open.take_if(|(_, token)| Some(*token) == ended) {
-            self.history.gave_up(Span { begin_ns, end_ns: now_ns }, token);
+            self.history.released(Span { begin_ns, end_ns: now_ns }, token);
         }
         self.forget_hold(run, now_ns);
     }
 
-    fn forget_hold(&mut self, run: SessionRun, now_ns: u64) {
+    fn forget_hold(&mut self, run: SessionId, now_ns: u64) {
         self.holds.retain(|hold| hold.run != run);
         self.held_until_ns = self.held_until_ns.max(now_ns);
     }
 
     /// Records that the holder has lost the lock, or does not know whether it has.
-    pub(super) fn lost(&mut self, run: SessionRun, scene: Scene<'_>) -> Result<(), String> {
+    pub(super) fn lost(&mut self, run: SessionId, context: Context<'_>) -> Result<(), String> {
         let held = self.hold(run).copied();
-        self.forget_hold(run, scene.now_ns);
+        self.forget_hold(run, context.now_ns);
         match held {
-            Some(hold) if (scene.is_calm_since)(hold.begin_ns) => {
+            Some(hold) if (context.is_calm_since)(hold.begin_ns) => {
                 Err(format!("{run:?} has held it since {} ns, and no session after it", hold.begin_ns))
             }
             _ => Ok(()),
@@ -263,16 +263,16 @@ impl Ledger {
     }
 
     /// Records that the release continues in the background.
-    pub(super) fn dropped(&mut self, run: SessionRun, now_ns: u64) {
+    pub(super) fn dropped(&mut self, run: SessionId, now_ns: u64) {
         self.begin_release(run, now_ns);
         self.forget_hold(run, now_ns);
         self.doubt_until_ns = self.doubt_until_ns.max(now_ns + DOUBT_NS);
     }
 
-    pub(super) fn end_session(&mut self, run: SessionRun) {
-        let tries = self.tries.len();
-        self.tries.retain(|each| each.run != run);
-        self.orphans += (tries - self.tries.len()) as u64;
+    pub(super) fn end_session(&mut self, run: SessionId) {
+        let attempts = self.attempts.len();
+        self.attempts.retain(|each| each.run != run);
+        self.orphans += (attempts - self.attempts.len()) as u64;
         for hold in self.holds.iter_mut().filter(|hold| hold.run == run && !hold.orphaned) {
             hold.orphaned = true;
             self.orphans += 1;

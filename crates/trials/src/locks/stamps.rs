@@ -5,7 +5,7 @@
 //! holder that is not cut off everywhere, or a write of a holder that has lost the lock. It stays suspended until all
 //! words have been written once more.
 
-use super::ledger::SessionRun;
+use super::ledger::SessionId;
 use crate::regions::words::Words;
 
 /// Number of words under a lock.
@@ -20,8 +20,8 @@ pub(super) struct Seen {
 }
 
 #[derive(Debug)]
-struct Open {
-    run: SessionRun,
+struct PendingWrite {
+    run: SessionId,
     stamp: u64,
     begin_ns: u64,
 }
@@ -31,11 +31,11 @@ struct Open {
 pub(super) struct Stamps {
     words: Words,
     /// Writes in progress.
-    open: Vec<Open>,
+    pending: Vec<PendingWrite>,
     /// Reads in progress, and their starts.
-    reads: Vec<(SessionRun, u64)>,
+    reads: Vec<(SessionId, u64)>,
     /// True if all words hold one stamp, apart from writes in progress.
-    are_alike: bool,
+    are_equal: bool,
     /// Time until which an unawaited write may land.
     doubt_until_ns: u64,
 }
@@ -44,65 +44,65 @@ impl Stamps {
     pub(super) fn fresh() -> Stamps {
         Stamps {
             words: Words::fresh(WORDS),
-            open: Vec::new(),
+            pending: Vec::new(),
             reads: Vec::new(),
-            are_alike: true,
+            are_equal: true,
             doubt_until_ns: 0,
         }
     }
 
     /// Records that a session begins to write `stamp`, which no other session writes.
-    pub(super) fn begin(&mut self, run: SessionRun, stamp: u64, now_ns: u64) {
+    pub(super) fn begin(&mut self, run: SessionId, stamp: u64, now_ns: u64) {
         (0..WORDS).for_each(|index| self.words.get_mut(index).begin(now_ns, stamp));
-        self.open.push(Open { run, stamp, begin_ns: now_ns });
+        self.pending.push(PendingWrite { run, stamp, begin_ns: now_ns });
     }
 
-    fn take(&mut self, run: SessionRun) -> Option<Open> {
-        let index = self.open.iter().position(|open| open.run == run)?;
-        Some(self.open.remove(index))
+    fn take(&mut self, run: SessionId) -> Option<PendingWrite> {
+        let index = self.pending.iter().position(|pending| pending.run == run)?;
+        Some(self.pending.remove(index))
     }
 
     /// Records the end of the write. If its session still `holds` the lock, the next reads must return `stamp`.
-    pub(super) fn end(&mut self, run: SessionRun, now_ns: u64, holds: bool) -> Option<Seen> {
-        let Open { stamp, begin_ns, .. } = self.take(run).expect("the operation began");
+    pub(super) fn end(&mut self, run: SessionId, now_ns: u64, holds: bool) -> Option<Seen> {
+        let PendingWrite { stamp, begin_ns, .. } = self.take(run).expect("the operation began");
         let oldest_ns = self.reads.iter().map(|(_, begin_ns)| *begin_ns).min().unwrap_or(now_ns);
         for index in 0..WORDS {
             self.words.get_mut(index).end(begin_ns, now_ns, stamp, oldest_ns);
         }
-        self.are_alike = holds && !self.is_doubtful(run, begin_ns);
+        self.are_equal = holds && !self.is_uncertain(run, begin_ns);
         if !holds {
             self.doubt_until_ns = self.doubt_until_ns.max(now_ns);
         }
-        self.are_alike.then_some(Seen { values: [stamp; WORDS], at_ns: now_ns })
+        self.are_equal.then_some(Seen { values: [stamp; WORDS], at_ns: now_ns })
     }
 
-    pub(super) fn begin_read(&mut self, run: SessionRun, now_ns: u64) {
+    pub(super) fn begin_read(&mut self, run: SessionId, now_ns: u64) {
         self.reads.push((run, now_ns));
     }
 
     /// Records the end or the cancellation of a read.
-    pub(super) fn end_read(&mut self, run: SessionRun) {
+    pub(super) fn end_read(&mut self, run: SessionId) {
         self.reads.retain(|(reader, _)| *reader != run);
     }
 
     /// Records that the write may be done, partly done or not, or may still land until `until_ns`.
-    pub(super) fn leave(&mut self, run: SessionRun, until_ns: u64) {
+    pub(super) fn abandon(&mut self, run: SessionId, until_ns: u64) {
         if self.take(run).is_some() {
-            self.are_alike = false;
+            self.are_equal = false;
             self.doubt_until_ns = self.doubt_until_ns.max(until_ns);
         }
     }
 
     /// Returns true if another write may have changed the words since `begin_ns`.
-    fn is_doubtful(&self, run: SessionRun, begin_ns: u64) -> bool {
-        self.doubt_until_ns >= begin_ns || self.open.iter().any(|open| open.run != run)
+    fn is_uncertain(&self, run: SessionId, begin_ns: u64) -> bool {
+        self.doubt_until_ns >= begin_ns || self.pending.iter().any(|pending| pending.run != run)
     }
 
     /// Checks a read by a session that `holds` the lock, or believes so, and that has `seen` certain words since it
     /// took the lock. Returns the words if no other session can have changed them.
     pub(super) fn read(
         &self,
-        run: SessionRun,
+        run: SessionId,
         begin_ns: u64,
         now_ns: u64,
         values: Values,
@@ -116,10 +116,10 @@ impl Stamps {
                 return Err(format!("the holder read {values:?}, but word {index} may be {may}"));
             }
         }
-        if !holds || self.is_doubtful(run, begin_ns) {
+        if !holds || self.is_uncertain(run, begin_ns) {
             return Ok(None);
         }
-        if self.are_alike && values.iter().any(|value| *value != values[0]) {
+        if self.are_equal && values.iter().any(|value| *value != values[0]) {
             return Err(format!("the holder read {values:?}, which no session wrote together"));
         }
         match seen.filter(|seen| seen.at_ns > self.doubt_until_ns && seen.values != values) {

@@ -51,7 +51,7 @@ struct Life {
     tokens: BTreeMap<u64, u64>,
     /// Node of each segment and its incarnation, if certainly known.
     homes: BTreeMap<u64, Option<(u32, u32)>>,
-    readers: Vec<Passed>,
+    readers: Vec<ReaderProgress>,
     trimmed: u64,
     /// Contradictions between records, each with its segment; only the loss of the segment explains them.
     conflicts: Vec<(u64, String)>,
@@ -59,7 +59,7 @@ struct Life {
 
 /// Progress of one reader.
 #[derive(Debug, Default)]
-struct Passed {
+struct ReaderProgress {
     /// Position of the reader; `None` after its end.
     position: Option<u64>,
     ranges: Vec<Range<u64>>,
@@ -100,7 +100,7 @@ impl Logs {
         life.appends.insert(token, outcome);
         match outcome {
             Outcome::Done { position, .. } => {
-                life.stands(token, position);
+                life.record_position(token, position);
                 Ok(())
             }
             _ => life.expect_unseen(token),
@@ -116,10 +116,10 @@ impl Logs {
     }
 
     /// Returns true if an append has returned that position.
-    pub(super) fn is_there(&self, harness: &Harness, life: usize, position: u64) -> bool {
+    pub(super) fn is_appended(&self, harness: &Harness, life: usize, position: u64) -> bool {
         let life = &self.lives[life];
         let is_done = |token| matches!(life.appends.get(token), Some(Outcome::Done { .. }));
-        life.places.get(&position).is_some_and(is_done) && life.is_sound(harness, position)
+        life.places.get(&position).is_some_and(is_done) && life.is_intact(harness, position)
     }
 
     /// Starts a trim; returns the position that all readers have reached, to which the log is trimmed.
@@ -137,16 +137,14 @@ impl Logs {
 
     /// Checks all logs, after all sessions have ended.
     pub(super) fn judge(&self, harness: &Harness) -> Result<(), String> {
-        let lives = self.lives.iter().enumerate();
-        lives
-            .into_iter()
-            .try_for_each(|(number, life)| life.judge(harness).map_err(|why| format!("log {number}: {why}")))
+        let mut lives = self.lives.iter().enumerate();
+        lives.try_for_each(|(number, life)| life.judge(harness).map_err(|why| format!("log {number}: {why}")))
     }
 }
 
 impl Life {
     /// Records that a record was returned or read at a position.
-    fn stands(&mut self, token: u64, position: u64) {
+    fn record_position(&mut self, token: u64, position: u64) {
         let here = *self.places.entry(position).or_insert(token);
         if here != token {
             let why = format!("records {here} and {token} are both at {position}");
@@ -155,7 +153,7 @@ impl Life {
         let there = *self.tokens.entry(token).or_insert(position);
         if there != position {
             let why = format!("record {token} is at {there} and at {position}");
-            self.conflicts.extend([(there, why)]);
+            self.conflicts.push((there, why));
         }
     }
 
@@ -176,14 +174,14 @@ impl Life {
             }
             Some(_) => {}
         }
-        self.stands(token, position);
+        self.record_position(token, position);
         Ok(())
     }
 
     /// Returns true if no fault has affected the memory of a position.
-    fn is_sound(&self, harness: &Harness, position: u64) -> bool {
+    fn is_intact(&self, harness: &Harness, position: u64) -> bool {
         match self.homes.get(&(position / SEGMENT_SLOTS)) {
-            None | Some(None) => harness.is_undisturbed(),
+            None | Some(None) => harness.is_fault_free(),
             Some(Some((node, life))) => {
                 let directory = 0;
                 harness.incarnation(*node) == *life
@@ -195,16 +193,16 @@ impl Life {
     }
 
     fn judge(&self, harness: &Harness) -> Result<(), String> {
-        if let Some((_, why)) = self.conflicts.iter().find(|(position, _)| self.is_sound(harness, *position))
+        if let Some((_, why)) = self.conflicts.iter().find(|(position, _)| self.is_intact(harness, *position))
         {
             return Err(why.clone());
         }
         for (token, outcome) in &self.appends {
             let Outcome::Done { position, end_ns } = outcome else { continue };
-            let has_missed = |reader: &&Passed| {
+            let has_missed = |reader: &&ReaderProgress| {
                 reader.ranges.iter().any(|range| range.contains(position)) && !reader.read.contains(position)
             };
-            let missed = self.readers.iter().find(has_missed).filter(|_| self.is_sound(harness, *position));
+            let missed = self.readers.iter().find(has_missed).filter(|_| self.is_intact(harness, *position));
             if missed.is_some() {
                 return Err(format!(
                     "record {token}, at {position} since {end_ns} ns, was missed by a reader"
@@ -225,7 +223,7 @@ pub(super) struct Reader {
 impl Reader {
     pub(super) fn new(harness: &Rc<Harness>, life: usize, position: u64) -> Reader {
         let readers = &mut harness.logs.borrow_mut().lives[life].readers;
-        readers.push(Passed { position: Some(position), ..Passed::default() });
+        readers.push(ReaderProgress { position: Some(position), ..ReaderProgress::default() });
         Reader { harness: harness.clone(), life, number: readers.len() - 1 }
     }
 

@@ -14,7 +14,7 @@ struct Stream {
     /// Number of the last message that a session began to send.
     last_begun: u64,
     /// Number of the last message that arrived.
-    last_come: u64,
+    last_arrived: u64,
     /// Messages that were certainly sent and have not arrived.
     sent: BTreeSet<u64>,
     /// Messages that will not arrive.
@@ -25,7 +25,7 @@ struct Stream {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Load {
     /// Maximum number of messages in flight to the port or in its queue.
-    under_way: u64,
+    in_flight: u64,
     /// Number of messages begun so far.
     begun: u64,
 }
@@ -41,7 +41,7 @@ impl Ledger {
     /// Records the start of a message; returns its number.
     pub(super) fn begin(&mut self, path: Path) -> u64 {
         let load = self.loads.entry(path.to.0).or_default();
-        load.under_way += 1;
+        load.in_flight += 1;
         load.begun += 1;
         let stream = self.streams.entry(path).or_default();
         stream.last_begun += 1;
@@ -52,7 +52,7 @@ impl Ledger {
     pub(super) fn sent(&mut self, path: Path, incarnation: u32, number: u64) {
         let stream = self.streams.get_mut(&path).expect("the operation began");
         // The message may have arrived before its sender learnt that; after the first incarnation, at which is unknown.
-        if number > stream.last_come && incarnation == path.to.1 {
+        if number > stream.last_arrived && incarnation == path.to.1 {
             stream.sent.insert(number);
         }
     }
@@ -61,13 +61,13 @@ impl Ledger {
     pub(super) fn denied(&mut self, path: Path, number: u64) -> Result<(), String> {
         let stream = self.streams.get_mut(&path).expect("the operation began");
         stream.denied.insert(number);
-        if stream.last_come == number { Err("the message has arrived".to_owned()) } else { Ok(()) }
+        if stream.last_arrived == number { Err("the message has arrived".to_owned()) } else { Ok(()) }
     }
 
     /// Records that the message takes no place at the port any more, and no place is reserved for it.
     pub(super) fn unload(&mut self, path: Path) {
         if let Some(load) = self.loads.get_mut(&path.to.0) {
-            load.under_way = load.under_way.saturating_sub(1);
+            load.in_flight = load.in_flight.saturating_sub(1);
         }
     }
 
@@ -77,7 +77,7 @@ impl Ledger {
 
     /// Returns an upper bound of the other messages in flight or queued at any time since the load was `before`.
     pub(super) fn others_since(&self, path: Path, before: Load) -> u64 {
-        before.under_way + (self.load(path).begun - before.begun) - 1
+        before.in_flight + (self.load(path).begun - before.begun) - 1
     }
 
     /// Records that the message has arrived at its node in that incarnation.
@@ -95,10 +95,10 @@ impl Ledger {
                 "the message arrived in the wrong incarnation of its receiver, {incarnation}"
             ));
         }
-        if number <= stream.last_come {
-            return Err(format!("the message arrived after message {}", stream.last_come));
+        if number <= stream.last_arrived {
+            return Err(format!("the message arrived after message {}", stream.last_arrived));
         }
-        stream.last_come = number;
+        stream.last_arrived = number;
         let later = stream.sent.split_off(&number);
         let lost = std::mem::replace(&mut stream.sent, later);
         stream.sent.remove(&number);

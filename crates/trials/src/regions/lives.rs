@@ -23,7 +23,6 @@ pub(crate) struct Regions {
     writes: u64,
 }
 
-/// Index of a life.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct LifeId(pub(super) usize);
 
@@ -135,7 +134,6 @@ impl Regions {
         (write, bytes)
     }
 
-    /// Records the start of a fill.
     pub(super) fn begin_fill(&mut self, now_ns: u64, life: LifeId, words: Range<usize>, byte: u8) -> Write {
         let write = Write { life, words, begin_ns: now_ns, kind: WriteKind::Filled(byte) };
         self.note_begin(&write);
@@ -149,7 +147,6 @@ impl Regions {
         }
     }
 
-    /// Records the end of a write.
     pub(super) fn end_write(&mut self, now_ns: u64, write: &Write) {
         let life = &mut self.lives[write.life.0];
         let oldest_ns = life.oldest_access_ns(now_ns);

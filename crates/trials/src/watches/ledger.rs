@@ -13,12 +13,11 @@ pub(super) struct Writer {
 
 /// Number of a notification; the numbers of one writer rise.
 pub(super) type Number = u64;
-/// Number of a watch.
 pub(super) type WatchId = u64;
 
 /// Origin of a notification.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Said {
+pub(super) struct Origin {
     pub(super) writer: Writer,
     pub(super) slot: usize,
     pub(super) begin_ns: u64,
@@ -26,15 +25,15 @@ pub(super) struct Said {
 
 #[derive(Debug)]
 struct Notice {
-    said: Said,
+    origin: Origin,
     /// Time at which the writer learnt that all watchers were notified.
     end_ns: Option<u64>,
     /// True if the writer got the result that no watcher was notified.
     is_denied: bool,
     /// True if a watcher has received it.
-    is_heard: bool,
+    is_received: bool,
     /// The watches that existed when the notification began.
-    audience: BTreeSet<WatchId>,
+    targets: BTreeSet<WatchId>,
 }
 
 #[derive(Debug)]
@@ -50,19 +49,19 @@ pub(super) struct Watcher {
     /// The last notification of each writer.
     last: BTreeMap<Writer, Number>,
     /// Notifications that are certainly in the watcher's queue.
-    owed: BTreeMap<Number, Owed>,
+    queued: BTreeMap<Number, Queued>,
 }
 
 /// A notification that is certainly in a watcher's queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Owed {
+pub(super) struct Queued {
     writer: Writer,
     pub(super) since_ns: u64,
 }
 
 impl Watcher {
     pub(super) fn new(at: (u32, u32), principal: usize, begin_ns: u64) -> Watcher {
-        Watcher { at, principal, begin_ns, is_ending: false, last: BTreeMap::new(), owed: BTreeMap::new() }
+        Watcher { at, principal, begin_ns, is_ending: false, last: BTreeMap::new(), queued: BTreeMap::new() }
     }
 }
 
@@ -76,9 +75,9 @@ pub(super) struct Ledger {
 
 impl Ledger {
     /// Records the start of a write with notification.
-    pub(super) fn begin(&mut self, number: Number, said: Said) {
-        let audience = self.watchers.keys().copied().collect();
-        let notice = Notice { said, end_ns: None, is_denied: false, is_heard: false, audience };
+    pub(super) fn begin(&mut self, number: Number, origin: Origin) {
+        let targets = self.watchers.keys().copied().collect();
+        let notice = Notice { origin, end_ns: None, is_denied: false, is_received: false, targets };
         self.notices.insert(number, notice);
     }
 
@@ -87,15 +86,15 @@ impl Ledger {
     pub(super) fn end(&mut self, number: Number, now_ns: u64, counts: impl Fn(&Watcher) -> bool) {
         let notice = self.notices.get_mut(&number).expect("the operation began");
         notice.end_ns = Some(now_ns);
-        let owed = Owed { writer: notice.said.writer, since_ns: now_ns };
-        for id in std::mem::take(&mut notice.audience) {
+        let queued = Queued { writer: notice.origin.writer, since_ns: now_ns };
+        for id in std::mem::take(&mut notice.targets) {
             let Some(watcher) = self.watchers.get_mut(&id).filter(|watcher| counts(watcher)) else {
                 continue;
             };
             // The watcher may have received it before its writer learnt that.
-            let is_new = watcher.last.get(&owed.writer).is_none_or(|last| *last < number);
+            let is_new = watcher.last.get(&queued.writer).is_none_or(|last| *last < number);
             if is_new && !watcher.is_ending {
-                watcher.owed.insert(number, owed);
+                watcher.queued.insert(number, queued);
             }
         }
     }
@@ -104,7 +103,7 @@ impl Ledger {
     pub(super) fn deny(&mut self, number: Number) -> Result<(), String> {
         let notice = self.notices.get_mut(&number).expect("the operation began");
         notice.is_denied = true;
-        if notice.is_heard { Err("a watcher has received it".to_owned()) } else { Ok(()) }
+        if notice.is_received { Err("a watcher has received it".to_owned()) } else { Ok(()) }
     }
 
     /// Records the start of a watch; returns its number.
@@ -130,38 +129,38 @@ impl Ledger {
         id: WatchId,
         number: Number,
         writer_node: u32,
-    ) -> Result<Said, String> {
+    ) -> Result<Origin, String> {
         let watcher = self.watchers.get_mut(&id).expect("the watcher is registered");
-        let Some(notice) = self.notices.get_mut(&number).filter(|it| it.said.writer.node == writer_node)
+        let Some(notice) = self.notices.get_mut(&number).filter(|it| it.origin.writer.node == writer_node)
         else {
             return Err("no session of that node wrote that".to_owned());
         };
-        notice.is_heard = true;
+        notice.is_received = true;
         if notice.is_denied {
             return Err("the writer got the result that no watcher was notified".to_owned());
         }
         if let Some(end_ns) = notice.end_ns.filter(|end_ns| *end_ns < watcher.begin_ns) {
             return Err(format!("the write ended at {end_ns} ns, before the watch began"));
         }
-        let last = watcher.last.insert(notice.said.writer, number).unwrap_or(0);
+        let last = watcher.last.insert(notice.origin.writer, number).unwrap_or(0);
         if last >= number {
             return Err(format!("the notification arrived after notification {last} of the same writer"));
         }
-        watcher.owed.remove(&number);
-        let mut before = watcher.owed.range(..number).filter(|(_, owed)| owed.writer == notice.said.writer);
+        watcher.queued.remove(&number);
+        let mut before =
+            watcher.queued.range(..number).filter(|(_, queued)| queued.writer == notice.origin.writer);
         match before.next() {
             Some((lost, _)) => {
                 Err(format!("notification {lost} of the same writer was queued earlier, but never arrived"))
             }
-            None => Ok(notice.said),
+            None => Ok(notice.origin),
         }
     }
 
     /// Returns the notification that has certainly been in a watcher's queue for the longest time.
-    pub(super) fn owed(&self, id: WatchId) -> Option<(Number, Owed)> {
-        let owed = &self.watchers.get(&id).expect("the watcher is registered").owed;
-        owed.iter()
-            .map(|(number, owed)| (*number, *owed))
-            .min_by_key(|(number, owed)| (owed.since_ns, *number))
+    pub(super) fn queued(&self, id: WatchId) -> Option<(Number, Queued)> {
+        let queued = &self.watchers.get(&id).expect("the watcher is registered").queued;
+        let queued = queued.iter().map(|(number, queued)| (*number, *queued));
+        queued.min_by_key(|(number, queued)| (queued.since_ns, *number))
     }
 }

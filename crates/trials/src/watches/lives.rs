@@ -1,6 +1,6 @@
 //! Watched regions: possible values of their words, permissions, and notifications.
 
-use super::ledger::{Ledger, Number, Said, Writer};
+use super::ledger::{Ledger, Number, Origin, Writer};
 use crate::harness::PRINCIPALS;
 use crate::regions::rights::Rights;
 use crate::regions::words::{NEVER, Words};
@@ -68,7 +68,7 @@ impl Life {
         slot: usize,
         now_ns: u64,
     ) -> (Write, Vec<u8>) {
-        self.ledger.begin(number, Said { writer, slot, begin_ns: now_ns });
+        self.ledger.begin(number, Origin { writer, slot, begin_ns: now_ns });
         let write = Write { number, slot, begin_ns: now_ns };
         for (index, value) in write.values() {
             self.words.get_mut(index).begin(now_ns, value);
@@ -92,8 +92,8 @@ impl Life {
     }
 
     /// Records that a watcher has received the notification, so the write ended before the read that follows.
-    pub(super) fn received(&mut self, number: Number, said: Said, now_ns: u64) {
-        let Said { slot, begin_ns, .. } = said;
+    pub(super) fn received(&mut self, number: Number, origin: Origin, now_ns: u64) {
+        let Origin { slot, begin_ns, .. } = origin;
         self.end_write(Write { number, slot, begin_ns }, begin_ns.max(now_ns.saturating_sub(1)));
     }
 
@@ -107,8 +107,7 @@ impl Life {
     }
 
     /// Describes the first word of `bytes`, read from `slot` since `begin_ns`, whose value no write explains; `None` if
-    /// all are explained. A reader that `is_cut_off` may see
-    /// values that were overwritten long ago.
+    /// all are explained. A reader that `is_cut_off` may see values that were overwritten long ago.
     pub(super) fn unexplained(
         &self,
         slot: usize,

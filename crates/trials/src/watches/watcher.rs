@@ -13,7 +13,7 @@ use super::ledger::{self, WatchId};
 use super::lives::{Life, SLOT_WORDS, SLOTS, WORD};
 use super::{EVERYONE, NAMES, is_access_refusal, is_refusal, map, with_life};
 use crate::actor::{Actor, pick, principal_of};
-use crate::giving_up::before;
+use crate::cancel::before;
 use crate::harness::{Harness, PRINCIPALS};
 
 /// Number of watchers per node.
@@ -21,13 +21,13 @@ const WATCHERS: u32 = 2;
 /// Number of nodes with watchers; more of them would dominate in a large cluster.
 const WATCHING_NODES: u32 = 5;
 /// Maximum number of notifications per watch.
-const HEARD_MAX: u64 = 60;
+const RECEIVED_MAX: u64 = 60;
 /// Maximum wait until a check whether the watcher should have been woken, in microseconds.
 const PATIENCE_US_MAX: u64 = 300;
 /// Maximum time until a waiter wakes, without faults.
 const AWAKE_NS: u64 = 50_000;
 /// Maximum pause of a slow watcher in microseconds: queues fill meanwhile, and writers wait.
-const NAP_US_MAX: u64 = 2_000;
+const SLOW_US_MAX: u64 = 2_000;
 /// Maximum pause between two watches, in microseconds.
 const PAUSE_US_MAX: u64 = 40;
 
@@ -45,7 +45,7 @@ pub(crate) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
 
 async fn work(mut actor: Actor) {
     let harness = actor.harness.clone();
-    harness.opened().await;
+    harness.wait_for_start().await;
     while harness.is_running() {
         let pause = Duration::from_nanos(actor.random.between(1, PAUSE_US_MAX * 1000));
         harness.world.sleep(Some(actor.host), pause).await;
@@ -86,13 +86,13 @@ async fn watch(actor: &mut Actor, lh: Lh, life: usize, rights: Permissions) -> b
 }
 
 /// An entry in the ledger; removed when dropped.
-struct Listed {
+struct Registration {
     harness: Rc<Harness>,
     life: usize,
     id: WatchId,
 }
 
-impl Drop for Listed {
+impl Drop for Registration {
     fn drop(&mut self) {
         with_life(&self.harness, self.life, |life| life.ledger.unwatch(self.id));
     }
@@ -101,7 +101,7 @@ impl Drop for Listed {
 struct Listener<'a> {
     actor: &'a mut Actor,
     // Declared before the watch, so that the ledger's entry is removed first.
-    listed: Listed,
+    registration: Registration,
     watch: Watch,
     lh: Lh,
     /// True if the handle has been unmapped.
@@ -112,21 +112,21 @@ impl Listener<'_> {
     fn new(actor: &mut Actor, watch: Watch, lh: Lh, life: usize, begin_ns: u64) -> Listener<'_> {
         let watcher = ledger::Watcher::new((actor.node, actor.incarnation), actor.principal, begin_ns);
         let id = with_life(&actor.harness, life, |life| life.ledger.watch(watcher));
-        let listed = Listed { harness: actor.harness.clone(), life, id };
+        let registration = Registration { harness: actor.harness.clone(), life, id };
         actor.note(format_args!("is watch {id} of life {life}"));
-        Listener { actor, listed, watch, lh, is_unmapped: false }
+        Listener { actor, registration, watch, lh, is_unmapped: false }
     }
 
     /// Receives some notifications, or until the watch ends; returns the cause of that end.
     async fn listen(mut self) -> Option<RegionCause> {
-        let mut left = self.actor.random.between(1, HEARD_MAX);
+        let mut left = self.actor.random.between(1, RECEIVED_MAX);
         // After the end of all writers, waits until the region is freed, to check that everything has arrived.
         while left > 0 || !self.actor.harness.is_running() || self.is_unmapped {
             left = left.saturating_sub(1);
-            if let Err(cause) = self.hear().await {
+            if let Err(cause) = self.receive().await {
                 return Some(cause);
             }
-            self.nap().await;
+            self.pause_sometimes().await;
             if left == 0 && !self.is_unmapped && self.actor.random.chance(1, 3) {
                 self.unmap().await;
             }
@@ -134,42 +134,42 @@ impl Listener<'_> {
         None
     }
 
-    async fn nap(&mut self) {
+    async fn pause_sometimes(&mut self) {
         let Actor { harness, random, host, .. } = &mut *self.actor;
-        let long_us = [0, 20, NAP_US_MAX][pick(random, &[40, 8, 1])];
-        if long_us > 0 && harness.is_running() {
-            let long = Duration::from_nanos(random.below(long_us * 1000));
-            harness.world.sleep(Some(*host), long).await;
+        let pause_us_max = [0, 20, SLOW_US_MAX][pick(random, &[40, 8, 1])];
+        if pause_us_max > 0 && harness.is_running() {
+            let pause = Duration::from_nanos(random.below(pause_us_max * 1000));
+            harness.world.sleep(Some(*host), pause).await;
         }
     }
 
     /// Unmaps the handle, which must end the watch after all queued notifications.
     async fn unmap(&mut self) {
         self.is_unmapped = true;
-        self.with_life(|life| life.ledger.end_handle(self.listed.id));
+        self.with_life(|life| life.ledger.end_handle(self.registration.id));
         let session = self.actor.session.clone();
         let _ = self.actor.attempt("unmap while notified", session.unmap(self.lh)).await;
     }
 
     /// Waits for a notification, or polls for one.
-    async fn hear(&mut self) -> Result<(), RegionCause> {
+    async fn receive(&mut self) -> Result<(), RegionCause> {
         let begin_ns = self.actor.now_ns();
-        let heard = if self.actor.random.chance(1, 4) {
+        let received = if self.actor.random.chance(1, 4) {
             self.watch.try_recv()
         } else {
             let patience = Duration::from_nanos(self.actor.random.between(1, PATIENCE_US_MAX * 1000));
             let enough = self.actor.harness.world.sleep(Some(self.actor.host), patience);
             let next = async { before(enough, self.watch.recv()).await.transpose() };
-            let heard = self.actor.attempt("receive a notification", next).await;
+            let received = self.actor.attempt("receive a notification", next).await;
             self.check_awake(begin_ns);
-            match heard {
+            match received {
                 Some(Ok(None)) => return Ok(()),
-                Some(heard) => heard,
+                Some(received) => received,
                 // A cancelled wait loses no notification.
                 None => return Ok(()),
             }
         };
-        match heard {
+        match received {
             Ok(Some(notification)) => {
                 self.check_notification(&notification).await;
                 Ok(())
@@ -188,7 +188,7 @@ impl Listener<'_> {
         match self.slot_of(received) {
             Ok(slot) if !self.is_unmapped => self.read(slot, received.value).await,
             Ok(_) => {}
-            Err(why) => self.accuse(begin_ns, &format!("received {received:?}: {why}")),
+            Err(why) => self.violated(begin_ns, &format!("received {received:?}: {why}")),
         }
     }
 
@@ -196,8 +196,8 @@ impl Listener<'_> {
     fn slot_of(&self, received: &Notification) -> Result<usize, String> {
         let Actor { harness, principal, .. } = &*self.actor;
         let now_ns = self.actor.now_ns();
-        with_life(harness, self.listed.life, |life| {
-            let notice = life.ledger.record_arrival(self.listed.id, received.value, received.node.0)?;
+        with_life(harness, self.registration.life, |life| {
+            let notice = life.ledger.record_arrival(self.registration.id, received.value, received.node.0)?;
             let from = principal_of(notice.writer.node, notice.writer.session);
             let is_sound = (received.offset, received.len, received.from.as_str())
                 == (SLOTS[notice.slot], SLOT_WORDS as u64 * WORD, PRINCIPALS[from]);
@@ -229,10 +229,10 @@ impl Listener<'_> {
             is_read.then(|| life.unexplained(slot, &bytes, begin_ns, is_cut_off)).flatten()
         });
         if let Some(wrong) = wrong {
-            self.accuse(begin_ns, &format!("after notification {number:#x}, the watcher read {wrong}"));
+            self.violated(begin_ns, &format!("after notification {number:#x}, the watcher read {wrong}"));
         }
         if let Some(Err(error)) = result {
-            let (actor, life) = (&*self.actor, self.listed.life);
+            let (actor, life) = (&*self.actor, self.registration.life);
             let is_explained = is_access_refusal(actor, life, Permissions::READ, begin_ns, &error.cause);
             actor.expect_reason(is_explained, begin_ns, &error);
         }
@@ -248,10 +248,10 @@ impl Listener<'_> {
             return;
         }
         let reason = self.with_life(|life| {
-            let owed = life.ledger.owed(self.listed.id).filter(|(_, owed)| owed.since_ns < late_ns);
-            match owed {
-                Some((number, owed)) => {
-                    Some(format!("notification {number} was queued at {} ns", owed.since_ns))
+            let queued = life.ledger.queued(self.registration.id);
+            match queued.filter(|(_, queued)| queued.since_ns < late_ns) {
+                Some((number, queued)) => {
+                    Some(format!("notification {number} was queued at {} ns", queued.since_ns))
                 }
                 None if life.ended_ns < late_ns => {
                     Some(format!("the region was freed at {} ns", life.ended_ns))
@@ -263,7 +263,7 @@ impl Listener<'_> {
             }
         });
         if let Some(reason) = reason {
-            self.accuse(begin_ns, &format!("the waiting watcher was not woken, although {reason}"));
+            self.violated(begin_ns, &format!("the waiting watcher was not woken, although {reason}"));
         }
     }
 
@@ -272,10 +272,10 @@ impl Listener<'_> {
         if self.actor.harness.was_any_node_isolated() {
             return;
         }
-        if let Some((number, owed)) = self.with_life(|life| life.ledger.owed(self.listed.id)) {
-            self.accuse(
+        if let Some((number, queued)) = self.with_life(|life| life.ledger.queued(self.registration.id)) {
+            self.violated(
                 begin_ns,
-                &format!("notification {number} was queued at {} ns, but never arrived", owed.since_ns),
+                &format!("notification {number} was queued at {} ns, but never arrived", queued.since_ns),
             );
         }
     }
@@ -283,7 +283,7 @@ impl Listener<'_> {
     /// Checks the end of a watch: there must be a reason, and the queue must be empty.
     fn ended(&self, begin_ns: u64, error: RegionError) -> RegionCause {
         let is_stale = matches!(error.cause, RegionCause::Stale);
-        let life = self.listed.life;
+        let life = self.registration.life;
         let is_explained = (self.is_unmapped && is_stale)
             || is_refusal(self.actor, life, Permissions::READ, begin_ns, &error.cause);
         self.actor.expect_reason(is_explained, begin_ns, &error);
@@ -295,11 +295,11 @@ impl Listener<'_> {
     }
 
     fn with_life<T>(&self, f: impl FnOnce(&mut Life) -> T) -> T {
-        with_life(&self.actor.harness, self.listed.life, f)
+        with_life(&self.actor.harness, self.registration.life, f)
     }
 
-    fn accuse(&self, begin_ns: u64, why: &str) {
-        let Listed { life, id, .. } = &self.listed;
+    fn violated(&self, begin_ns: u64, why: &str) {
+        let Registration { life, id, .. } = &self.registration;
         self.actor.expect(false, begin_ns, format_args!("watch {id} of life {life}: {why}"));
     }
 }

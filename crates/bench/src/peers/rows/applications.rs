@@ -8,11 +8,11 @@ use crate::peers::redis_benchmark::Server;
 /// Keys in the store and in the map.
 const KEYS: u64 = 10_000;
 /// Records per batch.
-const TOGETHER: u64 = 64;
+const BATCH: u64 = 64;
 
 /// Returns the rows of this section, in the order of the table.
 pub fn rows(sizes: &Sizes) -> Vec<Row> {
-    [store(sizes), clients_of_redis(sizes), log(sizes)].concat()
+    [store(sizes), redis_clients(sizes), log(sizes)].concat()
 }
 
 fn run(arguments: &[&str], sizes: &Sizes) -> Option<Source> {
@@ -32,13 +32,13 @@ fn store(sizes: &Sizes) -> Vec<Row> {
     let ours = || run(&["ycsb", "--workload", "c", "--keys", &KEYS.to_string(), "--threads", "1"], sizes);
     let map = figure_of(&Probe::DashMap { keys: KEYS, iterations: sizes.small }, Figure::Rate);
     vec![
-        row(name, "Mops", ours(), "dashmap in one process", map).wants(Target::RatioAtLeast(0.25)),
+        row(name, "Mops", ours(), "dashmap in one process", map).target(Target::RatioAtLeast(0.25)),
         row(name, "Mops", ours(), "Redis GET", redis(Command::Get, 1, sizes))
-            .wants(Target::RatioAtLeast(10.0)),
+            .target(Target::RatioAtLeast(10.0)),
     ]
 }
 
-fn clients_of_redis(sizes: &Sizes) -> Vec<Row> {
+fn redis_clients(sizes: &Sizes) -> Vec<Row> {
     let rate = |server, command, window| {
         let iterations = if window == 1 { sizes.pipelined } else { 4 * sizes.pipelined };
         figure_of(&Probe::RedisBenchmark { server, command, window, iterations }, Figure::Rate)
@@ -52,8 +52,8 @@ fn clients_of_redis(sizes: &Sizes) -> Vec<Row> {
     };
     let mut rows = Vec::new();
     for command in [Command::Set, Command::Get] {
-        rows.push(row(command, 1, 1).wants(Target::RatioAtLeast(0.95)));
-        rows.push(row(command, 1, 16).wants(Target::RatioAtLeast(1.0)));
+        rows.push(row(command, 1, 1).target(Target::RatioAtLeast(0.95)));
+        rows.push(row(command, 1, 16).target(Target::RatioAtLeast(1.0)));
         rows.push(row(command, 2, 16));
     }
     rows
@@ -70,20 +70,20 @@ fn log(sizes: &Sizes) -> Vec<Row> {
     let each = "log, records of 16 B, two writers, 64 appended by one call";
     let wanted = Target::RatioAtLeast(1.0);
     vec![
-        row(alone, "Mops", log("--batch", 1), "Redis XADD", redis(Command::Append, 1, sizes)).wants(wanted),
-        row(alone, "Mops", log("--batch", 1), "file, one writer, a write for each", file(1)).wants(wanted),
+        row(alone, "Mops", log("--batch", 1), "Redis XADD", redis(Command::Append, 1, sizes)).target(wanted),
+        row(alone, "Mops", log("--batch", 1), "file, one writer, a write for each", file(1)).target(wanted),
         row(
             many,
             "Mops",
-            log("--batch", TOGETHER),
+            log("--batch", BATCH),
             "Redis XADD, 16 sent together",
             redis(Command::Append, 16, sizes),
         )
-        .wants(wanted),
-        row(many, "Mops", log("--batch", TOGETHER), "file, one writer, a write for each", file(1))
-            .wants(wanted),
-        row(many, "Mops", log("--batch", TOGETHER), "file, one writer, a write for 64", file(TOGETHER)),
-        row(each, "Mops", log("--together", TOGETHER), "file, one writer, a write for 64", file(TOGETHER))
-            .wants(Target::AtLeast(10.0)),
+        .target(wanted),
+        row(many, "Mops", log("--batch", BATCH), "file, one writer, a write for each", file(1))
+            .target(wanted),
+        row(many, "Mops", log("--batch", BATCH), "file, one writer, a write for 64", file(BATCH)),
+        row(each, "Mops", log("--together", BATCH), "file, one writer, a write for 64", file(BATCH))
+            .target(Target::AtLeast(10.0)),
     ]
 }

@@ -19,14 +19,14 @@ pub fn rows(sizes: &Sizes) -> Vec<Row> {
 fn round_trips(sizes: &Sizes) -> Vec<Row> {
     let name = "call, 8 B there and back";
     let line = Some(Source { probe: Probe::PingPong { iterations: sizes.small }, figure: Figure::RoundTrip });
-    let tag = |figure| taking(figure, ucx("tag_lat", 8, sizes.small));
-    let active = taking(Figure::RoundTrip, ucx("ucp_am_lat", 8, sizes.small));
+    let tag = |figure| with_figure(figure, ucx("tag_lat", 8, sizes.small));
+    let active = with_figure(Figure::RoundTrip, ucx("ucp_am_lat", 8, sizes.small));
     let redis = |command| redis(command, 1, sizes.socket, Figure::Latency);
     let ours = || latency_of(&one_call(sizes));
     let mean = figure_of(&one_call(sizes), Figure::Mean);
     vec![
         row(name, "us", ours(), "bare word", line),
-        row(name, "us", ours(), "UCX tag", tag(Figure::RoundTrip)).wants(Target::RatioAtMost(1.3)),
+        row(name, "us", ours(), "UCX tag", tag(Figure::RoundTrip)).target(Target::RatioAtMost(1.3)),
         row(&format!("{name}, mean"), "us", mean, "UCX tag", tag(Figure::MeanRoundTrip)),
         row(name, "us", ours(), "UCX active message", active),
         row(name, "us", ours(), "gRPC", grpc(1, sizes.socket, Figure::Latency)),
@@ -57,10 +57,10 @@ fn rates(sizes: &Sizes) -> Vec<Row> {
     let together = || figure_of(&many_calls(BATCH, sizes), Figure::Rate);
     let wanted = Target::AtLeast(4.0);
     vec![
-        row(&name, "Mops", one_by_one(), "gRPC", grpc(WINDOW, sizes.pipelined, Figure::Rate)).wants(wanted),
+        row(&name, "Mops", one_by_one(), "gRPC", grpc(WINDOW, sizes.pipelined, Figure::Rate)).target(wanted),
         row(&name, "Mops", one_by_one(), "Redis GET", redis(Command::Get)),
         row(&name, "Mops", one_by_one(), "Redis SET", redis(Command::Set)),
-        row(&in_rows, "Mops", together(), "Redis GET", redis(Command::Get)).wants(wanted),
+        row(&in_rows, "Mops", together(), "Redis GET", redis(Command::Get)).target(wanted),
         row(&in_rows, "Mops", together(), "Redis SET", redis(Command::Set)),
     ]
 }
@@ -75,11 +75,11 @@ fn replies(sizes: &Sizes) -> Vec<Row> {
     let name = "replies of 1 MiB";
     let memcpy = Probe::Memcpy { size: MIB as usize, iterations };
     let memcpy = Some(Source { probe: memcpy, figure: Figure::Bandwidth });
-    let tag = taking(Figure::Bandwidth, ucx("tag_bw", MIB, iterations));
+    let tag = with_figure(Figure::Bandwidth, ucx("tag_bw", MIB, iterations));
     let replies = ["rpc_rate", "-s", "8", "--window", "1", "--lend", "--reply-size", &MIB.to_string()];
     let ours = || figure_of(&halite(&replies, iterations), Figure::Bandwidth);
     vec![
-        row(name, "MB/s", ours(), "memcpy", memcpy).wants(Target::RatioAtLeast(0.8)),
+        row(name, "MB/s", ours(), "memcpy", memcpy).target(Target::RatioAtLeast(0.8)),
         row(name, "MB/s", ours(), "UCX tag", tag),
     ]
 }
@@ -89,7 +89,7 @@ fn messages(sizes: &Sizes) -> Vec<Row> {
     let published = latency_of(&halite(&["publish_lat", "-s", "8"], sizes.calls));
     let stream = figure_of(&halite(&["publish_rate", "-s", "8"], sizes.small), Figure::Rate);
     let tag = || ucx("tag_lat", 8, sizes.small);
-    let tags = taking(Figure::Rate, ucx("tag_bw", 8, sizes.small));
+    let tags = with_figure(Figure::Rate, ucx("tag_bw", 8, sizes.small));
     vec![
         row("message of 8 B, half a ping-pong", "us", sent, "UCX tag", tag()),
         row("message of 8 B, published, half a ping-pong", "us", published, "UCX tag", tag()),
@@ -113,17 +113,17 @@ fn resources(sizes: &Sizes) -> Vec<Row> {
             "4 receive queues",
             figure_of(&memory, Figure::UsedByQueues),
         )
-        .wants(Target::AtLeast(95.0)),
+        .target(Target::AtLeast(95.0)),
     ]
 }
 
 fn processor_time(placement: &str, load: &Probe) -> Row {
     let name = format!("processor time of a call, 1,000 a second, {placement}");
     let polling = figure_of(load, Figure::PollingCpu);
-    row(&name, "us", figure_of(load, Figure::Cpu), "endless polling", polling).wants(Target::AtMost(75.0))
+    row(&name, "us", figure_of(load, Figure::Cpu), "endless polling", polling).target(Target::AtMost(75.0))
 }
 
-fn taking(figure: Figure, source: Option<Source>) -> Option<Source> {
+fn with_figure(figure: Figure, source: Option<Source>) -> Option<Source> {
     source.map(|source| Source { figure, ..source })
 }
 

@@ -26,10 +26,10 @@ fn latency(sizes: &Sizes) -> Vec<Row> {
     vec![
         row("write 8 B, half a ping-pong", "us", latency_of(&write), "bare word", Some(ping_pong)),
         row("write 8 B, half a ping-pong", "us", latency_of(&write), "UCX put", ucx("ucp_put_lat", 8, small))
-            .wants(Target::RatioAtMost(1.0)),
+            .target(Target::RatioAtMost(1.0)),
         row("write 8 B, the call", "us", latency_of(&completion), "memcpy", baseline_of(&completion)),
         row("write 8 B, the call beyond memcpy", "ns", figure_of(&completion, Figure::Overhead), "", None)
-            .wants(Target::AtMost(50.0)),
+            .target(Target::AtMost(50.0)),
         row("read 8 B, the call", "us", latency_of(&read), "UCX get", ucx("ucp_get", 8, small)),
     ]
 }
@@ -47,7 +47,7 @@ fn bandwidth(sizes: &Sizes, size: u64) -> Vec<Row> {
             ucx(ucx_test, size, iterations).map(|source| Source { figure: Figure::Bandwidth, ..source });
         let printed = figure_of(&probe, Figure::PrintedBandwidth);
         let baseline = figure_of(&probe, Figure::BaselineBandwidth);
-        rows.push(row(&name, "MB/s", printed, "memcpy", baseline).wants(Target::RatioAtLeast(0.95)));
+        rows.push(row(&name, "MB/s", printed, "memcpy", baseline).target(Target::RatioAtLeast(0.95)));
         let peer = if verb == "write" { "UCX put" } else { "UCX get" };
         let ours = figure_of(&probe, Figure::Bandwidth);
         rows.push(row(&name, "MB/s", ours, peer, theirs));
@@ -62,10 +62,10 @@ fn control(sizes: &Sizes) -> Vec<Row> {
     let populated =
         halite(&["alloc_lat", "--populate", "-s", &(4 * MIB).to_string()], sizes.control.min(1000));
     vec![
-        row("map", "us", latency_of(&map), "", None).wants(Target::AtMost(20.0)),
+        row("map", "us", latency_of(&map), "", None).target(Target::AtMost(20.0)),
         // Pages are touched on first use only, so the time must not depend on the size.
         row("alloc 4 GiB, against 4 KiB", "us", latency_of(&large), "Halite", latency_of(&small))
-            .wants(Target::RatioAtMost(2.0)),
+            .target(Target::RatioAtMost(2.0)),
         row("alloc 4 MiB, populated", "us", latency_of(&populated), "bare pages", baseline_of(&populated)),
     ]
 }
@@ -88,7 +88,7 @@ fn against_stores(name: &str, probe: Probe) -> Vec<Row> {
     let beyond = format!("{name}, beyond a bare store");
     vec![
         row(name, "us", latency_of(&probe), "bare store", baseline_of(&probe)),
-        row(&beyond, "ns", figure_of(&probe, Figure::Overhead), "", None).wants(Target::AtMost(200.0)),
+        row(&beyond, "ns", figure_of(&probe, Figure::Overhead), "", None).target(Target::AtMost(200.0)),
     ]
 }
 
@@ -96,5 +96,6 @@ fn threads(sizes: &Sizes) -> Row {
     let one = halite(&["write_lat", "--completion", "-s", "8", "-t", "1"], sizes.small);
     let two = halite(&["write_lat", "--completion", "-s", "8", "-t", "2"], sizes.small);
     let (ours, theirs) = (figure_of(&two, Figure::Rate), figure_of(&one, Figure::Rate));
-    row("write 8 B, two threads against one", "Mops", ours, "Halite", theirs).wants(Target::RatioAtLeast(1.9))
+    row("write 8 B, two threads against one", "Mops", ours, "Halite", theirs)
+        .target(Target::RatioAtLeast(1.9))
 }

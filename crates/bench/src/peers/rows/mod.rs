@@ -198,6 +198,10 @@ impl Row {
         sources.filter_map(|source| source.probe.needs()).all(|program| tools.has(program))
     }
 
+    fn target(self, target: Target) -> Row {
+        Row { target: Some(target), ..self }
+    }
+
     /// Returns true if the row's topic, name or peer contains `text`.
     pub fn mentions(&self, text: &str) -> bool {
         [self.topic, &self.name, self.peer].iter().any(|of_row| of_row.contains(text))
@@ -244,12 +248,6 @@ fn row(
     theirs: Option<Source>,
 ) -> Row {
     Row { topic: "", name: name.to_owned(), unit, ours, peer, theirs, target: None }
-}
-
-impl Row {
-    fn wants(self, target: Target) -> Row {
-        Row { target: Some(target), ..self }
-    }
 }
 
 fn halite(arguments: &[&str], iterations: u64) -> Probe {

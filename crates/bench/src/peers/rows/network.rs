@@ -30,18 +30,18 @@ fn small(sizes: &Sizes) -> Vec<Row> {
             "",
             None,
         )
-        .wants(Target::AtLeast(1.0)),
+        .target(Target::AtLeast(1.0)),
         row("call, 8 B there and back", "us", ours("rpc_lat"), "bare UDP", udp(Figure::RoundTrip))
-            .wants(Target::RatioAtMost(1.25)),
+            .target(Target::RatioAtMost(1.25)),
         row("call, 8 B there and back, 99th percentile", "us", p99, "bare UDP", udp(Figure::P99RoundTrip))
-            .wants(Target::RatioAtMost(2.0)),
+            .target(Target::RatioAtMost(2.0)),
         row("call, 8 B there and back", "us", ours("rpc_lat"), "UCX tag, over TCP", tag)
-            .wants(Target::RatioAtMost(1.0)),
+            .target(Target::RatioAtMost(1.0)),
         row("call, 8 B there and back, mean", "us", mean, "libfabric, over TCP", libfabric),
         row("write 8 B, half a ping-pong", "us", ours("write_lat"), "bare UDP", udp(Figure::Latency))
-            .wants(Target::RatioAtMost(1.5)),
+            .target(Target::RatioAtMost(1.5)),
         row("read 8 B, the call", "us", ours("read_lat"), "bare UDP", udp(Figure::RoundTrip))
-            .wants(Target::RatioAtMost(1.4)),
+            .target(Target::RatioAtMost(1.4)),
     ]
 }
 
@@ -58,14 +58,14 @@ fn large(sizes: &Sizes) -> Vec<Row> {
     let iperf3_cpu = figure_of(&iperf3_cpu, Figure::ProcessesCpu);
     let wanted = Target::RatioAtLeast(1.0);
     vec![
-        row("write 1 MiB", "MB/s", ours("write_bw"), "iperf3, one stream of TCP", iperf3()).wants(wanted),
-        row("read 1 MiB", "MB/s", ours("read_bw"), "iperf3, one stream of TCP", iperf3()).wants(wanted),
+        row("write 1 MiB", "MB/s", ours("write_bw"), "iperf3, one stream of TCP", iperf3()).target(wanted),
+        row("read 1 MiB", "MB/s", ours("read_bw"), "iperf3, one stream of TCP", iperf3()).target(wanted),
         row("write 1 MiB", "MB/s", ours("write_bw"), "UCX put, over TCP", ucx("ucp_put_bw"))
-            .wants(Target::RatioAtLeast(0.75)),
+            .target(Target::RatioAtLeast(0.75)),
         row("read 1 MiB", "MB/s", ours("read_bw"), "UCX get, over TCP", ucx("ucp_get"))
-            .wants(Target::RatioAtLeast(0.75)),
+            .target(Target::RatioAtLeast(0.75)),
         row("write 1 MiB, processor time", "us", ours_cpu, "iperf3, one stream of TCP", iperf3_cpu)
-            .wants(Target::RatioAtMost(1.3)),
+            .target(Target::RatioAtMost(1.3)),
         row("write 1 MiB", "MB/s", ours("write_bw"), "bare TCP, one stream", tcp()),
         row("read 1 MiB", "MB/s", ours("read_bw"), "bare TCP, one stream", tcp()),
     ]

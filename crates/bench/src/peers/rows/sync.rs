@@ -16,7 +16,7 @@ fn atomics(sizes: &Sizes) -> Vec<Row> {
         row("fetch-add 8 B", "us", latency_of(&add), "UCX fadd", ucx("ucp_fadd", 8, sizes.small)),
         row("fetch-add 8 B", "us", latency_of(&add), "bare atomic", baseline_of(&add)),
         row("fetch-add 8 B, beyond the bare atomic", "ns", beyond(&add), "", None)
-            .wants(Target::AtMost(60.0)),
+            .target(Target::AtMost(60.0)),
         row("compare-swap 8 B", "us", latency_of(&swap), "UCX cswap", ucx("ucp_cswap", 8, sizes.small)),
         row("compare-swap 8 B, beyond the bare atomic", "ns", beyond(&swap), "", None),
     ]
@@ -27,9 +27,9 @@ fn locks(sizes: &Sizes) -> Vec<Row> {
     let barrier = halite(&["barrier_lat"], sizes.control);
     let rate = |waiters| figure_of(&contended(sizes, waiters), Figure::Rate);
     vec![
-        row("free lock, take and give up", "us", latency_of(&free), "", None).wants(Target::AtMost(1.0)),
+        row("free lock, take and give up", "us", latency_of(&free), "", None).target(Target::AtMost(1.0)),
         row("lock contended by 4, against 64", "Mops", rate(4), "Halite", rate(64))
-            .wants(Target::RatioAtMost(1.5)),
+            .target(Target::RatioAtMost(1.5)),
         row("barrier of two processes", "us", latency_of(&barrier), "", None),
     ]
 }
@@ -49,10 +49,11 @@ fn memory_operations(sizes: &Sizes) -> Vec<Row> {
         let probe = halite(&["copy_lat", "-s", &size.to_string()], iterations.max(1));
         against_the_caller(&format!("copy {label} at the peer"), &probe)
     };
-    let fill = row("fill 1 MiB", "MB/s", filled, "memset", memset).wants(Target::RatioAtLeast(0.95));
+    let fill = row("fill 1 MiB", "MB/s", filled, "memset", memset).target(Target::RatioAtLeast(0.95));
     [vec![fill], copies.map(copy).to_vec()].concat()
 }
 
 fn against_the_caller(name: &str, probe: &Probe) -> Row {
-    row(name, "us", latency_of(probe), "read, then write", baseline_of(probe)).wants(Target::RatioAtMost(1.0))
+    row(name, "us", latency_of(probe), "read, then write", baseline_of(probe))
+        .target(Target::RatioAtMost(1.0))
 }

@@ -19,8 +19,8 @@ const DELAY: Duration = Duration::from_millis(100);
 /// Long enough that no heartbeat is sent while packets are counted.
 const LEASE: Duration = Duration::from_secs(60);
 /// Address of the members whose hosts lose power.
-const DARK: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 3);
-const DARK_MEMBERS: u32 = 3;
+const UNREACHABLE: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 3);
+const UNREACHABLE_MEMBERS: u32 = 3;
 const ATTEMPTS: usize = 10;
 
 /// Runs one test at a time, because parallel tests compete for cores.
@@ -30,7 +30,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 struct World {
     zero: Option<Node>,
     one: Option<Node>,
-    dark: Vec<Node>,
+    unreachable: Vec<Node>,
     network: Network,
     dir: TempDir,
     _alone: MutexGuard<'static, ()>,
@@ -41,7 +41,7 @@ struct World {
 struct Trips {
     joined: u64,
     answered: u64,
-    over: u64,
+    ended: u64,
 }
 
 impl World {
@@ -49,10 +49,10 @@ impl World {
         let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let link = Link::new(1_000_000_000, DELAY, 10_000_000);
         let network = Network::for_test(1500, [link.clone(), link], 1)?;
-        network.add_address(0, DARK).unwrap();
+        network.add_address(0, UNREACHABLE).unwrap();
         let dir = tempfile::tempdir().unwrap();
         Secret::new().unwrap().write_new(&dir.path().join("secret")).unwrap();
-        let mut world = World { zero: None, one: None, dark: Vec::new(), network, dir, _alone };
+        let mut world = World { zero: None, one: None, unreachable: Vec::new(), network, dir, _alone };
         world.zero = Some(world.start(0, 0, Network::address(0)));
         world.one = Some(world.start(1, 1, Network::address(1)));
         Some(world)
@@ -72,8 +72,7 @@ impl World {
         Config { dir, segment_bytes: 1 << 20, chunk_bytes: 1 << 16, lease: LEASE, ..Config::default() }
     }
 
-    /// Creates a region at node 0.
-    fn make(&self, name: &str, bytes: &[u8]) {
+    fn create_region(&self, name: &str, bytes: &[u8]) {
         let session = self.zero.as_ref().expect("node 0 runs").blocking_session();
         let region =
             session.alloc(Some(name), bytes.len() as u64, Placement::Local, Permissions::READ).unwrap();
@@ -82,8 +81,9 @@ impl World {
 
     /// Adds members, and then cuts their hosts off, while node 0 still lists them.
     fn lose_members(&mut self) {
-        self.dark = (2..2 + DARK_MEMBERS).map(|node| self.start(0, node, DARK)).collect();
-        self.network.cut_off(DARK);
+        self.unreachable =
+            (2..2 + UNREACHABLE_MEMBERS).map(|node| self.start(0, node, UNREACHABLE)).collect();
+        self.network.cut_off(UNREACHABLE);
     }
 
     /// Runs the command on node 1's host until it takes the expected number of round trips. On a busy machine, a chain
@@ -93,16 +93,16 @@ impl World {
     fn expect<R: Send + PartialEq + Debug>(
         &self,
         expected: (R, Trips),
-        ask: impl AsyncFn(&Session) -> R + Sync,
+        query: impl AsyncFn(&Session) -> R + Sync,
     ) {
         let mut counted = Vec::new();
         while !counted.contains(&expected) {
             assert!(counted.len() < ATTEMPTS, "expected {expected:?}, counted {counted:?}");
-            counted.push(self.command(&ask));
+            counted.push(self.command(&query));
         }
     }
 
-    fn command<R: Send>(&self, ask: &(impl AsyncFn(&Session) -> R + Sync)) -> (R, Trips) {
+    fn command<R: Send>(&self, query: &(impl AsyncFn(&Session) -> R + Sync)) -> (R, Trips) {
         let config = Config { arena_bytes: 0, ..self.config(1) };
         self.network.inside(1, || {
             self.network.count_chains();
@@ -111,11 +111,11 @@ impl World {
             let command = Node::client(config).unwrap();
             let joined = trips();
             let session = command.blocking_session();
-            let answer = session.block_on(ask(session.as_async()));
+            let answer = session.block_on(query(session.as_async()));
             let answered = trips();
             drop(session);
             drop(command);
-            (answer, Trips { joined, answered, over: trips() })
+            (answer, Trips { joined, answered, ended: trips() })
         })
     }
 }
@@ -123,8 +123,8 @@ impl World {
 impl Drop for World {
     fn drop(&mut self) {
         // Each node leaves in the network in which its peers are reachable.
-        let World { zero, one, dark, network, .. } = self;
-        network.inside(0, || dark.clear());
+        let World { zero, one, unreachable, network, .. } = self;
+        network.inside(0, || unreachable.clear());
         network.inside(1, || drop(one.take()));
         network.inside(0, || drop(zero.take()));
     }
@@ -139,10 +139,10 @@ async fn list(session: &Session) -> (usize, usize) {
 #[ignore = "measures: .ci/deep slow"]
 fn dead_members_add_no_round_trip_to_a_command() {
     let Some(mut world) = World::new() else { return };
-    world.make("salt", &[7; 1000]);
+    world.create_region("salt", &[7; 1000]);
     // Joining: the SYN; greeting and offers within the hellos; "ready", the probe and the welcome. Then names, then
     // regions.
-    let expected = Trips { joined: 3, answered: 5, over: 5 };
+    let expected = Trips { joined: 3, answered: 5, ended: 5 };
     world.expect(((1, 0), expected), list);
     // Dead members add no round trip.
     world.lose_members();
@@ -153,9 +153,9 @@ fn dead_members_add_no_round_trip_to_a_command() {
 #[ignore = "measures: .ci/deep slow"]
 fn a_command_reads_a_small_region_in_three_round_trips() {
     let Some(world) = World::new() else { return };
-    world.make("salt", &[7; 500]);
+    world.create_region("salt", &[7; 500]);
     // The name; the mapping and the description; the bytes.
-    let expected = Trips { joined: 3, answered: 6, over: 6 };
+    let expected = Trips { joined: 3, answered: 6, ended: 6 };
     world.expect((vec![7; 500], expected), async |session: &Session| {
         let (region, info) = join(session.map("salt", Permissions::READ), session.stat("salt")).await;
         let mut bytes = vec![0; info.unwrap().len as usize];

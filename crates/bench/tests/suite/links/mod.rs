@@ -19,7 +19,7 @@ const SLICES: u32 = 70;
 /// The algorithms of congestion control.
 const ALL: [Congestion; 3] = [Congestion::Grant, Congestion::Delay, Congestion::Loss];
 
-fn clear() -> Link {
+fn clear_link() -> Link {
     Link::new(400_000_000, Duration::from_micros(500), 100_000)
 }
 
@@ -44,34 +44,34 @@ fn expect_whole_transfers_over(link: &Link, affected: impl Fn(&Fates) -> u64) {
 #[test]
 #[ignore = "needs root: .ci/deep slow"]
 fn transfers_survive_lost_packets() {
-    expect_whole_transfers_over(&Link { lost: 50_000, ..clear() }, |fates| fates.lost);
+    expect_whole_transfers_over(&Link { lost: 50_000, ..clear_link() }, |fates| fates.lost);
 }
 
 #[test]
 #[ignore = "needs root: .ci/deep slow"]
 fn transfers_survive_lost_trains() {
-    expect_whole_transfers_over(&clear().losing_trains(50_000), |fates| fates.lost);
+    expect_whole_transfers_over(&clear_link().losing_trains(50_000), |fates| fates.lost);
 }
 
 #[test]
 #[ignore = "needs root: .ci/deep slow"]
 fn duplicated_packets_take_effect_once() {
-    expect_whole_transfers_over(&Link { twice: 100_000, ..clear() }, |fates| fates.twice);
+    expect_whole_transfers_over(&Link { duplicated: 100_000, ..clear_link() }, |fates| fates.duplicated);
 }
 
 #[test]
 #[ignore = "needs root: .ci/deep slow"]
 fn transfers_survive_reordering() {
-    let held_back = Duration::from_micros(300);
-    let link = Link { overtaken: 50_000, held_back, jitter: Duration::from_micros(200), ..clear() };
-    expect_whole_transfers_over(&link, |fates| fates.overtaken);
+    let reorder_delay = Duration::from_micros(300);
+    let link = Link { reordered: 50_000, reorder_delay, jitter: Duration::from_micros(200), ..clear_link() };
+    expect_whole_transfers_over(&link, |fates| fates.reordered);
 }
 
 #[test]
 #[ignore = "needs root: .ci/deep slow"]
 fn damaged_packets_have_no_effect() {
     // The checksums of IP and UDP do not detect the damage.
-    expect_whole_transfers_over(&Link { damaged: 20_000, ..clear() }, |fates| fates.damaged);
+    expect_whole_transfers_over(&Link { damaged: 20_000, ..clear_link() }, |fates| fates.damaged);
 }
 
 #[test]
@@ -79,12 +79,12 @@ fn damaged_packets_have_no_effect() {
 fn transfers_survive_all_faults_at_once() {
     let link = Link {
         lost: 10_000,
-        twice: 10_000,
+        duplicated: 10_000,
         damaged: 10_000,
-        overtaken: 10_000,
-        held_back: Duration::from_micros(300),
+        reordered: 10_000,
+        reorder_delay: Duration::from_micros(300),
         jitter: Duration::from_micros(100),
-        ..clear()
+        ..clear_link()
     };
     expect_whole_transfers_over(&link.losing_trains(10_000), |fates| fates.lost.min(fates.damaged));
 }
@@ -109,10 +109,10 @@ fn transfers_survive_an_overflowing_queue() {
 #[test]
 #[ignore = "needs root: .ci/deep slow"]
 fn packets_are_split_while_the_path_drops_long_ones() {
-    let Some(network) = Network::for_test(MTU, both(&clear()), 1) else { return };
+    let Some(network) = Network::for_test(MTU, both(&clear_link()), 1) else { return };
     let ends = Ends::connect(&network, |config| config).unwrap();
     ends.transfer(&network, SLICES).unwrap();
-    network.set(both(&Link { bytes_max: 700, ..clear() }));
+    network.set(both(&Link { bytes_max: 700, ..clear_link() }));
     ends.transfer(&network, SLICES).unwrap();
     let fates = network.fates()[0];
     assert!(fates.too_long > 0, "no packet was too long");
@@ -120,18 +120,18 @@ fn packets_are_split_while_the_path_drops_long_ones() {
         fates.too_long * 4 < u64::from(SLICES) * 32,
         "the shorter MTU was found only by many losses: {fates:?}"
     );
-    network.set(both(&clear()));
+    network.set(both(&clear_link()));
     ends.transfer(&network, SLICES).unwrap();
 }
 
 #[test]
 #[ignore = "needs root: .ci/deep slow"]
-fn a_link_that_is_down_for_less_than_the_lease_is_not_reported() {
-    let Some(network) = Network::for_test(MTU, both(&clear()), 1) else { return };
+fn an_outage_shorter_than_the_lease_is_not_reported() {
+    let Some(network) = Network::for_test(MTU, both(&clear_link()), 1) else { return };
     let configure = |config| RoceConfig { lease: Duration::from_secs(600), ..config };
     let ends = Ends::connect(&network, configure).unwrap();
     ends.transfer(&network, SLICES).unwrap();
-    network.set(both(&Link { is_down: true, ..clear() }));
+    network.set(both(&Link { is_down: true, ..clear_link() }));
     std::thread::scope(|scope| {
         let transfer = scope.spawn(|| ends.transfer(&network, SLICES));
         // Both ends have lost packets by then.
@@ -139,7 +139,7 @@ fn a_link_that_is_down_for_less_than_the_lease_is_not_reported() {
             assert!(!transfer.is_finished(), "the transfer ended while the link was down");
             std::thread::yield_now();
         }
-        network.set(both(&clear()));
+        network.set(both(&clear_link()));
         transfer.join().unwrap().unwrap();
     });
 }

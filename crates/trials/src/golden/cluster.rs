@@ -16,18 +16,18 @@ pub(super) const FUNCTION: Function = Function(1);
 pub(super) const PORT: Port = Port(1);
 
 /// Node 0, which runs the sessions, and node 1, which serves their calls.
-pub(super) struct Quiet {
+pub(super) struct Cluster {
     pub(super) world: World,
     nodes: [Rc<Driven>; 2],
 }
 
-impl Quiet {
-    pub(super) async fn start(world: &World) -> Quiet {
+impl Cluster {
+    pub(super) async fn start(world: &World) -> Cluster {
         let hosts = [world.add_host(), world.add_host()];
         let nodes = [start(world, hosts[0], 0).await, start(world, hosts[1], 1).await];
-        let quiet = Quiet { world: world.clone(), nodes };
-        quiet.serve(hosts[1]);
-        quiet
+        let cluster = Cluster { world: world.clone(), nodes };
+        cluster.serve(hosts[1]);
+        cluster
     }
 
     pub(super) fn session(&self, node: usize) -> Session {

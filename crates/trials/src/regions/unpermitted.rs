@@ -3,7 +3,7 @@
 use halite::{NodeId, Permissions, RegionCause, Who};
 
 use super::Holding;
-use super::orders::check_order;
+use super::commands::check_command;
 use crate::actor::Actor;
 use crate::harness::PRINCIPALS;
 
@@ -15,11 +15,11 @@ pub(super) async fn act(actor: &mut Actor, holding: Holding) {
     actor.note_life(holding.life.0);
     match actor.random.below(5) {
         0 => add(actor, holding).await,
-        choice => order(actor, holding, choice).await,
+        choice => command(actor, holding, choice).await,
     }
 }
 
-async fn order(actor: &mut Actor, holding: Holding, choice: u64) {
+async fn command(actor: &mut Actor, holding: Holding, choice: u64) {
     let (session, lh, begin_ns) = (actor.session.clone(), holding.lh, actor.now_ns());
     let itself = Who::Principal(PRINCIPALS[actor.principal].to_owned());
     let to = NodeId(actor.random.below(actor.harness.nodes().into()) as u32);
@@ -31,7 +31,7 @@ async fn order(actor: &mut Actor, holding: Holding, choice: u64) {
     };
     match result {
         Some(Err(error)) if matches!(error.cause, RegionCause::PermissionDenied { .. }) => {}
-        Some(Err(error)) => check_order(actor, holding, &error, begin_ns),
+        Some(Err(error)) => check_command(actor, holding, &error, begin_ns),
         Some(Ok(())) => succeeded(actor, begin_ns, "gave an order"),
         None => {}
     }

@@ -24,7 +24,7 @@ pub(super) fn name_of(name: usize) -> String {
     format!("r{name}")
 }
 
-fn some_rights(actor: &mut Actor) -> Permissions {
+fn random_rights(actor: &mut Actor) -> Permissions {
     match actor.random.below(4) {
         0 => Permissions::READ,
         1 => Permissions::WRITE,
@@ -38,9 +38,9 @@ pub(super) async fn alloc(actor: &mut Actor) {
         return;
     }
     let name = actor.random.below(NAMES) as usize;
-    let everyone = some_rights(actor);
+    let everyone = random_rights(actor);
     let is_long = actor.random.chance(actor.harness.plan.work.long_regions_per_mille.into(), 1000);
-    let placement = some_placement(actor);
+    let placement = random_placement(actor);
     let begin_ns = actor.now_ns();
     let begun =
         actor.harness.regions.borrow_mut().begin_life(begin_ns, name, actor.principal, everyone, is_long);
@@ -56,17 +56,13 @@ pub(super) async fn alloc(actor: &mut Actor) {
     match result {
         Some(Ok(lh)) => {
             check_name_was_free(actor, id, begin_ns);
-            let now_ns = actor.now_ns();
-            let mut regions = actor.harness.regions.borrow_mut();
-            let life = regions.life_mut(id);
-            life.made_ns = now_ns;
-            drop(regions);
+            actor.harness.regions.borrow_mut().life_mut(id).made_ns = actor.now_ns();
             actor.note_life(id.0);
             actor.regions.held.push(Holding { lh, life: id, wanted: ALL, begun_ns: begin_ns });
         }
         Some(Err(error)) => {
             let taken = error.cause == RegionCause::NameTaken;
-            if !may_have_happened(&error) {
+            if !may_have_run(&error) {
                 actor.harness.regions.borrow_mut().life_mut(id).ended_ns = actor.now_ns();
             }
             let was_taken = || {
@@ -80,7 +76,7 @@ pub(super) async fn alloc(actor: &mut Actor) {
                     !actor.harness.judge.is_calm() || was_taken() || is_contested(actor, id)
                 }
                 RegionCause::NoSpace { .. } => true,
-                _ => is_trouble(actor, &error, begin_ns),
+                _ => fault_explains(actor, &error, begin_ns),
             };
             actor.expect_reason(is_explained || (taken && was_taken()), begin_ns, &error);
         }
@@ -110,7 +106,7 @@ fn check_name_was_free(actor: &Actor, id: LifeId, begin_ns: u64) {
     }
 }
 
-fn some_placement(actor: &mut Actor) -> Placement {
+fn random_placement(actor: &mut Actor) -> Placement {
     let nodes = u64::from(actor.harness.nodes());
     let node = NodeId(actor.random.below(nodes) as u32);
     match actor.random.below(3) {
@@ -164,7 +160,7 @@ pub(super) async fn map(actor: &mut Actor) {
                     let is_stale = actor.harness.was_any_node_isolated();
                     is_stale || !is_surely_permitted(actor, name, wanted, begin_ns)
                 }
-                _ => is_trouble(actor, &error, begin_ns),
+                _ => fault_explains(actor, &error, begin_ns),
             };
             actor.expect_reason(is_explained, begin_ns, &error);
         }
@@ -227,7 +223,8 @@ pub(super) async fn unmap(actor: &mut Actor, holding: Holding) {
     let result = actor.attempt("unmap", session.unmap(holding.lh)).await;
     actor.regions.held.retain(|each| each.lh != holding.lh);
     if let Some(Err(error)) = result {
-        let is_explained = error.cause == RegionCause::Stale || is_trouble(actor, &error, holding.begun_ns);
+        let is_explained =
+            error.cause == RegionCause::Stale || fault_explains(actor, &error, holding.begun_ns);
         actor.expect_reason(is_explained, begin_ns, &error);
     }
 }
@@ -256,14 +253,14 @@ pub(super) async fn free(actor: &mut Actor, holding: Holding) {
         }
         Some(Err(error)) => {
             actor.regions.held.retain(|each| each.lh != holding.lh);
-            check_order(actor, holding, &error, begin_ns);
+            check_command(actor, holding, &error, begin_ns);
         }
         None => {}
     }
 }
 
 pub(super) async fn grant(actor: &mut Actor, holding: Holding) {
-    let Some((principal, rights)) = some_change(actor, holding) else { return };
+    let Some((principal, rights)) = random_change(actor, holding) else { return };
     let begin_ns = actor.now_ns();
     actor.harness.regions.borrow_mut().life_mut(holding.life).rights.begin_grant(principal, rights);
     let session = actor.session.clone();
@@ -272,22 +269,16 @@ pub(super) async fn grant(actor: &mut Actor, holding: Holding) {
     let result = actor.attempt("grant", session.grant(holding.lh, to, rights)).await;
     match result {
         Some(Ok(())) => {
-            let now_ns = actor.now_ns();
-            actor
-                .harness
-                .regions
-                .borrow_mut()
-                .life_mut(holding.life)
-                .rights
-                .end_grant(principal, rights, now_ns);
+            let mut regions = actor.harness.regions.borrow_mut();
+            regions.life_mut(holding.life).rights.end_grant(principal, rights, actor.now_ns());
         }
-        Some(Err(error)) => check_order(actor, holding, &error, begin_ns),
+        Some(Err(error)) => check_command(actor, holding, &error, begin_ns),
         None => {}
     }
 }
 
 pub(super) async fn revoke(actor: &mut Actor, holding: Holding) {
-    let Some((principal, rights)) = some_change(actor, holding) else { return };
+    let Some((principal, rights)) = random_change(actor, holding) else { return };
     let begin_ns = actor.now_ns();
     {
         let mut regions = actor.harness.regions.borrow_mut();
@@ -301,22 +292,16 @@ pub(super) async fn revoke(actor: &mut Actor, holding: Holding) {
     let result = actor.attempt("revoke", session.revoke(holding.lh, from, rights)).await;
     match result {
         Some(Ok(())) => {
-            let now_ns = actor.now_ns();
-            actor
-                .harness
-                .regions
-                .borrow_mut()
-                .life_mut(holding.life)
-                .rights
-                .end_revoke(principal, rights, now_ns);
+            let mut regions = actor.harness.regions.borrow_mut();
+            regions.life_mut(holding.life).rights.end_revoke(principal, rights, actor.now_ns());
         }
-        Some(Err(error)) => check_order(actor, holding, &error, begin_ns),
+        Some(Err(error)) => check_command(actor, holding, &error, begin_ns),
         None => {}
     }
 }
 
 /// Chooses a principal and a permission to change. Only the owner changes them, one at a time.
-fn some_change(actor: &mut Actor, holding: Holding) -> Option<(usize, Permissions)> {
+fn random_change(actor: &mut Actor, holding: Holding) -> Option<(usize, Permissions)> {
     if !holding.wanted.contains(Permissions::MASTER) {
         return None;
     }
@@ -339,24 +324,24 @@ pub(super) async fn move_away(actor: &mut Actor, holding: Holding) {
     if let Some(Err(error)) = result {
         let is_explained = matches!(error.cause, RegionCause::NoSpace { .. });
         if !is_explained {
-            check_order(actor, holding, &error, begin_ns);
+            check_command(actor, holding, &error, begin_ns);
         }
     }
 }
 
 /// Checks the refusal of a command by the region's owner.
-pub(super) fn check_order(actor: &Actor, holding: Holding, error: &RegionError, begin_ns: u64) {
+pub(super) fn check_command(actor: &Actor, holding: Holding, error: &RegionError, begin_ns: u64) {
     let is_ending = actor.harness.regions.borrow().life(holding.life).end_begun_ns != NEVER;
     let is_gone = matches!(error.cause, RegionCause::Stale | RegionCause::NotFound);
     actor.expect_reason(
-        (is_gone && is_ending) || is_trouble(actor, error, holding.begun_ns),
+        (is_gone && is_ending) || fault_explains(actor, error, holding.begun_ns),
         begin_ns,
         error,
     );
 }
 
 /// Returns true if the failed command may have been executed.
-fn may_have_happened(error: &RegionError) -> bool {
+fn may_have_run(error: &RegionError) -> bool {
     matches!(
         error.cause,
         RegionCause::PeerDown(_)
@@ -367,7 +352,7 @@ fn may_have_happened(error: &RegionError) -> bool {
 }
 
 /// Returns true if a fault of this trial explains the error, if it concerns nothing from before `since_ns`.
-fn is_trouble(actor: &Actor, error: &RegionError, since_ns: u64) -> bool {
+fn fault_explains(actor: &Actor, error: &RegionError, since_ns: u64) -> bool {
     let is_due = reports_unreachable_node(&error.cause) && actor.harness.was_peace_since(since_ns);
     may_follow_fault(&error.cause) && !actor.harness.judge.is_calm() && !is_due
 }

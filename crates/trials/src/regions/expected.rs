@@ -4,16 +4,16 @@ use std::fmt::{Display, Formatter};
 
 use halite::Permissions;
 
+use super::commands::name_of;
 use super::lives::{LifeId, WORD};
-use super::orders::name_of;
 use super::words::NEVER;
 use crate::harness::{Harness, PRINCIPALS};
 
 /// Maximum number of attempts to find a region.
-const LOOKS: u32 = 4;
+const ATTEMPTS_MAX: u32 = 4;
 
 /// A region that must exist.
-pub(crate) struct Kept {
+pub(crate) struct ExpectedRegion {
     life: LifeId,
     name: String,
     len: u64,
@@ -23,25 +23,25 @@ pub(crate) struct Kept {
 }
 
 /// Returns all regions that must exist now.
-pub(crate) fn kept(harness: &Harness) -> Vec<Kept> {
+pub(crate) fn expected_regions(harness: &Harness) -> Vec<ExpectedRegion> {
     let regions = harness.regions.borrow();
     let all = regions.ids().map(|life| {
         let found = regions.life(life);
         let (name, len) = (name_of(found.name), found.bytes());
-        Kept { life, name, len, owner: found.owner, seeker: life.0 as u32 % harness.nodes() }
+        ExpectedRegion { life, name, len, owner: found.owner, seeker: life.0 as u32 % harness.nodes() }
     });
-    all.filter(|kept| kept.is_kept(harness)).collect()
+    all.filter(|expected| expected.must_exist(harness)).collect()
 }
 
-impl Display for Kept {
+impl Display for ExpectedRegion {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} (life {}, of {} bytes)", self.name, self.life.0, self.len)
     }
 }
 
-impl Kept {
+impl ExpectedRegion {
     /// Returns true if the region must still exist.
-    pub(crate) fn is_kept(&self, harness: &Harness) -> bool {
+    pub(crate) fn must_exist(&self, harness: &Harness) -> bool {
         let regions = harness.regions.borrow();
         let life = regions.life(self.life);
         let lives = |node, life| harness.is_up(node) && harness.incarnation(node) == life;
@@ -51,7 +51,7 @@ impl Kept {
     /// Maps the region by its name, or by its alias if another region has taken the name since, and reads a word.
     /// Repeats failed attempts, because during a move no node may list the region.
     pub(crate) async fn find(&self, harness: &Harness) -> Result<(), String> {
-        for _ in 0..LOOKS - 1 {
+        for _ in 0..ATTEMPTS_MAX - 1 {
             if self.find_once(harness).await.is_ok() {
                 return Ok(());
             }
