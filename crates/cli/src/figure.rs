@@ -42,13 +42,16 @@ pub struct FigureArgs {
 /// A failure before anything is simulated.
 #[derive(Debug, thiserror::Error)]
 enum FigureError {
-    #[error("there is no figure {id:.40}; did you mean {nearest}? The figures are {}", ids().join(", "))]
+    #[error("there is no figure {id:?}; did you mean {nearest}? The figures are {}", ids().join(", "))]
     Unknown { id: String, nearest: String },
     #[error("--svg takes one figure; use --out DIR for all of them")]
     OneFile,
     #[error("cannot use profile {}: {cause}", path.display())]
     Profile { path: PathBuf, cause: ProfileError },
 }
+
+/// Number of characters of an unknown id that the error shows.
+const ID_CHARS_SHOWN: usize = 40;
 
 /// One object of `--json`.
 #[derive(Serialize)]
@@ -101,7 +104,11 @@ fn chosen(id: &str) -> Result<Vec<&'static Figure>, FigureError> {
         let distance = |other: &&str| strsim::damerau_levenshtein(id, other);
         ids().into_iter().min_by_key(distance).unwrap_or("all").to_owned()
     };
-    let unknown = || FigureError::Unknown { id: id.to_owned(), nearest: nearest() };
+    let shortened = || match id.char_indices().nth(ID_CHARS_SHOWN) {
+        Some((end, _)) => format!("{}...", &id[..end]),
+        None => id.to_owned(),
+    };
+    let unknown = || FigureError::Unknown { id: shortened(), nearest: nearest() };
     Ok(vec![Figure::named(id).ok_or_else(unknown)?])
 }
 

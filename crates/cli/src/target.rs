@@ -50,10 +50,12 @@ impl<'a> Target<'a> {
     ) -> Result<(), TargetError> {
         let Some(dir) = self.out else { return Ok(()) };
         fs::create_dir_all(dir).map_err(|cause| TargetError::Write { path: dir.to_owned(), cause })?;
-        for (name, plot) in plots {
-            self.write_file(&dir.join(format!("{name}.svg")), &plot)?;
-        }
-        self.write_file(&dir.join(PAGE), &page())
+        let plots = plots.map(|(name, plot)| (format!("{name}.svg"), plot));
+        let mut files = plots.chain([(PAGE.to_owned(), page())]);
+        files.try_for_each(|(name, text)| self.write_file(&dir.join(name), &text)).inspect_err(|_| {
+            // Fails if the folder has files.
+            let _ = fs::remove_dir(dir);
+        })
     }
 
     /// Writes a file whole or not at all.

@@ -22,8 +22,10 @@ pub(crate) enum Unsimulated {
     NotConnected,
     #[error("a request ended with {0:?}")]
     Request(Status),
-    #[error("the experiment made no progress")]
-    NoProgress,
+    #[error("the experiment waits for an event that never comes")]
+    Stuck,
+    #[error("the experiment takes too many steps, for example because packets are sent again and again")]
+    Endless,
     #[error("{0}")]
     Failed(String),
 }
@@ -34,7 +36,11 @@ impl Unsimulated {
     }
 
     pub(crate) fn unless_finished(end: &RunEnd) -> Result<(), Unsimulated> {
-        if *end == RunEnd::Finished { Ok(()) } else { Err(Unsimulated::NoProgress) }
+        match end {
+            RunEnd::Finished => Ok(()),
+            RunEnd::Stuck { .. } => Err(Unsimulated::Stuck),
+            RunEnd::StepsExhausted { .. } | RunEnd::DeadlineReached => Err(Unsimulated::Endless),
+        }
     }
 }
 

@@ -64,7 +64,7 @@ pub struct Summary {
 }
 
 /// Simulates figures on all processors; calls `done` after each point, with the number of points so far and in all.
-/// With `own`, this profile replaces those of adapters; its name is shown, and no point counts as fitted to it.
+/// With `own`, this profile replaces those of adapters; its name is shown, and no point of an adapter counts as fitted.
 pub fn show(
     figures: &[&'static Figure],
     own: Option<(&str, &Profile)>,

@@ -32,6 +32,8 @@ pub(super) const ROUNDS: u64 = 8;
 /// Rounds before the counted ones, until tables have grown and adaptive polling has settled.
 const ROUNDS_BEFORE: u64 = 200;
 const BATCH: usize = 8;
+/// Length of a long write.
+const LONG_BYTES: usize = 1 << 20;
 /// Records appended by one call.
 const RECORDS_PER_CALL: usize = 64;
 
@@ -51,6 +53,7 @@ pub(super) enum Kind {
     Calls,
     Message,
     DirectWrite,
+    LongWrite,
     TaskRead,
     PostedWrite,
     PostedRead,
@@ -70,11 +73,12 @@ pub(super) struct Bound {
 }
 
 impl Kind {
-    pub(super) const ALL: [Kind; 13] = [
+    pub(super) const ALL: [Kind; 14] = [
         Kind::Call,
         Kind::Calls,
         Kind::Message,
         Kind::DirectWrite,
+        Kind::LongWrite,
         Kind::TaskRead,
         Kind::PostedWrite,
         Kind::PostedRead,
@@ -92,6 +96,7 @@ impl Kind {
             Kind::Calls => "calls of 8 B, eight together",
             Kind::Message => "message of 8 B, both ends",
             Kind::DirectWrite => "write of 8 B, direct",
+            Kind::LongWrite => "write of 1 MiB, direct",
             Kind::PostedWrite => "write of 8 B, posted",
             Kind::PostedRead => "read of 8 B, posted",
             Kind::TaskRead => "read of 64 B by a task, direct",
@@ -120,6 +125,7 @@ impl Kind {
             Kind::Calls => (2_250, 9, 2),
             Kind::Message => (6_200, 40, 3),
             Kind::DirectWrite => (220, 0, 0),
+            Kind::LongWrite => (400_000, 20, 0),
             Kind::PostedWrite => (3_550, 30, 0),
             Kind::PostedRead => (3_800, 36, 0),
             Kind::TaskRead => (340, 0, 0),
@@ -254,7 +260,7 @@ impl Pair {
         let sessions = [one, other].map(|node| node.session().blocking());
         let server = sessions[1].serve(FUNCTION, ServeOptions::default())?;
         let mailbox = sessions[1].open_port(PORT, ServeOptions::default())?;
-        let allocating = sessions[0].as_async().alloc(None, 4096, Placement::On(NodeId(1)), ALL);
+        let allocating = sessions[0].as_async().alloc(None, LONG_BYTES as u64, Placement::On(NodeId(1)), ALL);
         let lh = world.run(allocating)?;
         Ok(Pair { sessions, server, mailbox, lh, world })
     }
@@ -294,6 +300,10 @@ impl Pair {
                 Ok(())
             }),
             Kind::DirectWrite | Kind::PostedWrite => Box::new(move || Ok(session.write(*lh, 0, &input)?)),
+            Kind::LongWrite => {
+                let bytes = vec![7; LONG_BYTES];
+                Box::new(move || Ok(session.write(*lh, 0, &bytes)?))
+            }
             Kind::PostedRead => Box::new(move || Ok(session.read(*lh, 0, &mut output)?)),
             Kind::TaskRead => {
                 let mut output = [0; VALUE.len()];
