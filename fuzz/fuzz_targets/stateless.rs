@@ -3,7 +3,7 @@
 #![no_main]
 
 use halite_rnic::stateless::{
-    OVERHEAD_BYTES, PAYLOAD_BYTES_MAX, Requester, Responder, Rights, ServerClock, Work,
+    OVERHEAD_BYTES, Order, OrderKind, PAYLOAD_BYTES_MAX, Requester, Responder, Rights, ServerClock, Target, Work,
 };
 use halite_rnic::wire::{ICRC_BYTES, Qpn};
 use halite_rnic::{Access, Memory, Refused};
@@ -47,7 +47,7 @@ fuzz_target!(|input: (u32, u8, u64, u16, bool, u32, Vec<u8>)| {
     let mut clock = ServerClock::default();
     let (mut packet, mut answer) =
         ([0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX], [0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX]);
-    requester.handle_packet(now_ns, &mut clock, &bytes);
+    requester.handle_packet(now_ns, &mut clock, &bytes, &Bytes);
     let _ = responder.handle_packet(now_ns, from, &bytes, &Bytes, &mut answer);
     let work = match reads {
         true => Work::Read { address, len: usize::from(len) },
@@ -58,8 +58,23 @@ fuzz_target!(|input: (u32, u8, u64, u16, bool, u32, Vec<u8>)| {
         let Some(len) = requester.poll_transmit(now_ns, &clock, &mut packet) else { break };
         let body = &packet[..len - ICRC_BYTES];
         if let Some(len) = responder.handle_packet(now_ns, from, body, &Bytes, &mut answer) {
-            requester.handle_packet(now_ns, &mut clock, &answer[..len - ICRC_BYTES]);
+            requester.handle_packet(now_ns, &mut clock, &answer[..len - ICRC_BYTES], &Bytes);
         }
     }
     assert!(requester.poll_done().is_some(), "each packet was answered");
+    let target = Target { to: from, qpn: Qpn::new(3), rkey: rkey % 2, rights };
+    let kind = if reads { OrderKind::Read } else { OrderKind::Write };
+    let order = Order { kind, local: address, remote: address, remote_key: rkey % 2, len: u32::from(len) };
+    responder.order(now_ns, target, order).expect("there is room");
+    for _ in 0..200 {
+        if let Some((_, len)) = responder.poll_transmit(now_ns, &mut packet) {
+            requester.handle_packet(now_ns, &mut clock, &packet[..len - ICRC_BYTES], &Bytes);
+        }
+        let Some(len) = requester.poll_transmit(now_ns, &clock, &mut packet) else { break };
+        let body = &packet[..len - ICRC_BYTES];
+        if let Some(len) = responder.handle_packet(now_ns, from, body, &Bytes, &mut answer) {
+            requester.handle_packet(now_ns, &mut clock, &answer[..len - ICRC_BYTES], &Bytes);
+        }
+    }
+    assert!(responder.poll_order().is_some(), "each packet of the order was answered");
 });

@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::net::SocketAddr;
 
 use halite_rnic::stateless::{
-    Done, EFFECT_LIFE_NS, OVERHEAD_BYTES, Outcome, PAYLOAD_BYTES_MAX, Requester, Responder, Rights,
-    ServerClock, Work,
+    Done, EFFECT_LIFE_NS, OVERHEAD_BYTES, Order, OrderDone, OrderKind, OrderOutcome, Outcome,
+    PAYLOAD_BYTES_MAX, Requester, Responder, Rights, ServerClock, Target, Work,
 };
 use halite_rnic::wire::{ICRC_BYTES, Qpn};
 use halite_rnic::{Access, Memory, Refused};
@@ -53,16 +53,21 @@ struct Faults {
 struct World {
     now_ns: u64,
     memory: Bytes,
+    /// Memory of the requester.
+    theirs: Bytes,
     responder: Responder,
     requester: Requester,
     clock: ServerClock,
     faults: Faults,
+    /// Number of the packet that is lost, among those that are still to be sent.
+    loses: Option<u64>,
     seed: u64,
     /// Packets under way, with the time of arrival.
     to_responder: Vec<(u64, Vec<u8>)>,
     to_requester: Vec<(u64, Vec<u8>)>,
-    /// All requests that were sent.
+    /// All requests that were sent, and all orders.
     sent: Vec<Vec<u8>>,
+    orders_sent: Vec<Vec<u8>>,
 }
 
 fn address() -> SocketAddr {
@@ -76,14 +81,17 @@ impl World {
         World {
             now_ns: 1_000_000_000,
             memory: Bytes(RefCell::new(vec![0; MEMORY_BYTES])),
+            theirs: Bytes(RefCell::new((0..MEMORY_BYTES).map(|index| (index % 251) as u8).collect())),
             responder,
             requester: Requester::new(grant, 1),
             clock: ServerClock::default(),
             faults: Faults::default(),
+            loses: None,
             seed: 1,
             to_responder: Vec::new(),
             to_requester: Vec::new(),
             sent: Vec::new(),
+            orders_sent: Vec::new(),
         }
     }
 
@@ -95,7 +103,9 @@ impl World {
     /// Returns the arrivals of a packet: none, one or two.
     fn arrivals(&mut self) -> Vec<u64> {
         let Faults { lost, repeated, late } = self.faults;
-        if self.below(100) < lost {
+        let is_chosen = self.loses == Some(0);
+        self.loses = self.loses.and_then(|number| number.checked_sub(1));
+        if is_chosen || self.below(100) < lost {
             return Vec::new();
         }
         let delay_ns = if self.below(100) < late { 40 * DELAY_NS } else { DELAY_NS };
@@ -126,8 +136,20 @@ impl World {
                 self.to_responder.push((at_ns, body.clone()));
             }
         }
+        while let Some((to, len)) = self.responder.poll_transmit(self.now_ns, &mut buffer) {
+            assert_eq!(to, address());
+            let body = buffer[..len - ICRC_BYTES].to_vec();
+            self.orders_sent.push(body.clone());
+            for at_ns in self.arrivals() {
+                self.to_requester.push((at_ns, body.clone()));
+            }
+        }
         let packets = self.to_responder.iter().chain(&self.to_requester).map(|(at_ns, _)| *at_ns);
-        let Some(next_ns) = packets.chain(self.requester.poll_timeout()).min() else { return false };
+        let Some(next_ns) =
+            packets.chain(self.requester.poll_timeout()).chain(self.responder.poll_timeout()).min()
+        else {
+            return false;
+        };
         self.now_ns = self.now_ns.max(next_ns);
         let now_ns = self.now_ns;
         let arrived = |packets: &mut Vec<(u64, Vec<u8>)>| {
@@ -137,7 +159,8 @@ impl World {
             arrived
         };
         let here: Vec<_> = arrived(&mut self.to_requester);
-        here.iter().for_each(|(_, body)| self.requester.handle_packet(now_ns, &mut self.clock, body));
+        here.iter()
+            .for_each(|(_, body)| self.requester.handle_packet(now_ns, &mut self.clock, body, &self.theirs));
         let there: Vec<_> = arrived(&mut self.to_responder);
         there.iter().for_each(|(_, body)| self.deliver(body));
         true
@@ -153,6 +176,17 @@ impl World {
             }
             assert!(goes_on, "nothing is under way, and the request has not ended");
         }
+    }
+
+    /// Executes one order until both ends have nothing left to do.
+    fn order(&mut self, order: Order) -> OrderOutcome {
+        let target = Target { to: address(), qpn: Qpn::new(5), rkey: KEY, rights: Rights::ReadWrite };
+        let order = self.responder.order(self.now_ns, target, order).unwrap();
+        while self.step() {}
+        let Some(OrderDone { id, outcome }) = self.responder.poll_order() else { panic!("no end") };
+        assert_eq!((id, self.responder.orders()), (order, 0));
+        assert_eq!(self.responder.poll_order(), None, "an order ends once");
+        outcome
     }
 
     fn write(&mut self, address: u64, bytes: &[u8]) -> Outcome {
@@ -303,7 +337,7 @@ fn requesters_that_came_and_went_leave_nothing() {
             let body = &buffer[..len - ICRC_BYTES];
             let len = world.responder.handle_packet(world.now_ns, from, body, &world.memory, &mut answer);
             let body = &answer[..len.expect("an answer") - ICRC_BYTES];
-            requester.handle_packet(world.now_ns, &mut clock, body);
+            requester.handle_packet(world.now_ns, &mut clock, body, &world.theirs);
         }
         assert!(requester.poll_done().is_some_and(|done| done.outcome == Outcome::Success(Vec::new())));
     }
@@ -311,4 +345,102 @@ fn requesters_that_came_and_went_leave_nothing() {
     world.now_ns += 3 * EFFECT_LIFE_NS;
     assert_eq!(world.write(0, b"salt"), Outcome::Success(Vec::new()));
     assert_eq!(world.responder.recorded(), 1);
+}
+
+fn order(kind: OrderKind, local: usize, remote: usize, len: usize) -> Order {
+    Order { kind, local: local as u64, remote: remote as u64, remote_key: KEY, len: len as u32 }
+}
+
+/// Orders transfers at random, between requests of the requester, and compares both memories with a model.
+#[track_caller]
+fn check_orders(faults: Faults) {
+    let mut world = World::new(Rights::ReadWrite);
+    world.faults = faults;
+    let mut ours = world.memory.0.borrow().clone();
+    let mut theirs = world.theirs.0.borrow().clone();
+    for round in 0..200u8 {
+        let len = world.below(3 * PAYLOAD_BYTES_MAX as u64) as usize;
+        let local = world.below((MEMORY_BYTES - len) as u64) as usize;
+        let remote = world.below((MEMORY_BYTES - len) as u64) as usize;
+        let kind = if round % 2 == 0 { OrderKind::Read } else { OrderKind::Write };
+        match kind {
+            OrderKind::Read => ours[local..local + len].copy_from_slice(&theirs[remote..remote + len]),
+            OrderKind::Write => theirs[remote..remote + len].copy_from_slice(&ours[local..local + len]),
+        }
+        assert_eq!(world.order(order(kind, local, remote, len)), OrderOutcome::Success, "round {round}");
+        ours[0] = round;
+        assert_eq!(world.write(0, &[round]), Outcome::Success(Vec::new()));
+    }
+    assert!(*world.memory.0.borrow() == ours && *world.theirs.0.borrow() == theirs);
+}
+
+#[test]
+fn orders_are_executed_once_whatever_happens_to_packets() {
+    check_orders(Faults::default());
+    check_orders(Faults { lost: 10, ..Faults::default() });
+    check_orders(Faults { lost: 5, repeated: 10, late: 10 });
+}
+
+#[test]
+fn an_order_survives_the_loss_of_each_of_its_packets() {
+    for kind in [OrderKind::Read, OrderKind::Write] {
+        for lost in 0..12 {
+            let mut world = World::new(Rights::ReadWrite);
+            assert_eq!(world.write(0, b"salt"), Outcome::Success(Vec::new()));
+            world.loses = Some(lost);
+            assert_eq!(world.order(order(kind, 0, 256, 4)), OrderOutcome::Success, "packet {lost}");
+            let (ours, theirs) = (world.memory.0.borrow(), world.theirs.0.borrow());
+            assert_eq!(ours[..4], theirs[256..260], "{kind:?}, packet {lost}");
+        }
+    }
+}
+
+#[test]
+fn a_copy_of_an_earlier_order_has_no_effect_within_and_after_its_life() {
+    let mut world = World::new(Rights::ReadWrite);
+    assert_eq!(world.order(order(OrderKind::Read, 64, 0, 8)), OrderOutcome::Success);
+    let copies = world.orders_sent.clone();
+    assert_eq!(world.write(64, b"later..."), Outcome::Success(Vec::new()));
+    for after_ns in [0, EFFECT_LIFE_NS / 2, EFFECT_LIFE_NS, 3 * EFFECT_LIFE_NS] {
+        world.now_ns += after_ns;
+        for copy in &copies {
+            world.to_requester.push((world.now_ns, copy.clone()));
+        }
+        while world.step() {}
+        assert_eq!(&world.memory.0.borrow()[64..72], b"later...", "after {after_ns} ns");
+        assert_eq!(world.responder.poll_order(), None);
+    }
+}
+
+#[test]
+fn an_order_for_other_memory_is_refused() {
+    let mut world = World::new(Rights::ReadWrite);
+    for kind in [OrderKind::Read, OrderKind::Write] {
+        assert_eq!(world.order(order(kind, 0, MEMORY_BYTES - 2, 4)), OrderOutcome::Refused, "theirs");
+        assert_eq!(world.order(order(kind, MEMORY_BYTES - 2, 0, 4)), OrderOutcome::Refused, "ours");
+        assert_eq!(world.order(Order { remote_key: 9, ..order(kind, 0, 0, 4) }), OrderOutcome::Refused);
+    }
+}
+
+#[test]
+fn an_order_for_a_silent_requester_ends() {
+    let mut world = World::new(Rights::ReadWrite);
+    world.faults.lost = 100;
+    assert_eq!(world.order(order(OrderKind::Read, 0, 0, 4)), OrderOutcome::MaybeDone);
+}
+
+#[test]
+fn forged_orders_have_no_effect() {
+    let mut world = World::new(Rights::ReadWrite);
+    assert_eq!(world.order(order(OrderKind::Write, 0, 64, 8)), OrderOutcome::Success);
+    let before = world.theirs.0.borrow().clone();
+    let copy = world.orders_sent[0].clone();
+    for byte in (0..copy.len()).filter(|byte| *byte == 0 || (5..8).contains(byte) || *byte >= 12) {
+        let mut other = copy.clone();
+        other[byte] ^= 1;
+        world.to_requester.push((world.now_ns, other));
+        world.to_requester.push((world.now_ns, copy[..byte].to_vec()));
+    }
+    while world.step() {}
+    assert!(*world.theirs.0.borrow() == before);
 }

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use halite::Provider;
 
 use super::cores::Pinning;
-use super::fan_in::{Mode, Verb};
+use super::fan_in::{Initiator, Mode, Verb};
 use super::table::{self, Test};
 use crate::args::network;
 use crate::bytes::ByteCount;
@@ -82,6 +82,9 @@ pub struct PerfArgs {
     /// fan_in: how the server knows its clients [default: stateless]
     #[arg(long, value_enum)]
     pub mode: Option<Mode>,
+    /// fan_in: side that starts the operations [default: client]
+    #[arg(long, value_enum, value_name = "SIDE")]
+    pub initiator: Option<Initiator>,
     /// fan_in: what the clients do [default: read]
     #[arg(long, value_enum)]
     pub verb: Option<Verb>,

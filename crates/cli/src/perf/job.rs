@@ -85,8 +85,8 @@ fn check_owners(args: &PerfArgs) -> Result<(), UsageError> {
     let of_bandwidth = "set --batch to the value of --window for read_bw and write_bw";
     let complaints = [
         (
-            args.clients.is_some() || args.mode.is_some() || args.verb.is_some(),
-            "--clients, --mode and --verb apply only to fan_in",
+            args.clients.is_some() || args.mode.is_some() || args.verb.is_some() || args.initiator.is_some(),
+            "--clients, --mode, --verb and --initiator apply only to fan_in",
         ),
         (args.out.is_some(), "--out applies only to networks; use --svg"),
         (args.populate, "--populate applies only to alloc_lat"),

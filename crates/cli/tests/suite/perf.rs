@@ -108,8 +108,8 @@ fn a_killed_client_takes_its_server_along() {
 fn many_clients_read_and_write_at_one_server() {
     let scratch = Scratch::new("perf-fan-in");
     for mode in ["stateless", "stateful"] {
-        for verb in ["read", "write"] {
-            let line = format!("perf fan_in --clients 20 -n 500 --mode {mode} --verb {verb} --json");
+        for work in ["--verb read", "--verb write", "--initiator server"] {
+            let line = format!("perf fan_in --clients 20 -n 500 --mode {mode} {work} --json");
             let report = scratch.json(&line).remove(0);
             assert_eq!((&report["iters"], &report["errors"]), (&500.into(), &0.into()), "{line}");
             assert!(report["server_ns_per_op"].as_f64().is_some_and(|ns| ns > 0.0), "{report}");
@@ -119,7 +119,12 @@ fn many_clients_read_and_write_at_one_server() {
         ("perf fan_in --clients 0", "--clients must be from 1 to 1000000"),
         ("perf fan_in --clients 10001 --mode stateful", "--clients must be from 1 to 10000"),
         ("perf fan_in -s 2K", "-s must be from 1 to 1024 bytes"),
-        ("perf read_lat --clients 3", "--clients, --mode and --verb apply only to fan_in"),
+        ("perf fan_in --initiator server --verb write", "--initiator server reads memory of the clients"),
+        ("perf read_lat --clients 3", "--clients, --mode, --verb and --initiator apply only to fan_in"),
+        (
+            "perf read_lat --initiator server",
+            "--clients, --mode, --verb and --initiator apply only to fan_in",
+        ),
         ("perf networks -s 8", "networks has its own sizes"),
         ("perf read_lat --out page", "--out applies only to networks"),
     ] {

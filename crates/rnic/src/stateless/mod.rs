@@ -9,8 +9,8 @@
 //! ```
 //!
 //! Each packet carries what a connection would hold. The responder's memory depends on the effects of the last T
-//! ([`EFFECT_LIFE_NS`]), never on the number of requesters: a [`Responder`] has one secret per epoch and a record of
-//! effects. A requester keeps the state of both ends: numbers, stamps and retransmissions.
+//! ([`EFFECT_LIFE_NS`]) and on its own orders that have not ended, never on the number of requesters: a [`Responder`] has
+//! one secret per epoch, a record of effects, and a pool of orders (`orders.rs`). A requester keeps the state of both ends: numbers, stamps and retransmissions.
 //!
 //! **Rights.** The responder's process hands a requester a [`Grant`] over a channel of its own: the rights to a key of
 //! memory, and a key for tags, which follows from the secret, the requester's address and the rights. A responder derives
@@ -24,12 +24,14 @@
 //! Requests of one requester are carried out one after the other; the packets of one request in any order.
 
 mod clock;
+mod orders;
 mod requester;
 mod responder;
 mod tag;
 mod wire;
 
 pub use clock::ServerClock;
+pub use orders::{Order, OrderDone, OrderKind, OrderOutcome, OrdersFull, Target};
 pub use requester::{Done, Outcome, PostError, Requester, Work};
 pub use responder::{Counters, EFFECT_LIFE_NS, Responder};
 pub use tag::{Grant, Rights};

@@ -1,16 +1,23 @@
 //! The requester: keeps the state of both ends of a stateless pair.
 
 use std::collections::VecDeque;
+use std::mem;
 
 use super::clock::ServerClock;
+use super::orders::{Ended, Order, OrderKind};
 use super::responder::{EFFECT_LIFE_NS, sealed};
 use super::tag::{self, Grant};
 use super::wire::{Kind, PAYLOAD_BYTES_MAX, Packet, Status};
+use crate::memory::{Access, Memory};
 
 /// Maximum number of a request's packets in flight.
 const WINDOW: usize = 16;
 /// Maximum number of posted requests.
 const POSTED_MAX: usize = 128;
+/// Maximum number of orders of the responder that have not ended.
+const ORDERS_MAX: usize = 64;
+/// Number of the packet that asks for the clock on behalf of orders.
+const CLOCK_QUESTION: u64 = u64::MAX;
 /// Number of transmissions of a packet without an answer after which the responder counts as gone: more than 2 s.
 const ATTEMPTS_MAX: u32 = 12;
 /// Time in ns after which a process that has heard nothing asks for the responder's clock before it writes.
@@ -66,22 +73,56 @@ pub enum PostError {
     TooLong,
 }
 
-/// One requester of a stateless pair; see [`super`]. Its process passes it packets, the time and the [`ServerClock`]
-/// that all requesters of the process share.
+/// One requester of a stateless pair; see [`super`]. Its process passes it packets, the time, the [`ServerClock`] that
+/// all requesters of the process share, and the memory that orders of the responder may access.
 #[derive(Debug)]
 pub struct Requester {
     grant: Grant,
     next_number: u64,
-    posted: VecDeque<(u64, Work)>,
+    posted: VecDeque<(Origin, Work)>,
     current: Option<Current>,
     done: VecDeque<Done>,
     clock_questions: u64,
+    orders: Taken,
+}
+
+/// The origin of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Origin {
+    /// This process, with its id.
+    Process(u64),
+    /// An order of the responder.
+    Order { id: u64, order: Order },
+}
+
+/// Orders of the responder.
+#[derive(Debug, Default)]
+struct Taken {
+    /// Orders whose age is not known, because the clock is not.
+    undated: Vec<(u64, u64, Order)>,
+    /// Time at which the clock was last asked for.
+    asked_ns: Option<u64>,
+    /// Orders that are posted or in progress.
+    running: Vec<u64>,
+    /// Answers to WQEPs that have not left.
+    answers: VecDeque<(u64, Status)>,
+    /// Ends of orders that the responder has not acknowledged.
+    ends: Vec<End>,
+    ended: Ended,
+}
+
+#[derive(Debug)]
+struct End {
+    id: u64,
+    status: Status,
+    due_ns: u64,
+    attempts: u32,
 }
 
 /// The request in progress.
 #[derive(Debug)]
 struct Current {
-    id: u64,
+    origin: Origin,
     work: Work,
     /// Bytes of a read, as far as they have arrived.
     bytes: Vec<u8>,
@@ -117,6 +158,7 @@ impl Requester {
             current: None,
             done: VecDeque::new(),
             clock_questions: 0,
+            orders: Taken::default(),
         }
     }
 
@@ -125,9 +167,14 @@ impl Requester {
         self.clock_questions
     }
 
-    /// Replaces the grant, after the responder has raised its epoch.
+    /// Replaces the grant, after the responder has raised its epoch. Orders of the old epoch are forgotten.
     pub fn regrant(&mut self, grant: Grant) {
         self.grant = grant;
+        self.orders = Taken::default();
+        self.posted.retain(|(origin, _)| matches!(origin, Origin::Process(_)));
+        if self.current.as_ref().is_some_and(|current| matches!(current.origin, Origin::Order { .. })) {
+            self.current = None;
+        }
     }
 
     /// Posts a request. Requests are carried out in order.
@@ -142,7 +189,7 @@ impl Requester {
         if self.posted.len() + usize::from(self.current.is_some()) >= POSTED_MAX {
             return Err(PostError::Full);
         }
-        self.posted.push_back((id, work));
+        self.posted.push_back((Origin::Process(id), work));
         Ok(())
     }
 
@@ -153,6 +200,15 @@ impl Requester {
 
     /// Returns the time at which [`Requester::poll_transmit`] may have a packet: at once, or for a retransmission.
     pub fn poll_timeout(&self) -> Option<u64> {
+        let requests = self.requests_timeout();
+        let ends = self.orders.ends.iter().map(|end| end.due_ns);
+        let answers = (!self.orders.answers.is_empty()).then_some(0);
+        let asks = (!self.orders.undated.is_empty())
+            .then(|| self.orders.asked_ns.map_or(0, |asked_ns| asked_ns + CLOCK_LIFE_NS));
+        ends.chain(requests).chain(answers).chain(asks).min()
+    }
+
+    fn requests_timeout(&self) -> Option<u64> {
         let Some(current) = &self.current else { return (!self.posted.is_empty()).then_some(0) };
         if current.may_send() {
             return Some(0);
@@ -170,9 +226,12 @@ impl Requester {
     /// Panics if `buffer` is shorter than [`super::OVERHEAD_BYTES`] and [`super::PAYLOAD_BYTES_MAX`].
     // [ROCE-STATELESS-5]
     pub fn poll_transmit(&mut self, now_ns: u64, clock: &ServerClock, buffer: &mut [u8]) -> Option<usize> {
+        if let Some(len) = self.transmit_for_orders(now_ns, clock, buffer) {
+            return Some(len);
+        }
         if self.current.is_none() {
-            let (id, work) = self.posted.pop_front()?;
-            self.current = Some(Current::new(id, work, &mut self.next_number));
+            let (origin, work) = self.posted.pop_front()?;
+            self.current = Some(Current::new(origin, work, &mut self.next_number));
         }
         let current = self.current.as_mut().expect("it was just set");
         let piece = match current.due(now_ns) {
@@ -184,7 +243,7 @@ impl Requester {
             None => return None,
         };
         if current.pieces[piece].attempts >= ATTEMPTS_MAX {
-            self.end(Outcome::MaybeDone);
+            self.end(now_ns, Outcome::MaybeDone);
             return None;
         }
         let Piece { offset, len, number, stamp_ns, attempts, .. } = current.pieces[piece];
@@ -228,13 +287,118 @@ impl Requester {
         Some(sealed(&packet, &self.grant.key, buffer))
     }
 
-    /// Handles a packet without its ICRC. Packets that do not answer this requester have no effect.
-    pub fn handle_packet(&mut self, now_ns: u64, clock: &mut ServerClock, body: &[u8]) {
+    /// Writes the next packet about orders: an answer, an end, or a question for the clock.
+    fn transmit_for_orders(&mut self, now_ns: u64, clock: &ServerClock, buffer: &mut [u8]) -> Option<usize> {
+        let orders = &mut self.orders;
+        orders.ends.retain(|end| end.attempts < ATTEMPTS_MAX || end.due_ns > now_ns);
+        let asks_clock = |asked_ns: Option<u64>| asked_ns.is_none_or(|asked| now_ns >= asked + CLOCK_LIFE_NS);
+        let (kind, number, status) = if let Some((id, status)) = orders.answers.pop_front() {
+            (Kind::Ea, id, status)
+        } else if let Some(end) = orders.ends.iter_mut().find(|end| end.due_ns <= now_ns) {
+            end.due_ns = now_ns + clock.timeout_ns(end.attempts);
+            end.attempts += 1;
+            (Kind::Cqep, end.id, end.status)
+        } else if !orders.undated.is_empty() && asks_clock(orders.asked_ns) {
+            orders.asked_ns = Some(now_ns);
+            self.clock_questions += 1;
+            (Kind::Gd, CLOCK_QUESTION, Status::Done)
+        } else {
+            return None;
+        };
+        let Grant { qpn, rkey, rights, epoch, .. } = self.grant;
+        let packet = Packet {
+            kind,
+            qpn,
+            number,
+            stamp_ns: clock.now_ns(now_ns, u64::MAX).unwrap_or(0),
+            address: 0,
+            rkey,
+            len: 0,
+            epoch,
+            rights,
+            status,
+            payload: &[],
+        };
+        Some(sealed(&packet, &self.grant.key, buffer))
+    }
+
+    /// Handles a packet without its ICRC. Packets that neither answer this requester nor order anything have no effect.
+    /// Orders access `memory`.
+    pub fn handle_packet(&mut self, now_ns: u64, clock: &mut ServerClock, body: &[u8], memory: &impl Memory) {
         let Some((packet, covered, tag)) = Packet::parse(body) else { return };
-        let is_answer = matches!(packet.kind, Kind::Rda | Kind::Gda);
-        if !is_answer || !tag::is_equal(&tag::tag(&self.grant.key, covered), tag) {
+        let is_ours =
+            packet.epoch == self.grant.epoch && !matches!(packet.kind, Kind::Rd | Kind::Gd | Kind::Cqep);
+        if !is_ours || !tag::is_equal(&tag::tag(&self.grant.key, covered), tag) {
             return;
         }
+        match packet.kind {
+            Kind::Wqep => {
+                let Some(order) = Order::parse(packet.address, packet.payload) else { return };
+                self.orders.undated.push((packet.number, packet.stamp_ns, order));
+            }
+            Kind::Ea => {
+                clock.learn(now_ns, packet.stamp_ns, None);
+                self.orders.ends.retain(|end| end.id != packet.number);
+            }
+            Kind::Gda if packet.number == CLOCK_QUESTION => {
+                clock.learn(now_ns, packet.stamp_ns, None);
+                self.orders.asked_ns = None;
+            }
+            _ => self.handle_answer(now_ns, clock, &packet, memory),
+        }
+        self.take_orders(now_ns, clock, memory);
+    }
+
+    /// Takes, answers or ignores orders, as soon as the clock tells their age.
+    // [ROCE-STATELESS-7]
+    fn take_orders(&mut self, now_ns: u64, clock: &ServerClock, memory: &impl Memory) {
+        for (id, stamp_ns, order) in mem::take(&mut self.orders.undated) {
+            let orders = &mut self.orders;
+            if orders.running.contains(&id) {
+                orders.answers.push_back((id, Status::Done));
+                continue;
+            }
+            if let Some(end) = orders.ends.iter_mut().find(|end| end.id == id) {
+                end.due_ns = now_ns;
+                continue;
+            }
+            if let Some(status) = orders.ended.get(id) {
+                orders.ends.push(End { id, status, due_ns: now_ns, attempts: 0 });
+                continue;
+            }
+            let busy = orders.running.len() + orders.ends.len() + orders.undated.len() >= ORDERS_MAX;
+            let Some(server_ns) = clock.now_ns(now_ns, CLOCK_LIFE_NS) else {
+                // Repeated orders replace earlier copies, whose age is higher.
+                orders.undated.retain(|(other, ..)| *other != id);
+                if !busy {
+                    orders.undated.push((id, stamp_ns, order));
+                }
+                continue;
+            };
+            if stamp_ns.saturating_add(EFFECT_LIFE_NS) < server_ns {
+                continue;
+            }
+            if busy {
+                orders.answers.push_back((id, Status::Busy));
+                continue;
+            }
+            match work(&order, memory) {
+                Some(work) => {
+                    orders.running.push(id);
+                    self.posted.push_back((Origin::Order { id, order }, work));
+                }
+                None => orders.answers.push_back((id, Status::Refused)),
+            }
+        }
+    }
+
+    fn handle_answer(
+        &mut self,
+        now_ns: u64,
+        clock: &mut ServerClock,
+        packet: &Packet<'_>,
+        memory: &impl Memory,
+    ) {
         let Some(current) = &mut self.current else { return };
         let Some(index) =
             current.pieces[..current.sent].iter().position(|piece| piece.number == packet.number)
@@ -256,9 +420,9 @@ impl Requester {
             (Kind::Gda, _) if is_write => {}
             (Kind::Gda, Status::Done) if packet.payload.len() == piece.len => {
                 current.bytes[piece.offset..piece.offset + piece.len].copy_from_slice(packet.payload);
-                self.answered(index);
+                self.answered(now_ns, index, memory);
             }
-            (Kind::Rda, Status::Done) if is_write => self.answered(index),
+            (Kind::Rda, Status::Done) if is_write => self.answered(now_ns, index, memory),
             (_, Status::Busy) => piece.due_ns = now_ns + clock.timeout_ns(piece.attempts),
             // No copy of the packet had an effect if there was one only: a new number and stamp cannot repeat it.
             (Kind::Rda, Status::Expired) if piece.attempts == 1 => {
@@ -266,31 +430,68 @@ impl Requester {
                 (piece.stamp_ns, piece.attempts, piece.due_ns) = (None, 0, now_ns);
                 self.next_number += 1;
             }
-            (Kind::Rda, Status::Expired) => self.end(Outcome::MaybeDone),
-            (_, Status::Refused) => self.end(Outcome::Refused),
+            (Kind::Rda, Status::Expired) => self.end(now_ns, Outcome::MaybeDone),
+            (_, Status::Refused) => self.end(now_ns, Outcome::Refused),
             _ => {}
         }
     }
 
-    fn answered(&mut self, index: usize) {
+    fn answered(&mut self, now_ns: u64, index: usize, memory: &impl Memory) {
         let Some(current) = &mut self.current else { return };
         current.pieces[index].is_answered = true;
         current.answered += 1;
-        if current.answered == current.pieces.len() {
-            let bytes = std::mem::take(&mut current.bytes);
-            self.end(Outcome::Success(bytes));
+        if current.answered < current.pieces.len() {
+            return;
         }
+        let bytes = mem::take(&mut current.bytes);
+        let outcome = match current.origin {
+            Origin::Order { order, .. } if order.kind == OrderKind::Write => {
+                match memory.write(order.remote_key, order.remote, &bytes) {
+                    Ok(()) => Outcome::Success(bytes),
+                    Err(_) => Outcome::Refused,
+                }
+            }
+            _ => Outcome::Success(bytes),
+        };
+        self.end(now_ns, outcome);
     }
 
-    fn end(&mut self, outcome: Outcome) {
-        if let Some(Current { id, .. }) = self.current.take() {
-            self.done.push_back(Done { id, outcome });
+    fn end(&mut self, now_ns: u64, outcome: Outcome) {
+        match self.current.take().map(|current| current.origin) {
+            None => {}
+            Some(Origin::Process(id)) => self.done.push_back(Done { id, outcome }),
+            Some(Origin::Order { id, .. }) => {
+                let status = match outcome {
+                    Outcome::Success(_) => Status::Done,
+                    Outcome::Refused => Status::Refused,
+                    Outcome::MaybeDone => Status::Expired,
+                };
+                self.orders.running.retain(|running| *running != id);
+                self.orders.ended.insert(now_ns, id, status);
+                self.orders.ends.push(End { id, status, due_ns: now_ns, attempts: 0 });
+            }
+        }
+    }
+}
+
+/// Returns the request that executes an order; `None` if the memory does not permit it.
+fn work(order: &Order, memory: &impl Memory) -> Option<Work> {
+    let Order { kind, local: address, remote, remote_key, len } = *order;
+    let access = if kind == OrderKind::Read { Access::Read } else { Access::Write };
+    memory.check(remote_key, access, remote, u64::from(len)).ok()?;
+    let len = len as usize;
+    match kind {
+        OrderKind::Write => Some(Work::Read { address, len }),
+        OrderKind::Read => {
+            let mut bytes = vec![0; len];
+            memory.read(remote_key, remote, &mut bytes).ok()?;
+            Some(Work::Write { address, bytes })
         }
     }
 }
 
 impl Current {
-    fn new(id: u64, work: Work, next_number: &mut u64) -> Current {
+    fn new(origin: Origin, work: Work, next_number: &mut u64) -> Current {
         let (len, reads) = match &work {
             Work::Read { len, .. } => (*len, *len),
             Work::Write { bytes, .. } => (bytes.len(), 0),
@@ -311,7 +512,7 @@ impl Current {
         };
         let pieces = (0..count).map(piece).collect();
         *next_number += count as u64;
-        Current { id, work, bytes: vec![0; reads], pieces, sent: 0, answered: 0 }
+        Current { origin, work, bytes: vec![0; reads], pieces, sent: 0, answered: 0 }
     }
 
     /// Returns true if another packet may leave for the first time.

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
+use super::orders::{Order, OrderDone, Orders, OrdersFull, Target};
 use super::tag::{self, Grant, Rights, TAG_BYTES};
 use super::wire::{Kind, PAYLOAD_AT, PAYLOAD_BYTES_MAX, Packet, Status};
 use crate::memory::{Access, Memory};
@@ -24,6 +25,7 @@ pub struct Responder {
     record: [Effects; 2],
     /// Start of the current interval.
     began_ns: u64,
+    orders: Orders,
     counters: Counters,
 }
 
@@ -44,12 +46,21 @@ pub struct Counters {
     pub busy: u64,
     /// Requests for memory or rights that do not exist.
     pub refused: u64,
+    /// Packets that began an order, or asked about one again.
+    pub orders_sent: u64,
 }
 
 impl Responder {
     /// Creates a responder whose keys follow from `secret`, which must be random and known to nobody else.
     pub fn new(epoch: u32, secret: [u8; 32]) -> Responder {
-        Responder { epoch, secret, record: Default::default(), began_ns: 0, counters: Counters::default() }
+        Responder {
+            epoch,
+            secret,
+            record: Default::default(),
+            began_ns: 0,
+            orders: Orders::default(),
+            counters: Counters::default(),
+        }
     }
 
     /// Replaces the secret: all grants end at once. Requesters need new ones.
@@ -71,6 +82,52 @@ impl Responder {
     /// Returns the number of recorded effects.
     pub fn recorded(&self) -> usize {
         self.record.iter().map(HashMap::len).sum()
+    }
+
+    /// Starts an order, and returns its id.
+    pub fn order(&mut self, now_ns: u64, target: Target, order: Order) -> Result<u64, OrdersFull> {
+        self.orders.add(now_ns, target, order)
+    }
+
+    /// Returns the number of orders that have not ended.
+    pub fn orders(&self) -> usize {
+        self.orders.len()
+    }
+
+    /// Returns the next order that has ended.
+    pub fn poll_order(&mut self) -> Option<OrderDone> {
+        self.orders.poll_done()
+    }
+
+    /// Returns the time at which [`Responder::poll_transmit`] may have a packet.
+    pub fn poll_timeout(&self) -> Option<u64> {
+        self.orders.poll_timeout()
+    }
+
+    /// Writes the next packet of an order to `buffer`. Returns its destination, and its length with room for the ICRC;
+    /// `None` if there is none now.
+    ///
+    /// # Panics
+    /// Panics if `buffer` is shorter than [`super::OVERHEAD_BYTES`] and [`super::PAYLOAD_BYTES_MAX`].
+    pub fn poll_transmit(&mut self, now_ns: u64, buffer: &mut [u8]) -> Option<(SocketAddr, usize)> {
+        let (id, Target { to, qpn, rkey, rights }, order) = self.orders.next_due(now_ns)?;
+        self.counters.orders_sent += 1;
+        let payload = order.emit();
+        let packet = Packet {
+            kind: Kind::Wqep,
+            qpn,
+            number: id,
+            stamp_ns: now_ns,
+            address: order.local,
+            rkey,
+            len: payload.len() as u32,
+            epoch: self.epoch,
+            rights,
+            status: Status::Done,
+            payload: &payload,
+        };
+        let key = tag::derive(&self.secret, to, qpn, rkey, rights, self.epoch);
+        Some((to, sealed(&packet, &key, buffer)))
     }
 
     /// Handles a packet without its ICRC, and writes the answer to `answer`. Returns the length of the answer with room
@@ -101,6 +158,15 @@ impl Responder {
                 }
                 (Kind::Gda, status)
             }
+            Kind::Ea | Kind::Cqep => {
+                let is_end = packet.kind == Kind::Cqep;
+                let Packet { qpn, number, status, .. } = packet;
+                self.orders.handle_answer(now_ns, from, qpn, number, status, is_end);
+                if !is_end {
+                    return None;
+                }
+                (Kind::Ea, Status::Done)
+            }
             _ => (Kind::Rda, self.receive(now_ns, from, &packet, memory)),
         };
         let mut payload = [0; PAYLOAD_BYTES_MAX];
@@ -110,10 +176,10 @@ impl Responder {
         Some(sealed(&reply, &key, answer))
     }
 
-    /// Returns a request and its key, if its tag is right.
+    /// Returns a packet of a requester and its key, if its tag is right.
     fn authentic<'a>(&self, from: SocketAddr, body: &'a [u8]) -> Option<(Packet<'a>, [u8; 32])> {
         let (packet, covered, tag) = Packet::parse(body)?;
-        if packet.epoch != self.epoch || !matches!(packet.kind, Kind::Rd | Kind::Gd) {
+        if packet.epoch != self.epoch || !matches!(packet.kind, Kind::Rd | Kind::Gd | Kind::Ea | Kind::Cqep) {
             return None;
         }
         let key = tag::derive(&self.secret, from, packet.qpn, packet.rkey, packet.rights, packet.epoch);

@@ -1,7 +1,7 @@
 //! The packets of stateless pairs: a transport header, one header for all kinds, a payload, and a tag.
 //!
 //! ```text
-//!   BTH, 12 bytes: opcode 0xe0 to 0xe3, queue pair of the requester, packet number = lower bits of `number`
+//!   BTH, 12 bytes: opcode 0xe0 to 0xe6, queue pair of the requester, packet number = lower bits of `number`
 //!   0        8        16       24     28     32      36       37        38
 //!  | number | stamp  | address| rkey | len  | epoch | rights | status  | 0  0 |     40 bytes, big-endian
 //!   payload, padded to 4 ─ tag, 16 bytes ─ ICRC, 4 bytes
@@ -29,6 +29,12 @@ pub(super) enum Kind {
     Gd,
     /// Answers a GD.
     Gda,
+    /// A work queue entry: an order of the responder.
+    Wqep,
+    /// Acknowledges a WQEP or a CQEP.
+    Ea,
+    /// A completion queue entry: the end of an order.
+    Cqep,
 }
 
 /// The outcome of a request, in its answer.
@@ -49,7 +55,7 @@ pub(super) struct Packet<'a> {
     pub(super) kind: Kind,
     /// The queue pair of the requester, in both directions.
     pub(super) qpn: Qpn,
-    /// The number of the request's packet, unique among those of its requester.
+    /// The number of the request's packet, unique among those of its requester; in WQEP, EA and CQEP the order.
     pub(super) number: u64,
     /// The responder's clock in ns: of the first transmission in a request, the current one in an answer.
     pub(super) stamp_ns: u64,
@@ -75,6 +81,9 @@ impl<'a> Packet<'a> {
             0xe1 => Kind::Rda,
             0xe2 => Kind::Gd,
             0xe3 => Kind::Gda,
+            0xe4 => Kind::Wqep,
+            0xe5 => Kind::Ea,
+            0xe6 => Kind::Cqep,
             _ => return None,
         };
         let u64_at = |at: usize| u64::from_be_bytes(header[at..at + 8].try_into().expect("eight bytes"));

@@ -12,19 +12,15 @@ use halite_rnic::{Event, Local, Operation, QueuePair, Remote, Request as QpReque
 use hdrhistogram::Histogram;
 
 use super::transport::{Clock, Own, PACKET_BYTES, at, config, open};
-use super::{Answer, MEMORY_BYTES, Mode, RKEY, Request, Verb, byte_at};
+use super::{
+    Answer, Ended, IN_FLIGHT, Latency, MEMORY_BYTES, Mode, PATIENCE, RKEY, Request, Verb, byte_at, latencies,
+};
 use crate::perf::measure::thread_cpu;
 
 /// Number of sockets that clients share.
 const SOCKETS: u32 = 8;
-/// Number of clients with an operation under way; the packets fit into the server's receive buffer.
-const IN_FLIGHT: usize = 128;
 /// Number of clients of one request to the server process.
 const ADMITTED_AT_ONCE: u32 = 10_000;
-/// Time without the end of an operation after which the run fails.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// Longest latency that is told from longer ones.
-const LATENCY_NS_MAX: u64 = 60_000_000_000;
 /// Interval between two looks for packets to send again.
 const LOOK: Duration = Duration::from_millis(1);
 
@@ -76,17 +72,19 @@ enum Kind {
     Stateful(Box<QueuePair>),
 }
 
-/// The result of a run.
+/// The result of a run, and the generator's processor time for it.
 pub struct Run {
-    pub took: Duration,
+    pub ended: Ended,
     pub cpu_ns: u64,
+}
+
+/// What a run has counted so far.
+struct Count {
     /// Latencies in ns.
-    pub latency: Histogram<u64>,
-    /// Packets that were sent again.
-    pub repeated: u64,
-    /// Operations that ended without a certain outcome, and were posted again.
-    pub maybe_done: u64,
-    pub errors: u64,
+    latency: Histogram<u64>,
+    repeated: u64,
+    maybe_done: u64,
+    errors: u64,
 }
 
 impl Crowd {
@@ -115,7 +113,7 @@ impl Crowd {
             to_read: Vec::new(),
             server: ServerClock::default(),
             clock: Clock::start(),
-            memory: Own::new(vec![0; MEMORY_BYTES as usize]),
+            memory: Own::new((0..MEMORY_BYTES).map(|address| !byte_at(address)).collect()),
             random: fastrand::Rng::with_seed(1),
             packet: [0; PACKET_BYTES],
             lanes,
@@ -166,14 +164,7 @@ impl Crowd {
 
     /// Executes operations of clients in random order, one of a client at a time.
     pub fn run(&mut self, operations: u64) -> anyhow::Result<Run> {
-        let mut run = Run {
-            took: Duration::ZERO,
-            cpu_ns: 0,
-            latency: Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("the bounds are in order"),
-            repeated: 0,
-            maybe_done: 0,
-            errors: 0,
-        };
+        let mut run = Count { latency: latencies(), repeated: 0, maybe_done: 0, errors: 0 };
         let (begin, cpu) = (Instant::now(), thread_cpu());
         let (mut begun, mut ended, mut looked) = (0, 0, Instant::now());
         let (mut ended_before, mut progressed) = (0, Instant::now());
@@ -188,7 +179,7 @@ impl Crowd {
                 begun += 1;
             }
             for lane in 0..self.lanes.len() {
-                ended += self.receive(lane, &mut run)?;
+                ended += self.receive(lane, &mut run, None)?;
             }
             if looked.elapsed() >= LOOK {
                 looked = Instant::now();
@@ -205,9 +196,47 @@ impl Crowd {
                 }
             }
         }
-        run.took = begin.elapsed();
-        run.cpu_ns = thread_cpu().saturating_sub(cpu).as_nanos() as u64;
-        Ok(run)
+        let Count { latency, repeated, maybe_done, errors } = run;
+        let latency = Latency::of(&latency);
+        let ended = Ended { took: begin.elapsed(), latency, repeated, maybe_done, errors };
+        Ok(Run { ended, cpu_ns: thread_cpu().saturating_sub(cpu).as_nanos() as u64 })
+    }
+
+    /// Serves operations that the server starts.
+    pub fn serve(
+        &mut self,
+        operations: u64,
+        mut ask: impl FnMut(&Request) -> anyhow::Result<Answer>,
+    ) -> anyhow::Result<Run> {
+        let cpu = thread_cpu();
+        let Answer::Started = ask(&Request::Start { operations, size: self.size })? else {
+            bail!("the server process does not start");
+        };
+        let mut count = Count { latency: latencies(), repeated: 0, maybe_done: 0, errors: 0 };
+        let (mut looked, mut active) = (Instant::now(), BTreeSet::new());
+        loop {
+            for lane in 0..self.lanes.len() {
+                self.receive(lane, &mut count, Some(&mut active))?;
+            }
+            if looked.elapsed() < LOOK {
+                continue;
+            }
+            looked = Instant::now();
+            for client in active.iter().copied().collect::<Vec<_>>() {
+                count.repeated += self.repeat(client);
+                if self.timeout(client).is_none() {
+                    active.remove(&client);
+                }
+            }
+            match ask(&Request::Progress)? {
+                Answer::Running => {}
+                Answer::Ended(mut ended) => {
+                    ended.repeated += count.repeated;
+                    return Ok(Run { ended, cpu_ns: thread_cpu().saturating_sub(cpu).as_nanos() as u64 });
+                }
+                other => bail!("unexpected answer of the server process: {other:?}"),
+            }
+        }
     }
 
     /// Returns the address of a client's next operation.
@@ -276,10 +305,7 @@ impl Crowd {
     /// Sends packets again whose answer is late; returns their number.
     fn repeat(&mut self, client: u32) -> u64 {
         let now_ns = self.clock.now_ns();
-        let due_ns = match &mut self.clients[client as usize].requester {
-            Kind::Stateless(requester) => requester.poll_timeout(),
-            Kind::Stateful(qp) => qp.poll_timeout(),
-        };
+        let due_ns = self.timeout(client);
         if due_ns.is_none_or(|due_ns| due_ns > now_ns) {
             return 0;
         }
@@ -289,8 +315,22 @@ impl Crowd {
         self.transmit(client)
     }
 
-    /// Handles the packets of a lane; returns the number of operations that have ended.
-    fn receive(&mut self, lane: usize, run: &mut Run) -> anyhow::Result<u64> {
+    /// Returns the time at which a client may have a packet to send.
+    fn timeout(&mut self, client: u32) -> Option<u64> {
+        match &mut self.clients[client as usize].requester {
+            Kind::Stateless(requester) => requester.poll_timeout(),
+            Kind::Stateful(qp) => qp.poll_timeout(),
+        }
+    }
+
+    /// Handles the packets of a lane; returns the number of operations that have ended. Adds the clients that still have
+    /// something to send to `active`.
+    fn receive(
+        &mut self,
+        lane: usize,
+        run: &mut Count,
+        mut active: Option<&mut BTreeSet<u32>>,
+    ) -> anyhow::Result<u64> {
         let mut ended = 0;
         loop {
             let mut packet = [0; PACKET_BYTES];
@@ -305,7 +345,9 @@ impl Crowd {
             let Some(state) = self.clients.get_mut(client as usize) else { continue };
             let now_ns = self.clock.now_ns();
             match &mut state.requester {
-                Kind::Stateless(requester) => requester.handle_packet(now_ns, &mut self.server, body),
+                Kind::Stateless(requester) => {
+                    requester.handle_packet(now_ns, &mut self.server, body, &self.memory);
+                }
                 Kind::Stateful(qp) => {
                     if let Ok(packet) = Packet::parse(body) {
                         qp.handle_packet(now_ns, &packet, &self.memory);
@@ -313,12 +355,18 @@ impl Crowd {
                 }
             }
             self.transmit(client);
-            ended += self.finish(client, run)?;
+            match &mut active {
+                None => ended += self.finish(client, run)?,
+                Some(active) if self.timeout(client).is_some() => {
+                    active.insert(client);
+                }
+                Some(_) => {}
+            }
         }
     }
 
     /// Checks and counts the operation of a client if it has ended.
-    fn finish(&mut self, client: u32, run: &mut Run) -> anyhow::Result<u64> {
+    fn finish(&mut self, client: u32, run: &mut Count) -> anyhow::Result<u64> {
         let size = self.size as usize;
         let state = &mut self.clients[client as usize];
         let bytes = match &mut state.requester {
@@ -354,7 +402,7 @@ impl Crowd {
         self.to_read = self.written.iter().copied().collect();
         self.verb = Verb::Read;
         let count = self.to_read.len() as u64;
-        Ok(self.run(count)?.errors)
+        Ok(self.run(count)?.ended.errors)
     }
 }
 

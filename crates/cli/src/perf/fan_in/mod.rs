@@ -2,7 +2,8 @@
 //!
 //! Each client is a requester of `halite_rnic` with a queue pair number, rights and state of its own; all of them share
 //! the sockets and one thread of the generating process. They are no nodes and have no sessions. The server's thread
-//! waits in the kernel, so its processor time is the time of its work.
+//! waits in the kernel, so its processor time is the time of its work. Either side starts the operations: the clients, or
+//! the server, which then reads memory of random clients, as in StaR's figure 1.
 //!
 //! ```text
 //!   generator                                   server process
@@ -11,6 +12,7 @@
 //! ```
 
 mod generator;
+mod initiator;
 mod server;
 mod transport;
 
@@ -18,6 +20,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::ValueEnum;
+use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use super::args::{PerfArgs, name_of};
@@ -39,6 +42,16 @@ pub enum Mode {
     Stateless,
 }
 
+/// The side that starts the operations.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Initiator {
+    /// Each client, on the server's memory
+    Client,
+    /// The server, on memory of the clients
+    Server,
+}
+
 /// What the clients do.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -49,9 +62,15 @@ pub enum Verb {
     Write,
 }
 
-/// Length of the server's memory in bytes.
+/// Length of the memory of each process in bytes.
 const MEMORY_BYTES: u64 = 1 << 20;
-/// Key of the server's memory.
+/// Number of operations under way, each of another client; the packets fit into the server's receive buffer.
+const IN_FLIGHT: usize = 128;
+/// Longest latency that is told from longer ones.
+const LATENCY_NS_MAX: u64 = 60_000_000_000;
+/// Time without the end of an operation after which the run fails.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Key of the memory of each process.
 const RKEY: u32 = 1;
 /// Maximum number of clients with a queue pair each.
 const STATEFUL_MAX: u32 = 10_000;
@@ -62,9 +81,13 @@ const BYTES_MAX: u64 = 1_024;
 /// Requests before the measurement, in percent of the measured ones.
 const WARM_UP_PERCENT: u64 = 10;
 
-/// Returns the byte at an address of the server's memory.
+/// Returns the byte at an address of the server's memory; clients have the complements.
 fn byte_at(address: u64) -> u8 {
     (address.wrapping_mul(0x9e37_79b9) >> 11) as u8
+}
+
+fn latencies() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("the bounds are in order")
 }
 
 /// A request to the server process.
@@ -74,15 +97,40 @@ enum Request {
     Admit { port: u16, first: u32, count: u32 },
     /// Report the use of the processor and of memory so far.
     Use,
+    /// Read memory of random clients, this number of times. The answer comes at once.
+    Start { operations: u64, size: u64 },
+    /// Report how the run that `Start` began has ended.
+    Progress,
 }
 
 /// The answer to a request.
 #[derive(Serialize, Deserialize, Debug)]
 enum Answer {
-    Listening { port: u16 },
-    Admitted { keys: Vec<[u8; 32]> },
+    Listening {
+        port: u16,
+    },
+    Admitted {
+        keys: Vec<[u8; 32]>,
+    },
     Use(Use),
+    Started,
+    /// The run has not ended.
+    Running,
+    Ended(Ended),
     Failed(String),
+}
+
+/// The result of a run.
+#[derive(Clone, Serialize, Deserialize, Debug)]
+struct Ended {
+    took: Duration,
+    latency: Latency,
+    /// Packets that were sent again.
+    repeated: u64,
+    /// Operations that ended without a certain outcome, and were started again.
+    maybe_done: u64,
+    /// Operations that moved wrong bytes.
+    errors: u64,
 }
 
 /// Use of processor and memory.
@@ -101,6 +149,7 @@ struct Use {
 struct Report {
     test: &'static str,
     mode: Mode,
+    initiator: Initiator,
     verb: Verb,
     clients: u32,
     size: u64,
@@ -120,11 +169,19 @@ struct Report {
     errors: u64,
 }
 
-#[derive(Serialize)]
+/// Latencies in us.
+#[derive(Clone, Copy, Serialize, Deserialize, Debug)]
 struct Latency {
     p50: f64,
     p99: f64,
     p999: f64,
+}
+
+impl Latency {
+    fn of(latencies: &Histogram<u64>) -> Latency {
+        let us = |quantile| latencies.value_at_quantile(quantile) as f64 / 1e3;
+        Latency { p50: us(0.5), p99: us(0.99), p999: us(0.999) }
+    }
 }
 
 pub fn run(args: &PerfArgs) -> anyhow::Result<()> {
@@ -138,9 +195,14 @@ pub fn run(args: &PerfArgs) -> anyhow::Result<()> {
     if !(1..=BYTES_MAX).contains(&size) {
         return Err(wrong(&format!("-s must be from 1 to {BYTES_MAX} bytes: one packet")).into());
     }
+    let initiator = args.initiator.unwrap_or(Initiator::Client);
+    if initiator == Initiator::Server && verb != Verb::Read {
+        return Err(wrong("--initiator server reads memory of the clients: omit --verb write").into());
+    }
     let cores = Cores::available(args.cores).context("cannot list the cores")?;
     let scratch = Scratch::create()?;
-    let flags = ["--mode", if mode == Mode::Stateful { "stateful" } else { "stateless" }].map(str::to_owned);
+    let flags = [name_of(&mode), name_of(&initiator)];
+    let flags = ["--mode", &flags[0], "--initiator", &flags[1]].map(str::to_owned);
     let mut server = Coworker::start("the server process", scratch.path(), "perf-fan-in-server", &flags)?;
     let Answer::Listening { port } = server.receive()? else { bail!("the server process does not listen") };
     let empty = usage(&mut server)?;
@@ -148,31 +210,36 @@ pub fn run(args: &PerfArgs) -> anyhow::Result<()> {
     let plan = generator::Plan { mode, verb, clients, size, port };
     let mut crowd = generator::Crowd::admit(&plan, |request| ask(&mut server, request))?;
     let iterations = args.iterations.unwrap_or(200_000);
-    crowd.run(iterations * WARM_UP_PERCENT / 100)?;
+    let mut execute = |operations, server: &mut Coworker| match initiator {
+        Initiator::Client => crowd.run(operations),
+        Initiator::Server => crowd.serve(operations, |request| ask(server, request)),
+    };
+    execute(iterations * WARM_UP_PERCENT / 100, &mut server)?;
     let before = usage(&mut server)?;
-    let run = crowd.run(iterations)?;
+    let run = execute(iterations, &mut server)?;
     let after = usage(&mut server)?;
-    let errors = run.errors + crowd.verify()?;
+    let errors = run.ended.errors + crowd.verify()?;
+    let Ended { took, latency: lat_us, repeated, maybe_done, .. } = run.ended;
     server.stop()?;
     let per_op = |ns: u64| ns as f64 / iterations as f64;
     let cpu_ns = after.cpu_ns - before.cpu_ns;
-    let us = |quantile| run.latency.value_at_quantile(quantile) as f64 / 1e3;
     let report = Report {
         test: "fan_in",
         mode,
+        initiator,
         verb,
         clients,
         size,
         iters: iterations,
-        rate_mops: iterations as f64 / run.took.as_secs_f64() / 1e6,
+        rate_mops: iterations as f64 / took.as_secs_f64() / 1e6,
         server_ns_per_op: per_op(cpu_ns),
-        server_busy: Duration::from_nanos(cpu_ns).as_secs_f64() / run.took.as_secs_f64(),
+        server_busy: Duration::from_nanos(cpu_ns).as_secs_f64() / took.as_secs_f64(),
         generator_ns_per_op: per_op(run.cpu_ns),
         server_growth_bytes: after.private_bytes as i64 - empty.private_bytes as i64,
         server_rss_bytes: after.rss_bytes,
-        lat_us: Latency { p50: us(0.5), p99: us(0.99), p999: us(0.999) },
-        repeated: run.repeated,
-        maybe_done: run.maybe_done,
+        lat_us,
+        repeated,
+        maybe_done,
         errors,
     };
     match args.json {
@@ -203,11 +270,12 @@ fn usage(server: &mut Coworker) -> anyhow::Result<Use> {
 fn text(report: &Report) -> String {
     let Report { clients, size, rate_mops, server_ns_per_op, generator_ns_per_op, lat_us, .. } = report;
     format!(
-        "fan_in: {clients} clients, {}, {} of {size} B\n\
+        "fan_in: {clients} clients, {}, {} of {size} B by {}\n\
          rate[Mops] {rate_mops:.4}  server[nsec/op] {server_ns_per_op:.0}  busy {:.2}  generator[nsec/op] {generator_ns_per_op:.0}\n\
          p50[usec] {:.2}  p99[usec] {:.2}  p99.9[usec] {:.2}  server grew by {} KiB  sent again {}\n",
         name_of(&report.mode),
         name_of(&report.verb),
+        name_of(&report.initiator),
         report.server_busy,
         lat_us.p50,
         lat_us.p99,

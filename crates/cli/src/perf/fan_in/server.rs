@@ -1,10 +1,10 @@
 //! The server process: one thread that serves packets, and one that answers the generator's questions.
 
 use std::collections::BTreeMap;
-use std::io::{self, BufRead};
+use std::io::{self, BufRead, ErrorKind};
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
@@ -13,8 +13,9 @@ use halite_rnic::stateless::{Responder, Rights};
 use halite_rnic::wire::{Flow, Packet, Psn, Qpn};
 use rustix::rand::{GetRandomFlags, getrandom};
 
+use super::initiator::{Job, Range};
 use super::transport::{Clock, Own, PACKET_BYTES, at, config, open};
-use super::{Answer, MEMORY_BYTES, Mode, RKEY, Request, Use, byte_at};
+use super::{Answer, Initiator, MEMORY_BYTES, Mode, RKEY, Request, Use, byte_at};
 use crate::output;
 use crate::perf::cores::{Cores, Pinning, pin};
 use crate::perf::measure::thread_cpu;
@@ -29,21 +30,32 @@ pub struct FanInArgs {
     /// How the server knows its clients
     #[arg(long, value_enum)]
     pub mode: Mode,
+    /// Side that starts the operations
+    #[arg(long, value_enum)]
+    pub initiator: Initiator,
 }
+
+/// Interval between two looks for packets to send again.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// Common state of both threads.
 struct Shared {
     peers: Peers,
+    /// The admitted clients, for operations of the server.
+    clients: Vec<Range>,
+    job: Option<Job>,
+    /// Packets of orders before the run.
+    orders_before: u64,
     cpu: Duration,
 }
 
-enum Peers {
-    Stateless(Responder),
+pub enum Peers {
+    Stateless(Box<Responder>),
     Stateful(BTreeMap<u32, Connection>),
 }
 
-struct Connection {
-    qp: QueuePair,
+pub struct Connection {
+    pub qp: QueuePair,
     port: u16,
 }
 
@@ -57,10 +69,19 @@ pub fn serve(args: &FanInArgs) -> anyhow::Result<()> {
         Mode::Stateless => {
             let mut secret = [0; 32];
             getrandom(&mut secret, GetRandomFlags::empty()).context("cannot get random bytes")?;
-            Peers::Stateless(Responder::new(1, secret))
+            Peers::Stateless(Box::new(Responder::new(1, secret)))
         }
     };
-    let shared = Arc::new(Mutex::new(Shared { peers, cpu: Duration::ZERO }));
+    let shared = Arc::new(Mutex::new(Shared {
+        peers,
+        clients: Vec::new(),
+        job: None,
+        orders_before: 0,
+        cpu: Duration::ZERO,
+    }));
+    if args.initiator == Initiator::Server {
+        socket.set_read_timeout(Some(LOOK)).context("cannot set a timeout")?;
+    }
     let port = socket.local_addr()?.port();
     let (state, own) = (shared.clone(), socket.try_clone()?);
     std::thread::spawn(move || {
@@ -86,6 +107,7 @@ fn handle(request: Request, shared: &mut Shared) -> anyhow::Result<Answer> {
     match request {
         Request::Admit { port, first, count } => {
             let numbers = first..first + count;
+            shared.clients.push(Range { first, count, port });
             let keys = match &mut shared.peers {
                 Peers::Stateless(responder) => numbers
                     .map(|number| responder.grant(at(port), Qpn::new(number), RKEY, Rights::ReadWrite).key)
@@ -96,6 +118,15 @@ fn handle(request: Request, shared: &mut Shared) -> anyhow::Result<Answer> {
                 }
             };
             Ok(Answer::Admitted { keys })
+        }
+        Request::Start { operations, size } => {
+            shared.orders_before = shared.orders_sent();
+            shared.job = Some(Job::new(operations, size));
+            Ok(Answer::Started)
+        }
+        Request::Progress => {
+            let sent = shared.orders_sent() - shared.orders_before;
+            shared.job.as_ref().map(|job| job.answer(sent)).context("no run was started")
         }
         Request::Use => {
             let status =
@@ -130,37 +161,106 @@ fn connected(number: u32) -> QueuePair {
 fn serve_packets(socket: &UdpSocket, port: u16, shared: &Mutex<Shared>) -> io::Result<()> {
     let clock = Clock::start();
     let memory = Own::new((0..MEMORY_BYTES).map(byte_at).collect());
-    let mut flows: BTreeMap<SocketAddr, [Flow; 2]> = BTreeMap::new();
+    let mut flows = Flows { port, known: BTreeMap::new() };
     let (mut packet, mut answer) = ([0; PACKET_BYTES], [0; PACKET_BYTES]);
+    let mut looked = Instant::now();
     loop {
-        let (len, from) = socket.recv_from(&mut packet)?;
-        let [inwards, outwards] =
-            flows.entry(from).or_insert_with(|| [Flow::new(from, at(port)), Flow::new(at(port), from)]);
-        let Ok(body) = inwards.open(&packet[..len]) else { continue };
+        let received = match socket.recv_from(&mut packet) {
+            Ok(received) => Some(received),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => None,
+            Err(error) => return Err(error),
+        };
         let mut shared = lock(shared);
         shared.cpu = thread_cpu();
-        match &mut shared.peers {
+        let Shared { peers, clients, job, .. } = &mut *shared;
+        let now_ns = clock.now_ns();
+        if let Some((len, from)) = received
+            && let Ok(body) = flows.of(from)[0].open(&packet[..len])
+        {
+            match peers {
+                Peers::Stateless(responder) => {
+                    if let Some(len) = responder.handle_packet(now_ns, from, body, &memory, &mut answer) {
+                        flows.of(from)[1].seal(0, &mut answer[..len]);
+                        send(socket, &answer[..len], from);
+                    }
+                }
+                Peers::Stateful(peers) => {
+                    let Ok(packet) = Packet::parse(body) else { continue };
+                    let Some(peer) =
+                        peers.get_mut(&packet.dest_qp.value()).filter(|peer| peer.port == from.port())
+                    else {
+                        continue;
+                    };
+                    peer.qp.handle_packet(now_ns, &packet, &memory);
+                    peer.transmit(now_ns, &memory, &mut answer, &flows.of(from)[1], socket);
+                    while job.is_none() && peer.qp.poll_event().is_some() {}
+                }
+            }
+        }
+        let Some(job) = job else { continue };
+        let started = job.drive(now_ns, peers, clients, &memory);
+        let is_due = looked.elapsed() >= LOOK;
+        if is_due {
+            looked = Instant::now();
+        }
+        match peers {
             Peers::Stateless(responder) => {
-                if let Some(len) = responder.handle_packet(clock.now_ns(), from, body, &memory, &mut answer) {
-                    outwards.seal(0, &mut answer[..len]);
-                    send(socket, &answer[..len], from);
+                while let Some((to, len)) = responder.poll_transmit(now_ns, &mut answer) {
+                    flows.of(to)[1].seal(0, &mut answer[..len]);
+                    send(socket, &answer[..len], to);
                 }
             }
             Peers::Stateful(peers) => {
-                let Ok(packet) = Packet::parse(body) else { continue };
-                let Some(peer) =
-                    peers.get_mut(&packet.dest_qp.value()).filter(|peer| peer.port == from.port())
-                else {
-                    continue;
-                };
-                let now_ns = clock.now_ns();
-                peer.qp.handle_packet(now_ns, &packet, &memory);
-                while let Some(len) = peer.qp.poll_transmit(now_ns, &memory, &mut answer) {
-                    outwards.seal(0, &mut answer[..len]);
-                    send(socket, &answer[..len], from);
+                let late = if is_due { job.active() } else { Vec::new() };
+                for client in started.into_iter().chain(late) {
+                    let Some(peer) = peers.get_mut(&client) else { continue };
+                    if is_due && peer.qp.poll_timeout().is_some_and(|due_ns| due_ns <= now_ns) {
+                        peer.qp.handle_timeout(now_ns);
+                    }
+                    let to = at(peer.port);
+                    peer.transmit(now_ns, &memory, &mut answer, &flows.of(to)[1], socket);
                 }
-                while peer.qp.poll_event().is_some() {}
             }
+        }
+    }
+}
+
+/// The checksums of packets from and to each port of the generator.
+struct Flows {
+    port: u16,
+    known: BTreeMap<SocketAddr, [Flow; 2]>,
+}
+
+impl Flows {
+    fn of(&mut self, other: SocketAddr) -> &[Flow; 2] {
+        let own = at(self.port);
+        self.known.entry(other).or_insert_with(|| [Flow::new(other, own), Flow::new(own, other)])
+    }
+}
+
+impl Connection {
+    /// Sends the packets of the queue pair.
+    fn transmit(
+        &mut self,
+        now_ns: u64,
+        memory: &Own,
+        buffer: &mut [u8],
+        outwards: &Flow,
+        socket: &UdpSocket,
+    ) {
+        while let Some(len) = self.qp.poll_transmit(now_ns, memory, buffer) {
+            outwards.seal(0, &mut buffer[..len]);
+            send(socket, &buffer[..len], at(self.port));
+        }
+    }
+}
+
+impl Shared {
+    /// Returns the number of packets that began orders, or asked about them again.
+    fn orders_sent(&self) -> u64 {
+        match &self.peers {
+            Peers::Stateless(responder) => responder.counters().orders_sent,
+            Peers::Stateful(_) => 0,
         }
     }
 }

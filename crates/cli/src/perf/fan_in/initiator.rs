@@ -1,0 +1,206 @@
+//! Operations that the server starts: reads of memory of random clients, one of a client at a time.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use halite_rnic::stateless::{Order, OrderKind, OrderOutcome, Rights, Target};
+use halite_rnic::wire::Qpn;
+use halite_rnic::{Event, Local, Operation, Remote, Request as QpRequest, Status};
+use hdrhistogram::Histogram;
+
+use super::server::Peers;
+use super::transport::{Own, at};
+use super::{Answer, Ended, IN_FLIGHT, Latency, MEMORY_BYTES, PATIENCE, RKEY, byte_at, latencies};
+
+/// Clients with neighbouring numbers behind one port.
+pub struct Range {
+    pub first: u32,
+    pub count: u32,
+    pub port: u16,
+}
+
+/// A run.
+pub struct Job {
+    size: u64,
+    operations: u64,
+    begun: u64,
+    ended: u64,
+    begin: Instant,
+    progressed: Instant,
+    took: Option<Duration>,
+    /// Operations under way, by their client.
+    under_way: HashMap<u32, UnderWay>,
+    /// Clients by order, in stateless mode.
+    clients: HashMap<u64, u32>,
+    /// Places in the server's memory for the bytes of an operation under way.
+    places: Vec<u64>,
+    latency: Histogram<u64>,
+    maybe_done: u64,
+    errors: u64,
+    failure: Option<String>,
+    random: fastrand::Rng,
+}
+
+struct UnderWay {
+    /// Addresses in the server's memory and in the client's.
+    local: u64,
+    remote: u64,
+    begun: Instant,
+}
+
+impl Job {
+    pub fn new(operations: u64, size: u64) -> Job {
+        let now = Instant::now();
+        Job {
+            size,
+            operations,
+            begun: 0,
+            ended: 0,
+            begin: now,
+            progressed: now,
+            took: None,
+            under_way: HashMap::new(),
+            clients: HashMap::new(),
+            places: (0..IN_FLIGHT as u64).map(|place| place * size).collect(),
+            latency: latencies(),
+            maybe_done: 0,
+            errors: 0,
+            failure: None,
+            random: fastrand::Rng::with_seed(2),
+        }
+    }
+
+    /// Returns the state of the run, in which `sent` packets began orders or asked about them again.
+    pub fn answer(&self, sent: u64) -> Answer {
+        match (&self.failure, self.took) {
+            (Some(why), _) => Answer::Failed(why.clone()),
+            (None, None) => Answer::Running,
+            (None, Some(took)) => Answer::Ended(Ended {
+                took,
+                latency: Latency::of(&self.latency),
+                repeated: sent.saturating_sub(self.begun),
+                maybe_done: self.maybe_done,
+                errors: self.errors,
+            }),
+        }
+    }
+
+    /// Ends operations that have completed, and starts others. Returns the clients of the queue pairs that may have
+    /// packets to send.
+    pub fn drive(&mut self, now_ns: u64, peers: &mut Peers, clients: &[Range], memory: &Own) -> Vec<u32> {
+        if self.took.is_some() || self.failure.is_some() {
+            return Vec::new();
+        }
+        self.end(peers, memory);
+        let started = self.start(now_ns, peers, clients, memory);
+        if self.ended == self.operations {
+            self.took = Some(self.begin.elapsed());
+        } else if self.progressed.elapsed() > PATIENCE {
+            self.failure = Some(format!("no client has answered for {} s", PATIENCE.as_secs()));
+        }
+        started
+    }
+
+    /// Returns the clients with an operation under way.
+    pub fn active(&self) -> Vec<u32> {
+        self.under_way.keys().copied().collect()
+    }
+
+    fn end(&mut self, peers: &mut Peers, memory: &Own) {
+        match peers {
+            Peers::Stateless(responder) => {
+                while let Some(done) = responder.poll_order() {
+                    let Some(client) = self.clients.remove(&done.id) else { continue };
+                    self.finish(client, done.outcome, memory);
+                }
+            }
+            Peers::Stateful(peers) => {
+                for client in self.active() {
+                    let Some(event) = peers.get_mut(&client).and_then(|peer| peer.qp.poll_event()) else {
+                        continue;
+                    };
+                    let outcome = match event {
+                        Event::Completed { status: Status::Success, .. } => OrderOutcome::Success,
+                        _ => OrderOutcome::Refused,
+                    };
+                    self.finish(client, outcome, memory);
+                }
+            }
+        }
+    }
+
+    fn finish(&mut self, client: u32, outcome: OrderOutcome, memory: &Own) {
+        let Some(UnderWay { local, remote, begun }) = self.under_way.remove(&client) else { return };
+        self.progressed = Instant::now();
+        match outcome {
+            OrderOutcome::Success => {
+                self.ended += 1;
+                self.latency.saturating_record(begun.elapsed().as_nanos() as u64);
+                let expected = (remote..remote + self.size).map(|address| !byte_at(address));
+                let is_right = memory.with(|memory| {
+                    memory[local as usize..][..self.size as usize].iter().copied().eq(expected)
+                });
+                self.errors += u64::from(!is_right);
+                self.places.push(local);
+            }
+            // A late packet may still write to the place, so no other operation gets it.
+            OrderOutcome::MaybeDone => {
+                self.maybe_done += 1;
+                self.begun -= 1;
+            }
+            OrderOutcome::Refused => self.failure = Some(format!("client {client} refused a read")),
+        }
+    }
+
+    fn start(&mut self, now_ns: u64, peers: &mut Peers, clients: &[Range], memory: &Own) -> Vec<u32> {
+        let mut started = Vec::new();
+        let all = clients.iter().map(|range| range.count).sum::<u32>() as usize;
+        while self.begun < self.operations && self.under_way.len() < IN_FLIGHT.min(all) {
+            let (client, port) = self.pick(clients);
+            if self.under_way.contains_key(&client) {
+                continue;
+            }
+            let Some(local) = self.places.pop() else {
+                self.failure = Some("too many operations ended without a certain outcome".to_owned());
+                break;
+            };
+            memory.with(|memory| memory[local as usize..][..self.size as usize].fill(0));
+            let remote = self.random.u64(..MEMORY_BYTES / self.size) * self.size;
+            match peers {
+                Peers::Stateless(responder) => {
+                    let target =
+                        Target { to: at(port), qpn: Qpn::new(client), rkey: RKEY, rights: Rights::ReadWrite };
+                    let len = self.size as u32;
+                    let order = Order { kind: OrderKind::Read, local, remote, remote_key: RKEY, len };
+                    let id = responder.order(now_ns, target, order).expect("few orders are under way");
+                    self.clients.insert(id, client);
+                }
+                Peers::Stateful(peers) => {
+                    let peer = peers.get_mut(&client).expect("the client was admitted");
+                    let (local, remote) =
+                        (Local { key: RKEY, address: local }, Remote { rkey: RKEY, address: remote });
+                    let operation = Operation::Read { local, remote, len: self.size as u32 };
+                    let request = QpRequest { id: 0, operation, signalled: true, solicited: true };
+                    peer.qp.post(request).expect("a client has one operation at a time");
+                }
+            }
+            self.under_way.insert(client, UnderWay { local, remote, begun: Instant::now() });
+            self.begun += 1;
+            started.push(client);
+        }
+        started
+    }
+
+    /// Returns the number and the port of a random client.
+    fn pick(&mut self, clients: &[Range]) -> (u32, u16) {
+        let all: u32 = clients.iter().map(|range| range.count).sum();
+        let mut index = self.random.u32(..all);
+        for range in clients {
+            if index < range.count {
+                return (range.first + index, range.port);
+            }
+            index -= range.count;
+        }
+        unreachable!("the index is less than the sum")
+    }
+}
