@@ -39,7 +39,7 @@ pub struct Series {
     pub points: Vec<[f64; 2]>,
 }
 
-/// A ratio with its range, as one row of [`ratios`].
+/// A ratio with its range: one row of [`ratios`].
 #[derive(Clone, Debug)]
 pub struct Ratio {
     /// What is compared.

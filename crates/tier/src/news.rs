@@ -1,4 +1,4 @@
-//! Events of members and memory for users, with their texts. Drivers log them.
+//! Events of members and memory, with texts for users. Drivers log the events.
 
 use std::fmt;
 
@@ -86,16 +86,16 @@ pub enum News {
     EtcdBack,
     /// etcd was restored to an earlier state, and lacks recent writes.
     EtcdRestored {
-        /// The last known revision.
+        /// The last revision of etcd that this node knew.
         was: u64,
-        /// The current revision.
+        /// etcd's revision now.
         is: u64,
     },
     /// A different etcd cluster answers at the address.
     EtcdOther {
-        /// The last known cluster id.
+        /// The id of the etcd cluster that answered before.
         was: u64,
-        /// The current cluster id.
+        /// The id of the etcd cluster that answers now.
         is: u64,
     },
     /// This node's record in etcd was removed or overwritten.

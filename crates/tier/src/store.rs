@@ -298,7 +298,7 @@ impl Store {
         }
     }
 
-    /// Stops holding `extent`, which may be part of a longer run, for another home.
+    /// Stops holding `extent`, which may be part of a longer held extent, for another home.
     pub fn forget_foreign(&mut self, extent: &Extent) {
         let before = self.foreign.range(..=(extent.key, extent.offset)).next_back();
         let Some((&(key, start), &foreign)) = before else { return };

@@ -51,7 +51,7 @@ use service::Service;
 /// workers.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Name of the range. Its regions, servers and its barrier are called `NAME/...`.
+    /// Name of the range. Its regions, servers and barrier are called `NAME/...`.
     pub name: String,
     /// Number of the worker, from 0 on. Each worker has its own node.
     pub me: usize,

@@ -29,7 +29,7 @@ pub struct Responder {
 
 type Effects = HashMap<(SocketAddr, u32, u64), Status>;
 
-/// Numbers of packets by their fate.
+/// Counts of arrived packets by outcome.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counters {
     /// Requests that were carried out.
@@ -42,7 +42,7 @@ pub struct Counters {
     pub expired: u64,
     /// Requests that found the record full.
     pub busy: u64,
-    /// Requests for memory or rights that do not exist.
+    /// Requests that their grant does not permit, or for memory that does not exist.
     pub refused: u64,
 }
 
@@ -52,7 +52,7 @@ impl Responder {
         Responder { epoch, secret, record: Default::default(), began_ns: 0, counters: Counters::default() }
     }
 
-    /// Replaces the secret: all grants end at once. Requesters need new ones.
+    /// Replaces the secret: all grants end at once. Requesters need new grants.
     pub fn raise_epoch(&mut self, secret: [u8; 32]) {
         (self.epoch, self.secret) = (self.epoch.wrapping_add(1), secret);
     }

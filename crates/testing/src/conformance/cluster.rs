@@ -114,7 +114,7 @@ impl Cluster {
         }
     }
 
-    /// Starts another node.
+    /// Starts another node, with number `id`.
     pub fn start(&self, id: u32, principal: &str, arena_bytes: u64) -> Result<(), JoinError> {
         let mut config = Config {
             dir: PathBuf::from("simulated"),
@@ -128,7 +128,7 @@ impl Cluster {
         self.place.start(config)
     }
 
-    /// Opens a session of node `index`, which has not left.
+    /// Opens a session of node `index`, which must not have left.
     pub fn session(&self, index: usize) -> Session {
         Session::new(&self.futures(index))
     }

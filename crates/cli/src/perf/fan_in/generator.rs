@@ -84,7 +84,7 @@ pub struct Run {
     pub latency: Histogram<u64>,
     /// Packets that were sent again.
     pub repeated: u64,
-    /// Operations that ended without a certain outcome, and were posted again.
+    /// Operations whose outcome stayed unknown, and which were posted again.
     pub maybe_done: u64,
     pub errors: u64,
 }
@@ -164,7 +164,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// Executes operations of clients in random order, one of a client at a time.
+    /// Executes operations of clients in random order, at most one per client at a time.
     pub fn run(&mut self, operations: u64) -> anyhow::Result<Run> {
         let mut run = Run {
             took: Duration::ZERO,
@@ -349,7 +349,7 @@ impl Crowd {
         Ok(1)
     }
 
-    /// Reads all that was written; returns the number of places that have other bytes.
+    /// Reads all places that were written; returns the number of places with wrong bytes.
     pub fn verify(&mut self) -> anyhow::Result<u64> {
         self.to_read = self.written.iter().copied().collect();
         self.verb = Verb::Read;

@@ -1,13 +1,13 @@
 //! `halite perf fan_in`: one server process, and many clients in another, by queue pairs or without connection state.
 //!
 //! Each client is a requester of `halite_rnic` with a queue pair number, rights and state of its own; all of them share
-//! the sockets and one thread of the generating process. They are no nodes and have no sessions. The server's thread
-//! waits in the kernel, so its processor time is the time of its work.
+//! the sockets and one thread of the generating process. Clients are not nodes and have no sessions. The server's
+//! thread waits in the kernel, so it uses processor time only while it works.
 //!
 //! ```text
 //!   generator                                   server process
 //!     clients ── 8 UDP sockets ───────────────► one UDP socket ── queue pairs by number, or one stateless responder
-//!     └─ control: lines of JSON, as rights of clients ──┘
+//!     └─ control: JSON lines, such as clients' rights ──┘
 //! ```
 
 mod generator;
@@ -33,7 +33,7 @@ pub use server::{FanInArgs, serve};
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// A queue pair of a reliable connection for each
+    /// By a queue pair of a reliable connection for each client
     Stateful,
     /// By what their packets carry
     Stateless,
