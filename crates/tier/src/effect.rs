@@ -292,7 +292,7 @@ pub enum Outcome {
         regions: Vec<RegionInfo>,
         /// Names of regions whose homes have not answered, each with the home.
         unreachable: Vec<(String, NodeId)>,
-        /// Names whose records in the outside store are invalid.
+        /// Names whose records in etcd are invalid.
         damaged: Vec<String>,
     },
     /// The statuses of the nodes, ordered by node number.

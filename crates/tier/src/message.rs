@@ -280,7 +280,7 @@ pub const LEFTOVERS_MAX: usize = 1000;
 pub struct Drained {
     /// Number of regions moved, in whole or in part.
     pub moved: u64,
-    /// Number of bytes of these regions that were on the drained node.
+    /// Number of bytes that the moved regions had on the drained node.
     pub moved_bytes: u64,
     /// Regions that are still on the node, at most [`LEFTOVERS_MAX`].
     pub left: Vec<Leftover>,
@@ -746,7 +746,7 @@ pub enum ErrorReply {
         /// The reason, for display.
         reason: String,
     },
-    /// The outside store's record of the requested name is invalid.
+    /// The record of the requested name in etcd is invalid.
     #[error("the key {key:?} in the store of names holds no valid record")]
     NameDamaged {
         /// The key of the invalid record.

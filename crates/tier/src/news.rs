@@ -24,7 +24,7 @@ impl fmt::Display for NodeProcess {
 /// longer than a lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "node {by} reports that this incarnation of node {node} has ended: while this process was stopped or unreachable for longer than its lease, another process became node {node}, or a user had the node forgotten; all data of this process is lost: restart it to rejoin"
+    "node {by} reports that this incarnation of node {node} has ended: while this process was stopped or unreachable for longer than its lease, another process became node {node}, or a user removed it (`halite forget`); all data of this process is lost: restart it to rejoin"
 )]
 pub struct Over {
     /// The node whose incarnation has ended.

@@ -139,7 +139,7 @@ impl Store {
         Ok(extents)
     }
 
-    /// Frees reserved extents that no other part of the node has received.
+    /// Frees reserved extents that the store has not yet handed to another part of the node.
     pub fn unreserve(&mut self, extents: &[Extent]) {
         for extent in extents {
             self.free_range_of(*extent);

@@ -72,7 +72,7 @@ pub struct PerfArgs {
     /// rpc_load: calls per second over all threads [default: 1000]
     #[arg(long, value_name = "CALLS", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub rate: Option<u64>,
-    /// Also measure bare memory in the same run, if the test has an equivalent
+    /// Also measure the test's baseline in the same run, for example memcpy or page faults, if the test has one
     #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true", require_equals = true,
           action = clap::ArgAction::Set, value_name = "BOOL")]
     pub check_memcpy: bool,
@@ -88,7 +88,7 @@ pub struct PerfArgs {
     /// networks: create this folder with a page of plots
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Write a plot of all sizes to this file, beside bare memory if the test has an equivalent
+    /// Write a plot of all measured sizes to this file. The plot also shows the baseline of --check-memcpy
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
     /// Overwrite existing files of --out and --svg

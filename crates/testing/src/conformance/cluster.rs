@@ -88,7 +88,7 @@ impl Cluster {
         Cluster::with(harness, &members)
     }
 
-    /// Starts one node per pair of a principal and the node's memory in bytes.
+    /// Starts one node for each of `members`: its principal, and the bytes of memory that it gives to the cluster.
     pub fn with(harness: &dyn Harness, members: &[(&str, u64)]) -> Cluster {
         Cluster::start_all(harness, members, |_| {})
     }

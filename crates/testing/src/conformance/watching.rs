@@ -133,7 +133,8 @@ pub fn a_dropped_watch_delays_no_writer(h: &dyn Harness) {
     }
 }
 
-/// Expects that a `watch` that is abandoned after any number of polls leaves no queue for which writers wait.
+/// Expects that dropping the future of `watch`, after any number of polls, leaves no queue behind that could delay
+/// writers.
 pub fn an_abandoned_watch_leaks_nothing(h: &dyn Harness) {
     const FULL: u64 = NOTIFICATIONS_MAX as u64;
     let cluster = Cluster::new(h, 2);

@@ -136,8 +136,8 @@ impl<H> Slot<H> {
 }
 
 impl<H> ReplySlots<H> {
-    /// Creates a table of at most `slots_max` slots, at most 65,536, with no slot in use. The table uses one of the
-    /// first `preferred` slots while any of them is free.
+    /// Creates an empty table that grows to `slots_max` slots (65,536 or fewer). While one of the first `preferred`
+    /// slots is free, the table uses such a slot.
     pub fn new(preferred: usize, slots_max: usize) -> ReplySlots<H> {
         assert!(slots_max <= 1 << 16, "an index has 16 bits");
         ReplySlots {
