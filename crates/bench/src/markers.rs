@@ -15,7 +15,7 @@ pub enum MarkersError {
         /// Error of the operating system.
         source: io::Error,
     },
-    /// The document lacks a marker, or has them in the wrong order.
+    /// The document lacks a marker, or its markers are in the wrong order.
     #[error("cannot put the table into {path}: the document has no line `{}` with a line `{}` below it", begin(.name), end(.name))]
     Missing {
         /// Path of the document.

@@ -93,7 +93,7 @@ pub struct Arguments {
     /// Log format
     #[arg(long, global = true, env = "HALITE_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
-    /// Congestion control of what this command's nodes send to other hosts over roce
+    /// Congestion control of the packets that this command's nodes send to other hosts over roce
     #[arg(
         long,
         global = true,

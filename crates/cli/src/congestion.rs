@@ -18,7 +18,7 @@ pub fn config() -> Config {
     Config { congestion: CHOSEN.get().copied().unwrap_or(default.congestion), ..default }
 }
 
-/// Returns the flags by which a process of this program chooses the same.
+/// Returns the flags by which a process of this program chooses the same algorithm.
 pub fn flags() -> [&'static str; 2] {
     ["--congestion", config().congestion.name()]
 }

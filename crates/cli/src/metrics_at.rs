@@ -36,8 +36,8 @@ impl fmt::Display for MetricsAt {
 }
 
 impl MetricsAt {
-    /// Returns the address for node `id` of several on one host: node 0 has the given port, each next node the next
-    /// port. `None` if there are too few ports.
+    /// Returns the address for node `id` if several nodes run on one host: node 0 uses the given port, each further
+    /// node the next port. `None` if there are too few ports.
     pub fn of_node(self, id: u32) -> Option<MetricsAt> {
         let Some(mut address) = self.0.filter(|address| address.port() != 0) else { return Some(self) };
         let port = u32::from(address.port()).checked_add(id)?;

@@ -47,7 +47,7 @@ impl Requests {
     }
 }
 
-/// Flag that a signal requested the end of this process. A second request ends the process at once.
+/// Flag that is set when a signal requests the end of this process. A second request ends the process at once.
 #[derive(Clone, Default, Debug)]
 pub struct Interrupt(Arc<AtomicBool>);
 
@@ -202,7 +202,7 @@ impl Ending {
         Waker(self.0.handle())
     }
 
-    /// Sleeps until one of these events occurs; returns the event.
+    /// Sleeps until a signal, a child or a [`Waker`] ends the wait; returns which of them did.
     pub fn wait(&mut self) -> Woken {
         loop {
             // All pending signals are taken, because the next wait would not return for the remaining ones.

@@ -1,4 +1,4 @@
-//! Plots and pages as files: checked before the work, so that it is not in vain.
+//! Writes plots and pages to files. Checks the files before the measurement, so that no measurement is in vain.
 
 use std::fs;
 use std::io;

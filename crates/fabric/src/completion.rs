@@ -7,9 +7,9 @@ use crate::{PeerId, WorkId};
 pub enum Status {
     /// The request succeeded.
     Success,
-    /// The peer has no such key, or the range exceeds its segment. The request had no effect, or a partial effect if
-    /// the key was deregistered during the request. Over a network, the connection then ends; in shared memory, later
-    /// requests are executed.
+    /// The peer has no such key, or the range exceeds the key's segment. The request had no effect, or a partial effect
+    /// if the key was deregistered during the request. Over a network, the connection then ends; in shared memory,
+    /// later requests are executed.
     RemoteAccess,
     /// This process lacked the resources to map the segment of the key. The request had no effect.
     Unmapped,

@@ -243,7 +243,7 @@ pub enum RegisterError {
     Io(#[from] std::io::Error),
 }
 
-/// An error of [`Fabric::post`], which did not post all of its requests.
+/// An error of [`Fabric::post`]: a request was refused, and only the requests before it were posted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("only {posted} requests were posted to peer {peer:?}: {cause}")]
 pub struct PostError {

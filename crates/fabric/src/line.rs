@@ -1,11 +1,11 @@
 //! Lines: 64-byte messages that one end writes into the memory of the other end, which polls this memory.
 //!
 //! The writer stores the first word of a line last: a reader that sees a new first word also sees the new rest of the
-//! line. Only the reader writes the last word, by which the reader requests a ring of its doorbell while it does not
-//! poll.
+//! line. Only the reader writes the last word. While the reader does not poll, it asks by that word that the writer
+//! ring the reader's doorbell.
 //!
 //! ```text
-//!   0 first word, stored last | 8 up to six words | 56 last word, written by the peer
+//!   0 first word, stored last | 8 up to six words | 56 last word, written by the reader
 //! ```
 //!
 //! If stores do not reach the peer's memory, the writer posts the line as an inline write with immediate, so the reader
@@ -25,7 +25,7 @@ pub trait Lines: fmt::Debug + Send + Sync {
     /// exist, or if a line is shorter than `words`.
     fn put(&self, index: u32, words: &[u64]);
 
-    /// Returns the last word of a line, which the peer writes. A caller that must read this word after an earlier
+    /// Returns the last word of a line, which the reader writes. A caller that must read this word after an earlier
     /// [`Lines::put`] has become visible needs a fence between the two calls.
     fn last_word(&self, index: u32) -> u64;
 

@@ -21,8 +21,8 @@ pub struct Path {
     pub kept: u64,
     /// Number of retransmission timeouts.
     pub timeouts: u64,
-    /// Trains of packets that the system refused to send, and times that the path seemed to drop trains; packets then
-    /// leave one by one for a while.
+    /// How often the system refused to send a train (several packets in one system call), or the path seemed to drop
+    /// trains. Packets then leave one by one for a while.
     pub trains_refused: u64,
     /// Packets received.
     pub arrived: u64,
@@ -34,7 +34,8 @@ pub struct Path {
     pub congestion: &'static str,
     /// UDP addresses of this end and of the peer.
     pub ends: (SocketAddr, SocketAddr),
-    /// The other address from which packets of the peer came, and the number of these packets; `None` if there were
-    /// none. This end refuses such packets: a NAT changed their address, or an attacker replays packets.
+    /// Source address of the last packet that came from another address than the peer offered, and the number of such
+    /// packets; `None` if there were none. This end refuses them: a NAT changed their address, or an attacker replays
+    /// packets.
     pub elsewhere: Option<(SocketAddr, u64)>,
 }

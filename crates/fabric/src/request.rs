@@ -57,8 +57,9 @@ pub enum Operation<'a> {
     },
     /// Copies from local memory to the peer's memory, then delivers a completion with `imm` to the peer.
     ///
-    /// When the peer polls that completion, the bytes are in its memory. Earlier, the bytes may be missing, even if the
-    /// request has already completed at this end, and other accesses to the same bytes are not ordered with the write.
+    /// When the peer polls that completion, the bytes are in the peer's memory. Before that, the bytes may be missing,
+    /// even if the request has already completed at this end, and the write is not ordered with other accesses to the
+    /// same bytes.
     WriteImm {
         /// Source: local memory, or inline bytes.
         local: Local<'a>,

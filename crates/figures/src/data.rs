@@ -62,13 +62,13 @@ pub struct Line {
     pub name: String,
     /// Hardware profile of the simulation, if an adapter is simulated.
     pub profile: Option<String>,
-    /// Profile of sockets, if a formula stands for them.
+    /// Profile of the sockets, if the line shows sockets, which a formula models.
     pub sockets: Option<String>,
-    /// The reason why the line is drawn as published only.
+    /// The reason why the line is not simulated, if it is not.
     pub published_only: Option<String>,
     /// Error of the published values, in percent: 5 if they were read off a linear axis, 20 off a logarithmic one.
     pub reading_percent: f64,
-    /// Values of x whose published value is printed in the paper's text, so that it has no reading error.
+    /// Values of x at which the paper's text prints the published value; these values have no reading error.
     #[serde(default)]
     pub printed: Vec<f64>,
     /// Values of x to which the profile was fitted.
@@ -87,7 +87,7 @@ pub struct Line {
 pub enum FittedAt {
     /// The points at these values of x.
     Some(Vec<f64>),
-    /// All points; the text is `all`.
+    /// All points. Written in the file as the string `all`.
     All(String),
 }
 
@@ -97,13 +97,13 @@ impl Default for FittedAt {
     }
 }
 
-/// Explanation of a miss.
+/// Explanation of predicted points that miss their published values.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Miss {
     /// Values of x of the points that `why` explains.
     pub at: Vec<f64>,
-    /// One sentence.
+    /// The reason, in one sentence.
     pub why: String,
 }
 

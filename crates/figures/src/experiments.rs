@@ -14,11 +14,11 @@ const FILLS: u64 = 40_000;
 /// The reason why a point has no simulated value.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum Unsimulated {
-    #[error("the profile has no [processor]")]
+    #[error("the profile has no table [processor], which this point needs")]
     NoProcessor,
-    #[error("{field} of the profile is {value}, and this point needs {needed}")]
+    #[error("{field} of the profile is {value}, but this point needs {needed}")]
     Limit { field: &'static str, value: usize, needed: usize },
-    #[error("a connection was not established within connect_timeout_ns")]
+    #[error("a connection was not established within connect_timeout_ns of the profile")]
     NotConnected,
     #[error("a request ended with {0:?}")]
     Request(Status),

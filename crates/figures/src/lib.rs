@@ -1,8 +1,8 @@
-//! Published measurements of RDMA adapters, each simulated beside the published value.
+//! Published measurements of RDMA adapters, each beside the result of a simulation.
 //!
 //! ```text
-//!   data/ID.toml ── published points ──┐
-//!   experiments ── one world a point ──┴──> Shown ── points with errors ──> plot (SVG), page (HTML, Markdown)
+//!   data/ID.toml ── published points ────────────┐
+//!   experiments ── one simulated world per point ┴─> Shown ── points with errors ──> plot (SVG), page (HTML, Markdown)
 //!       │ verbs: requests on the simulated fabric    tier: Halite's own sessions    sockets: a formula
 //!       └── profiles of crate `sim`
 //! ```

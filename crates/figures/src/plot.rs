@@ -39,7 +39,7 @@ pub struct Series {
     pub points: Vec<[f64; 2]>,
 }
 
-/// A ratio with its range, as one row of [`ratios`].
+/// A ratio with its range: one row of [`ratios`].
 #[derive(Clone, Debug)]
 pub struct Ratio {
     /// What is compared.
@@ -70,7 +70,7 @@ const COLOURS: [RGBColor; 11] = [
     RGBColor(0x00, 0x00, 0x00),
 ];
 
-/// Draws plots below each other on a white ground; returns the image as text.
+/// Draws plots below each other on a white background; returns the image as text.
 pub fn svg(plots: &[Plot]) -> String {
     let mut text = String::new();
     let heights: Vec<u32> = plots.iter().map(|plot| HEIGHT + legend_lines(plot) * LEGEND_LINE).collect();

@@ -15,9 +15,9 @@ use crate::sockets::Sockets;
 pub struct Shown {
     /// The figure.
     pub figure: &'static Figure,
-    /// Its points, line by line.
+    /// The points of the figure, line by line.
     pub points: Vec<Point>,
-    /// Name of the profile that replaced those of the figure's adapters.
+    /// Name of the profile that replaces the profiles of the figure's adapters, if any.
     pub profile: Option<String>,
 }
 
@@ -30,11 +30,11 @@ pub struct Point {
     pub x: f64,
     /// Published value.
     pub published: f64,
-    /// Simulated value; `None` if the line is drawn as published only, or if the simulation failed.
+    /// Simulated value; `None` if the line is not simulated, or if the simulation failed.
     pub simulated: Option<f64>,
-    /// The reason why the simulation failed.
+    /// The reason why the simulation failed, if it failed.
     pub failure: Option<String>,
-    /// Relative error of the simulation: 0.1 if it is 10 % too high.
+    /// Relative error of the simulated value: 0.1 if the value is 10 % too high.
     pub error: Option<f64>,
     /// Error of the published value, in percent, from reading the paper's plot.
     pub reading_percent: f64,
@@ -43,28 +43,29 @@ pub struct Point {
 }
 
 impl Point {
-    /// Returns true if a predicted point is off by more than `percent` plus the reading error.
+    /// Returns true if the point is predicted, and its error exceeds `percent` plus the reading error.
     pub fn misses(&self, percent: f64) -> bool {
         let limit = (percent + self.reading_percent) / 100.0;
         !self.fitted && self.error.is_some_and(|error| error.abs() > limit)
     }
 }
 
-/// Numbers of predicted points by their error.
+/// Numbers of fitted points, and of predicted points by their error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Summary {
     /// Points to which profiles were fitted.
     pub fitted: usize,
     /// Simulated points to which no profile was fitted.
     pub predicted: usize,
-    /// Predicted points within 10 % plus their reading error.
+    /// Predicted points whose error is at most 10 % plus their reading error.
     pub within_10: usize,
-    /// Predicted points within 25 % plus their reading error.
+    /// Predicted points whose error is at most 25 % plus their reading error.
     pub within_25: usize,
 }
 
 /// Simulates figures on all processors; calls `done` after each point, with the number of points so far and in all.
-/// With `own`, this profile replaces those of adapters; its name is shown, and no point of an adapter counts as fitted.
+/// With `own`, that profile replaces the profiles of adapters; its name is shown, and no point of an adapter counts as
+/// fitted.
 pub fn show(
     figures: &[&'static Figure],
     own: Option<(&str, &Profile)>,

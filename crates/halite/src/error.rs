@@ -470,7 +470,7 @@ impl BatchError {
 #[non_exhaustive]
 pub enum JoinError {
     /// A live process already runs as this node.
-    #[error("cannot join as node {node} in {}: process {pid} already runs as this node; choose another number or stop it", dir.display())]
+    #[error("cannot join the cluster in {}: process {pid} already runs as node {node}; choose another number or stop it", dir.display())]
     AlreadyRunning {
         /// The node's number.
         node: NodeId,
@@ -511,13 +511,13 @@ pub enum JoinError {
     )]
     AddressGone(String),
     /// Node 0 does not run.
-    #[error("cannot join in {}: node 0 is not running; start it first", dir.display())]
+    #[error("cannot join the cluster in {}: node 0 is not running; start it first", dir.display())]
     NoCluster {
         /// The cluster directory.
         dir: PathBuf,
     },
     /// Another process is joining and does not finish.
-    #[error("cannot join in {}: process {pid} has been joining for more than {waited_ms} ms; check whether it is stopped", dir.display())]
+    #[error("cannot join the cluster in {}: process {pid} has been joining for more than {waited_ms} ms; check whether it is stopped", dir.display())]
     JoinTimeout {
         /// The cluster directory.
         dir: PathBuf,
@@ -549,7 +549,7 @@ pub enum JoinError {
     #[error("cannot join: {0}")]
     Fabric(Box<dyn std::error::Error + Send + Sync>),
     /// This process lacks a resource that a connection needs: address space, file descriptors, or lockable memory.
-    #[error("cannot join in {}: this process cannot map the memory of {address}: {lack}", dir.display())]
+    #[error("cannot join the cluster in {}: this process cannot map the memory of {address}: {lack}", dir.display())]
     Shortage {
         /// The cluster directory.
         dir: PathBuf,
@@ -617,7 +617,7 @@ pub enum JoinError {
         address: String,
     },
     /// Nodes of the cluster speak another version of the protocol.
-    #[error("cannot join in {}: a node there speaks protocol version {theirs}, this node version {PROTOCOL_VERSION}; run the same version on all nodes", dir.display())]
+    #[error("cannot join the cluster in {}: a node there speaks protocol version {theirs}, this node version {PROTOCOL_VERSION}; run the same version on all nodes", dir.display())]
     OtherVersion {
         /// The cluster directory.
         dir: PathBuf,
@@ -625,7 +625,7 @@ pub enum JoinError {
         theirs: u16,
     },
     /// A node of the cluster answers, but node 0 is unreachable.
-    #[error("cannot join in {}: {address} answers, but node 0, which holds the names, is unreachable{}", dir.display(), or_a_rival(*node))]
+    #[error("cannot join the cluster in {}: {address} answers, but node 0, which holds the names, is unreachable{}", dir.display(), or_a_rival(*node))]
     NoFirst {
         /// The cluster directory.
         dir: PathBuf,
@@ -635,7 +635,7 @@ pub enum JoinError {
         node: NodeId,
     },
     /// Nodes of the cluster could not be reached.
-    #[error("cannot join in {}: no connection to {address}: {reason}", dir.display())]
+    #[error("cannot join the cluster in {}: no connection to {address}: {reason}", dir.display())]
     Unreachable {
         /// The cluster directory.
         dir: PathBuf,

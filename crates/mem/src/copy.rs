@@ -5,7 +5,7 @@
 //! nor order accesses: callers check bounds, and publish bytes through atomics.
 //!
 //! Guarantees of every copy and fill:
-//! - 1, 2, 4 or 8 bytes whose two addresses are multiples of their length are one load and one store;
+//! - a copy of 1, 2, 4 or 8 bytes is one load and one store if both addresses are multiples of its length;
 //! - each byte of the target is stored exactly once. (memcpy may end with a vector that overlaps the previous one and
 //!   stores some bytes twice. If a peer stored its answer there between the two stores, the second store would
 //!   overwrite the answer.)

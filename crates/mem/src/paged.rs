@@ -8,7 +8,7 @@
 //!
 //! A [`Paged`] is private memory of this process, registered with userfaultfd. For shared memory, see
 //! [`Segment`](crate::Segment). The kernel reports a fault as SIGBUS to the thread that caused the fault, so no other
-//! thread takes part. The kernel reports faults of user code only, for which a process needs no privilege. A system
+//! thread takes part. The kernel reports faults of user code only; for this, a process needs no privilege. A system
 //! call on an absent page fails with EFAULT.
 
 mod lent;

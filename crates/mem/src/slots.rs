@@ -11,7 +11,7 @@
 //!   |                  +------------------------------------+ |
 //!   +---------------------------------------------------------+
 //!                             reclaim*
-//!         * takes a proof that a grace period begun after freeze or retire is over
+//!         * takes a proof that a grace period that began after freeze or retire is over
 //! ```
 //!
 //! Slots do not interpret their objects, and start no grace periods.
@@ -66,7 +66,7 @@ pub enum Lookup<'p, T> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SlotError {
     /// The slot does not exist, or its state does not permit the operation.
-    #[error("cannot {attempted} slot {index}: its state does not allow it")]
+    #[error("cannot {attempted} slot {index}: the slot does not exist, or its state does not allow this")]
     WrongState {
         /// Name of the operation.
         attempted: &'static str,

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use crate::memory::Refused;
 
-/// A queue of references to the local memory of posted requests, oldest first. The memory stays accessible to its
-/// request after its registration has ended. The keys of this queue are not registration keys.
+/// A queue of references to the local memory of posted requests, oldest first. A request can access
+/// its memory even after the registration of that memory has ended. The keys of this queue are not registration keys.
 #[derive(Debug)]
 pub struct Held<T> {
     /// The key of the oldest entry. Keys count the posted requests, and wrap.

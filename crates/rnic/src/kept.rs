@@ -1,7 +1,7 @@
 //! Stores packets that arrive early, until all packets before them have arrived.
 //!
 //! ```text
-//!   expected │ kept │      │ kept │ kept │            at most `span` packets behind the expected one
+//!   expected │ kept │      │ kept │ kept │            at most `span` packets after the expected one
 //!   bits:       1      0      1      1
 //! ```
 //!

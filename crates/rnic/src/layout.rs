@@ -42,12 +42,12 @@ impl Piece {
         self.packets_rest == 1
     }
 
-    /// Returns the same packet as a one-packet message.
+    /// Returns this packet, turned into a message of one packet.
     pub fn as_message(self) -> Piece {
         self.as_message_of(1)
     }
 
-    /// Returns the same packet as the first packet of a message of `count` packets. `count` is at most `packets_rest`.
+    /// Returns this packet, turned into the first packet of a message of `count` packets, at most `packets_rest`.
     pub fn as_message_of(self, count: u32) -> Piece {
         let message_rest = if count < self.packets_rest { count * self.len } else { self.message_rest };
         Piece { is_first: true, message_rest, packets_rest: count, ..self }

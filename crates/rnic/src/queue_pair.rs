@@ -206,8 +206,8 @@ impl QueuePair {
         self.set_grant(now_ns, share.grant);
     }
 
-    /// Returns true if the peer has begun to send after an idle time since the last call. Its lane then needs a share
-    /// of the receive buffer.
+    /// Returns true if the peer has begun to send, after an idle time, since the last call of this method. The lane
+    /// then needs a share of the receive buffer.
     pub fn take_has_begun(&mut self) -> bool {
         std::mem::take(&mut self.has_begun)
     }
@@ -241,8 +241,8 @@ impl QueuePair {
         self.handle_stamped(now_ns, now_ns, packet, memory);
     }
 
-    /// Handles a packet as [`QueuePair::handle_packet`] does, if the packet arrived at `arrived_ns` and waited in a
-    /// queue until `now_ns`.
+    /// Handles a packet that arrived at `arrived_ns` and has waited in a queue until `now_ns`, as
+    /// [`QueuePair::handle_packet`] does.
     pub fn handle_stamped(&mut self, now_ns: u64, arrived_ns: u64, packet: &Packet<'_>, memory: &dyn Memory) {
         self.counters.arrived += 1;
         self.arrived_ns = arrived_ns;

@@ -10,7 +10,7 @@ use crate::shared::{Shared, TimerKey};
 
 /// The clock of one host.
 ///
-/// Clones share it. It keeps running while its host is paused or down.
+/// All clones are the same clock. The clock keeps running while its host is paused or down.
 #[derive(Clone)]
 pub struct HostClock {
     shared: Arc<Shared>,

@@ -15,16 +15,16 @@ pub struct Counters {
     pub bytes: u64,
     /// Packets sent, including acknowledgements and lost packets.
     pub packets: u64,
-    /// Packets lost by a link, or sent while it was down.
+    /// Packets that a link lost, or that were sent while the link was down.
     pub lost: u64,
     /// Packets that arrived twice; the second copy was discarded.
     pub duplicated: u64,
     /// Packets delayed by the reordering fault: each arrives two link latencies late, so that later packets may
     /// overtake it.
     pub reordered: u64,
-    /// Damaged packets that were detected, and so lost.
+    /// Damaged packets that a checksum detected; they did not land.
     pub corrupted_caught: u64,
-    /// Damaged packets that were not detected and landed.
+    /// Damaged packets that no checksum detected; they landed.
     pub corrupted_uncaught: u64,
     /// Retransmitted packets.
     pub retransmitted: u64,

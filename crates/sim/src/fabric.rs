@@ -20,9 +20,9 @@ use crate::world::HostId;
 /// executed. If an adapter refuses a request, it ends the connection at both ends and flushes later requests. Between
 /// adapters, a request that names a new key waits until the key has reached the posting side; later requests of the
 /// lane wait behind it. When a connection breaks, a request is flushed only if no part of it was executed; otherwise
-/// its status says that it may have been executed. After a full queue, the room event follows when a quarter of the
-/// queue is free. [`Fabric::wait`] returns at once, because time advances only while no task runs: tasks await
-/// [`SimFabric::rung`] instead. The doorbell starts unarmed.
+/// its status says that it may have been executed. After a full queue has refused a post, an event reports room when a
+/// quarter of the queue is free. [`Fabric::wait`] returns at once, because time advances only while no task runs: tasks
+/// await [`SimFabric::rung`] instead. The doorbell starts unarmed.
 pub struct SimFabric {
     shared: Arc<Shared>,
     endpoint: u32,
@@ -34,8 +34,8 @@ impl SimFabric {
         Arc::new(SimFabric { shared, endpoint })
     }
 
-    /// Registers a segment whose pages an adapter finds in a page table, with an entry for each `page_bytes`: the segment
-    /// as an application registers it. The memory of [`Fabric::register`] counts as physically contiguous, as if it lay
+    /// Registers a segment as an application does: the adapter finds its pages in a page table, which has one entry per
+    /// `page_bytes` bytes. A segment registered by [`Fabric::register`] counts as physically contiguous, as if it were
     /// in huge pages. Panics if `page_bytes` is 0.
     pub fn register_in_pages(&self, segment: Arc<Segment>, page_bytes: u64) -> Result<Key, RegisterError> {
         assert!(page_bytes > 0, "a page has at least one byte");

@@ -29,7 +29,7 @@ pub struct Link {
 /// The effect of a damaged packet at its receiver.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Corruption {
-    /// The checksum detects it: the packet is lost.
+    /// The checksum detects the damage, and the packet is lost.
     #[default]
     Caught,
     /// The checksum does not detect it: one flipped bit of the payload reaches memory, as if the damage preceded the

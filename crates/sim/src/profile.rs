@@ -32,7 +32,8 @@ pub struct Profile {
     pub wire_ns: u64,
     /// Default bandwidth of links.
     pub bandwidth_bytes_per_us: u64,
-    /// Overhead of each datagram, beyond the headers of its queue pair; or of each piece that a processor copies.
+    /// Bytes that each datagram takes on the wire, beyond the packet of its queue pair. If processors copy: bytes that
+    /// each piece takes, beyond the copied ones.
     pub header_bytes: u64,
     /// Maximum payload of a packet: writes land in pieces of this size.
     pub mtu_bytes: u64,
@@ -44,8 +45,8 @@ pub struct Profile {
     pub interrupt_ns: u64,
     /// Retransmission timeout of adapters; queue pairs that processes drive measure round trips instead.
     pub retransmit_ns: u64,
-    /// Maximum number of retransmissions before the connection ends. Processes that drive queue pairs end it after the
-    /// time that this many retransmissions take.
+    /// Maximum number of retransmissions before the connection ends. Processes that drive queue pairs end the
+    /// connection after the time that this many retransmissions take.
     pub retries_max: u32,
     /// Delay before a message that found no posted receive is retried.
     pub rnr_ns: u64,
@@ -86,10 +87,10 @@ pub struct Profile {
 pub struct Adapter {
     /// Time that the sending or the receiving unit needs for one packet, except acknowledgements.
     pub packet_ns: u64,
-    /// Additional time to begin the read of a payload that is not inline. The unit hides it if the previous packet
-    /// belongs to the same queue pair and has just left.
+    /// Additional time to begin the read of a payload that is not inline. The unit hides this time if the previous
+    /// packet belongs to the same queue pair and has just left.
     pub gather_ns: u64,
-    /// Time for which a unit stalls when a cache misses: it reads the entry from the host's memory.
+    /// Time for which a unit stalls when a cache misses, to read the entry from the host's memory.
     pub fetch_ns: u64,
     /// Maximum number of queue pairs whose state is cached.
     pub cached_connections: u64,
@@ -99,8 +100,8 @@ pub struct Adapter {
     pub cached_pages: u64,
     /// Time to take a posted receive: for each message, and each write with an immediate value.
     pub receive_ns: u64,
-    /// Time for which a thread that waits for events polls before it sleeps: events within it cost `poll_ns`, later ones
-    /// `interrupt_ns`.
+    /// Time for which a thread that waits for events polls before it sleeps: events in this time cost `poll_ns`, later
+    /// ones `interrupt_ns`.
     pub spin_ns: u64,
 }
 
@@ -114,11 +115,11 @@ pub struct Processor {
     pub instructions_per_kilocycle: u64,
     /// Time of one system call, there and back.
     pub system_call_ns: u64,
-    /// Time to register memory with the adapter, without its pages.
+    /// Time to register memory with the adapter, without the time for its pages.
     pub register_ns: u64,
     /// Additional time to register one page of 4 KiB.
     pub register_page_ns: u64,
-    /// Time to deregister memory, without its pages.
+    /// Time to deregister memory, without the time for its pages.
     pub deregister_ns: u64,
     /// Additional time to deregister one page of 4 KiB.
     pub deregister_page_ns: u64,
@@ -140,9 +141,10 @@ impl Processor {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AtomicsBy {
-    /// The processor: atomic with its other accesses.
+    /// A processor. Posted atomics are also atomic with respect to the accesses of processors.
     Processor,
-    /// The adapter of the target. It reads the word and writes it `atomic_ns` later, overwriting changes in between.
+    /// The adapter of the target, which reads the word and writes it `atomic_ns` later, and overwrites changes made in
+    /// between.
     Adapter,
 }
 
@@ -150,10 +152,10 @@ pub enum AtomicsBy {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AcknowledgedBy {
-    /// An adapter, even while its process is stopped. Profiles in which processors copy use this value too, without
-    /// acknowledgements.
+    /// The adapter acknowledges, even while its process is stopped. Profiles in which processors copy have this value,
+    /// too, but no acknowledgements.
     Adapter,
-    /// The process, in software: while it is stopped, nothing is sent, received or answered.
+    /// The process acknowledges, in software. While it is stopped, it sends, receives and answers nothing.
     Process,
 }
 
@@ -180,7 +182,7 @@ impl From<AtomicsBy> for Atomics {
 pub enum CutOffBy {
     /// Our own adapter drops what the peer sends.
     Target,
-    /// Only the exit of the peer, whose own processor copies into our memory and may stop and resume at any time.
+    /// Only the peer's exit: the peer's own processor copies into our memory, and may stop and resume at any time.
     Exit,
 }
 
@@ -188,7 +190,7 @@ pub enum CutOffBy {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Fence {
-    /// Bring its host down.
+    /// Bring the peer's host down.
     Kill,
     /// No action is permitted.
     Never,
@@ -304,7 +306,7 @@ impl Profile {
         Profile::built_in("rnic-100g")
     }
 
-    /// As [`Profile::rnic_100g`], but atomics are atomic only among themselves, as verbs' `IBV_ATOMIC_HCA`.
+    /// Returns [`Profile::rnic_100g`] with atomics that are atomic only among themselves (verbs' `IBV_ATOMIC_HCA`).
     pub fn rnic_100g_hca() -> Profile {
         Profile { atomics: AtomicsBy::Adapter, ..Profile::rnic_100g() }
     }

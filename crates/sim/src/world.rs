@@ -90,10 +90,10 @@ impl World {
         World::made_of(seed, Hardware::new(profile, None))
     }
 
-    /// Creates an empty world whose hosts may have several processes. `across` is the hardware between hosts, and
-    /// `within` that between the processes of one host, which access each other's memory by loads and stores. Each
-    /// process has its own adapter. Panics as [`World::new`] does, and unless `across` has adapters and `within` has
-    /// none.
+    /// Creates an empty world whose hosts may have several processes. `across` is the hardware between hosts.
+    /// `within` is the hardware between the processes of one host, which access each other's memory by loads and
+    /// stores. Each process has its own adapter. Panics as [`World::new`] does, and unless `across` has adapters
+    /// and `within` has none.
     pub fn with_processes(seed: u64, across: Profile, within: Profile) -> World {
         World::made_of(seed, Hardware::new(across, Some(within)))
     }
@@ -229,7 +229,7 @@ impl World {
         self.inner.shared.with(|net| net.link(from, to))
     }
 
-    /// Changes a link, in one direction; packets on it are not affected.
+    /// Changes a link, in one direction; packets that are on the link are not affected.
     pub fn set_link(&self, from: HostId, to: HostId, link: Link) {
         self.inner.shared.with(|net| net.set_link(from, to, link));
     }
@@ -300,7 +300,7 @@ impl World {
         self.inner.tasks.borrow().is_alive(task)
     }
 
-    /// Drops a task: at once, or at its next await if it is the caller.
+    /// Drops a task at once, or, if the task itself calls this, at its next await.
     pub fn abort(&self, task: TaskId) {
         let removed = self.inner.tasks.borrow_mut().remove(task);
         drop(removed);
@@ -323,8 +323,8 @@ impl World {
         self.run_until(u64::MAX)
     }
 
-    /// Runs until all tasks without a host have ended, or until `deadline_ns`. If there are none, time always advances
-    /// to the deadline.
+    /// Runs until all tasks without a host have ended, or until `deadline_ns`. Without such tasks, time always
+    /// advances to the deadline.
     pub fn run_until(&self, deadline_ns: u64) -> RunEnd {
         let told = self.inner.tasks.borrow().stories() > 0;
         loop {

@@ -97,8 +97,8 @@ pub enum Place {
     },
     /// No access reaches the bytes now, because the home is moving them to another node.
     Frozen,
-    /// No access reaches the bytes, because this incarnation, their owner or the region's home, is unreachable or has
-    /// ended.
+    /// No access reaches the bytes, because this incarnation is unreachable or has ended. It is the owner of the bytes,
+    /// or the region's home.
     Down(NodeIncarnation),
 }
 
@@ -180,7 +180,7 @@ pub enum Blocked {
     },
     /// The offset of an atomic is not a multiple of [`WORD_BYTES`].
     Unaligned,
-    /// This incarnation, the owner of the bytes or the region's home, is unreachable or has ended.
+    /// This incarnation is unreachable or has ended. It is the owner of the bytes, or the region's home.
     Down(NodeIncarnation),
 }
 

@@ -124,7 +124,7 @@ pub enum DirectoryEvent {
     Meeting,
     /// Each connection to a node that joined before this node is up or has failed.
     AllMet,
-    /// This node, which joined before the directory's node, will report the names of its regions.
+    /// This incarnation, of a node that joined before the directory's node, will report the names of its regions.
     Expected(NodeIncarnation),
     /// A home reports the names and epochs of its regions.
     Names {

@@ -86,7 +86,7 @@ pub enum Command {
     Status,
     /// Ask one node for its status, without asking the directory for the node.
     StatusOf(NodeId),
-    /// Ask all nodes that are paired with this one for their statuses. A node that answers has processed all earlier
+    /// Ask all nodes that are paired with this node for their statuses. A node that answers has processed all earlier
     /// messages of this node.
     Greet,
     /// Set bytes that loads and stores do not reach. The command may end after a part: see [`Outcome::Stepped`].
@@ -178,7 +178,7 @@ pub enum Command {
     ForgetName(String),
     /// Forget a node that is not alive, and the names lost with it.
     ForgetNode(NodeId),
-    /// Request a number for a new node. No earlier node had this number, while such numbers are left.
+    /// Request a number for a new node: one that no node has had, as long as such numbers are left.
     TakeNumber,
     /// Ask an owner of memory whether a node can still access the owner's memory.
     Reach {
@@ -292,7 +292,7 @@ pub enum Outcome {
         regions: Vec<RegionInfo>,
         /// Names of regions whose homes have not answered, each with the home.
         unreachable: Vec<(String, NodeId)>,
-        /// Names whose records in the outside store are invalid.
+        /// Names whose records in etcd are invalid.
         damaged: Vec<String>,
     },
     /// The statuses of the nodes, ordered by node number.
@@ -303,7 +303,7 @@ pub enum Outcome {
     Registered(RegionId),
     /// Servers, ordered by service.
     Servers(Vec<NamedServer>),
-    /// The owner's report whether the given node can still access the owner's memory.
+    /// Whether the given node can still access the owner's memory, as the owner sees it.
     Reach(Reach),
     /// Names whose regions were lost, ordered by name.
     Lost(Vec<LostName>),
@@ -359,7 +359,7 @@ pub enum CommandError {
     /// The handle is no longer valid.
     #[error("the handle is stale")]
     Stale,
-    /// Bytes of a memory operation cannot be accessed; none was changed.
+    /// Some bytes of a memory operation cannot be accessed; no byte was changed.
     #[error("the bytes cannot be accessed: {blocked:?}")]
     Access {
         /// The side whose bytes cannot be accessed; the target for a fill.
@@ -419,7 +419,8 @@ pub enum Effect {
         incarnation: NodeIncarnation,
     },
     /// Announces that a peer is down: the engine has handled all messages of the peer, or has declared the peer dead.
-    /// The engine neither sends nor accepts further messages of the peer, which may still access this node's memory.
+    /// The engine sends no further messages to the peer, and accepts none from it. The peer may still access this
+    /// node's memory.
     PeerDown(PeerId),
     /// End a peer's access to this node's memory; then call `handle_cut_off`. If the driver first has to kill the
     /// peer's process, call `handle_kill` when the kill starts.

@@ -505,7 +505,7 @@ impl Engine {
         self.end_copy(now_ns, token, None);
     }
 
-    /// Handles the failure of [`Effect::Fetch`] and its cause.
+    /// Handles the failure of [`Effect::Fetch`], for the cause `why`.
     pub fn handle_copy_failed(&mut self, now_ns: u64, token: Token, why: CopyFailure) {
         self.end_copy(now_ns, token, Some(why));
     }

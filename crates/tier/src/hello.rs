@@ -45,7 +45,7 @@ impl Hello {
         postcard::to_stdvec(&(PROTOCOL_VERSION, self)).expect("a hello has no unencodable parts")
     }
 
-    /// Decodes a hello that a peer sent to node `own`, and checks its version and number.
+    /// Decodes a hello that a peer sent to node `own`, and checks the peer's version and number.
     pub fn decode(bytes: &[u8], own: NodeId) -> Result<Hello, BadHello> {
         let (version, rest): (u16, _) = postcard::take_from_bytes(bytes).map_err(|_| BadHello::Malformed)?;
         if version != PROTOCOL_VERSION {

@@ -439,15 +439,15 @@ impl Mapper {
         disowned.collect::<Vec<_>>().into_iter().map(|region| self.freeze_handles(region)).collect()
     }
 
-    /// Freezes the handles to all regions of which the unreachable `incarnation` is the home or owns bytes. Returns the
-    /// grace periods; when they end, accesses to those bytes fail with [`Blocked::Down`](crate::access::Blocked::Down).
+    /// Freezes the handles to all regions whose home or bytes are at the unreachable `incarnation`. Returns the grace
+    /// periods; when they end, accesses to those bytes fail with [`Blocked::Down`](crate::access::Blocked::Down).
     pub fn handle_down(&mut self, incarnation: NodeIncarnation) -> Vec<Quiesce> {
         self.dead.insert(incarnation);
         self.regions_touching(incarnation).into_iter().map(|region| self.freeze_handles(region)).collect()
     }
 
-    /// Records that an incarnation has ended, and forgets all ended incarnations of which this node maps no region or
-    /// bytes. Otherwise they would accumulate, since each run of a `halite` command joins as a node.
+    /// Records that an incarnation has ended, and forgets all ended incarnations that are neither home of a mapped
+    /// region nor own its bytes. Otherwise they would accumulate, since each run of a `halite` command joins as a node.
     pub fn handle_ended(&mut self, incarnation: NodeIncarnation) {
         self.ended.insert(incarnation);
         for incarnation in std::mem::take(&mut self.ended) {
@@ -473,8 +473,9 @@ impl Mapper {
         self.waiting.keys().copied()
     }
 
-    /// Drops the handles to regions of which a node that is reachable again is the home or owns bytes. The regions may
-    /// have changed meanwhile, so sessions must map them again. Returns the regions, their homes and the grace periods.
+    /// Drops the handles to all regions whose home or bytes are at `incarnation`, which is reachable again. The regions
+    /// may have changed meanwhile, so sessions must map them again. Returns the regions, their homes and the grace
+    /// periods.
     pub fn handle_up(&mut self, incarnation: NodeIncarnation) -> Vec<(RegionId, NodeIncarnation, Quiesce)> {
         self.dead.remove(&incarnation);
         let regions = self.regions_touching(incarnation).into_iter();
@@ -490,7 +491,7 @@ impl Mapper {
         is_lost.then(|| self.drop_region(region))
     }
 
-    /// Returns true if this node maps a region of which `incarnation` is the home or owns bytes.
+    /// Returns true if this node maps a region whose home or bytes are at `incarnation`.
     pub fn maps_any_of(&self, incarnation: NodeIncarnation) -> bool {
         !self.regions_touching(incarnation).is_empty()
     }

@@ -20,14 +20,14 @@ pub struct Peer {
     pub send_bytes_max: usize,
     /// Reassembles the peer's messages.
     pub assembler: Assembler,
-    /// Time in ns at which this node last heard the peer.
+    /// Time in ns at which this node last heard from the peer.
     pub heard_ns: u64,
     /// Time, in ns of the peer's clock, at which the peer sent its last heartbeat.
     pub beat_ns: u64,
     /// Send time, in ns, of the last message that the peer has certainly received. The peer considers this node alive
     /// for at least a lease from that time.
     pub acknowledged_ns: u64,
-    /// True if this node is the directory and the peer has reported all its names.
+    /// True if this node holds the directory, and the peer has reported all names of its regions to it.
     pub has_reported_names: bool,
     /// True if the peer has reported all chunks that it holds for regions homed here.
     has_reported_held: bool,
@@ -50,7 +50,8 @@ impl Parting {
         Parting { cause, at_ns: signed(now_ns) }
     }
 
-    /// Converts a loss that another node has reported to times on this node's clock, which shows `now_ns`.
+    /// Creates the parting from a loss that another node reported. Converts the loss's age to a time on this node's
+    /// clock, which now shows `now_ns`.
     pub fn of(loss: Loss, now_ns: u64) -> Parting {
         Parting { cause: loss.cause, at_ns: signed(now_ns) - signed(loss.age_ns) }
     }
@@ -112,7 +113,7 @@ pub struct CutOffPeer {
     pub pid: u32,
     /// True if a node killed the process because the peer was silent.
     pub killed: bool,
-    /// Time in ns at which this node last heard the peer.
+    /// Time in ns at which this node last heard from the peer.
     pub heard_ns: u64,
 }
 
@@ -439,7 +440,7 @@ impl Members {
         self.peers.iter().map(|(id, peer)| (*id, peer))
     }
 
-    /// Updates the time in ns at which this node last heard each peer, if `heard` returns a later time for the peer.
+    /// Updates the time in ns at which this node last heard from each peer for which `heard` returns a later time.
     pub fn note_heard(&mut self, heard: impl Fn(PeerId) -> Option<u64>) {
         for (id, peer) in &mut self.peers {
             peer.heard_ns = peer.heard_ns.max(heard(*id).unwrap_or(0));
@@ -462,7 +463,7 @@ impl Members {
         }
     }
 
-    /// Sets the time at which this node last heard each peer to `now_ns`. Called after this node itself was suspended.
+    /// Sets the time at which this node last heard from each peer to `now_ns`. Call after this node was suspended.
     pub fn excuse_silence(&mut self, now_ns: u64) {
         for peer in self.peers.values_mut() {
             peer.heard_ns = now_ns;

@@ -90,8 +90,8 @@ pub enum Request {
     Unlock { region: RegionId, session: SessionId, recover: bool },
     /// To the home of a barrier: one participant has arrived. The reply follows when all participants have arrived.
     Arrive { region: RegionId, principal: Principal, participants: u32, timeout_ns: u64 },
-    /// To all nodes: `home` has ended. Drop the mappings of its regions in the requester's memory, and reply once no
-    /// access through these mappings is in flight.
+    /// To all nodes: `home` has ended. Drop your mappings of all chunks that are in the requester's memory and belong
+    /// to regions of `home`, and reply once no access through these mappings is in flight.
     DropHome { home: NodeIncarnation },
     /// To an owner of chunks of the requester's regions: the requester cannot reach the mapper `to`. Make the mapper
     /// drop all regions that it mapped before its pairing `pairing` with the requester ended, or cut the mapper off;
@@ -210,7 +210,7 @@ pub enum Change {
     Place { from: u64, place: Extent },
     /// Replaces the permissions of all principals, and the seal.
     Access { access: AccessList, sealed: bool },
-    /// Announces the region's home at the end of a move.
+    /// Announces the region's present home: at the end of a move, or to a newly paired mapper.
     Settle { home: NodeIncarnation },
     /// Announces that the home is freeing the region, so that mappers drop it.
     Drop,
@@ -268,7 +268,7 @@ pub enum Reply {
     Reached(Reach),
     /// Reply to `Drain`: the result of the drain.
     Drained(Box<Drained>),
-    /// Reply to `MoveNames`: the names have moved, with the list of lost names. The fields count both.
+    /// Reply to `MoveNames`: this many names, and this many lost names, have moved.
     NamesMoved { names: u64, lost: u64 },
 }
 
@@ -280,7 +280,7 @@ pub const LEFTOVERS_MAX: usize = 1000;
 pub struct Drained {
     /// Number of regions moved, in whole or in part.
     pub moved: u64,
-    /// Number of bytes of these regions that were on the drained node.
+    /// Number of bytes that the moved regions had on the drained node.
     pub moved_bytes: u64,
     /// Regions that are still on the node, at most [`LEFTOVERS_MAX`].
     pub left: Vec<Leftover>,
@@ -384,7 +384,7 @@ pub struct Watcher {
 /// An owner's view of another node, which shows whether operations of that node can still change the owner's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Reach {
-    /// The incarnation that the owner saw most recently; 0 if it remembers none.
+    /// The latest incarnation of the node that the owner has seen; 0 if the owner remembers none.
     pub incarnation: u64,
     /// Number of the current or last pairing of the two nodes; 0 if they never paired, or the incarnation has ended.
     pub pairing: u64,
@@ -461,7 +461,7 @@ pub enum LossCause {
     Left,
     /// The node's process has exited.
     Exited,
-    /// Another node killed the process after silence for longer than a lease.
+    /// Another node killed the node's process, because the node was silent for longer than a lease.
     Killed,
     /// The node does not answer, and may be alive.
     Unreachable,
@@ -652,7 +652,7 @@ pub enum ErrorReply {
     #[error("the region would lose its last master")]
     LastMaster,
     /// The region would consist of more pieces (extents) than the maximum.
-    #[error("{pieces} pieces exceed the maximum of {max}: use larger chunks")]
+    #[error("the region would have {pieces} pieces, and the maximum is {max}: use larger chunks")]
     TooManyPieces {
         /// Number of pieces that the region would have.
         pieces: u64,
@@ -733,7 +733,7 @@ pub enum ErrorReply {
         /// Maximum number of waiting requests.
         max: u64,
     },
-    /// The store of names outside the cluster (etcd) does not answer; the claim may have succeeded.
+    /// The store of names outside the cluster (etcd) does not answer; a claim of a name may have succeeded.
     #[error("etcd, which holds the names, does not answer")]
     DirectoryOut,
     /// The names have moved to another store. The requesting node has been notified of the new store, and repeats the
@@ -746,14 +746,14 @@ pub enum ErrorReply {
         /// The reason, for display.
         reason: String,
     },
-    /// The outside store's record of the requested name is invalid.
+    /// The record of the requested name in etcd is invalid.
     #[error("the key {key:?} in the store of names holds no valid record")]
     NameDamaged {
         /// The key of the invalid record.
         key: String,
     },
     /// The first connection to the node did not come up within a lease.
-    #[error("node {0} could not be connected within a lease")]
+    #[error("no connection to node {0} came up within a lease")]
     NotMet(NodeId),
 }
 

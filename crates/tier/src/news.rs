@@ -1,4 +1,4 @@
-//! Events of members and memory for users, with their texts. Drivers log them.
+//! Events of members and memory, with texts for users. Drivers log the events.
 
 use std::fmt;
 
@@ -24,7 +24,7 @@ impl fmt::Display for NodeProcess {
 /// longer than a lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "node {by} reports that this incarnation of node {node} has ended: while this process was stopped or unreachable for longer than its lease, another process became node {node}, or a user had the node forgotten; all data of this process is lost: restart it to rejoin"
+    "node {by} reports that this incarnation of node {node} has ended: while this process was stopped or unreachable for longer than its lease, another process became node {node}, or a user removed it (`halite forget`); all data of this process is lost: restart it to rejoin"
 )]
 pub struct Over {
     /// The node whose incarnation has ended.
@@ -86,16 +86,16 @@ pub enum News {
     EtcdBack,
     /// etcd was restored to an earlier state, and lacks recent writes.
     EtcdRestored {
-        /// The last known revision.
+        /// The last revision of etcd that this node knew.
         was: u64,
-        /// The current revision.
+        /// etcd's revision now.
         is: u64,
     },
     /// A different etcd cluster answers at the address.
     EtcdOther {
-        /// The last known cluster id.
+        /// The id of the etcd cluster that answered before.
         was: u64,
-        /// The current cluster id.
+        /// The id of the etcd cluster that answers now.
         is: u64,
     },
     /// This node's record in etcd was removed or overwritten.

@@ -26,7 +26,7 @@ pub struct Region {
     pub extents: Extents,
     /// Nodes that map the region.
     pub mappers: SmallVec<[MapperEntry; 1]>,
-    /// The command in progress and the commands queued behind it; `None` without a command.
+    /// The command in progress and the commands queued after it; `None` without a command.
     pub busy: Option<Box<Busy>>,
     /// Binary logarithm of the bytes per chunk.
     pub chunk_bytes_log2: u8,

@@ -139,7 +139,7 @@ impl Store {
         Ok(extents)
     }
 
-    /// Frees reserved extents that no other part of the node has received.
+    /// Frees reserved extents that the store has not yet handed to another part of the node.
     pub fn unreserve(&mut self, extents: &[Extent]) {
         for extent in extents {
             self.free_range_of(*extent);
@@ -298,7 +298,7 @@ impl Store {
         }
     }
 
-    /// Stops holding `extent`, which may be part of a longer run, for another home.
+    /// Stops holding `extent`, which may be part of a longer held extent, for another home.
     pub fn forget_foreign(&mut self, extent: &Extent) {
         let before = self.foreign.range(..=(extent.key, extent.offset)).next_back();
         let Some((&(key, start), &foreign)) = before else { return };

@@ -18,7 +18,7 @@ pub struct Birth {
     pub host: HostId,
     /// Number of the incarnation; makes the node's address unique.
     pub incarnation: u32,
-    /// Name of the node's random stream.
+    /// Name of the node's stream of random numbers.
     pub stream: String,
 }
 

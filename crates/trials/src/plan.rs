@@ -128,7 +128,7 @@ pub struct Work {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Faults {
-    /// Mean time between two faults in microseconds; 0 for none.
+    /// Mean time between two faults, in microseconds. With 0, there are no faults.
     pub gap_us: u64,
     /// Weight of crashes of a node, which then restarts.
     pub crash: u32,
@@ -151,8 +151,8 @@ pub struct Faults {
     pub forget: u32,
     /// Maximum duration of a fault, in hundredths of a lease.
     pub long_percent: u32,
-    /// Time with faults, in microseconds. Then no faults are injected until two leases of peace, in which everything
-    /// alive must work, have passed; 0: faults never pause.
+    /// Length of a period with faults, in microseconds. After each such period, faults pause until two leases of
+    /// peace, in which everything alive must work, have passed. With 0, faults never pause.
     pub spell_us: u64,
 }
 
@@ -257,7 +257,7 @@ pub enum PlanError {
     Profile {
         /// Name of the plan.
         plan: String,
-        /// The known profiles.
+        /// Error of the profile, which lists the known profiles.
         source: ProfileError,
     },
 }

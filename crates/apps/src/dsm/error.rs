@@ -15,7 +15,7 @@ pub enum DsmError {
     OutOfBounds {
         /// Offset of the first byte of the range.
         begin: u64,
-        /// Offset behind the last byte of the range.
+        /// Offset after the last byte of the range.
         end: u64,
         /// Length of all shared pages, in bytes.
         len: u64,
@@ -33,7 +33,7 @@ pub enum DsmError {
         page: usize,
     },
     /// A page could not be read from its home, or written to it. All later accesses of this worker fail, too.
-    #[error("shared pages: {0}")]
+    #[error("access to shared pages failed: {0}")]
     Access(#[from] AccessError),
     /// A task accessed a page that it had not touched. All later accesses of this worker fail, too.
     #[error("page {page} was absent; a task must touch a page before it accesses the page")]
@@ -51,10 +51,10 @@ pub enum DsmError {
     #[error(transparent)]
     Serve(#[from] ServeError),
     /// The call to the lock server, which grants and ends sections, failed.
-    #[error("sections of shared pages: {0}")]
+    #[error("a request to the lock server of shared pages failed: {0}")]
     Locks(#[from] NamedCallError),
-    /// The call to the lock server that released an earlier section failed.
-    #[error("release of shared pages: {0}")]
+    /// The call that releases an earlier section at the lock server failed.
+    #[error("cannot release shared pages: {0}")]
     Release(#[from] CallError),
     /// A worker may still have old copies of released pages. The section that changed these pages stays held.
     #[error("worker {worker} did not discard its copies of released pages; their section stays held")]

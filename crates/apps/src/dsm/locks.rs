@@ -4,8 +4,8 @@
 //! that call shows at once that the worker has ended.
 //!
 //! A worker that releases a section does not wait for the answer, because later requests for its pages wait at the server
-//! until the release has arrived there. It looks at the answer after its next section has begun. It can only post calls
-//! to a function with a number, so the server has one beside its name.
+//! until the release has arrived there. It looks at the answer after its next section has begun. The release
+//! is a posted call, which needs a function number, so the server has a number beside its name.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;

@@ -7,6 +7,9 @@
 //!  release   dirty pages ── one-sided writes ──> homes ── multicast: discard your copies ── lock server (not awaited)
 //! ```
 //!
+//! A *section* is the time from the `acquire` of a range of pages to their `release`. A section that writes excludes
+//! all others from its pages.
+//!
 //! Page `p` lives in the region of worker `p % workers`. A worker keeps copies of the pages that it has touched, until
 //! another worker that has changed these pages releases its section. This is release consistency: a worker that has
 //! acquired pages reads what all earlier released sections stored in these pages. Loads outside of a section find some
@@ -51,7 +54,7 @@ use service::Service;
 /// workers.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Name of the range. Its regions, servers and its barrier are called `NAME/...`.
+    /// Name of the range. Its regions, servers and barrier are called `NAME/...`.
     pub name: String,
     /// Number of the worker, from 0 on. Each worker has its own node.
     pub me: usize,
@@ -59,7 +62,8 @@ pub struct Options {
     pub workers: usize,
     /// Number of pages in the range.
     pub pages: usize,
-    /// Maximum time that this worker waits for the others at a barrier, and for a section.
+    /// Maximum time that this worker waits for the others at a barrier, until `acquire` gets its section, and until the
+    /// others discard their copies at a `release`.
     pub patience: Duration,
 }
 

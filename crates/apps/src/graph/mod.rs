@@ -12,7 +12,7 @@
 //! per step separates writing from reading. So no lock is needed.
 //!
 //! [`pagerank_on_dsm`] and [`components_on_dsm`] keep the values in [distributed shared memory](crate::dsm) instead: the
-//! same programs run by loads and stores, and a step costs an `acquire` and a `release` to store and another to load.
+//! same programs run by loads and stores, and a step costs two pairs of `acquire` and `release`, to store and to load.
 //!
 //! In each step, a worker spends about 3 ns per gathered edge, and reads 8 bytes per vertex of the other workers.
 

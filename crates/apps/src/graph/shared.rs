@@ -6,7 +6,7 @@
 //!  half 1   worker 0: sums, values ... | worker 1: sums, values ... | ...      steps 1, 3, 5, ...
 //! ```
 //!
-//! The words of a worker fill whole pages, so that only this worker stores to them. A step acquires them to store the
+//! The words of a worker fill whole pages, so that only this worker stores to them. A step acquires its pages to store
 //! new values, and then acquires all words of the half to load the values of neighbours. As in the ordinary engine, one
 //! barrier per step is enough, because a worker stores to a half again only after all have loaded from it. A value that
 //! has not changed is not stored, so its page stays valid in the caches of the others.

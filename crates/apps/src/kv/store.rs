@@ -476,7 +476,7 @@ impl Store {
         Ok(len.unwrap_or(0) as u64)
     }
 
-    /// Adds to the value of a key, a decimal number, which is 0 if the key does not exist. Returns the sum.
+    /// Adds `number` to the value of a key, which must be a decimal number; an absent key counts as 0. Returns the sum.
     pub async fn add(&mut self, key: &[u8], number: i64) -> Result<i64, KvError> {
         Ok(self.number(key, None, Request::Add { key, number }).await?.unwrap_or(0))
     }

@@ -108,7 +108,8 @@ impl Layout {
         (self.segment_slots * self.payload_bytes() as u64).min(LEN_MAX)
     }
 
-    /// Returns the pieces of a record, one per slot: the range of its bytes, and their offset from the first slot.
+    /// Returns the pieces of a record, one per slot: for each, its range of bytes in the record, and its offset from
+    /// the start of the first slot, in bytes.
     pub fn pieces(self, len: usize) -> impl Iterator<Item = (Range<usize>, usize)> {
         let payload = self.payload_bytes();
         (0..self.slots_of(len) as usize).map(move |slot| {

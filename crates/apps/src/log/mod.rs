@@ -6,7 +6,7 @@
 //!  NAME/1    | word, record |    0         |                                              on each node in turn
 //! ```
 //!
-//! Each slot begins with a word, which is 0 at first. A writer reserves slots by a fetch-add, writes its record behind
+//! Each slot begins with a word, which is 0 at first. A writer reserves slots by a fetch-add, writes its record after
 //! their words, and makes it visible by a compare-swap of the first slot's word from 0. A follower reads slots in
 //! order. If the word of a reserved slot stays 0 for too long, the follower swaps it to *void* and continues. The
 //! writer's own compare-swap then fails, and the writer reserves other slots. So a skipped record never becomes visible

@@ -24,7 +24,7 @@ pub struct Writer {
 
 impl Writer {
     /// Creates a writer that reserves `batch` slots at a time, at least one. A larger batch takes fewer round trips,
-    /// but a follower waits for its patience before it skips an unused slot.
+    /// but a follower waits for twice its patience before it skips an unused slot.
     pub fn new(log: Log, batch: u64) -> Writer {
         Writer { log, reserved: 0..0, batch: batch.max(1), swaps: Vec::new() }
     }
@@ -51,7 +51,7 @@ impl Writer {
         self.append_entry(&entry, true).await
     }
 
-    /// Marks reserved slots that are not used as skipped, so that no follower waits for them.
+    /// Marks all unused reserved slots as skipped, so that no follower waits for them.
     pub async fn close(mut self) -> Result<(), LogError> {
         self.void_up_to(self.reserved.end).await
     }

@@ -1,7 +1,7 @@
 //! Input: files and folders, divided into splits that cut no word and no line.
 //!
-//! A split is a range `begin..end` of bytes in a file. Its text begins behind the first boundary byte at or after
-//! offset `begin - 1`, and ends behind the first boundary byte at or after offset `end - 1`. So the workers of adjacent
+//! A split is a range `begin..end` of bytes in a file. Its text begins after the first boundary byte at or after
+//! offset `begin - 1`, and ends after the first boundary byte at or after offset `end - 1`. So the workers of adjacent
 //! splits agree on their border without a message. Boundary bytes are ASCII, so no character is cut either.
 
 use std::ffi::OsStr;

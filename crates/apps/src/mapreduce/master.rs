@@ -33,7 +33,7 @@ pub struct Master<'a> {
 /// Progress of a run.
 #[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Progress {
-    /// Bytes mapped.
+    /// Bytes of input that the map phase has processed.
     pub bytes: u64,
     /// Bytes of input.
     pub bytes_total: u64,
@@ -48,7 +48,7 @@ pub struct Phases {
     pub map: f64,
     /// Time from the end of the map phase until all parts were reduced.
     pub reduce: f64,
-    /// Time from the end of the reduce phase until the runs were merged.
+    /// Time from the end of the reduce phase until the sorted runs were merged.
     pub merge: f64,
 }
 
@@ -82,8 +82,8 @@ pub struct Outcome<R> {
 }
 
 impl Master<'_> {
-    /// Leads a run over files and folders. Returns when each worker has the order to end or is lost. Closes the desk
-    /// before it returns.
+    /// Leads a run over files and folders. Returns when each worker has received the order to end, or is lost. Closes
+    /// the desk before it returns.
     pub async fn lead<J: Job>(
         &self,
         job: &J,

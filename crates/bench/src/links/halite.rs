@@ -80,7 +80,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Returns the round trip that `percent` of the pings do not exceed.
+    /// Returns the round trip that `percent` % of the pings do not exceed; `None` if no ping came back.
     pub fn percentile(&self, percent: usize) -> Option<Duration> {
         let last = self.trips.len().checked_sub(1)?;
         Some(self.trips[last * percent / 100])
@@ -113,7 +113,7 @@ impl Ends {
         Ok(Ends { ends: [one?, two?], _dir: dir })
     }
 
-    /// Runs the load on the first end, and drives both ends until it is over.
+    /// Runs the load on side 0, and drives both ends until the load is over.
     pub fn run(&self, network: &Network, load: Load) -> io::Result<Outcome> {
         let is_over = AtomicBool::new(false);
         let [outcome, answered] = network.both(|side| {
@@ -145,7 +145,7 @@ impl Ends {
         self.ends.each_ref().map(|end| end.fabric.counters(end.peer).unwrap_or_default())
     }
 
-    /// Returns the dropped packets of both fabrics.
+    /// Returns how many packets each fabric has dropped, by cause.
     pub fn dropped(&self) -> [Dropped; 2] {
         self.ends.each_ref().map(|end| end.fabric.dropped())
     }

@@ -44,7 +44,7 @@ fn parse(output: &str) -> Option<Sample> {
     Some(Sample { rate_per_s: Some(rate_per_s), ..Sample::default() })
 }
 
-/// Reads values from a map in this process by one thread, with the keys of `halite run ycsb --workload C`.
+/// Reads values from a map in this process, on one thread, with the keys of `halite run ycsb --workload C`.
 pub fn dashmap(keys: u64, iterations: u64) -> Result<Sample, ProbeError> {
     let map: DashMap<Vec<u8>, Vec<u8>> = (0..keys).map(|key| (key_of(key), value_of(key))).collect();
     let elapsed = on_core(CLIENT_CORE, || {
@@ -75,7 +75,7 @@ fn value_of(key: u64) -> Vec<u8> {
     value
 }
 
-/// Appends records of 16 bytes to a file by one thread, `together` of them per system call, without flushing them to
+/// Appends records of 16 bytes to a file, on one thread, `together` records per system call, without flushing them to
 /// disk.
 pub fn file(together: u64, iterations: u64) -> Result<Sample, ProbeError> {
     let failed = |source| ProbeError::Conversation { peer: "the file", source };

@@ -34,7 +34,7 @@ pub enum ChildError {
     /// The program failed.
     #[error("{command} failed with {status}:\n{stderr}")]
     Failed {
-        /// Name and arguments.
+        /// Name and arguments of the program.
         command: String,
         /// Exit status.
         status: ExitStatus,
@@ -44,7 +44,7 @@ pub enum ChildError {
     /// The program was killed because it did not end within the time limit.
     #[error("{command} did not end within {limit_s} s")]
     TooLong {
-        /// Name and arguments.
+        /// Name and arguments of the program.
         command: String,
         /// The limit in seconds.
         limit_s: u64,
@@ -52,7 +52,7 @@ pub enum ChildError {
     /// The server accepted no connection within the time limit.
     #[error("{command} accepted no connection within {limit_s} s of its start")]
     NotReady {
-        /// Name and arguments.
+        /// Name and arguments of the program.
         command: String,
         /// The limit in seconds.
         limit_s: u64,
@@ -62,7 +62,7 @@ pub enum ChildError {
     Orphaned,
 }
 
-/// A running program. It is killed when this is dropped.
+/// A running program, which is killed when this value is dropped.
 pub struct Tethered {
     child: Child,
     command: String,

@@ -1,4 +1,4 @@
-//! Describes the machine and the versions of a measurement.
+//! Describes the machine, and the versions of the compared programs.
 
 use std::fs;
 use std::time::Duration;

@@ -75,7 +75,7 @@ pub enum PeersError {
     /// A program or loop failed.
     #[error(transparent)]
     Probe(#[from] ProbeError),
-    /// The program could not be executed.
+    /// The subcommand `tethered` could not execute its program.
     #[error(transparent)]
     Child(#[from] child::ChildError),
     /// The `halite` program does not exist and could not be built.

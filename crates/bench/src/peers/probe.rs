@@ -119,7 +119,7 @@ pub struct Sample {
     /// Median time of an operation, in microseconds; an operation of a ping-pong is half a round trip.
     pub latency_us: Option<f64>,
     /// 99th percentile of the time of an operation, in microseconds. If the clock is read once per group of operations,
-    /// the percentile over the mean times of the groups.
+    /// this is the percentile over the mean times of the groups.
     pub p99_us: Option<f64>,
     /// Operations per second.
     pub rate_per_s: Option<f64>,
@@ -139,7 +139,7 @@ pub struct Sample {
     pub processes_cpu: Option<Duration>,
     /// Used part of the memory that the server reserves for requests, in percent.
     pub used_percent: Option<f64>,
-    /// Used part of the receive queues of the baseline, which have four buffer sizes, in percent.
+    /// Used part of the receive buffers, of four sizes, that RDMA send would need for the same requests, in percent.
     pub used_by_queues_percent: Option<f64>,
 }
 
@@ -181,14 +181,14 @@ pub enum ProbeError {
         figure: String,
     },
     /// The process may not run on the core.
-    #[error("cannot measure on core {core}; two cores are needed: {source}")]
+    #[error("cannot run on core {core} (measurements need two cores): {source}")]
     Core {
         /// The core.
         core: usize,
         /// Error of the operating system.
         source: io::Error,
     },
-    /// No free port on the loopback interface.
+    /// The loopback interface has no free port.
     #[error("cannot find a free port for a server: {0}")]
     Port(io::Error),
 }

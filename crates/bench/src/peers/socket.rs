@@ -16,7 +16,8 @@ pub struct SocketServer {
 }
 
 impl SocketServer {
-    /// Starts `program` with the arguments for the path of a socket, and waits until it accepts connections.
+    /// Starts `program` with the arguments that `arguments` returns for the path of its socket, and waits until the
+    /// program accepts connections.
     pub fn start(
         program: &Path,
         arguments: impl FnOnce(&Path) -> Vec<String>,

@@ -46,7 +46,7 @@ impl Program {
     }
 }
 
-/// The available programs.
+/// The path of `halite`, and which programs of the peers are missing.
 pub struct Tools {
     /// Path of the `halite` program.
     pub halite: PathBuf,

@@ -43,7 +43,7 @@ pub enum Error {
     #[error("cannot step through a process: {0}")]
     Step(#[from] io::Error),
     /// The child process failed.
-    #[error("the child process failed during: {0}")]
+    #[error("the child process failed during {0}")]
     Child(&'static str),
     /// Operations exceed their bounds.
     #[error("{0} exceed their bounds")]

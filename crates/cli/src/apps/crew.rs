@@ -52,8 +52,8 @@ impl Crew {
         Crew::start_in(dir, scratch, over, false)
     }
 
-    /// Starts the workers as [`Crew::start`] does, but goes on without workers, other than the first, that are killed
-    /// meanwhile.
+    /// Starts the workers as [`Crew::start`] does. If workers other than the first are killed meanwhile, goes on
+    /// without them.
     pub fn start_enduring(dir: Option<&Path>, over: &Over) -> anyhow::Result<Crew> {
         let scratch = if dir.is_none() { Some(Scratch::create()?) } else { None };
         Crew::start_in(dir, scratch, over, true)

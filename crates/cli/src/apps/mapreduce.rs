@@ -39,7 +39,7 @@ pub struct WordcountArgs {
 /// Arguments of `halite run grep`
 #[derive(Args, Clone, Debug)]
 pub struct GrepArgs {
-    /// A regular expression, as of the Rust crate `regex`
+    /// A regular expression in the syntax of the Rust crate `regex`
     pattern: String,
     /// Files and folders to read
     #[arg(required = true, value_name = "PATH")]

@@ -51,7 +51,7 @@ pub struct YcsbArgs {
     pub(super) over: Over,
 }
 
-/// The core workloads that read and update.
+/// YCSB's core workloads that only read and update.
 #[derive(ValueEnum, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
 #[serde(rename_all = "lowercase")]
 pub enum Workload {

@@ -110,7 +110,7 @@ pub enum StartError {
         id: u32,
         /// Exit status of the process.
         status: ExitStatus,
-        /// Text of the log file; empty without one.
+        /// Text of the node's log file; empty if the node has no log file.
         said: String,
     },
     /// The process runs, but was not ready in time.

@@ -92,11 +92,11 @@ impl Target {
 #[derive(Debug, Default)]
 pub struct Found {
     pub targets: Vec<Target>,
-    /// Running nodes of which the process is unknown.
+    /// Running nodes whose processes are unknown.
     pub hidden: Vec<Hidden>,
 }
 
-/// A running node of which the process is unknown.
+/// A running node whose process is unknown.
 #[derive(Debug)]
 pub struct Hidden {
     pub presence: Presence,
@@ -144,8 +144,8 @@ fn look(dir: &ClusterDir, wanted: impl Fn(u32) -> bool) -> Result<Found, Cluster
     Ok(found)
 }
 
-/// Stops all `targets`, node 0 last, because the other nodes need it to leave. Kills the processes that have not ended
-/// after `grace`.
+/// Stops all `targets`, node 0 last, because the other nodes need node 0 when they leave. Kills the processes that
+/// have not ended after `grace`.
 pub fn stop(targets: Vec<Target>, grace: Duration) -> Result<Vec<(Target, Outcome)>, StopError> {
     let (first, others): (Vec<Target>, Vec<Target>) =
         targets.into_iter().partition(|target| target.node == 0);

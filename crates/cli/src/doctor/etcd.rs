@@ -8,7 +8,7 @@ use crate::bytes::ByteCount;
 /// Maximum difference of clocks in seconds; a larger one distorts the times of lost regions.
 const SKEW_S_MAX: u64 = 5;
 
-/// State of etcd, from the view of this host.
+/// State of etcd, as this host sees it.
 #[derive(Clone, Debug)]
 pub struct EtcdFacts {
     /// Address without the password.

@@ -25,7 +25,7 @@ pub fn plan<const IS_WRITE: bool>(args: &PerfArgs) -> Planned {
     Ok(usual::<Access<IS_WRITE>>(args, what))
 }
 
-/// Returns the plan of tests of reads and writes. Bandwidth tests move more bytes, in longer pieces.
+/// Returns the plan of a test that reads or writes. Bandwidth tests move more bytes, in longer pieces.
 pub fn usual<W: Workload>(args: &PerfArgs, what: &'static str) -> Plan {
     let plan = Plan::of::<W>(what);
     if args.test.is_bandwidth { Plan { size: 64 << 10, bytes: 16 << 30, ..plan } } else { plan }

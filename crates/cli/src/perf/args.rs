@@ -25,7 +25,7 @@ pub struct PerfArgs {
     /// Bytes of one operation [default: 8; *_bw: 64K; alloc_lat, map_lat, fill_lat, copy_lat: 4K]
     #[arg(short = 's', long, value_name = "BYTES")]
     pub size: Option<ByteCount>,
-    /// Operations per thread and size; for rpc_load at the full rate [default: enough for a fraction of a second]
+    /// Operations per thread and size (rpc_load: at the full rate) [default: enough for a fraction of a second]
     #[arg(short = 'n', long = "iters", value_parser = clap::value_parser!(u64).range(1..))]
     pub iterations: Option<u64>,
     /// All sizes from 8 bytes to 64 MiB; rpc_load: all rates
@@ -72,7 +72,7 @@ pub struct PerfArgs {
     /// rpc_load: calls per second over all threads [default: 1000]
     #[arg(long, value_name = "CALLS", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub rate: Option<u64>,
-    /// Also measure bare memory in the same run, if the test has an equivalent
+    /// Also measure the test's baseline in the same run, for example memcpy or page faults, if the test has one
     #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true", require_equals = true,
           action = clap::ArgAction::Set, value_name = "BOOL")]
     pub check_memcpy: bool,
@@ -91,7 +91,7 @@ pub struct PerfArgs {
     /// networks: create this folder with a page of plots
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Write a plot of all sizes to this file, beside bare memory if the test has an equivalent
+    /// Write a plot of all measured sizes to this file. The plot also shows the baseline of --check-memcpy
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
     /// Overwrite existing files of --out and --svg

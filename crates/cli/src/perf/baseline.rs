@@ -20,7 +20,7 @@ pub enum Direction {
     Write,
     /// Copies out of shared memory.
     Read,
-    /// Fills shared memory with one byte.
+    /// Fills shared memory with bytes of one value.
     Fill,
 }
 

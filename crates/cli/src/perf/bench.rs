@@ -56,7 +56,7 @@ impl Bench {
             server.as_ref().map_or((None, 0), |_| (Some(CLIENT), job.client_arena_bytes()));
         let config = Config { dir: dir.clone(), node, arena_bytes, ..congestion::config() };
         let node = Node::embedded(config)
-            .with_context(|| format!("cannot join the cluster in {}", dir.display()))?;
+            .with_context(|| format!("cannot start the client in {}", dir.display()))?;
         let end = End::new(node, NodeId(job.args.peer.unwrap_or(0)), cores);
         // The nodes use the best network that both have.
         job.fabric = end.provider()?;

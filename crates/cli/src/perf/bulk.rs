@@ -1,4 +1,4 @@
-//! `fill_lat` and `copy_lat`: operations on the peer's bytes that do not pass through the caller.
+//! `fill_lat` and `copy_lat`: operations on the peer's bytes, which do not pass through the caller.
 //!
 //! A fill is compared with memset, a copy with the alternative: reading the bytes and writing them back.
 

@@ -30,7 +30,8 @@ impl Cores {
         Ok(Cores { available, pinning })
     }
 
-    /// Returns true if placement needs two cores and this process may use only one.
+    /// Returns true if both ends share a core although `--cores` does not ask for it, because this process may use only
+    /// one.
     pub fn are_too_few(&self) -> bool {
         self.available.len() < 2 && self.pinning != Pinning::Shared
     }

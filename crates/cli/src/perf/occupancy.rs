@@ -1,9 +1,9 @@
 //! `rpc_memory`: utilization of a server's request memory, as in LITE, figure 12.
 //!
-//! Calls have the sizes of keys and values. The ring's own code computes the utilization, so the bytes that a request
-//! skips at the end of the ring, if it fits only at the start, count as occupied. The baseline is the receive queues
-//! that RDMA send needs: each request occupies the smallest buffer that holds it, and the buffer sizes are optimal for
-//! these requests.
+//! The input of each call is as long as a key and its value in Facebook's Memcached (`values`). The ring's own code
+//! computes the utilization: bytes that a request leaves free at the end of the ring, because it fits only at the
+//! start, count as occupied. The baseline is the receive queues that RDMA send needs: each request occupies the
+//! smallest buffer that holds it, and the buffer sizes are optimal for these requests.
 
 use std::time::Instant;
 

@@ -45,7 +45,7 @@ pub enum Request {
     },
 }
 
-/// The task of the server's threads.
+/// The server's part in a test: what its threads have to do.
 #[derive(Serialize, Deserialize, Debug)]
 pub struct Part {
     /// Name of the test.

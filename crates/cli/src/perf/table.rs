@@ -66,7 +66,7 @@ pub static TESTS: [Test; 21] = [
 
 /// The test with many clients, which needs no cluster.
 pub const FAN_IN: &str = "fan_in";
-/// The test that measures several networks; it runs others.
+/// The test that measures several networks; it runs other tests.
 pub const NETWORKS: &str = "networks";
 
 type MakePlan = fn(&PerfArgs) -> Planned;

@@ -25,7 +25,7 @@ pub struct Totals {
     pub ok: u64,
     /// Number of concurrent trials.
     pub threads: usize,
-    /// Sum of all digests; equal for equal plans and seeds, with any number of threads.
+    /// Sum of the digests of all trials; equal for equal plans and seeds, with any number of threads.
     #[serde(serialize_with = "hexadecimal")]
     pub digest: u64,
     /// Violations by the seed that failed.

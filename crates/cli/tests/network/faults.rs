@@ -143,7 +143,7 @@ fn a_node_whose_number_was_taken_ends_and_says_so() {
     former.signal(Signal::CONT);
     assert_eq!(former.wait().code(), Some(1));
     let log = String::from_utf8(cluster.host(1).read("/tmp/log")).unwrap();
-    assert!(log.contains("another process became node 1, or a user had the node forgotten"), "{log}");
+    assert!(log.contains("another process became node 1, or a user removed it (`halite forget`)"), "{log}");
     assert_eq!((cluster.host(0).state(1), successor(0)), ("alive".to_owned(), incarnation));
     cluster.put(2, "model", &bytes(20_000), 1);
     assert!(cluster.get(0, "model") == bytes(20_000));

@@ -1,4 +1,4 @@
-//! Cases of one-sided atomics.
+//! Cases about one-sided atomics.
 
 use super::node::{Node, Pair, connect, quiet};
 use super::{Harness, skip};

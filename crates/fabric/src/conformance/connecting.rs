@@ -1,4 +1,4 @@
-//! Cases of connecting.
+//! Cases about connecting.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Cases of the deregistration of keys.
+//! Cases about the deregistration of keys.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Cases of the end of a connection and of its outstanding requests.
+//! Cases about the end of a connection and its outstanding requests.
 
 use super::node::{Pair, SEGMENT_BYTES, bytes_of, quiet};
 use super::{Harness, skip};

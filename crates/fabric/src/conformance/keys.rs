@@ -1,4 +1,4 @@
-//! Cases of the keys of registered memory, and of the time from which peers can use a key.
+//! Cases about the keys of registered memory, and about the time from which peers can use a key.
 
 use super::Harness;
 use super::node::{Node, Pair, bytes_of, connect};

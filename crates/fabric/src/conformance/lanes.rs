@@ -1,4 +1,4 @@
-//! Cases of lanes: a lane keeps the order of its requests, and does not wait for another lane.
+//! Cases about lanes: a lane keeps the order of its requests, and does not wait for another lane.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Cases of lines, which the reader finds by polling memory, or by a completion.
+//! Cases about lines of 64 bytes. The reader finds a line by polling memory, or by a completion.
 
 use halite_mem::Window;
 

@@ -1,4 +1,4 @@
-//! Cases of messages, and of writes with immediate.
+//! Cases about messages and writes with immediate.
 
 use super::Harness;
 use super::node::{Node, Pair, bytes_of, connect, quiet};

@@ -1,4 +1,4 @@
-//! Cases of reads and writes, and of their completions.
+//! Cases about reads and writes, and their completions.
 
 use super::node::{Pair, SEGMENT_BYTES, bytes_of, quiet, request};
 use super::{Harness, skip};

@@ -1,4 +1,4 @@
-//! Cases of requests that the target refuses, and of requests that the post refuses.
+//! Cases about requests that the target refuses, and about requests that the post refuses.
 
 use super::Harness;
 use super::node::{Pair, SEGMENT_BYTES, bytes_of, quiet, request};

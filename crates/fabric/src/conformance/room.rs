@@ -1,4 +1,4 @@
-//! Cases of full queues, and of the event that reports room in a queue.
+//! Cases about full queues, and about the event that reports room in a queue.
 
 use super::Harness;
 use super::node::{Node, Pair, quiet};

@@ -1,4 +1,4 @@
-//! Cases of the doorbell, and of the threads that sleep on it.
+//! Cases about the doorbell, and about the threads that sleep on it.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -65,8 +65,8 @@ pub fn arrivals_before_the_last_poll_are_not_missed(harness: &dyn Harness) {
     pair.two.expect_nothing();
 }
 
-/// Expects that only the descriptor of the armed kind of sleeper has edges. A thread that sleeps for several fabrics
-/// watches these descriptors.
+/// Expects that a ring makes only the descriptor of the armed kind of sleeper readable. A thread that sleeps for
+/// several fabrics watches these descriptors.
 pub fn only_the_armed_sleeper_has_edges(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     pair.one.expect_nothing();

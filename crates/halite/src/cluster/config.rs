@@ -66,8 +66,8 @@ pub struct Config {
     /// Address of etcd, if etcd has the directory of names. With `None`, the node uses the address that other nodes
     /// have recorded in the cluster directory; without a recorded address, node 0 has the names.
     pub directory: Option<EtcdAddress>,
-    /// Maximum memory that this node contributes, in bytes; 0 for none. The node allocates memory from the system as
-    /// regions need it.
+    /// Maximum memory that this node contributes, in bytes; with 0, it contributes none. The node allocates memory from
+    /// the system as regions need it.
     pub arena_bytes: u64,
     /// Size of the segments by which the arena grows, in bytes. A region larger than a segment has several pieces.
     pub segment_bytes: u64,

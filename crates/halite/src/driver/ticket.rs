@@ -10,7 +10,7 @@
 //!                  Abandoned ── finish ── undone: Free (of an alloc), then Unmap
 //! ```
 //!
-//! If the command's session closes before that, the engine keeps the session open until everything is undone.
+//! If the command's session closes before everything is undone, the engine keeps the session open until then.
 
 use std::collections::BTreeMap;
 use std::task::{Context, Poll, Waker};

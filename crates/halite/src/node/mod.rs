@@ -134,8 +134,8 @@ impl Node {
 
     /// Joins as [`Node::client`] does, for a process that observes nodes ([`Session::status`]). The observer joins even
     /// if the first node is unreachable; this takes three tenths of a lease if the first node is silent. Then
-    /// [`Node::membership_source`] lists the members instead of the first node, and sessions cannot find regions by
-    /// name unless the names are in etcd.
+    /// another node ([`Node::membership_source`]) lists the members, and sessions cannot find regions by name unless
+    /// the names are in etcd.
     pub fn observer(config: Config) -> Result<Node, JoinError> {
         let first = FirstNode::Optional(observer_timeout(config.lease));
         Node::join(config, first, Role::Client, networks::open)
@@ -596,8 +596,9 @@ impl Node {
         !driver.is_closed() && driver.overdue() < self.lease
     }
 
-    /// Returns why the node's incarnation has ended; `None` unless another node has reported its end, and in a fork of
-    /// the process. After that, the node's operations fail as if it had left, and [`DrainedNode::wait`] returns.
+    /// Returns why the node's incarnation has ended, if another node has reported that end. Otherwise, and in a fork of
+    /// the process, returns `None`. After such a report, the node's operations fail as if the node had left, and
+    /// [`DrainedNode::wait`] returns.
     pub fn over(&self) -> Option<Over> {
         self.look_unless_forked(|runner| runner.over)
     }

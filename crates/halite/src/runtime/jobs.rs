@@ -1,4 +1,4 @@
-//! Jobs: long work for the engine, which threads do without the engine's lock.
+//! Jobs: long work for the engine, which threads carry out while they do not hold the engine's lock.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

@@ -3,8 +3,8 @@
 //! [`wait`] has wakers and adaptive spinning; [`event`] has the events for which tasks wait; [`poll_token`] decides
 //! which thread polls; [`crowd`] detects core contention; [`mod@env`] has time and randomness; [`jobs`] has long work
 //! outside of all locks; [`outbox`] has messages for which a fabric has no room; [`locks`] has the order of this
-//! crate's locks. This folder calls nothing else of this crate. A thread holds its locks for a few instructions, and
-//! takes no other lock under them.
+//! crate's locks. This folder calls nothing else of this crate. A thread holds a lock of this folder for a few
+//! instructions, and takes no other lock meanwhile.
 
 pub(crate) mod crowd;
 pub(crate) mod env;

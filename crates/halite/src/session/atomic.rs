@@ -56,7 +56,7 @@ impl Session {
 
     /// Executes compare-swaps in order until one does not find its expected value. Returns how many succeeded.
     ///
-    /// The swap that fails changes nothing, and the swaps behind it are not tried. Where loads and stores reach the
+    /// The swap that fails changes nothing, and the swaps after it are not tried. Where loads and stores reach the
     /// words, the batch costs little more than its changes; otherwise each swap waits for the previous one.
     pub async fn compare_swap_while(&self, lh: Lh, swaps: &[SwapOp]) -> Result<usize, BatchError> {
         let mut index = 0;

@@ -106,8 +106,8 @@ impl fmt::Debug for Guard {
 impl Guard {
     /// Returns the fencing token, which increases with each acquisition of this lock.
     ///
-    /// A resource behind the lock can reject tokens lower than the highest that it has seen. A lower token belongs to a
-    /// former holder, which lost the lock because it paused for too long.
+    /// A resource that the lock protects can reject tokens lower than the highest that it has seen. A lower token
+    /// belongs to a former holder, which lost the lock because it paused for too long.
     pub fn token(&self) -> u64 {
         self.token
     }

@@ -1,8 +1,8 @@
 //! Memory operations: fill and copy, which run where the bytes are.
 //!
-//! The caller's own thread changes bytes that loads and stores reach. For others, a command goes to the owner
-//! (`halite_tier::engine`), one part at a time, without moving data over the network to the caller; this module
-//! continues with the rest.
+//! The caller's own thread changes bytes that loads and stores reach. For other bytes, this module sends
+//! commands to the owner (`halite_tier::engine`), one after the other, until all parts are done. The data does not
+//! travel to the caller.
 
 use halite_tier::access::{Blocked, CopySide, DataPath, RegionOffset, Step};
 use halite_tier::effect::{Command, CommandError, Outcome};

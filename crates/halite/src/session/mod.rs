@@ -1,8 +1,14 @@
 //! Sessions: an application's attachment to a node, acting as one principal.
 //!
 //! All operations are `async` and run on any executor; [`crate::blocking`] has the same operations for threads. A
-//! future may be dropped at any time: the node then undoes its operation, or the operation changes no memory of the
-//! caller.
+//! future may be dropped at any time. What then happens to an operation that has begun depends on the operation:
+//!
+//! - A dropped `alloc`, `map`, `lock`, `watch` or `serve_named` still ends, and then the node undoes its result. The
+//!   node withdraws the wait for a lock or at a barrier.
+//! - Other commands to the engine, such as `grant`, `move_to` and `free`, still take effect.
+//! - A read, write or atomic may still take effect in the region, fully or in part, but touches no memory of the caller
+//!   any more.
+//! - A call or message may still reach its receiver.
 //!
 //! The session calls the driver, [`crate::rpc`] and [`crate::posted`], and asks [`crate::cluster`] for the path to a
 //! peer; [`crate::node`] creates sessions. Reads, writes and atomics by loads and stores take no lock. A session's own
@@ -548,9 +554,9 @@ impl Session {
     /// Asks `owner` whether operations of `node` may still land in its memory.
     ///
     /// Each node answers for its own memory only. An application that replaces a writer with which it lost contact must
-    /// ask each owner of the region, until the owner reports that the writer is cut off, or that it has paired with the
-    /// owner again, under a higher number ([`Reach::pairing`]). Neither locks nor reports of other nodes replace these
-    /// answers.
+    /// ask each owner of the region, until the owner reports that the writer is cut off, or that the writer has paired
+    /// with the owner again, under a higher number ([`Reach::pairing`]). Neither locks nor reports of other nodes
+    /// replace these answers.
     ///
     /// ```
     /// # use halite::{Config, Node, NodeId};

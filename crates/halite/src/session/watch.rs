@@ -115,7 +115,7 @@ impl Session {
     /// Writes `from` at `offset`, then notifies all watchers of the region. The application defines the meaning of
     /// `value`, which each notification carries. Needs [`WRITE`](crate::Permissions::WRITE).
     ///
-    /// Returns when the notification is in the queue of every watcher, so a slow watcher delays the writer; it ignores
+    /// Returns when the notification is in the queue of every watcher, so a slow watcher delays the writer. Ignores
     /// watches that have ended and watchers whose nodes are gone. Notifications of one writer arrive in order. Costs
     /// the write and one request to the region's home, even without watchers, because a cached list would miss new
     /// watchers. If the future is dropped, any part of the bytes may have been written, and some watchers notified. A

@@ -37,8 +37,8 @@ unsafe impl Send for LentPages {}
 unsafe impl Sync for LentPages {}
 
 impl LentPages {
-    /// Reserves `pages` absent pages. At the first access to a page, `provide` fills its bytes, given its number, on a
-    /// thread of its own. The access waits for it, so `provide` must return and must not access these pages.
+    /// Reserves `pages` absent pages. At the first access to a page, a separate thread calls `provide` with the page's
+    /// number and a buffer for its bytes. The access waits, so `provide` must return and must not access these pages.
     pub fn new(
         pages: usize,
         provide: impl FnMut(usize, &mut [u8]) + Send + 'static,

@@ -14,8 +14,8 @@
 //!
 //! `Left` carries the unacknowledged packets of its sender, each preceded by its length as a u16.
 //!
-//! Numbers are little-endian. An end checks all fields of a message, although it trusts processes that may enter the
-//! directory with all its registered memory.
+//! Numbers are little-endian. An end checks all fields of a message, although processes that may enter the directory
+//! are trusted with all registered memory.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 

@@ -118,8 +118,8 @@ pub enum Sleep {
 pub enum Fence {
     /// The fabric kills the peer's process.
     Kill,
-    /// The fabric does not kill the peer's process. Memory that this process can access stays in quarantine until the
-    /// process exits.
+    /// The fabric does not kill the peer's process. Memory that the peer's process can access stays in quarantine
+    /// until that process exits.
     Never,
 }
 

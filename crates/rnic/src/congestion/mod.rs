@@ -26,7 +26,7 @@ pub struct Feedback {
     /// Round-trip time in ns, of the newest acknowledged packet that permits a measurement; `None` if no packet permits
     /// one.
     pub trip_ns: Option<u64>,
-    /// [`Feedback::trip_ns`] less the known waits at both ends, in ns.
+    /// [`Feedback::trip_ns`] minus the known waits at both ends, in ns.
     pub network_ns: Option<u64>,
     /// Number of packets that this response newly shows to have arrived.
     pub arrived: u32,

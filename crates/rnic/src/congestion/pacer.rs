@@ -22,7 +22,7 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// Returns the pace of a congestion window in packets.
+    /// Returns the pace for a congestion window of `window` packets.
     pub fn of_window(window: f64, trip_ns: u64) -> Pace {
         let trip_ns = trip_ns as f64;
         match window < 1.0 {
@@ -31,7 +31,7 @@ impl Pace {
         }
     }
 
-    /// Returns the pace of a path without congestion control: the packets that may be in flight, once per round trip.
+    /// Returns the pace of a path without congestion control: as many packets per round trip as may be in flight.
     pub fn of_path(packets: u32, trip_ns: u64) -> Pace {
         let trip_ns = trip_ns as f64;
         Pace::with(trip_ns / f64::from(packets), trip_ns / BURST_DIVISOR_PATH)

@@ -1,9 +1,9 @@
 //! A responder's clock, as the process of its requesters knows it.
 
-/// The last answer's stamp, and the time of its arrival; see [`super`].
+/// The last answer's stamp, and the time of that answer's arrival; see [`super`].
 ///
-/// A process keeps one for each responder and shares it among all requesters, so that a requester that speaks rarely has
-/// a current stamp. The extrapolated clock is late by the time that the last answer took, and never early, unless the
+/// A process keeps one clock for each responder, for all requesters, so that a requester that sends rarely has a
+/// current stamp. The extrapolated clock is late by the time that the last answer took, and never early, unless the
 /// two clocks run at different rates.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct ServerClock {

@@ -8,12 +8,13 @@
 //!     ◄──────────────────── RDA: outcome, clock ─┘           the effect is recorded for T
 //! ```
 //!
-//! Each packet carries what a connection would hold. The responder's memory depends on the effects of the last T
-//! ([`EFFECT_LIFE_NS`]) and on its own orders that have not ended, never on the number of requesters: a [`Responder`] has
-//! one secret per epoch, a record of effects, and a pool of orders (`orders.rs`). A requester keeps the state of both ends: numbers, stamps and retransmissions.
+//! Each packet carries what a connection would hold. The responder's memory depends on the effects of the last 50 ms
+//! (T, [`EFFECT_LIFE_NS`]) and on its own orders that have not ended, never on the number of requesters: a [`Responder`]
+//! has one secret per epoch, a record of effects, and a pool of orders (`orders.rs`). A requester keeps the state of both
+//! ends: numbers, stamps and retransmissions.
 //!
-//! **Rights.** The responder's process hands a requester a [`Grant`] over a channel of its own: the rights to a key of
-//! memory, and a key for tags, which follows from the secret, the requester's address and the rights. A responder derives
+//! **Rights.** The responder's process hands a requester a [`Grant`] over a separate channel: the rights to a key of
+//! memory, and a key for tags, derived from the secret, the requester's address and the rights. A responder derives
 //! the same key from each packet, so a packet with other rights, from another address or with changed bytes has a wrong
 //! tag and no effect.
 //!

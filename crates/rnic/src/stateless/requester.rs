@@ -56,17 +56,17 @@ pub struct Done {
 pub enum Outcome {
     /// The request was carried out once. Contains the bytes of a read.
     Success(Vec<u8>),
-    /// The grant does not permit the access, or the memory does not exist: parts of a longer request may be done.
+    /// The grant does not permit the access, or the memory does not exist. Parts of a longer request may be done.
     Refused,
-    /// The responder does not answer, or the request became too old: the request is done, done in part, or not done.
+    /// The responder does not answer, or the request became too old. The request is done, done in part, or not done.
     MaybeDone,
 }
 
 /// The reason why a request was not accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PostError {
-    /// Too many requests have not ended.
-    #[error("{POSTED_MAX} requests of this queue pair have not ended, the maximum")]
+    /// The requester has the maximum number of unfinished requests.
+    #[error("this queue pair already has {POSTED_MAX} unfinished requests, the maximum")]
     Full,
     /// The request is longer than 32 bits can count.
     #[error("a request may have at most 4 GiB - 1 bytes")]

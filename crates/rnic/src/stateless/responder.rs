@@ -31,7 +31,7 @@ pub struct Responder {
 
 type Effects = HashMap<(SocketAddr, u32, u64), Status>;
 
-/// Numbers of packets by their fate.
+/// Counts of arrived packets by outcome.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counters {
     /// Requests that were carried out.
@@ -44,7 +44,7 @@ pub struct Counters {
     pub expired: u64,
     /// Requests that found the record full.
     pub busy: u64,
-    /// Requests for memory or rights that do not exist.
+    /// Requests that their grant does not permit, or for memory that does not exist.
     pub refused: u64,
     /// Packets that began an order, or asked about one again.
     pub orders_sent: u64,
@@ -63,7 +63,7 @@ impl Responder {
         }
     }
 
-    /// Replaces the secret: all grants end at once. Requesters need new ones.
+    /// Replaces the secret: all grants end at once. Requesters need new grants.
     pub fn raise_epoch(&mut self, secret: [u8; 32]) {
         (self.epoch, self.secret) = (self.epoch.wrapping_add(1), secret);
     }

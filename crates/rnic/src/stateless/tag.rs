@@ -1,6 +1,6 @@
 //! Rights, and the keys and tags that prove them: keyed BLAKE3, for keys and for tags.
 //!
-//! A key takes one hash of 48 bytes and a tag one of the packet: under a microsecond for 1 KiB on a processor of today.
+//! A key takes a hash of 48 bytes, a tag a hash of the packet: under a microsecond for 1 KiB on today's processors.
 //! AES-GMAC needs a key schedule for each packet, because each requester has its own key and the responder keeps none.
 
 use core::net::{IpAddr, SocketAddr};

@@ -2,8 +2,8 @@
 
 const MASK: u32 = 0xff_ffff;
 
-/// Bound of the distance, in packets, between the sequence number of an accepted packet and the expected one: a quarter
-/// of the 24-bit range.
+/// Limit of the distance, in packets, between the sequence number of an accepted packet and the expected number: a
+/// quarter of the 24-bit range.
 pub const SEQUENCE_WINDOW: u64 = 1 << 22;
 
 /// The number of a queue pair (verbs' qpn).

@@ -94,7 +94,7 @@ pub enum Range {
     SelectiveRepeat,
     /// Path MTU discovery and packets sent in parts: 0xd0 to 0xdf.
     Path,
-    /// Reserved for a connectionless responder: 0xe0 to 0xff.
+    /// Packets of the [stateless responder](crate::stateless): 0xe0 to 0xff.
     Stateless,
     /// Other transports of the InfiniBand architecture, which Halite does not support.
     Other,

@@ -144,7 +144,7 @@ fn slight_reordering_causes_no_retransmission() {
 #[test]
 fn early_packets_are_kept_within_the_span() {
     let mut pair = warmed_up_with(selective(), [0xff_fff0, 0]);
-    // With packets of 256 bytes, 1,024 behind the expected one.
+    // With packets of 256 bytes, 1,024 after the expected one.
     for (ahead, kept, dropped) in [(1024, 1, 0), (1025, 1, 1), (1, 2, 1), (1 << 20, 2, 2)] {
         let psn = pair.psn(A, 1 + ahead);
         let headers = Headers::WriteOnly { reth: RethRepr { address: 0, rkey: KEY, len: 4 }, imm: None };

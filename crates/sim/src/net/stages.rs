@@ -7,12 +7,13 @@
 //!                   └───── state of the queue pair, key, pages ─────┘ each a cache; a miss stalls the unit for `fetch_ns`
 //! ```
 //!
-//! Caches replace a random entry: their hit rate falls smoothly with the number of entries in use, as measured ones do,
-//! where that of least recently used entries falls to zero at once. A message reads the page-table entries of all its
-//! pages with its first packet. Acknowledgements are free: the unit that handles the request generates them.
+//! Caches replace a random entry, so their hit rate falls smoothly as more entries are in use, as in measurements. If
+//! they replaced the least recently used entry, the hit rate would fall to zero at once. A message reads the page-table
+//! entries of all its pages with its first packet. Acknowledgements are free: the unit that handles the request
+//! generates them.
 //!
-//! Units are reserved in the order in which packets are sent, so a packet that a later and faster sender overtakes on
-//! the way still comes first.
+//! Units are reserved in the order in which packets are sent. So a packet keeps its place at the receiving unit, even
+//! if a packet that was sent later arrives earlier.
 
 use std::collections::BTreeMap;
 

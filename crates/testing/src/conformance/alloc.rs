@@ -96,7 +96,7 @@ pub fn an_absurd_length_is_refused(h: &dyn Harness) {
     cluster.expect_empty();
 }
 
-/// Expects that each byte belongs to one region.
+/// Expects that no byte belongs to two regions.
 pub fn regions_do_not_overlap(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);

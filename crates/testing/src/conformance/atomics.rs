@@ -91,7 +91,7 @@ pub fn a_word_is_eight_bytes_in_native_order(h: &dyn Harness) {
     assert_eq!(word(&owner, near, 0), after);
 }
 
-/// Expects that threads of all nodes that draw numbers by additions draw each number once.
+/// Expects that each number is drawn once if threads of all nodes draw numbers by additions.
 pub fn no_addition_is_lost_among_many(h: &dyn Harness) {
     const EACH: u64 = 300;
     let cluster = Cluster::new(h, 3);
@@ -112,7 +112,7 @@ pub fn no_addition_is_lost_among_many(h: &dyn Harness) {
     assert_eq!(drawn, (0..6 * EACH).collect::<Vec<_>>());
 }
 
-/// Expects that exactly one of the threads of all nodes that compete for a word by swaps wins each round.
+/// Expects that exactly one thread wins each round if threads of all nodes compete for a word by swaps.
 pub fn one_swap_wins_among_many(h: &dyn Harness) {
     const ROUNDS: u64 = 200;
     let cluster = Cluster::new(h, 3);
@@ -191,8 +191,8 @@ pub fn a_sealed_region_refuses_atomics(h: &dyn Harness) {
     assert_eq!(word(&owner, near, 0), 0);
 }
 
-/// Expects that an addition during a move takes effect at the old place before its bytes are copied, or at the new
-/// place.
+/// Expects that an addition during a move takes effect at the old place, before the bytes there are copied, or at the
+/// new place.
 pub fn no_addition_is_lost_while_the_region_moves(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let owner = cluster.session(0);

@@ -115,7 +115,7 @@ pub fn batches_and_single_calls_mix(h: &dyn Harness) {
     });
 }
 
-/// Expects that batches complete that must wait for space in a ring of a few calls.
+/// Expects that batches complete even if they must wait for space in a ring that holds only a few calls.
 pub fn batches_wait_for_room_in_a_small_ring(h: &dyn Harness) {
     let cluster = Cluster::tuned(h, 2, |config| config.request_ring_bytes = 4096);
     with_batches(&cluster.session(1), 16, || {
@@ -137,7 +137,7 @@ pub fn batches_wait_for_room_in_a_small_ring(h: &dyn Harness) {
     });
 }
 
-/// Expects that a receiver gets waiting calls in order, at most the requested number. Calls behind a call with a long
+/// Expects that a receiver gets waiting calls in order, at most the requested number. Calls after a call with a long
 /// input wait until the input has been read.
 pub fn a_receiver_gets_at_most_the_requested_calls(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);

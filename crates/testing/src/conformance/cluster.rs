@@ -88,7 +88,7 @@ impl Cluster {
         Cluster::with(harness, &members)
     }
 
-    /// Starts one node per pair of a principal and the node's memory in bytes.
+    /// Starts one node for each of `members`: its principal, and the bytes of memory that it gives to the cluster.
     pub fn with(harness: &dyn Harness, members: &[(&str, u64)]) -> Cluster {
         Cluster::start_all(harness, members, |_| {})
     }
@@ -114,7 +114,7 @@ impl Cluster {
         }
     }
 
-    /// Starts another node.
+    /// Starts another node, with number `id`.
     pub fn start(&self, id: u32, principal: &str, arena_bytes: u64) -> Result<(), JoinError> {
         let mut config = Config {
             dir: PathBuf::from("simulated"),
@@ -128,7 +128,7 @@ impl Cluster {
         self.place.start(config)
     }
 
-    /// Opens a session of node `index`, which has not left.
+    /// Opens a session of node `index`, which must not have left.
     pub fn session(&self, index: usize) -> Session {
         Session::new(&self.futures(index))
     }

@@ -11,7 +11,8 @@ use daemon::Daemon;
 #[path = "../../../cli/tests/support/etcd/daemon.rs"]
 mod daemon;
 
-/// Nodes that reach each other's memory by loads and stores, as [`Direct`](embedded::Direct), with names in etcd.
+/// Nodes that reach each other's memory by loads and stores, as [`Direct`](embedded::Direct) does, but with names in
+/// etcd.
 pub struct NamesInEtcd;
 
 impl Harness for NamesInEtcd {

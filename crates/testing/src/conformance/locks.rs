@@ -179,8 +179,8 @@ pub fn an_abandoned_wait_for_a_lock_blocks_no_other(h: &dyn Harness) {
     }
 }
 
-/// Expects that the next holder learns that the lock was recovered, whether it waited already or requests the lock
-/// later.
+/// Expects that the lock of a session that has ended is recovered, and that the next holder learns this, whether that
+/// holder waited already or requests the lock later.
 pub fn a_lock_kept_until_the_session_ends_is_recovered(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     for holder in [0, 1] {

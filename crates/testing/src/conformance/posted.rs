@@ -33,7 +33,7 @@ pub fn posted_accesses_end_with_their_bytes(h: &dyn Harness) {
     }
 }
 
-/// Expects that the last posted write overwrites the earlier ones, and that a later read returns it.
+/// Expects that the last posted write overwrites the earlier ones, and that a later read returns its bytes.
 pub fn posted_writes_land_in_order(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [_, (session, far)] = in_common(&cluster, "word", 8);

@@ -80,7 +80,7 @@ impl Turns {
     }
 }
 
-/// Makes the case of this thread run in a world until this is dropped.
+/// While this value exists, the case of this thread runs in a world.
 pub struct InWorld(());
 
 impl InWorld {
@@ -118,7 +118,7 @@ pub fn wait<F: Future>(future: F) -> F::Output {
     wait_for_bytes(0, future)
 }
 
-/// Waits for a future whose caller copies `bytes` bytes, and returns its output. In virtual time, copying takes time.
+/// Waits for a future and returns its output. In virtual time, the wait also takes as long as copying `bytes` bytes.
 pub fn wait_for_bytes<F: Future>(bytes: u64, future: F) -> F::Output {
     match PLACE.with_borrow(Clone::clone) {
         Some(place) => place.wait(OPERATION_NS + bytes.min(BYTES_MAX) / BYTES_PER_NS, future),

@@ -133,7 +133,8 @@ pub fn a_dropped_watch_delays_no_writer(h: &dyn Harness) {
     }
 }
 
-/// Expects that an abandoned `watch` leaves no queue for which writers wait, after any number of polls.
+/// Expects that dropping the future of `watch`, after any number of polls, leaves no queue behind that could delay
+/// writers.
 pub fn an_abandoned_watch_leaks_nothing(h: &dyn Harness) {
     const FULL: u64 = NOTIFICATIONS_MAX as u64;
     let cluster = Cluster::new(h, 2);
@@ -204,8 +205,8 @@ pub fn a_watch_survives_moves_of_its_region(h: &dyn Harness) {
     assert_eq!(watch.try_recv(), Ok(None));
 }
 
-/// Expects that a watcher receives all queued notifications, and then the end of the watch, after its handle has ended,
-/// even if the watcher is waiting.
+/// Expects that, after the handle of a watch has ended, the watcher receives all queued notifications and then the end
+/// of the watch, even if the watcher is waiting.
 pub fn a_watch_ends_with_its_handle(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (owner, reader) = (cluster.session(0), cluster.session(1));

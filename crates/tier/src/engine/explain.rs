@@ -12,7 +12,7 @@ use crate::message::{Loss, Member, NodeState, Reach};
 /// The state of another node, as far as this node knows it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct KnownPeer {
-    /// The incarnation of the node that this node saw most recently.
+    /// The latest incarnation of the node that this node has seen.
     pub incarnation: NodeIncarnation,
     /// Process id of the node.
     pub pid: u32,
@@ -20,7 +20,7 @@ pub struct KnownPeer {
     pub state: NodeState,
     /// The connection to the node; `None` if the node is not connected, or is this node itself.
     pub peer: Option<PeerId>,
-    /// Time in ns since this node last heard the known node; `None` if the node is not connected.
+    /// Time in ns since this node last heard from that node; `None` if that node is not connected.
     pub silent_ns: Option<u64>,
     /// Cause and time of the node's loss; `None` if the node is alive or the cause is unknown.
     pub loss: Option<Loss>,
@@ -64,9 +64,9 @@ impl Engine {
         self.out.time_of_day_ns()
     }
 
-    /// Returns the time in ns until which the home will not grant the lock, which is held through `slot`, to another
-    /// session; `None` if the home may already have granted it. The time advances while the home acknowledges messages
-    /// of this node.
+    /// Returns the time in ns before which the home grants the lock that is held through `slot` to no other session;
+    /// `None` if the home may already have granted the lock. The time advances while the home acknowledges messages of
+    /// this node.
     pub fn lock_is_kept_until_ns(&self, session: SessionId, slot: SlotRef) -> Option<u64> {
         let (_, home) = self.mapper.region_of(session, slot)?;
         if home == self.out.incarnation() {

@@ -136,8 +136,8 @@ impl<H> Slot<H> {
 }
 
 impl<H> ReplySlots<H> {
-    /// Creates a table of at most `slots_max` slots, at most 65,536, with no slot in use. The table uses one of the
-    /// first `preferred` slots while any of them is free.
+    /// Creates an empty table that grows to `slots_max` slots (65,536 or fewer). While one of the first `preferred`
+    /// slots is free, the table uses such a slot.
     pub fn new(preferred: usize, slots_max: usize) -> ReplySlots<H> {
         assert!(slots_max <= 1 << 16, "an index has 16 bits");
         ReplySlots {
@@ -237,12 +237,12 @@ impl<H> ReplySlots<H> {
         self.slots[usize::from(id.index)].target
     }
 
-    /// Returns the number of slots in use for replies from all servers, with abandoned slots, and without lent slots.
+    /// Returns the number of slots in use for replies from all servers: counts abandoned slots, but not lent slots.
     pub fn all_in_use(&self) -> usize {
         self.slots.iter().filter(|slot| slot.is_in_use()).count()
     }
 
-    /// Returns the number of slots in use for replies from `target`, with abandoned slots, and without lent slots.
+    /// Returns the number of slots in use for replies from `target`: counts abandoned slots, but not lent slots.
     pub fn in_use(&self, target: Target) -> usize {
         self.slots.iter().filter(|slot| slot.is_in_use() && slot.target == target).count()
     }
@@ -420,7 +420,7 @@ impl<H> ReplySlots<H> {
         self.closed
     }
 
-    /// Returns the number of slots in use, with lent slots.
+    /// Returns the number of slots in use, including lent slots.
     pub fn used(&self) -> usize {
         self.slots.len() - self.free.len() - self.free_others.len()
     }

@@ -2,7 +2,7 @@
 //! between its start and its end.
 //!
 //! An operation without a known end may take effect at any later time, or never. The expiry of a key is an operation of
-//! its own, between the earliest and the latest moment that fits its owner's clock.
+//! its own, between the earliest and the latest moment that the clock of the key's owner permits.
 
 use std::fmt::Write;
 

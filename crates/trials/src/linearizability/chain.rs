@@ -69,7 +69,7 @@ impl Chain {
         self.reads.push((span, value));
     }
 
-    /// Returns an error unless some order explains the history.
+    /// Returns an error unless some order of the operations explains the history.
     pub fn check(&self) -> Result<(), String> {
         let done = self.explain()?;
         if has_order(&done) { Ok(()) } else { Err(format!("no order explains {done:?}")) }

@@ -1,4 +1,4 @@
-//! A lock as a sequence of holds, each with its own token.
+//! A lock as a sequence of holds. A hold lasts from taking the lock to releasing it, and has its own token.
 
 use todc_utils::specifications::Specification;
 
@@ -15,7 +15,7 @@ pub enum Operation {
     GiveUp(u64),
 }
 
-/// Token of the holder, and the last token if tokens rise.
+/// State of a lock: token of the holder, and, if tokens rise, the last token.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct LockState {
     holder: Option<u64>,

@@ -9,9 +9,9 @@ pub enum Change {
     Add(u64),
     /// Replaces `expected` by `new`, if the word holds it.
     Swap {
-        /// Value before the change.
+        /// Value that the word must have.
         expected: u64,
-        /// Value after the change.
+        /// Value that replaces `expected`.
         new: u64,
     },
 }
@@ -40,7 +40,7 @@ pub enum Operation {
     Change {
         /// The change.
         change: Change,
-        /// Value before the change.
+        /// Value that the change found in the word.
         found: u64,
     },
 }

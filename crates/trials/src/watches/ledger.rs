@@ -1,4 +1,4 @@
-//! The notifications of one region. For each: its start, the watches that must receive it, and whether any watch has
+//! The notifications of one region: the start of each, the watches that must receive it, and whether any watch has
 //! received it.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,8 +1,9 @@
 //! Watchers: each watches a region for a while, receives notifications, and checks that it can read the written bytes.
 //!
 //! Notifications that are certainly in the watcher's queue must arrive, in the order of each writer, and wake the
-//! waiting session. No other notification may arrive. The write behind each one must be readable. A watch ends when its
-//! region or its handle ends or the read permission is revoked, after all queued notifications have been received.
+//! waiting session. No other notification may arrive. The write that caused each notification must be readable. A
+//! watch ends when its region or its handle ends or the read permission is revoked, after all queued notifications have
+//! been received.
 
 use std::rc::Rc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! The event loop of all connections: reads input, executes it, and writes output, once per turn for all that are
-//! ready.
+//! The event loop of all connections: reads input, executes it, and writes output, once per turn for all
+//! connections that are ready.
 
 use std::io::{self, ErrorKind, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -89,8 +89,8 @@ fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> ServerErr
 }
 
 impl Server {
-    /// Creates a server for a store, which runs on the thread of `session` and accepts up to `clients_max` clients at
-    /// `listener`. `shards` lists the shards of this process with their numbers; the server accesses them without
+    /// Creates a server for a store. The server runs on the thread of `session` and accepts up to `clients_max` clients
+    /// at `listener`. `shards` lists the shards of this process with their numbers; the server accesses them without
     /// calls. `clock` must be the clock of the owners of these shards, which run on other threads.
     pub fn new(
         session: blocking::Session,

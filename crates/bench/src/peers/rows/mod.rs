@@ -50,7 +50,7 @@ pub enum Figure {
     ProcessesCpu,
     /// Used part of the memory that the server reserves for requests, %.
     Used,
-    /// Used part of the receive queues of the baseline, which have four buffer sizes, %.
+    /// Used part of the receive buffers, of four sizes, that RDMA send would need for the same requests, %.
     UsedByQueues,
 }
 
@@ -66,9 +66,9 @@ pub struct Source {
 /// Target of a row.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Target {
-    /// Maximum ratio of Halite to the peer.
+    /// Maximum ratio of Halite's figure to the peer's.
     RatioAtMost(f64),
-    /// Minimum ratio of Halite to the peer.
+    /// Minimum ratio of Halite's figure to the peer's.
     RatioAtLeast(f64),
     /// Maximum of Halite's figure.
     AtMost(f64),
@@ -104,13 +104,13 @@ pub struct Sizes {
     pub bulk: u64,
     /// Iterations of control operations.
     pub control: u64,
-    /// Iterations of calls and messages. A call that other processes disturb takes microseconds.
+    /// Iterations of calls and messages: fewer than `small`, because a call takes microseconds on a busy machine.
     pub calls: u64,
     /// Acquisitions of a contended lock by all threads together.
     pub contended: u64,
     /// Calls that each of eight threads makes at a low rate.
     pub load: u64,
-    /// Round trips through a socket, tens of microseconds each.
+    /// Round trips through a socket, one at a time; each takes tens of microseconds.
     pub socket: u64,
     /// Round trips through a socket with many in flight.
     pub pipelined: u64,

@@ -162,7 +162,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// Executes operations of clients in random order, one of a client at a time.
+    /// Executes operations of clients in random order, at most one per client at a time.
     pub fn run(&mut self, operations: u64) -> anyhow::Result<Run> {
         let mut run = Count { latency: latencies(), repeated: 0, maybe_done: 0, errors: 0 };
         let (begin, cpu) = (Instant::now(), thread_cpu());
@@ -397,7 +397,7 @@ impl Crowd {
         Ok(1)
     }
 
-    /// Reads all that was written; returns the number of places that have other bytes.
+    /// Reads all places that were written; returns the number of places with wrong bytes.
     pub fn verify(&mut self) -> anyhow::Result<u64> {
         self.to_read = self.written.iter().copied().collect();
         self.verb = Verb::Read;

@@ -1,14 +1,14 @@
 //! `halite perf fan_in`: one server process, and many clients in another, by queue pairs or without connection state.
 //!
 //! Each client is a requester of `halite_rnic` with a queue pair number, rights and state of its own; all of them share
-//! the sockets and one thread of the generating process. They are no nodes and have no sessions. The server's thread
-//! waits in the kernel, so its processor time is the time of its work. Either side starts the operations: the clients, or
-//! the server, which then reads memory of random clients, as in StaR's figure 1.
+//! the sockets and one thread of the generating process. Clients are not nodes and have no sessions. The server's
+//! thread waits in the kernel, so it uses processor time only while it works. Either side starts the operations: the
+//! clients, or the server, which then reads memory of random clients, as in StaR's figure 1.
 //!
 //! ```text
 //!   generator                                   server process
 //!     clients ── 8 UDP sockets ───────────────► one UDP socket ── queue pairs by number, or one stateless responder
-//!     └─ control: lines of JSON, as rights of clients ──┘
+//!     └─ control: JSON lines, such as clients' rights ──┘
 //! ```
 
 mod generator;
@@ -36,7 +36,7 @@ pub use server::{FanInArgs, serve};
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// A queue pair of a reliable connection for each
+    /// By a queue pair of a reliable connection for each client
     Stateful,
     /// By what their packets carry
     Stateless,
@@ -127,7 +127,7 @@ struct Ended {
     latency: Latency,
     /// Packets that were sent again.
     repeated: u64,
-    /// Operations that ended without a certain outcome, and were started again.
+    /// Operations whose outcome stayed unknown, and which were started again.
     maybe_done: u64,
     /// Operations that moved wrong bytes.
     errors: u64,

@@ -32,7 +32,7 @@ impl Clock {
         Clock(Instant::now())
     }
 
-    /// Returns the time in ns; it begins at 1 s, so that times in the past have numbers.
+    /// Returns the time in ns. The clock starts at 1 s, so that times shortly before its start are not negative.
     pub fn now_ns(&self) -> u64 {
         1_000_000_000 + self.0.elapsed().as_nanos() as u64
     }

@@ -1,8 +1,8 @@
 //! `halite perf networks`: sockets and Halite in one run, by message size, beside published networks.
 //!
-//! One thread per side. Throughput, half a round trip, and the processor time of both sides for a message of the
-//! stream. On loopback the sender's system call also does the receiver's work in the kernel. Halite's threads poll, so
-//! their processor time is the time of the run.
+//! Each side has one thread. The results are throughput, half a round trip, and the processor time of both sides per
+//! message of the stream. On loopback the sender's system call also does the receiver's work in the kernel. Halite's
+//! threads poll, so their processor time is the time of the run.
 
 mod sockets;
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::super::cores::{Cores, pin};
 use super::super::measure::thread_cpu;
 
-/// Longest UDP datagram in bytes that the sizes of the measurement contain.
+/// Length of the longest UDP datagram that is measured, in bytes.
 pub const DATAGRAM_MAX: u64 = 32 << 10;
 /// Bytes of datagrams in flight: below the default receive buffer, which also holds the kernel's own data.
 const WINDOW_BYTES: u64 = 96 << 10;
@@ -16,12 +16,12 @@ const DATAGRAM_COST: u64 = 1 << 10;
 /// Time after which a lost datagram is an error.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The figures of one size.
+/// The results for one message size.
 #[derive(Clone, Copy, Debug)]
 pub struct Figures {
     pub messages_per_s: f64,
     pub half_round_trip_us: f64,
-    /// Processor time of both sides for a message of the stream.
+    /// Processor time of both sides per message of the stream, in microseconds.
     pub cpu_us: f64,
     /// Messages with wrong bytes.
     pub errors: u64,

@@ -17,8 +17,8 @@ use crate::session::Session;
 pub struct Port(pub u32);
 
 impl Port {
-    /// First of the ports that are reserved for [`Watch`](crate::Watch): applications cannot open ports from here on,
-    /// or send to them.
+    /// First of the ports that are reserved for [`Watch`](crate::Watch): applications cannot open ports from this
+    /// number on, or send to them.
     pub const RESERVED_MIN: Port = Port(1 << 31);
 }
 

@@ -9,9 +9,9 @@
 //!
 //! The move writes a key, the mark, and each transaction of the move requires that the mark is unchanged. So late
 //! transactions of an earlier move have no effect, and if two clusters move their names to one prefix, the cluster that
-//! wrote the mark last succeeds. A move never overwrites names of a cluster that uses the prefix: its incarnations have
-//! recorded themselves as alive, while a move records incarnations as awaited. Only one transaction is in flight, so
-//! the last record written for a name or home is final.
+//! wrote the mark last succeeds. A move never overwrites names of a cluster that uses the prefix: that cluster's
+//! incarnations have recorded themselves as alive, while a move records incarnations as awaited. Only one transaction
+//! is in flight, so the last record written for a name or home is final.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -261,8 +261,8 @@ impl Engine {
         !self.membership.meeting.waiting.is_empty()
     }
 
-    /// Returns true if this node knows an incarnation of the directory's node, perhaps from another node, and does not
-    /// know that the incarnation has ended.
+    /// Returns true if this node knows an incarnation of the directory's node, even if only because another node
+    /// reported it, and does not know that the incarnation has ended.
     pub fn is_told_of_seat(&self) -> bool {
         let seat = self.directory.seat();
         !self.membership.pairings.incarnations_of(seat).is_empty()
