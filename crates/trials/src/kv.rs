@@ -210,6 +210,7 @@ fn may_follow_fault_of(harness: &Harness, error: &KvError) -> bool {
         KvError::Call(error) => matches!(
             error.cause,
             CallCause::PeerDown
+                | CallCause::NotMet
                 | CallCause::UnknownNode
                 | CallCause::UnknownFunction
                 | CallCause::Timeout

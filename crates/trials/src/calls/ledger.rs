@@ -194,6 +194,7 @@ impl Ledger {
             CallCause::NoReply => times == 1 && (!wish.task.answers() || !is_calm),
             CallCause::UnknownNode
             | CallCause::PeerDown
+            | CallCause::NotMet
             | CallCause::ServerClosed
             | CallCause::Draining
             | CallCause::NodeClosed => !is_calm,
@@ -208,6 +209,7 @@ fn is_not_done(cause: CallCause) -> bool {
     matches!(
         cause,
         CallCause::UnknownNode
+            | CallCause::NotMet
             | CallCause::UnknownFunction
             | CallCause::Busy
             | CallCause::PermissionDenied
