@@ -1,7 +1,7 @@
 //! The header of path probes and their answers (PathETH): 4 bytes, followed by zeros up to the probed size.
 //!
 //! ```text
-//!   0 size u8 | 1 found u8 | 2 grant u8 | 3 zero u8          sizes as 0: 256 to 4: 4096 bytes of payload
+//!   0 size u8 | 1 found u8 | 2 grant u8 | 3 zero u8          sizes as positions in `Mtu::ALL`
 //! ```
 
 use super::{ICRC_BYTES, WireError, checked};
