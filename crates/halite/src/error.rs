@@ -140,10 +140,10 @@ pub enum RegionCause {
     /// The node died before it answered; the operation may have been done.
     #[error("node {0} is down; the operation may have been done")]
     PeerDown(NodeId),
-    /// The first connection to the node was not established within a lease: the node does not answer, or packets are
-    /// lost. The operation was not done.
+    /// The first connection to the node could not be established: the node refuses connections, does not answer within
+    /// a lease, or packets are lost. The operation was not done.
     #[error(
-        "node {0} did not answer within a lease and has not been connected yet; nothing was done: see `halite status`, or try again"
+        "node {0} could not be connected and has not been met before; nothing was done: see `halite status`, or try again"
     )]
     NotMet(NodeId),
     /// The handle is no longer valid: its region was freed, or the node that held the region was restarted.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::congestion::Congestion;
 
-/// Maximum payload of a packet (verbs' path MTU).
+/// Maximum payload of a packet (verbs' path MTU). On the wire between Halite peers, the position in [`Mtu::ALL`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Mtu {
     /// 256 bytes.
@@ -13,6 +13,9 @@ pub enum Mtu {
     Bytes512,
     /// 1024 bytes.
     Bytes1024,
+    /// 1408 bytes, which verbs do not have: the longest multiple of 128 that fits, with all headers, into the 1500 bytes
+    /// of an Ethernet packet, over IPv4 and IPv6.
+    Bytes1408,
     /// 2048 bytes.
     Bytes2048,
     /// 4096 bytes.
@@ -21,11 +24,19 @@ pub enum Mtu {
 
 impl Mtu {
     /// All sizes, smallest first.
-    pub const ALL: [Mtu; 5] = [Mtu::Bytes256, Mtu::Bytes512, Mtu::Bytes1024, Mtu::Bytes2048, Mtu::Bytes4096];
+    pub const ALL: [Mtu; 6] =
+        [Mtu::Bytes256, Mtu::Bytes512, Mtu::Bytes1024, Mtu::Bytes1408, Mtu::Bytes2048, Mtu::Bytes4096];
 
     /// Returns the size in bytes.
     pub fn bytes(self) -> u32 {
-        256 << self as u32
+        match self {
+            Mtu::Bytes256 => 256,
+            Mtu::Bytes512 => 512,
+            Mtu::Bytes1024 => 1024,
+            Mtu::Bytes1408 => 1408,
+            Mtu::Bytes2048 => 2048,
+            Mtu::Bytes4096 => 4096,
+        }
     }
 }
 

@@ -101,7 +101,7 @@ impl Path {
 
     /// Returns the number of parts into which the longest packet is split; 1 if the packet is not split.
     pub fn parts(&self) -> u32 {
-        self.agreed.bytes() / self.mtu().bytes()
+        self.agreed.bytes().div_ceil(self.mtu().bytes())
     }
 
     /// Uses `mtu`, which an earlier connection to the same host found, until the first search finishes.

@@ -15,6 +15,7 @@
 mod bdp;
 mod scoreboard;
 mod selective;
+mod surplus;
 
 use std::collections::VecDeque;
 
@@ -368,12 +369,19 @@ impl Requester {
     // [ROCE-WINDOW-1]
     fn limit(&self, config: &Config) -> u32 {
         let granted = if config.grants { self.window } else { u32::MAX };
-        let packets = granted.min(config.window_packets_max).saturating_add(self.path_packets(config));
+        let packets = self.over_path(config, granted.min(config.window_packets_max));
         if self.is_probing { 1 } else { (packets / self.parts).max(1) }
     }
 
-    /// Returns the number of packets that the path holds and that may be in flight beyond the grant.
+    /// Returns the maximum number of packets in flight if the peer grants `granted`: what the path holds, and as much of
+    /// the grant as does not delay others.
     // [ROCE-WINDOW-6]
+    fn over_path(&self, config: &Config, granted: u32) -> u32 {
+        let selective = self.selective.as_ref().filter(|_| config.fills_path);
+        selective.map_or(granted, |selective| selective.over_path(granted))
+    }
+
+    /// Returns the number of packets that the path holds and that may be in flight beyond the grant.
     fn path_packets(&self, config: &Config) -> u32 {
         let selective = self.selective.as_ref().filter(|_| config.fills_path);
         selective.map_or(0, Selective::path_packets)
@@ -751,7 +759,7 @@ impl Requester {
 
     /// Returns the maximum number of packets in flight.
     pub fn window(&self, config: &Config) -> u32 {
-        let packets = self.window.saturating_add(self.path_packets(config));
+        let packets = self.over_path(config, self.window);
         let congestion = self.selective.as_ref().and_then(Selective::window_packets);
         congestion.map_or(packets, |window| packets.min(window.ceil() as u32))
     }

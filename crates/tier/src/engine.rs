@@ -553,4 +553,9 @@ impl Engine {
     pub fn knows(&self, node: NodeId) -> bool {
         self.membership.knows(node)
     }
+
+    /// Returns true if this node knows a node with this number that may live, and was never connected to it.
+    pub fn is_unmet(&self, node: NodeId) -> bool {
+        self.membership.is_unmet(node)
+    }
 }

@@ -752,8 +752,8 @@ pub enum ErrorReply {
         /// The key of the invalid record.
         key: String,
     },
-    /// The first connection to the node did not come up within a lease.
-    #[error("no connection to node {0} came up within a lease")]
+    /// The first connection to the node could not be established; the request was not executed.
+    #[error("node {0} could not be connected")]
     NotMet(NodeId),
 }
 

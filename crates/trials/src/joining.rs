@@ -5,7 +5,9 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
-use halite::{CallCause, CallError, Driven, Function, NodeId, Permissions, Placement, RegionCause};
+use halite::{
+    CallCause, CallError, Driven, Function, NodeId, Permissions, Placement, Port, RegionCause, SendCause,
+};
 use halite_sim::{HostId, Profile, RunEnd, World};
 
 use crate::dials::config;
@@ -14,6 +16,7 @@ use crate::hosted::Birth;
 
 const MEMBERS: u32 = 5;
 const FUNCTION: Function = Function(7);
+const PORT: Port = Port(7);
 const LEASE: Duration = Duration::from_millis(20);
 /// Maximum time until a dial to an unreachable node fails.
 const DIAL: Duration = Duration::from_millis(8);
@@ -148,13 +151,19 @@ fn access_to_an_unreachable_member_fails_with_its_dial() {
     let (world, joined) = (cluster.world.clone(), cluster.nodes[MEMBERS as usize].clone());
     cluster.run_case(MEMBERS, async move {
         let called = call(&joined, 2).await;
-        assert_eq!((called.cause, called.may_have_run), (CallCause::PeerDown, false));
+        assert_eq!((called.cause, called.may_have_run), (CallCause::NotMet, false), "it may well live");
         let waited = Duration::from_nanos(world.now_ns() - began_ns);
         assert!(waited >= DIAL && waited < LEASE, "{waited:?}");
         // All of them are known to be unreachable by now.
         let began_ns = world.now_ns();
-        assert_eq!(read(&joined, 3).await, Err(RegionCause::PeerDown(NodeId(3))));
-        assert_eq!(call(&joined, 4).await.cause, CallCause::PeerDown);
+        assert_eq!(read(&joined, 3).await, Err(RegionCause::NotMet(NodeId(3))));
+        assert_eq!(call(&joined, 4).await.cause, CallCause::NotMet);
+        let session = joined.session();
+        let (sent, tried) =
+            (session.send(NodeId(4), PORT, b"").await, session.try_send(NodeId(4), PORT, b"").await);
+        for error in [sent, tried].map(|sent| sent.expect_err("node 4 is unreachable")) {
+            assert_eq!((error.cause, error.may_have_arrived), (SendCause::NotMet, false));
+        }
         assert!(world.now_ns() - began_ns < SOON.as_nanos() as u64);
     });
 }

@@ -209,6 +209,7 @@ fn fault_explains(harness: &Harness, error: &KvError) -> bool {
         KvError::Call(error) => matches!(
             error.cause,
             CallCause::PeerDown
+                | CallCause::NotMet
                 | CallCause::UnknownNode
                 | CallCause::UnknownFunction
                 | CallCause::Timeout

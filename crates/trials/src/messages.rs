@@ -184,7 +184,8 @@ pub(crate) async fn publish(actor: &mut Actor) {
         if !is_down {
             actor.harness.messages.borrow_mut().ledger.unload(path);
         }
-        let is_explained = is_down || matches!(error.cause, SendCause::UnknownNode | SendCause::UnknownPort);
+        let is_explained = is_down
+            || matches!(error.cause, SendCause::NotMet | SendCause::UnknownNode | SendCause::UnknownPort);
         actor.expect_reason(is_explained && !actor.harness.is_fault_free(), begin_ns, &error);
     }
 }
@@ -200,9 +201,11 @@ fn failed(actor: &Actor, path: Path, number: u64, may_block: bool, error: &SendE
     let is_calm = actor.harness.is_fault_free();
     let is_explained = match error.cause {
         SendCause::WouldBlock => may_block,
-        SendCause::PeerDown | SendCause::UnknownNode | SendCause::UnknownPort | SendCause::NodeClosed => {
-            !is_calm
-        }
+        SendCause::PeerDown
+        | SendCause::NotMet
+        | SendCause::UnknownNode
+        | SendCause::UnknownPort
+        | SendCause::NodeClosed => !is_calm,
         _ => false,
     };
     let is_down = matches!(error.cause, SendCause::PeerDown | SendCause::NodeClosed);

@@ -39,6 +39,8 @@ pub(crate) enum Spun {
 pub(crate) enum PostFailure {
     UnknownNode,
     PeerDown,
+    /// The node was never connected.
+    NotMet,
     Timeout,
     TooLong {
         len: u64,
@@ -80,7 +82,7 @@ impl Driver {
                     continue;
                 }
                 Err(None) => {}
-                Err(Some(PostFailure::PeerDown | PostFailure::UnknownNode))
+                Err(Some(PostFailure::PeerDown | PostFailure::NotMet | PostFailure::UnknownNode))
                     if request.to.is_none() && !has_dialled =>
                 {
                     // Connecting shows the state of the node.
@@ -130,6 +132,7 @@ impl Driver {
         self.look(|runner| match runner.target_of(node) {
             Some(found) if wanted.is_none_or(|wanted| wanted == found) => None,
             None if !runner.knows(node) => Some(PostFailure::UnknownNode),
+            None if wanted.is_none() && runner.is_unmet(node) => Some(PostFailure::NotMet),
             _ => Some(PostFailure::PeerDown),
         })
     }

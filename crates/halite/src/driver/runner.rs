@@ -677,6 +677,11 @@ impl Runner {
         self.engine.as_ref().is_some_and(|engine| engine.knows(node))
     }
 
+    /// Returns true if a node with that number may live and was never connected to this node.
+    pub(crate) fn is_unmet(&self, node: NodeId) -> bool {
+        self.engine.as_ref().is_some_and(|engine| engine.is_unmet(node))
+    }
+
     /// Returns the time until which no other session can get the lock behind a handle, in nanoseconds; `None` if
     /// another session may have the lock.
     pub(crate) fn lock_is_kept_until_ns(&self, session: SessionId, slot: SlotRef) -> Option<u64> {

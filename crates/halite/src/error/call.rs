@@ -47,6 +47,10 @@ pub enum CallCause {
     /// ([`EPHEMERAL_NODE_MIN`](crate::EPHEMERAL_NODE_MIN) and up) are never reused in the lifetime of a cluster.
     #[error("the node is down")]
     PeerDown,
+    /// The first connection to the node could not be established: the node refuses connections, does not answer within
+    /// a lease, or packets are lost. The call was not sent.
+    #[error("the node could not be connected and has not been met before; see `halite status`, or try again")]
+    NotMet,
     /// The timeout passed. A late answer is dropped.
     #[error("no reply within the deadline")]
     Timeout,
@@ -112,6 +116,7 @@ impl CallCause {
             | CallCause::Forked
             | CallCause::NotUnderstood => true,
             CallCause::UnknownNode
+            | CallCause::NotMet
             | CallCause::UnknownFunction
             | CallCause::Busy
             | CallCause::PermissionDenied
@@ -160,6 +165,10 @@ pub enum SendCause {
     /// The receiver's node is down, or died or left before it answered.
     #[error("the node is down")]
     PeerDown,
+    /// The first connection to the receiver's node could not be established: the node refuses connections, does not
+    /// answer within a lease, or packets are lost. The message was not sent.
+    #[error("the node could not be connected and has not been met before; see `halite status`, or try again")]
+    NotMet,
     /// No port with this number is open at the receiver's node.
     #[error("the port is not open there")]
     UnknownPort,

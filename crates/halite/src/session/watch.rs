@@ -165,7 +165,8 @@ impl Session {
         }
         match self.send_to_any_port(incarnation.node, port, bytes).await {
             Err(SendError {
-                cause: SendCause::UnknownPort | SendCause::PeerDown | SendCause::UnknownNode,
+                cause:
+                    SendCause::UnknownPort | SendCause::PeerDown | SendCause::NotMet | SendCause::UnknownNode,
                 ..
             }) => Ok(()),
             notified => notified,

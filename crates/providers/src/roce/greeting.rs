@@ -26,7 +26,7 @@ use halite_rnic::wire::{Psn, Qpn};
 use super::LANES;
 
 const MAGIC: &[u8; 4] = b"roce";
-const VERSION: u8 = 3;
+const VERSION: u8 = 4;
 const OFFER_BYTES: usize = EXTENSIONS_AT + 1;
 /// Offset of the extensions in an offer, after the lanes.
 const EXTENSIONS_AT: usize = 24 + LANES * 8;

@@ -4,10 +4,11 @@
 //! The peer's grant is the number of packets for which its receive buffer has room. On a long path, most packets in
 //! flight are not in that buffer but on the path, so the requester may send the estimated number of packets in addition
 //! to the grant. Each round trip in which a whole window arrives enlarges the next window by one grant, until the
-//! slowest link is saturated. From then on, at most one grant of packets queues before that link.
+//! slowest link is saturated. From then on, at most one grant of packets queues before that link, and less after some
+//! time ([`super::surplus`]).
 //!
-//! The smallest round-trip time excludes queueing. To measure this time again, the window shrinks to the grant for two
-//! round trips every [`WINDOW_NS`], so that the queue drains.
+//! The smallest round-trip time excludes queueing. To measure this time again, the window shrinks to a quarter of
+//! the estimate for two round trips every [`WINDOW_NS`], so that the queue drains.
 
 /// Minimum length of a round, in ns: within shorter ones, arrivals come in bursts.
 const ROUND_NS_MIN: u64 = 1_000_000;
@@ -16,12 +17,35 @@ const ROUNDS: usize = 8;
 /// Interval between measurements of the smallest round trip, in ns; a measurement counts for two intervals.
 const WINDOW_NS: u64 = 5_000_000_000;
 
+/// The smallest of some times, of the present window and the one before.
+#[derive(Debug, Default)]
+pub(super) struct Smallest {
+    ns: [Option<u64>; 2],
+    window_begin_ns: Option<u64>,
+}
+
+impl Smallest {
+    pub fn ns(&self) -> Option<u64> {
+        self.ns.into_iter().flatten().min()
+    }
+
+    /// Adds a time. Returns true if a window begins that is not the first.
+    pub fn add(&mut self, now_ns: u64, sample_ns: Option<u64>) -> bool {
+        self.ns[0] = self.ns[0].into_iter().chain(sample_ns).min();
+        let window_begin_ns = *self.window_begin_ns.get_or_insert(now_ns);
+        let is_next = now_ns.saturating_sub(window_begin_ns) >= WINDOW_NS;
+        if is_next {
+            self.window_begin_ns = Some(now_ns);
+            self.ns = [None, self.ns[0]];
+        }
+        is_next
+    }
+}
+
 /// The estimate.
 #[derive(Debug, Default)]
 pub(super) struct Bdp {
-    /// Smallest round trips in ns, of the present window and the one before.
-    trips_ns: [Option<u64>; 2],
-    window_begin_ns: Option<u64>,
+    trips: Smallest,
     /// End of the time in which the queue drains, in ns.
     drains_until_ns: u64,
     drains: bool,
@@ -42,7 +66,7 @@ impl Bdp {
     /// Returns the estimate, also while the queue drains, and the smallest round trip in ns; `None` before the first
     /// measurement.
     pub fn product(&self) -> Option<(u32, u64)> {
-        Some((self.largest(), self.trip_ns()?))
+        Some((self.largest(), self.trips.ns()?))
     }
 
     /// Records that a limit holds packets back.
@@ -54,21 +78,18 @@ impl Bdp {
         self.rounds.into_iter().max().unwrap_or(0)
     }
 
-    /// Returns the smallest round trip.
-    fn trip_ns(&self) -> Option<u64> {
-        self.trips_ns.into_iter().flatten().min()
+    /// Returns the maximum number of packets in flight while the queue drains; `None` at other times.
+    pub fn drained(&self) -> Option<u32> {
+        self.drains.then(|| (self.largest() / 4).max(1))
     }
 
     /// Records that `arrived` more packets have arrived; `trip_ns` is a sample of the round-trip time; `None` if the
     /// arrival gives no sample.
     pub fn on_arrived(&mut self, now_ns: u64, arrived: u32, trip_ns: Option<u64>) {
-        self.trips_ns[0] = self.trips_ns[0].into_iter().chain(trip_ns).min();
-        let Some(trip_ns) = self.trip_ns() else { return };
-        let window_begin_ns = *self.window_begin_ns.get_or_insert(now_ns);
-        if now_ns.saturating_sub(window_begin_ns) >= WINDOW_NS {
-            self.window_begin_ns = Some(now_ns);
-            self.trips_ns = [None, self.trips_ns[0]];
-            self.drains_until_ns = now_ns.saturating_add(2 * trip_ns);
+        let is_next = self.trips.add(now_ns, trip_ns);
+        let Some(trip_ns) = self.trips.ns() else { return };
+        if is_next {
+            self.drains_until_ns = now_ns.saturating_add(2 * trip_ns + ROUND_NS_MIN);
         }
         self.drains = now_ns < self.drains_until_ns;
         if self.drains {

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 
 use super::bdp::Bdp;
 use super::scoreboard::Scoreboard;
+use super::surplus::Surplus;
 use super::{Failure, Requester, Work, write_packet};
 use crate::config::Config;
 use crate::congestion::pacer::{BURST_PACKETS, Pace, Pacer};
@@ -24,6 +25,7 @@ use crate::work::{Cause, Operation, Status};
 pub(super) struct Selective {
     board: Scoreboard,
     bdp: Bdp,
+    surplus: Surplus,
     controller: Option<Box<dyn Controller>>,
     pacer: Pacer,
     /// Time at which the pacer releases the next packet.
@@ -49,6 +51,7 @@ impl Selective {
         Selective {
             board: Scoreboard::new(una),
             bdp: Bdp::default(),
+            surplus: Surplus::default(),
             controller: config.congestion.controller(),
             pacer: Pacer::default(),
             paced_until_ns: None,
@@ -66,6 +69,20 @@ impl Selective {
     /// Returns the number of packets that may be in flight on the path, in addition to the peer's grant.
     pub fn path_packets(&self) -> u32 {
         self.bdp.packets()
+    }
+
+    /// Returns the maximum number of packets in flight under this grant, by the measured product.
+    pub fn over_path(&self, granted: u32) -> u32 {
+        let surplus = if self.controller.is_some() { u32::MAX } else { self.surplus.packets() };
+        match self.bdp.drained() {
+            Some(packets) => packets.min(granted),
+            None => self.bdp.packets().saturating_add(granted.min(surplus)),
+        }
+    }
+
+    fn on_held(&mut self) {
+        self.bdp.on_held();
+        self.surplus.on_held();
     }
 
     /// Returns the congestion window in packets; `None` without a congestion controller.
@@ -168,7 +185,7 @@ impl Requester {
         let numbers = self.numbers_to_send(config, work, &piece, sequence, lost.is_some());
         if numbers == 0 {
             if let Some(selective) = &mut self.selective {
-                selective.bdp.on_held();
+                selective.on_held();
             }
             return Ok(None);
         }
@@ -187,7 +204,7 @@ impl Requester {
         if let Some(pace) = selective.pace(config, granted, trip_ns, parts) {
             selective.paced_until_ns = selective.pacer.wait_until(now_ns, pace);
             if selective.paced_until_ns.is_some() {
-                selective.bdp.on_held();
+                selective.on_held();
                 return Ok(None);
             }
             selective.pacer.on_sent(now_ns, numbers, pace);
@@ -403,14 +420,16 @@ impl Requester {
             self.trip.add_sample(trip_ns);
         }
         let mut lost = self.find_lost(now_ns);
-        let parts = self.parts;
+        let (parts, granted) = (self.parts, self.window.min(at.config.window_packets_max));
         let Some(selective) = &mut self.selective else { return };
         if was_silent {
             lost += selective.board.find_lost_after_silence(confirms_gap && !has_progress);
         }
         at.counters.lost += u64::from(lost);
         selective.on_lost(now_ns, lost);
-        selective.bdp.on_arrived(now_ns, progress.arrived.saturating_mul(parts), trip_ns);
+        let arrived_parts = progress.arrived.saturating_mul(parts);
+        selective.bdp.on_arrived(now_ns, arrived_parts, trip_ns);
+        selective.surplus.on_arrived(now_ns, arrived_parts, network_ns, granted);
         if let Some(controller) = &mut selective.controller {
             let arrived = progress.arrived;
             controller.handle_feedback(now_ns, Feedback { trip_ns, network_ns, arrived, lost, in_flight });

@@ -1,7 +1,7 @@
 //! The header of path probes and their answers (PathETH): 4 bytes, followed by zeros up to the probed size.
 //!
 //! ```text
-//!   0 size u8 | 1 found u8 | 2 grant u8 | 3 zero u8          sizes: 0 for 256 bytes of payload, up to 4 for 4096
+//!   0 size u8 | 1 found u8 | 2 grant u8 | 3 zero u8          sizes: positions in `Mtu::ALL`
 //! ```
 
 use super::{ICRC_BYTES, WireError, checked};

@@ -275,3 +275,64 @@ fn two_flows_share_a_short_queue() {
     assert!(each.iter().all(|goodput| *goodput > 30.0), "{each:?}");
     assert!(each.iter().sum::<f64>() > 120.0, "{each:?}");
 }
+
+/// Runs a bulk flow, if there is one, beside a flow of single writes of 8 bytes for this time. Returns the goodput of the
+/// bulk in Mb/s, and the 99th percentile of the times that the single writes take, in ns.
+fn small_beside(
+    bulk: Option<&mut Pair>,
+    operation: fn() -> Operation,
+    small: &mut Pair,
+    ns: u64,
+) -> (f64, u64) {
+    let (mut begin_ns, end_ns) = (small.now_ns, small.now_ns + ns);
+    let (mut trips, mut bytes, mut bulk) = (Vec::new(), 0, bulk);
+    let post_single = |small: &mut Pair, now_ns: u64| {
+        small.a().write(0, &[1; 8]);
+        small.run_until(now_ns);
+    };
+    post_single(small, begin_ns);
+    loop {
+        if let Some(bulk) = &mut bulk {
+            post_all(bulk, operation);
+        }
+        let next_ns = |flow: &Pair| flow.next_ns().unwrap_or(u64::MAX).min(end_ns);
+        let bulk_ns = bulk.as_ref().map_or(end_ns, |bulk| next_ns(bulk));
+        let now_ns = bulk_ns.min(next_ns(small));
+        if let Some(bulk) = bulk.as_mut().filter(|_| bulk_ns == now_ns) {
+            bulk.run_until(now_ns);
+            bytes += bulk.a().events.drain(..).count() as u64 * u64::from(BYTES);
+        } else {
+            small.run_until(now_ns);
+            if small.a().events.drain(..).count() > 0 {
+                trips.push(now_ns - begin_ns);
+                begin_ns = now_ns;
+                post_single(small, now_ns);
+            }
+        }
+        if now_ns == end_ns {
+            break;
+        }
+    }
+    small.now_ns = end_ns;
+    trips.sort_unstable();
+    (bytes as f64 * 8_000.0 / ns as f64, trips[trips.len() * 99 / 100])
+}
+
+#[test]
+fn small_flow_waits_little_behind_a_bulk_flow() {
+    for (mbps, trip_us) in [(800, 100), (160, 200), (400, 2_000)] {
+        for operation in [write, read] {
+            let link = Link::new(mbps * 1_000_000, trip_us * US / 2, 1 << 20);
+            let links = [link.clone(), link].map(|link| Rc::new(RefCell::new(link)));
+            let [mut small, mut bulk] = [0, 0].map(|now_ns| flow(&ends(Congestion::Grant), &links, now_ns));
+            let (_, alone_ns) = small_beside(None, operation, &mut small, 100 * MS);
+            bulk.now_ns = small.now_ns;
+            small_beside(Some(&mut bulk), operation, &mut small, 1_000 * MS);
+            let (goodput, beside_ns) = small_beside(Some(&mut bulk), operation, &mut small, 1_000 * MS);
+            let told = format!(
+                "{mbps} Mb/s, {trip_us} us: {alone_ns} ns alone, {beside_ns} ns beside {goodput} Mb/s"
+            );
+            assert!(beside_ns <= 3 * alone_ns && goodput >= 0.8 * mbps as f64, "{told}");
+        }
+    }
+}

@@ -404,6 +404,7 @@ impl<'a> Context<'a> {
 
     pub(super) fn absence_error(&self, node: NodeId) -> ErrorReply {
         match self.membership.knows(node) {
+            true if self.membership.is_unmet(node) => ErrorReply::NotMet(node),
             true => ErrorReply::PeerDown(node),
             false => ErrorReply::UnknownNode(node),
         }

@@ -115,6 +115,16 @@ impl Membership {
         node == NodeId::FIRST || self.members.knows(node) || self.listed.has(node)
     }
 
+    /// Returns true if this node knows a node with number `node` that may live, and was never connected to it.
+    pub(super) fn is_unmet(&self, node: NodeId) -> bool {
+        use NodeState::{Alive, Draining, Silent, Unconnected};
+        match self.members.state_of(node) {
+            Some(Alive | Draining | Silent | Unconnected) => self.members.peer_of(node).is_none(),
+            Some(_) => false,
+            None => node == NodeId::FIRST || self.listed.has(node),
+        }
+    }
+
     /// Handles a frame of a peer. Returns `None` if the connection is not up.
     pub(super) fn handle_frame(&mut self, now_ns: u64, peer: PeerId, frame: &[u8]) -> Option<ReceivedFrame> {
         let from = self.members.peer_mut(peer)?;

@@ -329,7 +329,7 @@ impl Engine {
         }
     }
 
-    /// Fails the waiters for a member that could not be connected, or whose incarnation has ended.
+    /// Fails the waiters for a member whose incarnation has ended.
     pub(super) fn fail_on_demand(&mut self, incarnation: NodeIncarnation) {
         self.fail_dial(incarnation, ErrorReply::PeerDown(incarnation.node));
     }
@@ -390,7 +390,12 @@ impl Engine {
         let at: Vec<NodeIncarnation> = (self.out.on_demand().dials.keys().copied())
             .filter(|incarnation| is_at(incarnation) && !membership.meeting().has(*incarnation))
             .collect();
-        at.into_iter().for_each(|incarnation| self.fail_on_demand(incarnation));
+        at.into_iter().for_each(|incarnation| self.fail_first_meeting(incarnation));
+    }
+
+    /// Fails the waiters for a member that could not be connected.
+    pub(super) fn fail_first_meeting(&mut self, incarnation: NodeIncarnation) {
+        self.fail_dial(incarnation, ErrorReply::NotMet(incarnation.node));
     }
 
     /// Fails overdue dials and inquiries.
@@ -398,7 +403,7 @@ impl Engine {
         let now_ns = self.out.now_ns();
         let overdue = self.out.on_demand().dials.iter().filter(|(_, dial)| dial.due_ns <= now_ns);
         let overdue: Vec<NodeIncarnation> = overdue.map(|(incarnation, _)| *incarnation).collect();
-        overdue.into_iter().for_each(|unmet| self.fail_dial(unmet, ErrorReply::NotMet(unmet.node)));
+        overdue.into_iter().for_each(|unmet| self.fail_first_meeting(unmet));
         let overdue = self.out.on_demand().inquiries.iter().filter(|(_, inquiry)| inquiry.due_ns <= now_ns);
         let overdue: Vec<NodeId> = overdue.map(|(node, _)| *node).collect();
         overdue.into_iter().for_each(|node| self.end_inquiry(node));

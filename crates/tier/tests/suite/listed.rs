@@ -56,14 +56,14 @@ fn wrong_entries_cost_a_dial_per_lease() {
     cluster.run();
     cluster.stop(2);
     update_list(&mut cluster, 1, is(9, "2"));
-    assert_eq!(alloc_on(&mut cluster, 1, 9), Err(ErrorReply::PeerDown(NodeId(9)).into()));
+    assert_eq!(alloc_on(&mut cluster, 1, 9), Err(ErrorReply::NotMet(NodeId(9)).into()));
     // An address without any answer is awaited as long as a member.
     cluster.silent_dials = true;
     let asked = cluster.submit(1, allocation(None, CHUNK_BYTES, Placement::On(NodeId(9))));
     cluster.sleep(LEASE_NS / 2);
     assert!(!cluster.has_ended(1, asked));
     cluster.sleep(LEASE_NS);
-    assert_eq!(cluster.outcome(1, asked), Some(Err(ErrorReply::PeerDown(NodeId(9)).into())));
+    assert_eq!(cluster.outcome(1, asked), Some(Err(ErrorReply::NotMet(NodeId(9)).into())));
     update_list(&mut cluster, 1, Listing::Gone(NodeId(9)));
     assert_eq!(alloc_on(&mut cluster, 1, 9), Err(ErrorReply::UnknownNode(NodeId(9)).into()));
 }

@@ -198,6 +198,7 @@ impl Ledger {
             CallCause::NoReply => runs == 1 && (!request.task.answers() || !is_calm),
             CallCause::UnknownNode
             | CallCause::PeerDown
+            | CallCause::NotMet
             | CallCause::ServerClosed
             | CallCause::Draining
             | CallCause::NodeClosed => !is_calm,
@@ -212,6 +213,7 @@ fn has_not_run(cause: CallCause) -> bool {
     matches!(
         cause,
         CallCause::UnknownNode
+            | CallCause::NotMet
             | CallCause::UnknownFunction
             | CallCause::Busy
             | CallCause::PermissionDenied

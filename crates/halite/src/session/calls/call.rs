@@ -490,6 +490,7 @@ impl From<PostFailure> for CallCause {
         match failure {
             PostFailure::UnknownNode => CallCause::UnknownNode,
             PostFailure::PeerDown => CallCause::PeerDown,
+            PostFailure::NotMet => CallCause::NotMet,
             PostFailure::Timeout => CallCause::Timeout,
             PostFailure::TooLong { len } => CallCause::InputTooLong { len },
             PostFailure::NoMemory => CallCause::NoMemory,

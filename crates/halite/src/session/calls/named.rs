@@ -230,6 +230,7 @@ fn is_for_next(cause: CallCause) -> bool {
     matches!(
         cause,
         CallCause::PeerDown
+            | CallCause::NotMet
             | CallCause::UnknownNode
             | CallCause::UnknownFunction
             | CallCause::ServerClosed

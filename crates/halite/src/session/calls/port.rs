@@ -309,6 +309,7 @@ impl From<PostFailure> for SendCause {
         match failure {
             PostFailure::UnknownNode => SendCause::UnknownNode,
             PostFailure::PeerDown => SendCause::PeerDown,
+            PostFailure::NotMet => SendCause::NotMet,
             PostFailure::Timeout => unreachable!("messages have no deadline"),
             PostFailure::TooLong { len } => {
                 debug_assert!(len > PAYLOAD_BYTES_MAX);

@@ -549,7 +549,7 @@ impl Engine {
             }
             if is_doubtful && self.is_full_mesh() {
                 // No operation may wait for it.
-                self.fail_on_demand(incarnation);
+                self.fail_first_meeting(incarnation);
             }
         }
         self.note_ended(over);

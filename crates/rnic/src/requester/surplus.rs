@@ -1,0 +1,108 @@
+//! Limits the packets in flight beyond the bandwidth-delay product, so that they do not delay other flows.
+//!
+//! The surplus waits in the queue before the slowest link. It makes up for late processes at both ends, but whatever
+//! else takes this queue waits behind it. So a requester starts with its whole grant as surplus, and shrinks it while
+//! the mean delay in the network exceeds the smallest by more than its half, and by more than [`QUEUE_NS_MIN`].
+//!
+//! Not all delay is queueing: a path may delay packets by itself, and then a smaller surplus lowers the rate, not the
+//! delay. So the surplus grows again while the rate is well below the best one.
+
+use super::bdp::Smallest;
+
+/// Minimum time over which delay and rate are averaged, in ns, and in round trips: a change shows after one.
+const EPOCH_NS_MIN: u64 = 50_000_000;
+const EPOCH_TRIPS: u64 = 3;
+/// Delay in the queue that is always allowed, in ns.
+const QUEUE_NS_MIN: u64 = 100_000;
+/// Minimum of the surplus, in packets.
+const PACKETS_MIN: u32 = 2;
+/// Epochs of growth after which the growth doubles with each further one, and the maximum.
+const EPOCHS_STEADY: u32 = 2;
+const EPOCHS_MAX: u32 = 5;
+
+/// The surplus, with what is measured in the present epoch.
+#[derive(Debug)]
+pub(super) struct Surplus {
+    packets: u32,
+    smallest: Smallest,
+    begin_ns: u64,
+    arrived: u32,
+    delays_ns: u64,
+    samples: u32,
+    /// True if the window has held packets back in this epoch.
+    is_held: bool,
+    /// The best rate, in packets per second. It is forgotten while the surplus is the whole grant.
+    best: u64,
+    /// Number of epochs of growth since the last decrease, at most [`EPOCHS_MAX`].
+    grown: u32,
+}
+
+impl Default for Surplus {
+    fn default() -> Surplus {
+        let (begin_ns, arrived, delays_ns, samples, is_held) = (0, 0, 0, 0, false);
+        let smallest = Smallest::default();
+        Surplus {
+            packets: u32::MAX,
+            smallest,
+            begin_ns,
+            arrived,
+            delays_ns,
+            samples,
+            is_held,
+            best: 0,
+            grown: 0,
+        }
+    }
+}
+
+impl Surplus {
+    /// Returns the maximum of packets in flight beyond the product; `u32::MAX` if only the grant limits them.
+    pub fn packets(&self) -> u32 {
+        self.packets
+    }
+
+    /// Records that the window holds packets back.
+    pub fn on_held(&mut self) {
+        self.is_held = true;
+    }
+
+    /// Records that `arrived` more packets have arrived. `network_ns` is a sample of the delay in the network, and
+    /// `granted` the number of packets in the peer's grant.
+    pub fn on_arrived(&mut self, now_ns: u64, arrived: u32, network_ns: Option<u64>, granted: u32) {
+        self.smallest.add(now_ns, network_ns);
+        let Some(smallest_ns) = self.smallest.ns() else { return };
+        self.arrived = self.arrived.saturating_add(arrived);
+        self.delays_ns = self.delays_ns.saturating_add(network_ns.unwrap_or(0));
+        self.samples += u32::from(network_ns.is_some());
+        let elapsed_ns = now_ns.saturating_sub(self.begin_ns);
+        let mean_ns = self.delays_ns / u64::from(self.samples.max(1));
+        if elapsed_ns < EPOCH_NS_MIN.max(EPOCH_TRIPS.saturating_mul(mean_ns)) {
+            return;
+        }
+        if self.is_held && self.samples > 0 {
+            let queue_ns = mean_ns.saturating_sub(smallest_ns);
+            self.adapt(elapsed_ns, queue_ns.saturating_sub(QUEUE_NS_MIN.max(smallest_ns / 2)), granted);
+        }
+        (self.begin_ns, self.arrived, self.delays_ns, self.samples, self.is_held) = (now_ns, 0, 0, 0, false);
+    }
+
+    /// Adapts the surplus after an epoch, in which packets waited `excess_ns` too long.
+    fn adapt(&mut self, elapsed_ns: u64, excess_ns: u64, granted: u32) {
+        let within = |ns: u64| (u128::from(self.arrived) * u128::from(ns) / u128::from(elapsed_ns)) as u64;
+        let (rate, excess) = (within(1_000_000_000), within(excess_ns) as u32);
+        let packets = self.packets.min(granted);
+        if packets == granted {
+            self.best -= self.best / 8;
+        }
+        self.best = self.best.max(rate);
+        if excess == 0 || rate < self.best / 16 * 13 {
+            let more = (packets / 8).max(1) << self.grown.saturating_sub(EPOCHS_STEADY);
+            self.packets = packets.saturating_add(more).min(granted);
+            self.grown = (self.grown + 1).min(EPOCHS_MAX);
+        } else if rate >= self.best / 16 * 14 {
+            let less = (excess / 4 * 3).clamp(1, packets / 2 + 1);
+            self.packets = packets.saturating_sub(less).max(PACKETS_MIN);
+            self.grown = 0;
+        }
+    }
+}
