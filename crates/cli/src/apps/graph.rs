@@ -71,7 +71,7 @@ fn damping(text: &str) -> Result<f64, String> {
 /// The task of one worker.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub struct Task {
-    name: String,
+    pub(super) name: String,
     worker: usize,
     workers: usize,
     source: Source,
