@@ -1,9 +1,13 @@
 //! PageRank by two threads of one process, over plain memory, as a baseline for `halite run pagerank`.
 //!
 //! ```text
-//! cargo run --release -p halite-apps --example pagerank_plain -- SCALE ITERATIONS
+//! cargo run --release -p halite-apps --example pagerank_plain -- SCALE ITERATIONS [FILE]
 //! ```
+//!
+//! Writes the edges to FILE, for other programs.
 
+use std::fs::File;
+use std::io::{BufWriter, Write};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -37,6 +41,10 @@ fn main() {
     let (scale, iterations) = (argument(1, 16) as u32, argument(2, 20));
     let begin = Instant::now();
     let edges = Input::Kronecker(Kronecker { scale, seed: 1 }).part(0, 1).expect("it is generated");
+    if let Some(path) = std::env::args().nth(3) {
+        let mut file = BufWriter::new(File::create(path).expect("the file can be created"));
+        edges.iter().for_each(|(from, to)| writeln!(file, "{from}\t{to}").expect("the file can be written"));
+    }
     let mut ids: Vec<u64> = edges.iter().flat_map(|(from, to)| [*from, *to]).collect();
     ids.sort_unstable();
     ids.dedup();

@@ -183,7 +183,10 @@ impl Arguments {
         match &self.command {
             Command::Up(up) => up.parent.is_some(),
             Command::Node(node) => node.parent.is_some() || node.detached,
-            Command::PerfServer(_) | Command::PerfFanInServer(_) | Command::RunWorker(_) => true,
+            Command::PerfServer(_)
+            | Command::PerfFanInServer(_)
+            | Command::RunWorker(_)
+            | Command::RunSweep(_) => true,
             _ => false,
         }
     }
@@ -339,6 +342,9 @@ pub enum Command {
     /// Run a worker process of `halite run`
     #[command(hide = true)]
     RunWorker(apps::WorkerArgs),
+    /// Free the regions of a killed `halite run`
+    #[command(hide = true)]
+    RunSweep(apps::SweepArgs),
 }
 
 /// Arguments of `halite up`

@@ -29,6 +29,14 @@ pub enum GraphError {
         /// Beginning of the line.
         text: String,
     },
+    /// A line that is no comment is too long.
+    #[error("{}:{line}: a line with an edge has at most {} bytes", path.display(), super::input::LINE_BYTES_MAX - 1)]
+    LongLine {
+        /// Path of the file.
+        path: PathBuf,
+        /// The line's number, from 1 on.
+        line: u64,
+    },
     /// The graph has more vertices than the engine can number.
     #[error("the graph has {vertices} vertices; the maximum is {}", super::load::VERTICES_MAX)]
     TooManyVertices {

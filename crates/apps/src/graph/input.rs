@@ -2,10 +2,12 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fastrand::Rng;
+use serde::{Deserialize, Serialize};
 
 use super::error::GraphError;
 
@@ -16,11 +18,20 @@ pub type Edge = (u64, u64);
 #[derive(Clone, Debug)]
 pub enum Input {
     /// A list of edges as SNAP publishes them: two ids from 0 to 2^64-1 in a line, and comments that begin with `#`.
-    File(PathBuf),
+    File(EdgeList),
     /// A Kronecker graph.
     Kronecker(Kronecker),
     /// Edges in memory.
     Edges(Arc<[Edge]>),
+}
+
+/// A file of edges, in the state in which all workers must read it.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub struct EdgeList {
+    path: PathBuf,
+    len: u64,
+    /// Time of the last change, in seconds and nanoseconds.
+    changed: (i64, i64),
 }
 
 /// A Kronecker graph as Graph500 defines it: 2^scale vertices, 16 edges for each, with the quadrant probabilities 0.57,
@@ -42,8 +53,8 @@ const BLOCK_EDGES: u64 = 1 << 14;
 /// Maximum number of characters of an invalid line that an error shows.
 const SHOWN_CHARS: usize = 60;
 
-/// Maximum bytes of a line: two numbers of 20 digits, and further columns such as weights or times.
-const LINE_BYTES_MAX: u64 = 4096;
+/// Maximum bytes of a line, except for comments: two numbers of 20 digits, and further columns such as weights or times.
+pub(super) const LINE_BYTES_MAX: u64 = 4096;
 
 impl Input {
     /// Returns the edges of part number `part`, from 0, of `parts`. Each edge is in exactly one part.
@@ -53,9 +64,13 @@ impl Input {
             bound(part)..bound(part + 1)
         };
         match self {
-            Input::File(path) => {
-                let len = std::fs::metadata(path).map_err(|source| file_error(path, source))?.len();
-                read_part(path, share(len))
+            Input::File(list) => {
+                let edges = read_part(&list.path, share(list.len))?;
+                if EdgeList::find(&list.path)? != *list {
+                    let changed = io::Error::other("it was changed while it was read");
+                    return Err(file_error(&list.path, changed));
+                }
+                Ok(edges)
             }
             Input::Kronecker(graph) => {
                 let blocks = share((EDGE_FACTOR << graph.scale).div_ceil(BLOCK_EDGES));
@@ -66,6 +81,30 @@ impl Input {
                 Ok(edges[share.start as usize..share.end as usize].to_vec())
             }
         }
+    }
+
+    /// Returns the maximum number of edges of a part, if it is known before the part is read or generated.
+    pub(super) fn edges_max(&self, parts: usize) -> Option<u64> {
+        match self {
+            Input::Kronecker(graph) => {
+                let blocks = (EDGE_FACTOR << graph.scale).div_ceil(BLOCK_EDGES);
+                Some(blocks.div_ceil(parts as u64) * BLOCK_EDGES.min(EDGE_FACTOR << graph.scale))
+            }
+            Input::File(_) | Input::Edges(_) => None,
+        }
+    }
+}
+
+impl EdgeList {
+    /// Finds a file. Fails for pipes and devices, which workers cannot read in parts.
+    pub fn find(path: &Path) -> Result<EdgeList, GraphError> {
+        let failed = |source| file_error(path, source);
+        let about = std::fs::metadata(path).map_err(failed)?;
+        if !about.is_file() {
+            return Err(failed(io::Error::other("it is not a regular file")));
+        }
+        let changed = (about.mtime(), about.mtime_nsec());
+        Ok(EdgeList { path: path.to_owned(), len: about.len(), changed })
     }
 }
 
@@ -121,12 +160,21 @@ fn read_part(path: &Path, range: std::ops::Range<u64>) -> Result<Vec<Edge>, Grap
             break;
         }
         match parse(&line) {
-            Ok(edge) => edges.extend(edge),
-            Err(()) => return Err(line_error(path, at, &line)),
+            Ok(edge) if !is_cut(&line) => edges.extend(edge),
+            Ok(None) if !line.trim_ascii_start().is_empty() => {
+                // The rest of a long comment
+                at += reader.skip_until(b'\n').map_err(failed)? as u64;
+            }
+            _ => return Err(line_error(path, at, &line)),
         }
         at += read as u64;
     }
     Ok(edges)
+}
+
+/// Returns true if more bytes of the line follow.
+fn is_cut(line: &[u8]) -> bool {
+    line.len() as u64 == LINE_BYTES_MAX && line.last() != Some(&b'\n')
 }
 
 /// Returns the edge of a line, or `None` for an empty line or a comment.
@@ -165,6 +213,7 @@ fn line_error(path: &Path, at: u64, line: &[u8]) -> GraphError {
         Ok(lines)
     });
     match before {
+        Ok(before) if is_cut(line) => GraphError::LongLine { path: path.to_owned(), line: before + 1 },
         Ok(before) => {
             let text = String::from_utf8_lossy(line).trim_end().chars().take(SHOWN_CHARS).collect();
             GraphError::Line { path: path.to_owned(), line: before + 1, text }

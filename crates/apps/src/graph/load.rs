@@ -37,13 +37,18 @@ impl Shard {
     /// Reads this worker's part of the input and exchanges edges with all workers. With `both_ways`, each edge is
     /// loaded in both directions. All workers must call this.
     pub async fn load(crowd: &Crowd, input: &Input, both_ways: bool) -> Result<Shard, GraphError> {
+        let reserved = match input.edges_max(crowd.workers) {
+            // A graph that does not fit is refused before it takes minutes, and the memory of this process.
+            Some(edges) => Some(publish_pairs(crowd, edges * if both_ways { 2 } else { 1 }).await?),
+            None => None,
+        };
         let mut edges = input.part(crowd.me, crowd.workers)?;
         if both_ways {
             let back: Vec<Edge> = edges.iter().map(|(from, to)| (*to, *from)).collect();
             edges.extend(back);
         }
         let degrees = runs(edges.iter().map(|(from, _)| *from).collect());
-        let edges = exchange(crowd, edges).await?;
+        let edges = exchange_in(crowd, reserved, edges).await?;
         let degrees = exchange(crowd, degrees).await?;
         let mut ids: Vec<u64> = edges.iter().chain(&degrees).map(|(_, id)| *id).collect();
         ids.sort_unstable();
@@ -76,6 +81,25 @@ pub(super) fn runs(mut ids: Vec<u64>) -> Vec<(u64, u64)> {
 /// Sends each pair to the owner of the vertex with the id in the second element. Returns the pairs that this worker
 /// receives.
 pub(super) async fn exchange(crowd: &Crowd, pairs: Vec<(u64, u64)>) -> Result<Vec<(u64, u64)>, GraphError> {
+    exchange_in(crowd, None, pairs).await
+}
+
+/// Allocates a region from which other workers read up to `count` pairs.
+async fn publish_pairs(crowd: &Crowd, count: u64) -> Result<Lh, GraphError> {
+    let bytes = 2 * crowd.workers as u64 * 8 + count * 16;
+    crowd.publish("pairs", bytes, "the data that it sends to other workers").await
+}
+
+/// Does what [`exchange`] does, in a region that exists already, if one is given.
+async fn exchange_in(
+    crowd: &Crowd,
+    reserved: Option<Lh>,
+    pairs: Vec<(u64, u64)>,
+) -> Result<Vec<(u64, u64)>, GraphError> {
+    let lh = match reserved {
+        Some(lh) => lh,
+        None => publish_pairs(crowd, pairs.len() as u64).await?,
+    };
     let mut by_owner = vec![Vec::new(); crowd.workers];
     pairs.into_iter().for_each(|pair| by_owner[owner(pair.1, crowd.workers)].push(pair));
     // Of each owner: the number of its pairs, and their offset.
@@ -85,7 +109,6 @@ pub(super) async fn exchange(crowd: &Crowd, pairs: Vec<(u64, u64)>) -> Result<Ve
         header.extend([pairs.len() as u64, end]);
         end += pairs.len() as u64 * 16;
     }
-    let lh = crowd.publish("pairs", end, "the data that it sends to other workers").await?;
     let mut at = words::write(&crowd.session, lh, 0, header).await?;
     for pairs in by_owner {
         let pairs = pairs.into_iter().flat_map(|(first, id)| [first, id]);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::{Cluster, MIB, can_share_pages};
 use fastrand::Rng;
-use halite_apps::graph::input::{Edge, Input};
+use halite_apps::graph::input::{Edge, EdgeList, Input};
 use halite_apps::graph::{
     Crowd, GraphError, PageRank, Shard, components, components_on_dsm, pagerank, pagerank_on_dsm, sizes,
 };
@@ -169,8 +169,8 @@ fn edge_lists_are_read_in_parts_and_wrong_lines_are_named() {
     let read = |text: &str, parts: usize| -> Result<Vec<Edge>, GraphError> {
         let path = dir.path().join("edges");
         std::fs::write(&path, text).unwrap();
-        let parts: Result<Vec<_>, _> =
-            (0..parts).map(|part| Input::File(path.clone()).part(part, parts)).collect();
+        let input = Input::File(EdgeList::find(&path)?);
+        let parts: Result<Vec<_>, _> = (0..parts).map(|part| input.part(part, parts)).collect();
         Ok(parts?.concat())
     };
     let text = "# a comment\n1\t2\n\n3 18446744073709551615\r\n% another\n  4   5 0.25\n6 7";
@@ -185,8 +185,19 @@ fn edge_lists_are_read_in_parts_and_wrong_lines_are_named() {
         let error = read(text, 2).unwrap_err().to_string();
         assert!(error.contains(&format!("edges:{line}: expected two vertex ids")), "{error}");
     }
-    let error = Input::File(dir.path().join("none")).part(0, 1).unwrap_err();
-    assert!(error.to_string().contains("cannot read"), "{error}");
+    // A line that is cut at its maximum must not continue as another edge.
+    let long = "9 ".repeat(2050);
+    assert_eq!(read(&format!("#{long}\n1 2\n"), 1).unwrap(), [(1, 2)]);
+    let error = read(&format!("1 2\n{long}\n"), 1).unwrap_err().to_string();
+    assert!(error.contains("edges:2: a line with an edge has at most 4095 bytes"), "{error}");
+    for path in [dir.path().join("none"), dir.path().to_owned()] {
+        let error = EdgeList::find(&path).unwrap_err();
+        assert!(error.to_string().contains("cannot read"), "{error}");
+    }
+    let input = Input::File(EdgeList::find(&dir.path().join("edges")).unwrap());
+    std::fs::write(dir.path().join("edges"), "1 2\n").unwrap();
+    let error = std::error::Error::source(&input.part(0, 1).unwrap_err()).unwrap().to_string();
+    assert_eq!(error, "it was changed while it was read");
 }
 
 #[test]

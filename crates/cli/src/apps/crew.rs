@@ -2,9 +2,11 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use halite::Permissions;
+use halite::blocking::Server;
+use halite::{Permissions, ServeCause, ServeError, ServeOptions};
 use halite_apps::dsm::Dsm;
 use halite_apps::graph::Crowd;
 use halite_apps::is_without_directory;
@@ -16,12 +18,16 @@ use super::worker::{Answer, Failure, Joined, Line};
 use super::{Over, log};
 use crate::client::Client;
 use crate::coworker::{self, Coworker};
-use crate::output;
+use crate::output::{self, UsageError};
 use crate::scratch::Scratch;
 use crate::signals::{self, Ending, Woken};
 
 /// Time within which the kernel closes all files of a killed process.
 const END_IS_SEEN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// Time within which another process has freed the regions of a run, or has given up the name because they exist.
+const CLAIM_ENDS: Duration = Duration::from_secs(10);
+const CLAIM_PAUSE: Duration = Duration::from_millis(20);
 
 /// The workers of a run and their cluster. Fields are dropped in the order of their declaration.
 pub struct Crew {
@@ -35,6 +41,8 @@ pub struct Crew {
     has_reported_wait: bool,
     /// True if the run continued without a worker. Regions of this worker may remain.
     has_lost: bool,
+    /// True if the workers' tasks cannot be stopped in between.
+    is_unstoppable: bool,
     /// True if the run goes on without workers, other than the first, whose processes are killed.
     is_enduring: bool,
     /// Number of workers that were killed before they joined the cluster. They have no worker number.
@@ -80,6 +88,7 @@ impl Crew {
             made: None,
             has_reported_wait: false,
             has_lost: false,
+            is_unstoppable: false,
             is_enduring,
             never_joined: 0,
             nodes: Vec::new(),
@@ -116,11 +125,18 @@ impl Crew {
         Ok(crew)
     }
 
-    /// Fails if regions with the names of this run exist, because they belong to another run.
-    pub fn claim(&self, name: &str) -> anyhow::Result<()> {
+    /// Takes the name of this run, so that later runs cannot use it. Fails if another run has it, or if regions with
+    /// the names of this run exist, because they belong to others.
+    pub fn claim(&mut self, name: &str) -> anyhow::Result<()> {
+        if name.is_empty() || name.contains('/') {
+            let why =
+                "the names of a run's regions begin with NAME/, so it must not be empty or contain a slash";
+            return Err(UsageError(format!("--name {name:?}: {why}")).into());
+        }
         if self.scratch.is_some() {
             return Ok(());
         }
+        self.ask::<()>(0, &Line::Claim(name.to_owned()))?;
         let named = Client::join(&self.dir)?.session.list()?.into_iter().filter_map(|info| info.name);
         let taken = named.into_iter().find(|region| is_part(region, name));
         taken.map_or(Ok(()), |region| {
@@ -137,6 +153,7 @@ impl Crew {
     /// frees the regions of this run. For workers whose tasks cannot be stopped in between.
     pub fn free_when_stopped(&mut self, name: &str) -> anyhow::Result<()> {
         self.note_made(name);
+        self.is_unstoppable = true;
         if self.scratch.is_some() {
             // The regions end with the private cluster, which has a signal handler of its own.
             return Ok(());
@@ -318,6 +335,10 @@ impl Crew {
         let outcome = play(&mut self);
         let left = self.made.take().filter(|_| self.scratch.is_none()).map(|name| (self.dir.clone(), name));
         let has_lost = self.has_lost;
+        if self.is_unstoppable && outcome.is_err() {
+            // They may wait at a barrier for a worker that was killed before it reached the barrier.
+            self.workers.clear();
+        }
         let ended = self.end();
         if let Some((dir, name)) = left.filter(|_| outcome.is_err() || ended.is_err() || has_lost) {
             // A killed worker leaves its regions behind. The failure of the run itself takes precedence.
@@ -338,7 +359,9 @@ impl Crew {
 }
 
 /// Ends one worker; fails if the worker could not remove its regions.
-fn end(worker: Coworker) -> anyhow::Result<()> {
+fn end(mut worker: Coworker) -> anyhow::Result<()> {
+    // Fails if the worker has ended, which is reported below.
+    let _ = worker.send(&Line::Leave);
     for line in worker.end()?.lines() {
         if let Ok(Answer::Failed(failure)) = serde_json::from_str(line) {
             return Err(failure.into());
@@ -348,8 +371,9 @@ fn end(worker: Coworker) -> anyhow::Result<()> {
 }
 
 /// Frees the regions of a run whose workers have ended.
-fn sweep(dir: &Path, name: &str) -> anyhow::Result<()> {
+pub(super) fn sweep(dir: &Path, name: &str) -> anyhow::Result<()> {
     let client = Client::join(dir)?;
+    let Some(_claimed) = reclaim(&client, name) else { return Ok(()) };
     let named = client.session.list()?.into_iter().filter_map(|info| info.name);
     let barriers = [Crowd::barrier(name), Dsm::barrier(name), Dsm::barrier(&Crowd::shared(name))];
     for barrier in barriers {
@@ -369,8 +393,28 @@ fn sweep(dir: &Path, name: &str) -> anyhow::Result<()> {
     freed
 }
 
+/// Takes the name of a run whose workers have ended, so that no other run can take it before the regions are freed.
+/// Returns `None` if another run has the name: it took the name when the regions were free.
+fn reclaim(client: &Client, name: &str) -> Option<Result<Server, ServeError>> {
+    let begin = Instant::now();
+    loop {
+        match client.session.serve_named(&claim_of(name), ServeOptions::default()) {
+            Err(error) if !matches!(error.cause(), ServeCause::NameTaken) => return Some(Err(error)),
+            Ok(server) => return Some(Ok(server)),
+            Err(_) if begin.elapsed() > CLAIM_ENDS => return None,
+            // Another worker frees the regions, or a run has the name until it finds the regions.
+            Err(_) => std::thread::sleep(CLAIM_PAUSE),
+        }
+    }
+}
+
+/// Returns the name of the server that holds the name of a run.
+pub(super) fn claim_of(name: &str) -> String {
+    format!("{name}/run")
+}
+
 /// Formats the names of regions that may remain, and the command that frees them.
-fn left_behind(dir: &Path, name: &str, why: &anyhow::Error) -> String {
+pub(super) fn left_behind(dir: &Path, name: &str, why: &anyhow::Error) -> String {
     let dir = dir.display();
     let progress = log::PROGRESS;
     format!(

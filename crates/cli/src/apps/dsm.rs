@@ -52,7 +52,7 @@ const PUBLISHED: Latencies<f64> =
 /// The task of one worker.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub struct Task {
-    name: String,
+    pub(super) name: String,
     worker: usize,
     workers: usize,
     pages: usize,

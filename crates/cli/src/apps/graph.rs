@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use clap::Args;
 use halite::blocking;
-use halite_apps::graph::input::{Input, Kronecker};
+use halite_apps::graph::input::{EdgeList, Input, Kronecker};
 use halite_apps::graph::{self, Crowd, PageRank, Shard};
 use serde::{Deserialize, Serialize};
 
@@ -71,7 +71,7 @@ fn damping(text: &str) -> Result<f64, String> {
 /// The task of one worker.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub struct Task {
-    name: String,
+    pub(super) name: String,
     worker: usize,
     workers: usize,
     source: Source,
@@ -82,7 +82,7 @@ pub struct Task {
 
 #[derive(Serialize, Deserialize, Clone, Debug)]
 enum Source {
-    File(PathBuf),
+    File(EdgeList),
     Kronecker { scale: u32, seed: u64 },
 }
 
@@ -141,8 +141,10 @@ struct Outcome<V> {
 const SUM_ERROR_MAX: f64 = 1e-9;
 
 pub fn rank(dir: Option<&Path>, args: &PagerankArgs) -> anyhow::Result<()> {
-    if args.tolerance.is_nan() || args.tolerance < 0.0 {
-        return Err(UsageError(format!("--tolerance {} must be at least 0", args.tolerance)).into());
+    if !args.tolerance.is_finite() || args.tolerance < 0.0 {
+        return Err(
+            UsageError(format!("--tolerance {} must be at least 0, and finite", args.tolerance)).into()
+        );
     }
     let PagerankArgs { graph, iterations, tolerance, damping } = args;
     let job = Job::Pagerank { iterations: *iterations, tolerance: *tolerance, damping: *damping };
@@ -208,7 +210,7 @@ fn run<V: for<'de> Deserialize<'de>>(
 ) -> anyhow::Result<Outcome<V>> {
     let source = match (&args.file, args.kronecker) {
         // Workers may have another working directory than this process in later versions.
-        (Some(file), _) => Source::File(std::path::absolute(file)?),
+        (Some(file), _) => Source::File(EdgeList::find(&std::path::absolute(file)?)?),
         (None, Some(scale)) => Source::Kronecker { scale, seed: args.seed },
         (None, None) => {
             let message =
@@ -279,7 +281,7 @@ pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
 
 fn play(session: &blocking::Session, crowd: &Crowd, task: &Task) -> anyhow::Result<()> {
     let input = match &task.source {
-        Source::File(path) => Input::File(path.clone()),
+        Source::File(list) => Input::File(list.clone()),
         Source::Kronecker { scale, seed } => Input::Kronecker(Kronecker { scale: *scale, seed: *seed }),
     };
     let is_undirected = matches!(task.job, Job::Components);

@@ -39,7 +39,7 @@ pub struct KvArgs {
 /// The task of one worker.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub struct Task {
-    name: String,
+    pub(super) name: String,
     number: usize,
     /// Address for clients; `None` for workers without clients.
     listen: Option<String>,

@@ -53,7 +53,7 @@ pub struct LogArgs {
 /// The task of one worker.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub struct Task {
-    name: String,
+    pub(super) name: String,
     /// Geometry of the log, for the worker that creates it; `None` for others.
     segments: Option<Segments>,
     writers: Vec<u64>,

@@ -55,7 +55,7 @@ pub struct GrepArgs {
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub struct Task {
     /// Unique name of the run. The master serves under this name, and the names of the run's regions begin with it.
-    run: String,
+    pub(super) run: String,
     number: u32,
     nodes: Vec<u32>,
     job: JobArgs,

@@ -19,7 +19,7 @@ use std::path::Path;
 use clap::{Args, Subcommand};
 use halite::Provider;
 
-pub use worker::{WorkerArgs, work};
+pub use worker::{SweepArgs, WorkerArgs, sweep, work};
 
 use crate::args::network;
 use crate::bytes::ByteCount;

@@ -2,18 +2,20 @@
 
 use std::io::{self, BufRead};
 use std::net::SocketAddr;
-use std::path::Path;
-use std::sync::Arc;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::bail;
 use clap::Args;
-use halite::{Config, Node, NodeId, Provider, blocking};
+use halite::{Config, Node, NodeId, Provider, ServeCause, ServeOptions, blocking};
 use serde::{Deserialize, Serialize};
 
-use super::{dsm, graph, kv, log, mapreduce, ycsb};
+use super::{crew, dsm, graph, kv, log, mapreduce, ycsb};
 use crate::args::network;
 use crate::congestion;
 use crate::metrics_at::MetricsAt;
@@ -42,6 +44,8 @@ pub struct WorkerArgs {
 /// A message to a worker.
 #[derive(Serialize, Deserialize, Debug)]
 pub enum Line {
+    /// Take the name of the run, so that no other run of the cluster can use it.
+    Claim(String),
     /// Prepare this task.
     Task(Task),
     /// The nodes that own the shards, by shard number.
@@ -52,6 +56,8 @@ pub enum Line {
     End(u64),
     /// Remove the remaining regions.
     Clear,
+    /// Leave. The parent process removes what remains. If input ends without this line, the parent was killed.
+    Leave,
 }
 
 #[derive(Serialize, Deserialize, Debug)]
@@ -68,6 +74,25 @@ pub enum Task {
     MapReduce(mapreduce::Task),
     /// A task of `halite run ycsb`.
     Ycsb(ycsb::Task),
+}
+
+impl Task {
+    /// Returns the name of the run.
+    fn run(&self) -> &str {
+        match self {
+            Task::Dsm(task) => &task.name,
+            Task::Graph(task) => &task.name,
+            Task::Kv(task) => &task.name,
+            Task::Log(task) => &task.name,
+            Task::MapReduce(task) => &task.run,
+            Task::Ycsb(task) => &task.name,
+        }
+    }
+
+    /// Returns true if the task ends soon after the end of input, and removes its regions.
+    fn can_be_stopped(&self) -> bool {
+        !matches!(self, Task::Dsm(_) | Task::Graph(_))
+    }
 }
 
 /// A message of a worker.
@@ -140,9 +165,25 @@ pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
     };
     say(&Joined { node: node.id().0, metrics: node.metrics_address() })?;
     let is_over = Arc::new(AtomicBool::new(false));
-    let worker =
-        Worker { session: node.blocking_session(), node: node.id(), lines: listen(is_over.clone()), is_over };
-    let done = match worker.next() {
+    // The regions of a private cluster end with its processes.
+    let orphan = Arc::new(Orphan { dir: args.node.is_none().then(|| dir.to_owned()), ..Orphan::default() });
+    let lines = listen(is_over.clone(), orphan.clone());
+    let worker = Worker { session: node.blocking_session(), node: node.id(), lines, is_over };
+    // The name is taken until this node leaves.
+    let mut claims = Vec::new();
+    let task = loop {
+        match worker.next() {
+            Some(Line::Claim(name)) => match claim(&worker.session, &name) {
+                Ok(server) => claims.push(server),
+                Err(error) => say_failed(&error)?,
+            },
+            other => break other,
+        }
+    };
+    if let Some(Line::Task(task)) = &task {
+        orphan.set_run(task);
+    }
+    let done = match task {
         None => Ok(()),
         Some(Line::Task(Task::Dsm(task))) => dsm::work(&worker, &task),
         Some(Line::Task(Task::Graph(task))) => graph::work(&worker, &task),
@@ -157,9 +198,25 @@ pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
     }
     // This node leaves when the parent process says so, since other workers may still use its regions.
     while worker.next().is_some() {}
-    drop(worker);
+    drop((worker, claims));
     node.leave();
+    orphan.clear_if_abandoned();
     Ok(())
+}
+
+/// Takes the name of a run for a server that no process calls, because the directory gives a name to one server only, and
+/// takes it back when the server's process ends.
+fn claim(session: &blocking::Session, run: &str) -> anyhow::Result<blocking::Server> {
+    match session.serve_named(&crew::claim_of(run), ServeOptions::default()) {
+        Ok(server) => {
+            say(&())?;
+            Ok(server)
+        }
+        Err(error) if matches!(error.cause(), ServeCause::NameTaken) => {
+            bail!("the name is taken: another run uses {run:?}; choose another name with --name")
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Makes a panic of any thread end the process, because other threads would wait for the panicked one.
@@ -198,21 +255,85 @@ pub fn now_ns() -> u64 {
 /// Maximum time for a worker to end its task and remove its regions.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Reads messages from standard input on a thread. Input also ends when the parent process is killed, and the worker
-/// then removes its regions.
-fn listen(is_over: Arc<AtomicBool>) -> Receiver<Line> {
+/// A worker's knowledge of its parent process, and of the regions that are left if the parent is killed.
+#[derive(Default)]
+struct Orphan {
+    /// Directory of the cluster, unless the cluster ends with the parent process.
+    dir: Option<PathBuf>,
+    /// Name of the run, and true if its task can be stopped.
+    run: OnceLock<(String, bool)>,
+    /// Set if input ended without [`Line::Leave`].
+    is_abandoned: AtomicBool,
+}
+
+impl Orphan {
+    fn set_run(&self, task: &Task) {
+        let _is_first = self.run.set((task.run().to_owned(), task.can_be_stopped()));
+    }
+
+    /// Returns the cluster and the name of the run whose regions the workers must free.
+    fn left(&self) -> Option<(&Path, &str)> {
+        let (dir, (run, _)) = self.dir.as_deref().zip(self.run.get())?;
+        self.is_abandoned.load(Ordering::Relaxed).then_some((dir, &**run))
+    }
+
+    /// Frees the regions of a run whose parent process was killed. Also frees those of killed workers.
+    fn clear_if_abandoned(&self) {
+        let Some((dir, run)) = self.left() else { return };
+        if let Err(error) = crew::sweep(dir, run) {
+            output::note(&crew::left_behind(dir, run, &error));
+        }
+    }
+
+    /// Ends this process while its task runs.
+    fn end(&self) -> ! {
+        if let Some((dir, run)) = self.left()
+            && let Ok(program) = std::env::current_exe()
+        {
+            // The task may still create regions, so another process frees them after the end of this one.
+            let mut sweeping = Command::new(program);
+            sweeping.arg("--dir").arg(dir).args(["run-sweep", "--", run]);
+            // If it cannot start, other workers start theirs.
+            let _started = sweeping.stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0).spawn();
+            std::process::exit(1)
+        }
+        std::process::exit(1)
+    }
+}
+
+/// Reads messages from standard input on a thread. Input also ends when the parent process is killed; the worker then
+/// removes the regions of the run.
+fn listen(is_over: Arc<AtomicBool>, orphan: Arc<Orphan>) -> Receiver<Line> {
     let (teller, lines) = mpsc::channel();
     std::thread::spawn(move || {
+        let mut is_orderly = false;
         for line in io::stdin().lock().lines() {
             let Some(line) = line.ok().and_then(|line| serde_json::from_str(&line).ok()) else { break };
-            if teller.send(line).is_err() {
+            is_orderly = matches!(line, Line::Leave);
+            if is_orderly || teller.send(line).is_err() {
                 break;
             }
         }
+        orphan.is_abandoned.store(!is_orderly, Ordering::Relaxed);
         is_over.store(true, Ordering::Relaxed);
         drop(teller);
-        std::thread::sleep(GRACE);
-        std::process::exit(1);
+        if is_orderly || orphan.run.get().is_none_or(|(_, can_be_stopped)| *can_be_stopped) {
+            std::thread::sleep(GRACE);
+        }
+        orphan.end()
     });
     lines
+}
+
+/// Arguments of `halite run-sweep`
+#[derive(Args, Debug)]
+pub struct SweepArgs {
+    /// Name of the run
+    run: String,
+}
+
+/// Frees the regions of a run that was killed, once the worker that started this process has ended.
+pub fn sweep(dir: &Path, args: &SweepArgs) -> anyhow::Result<()> {
+    io::copy(&mut io::stdin().lock(), &mut io::sink())?;
+    crew::sweep(dir, &args.run)
 }

@@ -76,7 +76,7 @@ impl Workload {
 /// The task of one worker.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub struct Task {
-    name: String,
+    pub(super) name: String,
     number: usize,
     workers: usize,
     workload: Workload,

@@ -65,6 +65,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Sim(args) => sim::run(&args),
         Command::Run(args) => apps::run(uses_dir.then_some(dir.as_path()), &args),
         Command::RunWorker(args) => apps::work(&dir, &args),
+        Command::RunSweep(args) => apps::sweep(&dir, &args),
         Command::PerfFanInServer(args) => perf::serve_fan_in(&args),
         Command::PerfServer(args) => perf::serve(&dir, &args),
     };

@@ -349,24 +349,49 @@ fn a_stopped_run_frees_its_regions_and_leaves_those_of_a_run_beside_it() {
         if app.contains("dsm") && !can_share_pages {
             continue;
         }
-        for (signal, status) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        for (signal, status) in [(Signal::INT, Some(130)), (Signal::TERM, Some(143)), (Signal::KILL, None)] {
             let mut run = Running::start(&scratch, &format!("run {app}"));
             eventually(|| scratch.ok("ls").contains(region));
             let told = &scratch.json(beside)[0];
             assert_eq!(told["verified"], true, "{told}");
             run.signal(signal);
-            assert_eq!(run.wait().code(), Some(status), "{app}");
+            assert_eq!(run.wait().code(), status, "{app}");
+            if status.is_none() {
+                // The workers free the regions.
+                eventually(|| scratch.ok("ls") == before);
+            }
             assert_eq!(scratch.ok("ls"), before, "{app}");
         }
     }
-    // With a name of its own choice, a run must not touch the regions of another.
-    let mut run = Running::start(&scratch, &format!("run {pagerank} --name mine"));
-    eventually(|| scratch.ok("ls").contains("mine/values.1"));
-    let complaint = scratch.fails("run pagerank --kronecker 6 --name mine", 1);
-    assert!(complaint.contains("the name is taken: the region \"mine/"), "{complaint}");
-    run.signal(Signal::INT);
-    assert_eq!(run.wait().code(), Some(130));
-    assert_eq!(scratch.ok("ls"), before);
+}
+
+#[test]
+fn runs_that_start_together_do_not_share_a_name() {
+    let scratch = Scratch::new("run-names");
+    let _up = up(&scratch);
+    let pagerank = endless_pagerank(&scratch);
+    let complaint = |number: usize| scratch.file(&format!("complaint{number}"));
+    let mut runs: Vec<Running> = (0..3)
+        .map(|number| {
+            let mut command = scratch.command(&format!("run {pagerank} --name mine"));
+            command.stderr(File::create(complaint(number)).unwrap());
+            Running::of(command)
+        })
+        .collect();
+    let is_refused = |number: &usize| {
+        let said = std::fs::read_to_string(complaint(*number)).unwrap();
+        assert!(said.is_empty() || said.contains("the name is taken: another run uses \"mine\""), "{said}");
+        !said.is_empty()
+    };
+    eventually(|| (0..3).filter(is_refused).count() == 2 && scratch.ok("ls").contains("mine/values.1"));
+    let going = (0..3).find(|number| !is_refused(number)).unwrap();
+    runs[going].signal(Signal::INT);
+    assert_eq!(runs[going].wait().code(), Some(130));
+    assert!(is_clean(&scratch));
+    for name in ["", "a/b"] {
+        let mut command = scratch.command("run pagerank --kronecker 6 --name");
+        assert_eq!(command.arg(name).output().unwrap().status.code(), Some(2), "{name:?}");
+    }
 }
 
 #[test]
