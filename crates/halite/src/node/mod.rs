@@ -23,6 +23,7 @@ use self::inner::{
     Checked, Files, FirstNode, KNOWN_FIRST_TIMEOUT, NodeInner, first_timeout, observer_timeout,
 };
 use self::responder::{Bound, Responder};
+use crate::attach::Attach;
 use crate::blocking;
 use crate::cluster::cluster_dir::{self, ClusterDir, JoinLock, Listeners, NodeLock, TakenNumbers};
 use crate::cluster::config::{Config, EPHEMERAL_NODE_MIN};
@@ -63,6 +64,8 @@ pub struct Node {
     progress_thread: Option<ProgressThread>,
     lock: Option<NodeLock>,
     responder: Option<Responder>,
+    /// Serves attached sessions; `None` if the node accepts none.
+    attach: Option<Attach>,
     lease: Duration,
     addresses: Vec<SocketAddr>,
 }
@@ -266,6 +269,7 @@ impl Node {
             progress_thread: Some(progress_thread),
             lock: Some(lock),
             responder: None,
+            attach: None,
             lease: config.lease,
             addresses: dialled,
         };
@@ -334,6 +338,15 @@ impl Node {
         if let Some(bound) = bound {
             let served = bound.serve(node.inner.driver.clone());
             node.responder = Some(served.map_err(JoinError::io(&config.dir))?);
+        }
+        if let Some(mode) = config.attach {
+            let (socket, opener) = (dir.listen_for_sessions(incarnation.node, mode)?, node.inner.clone());
+            let served = Attach::serve(
+                socket,
+                incarnation.node,
+                Box::new(move |principal| opener.try_session(principal)),
+            );
+            node.attach = Some(served.map_err(JoinError::io(&config.dir))?);
         }
         tracing::info!("node {} has joined the cluster in {}", incarnation.node, config.dir.display());
         Ok(node)
@@ -616,7 +629,7 @@ impl Node {
     ///
     /// Panics if 65,536 sessions are open.
     pub fn session(&self) -> Session {
-        self.inner.session(None)
+        self.inner.session(None).into()
     }
 
     /// Opens a session for threads that acts as the node's principal. Panics if 65,536 sessions are open.
@@ -648,6 +661,7 @@ impl Drop for Node {
         if self.inner.driver.is_forked() {
             // Its sockets, files and threads are the parent's: closing the node would end it there.
             std::mem::forget((self.responder.take(), self.progress_thread.take(), self.lock.take()));
+            std::mem::forget(self.attach.take());
             std::mem::forget(self.inner.driver.clone());
             return;
         }
@@ -661,6 +675,8 @@ impl Drop for Node {
         }
         self.progress_thread = None;
         leaving::close(driver, leaving.into_stale());
+        // Attached sessions get the same errors as those of this process.
+        self.attach = None;
         leaving::finish_retransmissions(&*driver.shared.fabric);
         self.lock = None;
     }
