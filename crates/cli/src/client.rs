@@ -1,14 +1,47 @@
-//! Joins a command to the cluster, as an ephemeral node without memory.
+//! Connects a command to the cluster: attaches it to a node of this host, or joins as an ephemeral node without memory.
 
 use std::path::Path;
+use std::sync::OnceLock;
 
 use anyhow::{Context, anyhow};
-use halite::{Config, JoinError, Node, NodeId, blocking, cluster_dir};
+use halite::cluster_dir::{self, ClusterDirError, Presence};
+use halite::{AttachError, Config, JoinError, Node, NodeId, blocking};
+use halite_providers::private_dir::DirError;
 
 use crate::congestion;
 
 /// Name of node 0 in errors about connections.
 const FIRST: &str = "node 0";
+
+/// True if commands do not attach.
+static EMBEDS: OnceLock<bool> = OnceLock::new();
+
+/// Sets once whether commands join as nodes, as `--embed` says.
+pub fn choose(embeds: bool) {
+    EMBEDS.get_or_init(|| embeds);
+}
+
+/// Attaches to a node of this host in the cluster directory, or joins the cluster as a node if no node accepts sessions.
+pub fn attach(dir: &Path) -> anyhow::Result<Attached> {
+    if EMBEDS.get() != Some(&true) && !must_join(dir)? {
+        match blocking::Session::attach(dir) {
+            Ok(session) => return Ok(Attached { session, node: None }),
+            // Joining reports the same, or succeeds.
+            Err(AttachError::NoNode { .. } | AttachError::Io { .. }) => {}
+            Err(refused) => return Err(refused.into()),
+        }
+    }
+    let Client { session, node, .. } = Client::join(dir)?;
+    Ok(Attached { session, node: Some(node) })
+}
+
+/// A session of a node of this host, or of a node that exists for the length of one command.
+pub struct Attached {
+    pub session: blocking::Session,
+    // Leaves when dropped, after the session.
+    #[allow(dead_code, reason = "it is held")]
+    node: Option<Node>,
+}
 
 /// A node that exists for the length of one command.
 pub struct Client {
@@ -39,13 +72,13 @@ impl Client {
     pub fn membership_source(&self) -> Option<NodeId> {
         Some(self.node.membership_source()).filter(|node| *node != NodeId(0))
     }
+}
 
-    /// Returns the nodes that are alive and contribute memory, in the order of their numbers.
-    pub fn memory_nodes(&self) -> anyhow::Result<Vec<NodeId>> {
-        let nodes = self.session.status().context("cannot list the nodes")?;
-        let gives = nodes.into_iter().filter(|node| node.state.is_there() && node.bytes_total > 0);
-        Ok(gives.map(|node| node.node).collect())
-    }
+/// Returns the nodes that are alive and contribute memory, in the order of their numbers.
+pub fn memory_nodes(session: &blocking::Session) -> anyhow::Result<Vec<NodeId>> {
+    let nodes = session.status().context("cannot list the nodes")?;
+    let gives = nodes.into_iter().filter(|node| node.state.is_there() && node.bytes_total > 0);
+    Ok(gives.map(|node| node.node).collect())
 }
 
 fn config(dir: &Path) -> Config {
@@ -67,6 +100,21 @@ pub fn no_cluster(dir: &Path) -> String {
         "there is no cluster in {0}: `halite up --nodes 2 --dir {0}` starts one on this host, and `halite node --listen IP:PORT --secret-file FILE --join HOST:PORT --dir {0}` joins one of other hosts",
         dir.display()
     )
+}
+
+/// Returns true if the command must join rather than attach, because joining reports what to do: node 0, which has the
+/// names, has ended. Fails if the directory holds a file that is not Halite's.
+fn must_join(dir: &Path) -> anyhow::Result<bool> {
+    match cluster_dir::nodes(dir) {
+        Ok(nodes) => {
+            let lives = |node: &Presence| node.alive;
+            let has_first = nodes.iter().any(|node| node.node == NodeId(0) && node.alive);
+            Ok(nodes.iter().any(lives) && !has_first && !cluster_dir::has_hosts(dir))
+        }
+        Err(error @ ClusterDirError::Dir(DirError::Foreign { .. })) => Err(error.into()),
+        // Another user may attach nevertheless.
+        Err(_) => Ok(false),
+    }
 }
 
 fn has_living_node(dir: &Path) -> bool {

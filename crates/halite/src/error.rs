@@ -8,8 +8,10 @@
 pub(crate) mod call;
 pub(crate) mod cluster_dir;
 mod etcd;
+mod gone;
 mod lost;
 mod sync;
+pub(crate) mod text;
 mod watch;
 
 use std::io;
@@ -23,6 +25,7 @@ use halite_tier::hello::PROTOCOL_VERSION;
 use halite_tier::ids::NodeId;
 use halite_tier::message::{ErrorReply, NAME_BYTES_MAX};
 use halite_tier::permissions::Permissions;
+use serde::{Deserialize, Serialize};
 
 pub use call::{
     CallCause, CallError, NamedCallCause, NamedCallError, ReplyCause, ReplyError, SendCause, SendError,
@@ -30,16 +33,20 @@ pub use call::{
 };
 pub use cluster_dir::ClusterDirError;
 pub use etcd::{EtcdError, EtcdFault};
+pub use gone::AttachError;
+pub(crate) use gone::Gone;
 pub use lost::{ListedRegions, Lost, LostRegion, UnreachableRegion};
 pub use sync::{BarrierCause, BarrierError, LockCause, LockError};
+use text::Text;
 pub use watch::{NotifyCause, NotifyError};
 
 /// An operation on a region as a whole failed.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[error("cannot {operation} {object}: {cause}")]
 pub struct RegionError {
     /// The operation: `alloc`, `map`, `free`, ...
-    pub operation: &'static str,
+    #[serde(with = "text")]
+    pub operation: Text,
     /// The region's name, or its handle.
     pub object: String,
     /// Cause of the failure.
@@ -47,7 +54,7 @@ pub struct RegionError {
 }
 
 /// Cause of a failed operation on a region.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegionCause {
     /// Another region has the name.
@@ -207,7 +214,7 @@ pub enum RegionCause {
     Forked,
     /// A table of the node is full; the text names the table.
     #[error("{0}")]
-    TableFull(&'static str),
+    TableFull(#[serde(with = "text")] Text),
     /// The directory of names is in etcd, and etcd does not answer or too many requests to it are waiting.
     #[error(
         "etcd, which holds the names, does not answer or refuses the request (see the node's log); mapped regions stay usable"
@@ -296,11 +303,12 @@ impl From<ErrorReply> for RegionCause {
 }
 
 /// An access to the bytes of a region failed.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[error("cannot {operation} {} at offset {offset} of {region}: {cause}{}", bytes(*len), half_way(*partly))]
 pub struct AccessError {
     /// The operation: `read`, `write`, ...
-    pub operation: &'static str,
+    #[serde(with = "text")]
+    pub operation: Text,
     /// The region that was accessed.
     pub region: String,
     /// Offset of the access in the region, in bytes.
@@ -325,7 +333,7 @@ fn half_way(partly: bool) -> &'static str {
 }
 
 /// A copy of bytes failed.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[error("cannot copy {} from {from} to {to}: {side}: {cause}{}", bytes(*len), half_way(*partly))]
 pub struct CopyError {
     /// Number of bytes to copy.
@@ -343,7 +351,7 @@ pub struct CopyError {
 }
 
 /// One end of a copy.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct CopyEnd {
     /// The region at this end.
     pub region: String,
@@ -365,7 +373,7 @@ impl CopyError {
 }
 
 /// Cause of a failed access.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum AccessCause {
     /// The access exceeds the end of the region; nothing was touched.
@@ -447,7 +455,7 @@ impl AccessError {
 
 /// One access of a batch failed. All accesses before it are done. The failed access had no effect, unless
 /// [`AccessError::partly`] is true.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[error("operation {index} of the batch: {source}")]
 pub struct BatchError {
     /// Index of the failed access, from 0.

@@ -56,11 +56,13 @@
 //! | waiting until a peer writes a word | [`Session::wait_until`], [`Session::progress`] |
 //! | locks and barriers | [`Session::lock`], [`Session::barrier`] |
 //! | threads instead of tasks | [`blocking`] |
+//! | sessions of processes that are no nodes | [`Session::attach`], [`Config::attach`] |
 //!
 //! A region's bytes are lost with the node that holds them. Applications must replicate data that has to survive.
 
 #![forbid(unsafe_code)]
 
+mod attach;
 mod cluster;
 mod driver;
 mod error;
@@ -73,14 +75,14 @@ mod session;
 
 pub use cluster::cluster_dir;
 pub use cluster::config::{
-    BadEtcdAddress, Config, Congestion, EPHEMERAL_NODE_MIN, EtcdAddress, EtcdHealth, Fence, Hosts, NodeId,
-    Provider,
+    AttachMode, BadEtcdAddress, Config, Congestion, EPHEMERAL_NODE_MIN, EtcdAddress, EtcdHealth, Fence,
+    Hosts, NodeId, Provider,
 };
 pub use cluster::networks::NodeIdentity;
 pub use driver::drained::DrainedNode;
 pub use error::{
-    AccessCause, AccessError, BarrierCause, BarrierError, BatchError, CallCause, CallError, CopyEnd,
-    CopyError, CopySide, EtcdError, EtcdFault, JoinError, ListedRegions, LockCause, LockError, Lost,
+    AccessCause, AccessError, AttachError, BarrierCause, BarrierError, BatchError, CallCause, CallError,
+    CopyEnd, CopyError, CopySide, EtcdError, EtcdFault, JoinError, ListedRegions, LockCause, LockError, Lost,
     LostRegion, NamedCallCause, NamedCallError, NotifyCause, NotifyError, RegionCause, RegionError,
     ReplyCause, ReplyError, SendCause, SendError, ServeCause, ServeError, UnreachableRegion,
 };

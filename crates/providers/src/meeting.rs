@@ -21,7 +21,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use crate::private_dir::{DirError, Kind, NameLock, PrivateDir};
 
 /// Maximum number of connections that wait to be accepted.
-const BACKLOG: i32 = 128;
+pub(crate) const BACKLOG: i32 = 128;
 /// Maximum number of retries while one process replaces another as the listener of a name.
 const SUCCESSORS_MAX: usize = 10;
 /// Suffix of every socket's file name.
@@ -54,6 +54,8 @@ impl Listener {
         if !listener.dir.has(&listener.file_name, Kind::Socket)? {
             return Err(io::Error::new(io::ErrorKind::NotFound, "the directory was moved"));
         }
+        // Other users may be able to pass through the directory. No connection precedes the mode.
+        listener.dir.set_private(&listener.file_name)?;
         rustix::net::listen(&listener.socket, BACKLOG)?;
         Ok(listener)
     }
@@ -154,7 +156,7 @@ fn listener_pid(dir: &PrivateDir, name: &str) -> io::Result<Option<Pid>> {
 
 /// Calls `with` with the address of the socket at `path`. An address has at most 107 bytes; for a longer path, it goes
 /// through a descriptor of the directory.
-fn with_address<T>(
+pub(crate) fn with_address<T>(
     path: &Path,
     with: impl FnOnce(&SocketAddrUnix) -> rustix::io::Result<T>,
 ) -> io::Result<T> {

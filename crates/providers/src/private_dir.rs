@@ -1,7 +1,8 @@
-//! Directories that only one user may enter, and checked files in such directories.
+//! Directories that only one user may read and change, and checked files in such directories.
 //!
 //! ```text
-//!   PrivateDir      opened once, its owner and mode checked; everything in it is reached through its descriptor
+//!   PrivateDir      opened once, its owner and mode checked; everything in it is reached through its descriptor;
+//!                   other users may at most pass through it, to what lies in it for them
 //!     file          a regular file of this user with one hard link; opening follows no symbolic link and never blocks
 //!     NameLock      such a file with a flock, which the kernel releases when its holder dies
 //! ```
@@ -15,12 +16,15 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::meeting::{BACKLOG, with_address};
 use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 /// Time in ms after which a held lock counts as in use: a process that only tests the lock holds it for microseconds.
 const LOOKERS_MS_MAX: u32 = 20;
@@ -129,7 +133,7 @@ pub enum Create {
     No,
 }
 
-/// A directory that the user of this process owns and no other user may enter.
+/// A directory that the user of this process owns, and that other users may at most pass through (mode 0711).
 #[derive(Debug)]
 pub struct PrivateDir {
     path: PathBuf,
@@ -143,7 +147,7 @@ impl PrivateDir {
     pub fn open(path: &Path) -> Result<PrivateDir, DirError> {
         // "link/" and "link/." would be followed.
         let path: PathBuf = path.components().collect();
-        PrivateDir::open_at(rustix::fs::CWD, &path, path.clone())
+        PrivateDir::open_at(rustix::fs::CWD, &path, path.clone(), 0o011)
     }
 
     /// Opens the directory as [`PrivateDir::open`] does. First creates the directory and missing parents, with mode
@@ -167,10 +171,49 @@ impl PrivateDir {
                 Err(error) => return Err(io_error(&path)(error.into())),
             }
         }
-        PrivateDir::open_at(self.fd.as_fd(), Path::new(name), path)
+        PrivateDir::open_at(self.fd.as_fd(), Path::new(name), path, 0)
     }
 
-    fn open_at(at: BorrowedFd<'_>, name: &Path, path: PathBuf) -> Result<PrivateDir, DirError> {
+    /// Opens a subdirectory as [`PrivateDir::subdirectory`] does, but one that other users may read
+    /// ([`PrivateDir::admit`]).
+    pub fn shared_subdirectory(&self, name: &str, create: Create) -> Result<PrivateDir, DirError> {
+        match self.subdirectory(name, create) {
+            Err(DirError::NotPrivate { .. }) => {
+                PrivateDir::open_at(self.fd.as_fd(), Path::new(name), self.path.join(name), 0o055)
+            }
+            opened => opened,
+        }
+    }
+
+    /// Removes a subdirectory if it is empty.
+    pub fn remove_subdirectory(&self, name: &str) {
+        let _ = rustix::fs::unlinkat(&self.fd, name, AtFlags::REMOVEDIR);
+    }
+
+    /// Sets which other users the directory admits: none (mode 0700), all who know what lies in it (0711), or all (0755).
+    pub fn admit(&self, mode: u32) -> io::Result<()> {
+        Ok(rustix::fs::fchmod(&self.fd, Mode::from_raw_mode(mode))?)
+    }
+
+    /// Gives an entry the mode 0600.
+    pub(crate) fn set_private(&self, name: &str) -> io::Result<()> {
+        Ok(rustix::fs::chmodat(&self.fd, name, Mode::RUSR | Mode::WUSR, AtFlags::empty())?)
+    }
+
+    /// Listens at a new socket `name` with this mode.
+    pub fn listen(&self, name: &str, mode: u32) -> io::Result<UnixListener> {
+        let flags = SocketFlags::CLOEXEC;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        with_address(&self.path.join(name), |address| rustix::net::bind(&socket, address))?;
+        // Before it listens, so that no connection precedes the mode. Fails if the path leads elsewhere by now.
+        let mode = Mode::from_raw_mode(mode);
+        rustix::fs::chmodat(&self.fd, name, mode, AtFlags::empty())?;
+        rustix::net::listen(&socket, BACKLOG)?;
+        Ok(UnixListener::from(socket))
+    }
+
+    /// Opens a directory of which other users have at most the permissions `others`.
+    fn open_at(at: BorrowedFd<'_>, name: &Path, path: PathBuf, others: u32) -> Result<PrivateDir, DirError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let opened = rustix::fs::openat(at, name, flags, Mode::empty());
         let fd = opened.map_err(|error| {
@@ -182,7 +225,7 @@ impl PrivateDir {
         let stat = rustix::fs::fstat(&fd).map_err(|error| io_error(&path)(error.into()))?;
         let uid_wanted = rustix::process::geteuid().as_raw();
         let (mode, uid) = (stat.st_mode & 0o7777, stat.st_uid);
-        if mode & 0o077 != 0 || uid != uid_wanted {
+        if mode & 0o077 & !others != 0 || uid != uid_wanted {
             return Err(DirError::NotPrivate { dir: path, mode, uid, uid_wanted });
         }
         Ok(PrivateDir { path, fd, uid })

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use halite_fabric::{PeerId, RemoteAddress};
 use halite_mem::{Lookup, Pin, Pins, Slots, Window};
+use serde::{Deserialize, Serialize};
 
 use crate::ids::{NodeIncarnation, RegionId, SessionId};
 use crate::permissions::Permissions;
@@ -31,7 +32,7 @@ pub const COPY_BYTES_MAX: u64 = 256 << 10;
 pub const WORD_BYTES: u64 = 8;
 
 /// A handle: identifies one use of a slot in the handle table.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct SlotRef {
     /// Index of the slot in the handle table.
     pub index: u32,

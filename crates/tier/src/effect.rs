@@ -2,6 +2,7 @@
 
 use halite_fabric::{Key, PeerId, RemoteAddress};
 use halite_mem::{SlotError, Window};
+use serde::{Deserialize, Serialize};
 
 use crate::access::{Blocked, CopySide, RegionOffset, SlotRef, Step};
 use crate::directory::Transaction;
@@ -249,7 +250,7 @@ pub enum Release {
 }
 
 /// Placement of a region's chunks.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Placement {
     /// All chunks are on the session's own node.
     Local,
@@ -262,7 +263,7 @@ pub enum Placement {
 }
 
 /// A server that is registered under the name of a service.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NamedServer {
     /// The name of the service.
     pub service: String,

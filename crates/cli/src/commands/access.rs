@@ -6,7 +6,7 @@ use halite::{Permissions, Who};
 
 use super::regions::attempting;
 use crate::args::{Grant, Revoke};
-use crate::client::Client;
+use crate::client;
 use crate::letters;
 
 /// Grants permissions; `none` denies all access.
@@ -27,7 +27,7 @@ enum Change {
 }
 
 fn change(dir: &Path, name: &str, who: &str, change: Change) -> anyhow::Result<()> {
-    let client = Client::join(dir)?;
+    let client = client::attach(dir)?;
     let target = match who {
         "everyone" => Who::Everyone,
         principal => Who::Principal(principal.into()),

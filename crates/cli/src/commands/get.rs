@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::regions::attempting;
 use crate::args::Get;
-use crate::client::Client;
+use crate::client;
 use crate::output;
 use crate::progress;
 use crate::signals::Interrupt;
@@ -22,7 +22,7 @@ pub fn run(dir: &Path, args: &Get) -> anyhow::Result<()> {
     if args.output.is_none() {
         output::standard_output().context("cannot write to standard output")?;
     }
-    let client = Client::join(dir)?;
+    let client = client::attach(dir)?;
     let session = client.session.as_async();
     let asked = try_join(session.map(&args.name, Permissions::READ), session.stat(&args.name));
     let asked = client.session.block_on(asked);

@@ -10,7 +10,7 @@ use super::regions::{RegionJson, holders};
 use super::status::hexadecimal;
 use crate::args::Ls;
 use crate::bytes::ByteCount;
-use crate::client::Client;
+use crate::client;
 use crate::letters;
 use crate::loss::{self, LossJson};
 use crate::output;
@@ -19,7 +19,7 @@ use crate::table::{Align, Table};
 /// Lists regions by name: available regions, regions whose home is unreachable, regions with damaged records, and lost
 /// regions.
 pub fn run(dir: &Path, args: &Ls) -> anyhow::Result<()> {
-    let client = Client::join(dir)?;
+    let client = client::attach(dir)?;
     if args.services {
         return print_servers(&client.session.servers(None)?, args.listing.json);
     }

@@ -7,7 +7,7 @@ use halite::{NodeId, Permissions, RegionInfo};
 
 use super::regions::{attempting, holders};
 use crate::args::Move;
-use crate::client::Client;
+use crate::client;
 use crate::output;
 use crate::shell;
 use crate::signals::{Interrupted, Listener};
@@ -17,7 +17,7 @@ use crate::signals::{Interrupted, Listener};
 /// The region's home performs the move and completes it even if this process ends. So after a signal, the command still
 /// waits for the move and reports where the region is; a second signal ends the wait.
 pub fn run(dir: &Path, args: &Move) -> anyhow::Result<()> {
-    let client = Client::join(dir)?;
+    let client = client::attach(dir)?;
     let failed = attempting("move", format!("{:?} to node {}", args.name, args.to));
     let lh = client.session.map(&args.name, Permissions::MASTER).map_err(&failed)?;
     let (name, to) = (args.name.clone(), args.to);

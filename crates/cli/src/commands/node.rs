@@ -43,6 +43,7 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
         found: args.hosts.found,
         directory: args.names.directory.clone(),
         clock_offset_s: args.clock_offset_s,
+        attach: Some(args.attach_mode),
         metrics: args.metrics.0,
         ..congestion::config()
     };

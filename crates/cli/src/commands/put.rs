@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::regions::attempting;
 use crate::args::Put;
-use crate::client::Client;
+use crate::client::{self, Attached, memory_nodes};
 use crate::progress;
 use crate::signals::Interrupt;
 use crate::source::{PIECE_BYTES, Source};
@@ -29,7 +29,7 @@ const PART_BYTES_MIN: u64 = 64 << 10;
 
 /// Copies a file into a region. Checks cluster, name and space before it reads a byte.
 pub fn run(dir: &Path, args: &Put) -> anyhow::Result<()> {
-    let client = Client::join(dir)?;
+    let client = client::attach(dir)?;
     check_name(&client, args)?;
     let put = Putting { session: &client.session, placement: placement(&client, args)? };
     let source = Source::open(&args.file)?;
@@ -45,7 +45,7 @@ pub fn run(dir: &Path, args: &Put) -> anyhow::Result<()> {
 }
 
 /// Fails early if the name is taken. A later conflict is still possible; `set_name` detects it.
-fn check_name(client: &Client, args: &Put) -> anyhow::Result<()> {
+fn check_name(client: &Attached, args: &Put) -> anyhow::Result<()> {
     match client.session.stat(&args.name) {
         Ok(_) => Err(name_taken(&args.name)),
         Err(error) => match error.cause() {
@@ -58,9 +58,9 @@ fn check_name(client: &Client, args: &Put) -> anyhow::Result<()> {
     }
 }
 
-fn placement(client: &Client, args: &Put) -> anyhow::Result<Placement> {
+fn placement(client: &Attached, args: &Put) -> anyhow::Result<Placement> {
     if args.spread {
-        let nodes = client.memory_nodes()?;
+        let nodes = memory_nodes(&client.session)?;
         if nodes.is_empty() {
             bail!("cannot spread {:?}: no node contributes memory", args.name);
         }
@@ -214,7 +214,7 @@ fn name_taken(name: &str) -> anyhow::Error {
 }
 
 /// Adds the next step for the user, if it is known.
-fn explain(error: anyhow::Error, client: &Client, args: &Put, source: &Source) -> anyhow::Error {
+fn explain(error: anyhow::Error, client: &Attached, args: &Put, source: &Source) -> anyhow::Error {
     let name = format!("{:?}", args.name);
     let Some(refused) = error.downcast_ref::<RegionError>() else {
         return error.context(format!("cannot put {name}"));
@@ -234,7 +234,7 @@ fn explain(error: anyhow::Error, client: &Client, args: &Put, source: &Source) -
 }
 
 /// Returns true if all nodes together have `wanted` bytes of free memory.
-fn has_room_when_spread(client: &Client, wanted: u64) -> bool {
+fn has_room_when_spread(client: &Attached, wanted: u64) -> bool {
     // If the nodes do not answer, there is no advice.
     let nodes = client.session.status().unwrap_or_default();
     let alive = nodes.iter().filter(|node| node.state.is_there());

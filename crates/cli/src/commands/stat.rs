@@ -7,14 +7,14 @@ use halite::RegionInfo;
 use super::regions::RegionJson;
 use crate::args::Stat;
 use crate::bytes::ByteCount;
-use crate::client::Client;
+use crate::client;
 use crate::letters;
 use crate::output;
 use crate::table::{Align, Table};
 
 /// Shows a region without mapping it, so no permission is needed.
 pub fn run(dir: &Path, args: &Stat) -> anyhow::Result<()> {
-    let region = Client::join(dir)?.session.stat(&args.name)?;
+    let region = client::attach(dir)?.session.stat(&args.name)?;
     if args.listing.json {
         output::print_json(&RegionJson::from(&region))?;
     } else {

@@ -97,6 +97,9 @@ pub struct PerfArgs {
     /// Overwrite existing files of --out and --svg
     #[arg(long)]
     pub force: bool,
+    /// Measure a session that is attached to the other end's node, which it asks for each operation over a Unix socket
+    #[arg(long)]
+    pub attached: bool,
     /// Measure against this node of the cluster in --dir instead of a new process
     #[arg(long, value_name = "NODE")]
     pub peer: Option<u32>,

@@ -33,7 +33,7 @@ impl Partner for Member {
     fn all(end: &End, part: &Part) -> anyhow::Result<Vec<Member>> {
         let participants = 2 * part.threads as u32;
         let member = |session| Member { session, participants, round: None, errors: 0 };
-        Ok(end.sessions(part.threads).into_iter().map(member).collect())
+        Ok(end.sessions(part.threads)?.into_iter().map(member).collect())
     }
 
     /// Passes the barrier. Neither side leads: each call returns the next round.

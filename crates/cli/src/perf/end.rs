@@ -1,5 +1,7 @@
 //! One end of a measurement, in either process: its node and its peer.
 
+use std::path::{Path, PathBuf};
+
 use anyhow::Context;
 use halite::{Node, NodeId, blocking};
 
@@ -8,6 +10,8 @@ use super::cores::Cores;
 /// One end of a measurement. Fields are dropped in the order of their declaration.
 pub struct End {
     pub session: blocking::Session,
+    /// The cluster directory, if the sessions are attached to the peer.
+    attached_in: Option<PathBuf>,
     pub peer: NodeId,
     /// The cores to measure on.
     pub cores: Cores,
@@ -16,7 +20,7 @@ pub struct End {
 
 impl End {
     pub fn new(node: Node, peer: NodeId, cores: Cores) -> End {
-        End { session: node.blocking_session(), peer, cores, node }
+        End { session: node.blocking_session(), attached_in: None, peer, cores, node }
     }
 
     /// Returns the name of the network to the peer.
@@ -26,9 +30,20 @@ impl End {
         Ok(peer.capabilities.context("the other end is not connected")?.provider)
     }
 
+    /// Replaces the node's session by one that is attached to the peer.
+    pub fn attach(&mut self, dir: &Path) -> anyhow::Result<()> {
+        self.session = blocking::Session::attach_to(dir, self.peer)?;
+        self.attached_in = Some(dir.to_owned());
+        Ok(())
+    }
+
     /// Creates `count` independent sessions, which behave like sessions of separate processes.
-    pub fn sessions(&self, count: usize) -> Vec<blocking::Session> {
-        (0..count).map(|_| self.node.blocking_session()).collect()
+    pub fn sessions(&self, count: usize) -> anyhow::Result<Vec<blocking::Session>> {
+        let session = |_| match &self.attached_in {
+            Some(dir) => Ok(blocking::Session::attach_to(dir, self.peer)?),
+            None => Ok(self.node.blocking_session()),
+        };
+        (0..count).map(session).collect()
     }
 
     /// Leaves the cluster.

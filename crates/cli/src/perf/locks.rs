@@ -35,7 +35,7 @@ struct Lock {
 
 impl Workload for Lock {
     fn setup(bench: &mut Bench) -> anyhow::Result<Vec<Lock>> {
-        Ok(vec![Lock { sessions: bench.end.sessions(bench.job.threads), errors: 0 }])
+        Ok(vec![Lock { sessions: bench.end.sessions(bench.job.threads)?, errors: 0 }])
     }
 
     fn operation(&mut self, bench: &Bench, timer: &Timer) -> anyhow::Result<Measured> {

@@ -205,7 +205,7 @@ impl Line {
         Line {
             test: job.args.test.name,
             fabric: job.fabric,
-            mode: "embedded",
+            mode: if job.args.attached { "attached" } else { "embedded" },
             cores: name_of(&job.args.cores),
             size: row.size,
             iters: row.iterations,

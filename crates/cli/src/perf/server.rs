@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
-use halite::{Config, Node, NodeId, Permissions, blocking};
+use halite::{AttachMode, Config, Node, NodeId, Permissions, blocking};
 use serde::{Deserialize, Serialize};
 
 use super::args::{ServerArgs, name_of};
@@ -123,6 +123,7 @@ pub fn serve(dir: &Path, args: &ServerArgs) -> anyhow::Result<()> {
         node: Some(NodeId(0)),
         arena_bytes: args.arena,
         providers: vec![args.fabric],
+        attach: Some(AttachMode::Owner),
         ..congestion::config()
     };
     let node = Node::embedded(config).context("cannot run the server's node")?;

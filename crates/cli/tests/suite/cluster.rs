@@ -97,7 +97,7 @@ fn applications_outlive_down_but_not_down_all() {
     let text = scratch.write("text", "salt\n".repeat(1 << 20).as_bytes());
     scratch.ok(&format!("put region {}", text.display()));
     // The test does not read the output, so the application blocks with most of its bytes unwritten.
-    let mut application = Running::start(&scratch, "get region");
+    let mut application = Running::start(&scratch, "--embed get region");
     assert_eq!(application.line(), "salt\n");
 
     let output = scratch.run("down");
@@ -105,7 +105,7 @@ fn applications_outlive_down_but_not_down_all() {
     let expected = format!("1 application is still joined: process {}", application.pid());
     assert!(output.status.success() && notice.contains(&expected), "{notice}");
     assert_eq!(String::from_utf8_lossy(&output.stdout).matches("stopped").count(), 2);
-    assert_eq!(scratch.entries().iter().filter(|name| name.ends_with("1001.lock")).count(), 1);
+    assert_eq!(scratch.entries().iter().filter(|name| name.ends_with("1000.lock")).count(), 1);
     let complaint = scratch.fails("up --nodes 1", 1);
     assert!(complaint.contains("down --all"), "{complaint}");
 
@@ -153,7 +153,8 @@ fn logs_have_time_and_level_and_commands_are_quiet() {
 
     let told = |line: &str| String::from_utf8(scratch.run(line).stderr).unwrap();
     assert_eq!(told("ls"), "");
-    assert!(told("ls -v").contains(" INFO node 1001 has joined"));
+    assert!(told("ls -v").contains(" INFO attached to node 0"));
+    assert!(told("--embed ls -v").contains(" INFO node 1000 has joined"));
     let mut command = scratch.command("ls");
     let output = command.env("HALITE_LOG", "halite=info").output().unwrap();
     assert!(String::from_utf8_lossy(&output.stderr).contains(" INFO "), "{output:?}");

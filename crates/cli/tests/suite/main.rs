@@ -1,5 +1,6 @@
 //! Tests of the `halite` program as its users run it.
 
+mod attach;
 #[path = "../support/cgroup.rs"]
 mod cgroup;
 mod cluster;

@@ -90,7 +90,7 @@ fn a_command_without_resources_says_so() {
     let scratch = Scratch::new("short");
     let _up = up_after(&scratch, "true", "--nodes 3 --arena 1G");
     let five = scratch.write("five", &bytes(5 << 20));
-    let put = format!("put five {}", five.display());
+    let put = format!("--embed put five {}", five.display());
     // A node has a segment only after a request for memory: the first command fails late, later ones early.
     for node in [0, 1, 2] {
         let put = format!("{put} --node {node}");

@@ -180,7 +180,7 @@ fn a_move_goes_on_without_an_interrupted_client() {
     // The name contains shell metacharacters; the message contains a command to paste.
     let name = "it's$(it)";
     check_round_trip(&scratch, name, &bytes(20 * MIB), "--node 0");
-    let mut mapper = Running::start(&scratch, &format!("get {name}"));
+    let mut mapper = Running::start(&scratch, &format!("--embed get {name}"));
     mapper.byte();
     mapper.signal(Signal::STOP);
 

@@ -1,7 +1,7 @@
 //! The cluster directory: the files of living nodes, and the files that dead nodes have left behind.
 //!
 //! ```text
-//!  DIR (0700)
+//!  DIR (0700; 0711 if nodes accept sessions of all users)
 //!    halite-cluster       marks the directory as Halite's: created first, never removed; locked while a process
 //!                         starts a cluster
 //!    join.lock            locked while a node joins: nodes join one at a time, so each sees the others
@@ -12,6 +12,7 @@
 //!    node-3.lock          locked while node 3 is alive; contains "PID INCARNATION"
 //!    node-3.shm.sock      socket of node 3's shm fabric; node-3.roce.sock for its roce fabric
 //!    node-3.shm.lock      locked while this fabric is alive
+//!    attach/node-3.sock   socket at which node 3 accepts sessions; see `attach_dir`
 //!    logs/node-3.log      output of node 3 when it ran detached, until the next cluster is started here
 //! ```
 //!
@@ -22,6 +23,7 @@
 //!
 //! This module knows no protocol. Of the fabrics' files, it knows only the names.
 
+mod attach_dir;
 mod directory;
 mod hosts;
 mod join;
@@ -42,14 +44,15 @@ use crate::cluster::config::EPHEMERAL_NODE_MIN;
 use crate::cluster::networks::Provider;
 pub use crate::error::cluster_dir::ClusterDirError;
 use crate::error::cluster_dir::is_missing;
+pub(crate) use attach_dir::AttachSocket;
 pub use halite_providers::Listening;
 pub(crate) use hosts::KnownHosts;
 pub(crate) use join::{JoinLock, NodeLock};
+pub(crate) use names::{ATTACH_DIR, attach_socket_node, node_name, socket_name};
 use names::{
     DIRECTORY, HOSTS, JOIN_LOCK, LOGS, MARKER, NEXT_MEMBER, NEXT_NUMBER, Name, lock_name, log_name,
     socket_lock_name,
 };
-pub(crate) use names::{node_name, socket_name};
 pub(crate) use numbers::TakenNumbers;
 
 /// Text in the marker file, for a user who opens it.
@@ -257,6 +260,7 @@ impl ClusterDir {
             self.dir.remove(NEXT_MEMBER, Kind::File)?;
             self.dir.remove(HOSTS, Kind::File)?;
             self.dir.remove(DIRECTORY, Kind::File)?;
+            self.remove_attach_dir();
             join.remove();
         }
         Ok(())
@@ -318,7 +322,7 @@ impl ClusterDir {
             self.dir.remove(&socket_name(node, provider), Kind::Socket)?;
             self.dir.remove(&socket_lock_name(node, provider), Kind::File)?;
         }
-        Ok(())
+        self.remove_attach_socket(node)
     }
 }
 

@@ -2,8 +2,10 @@
 //!
 //! Every field has a default. This crate reads environment variables only for the default of [`Config::dir`].
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use super::networks::MetHosts;
@@ -95,10 +97,50 @@ pub struct Config {
     /// Difference between this node's time of day and the host's, in seconds; 0 except in tests of clusters with
     /// different clocks. Only the fencing tokens of locks depend on the time of day.
     pub clock_offset_s: i64,
+    /// The users whose processes may attach sessions to the node ([`Session::attach`](crate::Session::attach)); `None`
+    /// if the node accepts no sessions.
+    pub attach: Option<AttachMode>,
     /// Address at which the node serves its [`Metrics`](crate::Metrics) over HTTP, at `/metrics`; with port 0, the
     /// system chooses the port. The node serves every client that reaches the address. The answer contains numbers, and
     /// names of nodes but no other names.
     pub metrics: Option<SocketAddr>,
+}
+
+/// The users of this host that may attach sessions to a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AttachMode {
+    /// The user who runs the node: the socket has the mode 0600.
+    Owner,
+    /// All users: the socket has the mode 0666, and the cluster directory 0711.
+    Everyone,
+}
+
+impl AttachMode {
+    /// Returns the mode of the socket.
+    pub(crate) fn bits(self) -> u32 {
+        match self {
+            AttachMode::Owner => 0o600,
+            AttachMode::Everyone => 0o666,
+        }
+    }
+}
+
+impl FromStr for AttachMode {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<AttachMode, &'static str> {
+        match text {
+            "0600" => Ok(AttachMode::Owner),
+            "0666" => Ok(AttachMode::Everyone),
+            _ => Err("it is neither 0600 (sessions of this user) nor 0666 (sessions of all users)"),
+        }
+    }
+}
+
+impl fmt::Display for AttachMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04o}", self.bits())
+    }
 }
 
 /// Settings of a node for connections to other hosts, over [`Provider::Roce`].
@@ -138,6 +180,7 @@ impl Default for Config {
             fence: Fence::Kill,
             principal: None,
             clock_offset_s: 0,
+            attach: None,
             metrics: None,
         }
     }
@@ -189,7 +232,11 @@ fn non_empty(variable: &str) -> Option<PathBuf> {
 /// Returns the user's name from `/etc/passwd`, else `uid-1000`. Does not look up names over the network: a lookup could
 /// take seconds, and the node's principal would change when the network is down.
 fn unix_user() -> String {
-    let uid = rustix::process::getuid().as_raw();
+    user_name(rustix::process::getuid().as_raw())
+}
+
+/// Returns the name of a Unix user, as [`Config::principal`] does.
+pub(crate) fn user_name(uid: u32) -> String {
     let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
     name_in_passwd(&passwd, uid).unwrap_or_else(|| format!("uid-{uid}"))
 }

@@ -3,9 +3,10 @@
 use super::{RegionCause, bytes};
 use halite_tier::ids::NodeId;
 use halite_tier::rpc::PAYLOAD_BYTES_MAX;
+use serde::{Deserialize, Serialize};
 
 /// A call of a function failed.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[error("cannot call function {function} at node {node}: {cause}{}", carried_out(*cause, *may_have_run))]
 pub struct CallError {
     /// The node that serves the function.
@@ -34,7 +35,7 @@ impl CallError {
 }
 
 /// Cause of a failed call; [`CallError::may_have_run`] is true if the handler may have run.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallCause {
     /// No node of the cluster has this number.
@@ -129,7 +130,7 @@ impl CallCause {
 }
 
 /// A message could not be sent.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[error("cannot send {} to port {port} at node {node}: {cause}{}", bytes(*len), received(*may_have_arrived))]
 pub struct SendError {
     /// The node that has the port.
@@ -156,7 +157,7 @@ impl SendError {
 }
 
 /// Cause of a failed message.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendCause {
     /// No node of the cluster has this number.
@@ -202,7 +203,7 @@ pub enum SendCause {
 }
 
 /// A call by name failed.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[error("cannot call the server named {name:?}: {cause}")]
 pub struct NamedCallError {
     /// Name of the server.
@@ -224,7 +225,7 @@ impl NamedCallError {
 }
 
 /// Cause of a failed call by name.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum NamedCallCause {
     /// No server has the name.
@@ -242,7 +243,7 @@ pub enum NamedCallCause {
 }
 
 /// A function or port cannot be served, or is no longer served.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[error("cannot serve {what}: {cause}")]
 pub struct ServeError {
     /// The object to serve: `function 7`, `port 7`, or `the name "words"`.
@@ -259,7 +260,7 @@ impl ServeError {
 }
 
 /// Cause of a failure to serve.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeCause {
     /// The function or port already has a server at this node; clone that server to receive with several threads.
@@ -289,7 +290,7 @@ pub enum ServeCause {
 }
 
 /// An answer did not reach its caller. The call fails at the caller too, unless the caller no longer waits.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[error("cannot reply to the caller at node {node} with {}: {cause}", bytes(*len))]
 pub struct ReplyError {
     /// The node of the caller.
@@ -308,7 +309,7 @@ impl ReplyError {
 }
 
 /// Cause of a failed answer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReplyCause {
     /// The call timed out or was abandoned, or the caller's node is down.

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use halite_tier::ids::{NodeId, NodeIncarnation};
 use halite_tier::message::{Loss, LossCause, LostName, RegionInfo};
+use serde::{Deserialize, Serialize};
 
 /// The loss of a region with its home.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Lost {
     /// The node that was the region's home.
     pub node: NodeId,
@@ -20,7 +21,7 @@ pub struct Lost {
 }
 
 /// A name whose region was lost.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LostRegion {
     /// The name; a new region may take it.
     pub name: String,
@@ -29,7 +30,7 @@ pub struct LostRegion {
 }
 
 /// A named region that exists, but whose home is unreachable.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct UnreachableRegion {
     /// The name; a new region cannot take it.
     pub name: String,
@@ -38,7 +39,7 @@ pub struct UnreachableRegion {
 }
 
 /// All names in use in the cluster.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ListedRegions {
     /// Regions whose homes answer.
     pub regions: Vec<RegionInfo>,

@@ -3,15 +3,18 @@
 use halite_tier::effect::CommandError;
 use halite_tier::ids::NodeId;
 use halite_tier::message::ErrorReply;
+use serde::{Deserialize, Serialize};
 
 use super::RegionCause;
+use super::text::{self, Text};
 
 /// An operation on a lock failed.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[error("cannot {operation} lock {name:?}: {cause}")]
 pub struct LockError {
     /// The operation: `take`, `give up`, ...
-    pub operation: &'static str,
+    #[serde(with = "text")]
+    pub operation: Text,
     /// The lock's name.
     pub name: String,
     /// Cause of the failure.
@@ -26,7 +29,7 @@ impl LockError {
 }
 
 /// Cause of a failed operation on a lock.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum LockCause {
     /// Another session holds the lock, and the caller does not wait.
@@ -62,7 +65,7 @@ pub enum LockCause {
 }
 
 /// A session did not pass a barrier.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[error("cannot pass barrier {name:?}: {cause}")]
 pub struct BarrierError {
     /// The barrier's name.
@@ -79,7 +82,7 @@ impl BarrierError {
 }
 
 /// Reason why a session did not pass a barrier.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum BarrierCause {
     /// The first waiter's timeout passed before all participants had arrived.

@@ -1,11 +1,12 @@
 //! Errors of writes that notify watchers. Watching itself fails with [`RegionError`](super::RegionError).
 
 use halite_tier::ids::NodeId;
+use serde::{Deserialize, Serialize};
 
 use super::{AccessCause, RegionCause, SendCause, bytes, half_way};
 
 /// A write with notification failed: the write itself, or the notification of at least one watcher.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[error("cannot write {} at offset {offset} of {region} and notify its watchers: {cause}", bytes(*len))]
 pub struct NotifyError {
     /// The region to which the bytes were written.
@@ -31,7 +32,7 @@ impl NotifyError {
 }
 
 /// Cause and progress of a failed write with notification.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotifyCause {
     /// The write failed; no watcher was notified.

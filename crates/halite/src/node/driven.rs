@@ -13,7 +13,7 @@ use crate::driver::leaving::{self, Leaving};
 use crate::error::{JoinError, LockError};
 use crate::node::inner::{self, Checked, NodeInner};
 use crate::runtime::env::{Env, NodeEnv};
-use crate::session::Session;
+use crate::session::{Kind, Session};
 
 /// A node without threads, clock or files, for simulated time and for programs with their own event loop.
 ///
@@ -122,18 +122,21 @@ impl Driven {
 
     /// Opens a session that acts as the node's principal. Panics if 65,536 sessions are open.
     pub fn session(&self) -> Session {
-        self.inner.session(None)
+        self.inner.session(None).into()
     }
 
     /// Opens a session that acts as `principal`. The node trusts the application to choose the principal.
     pub fn session_of(&self, principal: &str) -> Result<Session, JoinError> {
-        Ok(self.inner.session(Some(inner::principal(principal)?)))
+        Ok(self.inner.session(Some(inner::principal(principal)?)).into())
     }
 
     /// Asks the home of a lock to release the lock for `session`, which does not hold it. For tests: a session normally
     /// refuses this itself, but this request must be refused by the home.
     pub async fn unlock_unheld(&self, session: &Session, name: &str) -> Result<(), LockError> {
-        session.unlock_unheld(name).await
+        match &session.kind {
+            Kind::Embedded(session) => session.unlock_unheld(name).await,
+            Kind::Attached(_) => unreachable!("a driven node has no attached sessions"),
+        }
     }
 
     /// Starts to leave the cluster. One of the next steps returns [`Step::Left`].

@@ -29,7 +29,7 @@ use crate::rpc::Rpc;
 use crate::rpc::peers::Peers;
 use crate::runtime::env::NodeEnv;
 use crate::runtime::event::Event;
-use crate::session::Session;
+use crate::session::Embedded;
 
 /// Maximum wait for the first node by a permanent node that can join without it: the maximum time of one connection.
 pub(crate) const KNOWN_FIRST_TIMEOUT: Duration = Duration::from_secs(2);
@@ -72,6 +72,7 @@ pub(crate) struct Files {
     pub(crate) dir: Option<PathBuf>,
 }
 
+#[derive(Clone)]
 pub(crate) struct NodeInner {
     pub(crate) driver: Arc<Driver>,
     pub(crate) incarnation: NodeIncarnation,
@@ -172,16 +173,20 @@ impl NodeInner {
 
     /// Opens a session that acts as `principal`, or as the node's principal if that is `None`. Panics if 65,536
     /// sessions are open.
-    pub(crate) fn session(&self, principal: Option<Principal>) -> Session {
+    pub(crate) fn session(&self, principal: Option<Principal>) -> Embedded {
+        self.try_session(principal).expect("a node has at most 65,536 sessions at a time")
+    }
+
+    /// Opens a session as [`NodeInner::session`] does; returns `None` if 65,536 sessions are open.
+    pub(crate) fn try_session(&self, principal: Option<Principal>) -> Option<Embedded> {
         let principal = principal.unwrap_or_else(|| self.principal.clone());
         let id = match self.driver.is_forked() {
             // All its operations fail.
             true => Some(SessionId(0)),
             false => self.driver.with(|runner, _| runner.open_session(principal.clone())),
         };
-        let id = id.expect("a node has at most 65,536 sessions at a time");
         let random = self.driver.env().random();
-        Session::new(self.driver.clone(), self.incarnation, id, principal, random, self.chunk_bytes)
+        Some(Embedded::new(self.driver.clone(), self.incarnation, id?, principal, random, self.chunk_bytes))
     }
 
     /// Connects to all members at `addresses`. Returns true if the first node is among them, or is this node. Records

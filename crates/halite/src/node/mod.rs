@@ -23,6 +23,7 @@ use self::inner::{
     Checked, Files, FirstNode, KNOWN_FIRST_TIMEOUT, NodeInner, first_timeout, observer_timeout,
 };
 use self::responder::{Bound, Responder};
+use crate::attach::Attach;
 use crate::blocking;
 use crate::cluster::cluster_dir::{self, ClusterDir, JoinLock, Listeners, NodeLock, TakenNumbers};
 use crate::cluster::config::{Config, EPHEMERAL_NODE_MIN};
@@ -64,6 +65,8 @@ pub struct Node {
     /// `None` once the node has left.
     lock: Option<NodeLock>,
     responder: Option<Responder>,
+    /// Serves attached sessions; `None` if the node accepts none.
+    attach: Option<Attach>,
     lease: Duration,
     addresses: Vec<SocketAddr>,
 }
@@ -267,6 +270,7 @@ impl Node {
             progress_thread: Some(progress_thread),
             lock: Some(lock),
             responder: None,
+            attach: None,
             lease: config.lease,
             addresses: dialled,
         };
@@ -335,6 +339,15 @@ impl Node {
         if let Some(bound) = bound {
             let served = bound.serve(node.inner.driver.clone());
             node.responder = Some(served.map_err(JoinError::io(&config.dir))?);
+        }
+        if let Some(mode) = config.attach {
+            let (socket, opener) = (dir.listen_for_sessions(incarnation.node, mode)?, node.inner.clone());
+            let served = Attach::serve(
+                socket,
+                incarnation.node,
+                Box::new(move |principal| opener.try_session(principal)),
+            );
+            node.attach = Some(served.map_err(JoinError::io(&config.dir))?);
         }
         tracing::info!("node {} has joined the cluster in {}", incarnation.node, config.dir.display());
         Ok(node)
@@ -618,7 +631,7 @@ impl Node {
     ///
     /// Panics if 65,536 sessions are open.
     pub fn session(&self) -> Session {
-        self.inner.session(None)
+        self.inner.session(None).into()
     }
 
     /// Opens a session for threads that acts as the node's principal. Panics if 65,536 sessions are open.
@@ -650,6 +663,7 @@ impl Drop for Node {
         if self.inner.driver.is_forked() {
             // Its sockets, files and threads are the parent's: closing the node would end it there.
             std::mem::forget((self.responder.take(), self.progress_thread.take(), self.lock.take()));
+            std::mem::forget(self.attach.take());
             std::mem::forget(self.inner.driver.clone());
             return;
         }
@@ -663,6 +677,8 @@ impl Drop for Node {
         }
         self.progress_thread = None;
         leaving::close(driver, leaving.into_stale());
+        // Attached sessions get the same errors as those of this process.
+        self.attach = None;
         leaving::finish_retransmissions(&*driver.shared.fabric);
         self.lock = None;
     }

@@ -62,9 +62,9 @@ pub(crate) fn all_refuse(addresses: &[SocketAddr]) -> bool {
 }
 
 fn check_number(scout: &Node, node: NodeId) -> Result<Found, JoinError> {
-    let session = scout.blocking_session();
+    let session = scout.inner.session(None);
     // If there is no answer, the join that follows reports a better reason.
-    let holder = session.block_on(session.as_async().status_of(node));
+    let holder = scout.inner.driver.block_on(session.status_of(node));
     match holder.filter(|status| status.state.is_there()) {
         Some(holder) => {
             let address = ways::list(&scout.addresses_of(node));
@@ -82,8 +82,8 @@ pub(crate) fn take_number(config: &Config) -> Result<NodeId, JoinError> {
         JoinError::BadConfig(what.to_owned())
     })?;
     let scout = send(config, hosts, first_timeout(config.lease))?;
-    let session = scout.blocking_session();
-    session.block_on(session.as_async().take_number()).map_err(|source| JoinError::NoNumber { source })
+    let session = scout.inner.session(None);
+    scout.inner.driver.block_on(session.take_number()).map_err(|source| JoinError::NoNumber { source })
 }
 
 fn send(config: &Config, hosts: &Hosts, first_timeout: Duration) -> Result<Node, JoinError> {

@@ -6,7 +6,7 @@
 pub(crate) mod posted;
 
 use halite_fabric::{PeerId, Status};
-use halite_tier::access::{Blocked, Count, SlotRef, WORD_BYTES};
+use halite_tier::access::{Blocked, Count, Mapping, SlotRef, WORD_BYTES};
 use halite_tier::ids::NodeIncarnation;
 use halite_tier::permissions::Permissions;
 
@@ -443,9 +443,11 @@ impl Inner {
                 Ok(len) => return Ok(len),
                 // The length is the same before and after any change.
                 Err(Blocked::Changing) => {
-                    let len = self.path.slots().inspect(lh.slot.index, |mapping| mapping.view.len());
-                    if let Some(len) = len {
-                        return Ok(len);
+                    let own = |mapping: &Mapping| (mapping.session == self.id).then(|| mapping.view.len());
+                    match self.path.slots().inspect(lh.slot.index, own) {
+                        Some(Some(len)) => return Ok(len),
+                        Some(None) => return Err(failed(AccessCause::UnknownHandle)),
+                        None => {}
                     }
                 }
                 Err(blocked) => return Err(failed(self.cause_of(blocked, 0, 0))),

@@ -13,7 +13,8 @@ use crate::driver::carry::{Kind, Transfer};
 use crate::error::{AccessError, BatchError};
 use crate::posted::Cursor;
 use crate::session::access::Accesses;
-use crate::session::{Inner, Lh, Session, SwapOp};
+use crate::session::attached::wire::Request;
+use crate::session::{Inner, Lh, Session, SwapOp, embedded};
 
 /// Atomics.
 ///
@@ -38,20 +39,27 @@ impl Session {
     /// # std::fs::remove_dir_all(dir)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn fetch_add(&self, lh: Lh, offset: u64, add: u64) -> impl Future<Output = Result<u64, AccessError>> {
-        self.inner.change(lh, offset, Atomic::FetchAdd { add })
+    pub async fn fetch_add(&self, lh: Lh, offset: u64, add: u64) -> Result<u64, AccessError> {
+        let session = embedded!(self, client => {
+            Box::pin(client.change(lh, offset, "fetch_add", Request::FetchAdd { lh, offset, add })).await
+        });
+        session.inner.change(lh, offset, Atomic::FetchAdd { add }).await
     }
 
     /// Replaces the 8-byte word at `offset` by `new` if the word equals `expected`. Returns the old value: the word was
     /// replaced if and only if the old value equals `expected`. Needs [`ATOMIC`](crate::Permissions::ATOMIC).
-    pub fn compare_swap(
+    pub async fn compare_swap(
         &self,
         lh: Lh,
         offset: u64,
         expected: u64,
         new: u64,
-    ) -> impl Future<Output = Result<u64, AccessError>> {
-        self.inner.change(lh, offset, Atomic::CompareSwap { expected, new })
+    ) -> Result<u64, AccessError> {
+        let session = embedded!(self, client => {
+            let request = Request::CompareSwap { lh, offset, expected, new };
+            Box::pin(client.change(lh, offset, "compare_swap", request)).await
+        });
+        session.inner.change(lh, offset, Atomic::CompareSwap { expected, new }).await
     }
 
     /// Executes compare-swaps in order until one does not find its expected value. Returns how many succeeded.
@@ -59,15 +67,16 @@ impl Session {
     /// The swap that fails changes nothing, and the swaps after it are not tried. Where loads and stores reach the
     /// words, the batch costs little more than its changes; otherwise each swap waits for the previous one.
     pub async fn compare_swap_while(&self, lh: Lh, swaps: &[SwapOp]) -> Result<usize, BatchError> {
+        let session = embedded!(self, client => client.swap_while(lh, swaps).await);
         let mut index = 0;
         while let Some(&SwapOp { offset, expected, new }) = swaps.get(index) {
-            let (made, is_refused) = self.inner.swap_now(lh, &swaps[index..]);
+            let (made, is_refused) = session.inner.swap_now(lh, &swaps[index..]);
             index += made;
             if is_refused {
                 break;
             }
             if made == 0 {
-                match self.inner.change(lh, offset, Atomic::CompareSwap { expected, new }).await {
+                match session.inner.change(lh, offset, Atomic::CompareSwap { expected, new }).await {
                     Ok(found) if found == expected => index += 1,
                     Ok(_) => break,
                     Err(source) => return Err(BatchError { index, source, later: false }),
@@ -94,7 +103,7 @@ impl blocking::Session {
 
     #[inline]
     fn atomic(&self, lh: Lh, offset: u64, atomic: Atomic) -> Result<u64, AccessError> {
-        match self.as_async().inner.atomic_now(lh, offset, atomic) {
+        match self.embedded().and_then(|session| session.inner.atomic_now(lh, offset, atomic)) {
             Some(old) => Ok(old),
             None => self.finish_atomic(lh, offset, atomic),
         }
@@ -102,7 +111,13 @@ impl blocking::Session {
 
     #[cold]
     fn finish_atomic(&self, lh: Lh, offset: u64, atomic: Atomic) -> Result<u64, AccessError> {
-        self.block_on(self.as_async().inner.atomic(lh, offset, atomic))
+        match (self.embedded(), atomic) {
+            (Some(session), _) => self.block_on(session.inner.atomic(lh, offset, atomic)),
+            (None, Atomic::FetchAdd { add }) => self.block_on(self.as_async().fetch_add(lh, offset, add)),
+            (None, Atomic::CompareSwap { expected, new }) => {
+                self.block_on(self.as_async().compare_swap(lh, offset, expected, new))
+            }
+        }
     }
 }
 

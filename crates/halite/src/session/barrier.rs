@@ -11,7 +11,8 @@ use halite_tier::permissions::Permissions;
 
 use crate::error::{BarrierCause, BarrierError, RegionCause};
 use crate::runtime::locks::{lock, ranked};
-use crate::session::{Commanded, Lh, Session, check_name};
+use crate::session::attached::wire::Request;
+use crate::session::{Commanded, Embedded, Lh, Session, check_name, embedded};
 
 ranked! {
     BTreeMap<Box<str>, Lh> => SessionBarriers;
@@ -34,24 +35,28 @@ impl Session {
         timeout: Duration,
     ) -> Result<u64, BarrierError> {
         let failed = |cause| BarrierError { name: name.to_owned(), cause };
+        let session = embedded!(self, client => {
+            let request = Request::Barrier { name, participants, timeout };
+            client.ask(&request, |gone| failed(gone.into())).await
+        });
         check_name(name).map_err(|cause| failed(cause.into()))?;
         if participants == 0 {
             return Err(failed(BarrierCause::NoParticipants));
         }
         let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         loop {
-            let lh = self.barrier_handle(name).await.map_err(failed)?;
+            let lh = session.barrier_handle(name).await.map_err(failed)?;
             let arrive = Command::Arrive { slot: lh.slot, participants, timeout_ns };
-            match Commanded::new(&self.inner, arrive).await {
+            match Commanded::new(&session.inner, arrive).await {
                 Ok(Outcome::Passed { round }) => return Ok(round),
                 Ok(_) => unreachable!("a round was asked for"),
                 // The barrier was freed, or its home restarted, since it was opened.
                 Err(CommandError::Stale | CommandError::Refused(ErrorReply::NotFound)) => {
-                    self.forget_barrier(name, lh)
+                    session.forget_barrier(name, lh)
                 }
                 Err(error) => {
                     if let CommandError::Refused(ErrorReply::PeerDown(_) | ErrorReply::NotMet(_)) = error {
-                        self.forget_barrier(name, lh);
+                        session.forget_barrier(name, lh);
                     }
                     return Err(failed(error.into()));
                 }
@@ -63,16 +68,22 @@ impl Session {
     /// [`Permissions::MASTER`], which the first participant has.
     pub async fn free_barrier(&self, name: &str) -> Result<(), BarrierError> {
         let failed = |cause| BarrierError { name: name.to_owned(), cause };
+        let session = embedded!(self, client => {
+            client.ask(&Request::FreeBarrier(name), |gone| failed(gone.into())).await
+        });
         check_name(name).map_err(|cause| failed(cause.into()))?;
-        let master = self.open_master(Service::Barrier, name).await.map_err(|cause| failed(cause.into()))?;
+        let master =
+            session.open_master(Service::Barrier, name).await.map_err(|cause| failed(cause.into()))?;
         let freed = self.free(master.lh).await;
-        let known = lock(&self.inner.barriers).remove(name);
+        let known = lock(&session.inner.barriers).remove(name);
         if let Some(lh) = known {
-            self.forget(lh);
+            session.forget(lh);
         }
         freed.map_err(|error| failed(error.cause.into()))
     }
+}
 
+impl Embedded {
     async fn barrier_handle(&self, name: &str) -> Result<Lh, BarrierCause> {
         if self.inner.driver.is_forked() {
             return Err(BarrierCause::Region(RegionCause::Forked));

@@ -20,6 +20,7 @@ mod sync;
 mod watch;
 
 use std::io::{IoSlice, IoSliceMut};
+use std::path::Path;
 use std::time::Duration;
 
 use halite_tier::effect::NamedServer;
@@ -29,13 +30,15 @@ use halite_tier::permissions::Permissions;
 
 use crate::cluster::config::EtcdAddress;
 use crate::error::{
-    AccessError, BatchError, CallError, ListedRegions, LostRegion, NamedCallError, RegionError, ReplyError,
-    SendError, ServeError,
+    AccessError, AttachError, BatchError, CallError, ListedRegions, LostRegion, NamedCallError, RegionError,
+    ReplyError, SendError, ServeError,
 };
 use crate::rpc::{Into, ServeOptions};
 use crate::session::access::posted::Posted;
 use crate::session::calls::{self, Answer, Call, Calling, Function, Message, Port};
-use crate::session::{self, AllocOptions, Lh, NamesMoved, Placement, ReadOp, SwapOp, Who, WriteOp};
+use crate::session::{
+    self, AllocOptions, Embedded, Kind, Lh, NamesMoved, Placement, ReadOp, SwapOp, Who, WriteOp,
+};
 
 pub use sync::Guard;
 pub use watch::Watch;
@@ -56,6 +59,25 @@ impl Session {
         &self.session
     }
 
+    /// Attaches to a living node of this host in the cluster directory. See [`crate::Session::attach`].
+    pub fn attach(dir: impl AsRef<Path>) -> Result<Session, AttachError> {
+        Ok(Session { session: session::Session::attach(dir)? })
+    }
+
+    /// Attaches to the node with this number. See [`crate::Session::attach_to`].
+    pub fn attach_to(dir: impl AsRef<Path>, node: NodeId) -> Result<Session, AttachError> {
+        Ok(Session { session: session::Session::attach_to(dir, node)? })
+    }
+
+    /// Returns the session of a node of this process; `None` for an attached session.
+    #[inline]
+    pub(crate) fn embedded(&self) -> Option<&Embedded> {
+        match &self.session.kind {
+            Kind::Embedded(session) => Some(session),
+            Kind::Attached(_) => None,
+        }
+    }
+
     /// Polls the node once, as [`crate::Session::progress`] does.
     pub fn progress(&self) {
         self.session.progress();
@@ -65,7 +87,7 @@ impl Session {
     #[inline]
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         // Pinned in place, so that the compiler need not copy it.
-        self.session.inner.driver.block_on(std::pin::pin!(future))
+        self.session.block_on(std::pin::pin!(future))
     }
 }
 
@@ -104,9 +126,10 @@ impl Session {
         offset: u64,
         mut is_reached: impl FnMut(u64) -> bool,
     ) -> Result<u64, AccessError> {
-        match offset.is_multiple_of(8).then(|| self.session.spin_until(lh, offset, &mut is_reached)) {
-            Some(Some(word)) => Ok(word),
-            _ => self.block_on(self.session.wait_until(lh, offset, is_reached)),
+        let spun = self.embedded().filter(|_| offset.is_multiple_of(8));
+        match spun.and_then(|session| session.spin_until(lh, offset, &mut is_reached)) {
+            Some(word) => Ok(word),
+            None => self.block_on(self.session.wait_until(lh, offset, is_reached)),
         }
     }
 
@@ -121,7 +144,7 @@ impl Session {
     /// Reads `into.len()` bytes from `offset`; blocks until they have arrived. See [`crate::Session::read`].
     #[inline]
     pub fn read(&self, lh: Lh, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
-        match self.session.inner.read_now(lh, offset, into) {
+        match self.embedded().and_then(|session| session.inner.read_now(lh, offset, into)) {
             Some(done) if done == into.len() => Ok(()),
             done => self.finish_read(lh, offset, into, done.unwrap_or(0)),
         }
@@ -130,7 +153,7 @@ impl Session {
     /// Writes `from` at `offset`; blocks until the bytes are written. See [`crate::Session::write`].
     #[inline]
     pub fn write(&self, lh: Lh, offset: u64, from: &[u8]) -> Result<(), AccessError> {
-        match self.session.inner.write_now(lh, offset, from) {
+        match self.embedded().and_then(|session| session.inner.write_now(lh, offset, from)) {
             Some(done) if done == from.len() => Ok(()),
             done => self.finish_write(lh, offset, from, done.unwrap_or(0)),
         }
@@ -168,12 +191,18 @@ impl Session {
 
     #[cold]
     fn finish_read(&self, lh: Lh, offset: u64, into: &mut [u8], done: usize) -> Result<(), AccessError> {
-        self.block_on(self.session.inner.read(lh, offset, into, done))
+        match self.embedded() {
+            Some(session) => self.block_on(session.inner.read(lh, offset, into, done)),
+            None => self.block_on(self.session.read(lh, offset, into)),
+        }
     }
 
     #[cold]
     fn finish_write(&self, lh: Lh, offset: u64, from: &[u8], done: usize) -> Result<(), AccessError> {
-        self.block_on(self.session.inner.write(lh, offset, from, done))
+        match self.embedded() {
+            Some(session) => self.block_on(session.inner.write(lh, offset, from, done)),
+            None => self.block_on(self.session.write(lh, offset, from)),
+        }
     }
 }
 
@@ -202,8 +231,11 @@ impl Session {
         input: &[u8],
         timeout: Duration,
     ) -> Result<Vec<u8>, CallError> {
+        let Some(session) = self.embedded() else {
+            return self.block_on(self.session.call(node, function, input, timeout));
+        };
         let mut output = Vec::new();
-        let calling = Calling::new(&self.session, node, function, timeout).unlimited();
+        let calling = Calling::new(session, node, function, timeout).unlimited();
         calling.run_blocking(input, Into::Vec(&mut output))?;
         Ok(output)
     }
@@ -219,7 +251,10 @@ impl Session {
         output: &mut [u8],
         timeout: Duration,
     ) -> Result<usize, CallError> {
-        let calling = Calling::new(&self.session, node, function, timeout).limited(output.len());
+        let Some(session) = self.embedded() else {
+            return self.block_on(self.session.call_into(node, function, input, output, timeout));
+        };
+        let calling = Calling::new(session, node, function, timeout).limited(output.len());
         calling.run_blocking(input, Into::Slice(output))
     }
 
@@ -233,7 +268,11 @@ impl Session {
         answer_bytes_max: usize,
         timeout: Duration,
     ) -> Result<PendingCall, CallError> {
-        let calling = Calling::new(&self.session, node, function, timeout).limited(answer_bytes_max);
+        let Some(session) = self.embedded() else {
+            let posted = self.session.post_call(node, function, input, answer_bytes_max, timeout);
+            return Ok(PendingCall { pending: self.block_on(posted)? });
+        };
+        let calling = Calling::new(session, node, function, timeout).limited(answer_bytes_max);
         Ok(PendingCall { pending: calling.post_blocking(input)? })
     }
 
@@ -246,9 +285,14 @@ impl Session {
         answer_bytes_max: usize,
         timeout: Duration,
     ) -> Vec<Result<PendingCall, CallError>> {
-        let calling = Calling::new(&self.session, node, function, timeout).limited(answer_bytes_max);
-        let posted = calling.post_all_blocking(inputs).into_iter();
-        posted.map(|call| call.map(|pending| PendingCall { pending })).collect()
+        let posted = match self.embedded() {
+            Some(session) => {
+                let calling = Calling::new(session, node, function, timeout).limited(answer_bytes_max);
+                calling.post_all_blocking(inputs)
+            }
+            None => self.block_on(self.session.post_calls(node, function, inputs, answer_bytes_max, timeout)),
+        };
+        posted.into_iter().map(|call| call.map(|pending| PendingCall { pending })).collect()
     }
 
     /// Opens a port of this session's node. See [`crate::Session::open_port`].
@@ -263,7 +307,10 @@ impl Session {
     /// Sends a message; blocks until it is in the port's queue. See [`crate::Session::send`].
     #[inline]
     pub fn send(&self, node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
-        self.session.send_blocking(node, port, bytes)
+        match self.embedded() {
+            Some(session) => session.send_blocking(node, port, bytes),
+            None => self.block_on(self.session.send(node, port, bytes)),
+        }
     }
 
     /// Creates a sender of messages to a port. See [`crate::Session::sender`].
@@ -274,7 +321,10 @@ impl Session {
     /// Sends a message, but fails if the port is full. See [`crate::Session::try_send`].
     #[inline]
     pub fn try_send(&self, node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
-        self.session.try_send_blocking(node, port, bytes)
+        match self.embedded() {
+            Some(session) => session.try_send_blocking(node, port, bytes),
+            None => self.block_on(self.session.try_send(node, port, bytes)),
+        }
     }
 }
 

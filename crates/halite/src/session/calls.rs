@@ -13,7 +13,9 @@ mod call;
 mod named;
 mod pending;
 mod port;
+mod remote;
 mod sender;
+pub(crate) mod served;
 mod server;
 
 pub use self::answer::Answer;

@@ -12,19 +12,22 @@ use halite_tier::ids::{NodeId, NodeIncarnation};
 use halite_tier::mapper::Known;
 use halite_tier::message::{Loss, LossCause, NodeState, NodeStatus};
 use halite_tier::permissions::Permissions;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::blocking;
 use crate::cluster::ways;
-use crate::error::{RegionCause, RegionError};
-use crate::session::{Commanded, Lh, Session};
+use crate::error::text::{self, Text};
+use crate::error::{Gone, RegionCause, RegionError};
+use crate::session::attached::wire::Request;
+use crate::session::regions::{Object, asking};
+use crate::session::{Commanded, Embedded, Lh, Session, embedded};
 
 /// Maximum wait until the fabric knows a peer's path.
 const PATH_TIMEOUT: Duration = Duration::from_millis(500);
 const PATH_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The path by which accesses of this node reach the bytes of a region.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AccessPath {
     /// Accesses are loads and stores in this node's own memory.
@@ -64,20 +67,24 @@ impl AccessPath {
 }
 
 /// The operations that execute a read, a write, an atomic and a copy of the bytes of a piece.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Verbs {
     /// Operation of `Session::read`.
-    pub read: &'static str,
+    #[serde(deserialize_with = "text::deserialize")]
+    pub read: Text,
     /// Operation of `Session::write`.
-    pub write: &'static str,
+    #[serde(deserialize_with = "text::deserialize")]
+    pub write: Text,
     /// Operation of `Session::fetch_add` and `Session::compare_swap`.
-    pub atomic: &'static str,
+    #[serde(deserialize_with = "text::deserialize")]
+    pub atomic: Text,
     /// Operation of `Session::copy` with these bytes as the target, and of `Session::fill`.
-    pub copy: &'static str,
+    #[serde(deserialize_with = "text::deserialize")]
+    pub copy: Text,
 }
 
 /// All pieces of a region that one node holds and that accesses reach in the same way.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PieceExplained {
     /// The node that holds the bytes.
     pub node: u32,
@@ -88,17 +95,19 @@ pub struct PieceExplained {
     /// Offset of the first piece in the region, in bytes.
     pub offset: u64,
     /// The network between this node and the owner; `None` if this node is the owner.
-    pub provider: Option<&'static str>,
+    #[serde(deserialize_with = "text::deserialize_option")]
+    pub provider: Option<Text>,
     /// The path by which accesses reach the bytes.
     pub path: AccessPath,
     /// The operations that execute accesses.
     pub verbs: Verbs,
     /// Reason for the path, as text.
-    pub reason: &'static str,
+    #[serde(deserialize_with = "text::deserialize")]
+    pub reason: Text,
 }
 
 /// The paths by which this session reaches a region, and the reasons for them.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RegionExplained {
     /// The region's name; `None` if it has none or its home does not answer.
     pub name: Option<String>,
@@ -120,15 +129,16 @@ pub struct RegionExplained {
 }
 
 /// Capabilities of the network between two nodes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PeerCapabilities {
     /// Name of the provider, such as `shm`.
-    pub provider: &'static str,
+    #[serde(deserialize_with = "text::deserialize")]
+    pub provider: Text,
     /// True if loads and stores reach the peer's memory.
     pub direct: bool,
     /// Which atomics the network offers on the peer's memory. If they are not coherent with the peer's processors,
     /// sessions send their atomics as calls.
-    #[serde(serialize_with = "as_text")]
+    #[serde(serialize_with = "as_text", deserialize_with = "of_number")]
     pub atomics: Atomics,
     /// Number of lanes: with two, messages and calls use one and accesses the other.
     pub lanes: usize,
@@ -139,7 +149,7 @@ pub struct PeerCapabilities {
 }
 
 /// Counters and settings of the packets between this node and another, since the two connected.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PathExplained {
     /// Maximum payload of a packet, in bytes (path MTU).
     pub mtu_bytes: u32,
@@ -164,7 +174,8 @@ pub struct PathExplained {
     /// Packets that may be in flight to the peer now, per lane.
     pub window_packets: Vec<u32>,
     /// Congestion control of this node's packets: `grant`, `delay` or `loss`.
-    pub congestion: &'static str,
+    #[serde(deserialize_with = "text::deserialize")]
+    pub congestion: Text,
     /// Address and port from which this node sends the packets.
     pub from: SocketAddr,
     /// Address and port to which this node sends the packets.
@@ -176,7 +187,7 @@ pub struct PathExplained {
 }
 
 /// The connection between this node and another.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PeerExplained {
     /// Number of the other node.
     pub node: u32,
@@ -191,7 +202,8 @@ pub struct PeerExplained {
     /// True if this node is connected to the other node.
     pub connected: bool,
     /// Reason for the choice of the network; `None` if there was no choice.
-    pub provider_reason: Option<&'static str>,
+    #[serde(deserialize_with = "text::deserialize_option")]
+    pub provider_reason: Option<Text>,
     /// Capabilities of the network between the two nodes; `None` if they are not connected.
     pub capabilities: Option<PeerCapabilities>,
     /// Time since this node last heard from the other node, in ms; `None` if it is not connected.
@@ -217,7 +229,7 @@ pub struct PeerExplained {
 }
 
 /// What the node of this session currently knows about another node.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PeerSeen {
     /// Address at which other hosts dial the other node; `None` if they cannot dial it.
     pub address: Option<SocketAddr>,
@@ -233,12 +245,20 @@ pub struct PeerSeen {
     pub repeated: Option<f64>,
 }
 
+fn failed(node: NodeId, cause: RegionCause) -> RegionError {
+    RegionError { operation: "explain", object: format!("node {node}"), cause }
+}
+
 /// Explanations of paths and connections.
 impl Session {
     /// Returns what this node knows about `node`, without sending a message. Returns `None` if this node has never
     /// heard of `node`, and in a fork of the process.
     pub fn seen(&self, node: NodeId) -> Option<PeerSeen> {
-        let driver = &self.inner.driver;
+        let session = embedded!(self, client => {
+            let failed = |gone: Gone| failed(node, gone.into());
+            client.block_on(client.ask(&Request::Seen(node), failed)).unwrap_or(None)
+        });
+        let driver = &session.inner.driver;
         if driver.is_forked() {
             return None;
         }
@@ -264,22 +284,23 @@ impl Session {
     /// Explains where the bytes of a region are, how accesses reach them, and why. Works even while the region's home
     /// is down.
     pub async fn explain(&self, lh: Lh) -> Result<RegionExplained, RegionError> {
-        self.own("explain", lh)?;
-        let driver = &self.inner.driver;
+        let session = asking!(self, "explain", Object::Slot(lh), Request::Explain(lh));
+        session.own("explain", lh)?;
+        let driver = &session.inner.driver;
         if driver.is_closed() {
-            return Err(self.failed_on("explain", lh, RegionCause::NodeClosed));
+            return Err(session.failed_on("explain", lh, RegionCause::NodeClosed));
         }
         let info = self.stat_handle(lh).await.ok();
         let now = driver.now_ns();
         let (found, me) = driver.look(|runner| {
             let engine = runner.engine();
             (
-                engine.and_then(|engine| engine.known_region(self.inner.id, lh.slot)),
+                engine.and_then(|engine| engine.known_region(session.inner.id, lh.slot)),
                 engine.map(|e| e.incarnation()),
             )
         });
         let (Some(known), Some(me)) = (found, me) else {
-            return Err(self.failed_on("explain", lh, RegionCause::Stale));
+            return Err(session.failed_on("explain", lh, RegionCause::Stale));
         };
         let capabilities = |node| {
             let known = driver.look(|runner| runner.engine()?.known_peer(now, node));
@@ -300,9 +321,10 @@ impl Session {
 
     /// Explains the connection between this session's node and another.
     pub async fn explain_peer(&self, node: NodeId) -> Result<PeerExplained, RegionError> {
-        let failed = |cause| RegionError { operation: "explain", object: format!("node {node}"), cause };
+        let session = asking!(self, "explain", Object::Node(node), Request::ExplainPeer(node));
+        let failed = |cause| failed(node, cause);
         // The directory knows nodes to which this one was never connected.
-        let asked = Commanded::new(&self.inner, Command::Status).await;
+        let asked = Commanded::new(&session.inner, Command::Status).await;
         let statuses = match asked.map_err(|error| failed(error.into()))? {
             halite_tier::effect::Outcome::Status(statuses) => statuses,
             _ => unreachable!("a status was asked for"),
@@ -315,7 +337,7 @@ impl Session {
                 cut_off_at.push(owner.0);
             }
         }
-        let driver = &self.inner.driver;
+        let driver = &session.inner.driver;
         let now = driver.now_ns();
         let (found, is_self) = driver.look(|runner| {
             let engine = runner.engine();
@@ -329,7 +351,7 @@ impl Session {
         let fabric = &driver.shared.fabric;
         let capabilities = known.peer.map(|peer| fabric.capabilities(peer));
         let round_trip = known.peer.and_then(|peer| fabric.round_trip(peer));
-        let path = self.path_to(known.peer).await.map(PathExplained::from);
+        let path = session.path_to(known.peer).await.map(PathExplained::from);
         let heard_ns = known.peer.and_then(|peer| fabric.heard(peer)).map(|ago| ago.as_nanos() as u64);
         let silent_ns = known.silent_ns.map(|ns| ns.min(heard_ns.unwrap_or(u64::MAX)));
         Ok(PeerExplained {
@@ -352,7 +374,9 @@ impl Session {
             reason: peer_reason(&known, is_self),
         })
     }
+}
 
+impl Embedded {
     /// Returns the state of the path to a peer. Waits for at most `PATH_TIMEOUT` if the path of a new peer is not known
     /// yet.
     async fn path_to(&self, peer: Option<PeerId>) -> Option<Path> {
@@ -503,16 +527,34 @@ fn reason_of_death(loss: Option<Loss>) -> String {
     }
 }
 
+// JSON gets texts; attached sessions get what the types' own formats are.
+
 fn as_text<S: serde::Serializer>(atomics: &Atomics, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(atomics)
+    match serializer.is_human_readable() {
+        true => serializer.collect_str(atomics),
+        false => serializer.serialize_u8(*atomics as u8),
+    }
+}
+
+fn of_number<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Atomics, D::Error> {
+    let number = u8::deserialize(deserializer)?;
+    let known = [Atomics::None, Atomics::Processor, Atomics::Adapter];
+    let found = known.into_iter().find(|atomics| *atomics as u8 == number);
+    found.ok_or_else(|| serde::de::Error::custom("unknown kind of atomics"))
 }
 
 fn as_word<S: serde::Serializer>(state: &NodeState, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(state.name())
+    match serializer.is_human_readable() {
+        true => serializer.serialize_str(state.name()),
+        false => state.serialize(serializer),
+    }
 }
 
 fn as_letters<S: serde::Serializer>(permissions: &Permissions, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(permissions)
+    match serializer.is_human_readable() {
+        true => serializer.collect_str(permissions),
+        false => permissions.serialize(serializer),
+    }
 }
 
 impl fmt::Display for RegionExplained {

@@ -22,10 +22,13 @@ use halite_tier::lockword::{Holder, STATE_OFFSET, TOKENS_OFFSET, token_correctio
 use halite_tier::message::ErrorReply;
 use halite_tier::names::Service;
 use halite_tier::permissions::Permissions;
+use serde::{Deserialize, Serialize};
 
 use crate::error::{LockCause, LockError, RegionCause};
 use crate::runtime::locks::{lock, ranked};
-use crate::session::{Commanded, Inner, Lh, Session, Who, check_name};
+use crate::session::attached::wire::{self, Request};
+use crate::session::attached::{Client, Undo};
+use crate::session::{Commanded, Embedded, Inner, Lh, Session, Who, check_name, embedded};
 
 /// All locks that a session has used.
 pub(crate) struct Locks {
@@ -90,16 +93,40 @@ enum Usage {
 /// ```
 #[must_use = "the lock is given up when its guard is dropped"]
 pub struct Guard {
-    session: Session,
-    named: Arc<Named>,
+    lock: HeldLock,
     token: u64,
     recovered: bool,
     is_over: bool,
 }
 
+/// A lock that a session holds.
+enum HeldLock {
+    Here {
+        session: Embedded,
+        named: Arc<Named>,
+    },
+    /// The node of an attached session holds it.
+    There {
+        client: Arc<Client>,
+        name: Box<str>,
+    },
+}
+
+/// A lock that an attached session has taken, as its node reports it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Taken {
+    name: String,
+    token: u64,
+    recovered: bool,
+}
+
 impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Guard").field("lock", &self.named.name).field("token", &self.token).finish()
+        let name = match &self.lock {
+            HeldLock::Here { named, .. } => &named.name,
+            HeldLock::There { name, .. } => name,
+        };
+        f.debug_struct("Guard").field("lock", name).field("token", &self.token).finish()
     }
 }
 
@@ -125,14 +152,22 @@ impl Guard {
     /// that began under the lock may still land at other nodes after another session has got the lock; if that matters,
     /// compare [tokens](Guard::token).
     pub fn check(&self) -> Result<(), LockError> {
-        let kept = self.session.inner.check_kept(&self.named, Some(self.token));
-        kept.map_err(|cause| failed("keep", &self.named.name, cause))
+        match &self.lock {
+            HeldLock::Here { session, named } => {
+                let kept = session.inner.check_kept(named, Some(self.token));
+                kept.map_err(|cause| failed("keep", &named.name, cause))
+            }
+            HeldLock::There { client, name } => client.block_on(check(client, name, Some(self.token))),
+        }
     }
 
     /// Releases the lock, and waits until it is released.
     pub async fn unlock(mut self) -> Result<(), LockError> {
         self.is_over = true;
-        self.session.inner.unlock(&self.named, Some(self.token)).await
+        match &self.lock {
+            HeldLock::Here { session, named } => session.inner.unlock(named, Some(self.token)).await,
+            HeldLock::There { client, name } => release(client, name, Some(self.token)).await,
+        }
     }
 
     /// Keeps the lock after the guard is gone, until [`Session::unlock`] or the end of the session. Returns the fencing
@@ -145,10 +180,17 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // A node that has left or failed holds no locks.
-        if !self.is_over && !self.session.inner.driver.is_closed() {
-            // The message to the home is queued when this returns; that is enough.
-            let _ = self.session.inner.begin_unlock(&self.named, Some(self.token));
+        match &self.lock {
+            _ if self.is_over => {}
+            HeldLock::There { client, name } => {
+                client.tell(&Request::Unlock { name, token: Some(self.token) })
+            }
+            // A node that has left or failed holds no locks.
+            HeldLock::Here { session, .. } if session.inner.driver.is_closed() => {}
+            HeldLock::Here { session, named } => {
+                // The message to the home is queued when this returns; that is enough.
+                let _ = session.inner.begin_unlock(named, Some(self.token));
+            }
         }
     }
 }
@@ -168,22 +210,25 @@ impl Session {
     /// Waits as long as other sessions hold the lock, but fails with [`LockCause::HeldBySilent`] within three leases if
     /// a holder's node is silent and cannot be cut off.
     pub async fn lock(&self, name: &str) -> Result<Guard, LockError> {
-        Attempt::begin(self, name)?.taken(true).await
+        let session = embedded!(self, client => take(client, name, Wait::Forever).await);
+        Attempt::begin(session, name)?.taken(true).await
     }
 
     /// Takes a lock if it is free; otherwise fails with [`LockCause::Held`].
     pub async fn try_lock(&self, name: &str) -> Result<Guard, LockError> {
-        Attempt::begin(self, name)?.taken(false).await
+        let session = embedded!(self, client => take(client, name, Wait::No).await);
+        Attempt::begin(session, name)?.taken(false).await
     }
 
     /// Takes a lock, or fails with [`LockCause::Timeout`] after `timeout`.
     pub async fn lock_within(&self, name: &str, timeout: Duration) -> Result<Guard, LockError> {
-        let driver = &self.inner.driver;
+        let session = embedded!(self, client => take(client, name, Wait::For(timeout)).await);
+        let driver = &session.inner.driver;
         let taken = driver.within(timeout, self.lock(name)).await;
         // A node that leaves fires all timers.
         let late = || {
             if driver.is_closed() {
-                LockCause::Region(self.inner.closed_region())
+                LockCause::Region(session.inner.closed_region())
             } else {
                 LockCause::Timeout
             }
@@ -193,16 +238,79 @@ impl Session {
 
     /// Checks, as [`Guard::check`] does, a lock that this session holds by a guard or has [kept](Guard::keep).
     pub fn check_lock(&self, name: &str) -> Result<(), LockError> {
-        let kept = self.inner.named(name).and_then(|named| self.inner.check_kept(&named, None));
+        self.check_token(name, None)
+    }
+
+    /// Checks a lock as [`Session::check_lock`] does; with a `token`, as the guard with this token does.
+    pub(crate) fn check_token(&self, name: &str, token: Option<u64>) -> Result<(), LockError> {
+        let session = embedded!(self, client => client.block_on(check(client, name, token)));
+        let kept = session.inner.named(name).and_then(|named| session.inner.check_kept(&named, token));
         kept.map_err(|cause| failed("keep", name, cause))
     }
 
     /// Releases a lock that this session holds by a guard or has [kept](Guard::keep).
     pub async fn unlock(&self, name: &str) -> Result<(), LockError> {
-        let named = self.inner.named(name).map_err(|cause| failed("give up", name, cause))?;
-        self.inner.unlock(&named, None).await
+        self.unlock_token(name, None).await
     }
 
+    /// Releases a lock as [`Session::unlock`] does; with a `token`, as the guard with this token does.
+    pub(crate) async fn unlock_token(&self, name: &str, token: Option<u64>) -> Result<(), LockError> {
+        let session = embedded!(self, client => release(client, name, token).await);
+        let named = session.inner.named(name).map_err(|cause| failed("give up", name, cause))?;
+        session.inner.unlock(&named, token).await
+    }
+
+    /// Creates a lock. Other principals may take it only if `everyone` has [`Permissions::ATOMIC`], or after a
+    /// [grant](Session::grant_lock). A lock that is created by its first use is open to all principals.
+    pub async fn create_lock(&self, name: &str, everyone: Permissions) -> Result<(), LockError> {
+        let failed = |cause| failed("create", name, cause);
+        let session = embedded!(self, client => {
+            client.ask(&Request::CreateLock { name, everyone }, |gone| failed(gone.into())).await
+        });
+        let named = session.inner.named(name).map_err(failed)?;
+        let made = session.anchor(Service::Lock, name, everyone).await;
+        lock(&named.state).lh = Some(made.map_err(|cause| failed(cause.into()))?);
+        Ok(())
+    }
+
+    /// Lets `who` take a lock, if `permissions` contains [`Permissions::ATOMIC`]. Needs [`Permissions::MASTER`], which
+    /// the creator of the lock has.
+    pub async fn grant_lock(&self, name: &str, who: Who, permissions: Permissions) -> Result<(), LockError> {
+        let session = embedded!(self, client => {
+            let request = Request::GrantLock { name, who, permissions };
+            client.ask(&request, |gone| failed("grant", name, gone.into())).await
+        });
+        let master = session.lock_master("grant", name).await?;
+        let granted = self.grant(master.lh, who, permissions).await;
+        granted.map_err(|error| failed("grant", name, error.cause.into()))
+    }
+
+    /// Revokes permissions for a lock; a session that holds the lock keeps it. Needs [`Permissions::MASTER`].
+    pub async fn revoke_lock(&self, name: &str, who: Who, permissions: Permissions) -> Result<(), LockError> {
+        let session = embedded!(self, client => {
+            let request = Request::RevokeLock { name, who, permissions };
+            client.ask(&request, |gone| failed("revoke", name, gone.into())).await
+        });
+        let master = session.lock_master("revoke", name).await?;
+        let revoked = self.revoke(master.lh, who, permissions).await;
+        revoked.map_err(|error| failed("revoke", name, error.cause.into()))
+    }
+
+    /// Frees a lock's memory (64 bytes) and its name.
+    ///
+    /// The next session that uses the name creates a new lock, even while a session holds the old lock. The old lock
+    /// then excludes no session, and the new tokens are higher. Needs [`Permissions::MASTER`].
+    pub async fn free_lock(&self, name: &str) -> Result<(), LockError> {
+        let session = embedded!(self, client => {
+            client.ask(&Request::FreeLock(name), |gone| failed("free", name, gone.into())).await
+        });
+        let master = session.lock_master("free", name).await?;
+        let freed = self.free(master.lh).await;
+        freed.map_err(|error| failed("free", name, error.cause.into()))
+    }
+}
+
+impl Embedded {
     /// Asks the home to take a lock away from this session, even if the session does not hold it.
     pub(crate) async fn unlock_unheld(&self, name: &str) -> Result<(), LockError> {
         let failed = |cause| failed("give up", name, cause);
@@ -213,41 +321,6 @@ impl Session {
         let ended = Commanded::new(&self.inner, unlock).await;
         self.forget(lh);
         ended.map(|_| ()).map_err(|error| failed(error.into()))
-    }
-
-    /// Creates a lock. Other principals may take it only if `everyone` has [`Permissions::ATOMIC`], or after a
-    /// [grant](Session::grant_lock). A lock that is created by its first use is open to all principals.
-    pub async fn create_lock(&self, name: &str, everyone: Permissions) -> Result<(), LockError> {
-        let failed = |cause| failed("create", name, cause);
-        let named = self.inner.named(name).map_err(failed)?;
-        let made = self.anchor(Service::Lock, name, everyone).await;
-        lock(&named.state).lh = Some(made.map_err(|cause| failed(cause.into()))?);
-        Ok(())
-    }
-
-    /// Lets `who` take a lock, if `permissions` contains [`Permissions::ATOMIC`]. Needs [`Permissions::MASTER`], which
-    /// the creator of the lock has.
-    pub async fn grant_lock(&self, name: &str, who: Who, permissions: Permissions) -> Result<(), LockError> {
-        let master = self.lock_master("grant", name).await?;
-        let granted = self.grant(master.lh, who, permissions).await;
-        granted.map_err(|error| failed("grant", name, error.cause.into()))
-    }
-
-    /// Revokes permissions for a lock; a session that holds the lock keeps it. Needs [`Permissions::MASTER`].
-    pub async fn revoke_lock(&self, name: &str, who: Who, permissions: Permissions) -> Result<(), LockError> {
-        let master = self.lock_master("revoke", name).await?;
-        let revoked = self.revoke(master.lh, who, permissions).await;
-        revoked.map_err(|error| failed("revoke", name, error.cause.into()))
-    }
-
-    /// Frees a lock's memory (64 bytes) and its name.
-    ///
-    /// The next session that uses the name creates a new lock, even while a session holds the old lock. The old lock
-    /// then excludes no session, and the new tokens are higher. Needs [`Permissions::MASTER`].
-    pub async fn free_lock(&self, name: &str) -> Result<(), LockError> {
-        let master = self.lock_master("free", name).await?;
-        let freed = self.free(master.lh).await;
-        freed.map_err(|error| failed("free", name, error.cause.into()))
     }
 
     async fn lock_master(&self, operation: &'static str, name: &str) -> Result<Master, LockError> {
@@ -261,8 +334,53 @@ fn failed(operation: &'static str, name: &str, cause: LockCause) -> LockError {
     LockError { operation, name: name.to_owned(), cause }
 }
 
-/// Regions of locks and barriers.
+/// How long an attempt to take a lock waits for the holder.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum Wait {
+    No,
+    Forever,
+    For(Duration),
+}
+
+/// Locks of attached sessions.
+async fn take(client: &Arc<Client>, name: &str, wait: Wait) -> Result<Guard, LockError> {
+    let request = Request::Lock { name, wait };
+    // A lock that is granted too late is released.
+    let undo: Undo = Box::new(|reply| {
+        let (taken, _) = wire::decode::<Result<Taken, LockError>>(reply)?;
+        let Taken { name, token, .. } = taken.ok()?;
+        Some(wire::message(0, &Request::Unlock { name: &name, token: Some(token) }, &[]))
+    });
+    let taken = client.ask_with(&request, &[], Some(undo), |gone| failed("take", name, gone.into())).await?;
+    let Taken { token, recovered, .. } = taken.value;
+    let lock = HeldLock::There { client: client.clone(), name: name.into() };
+    Ok(Guard { lock, token, recovered, is_over: false })
+}
+
+async fn check(client: &Client, name: &str, token: Option<u64>) -> Result<(), LockError> {
+    client.ask(&Request::CheckLock { name, token }, |gone| failed("keep", name, gone.into())).await
+}
+
+async fn release(client: &Client, name: &str, token: Option<u64>) -> Result<(), LockError> {
+    client.ask(&Request::Unlock { name, token }, |gone| failed("give up", name, gone.into())).await
+}
+
+/// The node's side of locks of attached sessions.
 impl Session {
+    /// Takes a lock, and keeps it until [`Session::unlock_token`] or the end of the session.
+    pub(crate) async fn take_and_keep(&self, name: &str, wait: Wait) -> Result<Taken, LockError> {
+        let guard = match wait {
+            Wait::No => self.try_lock(name).await?,
+            Wait::Forever => self.lock(name).await?,
+            Wait::For(timeout) => self.lock_within(name, timeout).await?,
+        };
+        let recovered = guard.recovered();
+        Ok(Taken { name: name.to_owned(), token: guard.keep(), recovered })
+    }
+}
+
+/// Regions of locks and barriers.
+impl Embedded {
     /// Maps the region of a lock or barrier; creates the region if it does not exist.
     pub(crate) async fn open(
         &self,
@@ -309,7 +427,7 @@ impl Session {
 
 /// A handle to the region of a lock or barrier, for a single operation that needs the rights of a master.
 pub(crate) struct Master {
-    session: Session,
+    session: Embedded,
     pub(crate) lh: Lh,
 }
 
@@ -321,13 +439,13 @@ impl Drop for Master {
 
 /// An attempt to take a lock; a session has at most one at a time.
 pub(crate) struct Attempt {
-    session: Session,
+    session: Embedded,
     named: Arc<Named>,
     is_over: bool,
 }
 
 impl Attempt {
-    pub(crate) fn begin(session: &Session, name: &str) -> Result<Attempt, LockError> {
+    pub(crate) fn begin(session: &Embedded, name: &str) -> Result<Attempt, LockError> {
         let begun = session.inner.named(name).and_then(|named| {
             // A node that has left does not learn the outcome of earlier attempts.
             if session.inner.driver.is_closed() {
@@ -414,8 +532,8 @@ impl Attempt {
         let mut state = lock(&self.named.state);
         (state.usage, state.detour) = (Usage::Held(token), false);
         self.is_over = true;
-        let (session, named) = (self.session.clone(), self.named.clone());
-        Guard { session, named, token, recovered, is_over: false }
+        let lock = HeldLock::Here { session: self.session.clone(), named: self.named.clone() };
+        Guard { lock, token, recovered, is_over: false }
     }
 }
 

@@ -11,7 +11,9 @@ use halite_tier::message::ErrorReply;
 
 use crate::blocking;
 use crate::error::{AccessCause, AccessError, CopyEnd, CopyError};
-use crate::session::{Commanded, Inner, Lh, Session};
+use crate::session::attached::lost;
+use crate::session::attached::wire::Request;
+use crate::session::{Commanded, Inner, Kind, Lh, Session, describe_slot, embedded};
 
 /// Memory operations.
 ///
@@ -20,7 +22,10 @@ use crate::session::{Commanded, Inner, Lh, Session};
 impl Session {
     /// Sets `len` bytes from `offset` to `byte`. Needs [`Permissions::WRITE`](crate::Permissions::WRITE).
     pub async fn fill(&self, lh: Lh, offset: u64, len: u64, byte: u8) -> Result<(), AccessError> {
-        self.inner.finish_fill(Filling { at: region_offset(lh, offset), len, byte }, lh, offset, len).await
+        let session = embedded!(self, client => {
+            client.ask(&Request::Fill { lh, offset, len, byte }, lost("fill", lh, offset, len)).await
+        });
+        session.inner.finish_fill(Filling { at: region_offset(lh, offset), len, byte }, lh, offset, len).await
     }
 
     /// Copies `len` bytes within a region or between two regions. Needs [`Permissions::READ`](crate::Permissions::READ)
@@ -34,9 +39,19 @@ impl Session {
         from_offset: u64,
         len: u64,
     ) -> Result<(), CopyError> {
+        let session = embedded!(self, client => {
+            client.ask(&Request::Copy { to, to_offset, from, from_offset, len }, |gone| CopyError {
+                len,
+                from: CopyEnd { region: describe_slot(from), offset: from_offset },
+                to: CopyEnd { region: describe_slot(to), offset: to_offset },
+                side: CopySide::Target,
+                cause: gone.into(),
+                partly: gone.maybe_done(),
+            }).await
+        });
         let copying =
             Copying { to: region_offset(to, to_offset), from: region_offset(from, from_offset), len };
-        self.inner.finish_copy(copying, (to, to_offset), (from, from_offset), len).await
+        session.inner.finish_copy(copying, (to, to_offset), (from, from_offset), len).await
     }
 }
 
@@ -44,7 +59,10 @@ impl Session {
 impl blocking::Session {
     /// Sets a range of bytes to a value; blocks until this is done. See [`crate::Session::fill`].
     pub fn fill(&self, lh: Lh, offset: u64, len: u64, byte: u8) -> Result<(), AccessError> {
-        let inner = &*self.as_async().inner;
+        let Kind::Embedded(session) = &self.as_async().kind else {
+            return self.block_on(self.as_async().fill(lh, offset, len, byte));
+        };
+        let inner = &*session.inner;
         let mut filling = Filling { at: region_offset(lh, offset), len, byte };
         if inner.owns(lh) && inner.step_on(&mut filling).is_ok() {
             return Ok(());
@@ -61,7 +79,10 @@ impl blocking::Session {
         from_offset: u64,
         len: u64,
     ) -> Result<(), CopyError> {
-        let inner = &*self.as_async().inner;
+        let Kind::Embedded(session) = &self.as_async().kind else {
+            return self.block_on(self.as_async().copy(to, to_offset, from, from_offset, len));
+        };
+        let inner = &*session.inner;
         let mut copying =
             Copying { to: region_offset(to, to_offset), from: region_offset(from, from_offset), len };
         if inner.owns(to) && inner.owns(from) && inner.step_on(&mut copying).is_ok() {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use halite_tier::access::WORD_BYTES;
 
 use crate::error::{AccessCause, AccessError};
-use crate::session::{Lh, Session};
+use crate::session::{Embedded, Lh, Session, embedded};
 
 /// Number of reads before the first pause. A peer on another core often writes the word during these reads.
 const READS_BEFORE_PAUSE: u32 = 256;
@@ -47,11 +47,12 @@ impl Session {
         offset: u64,
         mut is_reached: impl FnMut(u64) -> bool,
     ) -> Result<u64, AccessError> {
+        let session = embedded!(self, client => client.wait_until(lh, offset, is_reached).await);
         if !offset.is_multiple_of(WORD_BYTES) {
             let cause = AccessCause::Unaligned { alignment: WORD_BYTES };
-            return Err(self.inner.access_error("wait for", lh, offset, WORD_BYTES, cause));
+            return Err(session.inner.access_error("wait for", lh, offset, WORD_BYTES, cause));
         }
-        if let Some(word) = self.spin_until(lh, offset, &mut is_reached) {
+        if let Some(word) = session.spin_until(lh, offset, &mut is_reached) {
             return Ok(word);
         }
         // Best effort: if the region has too many watchers, only the interval ends a pause.
@@ -62,7 +63,7 @@ impl Session {
             if is_reached(word) {
                 return Ok(word);
             }
-            let driver = &self.inner.driver;
+            let driver = &session.inner.driver;
             let is_over = match &watch {
                 Some(watch) => {
                     driver.within(pause, watch.recv()).await.is_some_and(|received| received.is_err())
@@ -76,6 +77,14 @@ impl Session {
         }
     }
 
+    async fn word(&self, lh: Lh, offset: u64) -> Result<u64, AccessError> {
+        let mut word = [0; WORD_BYTES as usize];
+        self.read(lh, offset, &mut word).await?;
+        Ok(u64::from_ne_bytes(word))
+    }
+}
+
+impl Embedded {
     /// Reads the word repeatedly, without a pause. Returns `None` if the word has not got an accepted value after these
     /// reads, or if loads do not reach it.
     #[inline]
@@ -95,16 +104,10 @@ impl Session {
                 return Some(word);
             }
             match receives {
-                true => self.progress(),
+                true => self.inner.driver.poll_once(),
                 false => std::hint::spin_loop(),
             }
         }
         None
-    }
-
-    async fn word(&self, lh: Lh, offset: u64) -> Result<u64, AccessError> {
-        let mut word = [0; WORD_BYTES as usize];
-        self.read(lh, offset, &mut word).await?;
-        Ok(u64::from_ne_bytes(word))
     }
 }

@@ -27,13 +27,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::driver::runner::Runner;
 use crate::error::{
-    AccessCause, NotifyCause, NotifyError, RegionCause, RegionError, SendCause, SendError, ServeCause,
-    ServeError,
+    AccessCause, AccessError, Gone, NotifyCause, NotifyError, RegionCause, RegionError, SendCause, SendError,
+    ServeCause, ServeError,
 };
 use crate::rpc::ServeOptions;
 use crate::runtime::wait::join_all;
+use crate::session::attached::Remote;
+use crate::session::attached::wire::Request;
 use crate::session::calls::{Mailbox, Message, Port};
-use crate::session::{Commanded, Inner, Lh, Session};
+use crate::session::regions::Object;
+use crate::session::{Commanded, Embedded, Inner, Lh, Session, describe_slot, embedded};
 
 /// Maximum number of notifications in a watch's queue; when it is full, writers wait.
 pub const NOTIFICATIONS_MAX: usize = 256;
@@ -44,7 +47,7 @@ pub const NOTIFICATIONS_MAX: usize = 256;
 const ACQUAINTANCE_MAX: Duration = Duration::from_secs(1);
 
 /// A notification of a write to a watched region.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Notification {
     /// Offset of the written bytes in the region.
     pub offset: u64,
@@ -86,7 +89,20 @@ struct Written {
 /// ```
 #[derive(Debug)]
 pub struct Watch {
-    session: Session,
+    watching: Watching,
+}
+
+#[derive(Debug)]
+enum Watching {
+    Here(LocalWatch),
+    /// The node of an attached session watches.
+    There(Remote),
+}
+
+/// A watch of this process's node.
+#[derive(Debug)]
+struct LocalWatch {
+    session: Embedded,
     lh: Lh,
     region: RegionId,
     port: Port,
@@ -98,18 +114,11 @@ impl Session {
     /// Watches a region. After this returns, each [`Session::write_notify`] to the region sends the watch a
     /// notification. Needs [`READ`](crate::Permissions::READ).
     pub async fn watch(&self, lh: Lh) -> Result<Watch, RegionError> {
-        let failed = |cause| self.failed_on("watch", lh, cause);
-        let checked = self.inner.check("watch", lh, Permissions::READ, 0, 0).await;
-        checked.map_err(|error| failed(region_cause(error.cause)))?;
-        let (port, mailbox) = self.open_watch_port().map_err(|_| failed(self.inner.closed_region()))?;
-        let begun = Commanded::new(&self.inner, Command::Watch { slot: lh.slot, port: port.0 }).await;
-        match begun {
-            Ok(Outcome::Watching { region }) => {
-                Ok(Watch { session: self.clone(), lh, region, port, mailbox })
-            }
-            Ok(_) => unreachable!("a watch was asked for"),
-            Err(error) => Err(failed(error.into())),
-        }
+        let session = embedded!(self, client => {
+            let lost = |gone: Gone| Object::Slot(lh).failed("watch", gone.into());
+            Ok(Watch { watching: Watching::There(Remote::open(client, &Request::Watch(lh), lost).await?) })
+        });
+        Ok(Watch { watching: Watching::Here(session.watch(lh).await?) })
     }
 
     /// Writes `from` at `offset`, then notifies all watchers of the region. The application defines the meaning of
@@ -128,12 +137,47 @@ impl Session {
         value: u64,
     ) -> Result<(), NotifyError> {
         let len = from.len() as u64;
-        let written = self.write(lh, offset, from).await;
-        let notified = match written {
-            Ok(()) => self.notify_watchers(lh, offset, len, value).await,
-            Err(error) => Err(NotifyCause::Write { cause: error.cause, partly: error.partly }),
-        };
-        notified.map_err(|cause| NotifyError { region: self.inner.describe(lh), offset, len, cause })
+        match self.write(lh, offset, from).await {
+            Ok(()) => self.notify_of(lh, offset, len, value).await,
+            Err(AccessError { region, cause, partly, .. }) => {
+                Err(NotifyError { region, offset, len, cause: NotifyCause::Write { cause, partly } })
+            }
+        }
+    }
+
+    /// Notifies the watchers of a region that `len` bytes from `offset` were written.
+    pub(crate) async fn notify_of(
+        &self,
+        lh: Lh,
+        offset: u64,
+        len: u64,
+        value: u64,
+    ) -> Result<(), NotifyError> {
+        let session = embedded!(self, client => {
+            client.ask(&Request::Notify { lh, offset, len, value }, |gone| {
+                let cause = NotifyCause::Watchers(gone.into());
+                NotifyError { region: describe_slot(lh), offset, len, cause }
+            }).await
+        });
+        let notified = session.notify_watchers(lh, offset, len, value).await;
+        notified.map_err(|cause| NotifyError { region: session.inner.describe(lh), offset, len, cause })
+    }
+}
+
+impl Embedded {
+    async fn watch(&self, lh: Lh) -> Result<LocalWatch, RegionError> {
+        let failed = |cause| self.failed_on("watch", lh, cause);
+        let checked = self.inner.check("watch", lh, Permissions::READ, 0, 0).await;
+        checked.map_err(|error| failed(region_cause(error.cause)))?;
+        let (port, mailbox) = self.open_watch_port().map_err(|_| failed(self.inner.closed_region()))?;
+        let begun = Commanded::new(&self.inner, Command::Watch { slot: lh.slot, port: port.0 }).await;
+        match begun {
+            Ok(Outcome::Watching { region }) => {
+                Ok(LocalWatch { session: self.clone(), lh, region, port, mailbox })
+            }
+            Ok(_) => unreachable!("a watch was asked for"),
+            Err(error) => Err(failed(error.into())),
+        }
     }
 
     async fn notify_watchers(&self, lh: Lh, offset: u64, len: u64, value: u64) -> Result<(), NotifyCause> {
@@ -227,6 +271,42 @@ impl Watch {
     /// handle was unmapped, its home is down, or the right to read was revoked. If the node leaves, pending
     /// notifications are lost. If the future is dropped, no notification is lost.
     pub async fn recv(&self) -> Result<Notification, RegionError> {
+        match &self.watching {
+            Watching::Here(watch) => watch.recv().await,
+            Watching::There(remote) => {
+                let received = remote.recv(&Request::RecvNotification(remote.id()), unwatched).await;
+                received.map(|answer| answer.value)
+            }
+        }
+    }
+
+    /// Returns the next notification; returns `None` if none is queued. Fails as [`Watch::recv`] does.
+    pub fn try_recv(&self) -> Result<Option<Notification>, RegionError> {
+        match &self.watching {
+            Watching::Here(watch) => watch.try_recv(),
+            Watching::There(remote) => {
+                let received = remote.try_recv(&Request::TryRecvNotification(remote.id()), unwatched)?;
+                Ok(received.map(|answer| answer.value))
+            }
+        }
+    }
+
+    /// Runs a future on this thread, as the watch's session does.
+    pub(crate) fn block_on<F: Future>(&self, future: F) -> F::Output {
+        match &self.watching {
+            Watching::Here(watch) => watch.inner().driver.block_on(future),
+            Watching::There(remote) => remote.client().block_on(future),
+        }
+    }
+}
+
+/// The error of a watch whose node is gone.
+fn unwatched(gone: Gone) -> RegionError {
+    RegionError { operation: "watch", object: "a region".to_owned(), cause: gone.into() }
+}
+
+impl LocalWatch {
+    async fn recv(&self) -> Result<Notification, RegionError> {
         loop {
             // Read before the check, so that no change during the check is missed.
             let seen = self.inner().driver.shared.handle_changes.count();
@@ -241,8 +321,7 @@ impl Watch {
         }
     }
 
-    /// Receives the next notification; returns `None` if none is queued. Fails as [`Watch::recv`] does.
-    pub fn try_recv(&self) -> Result<Option<Notification>, RegionError> {
+    fn try_recv(&self) -> Result<Option<Notification>, RegionError> {
         while let Some(message) = self.mailbox.try_recv().map_err(|error| self.closed(error))? {
             if let Some(notification) = self.decode(message) {
                 return Ok(Some(notification));
@@ -294,10 +373,6 @@ impl Watch {
     fn inner(&self) -> &Inner {
         &self.session.inner
     }
-
-    pub(crate) fn session(&self) -> &Session {
-        &self.session
-    }
 }
 
 /// Converts the cause of a failed access to zero bytes into the cause of a failed watch.
@@ -320,7 +395,7 @@ fn region_cause(cause: AccessCause) -> RegionCause {
     }
 }
 
-impl Drop for Watch {
+impl Drop for LocalWatch {
     fn drop(&mut self) {
         // A node that has left or failed is on no list of watchers.
         if self.inner().driver.is_closed() {

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::Arc;
 
 use halite::{Config, Fence, JoinError, Node, NodeId, Provider};
@@ -93,6 +94,10 @@ impl Embedded {
             nodes: RefCell::default(),
             directory: directory.expect("a temporary directory is created"),
         }
+    }
+
+    pub(super) fn dir(&self) -> &Path {
+        self.directory.path()
     }
 }
 

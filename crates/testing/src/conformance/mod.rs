@@ -13,6 +13,7 @@
 pub mod access;
 pub mod alloc;
 pub mod atomics;
+pub mod attached;
 pub mod barriers;
 pub mod batch;
 pub mod batches;

@@ -43,6 +43,12 @@ mod shm {
     halite_testing::conformance_suite!(Direct);
 }
 
+mod attached {
+    use halite_testing::conformance::attached::Attached;
+
+    halite_testing::conformance_suite!(Attached);
+}
+
 mod roce {
     use halite_testing::conformance::embedded::Roce;
 

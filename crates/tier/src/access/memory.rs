@@ -11,6 +11,7 @@
 use std::fmt;
 
 use halite_mem::Window;
+use serde::{Deserialize, Serialize};
 
 use super::{Blocked, COPY_BYTES_MAX, Count, DataPath, Mapping, Place, SlotRef, View, counts};
 use crate::ids::SessionId;
@@ -26,7 +27,7 @@ pub struct RegionOffset {
 }
 
 /// One of the two sides of a copy.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum CopySide {
     /// The region that the copy reads.
     Source,

@@ -20,6 +20,10 @@ pub(super) const DIRECTORY: &str = "directory";
 /// Folder with the logs of detached nodes.
 pub(super) const LOGS: &str = "logs";
 
+/// Folder with the sockets at which nodes accept sessions.
+pub(crate) const ATTACH_DIR: &str = "attach";
+
+const ATTACH_SUFFIX: &str = ".sock";
 const NODE_LOCK_SUFFIX: &str = ".lock";
 const LOG_SUFFIX: &str = ".log";
 
@@ -79,6 +83,16 @@ fn socket_lock_suffix(provider: Provider) -> String {
 
 pub(super) fn log_name(node: NodeId) -> String {
     with_suffix(node, LOG_SUFFIX)
+}
+
+/// Returns the name of the socket, in [`ATTACH_DIR`], at which a node accepts sessions.
+pub(crate) fn attach_socket_name(node: NodeId) -> String {
+    with_suffix(node, ATTACH_SUFFIX)
+}
+
+/// Returns the node that accepts sessions at a socket, from the socket's name.
+pub(crate) fn attach_socket_node(name: &str) -> Option<NodeId> {
+    parse_node(OsStr::new(name), ATTACH_SUFFIX)
 }
 
 /// Returns the node to which a log file belongs, from the file's name.

@@ -21,7 +21,7 @@ use super::queue::{Parked, QueueState};
 use crate::runtime::locks::lock;
 
 /// Options of a served function or port.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
 pub struct ServeOptions {
     /// Maximum number of queued requests. Further calls are refused; further messages wait at their senders.
     pub requests_max: usize,

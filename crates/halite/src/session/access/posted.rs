@@ -12,7 +12,7 @@ use super::{Reads, Writes};
 use crate::driver::carry::{DetachedPart, SinglePart};
 use crate::error::AccessError;
 use crate::posted::{Cursor, Ended};
-use crate::session::{Inner, Lh, ReadOp, Session, WriteOp};
+use crate::session::{Embedded, Inner, Kind, Lh, ReadOp, Session, WriteOp};
 
 /// A posted read or write. Await it, or call [`Posted::wait`], to get its buffer and its outcome. It keeps its session
 /// open, as a clone of the session does.
@@ -44,7 +44,7 @@ type Outcome<B> = (B, Result<(), AccessError>);
 
 /// A request in the fabric's queue.
 struct Single<B> {
-    session: Session,
+    session: Embedded,
     /// The posted part; `None` once it has ended.
     part: Option<DetachedPart>,
     lh: Lh,
@@ -86,7 +86,14 @@ impl Session {
     /// ```
     #[inline]
     pub fn post_write<B: AsRef<[u8]> + Send + 'static>(&self, lh: Lh, offset: u64, from: B) -> Posted<B> {
-        let (inner, bytes) = (&*self.inner, from.as_ref());
+        let Kind::Embedded(session) = &self.kind else {
+            let session = self.clone();
+            return Posted::carried(self, async move {
+                let outcome = session.write(lh, offset, from.as_ref()).await;
+                (from, outcome)
+            });
+        };
+        let (inner, bytes) = (&*session.inner, from.as_ref());
         let done = match inner.write_now(lh, offset, bytes) {
             Some(done) if done == bytes.len() => return Posted { state: State::Done(from) },
             done => done.unwrap_or(0),
@@ -94,12 +101,19 @@ impl Session {
         let access = Writes { inner, ops: &[WriteOp { lh, offset, from: bytes }] };
         if let Some(part) = inner.post_single(&access, Cursor { index: 0, done }, false) {
             let part = part.detach();
-            return Posted::single(self, part, lh, offset, from, |inner, lh, offset, from, part, ended| {
-                let ops = &[WriteOp { lh, offset, from: from.as_ref() }];
-                inner.land_single(&mut Writes { inner, ops }, part, ended)
-            });
+            return Posted::single(
+                session,
+                part,
+                lh,
+                offset,
+                from,
+                |inner, lh, offset, from, part, ended| {
+                    let ops = &[WriteOp { lh, offset, from: from.as_ref() }];
+                    inner.land_single(&mut Writes { inner, ops }, part, ended)
+                },
+            );
         }
-        let session = self.clone();
+        let session = session.clone();
         Posted::carried(self, async move {
             let outcome = session.inner.write(lh, offset, from.as_ref(), done).await;
             (from, outcome)
@@ -109,7 +123,14 @@ impl Session {
     /// Posts a read of `into.len()` bytes from `offset`. Limits, order and errors are those of [`Session::post_write`].
     #[inline]
     pub fn post_read<B: AsMut<[u8]> + Send + 'static>(&self, lh: Lh, offset: u64, mut into: B) -> Posted<B> {
-        let (inner, bytes) = (&*self.inner, into.as_mut());
+        let Kind::Embedded(session) = &self.kind else {
+            let session = self.clone();
+            return Posted::carried(self, async move {
+                let outcome = session.read(lh, offset, into.as_mut()).await;
+                (into, outcome)
+            });
+        };
+        let (inner, bytes) = (&*session.inner, into.as_mut());
         let done = match inner.read_now(lh, offset, bytes) {
             Some(done) if done == bytes.len() => return Posted { state: State::Done(into) },
             done => done.unwrap_or(0),
@@ -117,12 +138,19 @@ impl Session {
         let access = Reads { inner, ops: &mut [ReadOp { lh, offset, into: bytes }] };
         if let Some(part) = inner.post_single(&access, Cursor { index: 0, done }, false) {
             let part = part.detach();
-            return Posted::single(self, part, lh, offset, into, |inner, lh, offset, into, part, ended| {
-                let ops = &mut [ReadOp { lh, offset, into: into.as_mut() }];
-                inner.land_single(&mut Reads { inner, ops }, part, ended)
-            });
+            return Posted::single(
+                session,
+                part,
+                lh,
+                offset,
+                into,
+                |inner, lh, offset, into, part, ended| {
+                    let ops = &mut [ReadOp { lh, offset, into: into.as_mut() }];
+                    inner.land_single(&mut Reads { inner, ops }, part, ended)
+                },
+            );
         }
-        let session = self.clone();
+        let session = session.clone();
         Posted::carried(self, async move {
             let outcome = session.inner.read(lh, offset, into.as_mut(), done).await;
             (into, outcome)
@@ -132,7 +160,7 @@ impl Session {
 
 impl<B> Posted<B> {
     fn single(
-        session: &Session,
+        session: &Embedded,
         part: DetachedPart,
         lh: Lh,
         offset: u64,
@@ -173,18 +201,18 @@ impl<B> Posted<B> {
     where
         B: Unpin,
     {
-        match self.session().cloned() {
+        match self.session() {
             None => self.take_ended(),
-            Some(session) => session.inner.driver.block_on(pin!(self)),
+            Some(session) => session.block_on(pin!(self)),
         }
     }
 
     /// Returns the session, unless the access has ended.
     #[inline]
-    fn session(&self) -> Option<&Session> {
+    fn session(&self) -> Option<Session> {
         match &self.state {
-            State::Single(single) => Some(&single.session),
-            State::Carried(carried) => Some(&carried.session),
+            State::Single(single) => Some(single.session.clone().into()),
+            State::Carried(carried) => Some(carried.session.clone()),
             State::Done(_) | State::Failed(..) | State::Taken => None,
         }
     }

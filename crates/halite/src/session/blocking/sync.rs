@@ -48,7 +48,10 @@ impl Guard {
 impl Session {
     /// Takes a lock; blocks until it is this session's turn. See [`crate::Session::lock`].
     pub fn lock(&self, name: &str) -> Result<Guard, LockError> {
-        let mut attempt = Attempt::begin(self.as_async(), name)?;
+        let Some(session) = self.embedded() else {
+            return self.block_on(self.as_async().lock(name)).map(|guard| self.guard(guard));
+        };
+        let mut attempt = Attempt::begin(session, name)?;
         let guard = match attempt.take_free() {
             Some(guard) => guard,
             None => self.block_on(attempt.taken(true))?,

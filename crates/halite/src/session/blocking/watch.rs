@@ -19,7 +19,7 @@ impl Watch {
 
     /// Blocks until the next notification arrives, and returns it. See [`crate::Watch::recv`].
     pub fn recv(&self) -> Result<Notification, RegionError> {
-        self.watch.session().inner.driver.block_on(self.watch.recv())
+        self.watch.block_on(self.watch.recv())
     }
 
     /// Returns the next notification, or `None` if none is queued. See [`crate::Watch::try_recv`].

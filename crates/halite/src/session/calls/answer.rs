@@ -27,6 +27,11 @@ impl Answer {
         Answer { lent, kept: in_slot.then_some(request) }
     }
 
+    /// Makes an answer of bytes that are in this process.
+    pub(super) fn fetched(bytes: Vec<u8>) -> Answer {
+        Answer { lent: Lent::Fetched(bytes), kept: None }
+    }
+
     /// Returns the answer's length in bytes. In a fork of the node's process, returns 0 for an answer in the node's
     /// memory.
     pub fn len(&self) -> usize {

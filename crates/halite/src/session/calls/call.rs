@@ -16,7 +16,8 @@ use crate::error::{CallCause, CallError};
 use crate::metrics::Timed;
 use crate::rpc::{BATCH_MAX, Into, Reply, Request};
 use crate::runtime::wait::{AdaptiveSpin, join_all};
-use crate::session::Session;
+use crate::session::calls::remote::RemoteCall;
+use crate::session::{Embedded, Session, embedded};
 
 /// Calls of functions at any node.
 impl Session {
@@ -29,8 +30,11 @@ impl Session {
         input: &[u8],
         timeout: Duration,
     ) -> Result<Vec<u8>, CallError> {
+        let session = embedded!(self, client => {
+            RemoteCall::new(client, node, function, timeout).post(input)?.answer().await
+        });
         let mut output = Vec::new();
-        let calling = Calling::new(self, node, function, timeout).unlimited();
+        let calling = Calling::new(session, node, function, timeout).unlimited();
         calling.run(input, Into::Vec(&mut output)).await?;
         Ok(output)
     }
@@ -45,7 +49,11 @@ impl Session {
         output: &mut [u8],
         timeout: Duration,
     ) -> Result<usize, CallError> {
-        let calling = Calling::new(self, node, function, timeout).limited(output.len());
+        let session = embedded!(self, client => {
+            let call = RemoteCall::new(client, node, function, timeout).limited(output.len());
+            call.post(input)?.answer_into(output).await
+        });
+        let calling = Calling::new(session, node, function, timeout).limited(output.len());
         calling.run(input, Into::Slice(output)).await
     }
 
@@ -59,7 +67,11 @@ impl Session {
         answer_bytes_max: usize,
         timeout: Duration,
     ) -> Result<PendingCall, CallError> {
-        let mut calling = Calling::new(self, node, function, timeout).limited(answer_bytes_max);
+        let session = embedded!(self, client => {
+            let call = RemoteCall::new(client, node, function, timeout).limited(answer_bytes_max);
+            Ok(PendingCall::remote(call.post(input)?))
+        });
+        let mut calling = Calling::new(session, node, function, timeout).limited(answer_bytes_max);
         calling.start();
         Ok(calling.keep(calling.post(input).await?))
     }
@@ -99,7 +111,11 @@ impl Session {
         answer_bytes_max: usize,
         timeout: Duration,
     ) -> Vec<Result<PendingCall, CallError>> {
-        let mut calling = Calling::new(self, node, function, timeout).limited(answer_bytes_max);
+        let session = embedded!(self, client => {
+            let call = RemoteCall::new(client, node, function, timeout).limited(answer_bytes_max);
+            inputs.iter().map(|input| Ok(PendingCall::remote(call.post(input.as_ref())?))).collect()
+        });
+        let mut calling = Calling::new(session, node, function, timeout).limited(answer_bytes_max);
         calling.start();
         let mut posted = Vec::with_capacity(inputs.len());
         while let Some(input) = calling.post_batches(inputs, &mut posted) {
@@ -117,9 +133,14 @@ impl Session {
         input: &[u8],
         timeout: Duration,
     ) -> Vec<Result<Vec<u8>, CallError>> {
+        let session = embedded!(self, client => {
+            let posted = nodes.iter().map(|node| RemoteCall::new(client, *node, function, timeout).post(input));
+            let posted: Vec<_> = posted.collect();
+            join_all(posted.into_iter().map(|call| async { call?.answer().await })).await
+        });
         let mut pending = Vec::with_capacity(nodes.len());
         for node in nodes {
-            let mut calling = Calling::new(self, *node, function, timeout).unlimited();
+            let mut calling = Calling::new(session, *node, function, timeout).unlimited();
             calling.start();
             let posted = calling.try_post(input);
             pending.push((calling, posted));
@@ -154,7 +175,7 @@ const COPIED_BYTES_PER_NS: u64 = 8;
 /// A call and its session.
 #[derive(Clone, Copy)]
 pub(crate) struct Calling<'s> {
-    pub(super) session: &'s Session,
+    pub(super) session: &'s Embedded,
     pub(super) terms: Terms,
 }
 
@@ -173,7 +194,7 @@ pub(super) struct Terms {
 impl<'s> Calling<'s> {
     #[inline]
     pub(crate) fn new(
-        session: &'s Session,
+        session: &'s Embedded,
         node: NodeId,
         function: Function,
         timeout: Duration,
@@ -206,6 +227,12 @@ impl<'s> Calling<'s> {
         let reply_bytes_max = len.min(PAYLOAD_BYTES_MAX as usize) as u32;
         let reply_in_place = len <= IN_PLACE_BYTES_MAX;
         Calling { terms: Terms { reply_bytes_max, reply_in_place, ..self.terms }, ..self }
+    }
+
+    /// Accepts an answer of at most `len` bytes, for which the caller reserves no memory.
+    pub(crate) fn bounded(self, len: usize) -> Calling<'s> {
+        let reply_bytes_max = len.min(PAYLOAD_BYTES_MAX as usize) as u32;
+        Calling { terms: Terms { reply_bytes_max, ..self.terms }, ..self }
     }
 
     #[inline]

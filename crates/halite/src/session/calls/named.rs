@@ -14,14 +14,19 @@ use std::time::Duration;
 
 use halite_tier::effect::{Command, NamedServer, Outcome};
 use halite_tier::ids::{NodeId, RegionId};
+use halite_tier::rpc::PAYLOAD_BYTES_MAX;
 
 use super::server::{Function, Receiver, Server};
 use crate::error::{
-    CallCause, NamedCallCause, NamedCallError, RegionCause, RegionError, ServeCause, ServeError,
+    CallCause, CallError, Gone, NamedCallCause, NamedCallError, RegionCause, RegionError, ServeCause,
+    ServeError,
 };
 use crate::rpc::{ServeOptions, ServiceId};
 use crate::runtime::locks::{lock, ranked};
-use crate::session::{Commanded, Session, check_name};
+use crate::session::attached::wire::{self, Request};
+use crate::session::attached::{Answer, Client, Remote};
+use crate::session::calls::served::RemoteServer;
+use crate::session::{Commanded, Embedded, Session, check_name, embedded};
 
 /// Time, in nanoseconds, after which a session asks again for the servers of a shared name, so that it finds new
 /// servers.
@@ -62,7 +67,7 @@ impl Known {
 
 /// A server's name in the directory, registered until the server ends.
 pub(super) struct Registration {
-    session: Session,
+    session: Embedded,
     id: RegionId,
     has_ended: AtomicBool,
 }
@@ -114,15 +119,20 @@ impl Session {
     /// ```
     pub async fn serve_named(&self, name: &str, options: ServeOptions) -> Result<Server, ServeError> {
         let failed = |cause| ServeError { what: format!("the name {name:?}"), cause };
+        let session = embedded!(self, client => {
+            let lost = |gone: Gone| failed(gone.into());
+            let remote = Remote::open(client, &Request::ServeNamed { name, options }, lost).await?;
+            Ok(Server::remote(RemoteServer::named(remote, function_of(name))))
+        });
         check_service(name).map_err(|cause| failed(ServeCause::Name(cause)))?;
         let is_shared = options.shared;
         let id = ServiceId::Function(function_of(name).0);
-        let receiver = Receiver::open(self, id, options).map_err(|error| failed(error.cause))?;
+        let receiver = Receiver::open(session, id, options).map_err(|error| failed(error.cause))?;
         let register = Command::Register { service: name.to_owned(), is_shared };
-        match Commanded::new(&self.inner, register).await {
+        match Commanded::new(&session.inner, register).await {
             Ok(Outcome::Registered(id)) => {
                 let registration =
-                    Registration { session: self.clone(), id, has_ended: AtomicBool::new(false) };
+                    Registration { session: session.clone(), id, has_ended: AtomicBool::new(false) };
                 Ok(Server::named(receiver, registration))
             }
             Ok(_) => unreachable!("a registration was asked for"),
@@ -146,25 +156,29 @@ impl Session {
         timeout: Duration,
     ) -> Result<Vec<u8>, NamedCallError> {
         let failed = |cause| NamedCallError { name: name.to_owned(), cause };
+        let session = embedded!(self, client => {
+            let call = NamedCall { name, input, timeout };
+            call.run(client).await
+        });
         check_service(name).map_err(|cause| failed(NamedCallCause::Name(cause)))?;
         let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
-        let deadline_ns = self.inner.driver.now_ns().saturating_add(timeout_ns);
-        let remembered = self.remembered(name);
+        let deadline_ns = session.inner.driver.now_ns().saturating_add(timeout_ns);
+        let remembered = session.remembered(name);
         let mut last = NamedCallCause::NoServer;
         for known in [remembered, None] {
             let is_resolved = known.is_none();
             let nodes = match known {
                 Some(nodes) => nodes,
-                None => self.resolve(name, deadline_ns).await.map_err(failed)?,
+                None => session.resolve(name, deadline_ns).await.map_err(failed)?,
             };
             for node in nodes {
-                match self.call(node, function_of(name), input, self.left(deadline_ns)).await {
+                match self.call(node, function_of(name), input, session.left(deadline_ns)).await {
                     Ok(answer) => return Ok(answer),
                     Err(error) if error.may_have_run || !is_for_next(error.cause) => {
                         return Err(failed(NamedCallCause::Call(error)));
                     }
                     Err(error) => {
-                        lock(&self.inner.services).remove(name);
+                        lock(&session.inner.services).remove(name);
                         last = NamedCallCause::Call(error);
                     }
                 }
@@ -179,10 +193,44 @@ impl Session {
     /// Lists the servers of a name, or, if `name` is `None`, all servers that have names. The list is ordered by name.
     pub async fn servers(&self, name: Option<&str>) -> Result<Vec<NamedServer>, RegionError> {
         let failed = |cause| RegionError { operation: "list", object: "servers".to_owned(), cause };
+        let session = embedded!(self, client => {
+            client.ask(&Request::Servers(name), |gone| failed(gone.into())).await
+        });
         name.map_or(Ok(()), check_service).map_err(failed)?;
-        self.listed(name).await.map_err(failed)
+        session.listed(name).await.map_err(failed)
     }
+}
 
+/// A call by name of an attached session.
+struct NamedCall<'a> {
+    name: &'a str,
+    input: &'a [u8],
+    timeout: Duration,
+}
+
+impl NamedCall<'_> {
+    async fn run(self, client: &Client) -> Result<Vec<u8>, NamedCallError> {
+        let NamedCall { name, input, timeout } = self;
+        // A lost connection does not tell which function the name has, and whether its handler ran.
+        let failed = |cause, may_have_run| {
+            let call = CallError { node: client.node(), function: function_of(name).0, cause, may_have_run };
+            NamedCallError { name: name.to_owned(), cause: NamedCallCause::Call(call) }
+        };
+        match input.len() {
+            len if len as u64 > PAYLOAD_BYTES_MAX => {
+                return Err(failed(CallCause::InputTooLong { len: len as u64 }, false));
+            }
+            len if len > wire::PAYLOAD_BYTES_MAX => return Err(failed(CallCause::NoMemory, false)),
+            _ => {}
+        }
+        let lost = |gone: Gone| failed(gone.into(), gone.maybe_done());
+        let answer = client.ask_with(&Request::CallNamed { name, timeout }, &[input], None, lost).await?;
+        let answer: Answer<()> = answer;
+        Ok(answer.into_data())
+    }
+}
+
+impl Embedded {
     async fn listed(&self, name: Option<&str>) -> Result<Vec<NamedServer>, RegionCause> {
         match Commanded::new(&self.inner, Command::ListServers(name.map(str::to_owned))).await {
             Ok(Outcome::Servers(servers)) => Ok(servers),

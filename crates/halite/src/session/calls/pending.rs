@@ -9,18 +9,32 @@ use super::answer::Answer;
 use super::call::{Calling, Terms};
 use crate::driver::requests::Pending;
 use crate::error::CallError;
-use crate::rpc::{Into, Lent, Posted};
-use crate::session::Session;
+use crate::rpc::{self, Into, Lent};
+use crate::session::Embedded;
+use crate::session::calls::remote::RemoteAnswer;
 
 /// A posted call. Dropping it cancels the call. It keeps its session open, as a clone of the session does.
 pub struct PendingCall {
+    call: Posted,
+}
+
+enum Posted {
+    Here(LocalCall),
+    /// The node of an attached session carries it out.
+    There(RemoteAnswer),
+}
+
+struct LocalCall {
     terms: Terms,
     request: OwnedRequest,
 }
 
 impl fmt::Debug for PendingCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (node, function) = (self.terms.node, self.terms.number);
+        let (node, function) = match &self.call {
+            Posted::Here(call) => (call.terms.node, call.terms.number),
+            Posted::There(call) => call.target(),
+        };
         f.debug_struct("PendingCall").field("node", &node).field("function", &function).finish()
     }
 }
@@ -28,9 +42,15 @@ impl fmt::Debug for PendingCall {
 impl PendingCall {
     #[inline]
     pub(super) fn new(terms: Terms, request: OwnedRequest) -> PendingCall {
-        PendingCall { terms, request }
+        PendingCall { call: Posted::Here(LocalCall { terms, request }) }
     }
 
+    pub(super) fn remote(call: RemoteAnswer) -> PendingCall {
+        PendingCall { call: Posted::There(call) }
+    }
+}
+
+impl LocalCall {
     /// Returns the call and its request. From now on, dropping the returned request cancels the call.
     #[inline]
     fn resume(&mut self) -> (Calling<'_>, Pending<'_>) {
@@ -38,19 +58,29 @@ impl PendingCall {
         let posted = self.request.posted.take().expect("a call is resumed once");
         (Calling { session, terms: self.terms }, Pending::new(&session.inner.driver, posted))
     }
+}
 
+impl PendingCall {
     /// Waits for the answer and returns it.
-    pub async fn answer(mut self) -> Result<Vec<u8>, CallError> {
+    pub async fn answer(self) -> Result<Vec<u8>, CallError> {
+        let mut call = match self.call {
+            Posted::Here(call) => call,
+            Posted::There(call) => return call.answer().await,
+        };
         let mut output = Vec::new();
-        let (calling, mut pending) = self.resume();
+        let (calling, mut pending) = call.resume();
         calling.finish(&mut pending, Into::Vec(&mut output)).await?;
         Ok(output)
     }
 
     /// Waits for the answer and copies it into `output`. Returns the answer's length in bytes. Fails if `output` is
     /// shorter than the answer; the answer is then lost, and the error contains its length.
-    pub async fn answer_into(mut self, output: &mut [u8]) -> Result<usize, CallError> {
-        let (calling, mut pending) = self.resume();
+    pub async fn answer_into(self, output: &mut [u8]) -> Result<usize, CallError> {
+        let mut call = match self.call {
+            Posted::Here(call) => call,
+            Posted::There(call) => return call.answer_into(output).await,
+        };
+        let (calling, mut pending) = call.resume();
         calling.finish(&mut pending, Into::Slice(output)).await
     }
 
@@ -75,39 +105,51 @@ impl PendingCall {
     /// # std::fs::remove_dir_all(dir)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub async fn lend_answer(mut self) -> Result<Answer, CallError> {
+    pub async fn lend_answer(self) -> Result<Answer, CallError> {
+        let mut call = match self.call {
+            Posted::Here(call) => call,
+            Posted::There(call) => return call.answer().await.map(Answer::fetched),
+        };
         let mut lent = Lent::default();
-        let (calling, mut pending) = self.resume();
+        let (calling, mut pending) = call.resume();
         calling.finish(&mut pending, Into::Lent(&mut lent)).await?;
-        self.request.posted = pending.into_open();
-        Ok(Answer::new(lent, self.request))
+        call.request.posted = pending.into_open();
+        Ok(Answer::new(lent, call.request))
     }
 
     #[inline]
-    pub(crate) fn answer_blocking(mut self, into: Into<'_>) -> Result<usize, CallError> {
-        let (mut calling, mut pending) = self.resume();
+    pub(crate) fn answer_blocking(self, into: Into<'_>) -> Result<usize, CallError> {
+        let mut call = match self.call {
+            Posted::Here(call) => call,
+            Posted::There(call) => return call.answer_blocking(into),
+        };
+        let (mut calling, mut pending) = call.resume();
         calling.wait_blocking(&mut pending, into)
     }
 
-    pub(crate) fn lend_answer_blocking(mut self) -> Result<Answer, CallError> {
+    pub(crate) fn lend_answer_blocking(self) -> Result<Answer, CallError> {
+        let mut call = match self.call {
+            Posted::Here(call) => call,
+            Posted::There(call) => return call.lend_blocking(),
+        };
         let mut lent = Lent::default();
-        let (mut calling, mut pending) = self.resume();
+        let (mut calling, mut pending) = call.resume();
         calling.wait_blocking(&mut pending, Into::Lent(&mut lent))?;
-        self.request.posted = pending.into_open();
-        Ok(Answer::new(lent, self.request))
+        call.request.posted = pending.into_open();
+        Ok(Answer::new(lent, call.request))
     }
 }
 
 /// A posted request and its session. Dropping it frees the slot, and cancels an unanswered request.
 pub(super) struct OwnedRequest {
-    session: Session,
+    session: Embedded,
     /// The request; `None` while a [`Pending`] owns it.
-    posted: Option<Posted>,
+    posted: Option<rpc::Posted>,
 }
 
 impl OwnedRequest {
     #[inline]
-    pub(super) fn new(session: &Session, pending: Pending<'_>) -> OwnedRequest {
+    pub(super) fn new(session: &Embedded, pending: Pending<'_>) -> OwnedRequest {
         OwnedRequest { session: session.clone(), posted: pending.into_open() }
     }
 }

@@ -1,6 +1,7 @@
 //! Messages: bytes that a session sends to a port, and that the port's receivers get in order.
 
 use std::fmt;
+use std::sync::Arc;
 
 use halite_tier::access::Count;
 use halite_tier::ids::NodeId;
@@ -8,9 +9,12 @@ use halite_tier::rpc::{Kind, PAYLOAD_BYTES_MAX, ReplyState, Status, Target};
 
 use super::server::Receiver;
 use crate::driver::requests::{Pending, PostFailure, Spun};
-use crate::error::{SendCause, SendError, ServeCause, ServeError};
+use crate::error::{Gone, SendCause, SendError, ServeCause, ServeError};
 use crate::rpc::{Incoming, Into, Reply, Request, ServeOptions, ServiceId};
-use crate::session::Session;
+use crate::session::attached::wire::{self, Request as Asked};
+use crate::session::attached::{Answer, Client};
+use crate::session::calls::served::RemoteMailbox;
+use crate::session::{Embedded, Session, embedded};
 
 /// The number of a message port at a node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -24,8 +28,15 @@ impl Port {
 
 /// An open port. Clones receive from the same port. Dropping the last clone closes the port and discards its queued
 /// messages.
+#[derive(Clone)]
 pub struct Mailbox {
-    receiver: Receiver,
+    opened: Opened,
+}
+
+enum Opened {
+    Here(Receiver),
+    /// The node of an attached session has the port.
+    There(Arc<RemoteMailbox>),
 }
 
 /// A message that a port received.
@@ -41,42 +52,60 @@ pub struct Message {
 
 impl fmt::Debug for Mailbox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Mailbox").field(&self.receiver.service.id).finish()
+        match &self.opened {
+            Opened::Here(receiver) => f.debug_tuple("Mailbox").field(&receiver.service.id).finish(),
+            Opened::There(mailbox) => f.debug_tuple("Mailbox").field(mailbox).finish(),
+        }
     }
 }
 
-impl Clone for Mailbox {
-    fn clone(&self) -> Mailbox {
-        Mailbox { receiver: self.receiver.join() }
+impl Clone for Opened {
+    fn clone(&self) -> Opened {
+        match self {
+            Opened::Here(receiver) => Opened::Here(receiver.join()),
+            Opened::There(mailbox) => Opened::There(mailbox.clone()),
+        }
     }
 }
 
 impl Mailbox {
     /// Waits for the next message. If the future is dropped, the message stays for other receivers.
     pub async fn recv(&self) -> Result<Message, ServeError> {
-        self.receiver.recv().await.map(|incoming| self.message(incoming))
+        match &self.opened {
+            Opened::Here(receiver) => receiver.recv().await.map(|incoming| message(receiver, incoming)),
+            Opened::There(mailbox) => mailbox.recv().await,
+        }
     }
 
     /// Returns the next message, or `None` if none is queued.
     pub fn try_recv(&self) -> Result<Option<Message>, ServeError> {
-        Ok(self.receiver.try_recv()?.map(|incoming| self.message(incoming)))
+        match &self.opened {
+            Opened::Here(receiver) => Ok(receiver.try_recv()?.map(|incoming| message(receiver, incoming))),
+            Opened::There(mailbox) => mailbox.try_recv(),
+        }
     }
 
     /// Closes the port for all its receivers. Later `recv`s and sends fail.
     pub fn close(&self) {
-        self.receiver.close();
+        match &self.opened {
+            Opened::Here(receiver) => receiver.close(),
+            Opened::There(mailbox) => mailbox.close(),
+        }
     }
 
     pub(crate) fn recv_blocking(&self) -> Result<Message, ServeError> {
-        self.receiver.recv_blocking().map(|incoming| self.message(incoming))
+        match &self.opened {
+            Opened::Here(receiver) => receiver.recv_blocking().map(|incoming| message(receiver, incoming)),
+            Opened::There(mailbox) => mailbox.block_on(mailbox.recv()),
+        }
     }
+}
 
-    fn message(&self, incoming: Box<Incoming>) -> Message {
-        let bytes = incoming.input.as_slice().len() as u64;
-        let path = &self.receiver.driver().shared.path;
-        path.count_one(Count::MessagesReceived, Count::MessageBytesReceived, bytes);
-        Message::new(incoming)
-    }
+fn message(receiver: &Receiver, incoming: Box<Incoming>) -> Message {
+    let bytes = incoming.input.as_slice().len() as u64;
+    let path = &receiver.driver().shared.path;
+    path.count_one(Count::MessagesReceived, Count::MessageBytesReceived, bytes);
+    Message::new(incoming)
 }
 
 impl Message {
@@ -98,11 +127,12 @@ impl Session {
         if port >= Port::RESERVED_MIN {
             return Err(ServeError { what: format!("port {}", port.0), cause: ServeCause::Reserved });
         }
-        self.open_any_port(port, options)
-    }
-
-    pub(crate) fn open_any_port(&self, port: Port, options: ServeOptions) -> Result<Mailbox, ServeError> {
-        Ok(Mailbox { receiver: Receiver::open(self, ServiceId::Port(port.0), options)? })
+        let session = embedded!(self, client => {
+            let request = Asked::OpenPort { port: port.0, options };
+            let mailbox = client.block_on(RemoteMailbox::open(client, &request, port.0))?;
+            Ok(Mailbox { opened: Opened::There(Arc::new(mailbox)) })
+        });
+        session.open_any_port(port, options)
     }
 
     /// Sends a message, and returns when it is in the port's queue; waits while the queue is full. Messages that are
@@ -111,7 +141,43 @@ impl Session {
     /// [`SendCause::PeerDown`], even if the node has been restarted.
     pub async fn send(&self, node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
         check_port(node, port, bytes)?;
-        self.send_to_any_port(node, port, bytes).await
+        let session = embedded!(self, client => send_there(client, node, port, bytes, true).await);
+        session.send_to_any_port(node, port, bytes).await
+    }
+
+    /// Sends a message as [`Session::send`] does, but fails with [`SendCause::WouldBlock`] if the port is full.
+    pub async fn try_send(&self, node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
+        check_port(node, port, bytes)?;
+        let session = embedded!(self, client => send_there(client, node, port, bytes, false).await);
+        session.send_once(node, port, bytes, Kind::TrySend, None).await.map(drop)
+    }
+}
+
+/// Lets the node of an attached session send a message.
+async fn send_there(
+    client: &Client,
+    node: NodeId,
+    port: Port,
+    bytes: &[u8],
+    waits: bool,
+) -> Result<(), SendError> {
+    let lost = lost(node, port, bytes.len());
+    if bytes.len() > wire::PAYLOAD_BYTES_MAX {
+        return Err(send_error(node, port, bytes.len(), SendCause::TooLong, false));
+    }
+    let request = Asked::Send { node, port: port.0, waits };
+    client.ask_with(&request, &[bytes], None, lost).await.map(|answer: Answer<()>| answer.value)
+}
+
+/// The error of a message whose node gave no answer.
+pub(super) fn lost(node: NodeId, port: Port, len: usize) -> impl Fn(Gone) -> SendError {
+    move |gone| send_error(node, port, len, gone.into(), gone.maybe_done())
+}
+
+impl Embedded {
+    pub(crate) fn open_any_port(&self, port: Port, options: ServeOptions) -> Result<Mailbox, ServeError> {
+        let receiver = Receiver::open(self, ServiceId::Port(port.0), options)?;
+        Ok(Mailbox { opened: Opened::Here(receiver) })
     }
 
     pub(crate) async fn send_to_any_port(
@@ -139,12 +205,6 @@ impl Session {
             granted = self.send_once(node, port, bytes, Kind::Send, granted).await?;
         }
         Ok(())
-    }
-
-    /// Sends a message as [`Session::send`] does, but fails with [`SendCause::WouldBlock`] if the port is full.
-    pub async fn try_send(&self, node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
-        check_port(node, port, bytes)?;
-        self.send_once(node, port, bytes, Kind::TrySend, None).await.map(drop)
     }
 
     /// Sends a message once. Returns a grant if the message must be sent again with this grant.
@@ -210,14 +270,14 @@ impl Session {
 
 #[derive(Clone, Copy)]
 pub(super) struct Sending<'s> {
-    pub(super) session: &'s Session,
+    pub(super) session: &'s Embedded,
     pub(super) node: NodeId,
     pub(super) port: Port,
     pub(super) len: usize,
 }
 
 impl<'s> Sending<'s> {
-    pub(super) fn of(session: &'s Session, node: NodeId, port: Port, bytes: &[u8]) -> Sending<'s> {
+    pub(super) fn of(session: &'s Embedded, node: NodeId, port: Port, bytes: &[u8]) -> Sending<'s> {
         Sending { session, node, port, len: bytes.len() }
     }
 
@@ -284,7 +344,13 @@ pub(super) fn check_port(node: NodeId, port: Port, bytes: &[u8]) -> Result<(), S
     Err(send_error(node, port, bytes.len(), SendCause::Reserved, false))
 }
 
-fn send_error(node: NodeId, port: Port, len: usize, cause: SendCause, may_have_arrived: bool) -> SendError {
+pub(super) fn send_error(
+    node: NodeId,
+    port: Port,
+    len: usize,
+    cause: SendCause,
+    may_have_arrived: bool,
+) -> SendError {
     SendError { node, port: port.0, len: len as u64, cause, may_have_arrived }
 }
 
@@ -326,7 +392,7 @@ impl From<PostFailure> for SendCause {
 /// Room that a port has reserved for a message. If it is dropped before the message is posted, the port gets the room
 /// back.
 pub(super) struct Grant<'s> {
-    session: &'s Session,
+    session: &'s Embedded,
     /// The node that reserved the room; its next incarnation does not know of the room.
     at: Target,
     port: Port,

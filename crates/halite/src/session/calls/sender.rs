@@ -10,16 +10,19 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::task::Poll;
 
 use halite_tier::ids::NodeId;
 use halite_tier::rpc::{Kind, ReplyState, Target};
 
-use super::port::{Port, Sending, check_port};
+use super::port::{Port, Sending, check_port, lost, send_error};
 use crate::driver::requests::{Pending, Spun};
-use crate::error::SendError;
+use crate::error::{SendCause, SendError};
 use crate::rpc::{Into, Posted, Reply};
-use crate::session::Session;
+use crate::session::attached::wire::{self, Request};
+use crate::session::attached::{Answer, Client, Remote};
+use crate::session::{self, Embedded, Session};
 
 /// Maximum number of messages of a sender in progress.
 const UNDER_WAY_MAX: usize = 64;
@@ -31,7 +34,20 @@ const UNDER_WAY_BYTES_MAX: usize = 256 << 10;
 /// At most 64 messages, of 256 KiB in total, are in progress; the next message waits until the first is in the port's
 /// queue. So a slow receiver slows its sender.
 pub struct Sender {
-    session: Session,
+    node: NodeId,
+    port: Port,
+    sending: From,
+}
+
+enum From {
+    Here(LocalSender),
+    /// The node of an attached session sends; it makes the sender for the first message.
+    There(Arc<Client>, Option<Remote>),
+}
+
+/// A sender of this process's node.
+struct LocalSender {
+    session: Embedded,
     node: NodeId,
     port: Port,
     under_way: VecDeque<UnderWay>,
@@ -72,7 +88,14 @@ impl Session {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn sender(&self, node: NodeId, port: Port) -> Sender {
-        Sender { session: self.clone(), node, port, under_way: VecDeque::new(), bytes: 0 }
+        let sending = match &self.kind {
+            session::Kind::Embedded(session) => {
+                let (session, under_way) = (session.clone(), VecDeque::new());
+                From::Here(LocalSender { session, node, port, under_way, bytes: 0 })
+            }
+            session::Kind::Attached(client) => From::There(client.clone(), None),
+        };
+        Sender { node, port, sending }
     }
 }
 
@@ -85,7 +108,57 @@ impl Sender {
     /// error may have arrived. [`SendCause::WouldBlock`](crate::SendCause::WouldBlock) means that the port is full, and
     /// that this node has the maximum of parked messages at the port: 4,096 messages, or 4 MiB.
     pub async fn send(&mut self, bytes: &[u8]) -> Result<(), SendError> {
-        check_port(self.node, self.port, bytes)?;
+        let (node, port) = (self.node, self.port);
+        check_port(node, port, bytes)?;
+        let (client, remote) = match &mut self.sending {
+            From::Here(sender) => return sender.send(bytes).await,
+            From::There(client, remote) => (client, remote),
+        };
+        if bytes.len() > wire::PAYLOAD_BYTES_MAX {
+            return Err(send_error(node, port, bytes.len(), SendCause::TooLong, false));
+        }
+        let lost = lost(node, port, bytes.len());
+        let remote = match remote {
+            Some(remote) => remote,
+            None => {
+                let request = Request::OpenSender { node, port: port.0 };
+                remote.insert(Remote::open(client, &request, &lost).await?)
+            }
+        };
+        let request = Request::Publish(remote.id());
+        client.ask_with(&request, &[bytes], None, lost).await.map(|answer: Answer<()>| answer.value)
+    }
+
+    /// Waits until all messages are in the port's queue. Fails as [`Sender::send`] does; the caller may flush again
+    /// after an error.
+    pub async fn flush(&mut self) -> Result<(), SendError> {
+        let lost = lost(self.node, self.port, 0);
+        match &mut self.sending {
+            From::Here(sender) => sender.flush().await,
+            From::There(client, Some(remote)) => client.ask(&Request::Flush(remote.id()), lost).await,
+            From::There(_, None) => Ok(()),
+        }
+    }
+
+    /// Publishes a message as [`Sender::send`] does, on a thread that drives the node while it waits.
+    pub(crate) fn send_blocking(&mut self, bytes: &[u8]) -> Result<(), SendError> {
+        match &mut self.sending {
+            From::Here(sender) => sender.send_blocking(bytes),
+            From::There(client, _) => client.clone().block_on(self.send(bytes)),
+        }
+    }
+
+    /// Waits as [`Sender::flush`] does, on a thread that drives the node while it waits.
+    pub(crate) fn flush_blocking(&mut self) -> Result<(), SendError> {
+        match &mut self.sending {
+            From::Here(sender) => sender.flush_blocking(),
+            From::There(client, _) => client.clone().block_on(self.flush()),
+        }
+    }
+}
+
+impl LocalSender {
+    async fn send(&mut self, bytes: &[u8]) -> Result<(), SendError> {
         while self.is_full(bytes.len()) {
             self.settle_first().await?;
         }
@@ -105,17 +178,14 @@ impl Sender {
         }
     }
 
-    /// Waits until all messages are in the port's queue. Fails as [`Sender::send`] does; the caller may flush again
-    /// after an error.
-    pub async fn flush(&mut self) -> Result<(), SendError> {
+    async fn flush(&mut self) -> Result<(), SendError> {
         while !self.under_way.is_empty() {
             self.settle_first().await?;
         }
         Ok(())
     }
 
-    /// Publishes a message as [`Sender::send`] does, on a thread that drives the node while it waits.
-    pub(crate) fn send_blocking(&mut self, bytes: &[u8]) -> Result<(), SendError> {
+    fn send_blocking(&mut self, bytes: &[u8]) -> Result<(), SendError> {
         check_port(self.node, self.port, bytes)?;
         while self.is_full(bytes.len()) {
             self.settle_first_blocking()?;
@@ -133,8 +203,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Waits as [`Sender::flush`] does, on a thread that drives the node while it waits.
-    pub(crate) fn flush_blocking(&mut self) -> Result<(), SendError> {
+    fn flush_blocking(&mut self) -> Result<(), SendError> {
         while !self.under_way.is_empty() {
             self.settle_first_blocking()?;
         }
@@ -192,7 +261,7 @@ impl Sender {
     }
 }
 
-impl Drop for Sender {
+impl Drop for LocalSender {
     fn drop(&mut self) {
         for UnderWay { posted, .. } in self.under_way.drain(..) {
             drop(Pending::new(&self.session.inner.driver, posted));

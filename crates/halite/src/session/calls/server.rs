@@ -19,7 +19,9 @@ use crate::rpc::{
     Answered, BATCH_MAX, Bytes, Closed, Ended, Incoming, Link, Payload, ReplyTo, ServeOptions, Service,
     ServiceId, Taken,
 };
-use crate::session::Session;
+use crate::session::attached::wire::Request;
+use crate::session::calls::served::{RemoteIncoming, RemoteServer};
+use crate::session::{Embedded, Session, embedded};
 
 /// The number of a function at a node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -54,7 +56,20 @@ impl Function {
 /// # std::fs::remove_dir_all(dir)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[derive(Clone)]
 pub struct Server {
+    serving: Serving,
+}
+
+#[derive(Clone)]
+enum Serving {
+    Here(LocalServer),
+    /// The node of an attached session serves the function.
+    There(Arc<RemoteServer>),
+}
+
+/// A function that this process's node serves.
+struct LocalServer {
     receiver: Receiver,
     /// The registered name; `None` if the function has only a number.
     name: Option<Arc<Registration>>,
@@ -62,31 +77,43 @@ pub struct Server {
 
 impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Server").field(&self.receiver.service.id).finish()
+        match &self.serving {
+            Serving::Here(server) => f.debug_tuple("Server").field(&server.receiver.service.id).finish(),
+            Serving::There(server) => f.debug_tuple("Server").field(server).finish(),
+        }
     }
 }
 
-impl Clone for Server {
-    fn clone(&self) -> Server {
-        Server { receiver: self.receiver.join(), name: self.name.clone() }
+impl Clone for LocalServer {
+    fn clone(&self) -> LocalServer {
+        LocalServer { receiver: self.receiver.join(), name: self.name.clone() }
     }
 }
 
 impl Server {
     pub(super) fn named(receiver: Receiver, name: Registration) -> Server {
-        Server { receiver, name: Some(Arc::new(name)) }
+        Server { serving: Serving::Here(LocalServer { receiver, name: Some(Arc::new(name)) }) }
+    }
+
+    pub(super) fn remote(server: RemoteServer) -> Server {
+        Server { serving: Serving::There(Arc::new(server)) }
     }
 
     /// Waits for the next call. If the future is dropped, the call stays for other receivers.
     pub async fn recv(&self) -> Result<Call, ServeError> {
-        self.receiver.recv().await.map(|accepted| self.call(accepted))
+        match &self.serving {
+            Serving::Here(server) => server.receiver.recv().await.map(|accepted| server.call(accepted)),
+            Serving::There(server) => server.recv().await.map(Call::remote),
+        }
     }
 
     /// Returns the next call, or `None` if none is queued. Also returns `None` if the next call's long input must first
     /// be read from its caller's memory; [`Server::recv`] reads it and returns that call.
     pub fn try_recv(&self) -> Result<Option<Call>, ServeError> {
-        let accepted = self.receiver.try_recv()?;
-        Ok(accepted.map(|accepted| self.call(accepted)))
+        match &self.serving {
+            Serving::Here(server) => Ok(server.receiver.try_recv()?.map(|accepted| server.call(accepted))),
+            Serving::There(server) => Ok(server.try_recv()?.map(Call::remote)),
+        }
     }
 
     /// Waits for a call, and returns it with the calls queued behind it, in order: at least one call and at most `max`.
@@ -95,8 +122,15 @@ impl Server {
     /// Use this for short handlers, together with [`Server::reply_all`]: none of the returned calls is answered before
     /// all of them have been handled.
     pub async fn recv_many(&self, max: usize) -> Result<Vec<Call>, ServeError> {
-        let first = self.receiver.recv().await?;
-        Ok(self.calls(first, max))
+        match &self.serving {
+            Serving::Here(server) => {
+                let first = server.receiver.recv().await?;
+                Ok(server.calls(first, max))
+            }
+            Serving::There(server) => {
+                Ok(server.recv_many(max).await?.into_iter().map(Call::remote).collect())
+            }
+        }
     }
 
     /// Answers calls, once `answers` is exhausted. Returns the results in order, each as [`Call::reply`] returns it; an
@@ -108,9 +142,17 @@ impl Server {
         &self,
         answers: impl IntoIterator<Item = (Call, O)>,
     ) -> Vec<Result<(), ReplyError>> {
-        let mut answers: Vec<_> = answers.into_iter().collect();
+        let answers: Vec<_> = answers.into_iter().collect();
         let mut results = Vec::with_capacity(answers.len());
-        for of_link in answers.chunk_by_mut(|(one, _), (next, _)| Arc::ptr_eq(one.link(), next.link())) {
+        let mut here = Vec::new();
+        for (call, output) in answers {
+            match call.state {
+                State::Here(call) => here.push((call, output)),
+                // An attached session has no other calls.
+                State::There(call) => results.push(call.reply(output.as_ref())),
+            }
+        }
+        for of_link in here.chunk_by_mut(|(one, _), (next, _)| Arc::ptr_eq(one.link(), next.link())) {
             of_link.chunks_mut(BATCH_MAX).for_each(|batch| answer_batch(batch, &mut results));
         }
         results
@@ -118,36 +160,62 @@ impl Server {
 
     /// Answers one call, then waits for the next call and returns it.
     pub async fn reply_and_recv(&self, call: Call, output: &[u8]) -> Result<Call, ServeError> {
-        let session = self.reply_first(call, output);
-        let accepted = self.receiver.recv().await?;
+        let server = match &self.serving {
+            Serving::Here(server) => server,
+            Serving::There(server) => {
+                call.reply_later(output);
+                return server.recv().await.map(Call::remote);
+            }
+        };
+        let session = server.reply_first(call, output);
+        let accepted = server.receiver.recv().await?;
         Ok(Call::new(session, accepted))
     }
 
     /// Ends the function for all clones of this server. Later `recv`s and calls fail.
     pub fn close(&self) {
-        if let Some(name) = &self.name {
-            name.end();
+        match &self.serving {
+            Serving::Here(server) => {
+                if let Some(name) = &server.name {
+                    name.end();
+                }
+                server.receiver.close();
+            }
+            Serving::There(server) => server.close(),
         }
-        self.receiver.close();
     }
 
     #[inline]
     pub(crate) fn recv_blocking(&self) -> Result<Call, ServeError> {
-        self.receiver.recv_blocking().map(|accepted| self.call(accepted))
+        match &self.serving {
+            Serving::Here(server) => server.receiver.recv_blocking().map(|accepted| server.call(accepted)),
+            Serving::There(server) => server.block_on(self.recv()),
+        }
     }
 
     #[inline]
     pub(crate) fn reply_and_recv_blocking(&self, call: Call, output: &[u8]) -> Result<Call, ServeError> {
-        let session = self.reply_first(call, output);
-        let accepted = self.receiver.recv_blocking()?;
+        let server = match &self.serving {
+            Serving::Here(server) => server,
+            Serving::There(server) => return server.block_on(self.reply_and_recv(call, output)),
+        };
+        let session = server.reply_first(call, output);
+        let accepted = server.receiver.recv_blocking()?;
         Ok(Call::new(session, accepted))
     }
 
     pub(crate) fn recv_many_blocking(&self, max: usize) -> Result<Vec<Call>, ServeError> {
-        let first = self.receiver.recv_blocking()?;
-        Ok(self.calls(first, max))
+        match &self.serving {
+            Serving::Here(server) => {
+                let first = server.receiver.recv_blocking()?;
+                Ok(server.calls(first, max))
+            }
+            Serving::There(server) => server.block_on(self.recv_many(max)),
+        }
     }
+}
 
+impl LocalServer {
     /// Returns the first call, and the calls queued behind it, at most `max` in all.
     fn calls(&self, first: Box<Incoming>, max: usize) -> Vec<Call> {
         let batch = self.receiver.service.take_batch(max.saturating_sub(1));
@@ -157,7 +225,12 @@ impl Server {
     /// Answers a call. Returns its session for the next call, because another clone of the session takes two locked
     /// instructions.
     #[inline]
-    fn reply_first(&self, mut call: Call, output: &[u8]) -> Session {
+    fn reply_first(&self, call: Call, output: &[u8]) -> Embedded {
+        let State::Here(mut call) = call.state else {
+            // A call of another session, which is attached to a node.
+            call.reply_later(output);
+            return self.receiver.session.clone();
+        };
         // The next call is served even if the caller of this one is gone.
         let (session, _) = call.answer(output);
         let is_ours = Arc::ptr_eq(&session.inner, &self.receiver.session.inner);
@@ -172,8 +245,19 @@ impl Server {
 
 /// A call to answer. If it is dropped without an answer, the call fails at its caller.
 pub struct Call {
+    state: State,
+}
+
+enum State {
+    Here(LocalCall),
+    /// The node of an attached session has received it.
+    There(RemoteIncoming),
+}
+
+/// A call that this process's node has received.
+struct LocalCall {
     /// The session; `None` once the call is answered.
-    session: Option<Session>,
+    session: Option<Embedded>,
     incoming: Held,
 }
 
@@ -202,7 +286,7 @@ impl fmt::Debug for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Call")
             .field("node", &self.node())
-            .field("principal", &self.incoming.to.caller.principal)
+            .field("principal", &self.caller())
             .field("len", &self.input().len())
             .finish()
     }
@@ -210,40 +294,76 @@ impl fmt::Debug for Call {
 
 impl Call {
     #[inline]
-    fn new(session: Session, incoming: Box<Incoming>) -> Call {
+    fn new(session: Embedded, incoming: Box<Incoming>) -> Call {
         let bytes = incoming.input.as_slice().len() as u64;
         session.inner.path.count_one(Count::CallsReceived, Count::CallBytesReceived, bytes);
-        Call { session: Some(session), incoming: Held(Some(incoming)) }
+        Call { state: State::Here(LocalCall { session: Some(session), incoming: Held(Some(incoming)) }) }
+    }
+
+    fn remote(incoming: RemoteIncoming) -> Call {
+        Call { state: State::There(incoming) }
+    }
+
+    /// Answers the call, and does not wait until a node has the answer.
+    fn reply_later(self, output: &[u8]) {
+        match self.state {
+            State::Here(mut call) => drop(call.answer(output)),
+            State::There(call) => call.reply_later(output),
+        }
     }
 
     /// Returns the caller's input.
     pub fn input(&self) -> &[u8] {
-        self.incoming.input.as_slice()
+        match &self.state {
+            State::Here(call) => call.incoming.input.as_slice(),
+            State::There(call) => call.input(),
+        }
+    }
+
+    /// Drops the input of a call that this process's node has received.
+    pub(crate) fn forget_input(&mut self) {
+        if let State::Here(LocalCall { incoming: Held(Some(incoming)), .. }) = &mut self.state {
+            drop(incoming.input.take_vec());
+        }
     }
 
     /// Returns the caller's principal.
     pub fn caller(&self) -> &str {
-        &self.incoming.to.caller.principal.0
+        match &self.state {
+            State::Here(call) => &call.incoming.to.caller.principal.0,
+            State::There(call) => call.caller(),
+        }
     }
 
     /// Returns the caller's node.
     pub fn node(&self) -> NodeId {
-        self.incoming.to.link().node
+        match &self.state {
+            State::Here(call) => call.incoming.to.link().node,
+            State::There(call) => call.node(),
+        }
     }
 
     /// Returns true if the caller still waits. A long handler can stop early when this returns false.
     pub fn is_wanted(&self) -> bool {
-        self.incoming.to.is_wanted()
+        match &self.state {
+            State::Here(call) => call.incoming.to.is_wanted(),
+            State::There(call) => call.is_wanted(),
+        }
     }
 
     /// Answers the call, without waiting for the caller.
     #[inline]
-    pub fn reply(mut self, output: &[u8]) -> Result<(), ReplyError> {
-        self.answer(output).1
+    pub fn reply(self, output: &[u8]) -> Result<(), ReplyError> {
+        match self.state {
+            State::Here(mut call) => call.answer(output).1,
+            State::There(call) => call.reply(output),
+        }
     }
+}
 
+impl LocalCall {
     #[inline]
-    fn answer(&mut self, output: &[u8]) -> (Session, Result<(), ReplyError>) {
+    fn answer(&mut self, output: &[u8]) -> (Embedded, Result<(), ReplyError>) {
         let session = self.session.take().expect("a call is answered once");
         let to = &self.incoming.to;
         let answered = match session.inner.driver.is_forked() {
@@ -267,12 +387,12 @@ impl Call {
             Answered::NoMemory => ReplyCause::NoMemory,
             Answered::Forked => ReplyCause::Forked,
         };
-        Err(ReplyError { node: self.node(), len: output.len() as u64, cause })
+        Err(ReplyError { node: self.incoming.to.link().node, len: output.len() as u64, cause })
     }
 }
 
 /// Answers calls that arrived over one link, in a batch.
-fn answer_batch<O: AsRef<[u8]>>(batch: &mut [(Call, O)], results: &mut Vec<Result<(), ReplyError>>) {
+fn answer_batch<O: AsRef<[u8]>>(batch: &mut [(LocalCall, O)], results: &mut Vec<Result<(), ReplyError>>) {
     let Some(session) = batch.first().and_then(|(call, _)| call.session.clone()) else { return };
     let parts: Vec<_> = batch.iter().map(|(call, output)| (&call.incoming.to, output.as_ref())).collect();
     let answered = match session.inner.driver.is_forked() {
@@ -285,7 +405,7 @@ fn answer_batch<O: AsRef<[u8]>>(batch: &mut [(Call, O)], results: &mut Vec<Resul
     }
 }
 
-impl Drop for Call {
+impl Drop for LocalCall {
     fn drop(&mut self) {
         if let Some(session) = self.session.take() {
             if session.inner.driver.is_forked() {
@@ -300,13 +420,13 @@ impl Drop for Call {
 
 /// A receiver of the requests in the queue of a function or port.
 pub(super) struct Receiver {
-    pub(super) session: Session,
+    pub(super) session: Embedded,
     pub(super) service: Arc<Service>,
 }
 
 impl Receiver {
     pub(super) fn open(
-        session: &Session,
+        session: &Embedded,
         id: ServiceId,
         options: ServeOptions,
     ) -> Result<Receiver, ServeError> {
@@ -527,7 +647,7 @@ impl Drop for Receiver {
     }
 }
 
-fn serve_error(id: ServiceId, cause: ServeCause) -> ServeError {
+pub(super) fn serve_error(id: ServiceId, cause: ServeCause) -> ServeError {
     let what = match id {
         ServiceId::Function(number) => format!("function {number}"),
         ServiceId::Port(number) => format!("port {number}"),
@@ -613,7 +733,12 @@ impl Session {
         if function.0 >= Function::NAMED_MIN {
             return Err(serve_error(ServiceId::Function(function.0), ServeCause::Reserved));
         }
-        let receiver = Receiver::open(self, ServiceId::Function(function.0), options)?;
-        Ok(Server { receiver, name: None })
+        let session = embedded!(self, client => {
+            let id = ServiceId::Function(function.0);
+            let request = Request::Serve { function: function.0, options };
+            client.block_on(RemoteServer::open(client, &request, id)).map(Server::remote)
+        });
+        let receiver = Receiver::open(session, ServiceId::Function(function.0), options)?;
+        Ok(Server { serving: Serving::Here(LocalServer { receiver, name: None }) })
     }
 }

@@ -1,0 +1,223 @@
+//! Sessions of this process that are attached to nodes in other processes.
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use halite::blocking::Session;
+use halite::{
+    AccessCause, AttachError, Function, NodeId, Permissions, Placement, ReadOp, RegionCause, ServeOptions,
+    Who, WriteOp,
+};
+
+use fastrand::Rng;
+
+use crate::support::{Process, Running, Scratch, bytes, eventually};
+
+const LONG: Duration = Duration::from_secs(60);
+
+#[test]
+fn a_process_uses_a_cluster_without_being_a_node() {
+    let scratch = Scratch::new("attach");
+    let refused = Session::attach(scratch.cluster()).unwrap_err();
+    assert!(matches!(refused, AttachError::NoNode { .. }), "{refused}");
+    scratch.ok("up --nodes 2 --detach");
+    let session = Session::attach(scratch.cluster()).unwrap();
+
+    // Bytes of any length, on either node.
+    let content = bytes(3 << 20);
+    let rights = Permissions::READ | Permissions::WRITE;
+    let lh = session.alloc(Some("salt"), 4 << 20, Placement::On(NodeId(1)), rights).unwrap();
+    session.write(lh, 1, &content).unwrap();
+    let other = Session::attach_to(scratch.cluster(), NodeId(1)).unwrap();
+    let theirs = other.map("salt", Permissions::READ).unwrap();
+    let mut read = vec![0; content.len()];
+    other.read(theirs, 1, &mut read).unwrap();
+    assert!(read == content);
+    let (mut one, mut two) = ([0; 4], [0; 4]);
+    session
+        .write_batch(&[WriteOp { lh, offset: 0, from: b"p" }, WriteOp { lh, offset: 1, from: b"inch" }])
+        .unwrap();
+    let reads = &mut [ReadOp { lh, offset: 0, into: &mut one }, ReadOp { lh, offset: 1, into: &mut two }];
+    session.read_batch(reads).unwrap();
+    assert_eq!((&one, &two), (b"pinc", b"inch"));
+    session.fill(lh, 0, 8, 0).unwrap();
+    assert_eq!((session.fetch_add(lh, 0, 5).unwrap(), session.compare_swap(lh, 0, 5, 9).unwrap()), (0, 5));
+    session.copy(lh, 64, lh, 0, 8).unwrap();
+    assert_eq!(other.wait_until(theirs, 64, |word| word == 9).unwrap(), 9);
+
+    // The same permissions, names and errors as those of nodes.
+    assert_eq!(other.write(theirs, 0, b"x").unwrap_err().to_string(), {
+        let missing = Permissions::WRITE;
+        let cause = AccessCause::PermissionDenied { missing };
+        let region = other.explain(theirs).unwrap().region;
+        format!("cannot write 1 byte at offset 0 of region {region}: {cause}")
+    });
+    session.revoke(lh, Who::Everyone, rights).unwrap();
+    assert_eq!(session.list().unwrap()[0].name.as_deref(), Some("salt"));
+    assert_eq!(other.read(lh, 0, &mut one).unwrap_err().cause, AccessCause::ForeignHandle);
+    assert_eq!(session.status().unwrap().len(), 2);
+
+    // Calls between attached sessions, and a command that is a node.
+    let server = session.serve(Function(7), ServeOptions::default()).unwrap();
+    let pending = other.post_call(NodeId(0), Function(7), b"salt", 64, LONG).unwrap();
+    let call = server.recv().unwrap();
+    let shout = call.input().to_ascii_uppercase();
+    call.reply(&shout).unwrap();
+    assert_eq!(pending.answer().unwrap(), b"SALT");
+    assert!(scratch.ok("ls").contains("salt"));
+
+    // What a session holds ends with it.
+    let held = session.lock("till").unwrap().keep();
+    drop((server, session));
+    assert!(other.lock("till").unwrap().token() > held);
+    session_ends(&other);
+
+    // A node that ends fails the operations of its sessions at once.
+    let waiting = std::thread::spawn({
+        let (session, cluster) = (other.clone(), scratch.cluster());
+        move || {
+            (session.wait_until(theirs, (4 << 20) - 8, |word| word != 0), Session::attach(cluster).is_ok())
+        }
+    });
+    Process::open(scratch.pid(1)).kill();
+    let (ended, is_served) = waiting.join().unwrap();
+    assert_eq!(ended.unwrap_err().cause, AccessCause::NodeClosed);
+    assert!(is_served, "the other node accepts sessions");
+    assert_eq!(other.map("salt", Permissions::READ).unwrap_err().cause, RegionCause::NodeClosed);
+    scratch.ok("down");
+}
+
+/// The user `nobody` of this host, and its number.
+const OTHER: (&str, u32) = ("nobody", 65_534);
+
+/// Runs a command as another user of this host; returns its output and its error message.
+fn as_other(scratch: &Scratch, line: &str) -> (bool, String, String) {
+    let command = scratch.command(line);
+    let id = OTHER.1;
+    let mut other = Command::new("setpriv");
+    other.args([&format!("--reuid={id}"), &format!("--regid={id}"), "--clear-groups"]);
+    other.arg(command.get_program()).args(command.get_args()).env_clear().stdin(Stdio::null());
+    let output = other.output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.success(), text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn another_user_gets_only_what_was_granted() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can act as two users");
+        return;
+    }
+    let scratch = Scratch::new("users");
+    scratch.ok("up --nodes 1 --detach");
+    let (_, _, complaint) = as_other(&scratch, "ls");
+    assert!(complaint.contains("--attach-mode 0666"), "{complaint}");
+    scratch.ok("down");
+
+    scratch.ok("up --nodes 1 --detach --attach-mode 0666");
+    let notes = scratch.write("notes", b"for all eyes");
+    scratch.ok(&format!("put notes {}", notes.display()));
+    scratch.ok(&format!("put diary {}", notes.display()));
+    scratch.ok(&format!("grant notes {} r", OTHER.0));
+    assert_eq!(as_other(&scratch, "get notes"), (true, "for all eyes".into(), String::new()));
+    for refused in ["get diary", "rm notes", "mv notes --to 0", "grant diary nobody r"] {
+        let (is_done, _, complaint) = as_other(&scratch, refused);
+        assert!(!is_done && complaint.contains("permission denied"), "{refused}: {complaint}");
+    }
+    // Nothing else in the directory is open to other users: not its list, and no file or socket but the one.
+    for path in [scratch.cluster(), scratch.cluster().join("attach/node-0.sock")] {
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode, if path == scratch.cluster() { 0o711 } else { 0o666 }, "{}", path.display());
+    }
+    for entry in std::fs::read_dir(scratch.cluster()).unwrap().flatten() {
+        let mode = entry.metadata().unwrap().permissions().mode() & 0o077;
+        assert_eq!(mode, if entry.file_name() == "attach" { 0o055 } else { 0 }, "{:?}", entry.file_name());
+    }
+    assert!(!as_other(&scratch, "--embed ls").0, "another user cannot become a node");
+    scratch.ok("down");
+    assert_eq!(std::fs::metadata(scratch.cluster()).unwrap().permissions().mode() & 0o777, 0o700);
+}
+
+#[test]
+fn a_killed_client_leaves_nothing() {
+    let scratch = Scratch::new("killed");
+    scratch.ok("up --nodes 1 --arena 64M --detach");
+    let text = scratch.write("text", "salt\n".repeat(1 << 20).as_bytes());
+    scratch.ok(&format!("put region {}", text.display()));
+    let mappings = || scratch.nodes()[0]["mappings"].as_u64().unwrap();
+    // The test does not read the output, so the client holds a handle while most of the bytes are unwritten.
+    let mut client = Running::start(&scratch, "get region");
+    assert_eq!(client.line(), "salt\n");
+    assert_eq!(mappings(), 1);
+    client.kill();
+    eventually(|| mappings() == 0);
+    scratch.ok("down");
+}
+
+/// A message of an attached session: length of the body, id, body.
+fn message(id: u64, body: &[u8]) -> Vec<u8> {
+    [&(body.len() as u32).to_le_bytes()[..], &id.to_le_bytes(), body].concat()
+}
+
+#[test]
+fn a_client_that_sends_garbage_harms_only_itself() {
+    let scratch = Scratch::new("garbage");
+    scratch.ok("up --nodes 1 --arena 64M --detach");
+    let polite = Session::attach(scratch.cluster()).unwrap();
+    let lh = polite.alloc(Some("salt"), 4096, Placement::Local, Permissions::all()).unwrap();
+    let hello = |version: u16| message(0, &[b"halite\0s".as_slice(), &version.to_le_bytes()].concat());
+    let connect = || {
+        let stream = UnixStream::connect(scratch.cluster().join("attach/node-0.sock")).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream
+    };
+    // An old version gets the node's version, and then the end.
+    let mut old = connect();
+    old.write_all(&hello(0)).unwrap();
+    let mut answer = Vec::new();
+    old.read_to_end(&mut answer).unwrap();
+    assert_eq!(answer, hello(1));
+
+    let mut random = Rng::with_seed(40);
+    for round in 0..400 {
+        let mut stream = connect();
+        let mut sent = if round % 4 > 0 { hello(1) } else { Vec::new() };
+        for id in 0..random.u64(1..8) {
+            let mut body: Vec<u8> = (0..random.usize(0..40)).map(|_| random.u8(..)).collect();
+            // Mostly requests that exist, with few bytes that are far from zero.
+            body.iter_mut().skip(1).for_each(|byte| *byte = if random.bool() { *byte % 3 } else { *byte });
+            // Except the request to drain the node, which its own user may send.
+            body.first_mut()
+                .into_iter()
+                .for_each(|kind| *kind = if *kind % 64 == 16 { 0 } else { *kind % 64 });
+            sent.extend(message(id, &body));
+        }
+        if round % 4 == 3 {
+            sent.truncate(random.usize(0..sent.len()));
+        }
+        // The node may have ended the connection already.
+        let _ = stream.write_all(&sent);
+        let _ = stream.shutdown(Shutdown::Write);
+        let _ = stream.read_to_end(&mut Vec::new());
+    }
+    // A message that claims more than any message has ends its connection, too.
+    let mut long = connect();
+    long.write_all(&[&hello(1)[..], &[0xFF; 12]].concat()).unwrap();
+    long.read_to_end(&mut Vec::new()).unwrap();
+
+    polite.write(lh, 0, b"still here").unwrap();
+    assert_eq!(
+        polite.list().unwrap().iter().filter(|region| region.name.as_deref() == Some("salt")).count(),
+        1
+    );
+    scratch.ok("down");
+}
+
+/// Waits until the function of an ended session is free.
+fn session_ends(other: &Session) {
+    eventually(|| other.call(NodeId(0), Function(7), b"", LONG).is_err_and(|error| !error.may_have_run));
+}

@@ -1,0 +1,253 @@
+//! The connection of one client: its bytes in both directions, and its operations under way.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+
+use super::desk::Desk;
+use super::requests::carry_out;
+use super::{OperationId, OperationWaker, Ready};
+use crate::session::attached::wire::{self, Message, Refusal, VERSION, Welcome};
+
+/// Maximum number of operations of a client under way.
+const OPERATIONS_MAX: usize = 8192;
+/// Maximum length of the requests under way and the replies that are not sent, in bytes: beyond it, the node does not
+/// read the client's socket. Twice the longest message, so that a long reply does not stop the next request.
+const BYTES_MAX: usize = 2 * wire::BODY_BYTES_MAX;
+/// Bytes that one turn sends, so that clients take turns.
+const SENT_MAX: usize = 4 * wire::SLICE_BYTES;
+
+/// The connection ended, or must end.
+#[derive(Debug)]
+pub(super) struct Over;
+
+/// The process at the other end, as the kernel reports it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Peer {
+    pub(super) uid: u32,
+}
+
+pub(super) struct Connection {
+    stream: UnixStream,
+    client: u64,
+    peer: Peer,
+    ready: Arc<Ready>,
+    /// The operations are dropped before the session.
+    operations: BTreeMap<u64, Operation>,
+    desk: Option<Rc<Desk>>,
+    /// Received bytes that are no complete message yet, or that wait because of a bound.
+    input: Vec<u8>,
+    output: VecDeque<Vec<u8>>,
+    /// Number of bytes of the first message of `output` that are sent.
+    sent: usize,
+    /// Length of `output`, in bytes.
+    unsent: usize,
+    /// Length of the requests under way, in bytes.
+    requested: usize,
+    /// Operations that wait until the client reads replies, so that their results take no memory here.
+    stalled: Vec<u64>,
+    /// True if the connection ends once its output is sent.
+    is_refused: bool,
+    interest: epoll::EventFlags,
+}
+
+struct Operation {
+    future: Pin<Box<dyn Future<Output = Option<Vec<u8>>>>>,
+    waker: Waker,
+    /// Length of the request, in bytes.
+    bytes: usize,
+}
+
+impl Connection {
+    pub(super) fn new(stream: UnixStream, client: u64, peer: Peer, ready: Arc<Ready>) -> Connection {
+        Connection {
+            stream,
+            client,
+            peer,
+            ready,
+            operations: BTreeMap::new(),
+            desk: None,
+            input: Vec::new(),
+            output: VecDeque::new(),
+            sent: 0,
+            unsent: 0,
+            requested: 0,
+            stalled: Vec::new(),
+            is_refused: false,
+            interest: epoll::EventFlags::IN,
+        }
+    }
+
+    pub(super) fn peer(&self) -> Peer {
+        self.peer
+    }
+
+    pub(super) fn is_attached(&self) -> bool {
+        self.desk.is_some()
+    }
+
+    /// Takes one slice from the socket.
+    pub(super) fn receive(&mut self, slice: &mut [u8]) -> Result<(), Over> {
+        match rustix::net::recv(&self.stream, &mut *slice, RecvFlags::empty()) {
+            Ok((0, _)) => Err(Over),
+            Ok((count, _)) => {
+                self.input.extend_from_slice(&slice[..count]);
+                Ok(())
+            }
+            Err(Errno::AGAIN | Errno::INTR) => Ok(()),
+            Err(_) => Err(Over),
+        }
+    }
+
+    /// Returns true if the client has sent its hello, and no session is open yet. Answers a hello of another version.
+    pub(super) fn has_hello(&mut self) -> Result<bool, Over> {
+        if self.is_attached() || self.is_refused {
+            return Ok(false);
+        }
+        // Checked early, so that a stranger makes the node keep few bytes.
+        if self.input.len() > wire::HEADER_BYTES + wire::HELLO_BYTES_MAX {
+            return Err(Over);
+        }
+        let Some(Message { body, len, .. }) = wire::split(&self.input).map_err(|_| Over)? else {
+            return Ok(false);
+        };
+        let (version, _) = wire::version_of(body).ok_or(Over)?;
+        self.input.drain(..len);
+        if version != VERSION {
+            self.is_refused = true;
+            self.queue(wire::hello_message(&[]));
+        }
+        Ok(version == VERSION)
+    }
+
+    /// Answers the hello of a client.
+    pub(super) fn greet(&mut self, answer: Result<(Welcome, Desk), Refusal>) {
+        let answer = answer.map(|(welcome, desk)| {
+            self.desk = Some(Rc::new(desk));
+            welcome
+        });
+        self.is_refused = answer.is_err();
+        let answer = postcard::to_stdvec(&answer).expect("numbers and texts can be encoded");
+        self.queue(wire::hello_message(&answer));
+    }
+
+    /// Starts the operations whose requests are complete, as far as the bounds allow.
+    pub(super) fn advance(&mut self) -> Result<(), Over> {
+        let input = std::mem::take(&mut self.input);
+        let mut at = 0;
+        while self.has_room()
+            && let Some(Message { id, body, len }) = wire::split(&input[at..]).map_err(|_| Over)?
+        {
+            self.start(id, body.to_vec())?;
+            at += len;
+        }
+        self.input = input;
+        self.input.drain(..at);
+        if self.input.is_empty() {
+            // An idle client keeps no buffer.
+            self.input = Vec::new();
+        }
+        Ok(())
+    }
+
+    fn has_room(&self) -> bool {
+        let bytes = self.requested + self.unsent;
+        self.operations.len() < OPERATIONS_MAX && bytes < BYTES_MAX && !self.is_refused
+    }
+
+    fn start(&mut self, request: u64, body: Vec<u8>) -> Result<(), Over> {
+        let desk = self.desk.clone().ok_or(Over)?;
+        if wire::is_cancel(&body) {
+            if let Some(operation) = self.operations.remove(&request) {
+                self.requested -= operation.bytes;
+                self.queue(wire::message(request, &(), &[]));
+            }
+            return Ok(());
+        }
+        if self.operations.contains_key(&request) {
+            return Err(Over);
+        }
+        let bytes = body.len();
+        let id = OperationId { client: self.client, request };
+        let waker = Waker::from(Arc::new(OperationWaker { ready: self.ready.clone(), id }));
+        let future = Box::pin(carry_out(desk, request, body));
+        self.requested += bytes;
+        self.operations.insert(request, Operation { future, waker, bytes });
+        self.poll(request)
+    }
+
+    /// Continues an operation, if it is still under way.
+    pub(super) fn poll(&mut self, request: u64) -> Result<(), Over> {
+        if self.unsent >= BYTES_MAX {
+            self.stalled.push(request);
+            return Ok(());
+        }
+        let Some(operation) = self.operations.get_mut(&request) else { return Ok(()) };
+        let polled = operation.future.as_mut().poll(&mut Context::from_waker(&operation.waker));
+        if let Poll::Ready(reply) = polled {
+            self.requested -= operation.bytes;
+            self.operations.remove(&request);
+            self.queue(reply.ok_or(Over)?);
+        }
+        Ok(())
+    }
+
+    fn queue(&mut self, message: Vec<u8>) {
+        self.unsent += message.len();
+        self.output.push_back(message);
+    }
+
+    /// Sends what the socket takes, up to the bytes of one turn, and starts operations that waited for room.
+    pub(super) fn flush(&mut self) -> Result<(), Over> {
+        let had_room = self.has_room();
+        let mut sent_in_turn = 0;
+        while let Some(first) = self.output.front()
+            && sent_in_turn < SENT_MAX
+        {
+            match rustix::net::send(&self.stream, &first[self.sent..], SendFlags::NOSIGNAL) {
+                Ok(count) => {
+                    self.sent += count;
+                    sent_in_turn += count;
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => break,
+                Err(_) => return Err(Over),
+            }
+            if self.sent == first.len() {
+                self.unsent -= first.len();
+                self.sent = 0;
+                self.output.pop_front();
+            }
+        }
+        if self.is_refused && self.output.is_empty() {
+            return Err(Over);
+        }
+        if self.unsent < BYTES_MAX {
+            for request in std::mem::take(&mut self.stalled) {
+                self.poll(request)?;
+            }
+        }
+        // New replies are sent in the next turn.
+        if had_room { Ok(()) } else { self.advance() }
+    }
+
+    /// Tells epoll what the connection waits for.
+    pub(super) fn set_interest(&mut self, epoll: &OwnedFd, client: u64) -> Result<(), Over> {
+        let mut interest = epoll::EventFlags::empty();
+        interest.set(epoll::EventFlags::IN, self.has_room());
+        interest.set(epoll::EventFlags::OUT, !self.output.is_empty());
+        if interest == self.interest {
+            return Ok(());
+        }
+        self.interest = interest;
+        epoll::modify(epoll, &self.stream, epoll::EventData::new_u64(client), interest).map_err(|_| Over)
+    }
+}

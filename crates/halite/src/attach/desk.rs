@@ -1,0 +1,146 @@
+//! The session of one client in the node, and the objects that the client has opened.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use crate::session::calls::{Call, Mailbox, Sender, Server};
+use crate::session::watch::Watch;
+use crate::session::{Embedded, Kind, Session};
+
+/// Maximum number of objects of a client: watches, servers, ports, senders, and calls that are not answered.
+const OBJECTS_MAX: usize = 65_536;
+
+pub(super) struct Desk {
+    pub(super) session: Session,
+    /// True if the client runs as the user of the node, and may therefore administrate it.
+    pub(super) is_owner: bool,
+    objects: RefCell<BTreeMap<u64, Object>>,
+    next: Cell<u64>,
+}
+
+/// An object that requests name by its id. A request under way keeps its object.
+#[derive(Clone)]
+pub(super) enum Object {
+    Watch(Rc<Watch>),
+    Server(Rc<Server>),
+    Mailbox(Rc<Mailbox>),
+    /// `None` while a request uses the sender.
+    Sender(Rc<Cell<Option<Sender>>>),
+    Call(Rc<Call>),
+}
+
+impl Desk {
+    pub(super) fn new(session: Embedded, is_owner: bool) -> Desk {
+        let (objects, next) = (RefCell::default(), Cell::new(0));
+        Desk { session: session.into(), is_owner, objects, next }
+    }
+
+    pub(super) fn embedded(&self) -> &Embedded {
+        match &self.session.kind {
+            Kind::Embedded(session) => session,
+            Kind::Attached(_) => unreachable!("the node's own session"),
+        }
+    }
+
+    /// Keeps an object, and returns its id; `None` if the client has too many objects.
+    pub(super) fn keep(&self, object: Object) -> Option<u64> {
+        let mut objects = self.objects.borrow_mut();
+        if objects.len() >= OBJECTS_MAX {
+            return None;
+        }
+        let id = self.next.get();
+        self.next.set(id + 1);
+        objects.insert(id, object);
+        Some(id)
+    }
+
+    /// Ends an object; does nothing if it has ended.
+    pub(super) fn end(&self, id: u64) {
+        // Dropped after the table is free again.
+        let ended = self.objects.borrow_mut().remove(&id);
+        drop(ended);
+    }
+
+    pub(super) fn watch(&self, id: u64) -> Option<Rc<Watch>> {
+        match self.objects.borrow().get(&id)? {
+            Object::Watch(watch) => Some(watch.clone()),
+            _ => None,
+        }
+    }
+
+    pub(super) fn server(&self, id: u64) -> Option<Rc<Server>> {
+        match self.objects.borrow().get(&id)? {
+            Object::Server(server) => Some(server.clone()),
+            _ => None,
+        }
+    }
+
+    pub(super) fn mailbox(&self, id: u64) -> Option<Rc<Mailbox>> {
+        match self.objects.borrow().get(&id)? {
+            Object::Mailbox(mailbox) => Some(mailbox.clone()),
+            _ => None,
+        }
+    }
+
+    /// Borrows a sender for one request; `None` if another request uses it.
+    pub(super) fn sender(&self, id: u64) -> Option<Borrowed> {
+        match self.objects.borrow().get(&id)? {
+            Object::Sender(place) => {
+                let sender = place.take()?;
+                Some(Borrowed { place: place.clone(), sender: Some(sender) })
+            }
+            _ => None,
+        }
+    }
+
+    /// Closes a function or port; `None` if the object is neither.
+    pub(super) fn close(&self, id: u64) -> Option<()> {
+        let object = self.objects.borrow().get(&id).cloned()?;
+        match object {
+            Object::Server(server) => server.close(),
+            Object::Mailbox(mailbox) => mailbox.close(),
+            Object::Watch(_) | Object::Sender(_) | Object::Call(_) => return None,
+        }
+        Some(())
+    }
+
+    /// Takes a call out, to answer it.
+    pub(super) fn take_call(&self, id: u64) -> Option<Call> {
+        let mut objects = self.objects.borrow_mut();
+        match objects.remove(&id)? {
+            // No request keeps a call.
+            Object::Call(call) => Rc::into_inner(call),
+            other => {
+                objects.insert(id, other);
+                None
+            }
+        }
+    }
+
+    /// Returns true if the caller of a call still waits.
+    pub(super) fn is_wanted(&self, id: u64) -> Option<bool> {
+        match self.objects.borrow().get(&id)? {
+            Object::Call(call) => Some(call.is_wanted()),
+            _ => None,
+        }
+    }
+}
+
+/// A sender that one request uses. Dropping it gives the sender back.
+pub(super) struct Borrowed {
+    place: Rc<Cell<Option<Sender>>>,
+    sender: Option<Sender>,
+}
+
+impl Borrowed {
+    pub(super) fn sender(&mut self) -> &mut Sender {
+        self.sender.as_mut().expect("it is given back at the end")
+    }
+}
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        self.place.set(self.sender.take());
+    }
+}

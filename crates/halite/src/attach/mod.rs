@@ -1,0 +1,147 @@
+//! Sessions of other processes of this host: the node's side.
+//!
+//! ```text
+//!   client ── socket ──> Connection ── message ──> request ──> future over the client's own Session
+//!                            ▲                                        │ wakes the thread
+//!                            └───────────── reply ────────────────────┘
+//! ```
+//!
+//! One thread serves all clients: it sleeps in epoll, takes at most one slice from each readable socket per turn, and
+//! polls the futures whose wakers were called. For each client the node keeps an ordinary session of the client's
+//! principal ([`crate::session`]), which checks each operation as it does for an application of this process. When a
+//! connection ends, its session, with everything that it holds, is dropped.
+//!
+//! Clients are untrusted. A message is copied before it is decoded, and a malformed one ends its connection. The
+//! number of clients, and the operations, objects and bytes of each client have bounds; beyond them, the thread stops
+//! reading the client's socket, or ends the connection.
+//!
+//! This folder calls [`crate::session`] and [`crate::cluster`]. Its one lock, around the list of woken operations, nests
+//! in no other.
+
+mod connection;
+mod desk;
+mod requests;
+mod server;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Wake;
+use std::thread::JoinHandle;
+
+use halite_tier::ids::{NodeId, Principal};
+use rustix::event::{EventfdFlags, eventfd};
+
+use self::server::Server;
+use crate::cluster::cluster_dir::AttachSocket;
+use crate::session::Embedded;
+
+/// Opens a session of a principal, or of the node's principal with `None`; returns `None` if the node has no room.
+pub(crate) type Opener = Box<dyn Fn(Option<Principal>) -> Option<Embedded> + Send>;
+
+/// The thread that serves attached sessions. Dropping this value ends the thread and all its sessions.
+#[derive(Debug)]
+pub(crate) struct Attach {
+    ready: Arc<Ready>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Attach {
+    /// Serves sessions at `socket`.
+    pub(crate) fn serve(socket: AttachSocket, node: NodeId, open: Opener) -> io::Result<Attach> {
+        let ready = Arc::new(Ready::new()?);
+        let epoll = server::epoll(&socket, &ready)?;
+        let thread = std::thread::Builder::new().name("halite-attach".to_owned());
+        let of_thread = ready.clone();
+        let thread = thread.spawn(move || Server::new(epoll, socket, node, open, of_thread).run())?;
+        Ok(Attach { ready, thread: Some(thread) })
+    }
+}
+
+impl Drop for Attach {
+    fn drop(&mut self) {
+        self.ready.end();
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread is already on standard error.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Operations that can continue, and the bell that wakes the thread.
+#[derive(Debug)]
+struct Ready {
+    bell: OwnedFd,
+    woken: Mutex<Woken>,
+}
+
+#[derive(Debug, Default)]
+struct Woken {
+    operations: Vec<OperationId>,
+    /// True while the thread sleeps or is about to.
+    sleeps: bool,
+    is_over: bool,
+}
+
+/// An operation of a client.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct OperationId {
+    client: u64,
+    request: u64,
+}
+
+impl Ready {
+    fn new() -> io::Result<Ready> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Ready { bell, woken: Mutex::default() })
+    }
+
+    fn woken(&self) -> MutexGuard<'_, Woken> {
+        self.woken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn end(&self) {
+        let mut woken = self.woken();
+        woken.is_over = true;
+        self.ring(&mut woken);
+    }
+
+    fn ring(&self, woken: &mut Woken) {
+        if std::mem::take(&mut woken.sleeps) {
+            // Cannot fail: an eventfd that is rung once per sleep has room.
+            let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Returns true if the thread may sleep. From then on, the next wake rings.
+    fn may_sleep(&self) -> bool {
+        let mut woken = self.woken();
+        woken.sleeps = woken.operations.is_empty() && !woken.is_over;
+        woken.sleeps
+    }
+
+    /// Takes the woken operations, and returns true if the thread must end afterwards.
+    fn take(&self) -> (Vec<OperationId>, bool) {
+        let mut woken = self.woken();
+        woken.sleeps = false;
+        (std::mem::take(&mut woken.operations), woken.is_over)
+    }
+}
+
+/// Wakes the thread for one operation.
+struct OperationWaker {
+    ready: Arc<Ready>,
+    id: OperationId,
+}
+
+impl Wake for OperationWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let mut woken = self.ready.woken();
+        woken.operations.push(self.id);
+        self.ready.ring(&mut woken);
+    }
+}

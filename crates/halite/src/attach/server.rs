@@ -1,0 +1,198 @@
+//! The thread that serves attached sessions: it accepts, receives, polls operations and sends.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use halite_tier::ids::{NodeId, Principal};
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+
+use super::connection::{Connection, Over, Peer};
+use super::desk::Desk;
+use super::{Opener, Ready};
+use crate::cluster::cluster_dir::AttachSocket;
+use crate::cluster::config::user_name;
+use crate::session::attached::wire::{Refusal, SLICE_BYTES, Welcome};
+
+/// Maximum number of connections.
+const SESSIONS_MAX: usize = 1024;
+/// Maximum number of connections of one user other than the node's own, so that one user leaves room for others.
+const SESSIONS_OF_USER_MAX: usize = 256;
+/// Pause, in ms, before the next accept after the system ran out of descriptors.
+const SHORTAGE_MS: i64 = 100;
+/// Maximum number of events that one wait returns.
+const EVENTS_MAX: usize = 256;
+
+/// Tokens of the listener and the bell; clients count from 0.
+const LISTENER: u64 = u64::MAX;
+const BELL: u64 = u64::MAX - 1;
+
+pub(super) struct Server {
+    epoll: OwnedFd,
+    socket: AttachSocket,
+    node: NodeId,
+    open: Opener,
+    ready: Arc<Ready>,
+    clients: BTreeMap<u64, Connection>,
+    next_client: u64,
+    /// User id of the node's process.
+    own_uid: u32,
+    /// True if the thread waits for connections.
+    accepts: bool,
+    /// Bytes that were just received.
+    slice: Vec<u8>,
+}
+
+/// Returns a descriptor that waits for connections and for the bell.
+pub(super) fn epoll(socket: &AttachSocket, ready: &Ready) -> io::Result<OwnedFd> {
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    epoll::add(&epoll, &socket.listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
+    epoll::add(&epoll, &ready.bell, epoll::EventData::new_u64(BELL), epoll::EventFlags::IN)?;
+    Ok(epoll)
+}
+
+impl Server {
+    /// Makes the state of the thread, which alone may use it.
+    pub(super) fn new(
+        epoll: OwnedFd,
+        socket: AttachSocket,
+        node: NodeId,
+        open: Opener,
+        ready: Arc<Ready>,
+    ) -> Server {
+        Server {
+            epoll,
+            socket,
+            node,
+            open,
+            ready,
+            clients: BTreeMap::new(),
+            next_client: 0,
+            own_uid: rustix::process::geteuid().as_raw(),
+            accepts: true,
+            slice: vec![0; SLICE_BYTES],
+        }
+    }
+
+    /// Serves until the node ends.
+    pub(super) fn run(mut self) {
+        let mut events = Vec::with_capacity(EVENTS_MAX);
+        let mut is_short = false;
+        loop {
+            let timeout_ms = match (self.ready.may_sleep(), is_short) {
+                (false, _) => Some(0),
+                (true, true) => Some(SHORTAGE_MS),
+                (true, false) => None,
+            };
+            let timeout =
+                timeout_ms.map(|ms| Timespec { tv_sec: ms / 1000, tv_nsec: (ms % 1000 * 1_000_000) as _ });
+            let waited = epoll::wait(&self.epoll, spare_capacity(&mut events), timeout.as_ref());
+            if waited.is_err_and(|error| error != Errno::INTR) {
+                // Only a lack of memory can be the reason.
+                std::thread::sleep(std::time::Duration::from_millis(SHORTAGE_MS as u64));
+            }
+            is_short = false;
+            for event in events.drain(..) {
+                match event.data.u64() {
+                    LISTENER => is_short = self.accept().is_err(),
+                    BELL => drop(rustix::io::read(&self.ready.bell, &mut [0; 8])),
+                    client => self.serve(client, event.flags),
+                }
+            }
+            let (woken, is_over) = self.ready.take();
+            for id in woken {
+                self.with(id.client, |connection, _| connection.poll(id.request));
+            }
+            // The node has ended all waits, and the clients have the errors now.
+            if is_over {
+                return;
+            }
+            self.set_accepting(!is_short && self.clients.len() < SESSIONS_MAX);
+        }
+    }
+
+    fn set_accepting(&mut self, accepts: bool) {
+        if accepts != self.accepts {
+            let flags = if accepts { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
+            let data = epoll::EventData::new_u64(LISTENER);
+            self.accepts = epoll::modify(&self.epoll, &self.socket.listener, data, flags).is_ok() == accepts;
+        }
+    }
+
+    /// Accepts a connection. Fails if the system lacks descriptors or memory.
+    fn accept(&mut self) -> Result<(), Over> {
+        let stream = match self.socket.listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(error) => match Errno::from_io_error(&error) {
+                Some(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(()),
+                _ => return Err(Over),
+            },
+        };
+        // A client that has gone again, or of which the kernel tells nothing, is not served.
+        let (Ok(credentials), Ok(())) =
+            (rustix::net::sockopt::socket_peercred(stream.as_fd()), stream.set_nonblocking(true))
+        else {
+            return Ok(());
+        };
+        let peer = Peer { uid: credentials.uid.as_raw() };
+        let client = self.next_client;
+        let flags = epoll::EventFlags::IN;
+        if epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(client), flags).is_err() {
+            return Err(Over);
+        }
+        self.next_client += 1;
+        self.clients.insert(client, Connection::new(stream, client, peer, self.ready.clone()));
+        Ok(())
+    }
+
+    /// Handles the readiness of a client's socket.
+    fn serve(&mut self, client: u64, flags: epoll::EventFlags) {
+        let mut slice = std::mem::take(&mut self.slice);
+        self.with(client, |connection, server| {
+            if flags.intersects(!epoll::EventFlags::OUT) {
+                connection.receive(&mut slice)?;
+            }
+            if connection.has_hello()? {
+                connection.greet(server.admit(connection.peer()));
+            }
+            connection.advance()
+        });
+        self.slice = slice;
+    }
+
+    /// Lets a connection do something, sends what it has to send, and drops it if it is over.
+    fn with(&mut self, client: u64, act: impl FnOnce(&mut Connection, &Server) -> Result<(), Over>) {
+        let Some(mut connection) = self.clients.remove(&client) else { return };
+        let acted = act(&mut connection, self).and_then(|()| connection.flush());
+        // A closed descriptor leaves epoll by itself.
+        if acted.is_ok() && connection.set_interest(&self.epoll, client).is_ok() {
+            self.clients.insert(client, connection);
+        }
+    }
+
+    /// Opens the session of a client that has sent its hello.
+    fn admit(&self, peer: Peer) -> Result<(Welcome, Desk), Refusal> {
+        let is_owner = peer.uid == self.own_uid;
+        let of_user =
+            self.clients.values().filter(|other| other.is_attached() && other.peer().uid == peer.uid);
+        if !is_owner && of_user.count() >= SESSIONS_OF_USER_MAX {
+            return Err(Refusal::TooManySessions { max: SESSIONS_OF_USER_MAX as u32, of_user_only: true });
+        }
+        let session = (self.open)((!is_owner).then(|| principal_of(peer.uid)));
+        let session = session.ok_or(Refusal::TooManySessions { max: 1 << 16, of_user_only: false })?;
+        let principal = session.inner.principal.0.as_ref().to_owned();
+        Ok((Welcome { node: self.node, principal }, Desk::new(session, is_owner)))
+    }
+}
+
+/// Returns the principal of a Unix user.
+fn principal_of(uid: u32) -> Principal {
+    let name = user_name(uid);
+    match name.len() <= Principal::BYTES_MAX {
+        true => Principal(name.into()),
+        false => Principal(format!("uid-{uid}").into()),
+    }
+}

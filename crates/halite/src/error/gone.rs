@@ -1,0 +1,163 @@
+//! Errors of sessions that attach to a node: attaching itself, and the loss of the connection.
+
+use std::io;
+use std::path::PathBuf;
+
+use super::{
+    AccessCause, BarrierCause, CallCause, LockCause, RegionCause, ReplyCause, SendCause, ServeCause,
+};
+
+/// A session could not attach to a node.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AttachError {
+    /// No living node of this host accepts sessions in the cluster directory.
+    #[error(
+        "cannot attach: no node in {} accepts sessions; start one with `halite up` or `halite node`", dir.display()
+    )]
+    NoNode {
+        /// The cluster directory.
+        dir: PathBuf,
+    },
+    /// The nodes in the cluster directory accept sessions of other users only.
+    #[error(
+        "cannot attach: {} does not admit this user; the user who runs the node can start it with `--attach-mode 0666`",
+        path.display()
+    )]
+    NotAdmitted {
+        /// The directory or socket that refused this process.
+        path: PathBuf,
+    },
+    /// Another user than the owner of the cluster directory listens at the socket.
+    #[error(
+        "cannot attach: user {uid} listens in {}, which belongs to user {owner}; do not use this directory",
+        dir.display()
+    )]
+    Stranger {
+        /// The cluster directory.
+        dir: PathBuf,
+        /// User id of the listening process.
+        uid: u32,
+        /// User id of the owner of the directory.
+        owner: u32,
+    },
+    /// The node speaks another version of the protocol between nodes and attached sessions.
+    #[error(
+        "cannot attach to the node in {}: it speaks version {theirs} of the protocol of sessions, this process version {ours}; use the same version of Halite",
+        dir.display()
+    )]
+    OtherVersion {
+        /// The cluster directory.
+        dir: PathBuf,
+        /// The version of the node.
+        theirs: u16,
+        /// The version of this process.
+        ours: u16,
+    },
+    /// The node serves the maximum number of sessions.
+    #[error("cannot attach to the node in {}: it already serves {max} sessions{}, the maximum", dir.display(), of_user(*of_user_only))]
+    TooManySessions {
+        /// The cluster directory.
+        dir: PathBuf,
+        /// Maximum number of sessions.
+        max: u32,
+        /// True if the maximum applies to the sessions of this user.
+        of_user_only: bool,
+    },
+    /// The node ended the connection, or what it sends is not understood.
+    #[error("cannot attach to the node in {}: it ended the connection", dir.display())]
+    Refused {
+        /// The cluster directory.
+        dir: PathBuf,
+    },
+    /// The operating system refused an operation on a path.
+    #[error("cannot attach: {}: {source}", path.display())]
+    Io {
+        /// Path of the directory or socket.
+        path: PathBuf,
+        /// The operating system's error.
+        source: io::Error,
+    },
+}
+
+fn of_user(of_user_only: bool) -> &'static str {
+    if of_user_only { " of this user" } else { "" }
+}
+
+/// The reason why an attached session gets no answer from its node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Gone {
+    /// The connection had ended before the request was sent.
+    Closed,
+    /// The connection ended after the request was sent, so the node may have carried it out.
+    Lost,
+    /// This process is a fork of the process that attached.
+    Forked,
+    /// The request was not sent, because it is too long: only an impossible name can make it so.
+    TooLong {
+        /// Length of the request in bytes.
+        len: usize,
+    },
+}
+
+impl Gone {
+    /// Returns true if the node may have carried the request out.
+    pub(crate) fn maybe_done(self) -> bool {
+        self == Gone::Lost
+    }
+}
+
+macro_rules! causes {
+    ($($cause:ident: $closed:ident, $forked:ident;)*) => {
+        $(
+            impl From<Gone> for $cause {
+                fn from(gone: Gone) -> $cause {
+                    match gone {
+                        Gone::Closed | Gone::Lost => $cause::$closed,
+                        Gone::Forked => $cause::$forked,
+                        Gone::TooLong { .. } => $cause::$closed,
+                    }
+                }
+            }
+        )*
+    };
+}
+
+causes! {
+    AccessCause: NodeClosed, Forked;
+    CallCause: NodeClosed, Forked;
+    SendCause: NodeClosed, Forked;
+    ReplyCause: CallerGone, Forked;
+}
+
+impl From<Gone> for RegionCause {
+    fn from(gone: Gone) -> RegionCause {
+        match gone {
+            Gone::Closed | Gone::Lost => RegionCause::NodeClosed,
+            Gone::Forked => RegionCause::Forked,
+            Gone::TooLong { len } => RegionCause::NameTooLong { len },
+        }
+    }
+}
+
+impl From<Gone> for ServeCause {
+    fn from(gone: Gone) -> ServeCause {
+        match gone {
+            Gone::Closed | Gone::Lost => ServeCause::NodeClosed,
+            Gone::Forked => ServeCause::Forked,
+            Gone::TooLong { .. } => ServeCause::Name(gone.into()),
+        }
+    }
+}
+
+impl From<Gone> for LockCause {
+    fn from(gone: Gone) -> LockCause {
+        LockCause::Region(gone.into())
+    }
+}
+
+impl From<Gone> for BarrierCause {
+    fn from(gone: Gone) -> BarrierCause {
+        BarrierCause::Region(gone.into())
+    }
+}

@@ -1,0 +1,239 @@
+//! Reads, writes and other accesses of an attached session.
+//!
+//! The node carries out an access of up to [`SLICE_BYTES`] as one request. A longer one is checked as a whole first,
+//! and then sent in slices, of which several are under way.
+
+use std::collections::VecDeque;
+
+use halite_tier::access::WORD_BYTES;
+use halite_tier::permissions::Permissions;
+
+use super::wire::{BATCH_MAX, Request, SLICE_BYTES};
+use super::{Answer, Client, Pending, decoded};
+use crate::error::{AccessError, BatchError, Gone};
+use crate::session::{Lh, ReadOp, SwapOp, WriteOp, describe_slot};
+
+/// Maximum number of slices of one access under way.
+const SLICES_MAX: usize = 16;
+
+/// The error of an access whose node gave no answer.
+pub(crate) fn lost(operation: &'static str, lh: Lh, offset: u64, len: u64) -> impl Fn(Gone) -> AccessError {
+    move |gone| AccessError {
+        operation,
+        region: describe_slot(lh),
+        offset,
+        len,
+        cause: gone.into(),
+        partly: gone.maybe_done(),
+    }
+}
+
+/// A part of an access under way, from `begin` to `end` of the access.
+struct Slice {
+    begin: usize,
+    end: usize,
+    sent: Result<Pending, Gone>,
+}
+
+/// Returns the ends of the slices of `len` bytes, each with its start.
+fn slices(len: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..len).step_by(SLICE_BYTES).map(move |begin| (begin, len.min(begin + SLICE_BYTES)))
+}
+
+impl Client {
+    pub(crate) async fn len(&self, lh: Lh) -> Result<u64, AccessError> {
+        self.ask(&Request::Len(lh), lost("len", lh, 0, 0)).await
+    }
+
+    pub(crate) async fn read(&self, lh: Lh, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
+        let len = into.len() as u64;
+        let lost = lost("read", lh, offset, len);
+        if into.len() <= SLICE_BYTES {
+            let request = Request::Read { lh, offset, len: len as u32 };
+            let answer = self.ask_with(&request, &[], None, &lost).await?;
+            return take(&answer, into).ok_or_else(|| lost(Gone::Lost));
+        }
+        self.check("read", lh, Permissions::READ, offset, len).await?;
+        let send = |begin: usize, end: usize| {
+            let request = Request::Read { lh, offset: offset + begin as u64, len: (end - begin) as u32 };
+            Slice { begin, end, sent: self.line.post(&request, &[], None) }
+        };
+        let mut rest = slices(into.len());
+        let mut under_way: VecDeque<Slice> =
+            rest.by_ref().take(SLICES_MAX).map(|(begin, end)| send(begin, end)).collect();
+        while let Some(Slice { begin, end, sent }) = under_way.pop_front() {
+            let reply = match sent {
+                Ok(pending) => pending.await,
+                Err(gone) => Err(gone),
+            };
+            let read = decoded(reply, &lost);
+            let read =
+                read.and_then(|answer| take(&answer, &mut into[begin..end]).ok_or_else(|| lost(Gone::Lost)));
+            read.map_err(|error| whole(error, offset, len, begin > 0))?;
+            under_way.extend(rest.next().map(|(begin, end)| send(begin, end)));
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn write(&self, lh: Lh, offset: u64, from: &[u8]) -> Result<(), AccessError> {
+        let len = from.len() as u64;
+        let lost = lost("write", lh, offset, len);
+        if from.len() <= SLICE_BYTES {
+            let written = self.ask_with(&Request::Write { lh, offset }, &[from], None, &lost).await;
+            return written.map(|answer: Answer<()>| answer.value);
+        }
+        self.check("write", lh, Permissions::WRITE, offset, len).await?;
+        let send = |begin: usize, end: usize| {
+            let request = Request::Write { lh, offset: offset + begin as u64 };
+            Slice { begin, end, sent: self.line.post(&request, &[&from[begin..end]], None) }
+        };
+        let mut rest = slices(from.len());
+        let mut under_way: VecDeque<Slice> =
+            rest.by_ref().take(SLICES_MAX).map(|(begin, end)| send(begin, end)).collect();
+        while let Some(Slice { sent, .. }) = under_way.pop_front() {
+            let reply = match sent {
+                Ok(pending) => pending.await,
+                Err(gone) => Err(gone),
+            };
+            let written: Result<Answer<()>, AccessError> = decoded(reply, &lost);
+            // Later slices may be written too.
+            written.map_err(|error| whole(error, offset, len, true))?;
+            under_way.extend(rest.next().map(|(begin, end)| send(begin, end)));
+        }
+        Ok(())
+    }
+
+    /// Checks rights and bounds of a whole access.
+    pub(crate) async fn check(
+        &self,
+        operation: &'static str,
+        lh: Lh,
+        wanted: Permissions,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), AccessError> {
+        self.ask(&Request::Check { lh, wanted, offset, len }, lost(operation, lh, offset, len)).await
+    }
+
+    pub(crate) async fn read_batch(&self, ops: &mut [ReadOp<'_>]) -> Result<(), BatchError> {
+        let mut begin = 0;
+        while begin < ops.len() {
+            let count = group(ops[begin..].iter().map(|op| op.into.len()));
+            let done = match &mut ops[begin..begin + count] {
+                [] => unreachable!("a group has an operation"),
+                [ReadOp { lh, offset, into }] => self.read(*lh, *offset, into).await.map_err(single),
+                group => self.read_group(group).await,
+            };
+            done.map_err(|error| BatchError { index: begin + error.index, ..error })?;
+            begin += count;
+        }
+        Ok(())
+    }
+
+    async fn read_group(&self, ops: &mut [ReadOp<'_>]) -> Result<(), BatchError> {
+        let (lh, offset, len) = (ops[0].lh, ops[0].offset, ops[0].into.len());
+        let lost = |gone| single(lost("read", lh, offset, len as u64)(gone));
+        let places = ops.iter().map(|op| (op.lh, op.offset, op.into.len() as u32)).collect();
+        let request = Request::ReadBatch(places);
+        let answer: Answer<Option<BatchError>> = self.ask_with(&request, &[], None, lost).await?;
+        let mut data = answer.data();
+        for op in ops.iter_mut() {
+            // A batch that failed has the bytes of the reads before.
+            let Some((bytes, rest)) = data.split_at_checked(op.into.len()) else { break };
+            op.into.copy_from_slice(bytes);
+            data = rest;
+        }
+        answer.value.map_or(Ok(()), Err)
+    }
+
+    pub(crate) async fn write_batch(&self, ops: &[WriteOp<'_>]) -> Result<(), BatchError> {
+        let mut begin = 0;
+        while begin < ops.len() {
+            let count = group(ops[begin..].iter().map(|op| op.from.len()));
+            let done = match &ops[begin..begin + count] {
+                [] => unreachable!("a group has an operation"),
+                [WriteOp { lh, offset, from }] => self.write(*lh, *offset, from).await.map_err(single),
+                group => {
+                    let (lh, offset, len) = (group[0].lh, group[0].offset, group[0].from.len());
+                    let places = group.iter().map(|op| (op.lh, op.offset, op.from.len() as u32)).collect();
+                    let data: Vec<&[u8]> = group.iter().map(|op| op.from).collect();
+                    let lost = |gone| single(lost("write", lh, offset, len as u64)(gone));
+                    let answer = self.ask_with(&Request::WriteBatch(places), &data, None, lost).await;
+                    answer.map(|answer: Answer<()>| answer.value)
+                }
+            };
+            done.map_err(|error| BatchError { index: begin + error.index, ..error })?;
+            begin += count;
+        }
+        Ok(())
+    }
+
+    /// Carries an atomic out.
+    pub(crate) async fn change(
+        &self,
+        lh: Lh,
+        offset: u64,
+        operation: &'static str,
+        request: Request<'_>,
+    ) -> Result<u64, AccessError> {
+        self.ask(&request, lost(operation, lh, offset, WORD_BYTES)).await
+    }
+
+    pub(crate) async fn swap_while(&self, lh: Lh, swaps: &[SwapOp]) -> Result<usize, BatchError> {
+        let mut index = 0;
+        for some in swaps.chunks(BATCH_MAX) {
+            let first = some[0].offset;
+            let lost = |gone| single(lost("compare_swap", lh, first, WORD_BYTES)(gone));
+            let asked = self.ask(&Request::SwapWhile { lh, swaps: some.to_vec() }, lost).await;
+            let made: usize =
+                asked.map_err(|error: BatchError| BatchError { index: index + error.index, ..error })?;
+            index += made;
+            if made < some.len() {
+                break;
+            }
+        }
+        Ok(index)
+    }
+
+    /// Waits until `is_reached` accepts a word. The node waits for each change of the word.
+    pub(crate) async fn wait_until(
+        &self,
+        lh: Lh,
+        offset: u64,
+        mut is_reached: impl FnMut(u64) -> bool,
+    ) -> Result<u64, AccessError> {
+        let mut not = None;
+        loop {
+            let lost = lost("wait for", lh, offset, WORD_BYTES);
+            let word = self.ask(&Request::WaitWord { lh, offset, not }, lost).await?;
+            if is_reached(word) {
+                return Ok(word);
+            }
+            not = Some(word);
+        }
+    }
+}
+
+/// Copies the data of a read; `None` if the node sent another number of bytes.
+fn take(answer: &Answer<()>, into: &mut [u8]) -> Option<()> {
+    (answer.data().len() == into.len()).then(|| into.copy_from_slice(answer.data()))
+}
+
+/// Converts the error of a slice into that of the whole access.
+fn whole(error: AccessError, offset: u64, len: u64, partly: bool) -> AccessError {
+    AccessError { offset, len, partly: partly || error.partly, ..error }
+}
+
+fn single(source: AccessError) -> BatchError {
+    BatchError { index: 0, source, later: false }
+}
+
+/// Returns the number of accesses, from the first on, that one request carries out: at least one.
+fn group(lens: impl Iterator<Item = usize>) -> usize {
+    let mut bytes = 0;
+    let fits = |len: &usize| {
+        bytes += len;
+        bytes <= SLICE_BYTES
+    };
+    lens.take(BATCH_MAX).take_while(fits).count().max(1)
+}

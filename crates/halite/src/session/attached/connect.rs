@@ -1,0 +1,98 @@
+//! Finds a node that accepts sessions in a cluster directory, and exchanges hellos with it.
+//!
+//! The cluster directory belongs to the user who runs the nodes, and only this user can put sockets there. So the
+//! client opens the directory once, follows no link, and accepts only a listener of the directory's owner.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use halite_tier::ids::NodeId;
+use rustix::fs::{CWD, Dir, Mode, OFlags};
+
+use super::wire::{self, HEADER_BYTES, Refusal, VERSION, Welcome};
+use crate::cluster::cluster_dir::{ATTACH_DIR, attach_socket_node};
+use crate::error::AttachError;
+
+/// Connects to a living node of this host in the cluster directory: to `wanted`, or to any.
+pub(super) fn connect(dir: &Path, wanted: Option<NodeId>) -> Result<(UnixStream, Welcome), AttachError> {
+    let io_error = |path: &Path| {
+        let path = path.to_owned();
+        move |error: io::Error| match error.kind() {
+            ErrorKind::NotFound => AttachError::NoNode { dir: dir.to_owned() },
+            ErrorKind::PermissionDenied => AttachError::NotAdmitted { path },
+            _ => AttachError::Io { path, source: error },
+        }
+    };
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let open = |at: &OwnedFd, name: &str, more| rustix::fs::openat(at, name, flags | more, Mode::empty());
+    let root = rustix::fs::openat(CWD, dir, flags | OFlags::PATH, Mode::empty());
+    let root = root.map_err(|error| io_error(dir)(error.into()))?;
+    let owner = rustix::fs::fstat(&root).map_err(|error| io_error(dir)(error.into()))?.st_uid;
+    let path = dir.join(ATTACH_DIR);
+    let sockets = open(&root, ATTACH_DIR, OFlags::RDONLY).map_err(|error| io_error(&path)(error.into()))?;
+    let mut nodes = Vec::new();
+    for entry in Dir::read_from(&sockets).map_err(|error| io_error(&path)(error.into()))? {
+        let entry = entry.map_err(|error| io_error(&path)(error.into()))?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        nodes.extend(attach_socket_node(&name).map(|node| (node, name)));
+    }
+    nodes.retain(|(node, _)| wanted.is_none_or(|wanted| wanted == *node));
+    nodes.sort();
+    let mut last = AttachError::NoNode { dir: dir.to_owned() };
+    for (_, name) in nodes {
+        // Through the descriptor: the path may lead elsewhere by now, and may be too long for an address.
+        let through: PathBuf = ["/proc/self/fd", &sockets.as_raw_fd().to_string(), &name].iter().collect();
+        let connected = UnixStream::connect(&through).or_else(|error| match error.kind() {
+            // There is no /proc.
+            ErrorKind::NotFound => UnixStream::connect(path.join(&name)),
+            _ => Err(error),
+        });
+        match connected {
+            Ok(socket) => return greet(socket, dir, owner),
+            // The node has ended.
+            Err(error) if matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound) => {}
+            Err(error) => last = io_error(&path.join(&name))(error),
+        }
+    }
+    Err(last)
+}
+
+fn greet(mut socket: UnixStream, dir: &Path, owner: u32) -> Result<(UnixStream, Welcome), AttachError> {
+    let dir = dir.to_owned();
+    let peer = rustix::net::sockopt::socket_peercred(socket.as_fd());
+    let uid = match peer {
+        Ok(peer) => peer.uid.as_raw(),
+        Err(error) => return Err(AttachError::Io { path: dir, source: error.into() }),
+    };
+    if uid != owner {
+        return Err(AttachError::Stranger { dir, uid, owner });
+    }
+    let Ok(body) = exchange(&mut socket) else { return Err(AttachError::Refused { dir }) };
+    let Some((theirs, rest)) = wire::version_of(&body) else { return Err(AttachError::Refused { dir }) };
+    if theirs != VERSION {
+        return Err(AttachError::OtherVersion { dir, theirs, ours: VERSION });
+    }
+    match wire::decode::<Result<Welcome, Refusal>>(rest) {
+        Some((Ok(welcome), _)) => Ok((socket, welcome)),
+        Some((Err(Refusal::TooManySessions { max, of_user_only }), _)) => {
+            Err(AttachError::TooManySessions { dir, max, of_user_only })
+        }
+        None => Err(AttachError::Refused { dir }),
+    }
+}
+
+/// Sends a hello and returns the body of the node's hello.
+fn exchange(socket: &mut UnixStream) -> io::Result<Vec<u8>> {
+    socket.write_all(&wire::hello_message(&[]))?;
+    let mut header = [0; HEADER_BYTES];
+    socket.read_exact(&mut header)?;
+    let len = u32::from_le_bytes([header[0], header[1], header[2], header[3]]) as usize;
+    if len > wire::HELLO_BYTES_MAX {
+        return Err(ErrorKind::InvalidData.into());
+    }
+    let mut body = vec![0; len];
+    socket.read_exact(&mut body)?;
+    Ok(body)
+}

@@ -1,0 +1,545 @@
+//! The socket of an attached session, and the threads that wait for replies.
+//!
+//! ```text
+//!   thread in block_on ── no thread reads? ── yes ──> reads, and hands replies to all waiters
+//!                              └─ no ──> sleeps until its reply is there, or until it must read
+//!   task ─────────────────────────────────> a background thread reads while tasks wait
+//! ```
+//!
+//! A thread that waits for its own reply reads the socket itself, so that the reply wakes one thread only. The buffer
+//! of received bytes is the right to read: the reading thread owns it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+
+use halite_mem::Process;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+use serde::Serialize;
+
+use super::wire::{self, Message, Request};
+use crate::error::Gone;
+use crate::runtime::wait::BlockingWait;
+
+/// Bytes that one receive takes from the socket: a slice and its header, with room to spare.
+const RECEIVE_BYTES: usize = 80 << 10;
+
+/// Makes the request that undoes an operation, from the reply that came after its future was dropped.
+pub(crate) type Undo = Box<dyn FnOnce(&[u8]) -> Option<Vec<u8>> + Send>;
+
+/// The connection, shared by the session, its requests and the background thread.
+pub(crate) struct Line {
+    socket: UnixStream,
+    /// Rung to end the poll of the reading thread.
+    bell: OwnedFd,
+    process: Process,
+    state: Mutex<State>,
+    /// Wakes the background thread.
+    background: Condvar,
+}
+
+struct State {
+    next_id: u64,
+    requests: BTreeMap<u64, Slot>,
+    /// Bytes that the socket has not taken yet.
+    output: VecDeque<u8>,
+    /// The buffer of the reading thread; `None` while a thread reads.
+    input: Option<Vec<u8>>,
+    /// True while the reading thread also waits for room in the socket.
+    polls_output: bool,
+    /// Threads in `block_on` that sleep while another thread reads.
+    sleepers: Vec<Arc<Waiter>>,
+    /// Number of requests that tasks await, outside of `block_on`.
+    tasks: usize,
+    /// Number of dropped requests whose late replies must be undone.
+    undos: usize,
+    /// Requests that wait for these undos, so that the node carries them out afterwards.
+    held: VecDeque<(u64, Vec<u8>)>,
+    has_background: bool,
+    is_over: bool,
+    /// True once the session has ended; the background thread then ends.
+    is_closed: bool,
+}
+
+impl State {
+    /// Returns true if the socket must be read or written although no thread in `block_on` does.
+    fn needs_background(&self) -> bool {
+        self.tasks > 0 || self.undos > 0 || !self.output.is_empty()
+    }
+}
+
+/// A request that was sent.
+enum Slot {
+    Waiting(Option<Waker>),
+    Replied(Vec<u8>),
+    /// Nothing waits for the reply.
+    Abandoned(Option<Undo>),
+}
+
+/// A thread in `block_on`.
+struct Waiter {
+    thread: Thread,
+    is_woken: AtomicBool,
+    /// True while the thread polls the socket: then the bell wakes it.
+    polls: AtomicBool,
+    line: Arc<Line>,
+}
+
+impl Wake for Waiter {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        // In one order with the thread's own store and load in read_for(): at least one of the two sees the other.
+        self.is_woken.store(true, SeqCst);
+        match self.polls.load(SeqCst) {
+            true => self.line.ring(),
+            false => self.thread.unpark(),
+        }
+    }
+}
+
+/// Opening, sending and closing.
+impl Line {
+    pub(super) fn new(socket: UnixStream) -> io::Result<Arc<Line>> {
+        socket.set_nonblocking(true)?;
+        let state = State {
+            next_id: 1,
+            requests: BTreeMap::new(),
+            output: VecDeque::new(),
+            input: Some(Vec::new()),
+            polls_output: false,
+            sleepers: Vec::new(),
+            tasks: 0,
+            undos: 0,
+            held: VecDeque::new(),
+            has_background: false,
+            is_over: false,
+            is_closed: false,
+        };
+        Ok(Arc::new(Line {
+            socket,
+            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            process: Process::current(),
+            state: Mutex::new(state),
+            background: Condvar::new(),
+        }))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ring(&self) {
+        // An eventfd with a count is readable, so a full one need not be written.
+        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+    }
+
+    /// Returns true if this process is a fork of the one that attached. A fork shares the socket, and must not use it.
+    fn is_forked(&self) -> bool {
+        !self.process.is_current()
+    }
+
+    pub(super) fn post(
+        self: &Arc<Line>,
+        request: &impl Serialize,
+        data: &[&[u8]],
+        undo: Option<Undo>,
+    ) -> Result<Pending, Gone> {
+        if self.is_forked() {
+            return Err(Gone::Forked);
+        }
+        let mut message = wire::message(0, request, data);
+        let data_len: usize = data.iter().map(|slice| slice.len()).sum();
+        let len = message.len() - wire::HEADER_BYTES - data_len;
+        if len > wire::REQUEST_BYTES_MAX {
+            return Err(Gone::TooLong { len });
+        }
+        let mut state = self.state();
+        if state.is_over {
+            return Err(Gone::Closed);
+        }
+        let id = state.next_id;
+        state.next_id += 1;
+        wire::finish(&mut message, id);
+        state.requests.insert(id, Slot::Waiting(None));
+        match state.undos {
+            0 => self.send(&mut state, &message),
+            _ => state.held.push_back((id, message)),
+        }
+        Ok(Pending { line: self.clone(), id: Some(id), is_task: false, undo })
+    }
+
+    /// Sends a message, behind those that the socket has not taken yet.
+    fn send(&self, state: &mut State, mut message: &[u8]) {
+        while state.output.is_empty() && !message.is_empty() {
+            match rustix::net::send(&self.socket, message, SendFlags::NOSIGNAL) {
+                Ok(sent) => message = &message[sent..],
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => break,
+                // The reading thread finds out, too, and tells all.
+                Err(_) => return,
+            }
+        }
+        if message.is_empty() {
+            return;
+        }
+        state.output.extend(message);
+        if state.input.is_none() && !state.polls_output {
+            self.ring();
+        }
+    }
+
+    /// Lets the background thread send what the socket has not taken, because the caller may not wait.
+    pub(super) fn send_rest(self: &Arc<Line>) {
+        if self.is_forked() {
+            return;
+        }
+        let mut state = self.state();
+        if !state.output.is_empty() {
+            self.need_background(&mut state);
+        }
+    }
+
+    /// Sends bytes that the socket did not take before.
+    fn flush(&self, state: &mut State) {
+        while !state.output.is_empty() {
+            let (front, _) = state.output.as_slices();
+            match rustix::net::send(&self.socket, front, SendFlags::NOSIGNAL) {
+                Ok(sent) => drop(state.output.drain(..sent)),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return,
+                Err(_) => state.output.clear(),
+            }
+        }
+        state.output.shrink_to(RECEIVE_BYTES);
+    }
+
+    /// Ends the session: all its waits end, and the node ends its side.
+    pub(super) fn close(&self) {
+        if self.is_forked() {
+            return;
+        }
+        self.state().is_closed = true;
+        // Ends the poll of the reading thread.
+        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+        self.background.notify_all();
+    }
+}
+
+/// Waiting and reading.
+impl Line {
+    pub(super) fn block_on<F: Future>(self: &Arc<Line>, future: F) -> F::Output {
+        let _waiting = BlockingWait::begin(&**self);
+        let waiter = Arc::new(Waiter {
+            thread: std::thread::current(),
+            is_woken: AtomicBool::new(false),
+            polls: AtomicBool::new(false),
+            line: self.clone(),
+        });
+        let waker = Waker::from(waiter.clone());
+        let mut future = std::pin::pin!(future);
+        loop {
+            if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+                return output;
+            }
+            self.await_wake(&waiter);
+        }
+    }
+
+    fn await_wake(self: &Arc<Line>, waiter: &Arc<Waiter>) {
+        let mut has_slept = false;
+        while !waiter.is_woken.swap(false, SeqCst) {
+            match self.right_to_read(waiter) {
+                Some(input) => {
+                    self.read(input, Some(waiter));
+                }
+                None => {
+                    has_slept = true;
+                    std::thread::park();
+                }
+            }
+        }
+        if has_slept && !self.is_forked() {
+            let mut state = self.state();
+            state.sleepers.retain(|sleeper| !Arc::ptr_eq(sleeper, waiter));
+            self.hand_over(&mut state);
+        }
+    }
+
+    /// Returns the right to read; `None` if another thread reads, which then wakes this one to take over.
+    fn right_to_read(&self, waiter: &Arc<Waiter>) -> Option<Vec<u8>> {
+        if self.is_forked() {
+            return None;
+        }
+        let mut state = self.state();
+        // A session without a connection gets no further reply; what the task waits for is something else.
+        let input = if state.is_over { None } else { state.input.take() };
+        if input.is_none() && !state.sleepers.iter().any(|sleeper| Arc::ptr_eq(sleeper, waiter)) {
+            state.sleepers.push(waiter.clone());
+        }
+        input
+    }
+
+    /// Reads until `waiter` is woken; without a waiter, while tasks wait or output is left. Then passes the right on.
+    fn read(self: &Arc<Line>, mut input: Vec<u8>, waiter: Option<&Arc<Waiter>>) {
+        loop {
+            let mut state = self.state();
+            self.flush(&mut state);
+            let is_needed = state.needs_background();
+            if state.is_over || waiter.is_none() && !is_needed {
+                break;
+            }
+            state.polls_output = !state.output.is_empty();
+            let wanted = if state.polls_output { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+            drop(state);
+            if let Some(waiter) = waiter {
+                waiter.polls.store(true, SeqCst);
+                if waiter.is_woken.load(SeqCst) {
+                    waiter.polls.store(false, SeqCst);
+                    break;
+                }
+            }
+            let mut fds = [PollFd::new(&self.socket, wanted), PollFd::new(&self.bell, PollFlags::IN)];
+            let polled = poll(&mut fds, None);
+            let (is_readable, is_rung) =
+                (fds[0].revents().intersects(!PollFlags::OUT), !fds[1].revents().is_empty());
+            if let Some(waiter) = waiter {
+                // From here on, this thread needs no bell.
+                waiter.polls.store(false, SeqCst);
+            }
+            if is_rung {
+                let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+            }
+            if polled.is_ok() && is_readable && self.receive(&mut input).is_err() {
+                self.end();
+            }
+        }
+        let mut state = self.state();
+        state.polls_output = false;
+        input.shrink_to(RECEIVE_BYTES);
+        state.input = Some(input);
+        self.hand_over(&mut state);
+    }
+
+    /// Wakes a thread that reads, if no thread does and one is needed.
+    fn hand_over(&self, state: &mut State) {
+        if state.input.is_none() || state.is_over {
+            return;
+        }
+        if state.has_background && state.needs_background() {
+            self.background.notify_one();
+        } else if let Some(sleeper) = state.sleepers.pop() {
+            sleeper.thread.unpark();
+        }
+    }
+
+    /// Receives bytes and hands complete replies to their waiters. Fails if the connection has ended.
+    fn receive(self: &Arc<Line>, input: &mut Vec<u8>) -> Result<(), Gone> {
+        let begin = input.len();
+        input.resize(begin + RECEIVE_BYTES, 0);
+        let received = rustix::net::recv(&self.socket, &mut input[begin..], RecvFlags::empty());
+        input.truncate(begin + *received.as_ref().map_or(&0, |(count, _)| count));
+        match received {
+            Ok((0, _)) => return Err(Gone::Lost),
+            Ok(_) => {}
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
+            Err(_) => return Err(Gone::Lost),
+        }
+        let (mut wakers, mut undos, mut at) = (Vec::new(), Vec::new(), 0);
+        while let Some(Message { id, body, len }) = wire::split(&input[at..]).map_err(|_| Gone::Lost)? {
+            let mut state = self.state();
+            match state.requests.remove(&id) {
+                Some(Slot::Waiting(waker)) => {
+                    state.requests.insert(id, Slot::Replied(body.to_vec()));
+                    wakers.extend(waker);
+                }
+                Some(Slot::Abandoned(Some(undo))) => {
+                    state.undos -= 1;
+                    drop(state);
+                    undos.extend(undo(body));
+                }
+                Some(Slot::Abandoned(None)) => {}
+                // No request has this id, so the node is at fault.
+                Some(Slot::Replied(_)) | None => return Err(Gone::Lost),
+            }
+            at += len;
+        }
+        input.drain(..at);
+        for undo in undos {
+            self.tell_encoded(undo);
+        }
+        self.send_held(&mut self.state());
+        wakers.into_iter().for_each(Waker::wake);
+        Ok(())
+    }
+
+    /// Sends the requests that waited for undos, if no undo is left.
+    fn send_held(&self, state: &mut State) {
+        while state.undos == 0
+            && let Some((_, message)) = state.held.pop_front()
+        {
+            self.send(state, &message);
+        }
+    }
+
+    /// Sends an encoded request whose reply nothing waits for.
+    fn tell_encoded(&self, mut message: Vec<u8>) {
+        let mut state = self.state();
+        let id = state.next_id;
+        state.next_id += 1;
+        wire::finish(&mut message, id);
+        state.requests.insert(id, Slot::Abandoned(None));
+        self.send(&mut state, &message);
+    }
+
+    /// Fails all requests, because the connection has ended.
+    fn end(&self) {
+        let mut state = self.state();
+        state.is_over = true;
+        state.output.clear();
+        let (mut wakers, mut threads) = (Vec::new(), Vec::new());
+        for slot in state.requests.values_mut() {
+            if let Slot::Waiting(waker) = slot {
+                wakers.extend(waker.take());
+            }
+        }
+        threads.append(&mut state.sleepers);
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
+        threads.into_iter().for_each(|sleeper| sleeper.thread.unpark());
+    }
+
+    /// Starts the background thread unless it runs.
+    fn need_background(self: &Arc<Line>, state: &mut State) {
+        if state.has_background {
+            return self.hand_over(state);
+        }
+        let line = self.clone();
+        let started =
+            std::thread::Builder::new().name("halite-attached".to_owned()).spawn(move || line.run());
+        // Without a thread, a reply waits until a blocking wait reads it.
+        state.has_background = started.is_ok();
+    }
+
+    /// Reads while tasks wait, until the session ends.
+    fn run(self: Arc<Line>) {
+        loop {
+            let mut state = self.state();
+            while !state.is_closed && !state.is_over && (state.input.is_none() || !state.needs_background()) {
+                state = self.background.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            if state.is_closed || state.is_over {
+                return;
+            }
+            let input = state.input.take().expect("checked under the lock");
+            drop(state);
+            self.read(input, None);
+        }
+    }
+}
+
+/// A request that was sent, and whose reply is awaited. Dropping it cancels the request.
+pub(crate) struct Pending {
+    line: Arc<Line>,
+    id: Option<u64>,
+    /// True if a task awaits it, outside of `block_on`.
+    is_task: bool,
+    undo: Option<Undo>,
+}
+
+impl Pending {
+    /// Lets the request go on without a waiter.
+    pub(super) fn detach(mut self) {
+        self.abandon(false);
+    }
+
+    fn abandon(&mut self, cancels: bool) {
+        let Some(id) = self.id.take() else { return };
+        if self.line.is_forked() {
+            return;
+        }
+        let line = self.line.clone();
+        let mut state = line.state();
+        self.stop_task(&mut state);
+        match state.requests.remove(&id) {
+            Some(Slot::Waiting(_)) if state.is_over => {}
+            // It was not sent; one that nothing awaits is sent nevertheless.
+            Some(Slot::Waiting(_)) if cancels && state.held.iter().any(|(held, _)| *held == id) => {
+                state.held.retain(|(held, _)| *held != id);
+            }
+            Some(Slot::Waiting(_)) => {
+                let undo = self.undo.take();
+                state.undos += usize::from(undo.is_some());
+                state.requests.insert(id, Slot::Abandoned(undo));
+                if cancels {
+                    line.send(&mut state, &wire::message(id, &Request::Cancel, &[]));
+                }
+                if state.needs_background() {
+                    line.need_background(&mut state);
+                }
+            }
+            Some(Slot::Replied(body)) => {
+                drop(state);
+                if let Some(undo) = self.undo.take().and_then(|undo| undo(&body)) {
+                    line.tell_encoded(undo);
+                }
+            }
+            Some(Slot::Abandoned(_)) | None => {}
+        }
+    }
+
+    fn stop_task(&mut self, state: &mut State) {
+        if std::mem::take(&mut self.is_task) {
+            state.tasks -= 1;
+        }
+    }
+}
+
+impl Future for Pending {
+    type Output = Result<Vec<u8>, Gone>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let pending = &mut *self;
+        if pending.line.is_forked() {
+            return Poll::Ready(Err(Gone::Forked));
+        }
+        let id = pending.id.expect("a request is awaited once");
+        let line = pending.line.clone();
+        let mut state = line.state();
+        let is_over = state.is_over;
+        match state.requests.get_mut(&id) {
+            Some(Slot::Waiting(waker)) if !is_over => {
+                *waker = Some(context.waker().clone());
+                if !pending.is_task && !BlockingWait::drives(&*line) {
+                    pending.is_task = true;
+                    state.tasks += 1;
+                    line.need_background(&mut state);
+                }
+                return Poll::Pending;
+            }
+            _ => {}
+        }
+        pending.id = None;
+        pending.stop_task(&mut state);
+        Poll::Ready(match state.requests.remove(&id) {
+            Some(Slot::Replied(body)) => Ok(body),
+            _ => Err(Gone::Lost),
+        })
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.abandon(true);
+    }
+}

@@ -1,0 +1,159 @@
+//! Attached sessions: the client's side of the connection to a node in another process of this host.
+//!
+//! ```text
+//!   Session ──> Client::ask ──> request ──> socket ──> the node's session of this principal (crate::attach)
+//!                  │ waits                    │
+//!                  └── reply <── the thread that reads: one that waits for a reply, or a thread for tasks
+//! ```
+//!
+//! [`wire`] has the messages. [`line`](mod@line) has the socket and decides which thread reads it. [`access`] splits long accesses
+//! into slices. The node's own session checks each request, so this folder checks nothing but lengths.
+//!
+//! The table of requests has a lock of its own, under which the client takes no other lock and runs no waker.
+
+mod access;
+mod connect;
+mod line;
+mod remote;
+pub(crate) mod wire;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use halite_tier::ids::NodeId;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+pub(crate) use self::access::lost;
+use self::line::Line;
+pub(crate) use self::line::{Pending, Undo};
+pub(crate) use self::remote::Remote;
+use self::wire::{Request, Welcome};
+use crate::error::{AttachError, Gone};
+use crate::session::Lh;
+
+/// The connection of an attached session. Clones of the session share it; the last one ends it.
+pub(crate) struct Client {
+    line: Arc<Line>,
+    welcome: Welcome,
+}
+
+/// The answer to a request: a value, and the bytes that follow it.
+pub(crate) struct Answer<T> {
+    pub(crate) value: T,
+    bytes: Vec<u8>,
+    data_at: usize,
+}
+
+impl<T> Answer<T> {
+    pub(crate) fn data(&self) -> &[u8] {
+        &self.bytes[self.data_at..]
+    }
+
+    pub(crate) fn into_data(mut self) -> Vec<u8> {
+        self.bytes.drain(..self.data_at);
+        self.bytes
+    }
+}
+
+impl Client {
+    /// Attaches to a living node of this host in the cluster directory: to `node`, or to any.
+    pub(crate) fn attach(dir: &Path, node: Option<NodeId>) -> Result<Client, AttachError> {
+        let (socket, welcome) = connect::connect(dir, node)?;
+        tracing::info!("attached to node {} in {} as {}", welcome.node, dir.display(), welcome.principal);
+        let line = Line::new(socket).map_err(|source| AttachError::Io { path: dir.to_owned(), source })?;
+        Ok(Client { line, welcome })
+    }
+
+    pub(crate) fn node(&self) -> NodeId {
+        self.welcome.node
+    }
+
+    /// Runs a future on the calling thread, which reads the socket while it waits, unless another thread does.
+    pub(crate) fn block_on<F: Future>(&self, future: F) -> F::Output {
+        self.line.block_on(future)
+    }
+
+    /// Sends a request now, although the caller may await it much later. `data` follows it.
+    pub(crate) fn post(&self, request: &impl Serialize, data: &[&[u8]]) -> Result<Pending, Gone> {
+        let posted = self.line.post(request, data, None);
+        self.line.send_rest();
+        posted
+    }
+
+    /// Sends a request whose reply needs no reader, such as the end of an object.
+    pub(crate) fn tell(&self, request: &Request<'_>) {
+        self.tell_with(request, &[]);
+    }
+
+    pub(crate) fn tell_with(&self, request: &Request<'_>, data: &[&[u8]]) {
+        if let Ok(pending) = self.line.post(request, data, None) {
+            pending.detach();
+            self.line.send_rest();
+        }
+    }
+
+    /// Sends a request and waits for its result. `lost` makes the error if the node gives no answer.
+    pub(crate) async fn ask<T: DeserializeOwned, E: DeserializeOwned>(
+        &self,
+        request: &Request<'_>,
+        lost: impl FnOnce(Gone) -> E,
+    ) -> Result<T, E> {
+        self.ask_with(request, &[], None, lost).await.map(|answer| answer.value)
+    }
+
+    /// Sends a request that makes a handle. A handle that comes too late is unmapped.
+    pub(crate) async fn ask_for_handle<E: DeserializeOwned>(
+        &self,
+        request: &Request<'_>,
+        lost: impl FnOnce(Gone) -> E,
+    ) -> Result<Lh, E> {
+        let undo: Undo = Box::new(|reply| match wire::decode::<(u8, Lh)>(reply)? {
+            // The first byte tells that the result is a value.
+            ((0, lh), _) => Some(wire::message(0, &Request::Unmap(lh), &[])),
+            _ => None,
+        });
+        self.ask_with(request, &[], Some(undo), lost).await.map(|answer| answer.value)
+    }
+
+    /// Sends a request with data and waits for its result. If the future is dropped too late to cancel the request,
+    /// `undo` makes the request that undoes it.
+    pub(crate) async fn ask_with<T: DeserializeOwned, E: DeserializeOwned>(
+        &self,
+        request: &Request<'_>,
+        data: &[&[u8]],
+        undo: Option<Undo>,
+        lost: impl FnOnce(Gone) -> E,
+    ) -> Result<Answer<T>, E> {
+        match self.line.post(request, data, undo) {
+            Ok(pending) => decoded(pending.await, lost),
+            Err(gone) => Err(lost(gone)),
+        }
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.line.close();
+    }
+}
+
+/// Decodes a reply: a result, and the data behind it.
+pub(crate) fn decoded<T: DeserializeOwned, E: DeserializeOwned>(
+    reply: Result<Vec<u8>, Gone>,
+    lost: impl FnOnce(Gone) -> E,
+) -> Result<Answer<T>, E> {
+    let bytes = match reply {
+        Ok(bytes) => bytes,
+        Err(gone) => return Err(lost(gone)),
+    };
+    match wire::decode::<Result<T, E>>(&bytes) {
+        Some((Ok(value), data)) => {
+            let data_at = bytes.len() - data.len();
+            Ok(Answer { value, bytes, data_at })
+        }
+        Some((Err(error), _)) => Err(error),
+        // Both ends have the same version, so the node is at fault.
+        None => Err(lost(Gone::Lost)),
+    }
+}

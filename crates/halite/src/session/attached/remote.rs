@@ -1,0 +1,145 @@
+//! Objects that the node keeps for an attached session: servers, ports, watches, senders and calls.
+//!
+//! A receive whose future is dropped may already have its item. Such an item goes to the next receive, in order.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+
+use serde::de::DeserializeOwned;
+
+use super::wire::{self, Request};
+use super::{Answer, Client, Undo, decoded};
+use crate::error::Gone;
+
+/// An object of the node. Dropping it ends the object.
+pub(crate) struct Remote {
+    client: Arc<Client>,
+    id: u64,
+    left: Arc<Mutex<Left>>,
+}
+
+/// Replies to receives that nothing awaits any more, and the receives that wait.
+#[derive(Default)]
+struct Left {
+    replies: VecDeque<Vec<u8>>,
+    waiting: Vec<Waker>,
+}
+
+impl fmt::Debug for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Remote").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+impl Remote {
+    pub(crate) fn new(client: &Arc<Client>, id: u64) -> Remote {
+        Remote { client: client.clone(), id, left: Arc::default() }
+    }
+
+    /// Opens an object with a request whose result is the object's id.
+    pub(crate) async fn open<E: DeserializeOwned>(
+        client: &Arc<Client>,
+        request: &Request<'_>,
+        lost: impl FnOnce(Gone) -> E,
+    ) -> Result<Remote, E> {
+        // An object that is opened too late is ended.
+        let undo: Undo = Box::new(|reply| match wire::decode::<(u8, u64)>(reply)? {
+            // The first byte tells that the result is a value.
+            ((0, id), _) => Some(wire::message(0, &Request::End(id), &[])),
+            _ => None,
+        });
+        let opened: Answer<u64> = client.ask_with(request, &[], Some(undo), lost).await?;
+        Ok(Remote::new(client, opened.value))
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(crate) fn client(&self) -> &Arc<Client> {
+        &self.client
+    }
+
+    /// Receives an item. If the future is dropped, the item stays for the next receive.
+    pub(crate) async fn recv<T: DeserializeOwned, E: DeserializeOwned>(
+        &self,
+        request: &Request<'_>,
+        lost: impl FnOnce(Gone) -> E,
+    ) -> Result<Answer<T>, E> {
+        if let Some(reply) = self.left().replies.pop_front() {
+            return decoded(Ok(reply), lost);
+        }
+        let left = self.left.clone();
+        let undo: Undo = Box::new(move |reply| {
+            if is_value(reply) {
+                let mut left = left.lock().unwrap_or_else(PoisonError::into_inner);
+                left.replies.push_back(reply.to_vec());
+                let waiting = std::mem::take(&mut left.waiting);
+                drop(left);
+                waiting.into_iter().for_each(Waker::wake);
+            }
+            None
+        });
+        let pending = match self.client.line.post(request, &[], Some(undo)) {
+            Ok(pending) => pending,
+            Err(gone) => return Err(lost(gone)),
+        };
+        let mut pending = pin!(pending);
+        let reply = poll_fn(|context| {
+            let own = pending.as_mut().poll(context);
+            let mut left = self.left();
+            match (own, left.replies.pop_front()) {
+                (Poll::Pending, None) => {
+                    left.waiting.push(context.waker().clone());
+                    Poll::Pending
+                }
+                (Poll::Ready(Ok(own)), Some(earlier)) if is_value(&own) => {
+                    left.replies.push_back(own);
+                    Poll::Ready(Ok(earlier))
+                }
+                // The item of the own request, if one comes, is left for the next receive.
+                (_, Some(earlier)) => Poll::Ready(Ok(earlier)),
+                (Poll::Ready(own), None) => Poll::Ready(own),
+            }
+        });
+        decoded(reply.await, lost)
+    }
+
+    /// Receives an item if there is one.
+    pub(crate) fn try_recv<T: DeserializeOwned, E: DeserializeOwned>(
+        &self,
+        request: &Request<'_>,
+        lost: impl FnOnce(Gone) -> E,
+    ) -> Result<Option<Answer<T>>, E> {
+        if let Some(reply) = self.left().replies.pop_front() {
+            return decoded(Ok(reply), lost).map(Some);
+        }
+        let asked = self.client.ask_with::<Option<T>, E>(request, &[], None, lost);
+        let Answer { value, bytes, data_at } = self.client.block_on(asked)?;
+        Ok(value.map(|value| Answer { value, bytes, data_at }))
+    }
+
+    /// Takes all items that no receive got.
+    pub(crate) fn take_left(&self) -> VecDeque<Vec<u8>> {
+        std::mem::take(&mut self.left().replies)
+    }
+
+    fn left(&self) -> MutexGuard<'_, Left> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns true if the result in a reply is a value, not an error.
+fn is_value(reply: &[u8]) -> bool {
+    reply.first() == Some(&0)
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        self.client.tell(&Request::End(self.id));
+    }
+}

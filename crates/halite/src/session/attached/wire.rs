@@ -1,0 +1,343 @@
+//! Messages between an attached session and its node.
+//!
+//! ```text
+//!   | length of the body, u32 | id, u64 | body: request or result (postcard) | data |       all numbers little-endian
+//! ```
+//!
+//! The first message of each end is a hello with id 0: [`MAGIC`], the version, and in the node's hello a `Result<Welcome,
+//! Refusal>`. Each request then gets exactly one reply with its id, in any order. The reply to a cancelled request is
+//! empty. Both ends have the same version, so requests and results may change with it; the hello may not.
+
+use std::time::Duration;
+
+use halite_tier::ids::NodeId;
+use halite_tier::permissions::Permissions;
+use serde::{Deserialize, Serialize};
+
+use crate::rpc::ServeOptions;
+use crate::session::lock::Wait;
+use crate::session::{AllocOptions, Lh, SwapOp, Who};
+
+/// Begins each hello.
+pub(crate) const MAGIC: [u8; 8] = *b"halite\0s";
+/// Version of this protocol; changes with every change of a message.
+pub(crate) const VERSION: u16 = 1;
+/// Length of a message's header, in bytes.
+pub(crate) const HEADER_BYTES: usize = 12;
+/// Maximum length of the data of an access, in bytes. Longer accesses are split, so that the node serves other clients
+/// in between.
+pub(crate) const SLICE_BYTES: usize = 64 << 10;
+/// Maximum length of an input, an answer or a message of calls and messages, in bytes.
+pub(crate) const PAYLOAD_BYTES_MAX: usize = 16 << 20;
+/// Maximum length of a request without its data, in bytes.
+pub(crate) const REQUEST_BYTES_MAX: usize = 256 << 10;
+/// Maximum length of a message's body, in bytes: a payload and its request.
+pub(crate) const BODY_BYTES_MAX: usize = PAYLOAD_BYTES_MAX + REQUEST_BYTES_MAX;
+/// Maximum length of the body of a hello, in bytes.
+pub(crate) const HELLO_BYTES_MAX: usize = 4096;
+/// Maximum number of accesses in one request.
+pub(crate) const BATCH_MAX: usize = 1024;
+
+/// What a node tells a session that it accepts.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Welcome {
+    /// The node's number.
+    pub(crate) node: NodeId,
+    /// The principal as which the session acts.
+    pub(crate) principal: String,
+}
+
+/// Why a node refuses a session.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum Refusal {
+    /// The node, or the user, has the maximum number of sessions.
+    TooManySessions { max: u32, of_user_only: bool },
+}
+
+/// A request to the node's session. Strings are borrowed from the message.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(crate) enum Request<'a> {
+    /// Drops the request with the id of this message.
+    Cancel,
+    Alloc {
+        #[serde(borrow)]
+        name: Option<&'a str>,
+        len: u64,
+        options: AllocOptions,
+    },
+    Map {
+        name: &'a str,
+        wanted: Permissions,
+    },
+    Unmap(Lh),
+    Free(Lh),
+    Grant {
+        lh: Lh,
+        who: Who,
+        permissions: Permissions,
+    },
+    Revoke {
+        lh: Lh,
+        who: Who,
+        permissions: Permissions,
+    },
+    Seal(Lh),
+    MoveTo {
+        lh: Lh,
+        node: NodeId,
+    },
+    SetName {
+        lh: Lh,
+        name: &'a str,
+    },
+    Stat(&'a str),
+    StatHandle(Lh),
+    ListAll,
+    ListLost,
+    ForgetName(&'a str),
+    ForgetNode(NodeId),
+    Drain {
+        node: NodeId,
+        within: Duration,
+        destroy: bool,
+    },
+    Reach {
+        node: NodeId,
+        owner: NodeId,
+    },
+    Status,
+    Len(Lh),
+    /// Checks rights and bounds of a whole access; `wanted` is `READ` or `WRITE`.
+    Check {
+        lh: Lh,
+        wanted: Permissions,
+        offset: u64,
+        len: u64,
+    },
+    /// The reply has the bytes as data.
+    Read {
+        lh: Lh,
+        offset: u64,
+        len: u32,
+    },
+    /// The data are the bytes.
+    Write {
+        lh: Lh,
+        offset: u64,
+    },
+    /// The reply has the bytes of all reads as data.
+    ReadBatch(Vec<(Lh, u64, u32)>),
+    /// The data are the bytes of all writes.
+    WriteBatch(Vec<(Lh, u64, u32)>),
+    Fill {
+        lh: Lh,
+        offset: u64,
+        len: u64,
+        byte: u8,
+    },
+    Copy {
+        to: Lh,
+        to_offset: u64,
+        from: Lh,
+        from_offset: u64,
+        len: u64,
+    },
+    FetchAdd {
+        lh: Lh,
+        offset: u64,
+        add: u64,
+    },
+    CompareSwap {
+        lh: Lh,
+        offset: u64,
+        expected: u64,
+        new: u64,
+    },
+    SwapWhile {
+        lh: Lh,
+        swaps: Vec<SwapOp>,
+    },
+    /// Waits until the word differs from `not`; without `not`, returns the word at once.
+    WaitWord {
+        lh: Lh,
+        offset: u64,
+        not: Option<u64>,
+    },
+    Barrier {
+        name: &'a str,
+        participants: u32,
+        timeout: Duration,
+    },
+    FreeBarrier(&'a str),
+    Lock {
+        name: &'a str,
+        wait: Wait,
+    },
+    /// Without a token, whichever guard has the lock.
+    CheckLock {
+        name: &'a str,
+        token: Option<u64>,
+    },
+    Unlock {
+        name: &'a str,
+        token: Option<u64>,
+    },
+    CreateLock {
+        name: &'a str,
+        everyone: Permissions,
+    },
+    GrantLock {
+        name: &'a str,
+        who: Who,
+        permissions: Permissions,
+    },
+    RevokeLock {
+        name: &'a str,
+        who: Who,
+        permissions: Permissions,
+    },
+    FreeLock(&'a str),
+    /// Notifies the watchers of a region, after a write.
+    Notify {
+        lh: Lh,
+        offset: u64,
+        len: u64,
+        value: u64,
+    },
+    Explain(Lh),
+    ExplainPeer(NodeId),
+    Seen(NodeId),
+    /// The data are the input; those of the reply are the answer.
+    Call {
+        node: NodeId,
+        function: u32,
+        answer_bytes_max: Option<u32>,
+        timeout: Duration,
+    },
+    CallNamed {
+        name: &'a str,
+        timeout: Duration,
+    },
+    Servers(#[serde(borrow)] Option<&'a str>),
+    /// The data are the message.
+    Send {
+        node: NodeId,
+        port: u32,
+        waits: bool,
+    },
+    // Requests that make objects; their result is the object's id, by which the requests below name it.
+    Watch(Lh),
+    Serve {
+        function: u32,
+        options: ServeOptions,
+    },
+    ServeNamed {
+        name: &'a str,
+        options: ServeOptions,
+    },
+    OpenPort {
+        port: u32,
+        options: ServeOptions,
+    },
+    OpenSender {
+        node: NodeId,
+        port: u32,
+    },
+    /// Ends an object: a watch, server, port, sender, or a call that gets no answer.
+    End(u64),
+    /// Ends a function or port, whose server or port stays an object.
+    Close(u64),
+    RecvNotification(u64),
+    TryRecvNotification(u64),
+    /// The data of the reply are the inputs.
+    RecvCalls {
+        server: u64,
+        max: u64,
+    },
+    TryRecvCall(u64),
+    /// The data are the answer; the call ends.
+    Reply(u64),
+    IsWanted(u64),
+    /// The data of the reply are the message.
+    RecvMessage(u64),
+    TryRecvMessage(u64),
+    /// The data are the message.
+    Publish(u64),
+    Flush(u64),
+}
+
+/// Returns true if the body is a [`Request::Cancel`].
+pub(crate) fn is_cancel(body: &[u8]) -> bool {
+    body.len() == 1 && matches!(decode(body), Some((Request::Cancel, [])))
+}
+
+/// Decodes a request, and returns it with its data; `None` if the body has no request. Looks at the first bytes only, so
+/// that a request decodes to little memory.
+pub(crate) fn decode_request(body: &[u8]) -> Option<(Request<'_>, &[u8])> {
+    let head = &body[..body.len().min(REQUEST_BYTES_MAX)];
+    let (request, rest) = decode(head)?;
+    Some((request, &body[head.len() - rest.len()..]))
+}
+
+/// Returns a message; the header's length is right.
+pub(crate) fn message(id: u64, value: &impl Serialize, data: &[&[u8]]) -> Vec<u8> {
+    let data_len: usize = data.iter().map(|slice| slice.len()).sum();
+    let mut bytes = Vec::with_capacity(HEADER_BYTES + 128 + data_len);
+    bytes.resize(HEADER_BYTES, 0);
+    let mut bytes = postcard::to_extend(value, bytes).expect("numbers and texts can be encoded");
+    data.iter().for_each(|slice| bytes.extend_from_slice(slice));
+    finish(&mut bytes, id);
+    bytes
+}
+
+/// Writes the header of a message whose body is complete.
+pub(crate) fn finish(bytes: &mut [u8], id: u64) {
+    let len = u32::try_from(bytes.len() - HEADER_BYTES).expect("bodies have a maximum length");
+    bytes[..4].copy_from_slice(&len.to_le_bytes());
+    bytes[4..HEADER_BYTES].copy_from_slice(&id.to_le_bytes());
+}
+
+/// A received message.
+pub(crate) struct Message<'a> {
+    pub(crate) id: u64,
+    pub(crate) body: &'a [u8],
+    /// Length of the whole message, in bytes.
+    pub(crate) len: usize,
+}
+
+/// Splits the first message off. Returns `None` if the message is incomplete, and an error if its body is too long.
+pub(crate) fn split(bytes: &[u8]) -> Result<Option<Message<'_>>, TooLong> {
+    let Some((header, rest)) = bytes.split_at_checked(HEADER_BYTES) else { return Ok(None) };
+    let len = u32::from_le_bytes(header[..4].try_into().expect("four bytes")) as usize;
+    if len > BODY_BYTES_MAX {
+        return Err(TooLong);
+    }
+    let id = u64::from_le_bytes(header[4..].try_into().expect("eight bytes"));
+    Ok(rest.get(..len).map(|body| Message { id, body, len: HEADER_BYTES + len }))
+}
+
+/// The body of a message exceeds [`BODY_BYTES_MAX`].
+#[derive(Debug)]
+pub(crate) struct TooLong;
+
+/// Decodes a value, and returns it with the data behind it; `None` if the bytes are no such value.
+pub(crate) fn decode<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Option<(T, &'a [u8])> {
+    postcard::take_from_bytes(body).ok()
+}
+
+/// Returns the version of a hello, and the rest of the hello; `None` if the body is no hello.
+pub(crate) fn version_of(body: &[u8]) -> Option<(u16, &[u8])> {
+    let (magic, rest) = body.split_at_checked(MAGIC.len())?;
+    let (version, rest) = rest.split_at_checked(2)?;
+    (magic == MAGIC).then(|| (u16::from_le_bytes([version[0], version[1]]), rest))
+}
+
+/// Returns a hello, followed by `rest`.
+pub(crate) fn hello_message(rest: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0; HEADER_BYTES];
+    bytes.extend_from_slice(&MAGIC);
+    bytes.extend_from_slice(&VERSION.to_le_bytes());
+    bytes.extend_from_slice(rest);
+    finish(&mut bytes, 0);
+    bytes
+}

@@ -1,0 +1,84 @@
+//! Sessions that attach to the nodes of this process, over their Unix sockets.
+
+use halite::{AttachMode, Config, JoinError, Node, NodeId, Provider};
+
+use super::cluster::{Harness, Nodes, Place, Sessions};
+use super::embedded::{Embedded, cannot};
+
+/// Sessions attached to nodes that reach each other's memory by loads and stores.
+pub struct Attached;
+
+/// Sessions attached to nodes that communicate over UDP.
+pub struct AttachedOverRoce;
+
+impl Harness for Attached {
+    fn cannot(&self, case: &str) -> Option<&'static str> {
+        attached_cannot(case)
+    }
+
+    fn create(&self) -> Box<dyn Place> {
+        Box::new(Remote(Embedded::new(|config| Node::embedded(accepting(config)))))
+    }
+}
+
+impl Harness for AttachedOverRoce {
+    fn cannot(&self, case: &str) -> Option<&'static str> {
+        attached_cannot(case)
+    }
+
+    fn create(&self) -> Box<dyn Place> {
+        let over = |config| Node::embedded(Config { providers: vec![Provider::Roce], ..accepting(config) });
+        Box::new(Remote(Embedded::new(over)))
+    }
+}
+
+fn accepting(config: Config) -> Config {
+    Config { attach: Some(AttachMode::Owner), ..config }
+}
+
+/// Cases that attached sessions cannot pass, and why.
+const CANNOT: &[(&str, &str)] = &[
+    ("batches_without_a_server_fail", AT_THE_ANSWER),
+    (
+        "calls_in_flight_are_explained",
+        "the node takes an answer as soon as it arrives, and keeps none at its server",
+    ),
+    ("waiting_senders_are_not_overtaken", RUNS),
+    ("an_abandoned_send_leaves_its_room_to_others", RUNS),
+    ("a_slow_receiver_delays_publishers", RUNS),
+];
+
+const AT_THE_ANSWER: &str = "an attached session learns with the answer that a call was not posted";
+const RUNS: &str = "the node runs the task of a waiting send, although the client does not poll it";
+
+fn attached_cannot(case: &str) -> Option<&'static str> {
+    let listed = CANNOT.iter().find(|(name, _)| *name == case).map(|(_, why)| *why);
+    listed.or_else(|| cannot(case))
+}
+
+/// Nodes of this process whose sessions are attached.
+struct Remote(Embedded);
+
+impl Nodes for Remote {
+    fn start(&self, config: Config) -> Result<(), JoinError> {
+        self.0.start(config)
+    }
+
+    fn leave(&self, node: NodeId) {
+        self.0.leave(node);
+    }
+
+    fn kill(&self, node: NodeId) {
+        self.0.kill(node);
+    }
+
+    fn pid(&self, node: NodeId) -> u32 {
+        self.0.pid(node)
+    }
+}
+
+impl Sessions for Remote {
+    fn session(&self, node: NodeId) -> halite::Session {
+        halite::Session::attach_to(self.0.dir(), node).expect("the node accepts sessions")
+    }
+}
