@@ -247,8 +247,9 @@ impl Session {
     /// Asks `owner` whether operations of `node` may still land in its memory.
     ///
     /// Each node answers for its own memory only. An application that replaces a writer with which it lost contact must
-    /// ask each owner of the region, until the owner reports the writer as cut off, or as paired with the owner again,
-    /// under a higher number. Neither locks nor reports of other nodes replace these answers.
+    /// ask each owner of the region, until the owner reports that the writer is cut off, or that the writer has paired
+    /// with the owner again, under a higher number ([`Reach::pairing`]). Neither locks nor reports of other nodes
+    /// replace these answers.
     ///
     /// ```
     /// # use halite::{Config, Node, NodeId};
