@@ -138,6 +138,11 @@ impl Server {
             return Ok(());
         };
         let peer = Peer { uid: credentials.uid.as_raw() };
+        let of_user = self.clients.values().filter(|other| other.peer().uid == peer.uid).count();
+        // Sessions beyond the maximum are refused with a reason; connections that never say hello must not starve others.
+        if peer.uid != self.own_uid && of_user >= 2 * SESSIONS_OF_USER_MAX {
+            return Ok(());
+        }
         let client = self.next_client;
         let flags = epoll::EventFlags::IN;
         if epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(client), flags).is_err() {
