@@ -53,7 +53,7 @@ const BLOCK_EDGES: u64 = 1 << 14;
 /// Maximum number of characters of an invalid line that an error shows.
 const SHOWN_CHARS: usize = 60;
 
-/// Maximum bytes of a line, except for comments: two numbers of 20 digits, and further columns such as weights or times.
+/// Maximum bytes of a line with an edge: two numbers of 20 digits, and further columns such as weights or times.
 pub(super) const LINE_BYTES_MAX: u64 = 4096;
 
 impl Input {

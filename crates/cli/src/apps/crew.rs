@@ -1,5 +1,6 @@
 //! Controls the workers of a run from the process that started them.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -127,6 +128,8 @@ impl Crew {
 
     /// Takes the name of this run, so that later runs cannot use it. Fails if another run has it, or if regions with
     /// the names of this run exist, because they belong to others.
+    ///
+    /// Also frees the regions of runs of the graph engine and of shared pages whose processes were all killed.
     pub fn claim(&mut self, name: &str) -> anyhow::Result<()> {
         if name.is_empty() || name.contains('/') {
             let why =
@@ -137,7 +140,12 @@ impl Crew {
             return Ok(());
         }
         self.ask::<()>(0, &Line::Claim(name.to_owned()))?;
-        let named = Client::join(&self.dir)?.session.list()?.into_iter().filter_map(|info| info.name);
+        let client = Client::join(&self.dir)?;
+        let named: Vec<String> = client.session.list()?.into_iter().filter_map(|info| info.name).collect();
+        let servers = client.session.servers(None)?;
+        let has_ended = |run: &&str| !servers.iter().any(|server| server.service == claim_of(run));
+        let runs: BTreeSet<&str> = named.iter().filter_map(|region| super::unnamed_run(region)).collect();
+        runs.into_iter().filter(has_ended).try_for_each(|run| sweep_by(&client, run))?;
         let taken = named.into_iter().find(|region| is_part(region, name));
         taken.map_or(Ok(()), |region| {
             bail!("the name is taken: the region {region:?} exists already; choose another name with --name")
@@ -372,8 +380,11 @@ fn end(mut worker: Coworker) -> anyhow::Result<()> {
 
 /// Frees the regions of a run whose workers have ended.
 pub(super) fn sweep(dir: &Path, name: &str) -> anyhow::Result<()> {
-    let client = Client::join(dir)?;
-    let Some(_claimed) = reclaim(&client, name) else { return Ok(()) };
+    sweep_by(&Client::join(dir)?, name)
+}
+
+fn sweep_by(client: &Client, name: &str) -> anyhow::Result<()> {
+    let Some(_claimed) = reclaim(client, name) else { return Ok(()) };
     let named = client.session.list()?.into_iter().filter_map(|info| info.name);
     let barriers = [Crowd::barrier(name), Dsm::barrier(name), Dsm::barrier(&Crowd::shared(name))];
     for barrier in barriers {

@@ -133,6 +133,14 @@ fn name_of(given: Option<&str>, app: &str) -> String {
     given.map_or_else(|| format!("halite-run-{app}-{:016x}", fastrand::u64(..)), str::to_owned)
 }
 
+/// Returns the name of the run to which a region belongs, if [`name_of`] chose this name for an application whose runs
+/// claim their names.
+fn unnamed_run(region: &str) -> Option<&str> {
+    let (run, _) = region.split_once('/')?;
+    let number = ["halite-run-graph-", "halite-run-dsm-"].iter().find_map(|app| run.strip_prefix(app))?;
+    (number.len() == 16 && number.bytes().all(|digit| digit.is_ascii_hexdigit())).then_some(run)
+}
+
 /// Parses the duration of a run.
 fn seconds(text: &str) -> Result<f64, String> {
     let value: f64 = text.parse().map_err(|_| "not a number".to_owned())?;

@@ -193,19 +193,18 @@ pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
         Some(Line::Task(Task::Ycsb(task))) => ycsb::work(&worker, &task),
         Some(other) => bail!("expected a task, got {other:?}"),
     };
-    if let Err(error) = done {
-        say_failed(&error)?;
-    }
+    // Fails if the parent process was killed; the regions must be freed nevertheless.
+    let told = done.or_else(|error| say_failed(&error));
     // This node leaves when the parent process says so, since other workers may still use its regions.
     while worker.next().is_some() {}
     drop((worker, claims));
     node.leave();
     orphan.clear_if_abandoned();
-    Ok(())
+    told
 }
 
-/// Takes the name of a run for a server that no process calls, because the directory gives a name to one server only, and
-/// takes it back when the server's process ends.
+/// Takes the name of a run for a server that no process calls: the directory gives a name to one server only, and takes
+/// it back when the server's process ends.
 fn claim(session: &blocking::Session, run: &str) -> anyhow::Result<blocking::Server> {
     match session.serve_named(&crew::claim_of(run), ServeOptions::default()) {
         Ok(server) => {

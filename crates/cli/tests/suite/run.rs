@@ -388,6 +388,20 @@ fn runs_that_start_together_do_not_share_a_name() {
     runs[going].signal(Signal::INT);
     assert_eq!(runs[going].wait().code(), Some(130));
     assert!(is_clean(&scratch));
+    // If a run and its workers are killed together, the next run frees what they left.
+    let mut run = Running::start(&scratch, &format!("run {pagerank}"));
+    eventually(|| scratch.ok("ls").contains("/values.1"));
+    let workers = support::children(run.pid());
+    run.signal(Signal::STOP);
+    for pid in workers {
+        let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+        rustix::process::kill_process(pid, Signal::KILL).unwrap();
+    }
+    run.signal(Signal::KILL);
+    run.wait();
+    assert!(scratch.ok("ls").contains("/values.1"));
+    scratch.ok("run pagerank --kronecker 6");
+    assert!(is_clean(&scratch));
     for name in ["", "a/b"] {
         let mut command = scratch.command("run pagerank --kronecker 6 --name");
         assert_eq!(command.arg(name).output().unwrap().status.code(), Some(2), "{name:?}");
