@@ -14,9 +14,9 @@ use crate::config::Mtu;
 use crate::wire::{Headers, Packet, Psn, Qpn};
 
 /// Maximum of `span`, in packets.
-pub(crate) const SPAN_MAX: u64 = 4096;
+pub(crate) const SPAN_MAX: u64 = 8192;
 /// Maximum bytes of early packets that the responder keeps.
-const SPAN_BYTES: u64 = 4 << 20;
+const SPAN_BYTES: u64 = 8 << 20;
 
 /// Returns the span: the number of packets after the expected one that the responder keeps and the requester may send.
 /// The span suffices for a long path, even if a retransmitted packet is lost again while later packets are sent. The

@@ -23,10 +23,12 @@ const SMALL_BYTES: usize = 256;
 /// Number of operations per shard that have a small slot.
 const SMALL_PER_SHARD: u32 = 256;
 
-/// Number of bytes by which the memory for longer slots grows. Also the limit on one peer's slots, beyond which a
-/// transfer that already holds a slot gets no more: 34 slices, more than the bandwidth-delay product of any current
-/// fabric (100 Gbit/s times 100 us is 1.25 MB). So a peer that does not answer leaves memory for others.
+/// Number of bytes by which the memory for longer slots grows.
 const LONG_BYTES: u64 = 4 << 20;
+
+/// Limit on one peer's slots, in bytes, beyond which a transfer that already holds a slot gets no more: 68 slices, as
+/// much as an access has in progress over the longest paths. So a peer that does not answer leaves memory for others.
+const PEER_SHARE_BYTES: u64 = 2 * LONG_BYTES;
 
 /// Limit on the slots of all peers, in bytes, beyond which a transfer that already holds a slot gets no more.
 const SHARED_BYTES_MAX: u64 = 16 * LONG_BYTES;
@@ -206,7 +208,7 @@ impl Long {
 
 impl Used {
     fn has_room(&self, peer: PeerId, len: u64) -> bool {
-        self.of(peer) + len <= LONG_BYTES && self.all + len <= SHARED_BYTES_MAX
+        self.of(peer) + len <= PEER_SHARE_BYTES && self.all + len <= SHARED_BYTES_MAX
     }
 
     fn of(&self, peer: PeerId) -> u64 {

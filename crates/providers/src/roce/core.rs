@@ -49,7 +49,7 @@ const ACCEPTED_MAX: usize = 64;
 const LAST_BATCHES_MAX: usize = 64;
 /// Maximum number of outstanding reads and atomics of a lane, and of outstanding packets of their responses: as many as
 /// a long path holds.
-const READS_MAX: usize = 4096;
+const READS_MAX: usize = 8192;
 /// Maximum time between the closing of a process's sockets and its exit, in ns.
 const EXIT_NS: u64 = 200_000_000;
 /// Deadline if no timer is set.

@@ -9,7 +9,7 @@
 //! packet sent `reorder_threshold` or more transmissions later has arrived; or any later packet has arrived and the
 //! packet is overdue, by a quarter of a round trip or by the longest delay seen on this path.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use crate::kept::SPAN_MAX;
 
@@ -17,6 +17,8 @@ use crate::kept::SPAN_MAX;
 /// arrives. At the upper bound, time alone decides.
 const REORDER_THRESHOLD_MIN: u64 = 3;
 const REORDER_THRESHOLD_MAX: u64 = SPAN_MAX;
+/// Threshold from which the path counts as one that reorders packets: after four late ones.
+const REORDERS_FROM: u64 = REORDER_THRESHOLD_MIN << 4;
 /// Maximum transmissions of a packet that may give a first round-trip sample.
 const COPIES_TIMED_MAX: u32 = 6;
 
@@ -55,13 +57,16 @@ struct Entry {
 pub(super) struct Scoreboard {
     una: u64,
     entries: VecDeque<Entry>,
+    /// The transmissions whose loss is open, by `order`, with the number of each. It also holds some that are settled.
+    sent: VecDeque<(u64, u64)>,
+    /// The lost packets.
+    lost: BTreeSet<u64>,
     /// Number after the last packet known to be executed.
     executed_end: u64,
     order_next: u64,
     /// Highest `order` of the arrived packets.
     order_arrived: Option<u64>,
     in_flight: u32,
-    lost: u32,
     /// Reads and atomics whose response has not arrived.
     unanswered: u32,
     reorder_threshold: u64,
@@ -87,11 +92,12 @@ impl Scoreboard {
         Scoreboard {
             una,
             entries: VecDeque::new(),
+            sent: VecDeque::new(),
+            lost: BTreeSet::new(),
             executed_end: una,
             order_next: 0,
             order_arrived: None,
             in_flight: 0,
-            lost: 0,
             unanswered: 0,
             reorder_threshold: REORDER_THRESHOLD_MIN,
             late_ns: 0,
@@ -144,8 +150,7 @@ impl Scoreboard {
                     request,
                 });
             }
-            let (order, index) = (self.order_next, (sequence - self.una) as usize);
-            self.order_next += 1;
+            let (order, index) = (self.next_order(sequence), (sequence - self.una) as usize);
             // A kept packet sent as a probe stays kept.
             if self.entries[index].state != PacketState::Kept {
                 self.set(index, PacketState::InFlight);
@@ -155,6 +160,20 @@ impl Scoreboard {
         }
         let entry = &mut self.entries[(sequence - self.una) as usize];
         entry.numbers = if entry.numbers == 0 { numbers } else { entry.numbers.min(numbers) };
+    }
+
+    /// Returns the order of a transmission that begins now.
+    fn next_order(&mut self, sequence: u64) -> u64 {
+        let order = self.order_next;
+        self.order_next += 1;
+        self.sent.push_back((order, sequence));
+        order
+    }
+
+    /// Returns the index of the packet of a transmission that is still in flight.
+    fn open_index(&self, order: u64, sequence: u64) -> Option<usize> {
+        let is_open = |entry: &Entry| entry.state == PacketState::InFlight && entry.order == order;
+        self.index(sequence).filter(|index| is_open(&self.entries[*index]))
     }
 
     /// Returns true if the peer is not known to have received this request, or any part of its numbers.
@@ -172,21 +191,25 @@ impl Scoreboard {
     /// Records the transmission of a spare: a second copy of a READ request, sent in advance. From now on, later packets
     /// overtake the request only if they overtake the spare too. The round trip of the first copy is still a sample.
     pub fn on_spare_sent(&mut self, sequence: u64, numbers: u32) {
-        let Some(first) = self.index(sequence) else { return };
-        for entry in self.entries.range_mut(first..).take(numbers as usize) {
-            entry.order = self.order_next;
-            self.order_next += 1;
+        for sequence in sequence..sequence + u64::from(numbers) {
+            let Some(index) = self.index(sequence) else { return };
+            self.entries[index].order = self.next_order(sequence);
         }
     }
 
     fn set(&mut self, index: usize, state: PacketState) {
-        let entry = &mut self.entries[index];
-        let count = |state: PacketState| {
-            (u32::from(state == PacketState::InFlight), u32::from(state == PacketState::Lost))
-        };
-        let ((was_in_flight, was_lost), (is_in_flight, is_lost)) = (count(entry.state), count(state));
-        self.in_flight = self.in_flight + is_in_flight - was_in_flight;
-        self.lost = self.lost + is_lost - was_lost;
+        let (entry, sequence) = (&mut self.entries[index], self.una + index as u64);
+        let is_in_flight = |state: PacketState| u32::from(state == PacketState::InFlight);
+        self.in_flight = self.in_flight + is_in_flight(state) - is_in_flight(entry.state);
+        match state {
+            PacketState::Lost => {
+                self.lost.insert(sequence);
+            }
+            _ if entry.state == PacketState::Lost => {
+                self.lost.remove(&sequence);
+            }
+            _ => {}
+        }
         entry.state = state;
     }
 
@@ -222,6 +245,11 @@ impl Scoreboard {
         self.late_ns = self.late_ns.max(now_ns.saturating_sub(self.entries[index].first_ns));
     }
 
+    /// Returns true if the path delays single packets by itself: several that were declared lost then arrived.
+    pub fn reorders(&self) -> bool {
+        self.reorder_threshold >= REORDERS_FROM
+    }
+
     /// Returns the longest round trip, in ns, of a packet that was declared lost and then arrived.
     pub fn late_ns(&self) -> u64 {
         self.late_ns
@@ -240,9 +268,9 @@ impl Scoreboard {
                 // Its response is in flight now, and tracked as a packet sent twice, so that it gives no sample.
                 (true, PacketState::Kept) => {
                     self.set(index, PacketState::InFlight);
+                    let order = self.next_order(sequence);
                     let entry = &mut self.entries[index];
-                    (entry.sent_ns, entry.order, entry.copies) = (now_ns, self.order_next, 2);
-                    self.order_next += 1;
+                    (entry.sent_ns, entry.order, entry.copies) = (now_ns, order, 2);
                 }
                 // The request arrived, though its response may be lost.
                 (true, PacketState::InFlight) => {
@@ -344,31 +372,26 @@ impl Scoreboard {
         if self.in_flight == 0 || overtaken && self.entries.front().is_some_and(is_in_order) {
             return (0, None);
         }
-        let (mut losses, mut lost_request, mut again_ns) = (0, None, u64::MAX);
-        for index in 0..self.entries.len() {
-            let Entry { state, order, sent_ns, request, .. } = self.entries[index];
-            if state == PacketState::InFlight {
-                match until(order, sent_ns) {
-                    Some(at_ns) => again_ns = again_ns.min(at_ns),
-                    None => {
-                        self.set(index, PacketState::Lost);
-                        let is_executed = self.una + (index as u64) < self.executed_end;
-                        losses += u32::from(is_executed || lost_request != Some(request));
-                        lost_request = Some(request);
-                    }
+        let (mut losses, mut lost_request) = (0, None);
+        // Transmissions are lost in their order, so the first that is not ends the search.
+        while let Some((order, sequence)) = self.sent.front().copied() {
+            if let Some(index) = self.open_index(order, sequence) {
+                let Entry { sent_ns, request, .. } = self.entries[index];
+                if let Some(at_ns) = until(order, sent_ns) {
+                    return (losses, Some(at_ns).filter(|at_ns| *at_ns != u64::MAX));
                 }
+                self.set(index, PacketState::Lost);
+                losses += u32::from(sequence < self.executed_end || lost_request != Some(request));
+                lost_request = Some(request);
             }
+            self.sent.pop_front();
         }
-        (losses, Some(again_ns).filter(|at_ns| *at_ns != u64::MAX))
+        (losses, None)
     }
 
     /// Returns the oldest lost packet.
     pub fn next_lost(&self) -> Option<u64> {
-        if self.lost == 0 {
-            return None;
-        }
-        let index = self.entries.iter().position(|entry| entry.state == PacketState::Lost)?;
-        Some(self.una + index as u64)
+        self.lost.first().copied()
     }
 
     /// Returns the number of consecutive lost packets, from `sequence` on, that one request may ask for again. All of
@@ -393,7 +416,7 @@ impl Scoreboard {
 
     /// Returns true if a response is outstanding; false if every unfinished packet is lost.
     pub fn awaits_response(&self) -> bool {
-        self.in_flight > 0 || self.lost == 0 && !self.entries.is_empty()
+        self.in_flight > 0 || self.lost.is_empty() && !self.entries.is_empty()
     }
 
     /// Removes the finished packets at the front and returns the new `una`.
@@ -401,6 +424,10 @@ impl Scoreboard {
         while self.entries.front().is_some_and(|entry| entry.state == PacketState::Done) {
             self.entries.pop_front();
             self.una += 1;
+        }
+        while self.sent.front().is_some_and(|(order, sequence)| self.open_index(*order, *sequence).is_none())
+        {
+            self.sent.pop_front();
         }
         self.una
     }

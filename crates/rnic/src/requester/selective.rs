@@ -429,7 +429,8 @@ impl Requester {
         selective.on_lost(now_ns, lost);
         let arrived_parts = progress.arrived.saturating_mul(parts);
         selective.bdp.on_arrived(now_ns, arrived_parts, trip_ns);
-        selective.surplus.on_arrived(now_ns, arrived_parts, network_ns, granted);
+        let queued_ns = network_ns.filter(|_| !selective.board.reorders());
+        selective.surplus.on_arrived(now_ns, arrived_parts, queued_ns, granted);
         if let Some(controller) = &mut selective.controller {
             let arrived = progress.arrived;
             controller.handle_feedback(now_ns, Feedback { trip_ns, network_ns, arrived, lost, in_flight });

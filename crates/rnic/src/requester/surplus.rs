@@ -5,7 +5,7 @@
 //! the mean delay in the network exceeds the smallest by more than its half, and by more than [`QUEUE_NS_MIN`].
 //!
 //! Not all delay is queueing: a path may delay packets by itself, and then a smaller surplus lowers the rate, not the
-//! delay. So the surplus grows again while the rate is well below the best one.
+//! delay. So the surplus grows again while the rate is well below the best one, or if the path reorders packets.
 
 use super::bdp::Smallest;
 
@@ -66,8 +66,8 @@ impl Surplus {
         self.is_held = true;
     }
 
-    /// Records that `arrived` more packets have arrived. `network_ns` is a sample of the delay in the network, and
-    /// `granted` the number of packets in the peer's grant.
+    /// Records that `arrived` more packets have arrived. `network_ns` is a sample of the delay in the network; `None` if
+    /// there is none, or if the path reorders packets. `granted` is the number of packets in the peer's grant.
     pub fn on_arrived(&mut self, now_ns: u64, arrived: u32, network_ns: Option<u64>, granted: u32) {
         self.smallest.add(now_ns, network_ns);
         let Some(smallest_ns) = self.smallest.ns() else { return };
@@ -79,7 +79,7 @@ impl Surplus {
         if elapsed_ns < EPOCH_NS_MIN.max(EPOCH_TRIPS.saturating_mul(mean_ns)) {
             return;
         }
-        if self.is_held && self.samples > 0 {
+        if self.is_held {
             let queue_ns = mean_ns.saturating_sub(smallest_ns);
             self.adapt(elapsed_ns, queue_ns.saturating_sub(QUEUE_NS_MIN.max(smallest_ns / 2)), granted);
         }

@@ -76,8 +76,8 @@ fn ends(congestion: Congestion) -> Config {
         congestion,
         tells_waits: true,
         write_packets_max: 1,
-        reads_max: 4096,
-        answers_max: 4096,
+        reads_max: 8192,
+        answers_max: 8192,
         room_packets: 256,
         fills_path: true,
         ..Config::default()
