@@ -94,7 +94,7 @@ pub use halite_tier::message::{
 };
 pub use halite_tier::news::Over;
 pub use halite_tier::permissions::Permissions;
-pub use metrics::{Family, MetricKind, Metrics};
+pub use metrics::{AttachedSession, Family, MetricKind, Metrics};
 pub use node::Node;
 pub use node::driven::{Driven, Step};
 pub use rpc::ServeOptions;

@@ -16,6 +16,6 @@ pub mod scheduling;
 pub mod secure;
 pub mod shm;
 
-pub use meeting::{Listening, listeners, listening};
+pub use meeting::{Listening, listeners, listening, peer_of};
 pub use roce::{Hosts, Mtu, RoceConfig, RoceFabric};
 pub use shm::{Fence, OpenError, ShmConfig, ShmFabric, Sleep};

@@ -214,6 +214,13 @@ pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
     Some(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Returns the user id and the process id of the other end of a Unix socket, when it connected or listened. The process id
+/// is 0 if the process is in another pid namespace.
+pub fn peer_of(socket: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
+    let credentials = peer_credentials(socket)?;
+    Ok((credentials.uid, u32::try_from(credentials.pid).unwrap_or(0)))
+}
+
 fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
     socket_option(socket, libc::SO_PEERCRED, libc::ucred { pid: 0, uid: 0, gid: 0 })
 }

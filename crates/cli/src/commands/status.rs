@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use halite::cluster_dir::{self, Presence};
-use halite::{EPHEMERAL_NODE_MIN, JoinError, Loss, NodeId, NodeState, NodeStatus, PeerSeen};
+use halite::{
+    AttachedSession, EPHEMERAL_NODE_MIN, JoinError, Loss, NodeId, NodeState, NodeStatus, PeerSeen, blocking,
+};
 use serde::Serialize;
 
 use crate::args::Listing;
@@ -42,6 +44,9 @@ pub(super) struct Row {
     pub(super) heard_ms_ago: Option<u64>,
     pub(super) round_trip_us: Option<f64>,
     pub(super) repeated_percent: Option<f64>,
+    /// Sessions of other processes of this host that are attached to the node.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) sessions: Vec<AttachedSession>,
 }
 
 /// Exit status if a node is dead or silent.
@@ -60,14 +65,49 @@ pub fn run(dir: &Path, args: &Listing) -> anyhow::Result<ExitCode> {
         output::note(&format!("{}: showing the state from the lock files", output::reasons(error)));
         mark_silent(&mut rows, error);
     }
+    for row in rows.iter_mut().filter(|row| row.state == "alive") {
+        row.sessions = sessions(dir, row.node);
+    }
     if args.json {
         output::print(&rows.iter().map(|row| output::json_line(row) + "\n").collect::<String>())?;
     } else {
         output::print(&table(&rows).to_string())?;
+        if rows.iter().any(|row| !row.sessions.is_empty()) {
+            output::print(&format!("\n{}", session_table(&rows)))?;
+        }
     }
     let is_well = |row: &Row| matches!(row.state, "alive" | "left");
     // If the members did not answer, no node is known to be well.
     Ok(if asked.is_ok() && rows.iter().all(is_well) { ExitCode::SUCCESS } else { ExitCode::from(NOT_WELL) })
+}
+
+/// Returns the sessions that are attached to a node of this host, except the one that asks.
+fn sessions(dir: &Path, node: u32) -> Vec<AttachedSession> {
+    // Nodes of other hosts, and nodes that accept no sessions, have none to show.
+    let Ok(session) = blocking::Session::attach_to(dir, NodeId(node)) else { return Vec::new() };
+    let mut sessions = session.sessions().unwrap_or_default();
+    sessions.retain(|session| session.pid != std::process::id());
+    sessions
+}
+
+fn session_table(rows: &[Row]) -> Table {
+    let mut table = Table::new(&[
+        ("session of", Align::Left),
+        ("process", Align::Right),
+        ("node", Align::Right),
+        ("operations", Align::Right),
+        ("memory", Align::Right),
+    ]);
+    for (row, session) in rows.iter().flat_map(|row| row.sessions.iter().map(move |session| (row, session))) {
+        table.row(vec![
+            session.principal.clone(),
+            session.pid.to_string(),
+            row.node.to_string(),
+            session.operations.to_string(),
+            ByteCount(session.bytes).to_string(),
+        ]);
+    }
+    table
 }
 
 /// Reports of the members, and this host's view of them.

@@ -70,6 +70,15 @@ fn a_process_uses_a_cluster_without_being_a_node() {
     assert_eq!(pending.answer().unwrap(), b"SALT");
     assert!(scratch.ok("ls").contains("salt"));
 
+    // The program lists the sessions of each node.
+    let listed = |node: usize| scratch.nodes()[node]["sessions"].clone();
+    assert_eq!(
+        (listed(0)[0]["pid"].as_u64(), listed(0).as_array().map(Vec::len)),
+        (Some(std::process::id().into()), Some(1))
+    );
+    assert_eq!(listed(1)[0]["operations"], 0);
+    assert!(scratch.ok("status").contains("session of"));
+
     // What a session holds ends with it.
     let held = session.lock("till").unwrap().keep();
     drop((server, session));

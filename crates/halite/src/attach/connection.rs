@@ -33,6 +33,7 @@ pub(super) struct Over;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Peer {
     pub(super) uid: u32,
+    pub(super) pid: u32,
 }
 
 pub(super) struct Connection {
@@ -88,6 +89,11 @@ impl Connection {
 
     pub(super) fn peer(&self) -> Peer {
         self.peer
+    }
+
+    /// Returns the number of operations under way, and of the bytes that the client's messages take here.
+    pub(super) fn figures(&self) -> (u64, u64) {
+        (self.operations.len() as u64, (self.requested + self.unsent + self.input.len()) as u64)
     }
 
     pub(super) fn is_attached(&self) -> bool {

@@ -34,6 +34,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use self::server::Server;
 use crate::cluster::cluster_dir::AttachSocket;
+use crate::metrics::AttachedSessions;
 use crate::session::Embedded;
 
 /// Opens a session of a principal, or of the node's principal with `None`; returns `None` if the node has no room.
@@ -48,12 +49,18 @@ pub(crate) struct Attach {
 
 impl Attach {
     /// Serves sessions at `socket`.
-    pub(crate) fn serve(socket: AttachSocket, node: NodeId, open: Opener) -> io::Result<Attach> {
+    pub(crate) fn serve(
+        socket: AttachSocket,
+        node: NodeId,
+        open: Opener,
+        sessions: Arc<AttachedSessions>,
+    ) -> io::Result<Attach> {
         let ready = Arc::new(Ready::new()?);
         let epoll = server::epoll(&socket, &ready)?;
         let thread = std::thread::Builder::new().name("halite-attach".to_owned());
         let of_thread = ready.clone();
-        let thread = thread.spawn(move || Server::new(epoll, socket, node, open, of_thread).run())?;
+        let thread =
+            thread.spawn(move || Server::new(epoll, socket, (node, open), of_thread, sessions).run())?;
         Ok(Attach { ready, thread: Some(thread) })
     }
 }

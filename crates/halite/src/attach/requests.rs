@@ -128,6 +128,16 @@ async fn carry_out_other(desk: &Desk, id: u64, request: Request<'_>, data: &[u8]
         Request::Explain(lh) => reply(id, &session.explain(lh).await),
         Request::ExplainPeer(node) => reply(id, &session.explain_peer(node).await),
         Request::Seen(node) => reply(id, &Ok::<_, RegionError>(session.seen(node))),
+        Request::Sessions => {
+            let mut sessions = session.sessions().await;
+            if let Ok(sessions) = &mut sessions
+                && !desk.is_owner
+            {
+                let own = &desk.embedded().inner.principal.0;
+                sessions.retain(|session| *session.principal == **own);
+            }
+            reply(id, &sessions)
+        }
         Request::Servers(name) => reply(id, &session.servers(name).await),
         request => return calls(desk, id, request, data).await,
     })

@@ -15,6 +15,7 @@ use super::desk::Desk;
 use super::{Opener, Ready};
 use crate::cluster::cluster_dir::AttachSocket;
 use crate::cluster::config::user_name;
+use crate::metrics::{AttachedSession, AttachedSessions};
 use crate::session::attached::wire::{Refusal, SLICE_BYTES, Welcome};
 
 /// Maximum number of connections.
@@ -37,6 +38,8 @@ pub(super) struct Server {
     open: Opener,
     ready: Arc<Ready>,
     clients: BTreeMap<u64, Connection>,
+    /// What the node reports about the clients.
+    sessions: Arc<AttachedSessions>,
     next_client: u64,
     /// User id of the node's process.
     own_uid: u32,
@@ -59,9 +62,9 @@ impl Server {
     pub(super) fn new(
         epoll: OwnedFd,
         socket: AttachSocket,
-        node: NodeId,
-        open: Opener,
+        (node, open): (NodeId, Opener),
         ready: Arc<Ready>,
+        sessions: Arc<AttachedSessions>,
     ) -> Server {
         Server {
             epoll,
@@ -70,6 +73,7 @@ impl Server {
             open,
             ready,
             clients: BTreeMap::new(),
+            sessions,
             next_client: 0,
             own_uid: rustix::process::geteuid().as_raw(),
             accepts: true,
@@ -132,17 +136,17 @@ impl Server {
             },
         };
         // A client that has gone again, or of which the kernel tells nothing, is not served.
-        let (Ok(credentials), Ok(())) =
-            (rustix::net::sockopt::socket_peercred(stream.as_fd()), stream.set_nonblocking(true))
+        let (Ok((uid, pid)), Ok(())) =
+            (halite_providers::peer_of(stream.as_fd()), stream.set_nonblocking(true))
         else {
             return Ok(());
         };
-        let peer = Peer { uid: credentials.uid.as_raw() };
-        let of_user = self.clients.values().filter(|other| other.peer().uid == peer.uid).count();
+        let of_user = self.clients.values().filter(|other| other.peer().uid == uid).count();
         // Sessions beyond the maximum are refused with a reason; connections that never say hello must not starve others.
-        if peer.uid != self.own_uid && of_user >= 2 * SESSIONS_OF_USER_MAX {
+        if uid != self.own_uid && of_user >= 2 * SESSIONS_OF_USER_MAX {
             return Ok(());
         }
+        let peer = Peer { uid, pid };
         let client = self.next_client;
         let flags = epoll::EventFlags::IN;
         if epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(client), flags).is_err() {
@@ -161,7 +165,13 @@ impl Server {
                 connection.receive(&mut slice)?;
             }
             if connection.has_hello()? {
-                connection.greet(server.admit(connection.peer()));
+                let answer = server.admit(connection.peer());
+                let principal = answer.as_ref().ok().map(|(welcome, _)| welcome.principal.clone());
+                let pid = connection.peer().pid;
+                let told =
+                    principal.map(|principal| AttachedSession { principal, pid, operations: 0, bytes: 0 });
+                server.sessions.set(client, told);
+                connection.greet(answer);
             }
             connection.advance()
         });
@@ -174,7 +184,11 @@ impl Server {
         let acted = act(&mut connection, self).and_then(|()| connection.flush());
         // A closed descriptor leaves epoll by itself.
         if acted.is_ok() && connection.set_interest(&self.epoll, client).is_ok() {
+            let (operations, bytes) = connection.figures();
+            self.sessions.update(client, operations, bytes);
             self.clients.insert(client, connection);
+        } else {
+            self.sessions.set(client, None);
         }
     }
 

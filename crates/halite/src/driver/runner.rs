@@ -28,7 +28,7 @@ use crate::cluster::ways::Ways;
 use crate::driver::drained::DrainedNode;
 use crate::driver::ticket::{Begun, Chore, Tickets, Undo};
 use crate::driver::timers::Timers;
-use crate::metrics::{Queues, Timings};
+use crate::metrics::{AttachedSessions, Queues, Timings};
 use crate::posted::{Fetch, Fetches, InFlight, Mark};
 use crate::rpc::Rpc;
 use crate::rpc::peers::Peers;
@@ -61,6 +61,8 @@ pub(crate) struct Shared {
     pub(crate) handle_changes: Event<u32>,
     /// Signals that the node's drain has ended.
     pub(crate) drained: DrainedNode,
+    /// The sessions of other processes that are attached to the node.
+    pub(crate) attached: Arc<AttachedSessions>,
     /// Threads that carry transactions to etcd, if etcd keeps the names.
     pub(crate) carriers: Carriers,
     /// The cluster directory, in which nodes record where names are kept; `None` for a node without files.

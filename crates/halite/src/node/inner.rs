@@ -149,6 +149,7 @@ impl NodeInner {
             member_changes,
             handle_changes,
             drained,
+            attached: Arc::default(),
             carriers,
             dir,
         };

@@ -342,11 +342,9 @@ impl Node {
         }
         if let Some(mode) = config.attach {
             let (socket, opener) = (dir.listen_for_sessions(incarnation.node, mode)?, node.inner.clone());
-            let served = Attach::serve(
-                socket,
-                incarnation.node,
-                Box::new(move |principal| opener.try_session(principal)),
-            );
+            let sessions = node.inner.driver.shared.attached.clone();
+            let open = Box::new(move |principal| opener.try_session(principal));
+            let served = Attach::serve(socket, incarnation.node, open, sessions);
             node.attach = Some(served.map_err(JoinError::io(&config.dir))?);
         }
         tracing::info!("node {} has joined the cluster in {}", incarnation.node, config.dir.display());

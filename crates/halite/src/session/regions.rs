@@ -13,6 +13,7 @@ use crate::cluster::config::EtcdAddress;
 use crate::error::{
     AccessError, Gone, ListedRegions, LostRegion, RegionCause, RegionError, UnreachableRegion,
 };
+use crate::metrics::AttachedSession;
 use crate::session::attached::wire::Request;
 use crate::session::{
     AllocOptions, Commanded, Embedded, Lh, NamesMoved, Placement, REGION_BYTES_MAX, Session, Who,
@@ -290,6 +291,17 @@ impl Session {
             Outcome::Status(nodes) => Ok(nodes),
             _ => unreachable!("a status was asked for"),
         }
+    }
+
+    /// Lists the sessions that are attached to this session's node ([`Session::attach`]), in the order in which they
+    /// attached. An attached session of another user than the node's lists only those of its own principal.
+    pub async fn sessions(&self) -> Result<Vec<AttachedSession>, RegionError> {
+        let session = asking!(self, "list", Object::All("sessions"), Request::Sessions);
+        let driver = &session.inner.driver;
+        if driver.is_forked() {
+            return Err(Object::All("sessions").failed("list", RegionCause::Forked));
+        }
+        Ok(driver.shared.attached.list())
     }
 
     /// Returns the length in bytes of the region behind a handle.

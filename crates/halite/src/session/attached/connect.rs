@@ -61,10 +61,9 @@ pub(super) fn connect(dir: &Path, wanted: Option<NodeId>) -> Result<(UnixStream,
 
 fn greet(mut socket: UnixStream, dir: &Path, owner: u32) -> Result<(UnixStream, Welcome), AttachError> {
     let dir = dir.to_owned();
-    let peer = rustix::net::sockopt::socket_peercred(socket.as_fd());
-    let uid = match peer {
-        Ok(peer) => peer.uid.as_raw(),
-        Err(error) => return Err(AttachError::Io { path: dir, source: error.into() }),
+    let (uid, _) = match halite_providers::peer_of(socket.as_fd()) {
+        Ok(peer) => peer,
+        Err(source) => return Err(AttachError::Io { path: dir, source }),
     };
     if uid != owner {
         return Err(AttachError::Stranger { dir, uid, owner });

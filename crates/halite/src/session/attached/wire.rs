@@ -207,6 +207,7 @@ pub(crate) enum Request<'a> {
     Explain(Lh),
     ExplainPeer(NodeId),
     Seen(NodeId),
+    Sessions,
     /// The data are the input; those of the reply are the answer.
     Call {
         node: NodeId,
