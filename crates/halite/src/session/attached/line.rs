@@ -20,6 +20,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 
 use halite_mem::Process;
+use rustix::buffer::spare_capacity;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
@@ -345,12 +346,9 @@ impl Line {
 
     /// Receives bytes and hands complete replies to their waiters. Fails if the connection has ended.
     fn receive(self: &Arc<Line>, input: &mut Vec<u8>) -> Result<(), Gone> {
-        let begin = input.len();
-        input.resize(begin + RECEIVE_BYTES, 0);
-        let received = rustix::net::recv(&self.socket, &mut input[begin..], RecvFlags::empty());
-        input.truncate(begin + *received.as_ref().map_or(&0, |(count, _)| count));
-        match received {
-            Ok((0, _)) => return Err(Gone::Lost),
+        input.reserve(RECEIVE_BYTES);
+        match rustix::net::recv(&self.socket, spare_capacity(input), RecvFlags::empty()) {
+            Ok((_, 0)) => return Err(Gone::Lost),
             Ok(_) => {}
             Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
             Err(_) => return Err(Gone::Lost),
