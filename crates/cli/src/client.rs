@@ -103,13 +103,17 @@ pub fn no_cluster(dir: &Path) -> String {
 }
 
 /// Returns true if the command must join rather than attach, because joining reports what to do: node 0, which has the
-/// names, has ended. Fails if the directory holds a file that is not Halite's.
+/// names, has ended, or this host has lost its addresses. Fails if the directory holds a file that is not Halite's.
 fn must_join(dir: &Path) -> anyhow::Result<bool> {
     match cluster_dir::nodes(dir) {
         Ok(nodes) => {
             let lives = |node: &Presence| node.alive;
             let has_first = nodes.iter().any(|node| node.node == NodeId(0) && node.alive);
-            Ok(nodes.iter().any(lives) && !has_first && !cluster_dir::has_hosts(dir))
+            let is_cut_off = match cluster_dir::has_hosts(dir) {
+                true => cluster_dir::has_lost_addresses(dir),
+                false => !has_first,
+            };
+            Ok(nodes.iter().any(lives) && is_cut_off)
         }
         Err(error @ ClusterDirError::Dir(DirError::Foreign { .. })) => Err(error.into()),
         // Another user may attach nevertheless.

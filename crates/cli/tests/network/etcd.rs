@@ -78,8 +78,12 @@ fn one_of_two_nodes_0_at_once_founds_the_cluster() {
         let line = format!("--id 0 --listen {}:7000 --secret-file {SECRET} --arena 64M", host.address);
         Running::of(host.command(&format!("exec halite node {line} 2>&1")))
     };
-    let said = [0, 1].map(|host| start(world.host(host))).each_mut().map(Running::line);
     let joined = |line: &String| line.contains("node 0 has joined");
+    // A node may first report that the other one has connected.
+    let verdict = |node: &mut Running| {
+        std::iter::repeat_with(|| node.line()).find(|line| joined(line) || !line.contains(" INFO "))
+    };
+    let said = [0, 1].map(|host| start(world.host(host))).each_mut().map(verdict).map(Option::unwrap);
     let first = said.iter().position(joined).unwrap_or_else(|| panic!("{said:?}"));
     let other = &said[1 - first];
     let is_told =

@@ -46,7 +46,7 @@ pub use crate::error::cluster_dir::ClusterDirError;
 use crate::error::cluster_dir::is_missing;
 pub(crate) use attach_dir::AttachSocket;
 pub use halite_providers::Listening;
-pub(crate) use hosts::KnownHosts;
+pub(crate) use hosts::{KnownHosts, is_here};
 pub(crate) use join::{JoinLock, NodeLock};
 pub(crate) use names::{ATTACH_DIR, attach_socket_node, node_name, socket_name};
 use names::{
@@ -103,6 +103,12 @@ pub fn nodes(dir: &Path) -> Result<Vec<Presence>, ClusterDirError> {
 /// Returns true if nodes in `dir` connect to other hosts. Then the first node may be on another host.
 pub fn has_hosts(dir: &Path) -> bool {
     ClusterDir::open(dir).is_ok_and(|dir| dir.hosts().is_ok_and(|hosts| hosts.is_some()))
+}
+
+/// Returns true if nodes in `dir` connect to other hosts, and this host has lost the addresses that they use.
+pub fn has_lost_addresses(dir: &Path) -> bool {
+    let hosts = ClusterDir::open(dir).ok().and_then(|dir| dir.hosts().ok()?);
+    hosts.is_some_and(|hosts| !hosts.addresses.iter().any(is_here))
 }
 
 /// Returns the secret file of the nodes in `dir`; `None` if they connect to no other hosts.

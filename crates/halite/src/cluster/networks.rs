@@ -3,8 +3,7 @@
 //! Two nodes use the first provider that both have.
 
 use std::fmt;
-use std::io;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use halite_fabric::{Composite, Fabric};
@@ -12,7 +11,7 @@ use halite_providers::secure::Secrets;
 use halite_providers::{RoceConfig, RoceFabric, ShmConfig, ShmFabric, Sleep};
 use halite_tier::ids::NodeId;
 
-use crate::cluster::cluster_dir::{ClusterDir, KnownHosts, Listeners, socket_name};
+use crate::cluster::cluster_dir::{ClusterDir, KnownHosts, Listeners, is_here, socket_name};
 use crate::cluster::config::{Config, Hosts};
 use crate::cluster::ways;
 use crate::error::JoinError;
@@ -234,10 +233,7 @@ fn addresses_of_packets(config: &Config, listen: &[SocketAddr]) -> Result<Vec<Ip
 
 /// Returns those of the addresses that the host still has, at least one.
 fn those_here(addresses: &[IpAddr]) -> Result<Vec<IpAddr>, JoinError> {
-    let is_gone = |address: &IpAddr| {
-        UdpSocket::bind((*address, 0)).is_err_and(|error| error.kind() == io::ErrorKind::AddrNotAvailable)
-    };
-    let here: Vec<IpAddr> = addresses.iter().copied().filter(|address| !is_gone(address)).collect();
+    let here: Vec<IpAddr> = addresses.iter().copied().filter(is_here).collect();
     if here.is_empty() {
         let list: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
         return Err(JoinError::AddressGone(list.join(", ")));

@@ -3,8 +3,8 @@
 //!
 //! A configured node records `ADDRESS,ADDRESS SECRET-FILE`; the name of the secret file extends to the end of the line.
 
-use std::io::{Read, Seek, Write};
-use std::net::IpAddr;
+use std::io::{ErrorKind, Read, Seek, Write};
+use std::net::{IpAddr, UdpSocket};
 use std::path::PathBuf;
 
 use halite_providers::private_dir::{Create, DirError, Kind};
@@ -50,4 +50,10 @@ impl ClusterDir {
         // A node that died while it wrote may have left half a line.
         Ok(known)
     }
+}
+
+/// Returns true if this host has the address.
+pub(crate) fn is_here(address: &IpAddr) -> bool {
+    let bound = UdpSocket::bind((*address, 0));
+    !bound.is_err_and(|error| error.kind() == ErrorKind::AddrNotAvailable)
 }
