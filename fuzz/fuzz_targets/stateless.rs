@@ -3,7 +3,8 @@
 #![no_main]
 
 use halite_rnic::stateless::{
-    OVERHEAD_BYTES, Order, OrderKind, PAYLOAD_BYTES_MAX, Requester, Responder, Rights, ServerClock, Target, Work,
+    OVERHEAD_BYTES, Order, OrderKind, PAYLOAD_BYTES_MAX, Requester, Responder, Rights, ServerClock, Target,
+    Work,
 };
 use halite_rnic::wire::{ICRC_BYTES, Qpn};
 use halite_rnic::{Access, Memory, Refused};
