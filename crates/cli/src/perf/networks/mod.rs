@@ -101,6 +101,8 @@ pub fn run(args: &PerfArgs) -> anyhow::Result<()> {
         return Err(wrong("networks has its own sizes and threads: omit -s, -a, -t, --peer and --svg").into());
     }
     let target = Target::new(None, args.out.as_deref(), args.force)?;
+    // Before this thread is pinned to a core.
+    let machine = machine();
     let clock_ghz = clock_ghz(Path::new("/proc/cpuinfo"));
     let bar = progress::steps("measuring");
     bar.set_length((NETWORKS.len() * SIZES.len()) as u64);
@@ -116,7 +118,7 @@ pub fn run(args: &PerfArgs) -> anyhow::Result<()> {
         rows.extend(measured.with_context(|| format!("cannot measure {}", network.name))?);
     }
     bar.finish_and_clear();
-    target.write_page(std::iter::empty(), || page(&rows, clock_ghz))?;
+    target.write_page(std::iter::empty(), || page(&rows, &machine, clock_ghz))?;
     match args.json {
         true => rows.iter().try_for_each(output::print_json)?,
         false => output::print(&text(&rows))?,
@@ -245,7 +247,7 @@ const ABOUT: &str = "Filled marks and solid lines are measured on this machine o
 data verified. Hollow marks and dashed lines are published: Connect-IB FDR, IPoIB and Ethernet of 1 Gb/s (The End of Slow \
 Networks, VLDB 2016, figures 2 and 3). UDP ends where a message no longer fits into one datagram.";
 
-fn page(rows: &[Row], clock_ghz: Option<f64>) -> String {
+fn page(rows: &[Row], machine: &str, clock_ghz: Option<f64>) -> String {
     let clock = clock_ghz
         .map_or("The kernel reports no clock rate, so cycles are missing.".to_owned(), |ghz| {
             format!("Cycles are thread processor time at {ghz:.2} GHz, the rate that the kernel reports.")
@@ -277,7 +279,7 @@ fn page(rows: &[Row], clock_ghz: Option<f64>) -> String {
             row.cycles_per_message
         }),
     ];
-    halite_figures::html("Networks of this machine", &[&machine(), ABOUT], &sections)
+    halite_figures::html("Networks of this machine", &[machine, ABOUT], &sections)
 }
 
 /// Names the processor, the number of its cores that this process may use, and the kernel.
@@ -286,7 +288,8 @@ fn machine() -> String {
     let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
     let model = model.map_or("an unnamed processor", |(_, name)| name.trim());
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    format!("Measured on {model}, {cores} cores, {}.", rustix::system::uname().release().to_string_lossy())
+    let cores = if cores == 1 { "1 core".to_owned() } else { format!("{cores} cores") };
+    format!("Measured on {model}, {cores}, {}.", rustix::system::uname().release().to_string_lossy())
 }
 
 /// Creates the section of one quantity, which `value` returns; its cell is in `column`.
