@@ -413,6 +413,28 @@ fn a_copy_of_an_earlier_order_has_no_effect_within_and_after_its_life() {
 }
 
 #[test]
+fn an_order_whose_end_was_lost_is_not_repeated_in_a_new_epoch() {
+    let mut world = World::new(Rights::ReadWrite);
+    assert_eq!(world.write(64, b"before.."), Outcome::Success(Vec::new()));
+    // After the WQEP, RD and RDA, the CQEP is lost.
+    world.loses = Some(3);
+    let target = Target { to: address(), qpn: Qpn::new(5), rkey: KEY, rights: Rights::ReadWrite };
+    world.responder.order(world.now_ns, target, order(OrderKind::Read, 64, 0, 8)).unwrap();
+    while world.loses.is_some() {
+        assert!(world.step());
+    }
+    assert_eq!(world.memory.0.borrow()[64..72], world.theirs.0.borrow()[..8], "the order was executed");
+    world.responder.raise_epoch([3; 32]);
+    let grant = world.responder.grant(address(), Qpn::new(5), KEY, Rights::ReadWrite);
+    world.requester.regrant(grant);
+    assert_eq!(world.write(64, b"later..."), Outcome::Success(Vec::new()));
+    while world.step() {}
+    assert_eq!(&world.memory.0.borrow()[64..72], b"later...");
+    let end = world.responder.poll_order().map(|done| done.outcome);
+    assert_eq!((end, world.responder.poll_order()), (Some(OrderOutcome::MaybeDone), None));
+}
+
+#[test]
 fn an_order_for_other_memory_is_refused() {
     let mut world = World::new(Rights::ReadWrite);
     for kind in [OrderKind::Read, OrderKind::Write] {

@@ -180,6 +180,12 @@ impl Orders {
         }
     }
 
+    /// Ends all orders: their requesters forget in a new epoch what they have executed in an old one.
+    pub(super) fn end_all(&mut self) {
+        let ids: Vec<u64> = self.pending.keys().copied().collect();
+        ids.into_iter().for_each(|id| self.end(id, OrderOutcome::MaybeDone));
+    }
+
     fn put_off(&mut self, id: u64, due_ns: u64) {
         let pending = self.pending.get_mut(&id).expect("a pending order is put off");
         self.due.remove(&(pending.due_ns, id));

@@ -63,9 +63,10 @@ impl Responder {
         }
     }
 
-    /// Replaces the secret: all grants end at once. Requesters need new grants.
+    /// Replaces the secret: all grants end at once, and all orders end with an unknown outcome. Requesters need new grants.
     pub fn raise_epoch(&mut self, secret: [u8; 32]) {
         (self.epoch, self.secret) = (self.epoch.wrapping_add(1), secret);
+        self.orders.end_all();
     }
 
     /// Creates the grant for a requester at `from`. Keeps nothing.
