@@ -122,13 +122,13 @@ impl Kind {
     pub(super) fn bound(self) -> Bound {
         let (instructions, locked, allocations) = match self {
             Kind::Call => (2_200, 12, 0),
-            Kind::Calls => (2_250, 9, 2),
+            Kind::Calls => (2_350, 9, 2),
             Kind::Message => (6_200, 40, 3),
             Kind::DirectWrite => (220, 0, 0),
-            Kind::LongWrite => (400_000, 20, 0),
+            Kind::LongWrite => (103_000, 0, 0),
             Kind::PostedWrite => (3_550, 30, 0),
             Kind::PostedRead => (3_800, 36, 0),
-            Kind::TaskRead => (340, 0, 0),
+            Kind::TaskRead => (370, 0, 0),
             Kind::PostedTaskRead => (3_900, 36, 0),
             Kind::Append => (1_300, 2, 0),
             Kind::AppendTogether => (310, 2, 1),
