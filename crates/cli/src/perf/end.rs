@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use halite::{Node, NodeId, blocking};
+use halite::{Node, NodeId, Permissions, Placement, blocking};
 
 use super::cores::Cores;
 
@@ -23,8 +23,12 @@ impl End {
         End { session: node.blocking_session(), attached_in: None, peer, cores, node }
     }
 
-    /// Returns the name of the network to the peer.
+    /// Returns the name of the network to the peer. Connects to the peer first, if that has not happened yet.
     pub fn provider(&self) -> anyhow::Result<&'static str> {
+        // A new node connects in the background, or at first use. An operation waits for that; `explain_peer` does not.
+        let there = Placement::On(self.peer);
+        let region = self.session.alloc(None, 64, there, Permissions::all());
+        self.session.free(region.context("cannot reach the other end")?)?;
         let peer =
             self.session.explain_peer(self.peer).context("cannot get the connection to the other end")?;
         Ok(peer.capabilities.context("the other end is not connected")?.provider)

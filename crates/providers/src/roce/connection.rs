@@ -15,7 +15,7 @@ use halite_mem::Window;
 use halite_rnic::room::Share;
 use halite_rnic::wire::{Flow, Packet, Qpn};
 use halite_rnic::{
-    Config, Held, Mtu, Operation as RnicOperation, PostError, QueuePair, Remote, Request, Source,
+    Config, Counters, Held, Mtu, Operation as RnicOperation, PostError, QueuePair, Remote, Request, Source,
     Status as RnicStatus,
 };
 
@@ -81,8 +81,7 @@ pub(super) struct Lane {
     held: Held<Window>,
     /// True after a post failed because the queue was full.
     wants_room: bool,
-    /// Start of the current interval of [`SILENCES_NS`], in ns, and the timeouts since then.
-    silences: (u64, u32),
+    silences: Silences,
     /// Time until which packets are sent one by one instead of in trains, in ns.
     singly_until_ns: u64,
     /// Number of trains that the system refused, and of times that the path seemed to drop them.
@@ -123,7 +122,7 @@ impl Connection {
             qp.ready_to_send();
             // The fabric delivers arrivals at once, so there is always room.
             qp.add_receives(u32::MAX);
-            let (silences, singly_until_ns, trains_refused) = ((0, 0), 0, 0);
+            let (silences, singly_until_ns, trains_refused) = (Silences::default(), 0, 0);
             let (held, wants_room) = (Held::default(), false);
             Mutex::new(Lane { qp, held, wants_room, silences, singly_until_ns, trains_refused })
         };
@@ -441,14 +440,10 @@ impl Lane {
         }
     }
 
-    /// Counts a timeout. After several in a short time, packets are sent one by one for a while, because a router may
-    /// mistake a train for one long packet and drop it.
+    /// Counts a timeout. If single packets pass and trains do not, a router may mistake a train for one long packet and
+    /// drop it: packets are then sent one by one for a while.
     fn on_silence(&mut self, now_ns: u64) {
-        if now_ns.saturating_sub(self.silences.0) > SILENCES_NS {
-            self.silences = (now_ns, 0);
-        }
-        self.silences.1 += 1;
-        if self.silences.1 >= SILENCES_MAX {
+        if self.silences.add(&self.qp.counters()) {
             self.trains_refused += u64::from(now_ns >= self.singly_until_ns);
             self.singly_until_ns = now_ns + SINGLY_NS;
         }
@@ -548,10 +543,37 @@ impl Lane {
     }
 }
 
-/// Number of timeouts within [`SILENCES_NS`] after which packets are sent one by one for [`SINGLY_NS`].
-const SILENCES_MAX: u32 = 3;
-const SILENCES_NS: u64 = 100_000_000;
+/// The last timeouts, and the counters at the latest.
+#[derive(Default, Debug)]
+struct Silences {
+    weight: u32,
+    arrived: u64,
+    new_sent: u64,
+}
+
+/// Weight of timeouts after which packets are sent one by one for [`SINGLY_NS`].
+const SILENCES_MAX: u32 = 6;
+/// Packets sent for the first time between two timeouts that show that trains pass.
+const PASSED_MIN: u64 = 32;
 const SINGLY_NS: u64 = 5_000_000_000;
+
+impl Silences {
+    /// Adds a timeout. Returns true if trains seem to be dropped.
+    ///
+    /// A peer that gets no processor for some ms also causes timeouts, but then the window moves on, or nothing arrives
+    /// at all. Where only trains are dropped, a timeout moves the window by the one packet that it repeats, which the
+    /// peer acknowledges.
+    fn add(&mut self, counters: &Counters) -> bool {
+        let new_sent = counters.sent.saturating_sub(counters.repeated);
+        if new_sent.saturating_sub(self.new_sent) >= PASSED_MIN {
+            self.weight = 0;
+        }
+        self.weight += if counters.arrived > self.arrived { 2 } else { 1 };
+        (self.arrived, self.new_sent) = (counters.arrived, new_sent);
+        self.weight >= SILENCES_MAX
+    }
+}
+
 /// Maximum number of outstanding requests of a lane.
 pub(super) const QUEUE_MAX: usize = 1024;
 /// Number of outstanding requests at which a poster that found the queue full gets the room event.
@@ -578,5 +600,30 @@ fn status_of(status: RnicStatus) -> Status {
         // A request holds its local memory, so a local access error cannot occur.
         RnicStatus::Aborted | RnicStatus::LocalAccess => Status::PeerGone,
         RnicStatus::Flushed => Status::Flushed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Adds timeouts, each after `sent` new and `arrived` arriving packets. Returns true if one ends the use of trains.
+    fn ends_trains(timeouts: u64, sent: u64, arrived: u64) -> bool {
+        let mut silences = Silences::default();
+        (1..=timeouts).any(|n| {
+            let counters =
+                Counters { sent: n * (sent + 1), repeated: n, arrived: n * arrived, ..Counters::default() };
+            silences.add(&counters)
+        })
+    }
+
+    #[test]
+    fn trains_end_only_where_single_packets_pass() {
+        assert!(ends_trains(3, 1, 1), "each repeated packet arrives, and nothing else");
+        assert!(
+            !ends_trains(1000, 256, 9),
+            "a peer without a processor delays each MiB, and then gets all of it"
+        );
+        assert!(!ends_trains(5, 0, 0), "a peer is silent for some time");
     }
 }
