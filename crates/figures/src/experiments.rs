@@ -8,7 +8,7 @@ use crate::tier::{Level, Writes, call_ns};
 use crate::verbs::{PAGE_BYTES, Run, Verb, one_way_ns};
 
 const MB: u64 = 1 << 20;
-/// Requests of runs that fill caches: enough for the larger of them.
+/// Requests that fill the caches before a measurement: enough for the largest cache.
 const FILLS: u64 = 40_000;
 
 /// The reason why a point has no simulated value.
@@ -51,39 +51,40 @@ pub(crate) fn adapter(figure: &str, line: &str, x: f64, profile: &Profile) -> Re
     let processor = profile.processor.ok_or(Unsimulated::NoProcessor);
     Ok(match (figure, line) {
         ("lite-4", "verbs") => {
-            let run = Run { regions: n, warm_up: FILLS, requests: 5_000, ..Run::alone(Verb::Write, 64) };
+            let run = Run { regions: n, warm_up: FILLS, requests: 5_000, ..Run::single(Verb::Write, 64) };
             us(run.mean_ns(profile)?)
         }
         ("lite-4", "LITE") => {
-            let writes = Writes { regions: n, ..Writes::alone(Level::SystemCall, 64) };
+            let writes = Writes { regions: n, ..Writes::single(Level::SystemCall, 64) };
             us(writes.mean_ns(profile)?)
         }
         ("lite-5", "verbs, 64 B") => 1e3 / verbs_over(n * MB, 64).mean_ns(profile)?,
         ("lite-5", "verbs, 1 KB") => 1e3 / verbs_over(n * MB, 1024).mean_ns(profile)?,
         ("lite-5", "LITE, 64 B") => 1e3 / tier_over(n * MB, 64).mean_ns(profile)?,
         ("lite-5", "LITE, 1 KB") => 1e3 / tier_over(n * MB, 1024).mean_ns(profile)?,
-        ("lite-6", "verbs") => us(Run::alone(Verb::Write, n).mean_ns(profile)?),
-        ("lite-6", "LITE, kernel") => us(Writes::alone(Level::Same, n).mean_ns(profile)?),
-        ("lite-6", "LITE, user") => us(Writes::alone(Level::SystemCall, n).mean_ns(profile)?),
-        ("lite-7", "verbs, 1 thread") => x / Run::alone(Verb::Write, n).mean_ns(profile)?,
+        ("lite-6", "verbs") => us(Run::single(Verb::Write, n).mean_ns(profile)?),
+        ("lite-6", "LITE, kernel") => us(Writes::single(Level::Same, n).mean_ns(profile)?),
+        ("lite-6", "LITE, user") => us(Writes::single(Level::SystemCall, n).mean_ns(profile)?),
+        ("lite-7", "verbs, 1 thread") => x / Run::single(Verb::Write, n).mean_ns(profile)?,
         ("lite-7", "verbs, 8 threads") => {
-            let run = Run { connections: 8, active: 8, requests: 1_600, ..Run::alone(Verb::Write, n) };
+            let run = Run { connections: 8, active: 8, requests: 1_600, ..Run::single(Verb::Write, n) };
             x / run.mean_ns(profile)?
         }
-        ("lite-7", "LITE, 1 thread") => x / Writes::alone(Level::SystemCall, n).mean_ns(profile)?,
+        ("lite-7", "LITE, 1 thread") => x / Writes::single(Level::SystemCall, n).mean_ns(profile)?,
         ("lite-7", "LITE, 8 threads") => {
-            x / Writes { threads: 8, ..Writes::alone(Level::SystemCall, n) }.mean_ns(profile)?
+            x / Writes { threads: 8, ..Writes::single(Level::SystemCall, n) }.mean_ns(profile)?
         }
         ("lite-8", "verbs register") => {
-            us(pages_ns(processor?, n, |own| (own.register_ns, own.register_page_ns)))
+            us(registration_ns(processor?, n, |own| (own.register_ns, own.register_page_ns)))
         }
         ("lite-8", "verbs deregister") => {
-            us(pages_ns(processor?, n, |own| (own.deregister_ns, own.deregister_page_ns)))
+            us(registration_ns(processor?, n, |own| (own.deregister_ns, own.deregister_page_ns)))
         }
         ("lite-10", "LITE, user") => us(call_ns(profile, Level::SystemCall, n)?),
         ("lite-10", "LITE, kernel") => us(call_ns(profile, Level::Same, n)?),
         ("lite-10", "two verbs writes") => {
-            us(Run::alone(Verb::Write, 8).mean_ns(profile)? + Run::alone(Verb::Write, n).mean_ns(profile)?)
+            us(Run::single(Verb::Write, 8).mean_ns(profile)?
+                + Run::single(Verb::Write, n).mean_ns(profile)?)
         }
         ("star-1", "reliable connections") => {
             let run = Run {
@@ -92,18 +93,18 @@ pub(crate) fn adapter(figure: &str, line: &str, x: f64, profile: &Profile) -> Re
                 active: 192,
                 warm_up: FILLS,
                 requests: 60_000,
-                ..Run::alone(Verb::Read, 32)
+                ..Run::single(Verb::Read, 32)
             };
             1e3 / run.mean_ns(profile)?
         }
         ("slow-2", "RDMA, throughput") => {
-            // Long runs of long messages would take long, and change nothing.
+            // More long messages would not change the mean.
             let requests = (64 * MB / n).clamp(100, 5_000);
-            x / Run { depth: 64, requests, ..Run::alone(Verb::Write, n) }.mean_ns(profile)?
+            x / Run { depth: 64, requests, ..Run::single(Verb::Write, n) }.mean_ns(profile)?
         }
         ("slow-2", "RDMA write") => us(one_way_ns(profile, n)?),
-        ("slow-2", "RDMA read") => us(Run::alone(Verb::Read, n).mean_ns(profile)?),
-        ("slow-2", "atomic") => us(Run::alone(Verb::FetchAdd, n).mean_ns(profile)?),
+        ("slow-2", "RDMA read") => us(Run::single(Verb::Read, n).mean_ns(profile)?),
+        ("slow-2", "atomic") => us(Run::single(Verb::FetchAdd, n).mean_ns(profile)?),
         ("slow-3", "RDMA write, client" | "RDMA read, client" | "atomic, client") => {
             processor?.cycles(profile.post_ns + profile.doorbell_ns + profile.poll_ns)
         }
@@ -122,14 +123,14 @@ pub(crate) fn sockets(line: &str, bytes: f64, sockets: &Sockets) -> f64 {
 }
 
 fn verbs_over(region_bytes: u64, bytes: u64) -> Run {
-    Run { region_bytes, depth: 16, warm_up: FILLS, requests: 10_000, ..Run::alone(Verb::Write, bytes) }
+    Run { region_bytes, depth: 16, warm_up: FILLS, requests: 10_000, ..Run::single(Verb::Write, bytes) }
 }
 
 fn tier_over(region_bytes: u64, bytes: u64) -> Writes {
-    Writes { region_bytes, threads: 8, ..Writes::alone(Level::SystemCall, bytes) }
+    Writes { region_bytes, threads: 8, ..Writes::single(Level::SystemCall, bytes) }
 }
 
-fn pages_ns(processor: Processor, bytes: u64, of: impl Fn(&Processor) -> (u64, u64)) -> f64 {
+fn registration_ns(processor: Processor, bytes: u64, of: impl Fn(&Processor) -> (u64, u64)) -> f64 {
     let (base_ns, page_ns) = of(&processor);
     (base_ns + bytes.div_ceil(PAGE_BYTES) * page_ns) as f64
 }

@@ -1,4 +1,6 @@
-//! The fitted values of profiles, as their files mark them.
+//! The fitted values of profiles, from the comments of their files.
+
+use std::collections::BTreeSet;
 
 use halite_sim::Profile;
 
@@ -10,7 +12,7 @@ pub(crate) struct Fitted {
     profile: String,
     parameter: String,
     value: String,
-    /// The points, in words.
+    /// The points that the value was fitted to, as the file names them.
     points: String,
 }
 
@@ -26,24 +28,22 @@ impl Fitted {
 pub(crate) fn values(figures: &[Shown]) -> Vec<Fitted> {
     let mut files: Vec<(&str, &str)> = Vec::new();
     for line in figures.iter().flat_map(|shown| shown.figure.lines()) {
-        let is_own = figures.iter().any(|shown| shown.profile.is_some());
-        let adapter = line.profile.as_deref().filter(|_| !is_own);
+        let is_replaced = figures.iter().any(|shown| shown.profile.is_some());
+        let adapter = line.profile.as_deref().filter(|_| !is_replaced);
         let adapter = adapter.and_then(|name| Some((name, Profile::toml(name).ok()?)));
         let sockets = line.sockets.as_deref().and_then(|name| Some((name, Sockets::toml(name)?)));
         files.extend([adapter, sockets].into_iter().flatten());
     }
-    let mut seen = Vec::new();
-    files.retain(|(name, _)| {
-        !seen.contains(name) && {
-            seen.push(*name);
-            true
-        }
-    });
-    files.into_iter().flat_map(|(name, file)| file.lines().filter_map(move |line| of(name, line))).collect()
+    let mut seen = BTreeSet::new();
+    files.retain(|(name, _)| seen.insert(*name));
+    files
+        .into_iter()
+        .flat_map(|(name, file)| file.lines().filter_map(move |line| parse_line(name, line)))
+        .collect()
 }
 
 /// Reads a line `parameter = value # fitted: points`, or `# fitted with another: points`.
-fn of(profile: &str, line: &str) -> Option<Fitted> {
+fn parse_line(profile: &str, line: &str) -> Option<Fitted> {
     let (assignment, comment) = line.split_once('#')?;
     let (parameter, value) = assignment.split_once('=')?;
     let points = comment.trim().strip_prefix("fitted")?;

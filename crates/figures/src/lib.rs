@@ -7,8 +7,8 @@
 //!       └── profiles of crate `sim`
 //! ```
 //!
-//! Everything follows from the data, the profiles and a fixed seed. The crate measures nothing on this machine and writes
-//! no files.
+//! Everything follows from the data, the profiles and a fixed seed. The crate measures nothing on this machine and
+//! writes no files.
 
 #![forbid(unsafe_code)]
 

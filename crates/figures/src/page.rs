@@ -37,8 +37,8 @@ impl Shown {
         Plot { title: self.figure.title.clone(), x: axis(&panel.x), y: axis(&panel.y), series }
     }
 
-    /// Lists lines that are drawn as published only, misses of the figure's own profiles, and points that could not be
-    /// simulated, each with the reason.
+    /// Lists lines that are not simulated, points that miss with the figure's own profiles, and points whose simulation
+    /// failed, each with the reason.
     fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         for line in self.figure.lines() {
@@ -47,7 +47,7 @@ impl Shown {
             }
             let explained = if self.profile.is_none() { line.misses.as_slice() } else { &[] };
             for miss in explained {
-                let points = self.at(line, |point| point.misses(10.0) && miss.at.contains(&point.x));
+                let points = self.points_at(line, |point| point.misses(10.0) && miss.at.contains(&point.x));
                 notes.extend(points.map(|points| format!("{points}: {}", miss.why)));
             }
         }
@@ -63,7 +63,7 @@ impl Shown {
             let mut failures: Vec<&String> = of_line.flat_map(|point| &point.failure).collect();
             failures.dedup();
             for why in failures {
-                let points = self.at(line, |point| point.failure.as_ref() == Some(why));
+                let points = self.points_at(line, |point| point.failure.as_ref() == Some(why));
                 notes.extend(points.map(|points| format!("{points}: not simulated, because {why}")));
             }
         }
@@ -71,7 +71,7 @@ impl Shown {
     }
 
     /// Names the points of a line that `is_listed` accepts; `None` if it accepts none.
-    fn at(&self, line: &Line, is_listed: impl Fn(&Point) -> bool) -> Option<String> {
+    fn points_at(&self, line: &Line, is_listed: impl Fn(&Point) -> bool) -> Option<String> {
         let listed = self.points.iter().filter(|point| point.line == line.name && is_listed(point));
         let at: Vec<String> = listed.map(|point| number(point.x)).collect();
         (!at.is_empty()).then(|| format!("{} at {}", line.name, at.join(", ")))
@@ -256,7 +256,8 @@ pub fn counts(figures: &[Shown]) -> String {
 }
 
 impl Point {
-    /// Formats the point for a table: x, published value with its reading error, simulated value, and error with a mark.
+    /// Formats the point for a table: x, published value with its reading error, simulated value, and error with a
+    /// mark.
     pub fn cells(&self) -> [String; 4] {
         let published = match self.reading_percent {
             0.0 => number(self.published),

@@ -48,7 +48,7 @@ pub struct Ratio {
     pub values: [f64; 3],
 }
 
-/// Width of an image, and height of a plot without its legend, in pixels: legible when 390 pixels wide.
+/// Width of an image, and height of a plot without its legend, in pixels; still legible when scaled to a width of 390.
 const WIDTH: u32 = 480;
 const HEIGHT: u32 = 330;
 /// Height of a line of the legend.
@@ -70,7 +70,7 @@ const COLOURS: [RGBColor; 11] = [
     RGBColor(0x00, 0x00, 0x00),
 ];
 
-/// Draws plots below each other on a white background; returns the image as text.
+/// Draws plots below each other on a white background; returns the SVG.
 pub fn svg(plots: &[Plot]) -> String {
     let mut text = String::new();
     let heights: Vec<u32> = plots.iter().map(|plot| HEIGHT + legend_lines(plot) * LEGEND_LINE).collect();
@@ -81,8 +81,8 @@ pub fn svg(plots: &[Plot]) -> String {
     text
 }
 
-/// Draws ratios below each other on one logarithmic axis, around a line at 1; returns the image as text. A ratio that a
-/// logarithm cannot show has only its name.
+/// Draws ratios below each other on one logarithmic axis, around a line at 1; returns the SVG. A ratio that is not
+/// positive or not finite has only its name.
 pub fn ratios(title: &str, rows: &[Ratio]) -> String {
     let is_shown = |row: &&Ratio| row.values.iter().all(|value| value.is_finite() && *value > 0.0);
     let shown = rows.iter().filter(is_shown).flat_map(|row| row.values);
@@ -100,10 +100,10 @@ pub fn ratios(title: &str, rows: &[Ratio]) -> String {
 const HEADER: u32 = 60;
 const NAMES: i32 = 270;
 
-fn draw_ratios<'a>(root: &Area<'a>, title: &str, rows: &[Ratio], reach: f64) -> Outcome<'a> {
+fn draw_ratios<'a>(root: &Area<'a>, title: &str, rows: &[Ratio], reach: f64) -> DrawResult<'a> {
     root.fill(&WHITE)?;
-    let room = f64::from(WIDTH as i32 - NAMES - 24);
-    let at = |value: f64| NAMES + ((value.log10() / reach + 1.0) / 2.0 * room) as i32;
+    let width = f64::from(WIDTH as i32 - NAMES - 24);
+    let at = |value: f64| NAMES + ((value.log10() / reach + 1.0) / 2.0 * width) as i32;
     let (top, bottom) = (HEADER as i32 - 10, HEADER as i32 + rows.len() as i32 * LEGEND_LINE as i32);
     let text = |text: &str, x, y| Text::new(text.to_owned(), (x, y), ("sans-serif", SMALL));
     root.draw(&Text::new(title.to_owned(), (8, 6), ("sans-serif", LARGE)))?;
@@ -125,9 +125,9 @@ fn draw_ratios<'a>(root: &Area<'a>, title: &str, rows: &[Ratio], reach: f64) -> 
 }
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type Outcome<'a> = Result<(), DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>>;
+type DrawResult<'a> = Result<(), DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>>;
 
-fn draw_all<'a>(root: &Area<'a>, plots: &[Plot], heights: &[u32]) -> Outcome<'a> {
+fn draw_all<'a>(root: &Area<'a>, plots: &[Plot], heights: &[u32]) -> DrawResult<'a> {
     root.fill(&WHITE)?;
     let mut rest = root.clone();
     for (plot, height) in plots.iter().zip(heights) {
@@ -146,7 +146,7 @@ fn draw_all<'a>(root: &Area<'a>, plots: &[Plot], heights: &[u32]) -> Outcome<'a>
     root.present()
 }
 
-fn draw<'a, X, Y>(area: &Area<'a>, plot: &Plot, x: X, y: Y) -> Outcome<'a>
+fn draw<'a, X, Y>(area: &Area<'a>, plot: &Plot, x: X, y: Y) -> DrawResult<'a>
 where
     X: AsRangedCoord<Value = f64>,
     Y: AsRangedCoord<Value = f64>,
@@ -189,7 +189,7 @@ where
     Ok(())
 }
 
-fn draw_legend<'a>(area: &Area<'a>, plot: &Plot) -> Outcome<'a> {
+fn draw_legend<'a>(area: &Area<'a>, plot: &Plot) -> DrawResult<'a> {
     for (index, series) in legend(plot).enumerate() {
         let (column, row) = (index as i32 % 2, index as i32 / 2);
         let (x, y) = (24 + column * (WIDTH as i32 / 2 - 12), 10 + row * LEGEND_LINE as i32);
@@ -230,7 +230,7 @@ fn is_drawn(plot: &Plot, x: f64, y: f64) -> bool {
     x.is_finite() && y.is_finite() && (x > 0.0 || !plot.x.is_log) && (y > 0.0 || !plot.y.is_log)
 }
 
-/// Returns the range of an axis, with some room at its ends.
+/// Returns the range of an axis, with a margin.
 fn range(plot: &Plot, is_log: bool, axis: usize) -> (f64, f64) {
     let points = plot.series.iter().flat_map(|series| &series.points);
     let values = points.filter(|[x, y]| is_drawn(plot, *x, *y)).map(|point| point[axis]);
@@ -243,7 +243,7 @@ fn range(plot: &Plot, is_log: bool, axis: usize) -> (f64, f64) {
     }
 }
 
-/// Formats a number of an axis with at most a few digits.
+/// Formats a number of an axis with at most two decimals.
 fn short(value: f64) -> String {
     let (scaled, unit) = match value.abs() {
         size if size >= 1e9 => (value / 1e9, "G"),
@@ -261,7 +261,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plot_shows_its_texts_and_skips_what_a_logarithm_cannot_show() {
+    fn a_plot_skips_points_that_a_logarithm_cannot_show() {
         let series = |points: &[[f64; 2]]| Series {
             name: "salt".to_owned(),
             colour: 0,

@@ -63,19 +63,18 @@ pub struct Summary {
     pub within_25: usize,
 }
 
-/// Simulates figures on all processors; calls `done` after each point, with the number of points so far and in all.
-/// With `own`, that profile replaces the profiles of adapters; its name is shown, and no point of an adapter counts as
-/// fitted.
+/// Simulates figures on all processors; calls `done` after each point, with the number of finished points and of all
+/// points. If `given` names a profile, it replaces the profiles of adapters, and their points do not count as fitted.
 pub fn show(
     figures: &[&'static Figure],
-    own: Option<(&str, &Profile)>,
+    given: Option<(&str, &Profile)>,
     done: impl Fn(usize, usize) + Sync,
 ) -> Result<Vec<Shown>, ProfileError> {
     let mut jobs = Vec::new();
     for figure in figures {
         for line in figure.lines() {
-            let profile = match (&line.profile, own) {
-                (Some(_), Some((_, own))) => Some(own.clone()),
+            let profile = match (&line.profile, given) {
+                (Some(_), Some((_, given))) => Some(given.clone()),
                 (Some(name), None) => Some(Profile::named(name)?),
                 (None, _) => None,
             };
@@ -89,7 +88,7 @@ pub fn show(
             let index = next.fetch_add(1, Relaxed);
             let Some((figure, line, profile, [x, published])) = jobs.get(index) else { return };
             let mut point = point(&figure.id, line, profile.as_ref(), *x, *published);
-            point.fitted &= own.is_none() || profile.is_none();
+            point.fitted &= given.is_none() || profile.is_none();
             slots.lock().expect("no simulation panics")[index] = Some(point);
             done(finished.fetch_add(1, Relaxed) + 1, jobs.len());
         }
@@ -102,7 +101,7 @@ pub fn show(
     let mut points = slots.into_inner().expect("no simulation panics").into_iter().flatten();
     let shown = |figure: &&'static Figure| {
         let count = figure.lines().map(|line| line.points.len()).sum();
-        let profile = own.map(|(name, _)| name.to_owned());
+        let profile = given.map(|(name, _)| name.to_owned());
         Shown { figure, points: points.by_ref().take(count).collect(), profile }
     };
     Ok(figures.iter().map(shown).collect())

@@ -1,5 +1,5 @@
-//! TCP sockets by a formula: a fixed latency, a rate, and processor cycles for each window of bytes. Sockets are no
-//! adapter: their costs are those of a kernel, which this crate does not simulate.
+//! TCP sockets by a formula: a fixed latency, a bandwidth, and processor cycles for each window of bytes. Their costs
+//! are those of a kernel, which this crate does not simulate.
 
 use serde::Deserialize;
 

@@ -12,20 +12,20 @@ use halite_trials::Birth;
 
 use crate::experiments::Unsimulated;
 
-/// Instructions of a write of 8 B, and of both ends of a call of 8 B, as `halite-bench price` counts them.
+/// Instructions of a write of 8 B, and of both ends of a call of 8 B; counted by `halite-bench price`.
 const WRITE_INSTRUCTIONS: u64 = 181;
 const CALL_INSTRUCTIONS: u64 = 2_100;
 
 const SEED: u64 = 1;
 const FUNCTION: Function = Function(1);
-const PATIENCE: Duration = Duration::from_secs(60);
+const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Number of operations of each thread before the measurement.
 const WARM_UP: u64 = 20;
 
 /// The side of the system-call boundary at which the program runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Level {
-    /// The tier is part of the program, as in Halite, or the program part of the kernel, as in LITE's own.
+    /// No boundary: Halite is part of the program, and a program inside the kernel calls LITE directly.
     Same,
     /// Each operation is a system call.
     SystemCall,
@@ -44,13 +44,13 @@ pub(crate) struct Writes {
 }
 
 impl Writes {
-    pub(crate) fn alone(level: Level, bytes: u64) -> Writes {
+    pub(crate) fn single(level: Level, bytes: u64) -> Writes {
         Writes { level, bytes, threads: 1, regions: 1, region_bytes: bytes.max(4096), requests: 200 }
     }
 
     /// Returns the time of the run by the number of writes of all threads, in ns.
     pub(crate) fn mean_ns(&self, profile: &Profile) -> Result<f64, Unsimulated> {
-        let charge = Charge::new(profile, WRITE_INSTRUCTIONS, self.level)?;
+        let cost = Cost::new(profile, WRITE_INSTRUCTIONS, self.level)?;
         let writes = self.clone();
         let operations = self.regions + self.threads * (WARM_UP + self.requests);
         let bytes = self.regions * self.region_bytes;
@@ -62,11 +62,11 @@ impl Writes {
                 let placement = Placement::On(NodeId(1));
                 regions.push(session.alloc(None, writes.region_bytes, placement, all).await.map_err(failed)?);
             }
-            let line = Rc::new(Line {
-                begun_ns: Cell::new(0),
-                ended_ns: Cell::new(0),
+            let progress = Rc::new(Progress {
+                begin_ns: Cell::new(0),
+                end_ns: Cell::new(0),
                 running: Cell::new(writes.threads),
-                ended: RefCell::new(Ok(())),
+                result: RefCell::new(Ok(())),
             });
             let regions: Rc<[Lh]> = regions.into();
             for thread in 0..writes.threads {
@@ -76,32 +76,32 @@ impl Writes {
                     writes: writes.clone(),
                     regions: regions.clone(),
                     random: world.random(&format!("thread {thread}")),
-                    charge,
+                    cost,
                 };
-                let line = line.clone();
-                world.spawn(None, "thread", async move { worker.run(&line).await });
+                let progress = progress.clone();
+                world.spawn(None, "thread", async move { worker.run(&progress).await });
             }
             let mut interval = Duration::from_micros(1);
-            while line.running.get() > 0 {
+            while progress.running.get() > 0 {
                 world.sleep(None, interval).await;
                 interval *= 2;
             }
-            line.ended.replace(Ok(()))?;
-            Ok(line.ended_ns.get() - line.begun_ns.get())
+            progress.result.replace(Ok(()))?;
+            Ok(progress.end_ns.get() - progress.begin_ns.get())
         })?;
         Ok(took_ns as f64 / (self.requests * self.threads) as f64)
     }
 }
 
-/// Common state of the threads of a run.
-struct Line {
+/// State that the threads of a run share.
+struct Progress {
     /// Time at which the last thread began its measured writes.
-    begun_ns: Cell<u64>,
-    /// Time at which a thread last ended.
-    ended_ns: Cell<u64>,
+    begin_ns: Cell<u64>,
+    /// Time at which the last thread ended.
+    end_ns: Cell<u64>,
+    /// Number of threads that have not ended.
     running: Cell<u64>,
-    /// The failure of a thread.
-    ended: RefCell<Result<(), Unsimulated>>,
+    result: RefCell<Result<(), Unsimulated>>,
 }
 
 struct Writer {
@@ -110,28 +110,28 @@ struct Writer {
     writes: Writes,
     regions: Rc<[Lh]>,
     random: Random,
-    charge: Charge,
+    cost: Cost,
 }
 
 impl Writer {
-    async fn run(mut self, line: &Line) {
-        let mut ended = self.write(WARM_UP).await;
-        line.begun_ns.set(self.world.now_ns());
-        if ended.is_ok() {
-            ended = self.write(self.writes.requests).await;
+    async fn run(mut self, progress: &Progress) {
+        let mut result = self.write(WARM_UP).await;
+        progress.begin_ns.set(self.world.now_ns());
+        if result.is_ok() {
+            result = self.write(self.writes.requests).await;
         }
-        if ended.is_err() {
-            *line.ended.borrow_mut() = ended;
+        if result.is_err() {
+            *progress.result.borrow_mut() = result;
         }
-        line.ended_ns.set(self.world.now_ns());
-        line.running.set(line.running.get() - 1);
+        progress.end_ns.set(self.world.now_ns());
+        progress.running.set(progress.running.get() - 1);
     }
 
     async fn write(&mut self, count: u64) -> Result<(), Unsimulated> {
         let (bytes, places) = (self.writes.bytes, self.writes.region_bytes / self.writes.bytes);
         let source = vec![7; bytes as usize];
         for _ in 0..count {
-            self.charge.pay(&self.world).await;
+            self.cost.charge(&self.world).await;
             let lh = self.regions[self.random.index(self.regions.len())];
             let offset = self.random.below(places) * bytes;
             self.session.write(lh, offset, &source).await.map_err(failed)?;
@@ -143,17 +143,17 @@ impl Writer {
 /// Returns the mean latency in ns of calls with 8 B of input and an answer of `bytes`.
 pub(crate) fn call_ns(profile: &Profile, level: Level, bytes: u64) -> Result<f64, Unsimulated> {
     let requests = 200;
-    // Each end executes half of the instructions; the client makes the system call whose costs the paper could not hide.
-    let client = Charge::new(profile, CALL_INSTRUCTIONS / 2, level)?;
-    let server_charge = Charge::new(profile, CALL_INSTRUCTIONS / 2, Level::Same)?;
+    // Each end executes half of the instructions. The client also makes the one system call that LITE does not hide.
+    let client_cost = Cost::new(profile, CALL_INSTRUCTIONS / 2, level)?;
+    let server_cost = Cost::new(profile, CALL_INSTRUCTIONS / 2, Level::Same)?;
     let took_ns = measure(profile, 0, WARM_UP + requests, move |world, nodes| async move {
         let server = nodes[1].session().serve(FUNCTION, ServeOptions::default()).map_err(failed)?;
-        let here = world.clone();
+        let inner = world.clone();
         world.spawn(Some(HostId(1)), "server", async move {
             let answer = vec![7; bytes as usize];
             while let Ok(call) = server.recv().await {
-                server_charge.pay(&here).await;
-                // A client that gave up reports the failure.
+                server_cost.charge(&inner).await;
+                // If the reply fails, so does the client's call, which reports it.
                 let _ = call.reply(&answer);
             }
         });
@@ -163,8 +163,8 @@ pub(crate) fn call_ns(profile: &Profile, level: Level, bytes: u64) -> Result<f64
             if number == WARM_UP {
                 begin_ns = world.now_ns();
             }
-            client.pay(&world).await;
-            session.call(NodeId(1), FUNCTION, &[7; 8], PATIENCE).await.map_err(failed)?;
+            client_cost.charge(&world).await;
+            session.call(NodeId(1), FUNCTION, &[7; 8], CALL_TIMEOUT).await.map_err(failed)?;
         }
         Ok(world.now_ns() - begin_ns)
     })?;
@@ -173,28 +173,28 @@ pub(crate) fn call_ns(profile: &Profile, level: Level, bytes: u64) -> Result<f64
 
 /// Processor time of an operation.
 #[derive(Clone, Copy)]
-struct Charge {
+struct Cost {
     ns: u64,
 }
 
-impl Charge {
-    fn new(profile: &Profile, instructions: u64, level: Level) -> Result<Charge, Unsimulated> {
+impl Cost {
+    fn new(profile: &Profile, instructions: u64, level: Level) -> Result<Cost, Unsimulated> {
         let processor = profile.processor.ok_or(Unsimulated::NoProcessor)?;
         let call_ns = if level == Level::SystemCall { processor.system_call_ns } else { 0 };
-        Ok(Charge { ns: processor.runs_ns(instructions) + call_ns })
+        Ok(Cost { ns: processor.runs_ns(instructions) + call_ns })
     }
 
-    async fn pay(&self, world: &World) {
+    async fn charge(&self, world: &World) {
         world.sleep(None, Duration::from_nanos(self.ns)).await;
     }
 }
 
-/// Maximum number of the world's steps to start the nodes, and for each operation: some 100 times what they need, so that
-/// a profile on which the tier makes no progress ends the run.
+/// Maximum number of the world's steps to start the nodes, and for each operation: about 100 times what they need. They
+/// end a run in which a profile keeps the tier from making progress.
 const STEPS_TO_START: u64 = 200_000;
 const STEPS_MAX: u64 = 500;
 
-/// Runs `work`, of this number of operations, on two nodes without faults; returns its result. Node 1 has room for
+/// Runs `work`, of this number of operations, on two nodes without faults; returns its result. Node 1 has memory for
 /// `bytes`.
 fn measure<W: Future<Output = Result<u64, Unsimulated>> + 'static>(
     profile: &Profile,
@@ -205,13 +205,13 @@ fn measure<W: Future<Output = Result<u64, Unsimulated>> + 'static>(
     let world = World::new(SEED, profile.clone());
     world.set_steps_max(STEPS_TO_START + operations * STEPS_MAX);
     let result = Rc::new(RefCell::new(Ok(0)));
-    let (here, out) = (world.clone(), result.clone());
+    let (inner, out) = (world.clone(), result.clone());
     world.spawn(None, "work", async move {
-        let hosts = [here.add_host(), here.add_host()];
+        let hosts = [inner.add_host(), inner.add_host()];
         let nodes =
-            async { Ok([start(&here, hosts[0], 0, 0).await?, start(&here, hosts[1], 1, bytes).await?]) };
+            async { Ok([start(&inner, hosts[0], 0, 0).await?, start(&inner, hosts[1], 1, bytes).await?]) };
         *out.borrow_mut() = match nodes.await {
-            Ok(nodes) => work(here, nodes).await,
+            Ok(nodes) => work(inner, nodes).await,
             Err(cause) => Err(cause),
         };
     });

@@ -1,4 +1,4 @@
-//! Requests of applications that use an adapter without a tier: with queue pairs and registered memory of their own.
+//! Requests of applications that use an adapter directly, with their own queue pairs and registered memory.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -36,10 +36,10 @@ pub(crate) struct Run {
     pub(crate) targets: u32,
     /// Number of requests in flight of a connection.
     pub(crate) depth: u64,
-    /// Number of connections with requests in flight. If it is less than `connections`, each request goes to a random idle
-    /// connection.
+    /// Number of connections with requests in flight. If it is less than `connections`, each request goes to a random
+    /// idle connection.
     pub(crate) active: usize,
-    /// Number of registered regions of a target. A request goes to a random place in a random region.
+    /// Number of registered regions of a target. A request accesses a random place in a random region.
     pub(crate) regions: u64,
     /// Length of each region in bytes.
     pub(crate) region_bytes: u64,
@@ -51,7 +51,7 @@ pub(crate) struct Run {
 
 impl Run {
     /// Requests of one thread, one after the other, to one region.
-    pub(crate) fn alone(verb: Verb, bytes: u64) -> Run {
+    pub(crate) fn single(verb: Verb, bytes: u64) -> Run {
         Run {
             verb,
             bytes,
@@ -78,7 +78,7 @@ impl Run {
 
 /// Returns the time from the post of a write with an immediate value until a thread of its target sees it, in ns.
 pub(crate) fn one_way_ns(profile: &Profile, bytes: u64) -> Result<f64, Unsimulated> {
-    let run = Run::alone(Verb::Write, bytes);
+    let run = Run::single(Verb::Write, bytes);
     let bench = Bench::new(&run, profile)?;
     bench.execute(run.warm_up)?;
     let connection = bench.idle.borrow()[0].clone();
@@ -95,7 +95,8 @@ pub(crate) fn one_way_ns(profile: &Profile, bytes: u64) -> Result<f64, Unsimulat
     Ok((bench.world.now_ns() - begin_ns) as f64)
 }
 
-/// Maximum number of the world's steps to open it, and for each request and connection; far more than they need.
+/// Maximum number of the world's steps to open connections, and for each request and connection; far more than they
+/// need.
 const STEPS_TO_START: u64 = 200_000;
 const STEPS_MAX: u64 = 500;
 
@@ -114,11 +115,11 @@ struct Bench {
 struct Connection {
     fabric: Arc<SimFabric>,
     peer: PeerId,
-    /// Key of its source and of the target of its reads.
+    /// Key of the local memory.
     key: Key,
-    /// Keys of the target's regions.
+    /// Keys of the remote regions.
     remote: Rc<[Key]>,
-    /// Bytes of inline sources.
+    /// Source of inline writes; empty if they are too long.
     inline: Vec<u8>,
 }
 
@@ -178,7 +179,7 @@ impl Bench {
         for thread in 0..active {
             let share = requests / active + u64::from(thread < requests % active);
             let (run, idle, random) = (self.run.clone(), self.idle.clone(), self.random.clone());
-            // A connection that is not shared keeps its requests in flight.
+            // An unshared connection keeps `depth` requests in flight from start to end.
             let burst = if run.active < run.connections { 1 } else { share.max(1) };
             self.spawn("thread", async move {
                 for _ in 0..share / burst {
@@ -216,7 +217,7 @@ fn open(world: &World, host: HostId, address: &str) -> Arc<SimFabric> {
 }
 
 impl Connection {
-    /// Returns a source of `len` bytes; short ones are inline, as in the papers' benchmarks.
+    /// Returns a source of `len` bytes; short sources are inline, as in the papers' benchmarks.
     fn local(&self, len: u64) -> Local<'_> {
         match self.inline.get(..len as usize) {
             Some(bytes) => Local::Inline(bytes),

@@ -28,7 +28,7 @@ fn each_miss_is_explained() {
 }
 
 #[test]
-fn lines_of_the_data_are_simulated_or_say_why_not() {
+fn lines_without_a_simulation_give_a_reason() {
     for shown in &*SHOWN {
         for line in shown.figure.lines() {
             let is_simulated =
@@ -41,21 +41,21 @@ fn lines_of_the_data_are_simulated_or_say_why_not() {
 }
 
 #[test]
-fn another_profile_replaces_those_of_the_figure() {
+fn a_given_profile_replaces_the_figures_own() {
     for name in Profile::NAMES {
-        let own = Profile::named(name).expect("it exists");
-        let [figure] = with(name, &own, &["lite-6"]).try_into().expect("one figure");
+        let given = Profile::named(name).expect("it exists");
+        let [figure] = with(name, &given, &["lite-6"]).try_into().expect("one figure");
         assert!(figure.points.iter().all(|point| !point.fitted), "{name}");
         let verbs = figure.points.iter().filter(|point| point.line == "verbs");
         assert!(verbs.clone().all(|point| point.simulated.is_some()), "{name}: {:?}", figure.failures());
         let tier = figure.points.iter().filter(|point| point.line == "LITE, user");
-        assert!(tier.clone().all(|point| point.simulated.is_some() == own.processor.is_some()), "{name}");
+        assert!(tier.clone().all(|point| point.simulated.is_some() == given.processor.is_some()), "{name}");
     }
 }
 
-/// A point that a profile cannot simulate says why; no profile makes a simulation panic or run for ever.
+/// No profile makes a simulation panic or run for ever.
 #[test]
-fn a_profile_beyond_an_experiment_gives_a_reason() {
+fn an_unsuitable_profile_gives_a_reason() {
     let hostile = [
         ("keys_max", 1),
         ("inline_bytes_max", 0),
@@ -69,9 +69,9 @@ fn a_profile_beyond_an_experiment_gives_a_reason() {
     ];
     let text = Profile::toml("cx3-40g").expect("it exists");
     for (field, value) in hostile {
-        let own = text.replace(&format!("\n{field} ="), &format!("\n{field} = {value} #"));
-        let own = Profile::from_toml(&own).unwrap_or_else(|error| panic!("{field} = {value}: {error}"));
-        for figure in with(field, &own, &["lite-6", "lite-10"]) {
+        let given = text.replace(&format!("\n{field} ="), &format!("\n{field} = {value} #"));
+        let given = Profile::from_toml(&given).unwrap_or_else(|error| panic!("{field} = {value}: {error}"));
+        for figure in with(field, &given, &["lite-6", "lite-10"]) {
             for point in &figure.points {
                 assert!(point.simulated.is_none_or(|value| value > 0.0), "{field} = {value}: {point:?}");
             }
@@ -79,6 +79,6 @@ fn a_profile_beyond_an_experiment_gives_a_reason() {
     }
 }
 
-fn with(name: &str, own: &Profile, ids: &[&str]) -> Vec<Shown> {
-    show(&figures(ids), Some((name, own)), |_, _| {}).expect("built-in profiles are valid")
+fn with(name: &str, given: &Profile, ids: &[&str]) -> Vec<Shown> {
+    show(&figures(ids), Some((name, given)), |_, _| {}).expect("built-in profiles are valid")
 }

@@ -100,7 +100,7 @@ impl Allocator {
 
     /// Allocates `len` contiguous bytes. Returns `None` if no free extent is large enough, or if `len` is zero.
     pub fn allocate(&mut self, len: u64) -> Option<Extent> {
-        // If no slab fits, a single small object may still fit.
+        // Where no new slab fits, an extent of this length may.
         self.allocate_small(len).or_else(|| self.allocate_extent(len))
     }
 
@@ -146,7 +146,7 @@ impl Allocator {
             parts.push(part);
         }
         for part in parts {
-            self.cut_out(part);
+            self.split_around(part);
             self.free(part)?;
         }
         Ok(())
@@ -167,7 +167,7 @@ impl Allocator {
     }
 
     /// Splits the extent around `part`, so that `part` is an extent of its own.
-    fn cut_out(&mut self, part: Extent) {
+    fn split_around(&mut self, part: Extent) {
         let place = (part.segment, part.offset);
         let (&(_, start), &block) = self.used.range(..=place).next_back().expect("the part was found used");
         let Block::Extent(len) = block else { return };

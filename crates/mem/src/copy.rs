@@ -89,7 +89,7 @@ mod tests {
         }
     }
 
-    /// As `copy`, with the code for other machines.
+    /// As [`copy`], with the portable code.
     unsafe fn portable_copy(target: *mut u8, source: *const u8, len: usize) {
         match len {
             // SAFETY: per the caller.
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    fn machines_without_avx_copy_the_same_bytes() {
+    fn copies_without_avx_give_the_same_bytes() {
         for len in (9..300).chain([4097]) {
             for shift in 0..17 {
                 check(x86_64::copy_upwards_sse, 9000, shift, 4500, len);
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn fills_touch_nothing_else() {
+    fn fills_write_no_byte_outside_their_range() {
         let mut fills: Vec<unsafe fn(*mut u8, u8, usize)> = vec![fill, portable::fill];
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         fills.push(x86_64::fill_sse);

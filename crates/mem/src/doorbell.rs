@@ -37,14 +37,14 @@ use std::num::NonZeroU32;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use memory::{Bell, Memory, fence};
+use memory::{Eventfd, Memory, fence};
 
 use crate::{AccessError, Window};
 
 /// Size of a doorbell in shared memory, in bytes.
 pub const DOORBELL_BYTES: u64 = 8;
 
-/// Values of the word.
+/// Values of `armed`.
 const UNARMED: u32 = 0;
 const PROGRESS_BY_FUTEX: u32 = 1;
 const PROGRESS_BY_DESCRIPTOR: u32 = 2;
@@ -100,7 +100,7 @@ const ALL: NonZeroU32 = NonZeroU32::MAX;
 pub struct Doorbell {
     memory: Memory,
     /// Descriptors by [`Sleeper::place`]; `None` if sleepers use the futex.
-    bells: Option<[Bell; 2]>,
+    eventfds: Option<[Eventfd; 2]>,
 }
 
 impl Doorbell {
@@ -108,20 +108,20 @@ impl Doorbell {
     /// bytes.
     pub fn new(window: Window) -> Result<Doorbell, AccessError> {
         let memory = Memory::new(window)?;
-        Ok(Doorbell { memory, bells: None })
+        Ok(Doorbell { memory, eventfds: None })
     }
 
     /// Opens a doorbell whose sleepers sleep on descriptors: one non-blocking eventfd per kind of sleeper, ordered by
     /// [`Sleeper::place`]. Fails as [`Doorbell::new`] does.
     pub fn with_descriptors(window: Window, eventfds: [OwnedFd; 2]) -> Result<Doorbell, AccessError> {
         let memory = Memory::new(window)?;
-        Ok(Doorbell { memory, bells: Some(eventfds.map(Bell::new)) })
+        Ok(Doorbell { memory, eventfds: Some(eventfds.map(Eventfd::new)) })
     }
 
     /// Returns the descriptor that this kind of sleeper watches in epoll, edge-triggered; `None` for a doorbell without
     /// descriptors.
     pub fn descriptor(&self, sleeper: Sleeper) -> Option<BorrowedFd<'_>> {
-        self.bells.as_ref().and_then(|bells| bells[sleeper.place()].descriptor())
+        self.eventfds.as_ref().and_then(|eventfds| eventfds[sleeper.place()].descriptor())
     }
 
     /// Wakes the armed sleeper; has no effect if no sleeper is armed. The caller publishes its message before this
@@ -138,10 +138,10 @@ impl Doorbell {
 
     /// Wakes all sleepers, armed or not.
     pub fn wake(&self) {
-        // The number changes first, so both a woken thread and a thread whose edge another one took see the change.
+        // The number changes first, so a thread sees the change even if another thread has taken the edge.
         self.memory.advance();
-        match &self.bells {
-            Some(bells) => bells.iter().for_each(Bell::ring),
+        match &self.eventfds {
+            Some(eventfds) => eventfds.iter().for_each(Eventfd::ring),
             None => self.memory.wake(ALL),
         }
     }
@@ -149,11 +149,11 @@ impl Doorbell {
     fn wake_by(&self, armed: u32) {
         // As in wake().
         self.memory.advance();
-        match (armed, &self.bells) {
+        match (armed, &self.eventfds) {
             (PROGRESS_BY_FUTEX, _) => self.memory.wake(Sleeper::Progress.bit()),
             (CALLER_BY_FUTEX, _) => self.memory.wake(Sleeper::Caller.bit()),
-            (PROGRESS_BY_DESCRIPTOR, Some(bells)) => bells[Sleeper::Progress.place()].ring(),
-            (CALLER_BY_DESCRIPTOR, Some(bells)) => bells[Sleeper::Caller.place()].ring(),
+            (PROGRESS_BY_DESCRIPTOR, Some(eventfds)) => eventfds[Sleeper::Progress.place()].ring(),
+            (CALLER_BY_DESCRIPTOR, Some(eventfds)) => eventfds[Sleeper::Caller.place()].ring(),
             // An invalid value costs a wake-up at most.
             _ => self.memory.wake(ALL),
         }
@@ -162,7 +162,7 @@ impl Doorbell {
     /// Selects the kind of sleeper that [`Doorbell::ring`] wakes; with `None`, a ring wakes no thread. After arming,
     /// the caller polls once more before it waits.
     pub fn arm(&self, sleeper: Option<Sleeper>) {
-        self.memory.set_armed(match (sleeper, &self.bells) {
+        self.memory.set_armed(match (sleeper, &self.eventfds) {
             (None, _) => UNARMED,
             (Some(Sleeper::Progress), None) => PROGRESS_BY_FUTEX,
             (Some(Sleeper::Caller), None) => CALLER_BY_FUTEX,
@@ -198,12 +198,12 @@ mod loom_tests {
 
     fn doorbell() -> Arc<Doorbell> {
         let memory = Memory::private();
-        Arc::new(Doorbell { memory, bells: None })
+        Arc::new(Doorbell { memory, eventfds: None })
     }
 
     fn doorbell_with_descriptors() -> Arc<Doorbell> {
         let memory = Memory::private();
-        Arc::new(Doorbell { memory, bells: Some([Bell::private(), Bell::private()]) })
+        Arc::new(Doorbell { memory, eventfds: Some([Eventfd::private(), Eventfd::private()]) })
     }
 
     #[test]
@@ -261,7 +261,7 @@ mod loom_tests {
                 })
             };
             doorbell.arm(Some(Sleeper::Progress));
-            let [bell, _] = doorbell.bells.as_ref().unwrap();
+            let [eventfd, _] = doorbell.eventfds.as_ref().unwrap();
             loop {
                 let seen = doorbell.seq();
                 if message.load(Relaxed) {
@@ -269,7 +269,7 @@ mod loom_tests {
                 }
                 // A lost edge would block here forever, which loom reports as a deadlock.
                 if doorbell.seq() == seen {
-                    bell.wait_for_edge();
+                    eventfd.wait_for_edge();
                 }
             }
             ringer.join().unwrap();
@@ -277,7 +277,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn loom_a_sleeper_whose_edge_was_taken_sees_the_ring() {
+    fn loom_a_ring_is_seen_though_its_edge_was_taken() {
         loom::model(|| {
             let doorbell = doorbell_with_descriptors();
             let seen = doorbell.seq();
@@ -285,8 +285,8 @@ mod loom_tests {
                 let doorbell = doorbell.clone();
                 loom::thread::spawn(move || doorbell.wake())
             };
-            let [bell, _] = doorbell.bells.as_ref().unwrap();
-            bell.wait_for_edge();
+            let [eventfd, _] = doorbell.eventfds.as_ref().unwrap();
+            eventfd.wait_for_edge();
             assert_ne!(doorbell.seq(), seen);
             waker.join().unwrap();
         });

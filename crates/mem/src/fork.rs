@@ -82,7 +82,7 @@ mod tests {
             let own = Process::current();
             u8::from(process.is_current()) + 2 * u8::from(own.is_current())
         });
-        assert_eq!(ended.unwrap(), Some(2), "of its values, only new ones are its own");
+        assert_eq!(ended.unwrap(), Some(2), "only values that the fork creates are its own");
         assert!(process.is_current());
     }
 }

@@ -41,7 +41,7 @@ pub struct Fault {
     pub is_write: bool,
 }
 
-/// Ends a fault: makes the page present, and unprotected if the fault was a store.
+/// Makes the page of a fault present, and unprotected if the fault was a store.
 type OnFault = dyn Fn(&Paged, Fault) + Send + Sync;
 
 /// A range of pages that are absent until [`Paged::fill`] provides them.
@@ -114,22 +114,15 @@ impl Paged {
         pages: usize,
         on_fault: impl Fn(&Paged, Fault) + Send + Sync + 'static,
     ) -> Result<Paged, PagedError> {
-        let page_bytes = rustix::param::page_size();
-        let len = pages.checked_mul(page_bytes).filter(|len| *len > 0 && *len <= isize::MAX as usize);
-        let len = len.ok_or(PagedError::Length { pages })?;
+        let (page_bytes, len) = lengths(pages)?;
         let fd = uffd::open()?;
         sigbus::install()?;
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory in use.
-        let base = unsafe { rustix::mm::mmap_anonymous(null_mut(), len, access, flags) };
-        let base =
-            NonNull::new(base.map_err(io::Error::from)?.cast()).expect("mmap never chooses address zero");
+        let base = map_private(len)?;
         let process = Process::current();
         let paged = Paged { base, page_bytes, pages, fd, on_fault: Box::new(on_fault), process };
         paged.advise(0..pages, Advice::LinuxDontFork)?;
         // SAFETY: the range is our own mapping, and accesses to it expect the signal.
-        unsafe { uffd::register(&paged.fd, paged.base.addr().get(), len) }?;
+        unsafe { uffd::register(&paged.fd, paged.base.addr().get(), len, true) }?;
         Ok(paged)
     }
 
@@ -290,13 +283,29 @@ impl fmt::Debug for Paged {
 impl Drop for Paged {
     fn drop(&mut self) {
         if !self.process.is_current() {
-            // A fork has no such mapping; its own mapping may occupy the same addresses.
+            // A fork does not inherit the mapping, and may have mapped the addresses anew.
             return;
         }
         // SAFETY: we mapped exactly this range, and no access to it outlives a borrow of self.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.pages * self.page_bytes) };
         debug_assert!(unmapped.is_ok(), "a mapping of ours could not be unmapped: {unmapped:?}");
     }
+}
+
+/// Returns the length of a page and of `pages` pages, in bytes.
+fn lengths(pages: usize) -> Result<(usize, usize), PagedError> {
+    let page_bytes = rustix::param::page_size();
+    let len = pages.checked_mul(page_bytes).filter(|len| *len > 0 && *len <= isize::MAX as usize);
+    Ok((page_bytes, len.ok_or(PagedError::Length { pages })?))
+}
+
+/// Maps `len` bytes of private memory, which the caller unmaps.
+fn map_private(len: usize) -> io::Result<NonNull<u8>> {
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a new mapping at an address of the kernel's choice touches no memory in use.
+    let base = unsafe { rustix::mm::mmap_anonymous(null_mut(), len, access, flags) }?;
+    Ok(NonNull::new(base.cast()).expect("mmap never chooses address zero"))
 }
 
 #[cfg(test)]

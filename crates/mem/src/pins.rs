@@ -93,12 +93,12 @@ impl Pins {
     /// its pins are dropped.
     #[inline]
     pub fn pin(&self) -> Pin<'_> {
-        let (id, slot) = LAST.with(|last| last[place_of(self.id)].get());
+        let (id, slot) = RECENT.with(|last| last[recent_index(self.id)].get());
         if id != self.id {
             return self.pin_slow();
         }
         // SAFETY: the id shows that the slot belongs to our registry, which keeps its slots as long as `self` lives;
-        // the thread owns the slot until its destructors clear LAST.
+        // the thread owns the slot until its destructors clear RECENT.
         self.pin_with(unsafe { &*slot })
     }
 
@@ -125,7 +125,7 @@ impl Pins {
 
     /// Returns the current epoch. Any grace period with a higher epoch starts after this call.
     pub(crate) fn epoch_now(&self) -> u64 {
-        // A read-modify-write, since a plain load might miss a grace period that another thread has just started.
+        // A read-modify-write: a plain load may miss a grace period that another thread has just started.
         self.epoch.fetch_add(0, SeqCst)
     }
 
@@ -168,19 +168,19 @@ impl Pins {
     fn pin_slow(&self) -> Pin<'_> {
         let found = THREAD.try_with(|thread| thread.borrow_mut().slot_of(self));
         let Ok(slot) = found else {
-            return self.pin_while_exiting();
+            return self.pin_in_exiting_thread();
         };
-        LAST.with(|last| last[place_of(self.id)].set((self.id, slot)));
+        RECENT.with(|last| last[recent_index(self.id)].set((self.id, slot)));
         // SAFETY: the slot is one of our registry, which keeps it as long as `self` lives.
         self.pin_with(unsafe { &*slot })
     }
 
-    /// Pins with a temporary slot, because this thread's locals are destroyed already.
-    fn pin_while_exiting(&self) -> Pin<'_> {
+    /// Pins with a temporary slot, because this thread's locals have been destroyed.
+    fn pin_in_exiting_thread(&self) -> Pin<'_> {
         let slot = Arc::as_ptr(&self.registry.acquire());
         // SAFETY: the slot is one of our registry, which keeps it as long as `self` lives.
         let slot = unsafe { &*slot };
-        slot.depth.store(ONE_PIN_ONLY + 1, Relaxed);
+        slot.depth.store(TEMPORARY + 1, Relaxed);
         self.publish(slot);
         Pin { pins: self, slot, not_send: PhantomData }
     }
@@ -212,12 +212,12 @@ impl Drop for Pin<'_> {
     fn drop(&mut self) {
         let depth = self.slot.depth.load(Relaxed) - 1;
         self.slot.depth.store(depth, Relaxed);
-        if depth & !ONE_PIN_ONLY != 0 {
+        if depth & !TEMPORARY != 0 {
             return;
         }
         // Pairs with the Acquire in elapsed(): the uses under this pin happened before the reclaim.
         self.slot.epoch.store(0, Release);
-        if depth == ONE_PIN_ONLY {
+        if depth == TEMPORARY {
             self.slot.depth.store(0, Relaxed);
             self.pins.registry.release(self.slot);
         }
@@ -274,14 +274,14 @@ pub const COUNTS: usize = 30;
 struct ThreadSlot {
     /// The epoch that the outermost pin read; 0 without a pin.
     epoch: AtomicU64,
-    /// Number of pins that the owning thread holds, or [`ONE_PIN_ONLY`] plus that number.
+    /// Number of pins that the owning thread holds, or [`TEMPORARY`] plus that number.
     depth: AtomicU64,
     /// Only the owning thread writes them. They need no ordering, so they need not be loom's atomics.
     counts: [std::sync::atomic::AtomicU64; COUNTS],
 }
 
-/// Flag of a slot that returns to the registry when its pin is dropped, not when its thread ends.
-const ONE_PIN_ONLY: u64 = 1 << 63;
+/// Flag of a temporary slot, which returns to the registry when its pin is dropped, not when its thread ends.
+const TEMPORARY: u64 = 1 << 63;
 
 /// All slots of one `Pins`, including the unused ones, which belong to no thread.
 #[derive(Debug, Default)]
@@ -309,7 +309,7 @@ impl Registry {
     fn release(&self, slot: &ThreadSlot) {
         let mut slots = lock(&self.slots);
         let slot = slots.all.iter().find(|known| std::ptr::eq(&***known, slot));
-        let slot = slot.expect("slots are never forgotten").clone();
+        let slot = slot.expect("slots are never removed").clone();
         slots.free.push(slot);
     }
 }
@@ -333,11 +333,11 @@ impl Thread {
 
 impl Drop for Thread {
     fn drop(&mut self) {
-        // Later destructors of this thread must not use the slot, which another thread may own by then. (LAST has no
+        // Later destructors of this thread must not use the slot, which another thread may own by then. (RECENT has no
         // destructor and always exists; only loom may have destroyed it already.)
-        let _ = LAST.try_with(|last| last.iter().for_each(|last| last.set((0, null()))));
+        let _ = RECENT.try_with(|last| last.iter().for_each(|last| last.set((0, null()))));
         for (_, registry, slot) in self.slots.drain(..) {
-            // A leaked pin may still protect objects, so its slot is never used again.
+            // A leaked pin still protects its objects, so its slot is never reused.
             if slot.depth.load(Relaxed) == 0
                 && let Some(registry) = registry.upgrade()
             {
@@ -347,17 +347,18 @@ impl Drop for Thread {
     }
 }
 
-const LAST_PLACES: usize = 2;
+const RECENT_MAX: usize = 2;
 
 #[inline]
-fn place_of(id: u64) -> usize {
-    id as usize % LAST_PLACES
+fn recent_index(id: u64) -> usize {
+    id as usize % RECENT_MAX
 }
 
 thread_locals! {
-    /// The ids of the `Pins` that this thread used last, with its slots. Even and odd ids have separate places, so a
-    /// thread of two nodes finds both.
-    static LAST: [Cell<(u64, *const ThreadSlot)>; LAST_PLACES] = const { [const { Cell::new((0, null())) }; LAST_PLACES] };
+    /// The ids of the `Pins` that this thread used last, with its slots. Even and odd ids have separate entries, so a
+    /// thread that uses two nodes finds both slots.
+    static RECENT: [Cell<(u64, *const ThreadSlot)>; RECENT_MAX] =
+        const { [const { Cell::new((0, null())) }; RECENT_MAX] };
     static THREAD: RefCell<Thread> = const { RefCell::new(Thread { slots: Vec::new() }) };
 }
 

@@ -237,11 +237,11 @@ impl Producer {
         if len > max {
             return Err(PushError::TooLong { len, max });
         }
-        if self.fits(len) { Ok(()) } else { self.look_for_room(len) }
+        if self.fits(len) { Ok(()) } else { self.reload_head(len) }
     }
 
     #[cold]
-    fn look_for_room(&mut self, len: u64) -> Result<(), PushError> {
+    fn reload_head(&mut self, len: u64) -> Result<(), PushError> {
         // Pairs with the Release in the consumer's store_head(): the consumer has copied the bytes that the next push
         // overwrites.
         let head = self.memory.load_head();
@@ -287,7 +287,7 @@ impl Consumer {
         let word = self.memory.load_header(self.head);
         let capacity = self.memory.capacity();
         if !Lap::of(self.head, capacity).is_of(word) || self.corrupt {
-            return self.is_corrupt(word).then_some(Err(Corrupt));
+            return self.detect_corruption(word).then_some(Err(Corrupt));
         }
         let header = Header::unpack(word);
         if u64::from(header.len) > payload_bytes_max(capacity) {
@@ -297,12 +297,13 @@ impl Consumer {
         Some(Ok(Message { consumer: self, header }))
     }
 
-    /// Returns true if `word` violates the protocol: it is neither zero nor a header of the previous lap.
-    fn is_corrupt(&mut self, word: u64) -> bool {
+    /// Records that the ring is corrupt if `word` is neither zero nor a header of the previous lap. Returns true if the
+    /// ring is corrupt.
+    fn detect_corruption(&mut self, word: u64) -> bool {
         let capacity = self.memory.capacity();
-        let left_over = |head: u64| Lap::of(head, capacity).is_of(word);
-        let ruly = word == 0 || self.head.checked_sub(capacity).is_some_and(left_over);
-        self.corrupt |= !ruly;
+        let is_previous_header = |head: u64| Lap::of(head, capacity).is_of(word);
+        let is_valid = word == 0 || self.head.checked_sub(capacity).is_some_and(is_previous_header);
+        self.corrupt |= !is_valid;
         self.corrupt
     }
 

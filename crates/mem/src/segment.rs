@@ -234,7 +234,7 @@ impl Segment {
         let window = self.window(begin, len).expect("whole pages of the segment");
         let page_bytes = rustix::param::page_size() as u64;
         for offset in (0..len).step_by(page_bytes as usize) {
-            // The first user allocates a last page of less than a word.
+            // Fails only for a last page of less than a word, which its first access allocates.
             let _ = window.fetch_add_u64(offset, 0);
         }
         Ok(())
@@ -287,7 +287,7 @@ impl Segment {
 impl Drop for Segment {
     fn drop(&mut self) {
         if !self.process.is_current() {
-            // A fork has no such mapping; its own mapping may occupy the same addresses.
+            // A fork does not inherit the mapping, and may have mapped the addresses anew.
             return;
         }
         // SAFETY: we mapped exactly this range; every Window holds an Arc of self, so no Window exists any more.

@@ -130,7 +130,7 @@ impl<T> Slots<T> {
         let _writer = lock(&self.writer);
         let slot = self.slot_in(index, &[LIVE], "freeze")?;
         slot.set_state(slot.generation(), FROZEN);
-        slot.book.store(self.pins.epoch_now(), Relaxed);
+        slot.next_or_epoch.store(self.pins.epoch_now(), Relaxed);
         Ok(())
     }
 
@@ -161,7 +161,7 @@ impl<T> Slots<T> {
         let mut writer = lock(&self.writer);
         let slot = self.slot_in(index, &[LIVE, FROZEN], "retire")?;
         slot.set_state(slot.generation(), RETIRED);
-        slot.book.store(self.pins.epoch_now(), Relaxed);
+        slot.next_or_epoch.store(self.pins.epoch_now(), Relaxed);
         writer.len -= 1;
         Ok(())
     }
@@ -180,7 +180,7 @@ impl<T> Slots<T> {
         let old = unsafe { slot.value.get().cast::<T>().read() };
         // A slot without further generations is never reused, so stale handles stay stale.
         if generation < u32::MAX {
-            slot.book.store(writer.free_head, Relaxed);
+            slot.next_or_epoch.store(writer.free_head, Relaxed);
             writer.free_head = u64::from(index);
         }
         Ok(old)
@@ -220,13 +220,13 @@ impl<T> Slots<T> {
 
     #[inline]
     fn slot(&self, index: u32) -> Option<&Slot<T>> {
-        let (block, offset) = place(index);
+        let (block, offset) = locate(index);
         // Pairs with the Release in take_free(). A u32 may name a block beyond the last one.
         let slots = self.blocks.get(block)?.load(Acquire);
         if slots.is_null() {
             return None;
         }
-        // SAFETY: place() keeps the offset below the number of the block's slots.
+        // SAFETY: locate() keeps the offset below the number of the block's slots.
         let slot = unsafe { slots.add(offset) };
         // SAFETY: slots are initialised with their block, which lives as long as self.
         Some(unsafe { &*slot })
@@ -244,7 +244,7 @@ impl<T> Slots<T> {
         elapsed: Elapsed,
         attempted: &'static str,
     ) -> Result<(), SlotError> {
-        if elapsed.began_after(&self.pins, slot.book.load(Relaxed)) {
+        if elapsed.began_after(&self.pins, slot.next_or_epoch.load(Relaxed)) {
             return Ok(());
         }
         Err(SlotError::WrongGrace { attempted, index })
@@ -252,7 +252,7 @@ impl<T> Slots<T> {
 
     fn take_free(&self, writer: &mut MutexGuard<'_, Writer>) -> (u32, &Slot<T>) {
         let index = if writer.free_head != NO_SLOT { writer.free_head as u32 } else { writer.slots_used };
-        let (block, offset) = place(index);
+        let (block, offset) = locate(index);
         assert!(block < BLOCKS, "all slots of the table are taken");
         if self.blocks[block].load(Relaxed).is_null() {
             debug_assert_eq!(offset, 0, "slots are first used in order");
@@ -262,7 +262,7 @@ impl<T> Slots<T> {
         }
         let slot = self.slot(index).expect("the block was just made");
         if writer.free_head != NO_SLOT {
-            writer.free_head = slot.book.load(Relaxed);
+            writer.free_head = slot.next_or_epoch.load(Relaxed);
         } else {
             writer.slots_used += 1;
         }
@@ -294,12 +294,12 @@ impl<T> Drop for Slots<T> {
     }
 }
 
-/// The writers' state, under their lock; so is the `book` of each slot.
+/// The writers' state. Their lock also protects the `next_or_epoch` of each slot.
 #[derive(Debug)]
 struct Writer {
     /// Number of slots used at least once; all lower indices exist.
     slots_used: u32,
-    /// Index of the free slot to use next, or `NO_SLOT`; each free slot's `book` has the next one.
+    /// Index of the free slot to use next, or `NO_SLOT`; each free slot's `next_or_epoch` has the next one.
     free_head: u64,
     /// Number of live and frozen slots.
     len: usize,
@@ -311,9 +311,9 @@ struct Writer {
 struct Slot<T> {
     /// Generation in the upper half, status in the lower. All zero: free and never used.
     state: AtomicU64,
-    /// For writers only. If the slot is free: index of the next free slot. If frozen or retired: epoch of the pins when
-    /// that happened.
-    book: AtomicU64,
+    /// For writers only. In a free slot: index of the next free slot. In a frozen or retired slot: epoch of the pins at
+    /// the change.
+    next_or_epoch: AtomicU64,
     /// Holds a value unless free.
     value: UnsafeCell<MaybeUninit<T>>,
 }
@@ -365,7 +365,7 @@ const fn block_slots(block: usize) -> usize {
 /// Returns the block of a slot, and the offset in the block. With the first block's size added to the index, the
 /// highest bit gives the block and the other bits the offset.
 #[inline]
-fn place(index: u32) -> (usize, usize) {
+fn locate(index: u32) -> (usize, usize) {
     let shifted = u64::from(index) + (1 << FIRST_BLOCK_SLOTS_LOG2);
     let highest = shifted.ilog2();
     ((highest - FIRST_BLOCK_SLOTS_LOG2) as usize, (shifted - (1 << highest)) as usize)
@@ -383,7 +383,7 @@ fn new_block<T>(block: usize) -> Box<[Slot<T>]> {
 fn new_block<T>(block: usize) -> Box<[Slot<T>]> {
     let slot = || Slot {
         state: AtomicU64::new(0),
-        book: AtomicU64::new(0),
+        next_or_epoch: AtomicU64::new(0),
         value: UnsafeCell::new(MaybeUninit::uninit()),
     };
     std::iter::repeat_with(slot).take(block_slots(block)).collect()

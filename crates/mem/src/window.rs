@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn accesses_outside_touch_nothing() {
+    fn accesses_out_of_bounds_change_nothing() {
         let window = window(4096).slice(100, 50).unwrap();
         let all = window.segment().window(0, 4096).unwrap();
         let outside = |offset, len| OutOfBounds { offset, len, window_len: 50 };

@@ -14,13 +14,12 @@ use crate::shared::{Shared, TimerKey};
 #[derive(Clone)]
 pub struct HostClock {
     shared: Arc<Shared>,
-    dial: Arc<Dial>,
+    state: Arc<ClockState>,
 }
 
-struct Dial {
-    /// Time by which the clock is ahead of true time, in ns; [`DRIFTS`] if the clock drifts, so that readers must use
-    /// `rate`.
-    ahead_ns: AtomicU64,
+struct ClockState {
+    /// Local minus true time, in ns; [`DRIFTS`] if this difference changes, so that readers must use `rate`.
+    offset_ns: AtomicU64,
     rate: Mutex<Rate>,
 }
 
@@ -37,7 +36,7 @@ struct Rate {
 const MILLION: i128 = 1_000_000;
 
 impl Rate {
-    fn ahead_ns(&self) -> u64 {
+    fn offset_ns(&self) -> u64 {
         if self.drift_ppm == 0 { self.local_ns.wrapping_sub(self.true_ns) } else { DRIFTS }
     }
 
@@ -60,30 +59,30 @@ impl Rate {
     }
 }
 
-impl Dial {
-    fn new(rate: Rate) -> Dial {
-        Dial { ahead_ns: AtomicU64::new(rate.ahead_ns()), rate: Mutex::new(rate) }
+impl ClockState {
+    fn new(rate: Rate) -> ClockState {
+        ClockState { offset_ns: AtomicU64::new(rate.offset_ns()), rate: Mutex::new(rate) }
     }
 }
 
 impl HostClock {
     pub(crate) fn new(shared: Arc<Shared>, offset_ns: u64) -> HostClock {
         let rate = Rate { true_ns: shared.now_ns(), local_ns: offset_ns, drift_ppm: 0 };
-        HostClock { shared, dial: Arc::new(Dial::new(rate)) }
+        HostClock { shared, state: Arc::new(ClockState::new(rate)) }
     }
 
     /// Creates a clock that shows true time.
-    pub(crate) fn truth(shared: Arc<Shared>) -> HostClock {
+    pub(crate) fn exact(shared: Arc<Shared>) -> HostClock {
         let rate = Rate { true_ns: 0, local_ns: 0, drift_ppm: 0 };
-        HostClock { shared, dial: Arc::new(Dial::new(rate)) }
+        HostClock { shared, state: Arc::new(ClockState::new(rate)) }
     }
 
     /// Returns the local time, in ns since an instant before the start of the world.
     pub fn now_ns(&self) -> u64 {
         // Relaxed: a world runs in one thread.
-        match self.dial.ahead_ns.load(Relaxed) {
+        match self.state.offset_ns.load(Relaxed) {
             DRIFTS => self.rate().local_ns_at(self.shared.now_ns()),
-            ahead_ns => self.shared.now_ns().wrapping_add(ahead_ns),
+            offset_ns => self.shared.now_ns().wrapping_add(offset_ns),
         }
     }
 
@@ -99,13 +98,13 @@ impl HostClock {
             "a drift of {drift_ppm} ppm is not from -900000 to 1000000"
         );
         let true_ns = self.shared.now_ns();
-        let mut rate = self.dial.rate.lock().expect(POISONED);
+        let mut rate = self.state.rate.lock().expect(POISONED);
         *rate = Rate { true_ns, local_ns: rate.local_ns_at(true_ns), drift_ppm };
-        self.dial.ahead_ns.store(rate.ahead_ns(), Relaxed);
+        self.state.offset_ns.store(rate.offset_ns(), Relaxed);
     }
 
     fn rate(&self) -> Rate {
-        *self.dial.rate.lock().expect(POISONED)
+        *self.state.rate.lock().expect(POISONED)
     }
 
     fn true_ns_at(&self, local_ns: u64) -> u64 {

@@ -40,7 +40,7 @@ impl SimFabric {
     pub fn register_in_pages(&self, segment: Arc<Segment>, page_bytes: u64) -> Result<Key, RegisterError> {
         assert!(page_bytes > 0, "a page has at least one byte");
         let key = self.register(segment)?;
-        self.shared.with(|net| net.page(self.endpoint, key, page_bytes));
+        self.shared.with(|net| net.set_page_bytes(self.endpoint, key, page_bytes));
         Ok(key)
     }
 

@@ -77,7 +77,7 @@ pub(crate) struct Wire {
     free_ns: u64,
 }
 
-/// The fate of a piece of a copy.
+/// The result of sending a piece of a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Transit {
     Lost,
@@ -88,13 +88,13 @@ pub(crate) enum Transit {
     },
 }
 
-/// The fate of a datagram.
+/// The result of sending a datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Carried {
-    /// Time of arrival without delays.
+pub(crate) struct Delivery {
+    /// Arrival time without jitter and reordering.
     pub(crate) on_time_ns: u64,
-    /// Delay of the datagram, and of its duplicate; `None` if the datagram or the duplicate does not arrive.
-    pub(crate) late_ns: [Option<u64>; 2],
+    /// Delays of the datagram and of its duplicate; `None` for one that does not arrive.
+    pub(crate) delays_ns: [Option<u64>; 2],
     /// True if a bit is flipped.
     pub(crate) is_damaged: bool,
 }
@@ -123,8 +123,8 @@ impl Wire {
         counters: &mut Counters,
     ) -> Transit {
         counters.packets += 1;
-        let takes_ns = self.takes_ns(len);
-        let left_ns = self.free_ns.max(now_ns) + takes_ns;
+        let transmit_ns = self.transmit_ns(len);
+        let left_ns = self.free_ns.max(now_ns) + transmit_ns;
         let arrives_ns = left_ns + self.link.latency_ns;
         if self.clean {
             self.free_ns = left_ns;
@@ -135,7 +135,7 @@ impl Wire {
             return Transit::Lost;
         }
         self.free_ns = left_ns;
-        self.send_badly(left_ns, takes_ns, random, counters)
+        self.send_with_faults(left_ns, transmit_ns, random, counters)
     }
 
     /// Sends a datagram of `len` bytes, without retransmission or repair.
@@ -145,35 +145,35 @@ impl Wire {
         len: u64,
         random: &mut Random,
         counters: &mut Counters,
-    ) -> Carried {
+    ) -> Delivery {
         counters.packets += 1;
         let link = self.link;
-        let lost = Carried { on_time_ns: now_ns, late_ns: [None; 2], is_damaged: false };
+        let lost = Delivery { on_time_ns: now_ns, delays_ns: [None; 2], is_damaged: false };
         if !link.up {
             counters.lost += 1;
             return lost;
         }
-        let takes_ns = self.takes_ns(len);
-        self.free_ns = self.free_ns.max(now_ns) + takes_ns;
+        let transmit_ns = self.transmit_ns(len);
+        self.free_ns = self.free_ns.max(now_ns) + transmit_ns;
         let on_time_ns = self.free_ns + link.latency_ns;
         if self.clean {
-            return Carried { on_time_ns, late_ns: [Some(0), None], is_damaged: false };
+            return Delivery { on_time_ns, delays_ns: [Some(0), None], is_damaged: false };
         }
         if random.chance_ppm(link.loss_ppm) {
             counters.lost += 1;
             return lost;
         }
         let is_damaged = random.chance_ppm(link.corrupt_ppm);
-        let late_ns = self.late(random, counters);
+        let delay_ns = self.delay_ns(random, counters);
         let again = random.chance_ppm(link.duplicate_ppm).then(|| {
             counters.duplicated += 1;
-            self.free_ns += takes_ns;
-            takes_ns + self.late(random, counters)
+            self.free_ns += transmit_ns;
+            transmit_ns + self.delay_ns(random, counters)
         });
-        Carried { on_time_ns, late_ns: [Some(late_ns), again], is_damaged }
+        Delivery { on_time_ns, delays_ns: [Some(delay_ns), again], is_damaged }
     }
 
-    fn takes_ns(&self, len: u64) -> u64 {
+    fn transmit_ns(&self, len: u64) -> u64 {
         (len * 1000).div_ceil(self.link.bandwidth_bytes_per_us)
     }
 
@@ -182,8 +182,8 @@ impl Wire {
         self.free_ns
     }
 
-    /// Returns the delay of a datagram by jitter and reordering.
-    fn late(&self, random: &mut Random, counters: &mut Counters) -> u64 {
+    /// Returns a delay by jitter and reordering.
+    fn delay_ns(&self, random: &mut Random, counters: &mut Counters) -> u64 {
         let jitter_ns = match self.link.jitter_ns {
             0 => 0,
             most => random.between(0, most),
@@ -193,10 +193,10 @@ impl Wire {
         jitter_ns + if is_overtaken { 2 * self.link.latency_ns } else { 0 }
     }
 
-    fn send_badly(
+    fn send_with_faults(
         &mut self,
         left_ns: u64,
-        takes_ns: u64,
+        transmit_ns: u64,
         random: &mut Random,
         counters: &mut Counters,
     ) -> Transit {
@@ -212,16 +212,9 @@ impl Wire {
         if random.chance_ppm(link.duplicate_ppm) {
             // The duplicate occupies the wire; the receiver discards it by its sequence number.
             counters.duplicated += 1;
-            self.free_ns += takes_ns;
+            self.free_ns += transmit_ns;
         }
-        let mut arrives_ns = left_ns + link.latency_ns;
-        if link.jitter_ns > 0 {
-            arrives_ns += random.between(0, link.jitter_ns);
-        }
-        if random.chance_ppm(link.reorder_ppm) {
-            counters.reordered += 1;
-            arrives_ns += 2 * link.latency_ns;
-        }
+        let arrives_ns = left_ns + link.latency_ns + self.delay_ns(random, counters);
         Transit::Sent { left_ns, arrives_ns }
     }
 }

@@ -75,8 +75,8 @@ pub struct Profile {
     /// Units and caches of the adapter; without them, an adapter handles any number of packets at once.
     #[serde(default)]
     pub adapter: Option<Adapter>,
-    /// The processors of a host, for programs that charge their own instructions; see [`Processor::runs_ns`]. The fabric
-    /// does not use them.
+    /// The processors of a host, for programs that charge their own instructions; see [`Processor::runs_ns`]. The
+    /// fabric does not use them.
     #[serde(default)]
     pub processor: Option<Processor>,
 }

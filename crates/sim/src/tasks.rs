@@ -32,7 +32,8 @@ pub(crate) struct Tasks {
     /// Tasks taken from `ready` and not polled yet.
     batch: Vec<TaskId>,
     alive: usize,
-    stories: usize,
+    /// Number of tasks without a host.
+    hostless: usize,
 }
 
 #[derive(Default)]
@@ -46,7 +47,7 @@ pub(crate) struct Task {
     pub(crate) name: String,
     /// `None` during a poll.
     future: Option<BoxFuture>,
-    bell: Arc<Bell>,
+    wake_handle: Arc<WakeHandle>,
     waker: Waker,
     /// True if the task is ready but its host is paused.
     held: bool,
@@ -57,14 +58,14 @@ type ReadyQueue = Mutex<Vec<TaskId>>;
 
 const POISONED: &str = "no code panics while it holds the queue of ready tasks";
 
-struct Bell {
+struct WakeHandle {
     id: TaskId,
     /// True if the task is in the queue.
     queued: AtomicBool,
     ready: Arc<ReadyQueue>,
 }
 
-impl Wake for Bell {
+impl Wake for WakeHandle {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
@@ -85,13 +86,14 @@ impl Tasks {
         });
         let generation = self.slots[slot as usize].generation;
         let id = TaskId { slot, generation };
-        let bell = Arc::new(Bell { id, queued: AtomicBool::new(false), ready: self.ready.clone() });
-        let waker = Waker::from(bell.clone());
+        let wake_handle =
+            Arc::new(WakeHandle { id, queued: AtomicBool::new(false), ready: self.ready.clone() });
+        let waker = Waker::from(wake_handle.clone());
         waker.wake_by_ref();
-        let task = Task { host, name, future: Some(future), bell, waker, held: false };
+        let task = Task { host, name, future: Some(future), wake_handle, waker, held: false };
         self.slots[slot as usize].task = Some(task);
         self.alive += 1;
-        self.stories += usize::from(host.is_none());
+        self.hostless += usize::from(host.is_none());
         id
     }
 
@@ -126,7 +128,7 @@ impl Tasks {
     pub(crate) fn take(&mut self, id: TaskId) -> Option<(BoxFuture, Waker)> {
         let task = self.task_mut(id)?;
         // The flag is cleared before the poll, so that a wake during the poll queues the task again.
-        task.bell.queued.store(false, Relaxed);
+        task.wake_handle.queued.store(false, Relaxed);
         let future = task.future.take()?;
         Some((future, task.waker.clone()))
     }
@@ -149,7 +151,7 @@ impl Tasks {
         self.free.push(id.slot);
         let task = slot.task.take()?;
         self.alive -= 1;
-        self.stories -= usize::from(task.host.is_none());
+        self.hostless -= usize::from(task.host.is_none());
         Some(task)
     }
 
@@ -163,7 +165,7 @@ impl Tasks {
     pub(crate) fn release(&mut self, host: HostId) {
         for task in self.slots.iter_mut().filter_map(|slot| slot.task.as_mut()) {
             if task.host == Some(host) && std::mem::take(&mut task.held) {
-                self.batch.push(task.bell.id);
+                self.batch.push(task.wake_handle.id);
             }
         }
     }
@@ -179,7 +181,7 @@ impl Tasks {
 
     fn remove_if(&mut self, wanted: impl Fn(&Task) -> bool) -> Vec<Task> {
         let tasks = self.slots.iter().filter_map(|slot| slot.task.as_ref());
-        let ids: Vec<TaskId> = tasks.filter(|task| wanted(task)).map(|task| task.bell.id).collect();
+        let ids: Vec<TaskId> = tasks.filter(|task| wanted(task)).map(|task| task.wake_handle.id).collect();
         ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 
@@ -187,9 +189,8 @@ impl Tasks {
         self.alive
     }
 
-    /// Returns the number of tasks without a host.
-    pub(crate) fn stories(&self) -> usize {
-        self.stories
+    pub(crate) fn hostless(&self) -> usize {
+        self.hostless
     }
 
     pub(crate) fn names(&self) -> Vec<String> {

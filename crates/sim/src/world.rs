@@ -67,13 +67,13 @@ pub struct World {
 struct Inner {
     seed: u64,
     shared: Arc<Shared>,
-    truth: HostClock,
+    true_clock: HostClock,
     clocks: RefCell<Vec<HostClock>>,
     tasks: RefCell<Tasks>,
     order: RefCell<Random>,
     steps_left: Cell<u64>,
     /// True if the network's log is on; readable without its lock.
-    keeps_lines: Cell<bool>,
+    is_tracing: Cell<bool>,
 }
 
 impl Drop for Inner {
@@ -87,7 +87,7 @@ impl Drop for Inner {
 impl World {
     /// Creates an empty world at time 0. Panics if `profile` is invalid; see [`Profile::check`].
     pub fn new(seed: u64, profile: Profile) -> World {
-        World::made_of(seed, Hardware::new(profile, None))
+        World::with_hardware(seed, Hardware::new(profile, None))
     }
 
     /// Creates an empty world whose hosts may have several processes. `across` is the hardware between hosts.
@@ -95,25 +95,25 @@ impl World {
     /// stores. Each process has its own adapter. Panics as [`World::new`] does, and unless `across` has adapters
     /// and `within` has none.
     pub fn with_processes(seed: u64, across: Profile, within: Profile) -> World {
-        World::made_of(seed, Hardware::new(across, Some(within)))
+        World::with_hardware(seed, Hardware::new(across, Some(within)))
     }
 
-    fn made_of(seed: u64, hardware: Hardware) -> World {
+    fn with_hardware(seed: u64, hardware: Hardware) -> World {
         let shared = Shared::new(Net::new(seed, hardware));
         let inner = Inner {
             seed,
-            truth: HostClock::truth(shared.clone()),
+            true_clock: HostClock::exact(shared.clone()),
             shared,
             clocks: RefCell::default(),
             tasks: RefCell::default(),
             order: RefCell::new(Random::new(seed, "order of tasks")),
             steps_left: Cell::new(u64::MAX),
-            keeps_lines: Cell::new(false),
+            is_tracing: Cell::new(false),
         };
         World { inner: Rc::new(inner) }
     }
 
-    // Time and chance.
+    // Time and random numbers.
 
     /// Returns the true time, in ns since the start of the world.
     pub fn now_ns(&self) -> u64 {
@@ -127,7 +127,7 @@ impl World {
 
     /// Sleeps on a host's own clock, or by true time with `None`.
     pub fn sleep(&self, host: Option<HostId>, duration: Duration) -> Sleep {
-        let clock = host.map_or_else(|| self.inner.truth.clone(), |host| self.clock(host));
+        let clock = host.map_or_else(|| self.inner.true_clock.clone(), |host| self.clock(host));
         clock.sleep_until(clock.now_ns().saturating_add(duration.as_nanos() as u64))
     }
 
@@ -169,7 +169,7 @@ impl World {
 
     /// Returns true if the two processes are on one host.
     pub fn share_a_host(&self, one: HostId, other: HostId) -> bool {
-        self.inner.shared.with(|net| net.stands_on(one) == net.stands_on(other))
+        self.inner.shared.with(|net| net.machine_of(one) == net.machine_of(other))
     }
 
     /// Returns true if the host is neither paused nor down.
@@ -198,7 +198,7 @@ impl World {
     /// Crashes the machine that the process `host` runs on: its kernel and all its processes end, so other hosts get no
     /// notice.
     pub fn crash_whole_host(&self, host: HostId) {
-        let all = self.inner.shared.with(|net| net.processes_beside(host));
+        let all = self.inner.shared.with(|net| net.processes_on_machine_of(host));
         for process in all {
             self.inner.shared.with(|net| net.crash(process, false));
             self.end_tasks(process);
@@ -248,7 +248,7 @@ impl World {
 
     /// Selects which trace lines are kept from now on.
     pub fn set_trace(&self, trace: Trace) {
-        self.inner.keeps_lines.set(trace != Trace::Off);
+        self.inner.is_tracing.set(trace != Trace::Off);
         self.inner.shared.with(|net| net.log.set(trace));
     }
 
@@ -259,7 +259,7 @@ impl World {
 
     /// Adds a line to the trace, formatted only if it is kept. The digest does not include it.
     pub fn note(&self, host: Option<HostId>, what: fmt::Arguments<'_>) {
-        if self.inner.keeps_lines.get() {
+        if self.inner.is_tracing.get() {
             // The line is formatted before the lock is taken, because formatting may run any code.
             let line = what.to_string();
             self.inner.shared.with(|net| net.note(host, &line));
@@ -326,19 +326,21 @@ impl World {
     /// Runs until all tasks without a host have ended, or until `deadline_ns`. Without such tasks, time always
     /// advances to the deadline.
     pub fn run_until(&self, deadline_ns: u64) -> RunEnd {
-        let told = self.inner.tasks.borrow().stories() > 0;
+        let has_hostless = self.inner.tasks.borrow().hostless() > 0;
         loop {
             if let Some(task) = self.poll_ready() {
                 return RunEnd::StepsExhausted { task };
             }
-            if told && self.inner.tasks.borrow().stories() == 0 {
+            if has_hostless && self.inner.tasks.borrow().hostless() == 0 {
                 return RunEnd::Finished;
             }
             match self.inner.shared.with(|net| net.step(deadline_ns)) {
-                Step::Happened { events } => self.spend(events),
-                Step::Later => return RunEnd::DeadlineReached,
-                Step::Nothing if told || deadline_ns == u64::MAX => return self.end_of_time(),
-                Step::Nothing => {
+                Step::Advanced { events } => self.count_steps(events),
+                Step::DeadlineReached => return RunEnd::DeadlineReached,
+                Step::NoEvents if has_hostless || deadline_ns == u64::MAX => {
+                    return self.end_without_events();
+                }
+                Step::NoEvents => {
                     self.inner.shared.with(|net| net.set_now(deadline_ns));
                     return RunEnd::DeadlineReached;
                 }
@@ -357,8 +359,8 @@ impl World {
             return Ok(());
         }
         match self.inner.shared.with(|net| net.step(u64::MAX)) {
-            Step::Happened { events } => self.spend(events),
-            Step::Later | Step::Nothing => return Err(self.end_of_time()),
+            Step::Advanced { events } => self.count_steps(events),
+            Step::DeadlineReached | Step::NoEvents => return Err(self.end_without_events()),
         }
         self.end_killed();
         Ok(())
@@ -390,9 +392,9 @@ impl World {
         let Some((mut future, waker)) = self.inner.tasks.borrow_mut().take(id) else {
             return;
         };
-        self.spend(1);
+        self.count_steps(1);
         let ended = future.as_mut().poll(&mut Context::from_waker(&waker));
-        // The values are dropped without borrows, because destructors may call this world.
+        // Values are dropped without borrows, because destructors may call this world.
         match ended {
             Poll::Ready(()) => drop(self.inner.tasks.borrow_mut().remove(id)),
             Poll::Pending => {
@@ -403,7 +405,7 @@ impl World {
         self.end_killed();
     }
 
-    /// Ends the tasks of hosts that the network has killed.
+    /// Ends the tasks of killed hosts.
     fn end_killed(&self) {
         while let Some(host) = self.inner.shared.with(Net::poll_killed) {
             self.end_tasks(host);
@@ -415,12 +417,12 @@ impl World {
         drop(tasks);
     }
 
-    fn end_of_time(&self) -> RunEnd {
+    fn end_without_events(&self) -> RunEnd {
         let tasks = self.inner.tasks.borrow();
         if tasks.alive() == 0 { RunEnd::Finished } else { RunEnd::Stuck { waiting: tasks.names() } }
     }
 
-    fn spend(&self, steps: u64) {
+    fn count_steps(&self, steps: u64) {
         self.inner.steps_left.set(self.inner.steps_left.get().saturating_sub(steps));
     }
 
@@ -432,10 +434,10 @@ impl World {
 /// Result of [`Net::step`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Step {
-    Happened {
+    Advanced {
         events: u64,
     },
-    /// No event occurs before the deadline, and time has advanced to the deadline.
-    Later,
-    Nothing,
+    /// Time has advanced to the deadline, before which no event occurs.
+    DeadlineReached,
+    NoEvents,
 }

@@ -44,7 +44,7 @@ pub(super) struct Slab {
     segment: u32,
     class: Class,
     objects_free: u32,
-    /// Index of this slab in the list of its class's slabs with room; meaningless if it has no room.
+    /// Index of this slab in [`Slabs::with_room`]; unused if it has no room.
     room_position: u32,
     /// One bit per object, set while it is free.
     free: [u64; BITMAP_WORDS],
@@ -140,7 +140,7 @@ impl Slabs {
                 SlabId(self.slabs.len() as u32 - 1)
             }
         };
-        self.list(id);
+        self.add_to_list(id);
         id
     }
 
@@ -151,7 +151,7 @@ impl Slabs {
         let slab = &mut self.slabs[id.0 as usize];
         let place = (slab.segment, slab.allocate());
         if slab.objects_free == 0 {
-            self.unlist(id);
+            self.remove_from_list(id);
         }
         place
     }
@@ -163,7 +163,7 @@ impl Slabs {
             return false;
         }
         if slab.objects_free == 1 {
-            self.list(id);
+            self.add_to_list(id);
         }
         true
     }
@@ -175,19 +175,19 @@ impl Slabs {
             return None;
         }
         let place = (slab.segment, slab.offset);
-        self.unlist(id);
+        self.remove_from_list(id);
         self.unused.push(id);
         Some(place)
     }
 
-    fn list(&mut self, id: SlabId) {
+    fn add_to_list(&mut self, id: SlabId) {
         let slab = &mut self.slabs[id.0 as usize];
         let with_room = &mut self.with_room[usize::from(slab.class.index)];
         slab.room_position = with_room.len() as u32;
         with_room.push(id);
     }
 
-    fn unlist(&mut self, id: SlabId) {
+    fn remove_from_list(&mut self, id: SlabId) {
         let slab = &self.slabs[id.0 as usize];
         let position = slab.room_position;
         let with_room = &mut self.with_room[usize::from(slab.class.index)];

@@ -3,11 +3,11 @@
 #[cfg(loom)]
 pub(super) use model::fence;
 #[cfg(loom)]
-pub(crate) use model::{Bell, Memory};
+pub(crate) use model::{Eventfd, Memory};
 #[cfg(not(loom))]
 pub(super) use shared::fence;
 #[cfg(not(loom))]
-pub(crate) use shared::{Bell, Memory};
+pub(crate) use shared::{Eventfd, Memory};
 
 #[cfg(not(loom))]
 mod shared {
@@ -76,7 +76,7 @@ mod shared {
             // With a mask, the timeout is a point in time.
             let until = timeout.and_then(|timeout| clock_gettime(ClockId::Monotonic).checked_add(timeout));
             let flags = futex::Flags::empty();
-            // The caller checks again after every error: the word has changed, a signal arrived, or the time is over.
+            // The caller checks again after any error: a changed word, a signal, or the timeout.
             let _ = futex::wait_bitset(self.word(SEQ_OFFSET), flags, seen, until.as_ref(), mask);
         }
 
@@ -88,11 +88,11 @@ mod shared {
 
     /// An eventfd that does not block.
     #[derive(Debug)]
-    pub(crate) struct Bell(OwnedFd);
+    pub(crate) struct Eventfd(OwnedFd);
 
-    impl Bell {
-        pub(crate) fn new(eventfd: OwnedFd) -> Bell {
-            Bell(eventfd)
+    impl Eventfd {
+        pub(crate) fn new(eventfd: OwnedFd) -> Eventfd {
+            Eventfd(eventfd)
         }
 
         pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
@@ -102,7 +102,7 @@ mod shared {
         /// Signals the descriptor. Each write causes an edge, even if no thread has read the previous one.
         pub(crate) fn ring(&self) {
             let one = 1u64.to_ne_bytes();
-            // Only another process can have filled the counter: 2^64 rings would take centuries.
+            // A full counter is the work of another process: 2^64 rings would take centuries.
             if let Err(Errno::AGAIN) = rustix::io::write(&self.0, &one) {
                 let _ = rustix::io::read(&self.0, &mut [0; 8]);
                 let _ = rustix::io::write(&self.0, &one);
@@ -137,8 +137,7 @@ mod model {
     }
 
     impl Memory {
-        /// Ignores the window and returns a private model, because loom has no shared memory. Callers that pass a window
-        /// thus compile under loom too.
+        /// Returns a private model, because loom has no shared memory.
         pub(crate) fn new(_: Window) -> Result<Memory, AccessError> {
             Ok(Memory::private())
         }
@@ -186,19 +185,19 @@ mod model {
 
     /// An eventfd as seen by an edge-triggered watcher.
     #[derive(Debug)]
-    pub(crate) struct Bell {
+    pub(crate) struct Eventfd {
         has_edge: Mutex<bool>,
         watchers: Condvar,
     }
 
-    impl Bell {
+    impl Eventfd {
         /// Returns a model, since loom has no descriptors.
-        pub(crate) fn new(_: OwnedFd) -> Bell {
-            Bell::private()
+        pub(crate) fn new(_: OwnedFd) -> Eventfd {
+            Eventfd::private()
         }
 
-        pub(crate) fn private() -> Bell {
-            Bell { has_edge: Mutex::new(false), watchers: Condvar::new() }
+        pub(crate) fn private() -> Eventfd {
+            Eventfd { has_edge: Mutex::new(false), watchers: Condvar::new() }
         }
 
         pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {

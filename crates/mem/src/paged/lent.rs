@@ -13,20 +13,20 @@ use std::io;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::ptr::{NonNull, null_mut};
+use std::ptr::NonNull;
 use std::thread::JoinHandle;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::mm::Advice;
 
-use super::{PagedError, uffd};
+use super::{PagedError, lengths, map_private, uffd};
 
 /// Private memory whose pages are absent until the first access.
 pub struct LentPages {
     base: NonNull<u8>,
     len: usize,
-    /// Its end ends the thread.
+    /// Closing this socket ends the thread.
     end: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }
@@ -43,19 +43,12 @@ impl LentPages {
         pages: usize,
         provide: impl FnMut(usize, &mut [u8]) + Send + 'static,
     ) -> Result<LentPages, PagedError> {
-        let page_bytes = rustix::param::page_size();
-        let len = pages.checked_mul(page_bytes).filter(|len| *len > 0 && *len <= isize::MAX as usize);
-        let len = len.ok_or(PagedError::Length { pages })?;
+        let (page_bytes, len) = lengths(pages)?;
         let fd = uffd::open_for_thread()?;
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory in use.
-        let base = unsafe { rustix::mm::mmap_anonymous(null_mut(), len, access, flags) };
-        let base =
-            NonNull::new(base.map_err(io::Error::from)?.cast()).expect("mmap never chooses address zero");
+        let base = map_private(len)?;
         let mut lent = LentPages { base, len, end: None, thread: None };
         // SAFETY: the range is our own mapping, and the thread below provides its pages.
-        unsafe { uffd::register_absent(&fd, base.addr().get(), len) }?;
+        unsafe { uffd::register(&fd, base.addr().get(), len, false) }?;
         let (end, ended) = UnixStream::pair()?;
         let start = base.addr().get();
         let serve = move || serve(&fd, &ended, start, page_bytes, provide);
@@ -66,7 +59,7 @@ impl LentPages {
 
     /// Makes all pages absent again.
     pub fn discard(&mut self) -> io::Result<()> {
-        // SAFETY: the pages belong to our own mapping, and nobody borrows their bytes.
+        // SAFETY: the pages belong to our own mapping, and &mut self excludes borrows of their bytes.
         Ok(unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len, Advice::LinuxDontNeed) }?)
     }
 }
@@ -154,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_are_provided_at_the_first_access_of_any_code() {
+    fn the_first_access_by_any_code_provides_a_page() {
         let made = LentPages::new(3, |page, bytes| bytes.fill(page as u8 + 1));
         let mut pages = match made {
             Err(why @ (PagedError::Refused | PagedError::Unsupported)) => {
@@ -169,7 +162,7 @@ mod tests {
         assert_eq!(border, [1, 2]);
         pages[0] = 9;
         assert_eq!(pages[..2], [9, 1]);
-        // A system call can't wait for the page.
+        // The kernel itself does not wait for the page.
         let (reader, writer) = rustix::pipe::pipe().unwrap();
         assert_eq!(rustix::io::write(&writer, &pages[2 * page_bytes..]), Err(Errno::FAULT));
         drop(reader);

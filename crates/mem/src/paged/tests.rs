@@ -5,8 +5,8 @@ use super::*;
 
 type Faults = Arc<Mutex<Vec<Fault>>>;
 
-/// Pages that are filled with their number plus one and protected on the first touch. Returns the faults, too; `None`
-/// where the system refuses.
+/// Returns pages that a load fills with their number plus one and protects, and the list of their faults; `None` if the
+/// system refuses.
 fn pages(count: usize) -> Option<(Paged, Faults)> {
     let faults = Faults::default();
     let seen = faults.clone();
@@ -78,7 +78,7 @@ fn threads_may_touch_one_page_at_once() {
 }
 
 #[test]
-fn accesses_outside_touch_nothing() {
+fn accesses_out_of_bounds_change_nothing() {
     let Some((pages, faults)) = pages(2) else { return };
     let len = pages.len();
     let outside = |offset, len| OutOfBounds { offset, len, window_len: pages.len() };
@@ -102,20 +102,20 @@ fn a_system_call_on_an_absent_page_fails() {
     assert_eq!(rustix::io::write(&file, bytes), Ok(4));
 }
 
-/// The last line of a child process that is about to fault outside of all pages.
-const OUTSIDE: &str = "about to fault elsewhere";
+/// The last line of a child process before its fault outside of all pages.
+const OUTSIDE: &str = "about to fault outside";
 
 #[test]
-fn a_fault_elsewhere_kills_the_process_as_before() {
-    const IS_CHILD: &str = "HALITE_MEM_FAULT_ELSEWHERE";
+fn an_unrelated_fault_still_kills_the_process() {
+    const IS_CHILD: &str = "HALITE_MEM_FAULT_OUTSIDE";
     if std::env::var_os(IS_CHILD).is_none() {
-        let test = "paged::tests::a_fault_elsewhere_kills_the_process_as_before";
+        let test = "paged::tests::an_unrelated_fault_still_kills_the_process";
         let mut child = Command::new(std::env::current_exe().unwrap());
         let child = child.args([test, "--exact", "--nocapture"]).env(IS_CHILD, "1").output().unwrap();
-        let told = String::from_utf8_lossy(&child.stdout).into_owned();
+        let output = String::from_utf8_lossy(&child.stdout).into_owned();
         let is_skipped = child.status.success() && String::from_utf8_lossy(&child.stderr).contains("skipped");
-        assert!(is_skipped || told.contains(OUTSIDE), "{told}");
-        // The signal has ended it, or a sanitizer's own handler; neither the end of the test nor a panic.
+        assert!(is_skipped || output.contains(OUTSIDE), "{output}");
+        // The signal or a sanitizer's handler has ended the child, not the end of the test or a panic.
         assert!(is_skipped || !matches!(child.status.code(), Some(0 | 101)), "{:?}", child.status);
         return;
     }
@@ -136,7 +136,7 @@ fn a_fault_elsewhere_kills_the_process_as_before() {
 }
 
 #[test]
-fn ordinary_users_may_have_pages() {
+fn ordinary_users_can_create_pages() {
     const IS_CHILD: &str = "HALITE_MEM_ORDINARY_USER";
     if std::env::var_os(IS_CHILD).is_some() {
         assert!(pages(1).is_none_or(|(pages, _)| pages.load_u64(0).is_ok()));
@@ -152,7 +152,7 @@ fn ordinary_users_may_have_pages() {
     let child = Command::new("setpriv")
         .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
         .arg(&dir)
-        .args(["paged::tests::ordinary_users_may_have_pages", "--exact"])
+        .args(["paged::tests::ordinary_users_can_create_pages", "--exact"])
         .env(IS_CHILD, "1")
         .output();
     std::fs::remove_file(&dir).unwrap();

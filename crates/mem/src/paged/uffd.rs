@@ -10,13 +10,13 @@ use rustix::mm::UserfaultfdFlags;
 
 use super::PagedError;
 
-/// Reports faults of user code only, which every user may ask for since Linux 5.11.
+/// Reports faults of user code only; since Linux 5.11, this needs no privilege.
 const UFFD_USER_MODE_ONLY: u32 = 1;
 
 const UFFD_API: u64 = 0xaa;
 /// Faults of stores to protected pages.
 const UFFD_FEATURE_PAGEFAULT_FLAG_WP: u64 = 1 << 0;
-/// Faults become signals, and need no thread that reads the descriptor.
+/// Reports faults as signals, without a thread that reads the descriptor.
 const UFFD_FEATURE_SIGBUS: u64 = 1 << 7;
 const FEATURES: u64 = UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_SIGBUS;
 
@@ -71,13 +71,13 @@ const UFFDIO_WRITEPROTECT: Opcode = ioctl::opcode::read_write::<WriteProtect>(UF
 /// Opens a descriptor whose faults arrive as SIGBUS.
 pub(super) fn open() -> Result<OwnedFd, PagedError> {
     if !cfg!(target_arch = "x86_64") {
-        // The signal tells loads from stores there; see sigbus::is_write.
+        // Only there can the handler distinguish stores from loads; see sigbus::is_write.
         return Err(PagedError::Unsupported);
     }
     open_with(FEATURES)
 }
 
-/// Opens a descriptor whose faults a thread takes by [`next_absent`].
+/// Opens a descriptor whose faults a thread reads by [`next_absent`].
 pub(super) fn open_for_thread() -> Result<OwnedFd, PagedError> {
     open_with(0)
 }
@@ -93,7 +93,7 @@ fn open_with(features: u64) -> Result<OwnedFd, PagedError> {
         error => PagedError::Io(error.into()),
     })?;
     let mut api = Api { api: UFFD_API, features, ioctls: 0 };
-    // SAFETY: a handshake changes no memory but its argument.
+    // SAFETY: the handshake changes only its argument.
     match unsafe { update::<UFFDIO_API, _>(&fd, &mut api) } {
         Ok(()) => Ok(fd),
         Err(Errno::INVAL) => Err(PagedError::Unsupported),
@@ -101,7 +101,7 @@ fn open_with(features: u64) -> Result<OwnedFd, PagedError> {
     }
 }
 
-/// Returns the address of an access that waits for its page; `None` if no more wait.
+/// Returns the address of an access that waits for its page; `None` if no access waits.
 pub(super) fn next_absent(fd: &OwnedFd) -> Option<usize> {
     // `struct uffd_msg`: the kind of the event in byte 0, and the address of a fault in bytes 16 to 23.
     let mut message = [0; 32];
@@ -117,23 +117,12 @@ pub(super) fn next_absent(fd: &OwnedFd) -> Option<usize> {
     }
 }
 
-/// Registers a mapping for faults on absent pages.
+/// Registers a mapping for faults on absent pages, and, if `can_protect`, on protected pages.
 ///
 /// # Safety
-/// The mapping belongs to the caller, who provides each page.
-pub(super) unsafe fn register_absent(fd: &OwnedFd, start: usize, len: usize) -> io::Result<()> {
-    let mode = UFFDIO_REGISTER_MODE_MISSING;
-    let mut register = Register { start: start as u64, len: len as u64, mode, ioctls: 0 };
-    // SAFETY: per the caller.
-    Ok(unsafe { update::<UFFDIO_REGISTER, _>(fd, &mut register) }?)
-}
-
-/// Registers a mapping for faults on absent and on protected pages.
-///
-/// # Safety
-/// The mapping belongs to the caller, and every access to it expects the signal.
-pub(super) unsafe fn register(fd: &OwnedFd, start: usize, len: usize) -> io::Result<()> {
-    let mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_WP;
+/// The mapping belongs to the caller, which handles every fault in it, by SIGBUS or by a thread.
+pub(super) unsafe fn register(fd: &OwnedFd, start: usize, len: usize, can_protect: bool) -> io::Result<()> {
+    let mode = UFFDIO_REGISTER_MODE_MISSING | if can_protect { UFFDIO_REGISTER_MODE_WP } else { 0 };
     let mut register = Register { start: start as u64, len: len as u64, mode, ioctls: 0 };
     // SAFETY: per the caller.
     Ok(unsafe { update::<UFFDIO_REGISTER, _>(fd, &mut register) }?)

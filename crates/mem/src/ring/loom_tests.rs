@@ -36,7 +36,7 @@ fn loom_messages_arrive_whole_and_in_order_across_a_wrap() {
 }
 
 /// A payload in which every word looks like a header of the first lap, of length 0.
-const PRETENDER: &[u8] = &{
+const HEADER_LIKE: &[u8] = &{
     let mut bytes = [0; 64];
     let mut at = 0;
     while at < 64 {
@@ -49,11 +49,11 @@ const PRETENDER: &[u8] = &{
 #[test]
 fn loom_payload_is_never_taken_for_a_header() {
     // Messages of two lines each: the second and the fourth wrap, and the last one begins at an old payload.
-    check(4, &[b"one", PRETENDER, PRETENDER, b"four"]);
+    check(4, &[b"one", HEADER_LIKE, HEADER_LIKE, b"four"]);
 }
 
 #[test]
-fn loom_room_that_is_published_late_is_found() {
+fn loom_a_producer_waits_until_the_head_is_published() {
     // The head moves every two lines, so the third message waits until the first two have been consumed.
     check(16, &[&[1; 400], &[2; 400], &[3; 400]]);
 }

@@ -75,12 +75,12 @@ mod shared {
         }
 
         pub(crate) fn is_waiting(&self) -> bool {
-            // Ordered by the fences of ask_for_room() and publish_head().
+            // Ordered by the fences of has_or_asks_for_room() and publish_head().
             self.word(WAITING_OFFSET).load(Relaxed) != 0
         }
 
         pub(crate) fn set_waiting(&self, waiting: bool) {
-            // Ordered by the fences of ask_for_room() and publish_head().
+            // Ordered by the fences of has_or_asks_for_room() and publish_head().
             self.word(WAITING_OFFSET).store(waiting.into(), Relaxed);
         }
 
@@ -148,8 +148,7 @@ mod shared {
         }
     }
 
-    /// new() measured the capacity that masks all offsets, and the window never changes.
-    const IN_RING: &str = "offsets in a ring are masked to lie inside its window";
+    const IN_RING: &str = "offsets are masked by the capacity, which new() derived from the window";
 }
 
 #[cfg(loom)]
@@ -192,7 +191,7 @@ mod model {
     unsafe impl Sync for Words {}
 
     impl Memory {
-        /// Returns a private model: loom has no shared memory, but the windows of other tests must compile.
+        /// Returns a private model, because loom has no shared memory.
         pub(crate) fn new(window: Window) -> Result<Memory, BadRing> {
             let window_bytes = window.len();
             let capacity = check_capacity(window_bytes).ok_or(BadRing::Size { window_bytes })?;
@@ -289,7 +288,7 @@ mod model {
             }
             let start = at + word.len();
             self.rest.with_mut(|line| {
-                // SAFETY: loom lends the pointer for this call and reports who else has it.
+                // SAFETY: loom lends the pointer for this call and reports any concurrent use.
                 let line = unsafe { &mut *line };
                 line[start..start + rest.len()].copy_from_slice(rest);
             });

@@ -38,25 +38,25 @@ fn a_corrupt_head_overwrites_nothing() {
     assert_eq!(pop(&mut consumer), Some(Ok((2, vec![8; 120]))));
 }
 
-/// One step of a story about a ring of 512 bytes.
+/// One step of a history of a ring of 512 bytes.
 #[derive(Clone, Debug)]
 enum Step {
-    Push { first: usize, second: usize, imm: u32, pretend: bool },
+    Push { first: usize, second: usize, imm: u32, like_headers: bool },
     Pop,
 }
 
 fn step() -> impl Strategy<Value = Step> {
     let push = (0..130usize, 0..130usize, any::<u32>(), any::<bool>());
     prop_oneof![
-        push.prop_map(|(first, second, imm, pretend)| Step::Push { first, second, imm, pretend }),
+        push.prop_map(|(first, second, imm, like_headers)| Step::Push { first, second, imm, like_headers }),
         Just(Step::Pop),
     ]
 }
 
 /// Returns bytes that distinguish messages, or that look like headers wherever a line begins.
-fn payload(len: usize, imm: u32, pretend: bool) -> Vec<u8> {
-    let pretended = header(256 * u64::from(imm), 3, 3).to_ne_bytes();
-    let byte = |at: usize| if pretend { pretended[at % 8] } else { at as u8 ^ imm as u8 };
+fn payload(len: usize, imm: u32, like_headers: bool) -> Vec<u8> {
+    let header_bytes = header(256 * u64::from(imm), 3, 3).to_ne_bytes();
+    let byte = |at: usize| if like_headers { header_bytes[at % 8] } else { at as u8 ^ imm as u8 };
     (0..len).map(byte).collect()
 }
 
@@ -67,16 +67,16 @@ proptest! {
     ) {
         let (mut producer, mut consumer, window) = ring(512);
         let mut model: VecDeque<(u32, Vec<u8>)> = VecDeque::new();
-        let (mut model_bytes, mut untold_bytes) = (0, 0);
+        let (mut model_bytes, mut unpublished_bytes) = (0, 0);
         for step in steps {
             match step {
-                Step::Push { first, second, imm, pretend } => {
-                    let bytes = payload(first + second, imm, pretend);
+                Step::Push { first, second, imm, like_headers } => {
+                    let bytes = payload(first + second, imm, like_headers);
                     let len = bytes.len() as u64;
                     let pushed = producer.try_push(2, imm, &[&bytes[..first], &bytes[first..]]);
                     if len > 248 {
                         prop_assert_eq!(pushed, Err(PushError::TooLong { len, max: 248 }));
-                    } else if model_bytes + untold_bytes + record_bytes(len) > 512 {
+                    } else if model_bytes + unpublished_bytes + record_bytes(len) > 512 {
                         prop_assert_eq!(pushed, Err(PushError::Full { len }));
                     } else {
                         prop_assert_eq!(pushed, Ok(()));
@@ -88,7 +88,7 @@ proptest! {
                     let expected = model.pop_front();
                     let bytes = expected.as_ref().map_or(0, |(_, bytes)| record_bytes(bytes.len() as u64));
                     model_bytes -= bytes;
-                    untold_bytes = (untold_bytes + bytes) % 64;
+                    unpublished_bytes = (unpublished_bytes + bytes) % 64;
                     prop_assert_eq!(pop(&mut consumer), expected.map(Ok));
                 }
             }

@@ -1,5 +1,6 @@
-//! Acknowledgements, if processors copy: they tell the requester the result of each request, or that no result will
-//! arrive.
+//! Acknowledgements, if processors copy: each gives the requester the result of a request.
+//!
+//! Most are *lazy*: without an event, recorded with the request and processed at the next post.
 
 use halite_fabric::{Completion, CompletionKind, Status};
 
@@ -25,38 +26,38 @@ impl Net {
         match self.transmit(from, to, ready_ns, 0) {
             Transit::Lost => self.await_ack(qp, number),
             Transit::Sent { arrives_ns, .. } => {
-                if !self.know_later(qp, number, arrives_ns) {
+                if !self.record_lazy_ack(qp, number, arrives_ns) {
                     self.schedule(arrives_ns, Event::Acknowledge { qp, number });
                 }
             }
         }
     }
 
-    /// Records an acknowledgement that arrives at `at_ns`, for the next post, instead of scheduling an event: a large
-    /// cluster would need too many. Returns false if its arrival, or that of an earlier one, must be reported.
-    fn know_later(&mut self, qp: u32, number: u64, at_ns: u64) -> bool {
+    /// Records a lazy acknowledgement, which arrives at `at_ns`: events would be too many in a large cluster. Returns
+    /// false if this acknowledgement, or an earlier one, needs an event.
+    fn record_lazy_ack(&mut self, qp: u32, number: u64, at_ns: u64) -> bool {
         let queue = &mut self.qps[qp as usize];
         let is_behind_others = number > queue.first;
         if self.ends[queue.end].state != EndState::Open
             || queue.wants_room
-            || is_behind_others && queue.work(number - 1).is_none_or(|before| before.known_ns.is_none())
+            || is_behind_others && queue.work(number - 1).is_none_or(|before| before.lazy_ack_ns.is_none())
         {
             return false;
         }
         match queue.work(number) {
             Some(work) if !work.signalled && work.status == Status::Success && !work.verb.has_answer() => {
-                work.known_ns = Some(at_ns);
+                work.lazy_ack_ns = Some(at_ns);
                 true
             }
             _ => false,
         }
     }
 
-    /// Processes the acknowledgements that have arrived without events.
-    pub(super) fn take_known(&mut self, qp: u32) {
+    /// Processes the lazy acknowledgements that have arrived.
+    pub(super) fn process_lazy_acks(&mut self, qp: u32) {
         let now_ns = self.now_ns;
-        let is_known = |work: &Work| work.known_ns.is_some_and(|known_ns| known_ns <= now_ns);
-        while let Some(front) = self.qps[qp as usize].outstanding.front_mut().filter(|work| is_known(work)) {
+        let arrived = |work: &Work| work.lazy_ack_ns.is_some_and(|at_ns| at_ns <= now_ns);
+        while let Some(front) = self.qps[qp as usize].outstanding.front_mut().filter(|work| arrived(work)) {
             front.acknowledged = true;
             let work = self.pop_acknowledged(qp).expect("it is acknowledged");
             self.complete_work(qp, work);
@@ -64,15 +65,13 @@ impl Net {
         self.report_room(qp);
     }
 
-    /// Schedules an event for the last acknowledgement that has none, because a closing end waits for all
-    /// acknowledgements.
-    pub(super) fn await_known(&mut self, qp: u32) {
-        self.take_known(qp);
+    /// Schedules an event for the last lazy acknowledgement among the first `count` requests. It covers earlier ones.
+    pub(super) fn schedule_lazy_ack(&mut self, qp: u32, count: usize) {
         let queue = &self.qps[qp as usize];
-        let known = queue.outstanding.iter().map_while(|work| work.known_ns);
-        if let Some((step, at_ns)) = known.enumerate().last() {
+        let lazy = queue.outstanding.iter().take(count).map_while(|work| work.lazy_ack_ns);
+        if let Some((step, at_ns)) = lazy.enumerate().last() {
             let number = queue.first + step as u64;
-            self.schedule(at_ns, Event::Acknowledge { qp, number });
+            self.schedule(at_ns.max(self.now_ns), Event::Acknowledge { qp, number });
         }
     }
 
@@ -96,7 +95,7 @@ impl Net {
             self.complete_work(qp, work);
         }
         self.report_room(qp);
-        self.leave_when_sent(self.end_of(qp));
+        self.close_when_sent(self.end_of(qp));
     }
 
     /// Acknowledges all earlier requests, except those that return data.
@@ -138,13 +137,13 @@ impl Net {
     /// number and acknowledges again.
     pub(super) fn handle_ack_timeout(&mut self, qp: u32, number: u64) {
         let waits = self.qps[qp as usize].work(number).is_some_and(|work| !work.acknowledged);
-        if !waits || !self.spend_attempt(qp, number) {
+        if !waits || !self.count_retry(qp, number) {
             return;
         }
         let (from, to) = self.hosts_of(qp);
         match self.transmit(from, to, self.now_ns, 0) {
             // A target that has not executed the request has dropped it, and accepts no more packets.
-            Transit::Sent { arrives_ns, .. } if self.lets_in(self.end_of(qp).other()) => {
+            Transit::Sent { arrives_ns, .. } if self.accepts_copies(self.end_of(qp).other()) => {
                 self.counters.duplicated += 1;
                 self.send_ack(qp, number, to, from, arrives_ns);
             }
@@ -153,31 +152,26 @@ impl Net {
     }
 
     /// Counts a retry of a request; breaks the connection off and returns false if the limit is reached.
-    pub(super) fn spend_attempt(&mut self, qp: u32, number: u64) -> bool {
+    pub(super) fn count_retry(&mut self, qp: u32, number: u64) -> bool {
         let retries_max = self.profile_of(qp).retries_max;
         let Some(work) = self.qps[qp as usize].work(number) else {
             return false;
         };
         work.attempts += 1;
         if work.attempts > retries_max {
-            self.break_off(self.end_of(qp), Status::RetryExceeded);
+            self.break_connection(self.end_of(qp), Status::RetryExceeded);
             return false;
         }
         self.counters.retransmitted += 1;
         true
     }
 
-    /// Ends all requests of a closing end; those that may be partly executed end with `status`.
+    /// Ends all requests of a closing end: with `status` if they may be partly executed, otherwise as flushed.
     pub(super) fn flush(&mut self, qp: u32, status: Status) {
         self.close_lane(qp);
-        self.take_known(qp);
-        let queue = &mut self.qps[qp as usize];
-        let outstanding = std::mem::take(&mut queue.outstanding);
-        queue.first += outstanding.len() as u64;
-        queue.departing = queue.first;
-        queue.offset = 0;
-        for mut work in outstanding {
-            // The request was executed but not reported, because an earlier result is missing.
+        self.process_lazy_acks(qp);
+        for mut work in self.qps[qp as usize].take_outstanding() {
+            // An acknowledged request was executed, and waits only for the result of an earlier one.
             if !work.acknowledged {
                 work.status = if work.departed { status } else { Status::Flushed };
             }

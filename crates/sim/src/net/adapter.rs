@@ -48,7 +48,7 @@ impl Net {
         }
         let Some(next) = atomics.waiting.pop_front() else { return };
         let to = next.datagram.to;
-        // The second step refuses an invalid address.
+        // The write refuses an invalid address.
         let word = self.pair_and_view(to, None).and_then(|(_, view)| view.load(&next.eth));
         let at_ns = self.now_ns + self.profile_of(to).atomic_ns;
         self.endpoints[endpoint as usize].atomics.current = Some((next, word));
@@ -59,14 +59,14 @@ impl Net {
         let current = self.endpoints[endpoint as usize].atomics.current.take();
         let (Atomic { datagram, .. }, word) = current.expect("it was begun");
         let to = datagram.to;
-        self.land(datagram, word);
+        self.pass_to_queue_pair(datagram, word);
         if let Some(lane) = self.lane(to) {
             lane.is_in_atomic = false;
         }
         while let Some(next) =
             self.lane(to).filter(|lane| !lane.is_in_atomic).and_then(|lane| lane.behind.pop_front())
         {
-            self.arrive_at(next);
+            self.receive_datagram(next);
         }
         self.read_next_word(endpoint);
     }

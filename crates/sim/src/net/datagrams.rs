@@ -21,45 +21,14 @@ pub(super) struct Datagram {
 /// Time in ns by which an adapter fetches packets before the wire is free: the time of the longest packet at 100 Gb/s.
 const AHEAD_NS: u64 = 400;
 
-/// All datagrams in flight.
-#[derive(Debug, Default)]
-pub(super) struct Datagrams {
-    slots: Vec<Option<Datagram>>,
-    free: Vec<u32>,
-}
-
-impl Datagrams {
-    fn add(&mut self, datagram: Datagram) -> u32 {
-        match self.free.pop() {
-            Some(index) => {
-                self.slots[index as usize] = Some(datagram);
-                index
-            }
-            None => {
-                self.slots.push(Some(datagram));
-                self.slots.len() as u32 - 1
-            }
-        }
-    }
-
-    fn target(&self, index: u32) -> u32 {
-        self.slots[index as usize].as_ref().expect("each arrives once").to
-    }
-
-    fn take(&mut self, index: u32) -> Datagram {
-        self.free.push(index);
-        self.slots[index as usize].take().expect("each arrives once")
-    }
-}
-
 /// Returns the time to move a packet between memory and the wire, at both ends.
-fn moves_ns(profile: &Profile, packet: &Packet<'_>) -> u64 {
+fn transfer_ns(profile: &Profile, packet: &Packet<'_>) -> u64 {
     let bytes = packet.payload.len() as u64;
     if profile.is_driven_by_process() {
         return 2 * profile.dma_ns(packet.headers.len_bytes() as u64 + bytes) + profile.pcie_ns;
     }
     match packet.headers {
-        // The adapter sends it after its access to memory.
+        // Follows the adapter's access to memory.
         Headers::Acknowledge(_) => 0,
         Headers::AtomicAcknowledge { .. } if profile.atomics == AtomicsBy::Processor => profile.atomic_ns,
         Headers::AtomicAcknowledge { .. } => 0,
@@ -71,19 +40,19 @@ fn moves_ns(profile: &Profile, packet: &Packet<'_>) -> u64 {
 }
 
 impl Net {
-    /// Sends the packets of a queue pair until the wire is busy; a kernel takes all of them. Returns the time to
-    /// continue, if there may be more.
+    /// Sends the packets of a queue pair until the wire is busy; a kernel takes all of them. If more may be left,
+    /// returns the time of the next turn.
     pub(super) fn transmit_all(&mut self, qp: u32) -> Option<u64> {
         let mut buffer = std::mem::take(&mut self.scratch);
-        let (now_ns, mut sent_bytes, mut goes_on_ns) = (self.now_ns, 0, None);
+        let (now_ns, mut sent_bytes, mut next_turn_ns) = (self.now_ns, 0, None);
         let mtu = self.profile_of(qp).mtu_bytes as usize;
         while let Some(lane) = self.lanes[qp as usize].as_deref() {
-            // A turn is one packet of maximum length or several short ones, so that a trailing acknowledgement goes
-            // along.
+            // A turn is one packet of maximum length or several short ones, so that an acknowledgement behind a message
+            // does not wait for another turn.
             let is_turn_over = sent_bytes == 0 || sent_bytes >= mtu;
-            if let Some(at_ns) = self.wire_is_busy_until(qp).filter(|_| is_turn_over && !lane.is_over()) {
-                // The time is behind that of queue pairs that wait for the same wire.
-                goes_on_ns = Some(at_ns + u64::from(sent_bytes > 0));
+            if let Some(at_ns) = self.next_fetch_ns(qp).filter(|_| is_turn_over && !lane.has_ended()) {
+                // Queue pairs that already wait for the same wire come first.
+                next_turn_ns = Some(at_ns + u64::from(sent_bytes > 0));
                 break;
             }
             buffer.resize(lane.qp.packet_bytes_max(), 0);
@@ -93,18 +62,18 @@ impl Net {
             sent_bytes += len;
         }
         self.scratch = buffer;
-        goes_on_ns
+        next_turn_ns
     }
 
-    /// Returns the time at which an adapter may fetch the next packet; `None` if it may do so now. The adapter waits
-    /// until its sending unit and the wire are nearly free, so queue pairs alternate packet by packet.
-    fn wire_is_busy_until(&self, qp: u32) -> Option<u64> {
+    /// Returns the time at which an adapter may fetch the next packet; `None` for now. An adapter waits until its
+    /// sending unit and the wire are nearly free, so queue pairs alternate packet by packet.
+    fn next_fetch_ns(&self, qp: u32) -> Option<u64> {
         let profile = self.profile_of(qp);
         if profile.is_driven_by_process() {
             return None;
         }
         let (host, to) = self.hosts_of(qp);
-        let free_ns = self.wires[host as usize][to as usize].free_ns().max(self.unit_is_busy_until(qp));
+        let free_ns = self.wires[host as usize][to as usize].free_ns().max(self.sender_busy_until_ns(qp));
         (free_ns > self.now_ns + AHEAD_NS).then(|| free_ns - AHEAD_NS)
     }
 
@@ -113,28 +82,28 @@ impl Net {
         let profile = self.profile_of(qp);
         let len = bytes.len() as u64;
         let packet = Packet::parse(&bytes[..bytes.len() - ICRC_BYTES]).expect("queue pairs write packets");
-        let moves_ns = moves_ns(profile, &packet);
+        let transfer_ns = transfer_ns(profile, &packet);
         let (begin, payload) = (packet.headers.len_bytes(), packet.payload.len());
         let on_wire = len + profile.header_bytes;
         let corruption = self.wires[host as usize][to as usize].link().corruption;
-        let carried = self.pass_stages(qp, &packet, on_wire, moves_ns);
+        let delivery = self.pass_stages(qp, &packet, on_wire, transfer_ns);
         let is_noticed = corruption == Corruption::Caught;
-        if carried.is_damaged && !is_noticed && payload > 0 {
+        if delivery.is_damaged && !is_noticed && payload > 0 {
             // The damage occurred before the checksum was computed, in an adapter or a switch.
             self.counters.corrupted_uncaught += 1;
             self.damage(&mut bytes[begin..begin + payload]);
         }
         let lane = self.lanes[qp as usize].as_deref_mut().expect("it sends");
         lane.outwards.seal(0, bytes);
-        if carried.is_damaged && is_noticed {
+        if delivery.is_damaged && is_noticed {
             self.damage(bytes);
         }
         let lane = self.lanes[qp as usize].as_deref_mut().expect("it sends");
         // Undelayed packets keep their order.
-        lane.landed_ns = lane.landed_ns.max(carried.on_time_ns);
+        lane.landed_ns = lane.landed_ns.max(delivery.on_time_ns);
         let landed_ns = lane.landed_ns;
-        for late_ns in carried.late_ns.into_iter().flatten() {
-            let at_ns = landed_ns + late_ns;
+        for delay_ns in delivery.delays_ns.into_iter().flatten() {
+            let at_ns = landed_ns + delay_ns;
             // Later messages of the kernel arrive later.
             let queue = &mut self.qps[qp as usize];
             queue.landed_ns = queue.landed_ns.max(at_ns);
@@ -153,22 +122,22 @@ impl Net {
     }
 
     pub(super) fn handle_datagram(&mut self, index: u32) {
-        let to = self.datagrams.target(index);
+        let to = self.datagrams.get(index).to;
         let (host, _) = self.hosts_of(to);
         if self.profile_of(to).is_driven_by_process() && self.state(HostId(host)) == HostState::Paused {
-            self.has_processor(host, Event::Datagram { index });
+            self.runs_or_defers(host, Event::Datagram { index });
             return;
         }
         let datagram = self.datagrams.take(index);
         self.digest.fold([u64::from(to), datagram.bytes.len() as u64, checksum(&datagram.bytes), 0]);
         // A packet proves that the peer has opened its end, even if the kernel's answer is late.
-        self.establish_early(self.end_of(to));
-        self.arrive_at(datagram);
+        self.establish_if_opening(self.end_of(to));
+        self.receive_datagram(datagram);
     }
 
     /// Handles a datagram's arrival: passes it to its queue pair, or begins the atomic that the adapter must execute.
     /// While the adapter executes an earlier atomic of the lane, the datagram waits.
-    pub(super) fn arrive_at(&mut self, datagram: Datagram) {
+    pub(super) fn receive_datagram(&mut self, datagram: Datagram) {
         let is_adapters = self.profile_of(datagram.to).atomics == AtomicsBy::Adapter;
         let Some(lane) = self.lanes[datagram.to as usize].as_deref_mut() else {
             return self.drop_datagram(datagram);
@@ -182,10 +151,10 @@ impl Net {
                 self.counters.corrupted_caught += 1;
                 self.packets.recycle(datagram.bytes);
             }
-            Ok(Headers::FetchAdd(eth) | Headers::CompareSwap(eth)) if is_adapters && !lane.is_over() => {
+            Ok(Headers::FetchAdd(eth) | Headers::CompareSwap(eth)) if is_adapters && !lane.has_ended() => {
                 self.begin_atomic(datagram, eth);
             }
-            Ok(_) => self.land(datagram, None),
+            Ok(_) => self.pass_to_queue_pair(datagram, None),
         }
     }
 
@@ -195,18 +164,18 @@ impl Net {
     }
 
     /// Passes a packet to its queue pair; `word` is the value that an adapter's atomic has read.
-    pub(super) fn land(&mut self, datagram: Datagram, word: Option<u64>) {
+    pub(super) fn pass_to_queue_pair(&mut self, datagram: Datagram, word: Option<u64>) {
         let Datagram { to, bytes } = datagram;
         let (end, now_ns) = (self.end_of(to), self.now_ns);
         self.ends[end].heard_ns = now_ns;
         let Some((queue_pair, view)) = self.pair_and_view(to, word) else {
             return self.drop_datagram(Datagram { to, bytes });
         };
-        let is_over = queue_pair.state() == State::Error;
+        let has_ended = queue_pair.state() == State::Error;
         // The packet was parsed when it arrived.
         let packet = Packet::parse(&bytes[..bytes.len() - ICRC_BYTES]).expect("it was parsed before");
         queue_pair.handle_packet(now_ns, &packet, &view);
-        self.counters.dropped += u64::from(is_over);
+        self.counters.dropped += u64::from(has_ended);
         let (host, from) = self.hosts_of(to);
         self.trace(host, |_| format!("a datagram of {} B of host-{from} arrives", bytes.len()));
         self.packets.recycle(bytes);
@@ -216,9 +185,9 @@ impl Net {
     /// Returns the queue pair of a lane, and its view of memory.
     pub(super) fn pair_and_view(&mut self, qp: u32, word: Option<u64>) -> Option<(&mut QueuePair, View<'_>)> {
         let end = self.end_of(qp);
-        let (endpoint, keys_told) = (self.ends[end].endpoint, self.keys_told(end));
+        let (endpoint, keys_usable) = (self.ends[end].endpoint, self.keys_usable(end));
         let lane = self.lanes[qp as usize].as_deref_mut()?;
         let segments = &self.endpoints[endpoint as usize].segments;
-        Some((&mut lane.qp, View { segments, keys_told, held: &lane.held, word }))
+        Some((&mut lane.qp, View { segments, keys_usable, held: &lane.held, word }))
     }
 }

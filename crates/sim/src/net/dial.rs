@@ -23,7 +23,7 @@ pub(super) struct Dial {
     /// Number of the dialling fabric's keys that the dial carried.
     keys: u32,
     /// True if the result has been reported.
-    over: bool,
+    is_reported: bool,
     /// The dialling end, once the target has created it.
     end: Option<EndId>,
 }
@@ -66,7 +66,7 @@ impl Net {
 
     fn fail_to_connect(&mut self, from: u32, address: &str, reason: &str) {
         let (address, reason) = (address.to_owned(), reason.to_owned());
-        self.tell(
+        self.report(
             from,
             FabricEvent::ConnectFailed(ConnectFailure { address, reason, trouble: ConnectTrouble::Theirs }),
         );
@@ -75,9 +75,9 @@ impl Net {
     fn dial(&mut self, from: u32, to: u32, hello: &[u8]) {
         let dial = self.dials.len() as u32;
         let keys = self.keys_of(from);
-        self.dials.push(Dial { from, to, hello: hello.to_vec(), keys, over: false, end: None });
+        self.dials.push(Dial { from, to, hello: hello.to_vec(), keys, is_reported: false, end: None });
         let (from_host, to_host) = (self.host_of(from), self.host_of(to));
-        let arrives_ns = self.word_ns(from_host, to_host);
+        let arrives_ns = self.kernel_message_ns(from_host, to_host);
         if let Some(at_ns) = arrives_ns {
             self.schedule(at_ns, Event::DialArrives { dial });
         }
@@ -95,28 +95,28 @@ impl Net {
     }
 
     pub(super) fn handle_dial_arrives(&mut self, dial: u32) {
-        let Dial { from, to, .. } = self.dials[dial as usize];
+        let Dial { from, to, is_reported, .. } = self.dials[dial as usize];
         let (from_host, to_host) = (self.host_of(from), self.host_of(to));
         let state = self.hosts[to_host as usize].state;
-        // If the process does not exist, the kernel refuses; a host that is down or paused does not answer.
+        // The kernel refuses if the process does not exist; a crashed or paused host does not answer.
         if state != HostState::Crashed && !self.endpoints[to as usize].alive {
-            return self.answer(dial, None, to_host, from_host);
+            return self.send_dial_answer(dial, None, to_host, from_host);
         }
-        if !self.has_processor(to_host, Event::DialArrives { dial }) || self.dials[dial as usize].over {
+        if !self.runs_or_defers(to_host, Event::DialArrives { dial }) || is_reported {
             return;
         }
-        let ours = self.join(dial, from_host, to_host);
-        self.dials[dial as usize].end = Some(ours);
-        self.answer(dial, Some(ours), to_host, from_host);
+        let dialling_end = self.create_ends(dial, from_host, to_host);
+        self.dials[dial as usize].end = Some(dialling_end);
+        self.send_dial_answer(dial, Some(dialling_end), to_host, from_host);
     }
 
-    /// Creates both ends and opens the target's. Returns the dialling end.
-    fn join(&mut self, dial: u32, from_host: u32, to_host: u32) -> EndId {
+    /// Creates both ends and opens that of the target. Returns the dialling end.
+    fn create_ends(&mut self, dial: u32, from_host: u32, to_host: u32) -> EndId {
         let Dial { from, to, keys, .. } = self.dials[dial as usize];
-        let said = std::mem::take(&mut self.dials[dial as usize].hello);
-        let (shown, address) =
+        let dialling_hello = std::mem::take(&mut self.dials[dial as usize].hello);
+        let (target_hello, address) =
             (self.endpoints[to as usize].hello.clone(), self.endpoints[to as usize].address.clone());
-        let (keys_shown, reach) = (self.keys_of(to), self.reach(HostId(from_host), HostId(to_host)));
+        let (target_keys, reach) = (self.keys_of(to), self.reach(HostId(from_host), HostId(to_host)));
         let (lanes, first_qp) = (self.hardware.of(reach).lanes as u32, self.qps.len() as u32);
         let now_ns = self.now_ns;
         let blank = |endpoint, [from_host, to_host]: [u32; 2]| End {
@@ -125,7 +125,7 @@ impl Net {
             hello: Vec::new(),
             dialled: None,
             state: EndState::Opening,
-            fenced: false,
+            is_cut_off: false,
             from_host,
             to_host,
             reach,
@@ -137,50 +137,50 @@ impl Net {
             keys_announced: 0,
             mapped: Mapped::default(),
         };
-        let ours = self.ends.push(End {
-            hello: shown,
+        let dialling_end = self.ends.push(End {
+            hello: target_hello,
             dialled: Some(address),
             keys_announced: keys,
-            keys_known: keys_shown,
+            keys_known: target_keys,
             ..blank(from, [from_host, to_host])
         });
-        let theirs = self.ends.push(End {
-            hello: said,
+        let target_end = self.ends.push(End {
+            hello: dialling_hello,
             first_qp: first_qp + 1,
-            keys_announced: keys_shown,
+            keys_announced: target_keys,
             keys_known: keys,
             ..blank(to, [to_host, from_host])
         });
         for _ in 0..lanes {
-            self.qps.extend([Qp::new(ours), Qp::new(theirs)]);
+            self.qps.extend([Qp::new(dialling_end), Qp::new(target_end)]);
             self.lanes.extend([None, None]);
         }
-        if !self.copies_by_processor(ours) {
-            self.ends[ours].qps().for_each(|qp| self.connect_lane(qp));
+        if !self.copies_by_processor(dialling_end) {
+            self.ends[dialling_end].qps().for_each(|qp| self.connect_lane(qp));
         }
-        self.establish(theirs);
-        ours
+        self.establish(target_end);
+        dialling_end
     }
 
-    fn answer(&mut self, dial: u32, end: Option<EndId>, from: u32, to: u32) {
-        if let Some(at_ns) = self.word_ns(from, to) {
+    fn send_dial_answer(&mut self, dial: u32, end: Option<EndId>, from: u32, to: u32) {
+        if let Some(at_ns) = self.kernel_message_ns(from, to) {
             self.schedule(at_ns, Event::DialAnswered { dial, end });
         }
     }
 
     pub(super) fn handle_dial_answered(&mut self, dial: u32, end: Option<EndId>) {
         match end {
-            _ if self.dials[dial as usize].over => {}
+            _ if self.dials[dial as usize].is_reported => {}
             Some(end) => {
-                self.dials[dial as usize].over = true;
-                self.establish_early(end);
+                self.dials[dial as usize].is_reported = true;
+                self.establish_if_opening(end);
             }
-            None => self.fail(dial, "connection refused"),
+            None => self.fail_dial(dial, "connection refused"),
         }
     }
 
     /// Opens an end whose peer has opened its own, unless its fabric has closed meanwhile.
-    pub(super) fn establish_early(&mut self, end: EndId) {
+    pub(super) fn establish_if_opening(&mut self, end: EndId) {
         let this = &mut self.ends[end];
         if this.state != EndState::Opening {
             return;
@@ -189,7 +189,7 @@ impl Net {
             return self.establish(end);
         }
         this.state = EndState::Closed;
-        self.send_goodbye(end);
+        self.notify_closed(end);
     }
 
     /// Opens an end: from now on, requests can be posted to it.
@@ -202,39 +202,39 @@ impl Net {
         this.peer = peer;
         this.state = EndState::Open;
         let (hello, dialled) = (std::mem::take(&mut this.hello), this.dialled.take());
-        self.tell(index, FabricEvent::Connected { peer, hello, dialled });
+        self.report(index, FabricEvent::Connected { peer, hello, dialled });
         self.announce(end);
     }
 
     pub(super) fn handle_dial_timeout(&mut self, dial: u32) {
-        self.give_up_dial(dial, "timed out");
+        self.abort_dial(dial, "timed out");
     }
 
     /// Fails the outstanding dials of a closing fabric.
-    pub(super) fn give_up_dials(&mut self, endpoint: u32) {
+    pub(super) fn abort_dials(&mut self, endpoint: u32) {
         for dial in 0..self.dials.len() as u32 {
             if self.dials[dial as usize].from == endpoint {
-                self.give_up_dial(dial, CLOSED);
+                self.abort_dial(dial, CLOSED);
             }
         }
     }
 
-    fn give_up_dial(&mut self, dial: u32, reason: &str) {
+    fn abort_dial(&mut self, dial: u32, reason: &str) {
         let opened = self.dials[dial as usize].end;
         let established = opened.is_some_and(|end| self.ends[end].peer != PeerId(0));
-        if self.dials[dial as usize].over || established {
+        if self.dials[dial as usize].is_reported || established {
             return;
         }
         if let Some(end) = opened {
             self.ends[end].state = EndState::Closed;
-            self.send_goodbye(end);
+            self.notify_closed(end);
         }
-        self.fail(dial, reason);
+        self.fail_dial(dial, reason);
     }
 
-    fn fail(&mut self, dial: u32, reason: &str) {
+    fn fail_dial(&mut self, dial: u32, reason: &str) {
         let Dial { from, to, .. } = self.dials[dial as usize];
-        self.dials[dial as usize].over = true;
+        self.dials[dial as usize].is_reported = true;
         let address = self.endpoints[to as usize].address.clone();
         if self.endpoints[from as usize].alive {
             self.fail_to_connect(from, &address, reason);

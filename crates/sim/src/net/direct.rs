@@ -32,8 +32,8 @@ impl Mapped {
         self.unmapped.extend(segment.map(|segment| Arc::downgrade(&segment)));
     }
 
-    /// Hides later writes through these windows from other processes, because this process was killed.
-    fn become_private(&self, owned: &[Option<Window>]) {
+    /// Hides later writes of this killed process through these windows.
+    fn hide_writes(&self, owned: &[Option<Window>]) {
         for (segment, owned) in self.segments.iter().zip(owned) {
             if let (Some(segment), Some(owned)) = (segment, owned) {
                 make_private(segment, owned);
@@ -41,7 +41,7 @@ impl Mapped {
         }
     }
 
-    fn is_held(&self) -> bool {
+    fn has_windows(&self) -> bool {
         self.unmapped.iter().any(|segment| segment.strong_count() > 0)
     }
 
@@ -70,7 +70,7 @@ impl Net {
     }
 
     /// Hides further writes of a killed process while its values are dropped.
-    pub(super) fn silence(&self, index: usize) {
+    pub(super) fn hide_writes(&self, index: usize) {
         if !self.hardware.has_processes() {
             return;
         }
@@ -78,14 +78,14 @@ impl Net {
         own.iter().flatten().for_each(|window| make_private(window.segment(), window));
         for end in &self.endpoints[index].peers {
             let peer = self.ends[end.other()].endpoint;
-            self.ends[*end].mapped.become_private(&self.endpoints[peer as usize].segments);
+            self.ends[*end].mapped.hide_writes(&self.endpoints[peer as usize].segments);
         }
     }
 
-    /// Tells the peer that its memory is unmapped, once no window refers to it.
+    /// Reports to the peer that its memory is unmapped, once no window refers to it.
     pub(super) fn detach(&mut self, end: EndId) {
-        if !self.ends[end].mapped.is_held() {
-            return self.send_detached(end);
+        if !self.ends[end].mapped.has_windows() {
+            return self.notify_detached(end);
         }
         let at_ns = self.now_ns + self.profile(end).notice_ns.max(1);
         self.schedule(at_ns, Event::CheckWindows { end });
@@ -93,7 +93,7 @@ impl Net {
 
     pub(super) fn handle_check_windows(&mut self, end: EndId) {
         let host = self.ends[end].from_host;
-        if self.has_processor(host, Event::CheckWindows { end }) {
+        if self.runs_or_defers(host, Event::CheckWindows { end }) {
             self.detach(end);
         }
     }
@@ -102,16 +102,16 @@ impl Net {
     pub(super) fn handle_peer_detached(&mut self, end: EndId) {
         let event = Event::PeerDetached { end };
         let this = &self.ends[end];
-        let (host, is_open, reach) = (this.from_host, this.sends(), this.reach);
-        if reach == Reach::Within && !self.has_processor(host, event) {
+        let (host, is_open, reach) = (this.from_host, this.is_active(), this.reach);
+        if reach == Reach::Within && !self.runs_or_defers(host, event) {
             return;
         }
-        // The departure of the peer, which may wait for a copy, must be handled first.
+        // The peer's notice that it has closed, which may wait for a copy, must be handled first.
         if reach == Reach::Within && is_open {
             let at_ns = self.now_ns + self.profile(end).wire_ns.max(1);
             return self.schedule(at_ns, event);
         }
-        self.fence(end, false);
+        self.mark_cut_off(end, false);
     }
 }
 

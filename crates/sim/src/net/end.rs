@@ -34,7 +34,7 @@ pub(super) enum EndState {
     Opening,
     Open,
     /// This end is closed for posts; outstanding requests are still sent.
-    Leaving,
+    Closing,
     Closed,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct End {
     pub(super) dialled: Option<String>,
     pub(super) state: EndState,
     /// True if the peer can no longer access the memory here.
-    pub(super) fenced: bool,
+    pub(super) is_cut_off: bool,
     pub(super) from_host: u32,
     pub(super) to_host: u32,
     /// Relation of the two processes.
@@ -73,8 +73,8 @@ pub(super) struct End {
 
 impl End {
     /// Returns true if outstanding requests are still executed.
-    pub(super) fn sends(&self) -> bool {
-        matches!(self.state, EndState::Open | EndState::Leaving)
+    pub(super) fn is_active(&self) -> bool {
+        matches!(self.state, EndState::Open | EndState::Closing)
     }
 
     /// Returns the end's queue pairs, by lane.

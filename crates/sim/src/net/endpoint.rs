@@ -114,7 +114,7 @@ impl Endpoint {
     }
 
     /// Drops pending events and wakers at a crash.
-    pub(super) fn forget(&mut self) {
+    pub(super) fn crash(&mut self) {
         self.alive = false;
         self.events = VecDeque::new();
         self.wakers = Vec::new();

@@ -8,31 +8,28 @@ use crate::hardware::Reach;
 use crate::profile::Fence;
 use crate::world::HostId;
 
-/// A message from the kernel at one end of a connection to the other.
-pub(super) struct Word {
-    /// The sending end.
+/// A message from the kernel at `end` to the kernel at the other end, sent `after_ns` later.
+pub(super) struct KernelMessage {
     end: EndId,
-    /// Delay before it is sent.
-    after_ns: u64,
     event: Event,
+    after_ns: u64,
 }
 
 impl Net {
     // Connections.
 
     /// Ends a connection because the peer does not answer.
-    pub(super) fn break_off(&mut self, end: EndId, status: Status) {
+    pub(super) fn break_connection(&mut self, end: EndId, status: Status) {
         self.close_end(end, status);
-        self.send_goodbye(end);
+        self.notify_closed(end);
     }
 
     /// Closes one end: fails outstanding requests, and informs the fabric.
     pub(super) fn close_end(&mut self, end: EndId, status: Status) {
         let this = &mut self.ends[end];
-        let (endpoint, peer, was_open) = (this.endpoint, this.peer, this.sends());
+        let (endpoint, peer, was_open) = (this.endpoint, this.peer, this.is_active());
         this.mapped.unmap_all();
         if !was_open {
-            // The fabric does not know the end yet, or no longer.
             this.state = EndState::Closed;
             return;
         }
@@ -42,10 +39,10 @@ impl Net {
         self.ends[end].state = EndState::Closed;
         // Earlier messages of the peer precede the end.
         self.endpoints[endpoint as usize].show_all(self.now_ns);
-        self.tell(endpoint, FabricEvent::Disconnected { peer });
+        self.report(endpoint, FabricEvent::Disconnected { peer });
         if !self.copies_by_processor(end) {
             // An adapter drops packets for a closed connection.
-            self.fence(end, false);
+            self.mark_cut_off(end, false);
         }
         self.release_memory(endpoint as usize);
         let other = self.ends[end.other()].endpoint;
@@ -53,52 +50,52 @@ impl Net {
     }
 
     /// Records that the peer can no longer access this end's memory; `exited` if it has crashed.
-    pub(super) fn fence(&mut self, end: EndId, exited: bool) {
+    pub(super) fn mark_cut_off(&mut self, end: EndId, exited: bool) {
         let this = &mut self.ends[end];
-        if this.fenced {
+        if this.is_cut_off {
             return;
         }
-        this.fenced = true;
+        this.is_cut_off = true;
         let (endpoint, peer) = (this.endpoint, this.peer);
         // No fabric knows an end that never opened.
         if peer != PeerId(0) {
-            self.tell(endpoint, FabricEvent::CutOff { peer, exited });
+            self.report(endpoint, FabricEvent::CutOff { peer, exited });
         }
     }
 
-    /// Sends a kernel message behind the packets on the wire. Kernels retransmit: the message waits while the link is
-    /// down; otherwise an isolated end would never be fenced.
-    fn say(&mut self, word: Word) {
-        let this = &self.ends[word.end];
-        let landed_ns = this.qps().map(|qp| self.qps[qp as usize].landed_ns).max();
-        match self.word_ns(this.from_host, this.to_host) {
-            Some(at_ns) => self.schedule((at_ns + word.after_ns).max(landed_ns.unwrap_or(0)), word.event),
-            None => self.unsent.push(word),
+    /// Sends a kernel message behind the packets on the wire. While the link is down, the message waits, as kernels
+    /// retransmit: without it, the peer of an isolated end would never be cut off.
+    fn send_kernel_message(&mut self, end: EndId, event: Event, after_ns: u64) {
+        let this = &self.ends[end];
+        let landed_ns = this.qps().map(|qp| self.qps[qp as usize].landed_ns).max().unwrap_or(0);
+        match self.kernel_message_ns(this.from_host, this.to_host) {
+            Some(at_ns) => self.schedule((at_ns + after_ns).max(landed_ns), event),
+            None => self.delayed_messages.push(KernelMessage { end, event, after_ns }),
         }
     }
 
-    /// Sends the kernel messages that waited for a link to come up.
-    pub(super) fn send_unsent(&mut self) {
-        for word in std::mem::take(&mut self.unsent) {
-            self.say(word);
+    /// Sends the delayed kernel messages again, after a link has come up.
+    pub(super) fn send_delayed_messages(&mut self) {
+        for KernelMessage { end, event, after_ns } in std::mem::take(&mut self.delayed_messages) {
+            self.send_kernel_message(end, event, after_ns);
         }
     }
 
-    /// Tells the peer that this end has closed.
-    pub(super) fn send_goodbye(&mut self, end: EndId) {
-        self.say(Word { end, after_ns: 0, event: Event::PeerLeft { end: end.other() } });
+    /// Informs the peer that this end has closed.
+    pub(super) fn notify_closed(&mut self, end: EndId) {
+        self.send_kernel_message(end, Event::PeerLeft { end: end.other() }, 0);
         if self.ends[end].reach == Reach::Within {
             self.detach(end);
         }
     }
 
-    /// Handles the peer's message that it has closed its end.
+    /// Handles the message that the peer has closed its end.
     pub(super) fn handle_peer_left(&mut self, end: EndId) {
         let event = Event::PeerLeft { end };
         let host = self.ends[end].from_host;
         if self.copies_by_processor(end) {
             // The process itself drops the peer's memory, when it runs and no copy is in progress.
-            if !self.has_processor(host, event) {
+            if !self.runs_or_defers(host, event) {
                 return;
             }
             if self.is_copying(end) {
@@ -106,25 +103,25 @@ impl Net {
                 return self.schedule(at_ns, event);
             }
         }
-        // An end that has closed has already sent its message.
+        // A closed end has already informed its peer.
         let answers = self.ends[end].state != EndState::Closed;
         self.close_end(end, Status::PeerGone);
         match self.ends[end].reach {
             // The peer reports when it has unmapped this end's memory.
             Reach::Within if answers => self.detach(end),
             Reach::Across if self.copies_by_processor(end) => {
-                // The peer has left, so it cannot access this end's memory; it learns the same from this end.
-                self.fence(end, false);
+                // Both ends have closed, so neither accesses the other's memory any more.
+                self.mark_cut_off(end, false);
                 if answers {
-                    self.send_detached(end);
+                    self.notify_detached(end);
                 }
             }
             _ => {}
         }
     }
 
-    pub(super) fn send_detached(&mut self, end: EndId) {
-        self.say(Word { end, after_ns: 0, event: Event::PeerDetached { end: end.other() } });
+    pub(super) fn notify_detached(&mut self, end: EndId) {
+        self.send_kernel_message(end, Event::PeerDetached { end: end.other() }, 0);
     }
 
     /// Returns true if a processor is in the middle of a copy.
@@ -138,14 +135,14 @@ impl Net {
 
     pub(super) fn handle_peer_crashed(&mut self, end: EndId) {
         self.close_end(end, Status::PeerGone);
-        self.fence(end, true);
+        self.mark_cut_off(end, true);
     }
 
     pub(crate) fn disconnect(&mut self, endpoint: u32, peer: PeerId) {
         if let Some(end) = self.endpoints[endpoint as usize].end(peer)
-            && self.ends[end].sends()
+            && self.ends[end].is_active()
         {
-            self.break_off(end, Status::PeerGone);
+            self.break_connection(end, Status::PeerGone);
         }
     }
 
@@ -153,17 +150,17 @@ impl Net {
         let Some(end) = self.endpoints[endpoint as usize].end(peer) else {
             return CutOff::Done;
         };
-        if self.ends[end].fenced {
+        if self.ends[end].is_cut_off {
             return CutOff::Done;
         }
         if !self.copies_by_processor(end) {
-            self.break_off(end, Status::PeerGone);
+            self.break_connection(end, Status::PeerGone);
             return CutOff::Done;
         }
-        self.cut_off_by_exit(end)
+        self.request_kill(end)
     }
 
-    fn cut_off_by_exit(&mut self, end: EndId) -> CutOff {
+    fn request_kill(&mut self, end: EndId) -> CutOff {
         let this = &self.ends[end];
         // A process never kills its own host.
         let profile = self.profile(end);
@@ -192,27 +189,29 @@ impl Net {
         if !self.endpoints[endpoint as usize].alive {
             return;
         }
-        self.give_up_dials(endpoint);
+        self.abort_dials(endpoint);
         self.endpoints[endpoint as usize].alive = false;
         let host = self.endpoints[endpoint as usize].host;
         self.trace(host, |net| format!("closes {}", net.endpoints[endpoint as usize].address));
         for end in self.endpoints[endpoint as usize].peers.clone() {
             if self.ends[end].state == EndState::Open {
-                self.ends[end].state = EndState::Leaving;
+                self.ends[end].state = EndState::Closing;
                 for qp in self.ends[end].qps() {
-                    self.await_known(qp);
+                    self.process_lazy_acks(qp);
+                    // The end closes only after all acknowledgements.
+                    self.schedule_lazy_ack(qp, usize::MAX);
                 }
-                self.leave_when_sent(end);
+                self.close_when_sent(end);
             }
         }
         self.release_memory(endpoint as usize);
     }
 
-    pub(super) fn leave_when_sent(&mut self, end: EndId) {
+    pub(super) fn close_when_sent(&mut self, end: EndId) {
         let this = &self.ends[end];
         let is_sent = |qp: u32| self.qps[qp as usize].outstanding.is_empty() && self.is_lane_idle(qp);
-        if this.state == EndState::Leaving && this.qps().all(is_sent) {
-            self.break_off(end, Status::PeerGone);
+        if this.state == EndState::Closing && this.qps().all(is_sent) {
+            self.break_connection(end, Status::PeerGone);
         }
     }
 
@@ -235,46 +234,46 @@ impl Net {
         for event in std::mem::take(&mut held.held) {
             self.schedule(self.now_ns, event);
         }
-        self.trace(host.0, |_| "goes on".to_owned());
+        self.trace(host.0, |_| "resumes".to_owned());
     }
 
     pub(crate) fn restart(&mut self, host: HostId) {
         let state = &mut self.hosts[host.0 as usize].state;
         if *state == HostState::Crashed {
             *state = HostState::Running;
-            self.trace(host.0, |_| "starts again".to_owned());
+            self.trace(host.0, |_| "restarts".to_owned());
         }
     }
 
-    /// Crashes a host: only its packets on the wire remain. The caller ends its tasks. If `is_told`, the kernel informs
-    /// other hosts.
-    pub(crate) fn crash(&mut self, host: HostId, is_told: bool) {
+    /// Crashes a host: only its packets on the wire remain. The caller ends its tasks. If `is_reported`, the kernel
+    /// informs other hosts.
+    pub(crate) fn crash(&mut self, host: HostId, is_reported: bool) {
         let crashed = &mut self.hosts[host.0 as usize];
         crashed.state = HostState::Crashed;
         crashed.held.clear();
         self.trace(host.0, |_| "crashes".to_owned());
         for index in 0..self.endpoints.len() {
             if self.endpoints[index].host == host.0 {
-                self.crash_endpoint(index, is_told);
+                self.crash_endpoint(index, is_reported);
             }
         }
     }
 
-    fn crash_endpoint(&mut self, index: usize, is_told: bool) {
-        self.silence(index);
-        self.endpoints[index].forget();
+    fn crash_endpoint(&mut self, index: usize, is_reported: bool) {
+        self.hide_writes(index);
+        self.endpoints[index].crash();
         // Includes ends that are not open yet, because their peers may be.
-        let ours = self.ends.all().filter(|end| self.ends[*end].endpoint as usize == index);
-        for end in ours.collect::<Vec<_>>() {
+        let ends = self.ends.all().filter(|end| self.ends[*end].endpoint as usize == index);
+        for end in ends.collect::<Vec<_>>() {
             let this = &mut self.ends[end];
             this.state = EndState::Closed;
             this.mapped.unmap_all();
             for qp in this.qps() {
-                self.qps[qp as usize].forget();
+                drop(self.qps[qp as usize].take_outstanding());
                 self.lanes[qp as usize] = None;
             }
-            if is_told {
-                self.report_crash(end);
+            if is_reported {
+                self.notify_crashed(end);
             }
         }
         self.release_memory(index);
@@ -283,8 +282,8 @@ impl Net {
     /// Drops the memory of a closed fabric, once no peer can access it.
     fn release_memory(&mut self, index: usize) {
         let is_over = |end: &EndId| {
-            let is_reached = self.copies_by_processor(*end) && self.ends[end.other()].sends();
-            !self.ends[*end].sends() && !is_reached
+            let is_reached = self.copies_by_processor(*end) && self.ends[end.other()].is_active();
+            !self.ends[*end].is_active() && !is_reached
         };
         if !self.endpoints[index].alive && self.endpoints[index].peers.iter().all(is_over) {
             self.endpoints[index].segments = Vec::new();
@@ -292,8 +291,8 @@ impl Net {
     }
 
     /// Schedules the kernel's report to the peer, after all packets of the crashed process have left the wire.
-    fn report_crash(&mut self, end: EndId) {
+    fn notify_crashed(&mut self, end: EndId) {
         let after_ns = self.profile(end).notice_ns;
-        self.say(Word { end, after_ns, event: Event::PeerCrashed { end: end.other() } });
+        self.send_kernel_message(end, Event::PeerCrashed { end: end.other() }, after_ns);
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //!   register ── one small message to each peer ──> key known     requests that name the key are sent
 //!                       lost, or late: a request that names the key waits, and later requests of its lane too
-//!                           └── asks ──> the peer's provider ── all of its keys ──> key known
+//!                           └── requests keys ──> the peer's provider ── all of its keys ──> key known
 //! ```
 //!
 //! The setup messages of a connection carry the keys that exist at that time. Keys are not announced between processes
@@ -17,16 +17,17 @@ use super::{Event, Net};
 use crate::hardware::Reach;
 use crate::profile::Profile;
 
-/// A question about the keys for one request. Later requests may name segments registered since.
+/// A request for the peer's keys, which `number`, the next request of the lane, needs. Later requests may need newer
+/// keys.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Question {
+pub(super) struct KeyRequest {
     pub(super) qp: u32,
     pub(super) number: u64,
 }
 
-/// Length of a message in bytes: a header, and a key with the adapter's name for it, or a question.
+/// Length of a message in bytes: a header, and a key with its rkey, or a request for keys.
 const MESSAGE_BYTES: u64 = 16;
-/// Invalid key, sent in place of a key that the provider does not know.
+/// An invalid key, sent instead of an unknown one.
 const NO_KEY: Key = Key(u32::MAX);
 
 impl Net {
@@ -43,40 +44,41 @@ impl Net {
         let keys = self.endpoints[this.endpoint as usize].segments.len() as u32;
         if this.state == EndState::Open && self.has_adapter(end) && this.keys_announced < keys {
             self.ends[end].keys_announced = keys;
-            self.tell_keys(end, keys, None);
+            self.send_keys(end, keys, None);
         }
     }
 
-    /// Sends the peer of an end the number of keys. If the message is lost, a peer that needs it asks.
-    fn tell_keys(&mut self, end: EndId, keys: u32, answer: Option<Question>) {
+    /// Sends the peer of an end the number of keys. If this message is lost, the peer requests the keys when it needs
+    /// them.
+    fn send_keys(&mut self, end: EndId, keys: u32, answer: Option<KeyRequest>) {
         let this = &self.ends[end];
         let (from, to) = (this.from_host, this.to_host);
         if let Some(arrives_ns) = self.carry_message(from, to) {
             let at_ns = arrives_ns + self.profile(end).interrupt_ns;
-            self.schedule(at_ns, Event::KeysTold { end: end.other(), keys, answer });
+            self.schedule(at_ns, Event::KeysArrive { end: end.other(), keys, answer });
         }
     }
 
-    pub(super) fn handle_keys_told(&mut self, end: EndId, keys: u32, answer: Option<Question>) {
+    pub(super) fn handle_keys_arrive(&mut self, end: EndId, keys: u32, answer: Option<KeyRequest>) {
         let host = self.ends[end].from_host;
-        if !self.has_processor(host, Event::KeysTold { end, keys, answer }) {
+        if !self.runs_or_defers(host, Event::KeysArrive { end, keys, answer }) {
             return;
         }
         let this = &mut self.ends[end];
         this.keys_known = this.keys_known.max(keys);
-        if let Some(Question { qp, number }) = answer
-            && let Some(lane) = self.lane(qp).filter(|lane| lane.handed == number)
+        if let Some(KeyRequest { qp, number }) = answer
+            && let Some(lane) = self.lane(qp).filter(|lane| lane.submitted == number)
             && let Some(first) = lane.written.front_mut()
         {
-            // A request with a key that the peer does not have is sent anyway, and refused.
-            first.is_key_asked = true;
+            // If the key does not exist, the request is sent anyway, and refused.
+            first.is_key_answered = true;
         }
         for qp in self.ends[end].qps() {
-            if self.lane(qp).is_some_and(|lane| lane.is_asking)
+            if self.lane(qp).is_some_and(|lane| lane.has_key_request)
                 && !self.awaits_key(qp)
                 && let Some(lane) = self.lane(qp)
             {
-                lane.is_asking = false;
+                lane.has_key_request = false;
                 self.schedule_turn(qp, self.now_ns);
             }
         }
@@ -88,12 +90,12 @@ impl Net {
         let keys_known = self.ends[end].keys_known;
         let is_unknown = |verb: &Verb| verb.remote().is_some_and(|remote| remote.key.0 >= keys_known);
         let first = self.lanes[qp as usize].as_deref().and_then(|lane| lane.written.front());
-        self.has_adapter(end) && first.is_some_and(|first| !first.is_key_asked && is_unknown(&first.verb))
+        self.has_adapter(end) && first.is_some_and(|first| !first.is_key_answered && is_unknown(&first.verb))
     }
 
     /// Returns the number of an end's keys that its peer may use; unlimited if the target's process looks keys up when
     /// packets arrive.
-    pub(super) fn keys_told(&self, end: EndId) -> u32 {
+    pub(super) fn keys_usable(&self, end: EndId) -> u32 {
         if self.has_adapter(end) { self.ends[end.other()].keys_known } else { u32::MAX }
     }
 
@@ -101,53 +103,53 @@ impl Net {
     fn carry_message(&mut self, from: u32, to: u32) -> Option<u64> {
         let bytes = MESSAGE_BYTES + self.hardware.of(Reach::Across).header_bytes;
         let wire = &mut self.wires[from as usize][to as usize];
-        let carried = wire.carry(self.now_ns, bytes, &mut self.random, &mut self.counters);
-        self.counters.corrupted_caught += u64::from(carried.is_damaged);
-        let [late_ns, _] = carried.late_ns;
-        late_ns.filter(|_| !carried.is_damaged).map(|late_ns| carried.on_time_ns + late_ns)
+        let delivery = wire.carry(self.now_ns, bytes, &mut self.random, &mut self.counters);
+        self.counters.corrupted_caught += u64::from(delivery.is_damaged);
+        let [delay_ns, _] = delivery.delays_ns;
+        delay_ns.filter(|_| !delivery.is_damaged).map(|delay_ns| delivery.on_time_ns + delay_ns)
     }
 
-    /// Requests the peer's keys, repeatedly until answered; the lane sends nothing meanwhile.
-    pub(super) fn ask_for_keys(&mut self, qp: u32) {
+    /// Requests the peer's keys, again and again until they arrive; meanwhile, the lane sends nothing.
+    pub(super) fn request_keys(&mut self, qp: u32) {
         let end = self.end_of(qp);
         let this = &self.ends[end];
         let (from, to) = (this.from_host, this.to_host);
         let Profile { retries_max, retransmit_ns, interrupt_ns, .. } = *self.profile(end);
-        let lets_in = self.ends[end.other()].sends();
-        let arrives_ns = self.carry_message(from, to).filter(|_| lets_in);
+        let is_open = self.ends[end.other()].is_active();
+        let arrives_ns = self.carry_message(from, to).filter(|_| is_open);
         let Some(lane) = self.lane(qp) else { return };
-        lane.is_asking = true;
-        lane.asks_unanswered = if arrives_ns.is_some() { 0 } else { lane.asks_unanswered + 1 };
-        let (question, in_vain) = (Question { qp, number: lane.handed }, lane.asks_unanswered);
+        lane.has_key_request = true;
+        lane.key_requests_lost = if arrives_ns.is_some() { 0 } else { lane.key_requests_lost + 1 };
+        let (request, lost) = (KeyRequest { qp, number: lane.submitted }, lane.key_requests_lost);
         if let Some(arrives_ns) = arrives_ns {
-            self.schedule(arrives_ns + interrupt_ns, Event::KeysAsked { question });
+            self.schedule(arrives_ns + interrupt_ns, Event::KeysRequested { request });
         }
-        if in_vain > retries_max {
-            return self.break_off(end, Status::RetryExceeded);
+        if lost > retries_max {
+            return self.break_connection(end, Status::RetryExceeded);
         }
         let at_ns = self.now_ns + retransmit_ns;
-        self.schedule(at_ns, Event::AskAgain { qp });
+        self.schedule(at_ns, Event::KeyRequestTimeout { qp });
     }
 
-    pub(super) fn handle_ask_again(&mut self, qp: u32) {
-        let is_asking = self.lane(qp).is_some_and(|lane| lane.is_asking);
-        if is_asking && self.ends[self.end_of(qp)].sends() {
-            self.ask_for_keys(qp);
+    pub(super) fn handle_key_request_timeout(&mut self, qp: u32) {
+        let has_key_request = self.lane(qp).is_some_and(|lane| lane.has_key_request);
+        if has_key_request && self.ends[self.end_of(qp)].is_active() {
+            self.request_keys(qp);
         }
     }
 
-    /// Answers the peer's question about the keys for one of its requests.
-    pub(super) fn handle_keys_asked(&mut self, question: Question) {
-        let end = self.end_of(question.qp).other();
+    /// Answers the peer's request for keys.
+    pub(super) fn handle_keys_requested(&mut self, request: KeyRequest) {
+        let end = self.end_of(request.qp).other();
         let this = &self.ends[end];
         let (host, endpoint) = (this.from_host, this.endpoint);
-        if this.sends() && self.has_processor(host, Event::KeysAsked { question }) {
+        if this.is_active() && self.runs_or_defers(host, Event::KeysRequested { request }) {
             let keys = self.endpoints[endpoint as usize].segments.len() as u32;
-            self.tell_keys(end, keys, Some(question));
+            self.send_keys(end, keys, Some(request));
         }
     }
 
-    /// Returns a request as it is sent, with the adapter's name of the memory, if known.
+    /// Returns the operation with the key as sent: [`NO_KEY`] if the key is unknown.
     pub(super) fn with_adapters_key(&self, qp: u32, verb: Verb) -> Verb {
         let end = self.end_of(qp);
         let is_known = verb.remote().is_none_or(|remote| remote.key.0 < self.ends[end].keys_known);

@@ -4,7 +4,7 @@ use halite_fabric::{Completion, CompletionKind, RemoteAddress, Status};
 use halite_mem::{AccessError, Window};
 
 use super::end::{EndId, EndState};
-use super::packet::{Cargo, Packet};
+use super::packet::{Packet, PacketKind};
 use super::qp::Verb;
 use super::{Event, Net};
 use crate::digest::checksum;
@@ -13,29 +13,29 @@ impl Net {
     pub(super) fn handle_land(&mut self, index: u32) {
         let packet = self.packets.take(index);
         self.digest.fold([u64::from(packet.qp), packet.number, packet.offset, checksum(&packet.bytes)]);
-        match packet.cargo {
-            Cargo::Request(_) => self.land_request(packet),
-            Cargo::Response(verb) => self.land_response(packet, verb),
+        match packet.kind {
+            PacketKind::Request(_) => self.land_request(packet),
+            PacketKind::Response(verb) => self.land_response(packet, verb),
         }
     }
 
-    /// Returns true if copies to this end reach its memory. If processors copy, the target cannot refuse them: only the
-    /// exit of the copying process stops its copies.
-    pub(super) fn lets_in(&self, end: EndId) -> bool {
-        !self.ends[end].fenced
+    /// Returns true if copies to this end reach its memory: the target cannot refuse them, only the exit of the copying
+    /// process stops them.
+    pub(super) fn accepts_copies(&self, end: EndId) -> bool {
+        !self.ends[end].is_cut_off
     }
 
     fn land_request(&mut self, packet: Packet) {
         let target = packet.qp ^ 1;
         // A packet proves that the peer has opened its end, even if the kernel's answer is late.
-        self.establish_early(self.end_of(target));
+        self.establish_if_opening(self.end_of(target));
         let queue = &self.qps[target as usize];
         if !queue.stalled.is_empty() {
             let index = self.packets.add(packet);
             self.qps[target as usize].stalled.push_back(index);
             return;
         }
-        if !self.lets_in(self.end_of(target)) {
+        if !self.accepts_copies(self.end_of(target)) {
             return self.drop_packet(packet);
         }
         if !self.has_receive(target, &packet) {
@@ -55,7 +55,7 @@ impl Net {
     // Receives.
 
     fn has_receive(&self, target: u32, packet: &Packet) -> bool {
-        let Cargo::Request(verb) = packet.cargo else {
+        let PacketKind::Request(verb) = packet.kind else {
             return true;
         };
         let end = &self.ends[self.end_of(target)];
@@ -64,7 +64,7 @@ impl Net {
         !consumes || end.unpolled.len() < self.profile_of(target).receive_depth
     }
 
-    /// Makes the packet, and the packets behind it, try again later.
+    /// Retries the packet, and the packets behind it, later.
     fn stall(&mut self, target: u32, packet: Packet) {
         self.counters.receiver_not_ready += 1;
         let index = self.packets.add(packet);
@@ -90,9 +90,9 @@ impl Net {
     // Execution of requests.
 
     fn execute(&mut self, target: u32, packet: Packet) {
-        let Packet { qp, number, cargo, offset, last, solicited, bytes } = packet;
-        let Cargo::Request(verb) = cargo else {
-            unreachable!("answers do not come here");
+        let Packet { qp, number, kind, offset, last, solicited, bytes } = packet;
+        let PacketKind::Request(verb) = kind else {
+            unreachable!("only requests are executed");
         };
         match verb {
             Verb::Write { remote, len, imm, .. } => {
@@ -100,7 +100,9 @@ impl Net {
                 self.packets.recycle(bytes);
                 match status {
                     Status::Success if last => {
-                        self.end_write(target, imm, solicited);
+                        if let Some(imm) = imm {
+                            self.deliver_message(target, CompletionKind::Notified { imm }, solicited);
+                        }
                         self.acknowledge(qp, number, status, 0);
                     }
                     Status::Success => {}
@@ -108,7 +110,7 @@ impl Net {
                 }
             }
             Verb::Send { imm, .. } => {
-                self.arrive(target, CompletionKind::Received { bytes, imm }, solicited);
+                self.deliver_message(target, CompletionKind::Received { bytes, imm }, solicited);
                 self.acknowledge(qp, number, Status::Success, 0);
             }
             Verb::FetchAdd { remote, add } => {
@@ -126,8 +128,7 @@ impl Net {
 
     /// Returns the segment that `remote` names for the other end of `target`.
     pub(super) fn segment(&self, target: u32, remote: RemoteAddress) -> Option<&Window> {
-        let endpoint = self.ends[self.end_of(target)].endpoint;
-        self.endpoints[endpoint as usize].segment(remote.key)
+        self.endpoint_of(target).segment(remote.key)
     }
 
     fn covers(window: &Window, remote: RemoteAddress, len: u64) -> bool {
@@ -152,17 +153,11 @@ impl Net {
         }
     }
 
-    fn end_write(&mut self, target: u32, imm: Option<u32>, solicited: bool) {
-        if let Some(imm) = imm {
-            self.arrive(target, CompletionKind::Notified { imm }, solicited);
-        }
-    }
-
-    pub(super) fn arrive(&mut self, target: u32, kind: CompletionKind, solicited: bool) {
+    /// Delivers a message or immediate, if the connection is open: no fabric polls a closed one.
+    pub(super) fn deliver_message(&mut self, target: u32, kind: CompletionKind, solicited: bool) {
         let end = self.end_of(target);
         let end = &mut self.ends[end];
         let (endpoint, peer) = (end.endpoint, end.peer);
-        // No fabric polls a closed connection.
         if end.state == EndState::Open {
             end.unpolled.push_back(target);
             let completion = Completion { peer, status: Status::Success, kind };

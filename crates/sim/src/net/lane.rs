@@ -51,15 +51,15 @@ pub(super) struct Lane {
     pub(super) held: Held<Window>,
     pub(super) outwards: Flow,
     pub(super) inwards: Flow,
-    /// Posted requests that are not in the queue pair yet: its driver was not informed, or an earlier one waits for a
-    /// key.
+    /// Posted requests that are not in the queue pair yet, because the doorbell has not rung or an earlier one waits
+    /// for a key.
     pub(super) written: VecDeque<Written>,
-    /// Number of requests handed to the queue pair so far.
-    pub(super) handed: u64,
-    /// True while the lane waits for keys that it has requested from the peer.
-    pub(super) is_asking: bool,
-    /// Number of requests for keys in a row that did not reach the peer.
-    pub(super) asks_unanswered: u32,
+    /// Number of requests submitted to the queue pair so far.
+    pub(super) submitted: u64,
+    /// True while the lane waits for keys of the peer.
+    pub(super) has_key_request: bool,
+    /// Number of successive requests for keys that were lost.
+    pub(super) key_requests_lost: u32,
     /// True if a poster found the queue full and waits for a free place.
     wants_room: bool,
     /// Time until which the posting processor is busy with posts.
@@ -83,7 +83,7 @@ pub(super) struct Lane {
 /// A posted request.
 #[derive(Debug)]
 pub(super) struct Written {
-    request: WorkId,
+    id: WorkId,
     signalled: bool,
     solicited: bool,
     pub(super) verb: Verb,
@@ -92,13 +92,14 @@ pub(super) struct Written {
     window: Option<Window>,
     /// Time from which the queue pair may take the request.
     ready_ns: u64,
-    /// True if the key has been requested, so that the request does not wait for it any more.
-    pub(super) is_key_asked: bool,
+    /// True if the peer has answered a request for the key; then this request does not wait, even if the key is
+    /// unknown.
+    pub(super) is_key_answered: bool,
 }
 
 impl Lane {
     /// Returns true if the connection has ended on this side.
-    pub(super) fn is_over(&self) -> bool {
+    pub(super) fn has_ended(&self) -> bool {
         self.qp.state() == State::Error
     }
 
@@ -106,8 +107,9 @@ impl Lane {
         self.written.len() + self.qp.posted()
     }
 
-    /// Requests a turn. Returns true if it must be scheduled, because no earlier one is.
-    fn wants_turn(&mut self, now_ns: u64, at_ns: u64, near_ns: u64) -> bool {
+    /// Records that a turn is due at `at_ns`. Returns true if the caller must schedule it, because no earlier turn is
+    /// scheduled.
+    fn request_turn(&mut self, now_ns: u64, at_ns: u64, near_ns: u64) -> bool {
         let slot = if at_ns - now_ns <= near_ns { &mut self.turn_ns } else { &mut self.timer_ns };
         let is_earlier = slot.is_none_or(|scheduled_ns| at_ns < scheduled_ns);
         if is_earlier {
@@ -183,7 +185,7 @@ impl Net {
         let profile = self.profile_of(qp);
         let config = config(profile);
         let (grant, receives) = match profile.is_driven_by_process() {
-            // Arriving data is passed on at once, so there is always space.
+            // Processes take arriving data at once, so a receive is always free.
             true => (GRANT, u32::MAX),
             false => (WINDOW, profile.receive_depth as u32),
         };
@@ -203,9 +205,9 @@ impl Net {
                 outwards: flow(host, to),
                 inwards: flow(to, host),
                 written: VecDeque::new(),
-                handed: 0,
-                is_asking: false,
-                asks_unanswered: 0,
+                submitted: 0,
+                has_key_request: false,
+                key_requests_lost: 0,
                 wants_room: false,
                 posted_ns: 0,
                 turn_ns: None,
@@ -219,7 +221,7 @@ impl Net {
         }
     }
 
-    /// Writes a request; [`Net::ring_lane`] hands it to the queue pair.
+    /// Writes a request; [`Net::ring_lane`] makes it ready for the queue pair.
     pub(super) fn post_to_lane(&mut self, qp: u32, request: &WorkRequest<'_>) -> Result<(), PostCause> {
         let (verb, inline) = self.parse(qp, &request.operation)?;
         let window = self.local(qp, &verb);
@@ -232,20 +234,20 @@ impl Net {
         }
         lane.posted_ns = lane.posted_ns.max(now_ns) + post_ns;
         lane.written.push_back(Written {
-            request: request.id,
+            id: request.id,
             signalled: request.signalled,
             solicited: request.solicited,
             verb,
             inline: inline.to_vec(),
             window,
             ready_ns: u64::MAX,
-            is_key_asked: false,
+            is_key_answered: false,
         });
-        self.note_post(qp, request, inline);
+        self.record_post(qp, request, inline);
         Ok(())
     }
 
-    /// Tells the driver of the queue pair about the last `posted` requests.
+    /// Rings the doorbell for the last `posted` requests.
     pub(super) fn ring_lane(&mut self, qp: u32, posted: usize) {
         let Profile { doorbell_ns, pcie_ns, .. } = *self.profile_of(qp);
         // The sending unit of an adapter with stages fetches sources itself.
@@ -264,7 +266,7 @@ impl Net {
 
     /// Schedules a turn for the time at which the queue pair may take the next written request.
     fn await_written(&mut self, qp: u32) {
-        let next = self.lane(qp).filter(|lane| !lane.is_asking).and_then(|lane| lane.written.front());
+        let next = self.lane(qp).filter(|lane| !lane.has_key_request).and_then(|lane| lane.written.front());
         if let Some(ready_ns) = next.map(|written| written.ready_ns) {
             self.schedule_turn(qp, ready_ns);
         }
@@ -275,7 +277,7 @@ impl Net {
         let now_ns = self.now_ns;
         let near_ns = self.lanes[qp as usize].as_deref().map_or(0, |lane| lane.near_ns);
         let at_ns = at_ns.max(now_ns);
-        if self.lane(qp).is_some_and(|lane| lane.wants_turn(now_ns, at_ns, near_ns)) {
+        if self.lane(qp).is_some_and(|lane| lane.request_turn(now_ns, at_ns, near_ns)) {
             self.schedule(at_ns, Event::Turn { qp });
         }
     }
@@ -286,59 +288,61 @@ impl Net {
             return;
         }
         let (host, _) = self.hosts_of(qp);
-        if self.profile_of(qp).is_driven_by_process() && !self.has_processor(host, Event::Turn { qp }) {
+        if self.profile_of(qp).is_driven_by_process() && !self.runs_or_defers(host, Event::Turn { qp }) {
             return;
         }
-        self.hand_over(qp);
+        self.submit_written(qp);
         let Some(lane) = self.lane(qp) else { return };
         lane.begin_turn(now_ns);
         lane.qp.handle_timeout(now_ns);
         self.drive(qp);
     }
 
-    /// Hands written requests to the queue pair, up to one that is not ready or whose key is unknown.
-    fn hand_over(&mut self, qp: u32) {
+    /// Submits written requests to the queue pair, up to one that is not ready or whose key is unknown.
+    fn submit_written(&mut self, qp: u32) {
         let now_ns = self.now_ns;
         loop {
             let is_ready = |written: &Written| written.ready_ns <= now_ns;
-            let Some(lane) = self.lane(qp).filter(|lane| !lane.is_over() && !lane.is_asking) else { return };
+            let Some(lane) = self.lane(qp).filter(|lane| !lane.has_ended() && !lane.has_key_request) else {
+                return;
+            };
             if !lane.written.front().is_some_and(is_ready) {
                 return;
             }
             if self.awaits_key(qp) {
-                return self.ask_for_keys(qp);
+                return self.request_keys(qp);
             }
             let Some(written) = self.lane(qp).and_then(|lane| lane.written.pop_front()) else { return };
             let verb = self.with_adapters_key(qp, written.verb);
             let Some(lane) = self.lane(qp) else { return };
             let operation = operation(&verb, written.inline, lane.held.next_key());
-            let Written { request: WorkId(id), signalled, solicited, window, .. } = written;
+            let Written { id: WorkId(id), signalled, solicited, window, .. } = written;
             let taken = lane.qp.post(Request { id, operation, signalled, solicited });
             taken.expect("it was checked when it was posted, and there is room");
             lane.held.push(window);
-            lane.handed += 1;
+            lane.submitted += 1;
         }
     }
 
     /// Sends a queue pair's packets, reports its events, and schedules its next turn.
     pub(super) fn drive(&mut self, qp: u32) {
-        let goes_on_ns = self.transmit_all(qp);
+        let next_turn_ns = self.transmit_all(qp);
         if self.report_lane_events(qp) {
-            // The queue pair itself first tells the peer why it ends.
+            // The queue pair's last packet gives the peer the reason.
             self.transmit_all(qp);
             let end = self.end_of(qp);
-            if self.ends[end].sends() {
-                self.break_off(end, Status::PeerGone);
+            if self.ends[end].is_active() {
+                self.break_connection(end, Status::PeerGone);
             }
             return;
         }
         // A due timer may have to wait for the wire, as packets do.
         let timeout_ns = self.lane(qp).and_then(|lane| lane.qp.poll_timeout());
-        if let Some(at_ns) = goes_on_ns.or(timeout_ns) {
+        if let Some(at_ns) = next_turn_ns.or(timeout_ns) {
             self.schedule_turn(qp, at_ns);
         }
         self.await_written(qp);
-        self.leave_when_sent(self.end_of(qp));
+        self.close_when_sent(self.end_of(qp));
     }
 
     /// Reports the events of a queue pair. Returns true if it has ended.
@@ -351,14 +355,14 @@ impl Net {
                         Some(old) => CompletionKind::Atomic { id: WorkId(id), old },
                         None => CompletionKind::Done { id: WorkId(id) },
                     };
-                    self.complete_of_lane(qp, status_of(status), kind);
+                    self.complete_lane_request(qp, status_of(status), kind);
                 }
                 halite_rnic::Event::Received { bytes, imm, solicited } => {
                     let imm = imm.unwrap_or(0);
-                    self.arrive(qp, CompletionKind::Received { bytes, imm }, solicited);
+                    self.deliver_message(qp, CompletionKind::Received { bytes, imm }, solicited);
                 }
                 halite_rnic::Event::Notified { imm, solicited } => {
-                    self.arrive(qp, CompletionKind::Notified { imm }, solicited);
+                    self.deliver_message(qp, CompletionKind::Notified { imm }, solicited);
                 }
                 halite_rnic::Event::Broken { cause } => {
                     is_broken = true;
@@ -373,7 +377,7 @@ impl Net {
         is_broken
     }
 
-    fn complete_of_lane(&mut self, qp: u32, status: Status, kind: CompletionKind) {
+    fn complete_lane_request(&mut self, qp: u32, status: Status, kind: CompletionKind) {
         let completion_ns = self.profile_of(qp).completion_ns;
         let end = &self.ends[self.end_of(qp)];
         let (endpoint, peer) = (end.endpoint, end.peer);
@@ -398,11 +402,11 @@ impl Net {
         lane.held.keep_last(lane.qp.posted());
         if lane.wants_room && state == EndState::Open && !is_broken && lane.outstanding() <= room_at {
             lane.wants_room = false;
-            self.deliver_after(0, endpoint, peer, FabricEvent::Room { peer });
+            self.deliver(endpoint, peer, FabricEvent::Room { peer });
         }
     }
 
-    /// Adds space for one more message or immediate of the peer.
+    /// Posts a receive for one more message or immediate of the peer.
     pub(super) fn add_receive(&mut self, qp: u32) {
         if let Some(lane) = self.lane(qp) {
             lane.qp.add_receives(1);
@@ -413,11 +417,11 @@ impl Net {
     pub(super) fn close_lane(&mut self, qp: u32) {
         let Some(lane) = self.lane(qp) else { return };
         lane.qp.close();
-        lane.is_asking = false;
+        lane.has_key_request = false;
         let written = std::mem::take(&mut lane.written);
         self.report_lane_events(qp);
-        for Written { request: id, .. } in written {
-            self.complete_of_lane(qp, Status::Flushed, CompletionKind::Done { id });
+        for Written { id, .. } in written {
+            self.complete_lane_request(qp, Status::Flushed, CompletionKind::Done { id });
         }
     }
 
@@ -427,7 +431,7 @@ impl Net {
     }
 
     /// Returns the round-trip time in ns of the first queue pair of `end` that has measured one; `None` if none has.
-    pub(super) fn measured_by_lanes(&self, end: EndId) -> Option<u64> {
+    pub(super) fn lane_round_trip_ns(&self, end: EndId) -> Option<u64> {
         self.ends[end].qps().find_map(|qp| self.lanes[qp as usize].as_deref()?.qp.round_trip_ns())
     }
 }

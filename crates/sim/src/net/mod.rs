@@ -5,7 +5,8 @@
 //!
 //! Between hosts, a lane is two queue pairs of `halite_rnic` (`lane`), driven by adapters or by the processes.
 //! Datagrams between them are lost, duplicated and reordered (`datagrams`). `view` is the memory that queue pairs
-//! access, `adapter` the atomics of an adapter, `stages` its units and caches, and `keys` the announcement of memory keys.
+//! access, `adapter` the atomics of an adapter, `stages` its units and caches, and `keys` the announcement of memory
+//! keys.
 //!
 //! Profiles without an adapter are called "processors copy" here: the requester's processor copies the bytes into the
 //! target's memory. Such requests are executed one after the other (`qp`): a request is written (`post`), copied in
@@ -35,6 +36,7 @@ mod post;
 mod qp;
 mod queue;
 mod send;
+mod slab;
 mod stages;
 mod view;
 
@@ -46,15 +48,16 @@ use std::task::Waker;
 
 use halite_fabric::{Completion, CompletionKind, ConnectFailure, Event as FabricEvent, PeerId};
 
-use self::datagrams::Datagrams;
+use self::datagrams::Datagram;
 use self::dial::Dial;
 use self::end::{EndId, Ends};
 use self::endpoint::Endpoint;
-use self::incarnation::Word;
+use self::incarnation::KernelMessage;
 use self::lane::Lane;
 use self::packet::Packets;
 use self::qp::Qp;
 use self::queue::{Event, EventQueue};
+use self::slab::Slab;
 use self::stages::Stages;
 use crate::counters::Counters;
 use crate::digest::Digest;
@@ -78,8 +81,8 @@ pub(crate) enum HostState {
 #[derive(Debug)]
 struct Host {
     state: HostState,
-    /// Id of the host's first process.
-    stands_on: HostId,
+    /// The first process of the host.
+    machine: HostId,
     /// Events that wait until the paused processor runs.
     held: Vec<Event>,
     /// Units and caches of its adapter, if the profile has them.
@@ -107,18 +110,18 @@ pub(crate) struct Net {
     ends: Ends,
     qps: Vec<Qp>,
     packets: Packets,
-    /// Lanes, indexed by the number of the queue pair; `None` where processors copy, without a queue pair of
-    /// `halite_rnic`.
+    /// Lanes by queue pair; `None` where processors copy.
     lanes: Vec<Option<Box<Lane>>>,
-    datagrams: Datagrams,
+    /// Datagrams in flight.
+    datagrams: Slab<Datagram>,
     /// Buffer for packets to send.
     scratch: Vec<u8>,
     wakers: Vec<Waker>,
-    /// True if a doorbell has rung since the last step began.
+    /// True if a doorbell has rung in the current step.
     rang: bool,
     killed: VecDeque<HostId>,
-    /// Kernel messages that wait for a link to come up.
-    unsent: Vec<Word>,
+    /// Kernel messages that wait until their link is up.
+    delayed_messages: Vec<KernelMessage>,
 }
 
 impl Net {
@@ -143,12 +146,12 @@ impl Net {
             qps: Vec::new(),
             packets: Packets::default(),
             lanes: Vec::new(),
-            datagrams: Datagrams::default(),
+            datagrams: Slab::default(),
             scratch: Vec::new(),
             wakers: Vec::new(),
             rang: false,
             killed: VecDeque::new(),
-            unsent: Vec::new(),
+            delayed_messages: Vec::new(),
         }
     }
 
@@ -159,24 +162,24 @@ impl Net {
 
     // Time.
 
-    /// Handles the next event, and later ones until a task is woken, a doorbell rings or a host must be taken down.
+    /// Handles events until one wakes a task, rings a doorbell or kills a host.
     pub(crate) fn step(&mut self, deadline_ns: u64) -> Step {
         let mut events = 0;
         self.rang = false;
         while self.wakers.is_empty() && !self.rang && self.killed.is_empty() && events < STEP_EVENTS_MAX {
             let Some(at_ns) = self.next_ns() else {
-                return if events > 0 { Step::Happened { events } } else { Step::Nothing };
+                return if events > 0 { Step::Advanced { events } } else { Step::NoEvents };
             };
             if at_ns > deadline_ns {
                 self.set_now(deadline_ns);
-                return if events > 0 { Step::Happened { events } } else { Step::Later };
+                return if events > 0 { Step::Advanced { events } } else { Step::DeadlineReached };
             }
             self.set_now(at_ns);
             self.handle_next();
             events += 1;
         }
         self.counters.events += events;
-        Step::Happened { events }
+        Step::Advanced { events }
     }
 
     fn next_ns(&self) -> Option<u64> {
@@ -227,9 +230,9 @@ impl Net {
             Event::DialTimeout { dial } => self.handle_dial_timeout(dial),
             Event::Fence { endpoint } => self.handle_fence(endpoint),
             Event::CheckWindows { end } => self.handle_check_windows(end),
-            Event::KeysTold { end, keys, answer } => self.handle_keys_told(end, keys, answer),
-            Event::KeysAsked { question } => self.handle_keys_asked(question),
-            Event::AskAgain { qp } => self.handle_ask_again(qp),
+            Event::KeysArrive { end, keys, answer } => self.handle_keys_arrive(end, keys, answer),
+            Event::KeysRequested { request } => self.handle_keys_requested(request),
+            Event::KeyRequestTimeout { qp } => self.handle_key_request_timeout(qp),
             Event::Turn { qp } => self.handle_turn(qp),
             Event::Datagram { index } => self.handle_datagram(index),
         }
@@ -272,7 +275,7 @@ impl Net {
     }
 
     pub(crate) fn fold(&mut self, number: u64) {
-        self.digest.fold([self.now_ns, STORY_WORD, number, 0]);
+        self.digest.fold([self.now_ns, FOLD_TAG, number, 0]);
     }
 
     /// Counts the poll of a task, unless its host is paused.
@@ -280,7 +283,7 @@ impl Net {
         let state = host.map_or(HostState::Running, |host| self.state(host));
         if state != HostState::Paused {
             self.counters.polls += 1;
-            self.digest.fold([self.now_ns, POLL_WORD, task, 0]);
+            self.digest.fold([self.now_ns, POLL_TAG, task, 0]);
         }
         state
     }
@@ -296,13 +299,13 @@ impl Net {
 
     // Hosts and wires.
 
-    /// Adds a process, on a host of its own or on that of `beside`.
-    pub(crate) fn add_process(&mut self, beside: Option<HostId>) -> HostId {
+    /// Adds a process, on a new host or on that of `neighbour`.
+    pub(crate) fn add_process(&mut self, neighbour: Option<HostId>) -> HostId {
         let added = HostId(self.hosts.len() as u32);
-        let stands_on = beside.map_or(added, |other| self.stands_on(other));
+        let machine = neighbour.map_or(added, |other| self.machine_of(other));
         let adapter = self.hardware.of(Reach::Across).adapter;
         let stages = adapter.map(|adapter| Box::new(Stages::new(adapter)));
-        self.hosts.push(Host { state: HostState::Running, stands_on, held: Vec::new(), stages });
+        self.hosts.push(Host { state: HostState::Running, machine, held: Vec::new(), stages });
         let wire = |other| {
             let profile = self.hardware.of(self.reach(added, HostId(other)));
             Wire::new(Link::new(profile.wire_ns, profile.bandwidth_bytes_per_us))
@@ -313,18 +316,18 @@ impl Net {
         added
     }
 
-    pub(crate) fn stands_on(&self, host: HostId) -> HostId {
-        self.hosts[host.0 as usize].stands_on
+    pub(crate) fn machine_of(&self, host: HostId) -> HostId {
+        self.hosts[host.0 as usize].machine
     }
 
     /// All processes on the host of `host`.
-    pub(crate) fn processes_beside(&self, host: HostId) -> Vec<HostId> {
+    pub(crate) fn processes_on_machine_of(&self, host: HostId) -> Vec<HostId> {
         let all = (0..self.hosts.len() as u32).map(HostId);
-        all.filter(|other| self.stands_on(*other) == self.stands_on(host)).collect()
+        all.filter(|other| self.machine_of(*other) == self.machine_of(host)).collect()
     }
 
     pub(crate) fn reach(&self, one: HostId, other: HostId) -> Reach {
-        let is_shared = self.stands_on(one) == self.stands_on(other);
+        let is_shared = self.machine_of(one) == self.machine_of(other);
         if self.hardware.has_processes() && is_shared { Reach::Within } else { Reach::Across }
     }
 
@@ -336,6 +339,10 @@ impl Net {
     /// Returns the end to which a queue pair belongs.
     fn end_of(&self, qp: u32) -> EndId {
         self.qps[qp as usize].end
+    }
+
+    fn endpoint_of(&self, qp: u32) -> &Endpoint {
+        &self.endpoints[self.ends[self.end_of(qp)].endpoint as usize]
     }
 
     fn profile_of(&self, qp: u32) -> &Profile {
@@ -367,7 +374,7 @@ impl Net {
         self.trace(from.0, |_| format!("link to host-{}: {link:?}", to.0));
         self.wires[from.0 as usize][to.0 as usize].set(link);
         if link.up {
-            self.send_unsent();
+            self.send_delayed_messages();
         }
     }
 
@@ -379,14 +386,14 @@ impl Net {
         wire.send(ready_ns, len + header_bytes, &mut self.random, &mut self.counters)
     }
 
-    /// Returns the time at which a kernel message, without size or retransmission, arrives; `None` if the link is down.
-    fn word_ns(&self, from: u32, to: u32) -> Option<u64> {
+    /// Returns the time at which a kernel message arrives; `None` if the link is down.
+    fn kernel_message_ns(&self, from: u32, to: u32) -> Option<u64> {
         let link = self.wires[from as usize][to as usize].link();
         link.up.then(|| self.now_ns + link.latency_ns)
     }
 
-    /// Returns true if a host's processor can handle `event`; a paused one handles it later.
-    fn has_processor(&mut self, host: u32, event: Event) -> bool {
+    /// Returns true if a host is running and so handles `event` now. A paused host handles it after it resumes.
+    fn runs_or_defers(&mut self, host: u32, event: Event) -> bool {
         let host = &mut self.hosts[host as usize];
         if host.state == HostState::Paused {
             host.held.push(event);
@@ -399,13 +406,14 @@ impl Net {
         !self.profile(end).is_adapter()
     }
 
-    /// Returns true if an adapter executes requests, and so must know keys: processes look keys up when packets arrive.
+    /// Returns true if an adapter executes requests, which must learn keys first; processes look keys up when packets
+    /// arrive.
     fn has_adapter(&self, end: EndId) -> bool {
         let profile = self.profile(end);
         profile.is_adapter() && !profile.is_driven_by_process()
     }
 
-    // What fabrics observe.
+    // Events of fabrics.
 
     /// Returns the time since the last packet from a peer's process; `None` unless the process acknowledges in
     /// software.
@@ -417,7 +425,7 @@ impl Net {
     /// Returns the measured time from a request to its acknowledgement; `None` if processors copy.
     pub(crate) fn round_trip_ns(&self, endpoint: u32, peer: PeerId) -> Option<u64> {
         let end = self.open_end(endpoint, peer)?;
-        self.measured_by_lanes(end)
+        self.lane_round_trip_ns(end)
     }
 
     fn complete(&mut self, endpoint: u32, completion: Completion) {
@@ -462,10 +470,10 @@ impl Net {
         self.endpoints[endpoint as usize].wake(now_ns, &mut self.wakers);
     }
 
-    fn tell(&mut self, endpoint: u32, event: FabricEvent) {
+    fn report(&mut self, endpoint: u32, event: FabricEvent) {
         let host = self.endpoints[endpoint as usize].host;
         self.trace(host, |_| describe(&event));
-        // Earlier events become visible first, without delay.
+        // Earlier events stay earlier, and become visible now.
         self.endpoints[endpoint as usize].show_all(self.now_ns);
         self.endpoints[endpoint as usize].push(self.now_ns, event);
         self.wake(endpoint);
@@ -519,7 +527,7 @@ fn describe(event: &FabricEvent) -> String {
         FabricEvent::ConnectFailed(ConnectFailure { address, reason, .. }) => {
             format!("not connected to {address}: {reason}")
         }
-        FabricEvent::Deregistered { key } => format!("key {} is taken back", key.0),
+        FabricEvent::Deregistered { key } => format!("key {} is deregistered", key.0),
         FabricEvent::Room { peer } => format!("room for peer {}", peer.0),
         FabricEvent::Disconnected { peer } => format!("disconnected from peer {}", peer.0),
         FabricEvent::CutOff { peer, .. } => format!("peer {} is cut off", peer.0),
@@ -528,8 +536,7 @@ fn describe(event: &FabricEvent) -> String {
 
 /// Maximum number of events per step, so that the limit of steps is checked.
 const STEP_EVENTS_MAX: u64 = 1024;
-/// First word in the digest of polls, and of [`Net::fold`]; distinct from those of events.
-const POLL_WORD: u64 = 100;
-const STORY_WORD: u64 = 101;
-/// First word in the digest of a post.
-const POST_WORD: u64 = 101;
+/// First words in the digest: of polls, of [`Net::fold`], and of posts. They differ from those of events.
+const POLL_TAG: u64 = 100;
+const FOLD_TAG: u64 = 101;
+const POST_TAG: u64 = 101;

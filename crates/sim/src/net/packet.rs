@@ -1,10 +1,11 @@
 //! Packets on the wire, stored apart from their requests, because a packet can outlive its sender.
 
 use super::qp::Verb;
+use super::slab::Slab;
 
 /// The direction of a packet.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Cargo {
+pub(super) enum PacketKind {
     /// To the target, which executes it.
     Request(Verb),
     /// Back to the requester, with the bytes of a read.
@@ -13,10 +14,10 @@ pub(super) enum Cargo {
 
 #[derive(Debug)]
 pub(super) struct Packet {
-    /// End of the requester.
+    /// The requester's end of the lane.
     pub(super) qp: u32,
     pub(super) number: u64,
-    pub(super) cargo: Cargo,
+    pub(super) kind: PacketKind,
     /// Position of its bytes in the request.
     pub(super) offset: u64,
     pub(super) last: bool,
@@ -28,8 +29,7 @@ pub(super) struct Packet {
 /// All packets on wires, and free buffers.
 #[derive(Debug, Default)]
 pub(super) struct Packets {
-    slots: Vec<Option<Packet>>,
-    free: Vec<u32>,
+    in_flight: Slab<Packet>,
     buffers: Vec<Vec<u8>>,
 }
 
@@ -38,22 +38,11 @@ const BUFFERS_MAX: usize = 256;
 
 impl Packets {
     pub(super) fn add(&mut self, packet: Packet) -> u32 {
-        match self.free.pop() {
-            Some(index) => {
-                self.slots[index as usize] = Some(packet);
-                index
-            }
-            None => {
-                self.slots.push(Some(packet));
-                self.slots.len() as u32 - 1
-            }
-        }
+        self.in_flight.add(packet)
     }
 
     pub(super) fn take(&mut self, index: u32) -> Packet {
-        let packet = self.slots[index as usize].take();
-        self.free.push(index);
-        packet.expect("each packet lands once")
+        self.in_flight.take(index)
     }
 
     pub(super) fn buffer(&mut self) -> Vec<u8> {

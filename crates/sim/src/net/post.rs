@@ -11,7 +11,7 @@ use halite_mem::{Segment, Window};
 
 use super::end::{End, EndId, EndState};
 use super::qp::{Source, Verb, Work};
-use super::{Event, Net, POST_WORD};
+use super::{Event, Net, POST_TAG};
 use crate::digest::checksum;
 use crate::hardware::Reach;
 
@@ -29,12 +29,12 @@ impl Net {
         Ok(key)
     }
 
-    /// Makes the adapter need a page-table entry for each `page_bytes` of a key's segment, at every later access.
-    pub(crate) fn page(&mut self, endpoint: u32, key: Key, page_bytes: u64) {
+    /// From now on, accesses to the key's segment need a page-table entry for each `page_bytes`.
+    pub(crate) fn set_page_bytes(&mut self, endpoint: u32, key: Key, page_bytes: u64) {
         self.endpoints[endpoint as usize].page_bytes.insert(key.0, page_bytes);
     }
 
-    /// Deregisters a key. Later accesses of peers find it gone.
+    /// Deregisters a key; later accesses of peers fail.
     pub(crate) fn deregister(&mut self, endpoint: u32, key: Key) {
         let segments = &mut self.endpoints[endpoint as usize].segments;
         if segments.get_mut(key.0 as usize).and_then(Option::take).is_none() {
@@ -43,7 +43,7 @@ impl Net {
         for end in self.endpoints[endpoint as usize].peers.clone() {
             self.ends[end.other()].mapped.unmap(key);
         }
-        self.tell(endpoint, FabricEvent::Deregistered { key });
+        self.report(endpoint, FabricEvent::Deregistered { key });
     }
 
     pub(crate) fn post(
@@ -63,14 +63,14 @@ impl Net {
         for (posted, request) in requests.iter().enumerate() {
             let posting = match are_queue_pairs {
                 true => self.post_to_lane(qp, request),
-                false => self.post_one(qp, request),
+                false => self.post_copy(qp, request),
             };
             if let Err(cause) = posting {
-                self.ring_adapter(qp, posted);
+                self.ring_doorbell(qp, posted);
                 return error(posted, cause);
             }
         }
-        self.ring_adapter(qp, requests.len());
+        self.ring_doorbell(qp, requests.len());
         Ok(())
     }
 
@@ -79,8 +79,8 @@ impl Net {
         (self.ends[end].state == EndState::Open).then_some(end)
     }
 
-    fn post_one(&mut self, qp: u32, request: &WorkRequest<'_>) -> Result<(), PostCause> {
-        self.take_known(qp);
+    fn post_copy(&mut self, qp: u32, request: &WorkRequest<'_>) -> Result<(), PostCause> {
+        self.process_lazy_acks(qp);
         if self.qps[qp as usize].outstanding.len() >= self.profile_of(qp).queue_depth {
             self.qps[qp as usize].wants_room = true;
             self.report_room(qp);
@@ -88,12 +88,12 @@ impl Net {
         }
         let (verb, inline) = self.parse(qp, &request.operation)?;
         let local = self.local(qp, &verb);
-        self.note_post(qp, request, inline);
+        self.record_post(qp, request, inline);
         let mut copy = self.packets.buffer();
         copy.extend_from_slice(inline);
         let post_ns = self.profile_of(qp).post_ns;
         let queue = &mut self.qps[qp as usize];
-        // Each lane counts as if another processor posted to it.
+        // Models a separate posting processor for each lane.
         queue.posted_ns = queue.posted_ns.max(self.now_ns) + post_ns;
         queue.outstanding.push_back(Work {
             id: request.id,
@@ -105,7 +105,7 @@ impl Net {
             departed: false,
             delivered: false,
             acknowledged: false,
-            known_ns: None,
+            lazy_ack_ns: None,
             status: Status::Success,
             old: 0,
             answered: 0,
@@ -115,7 +115,7 @@ impl Net {
         Ok(())
     }
 
-    /// Queues the room event when a quarter of a full queue is free, so that posters post lists again.
+    /// Queues the room event when a quarter of a full queue is free, so that posters can post lists.
     pub(super) fn report_room(&mut self, qp: u32) {
         let most = self.profile_of(qp).queue_depth / 4 * 3;
         let end = &self.ends[self.end_of(qp)];
@@ -129,20 +129,15 @@ impl Net {
             let (endpoint, peer) = (end.endpoint, end.peer);
             return self.deliver(endpoint, peer, FabricEvent::Room { peer });
         }
-        // Requests whose execution is known by then cause no other event.
-        let known = queue.outstanding.iter().take(too_many).map_while(|work| work.known_ns);
-        if let Some((step, at_ns)) = known.enumerate().last() {
-            let number = queue.first + step as u64;
-            self.schedule(at_ns.max(self.now_ns), Event::Acknowledge { qp, number });
-        }
+        self.schedule_lazy_ack(qp, too_many);
     }
 
-    pub(super) fn note_post(&mut self, qp: u32, request: &WorkRequest<'_>, inline: &[u8]) {
+    pub(super) fn record_post(&mut self, qp: u32, request: &WorkRequest<'_>, inline: &[u8]) {
         let bytes = payload_bytes(&request.operation);
         self.counters.posts += 1;
         self.counters.bytes += bytes;
         let sum = checksum(inline);
-        self.digest.fold([POST_WORD | u64::from(qp) << 32, request.id.0, bytes, sum]);
+        self.digest.fold([POST_TAG | u64::from(qp) << 32, request.id.0, bytes, sum]);
         let (from, to) = self.hosts_of(qp);
         self.trace(from, |_| {
             let kind = halite_fabric::kind::OperationKind::of(&request.operation).name();
@@ -203,18 +198,18 @@ impl Net {
             Verb::Read { key, .. } | Verb::Write { source: Source::Registered { key, .. }, .. } => key,
             _ => return None,
         };
-        self.endpoints[self.ends[self.end_of(qp)].endpoint as usize].segment(Key(key as u32)).cloned()
+        self.endpoint_of(qp).segment(Key(key as u32)).cloned()
     }
 
     fn local_key(&self, qp: u32, key: Key, offset: u64, len: u64) -> Result<usize, PostCause> {
-        let segment = self.endpoints[self.ends[self.end_of(qp)].endpoint as usize].segment(key);
+        let segment = self.endpoint_of(qp).segment(key);
         let end = offset.checked_add(len).ok_or(PostCause::Malformed)?;
         let covers = segment.is_some_and(|segment| end <= segment.len());
         covers.then_some(key.0 as usize).ok_or(PostCause::Malformed)
     }
 
-    /// Tells the adapter about the last `posted` requests.
-    fn ring_adapter(&mut self, qp: u32, posted: usize) {
+    /// Rings the doorbell for the last `posted` requests.
+    fn ring_doorbell(&mut self, qp: u32, posted: usize) {
         if posted == 0 {
             return;
         }

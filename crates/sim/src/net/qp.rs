@@ -98,8 +98,8 @@ pub(super) struct Work {
     pub(super) delivered: bool,
     /// True if the requester knows that the target has executed it.
     pub(super) acknowledged: bool,
-    /// Arrival time of an acknowledgement for which no event is scheduled. It also covers all earlier requests.
-    pub(super) known_ns: Option<u64>,
+    /// Arrival time of a lazy acknowledgement, which also covers all earlier requests.
+    pub(super) lazy_ack_ns: Option<u64>,
     pub(super) status: Status,
     /// Value of the word before an atomic.
     pub(super) old: u64,
@@ -159,11 +159,13 @@ impl Qp {
         let index = number.checked_sub(self.first)?;
         self.outstanding.get_mut(index as usize)
     }
-    /// Drops the requests of a poster that is gone.
-    pub(super) fn forget(&mut self) {
-        self.first += self.outstanding.len() as u64;
-        self.outstanding.clear();
+
+    /// Removes all outstanding requests.
+    pub(super) fn take_outstanding(&mut self) -> VecDeque<Work> {
+        let outstanding = std::mem::take(&mut self.outstanding);
+        self.first += outstanding.len() as u64;
         self.departing = self.first;
         self.offset = 0;
+        outstanding
     }
 }

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
 use super::end::EndId;
-use super::keys::Question;
+use super::keys::KeyRequest;
 
 /// An event of the network. `qp` is the index of one end of a lane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,11 +42,11 @@ pub(super) enum Event {
     /// Checks whether a closed end still has the peer's memory mapped.
     CheckWindows { end: EndId },
     /// The provider of an end learns the number of its peer's keys, perhaps as an answer.
-    KeysTold { end: EndId, keys: u32, answer: Option<Question> },
-    /// A request for the keys of an end arrives at its provider.
-    KeysAsked { question: Question },
-    /// Asks again if there was no answer.
-    AskAgain { qp: u32 },
+    KeysArrive { end: EndId, keys: u32, answer: Option<KeyRequest> },
+    /// A request for keys arrives at the provider that has them.
+    KeysRequested { request: KeyRequest },
+    /// The timeout of a request for keys.
+    KeyRequestTimeout { qp: u32 },
     /// A turn of a queue pair without a packet.
     Turn { qp: u32 },
     /// A datagram arrives.
@@ -73,9 +73,9 @@ impl Event {
             Event::Fence { endpoint } => [14, endpoint.into(), 0],
             Event::CheckWindows { end } => [15, end.0.into(), 0],
             Event::AtomicWritten { endpoint } => [16, endpoint.into(), 0],
-            Event::KeysTold { end, keys, .. } => [17, end.0.into(), keys.into()],
-            Event::KeysAsked { question } => [18, question.qp.into(), question.number],
-            Event::AskAgain { qp } => [19, qp.into(), 0],
+            Event::KeysArrive { end, keys, .. } => [17, end.0.into(), keys.into()],
+            Event::KeysRequested { request } => [18, request.qp.into(), request.number],
+            Event::KeyRequestTimeout { qp } => [19, qp.into(), 0],
             Event::Turn { qp } => [21, qp.into(), 0],
             Event::Datagram { index } => [22, index.into(), 0],
         }

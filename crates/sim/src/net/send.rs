@@ -3,7 +3,7 @@
 use halite_fabric::Status;
 use halite_mem::Window;
 
-use super::packet::{Cargo, Packet};
+use super::packet::{Packet, PacketKind};
 use super::qp::{Source, Verb};
 use super::{Event, Net};
 use crate::link::Transit;
@@ -22,7 +22,7 @@ impl Net {
     /// Copies the next piece of a lane. Pieces behind a lost one wait for it.
     pub(super) fn handle_depart(&mut self, qp: u32) {
         let (host, to) = self.hosts_of(qp);
-        if !self.has_processor(host, Event::Depart { qp }) {
+        if !self.runs_or_defers(host, Event::Depart { qp }) {
             return;
         }
         let Some(piece) = self.next_piece(qp) else {
@@ -30,10 +30,10 @@ impl Net {
             return;
         };
         match self.transmit(host, to, self.now_ns, piece.len) {
-            Transit::Lost => self.depart_again(qp),
+            Transit::Lost => self.retry_depart(qp),
             Transit::Sent { left_ns, arrives_ns } => {
                 self.depart(qp, &piece, arrives_ns);
-                self.go_on_sending(qp, left_ns);
+                self.continue_sending(qp, left_ns);
             }
         }
     }
@@ -42,7 +42,7 @@ impl Net {
         let mtu = self.profile_of(qp).mtu_bytes;
         let queue = &mut self.qps[qp as usize];
         let (number, offset) = (queue.departing, queue.offset);
-        if !self.ends[queue.end].sends() {
+        if !self.ends[queue.end].is_active() {
             return None;
         }
         let verb = queue.work(number)?.verb;
@@ -61,42 +61,34 @@ impl Net {
         work.departed = true;
         let solicited = work.solicited;
         let Piece { number, verb, offset, last, .. } = *piece;
-        let packet = Packet { qp, number, cargo: Cargo::Request(verb), offset, last, solicited, bytes };
+        let packet = Packet { qp, number, kind: PacketKind::Request(verb), offset, last, solicited, bytes };
         let packet = self.packets.add(packet);
         self.schedule(lands_ns, Event::Land { packet });
     }
 
     /// Returns a copy of the source's current bytes.
     fn source_bytes(&mut self, qp: u32, piece: &Piece) -> Vec<u8> {
-        let source = match piece.verb {
-            Verb::Write { source: Source::Registered { offset, .. }, .. } => Some(offset),
-            _ => None,
-        };
-        if let Some(offset) = source {
+        let work = self.qps[qp as usize].work(piece.number).expect("it departs");
+        if let Verb::Write { source: Source::Registered { offset, .. }, .. } = piece.verb {
             let mut bytes = self.packets.buffer();
-            let work = self.qps[qp as usize].work(piece.number).expect("it departs");
             let window = work.local.as_ref().expect("it was looked up when it was posted");
             read_into(window, offset + piece.offset, piece.len, &mut bytes);
             return bytes;
         }
-        let work = self.qps[qp as usize].work(piece.number).expect("it departs");
         if piece.offset == 0 && piece.last {
             return std::mem::take(&mut work.inline);
         }
-        let range = piece.offset as usize..(piece.offset + piece.len) as usize;
-        let inline = std::mem::take(&mut work.inline);
         let mut bytes = self.packets.buffer();
-        bytes.extend_from_slice(&inline[range]);
-        self.qps[qp as usize].work(piece.number).expect("it departs").inline = inline;
+        bytes.extend_from_slice(&work.inline[piece.offset as usize..][..piece.len as usize]);
         bytes
     }
 
-    fn depart_again(&mut self, qp: u32) {
+    fn retry_depart(&mut self, qp: u32) {
         let Profile { retries_max, retransmit_ns, .. } = *self.profile_of(qp);
         let queue = &mut self.qps[qp as usize];
         queue.attempts += 1;
         if queue.attempts > retries_max {
-            return self.break_off(self.end_of(qp), Status::RetryExceeded);
+            return self.break_connection(self.end_of(qp), Status::RetryExceeded);
         }
         self.counters.retransmitted += 1;
         let at_ns = self.now_ns + retransmit_ns;
@@ -104,7 +96,7 @@ impl Net {
         self.schedule(at_ns, Event::Depart { qp });
     }
 
-    fn go_on_sending(&mut self, qp: u32, left_ns: u64) {
+    fn continue_sending(&mut self, qp: u32, left_ns: u64) {
         let mtu = self.profile_of(qp).mtu_bytes;
         let queue = &mut self.qps[qp as usize];
         queue.attempts = 0;
@@ -132,13 +124,13 @@ impl Net {
         let (from, to) = self.hosts_of(qp);
         let end = self.end_of(qp);
         // The requester's processor executes the copy.
-        if !self.has_processor(from, event) {
+        if !self.runs_or_defers(from, event) {
             return;
         }
-        if !self.ends[end].sends() {
+        if !self.ends[end].is_active() {
             return;
         }
-        if !self.lets_in(end.other()) {
+        if !self.accepts_copies(end.other()) {
             return self.await_ack(qp, number);
         }
         let Some(piece) = self.next_answer(qp, number) else {
@@ -149,7 +141,7 @@ impl Net {
             return self.refuse(qp, number, true);
         }
         match self.transmit(to, from, self.now_ns, piece.len) {
-            Transit::Lost => self.respond_again(qp, number),
+            Transit::Lost => self.retry_respond(qp, number),
             Transit::Sent { left_ns, arrives_ns } => {
                 self.respond(qp, &piece, arrives_ns);
                 if !piece.last {
@@ -173,10 +165,8 @@ impl Net {
 
     fn respond(&mut self, qp: u32, piece: &Piece, arrives_ns: u64) {
         let mut bytes = self.packets.buffer();
-        let target = self.ends[self.end_of(qp).other()].endpoint as usize;
         if let Verb::Read { remote, .. } = piece.verb {
-            let window = self.endpoints[target].segment(remote.key);
-            let window = window.expect("memory stays while a connection reaches it");
+            let window = self.segment(qp ^ 1, remote).expect("memory stays while a connection reaches it");
             read_into(window, remote.offset + piece.offset, piece.len, &mut bytes);
         }
         let queue = &mut self.qps[qp as usize];
@@ -186,14 +176,14 @@ impl Net {
         work.answered += piece.len;
         work.attempts = 0;
         let Piece { number, verb, offset, last, .. } = *piece;
-        let cargo = Cargo::Response(verb);
-        let packet = Packet { qp, number, cargo, offset, last, solicited: false, bytes };
+        let kind = PacketKind::Response(verb);
+        let packet = Packet { qp, number, kind, offset, last, solicited: false, bytes };
         let packet = self.packets.add(packet);
         self.schedule(lands_ns, Event::Land { packet });
     }
 
-    fn respond_again(&mut self, qp: u32, number: u64) {
-        if self.spend_attempt(qp, number) {
+    fn retry_respond(&mut self, qp: u32, number: u64) {
+        if self.count_retry(qp, number) {
             let at_ns = self.now_ns + self.profile_of(qp).retransmit_ns;
             self.schedule(at_ns, Event::Respond { qp, number });
         }

@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use halite_rnic::wire::{Headers, Packet};
 
 use super::Net;
-use crate::link::Carried;
+use crate::link::Delivery;
 use crate::profile::Adapter;
 use crate::random::Random;
 
@@ -39,7 +39,7 @@ pub(super) struct Stages {
 
 /// Memory that a request accesses at its target.
 #[derive(Clone, Copy, Debug)]
-struct Touched {
+struct MemoryAccess {
     endpoint: u32,
     key: u32,
     offset: u64,
@@ -52,11 +52,11 @@ struct Touched {
 #[derive(Debug)]
 struct Arrival {
     at_ns: u64,
-    /// Time of its payload on the bus.
+    /// Bus time of the payload.
     dma_ns: u64,
     takes_receive: bool,
     qp: u32,
-    touched: Option<Touched>,
+    access: Option<MemoryAccess>,
 }
 
 /// Maximum number of page-table entries that one message reads; a longer one is limited by the wire.
@@ -75,8 +75,8 @@ impl Stages {
         }
     }
 
-    /// Sends a packet of a queue pair over a wire that is free from `wire_free_ns`; returns the time at which it leaves the
-    /// unit.
+    /// Sends a packet of a queue pair over a wire that is free from `wire_free_ns`; returns the time at which it leaves
+    /// the unit.
     fn send(&mut self, now_ns: u64, wire_free_ns: u64, qp: u32, gathers: bool, random: &mut Random) -> u64 {
         let stall_ns = self.lookup(qp, None, random);
         let is_prefetched =
@@ -92,16 +92,16 @@ impl Stages {
 
     /// Receives a packet; returns the time at which its payload is in memory.
     fn receive(&mut self, arrival: &Arrival, random: &mut Random) -> u64 {
-        let stall_ns = self.lookup(arrival.qp, arrival.touched, random);
+        let stall_ns = self.lookup(arrival.qp, arrival.access, random);
         let receive_ns = if arrival.takes_receive { self.adapter.receive_ns } else { 0 };
         let takes_ns = self.adapter.packet_ns + stall_ns + receive_ns + arrival.dma_ns;
         self.receiving.serve(arrival.at_ns, takes_ns)
     }
 
     /// Looks up all state for a packet; returns the time of the misses.
-    fn lookup(&mut self, qp: u32, touched: Option<Touched>, random: &mut Random) -> u64 {
+    fn lookup(&mut self, qp: u32, access: Option<MemoryAccess>, random: &mut Random) -> u64 {
         let mut misses = u64::from(self.connections.misses(u64::from(qp), random));
-        if let Some(Touched { endpoint, key, offset, len, page_bytes }) = touched {
+        if let Some(MemoryAccess { endpoint, key, offset, len, page_bytes }) = access {
             let key = u64::from(endpoint) << 32 | u64::from(key);
             misses += u64::from(self.keys.misses(key, random));
             if let Some(page_bytes) = page_bytes {
@@ -115,7 +115,7 @@ impl Stages {
     }
 }
 
-/// An odd factor that spreads keys over all 64 bits, so that pages of different keys have different numbers.
+/// An odd factor that spreads keys over all 64 bits, so that pages of different keys differ.
 const PAGE_SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// A unit that serves one packet at a time, in order.
@@ -139,40 +139,46 @@ struct Cache {
     /// The cached entries, in no order.
     entries: Vec<u64>,
     /// Index in `entries` of each cached entry.
-    places: BTreeMap<u64, usize>,
+    indices: BTreeMap<u64, usize>,
 }
 
 impl Cache {
     fn new(capacity: u64) -> Cache {
-        Cache { capacity: capacity as usize, entries: Vec::new(), places: BTreeMap::new() }
+        Cache { capacity: capacity as usize, entries: Vec::new(), indices: BTreeMap::new() }
     }
 
     /// Returns true if the entry was not cached; it is from now on.
     fn misses(&mut self, entry: u64, random: &mut Random) -> bool {
-        if self.places.contains_key(&entry) {
+        if self.indices.contains_key(&entry) {
             return false;
         }
-        let place = match self.entries.len() < self.capacity {
+        let index = match self.entries.len() < self.capacity {
             true => {
                 self.entries.push(entry);
                 self.entries.len() - 1
             }
             false => {
-                let place = random.index(self.capacity);
-                self.places.remove(&std::mem::replace(&mut self.entries[place], entry));
-                place
+                let index = random.index(self.capacity);
+                self.indices.remove(&std::mem::replace(&mut self.entries[index], entry));
+                index
             }
         };
-        self.places.insert(entry, place);
+        self.indices.insert(entry, index);
         true
     }
 }
 
 impl Net {
-    /// Passes a packet of a queue pair through the stages of both adapters and the wire between them; `moves_ns` is the
-    /// time on the buses of both ends, and `len` its length on the wire. Without stages, the time on the buses is latency
-    /// alone.
-    pub(super) fn pass_stages(&mut self, qp: u32, packet: &Packet<'_>, len: u64, moves_ns: u64) -> Carried {
+    /// Passes a packet of a queue pair through the stages of both adapters and the wire between them; `transfer_ns` is
+    /// the time on the buses of both ends, and `len` its length on the wire. Without stages, the time on the buses is
+    /// latency alone.
+    pub(super) fn pass_stages(
+        &mut self,
+        qp: u32,
+        packet: &Packet<'_>,
+        len: u64,
+        transfer_ns: u64,
+    ) -> Delivery {
         let (host, to) = self.hosts_of(qp);
         let profile = self.profile_of(qp);
         let (inline_bytes_max, dma_ns) =
@@ -185,31 +191,32 @@ impl Net {
             leaves_ns = stages.send(self.now_ns, wire_free_ns, qp, gathers, &mut self.random);
         }
         let wire = &mut self.wires[host as usize][to as usize];
-        let mut carried = wire.carry(leaves_ns, len, &mut self.random, &mut self.counters);
-        let touched = self.touched(qp ^ 1, &packet.headers);
+        let mut delivery = wire.carry(leaves_ns, len, &mut self.random, &mut self.counters);
+        let access = self.memory_access(qp ^ 1, &packet.headers);
         if let Some(stages) = self.hosts[to as usize].stages.as_deref_mut().filter(|_| !is_free) {
             let arrival = Arrival {
-                at_ns: carried.on_time_ns,
+                at_ns: delivery.on_time_ns,
                 dma_ns,
                 takes_receive: takes_receive(&packet.headers),
                 qp: qp ^ 1,
-                touched,
+                access,
             };
-            carried.on_time_ns = stages.receive(&arrival, &mut self.random) + moves_ns.saturating_sub(dma_ns);
+            delivery.on_time_ns =
+                stages.receive(&arrival, &mut self.random) + transfer_ns.saturating_sub(dma_ns);
         } else {
-            carried.on_time_ns += moves_ns;
+            delivery.on_time_ns += transfer_ns;
         }
-        carried
+        delivery
     }
 
     /// Returns the time until which the sending unit of a queue pair's adapter is busy; 0 without stages.
-    pub(super) fn unit_is_busy_until(&self, qp: u32) -> u64 {
+    pub(super) fn sender_busy_until_ns(&self, qp: u32) -> u64 {
         let (host, _) = self.hosts_of(qp);
         self.hosts[host as usize].stages.as_deref().map_or(0, |stages| stages.sending.free_ns)
     }
 
     /// Returns the memory that a request accesses at its target.
-    fn touched(&self, target: u32, headers: &Headers) -> Option<Touched> {
+    fn memory_access(&self, target: u32, headers: &Headers) -> Option<MemoryAccess> {
         let (key, offset, len) = match *headers {
             Headers::WriteFirst(reth) | Headers::WriteOnly { reth, .. } | Headers::ReadRequest(reth) => {
                 (reth.rkey, reth.address, u64::from(reth.len))
@@ -219,11 +226,10 @@ impl Net {
         };
         let endpoint = self.ends[self.end_of(target)].endpoint;
         let page_bytes = self.endpoints[endpoint as usize].page_bytes.get(&key).copied();
-        Some(Touched { endpoint, key, offset, len, page_bytes })
+        Some(MemoryAccess { endpoint, key, offset, len, page_bytes })
     }
 }
 
-/// Returns true if the packet is the first of a request with a payload.
 fn begins_payload(headers: &Headers) -> bool {
     matches!(
         headers,
@@ -231,7 +237,6 @@ fn begins_payload(headers: &Headers) -> bool {
     )
 }
 
-/// Returns true if the packet takes a posted receive.
 fn takes_receive(headers: &Headers) -> bool {
     match headers {
         Headers::SendLast { .. } | Headers::SendOnly { .. } => true,
@@ -282,12 +287,12 @@ mod tests {
     #[test]
     fn a_receiving_unit_adds_misses_receives_and_the_payload() {
         let (mut stages, mut random) = (Stages::new(adapter()), random());
-        let pages = Touched { endpoint: 0, key: 7, offset: 4000, len: 200, page_bytes: Some(4096) };
-        let arrival = |touched| Arrival { at_ns: 0, dma_ns: 10, takes_receive: true, qp: 1, touched };
+        let pages = MemoryAccess { endpoint: 0, key: 7, offset: 4000, len: 200, page_bytes: Some(4096) };
+        let arrival = |access| Arrival { at_ns: 0, dma_ns: 10, takes_receive: true, qp: 1, access };
         let done_ns = stages.receive(&arrival(Some(pages)), &mut random);
         assert_eq!(done_ns, 100 + 20 + 10 + 4 * 500, "queue pair, key and two pages miss");
         assert_eq!(stages.receive(&arrival(Some(pages)), &mut random), done_ns + 130, "all of them hit");
-        let whole = Touched { key: 8, page_bytes: None, ..pages };
+        let whole = MemoryAccess { key: 8, page_bytes: None, ..pages };
         assert_eq!(
             stages.receive(&arrival(Some(whole)), &mut random),
             done_ns + 130 + 630,

@@ -9,7 +9,7 @@ use halite_rnic::{Access, Held, Memory, Refused};
 pub(super) struct View<'a> {
     pub(super) segments: &'a [Option<Window>],
     /// Number of the segments' keys that the peer may use.
-    pub(super) keys_told: u32,
+    pub(super) keys_usable: u32,
     pub(super) held: &'a Held<Window>,
     /// The word of an atomic, as the adapter has read it in the first step.
     pub(super) word: Option<u64>,
@@ -22,7 +22,7 @@ impl View<'_> {
     }
 
     fn segment(&self, key: u32) -> Result<&Window, Refused> {
-        let segment = self.segments.get(key as usize).filter(|_| key < self.keys_told);
+        let segment = self.segments.get(key as usize).filter(|_| key < self.keys_usable);
         segment.and_then(Option::as_ref).ok_or(Refused)
     }
 

@@ -15,7 +15,7 @@ use halite_sim::{Counters, HostId, Link, Profile, SimFabric, World};
 
 /// Length in bytes of the segment that each side registers.
 pub const SEGMENT_BYTES: u64 = 1 << 20;
-/// Long enough for all operations of a test to end.
+/// Longer than all operations of a test.
 pub const LONG_NS: u64 = 1_000_000_000;
 
 pub struct Side {
@@ -41,7 +41,7 @@ pub fn pair(seed: u64, profile: Profile) -> Pair {
     let world = World::new(seed, profile);
     let (mut one, mut two) = (open(&world, "one"), open(&world, "two"));
     one.fabric.connect("two", b"I am one");
-    pass(&world, 1_000_000);
+    run_for(&world, 1_000_000);
     one.peer = one.connected();
     two.peer = two.connected();
     Pair { world, one, two }
@@ -65,7 +65,7 @@ pub fn open_on(world: &World, host: HostId, address: &str) -> Side {
 }
 
 /// Runs the world for `ns`.
-pub fn pass(world: &World, ns: u64) {
+pub fn run_for(world: &World, ns: u64) {
     world.run_until(world.now_ns() + ns);
 }
 
@@ -82,7 +82,7 @@ impl Side {
         self.fabric.post(self.peer, Lane::FIRST, &[request(id, operation)]).unwrap();
     }
 
-    /// Expects a connection, and returns the peer.
+    /// Takes the event of a new connection and returns its peer.
     pub fn connected(&self) -> PeerId {
         self.poll_all();
         match self.events.borrow_mut().drain(..1).next() {
@@ -150,13 +150,13 @@ fn ended(completion: &Completion) -> Option<(u64, Status)> {
 
 impl Pair {
     /// Changes the link from one to two.
-    pub fn there(&self, change: impl FnOnce(Link) -> Link) {
+    pub fn change_forward_link(&self, change: impl FnOnce(Link) -> Link) {
         let (from, to) = (self.one.host, self.two.host);
         self.world.set_link(from, to, change(self.world.link(from, to)));
     }
 
     /// Changes the link from two to one.
-    pub fn back(&self, change: impl FnOnce(Link) -> Link) {
+    pub fn change_reverse_link(&self, change: impl FnOnce(Link) -> Link) {
         let (from, to) = (self.two.host, self.one.host);
         self.world.set_link(from, to, change(self.world.link(from, to)));
     }
@@ -172,10 +172,10 @@ impl Pair {
 /// Posts 200 requests of many kinds, five at a time, over links changed by `change`, and checks that each is executed
 /// once and in order.
 #[track_caller]
-pub fn check_nothing_shows(profile: Profile, change: impl Fn(Link) -> Link) -> Counters {
+pub fn check_faults_are_hidden(profile: Profile, change: impl Fn(Link) -> Link) -> Counters {
     let pair = pair(3, profile);
-    pair.there(&change);
-    pair.back(&change);
+    pair.change_forward_link(&change);
+    pair.change_reverse_link(&change);
     let Pair { world, one, two } = &pair;
     for round in 0..40u64 {
         one.memory.fill(0, 9_000, round as u8 + 1).unwrap();
@@ -186,7 +186,7 @@ pub fn check_nothing_shows(profile: Profile, change: impl Fn(Link) -> Link) -> C
         one.post(round, Operation::Read { local, remote: remote(two.key, 4096) });
         let local = Local::Inline(b"done");
         one.post(round, Operation::WriteImm { local, remote: remote(two.key, 8), imm: round as u32 });
-        pass(world, LONG_NS);
+        run_for(world, LONG_NS);
         assert_eq!(one.ended(), vec![(round, Status::Success); 5]);
         assert_eq!(two.bytes(4096, 9_000), vec![round as u8 + 1; 9_000]);
         assert_eq!(one.bytes(20_000, 9_000), vec![round as u8 + 1; 9_000]);

@@ -2,7 +2,7 @@
 
 use crate::common;
 
-use common::{Pair, pair, pass, remote};
+use common::{Pair, pair, remote, run_for};
 use halite_fabric::{Class, Fabric, Lane, Local, Operation, WorkRequest};
 use halite_sim::Profile;
 
@@ -24,7 +24,7 @@ fn acknowledgements_do_not_wait_behind_bulk() {
     for id in 1..30 {
         one.post(id, Operation::Send { bytes: b"beside it", imm: 0 });
         two.post(id, Operation::Send { bytes: b"towards it", imm: 0 });
-        pass(world, 250_000);
+        run_for(world, 250_000);
         newest = two.ended().last().map_or(newest, |(ended, _)| *ended);
         assert!(newest + 3 >= id, "{id} was posted, and only {newest} is acknowledged");
     }
@@ -32,25 +32,25 @@ fn acknowledgements_do_not_wait_behind_bulk() {
 }
 
 #[test]
-fn an_acknowledgement_renews_when_a_peer_was_heard() {
+fn an_acknowledgement_shows_that_its_peer_is_alive() {
     let pair = pair(1, Profile::roce_100g());
     let Pair { world, one, two } = &pair;
     let heard_us = |side: &common::Side| side.fabric.heard(side.peer).expect("it is connected").as_micros();
-    pass(world, 1_000_000);
+    run_for(world, 1_000_000);
     assert!(heard_us(one) >= 1000 && heard_us(two) >= 1000);
     one.post(1, small_write(&pair));
-    pass(world, 500_000);
+    run_for(world, 500_000);
     assert!((490..500).contains(&heard_us(one)) && (490..500).contains(&heard_us(two)));
     // Quiet, so that no sleeper is woken, and the acknowledgement may be delayed by half a millisecond.
     let quiet = WorkRequest { signalled: false, ..common::request(2, small_write(&pair)) };
     one.fabric.post(one.peer, Lane::FIRST, &[quiet]).unwrap();
-    pass(world, 600_000);
+    run_for(world, 600_000);
     assert!((90..100).contains(&heard_us(one)));
     world.pause(two.host);
     one.post(3, small_write(&pair));
-    pass(world, 1_000_000);
+    run_for(world, 1_000_000);
     assert!(heard_us(one) >= 1090, "the peer is stopped");
     world.resume(two.host);
-    pass(world, 10_000);
+    run_for(world, 10_000);
     assert!(heard_us(one) < 10);
 }

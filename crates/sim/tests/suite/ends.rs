@@ -1,28 +1,28 @@
-//! Ends of connections and hosts, and the time from which they no longer access each other's memory.
+//! Closed connections, crashed hosts, and cut-offs.
 
 use crate::common;
 
-use common::{LONG_NS, Pair, pair, pass, remote};
+use common::{LONG_NS, Pair, pair, remote, run_for};
 use halite_fabric::{CutOff, Event, Fabric, Lane, Operation, Status};
 use halite_mem::{PagePolicy, Segment};
 use halite_sim::{Fence, Link, Profile};
 
 /// Ends a connection or crashes a host while a megabyte is in flight; returns the bytes that have landed then, and
 /// later.
-fn landed_at_and_after(pair: &Pair, end: impl FnOnce(&Pair)) -> (usize, usize) {
+fn landed_then_and_later(pair: &Pair, end: impl FnOnce(&Pair)) -> (usize, usize) {
     pair.post_long_write(7, 1 << 20);
-    pass(&pair.world, 40_000);
+    run_for(&pair.world, 40_000);
     end(pair);
     let landed = pair.two.landed(7, 4096);
     assert!((4096..1 << 20).contains(&landed), "{landed}");
-    pass(&pair.world, LONG_NS);
+    run_for(&pair.world, LONG_NS);
     (landed, pair.two.landed(7, 4096))
 }
 
 #[test]
 fn an_adapter_drops_packets_after_a_cut_off() {
     let pair = pair(1, Profile::rnic_100g());
-    let (then, later) = landed_at_and_after(&pair, |pair| {
+    let (then, later) = landed_then_and_later(&pair, |pair| {
         let two = &pair.two;
         assert_eq!(two.fabric.cut_off(two.peer), CutOff::Done);
         let peer = two.peer;
@@ -36,20 +36,20 @@ fn an_adapter_drops_packets_after_a_cut_off() {
 
 /// Otherwise each process would keep in quarantine for ever all memory that the other may still write to.
 #[test]
-fn processes_are_cut_off_once_kernels_can_talk() {
+fn processes_are_cut_off_once_their_link_is_up() {
     let pair = pair(1, Profile::local());
-    pair.there(Link::down);
-    pair.back(Link::down);
+    pair.change_forward_link(Link::down);
+    pair.change_reverse_link(Link::down);
     for side in [&pair.one, &pair.two] {
         side.post(1, Operation::Send { bytes: b"still there?", imm: 0 });
     }
-    pass(&pair.world, LONG_NS);
+    run_for(&pair.world, LONG_NS);
     for side in [&pair.one, &pair.two] {
         assert_eq!(side.events(), [Event::Disconnected { peer: side.peer }]);
     }
-    pair.there(|link| Link { up: true, ..link });
-    pair.back(|link| Link { up: true, ..link });
-    pass(&pair.world, LONG_NS);
+    pair.change_forward_link(|link| Link { up: true, ..link });
+    pair.change_reverse_link(|link| Link { up: true, ..link });
+    run_for(&pair.world, LONG_NS);
     for side in [&pair.one, &pair.two] {
         assert_eq!(side.events(), [Event::CutOff { peer: side.peer, exited: false }]);
     }
@@ -59,7 +59,7 @@ fn processes_are_cut_off_once_kernels_can_talk() {
 fn a_restarted_host_is_a_new_peer() {
     let pair = pair(1, Profile::rnic_100g());
     let Pair { world, one, two } = &pair;
-    pair.back(Link::down);
+    pair.change_reverse_link(Link::down);
     world.crash(two.host);
     world.restart(two.host);
     let fabric = world.fabric(two.host, "two again", Vec::new());
@@ -68,13 +68,13 @@ fn a_restarted_host_is_a_new_peer() {
     let key = fabric.register(segment).unwrap();
     assert_eq!(key, two.key, "keys start again at the same number, so old requests would hit new memory");
     one.post(1, Operation::FetchAdd { remote: remote(key, 0), add: 1 });
-    pass(world, LONG_NS);
+    run_for(world, LONG_NS);
     assert_eq!(one.ended(), [(1, Status::RetryExceeded)]);
     assert_eq!(memory.load_u64(0), Ok(0));
     assert_eq!(one.fabric.discover(), ["two again"]);
-    pair.back(|link| Link { up: true, ..link });
+    pair.change_reverse_link(|link| Link { up: true, ..link });
     one.fabric.connect("two again", b"");
-    pass(world, LONG_NS);
+    run_for(world, LONG_NS);
     let events = one.events();
     let Some(Event::Connected { peer, .. }) = events.last() else {
         panic!("{events:?}");
@@ -86,29 +86,29 @@ fn a_restarted_host_is_a_new_peer() {
             &[common::request(2, Operation::FetchAdd { remote: remote(key, 0), add: 1 })],
         )
         .unwrap();
-    pass(world, LONG_NS);
+    run_for(world, LONG_NS);
     assert_eq!((one.ended(), memory.load_u64(0)), (vec![(2, Status::Success)], Ok(1)));
 }
 
 // Where processors copy.
 
-fn never() -> Profile {
+fn without_kill() -> Profile {
     Profile { fence: Fence::Never, ..Profile::local() }
 }
 
 #[test]
-fn a_paused_copy_goes_on_after_a_cut_off() {
-    let pair = pair(1, never());
+fn a_paused_copy_continues_after_a_refused_cut_off() {
+    let pair = pair(1, without_kill());
     let Pair { world, one, two } = &pair;
-    let (then, later) = landed_at_and_after(&pair, |pair| {
+    let (then, later) = landed_then_and_later(&pair, |pair| {
         world.pause(one.host);
         // The last stores still become visible.
-        pass(world, 1_000);
+        run_for(world, 1_000);
         assert_eq!(pair.two.landed(7, 4096), {
-            pass(world, LONG_NS);
+            run_for(world, LONG_NS);
             pair.two.landed(7, 4096)
         });
-        // Host 1 has waited long enough: it declares the process of host 0 dead, but cannot stop it.
+        // Host 1 declares the process of host 0 dead, but may not kill it.
         two.fabric.disconnect(two.peer);
         assert_eq!(two.fabric.cut_off(two.peer), CutOff::NotPermitted);
         assert_eq!(two.events(), [Event::Disconnected { peer: two.peer }]);
@@ -116,20 +116,20 @@ fn a_paused_copy_goes_on_after_a_cut_off() {
     assert_eq!(then, later, "the process is stopped");
     assert_eq!(two.events(), [], "no event may report that it is cut off");
     world.resume(one.host);
-    pass(world, LONG_NS);
+    run_for(world, LONG_NS);
     assert_eq!(two.landed(7, 4096), 1 << 20, "it does not know that it was declared dead");
-    // Then it learns that it was declared dead, releases the other's memory, and confirms that.
+    // Host 0 then learns this, unmaps the memory of host 1, and reports it.
     assert_eq!(one.events()[0], Event::Disconnected { peer: one.peer });
     assert_eq!(two.events(), [Event::CutOff { peer: two.peer, exited: false }]);
 }
 
 #[test]
-fn a_killed_process_never_ends_its_copy() {
+fn a_killed_process_never_finishes_its_copy() {
     let pair = pair(1, Profile::local());
     let Pair { world, one, two } = &pair;
-    let (then, later) = landed_at_and_after(&pair, |_| {
+    let (then, later) = landed_then_and_later(&pair, |_| {
         world.pause(one.host);
-        pass(world, 1_000);
+        run_for(world, 1_000);
         two.fabric.disconnect(two.peer);
         assert_eq!(two.fabric.cut_off(two.peer), CutOff::Started);
         assert_eq!(two.events(), [Event::Disconnected { peer: two.peer }]);

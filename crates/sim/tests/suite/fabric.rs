@@ -2,21 +2,21 @@
 
 use crate::common;
 
-use common::{LONG_NS, Pair, pair, pass, remote};
+use common::{LONG_NS, Pair, pair, remote, run_for};
 use halite_fabric::{Class, Event, Fabric, Key, Lane, Local, Operation, Status};
 use halite_mem::{PagePolicy, Segment, Window};
 use halite_sim::{Link, Profile};
 
 /// Returns true if one of two additions is lost, when a processor adds while an adapter executes the other.
-fn loses_one_of_two_additions(profile: Profile) -> bool {
+fn loses_an_addition(profile: Profile) -> bool {
     let Pair { world, one, two } = pair(1, profile);
     let far = remote(two.key, 16);
     one.post(1, Operation::FetchAdd { remote: far, add: 1 });
     // The time until the atomic arrives, plus half of the time for which the adapter holds the word.
     let Profile { post_ns, doorbell_ns, pcie_ns, wire_ns, atomic_ns, .. } = Profile::rnic_100g();
-    pass(&world, post_ns + doorbell_ns + 2 * pcie_ns + wire_ns + atomic_ns / 2);
+    run_for(&world, post_ns + doorbell_ns + 2 * pcie_ns + wire_ns + atomic_ns / 2);
     let old = two.memory.fetch_add_u64(16, 1).unwrap();
-    pass(&world, LONG_NS);
+    run_for(&world, LONG_NS);
     assert_eq!(one.ended(), [(1, Status::Success)]);
     let sum = two.memory.load_u64(16).unwrap();
     assert!(old + 1 == sum || old == 0 && sum == 1, "{old} {sum}");
@@ -25,11 +25,11 @@ fn loses_one_of_two_additions(profile: Profile) -> bool {
 
 #[test]
 fn an_adapters_atomic_overwrites_a_processors() {
-    assert!(loses_one_of_two_additions(Profile::rnic_100g_hca()));
-    assert!(!loses_one_of_two_additions(Profile::rnic_100g()));
+    assert!(loses_an_addition(Profile::rnic_100g_hca()));
+    assert!(!loses_an_addition(Profile::rnic_100g()));
 }
 
-/// Registers another segment, whose key has not been announced to any peer when this returns.
+/// Registers another segment; its announcement is still in flight.
 fn another_key(side: &common::Side) -> (Key, Window) {
     let segment = Segment::create("late", 4096, PagePolicy::Normal).unwrap();
     let window = segment.window(0, 4096).unwrap();
@@ -37,24 +37,24 @@ fn another_key(side: &common::Side) -> (Key, Window) {
 }
 
 #[test]
-fn requests_wait_for_an_unknown_key_and_block_those_behind_them() {
-    for is_told_in_vain in [false, true] {
+fn a_request_with_an_unknown_key_blocks_its_lane() {
+    for is_announcement_lost in [false, true] {
         let pair = pair(1, Profile::rnic_100g());
-        if is_told_in_vain {
-            pair.back(Link::down);
+        if is_announcement_lost {
+            pair.change_reverse_link(Link::down);
         }
         let Pair { world, one, two } = &pair;
         let (key, window) = another_key(two);
-        pair.back(|link| Link { up: true, ..link });
+        pair.change_reverse_link(|link| Link { up: true, ..link });
         one.post(1, Operation::Write { local: Local::Inline(b"salt"), remote: remote(key, 0) });
         one.post(2, Operation::Send { bytes: b"behind", imm: 0 });
-        pass(world, 3_000);
+        run_for(world, 3_000);
         assert_eq!(
             (one.ended(), two.poll()),
             (vec![], vec![]),
             "with a known key they would be complete now"
         );
-        pass(world, LONG_NS);
+        run_for(world, LONG_NS);
         assert_eq!(one.ended(), [(1, Status::Success), (2, Status::Success)]);
         let mut seen = [0; 4];
         window.read(0, &mut seen).unwrap();
@@ -63,7 +63,7 @@ fn requests_wait_for_an_unknown_key_and_block_those_behind_them() {
             let began_ns = world.now_ns();
             one.post(3, operation);
             while one.ended().is_empty() {
-                pass(world, 10);
+                run_for(world, 10);
             }
             world.now_ns() - began_ns
         };
@@ -72,32 +72,32 @@ fn requests_wait_for_an_unknown_key_and_block_those_behind_them() {
     }
 }
 
-/// An answer to one lane's question is older than the question of the other lane.
+/// The answer to the first lane's request does not answer the other lane, which has requested a newer key.
 #[test]
-fn two_lanes_waiting_for_keys_get_an_answer_each() {
+fn each_lane_gets_an_answer_to_its_own_key_request() {
     let pair = pair(1, Profile { interrupt_ns: 50_000, ..Profile::rnic_100g() });
     let Pair { world, one, two } = &pair;
-    let key_told_in_vain = || {
-        pair.back(Link::down);
+    let unannounced_key = || {
+        pair.change_reverse_link(Link::down);
         let (key, _) = another_key(two);
-        pair.back(|link| Link { up: true, ..link });
+        pair.change_reverse_link(|link| Link { up: true, ..link });
         remote(key, 0)
     };
     let write = |remote| Operation::Write { local: Local::Inline(b"salt"), remote };
-    one.post(1, write(key_told_in_vain()));
-    pass(world, 60_000);
+    one.post(1, write(unannounced_key()));
+    run_for(world, 60_000);
     // The answer is in flight.
     let other = Lane { number: 1, class: Class::Bulk };
-    one.fabric.post(one.peer, other, &[common::request(2, write(key_told_in_vain()))]).unwrap();
-    pass(world, 30_000);
+    one.fabric.post(one.peer, other, &[common::request(2, write(unannounced_key()))]).unwrap();
+    run_for(world, 30_000);
     assert_eq!(one.ended(), [], "neither request has been sent");
-    pass(world, LONG_NS);
+    run_for(world, LONG_NS);
     assert_eq!(one.ended(), [(1, Status::Success), (2, Status::Success)]);
 }
 
 /// Writes in flight do not land, and reads in flight fail.
 #[test]
-fn a_withdrawn_key_ends_requests_under_way() {
+fn deregistration_ends_requests_in_flight() {
     let long = |pair: &Pair, is_read| {
         let (local, remote) = (pair.one.source(1 << 20), remote(pair.two.key, 0));
         if is_read { Operation::Read { local, remote } } else { Operation::Write { local, remote } }
@@ -108,11 +108,11 @@ fn a_withdrawn_key_ends_requests_under_way() {
             let Pair { world, one, two } = &pair;
             one.memory.fill(0, 1 << 20, 7).unwrap();
             one.post(1, long(&pair, is_read));
-            pass(world, 40_000);
+            run_for(world, 40_000);
             two.fabric.deregister(two.key);
             let half = two.bytes(0, 1 << 20);
             assert!(is_read || half.contains(&7) && half.contains(&0), "the write was half complete");
-            pass(world, LONG_NS);
+            run_for(world, LONG_NS);
             assert_eq!(one.ended(), [(1, Status::RemoteAccess)], "{is_adapter} {is_read}");
             assert!(two.bytes(0, 1 << 20) == half, "no more bytes land");
             assert!(two.events().contains(&Event::Deregistered { key: two.key }));

@@ -2,7 +2,7 @@
 
 use crate::common;
 
-use common::{LONG_NS, Pair, check_nothing_shows, pair, pass, remote};
+use common::{LONG_NS, Pair, check_faults_are_hidden, pair, remote, run_for};
 use halite_fabric::{ConnectFailure, ConnectTrouble, Event, Fabric, Local, Operation, PostCause, Status};
 use halite_sim::{Corruption, Link, Profile, Trace};
 
@@ -11,9 +11,9 @@ fn profile() -> Profile {
 }
 
 #[test]
-fn faults_of_links_cost_time_only() {
+fn faults_of_links_only_delay_requests() {
     for profile in [profile(), Profile { retransmit_ns: 100_000_000, ..Profile::roce_100g() }] {
-        let check = |change: fn(Link) -> Link| check_nothing_shows(profile.clone(), change);
+        let check = |change: fn(Link) -> Link| check_faults_are_hidden(profile.clone(), change);
         assert!(check(|link| Link { loss_ppm: 100_000, ..link }).lost > 20);
         assert!(check(|link| Link { duplicate_ppm: 300_000, ..link }).duplicated > 50);
         assert!(check(|link| Link { reorder_ppm: 300_000, jitter_ns: 20_000, ..link }).reordered > 50);
@@ -23,14 +23,14 @@ fn faults_of_links_cost_time_only() {
 }
 
 #[test]
-fn a_peer_that_stands_still_goes_on_later() {
+fn requests_wait_while_the_peer_is_paused() {
     let Pair { world, one, two } = &pair(1, Profile { retransmit_ns: 100_000_000, ..Profile::roce_100g() });
     world.pause(two.host);
     one.post(1, Operation::Write { local: Local::Inline(b"late"), remote: remote(two.key, 0) });
-    pass(world, 10_000_000);
+    run_for(world, 10_000_000);
     assert_eq!((one.ended(), two.bytes(0, 4)), (vec![], vec![0; 4]));
     world.resume(two.host);
-    pass(world, 10_000_000);
+    run_for(world, 10_000_000);
     assert_eq!((one.ended(), two.bytes(0, 4)), (vec![(1, Status::Success)], b"late".to_vec()));
     assert!(one.fabric.round_trip(one.peer).is_some());
 }
@@ -39,10 +39,10 @@ fn a_peer_that_stands_still_goes_on_later() {
 fn uncaught_damage_flips_one_bit() {
     let pair = pair(1, profile());
     let corruption = Corruption::Uncaught;
-    pair.there(|link| Link { corrupt_ppm: 1_000_000, corruption, ..link });
+    pair.change_forward_link(|link| Link { corrupt_ppm: 1_000_000, corruption, ..link });
     let local = Local::Inline(&[0; 64]);
     pair.one.post(1, Operation::Write { local, remote: remote(pair.two.key, 0) });
-    pass(&pair.world, LONG_NS);
+    run_for(&pair.world, LONG_NS);
     assert_eq!(pair.one.ended(), [(1, Status::Success)], "neither end notices");
     let flipped: u32 = pair.two.bytes(0, 64).iter().map(|byte| byte.count_ones()).sum();
     assert_eq!(flipped, 1);
@@ -53,14 +53,14 @@ fn uncaught_damage_flips_one_bit() {
 fn requests_to_a_peer_that_cannot_be_reached_fail() {
     let pair = pair(1, profile());
     let Pair { world, one, two } = &pair;
-    pair.there(Link::down);
-    pair.back(Link::down);
+    pair.change_forward_link(Link::down);
+    pair.change_reverse_link(Link::down);
     one.memory.fill(0, 9_000, 7).unwrap();
     one.post(1, Operation::Write { local: one.source(9_000), remote: remote(two.key, 0) });
     one.post(2, Operation::Send { bytes: b"behind it", imm: 0 });
-    pass(world, 8 * 100_000 - 1);
+    run_for(world, 8 * 100_000 - 1);
     assert!(one.ended().is_empty(), "the requester retries seven times");
-    pass(world, 10_000);
+    run_for(world, 10_000);
     // Both requests have been sent, and their results are unknown.
     assert_eq!(one.ended(), [(1, Status::RetryExceeded), (2, Status::PeerGone)]);
     assert_eq!(
@@ -73,13 +73,13 @@ fn requests_to_a_peer_that_cannot_be_reached_fail() {
 }
 
 #[test]
-fn a_request_is_done_in_a_one_way_partition() {
+fn a_one_way_partition_loses_only_acknowledgements() {
     let pair = pair(1, profile());
     let Pair { world, one, two } = &pair;
-    pair.back(Link::down);
+    pair.change_reverse_link(Link::down);
     one.post(1, Operation::FetchAdd { remote: remote(two.key, 0), add: 1 });
     one.post(2, Operation::Send { bytes: b"received anyway", imm: 0 });
-    pass(world, LONG_NS);
+    run_for(world, LONG_NS);
     assert_eq!(one.ended(), [(1, Status::RetryExceeded), (2, Status::PeerGone)]);
     assert_eq!(two.memory.load_u64(0), Ok(1));
     assert_eq!(two.poll().len(), 1);
@@ -88,29 +88,32 @@ fn a_request_is_done_in_a_one_way_partition() {
 }
 
 /// Host 1 sees the connection, but its confirmation is lost; then `end` runs, and its notices arrive.
-fn half_connected(profile: Profile, end: impl FnOnce(&halite_sim::World, &common::Side)) -> [Vec<Event>; 2] {
+fn end_half_open_connection(
+    profile: Profile,
+    end: impl FnOnce(&halite_sim::World, &common::Side),
+) -> [Vec<Event>; 2] {
     let world = halite_sim::World::new(1, profile);
     let (one, mut two) = (common::open(&world, "one"), common::open(&world, "two"));
     let link = world.link(two.host, one.host);
     world.set_link(two.host, one.host, link.down());
     one.fabric.connect("two", b"");
-    pass(&world, 10_000);
+    run_for(&world, 10_000);
     two.peer = two.connected();
     world.set_link(two.host, one.host, link);
     end(&world, &two);
-    pass(&world, 3 * LONG_NS);
+    run_for(&world, 3 * LONG_NS);
     [one.events(), two.events()]
 }
 
 #[test]
-fn a_half_made_connection_ends_for_both() {
+fn a_half_open_connection_ends_at_both_sides() {
     for profile in [Profile::local(), profile()] {
         let (address, reason) = ("two".to_owned(), "timed out".to_owned());
         let failed =
             vec![Event::ConnectFailed(ConnectFailure { address, reason, trouble: ConnectTrouble::Theirs })];
-        let [one, _] = half_connected(profile.clone(), |world, two| world.crash(two.host));
+        let [one, _] = end_half_open_connection(profile.clone(), |world, two| world.crash(two.host));
         assert_eq!(one, failed);
-        let [one, two] = half_connected(profile, |_, two| two.fabric.disconnect(two.peer));
+        let [one, two] = end_half_open_connection(profile, |_, two| two.fabric.disconnect(two.peer));
         assert_eq!(one, failed);
         let peer = halite_fabric::PeerId(1);
         assert_eq!(two, [Event::Disconnected { peer }, Event::CutOff { peer, exited: false }]);
@@ -122,9 +125,9 @@ fn the_same_seed_gives_the_same_run() {
     let run = |seed, trace| {
         let pair = pair(seed, Profile::roce_100g());
         pair.world.set_trace(trace);
-        pair.there(|link| Link { loss_ppm: 50_000, reorder_ppm: 50_000, ..link });
+        pair.change_forward_link(|link| Link { loss_ppm: 50_000, reorder_ppm: 50_000, ..link });
         pair.post_long_write(1, 1 << 20);
-        pass(&pair.world, LONG_NS);
+        run_for(&pair.world, LONG_NS);
         assert_eq!(pair.one.ended(), [(1, Status::Success)]);
         (pair.world.digest(), pair.world.trace().len())
     };

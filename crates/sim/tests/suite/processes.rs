@@ -2,7 +2,7 @@
 
 use crate::common;
 
-use common::{LONG_NS, Side, open, open_on, pass, remote};
+use common::{LONG_NS, Side, open, open_on, remote, run_for};
 use halite_fabric::{Capabilities, Event, Fabric, Lane, Local, Operation, Status};
 use halite_sim::{Profile, World};
 
@@ -20,11 +20,11 @@ fn three() -> Three {
     let mut b = open_on(&world, world.add_process(a.host), "b");
     let mut c = open(&world, "c");
     a.fabric.connect("b", b"I am a");
-    pass(&world, LONG_NS);
+    run_for(&world, LONG_NS);
     a.peer = a.connected();
     b.peer = b.connected();
     a.fabric.connect("c", b"I am a");
-    pass(&world, LONG_NS);
+    run_for(&world, LONG_NS);
     c.peer = c.connected();
     Three { world, a, b, c }
 }
@@ -51,7 +51,7 @@ fn each_peer_is_reached_by_the_shortest_path() {
         let operation = Operation::Write { local: Local::Inline(b"pepper"), remote: remote(b.key, 8) };
         a.fabric.post(peer, Lane::FIRST, &[common::request(1, operation)]).unwrap();
         while a.ended().is_empty() {
-            pass(&world, 10);
+            run_for(&world, 10);
         }
         world.now_ns() - began_ns
     });
@@ -74,13 +74,13 @@ fn stores_of_a_killed_process_are_invisible() {
     let mut seen = [0; 5];
     back.read(0, &mut seen).unwrap();
     assert_eq!(&seen, b"alive", "other processes can read the memory of a dead one while they hold it");
-    pass(&world, LONG_NS);
+    run_for(&world, LONG_NS);
     let peer = b.peer;
     assert_eq!(b.events(), [Event::Disconnected { peer }, Event::CutOff { peer, exited: true }]);
 }
 
 #[test]
-fn kernels_report_dead_processes_but_not_hosts() {
+fn kernels_report_dead_processes_but_not_dead_hosts() {
     for whole in [false, true] {
         let Three { world, a, b, c } = three();
         if whole {
@@ -90,11 +90,11 @@ fn kernels_report_dead_processes_but_not_hosts() {
             world.crash(a.host);
             assert!(world.is_running(b.host));
         }
-        pass(&world, LONG_NS);
+        run_for(&world, LONG_NS);
         assert_eq!(c.events().is_empty(), whole);
         if whole {
             c.post(1, Operation::Send { bytes: b"hello?", imm: 0 });
-            pass(&world, LONG_NS);
+            run_for(&world, LONG_NS);
             assert_eq!(c.ended(), [(1, Status::RetryExceeded)], "a timeout ends the request");
         }
     }

@@ -37,7 +37,7 @@ fn a_stuck_world_names_the_waiting_tasks() {
 }
 
 #[test]
-fn a_story_that_never_rests_is_stopped() {
+fn an_endless_task_is_stopped() {
     let world = world();
     world.spawn(None, "a loop", async {
         loop {
@@ -69,7 +69,7 @@ fn the_seed_orders_ready_tasks() {
 }
 
 #[test]
-fn every_host_has_a_clock_of_its_own() {
+fn each_host_has_its_own_clock() {
     let world = world();
     let (fast, slow) = (world.add_host(), world.add_host());
     world.set_drift_ppm(fast, 100_000);
@@ -97,7 +97,7 @@ fn count(world: &World, host: halite_sim::HostId) -> Rc<RefCell<u64>> {
 }
 
 #[test]
-fn a_paused_host_goes_on_where_it_stopped() {
+fn a_resumed_host_continues_where_it_stopped() {
     let world = world();
     let host = world.add_host();
     let counted = count(&world, host);
@@ -113,7 +113,7 @@ fn a_paused_host_goes_on_where_it_stopped() {
 }
 
 #[test]
-fn a_crash_drops_the_tasks_of_its_host_and_no_others() {
+fn a_crash_drops_only_the_tasks_of_its_host() {
     let world = world();
     let (host, other) = (world.add_host(), world.add_host());
     let (counted, others) = (count(&world, host), count(&world, other));
