@@ -337,18 +337,15 @@ impl Scoreboard {
     // [ROCE-SEL-5]
     pub fn find_lost(&mut self, now_ns: u64, wait_ns: u64) -> (u32, Option<u64>) {
         let (arrived, reorder_threshold) = (self.order_arrived, self.reorder_threshold);
-        self.mark_lost(
-            |order, sent_ns| {
-                let Some(behind) =
-                    arrived.and_then(|arrived| arrived.checked_sub(order)).filter(|behind| *behind > 0)
-                else {
-                    return Some(u64::MAX);
-                };
-                let at_ns = sent_ns + wait_ns;
-                (behind < reorder_threshold && now_ns < at_ns).then_some(at_ns)
-            },
-            true,
-        )
+        self.mark_lost(|order, sent_ns| {
+            let Some(behind) =
+                arrived.and_then(|arrived| arrived.checked_sub(order)).filter(|behind| *behind > 0)
+            else {
+                return Some(u64::MAX);
+            };
+            let at_ns = sent_ns + wait_ns;
+            (behind < reorder_threshold && now_ns < at_ns).then_some(at_ns)
+        })
     }
 
     /// After a silence, marks packets as lost: the packets sent before one that arrived or, if `stalled` is true, all
@@ -356,22 +353,16 @@ impl Scoreboard {
     /// span that the peer keeps. Returns the number of losses.
     pub fn find_lost_after_silence(&mut self, stalled: bool) -> u32 {
         let arrived = self.order_arrived;
-        self.mark_lost(|order, _| (Some(order) >= arrived && !stalled).then_some(u64::MAX), !stalled).0
+        self.mark_lost(|order, _| (Some(order) >= arrived && !stalled).then_some(u64::MAX)).0
     }
 
-    /// Marks as lost the packets in flight for which `until` returns `None`. With `overtaken`, marks none unless the
-    /// oldest packet was overtaken. Returns the number of losses and the earliest time that `until` returned.
+    /// Marks as lost the packets in flight for which `until` returns `None`. Returns the number of losses and the
+    /// earliest time that `until` returned.
     ///
     /// A lost request is one packet on the path, however many response packets it asked for: these count as one loss,
     /// unless the peer has executed the request, so that they themselves were lost.
     // [ROCE-SEL-7]
-    fn mark_lost(&mut self, until: impl Fn(u64, u64) -> Option<u64>, overtaken: bool) -> (u32, Option<u64>) {
-        // If the oldest was sent after all arrived packets, none was overtaken.
-        let is_in_order =
-            |oldest: &Entry| oldest.state == PacketState::InFlight && Some(oldest.order) > self.order_arrived;
-        if self.in_flight == 0 || overtaken && self.entries.front().is_some_and(is_in_order) {
-            return (0, None);
-        }
+    fn mark_lost(&mut self, until: impl Fn(u64, u64) -> Option<u64>) -> (u32, Option<u64>) {
         let (mut losses, mut lost_request) = (0, None);
         // Transmissions are lost in their order, so the first that is not ends the search.
         while let Some((order, sequence)) = self.sent.front().copied() {

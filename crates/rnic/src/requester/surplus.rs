@@ -13,7 +13,7 @@ use super::bdp::Smallest;
 const EPOCH_NS_MIN: u64 = 50_000_000;
 const EPOCH_TRIPS: u64 = 3;
 /// Delay in the queue that is always allowed, in ns.
-const QUEUE_NS_MIN: u64 = 100_000;
+const QUEUE_NS_MIN: u64 = 50_000;
 /// Minimum of the surplus, in packets.
 const PACKETS_MIN: u32 = 2;
 /// Epochs of growth after which the growth doubles with each further one, and the maximum.
