@@ -8,7 +8,6 @@ mod common;
 mod forking;
 mod joining;
 mod leaving;
-mod lifetimes;
 mod owned;
 mod readme;
 mod typed;
