@@ -81,10 +81,3 @@ mod sim_local {
 
     halite_testing::conformance_suite!(Simulated::profile("local"));
 }
-
-#[cfg(feature = "deep")]
-mod etcd {
-    use halite_testing::conformance::etcd::NamesInEtcd;
-
-    halite_testing::conformance_suite!(NamesInEtcd);
-}
