@@ -1,9 +1,7 @@
-//! Benchmarks of Halite: against its usual alternatives (`peers`), over emulated networks (`links`), and in
-//! instructions per operation (`price`).
+//! Benchmarks of Halite: against its usual alternatives (`peers`), and in instructions per operation (`price`).
 //!
 //! Applications do not link this crate.
 
-pub mod links;
 pub mod markers;
 pub mod peers;
 #[cfg(target_arch = "x86_64")]

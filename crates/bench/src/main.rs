@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use halite_bench::links;
 use halite_bench::peers::{self, Options};
 #[cfg(target_arch = "x86_64")]
 use halite_bench::price;
@@ -22,8 +21,6 @@ struct Arguments {
 enum Command {
     /// Run Halite, UCX, gRPC, Redis and the bare machine in alternating rounds and print the ratios
     Peers(Options),
-    /// Run Halite, TCP and QUIC over emulated networks with loss, delay and competing flows, and print the goodput
-    Links(links::Options),
     #[cfg(target_arch = "x86_64")]
     /// Count instructions, locked instructions and allocations of each operation
     Price(price::Options),
@@ -56,7 +53,6 @@ enum Command {
 fn main() -> ExitCode {
     let result: Result<(), Box<dyn std::error::Error>> = match Arguments::parse().command {
         Command::Peers(options) => peers::run(&options).map_err(Into::into),
-        Command::Links(options) => links::run(&options).map_err(Into::into),
         #[cfg(target_arch = "x86_64")]
         Command::Price(options) => price::run(&options).map_err(Into::into),
         #[cfg(target_arch = "x86_64")]

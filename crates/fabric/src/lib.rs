@@ -10,7 +10,6 @@ pub mod composite;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 pub mod event;
-pub mod fault;
 pub mod kind;
 pub mod lane;
 pub mod line;

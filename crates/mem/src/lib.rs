@@ -2,8 +2,7 @@
 //!
 //! A [`Segment`] is memory that several processes map at once; a [`Window`] is a bounds-checked view of a part of a
 //! segment. Other processes may write to this memory at any time, so no method lends it as `&[u8]`: callers copy bytes
-//! or use atomics. A [`Paged`] is private memory; the program provides each page at the first access. [`LentPages`] are
-//! such memory in the form of an ordinary buffer, for code that does not expect absent pages. This crate knows no
+//! or use atomics. A [`Paged`] is private memory; the program provides each page at the first access. This crate knows no
 //! network, names or permissions.
 
 #![allow(unsafe_code)]
@@ -23,7 +22,7 @@ pub mod window;
 pub use allocator::{Allocator, BadFree, Extent};
 pub use doorbell::{Doorbell, Sleeper};
 pub use fork::Process;
-pub use paged::{Fault, LentPages, Paged, PagedError};
+pub use paged::{Fault, Paged, PagedError};
 pub use pins::{COUNTS, Elapsed, GracePeriod, Pin, Pins};
 pub use segment::{DiscardError, OpenError, PagePolicy, Segment};
 pub use slots::{Lookup, SlotError, Slots};

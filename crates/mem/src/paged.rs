@@ -11,7 +11,6 @@
 //! thread takes part. The kernel reports faults of user code only; for this, a process needs no privilege. A system
 //! call on an absent page fails with EFAULT.
 
-mod lent;
 mod sigbus;
 mod uffd;
 
@@ -29,8 +28,6 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use crate::copy;
 use crate::fork::Process;
 use crate::window::{AccessError, OutOfBounds};
-
-pub use lent::LentPages;
 
 /// A fault: a load or store that cannot continue until the page is present or writable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -114,15 +111,21 @@ impl Paged {
         pages: usize,
         on_fault: impl Fn(&Paged, Fault) + Send + Sync + 'static,
     ) -> Result<Paged, PagedError> {
-        let (page_bytes, len) = lengths(pages)?;
+        let page_bytes = rustix::param::page_size();
+        let len = pages.checked_mul(page_bytes).filter(|len| *len > 0 && *len <= isize::MAX as usize);
+        let len = len.ok_or(PagedError::Length { pages })?;
         let fd = uffd::open()?;
         sigbus::install()?;
-        let base = map_private(len)?;
+        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory in use.
+        let base =
+            unsafe { rustix::mm::mmap_anonymous(null_mut(), len, access, flags) }.map_err(io::Error::from)?;
+        let base = NonNull::new(base.cast()).expect("mmap never chooses address zero");
         let process = Process::current();
         let paged = Paged { base, page_bytes, pages, fd, on_fault: Box::new(on_fault), process };
         paged.advise(0..pages, Advice::LinuxDontFork)?;
         // SAFETY: the range is our own mapping, and accesses to it expect the signal.
-        unsafe { uffd::register(&paged.fd, paged.base.addr().get(), len, true) }?;
+        unsafe { uffd::register(&paged.fd, paged.base.addr().get(), len) }?;
         Ok(paged)
     }
 
@@ -290,22 +293,6 @@ impl Drop for Paged {
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.pages * self.page_bytes) };
         debug_assert!(unmapped.is_ok(), "a mapping of ours could not be unmapped: {unmapped:?}");
     }
-}
-
-/// Returns the length of a page and of `pages` pages, in bytes.
-fn lengths(pages: usize) -> Result<(usize, usize), PagedError> {
-    let page_bytes = rustix::param::page_size();
-    let len = pages.checked_mul(page_bytes).filter(|len| *len > 0 && *len <= isize::MAX as usize);
-    Ok((page_bytes, len.ok_or(PagedError::Length { pages })?))
-}
-
-/// Maps `len` bytes of private memory, which the caller unmaps.
-fn map_private(len: usize) -> io::Result<NonNull<u8>> {
-    let access = ProtFlags::READ | ProtFlags::WRITE;
-    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-    // SAFETY: a new mapping at an address of the kernel's choice touches no memory in use.
-    let base = unsafe { rustix::mm::mmap_anonymous(null_mut(), len, access, flags) }?;
-    Ok(NonNull::new(base.cast()).expect("mmap never chooses address zero"))
 }
 
 #[cfg(test)]

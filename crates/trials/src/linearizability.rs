@@ -54,16 +54,8 @@ where
     match piece {
         // Most pieces consist of one operation, which has one order.
         [(_, alone)] => S::apply(alone, &S::apply(&first, &S::init()).1).0,
-        _ => piece.len() > PIECE_MAX || is_linearizable::<S>(first, piece),
+        _ => piece.len() > PIECE_MAX || WGLChecker::<S>::is_linearizable(history(first, piece)),
     }
-}
-
-/// Returns true if the operations `done`, in any number, are linearizable after `first`, which sets the object's state.
-pub fn is_linearizable<S>(first: S::Operation, done: &[(Span, S::Operation)]) -> bool
-where
-    S: Specification<Operation: Copy>,
-{
-    WGLChecker::<S>::is_linearizable(history(first, done))
 }
 
 /// Converts a history for the checker, with each operation as a process of its own.

@@ -72,49 +72,6 @@ fn keys_of_a_full_store_expire_at_once() {
     }
 }
 
-/// Blocks are reused all the time, for this key and for others.
-#[test]
-fn a_changing_value_is_read_whole_and_never_goes_back() {
-    let shards = Shards::new(64 * MIB);
-    let mut one = open(&shards, 0);
-    let value = |number: u64| {
-        let len = 8 * (1 + number as usize % 40);
-        number.to_le_bytes().iter().copied().cycle().take(len).collect::<Vec<u8>>()
-    };
-    one.put(b"key", &value(0));
-    let done = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let readers: Vec<_> = (0..2)
-            .map(|node| {
-                let (shards, done) = (&shards, &done);
-                scope.spawn(move || {
-                    let (mut two, mut last) = (open(shards, node), 0);
-                    loop {
-                        // Reads once more after the last write.
-                        let is_last = done.load(Ordering::Relaxed);
-                        let found = two.get(b"key").expect("the key always exists");
-                        let number = u64::from_le_bytes(*found.first_chunk().unwrap());
-                        assert_eq!(found, value(number), "the value is torn");
-                        assert!(number >= last, "{number} was read after {last}");
-                        last = number;
-                        if is_last {
-                            return last;
-                        }
-                    }
-                })
-            })
-            .collect();
-        let all_done = SetAtEnd(&done);
-        for number in 1..2_000 {
-            one.put(b"key", &value(number));
-            one.put(b"other", &value(number + 1));
-        }
-        drop(all_done);
-        assert!(readers.into_iter().all(|reader| reader.join().unwrap() > 0));
-    });
-    end(shards);
-}
-
 #[test]
 fn a_full_store_goes_on_once_there_is_room() {
     let shards = Shards::new(16 * MIB);

@@ -1,6 +1,5 @@
-//! Tests of emulated networks, and of processes that a benchmark starts.
+//! Tests of processes that a benchmark starts.
 
-mod links;
 #[path = "../../../cli/tests/support/process.rs"]
 mod process;
 mod tethered;

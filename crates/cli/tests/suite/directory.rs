@@ -142,22 +142,38 @@ fn no_kind_of_file_in_the_way_hangs_a_command() {
         ("a symbolic link", |path| symlink("/dev/zero", path).unwrap()),
         ("a socket", |path| drop(UnixListener::bind(path).unwrap())),
         ("a file with several hard links", |path| {
-            std::fs::hard_link(path.with_file_name("logs/node-0.log"), path).unwrap();
+            std::fs::write(path.with_extension("theirs"), "theirs").unwrap();
+            std::fs::hard_link(path.with_extension("theirs"), path).unwrap();
         }),
     ];
-    for (what, place) in baits {
-        let bait = scratch.cluster().join("node-9.lock");
-        place(&bait);
-        let kind = std::fs::symlink_metadata(&bait).unwrap().file_type();
-        for command in COMMANDS {
-            let complaint = scratch.fails(command, 1);
-            let expected = format!("{} is {what}", bait.display());
-            assert!(complaint.contains(&expected), "{command}: {complaint}");
+    let check = |name: &str, baits: &[Bait], commands: &[&str]| {
+        let bait = scratch.cluster().join(name);
+        for (what, place) in baits {
+            let _ = std::fs::remove_file(&bait);
+            place(&bait);
+            let kind = std::fs::symlink_metadata(&bait).unwrap().file_type();
+            for command in commands {
+                let complaint = scratch.fails(command, 1);
+                let expected = format!("{} is {what}", bait.display());
+                assert!(complaint.contains(&expected), "{command}: {complaint}");
+            }
+            assert_eq!(std::fs::symlink_metadata(&bait).unwrap().file_type(), kind);
+            if kind.is_dir() {
+                std::fs::remove_dir(&bait).unwrap()
+            }
         }
-        assert_eq!(std::fs::symlink_metadata(&bait).unwrap().file_type(), kind);
-        if kind.is_dir() { std::fs::remove_dir(&bait).unwrap() } else { std::fs::remove_file(&bait).unwrap() }
-    }
+        let _ = std::fs::remove_file(&bait);
+    };
+    check("node-9.lock", &baits, &COMMANDS);
     assert_eq!(scratch.states(), ["alive"]);
+    scratch.ok("down");
+    let start = ["up --nodes 1 --detach"];
+    // Dead nodes leave sockets.
+    check("node-9.shm.sock", &baits[..3], &start);
+    // The marker is last: without it, the directory belongs to no cluster.
+    for name in ["join.lock", "next-number", "node-9.shm.lock", "logs/node-9.log", MARKER] {
+        check(name, &baits, &start);
+    }
 }
 
 #[test]

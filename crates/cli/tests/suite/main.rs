@@ -11,7 +11,6 @@ mod documents;
 mod draining;
 mod etcd;
 mod figure;
-mod figures;
 mod hosts;
 mod limits;
 mod losing;

@@ -149,16 +149,6 @@ impl Node {
         Node::join(config, FirstNode::Required(first_timeout), Role::Client, networks::open)
     }
 
-    /// Joins as [`Node::embedded`] does, over the fabric that `open` returns. The fabric listens for the networks of
-    /// `config`; an address without the name of a network belongs to the first of these networks.
-    pub fn with_fabric(
-        config: Config,
-        open: impl FnOnce(&NodeIdentity) -> Result<Arc<dyn Fabric>, JoinError>,
-    ) -> Result<Node, JoinError> {
-        let first = FirstNode::Required(first_timeout(config.lease));
-        Node::join(config, first, Role::Member, |_, _, identity| open(identity))
-    }
-
     fn join(
         config: Config,
         first_node: FirstNode,

@@ -114,6 +114,7 @@ impl Backlog {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::{Arc, Mutex};
 
     use halite_fabric::{Lane, Middleware};
@@ -121,33 +122,45 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A fabric that has room for nothing.
-    pub(crate) struct Full(Arc<ShmFabric>, Mutex<Vec<PeerId>>);
+    /// A fabric that has room for nothing until [`Full::make_room`] is called.
+    pub(crate) struct Full {
+        inner: Arc<ShmFabric>,
+        disconnected: Mutex<Vec<PeerId>>,
+        has_room: AtomicBool,
+    }
 
     impl Full {
         pub(crate) fn open() -> Full {
             // No peer connects through it, so its directory may go.
             let dir = crate::runtime::scratch();
-            Full(ShmFabric::open(ShmConfig::new(dir.path(), "one")).unwrap(), Mutex::default())
+            let inner = ShmFabric::open(ShmConfig::new(dir.path(), "one")).unwrap();
+            Full { inner, disconnected: Mutex::default(), has_room: AtomicBool::new(false) }
+        }
+
+        pub(crate) fn make_room(&self) {
+            self.has_room.store(true, Ordering::Relaxed);
         }
 
         /// Returns the peers disconnected since the last call.
         pub(crate) fn disconnected(&self) -> Vec<PeerId> {
-            std::mem::take(&mut *self.1.lock().unwrap())
+            std::mem::take(&mut *self.disconnected.lock().unwrap())
         }
     }
 
     impl Middleware for Full {
         fn inner(&self) -> &dyn Fabric {
-            &*self.0
+            &*self.inner
         }
 
-        fn post(&self, peer: PeerId, _: Lane, _: &[WorkRequest<'_>]) -> Result<(), PostError> {
+        fn post(&self, peer: PeerId, lane: Lane, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
+            if self.has_room.load(Ordering::Relaxed) {
+                return self.inner.post(peer, lane, requests);
+            }
             Err(PostError { peer, posted: 0, cause: PostCause::QueueFull })
         }
 
         fn disconnect(&self, peer: PeerId) {
-            self.1.lock().unwrap().push(peer);
+            self.disconnected.lock().unwrap().push(peer);
         }
     }
 

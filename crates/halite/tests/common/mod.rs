@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 pub mod no_direct;
+pub mod posting;
 pub mod threads;
 
 use std::path::{Path, PathBuf};
@@ -10,8 +11,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use halite::{Config, Env, JoinError, Node, NodeId};
-use halite_fabric::Fabric;
-use halite_fabric::fault::{FaultInjector, FaultPlan};
 use tempfile::TempDir;
 
 /// A cluster directory that does not exist yet, and is removed with the test.
@@ -46,10 +45,9 @@ impl Dir {
 
     /// Joins a node that reaches the memory of others only by posting.
     pub fn join_posted(&self, node: u32) -> Node {
-        let wrap = |fabric: Arc<dyn Fabric>| -> Arc<dyn Fabric> {
-            Arc::new(FaultInjector::new(fabric, FaultPlan::default()))
-        };
-        Node::wrap(self.config(node), wrap).expect("the node joins")
+        let wrapped =
+            Node::wrap(self.config(node), |inner| Arc::new(posting::Posting { inner, has_atomics: true }));
+        wrapped.expect("the node joins")
     }
 }
 

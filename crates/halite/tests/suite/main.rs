@@ -1,6 +1,5 @@
 //! Tests of the library with nodes of one process, beyond the conformance suite (crates/testing).
 
-mod absent;
 mod batches;
 mod calls;
 mod calls_found;
@@ -9,7 +8,6 @@ mod common;
 mod forking;
 mod joining;
 mod leaving;
-mod lifetimes;
 mod owned;
 mod readme;
 mod typed;

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::Dir;
-use halite::{CallCause, Function, NodeId, ServeOptions, blocking, typed};
+use halite::{CallCause, Function, NodeId, Permissions, Placement, ServeOptions, blocking, typed};
 
 /// Timeout of calls, in which every answered call ends.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -40,6 +40,19 @@ fn values_that_outlive_an_await_are_owned() {
     is_owned::<typed::blocking::Server<String, u32>>();
     is_owned::<halite::CallError>();
     is_owned::<halite::LockError>();
+}
+
+#[test]
+fn futures_can_be_moved_between_threads() {
+    fn check_send<T: Send>(_: &T) {}
+    let dir = Dir::new();
+    let node = dir.join(0);
+    let session = node.session();
+    check_send(&session.alloc(None, 64, Placement::Local, Permissions::READ));
+    check_send(&session.list());
+    let lh = session.blocking().alloc(None, 64, Placement::Local, Permissions::READ).unwrap();
+    check_send(&session.read(lh, 0, &mut [0; 4]));
+    check_send(&session.write_batch(&[]));
 }
 
 /// Posts a call and drops the session; the pending call keeps the session open.

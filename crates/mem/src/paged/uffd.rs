@@ -1,5 +1,4 @@
-//! The part of the interface of userfaultfd that [`Paged`](super::Paged) and [`LentPages`](super::LentPages) use, from
-//! `linux/userfaultfd.h`.
+//! The part of the interface of userfaultfd that [`Paged`](super::Paged) uses, from `linux/userfaultfd.h`.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,8 +18,6 @@ const UFFD_FEATURE_PAGEFAULT_FLAG_WP: u64 = 1 << 0;
 /// Reports faults as signals, without a thread that reads the descriptor.
 const UFFD_FEATURE_SIGBUS: u64 = 1 << 7;
 const FEATURES: u64 = UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_SIGBUS;
-
-const UFFD_EVENT_PAGEFAULT: u8 = 0x12;
 
 const UFFDIO_REGISTER_MODE_MISSING: u64 = 1 << 0;
 const UFFDIO_REGISTER_MODE_WP: u64 = 1 << 1;
@@ -74,15 +71,6 @@ pub(super) fn open() -> Result<OwnedFd, PagedError> {
         // Only there can the handler distinguish stores from loads; see sigbus::is_write.
         return Err(PagedError::Unsupported);
     }
-    open_with(FEATURES)
-}
-
-/// Opens a descriptor whose faults a thread reads by [`next_absent`].
-pub(super) fn open_for_thread() -> Result<OwnedFd, PagedError> {
-    open_with(0)
-}
-
-fn open_with(features: u64) -> Result<OwnedFd, PagedError> {
     let flags = UserfaultfdFlags::CLOEXEC
         | UserfaultfdFlags::NONBLOCK
         | UserfaultfdFlags::from_bits_retain(UFFD_USER_MODE_ONLY);
@@ -92,7 +80,7 @@ fn open_with(features: u64) -> Result<OwnedFd, PagedError> {
         Errno::NOSYS | Errno::INVAL => PagedError::Unsupported,
         error => PagedError::Io(error.into()),
     })?;
-    let mut api = Api { api: UFFD_API, features, ioctls: 0 };
+    let mut api = Api { api: UFFD_API, features: FEATURES, ioctls: 0 };
     // SAFETY: the handshake changes only its argument.
     match unsafe { update::<UFFDIO_API, _>(&fd, &mut api) } {
         Ok(()) => Ok(fd),
@@ -101,28 +89,12 @@ fn open_with(features: u64) -> Result<OwnedFd, PagedError> {
     }
 }
 
-/// Returns the address of an access that waits for its page; `None` if no access waits.
-pub(super) fn next_absent(fd: &OwnedFd) -> Option<usize> {
-    // `struct uffd_msg`: the kind of the event in byte 0, and the address of a fault in bytes 16 to 23.
-    let mut message = [0; 32];
-    loop {
-        match rustix::io::read(fd, &mut message) {
-            Ok(32) if message[0] == UFFD_EVENT_PAGEFAULT => {
-                let address = message[16..24].try_into().expect("it has 8 bytes");
-                return Some(u64::from_ne_bytes(address) as usize);
-            }
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(_) => return None,
-        }
-    }
-}
-
-/// Registers a mapping for faults on absent pages, and, if `can_protect`, on protected pages.
+/// Registers a mapping for faults on absent and on protected pages.
 ///
 /// # Safety
-/// The mapping belongs to the caller, which handles every fault in it, by SIGBUS or by a thread.
-pub(super) unsafe fn register(fd: &OwnedFd, start: usize, len: usize, can_protect: bool) -> io::Result<()> {
-    let mode = UFFDIO_REGISTER_MODE_MISSING | if can_protect { UFFDIO_REGISTER_MODE_WP } else { 0 };
+/// The mapping belongs to the caller, which handles every fault in it.
+pub(super) unsafe fn register(fd: &OwnedFd, start: usize, len: usize) -> io::Result<()> {
+    let mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_WP;
     let mut register = Register { start: start as u64, len: len as u64, mode, ioctls: 0 };
     // SAFETY: per the caller.
     Ok(unsafe { update::<UFFDIO_REGISTER, _>(fd, &mut register) }?)

@@ -1,7 +1,6 @@
 //! Ends of connections: the causes, the status of posted requests, and no access to memory afterwards.
 
-use halite_rnic::wire::Nak;
-use halite_rnic::{Cause, Event, Local, Operation, PostError, Remote, Request, Source, State, Status};
+use halite_rnic::{Cause, Event, PostError, Request, State, Status};
 
 use crate::pair::*;
 
@@ -10,51 +9,6 @@ fn break_cause(pair: &mut Pair, side: Side) -> Option<Cause> {
         Some(Event::Broken { cause }) => Some(*cause),
         _ => None,
     }
-}
-
-#[test]
-fn invalid_key_or_range_ends_the_connection() {
-    let read_only = Remote { rkey: READ_ONLY, address: 0 };
-    let beyond = Remote { rkey: KEY, address: MEMORY_BYTES as u64 - 8 };
-    let nowhere = Remote { rkey: 99, address: 0 };
-    let local = Local { key: KEY, address: 0 };
-    let write = |remote, len, imm| Operation::Write { source: Source::Inline(vec![1; len]), remote, imm };
-    for operation in [
-        write(read_only, 1, None),
-        write(beyond, 9, Some(1)),
-        write(beyond, 5000, None),
-        Operation::Read { local, remote: beyond, len: 9 },
-        Operation::Read { local, remote: nowhere, len: 1 },
-        Operation::FetchAdd { remote: read_only, add: 1 },
-        Operation::CompareSwap { remote: nowhere, expected: 0, new: 1 },
-    ] {
-        let mut pair = Pair::new();
-        let good = pair.a().write(0, b"good");
-        let bad = pair.a().post(operation.clone());
-        let behind = pair.a().write(8, b"behind");
-        pair.b().send(b"never received", None);
-        pair.run();
-        assert_eq!(pair.b().memory.get(0, 4), b"good");
-        assert_eq!(pair.b().memory.get(8, 6), [0; 6], "{operation:?}");
-        assert_eq!(pair.b().memory.get(MEMORY_BYTES as u64 - 8, 8), [0; 8], "{operation:?}");
-        let completions = pair.a().completions();
-        assert_eq!(completions[..2], [(good, Status::Success), (bad, Status::RemoteAccess)], "{operation:?}");
-        assert_eq!(completions[2], (behind, Status::Flushed), "{operation:?}");
-        assert_eq!(break_cause(&mut pair, A), Some(Cause::Refused(Nak::RemoteAccess)));
-        assert_eq!(break_cause(&mut pair, B), Some(Cause::PeerErred(Nak::RemoteAccess)));
-        assert_eq!(pair.b().completions().len(), 1, "B's request completes, too");
-    }
-}
-
-#[test]
-fn deregistering_read_memory_ends_the_connection() {
-    let mut pair = Pair::new();
-    pair.a().read(0, 0, 60_000);
-    pair.run_until(ONE_WAY_NS + ONE_WAY_NS / 2);
-    pair.b().memory.deregister(KEY);
-    pair.run();
-    assert_eq!(pair.a().completions(), [(0, Status::RemoteAccess)]);
-    assert_eq!(break_cause(&mut pair, B), Some(Cause::PeerErred(Nak::RemoteAccess)));
 }
 
 #[test]

@@ -91,10 +91,6 @@ impl TestMemory {
     pub fn word(&self, address: u64) -> u64 {
         u64::from_le_bytes(self.get(address, 8).try_into().expect("eight bytes"))
     }
-
-    pub fn deregister(&self, key: u32) {
-        self.keys.borrow_mut().remove(&key);
-    }
 }
 
 impl Memory for TestMemory {
@@ -405,15 +401,6 @@ impl End {
             _ => None,
         };
         self.events.iter().filter_map(completed).collect()
-    }
-
-    /// Returns the results of atomics, in order.
-    pub fn fetched(&self) -> Vec<u64> {
-        let old_value = |event: &Event| match event {
-            Event::Completed { old, .. } => *old,
-            _ => None,
-        };
-        self.events.iter().filter_map(old_value).collect()
     }
 
     /// Returns the received messages and immediates, in order.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use halite_fabric::kind::payload_bytes;
+use halite_fabric::kind::{self, payload_bytes};
 use halite_fabric::{
     Event as FabricEvent, Key, Lane, Local, Operation, PeerId, PostCause, PostError, RegisterError, Status,
     WorkRequest,
@@ -139,10 +139,7 @@ impl Net {
         let sum = checksum(inline);
         self.digest.fold([POST_TAG | u64::from(qp) << 32, request.id.0, bytes, sum]);
         let (from, to) = self.hosts_of(qp);
-        self.trace(from, |_| {
-            let kind = halite_fabric::kind::OperationKind::of(&request.operation).name();
-            format!("post {kind} of {bytes} B to host-{to}")
-        });
+        self.trace(from, |_| format!("post {} of {bytes} B to host-{to}", kind::name(&request.operation)));
     }
 
     /// Parses an operation and its inline bytes; checks the requester's side.

@@ -4,7 +4,7 @@ use crate::common;
 
 use common::{LONG_NS, Pair, check_faults_are_hidden, pair, remote, run_for};
 use halite_fabric::{ConnectFailure, ConnectTrouble, Event, Fabric, Local, Operation, PostCause, Status};
-use halite_sim::{Corruption, Link, Profile, Trace};
+use halite_sim::{Corruption, Link, Profile};
 
 fn profile() -> Profile {
     Profile { retries_max: 7, retransmit_ns: 100_000, ..Profile::rnic_100g() }
@@ -118,21 +118,4 @@ fn a_half_open_connection_ends_at_both_sides() {
         let peer = halite_fabric::PeerId(1);
         assert_eq!(two, [Event::Disconnected { peer }, Event::CutOff { peer, exited: false }]);
     }
-}
-
-#[test]
-fn the_same_seed_gives_the_same_run() {
-    let run = |seed, trace| {
-        let pair = pair(seed, Profile::roce_100g());
-        pair.world.set_trace(trace);
-        pair.change_forward_link(|link| Link { loss_ppm: 50_000, reorder_ppm: 50_000, ..link });
-        pair.post_long_write(1, 1 << 20);
-        run_for(&pair.world, LONG_NS);
-        assert_eq!(pair.one.ended(), [(1, Status::Success)]);
-        (pair.world.digest(), pair.world.trace().len())
-    };
-    let (digest, lines) = run(7, Trace::All);
-    assert!(lines > 100, "{lines} lines");
-    assert_eq!(run(7, Trace::Off), (digest, 0), "a trace changes nothing");
-    assert_ne!(run(8, Trace::Off).0, digest);
 }

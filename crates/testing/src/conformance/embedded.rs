@@ -7,9 +7,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use halite::{Config, Fence, JoinError, Node, NodeId, Provider};
-use halite_fabric::fault::{FaultInjector, FaultPlan};
 
 use super::cluster::{Harness, Nodes, Place, Sessions};
+use posting::Posting;
+
+#[path = "../../../halite/tests/common/posting.rs"]
+mod posting;
 
 /// Nodes that reach each other's memory by loads and stores, as embedded nodes do by default.
 pub struct Direct;
@@ -34,7 +37,7 @@ impl Harness for Posted {
 
     fn create(&self) -> Box<dyn Place> {
         Box::new(Embedded::new(|config| {
-            Node::wrap(config, |fabric| Arc::new(FaultInjector::new(fabric, FaultPlan::default())))
+            Node::wrap(config, |inner| Arc::new(Posting { inner, has_atomics: true }))
         }))
     }
 }
@@ -49,9 +52,7 @@ impl Harness for ByCall {
 
     fn create(&self) -> Box<dyn Place> {
         Box::new(Embedded::new(|config| {
-            Node::wrap(config, |fabric| {
-                Arc::new(FaultInjector::new(fabric, FaultPlan::default()).without_atomics())
-            })
+            Node::wrap(config, |inner| Arc::new(Posting { inner, has_atomics: false }))
         }))
     }
 }

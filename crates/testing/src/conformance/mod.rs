@@ -23,7 +23,6 @@ pub mod cluster;
 pub mod directory;
 pub mod dropped;
 pub mod embedded;
-pub mod etcd;
 pub mod explain;
 pub mod free;
 pub mod handles;

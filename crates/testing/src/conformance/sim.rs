@@ -1,6 +1,6 @@
 //! Nodes of a simulated world, which run the cases in virtual time.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
@@ -25,28 +25,16 @@ const LINGER: Duration = Duration::from_millis(1);
 pub struct Simulated {
     profile: Profile,
     seed: u64,
-    digest: Rc<Cell<u64>>,
 }
 
 impl Simulated {
     /// Creates a harness with the costs of the profile `name` in `crates/sim/profiles`.
     pub fn profile(name: &str) -> Simulated {
         let wanted = std::env::var(SEED_VARIABLE).ok();
-        Simulated::seeded(name, wanted.map_or(SEED, |seed| seed.parse().expect("the seed is a number")))
-    }
-
-    /// Creates a harness with the costs of the profile `name`, and with `seed` instead of the default seed.
-    pub fn seeded(name: &str, seed: u64) -> Simulated {
         Simulated {
             profile: Profile::named(name).expect("the profile is built in"),
-            seed,
-            digest: Rc::default(),
+            seed: wanted.map_or(SEED, |seed| seed.parse().expect("the seed is a number")),
         }
-    }
-
-    /// Returns the digest of all events of the world that ended last.
-    pub fn digest(&self) -> u64 {
-        self.digest.get()
     }
 }
 
@@ -54,15 +42,8 @@ impl Harness for Simulated {
     fn create(&self) -> Box<dyn Place> {
         let world = World::new(self.seed, self.profile.clone());
         let in_world = InWorld::enter(&world);
-        let (seed, digest) = (self.seed, self.digest.clone());
-        Box::new(Hosts {
-            seed,
-            world,
-            lives: RefCell::default(),
-            nodes: RefCell::default(),
-            digest,
-            in_world,
-        })
+        let (lives, nodes) = Default::default();
+        Box::new(Hosts { seed: self.seed, world, lives, nodes, in_world })
     }
 
     /// Repetitions of a deterministic run add nothing.
@@ -92,8 +73,6 @@ struct Hosts {
     /// Number of incarnations of each node number.
     lives: RefCell<BTreeMap<NodeId, u32>>,
     nodes: RefCell<BTreeMap<NodeId, (HostId, Rc<Driven>)>>,
-    /// Receives the digest when this is dropped.
-    digest: Rc<Cell<u64>>,
     /// The thread waits in virtual time until this is dropped.
     #[expect(dead_code, reason = "dropping it ends the virtual time")]
     in_world: InWorld,
@@ -146,7 +125,6 @@ impl Drop for Hosts {
         if std::thread::panicking() {
             eprintln!("to repeat this run, set {SEED_VARIABLE}={}", self.seed);
         }
-        self.digest.set(self.world.digest());
         self.world.end();
     }
 }

@@ -81,25 +81,3 @@ mod sim_local {
 
     halite_testing::conformance_suite!(Simulated::profile("local"));
 }
-
-#[cfg(feature = "deep")]
-mod etcd {
-    use halite_testing::conformance::etcd::NamesInEtcd;
-
-    halite_testing::conformance_suite!(NamesInEtcd);
-}
-
-/// Threads of a case take turns, so that even many of them repeat the same run.
-#[test]
-fn a_simulated_case_repeats_with_its_seed() {
-    use halite_testing::conformance::{locks, sim::Simulated};
-
-    let run = |seed| {
-        let harness = Simulated::seeded("rnic-100g", seed);
-        locks::no_update_is_lost_under_a_lock(&harness);
-        harness.digest()
-    };
-    let digest = run(1);
-    assert_eq!(run(1), digest);
-    assert_ne!(run(2), digest);
-}

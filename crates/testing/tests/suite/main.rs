@@ -2,7 +2,6 @@
 
 mod applications;
 mod conformance;
-mod linearizable;
 #[path = "../../../cli/tests/support/process.rs"]
 mod process;
 mod scenarios;

@@ -5,7 +5,6 @@ use crate::common;
 use common::{ARENA_BYTES, Cluster, Host, LEASE_NS};
 use halite_tier::access::{Atomic, SlotRef};
 use halite_tier::effect::{Command, CommandError, OpId, Outcome, Release};
-use halite_tier::ids::Principal;
 use halite_tier::lockword::{Holder, STATE_OFFSET};
 use halite_tier::message::{ErrorReply, RegionCommand};
 use halite_tier::names::Service;
@@ -61,29 +60,6 @@ fn swap(cluster: &Cluster, host: usize, slot: SlotRef, expected: u64, new: u64) 
 
 fn holder(cluster: &Cluster, host: usize) -> u64 {
     Holder::new(cluster.hosts[host].incarnation, cluster.hosts[host].session).state()
-}
-
-/// Sessions of one node are as separate as those of two.
-#[test]
-fn only_the_holding_session_can_unlock() {
-    let mut cluster = Cluster::of(3);
-    let (slots, _) = lock_of_all(&mut cluster);
-    let op = submit_and_run(&mut cluster, 2, lock(slots[2]));
-    locked(&mut cluster, 2, op);
-    let (owner, before) = (cluster.hosts[2].session, holder(&cluster, 2));
-    let waiting = submit_and_run(&mut cluster, 1, lock(slots[1]));
-    cluster.hosts[2].session = cluster.hosts[2].engine.open_session(Principal("ada".into())).unwrap();
-    let wanted = Permissions::ATOMIC;
-    let theirs = cluster.map_for(2, &Service::Lock.region_name(NAME), wanted);
-    for release in [Release::Used, Release::Unused, Release::Abandoned] {
-        let refused = cluster.command(2, Command::Unlock { slot: theirs, release });
-        assert_eq!(refused, Err(ErrorReply::NotHeld.into()), "{release:?}");
-    }
-    assert!(!cluster.has_ended(1, waiting), "the lock is held");
-    cluster.hosts[2].session = owner;
-    assert_eq!(holder(&cluster, 2), before);
-    assert_eq!(cluster.command(2, unlock(slots[2])), Ok(Outcome::Done));
-    locked(&mut cluster, 1, waiting);
 }
 
 #[test]

@@ -9,43 +9,28 @@ pub enum Operation {
     Begin(Option<u64>),
     /// Takes the lock.
     Take(u64),
-    /// Fails to take the lock, because it is held.
-    Refused,
     /// Releases the lock.
     GiveUp(u64),
 }
 
-/// State of a lock: token of the holder, and, if tokens rise, the last token.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub struct LockState {
-    holder: Option<u64>,
-    last: u64,
-}
-
-/// The checker's model of a lock. If `RISING`, tokens must rise in the order of the holds. This cannot be required if
-/// holders are cut off: a holder that has lost the lock may learn its token later than the next holder learns the next
-/// token.
+/// The checker's model of a lock; its state is the holder's token. Tokens need not rise in the order of the holds: a
+/// holder that was cut off may learn its token later than the next holder learns the next token.
 #[derive(Debug)]
-pub struct Lock<const RISING: bool>;
+pub struct Lock;
 
-impl<const RISING: bool> Specification for Lock<RISING> {
-    type State = LockState;
+impl Specification for Lock {
+    type State = Option<u64>;
     type Operation = Operation;
 
-    fn init() -> LockState {
-        LockState::default()
+    fn init() -> Option<u64> {
+        None
     }
 
-    fn apply(operation: &Operation, before: &LockState) -> (bool, LockState) {
-        let LockState { holder, last } = *before;
+    fn apply(operation: &Operation, holder: &Option<u64>) -> (bool, Option<u64>) {
         match *operation {
-            Operation::Begin(holder) => (true, LockState { holder, last: 0 }),
-            Operation::Take(token) => {
-                let is_next = holder.is_none() && (!RISING || token > last);
-                (is_next, LockState { holder: Some(token), last: if RISING { token } else { 0 } })
-            }
-            Operation::Refused => (holder.is_some(), *before),
-            Operation::GiveUp(token) => (holder == Some(token), LockState { holder: None, last }),
+            Operation::Begin(holder) => (true, holder),
+            Operation::Take(token) => (holder.is_none(), Some(token)),
+            Operation::GiveUp(token) => (*holder == Some(token), None),
         }
     }
 }

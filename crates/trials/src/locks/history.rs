@@ -24,7 +24,7 @@ impl History {
         linearizability::pieces(&self.done).into_iter().all(|piece| {
             let first = Operation::Begin(holder);
             holder = holder_after(&piece, holder);
-            linearizability::has_order::<Lock<false>>(first, &piece)
+            linearizability::has_order::<Lock>(first, &piece)
         })
     }
 }

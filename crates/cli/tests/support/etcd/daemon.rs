@@ -1,4 +1,4 @@
-//! A process of etcd from Debian's package. Tests of the program and the conformance suite include this file.
+//! A process of etcd from Debian's package.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};

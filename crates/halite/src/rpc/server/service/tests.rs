@@ -1,11 +1,10 @@
 use std::sync::Arc;
 
-use halite_fabric::{Key, PeerId, RemoteAddress};
+use halite_fabric::{Key, RemoteAddress};
 use halite_tier::ids::NodeId;
 use halite_tier::rpc::SlotId;
 
 use super::*;
-use crate::rpc::server::queue::PUBLISHED_MAX;
 use crate::rpc::server::{Bytes, Payload, ReplyTo};
 use crate::rpc::shared::{DropCount, Link};
 
@@ -35,30 +34,6 @@ fn grants_do_not_exceed_the_free_bytes() {
     let [Promoted::Granted(_, grant)] = taken.promoted[..] else { panic!("two would be too many bytes") };
     assert_eq!(service.decline(Target::Own, grant).len(), 1, "the next gets it");
     link.drop_callers();
-}
-
-#[test]
-fn parked_messages_are_limited_by_node() {
-    let options = ServeOptions { requests_max: 1, ..ServeOptions::default() };
-    let service = Service::new(ServiceId::Port(1), Principal("ada".into()), options);
-    let peers = [1, 2].map(|peer| Target::Peer(PeerId(peer)));
-    let links = peers.map(|peer| Arc::new(Link::new(NodeId(1), peer, 0, None, DropCount::default())));
-    let publish = |link: &Arc<Link>, slot| {
-        let incoming = message(link, slot, PUBLISHED_MAX.bytes / 2);
-        let decoded = DecodedRequest { kind: Kind::Publish, number: 1, incoming };
-        let done = service.push_all([decoded].into_iter());
-        !matches!(done[..], [Admission::Refused(_, Status::WouldBlock)])
-    };
-    assert!(publish(&links[0], 0), "it is in the queue");
-    assert_eq!([1, 2, 3].map(|slot| publish(&links[0], slot)), [true, true, false]);
-    // Neither queued messages count any more, nor those of a peer that is gone.
-    let taken = service.try_take().unwrap().expect("one waits");
-    assert!(matches!(taken.promoted[..], [Promoted::Admitted(_)]));
-    assert_eq!([4, 5].map(|slot| publish(&links[0], slot)), [true, false]);
-    assert_eq!([0, 1, 2].map(|slot| publish(&links[1], slot)), [true, true, false]);
-    service.handle_down(peers[0]);
-    assert_eq!([6, 7, 8].map(|slot| publish(&links[0], slot)), [true, true, false]);
-    links.iter().for_each(|link| link.drop_callers());
 }
 
 #[test]
