@@ -17,9 +17,10 @@ use crate::letters;
 use crate::limits::NODES_MAX;
 use crate::metrics_at::MetricsAt;
 use crate::perf;
+use crate::quotas::SessionOptions;
 use crate::settings::{self, Setting, Settings, UnknownVariable};
 use crate::sim;
-use halite::{AttachMode, Congestion, EtcdAddress, Permissions, Provider};
+use halite::{Congestion, EtcdAddress, Permissions, Provider};
 
 /// Default time to drain in seconds; below the grace periods of supervisors: Kubernetes 30 s, systemd 90 s.
 const DRAIN_WITHIN_S: u32 = 25;
@@ -368,9 +369,9 @@ pub struct Up {
     /// Address for node 0's metrics (Prometheus); each next node uses the next port; port 0: the system chooses
     #[arg(long, env = "HALITE_METRICS", value_name = "IP:PORT|none", default_value_t = MetricsAt(None))]
     pub metrics: MetricsAt,
-    /// Users that may attach sessions: 0600 for the user of the node, 0666 for all users of this host
-    #[arg(long, env = "HALITE_ATTACH_MODE", value_name = "0600|0666", default_value_t = AttachMode::Owner)]
-    pub attach_mode: AttachMode,
+    /// Options for attached sessions.
+    #[command(flatten)]
+    pub sessions: SessionOptions,
     /// Return when all nodes are ready; the nodes log to DIR/logs/node-ID.log
     #[arg(long)]
     pub detach: bool,
@@ -397,9 +398,9 @@ pub struct Node {
     /// Address for metrics (Prometheus, HTTP at /metrics); port 0: the system chooses
     #[arg(long, env = "HALITE_METRICS", value_name = "IP:PORT|none", default_value_t = MetricsAt(None))]
     pub metrics: MetricsAt,
-    /// Users that may attach sessions: 0600 for the user of the node, 0666 for all users of this host
-    #[arg(long, env = "HALITE_ATTACH_MODE", value_name = "0600|0666", default_value_t = AttachMode::Owner)]
-    pub attach_mode: AttachMode,
+    /// Options for attached sessions.
+    #[command(flatten)]
+    pub sessions: SessionOptions,
     /// Write roce packets to a pcap file for Wireshark, at most 1 GiB
     #[arg(long, value_name = "FILE")]
     pub pcap: Option<PathBuf>,

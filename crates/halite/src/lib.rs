@@ -94,7 +94,8 @@ pub use halite_tier::message::{
 };
 pub use halite_tier::news::Over;
 pub use halite_tier::permissions::Permissions;
-pub use metrics::{AttachedSession, Family, MetricKind, Metrics};
+pub use halite_tier::quota::{Amounts, Quota, QuotaExceeded};
+pub use metrics::{AttachedSession, Family, MetricKind, Metrics, PrincipalUse};
 pub use node::Node;
 pub use node::driven::{Driven, Step};
 pub use rpc::ServeOptions;

@@ -17,6 +17,7 @@ use crate::runtime::headroom;
 pub use halite_providers::Fence;
 pub use halite_providers::roce::Congestion;
 pub use halite_tier::ids::NodeId;
+use halite_tier::quota::{Amounts, Quota};
 
 /// First ephemeral node number: nodes without a configured number get numbers from here on.
 pub const EPHEMERAL_NODE_MIN: u32 = NodeId::EPHEMERAL_MIN.0;
@@ -100,6 +101,9 @@ pub struct Config {
     /// The users whose processes may attach sessions to the node ([`Session::attach`](crate::Session::attach)); `None`
     /// if the node accepts no sessions.
     pub attach: Option<AttachMode>,
+    /// What each other Unix user or principal may use of this node ([`Config::QUOTAS`] by default). The node's own user has
+    /// no quotas, and quotas of regions hold only with [`AttachMode::Everyone`].
+    pub quotas: Amounts,
     /// Address at which the node serves its [`Metrics`](crate::Metrics) over HTTP, at `/metrics`; with port 0, the
     /// system chooses the port. The node serves every client that reaches the address. The answer contains numbers, and
     /// names of nodes but no other names.
@@ -181,12 +185,26 @@ impl Default for Config {
             principal: None,
             clock_offset_s: 0,
             attach: None,
+            quotas: Config::QUOTAS,
             metrics: None,
         }
     }
 }
 
 impl Config {
+    /// Default quotas: more than applications need, and little enough to leave room for others.
+    pub const QUOTAS: Amounts = Amounts::UNLIMITED
+        .with(Quota::Sessions, 256)
+        .with(Quota::Memory, 1 << 30)
+        .with(Quota::Operations, 65_536)
+        // Each costs the node up to 1,000 reads a second.
+        .with(Quota::Waits, 256)
+        .with(Quota::Objects, 65_536)
+        .with(Quota::Services, 256)
+        .with(Quota::Regions, 65_536)
+        // Half of the default arena.
+        .with(Quota::RegionBytes, 512 << 20);
+
     /// Checks that the arena fits into the memory that this process may use: the machine's memory, and the limits of
     /// the control groups that enclose the process. Only joining detects other limits.
     pub fn check(&self) -> Result<(), JoinError> {

@@ -344,7 +344,7 @@ impl Node {
             let (socket, opener) = (dir.listen_for_sessions(incarnation.node, mode)?, node.inner.clone());
             let sessions = node.inner.driver.shared.attached.clone();
             let open = Box::new(move |principal| opener.try_session(principal));
-            let served = Attach::serve(socket, incarnation.node, open, sessions);
+            let served = Attach::serve(socket, incarnation.node, open, (sessions, config.quotas));
             node.attach = Some(served.map_err(JoinError::io(&config.dir))?);
         }
         tracing::info!("node {} has joined the cluster in {}", incarnation.node, config.dir.display());

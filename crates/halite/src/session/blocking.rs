@@ -33,7 +33,7 @@ use crate::error::{
     AccessError, AttachError, BatchError, CallError, ListedRegions, LostRegion, NamedCallError, RegionError,
     ReplyError, SendError, ServeError,
 };
-use crate::metrics::AttachedSession;
+use crate::metrics::{AttachedSession, PrincipalUse};
 use crate::rpc::{Into, ServeOptions};
 use crate::session::access::posted::Posted;
 use crate::session::calls::{self, Answer, Call, Calling, Function, Message, Port};
@@ -118,6 +118,7 @@ impl Session {
         fn reach(node: NodeId, owner: NodeId) -> Result<Reach, RegionError>;
         fn status() -> Result<Vec<NodeStatus>, RegionError>;
         fn sessions() -> Result<Vec<AttachedSession>, RegionError>;
+        fn principals() -> Result<Vec<PrincipalUse>, RegionError>;
     }
 
     /// Blocks until `is_reached` accepts the word at `offset`, and returns the word. See

@@ -11,6 +11,7 @@ mod joining;
 mod leaving;
 mod lifetimes;
 mod owned;
+mod quotas;
 mod readme;
 mod typed;
 mod versions;
