@@ -742,6 +742,21 @@ mod tests {
     }
 
     #[test]
+    fn lists_may_be_tables_in_the_file() {
+        let text = "[quotas]\nwaits = 64\nmemory = '256M'\n[principals]\nuser.ada = 'a'\ngroup.dev = 'team'";
+        let sessions = |text| match with_file(text, "halite node --id 0 --config FILE") {
+            Ok(Arguments { command: Command::Node(node), .. }) => Ok(node.sessions.flags()[2..].join(" ")),
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => Err(error.to_string()),
+        };
+        let flags = "--quotas memory=268435456,waits=64 --principals group.dev=team,user.ada=a";
+        assert_eq!(sessions(text).as_deref(), Ok(flags));
+        let refused = sessions("[quotas]\nwalls = 64").unwrap_err();
+        assert!(refused.contains("one of the names sessions, memory"), "{refused}");
+        assert!(sessions("[principals]\nada = ''").unwrap_err().contains("user.NAME=PRINCIPAL"));
+    }
+
+    #[test]
     fn join_takes_hosts_with_ports() {
         let join = |host: &str| {
             let line = format!("halite node --secret-file /s --listen 127.0.0.1:0 --join {host}");

@@ -1,10 +1,10 @@
-//! Options for attached sessions: which users may attach, and their quotas.
+//! Options for attached sessions: which users may attach, their principals and their quotas.
 
 use std::fmt;
 use std::str::FromStr;
 
 use clap::Args;
-use halite::{Amounts, AttachMode, Config, Quota};
+use halite::{Amounts, AttachMode, Config, PrincipalRule, Quota};
 
 use crate::bytes::{ByteCount, ByteCountError};
 
@@ -18,6 +18,14 @@ pub struct SessionOptions {
     /// regions, region_bytes [default: see docs/operations.md; region_bytes: half of the arena]
     #[arg(long, env = "HALITE_QUOTAS", value_name = "NAME=AMOUNT", value_delimiter = ',')]
     pub quotas: Vec<QuotaOption>,
+    /// Principals as which users and members of groups act [default: the name of the user]
+    #[arg(
+        long,
+        env = "HALITE_PRINCIPALS",
+        value_name = "user.NAME=PRINCIPAL|group.NAME=PRINCIPAL",
+        value_delimiter = ','
+    )]
+    pub principals: Vec<PrincipalRule>,
 }
 
 impl SessionOptions {
@@ -27,6 +35,10 @@ impl SessionOptions {
         let quotas: Vec<String> = self.quotas.iter().map(QuotaOption::to_string).collect();
         if !quotas.is_empty() {
             flags.extend(["--quotas".to_owned(), quotas.join(",")]);
+        }
+        let principals: Vec<String> = self.principals.iter().map(PrincipalRule::to_string).collect();
+        if !principals.is_empty() {
+            flags.extend(["--principals".to_owned(), principals.join(",")]);
         }
         flags
     }

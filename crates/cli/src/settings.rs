@@ -19,7 +19,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Prefix of variables.
 const PREFIX: &str = "HALITE_";
 /// Keys whose value may be a table, which stands for the list `NAME=VALUE,...` of the flag.
-const TABLES: [&str; 1] = ["quotas"];
+const TABLES: [&str; 2] = ["quotas", "principals"];
 /// The argument that names the file; it has no key.
 const CONFIG: &str = "config";
 

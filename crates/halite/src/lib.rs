@@ -75,8 +75,8 @@ mod session;
 
 pub use cluster::cluster_dir;
 pub use cluster::config::{
-    AttachMode, BadEtcdAddress, Config, Congestion, EPHEMERAL_NODE_MIN, EtcdAddress, EtcdHealth, Fence,
-    Hosts, NodeId, Provider,
+    AttachMode, BadEtcdAddress, BadPrincipalRule, Config, Congestion, EPHEMERAL_NODE_MIN, EtcdAddress,
+    EtcdHealth, Fence, Hosts, NodeId, PrincipalRule, Provider, UnixName,
 };
 pub use cluster::networks::NodeIdentity;
 pub use driver::drained::DrainedNode;

@@ -36,11 +36,21 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use self::server::Server;
 use crate::cluster::cluster_dir::AttachSocket;
+use crate::cluster::config::PrincipalRule;
 use crate::metrics::AttachedSessions;
 use crate::session::Embedded;
 
 /// Opens a session of a principal, or of the node's principal with `None`; returns `None` if the node has no room.
 pub(crate) type Opener = Box<dyn Fn(Option<Principal>) -> Option<Embedded> + Send>;
+
+/// What a node grants to users other than its own.
+#[derive(Debug)]
+pub(crate) struct Policy {
+    /// The rules that give users principals.
+    pub(crate) principals: Vec<PrincipalRule>,
+    /// The quotas of each principal.
+    pub(crate) quotas: Amounts,
+}
 
 /// The thread that serves attached sessions. Dropping this value ends the thread and all its sessions.
 #[derive(Debug)]
@@ -55,13 +65,13 @@ impl Attach {
         socket: AttachSocket,
         node: NodeId,
         open: Opener,
-        (sessions, quotas): (Arc<AttachedSessions>, Amounts),
+        (sessions, policy): (Arc<AttachedSessions>, Policy),
     ) -> io::Result<Attach> {
         let ready = Arc::new(Ready::new()?);
         let epoll = server::epoll(&socket, &ready)?;
         let thread = std::thread::Builder::new().name("halite-attach".to_owned());
         let of_thread = ready.clone();
-        let server = move || Server::new(epoll, socket, (node, open), of_thread, (sessions, quotas)).run();
+        let server = move || Server::new(epoll, socket, (node, open), of_thread, (sessions, policy)).run();
         let thread = thread.spawn(server)?;
         Ok(Attach { ready, thread: Some(thread) })
     }

@@ -5,17 +5,17 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use halite_tier::ids::{NodeId, Principal};
-use halite_tier::quota::{Amounts, Quota};
+use halite_tier::ids::NodeId;
+use halite_tier::quota::Quota;
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
 use super::connection::{Connection, Over, Peer};
 use super::desk::Desk;
-use super::{Opener, Ready};
+use super::{Opener, Policy, Ready};
 use crate::cluster::cluster_dir::AttachSocket;
-use crate::cluster::config::user_name;
+use crate::cluster::principals::principal_of;
 use crate::metrics::{AttachedSession, AttachedSessions};
 use crate::session::attached::wire::{Refusal, SLICE_BYTES, Welcome};
 
@@ -39,8 +39,7 @@ pub(super) struct Server {
     clients: BTreeMap<u64, Connection>,
     /// What the node reports about the clients.
     sessions: Arc<AttachedSessions>,
-    /// The quotas of each principal other than the node's own user.
-    quotas: Amounts,
+    policy: Policy,
     /// Clients with results that wait until replies are received.
     stalled: BTreeSet<u64>,
     next_client: u64,
@@ -67,7 +66,7 @@ impl Server {
         socket: AttachSocket,
         (node, open): (NodeId, Opener),
         ready: Arc<Ready>,
-        (sessions, quotas): (Arc<AttachedSessions>, Amounts),
+        (sessions, policy): (Arc<AttachedSessions>, Policy),
     ) -> Server {
         Server {
             epoll,
@@ -77,7 +76,7 @@ impl Server {
             ready,
             clients: BTreeMap::new(),
             sessions,
-            quotas,
+            policy,
             stalled: BTreeSet::new(),
             next_client: 0,
             own_uid: rustix::process::geteuid().as_raw(),
@@ -155,7 +154,7 @@ impl Server {
         };
         let of_user = self.clients.values().filter(|other| other.peer().uid == uid).count();
         // Sessions beyond the maximum are refused with a reason; connections that never say hello must not starve others.
-        let most = self.quotas.of(Quota::Sessions).saturating_mul(2);
+        let most = self.policy.quotas.of(Quota::Sessions).saturating_mul(2);
         if uid != self.own_uid && of_user as u64 >= most {
             return Ok(());
         }
@@ -211,23 +210,14 @@ impl Server {
     /// Opens the session of a client that has sent its hello.
     fn admit(&self, peer: Peer) -> Result<(Welcome, Desk), Refusal> {
         let is_owner = peer.uid == self.own_uid;
-        let session = (self.open)((!is_owner).then(|| principal_of(peer.uid)));
+        let session = (self.open)((!is_owner).then(|| principal_of(peer.uid, &self.policy.principals)));
         let session = session.ok_or(Refusal::TooManySessions { max: 1 << 16, of_user_only: false })?;
         let principal = session.inner.principal.0.as_ref().to_owned();
-        let account = self.sessions.account(&principal, (!is_owner).then_some(&self.quotas));
+        let account = self.sessions.account(&principal, (!is_owner).then_some(&self.policy.quotas));
         account.admit(Quota::Sessions, 1).map_err(|exceeded| Refusal::TooManySessions {
             max: exceeded.max.try_into().unwrap_or(u32::MAX),
             of_user_only: true,
         })?;
         Ok((Welcome { node: self.node, principal }, Desk::new(session, is_owner, account)))
-    }
-}
-
-/// Returns the principal of a Unix user.
-fn principal_of(uid: u32) -> Principal {
-    let name = user_name(uid);
-    match name.len() <= Principal::BYTES_MAX {
-        true => Principal(name.into()),
-        false => Principal(format!("uid-{uid}").into()),
     }
 }
