@@ -69,6 +69,8 @@ pub(super) struct Connection {
     requested: usize,
     /// Operations that wait until the client reads replies, so that their results take no memory here.
     stalled: Vec<u64>,
+    /// Numbers of operations started, and of requests refused because of a quota, since they were last taken.
+    counts: [u64; 2],
     /// True if the connection ends once its output is sent.
     is_refused: bool,
     interest: epoll::EventFlags,
@@ -100,6 +102,7 @@ impl Connection {
             unsent: 0,
             requested: 0,
             stalled: Vec::new(),
+            counts: [0; 2],
             is_refused: false,
             interest: epoll::EventFlags::IN,
         }
@@ -112,6 +115,11 @@ impl Connection {
     /// Returns the number of operations under way, and of the bytes that the client's messages take here.
     pub(super) fn figures(&self) -> (u64, u64) {
         (self.operations.len() as u64, self.memory() as u64)
+    }
+
+    /// Returns the numbers of operations started and of requests refused since the last call.
+    pub(super) fn take_counts(&mut self) -> [u64; 2] {
+        std::mem::take(&mut self.counts)
     }
 
     /// Returns the bytes that the client's messages take here.
@@ -268,6 +276,7 @@ impl Connection {
         let waker = Waker::from(Arc::new(OperationWaker { ready: self.ready.clone(), id }));
         let future = Box::pin(carry_out(desk, request, body));
         self.requested += bytes;
+        self.counts[0] += 1;
         self.operations.insert(request, Operation { future, waker, bytes });
         if let Some(account) = &self.account {
             account.change(Quota::Operations, 0, 1);
@@ -301,6 +310,7 @@ impl Connection {
     }
 
     fn queue(&mut self, message: Vec<u8>) {
+        self.counts[1] += u64::from(wire::refusal_of(&message[wire::HEADER_BYTES..]).is_some());
         self.unsent += message.len();
         self.output.push_back(message);
         self.charge();

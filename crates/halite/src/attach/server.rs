@@ -194,6 +194,7 @@ impl Server {
     fn with(&mut self, client: u64, act: impl FnOnce(&mut Connection, &Server) -> Result<(), Over>) {
         let Some(mut connection) = self.clients.remove(&client) else { return };
         let acted = act(&mut connection, self).and_then(|()| connection.flush());
+        self.sessions.count(connection.take_counts());
         // A closed descriptor leaves epoll by itself.
         if acted.is_ok() && connection.set_interest(&self.epoll, client).is_ok() {
             let (operations, bytes) = connection.figures();

@@ -71,6 +71,8 @@ impl Account {
 /// The attached sessions of a node, by the number of their connection, and the accounts of their principals.
 #[derive(Debug, Default)]
 pub(crate) struct AttachedSessions {
+    /// Numbers of operations that were started, and of requests that were refused.
+    counts: [AtomicU64; 2],
     sessions: Mutex<BTreeMap<u64, AttachedSession>>,
     /// Accounts with sessions, by principal; true for the account of the node's own user.
     accounts: Mutex<BTreeMap<(String, bool), Weak<Account>>>,
@@ -91,6 +93,17 @@ impl AttachedSessions {
             Some(session) => drop(self.sessions().insert(connection, session)),
             None => drop(self.sessions().remove(&connection)),
         }
+    }
+
+    /// Counts operations that a session has started, and requests that were refused because of a quota.
+    pub(crate) fn count(&self, [started, refused]: [u64; 2]) {
+        self.counts[0].fetch_add(started, Relaxed);
+        self.counts[1].fetch_add(refused, Relaxed);
+    }
+
+    /// Returns the numbers of operations that were started, and of requests that were refused.
+    pub(crate) fn counts(&self) -> [u64; 2] {
+        [0, 1].map(|of: usize| self.counts[of].load(Relaxed))
     }
 
     /// Sets the figures of a session.
