@@ -293,7 +293,7 @@ pub enum Command {
     /// Stop the cluster's nodes on this host and remove their files; applications keep running unless --all is given
     Down(Down),
     /// Show the nodes; exits with status 3 if a node is dead or silent
-    Status(Listing),
+    Status(Status),
     /// Show nodes and, with --scrape, their operations, refreshed on a terminal
     Top(Top),
     /// Move all regions of a node to other nodes, then stop the node; if a region cannot be moved, the node keeps
@@ -426,6 +426,17 @@ pub struct Node {
     /// Starts a new session without a terminal
     #[arg(long, hide = true, conflicts_with = "parent")]
     pub detached: bool,
+}
+
+/// Arguments of `halite status`
+#[derive(Args, Debug)]
+pub struct Status {
+    /// Show what each principal uses of the nodes of this host, and its quotas, instead of the nodes
+    #[arg(long)]
+    pub principals: bool,
+    /// Output format.
+    #[command(flatten)]
+    pub listing: Listing,
 }
 
 /// Arguments of `halite top`

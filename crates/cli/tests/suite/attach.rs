@@ -127,7 +127,7 @@ fn another_user_gets_only_what_was_granted() {
     assert!(complaint.contains("--attach-mode 0666"), "{complaint}");
     scratch.ok("down");
 
-    scratch.ok("up --nodes 1 --detach --attach-mode 0666");
+    scratch.ok("up --nodes 1 --detach --attach-mode 0666 --quotas region_bytes=64M,waits=7");
     let notes = scratch.write("notes", b"for all eyes");
     scratch.ok(&format!("put notes {}", notes.display()));
     scratch.ok(&format!("put diary {}", notes.display()));
@@ -137,6 +137,27 @@ fn another_user_gets_only_what_was_granted() {
         let (is_done, _, complaint) = as_other(&scratch, refused);
         assert!(!is_done && complaint.contains("permission denied"), "{refused}: {complaint}");
     }
+    // Commands that show the cluster, and applications, work for other users, too.
+    for (line, wanted) in [
+        ("status", "alive"),
+        ("top --once", "alive"),
+        ("explain notes", "node 0"),
+        ("explain 0", "node 0"),
+        ("doctor", "1 node answers"),
+        ("status --principals", "0 of 7"),
+        ("run log --writers 1 --readers 1 --size 16 --seconds 0.1", "verified"),
+        ("run wordcount /etc/passwd --top 1", "verified"),
+    ] {
+        let (_, shown, complaint) = as_other(&scratch, line);
+        assert!(shown.contains(wanted), "{line}: {shown}{complaint}");
+    }
+    let (_, shown, _) = as_other(&scratch, "status --principals --json");
+    let used: serde_json::Value = serde_json::from_str(&shown).unwrap();
+    let of = (&used["principal"], &used["used"]["sessions"], &used["max"]["region_bytes"]);
+    assert_eq!(of, (&OTHER.0.into(), &1.into(), &(64 << 20).into()));
+    let huge = scratch.write("huge", &vec![7; 65 << 20]);
+    let (_, _, complaint) = as_other(&scratch, &format!("put huge {}", huge.display()));
+    assert!(complaint.contains("quota `region_bytes` of 67108864 bytes"), "{complaint}");
     // Nothing else in the directory is open to other users: not its list, and no file or socket but the one.
     for path in [scratch.cluster(), scratch.cluster().join("attach/node-0.sock")] {
         let mode = std::fs::metadata(&path).unwrap().permissions().mode() & 0o777;

@@ -70,6 +70,11 @@ impl Session {
         Ok(Session { session: session::Session::attach_to(dir, node)? })
     }
 
+    /// Returns the number of the session's node.
+    pub fn node(&self) -> NodeId {
+        self.session.node()
+    }
+
     /// Returns the session of a node of this process; `None` for an attached session.
     #[inline]
     pub(crate) fn embedded(&self) -> Option<&Embedded> {
