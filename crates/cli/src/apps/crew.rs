@@ -82,6 +82,8 @@ impl Crew {
         is_enduring: bool,
     ) -> anyhow::Result<Crew> {
         let dir = dir.or(scratch.as_ref().map(Scratch::path)).expect("one of both").to_owned();
+        // The loss of a worker shows by the loss of its node, which attached workers do not have.
+        let is_enduring = is_enduring && !client::is_of_another_user(&dir);
         let mut crew = Crew {
             workers: Vec::new(),
             scratch,

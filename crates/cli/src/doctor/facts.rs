@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
 use halite::cluster_dir::{self, ClusterDir, ClusterDirError, Presence};
-use halite::{Config, EPHEMERAL_NODE_MIN, Hosts, NodeId, NodeState, NodeStatus, Provider};
+use halite::{Config, EPHEMERAL_NODE_MIN, Hosts, NodeId, NodeState, NodeStatus, Provider, blocking};
 use halite_providers::roce::{SocketProbe, probe};
 use halite_providers::secure::{SecretError, Secrets};
 use rustix::fs::{MemfdFlags, memfd_create, statvfs};
@@ -271,7 +271,7 @@ fn payload_to(host: IpAddr) -> Option<u32> {
 
 impl ClusterFacts {
     fn gather(dir: &Path, args: &args::Doctor) -> ClusterFacts {
-        let is_of_another = client::is_of_another_user(dir);
+        let is_of_another = client::is_of_another_user(dir) && blocking::Session::attach(dir).is_ok();
         let opened = ClusterDir::open(dir);
         let is_founded = opened.is_ok() || is_of_another;
         let (presences, dir_refused) = match opened.and_then(|dir| dir.nodes()) {
