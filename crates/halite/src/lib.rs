@@ -101,6 +101,9 @@ pub use node::driven::{Driven, Step};
 pub use rpc::ServeOptions;
 pub use runtime::env::Env;
 pub use session::access::posted::Posted;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub use session::attached::wire::check_messages;
 pub use session::calls::{Answer, Call, Function, Mailbox, Message, PendingCall, Port, Sender, Server};
 pub use session::explain::{
     AccessPath, PathExplained, PeerCapabilities, PeerExplained, PeerSeen, PieceExplained, RegionExplained,

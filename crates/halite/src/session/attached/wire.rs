@@ -380,3 +380,28 @@ pub(crate) fn hello_message(rest: &[u8]) -> Vec<u8> {
     finish(&mut bytes, 0);
     bytes
 }
+
+/// Checks bytes of a client or of a node, for `fuzz/fuzz_targets/session_message.rs`: however they are cut into pieces,
+/// they hold the same messages, and each request is the same after encoding and decoding.
+#[cfg(fuzzing)]
+pub fn check_messages(bytes: &[u8]) {
+    let mut at = 0;
+    while let Ok(Some(Message { id, body, len })) = split(&bytes[at..]) {
+        let whole = &bytes[at..at + len];
+        let is_incomplete = |cut: usize| matches!(split(&whole[..cut]), Ok(None));
+        assert!(
+            [0, 1, HEADER_BYTES - 1, HEADER_BYTES, len - 1]
+                .into_iter()
+                .filter(|cut| *cut < len)
+                .all(is_incomplete)
+        );
+        if let Some((request, data)) = decode_request(body) {
+            let again = message(id, &request, &[data]);
+            let again = split(&again).expect("it is not longer").expect("it is complete");
+            assert_eq!(decode_request(again.body), Some((request, data)));
+        }
+        let _ = (version_of(body), refusal_of(body), decode::<Result<Welcome, Refusal>>(body));
+        let _ = decode::<Result<Vec<halite_tier::message::RegionInfo>, crate::error::RegionError>>(body);
+        at += len;
+    }
+}
