@@ -256,7 +256,9 @@ impl Connection {
 
     fn has_room(&self) -> bool {
         let bytes = self.requested + self.unsent;
-        self.operations.len() < OPERATIONS_MAX && bytes < BYTES_MAX && !self.is_refused
+        let is_below = self.operations.len() < OPERATIONS_MAX && bytes < BYTES_MAX;
+        // Refusals take memory, too, until the client receives them.
+        is_below && !self.is_stalled() && !self.is_refused
     }
 
     fn start(&mut self, request: u64, body: Vec<u8>) -> Result<(), Over> {

@@ -118,7 +118,7 @@ impl User {
         passwd.lines().find_map(|line| {
             let mut fields = line.split(':');
             let name = fields.next().filter(|name| !name.is_empty())?;
-            (fields.nth(1)? == uid).then(|| ())?;
+            (fields.nth(1)? == uid).then_some(())?;
             Some(User { name: name.to_owned(), gid: fields.next().unwrap_or_default().to_owned() })
         })
     }
