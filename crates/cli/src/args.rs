@@ -17,9 +17,10 @@ use crate::letters;
 use crate::limits::NODES_MAX;
 use crate::metrics_at::MetricsAt;
 use crate::perf;
+use crate::quotas::SessionOptions;
 use crate::settings::{self, Setting, Settings, UnknownVariable};
 use crate::sim;
-use halite::{AttachMode, Congestion, EtcdAddress, Permissions, Provider};
+use halite::{Congestion, EtcdAddress, Permissions, Provider};
 
 /// Default time to drain in seconds; below the grace periods of supervisors: Kubernetes 30 s, systemd 90 s.
 const DRAIN_WITHIN_S: u32 = 25;
@@ -292,7 +293,7 @@ pub enum Command {
     /// Stop the cluster's nodes on this host and remove their files; applications keep running unless --all is given
     Down(Down),
     /// Show the nodes; exits with status 3 if a node is dead or silent
-    Status(Listing),
+    Status(Status),
     /// Show nodes and, with --scrape, their operations, refreshed on a terminal
     Top(Top),
     /// Move all regions of a node to other nodes, then stop the node; if a region cannot be moved, the node keeps
@@ -368,9 +369,9 @@ pub struct Up {
     /// Address for node 0's metrics (Prometheus); each next node uses the next port; port 0: the system chooses
     #[arg(long, env = "HALITE_METRICS", value_name = "IP:PORT|none", default_value_t = MetricsAt(None))]
     pub metrics: MetricsAt,
-    /// Users that may attach sessions: 0600 for the user of the node, 0666 for all users of this host
-    #[arg(long, env = "HALITE_ATTACH_MODE", value_name = "0600|0666", default_value_t = AttachMode::Owner)]
-    pub attach_mode: AttachMode,
+    /// Options for attached sessions.
+    #[command(flatten)]
+    pub sessions: SessionOptions,
     /// Return when all nodes are ready; the nodes log to DIR/logs/node-ID.log
     #[arg(long)]
     pub detach: bool,
@@ -397,9 +398,9 @@ pub struct Node {
     /// Address for metrics (Prometheus, HTTP at /metrics); port 0: the system chooses
     #[arg(long, env = "HALITE_METRICS", value_name = "IP:PORT|none", default_value_t = MetricsAt(None))]
     pub metrics: MetricsAt,
-    /// Users that may attach sessions: 0600 for the user of the node, 0666 for all users of this host
-    #[arg(long, env = "HALITE_ATTACH_MODE", value_name = "0600|0666", default_value_t = AttachMode::Owner)]
-    pub attach_mode: AttachMode,
+    /// Options for attached sessions.
+    #[command(flatten)]
+    pub sessions: SessionOptions,
     /// Write roce packets to a pcap file for Wireshark, at most 1 GiB
     #[arg(long, value_name = "FILE")]
     pub pcap: Option<PathBuf>,
@@ -425,6 +426,17 @@ pub struct Node {
     /// Starts a new session without a terminal
     #[arg(long, hide = true, conflicts_with = "parent")]
     pub detached: bool,
+}
+
+/// Arguments of `halite status`
+#[derive(Args, Debug)]
+pub struct Status {
+    /// Show what each principal uses of the nodes of this host, and its quotas, instead of the nodes
+    #[arg(long)]
+    pub principals: bool,
+    /// Output format.
+    #[command(flatten)]
+    pub listing: Listing,
 }
 
 /// Arguments of `halite top`
@@ -738,6 +750,21 @@ mod tests {
         // Nodes that accept no connections, or join only nodes of their own host.
         node("secret_file = '/s'", "halite node --config FILE --join x:1 --address 10.0.0.2").unwrap();
         node("secret_file = '/s'", "halite node --config FILE --join 127.0.0.2:1").unwrap();
+    }
+
+    #[test]
+    fn lists_may_be_tables_in_the_file() {
+        let text = "[quotas]\nwaits = 64\nmemory = '256M'\n[principals]\nuser.ada = 'a'\ngroup.dev = 'team'";
+        let sessions = |text| match with_file(text, "halite node --id 0 --config FILE") {
+            Ok(Arguments { command: Command::Node(node), .. }) => Ok(node.sessions.flags()[2..].join(" ")),
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => Err(error.to_string()),
+        };
+        let flags = "--quotas memory=268435456,waits=64 --principals group.dev=team,user.ada=a";
+        assert_eq!(sessions(text).as_deref(), Ok(flags));
+        let refused = sessions("[quotas]\nwalls = 64").unwrap_err();
+        assert!(refused.contains("one of the names sessions, memory"), "{refused}");
+        assert!(sessions("[principals]\nada = ''").unwrap_err().contains("user.NAME=PRINCIPAL"));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Connects a command to the cluster: attaches it to a node of this host, or joins as an ephemeral node without memory.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -31,21 +32,59 @@ pub fn attach(dir: &Path) -> anyhow::Result<Attached> {
             Err(refused) => return Err(refused.into()),
         }
     }
-    let Client { session, node, .. } = Client::join(dir)?;
-    Ok(Attached { session, node: Some(node) })
+    Client::join(dir).map(Attached::from)
+}
+
+/// Returns true if the cluster directory belongs to another user, so that this command can only attach.
+pub fn is_of_another_user(dir: &Path) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    EMBEDS.get() != Some(&true) && std::fs::metadata(dir).is_ok_and(|found| found.uid() != own)
+}
+
+/// Joins the cluster in `dir`, or attaches to a node of another user.
+pub fn enter(dir: &Path) -> anyhow::Result<Attached> {
+    match is_of_another_user(dir) {
+        true => attach(dir),
+        false => Client::join(dir).map(Attached::from),
+    }
+}
+
+/// Joins as [`Client::observe`] does, or attaches to a node of another user.
+pub fn observe(dir: &Path) -> anyhow::Result<Attached> {
+    match is_of_another_user(dir) {
+        true => attach(dir),
+        false => Client::observe(dir).map(Attached::from),
+    }
 }
 
 /// A session of a node of this host, or of a node that exists for the length of one command.
 pub struct Attached {
     pub session: blocking::Session,
     // Leaves when dropped, after the session.
-    #[allow(dead_code, reason = "it is held")]
     node: Option<Node>,
+}
+
+impl From<Client> for Attached {
+    fn from(client: Client) -> Attached {
+        Attached { session: client.session, node: Some(client.node) }
+    }
+}
+
+impl Attached {
+    /// Returns the number of the command's own node, if it has joined as one.
+    pub fn own_node(&self) -> Option<NodeId> {
+        self.node.as_ref().map(Node::id)
+    }
+
+    /// Returns the node that lists the members in place of an unreachable node 0; `None` if node 0 lists them, or is
+    /// asked by the node of an attached session.
+    pub fn membership_source(&self) -> Option<NodeId> {
+        self.node.as_ref().map(Node::membership_source).filter(|node| *node != NodeId(0))
+    }
 }
 
 /// A node that exists for the length of one command.
 pub struct Client {
-    pub id: NodeId,
     /// Session of the node.
     pub session: blocking::Session,
     // Leaves when dropped, after the session.
@@ -65,12 +104,7 @@ impl Client {
 
     fn of(node: Result<Node, JoinError>, dir: &Path) -> anyhow::Result<Client> {
         let node = node.map_err(|error| explain(error, dir))?;
-        Ok(Client { id: node.id(), session: node.blocking_session(), node })
-    }
-
-    /// Returns the node that lists the members in place of an unreachable node 0; `None` if node 0 lists them.
-    pub fn membership_source(&self) -> Option<NodeId> {
-        Some(self.node.membership_source()).filter(|node| *node != NodeId(0))
+        Ok(Client { session: node.blocking_session(), node })
     }
 }
 

@@ -20,6 +20,7 @@ mod metrics_at;
 mod output;
 mod perf;
 mod progress;
+mod quotas;
 mod scratch;
 mod settings;
 mod shell;

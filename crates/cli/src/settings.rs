@@ -18,6 +18,8 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Prefix of variables.
 const PREFIX: &str = "HALITE_";
+/// Keys whose value may be a table, which stands for the list `NAME=VALUE,...` of the flag.
+const TABLES: [&str; 2] = ["quotas", "principals"];
 /// The argument that names the file; it has no key.
 const CONFIG: &str = "config";
 
@@ -149,13 +151,10 @@ impl Settings {
                 toml::Value::String(text) => text,
                 toml::Value::Integer(number) => number.to_string(),
                 toml::Value::Boolean(flag) => flag.to_string(),
-                other => {
-                    return Err(SettingsError::WrongKind {
-                        path: path.to_owned(),
-                        key,
-                        kind: other.type_str(),
-                    });
+                toml::Value::Table(table) if TABLES.contains(&key.as_str()) => {
+                    pairs(path, &key, &table)?.join(",")
                 }
+                other => return Err(wrong_kind(path, &key, &other)),
             };
             values.insert(key, value);
         }
@@ -182,6 +181,27 @@ impl Settings {
             self.values.iter().find(|(key, said)| key.replace('_', "-").ends_with(flag) && *said == value)?;
         Some(format!("{} says {key} = {:?}", self.path.display(), shown(value)))
     }
+}
+
+fn wrong_kind(path: &Path, key: &str, value: &toml::Value) -> SettingsError {
+    SettingsError::WrongKind { path: path.to_owned(), key: key.to_owned(), kind: value.type_str() }
+}
+
+/// Returns the entries of a table as `NAME=VALUE`; the name of an entry of an inner table is `TABLE.NAME`.
+fn pairs(path: &Path, key: &str, table: &toml::Table) -> Result<Vec<String>, SettingsError> {
+    let mut found = Vec::new();
+    for (name, value) in table {
+        match value {
+            toml::Value::String(text) => found.push(format!("{name}={text}")),
+            toml::Value::Integer(number) => found.push(format!("{name}={number}")),
+            toml::Value::Table(inner) => {
+                let inner = pairs(path, &format!("{key}.{name}"), inner)?;
+                found.extend(inner.into_iter().map(|pair| format!("{name}.{pair}")));
+            }
+            other => return Err(wrong_kind(path, &format!("{key}.{name}"), other)),
+        }
+    }
+    Ok(found)
 }
 
 /// Returns the flag, without dashes, and the invalid value of an error.

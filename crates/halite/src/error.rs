@@ -25,6 +25,7 @@ use halite_tier::hello::PROTOCOL_VERSION;
 use halite_tier::ids::NodeId;
 use halite_tier::message::{ErrorReply, NAME_BYTES_MAX};
 use halite_tier::permissions::Permissions;
+use halite_tier::quota::QuotaExceeded;
 use serde::{Deserialize, Serialize};
 
 pub use call::{
@@ -237,6 +238,9 @@ pub enum RegionCause {
     /// Another node did not understand the request, because it runs another version.
     #[error("another node does not know this request; run the same version on all nodes")]
     NotUnderstood,
+    /// The operation exceeds a quota of the principal; nothing was done.
+    #[error("{0}")]
+    Quota(QuotaExceeded),
 }
 
 impl RegionError {
@@ -298,6 +302,7 @@ impl From<ErrorReply> for RegionCause {
             ErrorReply::NameDamaged { key } => RegionCause::NameDamaged { key },
             ErrorReply::NamesNotMoved { reason } => RegionCause::NamesNotMoved(reason),
             ErrorReply::Unmapped { node, owner } => RegionCause::Unmapped { node, owner },
+            ErrorReply::Quota(exceeded) => RegionCause::Quota(exceeded),
         }
     }
 }
@@ -444,6 +449,9 @@ pub enum AccessCause {
         "no staging memory: accesses in progress to the node that holds the bytes use all 32 MiB, or memory could not be registered; see `ulimit -v -n -f`"
     )]
     NoStaging,
+    /// The access exceeds a quota of the principal; nothing was touched.
+    #[error("{0}")]
+    Quota(QuotaExceeded),
 }
 
 impl AccessError {

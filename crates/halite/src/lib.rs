@@ -75,8 +75,8 @@ mod session;
 
 pub use cluster::cluster_dir;
 pub use cluster::config::{
-    AttachMode, BadEtcdAddress, Config, Congestion, EPHEMERAL_NODE_MIN, EtcdAddress, EtcdHealth, Fence,
-    Hosts, NodeId, Provider,
+    AttachMode, BadEtcdAddress, BadPrincipalRule, Config, Congestion, EPHEMERAL_NODE_MIN, EtcdAddress,
+    EtcdHealth, Fence, Hosts, NodeId, PrincipalRule, Provider, UnixName,
 };
 pub use cluster::networks::NodeIdentity;
 pub use driver::drained::DrainedNode;
@@ -94,12 +94,16 @@ pub use halite_tier::message::{
 };
 pub use halite_tier::news::Over;
 pub use halite_tier::permissions::Permissions;
-pub use metrics::{AttachedSession, Family, MetricKind, Metrics};
+pub use halite_tier::quota::{Amounts, Quota, QuotaExceeded};
+pub use metrics::{AttachedSession, Family, MetricKind, Metrics, PrincipalUse};
 pub use node::Node;
 pub use node::driven::{Driven, Step};
 pub use rpc::ServeOptions;
 pub use runtime::env::Env;
 pub use session::access::posted::Posted;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub use session::attached::wire::check_messages;
 pub use session::calls::{Answer, Call, Function, Mailbox, Message, PendingCall, Port, Sender, Server};
 pub use session::explain::{
     AccessPath, PathExplained, PeerCapabilities, PeerExplained, PeerSeen, PieceExplained, RegionExplained,

@@ -45,6 +45,7 @@ use crate::ids::{NodeId, NodeIncarnation, Principal, RequestId, Requester, Sessi
 use crate::mapper::{Mapper, Reach};
 use crate::message::{self, ErrorReply, Message, Notice, Reply, Request};
 use crate::news::News;
+use crate::quota::{Amounts, RegionUse};
 
 pub use context::REQUESTS_OF_NODE_MAX;
 pub use explain::KnownPeer;
@@ -188,6 +189,21 @@ impl Engine {
     /// Opens a session that acts as `principal`. Returns `None` at the maximum number of sessions.
     pub fn open_session(&mut self, principal: Principal) -> Option<SessionId> {
         self.mapper.open_session(principal)
+    }
+
+    /// Limits the regions of all principals but `own` whose home is this node.
+    pub fn limit_regions(&mut self, own: Principal, max: Amounts) {
+        self.homes.usage_mut().limit(own, max);
+    }
+
+    /// Returns the regions of other principals whose home is this node.
+    pub fn region_use(&self) -> &RegionUse {
+        self.homes.usage()
+    }
+
+    /// Returns the number of handles of a session.
+    pub fn handle_count_of(&self, session: SessionId) -> u64 {
+        self.mapper.handle_count_of(session)
     }
 
     /// Ends a session and unmaps all its handles.

@@ -76,6 +76,14 @@ enum TokenWaiter {
     Quiesced,
 }
 
+/// What the mapper knows of a session.
+#[derive(Debug)]
+struct Attributes {
+    principal: Principal,
+    /// Number of handles.
+    handles: u64,
+}
+
 /// All regions that sessions of this node map.
 #[derive(Debug)]
 pub struct Mapper {
@@ -96,7 +104,7 @@ pub struct Mapper {
     dead: BTreeSet<NodeIncarnation>,
     /// Incarnations that have ended but have regions that are still mapped.
     ended: BTreeSet<NodeIncarnation>,
-    principals: BTreeMap<SessionId, Principal>,
+    sessions: BTreeMap<SessionId, Attributes>,
     last_session: SessionId,
     tokens: u64,
 }
@@ -116,7 +124,7 @@ impl Mapper {
             keys: BTreeMap::new(),
             dead: BTreeSet::new(),
             ended: BTreeSet::new(),
-            principals: BTreeMap::new(),
+            sessions: BTreeMap::new(),
             last_session: SessionId(u16::MAX),
             tokens: 0,
         }
@@ -129,20 +137,25 @@ impl Mapper {
         let session = (1..=u16::MAX)
             .chain([0])
             .map(|step| SessionId(last.wrapping_add(step)))
-            .find(|id| !self.principals.contains_key(id))?;
+            .find(|id| !self.sessions.contains_key(id))?;
         self.last_session = session;
-        self.principals.insert(session, principal);
+        self.sessions.insert(session, Attributes { principal, handles: 0 });
         Some(session)
     }
 
     /// Ends a session whose handles are already removed.
     pub fn close_session(&mut self, session: SessionId) {
-        self.principals.remove(&session);
+        self.sessions.remove(&session);
     }
 
     /// Returns the principal of a session, or `None` if the session is not open.
     pub fn principal(&self, session: SessionId) -> Option<&Principal> {
-        self.principals.get(&session)
+        self.sessions.get(&session).map(|attributes| &attributes.principal)
+    }
+
+    /// Returns the number of handles of a session.
+    pub fn handle_count_of(&self, session: SessionId) -> u64 {
+        self.sessions.get(&session).map_or(0, |attributes| attributes.handles)
     }
 
     /// Returns the number of handles of all sessions.
@@ -182,6 +195,9 @@ impl Mapper {
         }
         let mapping = Mapping { view, region: reply.region, session, permissions, sealed: reply.sealed };
         let (index, generation) = self.path.slots().insert(mapping);
+        if let Some(attributes) = self.sessions.get_mut(&session) {
+            attributes.handles += 1;
+        }
         match self.regions.get_mut(&reply.region) {
             None => {
                 self.regions.insert(reply.region, Mapped { first: index, home, owner });
@@ -262,12 +278,25 @@ impl Mapper {
     pub fn remove(&mut self, index: u32) -> Option<(RegionId, bool, Quiesce)> {
         let region = self.path.slots().inspect(index, |mapping| mapping.region)?;
         let posted = self.owners_of(region, &[index]);
-        self.path.slots().retire(index).ok()?;
+        if !self.retire(index) {
+            return None;
+        }
         if let Some(changing) = self.changing.get_mut(&region) {
             changing.slots.remove(&index);
         }
         let last = self.forget_handle(region, index);
         Some((region, last, self.quiesce_for(posted, TokenWaiter::Retired(vec![index]))))
+    }
+
+    /// Retires a handle; returns false if it is retired already, or does not exist.
+    fn retire(&mut self, index: u32) -> bool {
+        let slots = self.path.slots();
+        let session = slots.inspect(index, |mapping| mapping.session);
+        let is_retired = slots.retire(index).is_ok();
+        if let Some(attributes) = session.filter(|_| is_retired).and_then(|of| self.sessions.get_mut(&of)) {
+            attributes.handles -= 1;
+        }
+        is_retired
     }
 
     /// Returns the indexes of a session's handles.
@@ -369,7 +398,7 @@ impl Mapper {
         let posted = self.owners_of(region, &handles);
         for handle in &handles {
             // A handle that is already retired is being reclaimed.
-            let _ = self.path.slots().retire(*handle);
+            self.retire(*handle);
         }
         self.forget_region(region);
         self.changing.remove(&region);
@@ -645,7 +674,7 @@ impl Mapper {
     }
 
     fn allowed(&self, access: &AccessList, session: SessionId) -> Permissions {
-        self.principals.get(&session).map_or(Permissions::empty(), |principal| access.of(principal))
+        self.principal(session).map_or(Permissions::empty(), |principal| access.of(principal))
     }
 }
 

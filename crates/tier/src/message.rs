@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{Epoch, NodeId, NodeIncarnation, Principal, RegionId, RequestId, SessionId};
 use crate::layout::{Extent, Extents};
 use crate::permissions::{AccessList, Grantee, Permissions};
+use crate::quota::QuotaExceeded;
 
 /// Maximum length of a region's name, in bytes of UTF-8.
 pub const NAME_BYTES_MAX: usize = 255;
@@ -755,6 +756,9 @@ pub enum ErrorReply {
     /// The first connection to the node could not be established; the request was not executed.
     #[error("node {0} could not be connected")]
     NotMet(NodeId),
+    /// The request exceeds a quota of its principal at the home.
+    #[error("{0}")]
+    Quota(QuotaExceeded),
 }
 
 /// Reason why bytes are not a valid message.

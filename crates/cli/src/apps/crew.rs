@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 
 use super::worker::{Answer, Failure, Joined, Line};
 use super::{Over, log};
-use crate::client::Client;
+use crate::client::{self, Attached};
 use crate::coworker::{self, Coworker};
 use crate::output::{self, UsageError};
 use crate::scratch::Scratch;
@@ -82,6 +82,8 @@ impl Crew {
         is_enduring: bool,
     ) -> anyhow::Result<Crew> {
         let dir = dir.or(scratch.as_ref().map(Scratch::path)).expect("one of both").to_owned();
+        // The loss of a worker shows by the loss of its node, which attached workers do not have.
+        let is_enduring = is_enduring && !client::is_of_another_user(&dir);
         let mut crew = Crew {
             workers: Vec::new(),
             scratch,
@@ -140,7 +142,7 @@ impl Crew {
             return Ok(());
         }
         self.ask::<()>(0, &Line::Claim(name.to_owned()))?;
-        let client = Client::join(&self.dir)?;
+        let client = client::enter(&self.dir)?;
         let named: Vec<String> = client.session.list()?.into_iter().filter_map(|info| info.name).collect();
         let servers = client.session.servers(None)?;
         let has_ended = |run: &&str| !servers.iter().any(|server| server.service == claim_of(run));
@@ -380,10 +382,10 @@ fn end(mut worker: Coworker) -> anyhow::Result<()> {
 
 /// Frees the regions of a run whose workers have ended.
 pub(super) fn sweep(dir: &Path, name: &str) -> anyhow::Result<()> {
-    sweep_by(&Client::join(dir)?, name)
+    sweep_by(&client::enter(dir)?, name)
 }
 
-fn sweep_by(client: &Client, name: &str) -> anyhow::Result<()> {
+fn sweep_by(client: &Attached, name: &str) -> anyhow::Result<()> {
     let Some(_claimed) = reclaim(client, name) else { return Ok(()) };
     let named = client.session.list()?.into_iter().filter_map(|info| info.name);
     let barriers = [Crowd::barrier(name), Dsm::barrier(name), Dsm::barrier(&Crowd::shared(name))];
@@ -406,7 +408,7 @@ fn sweep_by(client: &Client, name: &str) -> anyhow::Result<()> {
 
 /// Takes the name of a run whose workers have ended, so that no other run can take it before the regions are freed.
 /// Returns `None` if another run has the name: it took the name when the regions were free.
-fn reclaim(client: &Client, name: &str) -> Option<Result<Server, ServeError>> {
+fn reclaim(client: &Attached, name: &str) -> Option<Result<Server, ServeError>> {
     let begin = Instant::now();
     loop {
         match client.session.serve_named(&claim_of(name), ServeOptions::default()) {

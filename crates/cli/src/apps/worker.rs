@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{crew, dsm, graph, kv, log, mapreduce, ycsb};
 use crate::args::network;
+use crate::client;
 use crate::congestion;
 use crate::metrics_at::MetricsAt;
 use crate::{output, signals};
@@ -148,7 +149,7 @@ impl Worker {
     }
 }
 
-/// Joins the cluster, executes one task, and leaves when standard input ends.
+/// Joins the cluster, or attaches to a node of another user; executes one task, and leaves when standard input ends.
 pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
     if args.node.is_some() {
         signals::die_with(args.parent)?;
@@ -158,17 +159,22 @@ pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
     config.node = args.node.map(NodeId);
     config.metrics = args.metrics.0;
     config.providers = args.fabric.map_or(config.providers, |network| vec![network]);
-    let node = match Node::embedded(config) {
-        Ok(node) => node,
-        // The parent process prints the error.
-        Err(error) => return say_failed(&error.into()),
+    let joined = match args.node.is_none() && client::is_of_another_user(dir) {
+        true => blocking::Session::attach(dir).map(|session| (session, None)).map_err(anyhow::Error::from),
+        false => Node::embedded(config).map(|node| (node.blocking_session(), Some(node))).map_err(Into::into),
     };
-    say(&Joined { node: node.id().0, metrics: node.metrics_address() })?;
+    let (session, node) = match joined {
+        Ok(joined) => joined,
+        // The parent process prints the error.
+        Err(error) => return say_failed(&error),
+    };
+    let id = session.node();
+    say(&Joined { node: id.0, metrics: node.as_ref().and_then(Node::metrics_address) })?;
     let is_over = Arc::new(AtomicBool::new(false));
     // The regions of a private cluster end with its processes.
     let orphan = Arc::new(Orphan { dir: args.node.is_none().then(|| dir.to_owned()), ..Orphan::default() });
     let lines = listen(is_over.clone(), orphan.clone());
-    let worker = Worker { session: node.blocking_session(), node: node.id(), lines, is_over };
+    let worker = Worker { session, node: id, lines, is_over };
     // The name is taken until this node leaves.
     let mut claims = Vec::new();
     let task = loop {
@@ -198,7 +204,7 @@ pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
     // This node leaves when the parent process says so, since other workers may still use its regions.
     while worker.next().is_some() {}
     drop((worker, claims));
-    node.leave();
+    drop(node);
     orphan.clear_if_abandoned();
     told
 }

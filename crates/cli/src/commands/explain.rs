@@ -1,6 +1,7 @@
 //! `halite explain`: shows which path accesses to a region or node take, and why.
 //!
-//! The answer holds for an application that has just joined on this host.
+//! The answer holds for an application that has just joined on this host; for another user than that of the node, for an
+//! attached session, and so for its node.
 
 use std::path::Path;
 
@@ -8,12 +9,12 @@ use halite::{Lh, NodeId, Permissions, RegionCause, RegionError, blocking};
 use serde::Serialize;
 
 use crate::args::Explain;
-use crate::client::Client;
+use crate::client;
 use crate::output;
 
 /// Explains the path to a node if the argument is a number, otherwise to the region of that name.
 pub fn run(dir: &Path, args: &Explain) -> anyhow::Result<()> {
-    let client = Client::join(dir)?;
+    let client = client::enter(dir)?;
     let session = &client.session;
     match args.what.parse() {
         Ok(node) => print(&session.explain_peer(NodeId(node))?, args.listing.json),

@@ -24,10 +24,10 @@ mod up;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use halite::{Config, cluster_dir};
+use halite::{Config, blocking, cluster_dir};
 
 use crate::args::{Arguments, Command};
-use crate::{apps, diagnostics, doctor, figure, perf, sim};
+use crate::{apps, client, diagnostics, doctor, figure, perf, sim};
 
 /// Runs the command; returns its exit status.
 pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
@@ -74,5 +74,8 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
 
 /// Returns true if a cluster runs in `dir`.
 fn runs(dir: &Path) -> bool {
+    if client::is_of_another_user(dir) {
+        return blocking::Session::attach(dir).is_ok();
+    }
     cluster_dir::nodes(dir).is_ok_and(|nodes| nodes.iter().any(|node| node.alive))
 }

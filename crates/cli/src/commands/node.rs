@@ -43,7 +43,9 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
         found: args.hosts.found,
         directory: args.names.directory.clone(),
         clock_offset_s: args.clock_offset_s,
-        attach: Some(args.attach_mode),
+        attach: Some(args.sessions.attach_mode),
+        principals: args.sessions.principals.clone(),
+        quotas: args.sessions.amounts(args.arena.0),
         metrics: args.metrics.0,
         ..congestion::config()
     };

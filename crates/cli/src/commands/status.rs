@@ -10,13 +10,14 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use halite::cluster_dir::{self, Presence};
 use halite::{
-    AttachedSession, EPHEMERAL_NODE_MIN, JoinError, Loss, NodeId, NodeState, NodeStatus, PeerSeen, blocking,
+    Amounts, AttachedSession, EPHEMERAL_NODE_MIN, JoinError, Loss, NodeId, NodeState, NodeStatus, PeerSeen,
+    PrincipalUse, Quota, blocking,
 };
 use serde::Serialize;
 
-use crate::args::Listing;
+use crate::args;
 use crate::bytes::ByteCount;
-use crate::client::{Client, no_cluster, restart_advice};
+use crate::client::{self, Attached, no_cluster, restart_advice};
 use crate::loss::{self, LossJson};
 use crate::output;
 use crate::table::{Align, Table};
@@ -53,22 +54,30 @@ pub(super) struct Row {
 const NOT_WELL: u8 = 3;
 
 /// Shows the nodes. Fails if `dir` has no files of a node.
-pub fn run(dir: &Path, args: &Listing) -> anyhow::Result<ExitCode> {
-    let presences = cluster_dir::nodes(dir);
-    let presences = presences.with_context(|| format!("cannot list the processes in {}", dir.display()))?;
-    if presences.is_empty() {
+pub fn run(dir: &Path, args: &args::Status) -> anyhow::Result<ExitCode> {
+    let presences = presences(dir)?;
+    if presences.as_ref().is_some_and(Vec::is_empty) {
         bail!(no_cluster(dir));
     }
-    let asked = ask(dir, &presences);
+    let asked = match &presences {
+        Some(presences) => ask(dir, presences),
+        // Nothing but the members can be shown.
+        None => Ok(Answers::of(&client::observe(dir)?)?),
+    };
+    let presences = presences.unwrap_or_default();
     let mut rows = rows(&presences, asked.as_ref().unwrap_or(&Answers::default()));
     if let Err(error) = &asked {
         output::note(&format!("{}: showing the state from the lock files", output::reasons(error)));
         mark_silent(&mut rows, error);
     }
+    if args.principals {
+        print_principals(dir, &rows, args.listing.json)?;
+        return Ok(exit_status(asked.is_ok(), &rows));
+    }
     for row in rows.iter_mut().filter(|row| row.state == "alive") {
         row.sessions = sessions(dir, row.node);
     }
-    if args.json {
+    if args.listing.json {
         output::print(&rows.iter().map(|row| output::json_line(row) + "\n").collect::<String>())?;
     } else {
         output::print(&table(&rows).to_string())?;
@@ -76,9 +85,64 @@ pub fn run(dir: &Path, args: &Listing) -> anyhow::Result<ExitCode> {
             output::print(&format!("\n{}", session_table(&rows)))?;
         }
     }
+    Ok(exit_status(asked.is_ok(), &rows))
+}
+
+/// If the members did not answer, no node is known to be well.
+fn exit_status(has_answers: bool, rows: &[Row]) -> ExitCode {
     let is_well = |row: &Row| matches!(row.state, "alive" | "left");
-    // If the members did not answer, no node is known to be well.
-    Ok(if asked.is_ok() && rows.iter().all(is_well) { ExitCode::SUCCESS } else { ExitCode::from(NOT_WELL) })
+    if has_answers && rows.iter().all(is_well) { ExitCode::SUCCESS } else { ExitCode::from(NOT_WELL) }
+}
+
+/// Returns the processes in `dir`; `None` if the directory belongs to another user, so that this one cannot list it.
+pub(super) fn presences(dir: &Path) -> anyhow::Result<Option<Vec<Presence>>> {
+    if client::is_of_another_user(dir) {
+        return Ok(None);
+    }
+    let presences = cluster_dir::nodes(dir);
+    presences.map(Some).with_context(|| format!("cannot list the processes in {}", dir.display()))
+}
+
+/// What a principal uses of a node, as `--json` prints it. Resources without a quota have `max` null.
+#[derive(Serialize)]
+struct PrincipalJson {
+    node: u32,
+    principal: String,
+    used: BTreeMap<&'static str, u64>,
+    max: BTreeMap<&'static str, Option<u64>>,
+}
+
+/// Prints what each principal uses of each node of this host that accepts sessions.
+fn print_principals(dir: &Path, rows: &[Row], json: bool) -> anyhow::Result<()> {
+    let mut columns = vec![("principal", Align::Left), ("node", Align::Right)];
+    columns.extend(Quota::ALL.map(|quota| (quota.name(), Align::Right)));
+    let mut table = Table::new(&columns);
+    for row in rows.iter().filter(|row| row.state == "alive" && row.node < EPHEMERAL_NODE_MIN) {
+        // Nodes of other hosts, and nodes that accept no sessions, have none to show.
+        let Ok(session) = blocking::Session::attach_to(dir, NodeId(row.node)) else { continue };
+        for PrincipalUse { principal, used, max } in session.principals()? {
+            if json {
+                let amounts = |of: Amounts| Quota::ALL.map(|quota| (quota.name(), of.of(quota)));
+                let max = amounts(max).map(|(name, max)| (name, (max < u64::MAX).then_some(max))).into();
+                let line = PrincipalJson { node: row.node, principal, used: amounts(used).into(), max };
+                output::print_json(&line)?;
+                continue;
+            }
+            let mut cells = vec![principal, row.node.to_string()];
+            cells.extend(Quota::ALL.map(|quota| amount(quota, used.of(quota), max.of(quota))));
+            table.row(cells);
+        }
+    }
+    if json { Ok(()) } else { Ok(output::print(&table.to_string())?) }
+}
+
+/// Formats an amount, with its maximum if there is one.
+fn amount(quota: Quota, used: u64, max: u64) -> String {
+    let format = |amount| if quota.is_bytes() { ByteCount(amount).to_string() } else { amount.to_string() };
+    match max {
+        u64::MAX => format(used),
+        max => format!("{} of {}", format(used), format(max)),
+    }
 }
 
 /// Returns the sessions that are attached to a node of this host, except the one that asks.
@@ -121,9 +185,9 @@ pub(super) struct Answers {
 
 impl Answers {
     /// Asks all members, except the client itself.
-    pub(super) fn of(client: &Client) -> anyhow::Result<Answers> {
+    pub(super) fn of(client: &Attached) -> anyhow::Result<Answers> {
         let (mut statuses, source) = (client.session.status()?, client.membership_source());
-        statuses.retain(|status| status.node != client.id);
+        statuses.retain(|status| Some(status.node) != client.own_node());
         let nodes = statuses.iter().map(|status| status.node);
         let seen = nodes.filter_map(|node| Some((node.0, client.session.seen(node)?))).collect();
         Ok(Answers { source, statuses, seen })
@@ -160,7 +224,7 @@ fn ask(dir: &Path, presences: &[Presence]) -> anyhow::Result<Answers> {
         output::note(&format!("node 0 is not running: showing the state from the lock files{advice}"));
         return Ok(Answers::default());
     }
-    let answers = Answers::of(&Client::observe(dir)?)?;
+    let answers = Answers::of(&client::observe(dir)?)?;
     answers.by().iter().for_each(|by| output::note(by));
     Ok(answers)
 }

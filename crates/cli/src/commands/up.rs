@@ -31,18 +31,10 @@ pub fn run(dir: &Path, args: &Up, log: Option<String>) -> anyhow::Result<()> {
     let networks = args.networks.flags();
     let (arena_bytes, metrics) = (args.arena.0, args.metrics);
     let directory = args.names.directory.clone();
-    let attach_mode = args.attach_mode;
+    let sessions = args.sessions.flags();
     let dir_of_spec = dir.clone();
-    let spec = ClusterSpec {
-        dir: dir_of_spec,
-        arena_bytes,
-        networks,
-        directory,
-        attach_mode,
-        metrics,
-        lifetime,
-        log,
-    };
+    let spec =
+        ClusterSpec { dir: dir_of_spec, arena_bytes, networks, directory, sessions, metrics, lifetime, log };
     let mut cluster = Cluster { nodes: Vec::new() };
     cluster.start(&spec, args.nodes)?;
     drop(starting);

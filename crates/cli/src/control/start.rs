@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use halite::cluster_dir::{ClusterDir, ClusterDirError};
-use halite::{AttachMode, EtcdAddress, NodeId};
+use halite::{EtcdAddress, NodeId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::congestion;
@@ -49,8 +49,8 @@ pub struct ClusterSpec {
     pub networks: Vec<String>,
     /// The etcd that holds the names, if any.
     pub directory: Option<EtcdAddress>,
-    /// The users that may attach sessions to the nodes.
-    pub attach_mode: AttachMode,
+    /// Flags for attached sessions.
+    pub sessions: Vec<String>,
     /// Metrics address of node 0; each next node uses the next port.
     pub metrics: MetricsAt,
     /// Lifetime of the nodes.
@@ -135,7 +135,7 @@ impl NodeProcess {
         ]);
         command
             .args(["--arena", &spec.arena_bytes.to_string()])
-            .args(["--attach-mode", &spec.attach_mode.to_string()])
+            .args(&spec.sessions)
             .args(&spec.networks)
             .args(congestion::flags());
         // The address may hold a password, and command lines are public: pass it in the environment.

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
 use halite::cluster_dir::{self, ClusterDir, ClusterDirError, Presence};
-use halite::{Config, EPHEMERAL_NODE_MIN, Hosts, NodeId, NodeState, NodeStatus, Provider};
+use halite::{Config, EPHEMERAL_NODE_MIN, Hosts, NodeId, NodeState, NodeStatus, Provider, blocking};
 use halite_providers::roce::{SocketProbe, probe};
 use halite_providers::secure::{SecretError, Secrets};
 use rustix::fs::{MemfdFlags, memfd_create, statvfs};
@@ -18,7 +18,7 @@ use rustix::thread::{MembarrierCommand, membarrier_query};
 
 use super::etcd::EtcdFacts;
 use crate::args;
-use crate::client::Client;
+use crate::client;
 use crate::output;
 
 /// Maximum time for a host to answer.
@@ -271,9 +271,11 @@ fn payload_to(host: IpAddr) -> Option<u32> {
 
 impl ClusterFacts {
     fn gather(dir: &Path, args: &args::Doctor) -> ClusterFacts {
+        let is_of_another = client::is_of_another_user(dir) && blocking::Session::attach(dir).is_ok();
         let opened = ClusterDir::open(dir);
-        let is_founded = opened.is_ok();
+        let is_founded = opened.is_ok() || is_of_another;
         let (presences, dir_refused) = match opened.and_then(|dir| dir.nodes()) {
+            _ if is_of_another => (Vec::new(), None),
             Ok(presences) => (presences, None),
             Err(ClusterDirError::NoCluster { .. }) => (Vec::new(), unusable(dir)),
             Err(error) => (Vec::new(), Some(error.to_string())),
@@ -287,7 +289,7 @@ impl ClusterFacts {
             (file, refused)
         });
         let is_spread = !args.hosts.listen.is_empty() || !args.hosts.join.is_empty();
-        let members = presences.iter().any(|node| node.alive).then(|| ask(dir));
+        let members = (is_of_another || presences.iter().any(|node| node.alive)).then(|| ask(dir));
         ClusterFacts { dir: dir.to_owned(), dir_refused, is_founded, presences, is_spread, secret, members }
     }
 }
@@ -304,9 +306,11 @@ fn unusable(dir: &Path) -> Option<String> {
 }
 
 fn ask(dir: &Path) -> Result<Vec<NodeStatus>, String> {
-    let asked = Client::join(dir).and_then(|client| {
+    let asked = client::enter(dir).and_then(|client| {
         let mut statuses = client.session.status()?;
-        statuses.retain(|status| status.node != client.id && status.state != NodeState::Left);
+        let is_shown =
+            |status: &NodeStatus| Some(status.node) != client.own_node() && status.state != NodeState::Left;
+        statuses.retain(is_shown);
         Ok(statuses)
     });
     asked.map_err(|error| output::reasons(&error))

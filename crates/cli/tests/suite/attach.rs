@@ -127,7 +127,7 @@ fn another_user_gets_only_what_was_granted() {
     assert!(complaint.contains("--attach-mode 0666"), "{complaint}");
     scratch.ok("down");
 
-    scratch.ok("up --nodes 1 --detach --attach-mode 0666");
+    scratch.ok("up --nodes 1 --detach --attach-mode 0666 --quotas region_bytes=64M,waits=7");
     let notes = scratch.write("notes", b"for all eyes");
     scratch.ok(&format!("put notes {}", notes.display()));
     scratch.ok(&format!("put diary {}", notes.display()));
@@ -137,6 +137,27 @@ fn another_user_gets_only_what_was_granted() {
         let (is_done, _, complaint) = as_other(&scratch, refused);
         assert!(!is_done && complaint.contains("permission denied"), "{refused}: {complaint}");
     }
+    // Commands that show the cluster, and applications, work for other users, too.
+    for (line, wanted) in [
+        ("status", "alive"),
+        ("top --once", "alive"),
+        ("explain notes", "node 0"),
+        ("explain 0", "node 0"),
+        ("doctor", "1 node answers"),
+        ("status --principals", "0 of 7"),
+        ("run log --writers 1 --readers 1 --size 16 --seconds 0.1", "verified"),
+        ("run wordcount /etc/passwd --top 1", "verified"),
+    ] {
+        let (_, shown, complaint) = as_other(&scratch, line);
+        assert!(shown.contains(wanted), "{line}: {shown}{complaint}");
+    }
+    let (_, shown, _) = as_other(&scratch, "status --principals --json");
+    let used: serde_json::Value = serde_json::from_str(&shown).unwrap();
+    let of = (&used["principal"], &used["used"]["sessions"], &used["max"]["region_bytes"]);
+    assert_eq!(of, (&OTHER.0.into(), &1.into(), &(64 << 20).into()));
+    let huge = scratch.write("huge", &vec![7; 65 << 20]);
+    let (_, _, complaint) = as_other(&scratch, &format!("put huge {}", huge.display()));
+    assert!(complaint.contains("quota `region_bytes` of 67108864 bytes"), "{complaint}");
     // Nothing else in the directory is open to other users: not its list, and no file or socket but the one.
     for path in [scratch.cluster(), scratch.cluster().join("attach/node-0.sock")] {
         let mode = std::fs::metadata(&path).unwrap().permissions().mode() & 0o777;
@@ -189,12 +210,13 @@ fn a_client_that_sends_garbage_harms_only_itself() {
     old.write_all(&hello(0)).unwrap();
     let mut answer = Vec::new();
     old.read_to_end(&mut answer).unwrap();
-    assert_eq!(answer, hello(1));
+    let version = answer.last_chunk().map(|version| u16::from_le_bytes(*version)).unwrap();
+    assert_eq!(answer, hello(version));
 
     let mut random = Rng::with_seed(40);
     for round in 0..400 {
         let mut stream = connect();
-        let mut sent = if round % 4 > 0 { hello(1) } else { Vec::new() };
+        let mut sent = if round % 4 > 0 { hello(version) } else { Vec::new() };
         for id in 0..random.u64(1..8) {
             let mut body: Vec<u8> = (0..random.usize(0..40)).map(|_| random.u8(..)).collect();
             // Mostly requests that exist, with few bytes that are far from zero.
@@ -215,7 +237,7 @@ fn a_client_that_sends_garbage_harms_only_itself() {
     }
     // A message that claims more than any message has ends its connection, too.
     let mut long = connect();
-    long.write_all(&[&hello(1)[..], &[0xFF; 12]].concat()).unwrap();
+    long.write_all(&[&hello(version)[..], &[0xFF; 12]].concat()).unwrap();
     long.read_to_end(&mut Vec::new()).unwrap();
 
     polite.write(lh, 0, b"still here").unwrap();

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use halite_tier::quota::{Quota, QuotaExceeded};
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
@@ -15,6 +16,7 @@ use rustix::net::{RecvFlags, SendFlags};
 use super::desk::Desk;
 use super::requests::carry_out;
 use super::{OperationId, OperationWaker, Ready};
+use crate::metrics::Account;
 use crate::session::attached::wire::{self, Message, Refusal, VERSION, Welcome};
 
 /// Maximum number of operations of a client under way.
@@ -22,6 +24,10 @@ const OPERATIONS_MAX: usize = 8192;
 /// Maximum length of the requests under way and the replies that are not sent, in bytes: beyond it, the node does not
 /// read the client's socket. Twice the longest message, so that a long reply does not stop the next request.
 const BYTES_MAX: usize = 2 * wire::BODY_BYTES_MAX;
+/// Memory in bytes, and operations under way, that each session may have whatever its principal's other sessions use, so
+/// that a client can always end what it holds. The memory is that of a slice and its request.
+pub(super) const SHARE_BYTES: usize = 2 * wire::SLICE_BYTES;
+const SHARE_OPERATIONS: usize = 16;
 /// Bytes that one turn sends, so that clients take turns.
 const SENT_MAX: usize = 4 * wire::SLICE_BYTES;
 
@@ -44,8 +50,16 @@ pub(super) struct Connection {
     /// The operations are dropped before the session.
     operations: BTreeMap<u64, Operation>,
     desk: Option<Rc<Desk>>,
+    /// What the principal uses in all its sessions; `None` until the session is open.
+    account: Option<Arc<Account>>,
+    /// Memory of this session that the account includes, in bytes.
+    charged: usize,
     /// Received bytes that are no complete message yet, or that wait because of a bound.
     input: Vec<u8>,
+    /// Length of the first message of `input`, in bytes, if it is incomplete and the quota has room for it; else 0.
+    announced: usize,
+    /// Bytes of a refused request that are yet to come, and that the node drops.
+    skipped: usize,
     output: VecDeque<Vec<u8>>,
     /// Number of bytes of the first message of `output` that are sent.
     sent: usize,
@@ -55,6 +69,8 @@ pub(super) struct Connection {
     requested: usize,
     /// Operations that wait until the client reads replies, so that their results take no memory here.
     stalled: Vec<u64>,
+    /// Numbers of operations started, and of requests refused because of a quota, since they were last taken.
+    counts: [u64; 2],
     /// True if the connection ends once its output is sent.
     is_refused: bool,
     interest: epoll::EventFlags,
@@ -76,12 +92,17 @@ impl Connection {
             ready,
             operations: BTreeMap::new(),
             desk: None,
+            account: None,
+            charged: 0,
             input: Vec::new(),
+            announced: 0,
+            skipped: 0,
             output: VecDeque::new(),
             sent: 0,
             unsent: 0,
             requested: 0,
             stalled: Vec::new(),
+            counts: [0; 2],
             is_refused: false,
             interest: epoll::EventFlags::IN,
         }
@@ -93,7 +114,55 @@ impl Connection {
 
     /// Returns the number of operations under way, and of the bytes that the client's messages take here.
     pub(super) fn figures(&self) -> (u64, u64) {
-        (self.operations.len() as u64, (self.requested + self.unsent + self.input.len()) as u64)
+        (self.operations.len() as u64, self.memory() as u64)
+    }
+
+    /// Returns the numbers of operations started and of requests refused since the last call.
+    pub(super) fn take_counts(&mut self) -> [u64; 2] {
+        std::mem::take(&mut self.counts)
+    }
+
+    /// Returns the bytes that the client's messages take here.
+    fn memory(&self) -> usize {
+        self.requested + self.unsent + self.input.len().max(self.announced)
+    }
+
+    /// Brings the memory of this session in the principal's account up to date.
+    pub(super) fn charge(&mut self) {
+        if let Some(account) = &self.account {
+            let memory = self.memory();
+            account.change(Quota::Memory, self.charged as u64, memory as u64);
+            self.charged = memory;
+        }
+    }
+
+    /// Checks that the principal may have another request under way, whose message has `len` bytes.
+    fn admit(&self, len: usize) -> Result<(), QuotaExceeded> {
+        let Some(account) = &self.account else { return Ok(()) };
+        if self.operations.len() >= SHARE_OPERATIONS {
+            account.admit(Quota::Operations, 1)?;
+        }
+        if self.memory() + len > SHARE_BYTES {
+            account.admit(Quota::Memory, len as u64)?;
+        }
+        Ok(())
+    }
+
+    /// Returns true if results of operations must wait until the client has received replies.
+    fn is_stalled(&self) -> bool {
+        let is_exhausted = |account: &Arc<Account>| account.is_exhausted(Quota::Memory);
+        let max = if self.account.as_ref().is_some_and(is_exhausted) { SHARE_BYTES } else { BYTES_MAX };
+        self.unsent >= max
+    }
+
+    /// Returns true if results wait until replies are received.
+    pub(super) fn has_stalled(&self) -> bool {
+        !self.stalled.is_empty()
+    }
+
+    /// Returns true if results wait, and may now be made.
+    pub(super) fn may_continue(&self) -> bool {
+        !self.stalled.is_empty() && !self.is_stalled()
     }
 
     pub(super) fn is_attached(&self) -> bool {
@@ -105,7 +174,9 @@ impl Connection {
         match rustix::net::recv(&self.stream, &mut *slice, RecvFlags::empty()) {
             Ok((0, _)) => Err(Over),
             Ok((count, _)) => {
-                self.input.extend_from_slice(&slice[..count]);
+                let skipped = count.min(self.skipped);
+                self.skipped -= skipped;
+                self.input.extend_from_slice(&slice[skipped..count]);
                 Ok(())
             }
             Err(Errno::AGAIN | Errno::INTR) => Ok(()),
@@ -137,6 +208,7 @@ impl Connection {
     /// Answers the hello of a client.
     pub(super) fn greet(&mut self, answer: Result<(Welcome, Desk), Refusal>) {
         let answer = answer.map(|(welcome, desk)| {
+            self.account = Some(desk.account.clone());
             self.desk = Some(Rc::new(desk));
             welcome
         });
@@ -147,11 +219,29 @@ impl Connection {
 
     /// Starts the operations whose requests are complete, as far as the bounds allow.
     pub(super) fn advance(&mut self) -> Result<(), Over> {
+        if !self.is_attached() {
+            return Ok(());
+        }
         let input = std::mem::take(&mut self.input);
         let mut at = 0;
         while self.has_room()
-            && let Some(Message { id, body, len }) = wire::split(&input[at..]).map_err(|_| Over)?
+            && let Some((id, len)) = wire::peek(&input[at..]).map_err(|_| Over)?
         {
+            let message = wire::split(&input[at..]).map_err(|_| Over)?;
+            let is_admitted = std::mem::take(&mut self.announced) > 0;
+            if !is_admitted
+                && let Err(exceeded) = self.admit(len)
+                && !message.as_ref().is_some_and(|message| is_release(message.body))
+            {
+                self.queue(wire::refused(id, exceeded));
+                self.skipped = len.saturating_sub(input.len() - at);
+                at = input.len().min(at + len);
+                continue;
+            }
+            let Some(Message { body, .. }) = message else {
+                self.announced = len;
+                break;
+            };
             self.start(id, body.to_vec())?;
             at += len;
         }
@@ -166,14 +256,16 @@ impl Connection {
 
     fn has_room(&self) -> bool {
         let bytes = self.requested + self.unsent;
-        self.operations.len() < OPERATIONS_MAX && bytes < BYTES_MAX && !self.is_refused
+        let is_below = self.operations.len() < OPERATIONS_MAX && bytes < BYTES_MAX;
+        // Refusals take memory, too, until the client receives them.
+        is_below && !self.is_stalled() && !self.is_refused
     }
 
     fn start(&mut self, request: u64, body: Vec<u8>) -> Result<(), Over> {
         let desk = self.desk.clone().ok_or(Over)?;
         if wire::is_cancel(&body) {
             if let Some(operation) = self.operations.remove(&request) {
-                self.requested -= operation.bytes;
+                self.end(operation);
                 self.queue(wire::message(request, &(), &[]));
             }
             return Ok(());
@@ -186,29 +278,44 @@ impl Connection {
         let waker = Waker::from(Arc::new(OperationWaker { ready: self.ready.clone(), id }));
         let future = Box::pin(carry_out(desk, request, body));
         self.requested += bytes;
+        self.counts[0] += 1;
         self.operations.insert(request, Operation { future, waker, bytes });
+        if let Some(account) = &self.account {
+            account.change(Quota::Operations, 0, 1);
+        }
+        self.charge();
         self.poll(request)
+    }
+
+    /// Drops an operation, which is no longer among those under way.
+    fn end(&mut self, operation: Operation) {
+        self.requested -= operation.bytes;
+        if let Some(account) = &self.account {
+            account.change(Quota::Operations, 1, 0);
+        }
     }
 
     /// Continues an operation, if it is still under way.
     pub(super) fn poll(&mut self, request: u64) -> Result<(), Over> {
-        if self.unsent >= BYTES_MAX {
+        if self.is_stalled() {
             self.stalled.push(request);
             return Ok(());
         }
         let Some(operation) = self.operations.get_mut(&request) else { return Ok(()) };
         let polled = operation.future.as_mut().poll(&mut Context::from_waker(&operation.waker));
         if let Poll::Ready(reply) = polled {
-            self.requested -= operation.bytes;
-            self.operations.remove(&request);
+            let ended = self.operations.remove(&request).expect("looked up just before");
+            self.end(ended);
             self.queue(reply.ok_or(Over)?);
         }
         Ok(())
     }
 
     fn queue(&mut self, message: Vec<u8>) {
+        self.counts[1] += u64::from(wire::refusal_of(&message[wire::HEADER_BYTES..]).is_some());
         self.unsent += message.len();
         self.output.push_back(message);
+        self.charge();
     }
 
     /// Sends what the socket takes, up to the bytes of one turn, and starts operations that waited for room.
@@ -236,13 +343,17 @@ impl Connection {
         if self.is_refused && self.output.is_empty() {
             return Err(Over);
         }
-        if self.unsent < BYTES_MAX {
+        if !self.is_stalled() {
             for request in std::mem::take(&mut self.stalled) {
                 self.poll(request)?;
             }
         }
         // New replies are sent in the next turn.
-        if had_room { Ok(()) } else { self.advance() }
+        if !had_room {
+            self.advance()?;
+        }
+        self.charge();
+        Ok(())
     }
 
     /// Tells epoll what the connection waits for.
@@ -255,5 +366,18 @@ impl Connection {
         }
         self.interest = interest;
         epoll::modify(epoll, &self.stream, epoll::EventData::new_u64(client), interest).map_err(|_| Over)
+    }
+}
+
+fn is_release(body: &[u8]) -> bool {
+    wire::decode_request(body).is_some_and(|(request, data)| request.is_release() && data.is_empty())
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if let Some(account) = &self.account {
+            account.change(Quota::Memory, self.charged as u64, 0);
+            account.change(Quota::Operations, self.operations.len() as u64, 0);
+        }
     }
 }

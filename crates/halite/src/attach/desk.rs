@@ -3,7 +3,12 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 
+use halite_tier::quota::{Quota, QuotaExceeded};
+
+use super::connection::SHARE_BYTES;
+use crate::metrics::Account;
 use crate::session::calls::{Call, Mailbox, Sender, Server};
 use crate::session::watch::Watch;
 use crate::session::{Embedded, Kind, Session};
@@ -15,6 +20,12 @@ pub(super) struct Desk {
     pub(super) session: Session,
     /// True if the client runs as the user of the node, and may therefore administrate it.
     pub(super) is_owner: bool,
+    /// What the principal uses in all its sessions.
+    pub(super) account: Arc<Account>,
+    /// Number of objects and handles of this session that the account includes.
+    counted: Cell<u64>,
+    /// Number of functions and ports of this session.
+    services: Cell<u64>,
     objects: RefCell<BTreeMap<u64, Object>>,
     next: Cell<u64>,
 }
@@ -30,10 +41,46 @@ pub(super) enum Object {
     Call(Rc<Call>),
 }
 
+impl Object {
+    fn is_service(&self) -> bool {
+        matches!(self, Object::Server(_) | Object::Mailbox(_))
+    }
+}
+
 impl Desk {
-    pub(super) fn new(session: Embedded, is_owner: bool) -> Desk {
+    pub(super) fn new(session: Embedded, is_owner: bool, account: Arc<Account>) -> Desk {
         let (objects, next) = (RefCell::default(), Cell::new(0));
-        Desk { session: session.into(), is_owner, objects, next }
+        let (counted, services) = (Cell::new(0), Cell::new(0));
+        account.change(Quota::Sessions, 0, 1);
+        Desk { session: session.into(), is_owner, account, counted, services, objects, next }
+    }
+
+    /// Reserves a place in a quota for what a request makes, until the request ends.
+    pub(super) fn reserve(&self, quota: Quota) -> Result<Reserved<'_>, QuotaExceeded> {
+        if quota == Quota::Objects && self.account.admit(quota, 1).is_err() {
+            // Handles also end with their regions.
+            self.recount();
+        }
+        self.account.admit(quota, 1)?;
+        self.account.change(quota, 0, 1);
+        Ok(Reserved { desk: self, quota })
+    }
+
+    /// Checks that the principal may leave an answer of `len` bytes in this node until its client receives it.
+    pub(super) fn admit_answer(&self, len: usize) -> Result<(), QuotaExceeded> {
+        match len <= SHARE_BYTES {
+            true => Ok(()),
+            false => self.account.admit(Quota::Memory, len as u64),
+        }
+    }
+
+    /// Brings the number of objects and handles in the account up to date.
+    pub(super) fn recount(&self) {
+        let inner = &self.embedded().inner;
+        let handles =
+            inner.driver.look(|runner| runner.engine().map_or(0, |engine| engine.handle_count_of(inner.id)));
+        let count = handles + self.objects.borrow().len() as u64;
+        self.account.change(Quota::Objects, self.counted.replace(count), count);
     }
 
     pub(super) fn embedded(&self) -> &Embedded {
@@ -41,6 +88,10 @@ impl Desk {
             Kind::Embedded(session) => session,
             Kind::Attached(_) => unreachable!("the node's own session"),
         }
+    }
+
+    pub(super) fn principal(&self) -> &str {
+        &self.embedded().inner.principal.0
     }
 
     /// Keeps an object, and returns its id; `None` if the client has too many objects.
@@ -51,6 +102,10 @@ impl Desk {
         }
         let id = self.next.get();
         self.next.set(id + 1);
+        if object.is_service() {
+            self.services.set(self.services.get() + 1);
+            self.account.change(Quota::Services, 0, 1);
+        }
         objects.insert(id, object);
         Some(id)
     }
@@ -59,6 +114,10 @@ impl Desk {
     pub(super) fn end(&self, id: u64) {
         // Dropped after the table is free again.
         let ended = self.objects.borrow_mut().remove(&id);
+        if ended.as_ref().is_some_and(Object::is_service) {
+            self.services.set(self.services.get() - 1);
+            self.account.change(Quota::Services, 1, 0);
+        }
         drop(ended);
     }
 
@@ -142,5 +201,28 @@ impl Borrowed {
 impl Drop for Borrowed {
     fn drop(&mut self) {
         self.place.set(self.sender.take());
+    }
+}
+
+/// A place in a quota that a request has until it ends.
+pub(super) struct Reserved<'d> {
+    desk: &'d Desk,
+    quota: Quota,
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        self.desk.account.change(self.quota, 1, 0);
+        if self.quota == Quota::Objects {
+            self.desk.recount();
+        }
+    }
+}
+
+impl Drop for Desk {
+    fn drop(&mut self) {
+        self.account.change(Quota::Sessions, 1, 0);
+        self.account.change(Quota::Objects, self.counted.get(), 0);
+        self.account.change(Quota::Services, self.services.get(), 0);
     }
 }

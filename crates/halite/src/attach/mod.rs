@@ -13,9 +13,10 @@
 //!
 //! Clients are untrusted. A message is copied before it is decoded, and a malformed one ends its connection. The
 //! number of clients, and the operations, objects and bytes of each client have bounds; beyond them, the thread stops
-//! reading the client's socket, or ends the connection.
+//! reading the client's socket, or ends the connection. The sessions of each principal but the node's own user also have
+//! common quotas ([`crate::metrics::Account`]); a request beyond them is refused with the quota that it exceeds.
 //!
-//! This folder calls [`crate::session`] and [`crate::cluster`]. Its one lock, around the list of woken operations, nests
+//! This folder calls [`crate::session`], [`crate::cluster`] and [`crate::metrics`]. Its one lock, around the list of woken operations, nests
 //! in no other.
 
 mod connection;
@@ -30,15 +31,26 @@ use std::task::Wake;
 use std::thread::JoinHandle;
 
 use halite_tier::ids::{NodeId, Principal};
+use halite_tier::quota::Amounts;
 use rustix::event::{EventfdFlags, eventfd};
 
 use self::server::Server;
 use crate::cluster::cluster_dir::AttachSocket;
+use crate::cluster::config::PrincipalRule;
 use crate::metrics::AttachedSessions;
 use crate::session::Embedded;
 
 /// Opens a session of a principal, or of the node's principal with `None`; returns `None` if the node has no room.
 pub(crate) type Opener = Box<dyn Fn(Option<Principal>) -> Option<Embedded> + Send>;
+
+/// What a node grants to users other than its own.
+#[derive(Debug)]
+pub(crate) struct Policy {
+    /// The rules that give users principals.
+    pub(crate) principals: Vec<PrincipalRule>,
+    /// The quotas of each principal.
+    pub(crate) quotas: Amounts,
+}
 
 /// The thread that serves attached sessions. Dropping this value ends the thread and all its sessions.
 #[derive(Debug)]
@@ -53,14 +65,14 @@ impl Attach {
         socket: AttachSocket,
         node: NodeId,
         open: Opener,
-        sessions: Arc<AttachedSessions>,
+        (sessions, policy): (Arc<AttachedSessions>, Policy),
     ) -> io::Result<Attach> {
         let ready = Arc::new(Ready::new()?);
         let epoll = server::epoll(&socket, &ready)?;
         let thread = std::thread::Builder::new().name("halite-attach".to_owned());
         let of_thread = ready.clone();
-        let thread =
-            thread.spawn(move || Server::new(epoll, socket, (node, open), of_thread, sessions).run())?;
+        let server = move || Server::new(epoll, socket, (node, open), of_thread, (sessions, policy)).run();
+        let thread = thread.spawn(server)?;
         Ok(Attach { ready, thread: Some(thread) })
     }
 }

@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use halite_tier::ids::NodeId;
 use halite_tier::permissions::Permissions;
+use halite_tier::quota::{Quota, QuotaExceeded};
 use serde::Serialize;
 
 use super::desk::{Desk, Object};
@@ -20,7 +21,10 @@ use crate::session::{Lh, ReadOp, Session, WriteOp};
 
 /// Maximum number of requests in the queue of an attached session's function or port, and of their bytes.
 const QUEUED_MAX: usize = 65_536;
-const QUEUED_BYTES_MAX: usize = 64 << 20;
+/// A receive of many calls takes them in one message, with what it tells about each.
+const QUEUED_BYTES_MAX: usize = wire::PAYLOAD_BYTES_MAX - wire::REQUEST_BYTES_MAX;
+/// For other users than the node's own: 1 GiB for the default number of services.
+const QUEUED_BYTES_OF_OTHERS_MAX: usize = 4 << 20;
 
 /// Carries a request out, and returns the reply. Returns `None` if the request is malformed; the connection then ends.
 pub(super) async fn carry_out(desk: Rc<Desk>, id: u64, body: Vec<u8>) -> Option<Vec<u8>> {
@@ -37,7 +41,7 @@ pub(super) async fn carry_out(desk: Rc<Desk>, id: u64, body: Vec<u8>) -> Option<
         Request::CompareSwap { lh, offset, expected, new } => {
             Some(reply(id, &session.compare_swap(lh, offset, expected, new).await))
         }
-        request => Box::pin(carry_out_other(&desk, id, request, data)).await,
+        request => Box::pin(carry_out_counted(&desk, id, request, data)).await,
     }
 }
 
@@ -62,6 +66,43 @@ async fn read(session: &Session, id: u64, lh: Lh, offset: u64, len: u32) -> Opti
             Some(message)
         }
         failed => Some(reply(id, &failed)),
+    }
+}
+
+/// Carries a request out if the quotas have room for what it makes.
+async fn carry_out_counted(desk: &Desk, id: u64, request: Request<'_>, data: &[u8]) -> Option<Vec<u8>> {
+    let mut places = Vec::new();
+    for quota in quotas_of(&request) {
+        match desk.reserve(*quota) {
+            Ok(place) => places.push(place),
+            Err(exceeded) => return Some(wire::refused(id, exceeded)),
+        }
+    }
+    let ends_object = request.is_release() || matches!(request, Request::Reply(_));
+    let reply = carry_out_other(desk, id, request, data).await;
+    if ends_object {
+        desk.recount();
+    }
+    reply
+}
+
+/// Returns the quotas that must have room for what a request makes.
+fn quotas_of(request: &Request<'_>) -> &'static [Quota] {
+    match request {
+        Request::Serve { .. } | Request::ServeNamed { .. } | Request::OpenPort { .. } => {
+            &[Quota::Objects, Quota::Services]
+        }
+        Request::Alloc { .. }
+        | Request::Map { .. }
+        | Request::Lock { .. }
+        | Request::CreateLock { .. }
+        | Request::Barrier { .. }
+        | Request::Watch(_)
+        | Request::OpenSender { .. }
+        | Request::RecvCalls { .. }
+        | Request::TryRecvCall(_) => &[Quota::Objects],
+        Request::WaitWord { .. } => &[Quota::Waits],
+        _ => &[],
     }
 }
 
@@ -133,10 +174,18 @@ async fn carry_out_other(desk: &Desk, id: u64, request: Request<'_>, data: &[u8]
             if let Ok(sessions) = &mut sessions
                 && !desk.is_owner
             {
-                let own = &desk.embedded().inner.principal.0;
-                sessions.retain(|session| *session.principal == **own);
+                sessions.retain(|session| session.principal == desk.principal());
             }
             reply(id, &sessions)
+        }
+        Request::Principals => {
+            let mut principals = session.principals().await;
+            if let Ok(principals) = &mut principals
+                && !desk.is_owner
+            {
+                principals.retain(|used| used.principal == desk.principal());
+            }
+            reply(id, &principals)
         }
         Request::Servers(name) => reply(id, &session.servers(name).await),
         request => return calls(desk, id, request, data).await,
@@ -153,7 +202,10 @@ async fn calls(desk: &Desk, id: u64, request: Request<'_>, data: &[u8]) -> Optio
             let max = answer_bytes_max.map_or(wire::PAYLOAD_BYTES_MAX, |max| max as usize);
             let max = max.min(wire::PAYLOAD_BYTES_MAX);
             match desk.embedded().call_for_client(node, function, data, max, timeout).await {
-                Ok(bytes) => wire::message(id, &Ok::<(), CallError>(()), &[&bytes]),
+                Ok(bytes) => match desk.admit_answer(bytes.len()) {
+                    Ok(()) => wire::message(id, &Ok::<(), CallError>(()), &[&bytes]),
+                    Err(exceeded) => reply(id, &Err::<(), _>(unanswered(node, function.0, exceeded))),
+                },
                 Err(error) => reply(id, &Err::<(), CallError>(error)),
             }
         }
@@ -165,7 +217,13 @@ async fn calls(desk: &Desk, id: u64, request: Request<'_>, data: &[u8]) -> Optio
                 let cause = NamedCallCause::Call(error);
                 reply(id, &Err::<(), _>(NamedCallError { name: name.to_owned(), cause }))
             }
-            Ok(bytes) => wire::message(id, &Ok::<(), NamedCallError>(()), &[&bytes]),
+            Ok(bytes) => match desk.admit_answer(bytes.len()) {
+                Ok(()) => wire::message(id, &Ok::<(), NamedCallError>(()), &[&bytes]),
+                Err(exceeded) => {
+                    let cause = NamedCallCause::Call(unanswered(NodeId::FIRST, 0, exceeded));
+                    reply(id, &Err::<(), _>(NamedCallError { name: name.to_owned(), cause }))
+                }
+            },
             Err(error) => reply(id, &Err::<(), _>(error)),
         },
         Request::Send { node, port, waits: true } => reply(id, &session.send(node, Port(port), data).await),
@@ -176,15 +234,19 @@ async fn calls(desk: &Desk, id: u64, request: Request<'_>, data: &[u8]) -> Optio
             Ok(watch) => opened(desk, id, Object::Watch(Rc::new(watch)))?,
             Err(error) => reply(id, &Err::<(), _>(error)),
         },
-        Request::Serve { function, options } => match session.serve(Function(function), bounded(options)) {
-            Ok(server) => opened(desk, id, Object::Server(Rc::new(server)))?,
-            Err(error) => reply(id, &Err::<(), _>(error)),
-        },
-        Request::ServeNamed { name, options } => match session.serve_named(name, bounded(options)).await {
-            Ok(server) => opened(desk, id, Object::Server(Rc::new(server)))?,
-            Err(error) => reply(id, &Err::<(), _>(error)),
-        },
-        Request::OpenPort { port, options } => match session.open_port(Port(port), bounded(options)) {
+        Request::Serve { function, options } => {
+            match session.serve(Function(function), bounded(desk, options)) {
+                Ok(server) => opened(desk, id, Object::Server(Rc::new(server)))?,
+                Err(error) => reply(id, &Err::<(), _>(error)),
+            }
+        }
+        Request::ServeNamed { name, options } => {
+            match session.serve_named(name, bounded(desk, options)).await {
+                Ok(server) => opened(desk, id, Object::Server(Rc::new(server)))?,
+                Err(error) => reply(id, &Err::<(), _>(error)),
+            }
+        }
+        Request::OpenPort { port, options } => match session.open_port(Port(port), bounded(desk, options)) {
             Ok(mailbox) => opened(desk, id, Object::Mailbox(Rc::new(mailbox)))?,
             Err(error) => reply(id, &Err::<(), _>(error)),
         },
@@ -204,7 +266,8 @@ async fn calls(desk: &Desk, id: u64, request: Request<'_>, data: &[u8]) -> Optio
         Request::TryRecvNotification(watch) => reply(id, &desk.watch(watch)?.try_recv()),
         Request::RecvCalls { server, max } => {
             let server = desk.server(server)?;
-            match server.recv_many(max.clamp(1, BATCH_MAX as u64) as usize).await {
+            let max = max.min(BATCH_MAX as u64).min(desk.account.room(Quota::Objects)).max(1);
+            match server.recv_many(max as usize).await {
                 Ok(calls) => received(desk, id, calls, false)?,
                 Err(error) => reply(id, &Err::<(), _>(error)),
             }
@@ -241,10 +304,16 @@ async fn calls(desk: &Desk, id: u64, request: Request<'_>, data: &[u8]) -> Optio
     })
 }
 
+/// The error of a call whose answer the node cannot keep for the client.
+fn unanswered(node: NodeId, function: u32, exceeded: QuotaExceeded) -> CallError {
+    CallError { node, function, cause: CallCause::Quota(exceeded), may_have_run: true }
+}
+
 /// Limits the queue of a function or port, which takes memory of the node.
-fn bounded(options: ServeOptions) -> ServeOptions {
+fn bounded(desk: &Desk, options: ServeOptions) -> ServeOptions {
     let requests_max = options.requests_max.min(QUEUED_MAX);
-    ServeOptions { requests_max, bytes_max: options.bytes_max.min(QUEUED_BYTES_MAX), ..options }
+    let bytes_max = if desk.is_owner { QUEUED_BYTES_MAX } else { QUEUED_BYTES_OF_OTHERS_MAX };
+    ServeOptions { requests_max, bytes_max: options.bytes_max.min(bytes_max), ..options }
 }
 
 /// Keeps a new object, and returns the reply with its id.

@@ -1,27 +1,26 @@
 //! The thread that serves attached sessions: it accepts, receives, polls operations and sends.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use halite_tier::ids::{NodeId, Principal};
+use halite_tier::ids::NodeId;
+use halite_tier::quota::Quota;
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
 use super::connection::{Connection, Over, Peer};
 use super::desk::Desk;
-use super::{Opener, Ready};
+use super::{Opener, Policy, Ready};
 use crate::cluster::cluster_dir::AttachSocket;
-use crate::cluster::config::user_name;
+use crate::cluster::principals::principal_of;
 use crate::metrics::{AttachedSession, AttachedSessions};
 use crate::session::attached::wire::{Refusal, SLICE_BYTES, Welcome};
 
 /// Maximum number of connections.
 const SESSIONS_MAX: usize = 1024;
-/// Maximum number of connections of one user other than the node's own, so that one user leaves room for others.
-const SESSIONS_OF_USER_MAX: usize = 256;
 /// Pause, in ms, before the next accept after the system ran out of descriptors.
 const SHORTAGE_MS: i64 = 100;
 /// Maximum number of events that one wait returns.
@@ -40,6 +39,9 @@ pub(super) struct Server {
     clients: BTreeMap<u64, Connection>,
     /// What the node reports about the clients.
     sessions: Arc<AttachedSessions>,
+    policy: Policy,
+    /// Clients with results that wait until replies are received.
+    stalled: BTreeSet<u64>,
     next_client: u64,
     /// User id of the node's process.
     own_uid: u32,
@@ -64,7 +66,7 @@ impl Server {
         socket: AttachSocket,
         (node, open): (NodeId, Opener),
         ready: Arc<Ready>,
-        sessions: Arc<AttachedSessions>,
+        (sessions, policy): (Arc<AttachedSessions>, Policy),
     ) -> Server {
         Server {
             epoll,
@@ -74,6 +76,8 @@ impl Server {
             ready,
             clients: BTreeMap::new(),
             sessions,
+            policy,
+            stalled: BTreeSet::new(),
             next_client: 0,
             own_uid: rustix::process::geteuid().as_raw(),
             accepts: true,
@@ -110,6 +114,13 @@ impl Server {
             for id in woken {
                 self.with(id.client, |connection, _| connection.poll(id.request));
             }
+            // Other sessions of their principals may have received replies.
+            for client in std::mem::take(&mut self.stalled) {
+                match self.clients.get(&client).is_some_and(Connection::may_continue) {
+                    true => self.with(client, |_, _| Ok(())),
+                    false => drop(self.stalled.insert(client)),
+                }
+            }
             // The node has ended all waits, and the clients have the errors now.
             if is_over {
                 return;
@@ -143,7 +154,8 @@ impl Server {
         };
         let of_user = self.clients.values().filter(|other| other.peer().uid == uid).count();
         // Sessions beyond the maximum are refused with a reason; connections that never say hello must not starve others.
-        if uid != self.own_uid && of_user >= 2 * SESSIONS_OF_USER_MAX {
+        let most = self.policy.quotas.of(Quota::Sessions).saturating_mul(2);
+        if uid != self.own_uid && of_user as u64 >= most {
             return Ok(());
         }
         let peer = Peer { uid, pid };
@@ -182,10 +194,14 @@ impl Server {
     fn with(&mut self, client: u64, act: impl FnOnce(&mut Connection, &Server) -> Result<(), Over>) {
         let Some(mut connection) = self.clients.remove(&client) else { return };
         let acted = act(&mut connection, self).and_then(|()| connection.flush());
+        self.sessions.count(connection.take_counts());
         // A closed descriptor leaves epoll by itself.
         if acted.is_ok() && connection.set_interest(&self.epoll, client).is_ok() {
             let (operations, bytes) = connection.figures();
             self.sessions.update(client, operations, bytes);
+            if connection.has_stalled() {
+                self.stalled.insert(client);
+            }
             self.clients.insert(client, connection);
         } else {
             self.sessions.set(client, None);
@@ -195,23 +211,14 @@ impl Server {
     /// Opens the session of a client that has sent its hello.
     fn admit(&self, peer: Peer) -> Result<(Welcome, Desk), Refusal> {
         let is_owner = peer.uid == self.own_uid;
-        let of_user =
-            self.clients.values().filter(|other| other.is_attached() && other.peer().uid == peer.uid);
-        if !is_owner && of_user.count() >= SESSIONS_OF_USER_MAX {
-            return Err(Refusal::TooManySessions { max: SESSIONS_OF_USER_MAX as u32, of_user_only: true });
-        }
-        let session = (self.open)((!is_owner).then(|| principal_of(peer.uid)));
+        let session = (self.open)((!is_owner).then(|| principal_of(peer.uid, &self.policy.principals)));
         let session = session.ok_or(Refusal::TooManySessions { max: 1 << 16, of_user_only: false })?;
         let principal = session.inner.principal.0.as_ref().to_owned();
-        Ok((Welcome { node: self.node, principal }, Desk::new(session, is_owner)))
-    }
-}
-
-/// Returns the principal of a Unix user.
-fn principal_of(uid: u32) -> Principal {
-    let name = user_name(uid);
-    match name.len() <= Principal::BYTES_MAX {
-        true => Principal(name.into()),
-        false => Principal(format!("uid-{uid}").into()),
+        let account = self.sessions.account(&principal, (!is_owner).then_some(&self.policy.quotas));
+        account.admit(Quota::Sessions, 1).map_err(|exceeded| Refusal::TooManySessions {
+            max: exceeded.max.try_into().unwrap_or(u32::MAX),
+            of_user_only: true,
+        })?;
+        Ok((Welcome { node: self.node, principal }, Desk::new(session, is_owner, account)))
     }
 }

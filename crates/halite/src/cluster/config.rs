@@ -11,12 +11,15 @@ use std::time::Duration;
 use super::networks::MetHosts;
 pub use crate::cluster::etcd::{BadEtcdAddress, EtcdAddress, EtcdHealth};
 pub use crate::cluster::networks::Provider;
+use crate::cluster::principals::user_name;
+pub use crate::cluster::principals::{BadPrincipalRule, PrincipalRule, UnixName};
 use crate::error::JoinError;
 use crate::runtime::headroom;
 
 pub use halite_providers::Fence;
 pub use halite_providers::roce::Congestion;
 pub use halite_tier::ids::NodeId;
+use halite_tier::quota::{Amounts, Quota};
 
 /// First ephemeral node number: nodes without a configured number get numbers from here on.
 pub const EPHEMERAL_NODE_MIN: u32 = NodeId::EPHEMERAL_MIN.0;
@@ -100,6 +103,12 @@ pub struct Config {
     /// The users whose processes may attach sessions to the node ([`Session::attach`](crate::Session::attach)); `None`
     /// if the node accepts no sessions.
     pub attach: Option<AttachMode>,
+    /// Principals of Unix users and groups, for attached sessions. Without a rule, a user acts as the principal with its
+    /// name. The node's own user always acts as the node's principal.
+    pub principals: Vec<PrincipalRule>,
+    /// What each other Unix user or principal may use of this node ([`Config::QUOTAS`] by default). The node's own user has
+    /// no quotas, and quotas of regions hold only with [`AttachMode::Everyone`].
+    pub quotas: Amounts,
     /// Address at which the node serves its [`Metrics`](crate::Metrics) over HTTP, at `/metrics`; with port 0, the
     /// system chooses the port. The node serves every client that reaches the address. The answer contains numbers, and
     /// names of nodes but no other names.
@@ -181,12 +190,27 @@ impl Default for Config {
             principal: None,
             clock_offset_s: 0,
             attach: None,
+            principals: Vec::new(),
+            quotas: Config::QUOTAS,
             metrics: None,
         }
     }
 }
 
 impl Config {
+    /// Default quotas: more than applications need, and little enough to leave room for others.
+    pub const QUOTAS: Amounts = Amounts::UNLIMITED
+        .with(Quota::Sessions, 256)
+        .with(Quota::Memory, 1 << 30)
+        .with(Quota::Operations, 65_536)
+        // Each costs the node up to 1,000 reads a second.
+        .with(Quota::Waits, 256)
+        .with(Quota::Objects, 65_536)
+        .with(Quota::Services, 256)
+        .with(Quota::Regions, 65_536)
+        // Half of the default arena.
+        .with(Quota::RegionBytes, 512 << 20);
+
     /// Checks that the arena fits into the memory that this process may use: the machine's memory, and the limits of
     /// the control groups that enclose the process. Only joining detects other limits.
     pub fn check(&self) -> Result<(), JoinError> {
@@ -211,7 +235,7 @@ impl Config {
 
     /// Returns the principal of this node's sessions.
     pub fn principal(&self) -> String {
-        self.principal.clone().unwrap_or_else(unix_user)
+        self.principal.clone().unwrap_or_else(|| user_name(rustix::process::getuid().as_raw()))
     }
 }
 
@@ -227,39 +251,4 @@ fn default_dir() -> PathBuf {
 
 fn non_empty(variable: &str) -> Option<PathBuf> {
     std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from)
-}
-
-/// Returns the user's name from `/etc/passwd`, else `uid-1000`. Does not look up names over the network: a lookup could
-/// take seconds, and the node's principal would change when the network is down.
-fn unix_user() -> String {
-    user_name(rustix::process::getuid().as_raw())
-}
-
-/// Returns the name of a Unix user, as [`Config::principal`] does.
-pub(crate) fn user_name(uid: u32) -> String {
-    let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
-    name_in_passwd(&passwd, uid).unwrap_or_else(|| format!("uid-{uid}"))
-}
-
-fn name_in_passwd(passwd: &str, uid: u32) -> Option<String> {
-    let uid = uid.to_string();
-    passwd.lines().find_map(|line| {
-        let mut fields = line.split(':');
-        let name = fields.next().filter(|name| !name.is_empty())?;
-        (fields.nth(1)? == uid).then(|| name.to_owned())
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn users_are_found_by_uid() {
-        let passwd = "root:x:0:0::/root:/bin/sh\nada:x:1000:7::/home/ada:/bin/sh\nbob:x:7:1000::/:/bin/sh\n";
-        assert_eq!(name_in_passwd(passwd, 1000).as_deref(), Some("ada"));
-        assert_eq!(name_in_passwd(passwd, 7).as_deref(), Some("bob"));
-        assert_eq!(name_in_passwd(passwd, 8), None);
-        assert_eq!(name_in_passwd("garbage\n::\n:x:8:\n", 8), None);
-    }
 }

@@ -9,4 +9,5 @@ pub(crate) mod config;
 pub mod etcd;
 pub(crate) mod join_queue;
 pub(crate) mod networks;
+pub(crate) mod principals;
 pub(crate) mod ways;

@@ -2,6 +2,7 @@
 
 use super::{RegionCause, bytes};
 use halite_tier::ids::NodeId;
+use halite_tier::quota::QuotaExceeded;
 use halite_tier::rpc::PAYLOAD_BYTES_MAX;
 use serde::{Deserialize, Serialize};
 
@@ -102,6 +103,9 @@ pub enum CallCause {
     /// The answer of the server's node is malformed.
     #[error("the reply is malformed; run the same version on all nodes")]
     NotUnderstood,
+    /// The call exceeds a quota of the principal. If the handler ran, its answer did.
+    #[error("{0}")]
+    Quota(QuotaExceeded),
 }
 
 impl CallCause {
@@ -115,7 +119,8 @@ impl CallCause {
             | CallCause::NoMemory
             | CallCause::NodeClosed
             | CallCause::Forked
-            | CallCause::NotUnderstood => true,
+            | CallCause::NotUnderstood
+            | CallCause::Quota(_) => true,
             CallCause::UnknownNode
             | CallCause::NotMet
             | CallCause::UnknownFunction
@@ -200,6 +205,9 @@ pub enum SendCause {
     /// The answer of the receiver's node is malformed.
     #[error("the reply is malformed; run the same version on all nodes")]
     NotUnderstood,
+    /// The message exceeds a quota of the principal.
+    #[error("{0}")]
+    Quota(QuotaExceeded),
 }
 
 /// A call by name failed.
@@ -287,6 +295,9 @@ pub enum ServeCause {
     /// This process is a fork of the process that joined the cluster.
     #[error("this process is a fork of the node's process; join the cluster anew after the fork")]
     Forked,
+    /// The function, port or receive exceeds a quota of the principal.
+    #[error("{0}")]
+    Quota(QuotaExceeded),
 }
 
 /// An answer did not reach its caller. The call fails at the caller too, unless the caller no longer waits.
@@ -327,4 +338,7 @@ pub enum ReplyCause {
     /// This process is a fork of the process that joined the cluster.
     #[error("this process is a fork of the node's process; join the cluster anew after the fork")]
     Forked,
+    /// The answer exceeds a quota of the principal that serves the function.
+    #[error("{0}")]
+    Quota(QuotaExceeded),
 }

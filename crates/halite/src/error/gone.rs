@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use halite_tier::quota::QuotaExceeded;
+
 use super::{
     AccessCause, BarrierCause, CallCause, LockCause, RegionCause, ReplyCause, SendCause, ServeCause,
 };
@@ -98,6 +100,8 @@ pub(crate) enum Gone {
         /// Length of the request in bytes.
         len: usize,
     },
+    /// The node refused the request.
+    Quota(QuotaExceeded),
 }
 
 impl Gone {
@@ -116,6 +120,7 @@ macro_rules! causes {
                         Gone::Closed | Gone::Lost => $cause::$closed,
                         Gone::Forked => $cause::$forked,
                         Gone::TooLong { .. } => $cause::$closed,
+                        Gone::Quota(exceeded) => $cause::Quota(exceeded),
                     }
                 }
             }
@@ -136,6 +141,7 @@ impl From<Gone> for RegionCause {
             Gone::Closed | Gone::Lost => RegionCause::NodeClosed,
             Gone::Forked => RegionCause::Forked,
             Gone::TooLong { len } => RegionCause::NameTooLong { len },
+            Gone::Quota(exceeded) => RegionCause::Quota(exceeded),
         }
     }
 }
@@ -146,6 +152,7 @@ impl From<Gone> for ServeCause {
             Gone::Closed | Gone::Lost => ServeCause::NodeClosed,
             Gone::Forked => ServeCause::Forked,
             Gone::TooLong { .. } => ServeCause::Name(gone.into()),
+            Gone::Quota(exceeded) => ServeCause::Quota(exceeded),
         }
     }
 }

@@ -1,16 +1,17 @@
 //! Metrics: counters and current values of a node, in Prometheus' format.
 //!
-//! `timings` has the histograms, which operations update when they end, and `sessions` the list of attached sessions. [`crate::node`] collects all metrics and
-//! answers scrapers. This folder calls nothing else of this crate; its one lock covers the list of sessions. [`halite_tier::access::Count`]
-//! counts accesses on the data path. `docs/operations.md` documents the metrics' names.
+//! `timings` has the histograms, which operations update when they end, and `sessions` the attached sessions and what
+//! their principals use. [`crate::node`] collects all metrics and answers scrapers. This folder calls nothing else of this
+//! crate; its two locks, of the lists of sessions and of principals, never nest. [`halite_tier::access::Count`] counts
+//! accesses on the data path. `docs/operations.md` documents the metrics' names.
 
 pub(crate) mod sessions;
 pub(crate) mod timings;
 
 use std::fmt;
 
-pub use sessions::AttachedSession;
-pub(crate) use sessions::AttachedSessions;
+pub(crate) use sessions::{Account, AttachedSessions};
+pub use sessions::{AttachedSession, PrincipalUse};
 pub(crate) use timings::{Histogram, Timed, Timings};
 
 /// Kind of a family's samples.

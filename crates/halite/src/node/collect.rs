@@ -12,7 +12,7 @@ use halite_tier::message::NodeState;
 use crate::cluster::config::EPHEMERAL_NODE_MIN;
 use crate::driver::Driver;
 use crate::driver::ticket::CommandTimes;
-use crate::metrics::{Metrics, Queues, Timed};
+use crate::metrics::{AttachedSession, Metrics, Queues, Timed};
 
 impl Metrics {
     /// Collects the metrics of a node. After the node has left, only the counters of its threads remain; in a fork,
@@ -35,6 +35,7 @@ impl Metrics {
         metrics.add_memory(figures.as_ref());
         metrics.add_directory(figures.as_ref());
         metrics.add_members(figures.as_ref());
+        metrics.add_sessions(driver);
         metrics.add_peers(driver, figures.as_ref());
         metrics.add_packets(driver, figures.as_ref());
         metrics
@@ -244,6 +245,28 @@ impl Metrics {
         let ephemeral = figures.into_iter().flat_map(|figures| &figures.peers);
         let ephemeral = ephemeral.filter(|(known, _)| is_ephemeral(known) && known.peer.is_some()).count();
         self.gauge("halite_applications", "Applications and commands connected to this node.").is(ephemeral);
+    }
+
+    fn add_sessions(&mut self, driver: &Driver) {
+        let attached = &driver.shared.attached;
+        let sessions = attached.list();
+        let sum = |of: &dyn Fn(&AttachedSession) -> u64| sessions.iter().map(of).sum::<u64>();
+        self.gauge("halite_sessions", "Sessions of other processes that are attached to the node.")
+            .is(sessions.len());
+        self.gauge(
+            "halite_session_operations_under_way",
+            "Operations of attached sessions that have not ended.",
+        )
+        .is(sum(&|session| session.operations));
+        self.gauge("halite_session_bytes", "Memory for requests and unsent replies of attached sessions.")
+            .is(sum(&|session| session.bytes));
+        let [started, refused] = attached.counts();
+        self.counter("halite_session_operations_total", "Operations of attached sessions.").is(started);
+        self.counter(
+            "halite_session_refusals_total",
+            "Requests of attached sessions that were refused because of a quota.",
+        )
+        .is(refused);
     }
 
     fn add_peers(&mut self, driver: &Driver, figures: Option<&Figures>) {

@@ -16,7 +16,7 @@ use halite_tier::rpc::ring::is_ring_size;
 use halite_tier::rpc::{RING_BYTES_MAX, RING_BYTES_MIN};
 
 use crate::cluster::cluster_dir::TakenNumbers;
-use crate::cluster::config::Config;
+use crate::cluster::config::{AttachMode, Config};
 use crate::cluster::etcd::{Carriers, EtcdAddress};
 use crate::cluster::ways::Ways;
 use crate::driver::Driver;
@@ -123,6 +123,9 @@ impl NodeInner {
             }
             None => Engine::new(engine_config, path.clone(), reach, now_ns),
         };
+        if config.attach == Some(AttachMode::Everyone) {
+            engine.limit_regions(checked.principal.clone(), config.quotas);
+        }
         if let Some(numbers) = &numbers {
             engine.restore_numbers(numbers.next);
         }

@@ -23,7 +23,7 @@ use self::inner::{
     Checked, Files, FirstNode, KNOWN_FIRST_TIMEOUT, NodeInner, first_timeout, observer_timeout,
 };
 use self::responder::{Bound, Responder};
-use crate::attach::Attach;
+use crate::attach::{Attach, Policy};
 use crate::blocking;
 use crate::cluster::cluster_dir::{self, ClusterDir, JoinLock, Listeners, NodeLock, TakenNumbers};
 use crate::cluster::config::{Config, EPHEMERAL_NODE_MIN};
@@ -334,7 +334,8 @@ impl Node {
             let (socket, opener) = (dir.listen_for_sessions(incarnation.node, mode)?, node.inner.clone());
             let sessions = node.inner.driver.shared.attached.clone();
             let open = Box::new(move |principal| opener.try_session(principal));
-            let served = Attach::serve(socket, incarnation.node, open, sessions);
+            let policy = Policy { principals: config.principals.clone(), quotas: config.quotas };
+            let served = Attach::serve(socket, incarnation.node, open, (sessions, policy));
             node.attach = Some(served.map_err(JoinError::io(&config.dir))?);
         }
         tracing::info!("node {} has joined the cluster in {}", incarnation.node, config.dir.display());

@@ -33,7 +33,7 @@ use crate::error::{
     AccessError, AttachError, BatchError, CallError, ListedRegions, LostRegion, NamedCallError, RegionError,
     ReplyError, SendError, ServeError,
 };
-use crate::metrics::AttachedSession;
+use crate::metrics::{AttachedSession, PrincipalUse};
 use crate::rpc::{Into, ServeOptions};
 use crate::session::access::posted::Posted;
 use crate::session::calls::{self, Answer, Call, Calling, Function, Message, Port};
@@ -68,6 +68,11 @@ impl Session {
     /// Attaches to the node with this number. See [`crate::Session::attach_to`].
     pub fn attach_to(dir: impl AsRef<Path>, node: NodeId) -> Result<Session, AttachError> {
         Ok(Session { session: session::Session::attach_to(dir, node)? })
+    }
+
+    /// Returns the number of the session's node.
+    pub fn node(&self) -> NodeId {
+        self.session.node()
     }
 
     /// Returns the session of a node of this process; `None` for an attached session.
@@ -118,6 +123,7 @@ impl Session {
         fn reach(node: NodeId, owner: NodeId) -> Result<Reach, RegionError>;
         fn status() -> Result<Vec<NodeStatus>, RegionError>;
         fn sessions() -> Result<Vec<AttachedSession>, RegionError>;
+        fn principals() -> Result<Vec<PrincipalUse>, RegionError>;
     }
 
     /// Blocks until `is_reached` accepts the word at `offset`, and returns the word. See

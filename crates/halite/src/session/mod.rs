@@ -229,6 +229,7 @@ pub(crate) struct Inner {
     pub(crate) id: SessionId,
     pub(crate) tag: u64,
     pub(crate) driver: Arc<Driver>,
+    node: NodeId,
     pub(crate) principal: Principal,
     /// Number that replaces the principal's name in short calls, if the node has assigned one.
     pub(crate) principal_number: Option<u16>,
@@ -256,6 +257,7 @@ impl Embedded {
             id,
             tag,
             driver,
+            node: incarnation.node,
             principal,
             principal_number,
             chunk_bytes,
@@ -308,6 +310,14 @@ impl Session {
     /// Attaches as [`Session::attach`] does, but to the node with this number.
     pub fn attach_to(dir: impl AsRef<Path>, node: NodeId) -> Result<Session, AttachError> {
         Ok(Session { kind: Kind::Attached(Arc::new(Client::attach(dir.as_ref(), Some(node))?)) })
+    }
+
+    /// Returns the number of the session's node.
+    pub fn node(&self) -> NodeId {
+        match &self.kind {
+            Kind::Embedded(session) => session.inner.node,
+            Kind::Attached(client) => client.node(),
+        }
     }
 
     /// Runs a future on this thread, which drives the node or reads its replies while it waits.

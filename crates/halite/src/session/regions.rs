@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use halite_tier::effect::{Command, Outcome};
+use halite_tier::engine::Engine;
 use halite_tier::ids::{NodeId, Principal};
 use halite_tier::layout::CHUNK_BYTES_MIN;
 use halite_tier::message::{Drained, NAME_BYTES_MAX, NodeStatus, Reach, RegionCommand, RegionInfo};
@@ -13,7 +14,7 @@ use crate::cluster::config::EtcdAddress;
 use crate::error::{
     AccessError, Gone, ListedRegions, LostRegion, RegionCause, RegionError, UnreachableRegion,
 };
-use crate::metrics::AttachedSession;
+use crate::metrics::{AttachedSession, PrincipalUse};
 use crate::session::attached::wire::Request;
 use crate::session::{
     AllocOptions, Commanded, Embedded, Lh, NamesMoved, Placement, REGION_BYTES_MAX, Session, Who,
@@ -302,6 +303,19 @@ impl Session {
             return Err(Object::All("sessions").failed("list", RegionCause::Forked));
         }
         Ok(driver.shared.attached.list())
+    }
+
+    /// Lists what each principal uses of this session's node, with its quotas, ordered by principal: principals with
+    /// attached sessions, and principals of regions whose home is the node. An attached session of another user than the
+    /// node's lists only its own principal.
+    pub async fn principals(&self) -> Result<Vec<PrincipalUse>, RegionError> {
+        let session = asking!(self, "list", Object::All("principals"), Request::Principals);
+        let driver = &session.inner.driver;
+        if driver.is_forked() {
+            return Err(Object::All("principals").failed("list", RegionCause::Forked));
+        }
+        let regions = driver.look(|runner| runner.engine().map(Engine::region_use).cloned());
+        Ok(driver.shared.attached.principals(&regions.unwrap_or_default()))
     }
 
     /// Returns the length in bytes of the region behind a handle.

@@ -391,7 +391,8 @@ fn region_cause(cause: AccessCause) -> RegionCause {
         | AccessCause::Unaligned { .. }
         | AccessCause::Unmapped(_)
         | AccessCause::UnmappedBy { .. }
-        | AccessCause::NoStaging => unreachable!("no byte is accessed"),
+        | AccessCause::NoStaging
+        | AccessCause::Quota(_) => unreachable!("no byte is accessed"),
     }
 }
 

@@ -9,6 +9,7 @@ mod forking;
 mod joining;
 mod leaving;
 mod owned;
+mod quotas;
 mod readme;
 mod typed;
 mod versions;

@@ -55,6 +55,12 @@ mod roce {
     sample!(Roce);
 }
 
+mod attached_over_roce {
+    use halite_testing::conformance::attached::AttachedOverRoce;
+
+    sample!(AttachedOverRoce);
+}
+
 mod sim {
     use halite_testing::conformance::sim::Simulated;
 

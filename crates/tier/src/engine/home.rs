@@ -26,6 +26,7 @@ use crate::layout::{self, Extent, Extents};
 use crate::message::{Change, ErrorReply, Notice, RegionCommand, Reply, Request};
 use crate::names;
 use crate::permissions::{AccessList, Permissions};
+use crate::quota::RegionUse;
 use crate::region::{Busy, Moving, Presence, Region, Stage};
 
 /// The regions whose home is this node, that this node is allocating, or that have moved away.
@@ -42,6 +43,8 @@ pub(super) struct Homes {
     /// Mappers of adopted regions that have not been announced to this node yet.
     unannounced: BTreeSet<NodeIncarnation>,
     last_access: Option<Arc<AccessList>>,
+    /// The regions of other principals than the node's own.
+    usage: RegionUse,
     /// Names of this node's servers, by the ids under which the directory knows them. They have no region.
     pub(super) servers: BTreeMap<RegionId, String>,
 }
@@ -59,6 +62,14 @@ impl Homes {
 
     pub(super) fn len(&self) -> usize {
         self.regions.len()
+    }
+
+    pub(super) fn usage(&self) -> &RegionUse {
+        &self.usage
+    }
+
+    pub(super) fn usage_mut(&mut self) -> &mut RegionUse {
+        &mut self.usage
     }
 
     /// Returns the regions of this home that other nodes can map, with their lengths. Excludes unnamed regions that
@@ -175,6 +186,9 @@ impl HomeSide<'_> {
         if pieces > layout::EXTENTS_MAX as u64 {
             return self.cx.answer(requester, Err(too_many_pieces(pieces)));
         }
+        if let Err(exceeded) = self.homes.usage.take(&maker, len) {
+            return self.cx.answer(requester, Err(ErrorReply::Quota(exceeded)));
+        }
         let region = RegionId { origin: self.cx.incarnation().id, serial: self.cx.next_number() };
         let shares = shares(len, chunk_bytes, &nodes);
         let making = Making {
@@ -262,6 +276,7 @@ impl HomeSide<'_> {
     }
 
     fn undo_making(&mut self, region: RegionId, making: Making) {
+        self.homes.usage.give_back(&making.maker, making.len);
         for extents in making.reserved.into_values() {
             self.return_chunks(&extents);
         }
@@ -534,6 +549,7 @@ impl HomeSide<'_> {
 
     fn finish_freeing(&mut self, region: RegionId) {
         let found = self.homes.regions.remove(&region).expect("the region is here");
+        self.homes.usage.give_back(&found.access.maker, found.len);
         let busy = found.busy.expect("being freed");
         self.return_chunks(&found.extents);
         if let Some(requester) = busy.requester {

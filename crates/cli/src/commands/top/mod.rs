@@ -10,12 +10,11 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use halite::cluster_dir;
 use rustix::termios::tcgetwinsize;
 
 use super::status::{self, Answers, Row};
 use crate::args::Top;
-use crate::client::{Client, no_cluster};
+use crate::client::{self, Attached, no_cluster};
 use crate::output;
 use crate::signals::Listener;
 use scrape::Scraped;
@@ -60,17 +59,16 @@ pub fn run(dir: &Path, args: &Top) -> anyhow::Result<()> {
 
 impl Sample {
     /// Asks the members through `client`, which joins if necessary; reads lock files and metrics in any case.
-    fn take(dir: &Path, client: &mut Option<Client>, args: &Top) -> anyhow::Result<Sample> {
-        let presences = cluster_dir::nodes(dir);
-        let presences =
-            presences.with_context(|| format!("cannot list the processes in {}", dir.display()))?;
-        if presences.is_empty() && args.scrape.is_empty() {
+    fn take(dir: &Path, client: &mut Option<Attached>, args: &Top) -> anyhow::Result<Sample> {
+        let presences = status::presences(dir)?;
+        if presences.as_ref().is_some_and(Vec::is_empty) && args.scrape.is_empty() {
             bail!(no_cluster(dir));
         }
-        let asked = match presences.iter().any(|node| node.alive) {
+        let asked = match presences.as_ref().is_none_or(|nodes| nodes.iter().any(|node| node.alive)) {
             true => ask(dir, client),
             false => Err(anyhow::anyhow!("no node runs in {}", dir.display())),
         };
+        let presences = presences.unwrap_or_default();
         let trouble = asked.as_ref().err().map(|error| {
             // If the node through which the client joined was restarted, the next sample joins again.
             *client = None;
@@ -83,10 +81,10 @@ impl Sample {
     }
 }
 
-fn ask(dir: &Path, client: &mut Option<Client>) -> anyhow::Result<Answers> {
+fn ask(dir: &Path, client: &mut Option<Attached>) -> anyhow::Result<Answers> {
     let client = match client {
         Some(client) => client,
-        none => none.insert(Client::observe(dir)?),
+        none => none.insert(client::observe(dir)?),
     };
     Answers::of(client)
 }

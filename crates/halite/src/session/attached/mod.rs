@@ -147,6 +147,9 @@ pub(crate) fn decoded<T: DeserializeOwned, E: DeserializeOwned>(
         Ok(bytes) => bytes,
         Err(gone) => return Err(lost(gone)),
     };
+    if let Some(exceeded) = wire::refusal_of(&bytes) {
+        return Err(lost(Gone::Quota(exceeded)));
+    }
     match wire::decode::<Result<T, E>>(&bytes) {
         Some((Ok(value), data)) => {
             let data_at = bytes.len() - data.len();

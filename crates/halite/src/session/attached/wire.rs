@@ -5,13 +5,14 @@
 //! ```
 //!
 //! The first message of each end is a hello with id 0: [`MAGIC`], the version, and in the node's hello a `Result<Welcome,
-//! Refusal>`. Each request then gets exactly one reply with its id, in any order. The reply to a cancelled request is
-//! empty. Both ends have the same version, so requests and results may change with it; the hello may not.
+//! Refusal>`. Each request then gets exactly one reply with its id, in any order: a result, or [`refused`]. The reply to
+//! a cancelled request is empty. Both ends have the same version, so requests and results may change with it; the hello may not.
 
 use std::time::Duration;
 
 use halite_tier::ids::NodeId;
 use halite_tier::permissions::Permissions;
+use halite_tier::quota::QuotaExceeded;
 use serde::{Deserialize, Serialize};
 
 use crate::rpc::ServeOptions;
@@ -21,7 +22,7 @@ use crate::session::{AllocOptions, Lh, SwapOp, Who};
 /// Begins each hello.
 pub(crate) const MAGIC: [u8; 8] = *b"halite\0s";
 /// Version of this protocol; changes with every change of a message.
-pub(crate) const VERSION: u16 = 1;
+pub(crate) const VERSION: u16 = 2;
 /// Length of a message's header, in bytes.
 pub(crate) const HEADER_BYTES: usize = 12;
 /// Maximum length of the data of an access, in bytes. Longer accesses are split, so that the node serves other clients
@@ -33,6 +34,8 @@ pub(crate) const PAYLOAD_BYTES_MAX: usize = 16 << 20;
 pub(crate) const REQUEST_BYTES_MAX: usize = 256 << 10;
 /// Maximum length of a message's body, in bytes: a payload and its request.
 pub(crate) const BODY_BYTES_MAX: usize = PAYLOAD_BYTES_MAX + REQUEST_BYTES_MAX;
+/// First byte of a reply without a result; results begin with 0 or 1.
+const REFUSED: u8 = 2;
 /// Maximum length of the body of a hello, in bytes.
 pub(crate) const HELLO_BYTES_MAX: usize = 4096;
 /// Maximum number of accesses in one request.
@@ -208,6 +211,7 @@ pub(crate) enum Request<'a> {
     ExplainPeer(NodeId),
     Seen(NodeId),
     Sessions,
+    Principals,
     /// The data are the input; those of the reply are the answer.
     Call {
         node: NodeId,
@@ -267,6 +271,23 @@ pub(crate) enum Request<'a> {
     Flush(u64),
 }
 
+impl Request<'_> {
+    /// Returns true if the request frees what the client holds. Such requests need no room in a quota.
+    pub(crate) fn is_release(&self) -> bool {
+        matches!(
+            self,
+            Request::Cancel
+                | Request::Unmap(_)
+                | Request::Free(_)
+                | Request::Unlock { .. }
+                | Request::FreeLock(_)
+                | Request::FreeBarrier(_)
+                | Request::End(_)
+                | Request::Close(_)
+        )
+    }
+}
+
 /// Returns true if the body is a [`Request::Cancel`].
 pub(crate) fn is_cancel(body: &[u8]) -> bool {
     body.len() == 1 && matches!(decode(body), Some((Request::Cancel, [])))
@@ -291,6 +312,16 @@ pub(crate) fn message(id: u64, value: &impl Serialize, data: &[&[u8]]) -> Vec<u8
     bytes
 }
 
+/// Returns the reply to a request that exceeds a quota, and that the node did not carry out.
+pub(crate) fn refused(id: u64, exceeded: QuotaExceeded) -> Vec<u8> {
+    message(id, &(REFUSED, exceeded), &[])
+}
+
+/// Returns the quota that a request exceeded; `None` if the reply has a result.
+pub(crate) fn refusal_of(reply: &[u8]) -> Option<QuotaExceeded> {
+    (reply.first() == Some(&REFUSED)).then(|| Some(decode(&reply[1..])?.0))?
+}
+
 /// Writes the header of a message whose body is complete.
 pub(crate) fn finish(bytes: &mut [u8], id: u64) {
     let len = u32::try_from(bytes.len() - HEADER_BYTES).expect("bodies have a maximum length");
@@ -308,13 +339,20 @@ pub(crate) struct Message<'a> {
 
 /// Splits the first message off. Returns `None` if the message is incomplete, and an error if its body is too long.
 pub(crate) fn split(bytes: &[u8]) -> Result<Option<Message<'_>>, TooLong> {
-    let Some((header, rest)) = bytes.split_at_checked(HEADER_BYTES) else { return Ok(None) };
+    let Some((id, len)) = peek(bytes)? else { return Ok(None) };
+    Ok(bytes.get(HEADER_BYTES..len).map(|body| Message { id, body, len }))
+}
+
+/// Returns the id and the length of the first message, which may be incomplete. Returns `None` if its header is
+/// incomplete, and an error if its body is too long.
+pub(crate) fn peek(bytes: &[u8]) -> Result<Option<(u64, usize)>, TooLong> {
+    let Some(header) = bytes.get(..HEADER_BYTES) else { return Ok(None) };
     let len = u32::from_le_bytes(header[..4].try_into().expect("four bytes")) as usize;
     if len > BODY_BYTES_MAX {
         return Err(TooLong);
     }
     let id = u64::from_le_bytes(header[4..].try_into().expect("eight bytes"));
-    Ok(rest.get(..len).map(|body| Message { id, body, len: HEADER_BYTES + len }))
+    Ok(Some((id, HEADER_BYTES + len)))
 }
 
 /// The body of a message exceeds [`BODY_BYTES_MAX`].
@@ -341,4 +379,29 @@ pub(crate) fn hello_message(rest: &[u8]) -> Vec<u8> {
     bytes.extend_from_slice(rest);
     finish(&mut bytes, 0);
     bytes
+}
+
+/// Checks bytes of a client or of a node, for `fuzz/fuzz_targets/session_message.rs`: however they are cut into pieces,
+/// they hold the same messages, and each request is the same after encoding and decoding.
+#[cfg(fuzzing)]
+pub fn check_messages(bytes: &[u8]) {
+    let mut at = 0;
+    while let Ok(Some(Message { id, body, len })) = split(&bytes[at..]) {
+        let whole = &bytes[at..at + len];
+        let is_incomplete = |cut: usize| matches!(split(&whole[..cut]), Ok(None));
+        assert!(
+            [0, 1, HEADER_BYTES - 1, HEADER_BYTES, len - 1]
+                .into_iter()
+                .filter(|cut| *cut < len)
+                .all(is_incomplete)
+        );
+        if let Some((request, data)) = decode_request(body) {
+            let again = message(id, &request, &[data]);
+            let again = split(&again).expect("it is not longer").expect("it is complete");
+            assert_eq!(decode_request(again.body), Some((request, data)));
+        }
+        let _ = (version_of(body), refusal_of(body), decode::<Result<Welcome, Refusal>>(body));
+        let _ = decode::<Result<Vec<halite_tier::message::RegionInfo>, crate::error::RegionError>>(body);
+        at += len;
+    }
 }

@@ -262,6 +262,7 @@ impl HomeSide<'_> {
         }
         let parked = std::mem::take(&mut moving.parked);
         let found = self.homes.regions.remove(&region).expect("looked up just before");
+        self.homes.usage.give_back(&found.access.maker, found.len);
         self.homes.moved.insert(region, to.node);
         self.watching.forget_region(region);
         self.locks.forget_region(region);
@@ -375,6 +376,7 @@ impl HomeSide<'_> {
         }
         self.owner.adopt(&region.extents);
         self.homes.moved.forget(id);
+        self.homes.usage.add(&region.access.maker, region.len);
         self.homes.regions.insert(id, Box::new(region));
         self.settle_mappers(id, me);
         self.cx.answer(requester, Ok(Reply::Done));

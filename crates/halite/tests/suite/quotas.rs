@@ -1,0 +1,139 @@
+//! Quotas of attached sessions. The sessions are those of another user, as which a thread of this process attaches.
+
+use std::fmt::Debug;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use halite::blocking::Session;
+use halite::{
+    AccessCause, Amounts, AttachError, AttachMode, CallCause, Config, Function, Node, NodeId, Permissions,
+    Placement, Quota, QuotaExceeded, RegionCause, ServeCause, ServeOptions,
+};
+use rustix::process::Uid;
+use rustix::thread::set_thread_res_uid;
+
+use crate::common::{Dir, until};
+
+const LONG: Duration = Duration::from_secs(3600);
+const HERE: NodeId = NodeId(0);
+/// A function that is served, but not answered.
+const SLOW: Function = Function(9);
+
+fn quotas() -> Amounts {
+    let counts = [
+        (Quota::Sessions, 2),
+        (Quota::Memory, 1 << 20),
+        (Quota::Operations, 40),
+        (Quota::Waits, 2),
+        (Quota::Objects, 5),
+        (Quota::Services, 1),
+        (Quota::Regions, 2),
+        (Quota::RegionBytes, 1 << 20),
+    ];
+    counts.into_iter().fold(Amounts::default(), |amounts, (quota, count)| amounts.with(quota, count))
+}
+
+/// Attaches as another user of this host: the kernel reports the user of the thread that connects.
+fn attach_as_other(dir: &Path) -> Result<Session, AttachError> {
+    let attach = || {
+        let (root, other) = (Uid::ROOT, Uid::from_raw(65_534));
+        set_thread_res_uid(root, other, root).expect("root may act as another user");
+        Session::attach(dir)
+    };
+    std::thread::scope(|scope| scope.spawn(attach).join()).expect("the thread does not panic")
+}
+
+fn exceeded(quota: Quota, asked: u64) -> QuotaExceeded {
+    QuotaExceeded { quota, asked, max: quotas().of(quota) }
+}
+
+/// Polls each of the futures, none of which ends.
+fn poll<F: Future<Output: Debug>>(futures: &mut [Pin<Box<F>>]) {
+    for future in futures {
+        let polled = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert!(matches!(polled, Poll::Pending), "{polled:?}");
+    }
+}
+
+#[test]
+fn the_sessions_of_a_user_share_quotas() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can act as two users");
+        return;
+    }
+    let dir = Dir::new();
+    let above = dir.path().parent().expect("a cluster lies in a folder");
+    std::fs::set_permissions(above, std::fs::Permissions::from_mode(0o711)).unwrap();
+    let attach = Some(AttachMode::Everyone);
+    let node = Node::embedded(Config { attach, quotas: quotas(), ..dir.config(0) }).unwrap();
+    let used = |quota: Quota| {
+        let principals = node.blocking_session().principals().unwrap();
+        principals.iter().find(|of| of.principal == "nobody").map_or(0, |of| of.used.of(quota))
+    };
+    let own = node.blocking_session();
+    let _slow = own.serve(SLOW, ServeOptions::default()).unwrap();
+    let word = own.alloc(Some("word"), 8, Placement::Local, Permissions::READ).unwrap();
+
+    let session = attach_as_other(dir.path()).unwrap();
+    let other = attach_as_other(dir.path()).unwrap();
+    let refused = attach_as_other(dir.path()).unwrap_err();
+    assert!(matches!(refused, AttachError::TooManySessions { max: 2, of_user_only: true, .. }), "{refused}");
+
+    // Regions count for as long as they exist, also after their session has ended.
+    let alloc =
+        |name, len| session.alloc(name, len, Placement::Local, Permissions::empty()).map_err(|e| e.cause);
+    let salt = alloc(Some("salt"), 512 << 10).unwrap();
+    let too_long = RegionCause::Quota(exceeded(Quota::RegionBytes, 768 << 10));
+    assert_eq!(alloc(None, 768 << 10), Err(too_long));
+    let unnamed = alloc(None, 8).unwrap();
+    assert_eq!(alloc(None, 8), Err(RegionCause::Quota(exceeded(Quota::Regions, 1))));
+    session.free(unnamed).unwrap();
+    alloc(None, 8).unwrap();
+
+    // Handles and objects of both sessions.
+    let mapped = other.map("word", Permissions::READ).unwrap();
+    let watch = other.watch(mapped).unwrap();
+    let server = session.serve(Function(7), ServeOptions::default()).unwrap();
+    let refused = session.map("word", Permissions::READ).unwrap_err().cause;
+    assert_eq!(refused, RegionCause::Quota(exceeded(Quota::Objects, 1)));
+    drop(watch);
+    let refused = other.serve(Function(8), ServeOptions::default()).unwrap_err().cause;
+    assert_eq!(refused, ServeCause::Quota(exceeded(Quota::Services, 1)));
+
+    // Operations under way: waits for a word, calls, and the memory of their inputs.
+    let wait = || Box::pin(other.as_async().wait_until(mapped, 0, |word| word != 0));
+    let mut waits = [wait(), wait()];
+    until(|| {
+        poll(&mut waits);
+        (used(Quota::Waits) == 2).then_some(())
+    });
+    let third = other.wait_until(mapped, 0, |word| word != 0).unwrap_err().cause;
+    assert_eq!(third, AccessCause::Quota(exceeded(Quota::Waits, 1)));
+    let input = vec![0; 300 << 10];
+    let call = |input: &[u8]| session.post_call(HERE, SLOW, input, 8, LONG).unwrap();
+    let long: Vec<_> = (0..3).map(|_| call(&input)).collect();
+    let fourth = session.call(HERE, SLOW, &input, LONG).unwrap_err();
+    assert!(matches!(fourth.cause, CallCause::Quota(QuotaExceeded { quota: Quota::Memory, .. })), "{fourth}");
+    assert!(!fourth.may_have_run);
+    let short: Vec<_> = (0..35).map(|_| call(b"")).collect();
+    let last = session.call(HERE, SLOW, b"", LONG).unwrap_err().cause;
+    assert_eq!(last, CallCause::Quota(exceeded(Quota::Operations, 1)));
+    // A session may always do a few operations, and free what it holds.
+    assert_eq!(other.len(mapped).unwrap(), 8);
+    session.unmap(salt).unwrap();
+
+    // The user of the node has no quotas, and the other user is as before once its clients have ended.
+    let sessions: Vec<Session> = (0..4).map(|_| Session::attach(dir.path()).unwrap()).collect();
+    assert_eq!(sessions[3].map("word", Permissions::READ).map(|_| own.len(word).unwrap()), Ok(8));
+    drop((waits, long, short, server));
+    drop((session, other));
+    until(|| {
+        let busy = [Quota::Sessions, Quota::Memory, Quota::Operations, Quota::Waits, Quota::Objects];
+        busy.into_iter().all(|quota| used(quota) == 0).then_some(())
+    });
+    until(|| (used(Quota::Regions) == 1).then_some(()));
+    attach_as_other(dir.path()).unwrap();
+}
