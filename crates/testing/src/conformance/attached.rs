@@ -1,6 +1,6 @@
 //! Sessions that attach to the nodes of this process, over their Unix sockets.
 
-use halite::{AttachMode, Config, JoinError, Node, NodeId};
+use halite::{AttachMode, Config, JoinError, Node, NodeId, Provider};
 
 use super::cluster::{Harness, Nodes, Place, Sessions};
 use super::embedded::{Embedded, cannot};
@@ -8,14 +8,27 @@ use super::embedded::{Embedded, cannot};
 /// Sessions attached to nodes that reach each other's memory by loads and stores.
 pub struct Attached;
 
+/// Sessions attached to nodes that communicate over UDP.
+pub struct AttachedOverRoce;
+
 impl Harness for Attached {
     fn cannot(&self, case: &str) -> Option<&'static str> {
-        let listed = CANNOT.iter().find(|(name, _)| *name == case).map(|(_, why)| *why);
-        listed.or_else(|| cannot(case))
+        attached_cannot(case)
     }
 
     fn create(&self) -> Box<dyn Place> {
         Box::new(Remote(Embedded::new(|config| Node::embedded(accepting(config)))))
+    }
+}
+
+impl Harness for AttachedOverRoce {
+    fn cannot(&self, case: &str) -> Option<&'static str> {
+        attached_cannot(case)
+    }
+
+    fn create(&self) -> Box<dyn Place> {
+        let over = |config| Node::embedded(Config { providers: vec![Provider::Roce], ..accepting(config) });
+        Box::new(Remote(Embedded::new(over)))
     }
 }
 
@@ -37,6 +50,11 @@ const CANNOT: &[(&str, &str)] = &[
 
 const AT_THE_ANSWER: &str = "an attached session learns with the answer that a call was not posted";
 const RUNS: &str = "the node runs the task of a waiting send, although the client does not poll it";
+
+fn attached_cannot(case: &str) -> Option<&'static str> {
+    let listed = CANNOT.iter().find(|(name, _)| *name == case).map(|(_, why)| *why);
+    listed.or_else(|| cannot(case))
+}
 
 /// Nodes of this process whose sessions are attached.
 struct Remote(Embedded);
