@@ -3,7 +3,7 @@
 use crate::common;
 
 use std::collections::BTreeSet;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 
 use common::MIB;
 use common::redis::{Served, Value, bulk, request};
@@ -145,26 +145,31 @@ fn garbage_ends_its_own_connection_only() {
 }
 
 #[test]
-fn a_client_that_never_reads_holds_up_no_other() {
+fn a_pipeline_may_be_written_as_a_whole_before_its_replies_are_read() {
+    let served = Served::new();
+    let mut client = served.client();
+    // Requests and replies each exceed all buffers of the system. The keys belong to both shards.
+    let (keys, value) = ([vec![b'a'; KEY_BYTES_MAX], vec![b'b'; KEY_BYTES_MAX]], vec![b'v'; 200_000]);
+    let requests = keys.iter().cycle().take(400);
+    keys.iter().for_each(|key| client.ask(&[b"set", key, &value], "+OK\r\n"));
+    client.send(requests.clone().map(|key| request(&[b"get", key])).collect::<Vec<_>>().concat());
+    requests.for_each(|_| client.expect(bulk(&value)));
+    client.say("ping", "+PONG\r\n");
+    served.end();
+}
+
+#[test]
+fn a_client_that_never_reads_holds_up_no_other_and_is_disconnected() {
     let served = Served::new();
     let (mut one, mut other) = (served.client(), served.client());
-    // As long as its reply, so the system's buffers for requests cannot cause much longer replies.
-    let value = vec![b'v'; 100_000];
-    let echo = request(&[b"echo", &value]);
-    one.0.set_nonblocking(true).unwrap();
-    let (mut sent, mut refusals) = (0, 0);
-    // The system buffers some of it, until its buffers have been full for a while in which other clients were served.
-    while refusals < 50 {
-        match one.0.write(&echo[sent % echo.len()..]) {
-            Ok(count) => (sent, refusals) = (sent + count, 0),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                refusals += 1;
-                other.say("ping", "+PONG\r\n");
-            }
-            Err(error) => panic!("{error}"),
-        }
+    let echo = request(&[b"echo", &vec![b'v'; 1 << 20]]);
+    let mut sent = 0;
+    while one.0.write_all(&echo).is_ok() {
+        sent += echo.len();
         assert!(sent < 256 << 20, "the server reads although the client does not read its replies");
+        other.say("ping", "+PONG\r\n");
     }
+    other.say("ping", "+PONG\r\n");
     served.end();
 }
 

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::event::epoll::EventFlags;
 
@@ -17,6 +17,11 @@ use super::task::{Left, Operation, Recipient};
 
 /// Maximum number of unsent bytes of replies; beyond it, the client's requests wait.
 pub(super) const UNSENT_BYTES_MAX: usize = 256 << 10;
+/// Maximum number of bytes of waiting requests; beyond it, the server reads no more of them. A client that sends its
+/// whole pipeline before it reads a reply needs that much.
+const WAITING_BYTES_MAX: usize = 2 * REQUEST_BYTES_MAX;
+/// Time without progress after which such a client is disconnected.
+const STUCK: Duration = Duration::from_secs(5);
 /// Maximum number of postponed values that are requested at once.
 const LEFT_TOGETHER: usize = 16;
 /// Maximum number of bytes still read after a protocol error, so that the client gets to read the error.
@@ -47,6 +52,8 @@ pub(super) struct Connection {
     last_bytes: Option<usize>,
     /// True if the client sends no more input.
     has_ended: bool,
+    /// Time since which requests wait up to their limit, and the client reads no reply.
+    stuck_since: Option<Instant>,
 }
 
 /// Input of a connection.
@@ -67,11 +74,11 @@ impl Input {
         self.end - self.begin
     }
 
-    /// Makes room behind the unprocessed input, about as much as there is already if the request is that long. A client
-    /// thus cannot take memory by announcing input that never comes.
+    /// Makes room behind the unprocessed input, in proportion to its length, so that moving it to the front takes linear
+    /// time in all. A client cannot take memory by announcing input that never comes.
     fn make_room(&mut self) {
         let missing = self.parser.len_min().saturating_sub(self.len());
-        let room = missing.min(self.len()).max(READ_BYTES);
+        let room = missing.min(self.len()).max(self.len() / 4).max(READ_BYTES);
         if self.bytes.len() - self.end >= room.min(READ_BYTES / 2) {
             return;
         }
@@ -141,7 +148,7 @@ impl Connection {
         let (replies, watched) = (Replies::default(), EventFlags::IN);
         let (queued, input, sent, left) = (None, None, 0, VecDeque::new());
         let (is_held_back, is_closing, has_erred) = (false, false, false);
-        let (last_bytes, has_ended) = (None, false);
+        let (last_bytes, has_ended, stuck_since) = (None, false, None);
         Connection {
             stream,
             replies,
@@ -156,6 +163,7 @@ impl Connection {
             has_erred,
             last_bytes,
             has_ended,
+            stuck_since,
         }
     }
 
@@ -221,7 +229,7 @@ impl Connection {
                 input.begin = input.end;
                 break Pause::Idle;
             }
-            if self.unsent() >= UNSENT_BYTES_MAX {
+            if !self.has_room() {
                 break Pause::Unsent;
             }
             let there = &input.bytes[input.begin..input.end];
@@ -263,7 +271,7 @@ impl Connection {
         let to = Recipient { number, id: self.client.id, protocol: self.replies.protocol };
         let mut queued = 0;
         while let Some(Left { key, reply_kind }) = self.left.front() {
-            if self.unsent() >= UNSENT_BYTES_MAX {
+            if !self.has_room() {
                 return Pause::Unsent;
             }
             if queued == LEFT_TOGETHER {
@@ -352,7 +360,10 @@ impl Connection {
         while self.unsent() > 0 {
             match self.stream.write(&self.replies.bytes[self.sent..]) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
-                Ok(count) => self.sent += count,
+                Ok(count) => {
+                    self.sent += count;
+                    self.stuck_since = None;
+                }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error),
@@ -385,14 +396,47 @@ impl Connection {
         is_done && self.last_bytes.is_none() && self.unsent() == 0
     }
 
-    /// Returns true if input may be read. The pending input of a waiting client is bounded.
+    /// Returns true if input may be read. The pending input of a waiting client is bounded. Requests that wait for the
+    /// store continue by themselves. If they wait for the client, it may be sending the rest of its pipeline first.
     fn is_read(&self) -> bool {
         if self.last_bytes.is_some() {
             return true;
         }
-        let is_heard =
-            self.queued.is_none() || self.input.as_ref().is_none_or(|input| input.len() < READ_BYTES);
-        is_heard && !self.is_closing && !self.has_ended && self.unsent() < UNSENT_BYTES_MAX
+        let max = if self.queued.is_some() { READ_BYTES } else { WAITING_BYTES_MAX };
+        !self.is_closing && !self.has_ended && self.waiting() < max
+    }
+
+    /// Returns the length of the requests that wait.
+    fn waiting(&self) -> usize {
+        self.input.as_ref().map_or(0, |input| input.len())
+    }
+
+    /// Returns true if requests may be executed, as far as unread replies are concerned.
+    pub(super) fn has_room(&self) -> bool {
+        self.unsent() < UNSENT_BYTES_MAX
+    }
+
+    /// Returns true if the client sends requests up to their limit, and reads no reply.
+    pub(super) fn look_if_stuck(&mut self) -> bool {
+        if !self.is_held_back || self.has_room() || self.waiting() < WAITING_BYTES_MAX {
+            self.stuck_since = None;
+            return false;
+        }
+        self.stuck_since.get_or_insert_with(Instant::now);
+        true
+    }
+
+    /// Returns the reason to disconnect a client that was stuck for too long.
+    pub(super) fn why_cut_off(&self) -> Option<String> {
+        self.stuck_since.filter(|since| since.elapsed() >= STUCK)?;
+        Some(format!(
+            "client {} at {} is disconnected: it has {} bytes of requests waiting (the maximum is \
+             {WAITING_BYTES_MAX}), and has read no reply for {} s",
+            self.client.id,
+            self.client.address,
+            self.waiting(),
+            STUCK.as_secs()
+        ))
     }
 
     fn unsent(&self) -> usize {

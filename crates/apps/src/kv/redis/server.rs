@@ -32,7 +32,7 @@ const EVENTS_MAX: usize = 1024;
 const LISTENER: u64 = u64::MAX;
 const STOP: u64 = u64::MAX - 1;
 const RUNNABLE: u64 = u64::MAX - 2;
-/// Pause of accepting after the system ran out of descriptors.
+/// Pause of accepting after the system ran out of descriptors, and interval of looking at stuck clients.
 const PAUSE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// Silence of a client after which the system probes its host; as in Redis.
 const VANISHED: Duration = Duration::from_secs(300);
@@ -70,6 +70,8 @@ pub struct Server {
     buffers: Buffers,
     last_id: u64,
     is_paused: bool,
+    /// Indices of connections whose clients send requests and read no replies.
+    stuck: Vec<usize>,
 }
 
 /// Stops a server from another thread.
@@ -137,6 +139,7 @@ impl Server {
             buffers: Buffers::default(),
             last_id: 0,
             is_paused: false,
+            stuck: Vec::new(),
         })
     }
 
@@ -158,7 +161,7 @@ impl Server {
         loop {
             events.clear();
             let timeout = match executor.may_sleep() {
-                true => self.is_paused.then_some(&PAUSE),
+                true => (self.is_paused || !self.stuck.is_empty()).then_some(&PAUSE),
                 false => Some(&AT_ONCE),
             };
             match epoll::wait(&self.epoll, spare_capacity(&mut events), timeout) {
@@ -172,7 +175,22 @@ impl Server {
                 return Ok(());
             }
             session.block_on(self.handle(&events, &mut executor))?;
+            self.cut_off_stuck()?;
         }
+    }
+
+    /// Disconnects clients that have been stuck for too long.
+    fn cut_off_stuck(&mut self) -> Result<(), ServerError> {
+        for number in std::mem::take(&mut self.stuck) {
+            let Some(connection) = &mut self.connections[number] else { continue };
+            if let Some(why) = connection.why_cut_off() {
+                tracing::warn!("{why}");
+                self.close(number)?;
+            } else if connection.look_if_stuck() {
+                self.stuck.push(number);
+            }
+        }
+        Ok(())
     }
 
     /// Processes the input of some events, and runs the runnable tasks.
@@ -208,7 +226,7 @@ impl Server {
                     Pause::Unsent => {
                         let flushed = connection.flush(buffers);
                         // Otherwise the client must read first, and an event follows when it has.
-                        if flushed.is_ok() && connection.wanted().contains(EventFlags::IN) {
+                        if flushed.is_ok() && connection.has_room() {
                             again.push(number);
                         }
                     }
@@ -291,6 +309,9 @@ impl Server {
         let Some(connection) = &mut self.connections[number] else { return Ok(()) };
         if connection.flush(&mut self.buffers).is_err() || connection.is_over() && !connection.take_leave() {
             return self.close(number);
+        }
+        if connection.look_if_stuck() && !self.stuck.contains(&number) {
+            self.stuck.push(number);
         }
         let wanted = connection.wanted();
         if wanted != connection.watched {
