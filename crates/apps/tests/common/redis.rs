@@ -24,8 +24,18 @@ impl Served {
         Served::with(1000)
     }
 
+    /// Serves a store with a server that `change` has changed.
+    pub fn of(change: impl FnOnce(Server) -> Server) -> Served {
+        let (shards, server) = Served::prepare(1000);
+        Served::start(shards, change(server))
+    }
+
     pub fn with(clients_max: usize) -> Served {
         let (shards, server) = Served::prepare(clients_max);
+        Served::start(shards, server)
+    }
+
+    fn start(shards: Shards, server: Server) -> Served {
         let (address, stopper) = (server.address(), server.stopper());
         let serving = std::thread::spawn(move || server.run());
         Served { shards, address, stopper, serving }

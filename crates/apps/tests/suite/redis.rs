@@ -95,6 +95,38 @@ fn requests_of_browsers_are_refused() {
     served.end();
 }
 
+#[test]
+fn a_password_is_asked_for_before_anything_else() {
+    let served = Served::of(|server| server.with_password(b"open sesame"));
+    let mut client = served.client();
+    let noauth = "-NOAUTH Authentication required.\r\n";
+    for line in ["ping", "get a", "set a 1", "info", "config get *", "dbsize", "flushall"] {
+        client.say(line, noauth);
+    }
+    client.say("auth open", "-WRONGPASS invalid username-password pair or user is disabled.\r\n");
+    client.ask(
+        &[b"auth", b"other", b"open sesame"],
+        "-WRONGPASS invalid username-password pair or user is disabled.\r\n",
+    );
+    client.send("hello 3\r\n");
+    assert!(matches!(client.reply(), Value::Line(line) if line.starts_with("-NOAUTH HELLO must be called")));
+    client.ask(&[b"auth", b"open sesame"], "+OK\r\n");
+    client.say("set a 1", "+OK\r\n");
+    client.say("reset", "+RESET\r\n");
+    client.say("get a", noauth);
+    client.ask(&[b"auth", b"default", b"open sesame"], "+OK\r\n");
+    client.say("get a", "$1\r\n1\r\n");
+    let mut other = served.client();
+    other.send("hello 2 auth default 'open sesame'\r\n");
+    assert!(matches!(other.reply(), Value::List(_)));
+    // A client without the password cannot take memory.
+    let mut greedy = served.client();
+    greedy.send(format!("*2\r\n$4\r\nauth\r\n$1000000\r\n{}", "x".repeat(100_000)));
+    greedy.expect("-ERR Protocol error: unauthenticated request is too long\r\n");
+    greedy.expect_end();
+    served.end();
+}
+
 /// Any client can compute keys of one bucket, because the hash has no secret.
 #[test]
 fn keys_chosen_for_one_bucket_are_refused() {

@@ -297,6 +297,8 @@ fn wrong_sizes_and_counts_are_refused() {
         ("run log --writers 0", "0 is not in 1..=1024"),
         ("run log --nodes 65", "65 is not in 1..=64"),
         ("run kv --clients-max 0", "0 is not in 1..="),
+        ("run kv --listen 0.0.0.0:0", "clients of other hosts could do everything; give a password"),
+        ("run kv --password-file /dev/null", "--password-file /dev/null: other users may access the file"),
         ("run ycsb --value 15", "--value 15 is out of range: a value has 16 to 1048576 bytes"),
         ("run ycsb --nodes 62", "--nodes 62 is too large: a store has at most 61 shards"),
         ("run pagerank", "name FILE, an edge list, or generate one with --kronecker SCALE"),

@@ -20,6 +20,8 @@ pub(super) const UNSENT_BYTES_MAX: usize = 256 << 10;
 /// Maximum number of bytes of waiting requests; beyond it, the server reads no more of them. A client that sends its
 /// whole pipeline before it reads a reply needs that much.
 const WAITING_BYTES_MAX: usize = 2 * REQUEST_BYTES_MAX;
+/// Maximum length of an incomplete request of a client that has not given the password.
+const UNAUTHENTICATED_BYTES_MAX: usize = 16 << 10;
 /// Time without progress after which such a client is disconnected.
 const STUCK: Duration = Duration::from_secs(5);
 /// Maximum number of postponed values that are requested at once.
@@ -234,6 +236,9 @@ impl Connection {
             }
             let there = &input.bytes[input.begin..input.end];
             match input.parser.parse(there) {
+                Ok(None) if !self.client.is_authenticated && there.len() > UNAUTHENTICATED_BYTES_MAX => {
+                    self.refuse("unauthenticated request is too long");
+                }
                 Ok(None) => break Pause::Idle,
                 Ok(Some(len)) => {
                     let args = input.parser.args(there);
@@ -320,8 +325,8 @@ impl Connection {
         }
         let found = commands::find(args);
         let plan = match &found {
-            Ok(command) => commands::plan(command, args, unix_ms),
-            Err(_) => Ok(None),
+            Ok(command) if self.client.is_authenticated => commands::plan(command, args, unix_ms),
+            Ok(_) | Err(_) => Ok(None),
         };
         let to = Recipient { number, id: self.client.id, protocol: self.replies.protocol };
         if let Ok(Some(plan)) = plan {
@@ -336,7 +341,7 @@ impl Connection {
         match (found, plan) {
             (Err(_), _) if is_http(args) => self.refuse("this is not an HTTP server"),
             (Err(reply), _) | (_, Err(reply)) => self.replies.push(&reply),
-            (Ok(command), _) if command.does == Does::Info => {
+            (Ok(command), _) if command.does == Does::Info && self.client.is_authenticated => {
                 let sections = args.iter().skip(1).map(<[u8]>::to_vec).collect();
                 return backend.operation(to, Operation::Info(sections, about.clone()));
             }

@@ -17,7 +17,7 @@ use super::super::error::KvError;
 use super::super::owner::Local;
 use super::super::store::Store;
 use super::backend::{Backend, Clock, Queued};
-use super::client::{About, Client};
+use super::client::{About, Client, Password};
 use super::connection::{Buffers, Connection, Pause};
 use super::executor::{Executor, RunQueue};
 use super::task::{Completion, Task};
@@ -124,6 +124,7 @@ impl Server {
             clients_max,
             connections: 0,
             commands: 0,
+            password: None,
         };
         Ok(Server {
             session,
@@ -141,6 +142,13 @@ impl Server {
             is_paused: false,
             stuck: Vec::new(),
         })
+    }
+
+    /// Makes the server require a password: clients get an error to all commands until they give it with `AUTH` or
+    /// `HELLO`.
+    pub fn with_password(mut self, password: &[u8]) -> Server {
+        self.about.password = Some(Password(password.into()));
+        self
     }
 
     /// Returns the address of the listener.
@@ -355,7 +363,8 @@ impl Server {
                 continue;
             }
             self.last_id += 1;
-            let connection = Connection::new(stream, Client::new(self.last_id, address));
+            let client = Client::new(self.last_id, address, self.about.password.is_none());
+            let connection = Connection::new(stream, client);
             if number == self.connections.len() {
                 self.connections.push(None);
             }
