@@ -12,7 +12,7 @@ use super::backend::{Backend, Queued, Step};
 use super::client::{About, Client, Then};
 use super::commands::{self, Does, Query};
 use super::reply::{Replies, Reply};
-use super::request::{Args, Parser, REQUEST_BYTES_MAX};
+use super::request::{Args, Excess, Parsed, Parser, ProtocolError, REQUEST_BYTES_MAX};
 use super::task::{Left, Operation, Recipient};
 
 /// Maximum number of unsent bytes of replies; beyond it, the client's requests wait.
@@ -65,11 +65,21 @@ pub(super) struct Input {
     begin: usize,
     end: usize,
     parser: Parser,
+    /// The reason to refuse the last request, once earlier requests are answered.
+    refusal: Option<Refusal>,
+}
+
+/// A reason to refuse a request.
+enum Refusal {
+    /// The connection ends.
+    Malformed(ProtocolError),
+    /// The request has been dropped.
+    Excess(Excess),
 }
 
 impl Input {
     fn new(len: usize) -> Input {
-        Input { bytes: vec![0; len], begin: 0, end: 0, parser: Parser::default() }
+        Input { bytes: vec![0; len], begin: 0, end: 0, parser: Parser::default(), refusal: None }
     }
 
     fn len(&self) -> usize {
@@ -114,7 +124,7 @@ impl Buffers {
 
     fn give_back_input(&mut self, mut input: Box<Input>) {
         if self.inputs.len() < KEPT_MAX && input.bytes.len() <= KEPT_BYTES_MAX {
-            (input.begin, input.end, input.parser) = (0, 0, Parser::default());
+            (input.begin, input.end, input.parser, input.refusal) = (0, 0, Parser::default(), None);
             self.inputs.push(input);
         }
     }
@@ -234,13 +244,30 @@ impl Connection {
             if !self.has_room() {
                 break Pause::Unsent;
             }
+            if let Some(refusal) = &input.refusal {
+                if self.queued.is_some() {
+                    break Pause::UnderWay;
+                }
+                match refusal {
+                    Refusal::Malformed(error) => self.refuse(&error.to_string()),
+                    Refusal::Excess(excess) => self.replies.push(&Reply::error(format!("ERR {excess}"))),
+                }
+                input.refusal = None;
+                continue;
+            }
             let there = &input.bytes[input.begin..input.end];
             match input.parser.parse(there) {
-                Ok(None) if !self.client.is_authenticated && there.len() > UNAUTHENTICATED_BYTES_MAX => {
+                Ok(Parsed::Partial)
+                    if !self.client.is_authenticated && there.len() > UNAUTHENTICATED_BYTES_MAX =>
+                {
                     self.refuse("unauthenticated request is too long");
                 }
-                Ok(None) => break Pause::Idle,
-                Ok(Some(len)) => {
+                Ok(Parsed::Partial) => break Pause::Idle,
+                Ok(Parsed::Dropped(len, excess)) => {
+                    input.begin += len;
+                    input.refusal = excess.map(Refusal::Excess);
+                }
+                Ok(Parsed::Request(len)) => {
                     let args = input.parser.args(there);
                     match self.perform(args, number, backend, store, about).await {
                         // The plan is tried again then.
@@ -251,13 +278,7 @@ impl Connection {
                     }
                     input.begin += len;
                 }
-                Err(_) if self.queued.is_some() => {
-                    input.parser = Parser::default();
-                    break Pause::UnderWay;
-                }
-                Err(error) => {
-                    self.refuse(&error.to_string());
-                }
+                Err(error) => input.refusal = Some(Refusal::Malformed(error)),
             }
         };
         self.keep(held, buffers);
@@ -450,7 +471,8 @@ impl Connection {
 
     /// Keeps unprocessed input in as little memory as possible.
     fn keep(&mut self, mut input: Box<Input>, buffers: &mut Buffers) {
-        if input.len() == 0 {
+        // A request that is being dropped continues without bytes.
+        if input.len() == 0 && input.refusal.is_none() && !input.parser.is_dropping() {
             return buffers.give_back_input(input);
         }
         if input.len() <= BEGUN_BYTES && input.bytes.len() > BEGUN_BYTES {
@@ -458,6 +480,7 @@ impl Connection {
             short.bytes.copy_from_slice(&input.bytes[input.begin..input.end]);
             short.end = input.len();
             short.parser = std::mem::take(&mut input.parser);
+            short.refusal = input.refusal.take();
             buffers.give_back_input(input);
             input = short;
         }

@@ -24,6 +24,6 @@ mod server;
 mod task;
 
 pub use backend::Clock;
-pub use request::{ARGS_MAX, Args, LINE_BYTES_MAX, Parser, ProtocolError, REQUEST_BYTES_MAX};
+pub use request::{ARGS_MAX, Args, Excess, LINE_BYTES_MAX, Parsed, Parser, ProtocolError, REQUEST_BYTES_MAX};
 pub use server::{CLIENTS_MAX, Server, ServerError, ServerStopper};
 pub use task::REPLY_BYTES_MAX;
