@@ -28,6 +28,8 @@ const SWEEP_MAX: usize = 64;
 const SCAN_MAX: u64 = 10_000;
 /// Maximum bytes of keys per answer to a scan, except those of its last bucket.
 const SCAN_BYTES_MAX: usize = 1 << 20;
+/// Number of counters of changes; keys share them by their hashes.
+const COUNTERS: usize = 1 << 16;
 /// Bytes per write when a table is overwritten.
 const WIPE_BYTES: usize = 64 << 10;
 
@@ -43,6 +45,8 @@ pub(super) struct Shard {
     keys: u64,
     /// Keys with an expiry, each with that time in ms.
     expiring: BTreeSet<(u64, Box<[u8]>)>,
+    /// Numbers of changes, for clients that watch keys; empty until a client does.
+    changes: Vec<u64>,
     /// The last entry read.
     entry: Vec<u8>,
     /// The last entry written.
@@ -120,7 +124,21 @@ impl Shard {
         session.write(root, 0, &encode_words([0, BUCKETS_MIN])).await?;
         let heap = Heap::new(session.clone(), name, number, everyone);
         let (name, expiring, entry, written) = (name.to_owned(), BTreeSet::new(), Vec::new(), Vec::new());
-        Ok(Shard { session, name, number, everyone, root, table, heap, keys: 0, expiring, entry, written })
+        let (keys, changes) = (0, Vec::new());
+        Ok(Shard {
+            session,
+            name,
+            number,
+            everyone,
+            root,
+            table,
+            heap,
+            keys,
+            expiring,
+            changes,
+            entry,
+            written,
+        })
     }
 
     /// Frees all memory of the shard.
@@ -197,6 +215,21 @@ impl Shard {
                 }
                 None => Answer::Nothing,
             },
+            Request::DeleteIf { key, value, is_equal } => match self.find(now_ms, key).await? {
+                Some(found) if (self.value(found) == value) == is_equal => {
+                    self.remove(key, found).await?;
+                    Answer::Number(1)
+                }
+                _ => Answer::Nothing,
+            },
+            Request::Watch { key } => {
+                // The removal of an expired key is a change.
+                self.find(now_ms, key).await?;
+                if self.changes.is_empty() {
+                    self.changes = vec![0; COUNTERS];
+                }
+                Answer::Number(self.changes[Hash::of(key).low() as usize % COUNTERS] as i64)
+            }
             Request::Take { key } => match self.find(now_ms, key).await? {
                 Some(found) => {
                     self.answer_value(found, answer);
@@ -334,6 +367,7 @@ impl Shard {
         if found.is_none() {
             self.table.lows[index] = hash.low();
         }
+        self.note_change(hash.low());
         match found {
             Some(found) => self.forget(key, found),
             None => self.keys += 1,
@@ -342,6 +376,12 @@ impl Shard {
             self.expiring.insert((expires_ms, key.into()));
         }
         Ok(())
+    }
+
+    fn note_change(&mut self, low: u32) {
+        if let Some(count) = self.changes.get_mut(low as usize % COUNTERS) {
+            *count += 1;
+        }
     }
 
     /// Writes the found entry again with a new expiry. One that expires now takes no memory.
@@ -362,6 +402,7 @@ impl Shard {
 
     async fn remove(&mut self, key: &[u8], found: Found) -> Result<(), KvError> {
         self.set_slot(found.index, 0).await?;
+        self.note_change(self.table.lows[found.index]);
         self.forget(key, found);
         self.keys -= 1;
         Ok(())
@@ -444,6 +485,11 @@ impl Shard {
         // A client that has seen a key gone must not find it again, so all slots are cleared before readers look
         // elsewhere.
         self.fill(self.table.lh, self.table.slots.len(), 0).await?;
+        for index in 0..self.table.slots.len() {
+            if self.table.slots[index] != 0 {
+                self.note_change(self.table.lows[index]);
+            }
+        }
         self.table.slots.fill(0);
         self.keys = 0;
         self.expiring.clear();

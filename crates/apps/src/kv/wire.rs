@@ -61,6 +61,16 @@ pub(super) enum Request<'a> {
     Clear,
     /// Ends the owner and frees its memory.
     Close,
+    /// Returns a number that is greater after each change of the key, and perhaps after changes of other keys.
+    Watch {
+        key: &'a [u8],
+    },
+    /// Removes the key if its value is equal to this one, or if it differs.
+    DeleteIf {
+        key: &'a [u8],
+        value: &'a [u8],
+        is_equal: bool,
+    },
     /// Several requests, each [with a short answer](Request::is_answered_shortly).
     Together {
         requests: &'a [u8],
@@ -168,6 +178,8 @@ impl<'a> Request<'a> {
             | Request::Append { .. }
             | Request::Add { .. }
             | Request::Expire { .. }
+            | Request::Watch { .. }
+            | Request::DeleteIf { .. }
             | Request::TimeLeft { .. } => true,
             _ => false,
         }
@@ -200,6 +212,8 @@ impl<'a> Request<'a> {
             Request::Take { key } => (11, (0, 0, key, &[][..])),
             Request::GetAndExpire { key, expires } => (12, (encode_expires(expires), 0, key, &[][..])),
             Request::Together { requests } => (13, (0, 0, &[][..], requests)),
+            Request::Watch { key } => (14, (0, 0, key, &[][..])),
+            Request::DeleteIf { key, value, is_equal } => (15, (is_equal.into(), 0, key, value)),
         };
         into.clear();
         into.push(op);
@@ -244,6 +258,8 @@ impl<'a> Request<'a> {
             11 => Request::Take { key },
             12 => Request::GetAndExpire { key, expires: decode_expires(one)? },
             13 => Request::Together { requests: value },
+            14 => Request::Watch { key },
+            15 => Request::DeleteIf { key, value, is_equal: one != 0 },
             _ => return None,
         };
         Some((u64::from_le_bytes(*store), request))
@@ -356,6 +372,8 @@ mod tests {
             Request::Take { key },
             Request::GetAndExpire { key, expires },
             Request::Together { requests: value },
+            Request::Watch { key },
+            Request::DeleteIf { key, value, is_equal: true },
         ] {
             request.encode(77, &mut bytes);
             assert_eq!(Request::decode(&bytes), Some((77, request)));
@@ -368,6 +386,6 @@ mod tests {
             assert_eq!(Answer::decode(&bytes), Some(answer));
             assert_eq!(Answer::decode(&bytes[..8]), None);
         }
-        assert_eq!((Request::decode(&[14; 30]), Answer::decode(&[10; 9])), (None, None));
+        assert_eq!((Request::decode(&[16; 30]), Answer::decode(&[10; 9])), (None, None));
     }
 }

@@ -4,9 +4,10 @@ use crate::common;
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::MIB;
-use common::redis::{Served, Value, bulk, request};
+use common::redis::{Client, Served, Value, bulk, request};
+use common::{MIB, SetAtEnd};
 use halite_apps::kv::redis::ARGS_MAX;
 use halite_apps::kv::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 
@@ -347,14 +348,106 @@ fn keys_of_a_lost_owner_are_refused_and_others_stay() {
     served.end();
 }
 
+/// Returns a number that a client reads.
+fn number_of(client: &mut Client, key: &str) -> u64 {
+    client.send(format!("get {key}\r\n"));
+    match client.reply() {
+        Value::Bytes(digits) => std::str::from_utf8(&digits).unwrap().parse().unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_transaction_over_several_shards_is_seen_as_a_whole() {
+    let served = Served::new();
+    let keys = [key_of(0, "k"), key_of(1, "k")];
+    let [here, there] = &keys;
+    let mut setup = served.client();
+    setup.say(&format!("mset {here} 0 {there} 0"), "+OK\r\n");
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _at_end = SetAtEnd(&is_over);
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let mut writer = served.client();
+                while !is_over.load(Ordering::Relaxed) {
+                    writer.send(format!("multi\r\nincr {here}\r\nincr {there}\r\nexec\r\n"));
+                    writer.expect("+OK\r\n+QUEUED\r\n+QUEUED\r\n");
+                    let Value::List(numbers) = writer.reply() else { panic!("not executed") };
+                    assert_eq!(numbers[0], numbers[1]);
+                }
+            });
+        }
+        let mut reader = served.client();
+        for round in 0..500 {
+            let (first, second) = (&keys[round % 2], &keys[(round + 1) % 2]);
+            // The first number is of a transaction that has changed the second key, too.
+            assert!(number_of(&mut reader, first) <= number_of(&mut reader, second));
+        }
+    });
+    served.end();
+}
+
+#[test]
+fn a_transaction_is_executed_as_a_whole_or_not_at_all() {
+    let served = Served::new();
+    let (here, there) = (key_of(0, "k"), key_of(1, "k"));
+    let transaction = format!("multi\r\nset {here} 1\r\nset {there} 1\r\nget {here}\r\nexec\r\n");
+    let queued = "+OK\r\n+QUEUED\r\n+QUEUED\r\n+QUEUED\r\n";
+    // A watched key is changed, removed, or expires.
+    let (mut one, mut other) = (served.client(), served.client());
+    for change in ["set K 2", "del K", "setex K 1 x", "append K x", "flushall"] {
+        other.say(&format!("set {there} x px 1500"), "+OK\r\n");
+        one.say(&format!("watch {there}"), "+OK\r\n");
+        other.send(format!("{}\r\n", change.replace('K', &there)));
+        other.reply();
+        one.send(&transaction);
+        one.expect(format!("{queued}*-1\r\n"));
+    }
+    other.say(&format!("set {there} x px 1500"), "+OK\r\n");
+    one.say(&format!("watch {there}"), "+OK\r\n");
+    served.pass_ms(1500);
+    one.send(&transaction);
+    one.expect(format!("{queued}*-1\r\n"));
+    one.say(&format!("exists {here} {there}"), ":0\r\n");
+    // A request that is too long refuses the transaction around it.
+    one.send("multi\r\nset a 1\r\n");
+    one.send(request(&[b"set", b"b", &vec![0; VALUE_BYTES_MAX + 1]]));
+    one.send("exec\r\n");
+    one.expect("+OK\r\n+QUEUED\r\n-ERR an argument has 1048577 bytes; the maximum is 1048576\r\n");
+    one.expect("-EXECABORT Transaction discarded because of previous errors.\r\n");
+    // While an owner is silent, its transactions wait; other shards serve. A client that has gone has no effect on them.
+    let silence = served.shards.silence.lock().unwrap();
+    let mut gone = served.client();
+    gone.send(&transaction);
+    gone.expect(queued);
+    other.say("ping", "+PONG\r\n");
+    drop((gone, silence));
+    while !matches!(other.scan("0", "count 100"), (_, keys) if keys.len() == 2) {}
+    // An owner that has gone: nothing is executed.
+    one.say(&format!("del {here}"), ":1\r\n");
+    let mut served = served;
+    let (_, owner) = served.shards.owners.pop().unwrap();
+    served.shards.cluster.nodes.pop().unwrap().leave();
+    owner.join().unwrap().unwrap();
+    one.send(&transaction);
+    one.expect(queued);
+    assert!(matches!(one.reply(), Value::Line(line) if line.starts_with("-")));
+    one.say(&format!("get {here}"), "$-1\r\n");
+    served.end();
+}
+
+/// Returns a key of a shard, according to the store's placement.
+fn key_of(shard: u64, begin: &str) -> String {
+    let keys = (0..).map(|salt| format!("{begin}-{salt}"));
+    keys.into_iter().find(|key| xxhash_rust::xxh3::xxh3_64(key.as_bytes()) >> 63 == shard).unwrap()
+}
+
 #[test]
 fn a_silent_owner_holds_up_only_its_own_keys() {
     let served = Served::new();
-    // A key of the local shard, and one of the remote shard, according to the store's placement.
-    let key = |number: u64, shard: u64| {
-        let keys = (0..).map(|salt| format!("{number}-{salt}"));
-        keys.into_iter().find(|key| xxhash_rust::xxh3::xxh3_64(key.as_bytes()) >> 63 == shard).unwrap()
-    };
+    // A key of the local shard, and one of the remote shard.
+    let key = |number: u64, shard: u64| key_of(shard, &number.to_string());
     let (here, there) = (key(0, 0), key(0, 1));
     let mut other = served.client();
     other.say(&format!("set {there} old"), "+OK\r\n");

@@ -115,10 +115,53 @@ const ABOUT: &[(&str, &str)] = &[
         "-ERR AUTH <password> called without any password configured for the default user. Are you sure your \
          configuration is correct?\r\n",
     ),
+    // Transactions.
+    ("exec", "-ERR EXEC without MULTI\r\n"),
+    ("discard", "-ERR DISCARD without MULTI\r\n"),
+    ("multi", "+OK\r\n"),
+    ("multi", "-ERR MULTI calls can not be nested\r\n"),
+    ("watch a", "-ERR WATCH inside MULTI is not allowed\r\n"),
+    ("set a 1", "+QUEUED\r\n"),
+    ("exec", "*1\r\n+OK\r\n"),
+    ("multi", "+OK\r\n"),
+    ("exec", "*0\r\n"),
+    ("multi", "+OK\r\n"),
+    ("set a 2", "+QUEUED\r\n"),
+    ("get", "-ERR wrong number of arguments for 'get' command\r\n"),
+    ("exec", "-EXECABORT Transaction discarded because of previous errors.\r\n"),
+    ("multi", "+OK\r\n"),
+    ("set a 2", "+QUEUED\r\n"),
+    ("discard", "+OK\r\n"),
+    ("multi", "+OK\r\n"),
+    ("get a", "+QUEUED\r\n"),
+    ("set b x", "+QUEUED\r\n"),
+    ("incr b", "+QUEUED\r\n"),
+    ("ping", "+QUEUED\r\n"),
+    ("mget a b none", "+QUEUED\r\n"),
+    ("dbsize", "+QUEUED\r\n"),
+    ("getdel b", "+QUEUED\r\n"),
+    ("flushall", "+QUEUED\r\n"),
+    ("set b 1 ex 0", "+QUEUED\r\n"),
+    ("echo x", "+QUEUED\r\n"),
     (
-        "multi",
-        "-ERR 'multi' is refused: this server has no transactions; commands about one key are atomic\r\n",
+        "exec",
+        "*10\r\n$1\r\n1\r\n+OK\r\n-ERR value is not an integer or out of range\r\n+PONG\r\n\
+         *3\r\n$1\r\n1\r\n$1\r\nx\r\n$-1\r\n:2\r\n$1\r\nx\r\n+OK\r\n\
+         -ERR invalid expire time in 'set' command\r\n$1\r\nx\r\n",
     ),
+    ("watch a b", "+OK\r\n"),
+    ("set b 1", "+OK\r\n"),
+    ("multi", "+OK\r\n"),
+    ("set a 1", "+QUEUED\r\n"),
+    ("exec", "*-1\r\n"),
+    ("exists a", ":0\r\n"),
+    ("watch a b", "+OK\r\n"),
+    ("unwatch", "+OK\r\n"),
+    ("set b 2", "+OK\r\n"),
+    ("multi", "+OK\r\n"),
+    ("get b", "+QUEUED\r\n"),
+    ("exec", "*1\r\n$1\r\n2\r\n"),
+    ("del b", ":1\r\n"),
     ("client getname", "$-1\r\n"),
     ("client setname me", "+OK\r\n"),
     ("client getname", "$2\r\nme\r\n"),
@@ -129,11 +172,26 @@ const ABOUT: &[(&str, &str)] = &[
     ("quit", "+OK\r\n"),
 ];
 
+/// Commands that Redis 7.0 does not have, or does not refuse.
+const OWN: &[(&str, &str)] = &[
+    ("set lock me", "+OK\r\n"),
+    ("delex lock ifeq you", ":0\r\n"),
+    ("delex lock ifne me", ":0\r\n"),
+    ("delex lock ifeq", SYNTAX),
+    ("delex lock ifeq me", ":1\r\n"),
+    ("delex lock ifeq me", ":0\r\n"),
+    (
+        "eval return_1 0",
+        "-ERR 'eval' is refused: this server runs no scripts; MULTI and EXEC execute commands together, and DELEX key \
+         IFEQ value releases a lock\r\n",
+    ),
+];
+
 #[test]
 fn replies_are_as_listed() {
     let served = Served::new();
     let mut client = served.client();
-    for (line, expected) in REPLIES.iter().chain(ABOUT) {
+    for (line, expected) in REPLIES.iter().chain(OWN).chain(ABOUT) {
         client.say(line, expected);
     }
     client.expect_end();

@@ -90,10 +90,12 @@ impl Client {
                 Reply::Status("RESET")
             }
             _ if !self.is_authenticated => Reply::error("NOAUTH Authentication required."),
-            Does::Absent => Reply::error(format!(
-                "ERR '{}' is refused: this server has no transactions; commands about one key are atomic",
+            Does::Script => Reply::error(format!(
+                "ERR '{}' is refused: this server runs no scripts; MULTI and EXEC execute commands together, and \
+                 DELEX key IFEQ value releases a lock",
                 command.name
             )),
+            Does::Unwatch => OK,
             Does::Ping => match args.len() {
                 1 => Reply::Status("PONG"),
                 2 => Reply::Bulk(args.get(1).unwrap_or_default()),
@@ -330,7 +332,7 @@ const INFO_NAMES_MAX: usize = 1024;
 
 /// `COMMAND`: lists the commands.
 fn commands(args: Args<'_>) -> Reply<'_> {
-    let known = || COMMANDS.iter().filter(|command| command.does != Does::Absent);
+    let known = || COMMANDS.iter().filter(|command| command.does != Does::Script);
     let Some(subcommand) = args.get(1) else {
         return Reply::Array(known().map(describe).collect());
     };

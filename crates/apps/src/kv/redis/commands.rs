@@ -29,7 +29,10 @@ pub(super) enum Does {
     Decrement,
     DecrementBy,
     Delete,
+    DeleteIf,
+    Discard,
     Echo,
+    Exec,
     Exists,
     Expire {
         unit_ms: i64,
@@ -44,16 +47,17 @@ pub(super) enum Does {
     Increment,
     IncrementBy,
     Info,
-    /// A command of Redis that is not served.
-    Absent,
     Keys,
     GetMany,
+    Multi,
     SetMany,
     Persist,
     Ping,
     Quit,
     Reset,
     Scan,
+    /// A command that runs scripts, which this server does not.
+    Script,
     Select,
     Set,
     SetFor {
@@ -66,6 +70,8 @@ pub(super) enum Does {
         unit_ms: i64,
     },
     Type,
+    Unwatch,
+    Watch,
 }
 
 const fn command(name: &'static str, arity: i64, keys: (i64, i64, i64), does: Does) -> Command {
@@ -87,12 +93,19 @@ pub(super) const COMMANDS: &[Command] = &[
     command("decr", 2, ONE_KEY, Does::Decrement),
     command("decrby", 3, ONE_KEY, Does::DecrementBy),
     command("del", -2, ALL_KEYS, Does::Delete),
-    command("discard", 1, NO_KEY, Does::Absent),
+    command("delex", -2, ONE_KEY, Does::DeleteIf),
+    command("discard", 1, NO_KEY, Does::Discard),
     command("echo", 2, NO_KEY, Does::Echo),
-    command("exec", 1, NO_KEY, Does::Absent),
+    command("eval", -3, NO_KEY, Does::Script),
+    command("eval_ro", -3, NO_KEY, Does::Script),
+    command("evalsha", -3, NO_KEY, Does::Script),
+    command("evalsha_ro", -3, NO_KEY, Does::Script),
+    command("exec", 1, NO_KEY, Does::Exec),
     command("exists", -2, ALL_KEYS, Does::Exists),
     command("expire", -3, ONE_KEY, Does::Expire { unit_ms: 1000, is_absolute: false }),
     command("expireat", -3, ONE_KEY, Does::Expire { unit_ms: 1000, is_absolute: true }),
+    command("fcall", -3, NO_KEY, Does::Script),
+    command("fcall_ro", -3, NO_KEY, Does::Script),
     command("flushall", -1, NO_KEY, Does::Flush),
     command("flushdb", -1, NO_KEY, Does::Flush),
     command("get", 2, ONE_KEY, Does::Get),
@@ -106,7 +119,7 @@ pub(super) const COMMANDS: &[Command] = &[
     command("keys", 2, NO_KEY, Does::Keys),
     command("mget", -2, ALL_KEYS, Does::GetMany),
     command("mset", -3, (1, -1, 2), Does::SetMany),
-    command("multi", 1, NO_KEY, Does::Absent),
+    command("multi", 1, NO_KEY, Does::Multi),
     command("persist", 2, ONE_KEY, Does::Persist),
     command("pexpire", -3, ONE_KEY, Does::Expire { unit_ms: 1, is_absolute: false }),
     command("pexpireat", -3, ONE_KEY, Does::Expire { unit_ms: 1, is_absolute: true }),
@@ -116,6 +129,7 @@ pub(super) const COMMANDS: &[Command] = &[
     command("quit", -1, NO_KEY, Does::Quit),
     command("reset", 1, NO_KEY, Does::Reset),
     command("scan", -2, NO_KEY, Does::Scan),
+    command("script", -2, NO_KEY, Does::Script),
     command("select", 2, NO_KEY, Does::Select),
     command("set", -3, ONE_KEY, Does::Set),
     command("setex", 4, ONE_KEY, Does::SetFor { unit_ms: 1000 }),
@@ -126,8 +140,8 @@ pub(super) const COMMANDS: &[Command] = &[
     command("ttl", 2, ONE_KEY, Does::TimeLeft { unit_ms: 1000 }),
     command("type", 2, ONE_KEY, Does::Type),
     command("unlink", -2, ALL_KEYS, Does::Delete),
-    command("unwatch", 1, NO_KEY, Does::Absent),
-    command("watch", -2, ALL_KEYS, Does::Absent),
+    command("unwatch", 1, NO_KEY, Does::Unwatch),
+    command("watch", -2, ALL_KEYS, Does::Watch),
 ];
 
 /// Operation of a command on the store.
@@ -300,6 +314,14 @@ pub(super) fn plan<'a>(
         Does::TimeLeft { unit_ms } => ask(Request::TimeLeft { key }, ReplyKind::TimeLeft(unit_ms)),
         Does::Type => ask(Request::TimeLeft { key }, ReplyKind::Type),
         Does::Delete if args.len() == 2 => ask(Request::Delete { key }, ReplyKind::Flag),
+        Does::DeleteIf if args.len() == 2 => ask(Request::Delete { key }, ReplyKind::Flag),
+        Does::DeleteIf => match args.get(2).filter(|_| args.len() == 4) {
+            Some(condition) if is(condition, "ifeq") || is(condition, "ifne") => {
+                let is_equal = is(condition, "ifeq");
+                ask(Request::DeleteIf { key, value: arg(3), is_equal }, ReplyKind::Flag)
+            }
+            _ => Err(Reply::error(SYNTAX)),
+        },
         Does::Exists if args.len() == 2 => ask(Request::TimeLeft { key }, ReplyKind::Flag),
         Does::Delete => {
             let requests = args.iter().skip(1).map(|key| (key, Request::Delete { key }));

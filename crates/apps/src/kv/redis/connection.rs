@@ -8,12 +8,13 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::event::epoll::EventFlags;
 
 use super::super::store::Store;
-use super::backend::{Backend, Queued, Step};
+use super::backend::{Backend, Queued, Shards, Step};
 use super::client::{About, Client, Then};
-use super::commands::{self, Does, Query};
-use super::reply::{Replies, Reply};
+use super::commands::{self, Command, Does, Query};
+use super::reply::{OK, Replies, Reply};
 use super::request::{Args, Excess, Parsed, Parser, ProtocolError, REQUEST_BYTES_MAX};
-use super::task::{Left, Operation, Recipient};
+use super::task::{Left, Operation, Recipient, Watched, refusal};
+use super::transaction::{Part, Queue, Transaction, WATCHED_MAX};
 
 /// Maximum number of unsent bytes of replies; beyond it, the client's requests wait.
 pub(super) const UNSENT_BYTES_MAX: usize = 256 << 10;
@@ -54,6 +55,12 @@ pub(super) struct Connection {
     last_bytes: Option<usize>,
     /// True if the client sends no more input.
     has_ended: bool,
+    /// Commands after `MULTI`.
+    queue: Option<Box<Queue>>,
+    /// Keys that must not change before `EXEC`.
+    pub(super) watched_keys: Vec<Watched>,
+    /// True if a request waits for the end of a transaction of another client.
+    is_waiting: bool,
     /// Time since which requests wait up to their limit, and the client reads no reply.
     stuck_since: Option<Instant>,
 }
@@ -148,6 +155,8 @@ pub(super) enum Pause {
     Batch,
     /// The client must read its replies first.
     Unsent,
+    /// A transaction of another client must end first.
+    Held,
 }
 
 /// Returns true for an HTTP request, by which a browser may be tricked into sending commands.
@@ -161,6 +170,7 @@ impl Connection {
         let (queued, input, sent, left) = (None, None, 0, VecDeque::new());
         let (is_held_back, is_closing, has_erred) = (false, false, false);
         let (last_bytes, has_ended, stuck_since) = (None, false, None);
+        let (queue, watched_keys, is_waiting) = (None, Vec::new(), false);
         Connection {
             stream,
             replies,
@@ -175,6 +185,9 @@ impl Connection {
             has_erred,
             last_bytes,
             has_ended,
+            queue,
+            watched_keys,
+            is_waiting,
             stuck_since,
         }
     }
@@ -223,11 +236,12 @@ impl Connection {
         about: &mut About,
         buffers: &mut Buffers,
     ) -> Pause {
-        self.is_held_back = false;
+        (self.is_held_back, self.is_waiting) = (false, false);
         if !self.left.is_empty() {
             let pause = Box::pin(self.take_up_left(number, backend, store)).await;
             if !self.left.is_empty() {
                 self.is_held_back = pause == Pause::Unsent;
+                self.is_waiting = pause == Pause::Held;
                 return pause;
             }
         }
@@ -250,7 +264,10 @@ impl Connection {
                 }
                 match refusal {
                     Refusal::Malformed(error) => self.refuse(&error.to_string()),
-                    Refusal::Excess(excess) => self.replies.push(&Reply::error(format!("ERR {excess}"))),
+                    Refusal::Excess(excess) => {
+                        self.replies.push(&Reply::error(format!("ERR {excess}")));
+                        self.queue.iter_mut().for_each(|queue| queue.is_refused = true);
+                    }
                 }
                 input.refusal = None;
                 continue;
@@ -269,10 +286,11 @@ impl Connection {
                 }
                 Ok(Parsed::Request(len)) => {
                     let args = input.parser.args(there);
-                    match self.perform(args, number, backend, store, about).await {
+                    match self.perform(args, &there[..len], number, backend, store, about).await {
                         // The plan is tried again then.
                         Step::Waits => break Pause::UnderWay,
                         Step::IsFull => break Pause::Batch,
+                        Step::Held => break Pause::Held,
                         Step::Queued(queued) => self.queued = Some(queued),
                         Step::Done => {}
                     }
@@ -283,6 +301,7 @@ impl Connection {
         };
         self.keep(held, buffers);
         self.is_held_back = pause == Pause::Unsent;
+        self.is_waiting = pause == Pause::Held;
         pause
     }
 
@@ -307,6 +326,7 @@ impl Connection {
             match backend.carry_out(query, (to, self.queued), store, &mut self.replies).await {
                 Step::Waits => return Pause::UnderWay,
                 Step::IsFull => return Pause::Batch,
+                Step::Held => return Pause::Held,
                 Step::Queued(waited_for) => {
                     self.queued = Some(waited_for);
                     queued += 1;
@@ -336,6 +356,7 @@ impl Connection {
     async fn perform(
         &mut self,
         args: Args<'_>,
+        request: &[u8],
         number: usize,
         backend: &mut Backend,
         store: &mut Store,
@@ -345,14 +366,28 @@ impl Connection {
             return Step::Done;
         }
         let found = commands::find(args);
+        let to = Recipient { number, id: self.client.id, protocol: self.replies.protocol };
+        let does = found.as_ref().map_or(Does::Ping, |command| command.does);
+        let is_about_transactions = self.queue.is_some()
+            || matches!(
+                does,
+                Does::Multi | Does::Exec | Does::Discard | Does::Watch | Does::Unwatch | Does::Reset
+            );
+        if is_about_transactions && self.client.is_authenticated && !is_http(args) {
+            if self.queued.is_some() {
+                return Step::Waits;
+            }
+            if let Some(step) = self.transact(&found, args, request, to, backend, store, about) {
+                return step;
+            }
+        }
         let plan = match &found {
             Ok(command) if self.client.is_authenticated => commands::plan(command, args, unix_ms),
             Ok(_) | Err(_) => Ok(None),
         };
-        let to = Recipient { number, id: self.client.id, protocol: self.replies.protocol };
         if let Ok(Some(plan)) = plan {
             let step = backend.carry_out(plan, (to, self.queued), store, &mut self.replies).await;
-            about.commands += u64::from(!matches!(step, Step::Waits | Step::IsFull));
+            about.commands += u64::from(!matches!(step, Step::Waits | Step::IsFull | Step::Held));
             return step;
         }
         if self.queued.is_some() {
@@ -363,8 +398,7 @@ impl Connection {
             (Err(_), _) if is_http(args) => self.refuse("this is not an HTTP server"),
             (Err(reply), _) | (_, Err(reply)) => self.replies.push(&reply),
             (Ok(command), _) if command.does == Does::Info && self.client.is_authenticated => {
-                let sections = args.iter().skip(1).map(<[u8]>::to_vec).collect();
-                return backend.operation(to, Operation::Info(sections, about.clone()));
+                return backend.look(to, info(args, about));
             }
             (Ok(command), _) => {
                 let protocol = &mut self.replies.protocol;
@@ -374,6 +408,113 @@ impl Connection {
             }
         }
         Step::Done
+    }
+
+    /// Performs a command that is about a transaction, or that is queued for one. Returns `None` if it is neither.
+    #[expect(clippy::too_many_arguments, reason = "as perform")]
+    fn transact(
+        &mut self,
+        found: &Result<&'static Command, Reply<'_>>,
+        args: Args<'_>,
+        request: &[u8],
+        to: Recipient,
+        backend: &mut Backend,
+        store: &Store,
+        about: &mut About,
+    ) -> Option<Step> {
+        about.commands += 1;
+        let does = match (found, &mut self.queue) {
+            (Err(reply), Some(queue)) => {
+                queue.is_refused = true;
+                self.replies.push(reply);
+                return Some(Step::Done);
+            }
+            (Err(_), None) => return None,
+            (Ok(command), _) => command.does,
+        };
+        let reply = match (does, &mut self.queue) {
+            (Does::Multi, None) => {
+                self.queue = Some(Box::default());
+                OK
+            }
+            (Does::Multi, Some(_)) => Reply::error("ERR MULTI calls can not be nested"),
+            (Does::Exec, None) => Reply::error("ERR EXEC without MULTI"),
+            (Does::Discard, None) => Reply::error("ERR DISCARD without MULTI"),
+            (Does::Watch, Some(_)) => Reply::error("ERR WATCH inside MULTI is not allowed"),
+            (Does::Watch, None) => {
+                let keys: Vec<Vec<u8>> = args.iter().skip(1).map(<[u8]>::to_vec).collect();
+                if self.watched_keys.len() + keys.len() <= WATCHED_MAX {
+                    return Some(backend.look(to, Operation::Watch(keys)));
+                }
+                Reply::error(format!("ERR a client watches at most {WATCHED_MAX} keys"))
+            }
+            (Does::Exec, Some(_)) => {
+                let queue = self.queue.take().unwrap_or_default();
+                return Some(self.execute(&queue, to, backend, store, about));
+            }
+            (Does::Reset, _) => {
+                (self.queue, self.watched_keys) = Default::default();
+                return None;
+            }
+            (Does::Discard, Some(_)) | (Does::Unwatch, None) => {
+                (self.queue, self.watched_keys) = Default::default();
+                OK
+            }
+            (Does::Quit, _) | (_, None) => return None,
+            (_, Some(queue)) => queue.push(request).err().unwrap_or(Reply::Status("QUEUED")),
+        };
+        self.replies.push(&reply);
+        Some(Step::Done)
+    }
+
+    /// Begins to execute the queued commands.
+    fn execute(
+        &mut self,
+        queue: &Queue,
+        to: Recipient,
+        backend: &mut Backend,
+        store: &Store,
+        about: &mut About,
+    ) -> Step {
+        let watched = std::mem::take(&mut self.watched_keys);
+        if queue.is_refused {
+            self.replies.push(&Reply::error("EXECABORT Transaction discarded because of previous errors."));
+            return Step::Done;
+        }
+        let (mut parser, mut rest, mut parts) = (Parser::default(), &queue.bytes[..], Vec::new());
+        let mut shards = watched.iter().fold(0, |all, (key, _)| all | 1 << store.shard_of(key));
+        parts.reserve_exact(queue.count);
+        while let Ok(Parsed::Request(len)) = parser.parse(rest) {
+            let part = self.part_of(parser.args(rest), backend, store, about).map(|(operation, of_part)| {
+                shards |= of_part;
+                Part::Work(operation)
+            });
+            parts.push(part.unwrap_or_else(|reply| {
+                let mut bytes = Vec::new();
+                reply.write(to.protocol, &mut bytes);
+                Part::Reply(bytes)
+            }));
+            rest = &rest[len..];
+        }
+        backend.begin(to, Transaction { watched, parts }, shards)
+    }
+
+    /// Returns the operation of a queued command, and its shards; or else its reply.
+    fn part_of<'a>(
+        &mut self,
+        args: Args<'a>,
+        backend: &Backend,
+        store: &Store,
+        about: &mut About,
+    ) -> Result<(Operation, Shards), Reply<'a>> {
+        let command = commands::find(args)?;
+        if let Some(plan) = commands::plan(command, args, unix_ms)? {
+            return backend.operation_of(plan, store).map_err(|error| refusal(&error));
+        }
+        if command.does == Does::Info {
+            return Ok((info(args, about), 0));
+        }
+        Err(self.client.perform(command, args, &mut self.replies.protocol, about).0)
     }
 
     /// Returns true if the connection has this id, and is not a later connection at the same index.
@@ -417,7 +558,7 @@ impl Connection {
 
     /// Returns true if all output is sent and no input follows.
     pub(super) fn is_over(&self) -> bool {
-        let has_all = self.queued.is_none() && !self.is_held_back && self.left.is_empty();
+        let has_all = self.queued.is_none() && !self.is_held_back && !self.is_waiting && self.left.is_empty();
         let is_done = self.is_closing || self.has_ended && has_all;
         is_done && self.last_bytes.is_none() && self.unsent() == 0
     }
@@ -486,6 +627,11 @@ impl Connection {
         }
         self.input = Some(input);
     }
+}
+
+/// Returns the operation of `INFO`.
+fn info(args: Args<'_>, about: &About) -> Operation {
+    Operation::Info(args.iter().skip(1).map(<[u8]>::to_vec).collect(), about.clone())
 }
 
 fn is_for_now(error: &io::Error) -> bool {

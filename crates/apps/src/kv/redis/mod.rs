@@ -10,7 +10,7 @@
 //! One thread serves all connections and never waits for an owner. If an owner does not answer, only the clients that
 //! need it wait. The requests of a client are executed in order. If several clients send requests to the same shard in
 //! one turn of the loop, the requests are sent to its owner together. A command on one key is atomic, because the key's
-//! owner executes it. A command on several keys is atomic for each key, not as a whole.
+//! owner executes it. A command on several keys is atomic for each key, not as a whole; a transaction is atomic.
 
 mod backend;
 mod client;
@@ -22,6 +22,7 @@ mod reply;
 mod request;
 mod server;
 mod task;
+mod transaction;
 
 pub use backend::Clock;
 pub use request::{ARGS_MAX, Args, Excess, LINE_BYTES_MAX, Parsed, Parser, ProtocolError, REQUEST_BYTES_MAX};

@@ -70,6 +70,8 @@ pub struct Server {
     buffers: Buffers,
     last_id: u64,
     is_paused: bool,
+    /// Indices of connections that wait for the end of a transaction.
+    held: Vec<usize>,
     /// Indices of connections whose clients send requests and read no replies.
     stuck: Vec<usize>,
 }
@@ -140,6 +142,7 @@ impl Server {
             buffers: Buffers::default(),
             last_id: 0,
             is_paused: false,
+            held: Vec::new(),
             stuck: Vec::new(),
         })
     }
@@ -222,8 +225,8 @@ impl Server {
             self.deliver(completion, &mut active);
         }
         let mut touched = active.clone();
-        while !active.is_empty() {
-            self.backend.look_at_clock();
+        self.backend.look_at_clock();
+        loop {
             let mut again = Vec::new();
             for number in active {
                 let Some(connection) = &mut self.connections[number] else { continue };
@@ -231,6 +234,7 @@ impl Server {
                 match connection.advance(number, backend, executor.store(), about, buffers).await {
                     Pause::Idle | Pause::UnderWay => {}
                     Pause::Batch => again.push(number),
+                    Pause::Held => self.held.push(number),
                     Pause::Unsent => {
                         let flushed = connection.flush(buffers);
                         // Otherwise the client must read first, and an event follows when it has.
@@ -243,8 +247,12 @@ impl Server {
             while let Some(task) = self.backend.next_task() {
                 self.begin(task, executor, &mut again);
             }
+            if again.is_empty() {
+                break;
+            }
             touched.extend(&again);
             active = again;
+            self.backend.look_at_clock();
         }
         for number in touched {
             self.settle(number)?;
@@ -255,7 +263,7 @@ impl Server {
     /// Starts a task; connections that already have their replies continue.
     fn begin(&mut self, task: Task, executor: &mut Executor, active: &mut Vec<usize>) {
         let read_of = match &task {
-            Task::ForClient(..) => None,
+            Task::ForClient(..) | Task::Transaction(..) => None,
             Task::Batch(batch) => {
                 for to in batch.recipients() {
                     if let Some(connection) = &mut self.connections[to.number] {
@@ -276,10 +284,14 @@ impl Server {
 
     /// Distributes replies; connections that received some continue.
     fn deliver(&mut self, completion: Completion, active: &mut Vec<usize>) {
-        let mut begin = 0;
+        if self.backend.note_end(&completion) {
+            active.append(&mut self.held);
+        }
+        let (mut begin, mut watched) = (0, completion.watched);
         for (to, end) in completion.parts {
             let connection = self.connections[to.number].as_mut().filter(|connection| connection.is(to.id));
             if let Some(connection) = connection {
+                connection.watched_keys.append(&mut watched);
                 connection.replies.bytes.extend_from_slice(&completion.bytes[begin..end]);
                 if connection.queued.take().is_some() {
                     active.push(to.number);
