@@ -28,6 +28,8 @@ pub struct Store {
     pub(super) number: u64,
     shards: Vec<Seen>,
     timeout: Duration,
+    /// Number of times that the handle from which this one was made was reopened.
+    pub(super) epoch: u64,
     request: Vec<u8>,
     block: Vec<u8>,
 }
@@ -139,9 +141,25 @@ impl Store {
             number: number_of_store(name),
             shards,
             timeout: Duration::from_secs(5),
+            epoch: 0,
             request: Vec::new(),
             block: Vec::new(),
         })
+    }
+
+    /// Changes the node of a shard of an existing store, whose new owner starts without keys.
+    pub async fn place(session: &Session, name: &str, shard: usize, node: NodeId) -> Result<(), KvError> {
+        let lh = session.map(name, Permissions::READ | Permissions::WRITE).await?;
+        let at = (HEAD_WORDS - SHARDS_MAX + shard) as u64 * WORD;
+        let written = session.write(lh, at, &encode_words([u64::from(node.0)])).await;
+        session.unmap(lh).await?;
+        Ok(written?)
+    }
+
+    /// Opens the store again, with the same timeout, after owners have changed.
+    pub(super) async fn reopen(&self) -> Result<Store, KvError> {
+        let store = Store::open(&self.session, &self.name).await?;
+        Ok(Store { timeout: self.timeout, epoch: self.epoch + 1, ..store })
     }
 
     /// Sets the timeout of calls to owners, by default 5 s.
@@ -158,6 +176,7 @@ impl Store {
             number: self.number,
             shards: self.shards.iter().map(fresh).collect(),
             timeout: self.timeout,
+            epoch: self.epoch,
             request: Vec::new(),
             block: Vec::new(),
         }

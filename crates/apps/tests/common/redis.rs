@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use halite_apps::kv::redis::{Clock, Server, ServerError, ServerStopper};
+use halite_apps::kv::redis::{Clock, Server, ServerControl, ServerError};
 
 use super::{MIB, Shards};
 
@@ -15,7 +15,7 @@ use super::{MIB, Shards};
 pub struct Served {
     pub shards: Shards,
     pub address: SocketAddr,
-    pub stopper: ServerStopper,
+    pub control: ServerControl,
     pub serving: JoinHandle<Result<(), ServerError>>,
 }
 
@@ -36,9 +36,9 @@ impl Served {
     }
 
     fn start(shards: Shards, server: Server) -> Served {
-        let (address, stopper) = (server.address(), server.stopper());
+        let (address, control) = (server.address(), server.control());
         let serving = std::thread::spawn(move || server.run());
-        Served { shards, address, stopper, serving }
+        Served { shards, address, control, serving }
     }
 
     /// Returns a server that listens and does not accept connections yet.
@@ -67,7 +67,7 @@ impl Served {
     }
 
     pub fn end(self) {
-        self.stopper.stop();
+        self.control.stop();
         self.serving.join().unwrap().unwrap();
         for (stopper, owner) in self.shards.owners {
             stopper.stop();

@@ -323,28 +323,33 @@ fn clients_beyond_the_limit_are_told_so() {
 }
 
 #[test]
-fn keys_of_a_lost_owner_are_refused_and_others_stay() {
+fn keys_of_a_lost_owner_are_refused_until_another_takes_its_place() {
     let mut served = Served::new();
     let mut one = served.client();
-    for number in 0..20 {
-        one.say(&format!("set key{number} x"), "+OK\r\n");
-    }
+    let (here, there) = (key_of(0, "k"), key_of(1, "k"));
+    one.say(&format!("mset {here} x {there} x"), "+OK\r\n");
     let (_, owner) = served.shards.owners.pop().unwrap();
     served.shards.cluster.nodes.pop().unwrap().leave();
     owner.join().unwrap().unwrap();
-    let mut told = (0, 0);
-    for number in 0..20 {
-        one.send(format!("set key{number} y\r\n"));
+    one.say(&format!("set {here} y"), "+OK\r\n");
+    for line in ["set K y", "get K", "mset K z other z", "incr K", "dbsize"] {
+        one.send(format!("{}\r\n", line.replace('K', &there)));
+        assert!(matches!(one.reply(), Value::Line(line) if line.starts_with("-CLUSTERDOWN ")));
+    }
+    one.say(&format!("get {here}"), "$1\r\ny\r\n");
+    // The next owner starts without keys, at another node.
+    served.shards.replace(1, 2);
+    served.control.reopen();
+    loop {
+        one.send(format!("get {there}\r\n"));
         match one.reply() {
-            Value::Line(line) if line == "+OK" => told.0 += 1,
-            Value::Line(line) if line.starts_with("-ERR ") => told.1 += 1,
+            Value::Null => break,
+            Value::Line(line) => assert!(line.starts_with("-CLUSTERDOWN "), "{line}"),
             other => panic!("{other:?}"),
         }
     }
-    assert!(told.0 > 0 && told.1 > 0, "{told:?}");
-    one.send("mset key0 z key1 z key2 z key3 z key4 z key5 z key6 z key7 z\r\n");
-    assert!(matches!(one.reply(), Value::Line(line) if line.starts_with("-ERR ")));
-    one.say("ping", "+PONG\r\n");
+    one.say(&format!("mset {here} 1 {there} 2"), "+OK\r\n");
+    one.say(&format!("mget {here} {there}"), "*2\r\n$1\r\n1\r\n$1\r\n2\r\n");
     served.end();
 }
 

@@ -47,6 +47,7 @@ pub struct KvArgs {
 pub struct Task {
     pub(super) name: String,
     number: usize,
+    is_replacement: bool,
     /// Address for clients; `None` for workers without clients.
     listen: Option<String>,
     password: Option<Vec<u8>>,
@@ -121,19 +122,22 @@ fn serve(
     crew.claim(&args.name)?;
     let workers = crew.len();
     let mut nodes = Vec::new();
-    for number in 0..workers {
-        let task = Task {
+    let task = |number, is_replacement| {
+        Line::Task(worker::Task::Kv(Task {
             name: args.name.clone(),
             number,
+            is_replacement,
             listen: (number == 0).then(|| args.listen.clone()),
             password: password.clone().filter(|_| number == 0),
             clients_max: args.clients_max as usize,
-        };
+        }))
+    };
+    for number in 0..workers {
         // Each worker creates its shard and returns its node.
-        nodes.push(crew.ask::<u32>(number, &Line::Task(worker::Task::Kv(task)))?);
+        nodes.push(crew.ask::<u32>(number, &task(number, false))?);
         crew.note_made(&args.name);
     }
-    let address = crew.ask(0, &Line::Nodes(nodes))?;
+    let address = crew.ask(0, &Line::Nodes(nodes.clone()))?;
     let fabric = is_own.then(|| args.over.fabric().name());
     let serving = Serving { app: "kv", address, nodes: workers, fabric, metrics: crew.metrics.clone() };
     if args.over.json {
@@ -144,8 +148,10 @@ fn serve(
         output::print(&format!("{metrics}serving Redis clients at {address}; ctrl-C stops it\n"))?;
     }
     while ending.wait() == Woken::Child {
-        if let Some(why) = crew.why_ended() {
-            return Err(why);
+        while let Some((number, why)) = crew.replace_ended(&args.over)? {
+            output::note(&format!("{why}; another process takes its place, without its keys"));
+            nodes[number] = crew.ask(number, &task(number, true))?;
+            crew.ask::<()>(0, &Line::Nodes(nodes.clone()))?;
         }
     }
     // Clients must leave before the shards do.
@@ -156,7 +162,8 @@ fn serve(
 
 /// Executes the task of a worker, and reports the result to the parent process.
 pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
-    let place = Place { name: &task.name, number: task.number, functions: FUNCTION };
+    let &Task { number, is_replacement, .. } = task;
+    let place = Place { name: &task.name, number, functions: FUNCTION, is_replacement };
     let clock = shards::clock();
     shards::own(worker, &place, clock.clone(), |shard| play_part(worker, task, shard, clock))
 }
@@ -179,7 +186,7 @@ fn play_part(worker: &Worker, task: &Task, shard: (usize, Local), clock: Clock) 
     if let Some(password) = &task.password {
         server = server.with_password(password);
     }
-    let stopper = server.stopper();
+    let control = server.control();
     say(&server.address())?;
     std::thread::scope(|scope| {
         let serving = scope.spawn(|| {
@@ -189,9 +196,28 @@ fn play_part(worker: &Worker, task: &Task, shard: (usize, Local), clock: Clock) 
                 std::process::exit(1);
             }
         });
-        let line = worker.next();
-        stopper.stop();
+        let line = loop {
+            match worker.next() {
+                Some(Line::Nodes(nodes)) => {
+                    place_shards(worker, task, &nodes)?;
+                    control.reopen();
+                    say(&())?;
+                }
+                line => break line,
+            }
+        };
+        control.stop();
         serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         if line.is_some() { say(&()) } else { Ok(()) }
     })
+}
+
+/// Records the nodes of the shards, after some have changed.
+fn place_shards(worker: &Worker, task: &Task, nodes: &[u32]) -> anyhow::Result<()> {
+    let session = &worker.session;
+    for (shard, node) in nodes.iter().enumerate() {
+        let placing = Store::place(session.as_async(), &task.name, shard, NodeId(*node));
+        session.block_on(placing).context("cannot record the new node of a shard")?;
+    }
+    Ok(())
 }

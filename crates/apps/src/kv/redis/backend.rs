@@ -224,6 +224,11 @@ impl Backend {
         Ok((operation, shards))
     }
 
+    /// Forgets what is known about the shards, after owners have changed.
+    pub(super) fn forget(&mut self) {
+        self.is_near.fill(true);
+    }
+
     /// Records whether values of a shard were read without waiting.
     pub(super) fn note_near(&mut self, shard: usize, is_near: bool) {
         self.is_near[shard] = is_near;

@@ -561,7 +561,7 @@ impl ReplyKind {
             Some(Answer::TooLong) => {
                 Reply::error("ERR string exceeds maximum allowed size (proto-max-bulk-len)")
             }
-            Some(Answer::AnotherStore) => Reply::error("ERR the key's shard is no longer served"),
+            Some(Answer::AnotherStore) => Reply::error("CLUSTERDOWN the key's shard is no longer served"),
             Some(Answer::Malformed) | None => Reply::error("ERR the key's owner sent an invalid answer"),
             Some(Answer::Number(_) | Answer::Bytes(..) | Answer::Nothing) => match (self, answer) {
                 (ReplyKind::Value, Some(Answer::Bytes(_, bytes))) => Reply::Bulk(bytes),

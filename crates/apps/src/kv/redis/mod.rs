@@ -26,5 +26,5 @@ mod transaction;
 
 pub use backend::Clock;
 pub use request::{ARGS_MAX, Args, Excess, LINE_BYTES_MAX, Parsed, Parser, ProtocolError, REQUEST_BYTES_MAX};
-pub use server::{CLIENTS_MAX, Server, ServerError, ServerStopper};
+pub use server::{CLIENTS_MAX, Server, ServerControl, ServerError};
 pub use task::REPLY_BYTES_MAX;

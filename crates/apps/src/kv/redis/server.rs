@@ -30,9 +30,10 @@ const BACKLOG: i32 = 511;
 const EVENTS_MAX: usize = 1024;
 /// Values that identify events of no connection.
 const LISTENER: u64 = u64::MAX;
-const STOP: u64 = u64::MAX - 1;
+const CONTROL: u64 = u64::MAX - 1;
 const RUNNABLE: u64 = u64::MAX - 2;
-/// Pause of accepting after the system ran out of descriptors, and interval of looking at stuck clients.
+/// Interval of repetitions: of accepting after the system ran out of descriptors, of looking at stuck clients, and of
+/// opening the store again.
 const PAUSE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// Silence of a client after which the system probes its host; as in Redis.
 const VANISHED: Duration = Duration::from_secs(300);
@@ -59,7 +60,7 @@ pub struct Server {
     session: blocking::Session,
     listener: TcpListener,
     epoll: OwnedFd,
-    stop: Arc<OwnedFd>,
+    control: Arc<OwnedFd>,
     queue: Arc<RunQueue>,
     store: Store,
     backend: Backend,
@@ -70,21 +71,36 @@ pub struct Server {
     buffers: Buffers,
     last_id: u64,
     is_paused: bool,
+    /// True if the owner of a shard has changed, and the store is not opened again yet.
+    must_reopen: bool,
     /// Indices of connections that wait for the end of a transaction.
     held: Vec<usize>,
     /// Indices of connections whose clients send requests and read no replies.
     stuck: Vec<usize>,
 }
 
-/// Stops a server from another thread.
+/// Controls a server from another thread.
 #[derive(Clone, Debug)]
-pub struct ServerStopper(Arc<OwnedFd>);
+pub struct ServerControl(Arc<OwnedFd>);
 
-impl ServerStopper {
+/// The sum of the requests to a server: these, and one for each request to reopen the store.
+const STOPS: u64 = 1 << 32;
+
+impl ServerControl {
     /// Asks the server to close all connections and return.
     pub fn stop(&self) {
-        // Fails only after 2^64 requests.
-        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+        self.add(STOPS);
+    }
+
+    /// Asks the server to open its store again, after [`Store::place`] has changed the node of a shard, or the owner of
+    /// a shard has been replaced at its node.
+    pub fn reopen(&self) {
+        self.add(1);
+    }
+
+    fn add(&self, request: u64) {
+        // Fails only after 2^32 unread requests.
+        let _ = rustix::io::write(&self.0, &request.to_ne_bytes());
     }
 }
 
@@ -109,12 +125,12 @@ impl Server {
         rustix::net::listen(&listener, BACKLOG).map_err(system("lengthen the queue of the listener"))?;
         let address = listener.local_addr().map_err(system("get the address of the listener"))?;
         let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(system("create an epoll instance"))?;
-        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        let control = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(system("create an eventfd"))?;
         let queue = RunQueue::new().map_err(system("create an eventfd"))?;
         epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)
             .map_err(system("watch the listener"))?;
-        epoll::add(&epoll, &stop, EventData::new_u64(STOP), EventFlags::IN)
+        epoll::add(&epoll, &control, EventData::new_u64(CONTROL), EventFlags::IN)
             .map_err(system("watch an eventfd"))?;
         epoll::add(&epoll, queue.event(), EventData::new_u64(RUNNABLE), EventFlags::IN)
             .map_err(system("watch an eventfd"))?;
@@ -132,7 +148,7 @@ impl Server {
             session,
             listener,
             epoll,
-            stop: Arc::new(stop),
+            control: Arc::new(control),
             queue,
             backend: Backend::new(&store, shards, clock),
             store,
@@ -142,6 +158,7 @@ impl Server {
             buffers: Buffers::default(),
             last_id: 0,
             is_paused: false,
+            must_reopen: false,
             held: Vec::new(),
             stuck: Vec::new(),
         })
@@ -159,12 +176,12 @@ impl Server {
         self.about.address
     }
 
-    /// Returns a handle that stops the server.
-    pub fn stopper(&self) -> ServerStopper {
-        ServerStopper(self.stop.clone())
+    /// Returns a handle for other threads.
+    pub fn control(&self) -> ServerControl {
+        ServerControl(self.control.clone())
     }
 
-    /// Serves clients until a [`ServerStopper`] stops the server.
+    /// Serves clients until a [`ServerControl`] stops the server.
     pub fn run(mut self) -> Result<(), ServerError> {
         let session = self.session.clone();
         let mut executor = Executor::new(self.queue.clone(), self.store.again());
@@ -172,7 +189,7 @@ impl Server {
         loop {
             events.clear();
             let timeout = match executor.may_sleep() {
-                true => (self.is_paused || !self.stuck.is_empty()).then_some(&PAUSE),
+                true => (self.is_paused || self.must_reopen || !self.stuck.is_empty()).then_some(&PAUSE),
                 false => Some(&AT_ONCE),
             };
             match epoll::wait(&self.epoll, spare_capacity(&mut events), timeout) {
@@ -182,11 +199,31 @@ impl Server {
             if self.is_paused && events.is_empty() {
                 self.pause(false)?;
             }
-            if events.iter().any(|event| event.data.u64() == STOP) {
-                return Ok(());
+            if events.iter().any(|event| event.data.u64() == CONTROL) {
+                let mut requests = [0; 8];
+                // The event says that there are some.
+                let _ = rustix::io::read(&self.control, &mut requests);
+                if u64::from_ne_bytes(requests) >= STOPS {
+                    return Ok(());
+                }
+                self.must_reopen = true;
+            }
+            if self.must_reopen {
+                session.block_on(self.reopen(&mut executor));
             }
             session.block_on(self.handle(&events, &mut executor))?;
             self.cut_off_stuck()?;
+        }
+    }
+
+    /// Opens the store again. If that fails, the next turn tries again.
+    async fn reopen(&mut self, executor: &mut Executor) {
+        match executor.reopen().await {
+            Ok(()) => {
+                self.backend.forget();
+                self.must_reopen = false;
+            }
+            Err(error) => tracing::warn!("the store cannot be opened again yet: {error}"),
         }
     }
 
@@ -210,6 +247,7 @@ impl Server {
         for event in events {
             match event.data.u64() {
                 LISTENER => self.accept()?,
+                CONTROL => {}
                 RUNNABLE => self.queue.reset_event(),
                 number => {
                     let (number, flags) = (number as usize, event.flags);

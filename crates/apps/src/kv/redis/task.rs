@@ -480,6 +480,9 @@ pub(super) fn refusal(error: &KvError) -> Reply<'static> {
     match error {
         KvError::Full => ReplyKind::Done.of(Some(Answer::Full)),
         KvError::NoDirectory => ReplyKind::Done.of(Some(Answer::NoDirectory)),
+        KvError::Call(_) | KvError::Access(_) | KvError::Region(_) | KvError::Ended => {
+            Reply::error(format!("CLUSTERDOWN the owner of the key does not answer: {error}"))
+        }
         _ => Reply::error(format!("ERR {error}")),
     }
 }
