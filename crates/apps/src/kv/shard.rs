@@ -7,7 +7,9 @@ use std::collections::BTreeSet;
 
 use halite::{AllocOptions, Lh, Permissions, Session, WriteOp};
 
+use super::decimal::{self, NoSum};
 use super::error::KvError;
+use super::fields::Field;
 use super::heap::{self, Block, Heap};
 use super::layout::{
     BUCKET_BYTES, BUCKET_SLOTS, BUCKETS_MAX, Entry, Hash, KEY_BYTES_MAX, MOVED, ROOT_BYTES, Slot,
@@ -247,6 +249,10 @@ impl Shard {
             // Rarer and longer, so boxed: the futures of get and set stay small.
             Request::Append { key, value } => Box::pin(self.append(now_ms, key, value)).await?,
             Request::Add { key, number } => Box::pin(self.add(now_ms, key, number)).await?,
+            Request::SetRange { .. }
+            | Request::SetBit { .. }
+            | Request::AddFloat { .. }
+            | Request::BitFields { .. } => return Box::pin(self.edit(now_ms, request, answer)).await,
             Request::Expire { key, expires, when } => match self.find(now_ms, key).await? {
                 Some(found) if holds(when, found.expires_ms, expiry(now_ms, expires, Some(found))) => {
                     Box::pin(self.set_expiry(now_ms, key, expires, found)).await?;
@@ -433,6 +439,33 @@ impl Shard {
         Ok(Answer::Number(value.len() as i64))
     }
 
+    /// Executes a request that changes a part of a value.
+    async fn edit(
+        &mut self,
+        now_ms: u64,
+        request: &Request<'_>,
+        answer: &mut Vec<u8>,
+    ) -> Result<(), KvError> {
+        let (Request::SetRange { key, .. }
+        | Request::SetBit { key, .. }
+        | Request::AddFloat { key, .. }
+        | Request::BitFields { key, .. }) = *request
+        else {
+            unreachable!("the caller has other requests executed elsewhere");
+        };
+        let found = self.find(now_ms, key).await?;
+        let mut value = found.map_or(Vec::new(), |found| self.value(found).to_vec());
+        match edited(&mut value, request, answer) {
+            _ if key.len() > KEY_BYTES_MAX => Answer::TooLong.encode(answer),
+            Err(refusal) => refusal.encode(answer),
+            Ok(true) => {
+                self.put(key, &value, expiry(now_ms, Expires::Unchanged, found), found).await?;
+            }
+            Ok(false) => {}
+        }
+        Ok(())
+    }
+
     async fn add(&mut self, now_ms: u64, key: &[u8], number: i64) -> Result<Answer<'static>, KvError> {
         if key.len() > KEY_BYTES_MAX {
             return Ok(Answer::TooLong);
@@ -554,6 +587,62 @@ impl Shard {
     async fn make_table(&self, generation: u64, buckets: u64) -> Result<Table, KvError> {
         Table::make(&self.session, &self.name, self.number, generation, buckets, self.everyone).await
     }
+}
+
+/// Changes a value as requested, and writes the answer. Returns true if the value must be written.
+fn edited(value: &mut Vec<u8>, request: &Request<'_>, answer: &mut Vec<u8>) -> Result<bool, Answer<'static>> {
+    let fit = |end: Option<u64>| {
+        let end = end.and_then(|end| usize::try_from(end).ok());
+        end.filter(|end| *end <= VALUE_BYTES_MAX).ok_or(Answer::TooLong)
+    };
+    match *request {
+        Request::SetRange { value: [], .. } => {
+            Answer::Number(value.len() as i64).encode(answer);
+            return Ok(false);
+        }
+        Request::SetRange { offset, value: part, .. } => {
+            let end = fit(offset.checked_add(part.len() as u64))?;
+            value.resize(value.len().max(end), 0);
+            value[end - part.len()..end].copy_from_slice(part);
+            Answer::Number(value.len() as i64).encode(answer);
+        }
+        Request::SetBit { offset, bit, .. } => {
+            let end = fit(Some(offset / 8 + 1))?;
+            value.resize(value.len().max(end), 0);
+            let (byte, mask) = (&mut value[end - 1], 1 << (7 - offset % 8));
+            Answer::Number(i64::from(*byte & mask != 0)).encode(answer);
+            *byte = if bit { *byte | mask } else { *byte & !mask };
+        }
+        Request::AddFloat { value: number, .. } => {
+            let old = if value.is_empty() { b"0" } else { &value[..] };
+            *value = decimal::sum(old, number)
+                .map_err(|why| match why {
+                    NoSum::NotANumber => Answer::NotAFloat,
+                    NoSum::Infinite => Answer::Infinite,
+                })?
+                .into_bytes();
+            Answer::Bytes(0, value).encode(answer);
+        }
+        Request::BitFields { value: fields, .. } => {
+            let fields = Field::decode_all(fields).ok_or(Answer::Malformed)?;
+            let written = || fields.iter().filter(|field| field.writes());
+            let mut len = value.len();
+            for field in written() {
+                len = len.max(field.bytes_min().ok_or(Answer::TooLong)?);
+            }
+            value.resize(len, 0);
+            let mut results = Vec::with_capacity(fields.len() * 9);
+            for field in &fields {
+                let number = field.perform(value);
+                results.push(number.is_some().into());
+                results.extend(number.unwrap_or(0).to_le_bytes());
+            }
+            Answer::Bytes(0, &results).encode(answer);
+            return Ok(written().next().is_some());
+        }
+        _ => return Err(Answer::Malformed),
+    }
+    Ok(true)
 }
 
 /// Numbers with at most this many digits fit into 64 bits.

@@ -624,8 +624,8 @@ impl Store {
         match answer {
             Some(Answer::Full) => KvError::Full,
             Some(Answer::NoDirectory) => KvError::NoDirectory,
-            Some(Answer::NotANumber) => KvError::NotANumber,
-            Some(Answer::Overflow) => KvError::Overflow,
+            Some(Answer::NotANumber | Answer::NotAFloat) => KvError::NotANumber,
+            Some(Answer::Overflow | Answer::Infinite) => KvError::Overflow,
             Some(Answer::AnotherStore) => KvError::Ended,
             // This client has checked the key's length.
             Some(Answer::TooLong) => {

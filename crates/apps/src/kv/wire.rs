@@ -71,6 +71,28 @@ pub(super) enum Request<'a> {
         value: &'a [u8],
         is_equal: bool,
     },
+    /// Overwrites a part of the value, which grows if necessary; returns its length.
+    SetRange {
+        key: &'a [u8],
+        offset: u64,
+        value: &'a [u8],
+    },
+    /// Sets a bit; returns the old one.
+    SetBit {
+        key: &'a [u8],
+        offset: u64,
+        bit: bool,
+    },
+    /// Returns the sum of two decimal numbers.
+    AddFloat {
+        key: &'a [u8],
+        value: &'a [u8],
+    },
+    /// Returns the results for encoded [fields](super::fields::Field): for each a flag, and a number if it is 1.
+    BitFields {
+        key: &'a [u8],
+        value: &'a [u8],
+    },
     /// Several requests, each [with a short answer](Request::is_answered_shortly).
     Together {
         requests: &'a [u8],
@@ -133,6 +155,10 @@ pub(super) enum Answer<'a> {
     Nothing,
     Full,
     NotANumber,
+    /// The value, or the number to add, is no decimal number.
+    NotAFloat,
+    /// The sum is infinite.
+    Infinite,
     /// The sum exceeds 64 bits.
     Overflow,
     TooLong,
@@ -179,6 +205,8 @@ impl<'a> Request<'a> {
             | Request::Add { .. }
             | Request::Expire { .. }
             | Request::Watch { .. }
+            | Request::SetRange { .. }
+            | Request::SetBit { .. }
             | Request::DeleteIf { .. }
             | Request::TimeLeft { .. } => true,
             _ => false,
@@ -214,6 +242,10 @@ impl<'a> Request<'a> {
             Request::Together { requests } => (13, (0, 0, &[][..], requests)),
             Request::Watch { key } => (14, (0, 0, key, &[][..])),
             Request::DeleteIf { key, value, is_equal } => (15, (is_equal.into(), 0, key, value)),
+            Request::SetRange { key, offset, value } => (16, (offset as i64, 0, key, value)),
+            Request::SetBit { key, offset, bit } => (17, (offset as i64, bit.into(), key, &[][..])),
+            Request::AddFloat { key, value } => (18, (0, 0, key, value)),
+            Request::BitFields { key, value } => (19, (0, 0, key, value)),
         };
         into.clear();
         into.push(op);
@@ -260,6 +292,10 @@ impl<'a> Request<'a> {
             13 => Request::Together { requests: value },
             14 => Request::Watch { key },
             15 => Request::DeleteIf { key, value, is_equal: one != 0 },
+            16 => Request::SetRange { key, offset: one as u64, value },
+            17 => Request::SetBit { key, offset: one as u64, bit: two != 0 },
+            18 => Request::AddFloat { key, value },
+            19 => Request::BitFields { key, value },
             _ => return None,
         };
         Some((u64::from_le_bytes(*store), request))
@@ -306,6 +342,8 @@ impl<'a> Answer<'a> {
             Answer::Overflow => (7, 0, &[][..]),
             Answer::AnotherStore => (8, 0, &[][..]),
             Answer::NoDirectory => (9, 0, &[][..]),
+            Answer::NotAFloat => (10, 0, &[][..]),
+            Answer::Infinite => (11, 0, &[][..]),
         };
         into.clear();
         into.push(kind);
@@ -343,6 +381,8 @@ impl<'a> Answer<'a> {
             7 => Answer::Overflow,
             8 => Answer::AnotherStore,
             9 => Answer::NoDirectory,
+            10 => Answer::NotAFloat,
+            11 => Answer::Infinite,
             _ => return None,
         })
     }
@@ -374,6 +414,10 @@ mod tests {
             Request::Together { requests: value },
             Request::Watch { key },
             Request::DeleteIf { key, value, is_equal: true },
+            Request::SetRange { key, offset: 3, value },
+            Request::SetBit { key, offset: 3, bit: true },
+            Request::AddFloat { key, value },
+            Request::BitFields { key, value },
         ] {
             request.encode(77, &mut bytes);
             assert_eq!(Request::decode(&bytes), Some((77, request)));
@@ -386,6 +430,6 @@ mod tests {
             assert_eq!(Answer::decode(&bytes), Some(answer));
             assert_eq!(Answer::decode(&bytes[..8]), None);
         }
-        assert_eq!((Request::decode(&[16; 30]), Answer::decode(&[10; 9])), (None, None));
+        assert_eq!((Request::decode(&[20; 30]), Answer::decode(&[12; 9])), (None, None));
     }
 }

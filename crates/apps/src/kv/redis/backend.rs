@@ -15,7 +15,7 @@ use super::super::wire::{Answer, Request};
 use super::commands::{Query, ReplyKind, Total};
 use super::reply::Replies;
 use super::task::{Batch, Completion, Operation, REPLY_BYTES_MAX, Recipient, Sum, Task, all_of, refusal};
-use super::transaction::Transaction;
+use super::transaction::{Part, Transaction};
 
 /// Clock for the expiry of keys in this process's shards, in ms.
 pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
@@ -182,13 +182,16 @@ impl Backend {
 
     fn shards_of(&self, plan: &Query<'_>, store: &Store) -> Shards {
         match plan {
-            Query::Get(key, _) | Query::Ask(key, ..) => 1 << store.shard_of(key),
-            Query::AskAll(requests, _) => {
-                requests.iter().fold(0, |all, (key, _)| all | 1 << store.shard_of(key))
-            }
-            Query::GetAll(args) => args.iter().skip(1).fold(0, |all, key| all | 1 << store.shard_of(key)),
+            Query::Get(key, _) | Query::Ask(key, ..) | Query::AskFields(key, _) => 1 << store.shard_of(key),
+            Query::AskAll(requests, _) => self.shards_of_keys(requests.iter().map(|(key, _)| *key), store),
+            Query::GetAll(args) => self.shards_of_keys(args.iter().skip(1), store),
+            Query::Several(several) => self.shards_of_keys(several.keys(), store),
             _ => self.all_shards(),
         }
+    }
+
+    fn shards_of_keys<'a>(&self, keys: impl IntoIterator<Item = &'a [u8]>, store: &Store) -> Shards {
+        keys.into_iter().fold(0, |all, key| all | 1 << store.shard_of(key))
     }
 
     /// Returns the operation that executes a plan in a transaction, and its shards.
@@ -207,6 +210,11 @@ impl Backend {
                 check(key)?;
                 let shard = store.shard_of(key);
                 Operation::Ask { shard, request: self.encoded(&request), reply_kind }
+            }
+            Query::AskFields(key, fields) => {
+                check(key)?;
+                let request = self.encoded(&Request::BitFields { key, value: &fields });
+                Operation::Ask { shard: store.shard_of(key), request, reply_kind: ReplyKind::Fields }
             }
             Query::AskAll(requests, total) => {
                 requests.iter().try_for_each(|(key, _)| check(key))?;
@@ -251,6 +259,10 @@ impl Backend {
             Query::Ask(key, ref request, reply_kind) => {
                 self.ask(key, request, reply_kind, (to, queued), store, replies).await
             }
+            Query::AskFields(key, ref fields) => {
+                let request = Request::BitFields { key, value: fields };
+                self.ask(key, &request, ReplyKind::Fields, (to, queued), store, replies).await
+            }
             _ if queued.is_some() => return Step::Waits,
             Query::AskAll(requests, total) => {
                 // Rare and long futures are boxed, here and below, so that the future of a short request stays small.
@@ -258,6 +270,11 @@ impl Backend {
             }
             Query::GetAll(args) => {
                 Box::pin(self.get_all(args.iter().skip(1).collect(), to, store, replies)).await
+            }
+            Query::Several(several) => {
+                let shards = self.shards_of_keys(several.keys(), store);
+                let parts = vec![Part::Work(Operation::Several(several))];
+                Ok(self.begin(to, Transaction { watched: Vec::new(), parts, is_list: false }, shards))
             }
             plan => Ok(self.operation(to, operation_on_all(plan), self.all_shards())),
         };
@@ -325,8 +342,7 @@ impl Backend {
         replies: &mut Replies,
     ) -> Result<Step, KvError> {
         let shard = store.shard_of(key);
-        let is_alone =
-            self.locals[shard].is_some() || key.len() > KEY_BYTES_MAX || reply_kind == ReplyKind::Value;
+        let is_alone = self.locals[shard].is_some() || key.len() > KEY_BYTES_MAX || reply_kind.has_value();
         if queued.is_some() && (is_alone || queued != Some(Queued::Changes(shard))) {
             return Ok(Step::Waits);
         }
@@ -336,7 +352,7 @@ impl Backend {
             replies.push(&reply_kind.of(Answer::decode(&self.answer)));
             return Ok(Step::Done);
         }
-        if reply_kind == ReplyKind::Value {
+        if reply_kind.has_value() {
             let request = self.encoded(request);
             return Ok(self.operation(to, Operation::Ask { shard, request, reply_kind }, 1 << shard));
         }
@@ -434,6 +450,8 @@ fn operation_on_all(plan: Query<'_>) -> Operation {
         }
         Query::Keys(pattern) => Operation::Keys(pattern.to_vec()),
         Query::Clear => Operation::Clear,
+        Query::RandomKey => Operation::RandomKey,
+        Query::Several(several) => Operation::Several(several),
         _ => Operation::Count,
     }
 }

@@ -496,7 +496,7 @@ impl Connection {
             }));
             rest = &rest[len..];
         }
-        backend.begin(to, Transaction { watched, parts }, shards)
+        backend.begin(to, Transaction { watched, parts, is_list: true }, shards)
     }
 
     /// Returns the operation of a queued command, and its shards; or else its reply.

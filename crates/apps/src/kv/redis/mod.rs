@@ -13,6 +13,7 @@
 //! owner executes it. A command on several keys is atomic for each key, not as a whole; a transaction is atomic.
 
 mod backend;
+mod bits;
 mod client;
 mod commands;
 mod connection;
@@ -21,6 +22,7 @@ mod glob;
 mod reply;
 mod request;
 mod server;
+mod several;
 mod task;
 mod transaction;
 

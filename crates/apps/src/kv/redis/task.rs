@@ -16,6 +16,7 @@ use super::commands::{ReplyKind, Total};
 use super::connection::UNSENT_BYTES_MAX;
 use super::glob;
 use super::reply::{OK, Protocol, Replies, Reply};
+use super::several::Several;
 use super::transaction::Transaction;
 
 /// Maximum length of a reply, in bytes; a reply is assembled before it is written.
@@ -60,6 +61,10 @@ pub(super) enum Operation {
     Scan { cursor: u64, count: u64, pattern: Vec<u8>, is_of_strings: bool },
     /// All keys that match the pattern.
     Keys(Vec<u8>),
+    /// A command on several keys, which needs their shards for itself.
+    Several(Several),
+    /// A key chosen at random.
+    RandomKey,
     /// The number of keys.
     Count,
     /// Removes all keys.
@@ -381,6 +386,11 @@ impl Operation {
                 }
                 replies.push(&Reply::Array(keys.iter().map(|key| Reply::Bulk(key)).collect()));
             }
+            Operation::Several(several) => several.carry_out(store, replies).await?,
+            Operation::RandomKey => {
+                let key = random_key(store).await?;
+                replies.push(&key.as_deref().map_or(Reply::Null, Reply::Bulk));
+            }
             Operation::Count => replies.push(&Reply::Integer(store.count().await? as i64)),
             Operation::Clear => {
                 store.clear().await?;
@@ -465,6 +475,36 @@ async fn scan(
             return Ok((cursor, found));
         }
     }
+}
+
+/// Keys from which a random one is chosen.
+const RANDOM_OF: u64 = 16;
+
+/// Returns a random key: of a random shard, one of those from a random place on.
+async fn random_key(store: &mut Store) -> Result<Option<Vec<u8>>, KvError> {
+    let mut counts = Vec::with_capacity(store.shards());
+    for shard in 0..store.shards() {
+        let answer = store.ask(shard, &Request::Count).await?;
+        counts.push(match Answer::decode(&answer) {
+            Some(Answer::Number(count)) => count as u64,
+            _ => return Err(KvError::Damaged { shard, what: "sent an invalid answer" }),
+        });
+    }
+    let (mut chosen, mut shard) = (fastrand::u64(..counts.iter().sum::<u64>().max(1)), 0);
+    while shard + 1 < counts.len() && chosen >= counts[shard] {
+        (chosen, shard) = (chosen - counts[shard], shard + 1);
+    }
+    // If no key follows the random place, those from the beginning do.
+    for from in [fastrand::u64(..), 0] {
+        let answer = store.ask(shard, &Request::Scan { from, count: RANDOM_OF }).await?;
+        let Some(Answer::Bytes(_, keys)) = Answer::decode(&answer) else {
+            return Err(KvError::Damaged { shard, what: "sent an invalid answer" });
+        };
+        if let Some(key) = fastrand::choice(parts(keys).collect::<Vec<_>>()) {
+            return Ok(Some(key.to_vec()));
+        }
+    }
+    Ok(None)
 }
 
 /// Returns all values, unless they are too long together.

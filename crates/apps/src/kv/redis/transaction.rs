@@ -58,6 +58,8 @@ pub(super) struct Transaction {
     /// Keys that must not have changed.
     pub(super) watched: Vec<Watched>,
     pub(super) parts: Vec<Part>,
+    /// True if the reply is a list with an element for each part; otherwise it is the reply of the only part.
+    pub(super) is_list: bool,
 }
 
 /// One command of a transaction.
@@ -84,7 +86,9 @@ impl Transaction {
         for shard in (0..store.shards()).filter(|shard| shards >> shard & 1 != 0) {
             answers_of(Some(store.post_together(shard, &[]).await)).await?;
         }
-        replies.begin_array(self.parts.len());
+        if self.is_list {
+            replies.begin_array(self.parts.len());
+        }
         let (mut parts, mut is_too_long) = (self.parts.into_iter().peekable(), false);
         while let Some(part) = parts.next() {
             match part {
@@ -92,7 +96,7 @@ impl Transaction {
                 Part::Work(Operation::Get { key, reply_kind }) => {
                     get_some(store, (key, reply_kind), &mut parts, replies).await;
                 }
-                Part::Work(Operation::Ask { shard, request, reply_kind }) if is_short(reply_kind) => {
+                Part::Work(Operation::Ask { shard, request, reply_kind }) if !reply_kind.has_value() => {
                     ask_some(store, (shard, request, reply_kind), &mut parts, replies).await;
                 }
                 Part::Work(operation) => {
@@ -114,11 +118,6 @@ impl Transaction {
         }
         Ok(())
     }
-}
-
-/// Returns true if the answer to a request contains no value.
-fn is_short(reply_kind: ReplyKind) -> bool {
-    reply_kind != ReplyKind::Value
 }
 
 /// Reads the values of consecutive commands together.
@@ -162,8 +161,7 @@ async fn ask_some(
     replies: &mut Replies,
 ) {
     let (mut bytes, mut some) = (first.1.len(), vec![first]);
-    let is_one =
-        |part: &Part| matches!(part, Part::Work(Operation::Ask { reply_kind, .. }) if is_short(*reply_kind));
+    let is_one = |part: &Part| matches!(part, Part::Work(Operation::Ask { reply_kind, .. }) if !reply_kind.has_value());
     while some.len() < BATCH_MAX
         && bytes < BATCH_BYTES_MAX
         && let Some(Part::Work(Operation::Ask { shard, request, reply_kind })) = parts.next_if(is_one)
