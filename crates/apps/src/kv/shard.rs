@@ -10,10 +10,10 @@ use halite::{AllocOptions, Lh, Permissions, Session, WriteOp};
 use super::decimal::{self, NoSum};
 use super::error::KvError;
 use super::fields::Field;
-use super::heap::{self, Block, Heap};
+use super::heap::{self, Block, Heap, Live};
 use super::layout::{
     BUCKET_BYTES, BUCKET_SLOTS, BUCKETS_MAX, Entry, Hash, KEY_BYTES_MAX, MOVED, ROOT_BYTES, Slot,
-    VALUE_BYTES_MAX, WORD, bucket_of, class_of, encode_words, root_of, table_of,
+    VALUE_BYTES_MAX, WORD, bucket_of, class_of, encode_words, root_of, table_of, units_of,
 };
 use super::wire::{Answer, Expires, Only, Request, When, push_part};
 
@@ -49,6 +49,10 @@ pub(super) struct Shard {
     expiring: BTreeSet<(u64, Box<[u8]>)>,
     /// Numbers of changes, for clients that watch keys; empty until a client does.
     changes: Vec<u64>,
+    /// Number of entries that were ever removed or replaced.
+    removals: u64,
+    /// This number, and the class, when memory was last sought in vain.
+    changes_at_failure: Option<(u64, u8)>,
     /// The last entry read.
     entry: Vec<u8>,
     /// The last entry written.
@@ -126,7 +130,7 @@ impl Shard {
         session.write(root, 0, &encode_words([0, BUCKETS_MIN])).await?;
         let heap = Heap::new(session.clone(), name, number, everyone);
         let (name, expiring, entry, written) = (name.to_owned(), BTreeSet::new(), Vec::new(), Vec::new());
-        let (keys, changes) = (0, Vec::new());
+        let (keys, changes, removals, changes_at_failure) = (0, Vec::new(), 0, None);
         Ok(Shard {
             session,
             name,
@@ -138,6 +142,8 @@ impl Shard {
             keys,
             expiring,
             changes,
+            removals,
+            changes_at_failure,
             entry,
             written,
         })
@@ -276,6 +282,10 @@ impl Shard {
                 Box::pin(self.clear()).await?;
                 Answer::Number(1)
             }
+            Request::Memory => {
+                let table = self.table.buckets * BUCKET_BYTES;
+                Answer::Number((self.heap.bytes_used() + table) as i64)
+            }
             Request::Close => Answer::Number(1),
             // The owner splits these first.
             Request::Together { .. } => Answer::Malformed,
@@ -357,7 +367,18 @@ impl Shard {
         if found.is_none() {
             self.make_room(hash.low()).await?;
         }
-        let block = self.heap.take(class).await?;
+        let block = match self.heap.take(class).await {
+            // Rare and long, so boxed, as above.
+            Err(lack @ (KvError::Full | KvError::NoDirectory)) => {
+                Box::pin(self.compact(class)).await?.ok_or(lack)?
+            }
+            taken => taken?,
+        };
+        // The entry found may have been moved.
+        let found = found.map(|found| Found {
+            slot: Slot::decode(self.table.slots[found.index]).expect("the entry exists"),
+            ..found
+        });
         Entry { expires_ms, key, value }.encode(block.place, &mut self.written);
         let index = match found {
             Some(found) => found.index,
@@ -382,6 +403,50 @@ impl Shard {
             self.expiring.insert((expires_ms, key.into()));
         }
         Ok(())
+    }
+
+    /// Makes a block of `class` out of free memory in pieces, by moving the live entries between the pieces. Returns
+    /// `None` if that is impossible.
+    async fn compact(&mut self, class: u8) -> Result<Option<Block>, KvError> {
+        // After a failure, only freed memory helps.
+        if self.changes_at_failure == Some((self.removals, class)) {
+            return Ok(None);
+        }
+        let slots = self.table.slots.iter().enumerate();
+        let mut live: Vec<Live> =
+            slots.filter_map(|(index, word)| Some(Live { slot: Slot::decode(*word)?, index })).collect();
+        live.sort_unstable_by_key(|live| live.slot.place);
+        let Some(begin) = self.heap.sparsest(class, &live) else { return Ok(None) };
+        let range = begin..begin + units_of(class);
+        self.heap.set_live(&live, Some((begin, class)));
+        let mut is_free = true;
+        for live in live.iter_mut().filter(|live| range.contains(&u64::from(live.slot.place))) {
+            match self.heap.take_free(live.slot.class) {
+                Some(block) => live.slot = self.move_entry(*live, block).await?,
+                None => is_free = false,
+            }
+        }
+        self.heap.set_live(&live, is_free.then_some((begin, class)));
+        if !is_free {
+            self.changes_at_failure = Some((self.removals, class));
+        }
+        Ok(is_free.then_some(Block { place: begin as u32, class }))
+    }
+
+    /// Copies an entry to a free block; returns the slot that now points to it.
+    async fn move_entry(&mut self, live: Live, block: Block) -> Result<Slot, KvError> {
+        let mut bytes = Vec::new();
+        self.heap.read(live.slot, &mut bytes).await?;
+        let Some(entry) = Entry::decode(&bytes, live.slot.place) else { return Err(self.damaged()) };
+        entry.encode(block.place, &mut self.written);
+        let slot = block.slot(live.slot.tag);
+        // In this order, as in `put`.
+        let word = slot.encode().to_le_bytes();
+        let to_slot = WriteOp { lh: self.table.lh, offset: live.index as u64 * WORD, from: &word };
+        let writes = [self.heap.write_of(block, &self.written), to_slot];
+        self.session.write_batch(&writes).await.map_err(|error| error.source)?;
+        self.table.slots[live.index] = slot.encode();
+        Ok(slot)
     }
 
     fn note_change(&mut self, low: u32) {
@@ -417,6 +482,7 @@ impl Shard {
     /// Frees a block that no slot points to any more. A reader of the block detects this when it checks the slot again.
     fn forget(&mut self, key: &[u8], found: Found) {
         self.heap.give_back(Block::from(found.slot));
+        self.removals += 1;
         if found.expires_ms != 0 {
             self.expiring.remove(&(found.expires_ms, key.into()));
         }

@@ -527,6 +527,24 @@ impl Store {
         Ok(sum)
     }
 
+    /// Returns the number of keys, and the bytes of all entries and tables, of the shards that answer.
+    pub(super) async fn totals(&mut self) -> (i64, i64) {
+        let (mut keys, mut bytes) = (0, 0);
+        for shard in 0..self.shards.len() {
+            if let Ok(Some(count)) = self.number_of(shard, Request::Count).await
+                && let Ok(Some(used)) = self.number_of(shard, Request::Memory).await
+            {
+                (keys, bytes) = (keys + count, bytes + used);
+            }
+        }
+        (keys, bytes)
+    }
+
+    /// Returns true if a node has a shard.
+    pub(super) fn is_at(&self, node: NodeId) -> bool {
+        self.shards.iter().any(|shard| shard.node == node)
+    }
+
     /// Returns the cursor at which to continue, and about `count` keys. A scan starts with cursor 0 and ends when the
     /// returned cursor is 0. A key that exists during the whole scan is returned at least once.
     pub async fn scan(&mut self, from: u64, count: u64) -> Result<(u64, Vec<Vec<u8>>), KvError> {

@@ -58,6 +58,8 @@ pub(super) enum Request<'a> {
         count: u64,
     },
     Count,
+    /// Returns the bytes of all entries and of the table.
+    Memory,
     Clear,
     /// Ends the owner and frees its memory.
     Close,
@@ -235,6 +237,7 @@ impl<'a> Request<'a> {
             Request::TimeLeft { key } => (6, (0, 0, key, &[][..])),
             Request::Scan { from, count } => (7, (from as i64, count as i64, &[][..], &[][..])),
             Request::Count => (8, none),
+            Request::Memory => (20, none),
             Request::Clear => (9, none),
             Request::Close => (10, none),
             Request::Take { key } => (11, (0, 0, key, &[][..])),
@@ -285,6 +288,7 @@ impl<'a> Request<'a> {
             6 => Request::TimeLeft { key },
             7 => Request::Scan { from: one as u64, count: two as u64 },
             8 => Request::Count,
+            20 => Request::Memory,
             9 => Request::Clear,
             10 => Request::Close,
             11 => Request::Take { key },
@@ -407,6 +411,7 @@ mod tests {
             Request::TimeLeft { key },
             Request::Scan { from: 1 << 60, count: 9 },
             Request::Count,
+            Request::Memory,
             Request::Clear,
             Request::Close,
             Request::Take { key },
@@ -430,6 +435,6 @@ mod tests {
             assert_eq!(Answer::decode(&bytes), Some(answer));
             assert_eq!(Answer::decode(&bytes[..8]), None);
         }
-        assert_eq!((Request::decode(&[20; 30]), Answer::decode(&[12; 9])), (None, None));
+        assert_eq!((Request::decode(&[21; 30]), Answer::decode(&[12; 9])), (None, None));
     }
 }

@@ -353,6 +353,53 @@ fn keys_of_a_lost_owner_are_refused_until_another_takes_its_place() {
     served.end();
 }
 
+#[test]
+fn memory_of_short_values_serves_long_ones() {
+    let served = Served::new();
+    let mut client = served.client();
+    let mut set = |key: &str, len: usize, byte: u8| {
+        client.send(request(&[b"set", key.as_bytes(), &vec![byte; len]]));
+        matches!(client.reply(), Value::Line(line) if line == "+OK")
+    };
+    // Until a shard is full.
+    let (mut stored, mut refusals) = (Vec::new(), 0);
+    for number in 0.. {
+        match set(&format!("short{number}"), 10_000, number as u8) {
+            true => stored.push(number),
+            false => refusals += 1,
+        }
+        if refusals == 20 {
+            break;
+        }
+    }
+    let mut other = served.client();
+    let (kept, removed): (Vec<usize>, Vec<usize>) = stored.iter().partition(|number| *number % 10 == 0);
+    let removed: Vec<String> = removed.iter().map(|number| format!("short{number}")).collect();
+    let args: Vec<&[u8]> = [&b"del"[..]].into_iter().chain(removed.iter().map(String::as_bytes)).collect();
+    other.ask(&args, format!(":{}\r\n", removed.len()));
+    let long: Vec<usize> = (0..60).collect();
+    long.iter()
+        .for_each(|number| assert!(set(&format!("long{number}"), 1_000_000, *number as u8), "{number}"));
+    for (kind, len, numbers) in [("short", 10_000, kept), ("long", 1_000_000, long)] {
+        for number in numbers {
+            other.send(format!("get {kind}{number}\r\n"));
+            assert_eq!(other.reply(), Value::Bytes(vec![number as u8; len]), "{kind}{number}");
+        }
+    }
+    // What INFO reports: the values, and memory that they do not fill.
+    other.send("info memory\r\n");
+    let Value::Bytes(told) = other.reply() else { panic!("INFO replies with a text") };
+    let told = String::from_utf8(told).unwrap();
+    let number = |name: &str| {
+        let line = told.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.parse::<u64>().unwrap()
+    };
+    assert!((60_000_000..128_000_000).contains(&number("used_memory:")), "{told}");
+    assert_eq!(number("maxmemory:"), 2 * 64 * MIB);
+    assert!(told.ends_with("maxmemory_policy:noeviction\r\n"), "{told}");
+    served.end();
+}
+
 /// Returns a number that a client reads.
 fn number_of(client: &mut Client, key: &str) -> u64 {
     client.send(format!("get {key}\r\n"));

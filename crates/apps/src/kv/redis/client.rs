@@ -38,6 +38,8 @@ pub(super) struct About {
     pub(super) clients_max: usize,
     pub(super) connections: u64,
     pub(super) commands: u64,
+    /// Memory of the nodes that hold the shards, in bytes; 0 if unknown.
+    pub(super) memory: u64,
     pub(super) password: Option<Password>,
 }
 
@@ -293,7 +295,7 @@ fn config<'a>(args: Args<'a>, about: &mut About) -> Reply<'a> {
         ("appendonly", "no".to_owned()),
         ("databases", "1".to_owned()),
         ("maxclients", about.clients_max.to_string()),
-        ("maxmemory", "0".to_owned()),
+        ("maxmemory", about.memory.to_string()),
         ("maxmemory-policy", "noeviction".to_owned()),
         ("port", about.address.port().to_string()),
         ("proto-max-bulk-len", VALUE_BYTES_MAX.to_string()),
@@ -390,7 +392,7 @@ fn describe(command: &'static Command) -> Reply<'static> {
 }
 
 /// `INFO`, for the requested sections.
-pub(super) fn info(asked: &[Vec<u8>], about: &About, keys: i64) -> Reply<'static> {
+pub(super) fn info(asked: &[Vec<u8>], about: &About, (keys, used): (i64, i64)) -> Reply<'static> {
     let uptime = about.since.elapsed().as_secs();
     let sections = [
         (
@@ -406,6 +408,10 @@ pub(super) fn info(asked: &[Vec<u8>], about: &About, keys: i64) -> Reply<'static
             ),
         ),
         ("Clients", format!("connected_clients:{}\r\nmaxclients:{}\r\n", about.clients, about.clients_max)),
+        (
+            "Memory",
+            format!("used_memory:{used}\r\nmaxmemory:{}\r\nmaxmemory_policy:noeviction\r\n", about.memory),
+        ),
         ("Persistence", "loading:0\r\nrdb_bgsave_in_progress:0\r\naof_enabled:0\r\n".to_owned()),
         (
             "Stats",

@@ -134,7 +134,15 @@ impl Server {
             .map_err(system("watch an eventfd"))?;
         epoll::add(&epoll, queue.event(), EventData::new_u64(RUNNABLE), EventFlags::IN)
             .map_err(system("watch an eventfd"))?;
+        let status = session.status().unwrap_or_default();
+        let of_shards = status.iter().filter(|node| store.is_at(node.node)).map(|node| node.bytes_total);
+        // Shards of nodes without memory use that of other nodes.
+        let memory = match of_shards.sum::<u64>() {
+            0 => status.iter().map(|node| node.bytes_total).sum(),
+            memory => memory,
+        };
         let about = About {
+            memory,
             address,
             since: Instant::now(),
             shards: store.shards(),

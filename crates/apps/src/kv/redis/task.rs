@@ -397,8 +397,8 @@ impl Operation {
                 replies.push(&OK);
             }
             Operation::Info(sections, about) => {
-                let keys = store.count().await? as i64;
-                replies.push(&info(&sections, &about, keys));
+                let totals = store.totals().await;
+                replies.push(&info(&sections, &about, totals));
             }
             // Changes nothing in a transaction.
             Operation::Watch(_) => replies.push(&OK),
