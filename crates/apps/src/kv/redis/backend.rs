@@ -37,7 +37,7 @@ pub(super) struct Backend {
     operations: Vec<(Recipient, Operation, Shards)>,
     /// Transactions that wait or run, in the order of their arrival.
     transactions: VecDeque<Pending>,
-    /// The shards of these transactions. Other requests to these shards wait.
+    /// The shards on which other requests wait for these transactions.
     claimed: Shards,
     /// For each shard, the number of its running tasks, except transactions.
     under_way: Vec<usize>,
@@ -137,9 +137,10 @@ impl Backend {
         Some(Task::Batch(std::mem::replace(&mut self.batches[shard], Batch::new(shard))))
     }
 
-    /// Returns a transaction whose shards neither a task nor an earlier transaction uses. No task starts on a claimed
-    /// shard, so each transaction gets its turn.
+    /// Returns a transaction whose shards neither a task nor an earlier transaction uses. From here on, no task starts on
+    /// the shards of a transaction, so each transaction gets its turn.
     fn next_transaction(&mut self) -> Option<Task> {
+        self.claimed = self.transactions.iter().fold(0, |all, pending| all | pending.shards);
         let mut used: Shards =
             (0..).zip(&self.under_way).map(|(at, count)| u64::from(*count > 0) << at).sum();
         for Pending { to, shards, transaction } in &mut self.transactions {
@@ -158,20 +159,21 @@ impl Backend {
         self.under_way.iter_mut().enumerate().filter(of_task).for_each(|(_, count)| change(count));
     }
 
-    /// Records the end of a task. Returns true if requests that were held may continue.
+    /// Records the end of a task. Returns true if requests that were held may continue: they start before the next
+    /// transaction, so that other clients get their turn, too.
     pub(super) fn note_end(&mut self, completion: &Completion) -> bool {
         let Some(to) = completion.transaction else {
             self.count(completion.shards, |count| *count -= 1);
             return false;
         };
         self.transactions.retain(|pending| pending.to != to);
-        self.claimed = self.transactions.iter().fold(0, |all, pending| all | pending.shards);
+        let running = self.transactions.iter().filter(|pending| pending.transaction.is_none());
+        self.claimed = running.fold(0, |all, pending| all | pending.shards);
         true
     }
 
     /// Queues a transaction on these shards.
     pub(super) fn begin(&mut self, to: Recipient, transaction: Transaction, shards: Shards) -> Step {
-        self.claimed |= shards;
         self.transactions.push_back(Pending { to, shards, transaction: Some(transaction) });
         Step::Queued(Queued::UnderWay)
     }
