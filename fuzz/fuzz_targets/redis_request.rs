@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use halite_apps::kv::redis::{Parser, ProtocolError};
+use halite_apps::kv::redis::{Parsed, Parser, ProtocolError};
 use libfuzzer_sys::fuzz_target;
 
 /// Returns all requests, and the error that ends them, if any.
@@ -13,12 +13,17 @@ fn requests(bytes: &[u8], piece: usize) -> (Vec<Vec<Vec<u8>>>, Option<ProtocolEr
         loop {
             let there = &bytes[begin..end];
             match parser.parse(there) {
-                Ok(Some(len)) => {
+                Ok(Parsed::Request(len)) => {
                     assert!((1..=there.len()).contains(&len));
                     found.push(parser.args(there).iter().map(<[u8]>::to_vec).collect());
                     begin += len;
                 }
-                Ok(None) => break,
+                Ok(Parsed::Dropped(len, excess)) => {
+                    assert!((1..=there.len()).contains(&len));
+                    found.extend(excess.map(|excess| vec![excess.to_string().into_bytes()]));
+                    begin += len;
+                }
+                Ok(Parsed::Partial) => break,
                 Err(error) => return (found, Some(error)),
             }
         }

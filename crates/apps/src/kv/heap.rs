@@ -55,6 +55,23 @@ struct Free {
     given_back: u64,
 }
 
+/// A block that a slot points to, with the index of the slot.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Live {
+    pub(super) slot: Slot,
+    pub(super) index: usize,
+}
+
+impl Live {
+    fn begin(&self) -> u64 {
+        self.slot.place.into()
+    }
+
+    fn end(&self) -> u64 {
+        self.begin() + units_of(self.slot.class)
+    }
+}
+
 /// Adjacent units of one part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Run {
@@ -112,6 +129,79 @@ impl Heap {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// Returns the bytes of all blocks in use.
+    pub(super) fn bytes_used(&self) -> u64 {
+        (self.all_units - (self.units - self.used) - self.free.units()) * UNIT
+    }
+
+    /// Returns the begin of the range of units of `class` that has the least live units in it; `None` if there is not
+    /// enough free memory. `live` is ordered by place.
+    pub(super) fn sparsest(&self, class: u8, live: &[Live]) -> Option<u64> {
+        let units = units_of(class);
+        if self.free.units() < units {
+            return None;
+        }
+        let (mut best, mut first) = (None, 0);
+        for (begin, end) in self.bounds() {
+            let behind = first + live[first..].partition_point(|live| live.begin() < end);
+            let in_part = &live[first..behind];
+            first = behind;
+            // A range begins with the part, or behind a live block.
+            let (mut left, mut right, mut cost) = (0, 0, 0);
+            for at in [begin].into_iter().chain(in_part.iter().map(Live::end)) {
+                if at + units > end {
+                    break;
+                }
+                while right < in_part.len() && in_part[right].begin() < at + units {
+                    cost += in_part[right].end() - in_part[right].begin();
+                    right += 1;
+                }
+                while left < right && in_part[left].begin() < at {
+                    cost -= in_part[left].end() - in_part[left].begin();
+                    left += 1;
+                }
+                if best.is_none_or(|(least, _)| cost < least) {
+                    best = Some((cost, at));
+                }
+            }
+        }
+        best.map(|(_, at)| at)
+    }
+
+    /// Returns the begin and the end of each part, without the units that were never allocated.
+    fn bounds(&self) -> impl Iterator<Item = (u64, u64)> {
+        let last = self.parts.len().saturating_sub(1);
+        self.parts.iter().enumerate().map(move |(number, part)| {
+            let begin = number as u64 * PART_UNITS;
+            (begin, begin + if number == last { self.used } else { part.units })
+        })
+    }
+
+    /// Makes all units free that are neither live, in order of their places, nor in a range that is kept.
+    pub(super) fn set_live(&mut self, live: &[Live], kept: Option<(u64, u8)>) {
+        let kept = kept.map(|(begin, class)| (begin, begin + units_of(class)));
+        let mut used: Vec<(u64, u64)> =
+            live.iter().map(|live| (live.begin(), live.end())).chain(kept).collect();
+        used.sort_unstable();
+        let (mut runs, mut used) = (Vec::new(), used.into_iter().peekable());
+        for (begin, end) in self.bounds() {
+            let mut at = begin;
+            while let Some((first, behind)) = used.next_if(|(first, _)| *first < end) {
+                runs.push(Run { place: at, units: first.saturating_sub(at) });
+                at = at.max(behind);
+            }
+            runs.push(Run { place: at, units: end.saturating_sub(at) });
+        }
+        self.free = Free::new();
+        // The lowest run is added last, and taken first.
+        runs.into_iter().rev().for_each(|run| self.free.add(run));
+    }
+
+    /// Takes a free block of `class`, or of a larger class, without growing.
+    pub(super) fn take_free(&mut self, class: u8) -> Option<Block> {
+        self.free.find(class, LARGER).or_else(|| self.free.divide(class))
     }
 
     pub(super) fn give_back(&mut self, block: Block) {
@@ -244,6 +334,11 @@ impl Free {
         self.blocks[usize::from(block.class)].push(block.place);
     }
 
+    fn units(&self) -> u64 {
+        let of_class = |(class, places): (usize, &Vec<u32>)| units_of(class as u8) * places.len() as u64;
+        self.blocks.iter().enumerate().map(of_class).sum()
+    }
+
     /// Takes a free block of `class`, or of up to `larger` larger classes.
     fn find(&mut self, class: u8, larger: u8) -> Option<Block> {
         (class..CLASSES.min(class.saturating_add(larger + 1)))
@@ -355,11 +450,6 @@ mod tests {
 
     use super::*;
 
-    fn units(free: &Free) -> u64 {
-        let units = |(class, places): (usize, &Vec<u32>)| units_of(class as u8) * places.len() as u64;
-        free.blocks.iter().enumerate().map(units).sum()
-    }
-
     proptest! {
         #[test]
         fn no_unit_is_given_out_twice_or_lost(
@@ -393,7 +483,7 @@ mod tests {
                     end = place + len;
                 }
                 let used: u64 = taken.values().map(|block| units_of(block.class)).sum();
-                prop_assert_eq!(units(&free) + used, UNITS);
+                prop_assert_eq!(free.units() + used, UNITS);
             }
         }
     }

@@ -12,7 +12,9 @@
 //!
 //! Keys expire by the clock of their owner, so clients call the owner to read a key that has an expiry.
 
+mod decimal;
 mod error;
+mod fields;
 mod heap;
 mod layout;
 mod owner;

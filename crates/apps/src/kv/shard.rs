@@ -7,11 +7,13 @@ use std::collections::BTreeSet;
 
 use halite::{AllocOptions, Lh, Permissions, Session, WriteOp};
 
+use super::decimal::{self, NoSum};
 use super::error::KvError;
-use super::heap::{self, Block, Heap};
+use super::fields::Field;
+use super::heap::{self, Block, Heap, Live};
 use super::layout::{
     BUCKET_BYTES, BUCKET_SLOTS, BUCKETS_MAX, Entry, Hash, KEY_BYTES_MAX, MOVED, ROOT_BYTES, Slot,
-    VALUE_BYTES_MAX, WORD, bucket_of, class_of, encode_words, root_of, table_of,
+    VALUE_BYTES_MAX, WORD, bucket_of, class_of, encode_words, root_of, table_of, units_of,
 };
 use super::wire::{Answer, Expires, Only, Request, When, push_part};
 
@@ -28,6 +30,8 @@ const SWEEP_MAX: usize = 64;
 const SCAN_MAX: u64 = 10_000;
 /// Maximum bytes of keys per answer to a scan, except those of its last bucket.
 const SCAN_BYTES_MAX: usize = 1 << 20;
+/// Number of counters of changes; keys share them by their hashes.
+const COUNTERS: usize = 1 << 16;
 /// Bytes per write when a table is overwritten.
 const WIPE_BYTES: usize = 64 << 10;
 
@@ -43,6 +47,12 @@ pub(super) struct Shard {
     keys: u64,
     /// Keys with an expiry, each with that time in ms.
     expiring: BTreeSet<(u64, Box<[u8]>)>,
+    /// Numbers of changes, for clients that watch keys; empty until a client does.
+    changes: Vec<u64>,
+    /// Number of entries that were ever removed or replaced.
+    removals: u64,
+    /// This number, and the class, when memory was last sought in vain.
+    changes_at_failure: Option<(u64, u8)>,
     /// The last entry read.
     entry: Vec<u8>,
     /// The last entry written.
@@ -120,7 +130,23 @@ impl Shard {
         session.write(root, 0, &encode_words([0, BUCKETS_MIN])).await?;
         let heap = Heap::new(session.clone(), name, number, everyone);
         let (name, expiring, entry, written) = (name.to_owned(), BTreeSet::new(), Vec::new(), Vec::new());
-        Ok(Shard { session, name, number, everyone, root, table, heap, keys: 0, expiring, entry, written })
+        let (keys, changes, removals, changes_at_failure) = (0, Vec::new(), 0, None);
+        Ok(Shard {
+            session,
+            name,
+            number,
+            everyone,
+            root,
+            table,
+            heap,
+            keys,
+            expiring,
+            changes,
+            removals,
+            changes_at_failure,
+            entry,
+            written,
+        })
     }
 
     /// Frees all memory of the shard.
@@ -197,6 +223,21 @@ impl Shard {
                 }
                 None => Answer::Nothing,
             },
+            Request::DeleteIf { key, value, is_equal } => match self.find(now_ms, key).await? {
+                Some(found) if (self.value(found) == value) == is_equal => {
+                    self.remove(key, found).await?;
+                    Answer::Number(1)
+                }
+                _ => Answer::Nothing,
+            },
+            Request::Watch { key } => {
+                // The removal of an expired key is a change.
+                self.find(now_ms, key).await?;
+                if self.changes.is_empty() {
+                    self.changes = vec![0; COUNTERS];
+                }
+                Answer::Number(self.changes[Hash::of(key).low() as usize % COUNTERS] as i64)
+            }
             Request::Take { key } => match self.find(now_ms, key).await? {
                 Some(found) => {
                     self.answer_value(found, answer);
@@ -214,6 +255,10 @@ impl Shard {
             // Rarer and longer, so boxed: the futures of get and set stay small.
             Request::Append { key, value } => Box::pin(self.append(now_ms, key, value)).await?,
             Request::Add { key, number } => Box::pin(self.add(now_ms, key, number)).await?,
+            Request::SetRange { .. }
+            | Request::SetBit { .. }
+            | Request::AddFloat { .. }
+            | Request::BitFields { .. } => return Box::pin(self.edit(now_ms, request, answer)).await,
             Request::Expire { key, expires, when } => match self.find(now_ms, key).await? {
                 Some(found) if holds(when, found.expires_ms, expiry(now_ms, expires, Some(found))) => {
                     Box::pin(self.set_expiry(now_ms, key, expires, found)).await?;
@@ -236,6 +281,10 @@ impl Shard {
             Request::Clear => {
                 Box::pin(self.clear()).await?;
                 Answer::Number(1)
+            }
+            Request::Memory => {
+                let table = self.table.buckets * BUCKET_BYTES;
+                Answer::Number((self.heap.bytes_used() + table) as i64)
             }
             Request::Close => Answer::Number(1),
             // The owner splits these first.
@@ -318,7 +367,18 @@ impl Shard {
         if found.is_none() {
             self.make_room(hash.low()).await?;
         }
-        let block = self.heap.take(class).await?;
+        let block = match self.heap.take(class).await {
+            // Rare and long, so boxed, as above.
+            Err(lack @ (KvError::Full | KvError::NoDirectory)) => {
+                Box::pin(self.compact(class)).await?.ok_or(lack)?
+            }
+            taken => taken?,
+        };
+        // The entry found may have been moved.
+        let found = found.map(|found| Found {
+            slot: Slot::decode(self.table.slots[found.index]).expect("the entry exists"),
+            ..found
+        });
         Entry { expires_ms, key, value }.encode(block.place, &mut self.written);
         let index = match found {
             Some(found) => found.index,
@@ -334,6 +394,7 @@ impl Shard {
         if found.is_none() {
             self.table.lows[index] = hash.low();
         }
+        self.note_change(hash.low());
         match found {
             Some(found) => self.forget(key, found),
             None => self.keys += 1,
@@ -342,6 +403,56 @@ impl Shard {
             self.expiring.insert((expires_ms, key.into()));
         }
         Ok(())
+    }
+
+    /// Makes a block of `class` out of free memory in pieces, by moving the live entries between the pieces. Returns
+    /// `None` if that is impossible.
+    async fn compact(&mut self, class: u8) -> Result<Option<Block>, KvError> {
+        // After a failure, only freed memory helps.
+        if self.changes_at_failure == Some((self.removals, class)) {
+            return Ok(None);
+        }
+        let slots = self.table.slots.iter().enumerate();
+        let mut live: Vec<Live> =
+            slots.filter_map(|(index, word)| Some(Live { slot: Slot::decode(*word)?, index })).collect();
+        live.sort_unstable_by_key(|live| live.slot.place);
+        let Some(begin) = self.heap.sparsest(class, &live) else { return Ok(None) };
+        let range = begin..begin + units_of(class);
+        self.heap.set_live(&live, Some((begin, class)));
+        let mut is_free = true;
+        for live in live.iter_mut().filter(|live| range.contains(&u64::from(live.slot.place))) {
+            match self.heap.take_free(live.slot.class) {
+                Some(block) => live.slot = self.move_entry(*live, block).await?,
+                None => is_free = false,
+            }
+        }
+        self.heap.set_live(&live, is_free.then_some((begin, class)));
+        if !is_free {
+            self.changes_at_failure = Some((self.removals, class));
+        }
+        Ok(is_free.then_some(Block { place: begin as u32, class }))
+    }
+
+    /// Copies an entry to a free block; returns the slot that now points to it.
+    async fn move_entry(&mut self, live: Live, block: Block) -> Result<Slot, KvError> {
+        let mut bytes = Vec::new();
+        self.heap.read(live.slot, &mut bytes).await?;
+        let Some(entry) = Entry::decode(&bytes, live.slot.place) else { return Err(self.damaged()) };
+        entry.encode(block.place, &mut self.written);
+        let slot = block.slot(live.slot.tag);
+        // In this order, as in `put`.
+        let word = slot.encode().to_le_bytes();
+        let to_slot = WriteOp { lh: self.table.lh, offset: live.index as u64 * WORD, from: &word };
+        let writes = [self.heap.write_of(block, &self.written), to_slot];
+        self.session.write_batch(&writes).await.map_err(|error| error.source)?;
+        self.table.slots[live.index] = slot.encode();
+        Ok(slot)
+    }
+
+    fn note_change(&mut self, low: u32) {
+        if let Some(count) = self.changes.get_mut(low as usize % COUNTERS) {
+            *count += 1;
+        }
     }
 
     /// Writes the found entry again with a new expiry. One that expires now takes no memory.
@@ -362,6 +473,7 @@ impl Shard {
 
     async fn remove(&mut self, key: &[u8], found: Found) -> Result<(), KvError> {
         self.set_slot(found.index, 0).await?;
+        self.note_change(self.table.lows[found.index]);
         self.forget(key, found);
         self.keys -= 1;
         Ok(())
@@ -370,6 +482,7 @@ impl Shard {
     /// Frees a block that no slot points to any more. A reader of the block detects this when it checks the slot again.
     fn forget(&mut self, key: &[u8], found: Found) {
         self.heap.give_back(Block::from(found.slot));
+        self.removals += 1;
         if found.expires_ms != 0 {
             self.expiring.remove(&(found.expires_ms, key.into()));
         }
@@ -390,6 +503,33 @@ impl Shard {
         }
         self.put(key, &value, expiry(now_ms, Expires::Unchanged, found), found).await?;
         Ok(Answer::Number(value.len() as i64))
+    }
+
+    /// Executes a request that changes a part of a value.
+    async fn edit(
+        &mut self,
+        now_ms: u64,
+        request: &Request<'_>,
+        answer: &mut Vec<u8>,
+    ) -> Result<(), KvError> {
+        let (Request::SetRange { key, .. }
+        | Request::SetBit { key, .. }
+        | Request::AddFloat { key, .. }
+        | Request::BitFields { key, .. }) = *request
+        else {
+            unreachable!("the caller has other requests executed elsewhere");
+        };
+        let found = self.find(now_ms, key).await?;
+        let mut value = found.map_or(Vec::new(), |found| self.value(found).to_vec());
+        match edited(&mut value, request, answer) {
+            _ if key.len() > KEY_BYTES_MAX => Answer::TooLong.encode(answer),
+            Err(refusal) => refusal.encode(answer),
+            Ok(true) => {
+                self.put(key, &value, expiry(now_ms, Expires::Unchanged, found), found).await?;
+            }
+            Ok(false) => {}
+        }
+        Ok(())
     }
 
     async fn add(&mut self, now_ms: u64, key: &[u8], number: i64) -> Result<Answer<'static>, KvError> {
@@ -444,6 +584,11 @@ impl Shard {
         // A client that has seen a key gone must not find it again, so all slots are cleared before readers look
         // elsewhere.
         self.fill(self.table.lh, self.table.slots.len(), 0).await?;
+        for index in 0..self.table.slots.len() {
+            if self.table.slots[index] != 0 {
+                self.note_change(self.table.lows[index]);
+            }
+        }
         self.table.slots.fill(0);
         self.keys = 0;
         self.expiring.clear();
@@ -508,6 +653,62 @@ impl Shard {
     async fn make_table(&self, generation: u64, buckets: u64) -> Result<Table, KvError> {
         Table::make(&self.session, &self.name, self.number, generation, buckets, self.everyone).await
     }
+}
+
+/// Changes a value as requested, and writes the answer. Returns true if the value must be written.
+fn edited(value: &mut Vec<u8>, request: &Request<'_>, answer: &mut Vec<u8>) -> Result<bool, Answer<'static>> {
+    let fit = |end: Option<u64>| {
+        let end = end.and_then(|end| usize::try_from(end).ok());
+        end.filter(|end| *end <= VALUE_BYTES_MAX).ok_or(Answer::TooLong)
+    };
+    match *request {
+        Request::SetRange { value: [], .. } => {
+            Answer::Number(value.len() as i64).encode(answer);
+            return Ok(false);
+        }
+        Request::SetRange { offset, value: part, .. } => {
+            let end = fit(offset.checked_add(part.len() as u64))?;
+            value.resize(value.len().max(end), 0);
+            value[end - part.len()..end].copy_from_slice(part);
+            Answer::Number(value.len() as i64).encode(answer);
+        }
+        Request::SetBit { offset, bit, .. } => {
+            let end = fit(Some(offset / 8 + 1))?;
+            value.resize(value.len().max(end), 0);
+            let (byte, mask) = (&mut value[end - 1], 1 << (7 - offset % 8));
+            Answer::Number(i64::from(*byte & mask != 0)).encode(answer);
+            *byte = if bit { *byte | mask } else { *byte & !mask };
+        }
+        Request::AddFloat { value: number, .. } => {
+            let old = if value.is_empty() { b"0" } else { &value[..] };
+            *value = decimal::sum(old, number)
+                .map_err(|why| match why {
+                    NoSum::NotANumber => Answer::NotAFloat,
+                    NoSum::Infinite => Answer::Infinite,
+                })?
+                .into_bytes();
+            Answer::Bytes(0, value).encode(answer);
+        }
+        Request::BitFields { value: fields, .. } => {
+            let fields = Field::decode_all(fields).ok_or(Answer::Malformed)?;
+            let written = || fields.iter().filter(|field| field.writes());
+            let mut len = value.len();
+            for field in written() {
+                len = len.max(field.bytes_min().ok_or(Answer::TooLong)?);
+            }
+            value.resize(len, 0);
+            let mut results = Vec::with_capacity(fields.len() * 9);
+            for field in &fields {
+                let number = field.perform(value);
+                results.push(number.is_some().into());
+                results.extend(number.unwrap_or(0).to_le_bytes());
+            }
+            Answer::Bytes(0, &results).encode(answer);
+            return Ok(written().next().is_some());
+        }
+        _ => return Err(Answer::Malformed),
+    }
+    Ok(true)
 }
 
 /// Numbers with at most this many digits fit into 64 bits.

@@ -28,6 +28,8 @@ pub struct Store {
     pub(super) number: u64,
     shards: Vec<Seen>,
     timeout: Duration,
+    /// Number of times that the handle from which this one was made was reopened.
+    pub(super) epoch: u64,
     request: Vec<u8>,
     block: Vec<u8>,
 }
@@ -139,9 +141,25 @@ impl Store {
             number: number_of_store(name),
             shards,
             timeout: Duration::from_secs(5),
+            epoch: 0,
             request: Vec::new(),
             block: Vec::new(),
         })
+    }
+
+    /// Changes the node of a shard of an existing store, whose new owner starts without keys.
+    pub async fn place(session: &Session, name: &str, shard: usize, node: NodeId) -> Result<(), KvError> {
+        let lh = session.map(name, Permissions::READ | Permissions::WRITE).await?;
+        let at = (HEAD_WORDS - SHARDS_MAX + shard) as u64 * WORD;
+        let written = session.write(lh, at, &encode_words([u64::from(node.0)])).await;
+        session.unmap(lh).await?;
+        Ok(written?)
+    }
+
+    /// Opens the store again, with the same timeout, after owners have changed.
+    pub(super) async fn reopen(&self) -> Result<Store, KvError> {
+        let store = Store::open(&self.session, &self.name).await?;
+        Ok(Store { timeout: self.timeout, epoch: self.epoch + 1, ..store })
     }
 
     /// Sets the timeout of calls to owners, by default 5 s.
@@ -158,6 +176,7 @@ impl Store {
             number: self.number,
             shards: self.shards.iter().map(fresh).collect(),
             timeout: self.timeout,
+            epoch: self.epoch,
             request: Vec::new(),
             block: Vec::new(),
         }
@@ -508,6 +527,24 @@ impl Store {
         Ok(sum)
     }
 
+    /// Returns the number of keys, and the bytes of all entries and tables, of the shards that answer.
+    pub(super) async fn totals(&mut self) -> (i64, i64) {
+        let (mut keys, mut bytes) = (0, 0);
+        for shard in 0..self.shards.len() {
+            if let Ok(Some(count)) = self.number_of(shard, Request::Count).await
+                && let Ok(Some(used)) = self.number_of(shard, Request::Memory).await
+            {
+                (keys, bytes) = (keys + count, bytes + used);
+            }
+        }
+        (keys, bytes)
+    }
+
+    /// Returns true if a node has a shard.
+    pub(super) fn is_at(&self, node: NodeId) -> bool {
+        self.shards.iter().any(|shard| shard.node == node)
+    }
+
     /// Returns the cursor at which to continue, and about `count` keys. A scan starts with cursor 0 and ends when the
     /// returned cursor is 0. A key that exists during the whole scan is returned at least once.
     pub async fn scan(&mut self, from: u64, count: u64) -> Result<(u64, Vec<Vec<u8>>), KvError> {
@@ -605,8 +642,8 @@ impl Store {
         match answer {
             Some(Answer::Full) => KvError::Full,
             Some(Answer::NoDirectory) => KvError::NoDirectory,
-            Some(Answer::NotANumber) => KvError::NotANumber,
-            Some(Answer::Overflow) => KvError::Overflow,
+            Some(Answer::NotANumber | Answer::NotAFloat) => KvError::NotANumber,
+            Some(Answer::Overflow | Answer::Infinite) => KvError::Overflow,
             Some(Answer::AnotherStore) => KvError::Ended,
             // This client has checked the key's length.
             Some(Answer::TooLong) => {

@@ -58,9 +58,43 @@ pub(super) enum Request<'a> {
         count: u64,
     },
     Count,
+    /// Returns the bytes of all entries and of the table.
+    Memory,
     Clear,
     /// Ends the owner and frees its memory.
     Close,
+    /// Returns a number that is greater after each change of the key, and perhaps after changes of other keys.
+    Watch {
+        key: &'a [u8],
+    },
+    /// Removes the key if its value is equal to this one, or if it differs.
+    DeleteIf {
+        key: &'a [u8],
+        value: &'a [u8],
+        is_equal: bool,
+    },
+    /// Overwrites a part of the value, which grows if necessary; returns its length.
+    SetRange {
+        key: &'a [u8],
+        offset: u64,
+        value: &'a [u8],
+    },
+    /// Sets a bit; returns the old one.
+    SetBit {
+        key: &'a [u8],
+        offset: u64,
+        bit: bool,
+    },
+    /// Returns the sum of two decimal numbers.
+    AddFloat {
+        key: &'a [u8],
+        value: &'a [u8],
+    },
+    /// Returns the results for encoded [fields](super::fields::Field): for each a flag, and a number if it is 1.
+    BitFields {
+        key: &'a [u8],
+        value: &'a [u8],
+    },
     /// Several requests, each [with a short answer](Request::is_answered_shortly).
     Together {
         requests: &'a [u8],
@@ -123,6 +157,10 @@ pub(super) enum Answer<'a> {
     Nothing,
     Full,
     NotANumber,
+    /// The value, or the number to add, is no decimal number.
+    NotAFloat,
+    /// The sum is infinite.
+    Infinite,
     /// The sum exceeds 64 bits.
     Overflow,
     TooLong,
@@ -168,6 +206,10 @@ impl<'a> Request<'a> {
             | Request::Append { .. }
             | Request::Add { .. }
             | Request::Expire { .. }
+            | Request::Watch { .. }
+            | Request::SetRange { .. }
+            | Request::SetBit { .. }
+            | Request::DeleteIf { .. }
             | Request::TimeLeft { .. } => true,
             _ => false,
         }
@@ -195,11 +237,18 @@ impl<'a> Request<'a> {
             Request::TimeLeft { key } => (6, (0, 0, key, &[][..])),
             Request::Scan { from, count } => (7, (from as i64, count as i64, &[][..], &[][..])),
             Request::Count => (8, none),
+            Request::Memory => (20, none),
             Request::Clear => (9, none),
             Request::Close => (10, none),
             Request::Take { key } => (11, (0, 0, key, &[][..])),
             Request::GetAndExpire { key, expires } => (12, (encode_expires(expires), 0, key, &[][..])),
             Request::Together { requests } => (13, (0, 0, &[][..], requests)),
+            Request::Watch { key } => (14, (0, 0, key, &[][..])),
+            Request::DeleteIf { key, value, is_equal } => (15, (is_equal.into(), 0, key, value)),
+            Request::SetRange { key, offset, value } => (16, (offset as i64, 0, key, value)),
+            Request::SetBit { key, offset, bit } => (17, (offset as i64, bit.into(), key, &[][..])),
+            Request::AddFloat { key, value } => (18, (0, 0, key, value)),
+            Request::BitFields { key, value } => (19, (0, 0, key, value)),
         };
         into.clear();
         into.push(op);
@@ -239,11 +288,18 @@ impl<'a> Request<'a> {
             6 => Request::TimeLeft { key },
             7 => Request::Scan { from: one as u64, count: two as u64 },
             8 => Request::Count,
+            20 => Request::Memory,
             9 => Request::Clear,
             10 => Request::Close,
             11 => Request::Take { key },
             12 => Request::GetAndExpire { key, expires: decode_expires(one)? },
             13 => Request::Together { requests: value },
+            14 => Request::Watch { key },
+            15 => Request::DeleteIf { key, value, is_equal: one != 0 },
+            16 => Request::SetRange { key, offset: one as u64, value },
+            17 => Request::SetBit { key, offset: one as u64, bit: two != 0 },
+            18 => Request::AddFloat { key, value },
+            19 => Request::BitFields { key, value },
             _ => return None,
         };
         Some((u64::from_le_bytes(*store), request))
@@ -290,6 +346,8 @@ impl<'a> Answer<'a> {
             Answer::Overflow => (7, 0, &[][..]),
             Answer::AnotherStore => (8, 0, &[][..]),
             Answer::NoDirectory => (9, 0, &[][..]),
+            Answer::NotAFloat => (10, 0, &[][..]),
+            Answer::Infinite => (11, 0, &[][..]),
         };
         into.clear();
         into.push(kind);
@@ -327,6 +385,8 @@ impl<'a> Answer<'a> {
             7 => Answer::Overflow,
             8 => Answer::AnotherStore,
             9 => Answer::NoDirectory,
+            10 => Answer::NotAFloat,
+            11 => Answer::Infinite,
             _ => return None,
         })
     }
@@ -351,11 +411,18 @@ mod tests {
             Request::TimeLeft { key },
             Request::Scan { from: 1 << 60, count: 9 },
             Request::Count,
+            Request::Memory,
             Request::Clear,
             Request::Close,
             Request::Take { key },
             Request::GetAndExpire { key, expires },
             Request::Together { requests: value },
+            Request::Watch { key },
+            Request::DeleteIf { key, value, is_equal: true },
+            Request::SetRange { key, offset: 3, value },
+            Request::SetBit { key, offset: 3, bit: true },
+            Request::AddFloat { key, value },
+            Request::BitFields { key, value },
         ] {
             request.encode(77, &mut bytes);
             assert_eq!(Request::decode(&bytes), Some((77, request)));
@@ -368,6 +435,6 @@ mod tests {
             assert_eq!(Answer::decode(&bytes), Some(answer));
             assert_eq!(Answer::decode(&bytes[..8]), None);
         }
-        assert_eq!((Request::decode(&[14; 30]), Answer::decode(&[10; 9])), (None, None));
+        assert_eq!((Request::decode(&[21; 30]), Answer::decode(&[12; 9])), (None, None));
     }
 }

@@ -105,26 +105,39 @@ impl Shards {
         let cluster = Cluster::new(arena_bytes);
         let now_ms = Arc::new(AtomicU64::new(1));
         let silence = Arc::new(Mutex::new(()));
-        let (mut owners, mut locals) = (Vec::new(), Vec::new());
-        for number in 0..2 {
-            let session = cluster.session(number);
-            let function = Function(FUNCTION.0 + number as u32);
-            let creating = Owner::create(session.as_async(), "store", number, function, Permissions::empty());
-            let owner = session.block_on(creating).unwrap();
-            locals.push(owner.local());
-            let (stopper, now_ms, silence) = (owner.stopper(), now_ms.clone(), silence.clone());
-            let clock = move || {
-                let _held = silence.lock().unwrap();
-                now_ms.load(Ordering::Relaxed)
-            };
-            let run = move || session.block_on(owner.run(clock));
-            owners.push((stopper, std::thread::spawn(run)));
-        }
-        let session = cluster.session(0);
+        let (owners, locals) = (Vec::new(), Vec::new());
+        let mut shards = Shards { cluster, owners, locals, now_ms, silence };
+        (0..2).for_each(|number| shards.serve(number, number));
+        let session = shards.cluster.session(0);
         let ids = [NodeId(0), NodeId(1)];
         let creating = Store::create(session.as_async(), "store", &ids, FUNCTION, Permissions::empty());
         drop(session.block_on(creating).unwrap());
-        Shards { cluster, owners, locals, now_ms, silence }
+        shards
+    }
+
+    /// Serves a shard at a node of the cluster.
+    fn serve(&mut self, number: usize, node: usize) {
+        let session = self.cluster.session(node);
+        let function = Function(FUNCTION.0 + number as u32);
+        let creating = Owner::create(session.as_async(), "store", number, function, Permissions::empty());
+        let owner = session.block_on(creating).unwrap();
+        self.locals.push(owner.local());
+        let (stopper, now_ms, silence) = (owner.stopper(), self.now_ms.clone(), self.silence.clone());
+        let clock = move || {
+            let _held = silence.lock().unwrap();
+            now_ms.load(Ordering::Relaxed)
+        };
+        let run = move || session.block_on(owner.run(clock));
+        self.owners.push((stopper, std::thread::spawn(run)));
+    }
+
+    /// Serves a shard, whose owner has ended, at a new node.
+    pub fn replace(&mut self, number: usize, node: u32) {
+        let started = self.cluster.start(node);
+        self.cluster.nodes.push(started);
+        self.serve(number, self.cluster.nodes.len() - 1);
+        let session = self.cluster.session(0);
+        session.block_on(Store::place(session.as_async(), "store", number, NodeId(node))).unwrap();
     }
 
     /// Opens the store in a session of a node.

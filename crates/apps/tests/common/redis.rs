@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use halite_apps::kv::redis::{Clock, Server, ServerError, ServerStopper};
+use halite_apps::kv::redis::{Clock, Server, ServerControl, ServerError};
 
 use super::{MIB, Shards};
 
@@ -15,7 +15,7 @@ use super::{MIB, Shards};
 pub struct Served {
     pub shards: Shards,
     pub address: SocketAddr,
-    pub stopper: ServerStopper,
+    pub control: ServerControl,
     pub serving: JoinHandle<Result<(), ServerError>>,
 }
 
@@ -24,11 +24,21 @@ impl Served {
         Served::with(1000)
     }
 
+    /// Serves a store with a server that `change` has changed.
+    pub fn of(change: impl FnOnce(Server) -> Server) -> Served {
+        let (shards, server) = Served::prepare(1000);
+        Served::start(shards, change(server))
+    }
+
     pub fn with(clients_max: usize) -> Served {
         let (shards, server) = Served::prepare(clients_max);
-        let (address, stopper) = (server.address(), server.stopper());
+        Served::start(shards, server)
+    }
+
+    fn start(shards: Shards, server: Server) -> Served {
+        let (address, control) = (server.address(), server.control());
         let serving = std::thread::spawn(move || server.run());
-        Served { shards, address, stopper, serving }
+        Served { shards, address, control, serving }
     }
 
     /// Returns a server that listens and does not accept connections yet.
@@ -57,7 +67,7 @@ impl Served {
     }
 
     pub fn end(self) {
-        self.stopper.stop();
+        self.control.stop();
         self.serving.join().unwrap().unwrap();
         for (stopper, owner) in self.shards.owners {
             stopper.stop();

@@ -3,10 +3,12 @@
 use crate::common;
 
 use std::collections::BTreeSet;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::MIB;
-use common::redis::{Served, Value, bulk, request};
+use common::redis::{Client, Served, Value, bulk, request};
+use common::{MIB, SetAtEnd};
+use halite_apps::kv::redis::ARGS_MAX;
 use halite_apps::kv::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 
 #[test]
@@ -25,9 +27,37 @@ fn keys_and_values_are_any_bytes_up_to_their_limits() {
         one.ask(&[command, &long], "-ERR the key has 65537 bytes; the maximum is 65536\r\n");
     }
     one.ask(&[b"mget", b"", &long], "-ERR the key has 65537 bytes; the maximum is 65536\r\n");
-    one.send(format!("*3\r\n$3\r\nset\r\n$1\r\na\r\n${}\r\n", VALUE_BYTES_MAX + 1));
-    one.expect("-ERR Protocol error: invalid bulk length\r\n");
-    one.expect_end();
+    served.end();
+}
+
+#[test]
+fn requests_beyond_a_limit_are_refused_and_the_connection_goes_on() {
+    let served = Served::new();
+    let mut client = served.client();
+    client.send(b"incr n\r\n");
+    client.send(request(&[b"set", b"n", &vec![b'*'; VALUE_BYTES_MAX + 1]]));
+    client.say("incr n", ":1\r\n-ERR an argument has 1048577 bytes; the maximum is 1048576\r\n:2\r\n");
+    let half = vec![b'*'; VALUE_BYTES_MAX / 2];
+    let many: Vec<&[u8]> = [&b"mset"[..]].into_iter().chain((0..256).map(|_| &half[..])).collect();
+    client.ask(&many, "-ERR the request has more than 67108864 bytes\r\n");
+    let many: Vec<&[u8]> = (0..ARGS_MAX + 1).map(|_| &b"x"[..]).collect();
+    client.ask(&many, "-ERR the request has 2097154 arguments; the maximum is 2097153\r\n");
+    client.say("get n", "$1\r\n2\r\n");
+    client.send("*2\r\n$3\r\nget\r\n$536870913\r\n");
+    client.expect("-ERR Protocol error: invalid bulk length\r\n");
+    client.expect_end();
+    served.end();
+}
+
+#[test]
+#[ignore = "slow: .ci/deep slow"]
+fn half_a_million_keys_are_set_by_one_request() {
+    let served = Served::new();
+    let mut client = served.client();
+    let args = (0..1 << 19).map(|number| format!("$6\r\n{number:06}\r\n$1\r\nv\r\n"));
+    client.send(format!("*{}\r\n$4\r\nmset\r\n{}", (1 << 20) + 1, args.collect::<String>()));
+    client.expect("+OK\r\n");
+    client.say("dbsize", ":524288\r\n");
     served.end();
 }
 
@@ -95,6 +125,38 @@ fn requests_of_browsers_are_refused() {
     served.end();
 }
 
+#[test]
+fn a_password_is_asked_for_before_anything_else() {
+    let served = Served::of(|server| server.with_password(b"open sesame"));
+    let mut client = served.client();
+    let noauth = "-NOAUTH Authentication required.\r\n";
+    for line in ["ping", "get a", "set a 1", "info", "config get *", "dbsize", "flushall"] {
+        client.say(line, noauth);
+    }
+    client.say("auth open", "-WRONGPASS invalid username-password pair or user is disabled.\r\n");
+    client.ask(
+        &[b"auth", b"other", b"open sesame"],
+        "-WRONGPASS invalid username-password pair or user is disabled.\r\n",
+    );
+    client.send("hello 3\r\n");
+    assert!(matches!(client.reply(), Value::Line(line) if line.starts_with("-NOAUTH HELLO must be called")));
+    client.ask(&[b"auth", b"open sesame"], "+OK\r\n");
+    client.say("set a 1", "+OK\r\n");
+    client.say("reset", "+RESET\r\n");
+    client.say("get a", noauth);
+    client.ask(&[b"auth", b"default", b"open sesame"], "+OK\r\n");
+    client.say("get a", "$1\r\n1\r\n");
+    let mut other = served.client();
+    other.send("hello 2 auth default 'open sesame'\r\n");
+    assert!(matches!(other.reply(), Value::List(_)));
+    // A client without the password cannot take memory.
+    let mut greedy = served.client();
+    greedy.send(format!("*2\r\n$4\r\nauth\r\n$1000000\r\n{}", "x".repeat(100_000)));
+    greedy.expect("-ERR Protocol error: unauthenticated request is too long\r\n");
+    greedy.expect_end();
+    served.end();
+}
+
 /// Any client can compute keys of one bucket, because the hash has no secret.
 #[test]
 fn keys_chosen_for_one_bucket_are_refused() {
@@ -126,7 +188,7 @@ fn garbage_ends_its_own_connection_only() {
     let served = Served::new();
     let mut other = served.client();
     for (garbage, complaint) in [
-        (&b"*1048577\r\n"[..], "invalid multibulk length"),
+        (&b"*2147483648\r\n"[..], "invalid multibulk length"),
         (b"get \"unbalanced\r\n", "unbalanced quotes in request"),
     ] {
         let mut one = served.client();
@@ -145,26 +207,31 @@ fn garbage_ends_its_own_connection_only() {
 }
 
 #[test]
-fn a_client_that_never_reads_holds_up_no_other() {
+fn a_pipeline_may_be_written_as_a_whole_before_its_replies_are_read() {
+    let served = Served::new();
+    let mut client = served.client();
+    // Requests and replies each exceed all buffers of the system. The keys belong to both shards.
+    let (keys, value) = ([vec![b'a'; KEY_BYTES_MAX], vec![b'b'; KEY_BYTES_MAX]], vec![b'v'; 200_000]);
+    let requests = keys.iter().cycle().take(400);
+    keys.iter().for_each(|key| client.ask(&[b"set", key, &value], "+OK\r\n"));
+    client.send(requests.clone().map(|key| request(&[b"get", key])).collect::<Vec<_>>().concat());
+    requests.for_each(|_| client.expect(bulk(&value)));
+    client.say("ping", "+PONG\r\n");
+    served.end();
+}
+
+#[test]
+fn a_client_that_never_reads_holds_up_no_other_and_is_disconnected() {
     let served = Served::new();
     let (mut one, mut other) = (served.client(), served.client());
-    // As long as its reply, so the system's buffers for requests cannot cause much longer replies.
-    let value = vec![b'v'; 100_000];
-    let echo = request(&[b"echo", &value]);
-    one.0.set_nonblocking(true).unwrap();
-    let (mut sent, mut refusals) = (0, 0);
-    // The system buffers some of it, until its buffers have been full for a while in which other clients were served.
-    while refusals < 50 {
-        match one.0.write(&echo[sent % echo.len()..]) {
-            Ok(count) => (sent, refusals) = (sent + count, 0),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                refusals += 1;
-                other.say("ping", "+PONG\r\n");
-            }
-            Err(error) => panic!("{error}"),
-        }
+    let echo = request(&[b"echo", &vec![b'v'; 1 << 20]]);
+    let mut sent = 0;
+    while one.0.write_all(&echo).is_ok() {
+        sent += echo.len();
         assert!(sent < 256 << 20, "the server reads although the client does not read its replies");
+        other.say("ping", "+PONG\r\n");
     }
+    other.say("ping", "+PONG\r\n");
     served.end();
 }
 
@@ -256,39 +323,183 @@ fn clients_beyond_the_limit_are_told_so() {
 }
 
 #[test]
-fn keys_of_a_lost_owner_are_refused_and_others_stay() {
+fn keys_of_a_lost_owner_are_refused_until_another_takes_its_place() {
     let mut served = Served::new();
     let mut one = served.client();
-    for number in 0..20 {
-        one.say(&format!("set key{number} x"), "+OK\r\n");
-    }
+    let (here, there) = (key_of(0, "k"), key_of(1, "k"));
+    one.say(&format!("mset {here} x {there} x"), "+OK\r\n");
     let (_, owner) = served.shards.owners.pop().unwrap();
     served.shards.cluster.nodes.pop().unwrap().leave();
     owner.join().unwrap().unwrap();
-    let mut told = (0, 0);
-    for number in 0..20 {
-        one.send(format!("set key{number} y\r\n"));
+    one.say(&format!("set {here} y"), "+OK\r\n");
+    for line in ["set K y", "get K", "mset K z other z", "incr K", "dbsize"] {
+        one.send(format!("{}\r\n", line.replace('K', &there)));
+        assert!(matches!(one.reply(), Value::Line(line) if line.starts_with("-CLUSTERDOWN ")));
+    }
+    one.say(&format!("get {here}"), "$1\r\ny\r\n");
+    // The next owner starts without keys, at another node.
+    served.shards.replace(1, 2);
+    served.control.reopen();
+    loop {
+        one.send(format!("get {there}\r\n"));
         match one.reply() {
-            Value::Line(line) if line == "+OK" => told.0 += 1,
-            Value::Line(line) if line.starts_with("-ERR ") => told.1 += 1,
+            Value::Null => break,
+            Value::Line(line) => assert!(line.starts_with("-CLUSTERDOWN "), "{line}"),
             other => panic!("{other:?}"),
         }
     }
-    assert!(told.0 > 0 && told.1 > 0, "{told:?}");
-    one.send("mset key0 z key1 z key2 z key3 z key4 z key5 z key6 z key7 z\r\n");
-    assert!(matches!(one.reply(), Value::Line(line) if line.starts_with("-ERR ")));
-    one.say("ping", "+PONG\r\n");
+    one.say(&format!("mset {here} 1 {there} 2"), "+OK\r\n");
+    one.say(&format!("mget {here} {there}"), "*2\r\n$1\r\n1\r\n$1\r\n2\r\n");
     served.end();
+}
+
+#[test]
+fn memory_of_short_values_serves_long_ones() {
+    let served = Served::new();
+    let mut client = served.client();
+    let mut set = |key: &str, len: usize, byte: u8| {
+        client.send(request(&[b"set", key.as_bytes(), &vec![byte; len]]));
+        matches!(client.reply(), Value::Line(line) if line == "+OK")
+    };
+    // Until a shard is full.
+    let (mut stored, mut refusals) = (Vec::new(), 0);
+    for number in 0.. {
+        match set(&format!("short{number}"), 10_000, number as u8) {
+            true => stored.push(number),
+            false => refusals += 1,
+        }
+        if refusals == 20 {
+            break;
+        }
+    }
+    let mut other = served.client();
+    let (kept, removed): (Vec<usize>, Vec<usize>) = stored.iter().partition(|number| *number % 10 == 0);
+    let removed: Vec<String> = removed.iter().map(|number| format!("short{number}")).collect();
+    let args: Vec<&[u8]> = [&b"del"[..]].into_iter().chain(removed.iter().map(String::as_bytes)).collect();
+    other.ask(&args, format!(":{}\r\n", removed.len()));
+    let long: Vec<usize> = (0..60).collect();
+    long.iter()
+        .for_each(|number| assert!(set(&format!("long{number}"), 1_000_000, *number as u8), "{number}"));
+    for (kind, len, numbers) in [("short", 10_000, kept), ("long", 1_000_000, long)] {
+        for number in numbers {
+            other.send(format!("get {kind}{number}\r\n"));
+            assert_eq!(other.reply(), Value::Bytes(vec![number as u8; len]), "{kind}{number}");
+        }
+    }
+    // What INFO reports: the values, and memory that they do not fill.
+    other.send("info memory\r\n");
+    let Value::Bytes(told) = other.reply() else { panic!("INFO replies with a text") };
+    let told = String::from_utf8(told).unwrap();
+    let number = |name: &str| {
+        let line = told.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.parse::<u64>().unwrap()
+    };
+    assert!((60_000_000..128_000_000).contains(&number("used_memory:")), "{told}");
+    assert_eq!(number("maxmemory:"), 2 * 64 * MIB);
+    assert!(told.ends_with("maxmemory_policy:noeviction\r\n"), "{told}");
+    served.end();
+}
+
+/// Returns a number that a client reads.
+fn number_of(client: &mut Client, key: &str) -> u64 {
+    client.send(format!("get {key}\r\n"));
+    match client.reply() {
+        Value::Bytes(digits) => std::str::from_utf8(&digits).unwrap().parse().unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_transaction_over_several_shards_is_seen_as_a_whole() {
+    let served = Served::new();
+    let keys = [key_of(0, "k"), key_of(1, "k")];
+    let [here, there] = &keys;
+    let mut setup = served.client();
+    setup.say(&format!("mset {here} 0 {there} 0"), "+OK\r\n");
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _at_end = SetAtEnd(&is_over);
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let mut writer = served.client();
+                while !is_over.load(Ordering::Relaxed) {
+                    writer.send(format!("multi\r\nincr {here}\r\nincr {there}\r\nexec\r\n"));
+                    writer.expect("+OK\r\n+QUEUED\r\n+QUEUED\r\n");
+                    let Value::List(numbers) = writer.reply() else { panic!("not executed") };
+                    assert_eq!(numbers[0], numbers[1]);
+                }
+            });
+        }
+        let mut reader = served.client();
+        for round in 0..500 {
+            let (first, second) = (&keys[round % 2], &keys[(round + 1) % 2]);
+            // The first number is of a transaction that has changed the second key, too.
+            assert!(number_of(&mut reader, first) <= number_of(&mut reader, second));
+        }
+    });
+    served.end();
+}
+
+#[test]
+fn a_transaction_is_executed_as_a_whole_or_not_at_all() {
+    let served = Served::new();
+    let (here, there) = (key_of(0, "k"), key_of(1, "k"));
+    let transaction = format!("multi\r\nset {here} 1\r\nset {there} 1\r\nget {here}\r\nexec\r\n");
+    let queued = "+OK\r\n+QUEUED\r\n+QUEUED\r\n+QUEUED\r\n";
+    // A watched key is changed, removed, or expires.
+    let (mut one, mut other) = (served.client(), served.client());
+    for change in ["set K 2", "del K", "setex K 1 x", "append K x", "flushall"] {
+        other.say(&format!("set {there} x px 1500"), "+OK\r\n");
+        one.say(&format!("watch {there}"), "+OK\r\n");
+        other.send(format!("{}\r\n", change.replace('K', &there)));
+        other.reply();
+        one.send(&transaction);
+        one.expect(format!("{queued}*-1\r\n"));
+    }
+    other.say(&format!("set {there} x px 1500"), "+OK\r\n");
+    one.say(&format!("watch {there}"), "+OK\r\n");
+    served.pass_ms(1500);
+    one.send(&transaction);
+    one.expect(format!("{queued}*-1\r\n"));
+    one.say(&format!("exists {here} {there}"), ":0\r\n");
+    // A request that is too long refuses the transaction around it.
+    one.send("multi\r\nset a 1\r\n");
+    one.send(request(&[b"set", b"b", &vec![0; VALUE_BYTES_MAX + 1]]));
+    one.send("exec\r\n");
+    one.expect("+OK\r\n+QUEUED\r\n-ERR an argument has 1048577 bytes; the maximum is 1048576\r\n");
+    one.expect("-EXECABORT Transaction discarded because of previous errors.\r\n");
+    // While an owner is silent, its transactions wait; other shards serve. A client that has gone has no effect on them.
+    let silence = served.shards.silence.lock().unwrap();
+    let mut gone = served.client();
+    gone.send(&transaction);
+    gone.expect(queued);
+    other.say("ping", "+PONG\r\n");
+    drop((gone, silence));
+    while !matches!(other.scan("0", "count 100"), (_, keys) if keys.len() == 2) {}
+    // An owner that has gone: nothing is executed.
+    one.say(&format!("del {here}"), ":1\r\n");
+    let mut served = served;
+    let (_, owner) = served.shards.owners.pop().unwrap();
+    served.shards.cluster.nodes.pop().unwrap().leave();
+    owner.join().unwrap().unwrap();
+    one.send(&transaction);
+    one.expect(queued);
+    assert!(matches!(one.reply(), Value::Line(line) if line.starts_with("-")));
+    one.say(&format!("get {here}"), "$-1\r\n");
+    served.end();
+}
+
+/// Returns a key of a shard, according to the store's placement.
+fn key_of(shard: u64, begin: &str) -> String {
+    let keys = (0..).map(|salt| format!("{begin}-{salt}"));
+    keys.into_iter().find(|key| xxhash_rust::xxh3::xxh3_64(key.as_bytes()) >> 63 == shard).unwrap()
 }
 
 #[test]
 fn a_silent_owner_holds_up_only_its_own_keys() {
     let served = Served::new();
-    // A key of the local shard, and one of the remote shard, according to the store's placement.
-    let key = |number: u64, shard: u64| {
-        let keys = (0..).map(|salt| format!("{number}-{salt}"));
-        keys.into_iter().find(|key| xxhash_rust::xxh3::xxh3_64(key.as_bytes()) >> 63 == shard).unwrap()
-    };
+    // A key of the local shard, and one of the remote shard.
+    let key = |number: u64, shard: u64| key_of(shard, &number.to_string());
     let (here, there) = (key(0, 0), key(0, 1));
     let mut other = served.client();
     other.say(&format!("set {there} old"), "+OK\r\n");

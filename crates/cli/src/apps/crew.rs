@@ -98,19 +98,7 @@ impl Crew {
             metrics: Vec::new(),
         };
         for number in 0..over.nodes {
-            let mut flags = Vec::new();
-            if crew.scratch.is_some() {
-                let said = [("--node", number.to_string()), ("--arena", over.arena().0.to_string())];
-                let said = said.into_iter().chain([("--fabric", over.fabric().name().to_owned())]);
-                flags.extend(said.flat_map(|(flag, value)| [flag.to_owned(), value]));
-            }
-            let metrics = over
-                .metrics
-                .of_node(number)
-                .context("too few port numbers remain above that of --metrics; choose a lower port")?;
-            flags.extend(["--metrics".to_owned(), metrics.to_string()]);
-            let mut worker =
-                Coworker::start(format!("worker process {number}"), &crew.dir, "run-worker", &flags)?;
+            let mut worker = crew.launch(number, over)?;
             let joined: Joined = match receive(&mut worker) {
                 Ok(Received::Answer(joined)) => joined,
                 Ok(Received::Waits(why)) => bail!("a worker process cannot join yet: {why}"),
@@ -126,6 +114,43 @@ impl Crew {
             crew.workers.insert(0, worker);
         }
         Ok(crew)
+    }
+
+    /// Starts the process of a worker.
+    fn launch(&self, number: u32, over: &Over) -> anyhow::Result<Coworker> {
+        let mut flags = Vec::new();
+        if self.scratch.is_some() {
+            let said = [("--node", number.to_string()), ("--arena", over.arena().0.to_string())];
+            let said = said.into_iter().chain([("--fabric", over.fabric().name().to_owned())]);
+            flags.extend(said.flat_map(|(flag, value)| [flag.to_owned(), value]));
+        }
+        let metrics = over
+            .metrics
+            .of_node(number)
+            .context("too few port numbers remain above that of --metrics; choose a lower port")?;
+        flags.extend(["--metrics".to_owned(), metrics.to_string()]);
+        Coworker::start(format!("worker process {number}"), &self.dir, "run-worker", &flags)
+    }
+
+    /// Starts a process in place of a worker whose process was ended from outside; returns how it ended. Returns `None`
+    /// if all workers run. Fails if the first worker has ended, or if a worker reported a failure, which would recur.
+    pub fn replace_ended(&mut self, over: &Over) -> anyhow::Result<Option<(usize, String)>> {
+        let Some(place) = self.workers.iter().position(Coworker::has_ended) else { return Ok(None) };
+        let number = self.workers.len() - 1 - place;
+        let why = self.why_ended().context("a worker has ended")?;
+        if number == 0 || why.is::<Failure>() {
+            return Err(why);
+        }
+        let mut worker = self.launch(number as u32, over)?;
+        let joined: Joined = match receive(&mut worker)? {
+            Received::Answer(joined) => joined,
+            Received::Waits(why) => bail!("a worker process cannot join yet: {why}"),
+        };
+        worker.rename(format!("the worker process of node {}", joined.node));
+        self.nodes[number] = joined.node;
+        self.workers[place] = worker;
+        self.has_lost = true;
+        Ok(Some((number, output::reasons(&why))))
     }
 
     /// Takes the name of this run, so that later runs cannot use it. Fails if another run has it, or if regions with

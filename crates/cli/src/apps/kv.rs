@@ -3,8 +3,11 @@
 //! Each worker owns a shard. The first worker also serves the clients: it executes requests to its own shard, and calls
 //! the owners of the other shards.
 
-use std::net::{SocketAddr, TcpListener};
-use std::path::Path;
+use std::fs::File;
+use std::io::{self, Read};
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -17,15 +20,18 @@ use super::Over;
 use super::crew::Crew;
 use super::shards::{self, Place};
 use super::worker::{self, Line, Worker, say, say_failed};
-use crate::output;
+use crate::output::{self, UsageError};
 use crate::signals::{Ending, Interrupt, Woken};
 
 /// Arguments of `halite run kv`
 #[derive(Args, Clone, Debug)]
 pub struct KvArgs {
-    /// Address for clients; port 0: the system chooses. There is no password: any client that connects may do everything
+    /// Address for clients; port 0: the system chooses. Clients of other hosts need a password
     #[arg(long, default_value = "127.0.0.1:6379", value_name = "HOST:PORT")]
     listen: String,
+    /// File with the password that clients must give by AUTH; only its owner may access it. Without: no password
+    #[arg(long, value_name = "FILE")]
+    password_file: Option<PathBuf>,
     /// Maximum number of client connections
     #[arg(long, default_value_t = CLIENTS_MAX as u64, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     clients_max: u64,
@@ -41,8 +47,10 @@ pub struct KvArgs {
 pub struct Task {
     pub(super) name: String,
     number: usize,
+    is_replacement: bool,
     /// Address for clients; `None` for workers without clients.
     listen: Option<String>,
+    password: Option<Vec<u8>>,
     clients_max: usize,
 }
 
@@ -61,28 +69,75 @@ const FUNCTION: Function = Function(0x6b76_0100);
 
 pub fn run(dir: Option<&Path>, args: &KvArgs) -> anyhow::Result<()> {
     shards::check(&args.over)?;
+    let password = args.password_file.as_deref().map(read_password).transpose()?;
+    check_listen(&args.listen, password.is_some())?;
     // The listener comes first, so that no signal is lost. A second signal ends the process at once.
     let mut ending = Ending::listen().context("cannot listen for signals")?;
     let _at_once = Interrupt::listen().context("cannot listen for signals")?;
-    Crew::start_unguarded(dir, &args.over)?.play(|crew| serve(crew, dir.is_none(), args, &mut ending))
+    Crew::start_unguarded(dir, &args.over)?
+        .play(|crew| serve(crew, dir.is_none(), args, password, &mut ending))
 }
 
-fn serve(crew: &mut Crew, is_own: bool, args: &KvArgs, ending: &mut Ending) -> anyhow::Result<()> {
+/// Maximum length of a password, in bytes.
+const PASSWORD_BYTES_MAX: u64 = 512;
+
+/// Reads the first line of a file that only its owner may access.
+fn read_password(path: &Path) -> anyhow::Result<Vec<u8>> {
+    let refused = |why: String| UsageError(format!("--password-file {}: {why}", path.display()));
+    let unreadable = |error: io::Error| refused(error.to_string());
+    let file = File::open(path).map_err(unreadable)?;
+    let mode = file.metadata().map_err(unreadable)?.mode() & 0o7777;
+    if mode & 0o077 != 0 {
+        return Err(refused(format!("other users may access the file (mode {mode:04o}; use 600)")).into());
+    }
+    let mut bytes = Vec::new();
+    file.take(PASSWORD_BYTES_MAX + 2).read_to_end(&mut bytes).map_err(unreadable)?;
+    let line = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let password = line.strip_suffix(b"\r").unwrap_or(line);
+    match password.len() as u64 {
+        1..=PASSWORD_BYTES_MAX => Ok(password.to_vec()),
+        0 => Err(refused("its first line, the password, is empty".to_owned()).into()),
+        _ => Err(refused(format!("the password has more than {PASSWORD_BYTES_MAX} bytes")).into()),
+    }
+}
+
+/// Fails if clients of other hosts could connect without a password.
+fn check_listen(listen: &str, has_password: bool) -> Result<(), UsageError> {
+    // The worker reports an address that cannot be resolved.
+    let mut addresses = listen.to_socket_addrs().into_iter().flatten();
+    if has_password || addresses.all(|address| address.ip().is_loopback()) {
+        return Ok(());
+    }
+    let why = "clients of other hosts could do everything; give a password with --password-file FILE";
+    Err(UsageError(format!("--listen {listen}: {why}")))
+}
+
+fn serve(
+    crew: &mut Crew,
+    is_own: bool,
+    args: &KvArgs,
+    password: Option<Vec<u8>>,
+    ending: &mut Ending,
+) -> anyhow::Result<()> {
     crew.claim(&args.name)?;
     let workers = crew.len();
     let mut nodes = Vec::new();
-    for number in 0..workers {
-        let task = Task {
+    let task = |number, is_replacement| {
+        Line::Task(worker::Task::Kv(Task {
             name: args.name.clone(),
             number,
+            is_replacement,
             listen: (number == 0).then(|| args.listen.clone()),
+            password: password.clone().filter(|_| number == 0),
             clients_max: args.clients_max as usize,
-        };
+        }))
+    };
+    for number in 0..workers {
         // Each worker creates its shard and returns its node.
-        nodes.push(crew.ask::<u32>(number, &Line::Task(worker::Task::Kv(task)))?);
+        nodes.push(crew.ask::<u32>(number, &task(number, false))?);
         crew.note_made(&args.name);
     }
-    let address = crew.ask(0, &Line::Nodes(nodes))?;
+    let address = crew.ask(0, &Line::Nodes(nodes.clone()))?;
     let fabric = is_own.then(|| args.over.fabric().name());
     let serving = Serving { app: "kv", address, nodes: workers, fabric, metrics: crew.metrics.clone() };
     if args.over.json {
@@ -93,8 +148,10 @@ fn serve(crew: &mut Crew, is_own: bool, args: &KvArgs, ending: &mut Ending) -> a
         output::print(&format!("{metrics}serving Redis clients at {address}; ctrl-C stops it\n"))?;
     }
     while ending.wait() == Woken::Child {
-        if let Some(why) = crew.why_ended() {
-            return Err(why);
+        while let Some((number, why)) = crew.replace_ended(&args.over)? {
+            output::note(&format!("{why}; another process takes its place, without its keys"));
+            nodes[number] = crew.ask(number, &task(number, true))?;
+            crew.ask::<()>(0, &Line::Nodes(nodes.clone()))?;
         }
     }
     // Clients must leave before the shards do.
@@ -105,7 +162,8 @@ fn serve(crew: &mut Crew, is_own: bool, args: &KvArgs, ending: &mut Ending) -> a
 
 /// Executes the task of a worker, and reports the result to the parent process.
 pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
-    let place = Place { name: &task.name, number: task.number, functions: FUNCTION };
+    let &Task { number, is_replacement, .. } = task;
+    let place = Place { name: &task.name, number, functions: FUNCTION, is_replacement };
     let clock = shards::clock();
     shards::own(worker, &place, clock.clone(), |shard| play_part(worker, task, shard, clock))
 }
@@ -124,8 +182,11 @@ fn play_part(worker: &Worker, task: &Task, shard: (usize, Local), clock: Clock) 
     let store =
         session.block_on(creating).with_context(|| format!("cannot create the store {:?}", task.name))?;
     let listener = TcpListener::bind(listen).with_context(|| format!("cannot listen at {listen}"))?;
-    let server = Server::new(session.clone(), listener, store, vec![shard], clock, task.clients_max)?;
-    let stopper = server.stopper();
+    let mut server = Server::new(session.clone(), listener, store, vec![shard], clock, task.clients_max)?;
+    if let Some(password) = &task.password {
+        server = server.with_password(password);
+    }
+    let control = server.control();
     say(&server.address())?;
     std::thread::scope(|scope| {
         let serving = scope.spawn(|| {
@@ -135,9 +196,28 @@ fn play_part(worker: &Worker, task: &Task, shard: (usize, Local), clock: Clock) 
                 std::process::exit(1);
             }
         });
-        let line = worker.next();
-        stopper.stop();
+        let line = loop {
+            match worker.next() {
+                Some(Line::Nodes(nodes)) => {
+                    place_shards(worker, task, &nodes)?;
+                    control.reopen();
+                    say(&())?;
+                }
+                line => break line,
+            }
+        };
+        control.stop();
         serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         if line.is_some() { say(&()) } else { Ok(()) }
     })
+}
+
+/// Records the nodes of the shards, after some have changed.
+fn place_shards(worker: &Worker, task: &Task, nodes: &[u32]) -> anyhow::Result<()> {
+    let session = &worker.session;
+    for (shard, node) in nodes.iter().enumerate() {
+        let placing = Store::place(session.as_async(), &task.name, shard, NodeId(*node));
+        session.block_on(placing).context("cannot record the new node of a shard")?;
+    }
+    Ok(())
 }

@@ -20,6 +20,8 @@ pub(super) struct Place<'a> {
     pub(super) number: usize,
     /// Function of shard 0; the functions of the next shards follow.
     pub(super) functions: Function,
+    /// True if the process of an earlier owner was killed. Its regions may remain, in memory of other nodes.
+    pub(super) is_replacement: bool,
 }
 
 /// Checks the number of shards.
@@ -44,9 +46,12 @@ pub(super) fn own(
     clock: Clock,
     play: impl FnOnce((usize, Local)) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let &Place { name, number, functions } = place;
+    let &Place { name, number, functions, is_replacement } = place;
     let session = &worker.session;
     let function = Function(functions.0 + number as u32);
+    if is_replacement {
+        free_shard(session, name, number)?;
+    }
     let creating = Owner::create(session.as_async(), name, number, function, Permissions::empty());
     let owner = session.block_on(creating);
     let owner = owner.with_context(|| format!("cannot create a shard of the store {name:?}"))?;
@@ -79,6 +84,19 @@ pub(super) fn own(
         freed.with_context(|| format!("cannot remove the store {name:?}"))?;
         served.context("the owner of a shard failed")
     })
+}
+
+/// Frees the regions of a shard.
+fn free_shard(session: &blocking::Session, name: &str, number: usize) -> Result<(), RegionError> {
+    let root = format!("{name}/{number}");
+    let is_part = |region: &String| {
+        region.strip_prefix(&root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    for region in session.list()?.into_iter().filter_map(|info| info.name).filter(is_part) {
+        // A region that cannot be freed keeps its name, which is reported when the shard is created.
+        let _ = session.map(&region, Permissions::MASTER).and_then(|lh| session.free(lh));
+    }
+    Ok(())
 }
 
 /// Frees the store's own region, if worker 0 has created it already.

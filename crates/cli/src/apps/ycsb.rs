@@ -238,7 +238,8 @@ fn print(outcome: &Outcome, is_json: bool) -> anyhow::Result<()> {
 
 /// Executes the task of a worker, and reports the result to the parent process.
 pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
-    let place = Place { name: &task.name, number: task.number, functions: FUNCTION };
+    let &Task { number, .. } = task;
+    let place = Place { name: &task.name, number, functions: FUNCTION, is_replacement: false };
     shards::own(worker, &place, shards::clock(), |_| play_part(worker, task))
 }
 

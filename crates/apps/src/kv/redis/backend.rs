@@ -2,6 +2,7 @@
 //! whose memory this process can load from directly. Tasks execute all other requests. A task combines the requests of
 //! several clients to the same shard.
 
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
@@ -13,7 +14,8 @@ use super::super::store::Store;
 use super::super::wire::{Answer, Request};
 use super::commands::{Query, ReplyKind, Total};
 use super::reply::Replies;
-use super::task::{Batch, Operation, REPLY_BYTES_MAX, Recipient, Sum, Task, all_of, refusal};
+use super::task::{Batch, Completion, Operation, REPLY_BYTES_MAX, Recipient, Sum, Task, all_of, refusal};
+use super::transaction::{Part, Transaction};
 
 /// Clock for the expiry of keys in this process's shards, in ms.
 pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
@@ -32,7 +34,24 @@ pub(super) struct Backend {
     is_near: Vec<bool>,
     /// The next batch of each shard.
     batches: Vec<Batch>,
-    operations: Vec<(Recipient, Operation)>,
+    operations: Vec<(Recipient, Operation, Shards)>,
+    /// Transactions that wait or run, in the order of their arrival.
+    transactions: VecDeque<Pending>,
+    /// The shards on which other requests wait for these transactions.
+    claimed: Shards,
+    /// For each shard, the number of its running tasks, except transactions.
+    under_way: Vec<usize>,
+}
+
+/// A set of shards, a bit for each; there are at most [`SHARDS_MAX`](super::super::SHARDS_MAX).
+pub(super) type Shards = u64;
+
+/// A transaction. It runs alone on its shards.
+struct Pending {
+    to: Recipient,
+    shards: Shards,
+    /// `None` while it runs.
+    transaction: Option<Transaction>,
 }
 
 /// The work that a client waits for.
@@ -57,6 +76,8 @@ pub(super) enum Step {
     Waits,
     /// The batch is full; the plan must wait until it has started.
     IsFull,
+    /// A transaction uses the shard; the plan must wait until it has ended.
+    Held,
 }
 
 impl Backend {
@@ -70,7 +91,20 @@ impl Backend {
         let batches = (0..locals.len()).map(Batch::new).collect();
         let is_near = vec![true; locals.len()];
         let (answer, operations) = (Vec::new(), Vec::new());
-        Backend { number: store.number, locals, clock, now_ms: 0, answer, is_near, batches, operations }
+        let under_way = vec![0; locals.len()];
+        Backend {
+            number: store.number,
+            locals,
+            clock,
+            now_ms: 0,
+            answer,
+            is_near,
+            batches,
+            operations,
+            transactions: VecDeque::new(),
+            claimed: 0,
+            under_way,
+        }
     }
 
     /// Reads the clock, once per turn of the loop.
@@ -88,11 +122,121 @@ impl Backend {
 
     /// Returns the next task to start, if any.
     pub(super) fn next_task(&mut self) -> Option<Task> {
-        if let Some((to, operation)) = self.operations.pop() {
-            return Some(Task::ForClient(to, operation));
+        let task = self.next_of_any().or_else(|| self.next_transaction())?;
+        if !matches!(task, Task::Transaction(..)) {
+            self.count(task.shards(), |count| *count += 1);
+        }
+        Some(task)
+    }
+
+    fn next_of_any(&mut self) -> Option<Task> {
+        if let Some((to, operation, shards)) = self.operations.pop() {
+            return Some(Task::ForClient(to, operation, shards));
         }
         let shard = self.batches.iter().position(|batch| !batch.is_empty())?;
         Some(Task::Batch(std::mem::replace(&mut self.batches[shard], Batch::new(shard))))
+    }
+
+    /// Returns a transaction whose shards neither a task nor an earlier transaction uses. From here on, no task starts on
+    /// the shards of a transaction, so each transaction gets its turn.
+    fn next_transaction(&mut self) -> Option<Task> {
+        self.claimed = self.transactions.iter().fold(0, |all, pending| all | pending.shards);
+        let mut used: Shards =
+            (0..).zip(&self.under_way).map(|(at, count)| u64::from(*count > 0) << at).sum();
+        for Pending { to, shards, transaction } in &mut self.transactions {
+            if used & *shards == 0
+                && let Some(transaction) = transaction.take()
+            {
+                return Some(Task::Transaction(*to, transaction, *shards));
+            }
+            used |= *shards;
+        }
+        None
+    }
+
+    fn count(&mut self, shards: Shards, change: impl Fn(&mut usize)) {
+        let of_task = |(at, _): &(usize, &mut usize)| shards >> at & 1 != 0;
+        self.under_way.iter_mut().enumerate().filter(of_task).for_each(|(_, count)| change(count));
+    }
+
+    /// Records the end of a task. Returns true if requests that were held may continue: they start before the next
+    /// transaction, so that other clients get their turn, too.
+    pub(super) fn note_end(&mut self, completion: &Completion) -> bool {
+        let Some(to) = completion.transaction else {
+            self.count(completion.shards, |count| *count -= 1);
+            return false;
+        };
+        self.transactions.retain(|pending| pending.to != to);
+        let running = self.transactions.iter().filter(|pending| pending.transaction.is_none());
+        self.claimed = running.fold(0, |all, pending| all | pending.shards);
+        true
+    }
+
+    /// Queues a transaction on these shards.
+    pub(super) fn begin(&mut self, to: Recipient, transaction: Transaction, shards: Shards) -> Step {
+        self.transactions.push_back(Pending { to, shards, transaction: Some(transaction) });
+        Step::Queued(Queued::UnderWay)
+    }
+
+    fn all_shards(&self) -> Shards {
+        (1 << self.locals.len()) - 1
+    }
+
+    fn shards_of(&self, plan: &Query<'_>, store: &Store) -> Shards {
+        match plan {
+            Query::Get(key, _) | Query::Ask(key, ..) | Query::AskFields(key, _) => 1 << store.shard_of(key),
+            Query::AskAll(requests, _) => self.shards_of_keys(requests.iter().map(|(key, _)| *key), store),
+            Query::GetAll(args) => self.shards_of_keys(args.iter().skip(1), store),
+            Query::Several(several) => self.shards_of_keys(several.keys(), store),
+            _ => self.all_shards(),
+        }
+    }
+
+    fn shards_of_keys<'a>(&self, keys: impl IntoIterator<Item = &'a [u8]>, store: &Store) -> Shards {
+        keys.into_iter().fold(0, |all, key| all | 1 << store.shard_of(key))
+    }
+
+    /// Returns the operation that executes a plan in a transaction, and its shards.
+    pub(super) fn operation_of(
+        &self,
+        plan: Query<'_>,
+        store: &Store,
+    ) -> Result<(Operation, Shards), KvError> {
+        let shards = self.shards_of(&plan, store);
+        let operation = match plan {
+            Query::Get(key, reply_kind) => {
+                check(key)?;
+                Operation::Get { key: key.to_vec(), reply_kind }
+            }
+            Query::Ask(key, request, reply_kind) => {
+                check(key)?;
+                let shard = store.shard_of(key);
+                Operation::Ask { shard, request: self.encoded(&request), reply_kind }
+            }
+            Query::AskFields(key, fields) => {
+                check(key)?;
+                let request = self.encoded(&Request::BitFields { key, value: &fields });
+                Operation::Ask { shard: store.shard_of(key), request, reply_kind: ReplyKind::Fields }
+            }
+            Query::AskAll(requests, total) => {
+                requests.iter().try_for_each(|(key, _)| check(key))?;
+                let encoded = |(key, request): &(&[u8], _)| (store.shard_of(key), self.encoded(request));
+                let requests = requests.iter().map(encoded).collect();
+                Operation::AskAll { requests, sum: Sum::default(), total }
+            }
+            Query::GetAll(args) => {
+                args.iter().skip(1).try_for_each(check)?;
+                let others: Vec<_> = args.iter().skip(1).map(<[u8]>::to_vec).enumerate().collect();
+                Operation::GetAll { values: vec![None; others.len()], others }
+            }
+            plan => operation_on_all(plan),
+        };
+        Ok((operation, shards))
+    }
+
+    /// Forgets what is known about the shards, after owners have changed.
+    pub(super) fn forget(&mut self) {
+        self.is_near.fill(true);
     }
 
     /// Records whether values of a shard were read without waiting.
@@ -108,11 +252,18 @@ impl Backend {
         store: &mut Store,
         replies: &mut Replies,
     ) -> Step {
+        if self.claimed != 0 && self.claimed & self.shards_of(&plan, store) != 0 {
+            return if queued.is_some() { Step::Waits } else { Step::Held };
+        }
         // The requests of one client take effect in order, as far as other clients can observe.
         let done = match plan {
             Query::Get(key, reply_kind) => self.get(key, reply_kind, (to, queued), store, replies).await,
             Query::Ask(key, ref request, reply_kind) => {
                 self.ask(key, request, reply_kind, (to, queued), store, replies).await
+            }
+            Query::AskFields(key, ref fields) => {
+                let request = Request::BitFields { key, value: fields };
+                self.ask(key, &request, ReplyKind::Fields, (to, queued), store, replies).await
             }
             _ if queued.is_some() => return Step::Waits,
             Query::AskAll(requests, total) => {
@@ -122,13 +273,12 @@ impl Backend {
             Query::GetAll(args) => {
                 Box::pin(self.get_all(args.iter().skip(1).collect(), to, store, replies)).await
             }
-            Query::Scan { cursor, count, pattern, is_of_strings } => {
-                let pattern = pattern.unwrap_or(b"*").to_vec();
-                Ok(self.operation(to, Operation::Scan { cursor, count, pattern, is_of_strings }))
+            Query::Several(several) => {
+                let shards = self.shards_of_keys(several.keys(), store);
+                let parts = vec![Part::Work(Operation::Several(several))];
+                Ok(self.begin(to, Transaction { watched: Vec::new(), parts, is_list: false }, shards))
             }
-            Query::Keys(pattern) => Ok(self.operation(to, Operation::Keys(pattern.to_vec()))),
-            Query::Count => Ok(self.operation(to, Operation::Count)),
-            Query::Clear => Ok(self.operation(to, Operation::Clear)),
+            plan => Ok(self.operation(to, operation_on_all(plan), self.all_shards())),
         };
         done.unwrap_or_else(|error| {
             replies.push(&refusal(&error));
@@ -136,10 +286,15 @@ impl Backend {
         })
     }
 
-    /// Queues an operation for a client that waits for nothing else.
-    pub(super) fn operation(&mut self, to: Recipient, operation: Operation) -> Step {
-        self.operations.push((to, operation));
+    /// Queues an operation on these shards for a client that waits for nothing else.
+    fn operation(&mut self, to: Recipient, operation: Operation, shards: Shards) -> Step {
+        self.operations.push((to, operation, shards));
         Step::Queued(Queued::UnderWay)
+    }
+
+    /// Queues an operation that reads no value of a key.
+    pub(super) fn look(&mut self, to: Recipient, operation: Operation) -> Step {
+        self.operation(to, operation, 0)
     }
 
     async fn get(
@@ -189,8 +344,7 @@ impl Backend {
         replies: &mut Replies,
     ) -> Result<Step, KvError> {
         let shard = store.shard_of(key);
-        let is_alone =
-            self.locals[shard].is_some() || key.len() > KEY_BYTES_MAX || reply_kind == ReplyKind::Value;
+        let is_alone = self.locals[shard].is_some() || key.len() > KEY_BYTES_MAX || reply_kind.has_value();
         if queued.is_some() && (is_alone || queued != Some(Queued::Changes(shard))) {
             return Ok(Step::Waits);
         }
@@ -200,9 +354,9 @@ impl Backend {
             replies.push(&reply_kind.of(Answer::decode(&self.answer)));
             return Ok(Step::Done);
         }
-        if reply_kind == ReplyKind::Value {
+        if reply_kind.has_value() {
             let request = self.encoded(request);
-            return Ok(self.operation(to, Operation::Ask { shard, request, reply_kind }));
+            return Ok(self.operation(to, Operation::Ask { shard, request, reply_kind }, 1 << shard));
         }
         if self.batches[shard].is_full() {
             return Ok(Step::IsFull);
@@ -242,7 +396,8 @@ impl Backend {
             }
         }
         if !others.is_empty() {
-            return Ok(self.operation(to, Operation::AskAll { requests: others, sum, total }));
+            let shards = others.iter().fold(0, |all, (shard, _)| all | 1 << shard);
+            return Ok(self.operation(to, Operation::AskAll { requests: others, sum, total }, shards));
         }
         replies.push(&sum.reply(total));
         Ok(Step::Done)
@@ -260,10 +415,12 @@ impl Backend {
             check(key)?;
         }
         let (mut values, mut others, mut bytes) = (vec![None; keys.len()], Vec::new(), 0);
+        let mut shards = 0;
         for (place, key) in keys.into_iter().enumerate() {
             let shard = store.shard_of(key);
             let Some(local) = &self.locals[shard] else {
                 others.push((place, key.to_vec()));
+                shards |= 1 << shard;
                 continue;
             };
             local.perform(self.now_ms, &Request::Get { key }, &mut self.answer).await?;
@@ -280,10 +437,24 @@ impl Backend {
             }
         }
         if !others.is_empty() {
-            return Ok(self.operation(to, Operation::GetAll { values, others }));
+            return Ok(self.operation(to, Operation::GetAll { values, others }, shards));
         }
         replies.push(&all_of(&values));
         Ok(Step::Done)
+    }
+}
+
+/// Returns the operation of a plan that concerns all shards.
+fn operation_on_all(plan: Query<'_>) -> Operation {
+    match plan {
+        Query::Scan { cursor, count, pattern, is_of_strings } => {
+            Operation::Scan { cursor, count, pattern: pattern.unwrap_or(b"*").to_vec(), is_of_strings }
+        }
+        Query::Keys(pattern) => Operation::Keys(pattern.to_vec()),
+        Query::Clear => Operation::Clear,
+        Query::RandomKey => Operation::RandomKey,
+        Query::Several(several) => Operation::Several(several),
+        _ => Operation::Count,
     }
 }
 

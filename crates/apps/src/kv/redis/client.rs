@@ -1,6 +1,8 @@
 //! Commands about a connection and about the server, without keys.
 
+use std::fmt;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use super::super::layout::VALUE_BYTES_MAX;
@@ -19,6 +21,8 @@ pub(super) struct Client {
     pub(super) id: u64,
     pub(super) address: SocketAddr,
     pub(super) since: Instant,
+    /// True if the client has given the password, or there is none.
+    pub(super) is_authenticated: bool,
     name: Box<[u8]>,
     library: Box<[u8]>,
     library_version: Box<[u8]>,
@@ -34,6 +38,27 @@ pub(super) struct About {
     pub(super) clients_max: usize,
     pub(super) connections: u64,
     pub(super) commands: u64,
+    /// Memory of the nodes that hold the shards, in bytes; 0 if unknown.
+    pub(super) memory: u64,
+    pub(super) password: Option<Password>,
+}
+
+/// The password of the server. The `Debug` output does not contain it.
+#[derive(Clone)]
+pub(super) struct Password(pub(super) Arc<[u8]>);
+
+impl Password {
+    /// Compares in a time that depends on the lengths only.
+    fn is(&self, given: &[u8]) -> bool {
+        let differences = self.0.iter().zip(given).fold(0, |all, (one, other)| all | (one ^ other));
+        self.0.len() == given.len() && differences == 0
+    }
+}
+
+impl fmt::Debug for Password {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Password")
+    }
 }
 
 /// Effect of a command on the connection.
@@ -44,9 +69,9 @@ pub(super) enum Then {
 }
 
 impl Client {
-    pub(super) fn new(id: u64, address: SocketAddr) -> Client {
+    pub(super) fn new(id: u64, address: SocketAddr, is_authenticated: bool) -> Client {
         let (name, library, library_version) = Default::default();
-        Client { id, address, since: Instant::now(), name, library, library_version }
+        Client { id, address, since: Instant::now(), is_authenticated, name, library, library_version }
     }
 
     /// Replies to a command without keys.
@@ -59,27 +84,31 @@ impl Client {
     ) -> (Reply<'a>, Then) {
         let reply = match command.does {
             Does::Quit => return (OK, Then::Ends),
-            Does::Absent => Reply::error(format!(
-                "ERR '{}' is refused: this server has no transactions; commands about one key are atomic",
+            Does::Hello => self.hello(args, protocol, about),
+            Does::Auth => self.auth(args, about),
+            Does::Reset => {
+                (*protocol, self.name) = Default::default();
+                self.is_authenticated = about.password.is_none();
+                Reply::Status("RESET")
+            }
+            _ if !self.is_authenticated => Reply::error("NOAUTH Authentication required."),
+            Does::Script => Reply::error(format!(
+                "ERR '{}' is refused: this server runs no scripts; MULTI and EXEC execute commands together, and \
+                 DELEX key IFEQ value releases a lock",
                 command.name
             )),
+            Does::Unwatch => OK,
             Does::Ping => match args.len() {
                 1 => Reply::Status("PONG"),
                 2 => Reply::Bulk(args.get(1).unwrap_or_default()),
                 _ => Reply::error("ERR wrong number of arguments for 'ping' command"),
             },
             Does::Echo => Reply::Bulk(args.get(1).unwrap_or_default()),
-            Does::Hello => self.hello(args, protocol),
-            Does::Auth => auth(args),
             Does::Select => match number_of(&args[1]) {
                 Some(0) => OK,
                 Some(_) => Reply::error("ERR DB index is out of range"),
                 None => Reply::error("ERR value is not an integer or out of range"),
             },
-            Does::Reset => {
-                (*protocol, self.name) = Default::default();
-                Reply::Status("RESET")
-            }
             Does::Time => {
                 let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
                 let parts = [now.as_secs().to_string(), now.subsec_micros().to_string()];
@@ -92,7 +121,7 @@ impl Client {
         (reply, Then::GoesOn)
     }
 
-    fn hello<'a>(&mut self, args: Args<'a>, protocol: &mut Protocol) -> Reply<'a> {
+    fn hello<'a>(&mut self, args: Args<'a>, protocol: &mut Protocol, about: &About) -> Reply<'a> {
         let mut wanted = *protocol;
         if let Some(version) = args.get(1) {
             wanted = match number_of(version) {
@@ -102,7 +131,8 @@ impl Client {
                 None => return Reply::error("ERR Protocol version is not an integer or out of range"),
             };
         }
-        let (mut options, mut name) = (args.iter().skip(2), None);
+        let (mut options, mut name, mut is_authenticated) =
+            (args.iter().skip(2), None, self.is_authenticated);
         while let Some(option) = options.next() {
             let unknown = || Reply::error(format!("ERR Syntax error in HELLO option '{}'", shown(option)));
             if is(option, "setname") {
@@ -112,14 +142,23 @@ impl Client {
                 }
                 name = Some(wanted);
             } else if is(option, "auth") {
-                let (Some(user), Some(_)) = (options.next(), options.next()) else { return unknown() };
-                if user != b"default" {
+                let (Some(user), Some(given)) = (options.next(), options.next()) else { return unknown() };
+                is_authenticated = may_pass(user, given, about);
+                if !is_authenticated {
                     return wrong_pass();
                 }
             } else {
                 return unknown();
             }
         }
+        if !is_authenticated {
+            return Reply::error(
+                "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH \
+                 <user> <pass> option can be used to authenticate the client and select the RESP protocol version \
+                 at the same time",
+            );
+        }
+        self.is_authenticated = true;
         *protocol = wanted;
         if let Some(name) = name {
             self.name = name.into();
@@ -134,6 +173,25 @@ impl Client {
             (text("role"), text("master")),
             (text("modules"), Reply::Array(Vec::new())),
         ])
+    }
+
+    fn auth(&mut self, args: Args<'_>, about: &About) -> Reply<'static> {
+        let (user, given) = match args.len() {
+            2 if about.password.is_none() => {
+                return Reply::error(
+                    "ERR AUTH <password> called without any password configured for the default user. \
+                     Are you sure your configuration is correct?",
+                );
+            }
+            2 => (&b"default"[..], &args[1]),
+            3 => (&args[1], &args[2]),
+            _ => return Reply::error("ERR syntax error"),
+        };
+        if !may_pass(user, given, about) {
+            return wrong_pass();
+        }
+        self.is_authenticated = true;
+        OK
     }
 
     fn client<'a>(&mut self, args: Args<'a>, protocol: Protocol, about: &About) -> Reply<'a> {
@@ -217,17 +275,9 @@ fn unknown_subcommand(args: Args<'_>) -> Reply<'static> {
     Reply::error(format!("ERR unknown subcommand '{subcommand}'. Try {command} HELP."))
 }
 
-/// Replies to `AUTH`. The server has one user, without a password.
-fn auth(args: Args<'_>) -> Reply<'static> {
-    match args.len() {
-        2 => Reply::error(
-            "ERR AUTH <password> called without any password configured for the default user. \
-             Are you sure your configuration is correct?",
-        ),
-        3 if &args[1] == b"default" => OK,
-        3 => wrong_pass(),
-        _ => Reply::error("ERR syntax error"),
-    }
+/// Returns true if a user may use the server: there is one user, `default`.
+fn may_pass(user: &[u8], given: &[u8], about: &About) -> bool {
+    user == b"default" && about.password.as_ref().is_none_or(|password| password.is(given))
 }
 
 fn config<'a>(args: Args<'a>, about: &mut About) -> Reply<'a> {
@@ -245,7 +295,7 @@ fn config<'a>(args: Args<'a>, about: &mut About) -> Reply<'a> {
         ("appendonly", "no".to_owned()),
         ("databases", "1".to_owned()),
         ("maxclients", about.clients_max.to_string()),
-        ("maxmemory", "0".to_owned()),
+        ("maxmemory", about.memory.to_string()),
         ("maxmemory-policy", "noeviction".to_owned()),
         ("port", about.address.port().to_string()),
         ("proto-max-bulk-len", VALUE_BYTES_MAX.to_string()),
@@ -284,7 +334,7 @@ const INFO_NAMES_MAX: usize = 1024;
 
 /// `COMMAND`: lists the commands.
 fn commands(args: Args<'_>) -> Reply<'_> {
-    let known = || COMMANDS.iter().filter(|command| command.does != Does::Absent);
+    let known = || COMMANDS.iter().filter(|command| command.does != Does::Script);
     let Some(subcommand) = args.get(1) else {
         return Reply::Array(known().map(describe).collect());
     };
@@ -342,7 +392,7 @@ fn describe(command: &'static Command) -> Reply<'static> {
 }
 
 /// `INFO`, for the requested sections.
-pub(super) fn info(asked: &[Vec<u8>], about: &About, keys: i64) -> Reply<'static> {
+pub(super) fn info(asked: &[Vec<u8>], about: &About, (keys, used): (i64, i64)) -> Reply<'static> {
     let uptime = about.since.elapsed().as_secs();
     let sections = [
         (
@@ -358,6 +408,10 @@ pub(super) fn info(asked: &[Vec<u8>], about: &About, keys: i64) -> Reply<'static
             ),
         ),
         ("Clients", format!("connected_clients:{}\r\nmaxclients:{}\r\n", about.clients, about.clients_max)),
+        (
+            "Memory",
+            format!("used_memory:{used}\r\nmaxmemory:{}\r\nmaxmemory_policy:noeviction\r\n", about.memory),
+        ),
         ("Persistence", "loading:0\r\nrdb_bgsave_in_progress:0\r\naof_enabled:0\r\n".to_owned()),
         (
             "Stats",

@@ -4,8 +4,10 @@ use std::fmt::Write;
 
 use super::super::shard::number_of;
 use super::super::wire::{Answer, Expires, Only, Request, When};
+use super::bits::{Span, bit_of, fields_of, offset_of};
 use super::reply::{OK, Reply, shown};
 use super::request::Args;
+use super::several::{Combination, Several};
 
 /// Description of a command.
 pub(super) struct Command {
@@ -22,6 +24,13 @@ pub(super) struct Command {
 pub(super) enum Does {
     Append,
     Auth,
+    BitCount,
+    BitFields {
+        is_read_only: bool,
+    },
+    BitPosition,
+    Combine,
+    Copy,
     Client,
     Command,
     Config,
@@ -29,43 +38,62 @@ pub(super) enum Does {
     Decrement,
     DecrementBy,
     Delete,
+    DeleteIf,
+    Discard,
     Echo,
+    Exec,
     Exists,
     Expire {
         unit_ms: i64,
         is_absolute: bool,
     },
+    ExpireTime {
+        unit_ms: i64,
+    },
     Flush,
     Get,
+    GetBit,
+    GetRange,
     GetAndDelete,
     GetAndExpire,
     GetSet,
     Hello,
     Increment,
     IncrementBy,
+    IncrementByFloat,
     Info,
-    /// A command of Redis that is not served.
-    Absent,
     Keys,
     GetMany,
+    Multi,
     SetMany,
+    SetManyIfAbsent,
     Persist,
     Ping,
     Quit,
+    RandomKey,
+    Rename {
+        only: Only,
+    },
     Reset,
     Scan,
+    /// A command that runs scripts, which this server does not.
+    Script,
     Select,
     Set,
     SetFor {
         unit_ms: i64,
     },
     SetIfAbsent,
+    SetBit,
+    SetRange,
     Length,
     Time,
     TimeLeft {
         unit_ms: i64,
     },
     Type,
+    Unwatch,
+    Watch,
 }
 
 const fn command(name: &'static str, arity: i64, keys: (i64, i64, i64), does: Does) -> Command {
@@ -80,54 +108,80 @@ const ALL_KEYS: (i64, i64, i64) = (1, -1, 1);
 pub(super) const COMMANDS: &[Command] = &[
     command("append", 3, ONE_KEY, Does::Append),
     command("auth", -2, NO_KEY, Does::Auth),
+    command("bitcount", -2, ONE_KEY, Does::BitCount),
+    command("bitfield", -2, ONE_KEY, Does::BitFields { is_read_only: false }),
+    command("bitfield_ro", -2, ONE_KEY, Does::BitFields { is_read_only: true }),
+    command("bitop", -4, (2, -1, 1), Does::Combine),
+    command("bitpos", -3, ONE_KEY, Does::BitPosition),
     command("client", -2, NO_KEY, Does::Client),
     command("command", -1, NO_KEY, Does::Command),
     command("config", -2, NO_KEY, Does::Config),
+    command("copy", -3, (1, 2, 1), Does::Copy),
     command("dbsize", 1, NO_KEY, Does::Count),
     command("decr", 2, ONE_KEY, Does::Decrement),
     command("decrby", 3, ONE_KEY, Does::DecrementBy),
     command("del", -2, ALL_KEYS, Does::Delete),
-    command("discard", 1, NO_KEY, Does::Absent),
+    command("delex", -2, ONE_KEY, Does::DeleteIf),
+    command("discard", 1, NO_KEY, Does::Discard),
     command("echo", 2, NO_KEY, Does::Echo),
-    command("exec", 1, NO_KEY, Does::Absent),
+    command("eval", -3, NO_KEY, Does::Script),
+    command("eval_ro", -3, NO_KEY, Does::Script),
+    command("evalsha", -3, NO_KEY, Does::Script),
+    command("evalsha_ro", -3, NO_KEY, Does::Script),
+    command("exec", 1, NO_KEY, Does::Exec),
     command("exists", -2, ALL_KEYS, Does::Exists),
     command("expire", -3, ONE_KEY, Does::Expire { unit_ms: 1000, is_absolute: false }),
     command("expireat", -3, ONE_KEY, Does::Expire { unit_ms: 1000, is_absolute: true }),
+    command("expiretime", 2, ONE_KEY, Does::ExpireTime { unit_ms: 1000 }),
+    command("fcall", -3, NO_KEY, Does::Script),
+    command("fcall_ro", -3, NO_KEY, Does::Script),
     command("flushall", -1, NO_KEY, Does::Flush),
     command("flushdb", -1, NO_KEY, Does::Flush),
     command("get", 2, ONE_KEY, Does::Get),
+    command("getbit", 3, ONE_KEY, Does::GetBit),
     command("getdel", 2, ONE_KEY, Does::GetAndDelete),
     command("getex", -2, ONE_KEY, Does::GetAndExpire),
+    command("getrange", 4, ONE_KEY, Does::GetRange),
     command("getset", 3, ONE_KEY, Does::GetSet),
     command("hello", -1, NO_KEY, Does::Hello),
     command("incr", 2, ONE_KEY, Does::Increment),
     command("incrby", 3, ONE_KEY, Does::IncrementBy),
+    command("incrbyfloat", 3, ONE_KEY, Does::IncrementByFloat),
     command("info", -1, NO_KEY, Does::Info),
     command("keys", 2, NO_KEY, Does::Keys),
     command("mget", -2, ALL_KEYS, Does::GetMany),
     command("mset", -3, (1, -1, 2), Does::SetMany),
-    command("multi", 1, NO_KEY, Does::Absent),
+    command("msetnx", -3, (1, -1, 2), Does::SetManyIfAbsent),
+    command("multi", 1, NO_KEY, Does::Multi),
     command("persist", 2, ONE_KEY, Does::Persist),
     command("pexpire", -3, ONE_KEY, Does::Expire { unit_ms: 1, is_absolute: false }),
     command("pexpireat", -3, ONE_KEY, Does::Expire { unit_ms: 1, is_absolute: true }),
+    command("pexpiretime", 2, ONE_KEY, Does::ExpireTime { unit_ms: 1 }),
     command("ping", -1, NO_KEY, Does::Ping),
     command("psetex", 4, ONE_KEY, Does::SetFor { unit_ms: 1 }),
     command("pttl", 2, ONE_KEY, Does::TimeLeft { unit_ms: 1 }),
     command("quit", -1, NO_KEY, Does::Quit),
+    command("randomkey", 1, NO_KEY, Does::RandomKey),
+    command("rename", 3, (1, 2, 1), Does::Rename { only: Only::Always }),
+    command("renamenx", 3, (1, 2, 1), Does::Rename { only: Only::IfAbsent }),
     command("reset", 1, NO_KEY, Does::Reset),
     command("scan", -2, NO_KEY, Does::Scan),
+    command("script", -2, NO_KEY, Does::Script),
     command("select", 2, NO_KEY, Does::Select),
     command("set", -3, ONE_KEY, Does::Set),
+    command("setbit", 4, ONE_KEY, Does::SetBit),
     command("setex", 4, ONE_KEY, Does::SetFor { unit_ms: 1000 }),
     command("setnx", 3, ONE_KEY, Does::SetIfAbsent),
+    command("setrange", 4, ONE_KEY, Does::SetRange),
     command("strlen", 2, ONE_KEY, Does::Length),
+    command("substr", 4, ONE_KEY, Does::GetRange),
     command("time", 1, NO_KEY, Does::Time),
     command("touch", -2, ALL_KEYS, Does::Exists),
     command("ttl", 2, ONE_KEY, Does::TimeLeft { unit_ms: 1000 }),
     command("type", 2, ONE_KEY, Does::Type),
     command("unlink", -2, ALL_KEYS, Does::Delete),
-    command("unwatch", 1, NO_KEY, Does::Absent),
-    command("watch", -2, ALL_KEYS, Does::Absent),
+    command("unwatch", 1, NO_KEY, Does::Unwatch),
+    command("watch", -2, ALL_KEYS, Does::Watch),
 ];
 
 /// Operation of a command on the store.
@@ -137,10 +191,16 @@ pub(super) enum Query<'a> {
     Get(&'a [u8], ReplyKind),
     /// Sends a request to the owner of a key.
     Ask(&'a [u8], Request<'a>, ReplyKind),
+    /// Sends encoded fields to the owner of a key.
+    AskFields(&'a [u8], Vec<u8>),
     /// Sends requests to the owners of several keys, one after the other.
     AskAll(Vec<(&'a [u8], Request<'a>)>, Total),
     /// Reads the values of several keys.
     GetAll(Args<'a>),
+    /// A command on several keys, which takes effect as a whole.
+    Several(Several),
+    /// Returns a key chosen at random.
+    RandomKey,
     /// Returns some keys, about `count`, that match the pattern.
     Scan { cursor: u64, count: u64, pattern: Option<&'a [u8]>, is_of_strings: bool },
     /// Returns all keys that match the pattern.
@@ -168,8 +228,20 @@ pub(super) enum ReplyKind {
     Number,
     /// The time until the key expires, in units of this many ms.
     TimeLeft(i64),
+    /// The time of day at which the key expires, in units of this many ms, and the time of day in ms.
+    ExpireTime(i64, i64),
     /// The type of the value.
     Type,
+    /// Some bytes of the value.
+    Range(Span),
+    /// A bit of the value.
+    Bit(u64),
+    /// The number of set bits.
+    BitCount(Span),
+    /// The position of the first such bit, and whether the range has an end.
+    BitPosition(Span, bool, bool),
+    /// The results of fields.
+    Fields,
 }
 
 /// The conversion of several answers to a reply.
@@ -181,8 +253,8 @@ pub(super) enum Total {
     Done,
 }
 
-const NOT_AN_INTEGER: &str = "ERR value is not an integer or out of range";
-const SYNTAX: &str = "ERR syntax error";
+pub(super) const NOT_AN_INTEGER: &str = "ERR value is not an integer or out of range";
+pub(super) const SYNTAX: &str = "ERR syntax error";
 
 /// Returns the command of a request, if its number of arguments is valid.
 pub(super) fn find<'a>(args: Args<'a>) -> Result<&'static Command, Reply<'a>> {
@@ -300,6 +372,14 @@ pub(super) fn plan<'a>(
         Does::TimeLeft { unit_ms } => ask(Request::TimeLeft { key }, ReplyKind::TimeLeft(unit_ms)),
         Does::Type => ask(Request::TimeLeft { key }, ReplyKind::Type),
         Does::Delete if args.len() == 2 => ask(Request::Delete { key }, ReplyKind::Flag),
+        Does::DeleteIf if args.len() == 2 => ask(Request::Delete { key }, ReplyKind::Flag),
+        Does::DeleteIf => match args.get(2).filter(|_| args.len() == 4) {
+            Some(condition) if is(condition, "ifeq") || is(condition, "ifne") => {
+                let is_equal = is(condition, "ifeq");
+                ask(Request::DeleteIf { key, value: arg(3), is_equal }, ReplyKind::Flag)
+            }
+            _ => Err(Reply::error(SYNTAX)),
+        },
         Does::Exists if args.len() == 2 => ask(Request::TimeLeft { key }, ReplyKind::Flag),
         Does::Delete => {
             let requests = args.iter().skip(1).map(|key| (key, Request::Delete { key }));
@@ -310,6 +390,50 @@ pub(super) fn plan<'a>(
             Ok(Some(Query::AskAll(requests.collect(), Total::Count)))
         }
         Does::GetMany => Ok(Some(Query::GetAll(args))),
+        Does::GetRange => {
+            let span = Span::parse(args, 2, false)?;
+            Ok(Some(Query::Get(key, ReplyKind::Range(span))))
+        }
+        Does::GetBit => Ok(Some(Query::Get(key, ReplyKind::Bit(offset_of(arg(2))?)))),
+        Does::BitCount if args.len() == 2 => Ok(Some(Query::Get(key, ReplyKind::BitCount(Span::ALL)))),
+        Does::BitCount if args.len() == 3 => Err(Reply::error(SYNTAX)),
+        Does::BitCount => Ok(Some(Query::Get(key, ReplyKind::BitCount(Span::parse(args, 2, true)?)))),
+        Does::BitPosition => {
+            let bit = match number(2)? {
+                bit @ 0..=1 => bit == 1,
+                _ => return Err(Reply::error("ERR The bit argument must be 1 or 0.")),
+            };
+            let span = if args.len() == 3 { Span::ALL } else { Span::parse(args, 3, true)? };
+            Ok(Some(Query::Get(key, ReplyKind::BitPosition(span, bit, args.len() > 4))))
+        }
+        Does::BitFields { is_read_only } => Ok(Some(Query::AskFields(key, fields_of(args, is_read_only)?))),
+        Does::SetBit => {
+            let offset = offset_of(arg(2))?;
+            let bit = number_of(arg(3)).filter(|bit| (0..=1).contains(bit));
+            let bit = bit.ok_or_else(|| Reply::error("ERR bit is not an integer or out of range"))? == 1;
+            ask(Request::SetBit { key, offset, bit }, ReplyKind::Number)
+        }
+        Does::SetRange => match u64::try_from(number(2)?) {
+            Ok(offset) => ask(Request::SetRange { key, offset, value: arg(3) }, ReplyKind::Number),
+            Err(_) => Err(Reply::error("ERR offset is out of range")),
+        },
+        Does::IncrementByFloat => ask(Request::AddFloat { key, value: arg(2) }, ReplyKind::Value),
+        Does::ExpireTime { unit_ms } => {
+            ask(Request::TimeLeft { key }, ReplyKind::ExpireTime(unit_ms, unix_ms()))
+        }
+        Does::RandomKey => Ok(Some(Query::RandomKey)),
+        Does::Rename { only } => {
+            let (from, to) = (key.to_vec(), arg(2).to_vec());
+            Ok(Some(Query::Several(Several::Move { from, to, only, is_copy: false })))
+        }
+        Does::Copy => copy(args).map(Some),
+        Does::Combine => combine(args).map(Some),
+        Does::SetManyIfAbsent if args.len().is_multiple_of(2) => Err(wrong_number(command.name)),
+        Does::SetManyIfAbsent => {
+            let pair = |at: usize| (arg(at).to_vec(), arg(at + 1).to_vec());
+            let pairs = (1..args.len()).step_by(2).map(pair).collect();
+            Ok(Some(Query::Several(Several::SetIfAbsent(pairs))))
+        }
         Does::SetMany if args.len().is_multiple_of(2) => Err(wrong_number(command.name)),
         Does::SetMany => {
             let request = |at: usize| {
@@ -330,6 +454,47 @@ pub(super) fn plan<'a>(
         },
         _ => Ok(None),
     }
+}
+
+/// `COPY`.
+fn copy<'a>(args: Args<'a>) -> Result<Query<'a>, Reply<'static>> {
+    let (mut only, mut options) = (Only::IfAbsent, args.iter().skip(3));
+    while let Some(option) = options.next() {
+        if is(option, "replace") {
+            only = Only::Always;
+        } else if is(option, "db") {
+            let database = options.next().ok_or_else(|| Reply::error(SYNTAX))?;
+            match number_of(database) {
+                Some(0) => {}
+                Some(_) => return Err(Reply::error("ERR DB index is out of range")),
+                None => return Err(Reply::error(NOT_AN_INTEGER)),
+            }
+        } else {
+            return Err(Reply::error(SYNTAX));
+        }
+    }
+    if args[1] == args[2] {
+        return Err(Reply::error("ERR source and destination objects are the same"));
+    }
+    let (from, to) = (args[1].to_vec(), args[2].to_vec());
+    Ok(Query::Several(Several::Move { from, to, only, is_copy: true }))
+}
+
+/// `BITOP`.
+fn combine<'a>(args: Args<'a>) -> Result<Query<'a>, Reply<'static>> {
+    let all = [
+        ("and", Combination::And),
+        ("or", Combination::Or),
+        ("xor", Combination::Xor),
+        ("not", Combination::Not),
+    ];
+    let found = all.into_iter().find(|(name, _)| is(&args[1], name));
+    let how = found.ok_or_else(|| Reply::error(SYNTAX))?.1;
+    if how == Combination::Not && args.len() != 4 {
+        return Err(Reply::error("ERR BITOP NOT must be called with a single source key."));
+    }
+    let keys = args.iter().skip(3).map(<[u8]>::to_vec).collect();
+    Ok(Query::Several(Several::Combine { how, to: args[2].to_vec(), keys }))
 }
 
 /// Returns true if an argument is `word`, in any case.
@@ -515,12 +680,24 @@ fn cursor_of(text: &[u8]) -> Option<u64> {
 }
 
 impl ReplyKind {
+    /// Returns true if the owner's answer to a request, other than a read, has no fixed length.
+    pub(super) fn has_value(self) -> bool {
+        matches!(self, ReplyKind::Value | ReplyKind::Fields)
+    }
+
     /// Returns the reply for the value of a key.
     pub(super) fn of_value(self, value: Option<&[u8]>) -> Reply<'_> {
         match (self, value) {
             (ReplyKind::Length, Some(value)) => Reply::Integer(value.len() as i64),
             (ReplyKind::Length, None) => Reply::Integer(0),
             (ReplyKind::Complaint(complaint), Some(_)) => Reply::error(complaint),
+            (ReplyKind::Range(span), value) => Reply::Bulk(span.bytes_of(value.unwrap_or_default())),
+            (ReplyKind::Bit(at), value) => Reply::Integer(bit_of(value.unwrap_or_default(), at).into()),
+            (ReplyKind::BitCount(span), value) => Reply::Integer(span.count(value.unwrap_or_default())),
+            (ReplyKind::BitPosition(span, bit, has_end), Some(value)) => {
+                Reply::Integer(span.find(value, bit, has_end))
+            }
+            (ReplyKind::BitPosition(_, bit, _), None) => Reply::Integer(if bit { -1 } else { 0 }),
             (_, Some(value)) => Reply::Bulk(value),
             (_, None) => Reply::Null,
         }
@@ -535,14 +712,45 @@ impl ReplyKind {
                 "TRYAGAIN no memory can be added to the store while the directory of names does not answer",
             ),
             Some(Answer::NotANumber) => Reply::error(NOT_AN_INTEGER),
+            Some(Answer::NotAFloat) => Reply::error("ERR value is not a valid float"),
+            Some(Answer::Infinite) => Reply::error("ERR increment would produce NaN or Infinity"),
             Some(Answer::Overflow) => Reply::error("ERR increment or decrement would overflow"),
             Some(Answer::TooLong) => {
                 Reply::error("ERR string exceeds maximum allowed size (proto-max-bulk-len)")
             }
-            Some(Answer::AnotherStore) => Reply::error("ERR the key's shard is no longer served"),
+            Some(Answer::AnotherStore) => Reply::error("CLUSTERDOWN the key's shard is no longer served"),
             Some(Answer::Malformed) | None => Reply::error("ERR the key's owner sent an invalid answer"),
             Some(Answer::Number(_) | Answer::Bytes(..) | Answer::Nothing) => match (self, answer) {
                 (ReplyKind::Value, Some(Answer::Bytes(_, bytes))) => Reply::Bulk(bytes),
+                (
+                    ReplyKind::Range(_)
+                    | ReplyKind::Bit(_)
+                    | ReplyKind::BitCount(_)
+                    | ReplyKind::BitPosition(..),
+                    Some(Answer::Bytes(_, bytes)),
+                ) => self.of_value(Some(bytes)),
+                (
+                    ReplyKind::Range(_)
+                    | ReplyKind::Bit(_)
+                    | ReplyKind::BitCount(_)
+                    | ReplyKind::BitPosition(..),
+                    _,
+                ) => self.of_value(None),
+                (ReplyKind::Fields, Some(Answer::Bytes(_, results))) => {
+                    let result = |result: &[u8; 9]| match result.split_first_chunk::<1>() {
+                        Some(([1], number)) => {
+                            Reply::Integer(i64::from_le_bytes(number.try_into().expect("8 bytes")))
+                        }
+                        _ => Reply::Null,
+                    };
+                    Reply::Array(results.as_chunks().0.iter().map(result).collect())
+                }
+                (ReplyKind::Fields, _) => Reply::Null,
+                (ReplyKind::ExpireTime(..), _) if !is_there => Reply::Integer(-2),
+                (ReplyKind::ExpireTime(unit_ms, unix_ms), Some(Answer::Number(ms))) if ms >= 0 => {
+                    Reply::Integer(ms.saturating_add(unix_ms).saturating_add(unit_ms / 2) / unit_ms)
+                }
+                (ReplyKind::ExpireTime(..), _) => Reply::Integer(-1),
                 (ReplyKind::Complaint(complaint), _) if is_there => Reply::error(complaint),
                 (ReplyKind::Value | ReplyKind::Complaint(_), _) => Reply::Null,
                 (ReplyKind::Length, Some(Answer::Bytes(_, bytes))) => Reply::Integer(bytes.len() as i64),

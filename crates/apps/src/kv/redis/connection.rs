@@ -3,20 +3,28 @@
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::event::epoll::EventFlags;
 
 use super::super::store::Store;
-use super::backend::{Backend, Queued, Step};
+use super::backend::{Backend, Queued, Shards, Step};
 use super::client::{About, Client, Then};
-use super::commands::{self, Does, Query};
-use super::reply::{Replies, Reply};
-use super::request::{Args, Parser, REQUEST_BYTES_MAX};
-use super::task::{Left, Operation, Recipient};
+use super::commands::{self, Command, Does, Query};
+use super::reply::{OK, Replies, Reply};
+use super::request::{Args, Excess, Parsed, Parser, ProtocolError, REQUEST_BYTES_MAX};
+use super::task::{Left, Operation, Recipient, Watched, refusal};
+use super::transaction::{Part, Queue, Transaction, WATCHED_MAX};
 
 /// Maximum number of unsent bytes of replies; beyond it, the client's requests wait.
 pub(super) const UNSENT_BYTES_MAX: usize = 256 << 10;
+/// Maximum number of bytes of waiting requests; beyond it, the server reads no more of them. A client that sends its
+/// whole pipeline before it reads a reply needs that much.
+const WAITING_BYTES_MAX: usize = 2 * REQUEST_BYTES_MAX;
+/// Maximum length of an incomplete request of a client that has not given the password.
+const UNAUTHENTICATED_BYTES_MAX: usize = 16 << 10;
+/// Time without progress after which such a client is disconnected.
+const STUCK: Duration = Duration::from_secs(5);
 /// Maximum number of postponed values that are requested at once.
 const LEFT_TOGETHER: usize = 16;
 /// Maximum number of bytes still read after a protocol error, so that the client gets to read the error.
@@ -47,6 +55,14 @@ pub(super) struct Connection {
     last_bytes: Option<usize>,
     /// True if the client sends no more input.
     has_ended: bool,
+    /// Commands after `MULTI`.
+    queue: Option<Box<Queue>>,
+    /// Keys that must not change before `EXEC`.
+    pub(super) watched_keys: Vec<Watched>,
+    /// True if a request waits for the end of a transaction of another client.
+    is_waiting: bool,
+    /// Time since which requests wait up to their limit, and the client reads no reply.
+    stuck_since: Option<Instant>,
 }
 
 /// Input of a connection.
@@ -56,22 +72,32 @@ pub(super) struct Input {
     begin: usize,
     end: usize,
     parser: Parser,
+    /// The reason to refuse the last request, once earlier requests are answered.
+    refusal: Option<Refusal>,
+}
+
+/// A reason to refuse a request.
+enum Refusal {
+    /// The connection ends.
+    Malformed(ProtocolError),
+    /// The request has been dropped.
+    Excess(Excess),
 }
 
 impl Input {
     fn new(len: usize) -> Input {
-        Input { bytes: vec![0; len], begin: 0, end: 0, parser: Parser::default() }
+        Input { bytes: vec![0; len], begin: 0, end: 0, parser: Parser::default(), refusal: None }
     }
 
     fn len(&self) -> usize {
         self.end - self.begin
     }
 
-    /// Makes room behind the unprocessed input, about as much as there is already if the request is that long. A client
-    /// thus cannot take memory by announcing input that never comes.
+    /// Makes room behind the unprocessed input, in proportion to its length, so that moving it to the front takes linear
+    /// time in all. A client cannot take memory by announcing input that never comes.
     fn make_room(&mut self) {
         let missing = self.parser.len_min().saturating_sub(self.len());
-        let room = missing.min(self.len()).max(READ_BYTES);
+        let room = missing.min(self.len()).max(self.len() / 4).max(READ_BYTES);
         if self.bytes.len() - self.end >= room.min(READ_BYTES / 2) {
             return;
         }
@@ -105,7 +131,7 @@ impl Buffers {
 
     fn give_back_input(&mut self, mut input: Box<Input>) {
         if self.inputs.len() < KEPT_MAX && input.bytes.len() <= KEPT_BYTES_MAX {
-            (input.begin, input.end, input.parser) = (0, 0, Parser::default());
+            (input.begin, input.end, input.parser, input.refusal) = (0, 0, Parser::default(), None);
             self.inputs.push(input);
         }
     }
@@ -129,6 +155,8 @@ pub(super) enum Pause {
     Batch,
     /// The client must read its replies first.
     Unsent,
+    /// A transaction of another client must end first.
+    Held,
 }
 
 /// Returns true for an HTTP request, by which a browser may be tricked into sending commands.
@@ -141,7 +169,8 @@ impl Connection {
         let (replies, watched) = (Replies::default(), EventFlags::IN);
         let (queued, input, sent, left) = (None, None, 0, VecDeque::new());
         let (is_held_back, is_closing, has_erred) = (false, false, false);
-        let (last_bytes, has_ended) = (None, false);
+        let (last_bytes, has_ended, stuck_since) = (None, false, None);
+        let (queue, watched_keys, is_waiting) = (None, Vec::new(), false);
         Connection {
             stream,
             replies,
@@ -156,6 +185,10 @@ impl Connection {
             has_erred,
             last_bytes,
             has_ended,
+            queue,
+            watched_keys,
+            is_waiting,
+            stuck_since,
         }
     }
 
@@ -203,11 +236,12 @@ impl Connection {
         about: &mut About,
         buffers: &mut Buffers,
     ) -> Pause {
-        self.is_held_back = false;
+        (self.is_held_back, self.is_waiting) = (false, false);
         if !self.left.is_empty() {
             let pause = Box::pin(self.take_up_left(number, backend, store)).await;
             if !self.left.is_empty() {
                 self.is_held_back = pause == Pause::Unsent;
+                self.is_waiting = pause == Pause::Held;
                 return pause;
             }
         }
@@ -221,34 +255,53 @@ impl Connection {
                 input.begin = input.end;
                 break Pause::Idle;
             }
-            if self.unsent() >= UNSENT_BYTES_MAX {
+            if !self.has_room() {
                 break Pause::Unsent;
+            }
+            if let Some(refusal) = &input.refusal {
+                if self.queued.is_some() {
+                    break Pause::UnderWay;
+                }
+                match refusal {
+                    Refusal::Malformed(error) => self.refuse(&error.to_string()),
+                    Refusal::Excess(excess) => {
+                        self.replies.push(&Reply::error(format!("ERR {excess}")));
+                        self.queue.iter_mut().for_each(|queue| queue.is_refused = true);
+                    }
+                }
+                input.refusal = None;
+                continue;
             }
             let there = &input.bytes[input.begin..input.end];
             match input.parser.parse(there) {
-                Ok(None) => break Pause::Idle,
-                Ok(Some(len)) => {
+                Ok(Parsed::Partial)
+                    if !self.client.is_authenticated && there.len() > UNAUTHENTICATED_BYTES_MAX =>
+                {
+                    self.refuse("unauthenticated request is too long");
+                }
+                Ok(Parsed::Partial) => break Pause::Idle,
+                Ok(Parsed::Dropped(len, excess)) => {
+                    input.begin += len;
+                    input.refusal = excess.map(Refusal::Excess);
+                }
+                Ok(Parsed::Request(len)) => {
                     let args = input.parser.args(there);
-                    match self.perform(args, number, backend, store, about).await {
+                    match self.perform(args, &there[..len], number, backend, store, about).await {
                         // The plan is tried again then.
                         Step::Waits => break Pause::UnderWay,
                         Step::IsFull => break Pause::Batch,
+                        Step::Held => break Pause::Held,
                         Step::Queued(queued) => self.queued = Some(queued),
                         Step::Done => {}
                     }
                     input.begin += len;
                 }
-                Err(_) if self.queued.is_some() => {
-                    input.parser = Parser::default();
-                    break Pause::UnderWay;
-                }
-                Err(error) => {
-                    self.refuse(&error.to_string());
-                }
+                Err(error) => input.refusal = Some(Refusal::Malformed(error)),
             }
         };
         self.keep(held, buffers);
         self.is_held_back = pause == Pause::Unsent;
+        self.is_waiting = pause == Pause::Held;
         pause
     }
 
@@ -263,7 +316,7 @@ impl Connection {
         let to = Recipient { number, id: self.client.id, protocol: self.replies.protocol };
         let mut queued = 0;
         while let Some(Left { key, reply_kind }) = self.left.front() {
-            if self.unsent() >= UNSENT_BYTES_MAX {
+            if !self.has_room() {
                 return Pause::Unsent;
             }
             if queued == LEFT_TOGETHER {
@@ -273,6 +326,7 @@ impl Connection {
             match backend.carry_out(query, (to, self.queued), store, &mut self.replies).await {
                 Step::Waits => return Pause::UnderWay,
                 Step::IsFull => return Pause::Batch,
+                Step::Held => return Pause::Held,
                 Step::Queued(waited_for) => {
                     self.queued = Some(waited_for);
                     queued += 1;
@@ -302,6 +356,7 @@ impl Connection {
     async fn perform(
         &mut self,
         args: Args<'_>,
+        request: &[u8],
         number: usize,
         backend: &mut Backend,
         store: &mut Store,
@@ -311,14 +366,28 @@ impl Connection {
             return Step::Done;
         }
         let found = commands::find(args);
-        let plan = match &found {
-            Ok(command) => commands::plan(command, args, unix_ms),
-            Err(_) => Ok(None),
-        };
         let to = Recipient { number, id: self.client.id, protocol: self.replies.protocol };
+        let does = found.as_ref().map_or(Does::Ping, |command| command.does);
+        let is_about_transactions = self.queue.is_some()
+            || matches!(
+                does,
+                Does::Multi | Does::Exec | Does::Discard | Does::Watch | Does::Unwatch | Does::Reset
+            );
+        if is_about_transactions && self.client.is_authenticated && !is_http(args) {
+            if self.queued.is_some() {
+                return Step::Waits;
+            }
+            if let Some(step) = self.transact(&found, args, request, to, backend, store, about) {
+                return step;
+            }
+        }
+        let plan = match &found {
+            Ok(command) if self.client.is_authenticated => commands::plan(command, args, unix_ms),
+            Ok(_) | Err(_) => Ok(None),
+        };
         if let Ok(Some(plan)) = plan {
             let step = backend.carry_out(plan, (to, self.queued), store, &mut self.replies).await;
-            about.commands += u64::from(!matches!(step, Step::Waits | Step::IsFull));
+            about.commands += u64::from(!matches!(step, Step::Waits | Step::IsFull | Step::Held));
             return step;
         }
         if self.queued.is_some() {
@@ -328,9 +397,8 @@ impl Connection {
         match (found, plan) {
             (Err(_), _) if is_http(args) => self.refuse("this is not an HTTP server"),
             (Err(reply), _) | (_, Err(reply)) => self.replies.push(&reply),
-            (Ok(command), _) if command.does == Does::Info => {
-                let sections = args.iter().skip(1).map(<[u8]>::to_vec).collect();
-                return backend.operation(to, Operation::Info(sections, about.clone()));
+            (Ok(command), _) if command.does == Does::Info && self.client.is_authenticated => {
+                return backend.look(to, info(args, about));
             }
             (Ok(command), _) => {
                 let protocol = &mut self.replies.protocol;
@@ -340,6 +408,113 @@ impl Connection {
             }
         }
         Step::Done
+    }
+
+    /// Performs a command that is about a transaction, or that is queued for one. Returns `None` if it is neither.
+    #[expect(clippy::too_many_arguments, reason = "as perform")]
+    fn transact(
+        &mut self,
+        found: &Result<&'static Command, Reply<'_>>,
+        args: Args<'_>,
+        request: &[u8],
+        to: Recipient,
+        backend: &mut Backend,
+        store: &Store,
+        about: &mut About,
+    ) -> Option<Step> {
+        about.commands += 1;
+        let does = match (found, &mut self.queue) {
+            (Err(reply), Some(queue)) => {
+                queue.is_refused = true;
+                self.replies.push(reply);
+                return Some(Step::Done);
+            }
+            (Err(_), None) => return None,
+            (Ok(command), _) => command.does,
+        };
+        let reply = match (does, &mut self.queue) {
+            (Does::Multi, None) => {
+                self.queue = Some(Box::default());
+                OK
+            }
+            (Does::Multi, Some(_)) => Reply::error("ERR MULTI calls can not be nested"),
+            (Does::Exec, None) => Reply::error("ERR EXEC without MULTI"),
+            (Does::Discard, None) => Reply::error("ERR DISCARD without MULTI"),
+            (Does::Watch, Some(_)) => Reply::error("ERR WATCH inside MULTI is not allowed"),
+            (Does::Watch, None) => {
+                let keys: Vec<Vec<u8>> = args.iter().skip(1).map(<[u8]>::to_vec).collect();
+                if self.watched_keys.len() + keys.len() <= WATCHED_MAX {
+                    return Some(backend.look(to, Operation::Watch(keys)));
+                }
+                Reply::error(format!("ERR a client watches at most {WATCHED_MAX} keys"))
+            }
+            (Does::Exec, Some(_)) => {
+                let queue = self.queue.take().unwrap_or_default();
+                return Some(self.execute(&queue, to, backend, store, about));
+            }
+            (Does::Reset, _) => {
+                (self.queue, self.watched_keys) = Default::default();
+                return None;
+            }
+            (Does::Discard, Some(_)) | (Does::Unwatch, None) => {
+                (self.queue, self.watched_keys) = Default::default();
+                OK
+            }
+            (Does::Quit, _) | (_, None) => return None,
+            (_, Some(queue)) => queue.push(request).err().unwrap_or(Reply::Status("QUEUED")),
+        };
+        self.replies.push(&reply);
+        Some(Step::Done)
+    }
+
+    /// Begins to execute the queued commands.
+    fn execute(
+        &mut self,
+        queue: &Queue,
+        to: Recipient,
+        backend: &mut Backend,
+        store: &Store,
+        about: &mut About,
+    ) -> Step {
+        let watched = std::mem::take(&mut self.watched_keys);
+        if queue.is_refused {
+            self.replies.push(&Reply::error("EXECABORT Transaction discarded because of previous errors."));
+            return Step::Done;
+        }
+        let (mut parser, mut rest, mut parts) = (Parser::default(), &queue.bytes[..], Vec::new());
+        let mut shards = watched.iter().fold(0, |all, (key, _)| all | 1 << store.shard_of(key));
+        parts.reserve_exact(queue.count);
+        while let Ok(Parsed::Request(len)) = parser.parse(rest) {
+            let part = self.part_of(parser.args(rest), backend, store, about).map(|(operation, of_part)| {
+                shards |= of_part;
+                Part::Work(operation)
+            });
+            parts.push(part.unwrap_or_else(|reply| {
+                let mut bytes = Vec::new();
+                reply.write(to.protocol, &mut bytes);
+                Part::Reply(bytes)
+            }));
+            rest = &rest[len..];
+        }
+        backend.begin(to, Transaction { watched, parts, is_list: true }, shards)
+    }
+
+    /// Returns the operation of a queued command, and its shards; or else its reply.
+    fn part_of<'a>(
+        &mut self,
+        args: Args<'a>,
+        backend: &Backend,
+        store: &Store,
+        about: &mut About,
+    ) -> Result<(Operation, Shards), Reply<'a>> {
+        let command = commands::find(args)?;
+        if let Some(plan) = commands::plan(command, args, unix_ms)? {
+            return backend.operation_of(plan, store).map_err(|error| refusal(&error));
+        }
+        if command.does == Does::Info {
+            return Ok((info(args, about), 0));
+        }
+        Err(self.client.perform(command, args, &mut self.replies.protocol, about).0)
     }
 
     /// Returns true if the connection has this id, and is not a later connection at the same index.
@@ -352,7 +527,10 @@ impl Connection {
         while self.unsent() > 0 {
             match self.stream.write(&self.replies.bytes[self.sent..]) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
-                Ok(count) => self.sent += count,
+                Ok(count) => {
+                    self.sent += count;
+                    self.stuck_since = None;
+                }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error),
@@ -380,19 +558,52 @@ impl Connection {
 
     /// Returns true if all output is sent and no input follows.
     pub(super) fn is_over(&self) -> bool {
-        let has_all = self.queued.is_none() && !self.is_held_back && self.left.is_empty();
+        let has_all = self.queued.is_none() && !self.is_held_back && !self.is_waiting && self.left.is_empty();
         let is_done = self.is_closing || self.has_ended && has_all;
         is_done && self.last_bytes.is_none() && self.unsent() == 0
     }
 
-    /// Returns true if input may be read. The pending input of a waiting client is bounded.
+    /// Returns true if input may be read. The pending input of a waiting client is bounded. Requests that wait for the
+    /// store continue by themselves. If they wait for the client, it may be sending the rest of its pipeline first.
     fn is_read(&self) -> bool {
         if self.last_bytes.is_some() {
             return true;
         }
-        let is_heard =
-            self.queued.is_none() || self.input.as_ref().is_none_or(|input| input.len() < READ_BYTES);
-        is_heard && !self.is_closing && !self.has_ended && self.unsent() < UNSENT_BYTES_MAX
+        let max = if self.queued.is_some() { READ_BYTES } else { WAITING_BYTES_MAX };
+        !self.is_closing && !self.has_ended && self.waiting() < max
+    }
+
+    /// Returns the length of the requests that wait.
+    fn waiting(&self) -> usize {
+        self.input.as_ref().map_or(0, |input| input.len())
+    }
+
+    /// Returns true if requests may be executed, as far as unread replies are concerned.
+    pub(super) fn has_room(&self) -> bool {
+        self.unsent() < UNSENT_BYTES_MAX
+    }
+
+    /// Returns true if the client sends requests up to their limit, and reads no reply.
+    pub(super) fn look_if_stuck(&mut self) -> bool {
+        if !self.is_held_back || self.has_room() || self.waiting() < WAITING_BYTES_MAX {
+            self.stuck_since = None;
+            return false;
+        }
+        self.stuck_since.get_or_insert_with(Instant::now);
+        true
+    }
+
+    /// Returns the reason to disconnect a client that was stuck for too long.
+    pub(super) fn why_cut_off(&self) -> Option<String> {
+        self.stuck_since.filter(|since| since.elapsed() >= STUCK)?;
+        Some(format!(
+            "client {} at {} is disconnected: it has {} bytes of requests waiting (the maximum is \
+             {WAITING_BYTES_MAX}), and has read no reply for {} s",
+            self.client.id,
+            self.client.address,
+            self.waiting(),
+            STUCK.as_secs()
+        ))
     }
 
     fn unsent(&self) -> usize {
@@ -401,7 +612,8 @@ impl Connection {
 
     /// Keeps unprocessed input in as little memory as possible.
     fn keep(&mut self, mut input: Box<Input>, buffers: &mut Buffers) {
-        if input.len() == 0 {
+        // A request that is being dropped continues without bytes.
+        if input.len() == 0 && input.refusal.is_none() && !input.parser.is_dropping() {
             return buffers.give_back_input(input);
         }
         if input.len() <= BEGUN_BYTES && input.bytes.len() > BEGUN_BYTES {
@@ -409,11 +621,17 @@ impl Connection {
             short.bytes.copy_from_slice(&input.bytes[input.begin..input.end]);
             short.end = input.len();
             short.parser = std::mem::take(&mut input.parser);
+            short.refusal = input.refusal.take();
             buffers.give_back_input(input);
             input = short;
         }
         self.input = Some(input);
     }
+}
+
+/// Returns the operation of `INFO`.
+fn info(args: Args<'_>, about: &About) -> Operation {
+    Operation::Info(args.iter().skip(1).map(<[u8]>::to_vec).collect(), about.clone())
 }
 
 fn is_for_now(error: &io::Error) -> bool {

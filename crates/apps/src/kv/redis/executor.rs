@@ -16,6 +16,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 
+use super::super::error::KvError;
 use super::super::store::Store;
 use super::task::{Completion, Task};
 
@@ -133,6 +134,13 @@ impl Executor {
         }
     }
 
+    /// Opens the store again, after owners have changed.
+    pub(super) async fn reopen(&mut self) -> Result<(), KvError> {
+        self.origin = self.origin.reopen().await?;
+        self.spare.clear();
+        Ok(())
+    }
+
     fn is_idle(&self) -> bool {
         self.free.len() == self.tasks.len()
     }
@@ -178,7 +186,9 @@ impl Executor {
             Poll::Ready((completion, store)) => {
                 self.tasks[number] = None;
                 self.free.push(number);
-                self.spare.push(store);
+                if store.epoch == self.origin.epoch {
+                    self.spare.push(store);
+                }
                 Some(completion)
             }
         }

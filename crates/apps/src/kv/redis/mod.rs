@@ -10,9 +10,10 @@
 //! One thread serves all connections and never waits for an owner. If an owner does not answer, only the clients that
 //! need it wait. The requests of a client are executed in order. If several clients send requests to the same shard in
 //! one turn of the loop, the requests are sent to its owner together. A command on one key is atomic, because the key's
-//! owner executes it. A command on several keys is atomic for each key, not as a whole.
+//! owner executes it. A command on several keys is atomic for each key, not as a whole; a transaction is atomic.
 
 mod backend;
+mod bits;
 mod client;
 mod commands;
 mod connection;
@@ -21,9 +22,11 @@ mod glob;
 mod reply;
 mod request;
 mod server;
+mod several;
 mod task;
+mod transaction;
 
 pub use backend::Clock;
-pub use request::{ARGS_MAX, Args, LINE_BYTES_MAX, Parser, ProtocolError, REQUEST_BYTES_MAX};
-pub use server::{CLIENTS_MAX, Server, ServerError, ServerStopper};
+pub use request::{ARGS_MAX, Args, Excess, LINE_BYTES_MAX, Parsed, Parser, ProtocolError, REQUEST_BYTES_MAX};
+pub use server::{CLIENTS_MAX, Server, ServerControl, ServerError};
 pub use task::REPLY_BYTES_MAX;

@@ -20,6 +20,8 @@ pub(super) enum Reply<'a> {
     Bulk(&'a [u8]),
     Text(String),
     Null,
+    /// Null in place of an array.
+    NullArray,
     Array(Vec<Reply<'a>>),
     /// A map; in version 2, an array of keys and values in turn.
     Map(Vec<(Reply<'a>, Reply<'a>)>),
@@ -36,6 +38,11 @@ impl Replies {
     /// Appends a reply.
     pub(super) fn push(&mut self, reply: &Reply<'_>) {
         reply.write(self.protocol, &mut self.bytes);
+    }
+
+    /// Begins an array of so many replies, which follow.
+    pub(super) fn begin_array(&mut self, len: usize) {
+        self.bytes.extend(format!("*{len}\r\n").bytes());
     }
 }
 
@@ -75,6 +82,7 @@ impl Reply<'_> {
             Reply::Bulk(bytes) => borrowed(BorrowedFrame::BulkString(bytes), out),
             Reply::Text(text) => borrowed(BorrowedFrame::BulkString(text.as_bytes()), out),
             Reply::Null => borrowed(BorrowedFrame::Null, out),
+            Reply::NullArray => out.extend(b"*-1\r\n"),
             Reply::Array(_) | Reply::Map(_) => {
                 let frame = self.to_resp2();
                 append(out, frame.encode_len(false), |room| resp2::encode::encode(room, &frame, false));
@@ -90,7 +98,7 @@ impl Reply<'_> {
             Reply::Integer(number) => OwnedFrame::Integer(*number),
             Reply::Bulk(bytes) => OwnedFrame::BulkString(bytes.to_vec()),
             Reply::Text(text) => OwnedFrame::BulkString(text.as_bytes().to_vec()),
-            Reply::Null => OwnedFrame::Null,
+            Reply::Null | Reply::NullArray => OwnedFrame::Null,
             Reply::Array(replies) => OwnedFrame::Array(replies.iter().map(Reply::to_resp2).collect()),
             Reply::Map(pairs) => OwnedFrame::Array(
                 pairs.iter().flat_map(|(key, value)| [key.to_resp2(), value.to_resp2()]).collect(),
@@ -111,7 +119,7 @@ impl Reply<'_> {
                 borrowed(BorrowedFrame::SimpleString { data: text.as_bytes(), attributes }, out);
             }
             Reply::Integer(data) => borrowed(BorrowedFrame::Number { data: *data, attributes }, out),
-            Reply::Null => borrowed(BorrowedFrame::Null, out),
+            Reply::Null | Reply::NullArray => borrowed(BorrowedFrame::Null, out),
             _ => {
                 let frame = self.to_resp3();
                 append(out, frame.encode_len(false), |room| complete::encode(room, &frame, false));
@@ -128,7 +136,7 @@ impl Reply<'_> {
             Reply::Integer(number) => OwnedFrame::Number { data: *number, attributes },
             Reply::Bulk(bytes) => OwnedFrame::BlobString { data: bytes.to_vec(), attributes },
             Reply::Text(text) => OwnedFrame::BlobString { data: text.as_bytes().to_vec(), attributes },
-            Reply::Null => OwnedFrame::Null,
+            Reply::Null | Reply::NullArray => OwnedFrame::Null,
             Reply::Array(replies) => {
                 OwnedFrame::Array { data: replies.iter().map(Reply::to_resp3).collect(), attributes }
             }

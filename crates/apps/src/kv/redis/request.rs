@@ -1,15 +1,16 @@
 //! An incremental parser of requests: an array of bulk strings, or a line.
 //!
 //! The decoder of crate `redis-protocol` is not suitable. It accepts any announced length of a bulk string, so an
-//! oversized request could be refused only after it had arrived. It also parses arrays nested to any depth, although
+//! oversized request could be refused only after it had arrived, in memory of the server. It also parses arrays nested to any depth, although
 //! requests contain no nested arrays.
 
+use std::mem::take;
 use std::ops::Range;
 
 use super::super::layout::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 
-/// Maximum number of arguments of a request, including the command.
-pub const ARGS_MAX: usize = 1 << 20;
+/// Maximum number of arguments of a request, including the command: enough for `MSET` of 2^20 pairs of short values.
+pub const ARGS_MAX: usize = (1 << 21) + 1;
 /// Maximum length of an argument, in bytes.
 pub const ARG_BYTES_MAX: usize = VALUE_BYTES_MAX;
 /// Maximum length in bytes of a line: an inline request, or the announcement of a length.
@@ -17,10 +18,40 @@ pub const LINE_BYTES_MAX: usize = KEY_BYTES_MAX;
 /// Maximum length of a request, in bytes.
 pub const REQUEST_BYTES_MAX: usize = 64 << 20;
 
+/// Maximum announced length of an argument, and number of arguments, of a request that is dropped. Beyond it, the
+/// connection ends, as in Redis.
+const DROPPED_ARG_BYTES_MAX: usize = 512 << 20;
+const DROPPED_ARGS_MAX: i64 = i32::MAX as i64;
+
+/// Result of parsing.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Parsed {
+    /// The request is incomplete.
+    Partial,
+    /// Length of the first request; its [arguments](Parser::args) are available.
+    Request(usize),
+    /// Length of a piece of a request that exceeds a limit. The caller drops this piece. `Some`: the request ends here.
+    Dropped(usize, Option<Excess>),
+}
+
+/// A limit that a well-formed request exceeds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Excess {
+    /// Length of an argument, in bytes.
+    #[error("an argument has {0} bytes; the maximum is {max}", max = ARG_BYTES_MAX)]
+    Arg(usize),
+    /// Number of arguments.
+    #[error("the request has {0} arguments; the maximum is {max}", max = ARGS_MAX)]
+    Args(usize),
+    /// The length of the request.
+    #[error("the request has more than {max} bytes", max = REQUEST_BYTES_MAX)]
+    Request,
+}
+
 /// The reason why a request is malformed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ProtocolError {
-    /// A line or the request is too long.
+    /// A line is too long.
     #[error("{0}")]
     TooLong(&'static str),
     /// The number of arguments is invalid or too high.
@@ -50,6 +81,10 @@ pub struct Parser {
     /// Arguments of a line with quotes, in place of its bytes.
     unquoted: Vec<u8>,
     is_line: bool,
+    /// The limit that the current request exceeds. Its rest is dropped.
+    excess: Option<Excess>,
+    /// Bytes of the current argument that are still to be dropped.
+    to_drop: usize,
 }
 
 /// The arguments of a request.
@@ -91,26 +126,27 @@ impl std::ops::Index<usize> for Args<'_> {
 }
 
 impl Parser {
-    /// Continues to parse `bytes`, which start with the same bytes as in the last call, or with a new request. Returns
-    /// the length of the first request once it is complete; its [arguments](Parser::args) are available then.
-    pub fn parse(&mut self, bytes: &[u8]) -> Result<Option<usize>, ProtocolError> {
+    /// Continues to parse `bytes`, which start with the same bytes as in the last call, without those that the caller
+    /// has dropped since, or with a new request.
+    pub fn parse(&mut self, bytes: &[u8]) -> Result<Parsed, ProtocolError> {
+        if self.excess.is_some() {
+            return self.drop_rest(bytes);
+        }
         if self.at == 0 {
             self.args.clear();
             self.unquoted.clear();
             (self.left, self.len_min) = (None, 0);
             self.is_line = !bytes.starts_with(b"*");
         }
-        let done = match (bytes.is_empty(), self.is_line) {
-            (true, _) => return Ok(None),
+        let parsed = match (bytes.is_empty(), self.is_line) {
+            (true, _) => Parsed::Partial,
             (_, true) => self.parse_line(bytes)?,
             (_, false) => self.parse_array(bytes)?,
         };
-        if done.is_some() {
+        if let Parsed::Request(_) = parsed {
             self.at = 0;
-        } else if bytes.len() > REQUEST_BYTES_MAX {
-            return Err(ProtocolError::TooLong("too big request"));
         }
-        Ok(done)
+        Ok(parsed)
     }
 
     /// Returns the arguments of the parsed request at the start of `bytes`.
@@ -118,55 +154,101 @@ impl Parser {
         Args { bytes: if self.is_line { &self.unquoted } else { bytes }, ranges: &self.args }
     }
 
+    /// Returns true if the current request exceeds a limit, and its rest is dropped.
+    pub(super) fn is_dropping(&self) -> bool {
+        self.excess.is_some()
+    }
+
     /// Returns a lower bound of the length of the current request, in bytes.
     pub fn len_min(&self) -> usize {
         self.len_min
     }
 
-    fn parse_array(&mut self, bytes: &[u8]) -> Result<Option<usize>, ProtocolError> {
+    fn parse_array(&mut self, bytes: &[u8]) -> Result<Parsed, ProtocolError> {
         let mut left = match self.left {
             Some(left) => left,
             None => {
                 let Some((line, end)) = line_of(bytes, 1, "too big mbulk count string")? else {
-                    return Ok(None);
+                    return Ok(Parsed::Partial);
                 };
-                let count = number_of(line).ok_or(ProtocolError::Count)?;
-                if count > ARGS_MAX as i64 {
-                    return Err(ProtocolError::Count);
-                }
-                self.at = end;
+                let count = number_of(line).filter(|count| *count <= DROPPED_ARGS_MAX);
                 // Requests with no arguments, or a negative number of them, have no effect.
-                usize::try_from(count).unwrap_or(0)
+                let count = usize::try_from(count.ok_or(ProtocolError::Count)?).unwrap_or(0);
+                self.at = end;
+                self.left = Some(count);
+                if count > ARGS_MAX {
+                    return self.exceed(Excess::Args(count), bytes);
+                }
+                count
             }
         };
         while left > 0 {
             self.left = Some(left);
-            let Some(&first) = bytes.get(self.at) else { return Ok(None) };
-            if first != b'$' {
-                return Err(ProtocolError::NoBulk(first));
-            }
-            let Some((line, begin)) = line_of(bytes, self.at + 1, "too big bulk count string")? else {
-                return Ok(None);
-            };
-            let len = number_of(line).and_then(|len| usize::try_from(len).ok());
-            let len = len.filter(|len| *len <= ARG_BYTES_MAX).ok_or(ProtocolError::Length)?;
+            let Some((len, begin)) = self.announced(bytes)? else { return Ok(Parsed::Partial) };
             // The two bytes after an argument are skipped unchecked, as in Redis.
             let end = begin + len + 2;
+            if len > ARG_BYTES_MAX {
+                return self.exceed(Excess::Arg(len), bytes);
+            }
             if end > REQUEST_BYTES_MAX {
-                return Err(ProtocolError::TooLong("too big request"));
+                return self.exceed(Excess::Request, bytes);
             }
             if end > bytes.len() {
                 self.len_min = end;
-                return Ok(None);
+                return Ok(Parsed::Partial);
             }
             self.args.push(begin..begin + len);
             self.at = end;
             left -= 1;
         }
-        Ok(Some(self.at))
+        Ok(Parsed::Request(self.at))
     }
 
-    fn parse_line(&mut self, bytes: &[u8]) -> Result<Option<usize>, ProtocolError> {
+    /// Returns the length of the next argument, and its start.
+    fn announced(&self, bytes: &[u8]) -> Result<Option<(usize, usize)>, ProtocolError> {
+        let Some(&first) = bytes.get(self.at) else { return Ok(None) };
+        if first != b'$' {
+            return Err(ProtocolError::NoBulk(first));
+        }
+        let Some((line, begin)) = line_of(bytes, self.at + 1, "too big bulk count string")? else {
+            return Ok(None);
+        };
+        let len = number_of(line).and_then(|len| usize::try_from(len).ok());
+        let len = len.filter(|len| *len <= DROPPED_ARG_BYTES_MAX).ok_or(ProtocolError::Length)?;
+        Ok(Some((len, begin)))
+    }
+
+    /// Starts to drop the current request.
+    fn exceed(&mut self, excess: Excess, bytes: &[u8]) -> Result<Parsed, ProtocolError> {
+        (self.args, self.len_min) = (Vec::new(), 0);
+        (self.excess, self.to_drop) = (Some(excess), 0);
+        self.drop_rest(bytes)
+    }
+
+    fn drop_rest(&mut self, bytes: &[u8]) -> Result<Parsed, ProtocolError> {
+        let mut left = self.left.unwrap_or(0);
+        loop {
+            let there = self.to_drop.min(bytes.len() - self.at);
+            self.at += there;
+            self.to_drop -= there;
+            if self.to_drop > 0 {
+                break;
+            }
+            if left == 0 {
+                return Ok(Parsed::Dropped(take(&mut self.at), self.excess.take()));
+            }
+            let Some((len, begin)) = self.announced(bytes)? else { break };
+            (self.at, self.to_drop) = (begin, len + 2);
+            left -= 1;
+        }
+        self.left = Some(left);
+        Ok(match take(&mut self.at) {
+            0 => Parsed::Partial,
+            len => Parsed::Dropped(len, None),
+        })
+    }
+
+    fn parse_line(&mut self, bytes: &[u8]) -> Result<Parsed, ProtocolError> {
         let end = bytes[self.at..].iter().position(|byte| *byte == b'\n');
         let len = end.map_or(bytes.len(), |end| self.at + end);
         if len > LINE_BYTES_MAX {
@@ -174,11 +256,11 @@ impl Parser {
         }
         if end.is_none() {
             self.at = len;
-            return Ok(None);
+            return Ok(Parsed::Partial);
         }
         let line = &bytes[..len];
         self.split(line.strip_suffix(b"\r").unwrap_or(line))?;
-        Ok(Some(len + 1))
+        Ok(Parsed::Request(len + 1))
     }
 
     /// Splits a line at spaces outside of quotes; in double quotes, `\n`, `\x0a` and similar escapes stand for one
@@ -281,10 +363,20 @@ mod tests {
         let (mut parser, mut begin, mut found) = (Parser::default(), 0, Vec::new());
         for end in (piece..bytes.len() + piece).step_by(piece) {
             let there = &bytes[..end.min(bytes.len())];
-            while let Some(len) = parser.parse(&there[begin..])? {
-                assert!(len > 0);
-                found.push(parser.args(&there[begin..]).iter().map(<[u8]>::to_vec).collect());
-                begin += len;
+            loop {
+                match parser.parse(&there[begin..])? {
+                    Parsed::Partial => break,
+                    Parsed::Request(len) => {
+                        assert!(len > 0);
+                        found.push(parser.args(&there[begin..]).iter().map(<[u8]>::to_vec).collect());
+                        begin += len;
+                    }
+                    Parsed::Dropped(len, excess) => {
+                        assert!(len > 0);
+                        found.extend(excess.map(|excess| vec![excess.to_string().into_bytes()]));
+                        begin += len;
+                    }
+                }
             }
         }
         Ok(found)
@@ -308,12 +400,23 @@ mod tests {
     }
 
     #[test]
+    fn requests_beyond_a_limit_are_dropped_as_a_whole() {
+        let long = vec![b'*'; ARG_BYTES_MAX + 1];
+        let request = [b"*3\r\n$1\r\na\r\n$1048577\r\n", &long[..], b"\r\n$1\r\nc\r\nping\r\n"].concat();
+        let excess = Excess::Arg(ARG_BYTES_MAX + 1).to_string().into_bytes();
+        for piece in [1000, 16 << 10, request.len()] {
+            assert_eq!(requests(&request, piece).unwrap(), [vec![excess.clone()], vec![b"ping".to_vec()]]);
+        }
+    }
+
+    #[test]
     fn malformed_requests_are_refused_early() {
         for (bytes, expected) in [
             (&b"*x\r\n"[..], "invalid multibulk length"),
-            (b"*1048577\r\n", "invalid multibulk length"),
+            (b"*2147483648\r\n", "invalid multibulk length"),
             (b"*1\r\n\0", "expected '$', got '\\x00'"),
-            (b"*1\r\n$1048577\r\n", "invalid bulk length"),
+            (b"*1\r\n$536870913\r\n", "invalid bulk length"),
+            (b"*2097154\r\n$1\r\na\r\n:", "expected '$', got ':'"),
             (&[b'*'; 40], "too big mbulk count string"),
             (&[b'a'; LINE_BYTES_MAX + 1], "too big inline request"),
             (b"get \"a\r\n", "unbalanced quotes in request"),

@@ -17,7 +17,7 @@ use super::super::error::KvError;
 use super::super::owner::Local;
 use super::super::store::Store;
 use super::backend::{Backend, Clock, Queued};
-use super::client::{About, Client};
+use super::client::{About, Client, Password};
 use super::connection::{Buffers, Connection, Pause};
 use super::executor::{Executor, RunQueue};
 use super::task::{Completion, Task};
@@ -30,9 +30,10 @@ const BACKLOG: i32 = 511;
 const EVENTS_MAX: usize = 1024;
 /// Values that identify events of no connection.
 const LISTENER: u64 = u64::MAX;
-const STOP: u64 = u64::MAX - 1;
+const CONTROL: u64 = u64::MAX - 1;
 const RUNNABLE: u64 = u64::MAX - 2;
-/// Pause of accepting after the system ran out of descriptors.
+/// Interval of repetitions: of accepting after the system ran out of descriptors, of looking at stuck clients, and of
+/// opening the store again.
 const PAUSE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// Silence of a client after which the system probes its host; as in Redis.
 const VANISHED: Duration = Duration::from_secs(300);
@@ -59,7 +60,7 @@ pub struct Server {
     session: blocking::Session,
     listener: TcpListener,
     epoll: OwnedFd,
-    stop: Arc<OwnedFd>,
+    control: Arc<OwnedFd>,
     queue: Arc<RunQueue>,
     store: Store,
     backend: Backend,
@@ -70,17 +71,36 @@ pub struct Server {
     buffers: Buffers,
     last_id: u64,
     is_paused: bool,
+    /// True if the owner of a shard has changed, and the store is not opened again yet.
+    must_reopen: bool,
+    /// Indices of connections that wait for the end of a transaction.
+    held: Vec<usize>,
+    /// Indices of connections whose clients send requests and read no replies.
+    stuck: Vec<usize>,
 }
 
-/// Stops a server from another thread.
+/// Controls a server from another thread.
 #[derive(Clone, Debug)]
-pub struct ServerStopper(Arc<OwnedFd>);
+pub struct ServerControl(Arc<OwnedFd>);
 
-impl ServerStopper {
+/// The sum of the requests to a server: these, and one for each request to reopen the store.
+const STOPS: u64 = 1 << 32;
+
+impl ServerControl {
     /// Asks the server to close all connections and return.
     pub fn stop(&self) {
-        // Fails only after 2^64 requests.
-        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+        self.add(STOPS);
+    }
+
+    /// Asks the server to open its store again, after [`Store::place`] has changed the node of a shard, or the owner of
+    /// a shard has been replaced at its node.
+    pub fn reopen(&self) {
+        self.add(1);
+    }
+
+    fn add(&self, request: u64) {
+        // Fails only after 2^32 unread requests.
+        let _ = rustix::io::write(&self.0, &request.to_ne_bytes());
     }
 }
 
@@ -105,16 +125,24 @@ impl Server {
         rustix::net::listen(&listener, BACKLOG).map_err(system("lengthen the queue of the listener"))?;
         let address = listener.local_addr().map_err(system("get the address of the listener"))?;
         let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(system("create an epoll instance"))?;
-        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        let control = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(system("create an eventfd"))?;
         let queue = RunQueue::new().map_err(system("create an eventfd"))?;
         epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)
             .map_err(system("watch the listener"))?;
-        epoll::add(&epoll, &stop, EventData::new_u64(STOP), EventFlags::IN)
+        epoll::add(&epoll, &control, EventData::new_u64(CONTROL), EventFlags::IN)
             .map_err(system("watch an eventfd"))?;
         epoll::add(&epoll, queue.event(), EventData::new_u64(RUNNABLE), EventFlags::IN)
             .map_err(system("watch an eventfd"))?;
+        let status = session.status().unwrap_or_default();
+        let of_shards = status.iter().filter(|node| store.is_at(node.node)).map(|node| node.bytes_total);
+        // Shards of nodes without memory use that of other nodes.
+        let memory = match of_shards.sum::<u64>() {
+            0 => status.iter().map(|node| node.bytes_total).sum(),
+            memory => memory,
+        };
         let about = About {
+            memory,
             address,
             since: Instant::now(),
             shards: store.shards(),
@@ -122,12 +150,13 @@ impl Server {
             clients_max,
             connections: 0,
             commands: 0,
+            password: None,
         };
         Ok(Server {
             session,
             listener,
             epoll,
-            stop: Arc::new(stop),
+            control: Arc::new(control),
             queue,
             backend: Backend::new(&store, shards, clock),
             store,
@@ -137,7 +166,17 @@ impl Server {
             buffers: Buffers::default(),
             last_id: 0,
             is_paused: false,
+            must_reopen: false,
+            held: Vec::new(),
+            stuck: Vec::new(),
         })
+    }
+
+    /// Makes the server require a password: clients get an error to all commands until they give it with `AUTH` or
+    /// `HELLO`.
+    pub fn with_password(mut self, password: &[u8]) -> Server {
+        self.about.password = Some(Password(password.into()));
+        self
     }
 
     /// Returns the address of the listener.
@@ -145,12 +184,12 @@ impl Server {
         self.about.address
     }
 
-    /// Returns a handle that stops the server.
-    pub fn stopper(&self) -> ServerStopper {
-        ServerStopper(self.stop.clone())
+    /// Returns a handle for other threads.
+    pub fn control(&self) -> ServerControl {
+        ServerControl(self.control.clone())
     }
 
-    /// Serves clients until a [`ServerStopper`] stops the server.
+    /// Serves clients until a [`ServerControl`] stops the server.
     pub fn run(mut self) -> Result<(), ServerError> {
         let session = self.session.clone();
         let mut executor = Executor::new(self.queue.clone(), self.store.again());
@@ -158,7 +197,7 @@ impl Server {
         loop {
             events.clear();
             let timeout = match executor.may_sleep() {
-                true => self.is_paused.then_some(&PAUSE),
+                true => (self.is_paused || self.must_reopen || !self.stuck.is_empty()).then_some(&PAUSE),
                 false => Some(&AT_ONCE),
             };
             match epoll::wait(&self.epoll, spare_capacity(&mut events), timeout) {
@@ -168,11 +207,46 @@ impl Server {
             if self.is_paused && events.is_empty() {
                 self.pause(false)?;
             }
-            if events.iter().any(|event| event.data.u64() == STOP) {
-                return Ok(());
+            if events.iter().any(|event| event.data.u64() == CONTROL) {
+                let mut requests = [0; 8];
+                // The event says that there are some.
+                let _ = rustix::io::read(&self.control, &mut requests);
+                if u64::from_ne_bytes(requests) >= STOPS {
+                    return Ok(());
+                }
+                self.must_reopen = true;
+            }
+            if self.must_reopen {
+                session.block_on(self.reopen(&mut executor));
             }
             session.block_on(self.handle(&events, &mut executor))?;
+            self.cut_off_stuck()?;
         }
+    }
+
+    /// Opens the store again. If that fails, the next turn tries again.
+    async fn reopen(&mut self, executor: &mut Executor) {
+        match executor.reopen().await {
+            Ok(()) => {
+                self.backend.forget();
+                self.must_reopen = false;
+            }
+            Err(error) => tracing::warn!("the store cannot be opened again yet: {error}"),
+        }
+    }
+
+    /// Disconnects clients that have been stuck for too long.
+    fn cut_off_stuck(&mut self) -> Result<(), ServerError> {
+        for number in std::mem::take(&mut self.stuck) {
+            let Some(connection) = &mut self.connections[number] else { continue };
+            if let Some(why) = connection.why_cut_off() {
+                tracing::warn!("{why}");
+                self.close(number)?;
+            } else if connection.look_if_stuck() {
+                self.stuck.push(number);
+            }
+        }
+        Ok(())
     }
 
     /// Processes the input of some events, and runs the runnable tasks.
@@ -181,6 +255,7 @@ impl Server {
         for event in events {
             match event.data.u64() {
                 LISTENER => self.accept()?,
+                CONTROL => {}
                 RUNNABLE => self.queue.reset_event(),
                 number => {
                     let (number, flags) = (number as usize, event.flags);
@@ -196,8 +271,8 @@ impl Server {
             self.deliver(completion, &mut active);
         }
         let mut touched = active.clone();
-        while !active.is_empty() {
-            self.backend.look_at_clock();
+        self.backend.look_at_clock();
+        loop {
             let mut again = Vec::new();
             for number in active {
                 let Some(connection) = &mut self.connections[number] else { continue };
@@ -205,10 +280,11 @@ impl Server {
                 match connection.advance(number, backend, executor.store(), about, buffers).await {
                     Pause::Idle | Pause::UnderWay => {}
                     Pause::Batch => again.push(number),
+                    Pause::Held => self.held.push(number),
                     Pause::Unsent => {
                         let flushed = connection.flush(buffers);
                         // Otherwise the client must read first, and an event follows when it has.
-                        if flushed.is_ok() && connection.wanted().contains(EventFlags::IN) {
+                        if flushed.is_ok() && connection.has_room() {
                             again.push(number);
                         }
                     }
@@ -217,8 +293,12 @@ impl Server {
             while let Some(task) = self.backend.next_task() {
                 self.begin(task, executor, &mut again);
             }
+            if again.is_empty() {
+                break;
+            }
             touched.extend(&again);
             active = again;
+            self.backend.look_at_clock();
         }
         for number in touched {
             self.settle(number)?;
@@ -229,7 +309,7 @@ impl Server {
     /// Starts a task; connections that already have their replies continue.
     fn begin(&mut self, task: Task, executor: &mut Executor, active: &mut Vec<usize>) {
         let read_of = match &task {
-            Task::ForClient(..) => None,
+            Task::ForClient(..) | Task::Transaction(..) => None,
             Task::Batch(batch) => {
                 for to in batch.recipients() {
                     if let Some(connection) = &mut self.connections[to.number] {
@@ -250,10 +330,14 @@ impl Server {
 
     /// Distributes replies; connections that received some continue.
     fn deliver(&mut self, completion: Completion, active: &mut Vec<usize>) {
-        let mut begin = 0;
+        if self.backend.note_end(&completion) {
+            active.append(&mut self.held);
+        }
+        let (mut begin, mut watched) = (0, completion.watched);
         for (to, end) in completion.parts {
             let connection = self.connections[to.number].as_mut().filter(|connection| connection.is(to.id));
             if let Some(connection) = connection {
+                connection.watched_keys.append(&mut watched);
                 connection.replies.bytes.extend_from_slice(&completion.bytes[begin..end]);
                 if connection.queued.take().is_some() {
                     active.push(to.number);
@@ -291,6 +375,9 @@ impl Server {
         let Some(connection) = &mut self.connections[number] else { return Ok(()) };
         if connection.flush(&mut self.buffers).is_err() || connection.is_over() && !connection.take_leave() {
             return self.close(number);
+        }
+        if connection.look_if_stuck() && !self.stuck.contains(&number) {
+            self.stuck.push(number);
         }
         let wanted = connection.wanted();
         if wanted != connection.watched {
@@ -334,7 +421,8 @@ impl Server {
                 continue;
             }
             self.last_id += 1;
-            let connection = Connection::new(stream, Client::new(self.last_id, address));
+            let client = Client::new(self.last_id, address, self.about.password.is_none());
+            let connection = Connection::new(stream, client);
             if number == self.connections.len() {
                 self.connections.push(None);
             }

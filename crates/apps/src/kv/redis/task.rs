@@ -10,11 +10,14 @@ use halite::{CallError, PendingCall};
 use super::super::error::KvError;
 use super::super::store::{Got, Store, split_cursor};
 use super::super::wire::{Answer, Request, parts};
+use super::backend::Shards;
 use super::client::{About, info};
 use super::commands::{ReplyKind, Total};
 use super::connection::UNSENT_BYTES_MAX;
 use super::glob;
 use super::reply::{OK, Protocol, Replies, Reply};
+use super::several::Several;
+use super::transaction::Transaction;
 
 /// Maximum length of a reply, in bytes; a reply is assembled before it is written.
 pub const REPLY_BYTES_MAX: usize = 64 << 20;
@@ -22,7 +25,7 @@ pub const REPLY_BYTES_MAX: usize = 64 << 20;
 const KEYS_AT_A_TIME: u64 = 1_000;
 /// Maximum number of requests in a batch, and of their bytes.
 pub(super) const BATCH_MAX: usize = 256;
-const BATCH_BYTES_MAX: usize = 1 << 20;
+pub(super) const BATCH_BYTES_MAX: usize = 1 << 20;
 
 /// The connection that receives a reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,14 +41,18 @@ pub(super) struct Recipient {
 pub(super) enum Task {
     /// Requests of many clients to one shard.
     Batch(Batch),
-    /// An operation of one client.
-    ForClient(Recipient, Operation),
+    /// An operation of one client on some shards.
+    ForClient(Recipient, Operation, Shards),
+    /// A transaction of one client on some shards.
+    Transaction(Recipient, Transaction, Shards),
 }
 
 /// An operation of one client that concerns several keys or shards, or returns a value.
 pub(super) enum Operation {
     /// An encoded request to the owner of a shard.
     Ask { shard: usize, request: Vec<u8>, reply_kind: ReplyKind },
+    /// Reads the value of a key.
+    Get { key: Vec<u8>, reply_kind: ReplyKind },
     /// Requests to owners, and the sum of the known answers.
     AskAll { requests: Vec<(usize, Vec<u8>)>, sum: Sum, total: Total },
     /// Values of several keys. `others` holds the indices of the values that are not known yet, with their keys.
@@ -54,12 +61,18 @@ pub(super) enum Operation {
     Scan { cursor: u64, count: u64, pattern: Vec<u8>, is_of_strings: bool },
     /// All keys that match the pattern.
     Keys(Vec<u8>),
+    /// A command on several keys, which needs their shards for itself.
+    Several(Several),
+    /// A key chosen at random.
+    RandomKey,
     /// The number of keys.
     Count,
     /// Removes all keys.
     Clear,
     /// Facts about the server, for these sections.
     Info(Vec<Vec<u8>>, About),
+    /// Watches keys.
+    Watch(Vec<Vec<u8>>),
 }
 
 /// Replies with their recipients.
@@ -70,7 +83,16 @@ pub(super) struct Completion {
     pub(super) parts: Vec<(Recipient, usize)>,
     /// Values that were not read, because their client must read other replies first.
     pub(super) left: Vec<(Recipient, Left)>,
+    /// Keys that the only recipient watches from now on.
+    pub(super) watched: Vec<Watched>,
+    /// The shards of the task.
+    pub(super) shards: Shards,
+    /// The client, if the task was its transaction.
+    pub(super) transaction: Option<Recipient>,
 }
+
+/// A key, and the number of its changes when its client began to watch it.
+pub(super) type Watched = (Vec<u8>, i64);
 
 /// A value that is still to be read.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -83,6 +105,12 @@ impl Completion {
     fn push(&mut self, to: Recipient, reply: &Reply<'_>) {
         reply.write(to.protocol, &mut self.bytes);
         self.parts.push((to, self.bytes.len()));
+    }
+
+    fn of(to: Recipient, reply: &Reply<'_>) -> Completion {
+        let mut completion = Completion::default();
+        completion.push(to, reply);
+        completion
     }
 
     fn has_left(&self, to: Recipient) -> bool {
@@ -248,23 +276,69 @@ impl Batch {
 impl Task {
     /// Executes the batch, and waits for owners if necessary.
     pub(super) async fn carry_out(self, store: &mut Store) -> Completion {
-        match self {
+        let shards = self.shards();
+        let completion = match self {
             Task::Batch(batch) => batch.carry_out(store).await,
-            Task::ForClient(to, operation) => {
+            Task::ForClient(to, Operation::Watch(keys), _) => match watch(store, keys).await {
+                Ok(watched) => Completion { watched, ..Completion::of(to, &OK) },
+                Err(error) => Completion::of(to, &refusal(&error)),
+            },
+            Task::ForClient(to, operation, _) => {
                 let mut replies = Replies { protocol: to.protocol, bytes: Vec::new() };
                 if let Err(error) = operation.carry_out(store, &mut replies).await {
                     replies.push(&refusal(&error));
                 }
                 let parts = vec![(to, replies.bytes.len())];
-                Completion { bytes: replies.bytes, parts, left: Vec::new() }
+                Completion { bytes: replies.bytes, parts, ..Completion::default() }
             }
+            Task::Transaction(to, transaction, shards) => {
+                let mut replies = Replies { protocol: to.protocol, bytes: Vec::new() };
+                if let Err(error) = transaction.carry_out(store, shards, &mut replies).await {
+                    replies.bytes.clear();
+                    replies.push(&refusal(&error));
+                }
+                let parts = vec![(to, replies.bytes.len())];
+                Completion { bytes: replies.bytes, parts, transaction: Some(to), ..Completion::default() }
+            }
+        };
+        Completion { shards, ..completion }
+    }
+
+    pub(super) fn shards(&self) -> Shards {
+        match self {
+            Task::Batch(batch) => 1 << batch.shard,
+            Task::ForClient(_, _, shards) | Task::Transaction(_, _, shards) => *shards,
         }
     }
 }
 
+/// Returns the keys with the numbers of their changes.
+async fn watch(store: &mut Store, keys: Vec<Vec<u8>>) -> Result<Vec<Watched>, KvError> {
+    let mut watched = Vec::with_capacity(keys.len());
+    for key in keys {
+        let changes = changes_of(store, &key).await?;
+        watched.push((key, changes));
+    }
+    Ok(watched)
+}
+
+/// Returns the number of changes of a key.
+pub(super) async fn changes_of(store: &mut Store, key: &[u8]) -> Result<i64, KvError> {
+    let shard = store.shard_of(key);
+    let answer = store.ask(shard, &Request::Watch { key }).await?;
+    match Answer::decode(&answer) {
+        Some(Answer::Number(changes)) => Ok(changes),
+        other => Err(store.refused(shard, other)),
+    }
+}
+
 impl Operation {
-    async fn carry_out(self, store: &mut Store, replies: &mut Replies) -> Result<(), KvError> {
+    pub(super) async fn carry_out(self, store: &mut Store, replies: &mut Replies) -> Result<(), KvError> {
         match self {
+            Operation::Get { key, reply_kind } => {
+                let value = store.get(&key).await?;
+                replies.push(&reply_kind.of_value(value.as_deref()));
+            }
             Operation::Ask { shard, request, reply_kind } => {
                 let answer = store.call(shard, &request).await?;
                 replies.push(&reply_kind.of(Answer::decode(&answer)));
@@ -312,22 +386,29 @@ impl Operation {
                 }
                 replies.push(&Reply::Array(keys.iter().map(|key| Reply::Bulk(key)).collect()));
             }
+            Operation::Several(several) => several.carry_out(store, replies).await?,
+            Operation::RandomKey => {
+                let key = random_key(store).await?;
+                replies.push(&key.as_deref().map_or(Reply::Null, Reply::Bulk));
+            }
             Operation::Count => replies.push(&Reply::Integer(store.count().await? as i64)),
             Operation::Clear => {
                 store.clear().await?;
                 replies.push(&OK);
             }
             Operation::Info(sections, about) => {
-                let keys = store.count().await? as i64;
-                replies.push(&info(&sections, &about, keys));
+                let totals = store.totals().await;
+                replies.push(&info(&sections, &about, totals));
             }
+            // Changes nothing in a transaction.
+            Operation::Watch(_) => replies.push(&OK),
         }
         Ok(())
     }
 }
 
 /// Returns an owner's answer to requests that were posted together; empty if none were.
-async fn answers_of(posted: Option<Result<PendingCall, CallError>>) -> Result<Vec<u8>, KvError> {
+pub(super) async fn answers_of(posted: Option<Result<PendingCall, CallError>>) -> Result<Vec<u8>, KvError> {
     match posted {
         None => Ok(Vec::new()),
         Some(Ok(call)) => Ok(call.answer().await?),
@@ -396,6 +477,36 @@ async fn scan(
     }
 }
 
+/// Keys from which a random one is chosen.
+const RANDOM_OF: u64 = 16;
+
+/// Returns a random key: of a random shard, one of those from a random place on.
+async fn random_key(store: &mut Store) -> Result<Option<Vec<u8>>, KvError> {
+    let mut counts = Vec::with_capacity(store.shards());
+    for shard in 0..store.shards() {
+        let answer = store.ask(shard, &Request::Count).await?;
+        counts.push(match Answer::decode(&answer) {
+            Some(Answer::Number(count)) => count as u64,
+            _ => return Err(KvError::Damaged { shard, what: "sent an invalid answer" }),
+        });
+    }
+    let (mut chosen, mut shard) = (fastrand::u64(..counts.iter().sum::<u64>().max(1)), 0);
+    while shard + 1 < counts.len() && chosen >= counts[shard] {
+        (chosen, shard) = (chosen - counts[shard], shard + 1);
+    }
+    // If no key follows the random place, those from the beginning do.
+    for from in [fastrand::u64(..), 0] {
+        let answer = store.ask(shard, &Request::Scan { from, count: RANDOM_OF }).await?;
+        let Some(Answer::Bytes(_, keys)) = Answer::decode(&answer) else {
+            return Err(KvError::Damaged { shard, what: "sent an invalid answer" });
+        };
+        if let Some(key) = fastrand::choice(parts(keys).collect::<Vec<_>>()) {
+            return Ok(Some(key.to_vec()));
+        }
+    }
+    Ok(None)
+}
+
 /// Returns all values, unless they are too long together.
 pub(super) fn all_of(values: &[Option<Vec<u8>>]) -> Reply<'_> {
     if values.iter().flatten().map(Vec::len).sum::<usize>() > REPLY_BYTES_MAX {
@@ -409,6 +520,9 @@ pub(super) fn refusal(error: &KvError) -> Reply<'static> {
     match error {
         KvError::Full => ReplyKind::Done.of(Some(Answer::Full)),
         KvError::NoDirectory => ReplyKind::Done.of(Some(Answer::NoDirectory)),
+        KvError::Call(_) | KvError::Access(_) | KvError::Region(_) | KvError::Ended => {
+            Reply::error(format!("CLUSTERDOWN the owner of the key does not answer: {error}"))
+        }
         _ => Reply::error(format!("ERR {error}")),
     }
 }
