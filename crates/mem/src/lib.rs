@@ -11,6 +11,7 @@
 pub mod allocator;
 mod copy;
 pub mod doorbell;
+pub mod exchange;
 pub mod fork;
 pub mod paged;
 pub mod pins;

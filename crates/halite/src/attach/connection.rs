@@ -1,7 +1,11 @@
 //! The connection of one client: its bytes in both directions, and its operations under way.
 
+mod ring;
+
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::OwnedFd;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -10,11 +14,13 @@ use std::task::{Context, Poll, Waker};
 
 use rustix::event::epoll;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
+use self::ring::Ring;
 use super::desk::Desk;
 use super::requests::carry_out;
 use super::{OperationId, OperationWaker, Ready};
+use crate::session::attached::entry::{WAKE_ID, slot_of};
 use crate::session::attached::wire::{self, Message, Refusal, VERSION, Welcome};
 
 /// Maximum number of operations of a client under way.
@@ -44,6 +50,12 @@ pub(super) struct Connection {
     /// The operations are dropped before the session.
     operations: BTreeMap<u64, Operation>,
     desk: Option<Rc<Desk>>,
+    /// Memory shared with the client, once it is attached; `None` if the system has none.
+    ring: Option<Ring>,
+    /// Descriptors of that memory, until they are sent with the hello.
+    fds: Option<[OwnedFd; 2]>,
+    /// Number of messages started, modulo 2^16.
+    started: u16,
     /// Received bytes that are no complete message yet, or that wait because of a bound.
     input: Vec<u8>,
     output: VecDeque<Vec<u8>>,
@@ -76,6 +88,9 @@ impl Connection {
             ready,
             operations: BTreeMap::new(),
             desk: None,
+            ring: None,
+            fds: None,
+            started: 0,
             input: Vec::new(),
             output: VecDeque::new(),
             sent: 0,
@@ -138,6 +153,8 @@ impl Connection {
     pub(super) fn greet(&mut self, answer: Result<(Welcome, Desk), Refusal>) {
         let answer = answer.map(|(welcome, desk)| {
             self.desk = Some(Rc::new(desk));
+            // Without memory or descriptors, the client uses the socket only.
+            (self.ring, self.fds) = Ring::create().unzip();
             welcome
         });
         self.is_refused = answer.is_err();
@@ -149,11 +166,17 @@ impl Connection {
     pub(super) fn advance(&mut self) -> Result<(), Over> {
         let input = std::mem::take(&mut self.input);
         let mut at = 0;
+        // The client wrote the lines in front of each message before it sent the message.
+        self.drain_ring()?;
         while self.has_room()
             && let Some(Message { id, body, len }) = wire::split(&input[at..]).map_err(|_| Over)?
         {
-            self.start(id, body.to_vec())?;
+            match id {
+                WAKE_ID => self.wake_ring(),
+                _ => self.start_message(id, body)?,
+            }
             at += len;
+            self.drain_ring()?;
         }
         self.input = input;
         self.input.drain(..at);
@@ -169,18 +192,24 @@ impl Connection {
         self.operations.len() < OPERATIONS_MAX && bytes < BYTES_MAX && !self.is_refused
     }
 
-    fn start(&mut self, request: u64, body: Vec<u8>) -> Result<(), Over> {
-        let desk = self.desk.clone().ok_or(Over)?;
-        if wire::is_cancel(&body) {
+    /// Starts the request of a socket's message.
+    fn start_message(&mut self, request: u64, body: &[u8]) -> Result<(), Over> {
+        self.started = self.started.wrapping_add(1);
+        if wire::is_cancel(body) {
             if let Some(operation) = self.operations.remove(&request) {
                 self.requested -= operation.bytes;
-                self.queue(wire::message(request, &(), &[]));
+                self.answer(request, wire::message(request, &(), &[]));
             }
             return Ok(());
         }
-        if self.operations.contains_key(&request) {
+        if self.operations.contains_key(&request) || slot_of(request).is_some() {
             return Err(Over);
         }
+        self.start(request, body.to_vec())
+    }
+
+    fn start(&mut self, request: u64, body: Vec<u8>) -> Result<(), Over> {
+        let desk = self.desk.clone().ok_or(Over)?;
         let bytes = body.len();
         let id = OperationId { client: self.client, request };
         let waker = Waker::from(Arc::new(OperationWaker { ready: self.ready.clone(), id }));
@@ -201,9 +230,22 @@ impl Connection {
         if let Poll::Ready(reply) = polled {
             self.requested -= operation.bytes;
             self.operations.remove(&request);
-            self.queue(reply.ok_or(Over)?);
+            self.answer(request, reply.ok_or(Over)?);
         }
         Ok(())
+    }
+
+    /// Sends the reply to a request by the way that the request came.
+    fn answer(&mut self, request: u64, message: Vec<u8>) {
+        match slot_of(request) {
+            Some(slot) => self.answer_slot(slot, message),
+            None => self.queue(message),
+        }
+    }
+
+    /// Returns true if bytes wait to be sent.
+    pub(super) fn has_output(&self) -> bool {
+        !self.output.is_empty()
     }
 
     fn queue(&mut self, message: Vec<u8>) {
@@ -213,13 +255,13 @@ impl Connection {
 
     /// Sends what the socket takes, up to the bytes of one turn, and starts operations that waited for room.
     pub(super) fn flush(&mut self) -> Result<(), Over> {
-        let had_room = self.has_room();
         let mut sent_in_turn = 0;
         while let Some(first) = self.output.front()
             && sent_in_turn < SENT_MAX
         {
-            match rustix::net::send(&self.stream, &first[self.sent..], SendFlags::NOSIGNAL) {
+            match send(&self.stream, &first[self.sent..], self.fds.as_ref()) {
                 Ok(count) => {
+                    self.fds = None;
                     self.sent += count;
                     sent_in_turn += count;
                 }
@@ -241,8 +283,8 @@ impl Connection {
                 self.poll(request)?;
             }
         }
-        // New replies are sent in the next turn.
-        if had_room { Ok(()) } else { self.advance() }
+        // Requests may have waited for room. New replies are sent in the next turn.
+        self.advance()
     }
 
     /// Tells epoll what the connection waits for.
@@ -256,4 +298,14 @@ impl Connection {
         self.interest = interest;
         epoll::modify(epoll, &self.stream, epoll::EventData::new_u64(client), interest).map_err(|_| Over)
     }
+}
+
+/// Sends bytes, with descriptors if there are any.
+fn send(stream: &UnixStream, bytes: &[u8], fds: Option<&[OwnedFd; 2]>) -> Result<usize, Errno> {
+    let Some(fds) = fds else { return rustix::net::send(stream, bytes, SendFlags::NOSIGNAL) };
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = fds.each_ref().map(AsFd::as_fd);
+    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)), "the space is that of two descriptors");
+    rustix::net::sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)
 }

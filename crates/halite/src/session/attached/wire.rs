@@ -5,7 +5,8 @@
 //! ```
 //!
 //! The first message of each end is a hello with id 0: [`MAGIC`], the version, and in the node's hello a `Result<Welcome,
-//! Refusal>`. Each request then gets exactly one reply with its id, in any order. The reply to a cancelled request is
+//! Refusal>`, with the two descriptors of an [exchange](halite_mem::exchange) if the node has memory for one ([`entry`](super::entry)
+//! has its lines). Each request then gets exactly one reply with its id, in any order. The reply to a cancelled request is
 //! empty. Both ends have the same version, so requests and results may change with it; the hello may not.
 
 use std::time::Duration;
@@ -21,7 +22,7 @@ use crate::session::{AllocOptions, Lh, SwapOp, Who};
 /// Begins each hello.
 pub(crate) const MAGIC: [u8; 8] = *b"halite\0s";
 /// Version of this protocol; changes with every change of a message.
-pub(crate) const VERSION: u16 = 1;
+pub(crate) const VERSION: u16 = 2;
 /// Length of a message's header, in bytes.
 pub(crate) const HEADER_BYTES: usize = 12;
 /// Maximum length of the data of an access, in bytes. Longer accesses are split, so that the node serves other clients
@@ -289,6 +290,11 @@ pub(crate) fn message(id: u64, value: &impl Serialize, data: &[&[u8]]) -> Vec<u8
     data.iter().for_each(|slice| bytes.extend_from_slice(slice));
     finish(&mut bytes, id);
     bytes
+}
+
+/// Returns the body of a message without data.
+pub(crate) fn body(value: &impl Serialize) -> Vec<u8> {
+    postcard::to_stdvec(value).expect("numbers and texts can be encoded")
 }
 
 /// Writes the header of a message whose body is complete.
