@@ -159,12 +159,13 @@ impl Default for Claims {
 }
 
 impl Claims {
-    /// Claims a free slot; returns `None` if there is none.
+    /// Claims a free slot; returns `None` if there is none. With `has_data`, the request or its reply uses the data of the
+    /// slot: then all free slots are considered, and the lowest is claimed, so that few slots ever take memory.
     #[inline]
-    pub fn claim(&mut self, client: &Client) -> Option<Claim> {
-        if self.free == 0 {
+    pub fn claim(&mut self, client: &Client, has_data: bool) -> Option<Claim> {
+        if self.free == 0 || has_data {
             // Pairs with the Release in release(): the slot's last user is done with its data.
-            self.free = client.freed.swap(0, Ordering::Acquire);
+            self.free |= client.freed.swap(0, Ordering::Acquire);
         }
         let slot = self.free.trailing_zeros() as usize;
         if slot >= SLOTS {
@@ -173,6 +174,12 @@ impl Claims {
         self.free &= !(1 << slot);
         self.uses[slot] = self.uses[slot].wrapping_add(1);
         Some(Claim { slot, tag: self.uses[slot] })
+    }
+
+    /// Gives back a slot that no request used.
+    pub fn unclaim(&mut self, claim: Claim) {
+        self.uses[claim.slot] = self.uses[claim.slot].wrapping_sub(1);
+        self.free |= 1 << claim.slot;
     }
 
     /// Publishes the request of a claimed slot. The caller then asks [`Client::nap`] whether the server must be woken.

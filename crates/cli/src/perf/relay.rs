@@ -9,10 +9,10 @@ use std::time::Instant;
 use super::baseline::Words;
 use super::cores::{Cores, pin};
 
-/// Round trips of a round; each lasts some milliseconds.
-const TRIPS: u64 = 20_000;
-/// Number of rounds, of which the median counts.
-const ROUNDS: u64 = 7;
+/// Round trips between two readings of the clock, as of short operations.
+const TRIPS: u64 = 64;
+/// Number of batches, of which the median counts.
+const BATCHES: u64 = 2000;
 /// Offset of the second word, in bytes: further away than processors fetch lines together.
 const BACK: u64 = 256;
 
@@ -24,7 +24,7 @@ pub fn measure_us(cores: &Cores) -> anyhow::Result<Option<f64>> {
     }
     let words = Words::new(2 * BACK)?;
     let (there, back) = (words.at(0), words.at(BACK));
-    let trips = 1..=ROUNDS * TRIPS;
+    let trips = 1..=BATCHES * TRIPS;
     std::thread::scope(|scope| {
         let echo = scope.spawn(|| {
             // These cores were just listed as available.
@@ -36,17 +36,17 @@ pub fn measure_us(cores: &Cores) -> anyhow::Result<Option<f64>> {
         });
         let client = scope.spawn(|| {
             let _ = pin(cores.of_client(0));
-            let mut rounds = Vec::new();
-            for round in 0..ROUNDS {
+            let mut batches = Vec::new();
+            for batch in 0..BATCHES {
                 let begin = Instant::now();
-                for trip in round * TRIPS + 1..=(round + 1) * TRIPS {
+                for trip in batch * TRIPS + 1..=(batch + 1) * TRIPS {
                     there.store(trip, Release);
                     while back.load(Acquire) != trip {}
                 }
-                rounds.push(begin.elapsed().as_secs_f64() * 1e6 / TRIPS as f64);
+                batches.push(begin.elapsed().as_secs_f64() * 1e6 / TRIPS as f64);
             }
-            rounds.sort_by(f64::total_cmp);
-            rounds[rounds.len() / 2]
+            batches.sort_by(f64::total_cmp);
+            batches[batches.len() / 2]
         });
         echo.join().expect("a relay does not panic");
         Ok(Some(client.join().expect("a relay does not panic")))

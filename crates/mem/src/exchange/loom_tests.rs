@@ -38,7 +38,7 @@ fn loom_lines_arrive_whole_and_in_order() {
         let mut claims = Claims::default();
         let mut ask = |content: u64| {
             let claim = loop {
-                match claims.claim(&client) {
+                match claims.claim(&client, false) {
                     Some(claim) => break claim,
                     None => loom::thread::yield_now(),
                 }
@@ -96,7 +96,7 @@ fn loom_a_server_that_sleeps_is_woken() {
             let socket = socket.clone();
             move || {
                 let mut claims = Claims::default();
-                let claim = claims.claim(&client).unwrap();
+                let claim = claims.claim(&client, false).unwrap();
                 claims.submit(&client, request(claim.slot, 10));
                 if client.nap().is_some() {
                     socket.send();
@@ -120,7 +120,7 @@ fn loom_a_client_that_sleeps_is_woken() {
         let (client, mut server) = pair();
         let socket = Arc::new(Socket::default());
         let mut claims = Claims::default();
-        let claim = claims.claim(&client).unwrap();
+        let claim = claims.claim(&client, false).unwrap();
         claims.submit(&client, request(claim.slot, 10));
         let is_sent = Arc::new(AtomicBool::new(false));
         let serving = loom::thread::spawn({

@@ -16,8 +16,8 @@ fn replies_come_in_any_order_and_lines_are_reused() {
     let client = Client::open(fds).unwrap();
     let mut claims = Claims::default();
     for round in 0..100 {
-        let claimed: Vec<Claim> = (0..SLOTS).map(|_| claims.claim(&client).unwrap()).collect();
-        assert_eq!(claims.claim(&client), None, "all slots are in use");
+        let claimed: Vec<Claim> = (0..SLOTS).map(|_| claims.claim(&client, false).unwrap()).collect();
+        assert_eq!(claims.claim(&client, false), None, "all slots are in use");
         for (number, claim) in (0..).zip(&claimed) {
             claims.submit(&client, request(claim.slot, round + number));
         }
@@ -40,7 +40,7 @@ fn replies_come_in_any_order_and_lines_are_reused() {
     }
     // More uses of a slot than its tag counts.
     for number in 0..200_000 {
-        let claim = claims.claim(&client).unwrap();
+        let claim = claims.claim(&client, false).unwrap();
         assert_eq!(client.reply(claim), None, "the old reply is not taken for a new one");
         claims.submit(&client, request(claim.slot, number));
         assert_eq!(server.peek().unwrap()[1], number);
@@ -74,7 +74,7 @@ fn a_client_cannot_change_replies_or_the_size_of_the_memory() {
     let fd = requests.try_clone().unwrap();
     let client = Client::open([requests, replies]).unwrap();
     let mut claims = Claims::default();
-    let claim = claims.claim(&client).unwrap();
+    let claim = claims.claim(&client, false).unwrap();
     client.write(claim, &[7; SLOT_BYTES]).unwrap();
     claims.submit(&client, request(claim.slot, 1));
     rustix::fs::fallocate(&fd, punch, 0, REQUESTS_BYTES).unwrap();

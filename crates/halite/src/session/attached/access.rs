@@ -16,6 +16,8 @@ use crate::session::{Lh, ReadOp, SwapOp, WriteOp, describe_slot};
 
 /// Maximum number of slices of one access under way.
 const SLICES_MAX: usize = 16;
+/// Length of a slice in bytes: with its request, it fits into a slot of the shared memory.
+const PART_BYTES: usize = SLICE_BYTES - 1024;
 
 /// The error of an access whose node gave no answer.
 pub(crate) fn lost(operation: &'static str, lh: Lh, offset: u64, len: u64) -> impl Fn(Gone) -> AccessError {
@@ -38,7 +40,7 @@ struct Slice {
 
 /// Returns the ends of the slices of `len` bytes, each with its start.
 fn slices(len: usize) -> impl Iterator<Item = (usize, usize)> {
-    (0..len).step_by(SLICE_BYTES).map(move |begin| (begin, len.min(begin + SLICE_BYTES)))
+    (0..len).step_by(PART_BYTES).map(move |begin| (begin, len.min(begin + PART_BYTES)))
 }
 
 /// Accesses of threads.
@@ -46,10 +48,39 @@ impl Client {
     /// Carries an access out on the calling thread, and returns the old value of an atomic.
     #[inline]
     pub(crate) fn access(&self, lh: Lh, offset: u64, mut access: Access<'_>) -> Result<u64, AccessError> {
-        match self.line.access(lh, offset, &mut access) {
-            Ok(old) => Ok(old),
-            Err(unfinished) => self.finish_access(lh, offset, access, unfinished),
+        match access.len() {
+            ..=SLICE_BYTES => match self.line.access(lh, offset, &mut access) {
+                Ok(old) => Ok(old),
+                Err(unfinished) => self.finish_access(lh, offset, access, unfinished),
+            },
+            _ => self.long_access(lh, offset, access),
         }
+    }
+
+    /// Carries a read or write of more than [`SLICE_BYTES`] out: a check of the whole access, and its parts.
+    fn long_access(&self, lh: Lh, offset: u64, mut access: Access<'_>) -> Result<u64, AccessError> {
+        let (operation, wanted) = match access {
+            Access::Read(_) => ("read", Permissions::READ),
+            _ => ("write", Permissions::WRITE),
+        };
+        let len = access.len();
+        self.block_on(self.check(operation, lh, wanted, offset, len as u64))?;
+        let mut done = 0;
+        while done < len {
+            let rest_at = offset + done as u64;
+            let Err((begin, end, unfinished)) =
+                self.line.access_parts(lh, rest_at, &mut access.part(done, len))
+            else {
+                break;
+            };
+            let (begin, end) = (done + begin, done + end);
+            let part = self.finish_access(lh, offset + begin as u64, access.part(begin, end), unfinished);
+            // Later parts of a write may be written, too.
+            let partly = begin > 0 || operation == "write";
+            part.map_err(|error| whole(error, offset, len as u64, partly))?;
+            done = end;
+        }
+        Ok(0)
     }
 
     #[cold]
@@ -63,7 +94,7 @@ impl Client {
         let body = match unfinished {
             Unfinished::NotSent => return self.block_on(self.access_by_message(lh, offset, access)),
             Unfinished::Sent(pending) => self.line.block_on_after(pending, true),
-            Unfinished::Failed(body) => Ok(body),
+            Unfinished::Ended(body) => body,
         };
         match access {
             Access::Read(into) => {

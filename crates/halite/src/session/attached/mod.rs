@@ -61,7 +61,13 @@ impl Client {
     /// Attaches to a living node of this host in the cluster directory: to `node`, or to any.
     pub(crate) fn attach(dir: &Path, node: Option<NodeId>) -> Result<Client, AttachError> {
         let (socket, welcome, memory) = connect::connect(dir, node)?;
-        tracing::info!("attached to node {} in {} as {}", welcome.node, dir.display(), welcome.principal);
+        let way = if memory.is_some() { "shared memory" } else { "the socket only" };
+        tracing::info!(
+            "attached to node {} in {} as {}, by {way}",
+            welcome.node,
+            dir.display(),
+            welcome.principal
+        );
         let line =
             Line::new(socket, memory).map_err(|source| AttachError::Io { path: dir.to_owned(), source })?;
         Ok(Client { line, welcome })

@@ -13,6 +13,7 @@
 //! A thread that waits for one access looks at the line of its slot, without a lock. Other replies are handed to the
 //! table of requests, as if they had come over the socket ([`Line::collect`]).
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
@@ -28,6 +29,9 @@ use crate::session::attached::wire;
 
 /// Rounds of a spin between two readings of the clock.
 const ROUNDS_PER_CLOCK: u32 = 64;
+/// Maximum number of parts of one access under way: enough for both ends to copy all the time, and few enough to keep the
+/// memory of the slots in the processor's caches.
+const PARTS_MAX: usize = 8;
 
 /// The requests in shared memory, under the lock of the line.
 pub(super) struct Ring {
@@ -63,8 +67,8 @@ pub(crate) enum Unfinished {
     NotSent,
     /// It takes longer.
     Sent(Pending),
-    /// The body of the reply, which is an error.
-    Failed(Vec<u8>),
+    /// The body of the reply, usually an error; or there will be none.
+    Ended(Result<Vec<u8>, Gone>),
 }
 
 /// Replies that were handed to the table of requests: what remains to be done without the lock.
@@ -110,18 +114,40 @@ impl Access<'_> {
         }
     }
 
-    fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         match self {
             Access::Read(into) => into.len(),
             Access::Write(from) => from.len(),
             Access::FetchAdd { .. } | Access::CompareSwap { .. } => size_of::<u64>(),
         }
     }
+
+    /// Takes the body of the reply to a read or write.
+    fn land(&mut self, body: Result<Vec<u8>, Gone>) -> Result<(), Unfinished> {
+        match (self, body.as_deref()) {
+            (Access::Read(into), Ok([0, bytes @ ..])) if bytes.len() == into.len() => {
+                into.copy_from_slice(bytes)
+            }
+            (Access::Write(_), Ok([0])) => {}
+            _ => return Err(Unfinished::Ended(body)),
+        }
+        Ok(())
+    }
+
+    /// Returns the part of a read or write from `begin` to `end`.
+    pub(crate) fn part(&mut self, begin: usize, end: usize) -> Access<'_> {
+        match self {
+            Access::Read(into) => Access::Read(&mut into[begin..end]),
+            Access::Write(from) => Access::Write(&from[begin..end]),
+            Access::FetchAdd { .. } | Access::CompareSwap { .. } => unreachable!("an atomic has no parts"),
+        }
+    }
 }
 
+/// Accesses of threads.
 impl Line {
-    /// Carries an access out, and returns the old value of an atomic. Spins until the reply is there, for a moment at
-    /// most.
+    /// Carries an access of at most [`SLOT_BYTES`] out, and returns the old value of an atomic. Spins until the reply is
+    /// there, for a moment at most.
     #[inline]
     pub(crate) fn access(
         self: &Arc<Line>,
@@ -129,20 +155,94 @@ impl Line {
         offset: u64,
         access: &mut Access<'_>,
     ) -> Result<u64, Unfinished> {
-        let (Some(memory), 1..=SLOT_BYTES) = (&self.memory, access.len()) else {
-            return Err(Unfinished::NotSent);
+        match self.submit_access(lh, offset, access) {
+            Some(claim) => self.await_access(claim, access),
+            None => Err(Unfinished::NotSent),
+        }
+    }
+
+    /// Carries a longer read or write out in parts, of which up to [`PARTS_MAX`] are under way, so that both ends copy at
+    /// the same time. If a part is not finished, returns its begin and end: those before it are done, and those behind it
+    /// may be.
+    pub(crate) fn access_parts(
+        self: &Arc<Line>,
+        lh: Lh,
+        offset: u64,
+        access: &mut Access<'_>,
+    ) -> Result<(), (usize, usize, Unfinished)> {
+        let (len, mut next, mut under_way) = (access.len(), 0, VecDeque::with_capacity(PARTS_MAX));
+        loop {
+            while next < len && under_way.len() < PARTS_MAX {
+                let end = len.min(next + SLOT_BYTES);
+                let part = access.part(next, end);
+                let Some(claim) = self.submit_access(lh, offset + next as u64, &part) else { break };
+                under_way.push_back((claim, next, end));
+                next = end;
+            }
+            let Some((claim, begin, end)) = under_way.pop_front() else {
+                return if next < len { Err((next, len, Unfinished::NotSent)) } else { Ok(()) };
+            };
+            let mut part = access.part(begin, end);
+            let awaited = match self.await_access(claim, &mut part) {
+                // The parts behind it go on meanwhile.
+                Err(Unfinished::Sent(pending)) => part.land(self.block_on_after(pending, true)),
+                awaited => awaited.map(|_| ()),
+            };
+            if let Err(unfinished) = awaited {
+                let kind = access.kind();
+                under_way.into_iter().for_each(|(claim, ..)| self.wait_longer(claim, kind).detach());
+                return Err((begin, end, unfinished));
+            }
+        }
+    }
+
+    #[inline]
+    fn submit_access(&self, lh: Lh, offset: u64, access: &Access<'_>) -> Option<Claim> {
+        let (Some(memory), 1..=SLOT_BYTES) = (&self.memory, access.len()) else { return None };
+        if self.is_forked() {
+            return None;
+        }
+        let (kind, len) = (access.kind(), access.len());
+        let mut state = self.state();
+        let claim = state.ring()?.claims.claim(memory, len > OPERAND_BYTES_MAX)?;
+        let mut line = [0; WORDS];
+        entry::put_handle(&mut line, lh, offset);
+        match access {
+            Access::Read(_) => {}
+            Access::Write(from) if len <= OPERAND_BYTES_MAX => entry::put(&mut line[4..], from),
+            Access::Write(from) => {
+                // The copy may take microseconds.
+                drop(state);
+                memory.write(claim, from).expect("the length was checked");
+                state = self.state();
+            }
+            Access::FetchAdd { add } => line[4] = *add,
+            Access::CompareSwap { expected, new } => (line[4], line[5]) = (*expected, *new),
+        }
+        let Some(ring) = state.ring() else {
+            // Another thread has sent something else meanwhile, which still waits.
+            state.ring.as_mut().expect("it has the claim").claims.unclaim(claim);
+            return None;
         };
-        let Some(claim) = self.submit_access(memory, lh, offset, access) else {
-            return Err(Unfinished::NotSent);
-        };
+        line[0] = Head { kind, slot: claim.slot, len, after: ring.sent }.pack();
+        ring.claims.submit(memory, line);
+        drop(state);
         if let Some(nap) = memory.nap() {
             self.wake_node(&mut self.state(), nap);
         }
+        Some(claim)
+    }
+
+    #[inline]
+    fn await_access(self: &Arc<Line>, claim: Claim, access: &mut Access<'_>) -> Result<u64, Unfinished> {
+        let memory = self.memory.as_ref().expect("it has the claim");
         let mut spin = Spin::default();
         let line = loop {
             match memory.reply(claim) {
                 Some(line) => break line,
-                None if spin.is_over() => return self.wait_longer(claim, access.kind()),
+                None if spin.is_over() => {
+                    return Err(Unfinished::Sent(self.wait_longer(claim, access.kind())));
+                }
                 None => {}
             }
         };
@@ -158,53 +258,27 @@ impl Line {
             ((Status::Value, _), _) => Ok(line[1]),
             // The results of accesses fit into a slot.
             ((Status::Body | Status::Socket, len), _) => {
-                Err(Unfinished::Failed(self.bytes_of(claim, &line, len)))
+                Err(Unfinished::Ended(Ok(self.bytes_of(claim, &line, len))))
             }
         };
         memory.release(claim);
         ended
     }
 
-    #[inline]
-    fn submit_access(
-        &self,
-        memory: &exchange::Client,
-        lh: Lh,
-        offset: u64,
-        access: &Access<'_>,
-    ) -> Option<Claim> {
-        if self.is_forked() {
-            return None;
-        }
-        let (kind, len) = (access.kind(), access.len());
-        let mut state = self.state();
-        let ring = state.ring()?;
-        let claim = ring.claims.claim(memory)?;
-        let mut line = [0; WORDS];
-        line[0] = Head { kind, slot: claim.slot, len, after: ring.sent }.pack();
-        entry::put_handle(&mut line, lh, offset);
-        match access {
-            Access::Read(_) => {}
-            Access::Write(from) if len <= OPERAND_BYTES_MAX => entry::put(&mut line[4..], from),
-            Access::Write(from) => memory.write(claim, from).expect("the length was checked"),
-            Access::FetchAdd { add } => line[4] = *add,
-            Access::CompareSwap { expected, new } => (line[4], line[5]) = (*expected, *new),
-        }
-        ring.claims.submit(memory, line);
-        Some(claim)
-    }
-
     /// Makes an access a request of the table, which may be awaited longer.
     #[cold]
-    fn wait_longer<T>(self: &Arc<Line>, claim: Claim, kind: Kind) -> Result<T, Unfinished> {
+    fn wait_longer(self: &Arc<Line>, claim: Claim, kind: Kind) -> Pending {
         let mut state = self.state();
         let id = state.next_id;
         state.next_id += 1;
         state.requests.insert(id, Slot::Waiting(None));
         state.ring.as_mut().expect("it has the claim").insert(SlotRequest { id, claim, kind });
-        Err(Unfinished::Sent(Pending { line: self.clone(), id: Some(id), is_task: false, undo: None }))
+        Pending { line: self.clone(), id: Some(id), is_task: false, undo: None }
     }
+}
 
+/// Requests of the table.
+impl Line {
     /// Sends a request of the table: through shared memory if it fits there.
     pub(super) fn send_request(&self, state: &mut State, id: u64, message: &[u8]) {
         let body = &message[wire::HEADER_BYTES..];
@@ -212,7 +286,7 @@ impl Line {
             return self.send(state, message);
         };
         let claim = match state.ring() {
-            Some(ring) => ring.claims.claim(memory),
+            Some(ring) => ring.claims.claim(memory, body.len() > INLINE_BYTES_MAX),
             None => return self.send(state, message),
         };
         let Some(claim) = claim else { return self.send(state, message) };
