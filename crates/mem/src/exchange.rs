@@ -33,7 +33,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use self::memory::Lines;
-use crate::sync::{AtomicU32, Ordering};
+use crate::sync::{AtomicBool, Ordering};
 #[cfg(not(loom))]
 use crate::{OpenError, OutOfBounds, Segment, Window};
 
@@ -44,7 +44,7 @@ pub const WORDS: usize = if cfg!(loom) { 2 } else { 8 };
 /// Length of the data of each slot, in bytes.
 pub const SLOT_BYTES: usize = 64 << 10;
 
-/// A request or a reply. The upper 48 bits of the first word are information; the exchange sets the other 16.
+/// A request or a reply; words that were not published have any value. The upper 48 bits of the first word are information; the exchange sets the other 16.
 pub type Line = [u64; WORDS];
 
 /// Number of the lower bits of the first word, which the exchange uses.
@@ -67,8 +67,9 @@ pub struct Client {
     replies: Lines,
     #[cfg(not(loom))]
     data: Window,
-    /// Slots that are free again, as bits. A mutex would cost a second lock per operation.
-    freed: AtomicU32,
+    /// True for each slot that is free again. Taking the lock of the claims instead would cost each operation a second
+    /// lock, and one word for all slots would cost a locked instruction.
+    freed: [AtomicBool; SLOTS],
 }
 
 /// The client's positions, which the caller keeps under a lock.
@@ -164,8 +165,7 @@ impl Claims {
     #[inline]
     pub fn claim(&mut self, client: &Client, has_data: bool) -> Option<Claim> {
         if self.free == 0 || has_data {
-            // Pairs with the Release in release(): the slot's last user is done with its data.
-            self.free |= client.freed.swap(0, Ordering::Acquire);
+            self.find_freed(client);
         }
         let slot = self.free.trailing_zeros() as usize;
         if slot >= SLOTS {
@@ -176,18 +176,30 @@ impl Claims {
         Some(Claim { slot, tag: self.uses[slot] })
     }
 
+    fn find_freed(&mut self, client: &Client) {
+        for (slot, is_free) in client.freed.iter().enumerate() {
+            // Pairs with the Release in release(): the slot's last user is done with its data.
+            if is_free.load(Ordering::Acquire) {
+                // Only the slot's next user sets it again, later than this.
+                is_free.store(false, Ordering::Relaxed);
+                self.free |= 1 << slot;
+            }
+        }
+    }
+
     /// Gives back a slot that no request used.
     pub fn unclaim(&mut self, claim: Claim) {
         self.uses[claim.slot] = self.uses[claim.slot].wrapping_sub(1);
         self.free |= 1 << claim.slot;
     }
 
-    /// Publishes the request of a claimed slot. The caller then asks [`Client::nap`] whether the server must be woken.
+    /// Publishes the request of a claimed slot: the first `words` words of a line. The caller then asks [`Client::nap`]
+    /// whether the server must be woken.
     #[inline]
-    pub fn submit(&mut self, client: &Client, line: Line) {
+    pub fn submit(&mut self, client: &Client, line: Line, words: usize) {
         let (place, tag) = place_of(self.requests);
         self.requests += 1;
-        client.requests.publish(place, tagged(line, tag));
+        client.requests.publish(place, &tagged(line, tag)[..words]);
     }
 
     /// Asks the server to wake the client when it has answered in these slots, given as bits. The caller then looks for
@@ -217,7 +229,8 @@ impl Client {
         let requests = Segment::open(requests, REQUESTS_BYTES)?;
         let replies = Segment::open_read_only(replies, REPLIES_BYTES)?;
         let (requests, data, replies) = windows(&requests, &replies);
-        Ok(Client { requests, replies, data, freed: AtomicU32::new(0) })
+        let freed = std::array::from_fn(|_| AtomicBool::new(false));
+        Ok(Client { requests, replies, data, freed })
     }
 
     /// Returns the number of the server's current sleep; `None` while the server is awake. Called after
@@ -239,8 +252,8 @@ impl Client {
     /// Gives a slot back, after its reply.
     #[inline]
     pub fn release(&self, claim: Claim) {
-        // Pairs with the Acquire in claim().
-        self.freed.fetch_or(1 << claim.slot, Ordering::Release);
+        // Pairs with the Acquire in find_freed().
+        self.freed[claim.slot].store(true, Ordering::Release);
     }
 
     /// Copies bytes into the data of a slot.
@@ -290,13 +303,13 @@ impl Server {
         slot < SLOTS && self.busy & 1 << slot != 0
     }
 
-    /// Publishes the reply of a slot whose request is under way; panics otherwise. Returns true if the client must be
-    /// woken.
+    /// Publishes the reply of a slot whose request is under way: the first `words` words of a line. Returns true if the
+    /// client must be woken. Panics if no request of the slot is under way.
     #[inline]
-    pub fn complete(&mut self, slot: usize, line: Line) -> bool {
+    pub fn complete(&mut self, slot: usize, line: Line, words: usize) -> bool {
         assert!(self.is_busy(slot), "a request gets one reply");
         self.busy &= !(1 << slot);
-        self.replies.publish(line_of_slot(slot), tagged(line, self.uses[slot]));
+        self.replies.publish(line_of_slot(slot), &tagged(line, self.uses[slot])[..words]);
         // Pairs with the fence in ask_for_wakes(): the client sees the reply, or this sees its bit.
         memory::fence();
         self.requests.flag() & 1 << slot != 0

@@ -1,11 +1,14 @@
-use loom::sync::atomic::AtomicBool;
 use loom::sync::{Arc, Condvar, Mutex};
 
 use super::*;
 
 fn pair() -> (Client, Server) {
     let (requests, replies) = (Lines::private(), Lines::private());
-    let client = Client { requests: requests.clone(), replies: replies.clone(), freed: AtomicU32::new(0) };
+    let client = Client {
+        requests: requests.clone(),
+        replies: replies.clone(),
+        freed: std::array::from_fn(|_| AtomicBool::new(false)),
+    };
     (client, Server { requests, replies, taken: 0, uses: [0; SLOTS], busy: 0, naps: 0 })
 }
 
@@ -16,7 +19,7 @@ fn request(slot: usize, content: u64) -> Line {
 fn serve(server: &mut Server, line: Line) -> bool {
     let slot = (line[0] >> TAG_BITS) as usize;
     server.take(slot).unwrap();
-    server.complete(slot, [0, line[1] + 1])
+    server.complete(slot, [0, line[1] + 1], WORDS)
 }
 
 /// Sends requests, more than there are lines, and checks each reply.
@@ -43,7 +46,7 @@ fn loom_lines_arrive_whole_and_in_order() {
                     None => loom::thread::yield_now(),
                 }
             };
-            claims.submit(&client, request(claim.slot, content));
+            claims.submit(&client, request(claim.slot, content), WORDS);
             claim
         };
         let answer = |claim, content: u64| {
@@ -97,7 +100,7 @@ fn loom_a_server_that_sleeps_is_woken() {
             move || {
                 let mut claims = Claims::default();
                 let claim = claims.claim(&client, false).unwrap();
-                claims.submit(&client, request(claim.slot, 10));
+                claims.submit(&client, request(claim.slot, 10), WORDS);
                 if client.nap().is_some() {
                     socket.send();
                 }
@@ -121,7 +124,7 @@ fn loom_a_client_that_sleeps_is_woken() {
         let socket = Arc::new(Socket::default());
         let mut claims = Claims::default();
         let claim = claims.claim(&client, false).unwrap();
-        claims.submit(&client, request(claim.slot, 10));
+        claims.submit(&client, request(claim.slot, 10), WORDS);
         let is_sent = Arc::new(AtomicBool::new(false));
         let serving = loom::thread::spawn({
             let (socket, is_sent) = (socket.clone(), is_sent.clone());

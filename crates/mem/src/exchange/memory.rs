@@ -33,11 +33,11 @@ mod shared {
             lines
         }
 
-        /// Stores a line, its first word last.
+        /// Stores the first words of a line, the very first one last.
         #[inline]
-        pub(in super::super) fn publish(&self, at: usize, line: Line) {
+        pub(in super::super) fn publish(&self, at: usize, words: &[u64]) {
             // Its Release pairs with the Acquire in take().
-            self.0.publish_words(at as u64 * LINE_BYTES, &line).expect(INSIDE);
+            self.0.publish_words(at as u64 * LINE_BYTES, words).expect(INSIDE);
         }
 
         /// Returns a copy of a line, if it has this tag.
@@ -85,7 +85,7 @@ mod model {
             Lines(Arc::new((0..=SLOTS).map(|_| [AtomicU64::new(0), AtomicU64::new(0)]).collect()))
         }
 
-        pub(in super::super) fn publish(&self, at: usize, line: Line) {
+        pub(in super::super) fn publish(&self, at: usize, line: &[u64]) {
             self.0[at][1].store(line[1], Relaxed);
             self.0[at][0].store(line[0], Release);
         }

@@ -19,7 +19,7 @@ fn replies_come_in_any_order_and_lines_are_reused() {
         let claimed: Vec<Claim> = (0..SLOTS).map(|_| claims.claim(&client, false).unwrap()).collect();
         assert_eq!(claims.claim(&client, false), None, "all slots are in use");
         for (number, claim) in (0..).zip(&claimed) {
-            claims.submit(&client, request(claim.slot, round + number));
+            claims.submit(&client, request(claim.slot, round + number), WORDS);
         }
         let mut slots: Vec<(usize, u64)> = std::iter::from_fn(|| {
             let line = server.peek()?;
@@ -31,7 +31,7 @@ fn replies_come_in_any_order_and_lines_are_reused() {
         assert_eq!(slots.len(), SLOTS);
         slots.reverse();
         for (slot, content) in slots {
-            assert!(!server.complete(slot, request(slot, content + 1)));
+            assert!(!server.complete(slot, request(slot, content + 1), WORDS));
         }
         for (number, claim) in (0..).zip(claimed) {
             assert_eq!(client.reply(claim).unwrap()[7], round + number + 1);
@@ -42,11 +42,11 @@ fn replies_come_in_any_order_and_lines_are_reused() {
     for number in 0..200_000 {
         let claim = claims.claim(&client, false).unwrap();
         assert_eq!(client.reply(claim), None, "the old reply is not taken for a new one");
-        claims.submit(&client, request(claim.slot, number));
+        claims.submit(&client, request(claim.slot, number), WORDS);
         assert_eq!(server.peek().unwrap()[1], number);
         server.take(claim.slot).unwrap();
         assert_eq!(server.peek(), None);
-        server.complete(claim.slot, request(claim.slot, number));
+        server.complete(claim.slot, request(claim.slot, number), WORDS);
         assert_eq!(client.reply(claim).unwrap()[1], number);
         client.release(claim);
     }
@@ -76,7 +76,7 @@ fn a_client_cannot_change_replies_or_the_size_of_the_memory() {
     let mut claims = Claims::default();
     let claim = claims.claim(&client, false).unwrap();
     client.write(claim, &[7; SLOT_BYTES]).unwrap();
-    claims.submit(&client, request(claim.slot, 1));
+    claims.submit(&client, request(claim.slot, 1), WORDS);
     rustix::fs::fallocate(&fd, punch, 0, REQUESTS_BYTES).unwrap();
     assert_eq!(server.peek(), None);
     let mut bytes = [1; SLOT_BYTES];
@@ -91,7 +91,7 @@ fn a_slot_takes_one_request_at_a_time() {
     let client = Client::open(fds).unwrap();
     let mut claims = Claims::default();
     for _ in 0..2 {
-        claims.submit(&client, request(3, 0));
+        claims.submit(&client, request(3, 0), WORDS);
     }
     assert_eq!((server.take(3), server.take(3), server.take(SLOTS)), (Ok(()), Err(BadSlot), Err(BadSlot)));
     let claim = Claim { slot: SLOTS - 1, tag: 1 };

@@ -178,7 +178,7 @@ impl Connection {
     #[inline]
     fn complete(&mut self, slot: usize, line: Line) {
         let Some(ring) = &mut self.ring else { return };
-        if ring.memory.complete(slot, line) {
+        if ring.memory.complete(slot, line, entry::words(1, entry::status(&line).1)) {
             self.wake_client();
         }
     }

@@ -100,6 +100,12 @@ pub(crate) fn status(line: &Line) -> (Status, usize) {
     (status, (line[0] >> 24) as usize)
 }
 
+/// Returns the number of words of a line whose bytes begin at word `first`.
+#[inline]
+pub(crate) fn words(first: usize, bytes: usize) -> usize {
+    (first + bytes.div_ceil(8)).min(WORDS)
+}
+
 /// Copies bytes into words, which must be zero.
 #[inline]
 pub(crate) fn put(words: &mut [u64], bytes: &[u8]) {

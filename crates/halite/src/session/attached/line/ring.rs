@@ -29,6 +29,8 @@ use crate::session::attached::wire;
 
 /// Rounds of a spin between two readings of the clock.
 const ROUNDS_PER_CLOCK: u32 = 64;
+/// Length in bytes from which requests choose the slot whose data were used before, because others may have no memory yet.
+const PAGE_BYTES: usize = 4096;
 /// Maximum number of parts of one access under way: enough for both ends to copy all the time, and few enough to keep the
 /// memory of the slots in the processor's caches.
 const PARTS_MAX: usize = 8;
@@ -204,7 +206,7 @@ impl Line {
         }
         let (kind, len) = (access.kind(), access.len());
         let mut state = self.state();
-        let claim = state.ring()?.claims.claim(memory, len > OPERAND_BYTES_MAX)?;
+        let claim = state.ring()?.claims.claim(memory, len > PAGE_BYTES)?;
         let mut line = [0; WORDS];
         entry::put_handle(&mut line, lh, offset);
         match access {
@@ -225,7 +227,12 @@ impl Line {
             return None;
         };
         line[0] = Head { kind, slot: claim.slot, len, after: ring.sent }.pack();
-        ring.claims.submit(memory, line);
+        let operands = match access {
+            Access::Read(_) => 0,
+            Access::Write(from) => from.len().min(OPERAND_BYTES_MAX),
+            Access::FetchAdd { .. } | Access::CompareSwap { .. } => 16,
+        };
+        ring.claims.submit(memory, line, entry::words(4, operands));
         drop(state);
         if let Some(nap) = memory.nap() {
             self.wake_node(&mut self.state(), nap);
@@ -286,7 +293,7 @@ impl Line {
             return self.send(state, message);
         };
         let claim = match state.ring() {
-            Some(ring) => ring.claims.claim(memory, body.len() > INLINE_BYTES_MAX),
+            Some(ring) => ring.claims.claim(memory, body.len() > PAGE_BYTES),
             None => return self.send(state, message),
         };
         let Some(claim) = claim else { return self.send(state, message) };
@@ -298,7 +305,7 @@ impl Line {
             false => memory.write(claim, body).expect("the length was checked"),
         }
         ring.insert(SlotRequest { id, claim, kind: Kind::Message });
-        ring.claims.submit(memory, line);
+        ring.claims.submit(memory, line, entry::words(1, body.len()));
         if let Some(nap) = memory.nap() {
             self.wake_node(state, nap);
         }
