@@ -10,6 +10,7 @@
 pub mod allocator;
 mod copy;
 pub mod doorbell;
+pub mod exchange;
 pub mod fork;
 pub mod paged;
 pub mod pins;

@@ -92,15 +92,7 @@ impl Segment {
     /// truncate the segment. Fails if `len` is zero or exceeds the file size limit of the process (`ulimit -f`), or if
     /// the system refuses.
     pub fn create(name: &str, len: u64, pages: PagePolicy) -> io::Result<Arc<Segment>> {
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        // Beyond the limit, the system would kill the process by a signal instead of returning an error.
-        if getrlimit(Resource::Fsize).current.is_some_and(|most| len > most) {
-            return Err(Errno::FBIG.into());
-        }
-        let fd = rustix::fs::memfd_create(name, flags)?;
-        rustix::fs::ftruncate(&fd, len)?;
-        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        let mut segment = Segment::map(fd.as_fd(), len)?;
+        let (mut segment, fd) = Segment::create_sealed(name, len, SealFlags::empty())?;
         segment.fd = Some(fd);
         if pages == PagePolicy::Huge {
             // Optional: a kernel without transparent huge pages refuses, and normal pages work, too.
@@ -109,12 +101,36 @@ impl Segment {
         Ok(Arc::new(segment))
     }
 
+    /// Creates a segment with `seals` in addition to those that fix its size. Returns its descriptor beside it, so that
+    /// the caller may close it once a peer has it.
+    pub(crate) fn create_sealed(name: &str, len: u64, seals: SealFlags) -> io::Result<(Segment, OwnedFd)> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        // Beyond the limit, the system would kill the process by a signal instead of returning an error.
+        if getrlimit(Resource::Fsize).current.is_some_and(|most| len > most) {
+            return Err(Errno::FBIG.into());
+        }
+        let fd = rustix::fs::memfd_create(name, flags)?;
+        rustix::fs::ftruncate(&fd, len)?;
+        let segment = Segment::map(fd.as_fd(), len, ProtFlags::READ | ProtFlags::WRITE)?;
+        // After the mapping, which F_SEAL_FUTURE_WRITE leaves writable.
+        rustix::fs::fcntl_add_seals(&fd, seals | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Ok((segment, fd))
+    }
+
     /// Checks that the peer cannot shrink its segment, and maps the first `len` bytes of the segment. The caller may
     /// close the descriptor afterwards.
     ///
     /// The descriptor is untrusted. Its owner can still write to the memory at any time.
     pub fn open(fd: impl AsFd, len: u64) -> Result<Arc<Segment>, OpenError> {
-        let fd = fd.as_fd();
+        Segment::open_for(fd.as_fd(), len, ProtFlags::READ | ProtFlags::WRITE)
+    }
+
+    /// Opens a peer's segment for reading: a store to it kills this process.
+    pub(crate) fn open_read_only(fd: impl AsFd, len: u64) -> Result<Arc<Segment>, OpenError> {
+        Segment::open_for(fd.as_fd(), len, ProtFlags::READ)
+    }
+
+    fn open_for(fd: BorrowedFd<'_>, len: u64, access: ProtFlags) -> Result<Arc<Segment>, OpenError> {
         // Only memfds report more than F_SEAL_SEAL.
         let seals = rustix::fs::fcntl_get_seals(fd).map_err(|_| OpenError::NotMemfd)?;
         if !seals.contains(SealFlags::SHRINK) {
@@ -128,7 +144,7 @@ impl Segment {
         if actual < len || len == 0 {
             return Err(OpenError::TooShort { actual, wanted: len });
         }
-        Ok(Arc::new(Segment::map(fd, len)?))
+        Ok(Arc::new(Segment::map(fd, len, access)?))
     }
 
     /// Returns the descriptor to pass to peers; `None` for a peer's segment, which needs no descriptor once it is
@@ -263,9 +279,8 @@ impl Segment {
         Ok(rustix::fs::fstat(fd)?.st_blocks as u64 * 512)
     }
 
-    fn map(fd: BorrowedFd<'_>, len: u64) -> io::Result<Segment> {
+    fn map(fd: BorrowedFd<'_>, len: u64, access: ProtFlags) -> io::Result<Segment> {
         let len = usize::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let access = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory in use.
         let base = unsafe { rustix::mm::mmap(null_mut(), len, access, flags, fd, 0) }?;

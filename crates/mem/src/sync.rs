@@ -5,13 +5,13 @@
 
 #[cfg(loom)]
 pub(crate) use loom::{
-    sync::atomic::{AtomicPtr, AtomicU64, fence},
+    sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, fence},
     sync::{Mutex, MutexGuard},
 };
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicPtr, AtomicU64, fence},
+    atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, fence},
 };
 
 /// Locks `mutex`, even after a panic under it: critical sections that can panic leave the state consistent.

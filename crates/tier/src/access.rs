@@ -257,6 +257,48 @@ impl DataPath {
         Ok(written)
     }
 
+    /// Reads `len` bytes as [`DataPath::read`] does, but into `target`, from its byte `at` on. Returns 0 if they do not fit
+    /// there.
+    pub fn read_into(
+        &self,
+        session: SessionId,
+        slot: SlotRef,
+        (offset, len): (u64, u64),
+        (target, at): (&Window, u64),
+    ) -> Result<usize, Blocked> {
+        let pin = self.pins.pin();
+        let mapping = self.allowed(&pin, session, slot, Permissions::READ)?;
+        let mut fits = true;
+        let read = mapping.view.step(offset, len, |window, start, len| {
+            fits = target.copy_from(at, window, start, len).is_ok();
+        })?;
+        let read = if fits { read } else { 0 };
+        counts::note(&pin, Count::DirectReads, 1);
+        counts::note(&pin, Count::DirectReadBytes, read as u64);
+        Ok(read)
+    }
+
+    /// Writes `len` bytes as [`DataPath::write`] does, but out of `source`, from its byte `at` on. Returns 0 if `source` is
+    /// shorter.
+    pub fn write_from(
+        &self,
+        session: SessionId,
+        slot: SlotRef,
+        (offset, len): (u64, u64),
+        (source, at): (&Window, u64),
+    ) -> Result<usize, Blocked> {
+        let pin = self.pins.pin();
+        let mapping = self.allowed(&pin, session, slot, Permissions::WRITE)?;
+        let mut fits = true;
+        let written = mapping.view.step(offset, len, |window, start, len| {
+            fits = window.copy_from(start, source, at, len).is_ok();
+        })?;
+        let written = if fits { written } else { 0 };
+        counts::note(&pin, Count::DirectWrites, 1);
+        counts::note(&pin, Count::DirectWriteBytes, written as u64);
+        Ok(written)
+    }
+
     /// Performs reads, each given as handle, offset and buffer, in order, and returns the number done. Stops before a
     /// read that loads cannot do in full, or that would raise the total above [`COPY_BYTES_MAX`]. All reads share one
     /// pin, so a batch costs little more than its copies.

@@ -97,7 +97,8 @@ pub struct PerfArgs {
     /// Overwrite existing files of --out and --svg
     #[arg(long)]
     pub force: bool,
-    /// Measure a session that is attached to the other end's node, which it asks for each operation over a Unix socket
+    /// Measure a session that is attached to the other end's node, which carries each operation out. Also measures a word
+    /// that goes to the other core and back (relay_us)
     #[arg(long)]
     pub attached: bool,
     /// Measure against this node of the cluster in --dir instead of a new process

@@ -12,6 +12,7 @@ use super::crew;
 use super::end::End;
 use super::job::Job;
 use super::measure::{Measured, Timer, warm_up};
+use super::relay;
 use super::report::Row;
 use super::server::{CLIENT, Part, Request, Server};
 use crate::congestion;
@@ -164,6 +165,12 @@ impl Bench {
             share
         };
         let shares = done.into_iter().map(add).collect();
+        if self.job.args.attached
+            && let Some(relay_us) = relay::measure_us(cores)?
+        {
+            let ratio = row.ours.quantile_us(0.5) / relay_us;
+            row.extra.extend([("relay_us", relay_us), ("relay_ratio", ratio)]);
+        }
         Ok((row, shares))
     }
 

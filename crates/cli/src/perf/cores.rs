@@ -36,6 +36,11 @@ impl Cores {
         self.available.len() < 2 && self.pinning != Pinning::Shared
     }
 
+    /// Returns true if a pair has a core for each of its two ends.
+    pub fn are_apart(&self) -> bool {
+        self.available.len() > 1 && self.pinning == Pinning::Apart
+    }
+
     /// Returns the cores for a server thread: with `Apart`, one core for each, in turn.
     pub fn of_server(&self, thread: usize) -> CpuSet {
         match self.pinning {

@@ -29,6 +29,7 @@ mod parcel;
 mod pingpong;
 mod random;
 mod regions;
+mod relay;
 mod report;
 mod server;
 mod table;

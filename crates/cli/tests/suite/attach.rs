@@ -1,7 +1,9 @@
 //! Sessions of this process that are attached to nodes in other processes.
 
-use std::io::{Read, Write};
+use std::io::{IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
 use std::net::Shutdown;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
@@ -14,6 +16,9 @@ use halite::{
 };
 
 use fastrand::Rng;
+use rustix::fs::{FallocateFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
 use crate::support::{Process, Running, Scratch, bytes, eventually};
 
@@ -251,4 +256,76 @@ fn a_client_that_sends_garbage_harms_only_itself() {
 /// Waits until the function of an ended session is free.
 fn session_ends(other: &Session) {
     eventually(|| other.call(NodeId(0), Function(7), b"", LONG).is_err_and(|error| !error.may_have_run));
+}
+
+/// Says hello, and returns the memory that the node shares: that of requests, and that of replies.
+fn shared_memory(stream: &UnixStream) -> [OwnedFd; 2] {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut hello = [0; 4096];
+    let parts = &mut [IoSliceMut::new(&mut hello)];
+    rustix::net::recvmsg(stream, parts, &mut control, RecvFlags::CMSG_CLOEXEC).unwrap();
+    let rights = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(rights) => Some(rights.collect::<Vec<_>>()),
+        _ => None,
+    });
+    rights.unwrap().try_into().unwrap()
+}
+
+#[test]
+fn a_client_that_writes_garbage_into_shared_memory_harms_only_itself() {
+    let scratch = Scratch::new("memory");
+    scratch.ok("up --nodes 1 --arena 64M --detach");
+    let polite = Session::attach(scratch.cluster()).unwrap();
+    let lh = polite.alloc(None, 4096, Placement::Local, Permissions::all()).unwrap();
+    let hello = message(0, &[b"halite\0s".as_slice(), &2_u16.to_le_bytes()].concat());
+    let wake = message(u64::MAX, &[]);
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    let mut random = Rng::with_seed(41);
+    for round in 0..100_u64 {
+        let mut stream = UnixStream::connect(scratch.cluster().join("attach/node-0.sock")).unwrap();
+        stream.write_all(&hello).unwrap();
+        let [requests, replies] = shared_memory(&stream);
+        // The size is fixed, and replies are the node's.
+        let len = rustix::fs::fstat(&requests).unwrap().st_size as u64;
+        for fd in [&requests, &replies] {
+            assert_eq!(rustix::fs::ftruncate(fd, 0), Err(Errno::PERM));
+            assert_eq!(rustix::fs::fcntl_add_seals(fd, SealFlags::WRITE), Err(Errno::PERM));
+        }
+        assert_eq!(rustix::io::pwrite(&replies, &[1; 64], 0), Err(Errno::PERM));
+        assert_eq!(rustix::fs::fallocate(&replies, punch, 0, 4096), Err(Errno::PERM));
+
+        // A thread changes lines and data all the time, while the node serves them.
+        let racing = std::thread::spawn({
+            let (fd, mut random) = (requests.try_clone().unwrap(), Rng::with_seed(round));
+            move || {
+                for _ in 0..200 {
+                    let line: Vec<u8> = (0..64).map(|_| random.u8(..)).collect();
+                    rustix::io::pwrite(&fd, &line, 64 * random.u64(0..64)).unwrap();
+                    rustix::io::pwrite(&fd, &line, random.u64(4096..len - 64)).unwrap();
+                }
+            }
+        });
+        for request in 0..32_u64 {
+            // Mostly requests that exist, in the lines where the node looks for them.
+            let kind = u64::from(random.u8(0..8)) << 16 | random.u64(0..34) << 24;
+            let lens = u64::from(random.u16(..)) << 32 | (random.u64(0..2) * u64::from(random.u16(..))) << 48;
+            let mut line = (1 | kind | lens).to_le_bytes().to_vec();
+            line.extend((8..64).map(|_| random.u8(..3)));
+            rustix::io::pwrite(&requests, &line, 64 * (1 + request)).unwrap();
+            if random.u8(..) < 30 {
+                let _ = rustix::fs::fallocate(&requests, punch, 0, len);
+            }
+            let _ = stream.write_all(&wake);
+            let number = random.u64(..);
+            assert_eq!(polite.fetch_add(lh, 0, number).unwrap(), polite.fetch_add(lh, 8, number).unwrap());
+        }
+        racing.join().unwrap();
+    }
+    let content = bytes(4096);
+    polite.write(lh, 0, &content).unwrap();
+    let mut read = vec![0; content.len()];
+    polite.read(lh, 0, &mut read).unwrap();
+    assert!(read == content);
+    scratch.ok("down");
 }

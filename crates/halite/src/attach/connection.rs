@@ -1,7 +1,11 @@
 //! The connection of one client: its bytes in both directions, and its operations under way.
 
+mod ring;
+
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::OwnedFd;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -11,12 +15,14 @@ use std::task::{Context, Poll, Waker};
 use halite_tier::quota::{Quota, QuotaExceeded};
 use rustix::event::epoll;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
+use self::ring::{RING_BYTES, Ring};
 use super::desk::Desk;
 use super::requests::carry_out;
 use super::{OperationId, OperationWaker, Ready};
 use crate::metrics::Account;
+use crate::session::attached::entry::{WAKE_ID, slot_of};
 use crate::session::attached::wire::{self, Message, Refusal, VERSION, Welcome};
 
 /// Maximum number of operations of a client under way.
@@ -54,6 +60,12 @@ pub(super) struct Connection {
     account: Option<Arc<Account>>,
     /// Memory of this session that the account includes, in bytes.
     charged: usize,
+    /// Memory shared with the client, once it is attached; `None` if the system has none.
+    ring: Option<Ring>,
+    /// Descriptors of that memory, until they are sent with the hello.
+    fds: Option<[OwnedFd; 2]>,
+    /// Number of messages started, modulo 2^16.
+    started: u16,
     /// Received bytes that are no complete message yet, or that wait because of a bound.
     input: Vec<u8>,
     /// Length of the first message of `input`, in bytes, if it is incomplete and the quota has room for it; else 0.
@@ -94,6 +106,9 @@ impl Connection {
             desk: None,
             account: None,
             charged: 0,
+            ring: None,
+            fds: None,
+            started: 0,
             input: Vec::new(),
             announced: 0,
             skipped: 0,
@@ -208,6 +223,13 @@ impl Connection {
     /// Answers the hello of a client.
     pub(super) fn greet(&mut self, answer: Result<(Welcome, Desk), Refusal>) {
         let answer = answer.map(|(welcome, desk)| {
+            // Without memory, descriptors or room in the quota, the client uses the socket only.
+            if desk.account.admit(Quota::Memory, RING_BYTES).is_ok() {
+                (self.ring, self.fds) = Ring::create().unzip();
+            }
+            if self.ring.is_some() {
+                desk.account.change(Quota::Memory, 0, RING_BYTES);
+            }
             self.account = Some(desk.account.clone());
             self.desk = Some(Rc::new(desk));
             welcome
@@ -224,15 +246,26 @@ impl Connection {
         }
         let input = std::mem::take(&mut self.input);
         let mut at = 0;
+        // The client wrote the lines in front of each message before it sent the message.
+        self.drain_ring()?;
         while self.has_room()
             && let Some((id, len)) = wire::peek(&input[at..]).map_err(|_| Over)?
         {
+            if id == WAKE_ID {
+                let Some(message) = wire::split(&input[at..]).map_err(|_| Over)? else { break };
+                self.wake_ring();
+                at += message.len;
+                self.drain_ring()?;
+                continue;
+            }
             let message = wire::split(&input[at..]).map_err(|_| Over)?;
             let is_admitted = std::mem::take(&mut self.announced) > 0;
             if !is_admitted
                 && let Err(exceeded) = self.admit(len)
                 && !message.as_ref().is_some_and(|message| is_release(message.body))
             {
+                // Lines may come after this message.
+                self.started = self.started.wrapping_add(1);
                 self.queue(wire::refused(id, exceeded));
                 self.skipped = len.saturating_sub(input.len() - at);
                 at = input.len().min(at + len);
@@ -242,8 +275,9 @@ impl Connection {
                 self.announced = len;
                 break;
             };
-            self.start(id, body.to_vec())?;
+            self.start_message(id, body)?;
             at += len;
+            self.drain_ring()?;
         }
         self.input = input;
         self.input.drain(..at);
@@ -261,18 +295,24 @@ impl Connection {
         is_below && !self.is_stalled() && !self.is_refused
     }
 
-    fn start(&mut self, request: u64, body: Vec<u8>) -> Result<(), Over> {
-        let desk = self.desk.clone().ok_or(Over)?;
-        if wire::is_cancel(&body) {
+    /// Starts the request of a socket's message.
+    fn start_message(&mut self, request: u64, body: &[u8]) -> Result<(), Over> {
+        self.started = self.started.wrapping_add(1);
+        if wire::is_cancel(body) {
             if let Some(operation) = self.operations.remove(&request) {
                 self.end(operation);
-                self.queue(wire::message(request, &(), &[]));
+                self.answer(request, wire::message(request, &(), &[]));
             }
             return Ok(());
         }
-        if self.operations.contains_key(&request) {
+        if self.operations.contains_key(&request) || slot_of(request).is_some() {
             return Err(Over);
         }
+        self.start(request, body.to_vec())
+    }
+
+    fn start(&mut self, request: u64, body: Vec<u8>) -> Result<(), Over> {
+        let desk = self.desk.clone().ok_or(Over)?;
         let bytes = body.len();
         let id = OperationId { client: self.client, request };
         let waker = Waker::from(Arc::new(OperationWaker { ready: self.ready.clone(), id }));
@@ -306,9 +346,22 @@ impl Connection {
         if let Poll::Ready(reply) = polled {
             let ended = self.operations.remove(&request).expect("looked up just before");
             self.end(ended);
-            self.queue(reply.ok_or(Over)?);
+            self.answer(request, reply.ok_or(Over)?);
         }
         Ok(())
+    }
+
+    /// Sends the reply to a request by the way that the request came.
+    fn answer(&mut self, request: u64, message: Vec<u8>) {
+        match slot_of(request) {
+            Some(slot) => self.answer_slot(slot, message),
+            None => self.queue(message),
+        }
+    }
+
+    /// Returns true if bytes wait to be sent.
+    pub(super) fn has_output(&self) -> bool {
+        !self.output.is_empty()
     }
 
     fn queue(&mut self, message: Vec<u8>) {
@@ -320,13 +373,13 @@ impl Connection {
 
     /// Sends what the socket takes, up to the bytes of one turn, and starts operations that waited for room.
     pub(super) fn flush(&mut self) -> Result<(), Over> {
-        let had_room = self.has_room();
         let mut sent_in_turn = 0;
         while let Some(first) = self.output.front()
             && sent_in_turn < SENT_MAX
         {
-            match rustix::net::send(&self.stream, &first[self.sent..], SendFlags::NOSIGNAL) {
+            match send(&self.stream, &first[self.sent..], self.fds.as_ref()) {
                 Ok(count) => {
+                    self.fds = None;
                     self.sent += count;
                     sent_in_turn += count;
                 }
@@ -348,10 +401,8 @@ impl Connection {
                 self.poll(request)?;
             }
         }
-        // New replies are sent in the next turn.
-        if !had_room {
-            self.advance()?;
-        }
+        // Requests may have waited for room. New replies are sent in the next turn.
+        self.advance()?;
         self.charge();
         Ok(())
     }
@@ -376,8 +427,19 @@ fn is_release(body: &[u8]) -> bool {
 impl Drop for Connection {
     fn drop(&mut self) {
         if let Some(account) = &self.account {
-            account.change(Quota::Memory, self.charged as u64, 0);
+            let ring = if self.ring.is_some() { RING_BYTES } else { 0 };
+            account.change(Quota::Memory, self.charged as u64 + ring, 0);
             account.change(Quota::Operations, self.operations.len() as u64, 0);
         }
     }
+}
+
+/// Sends bytes, with descriptors if there are any.
+fn send(stream: &UnixStream, bytes: &[u8], fds: Option<&[OwnedFd; 2]>) -> Result<usize, Errno> {
+    let Some(fds) = fds else { return rustix::net::send(stream, bytes, SendFlags::NOSIGNAL) };
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = fds.each_ref().map(AsFd::as_fd);
+    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)), "the space is that of two descriptors");
+    rustix::net::sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)
 }

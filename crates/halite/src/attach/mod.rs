@@ -6,12 +6,13 @@
 //!                            └───────────── reply ────────────────────┘
 //! ```
 //!
-//! One thread serves all clients: it sleeps in epoll, takes at most one slice from each readable socket per turn, and
-//! polls the futures whose wakers were called. For each client the node keeps an ordinary session of the client's
+//! One thread serves all clients: it polls the shared memory of active clients, sleeps in epoll otherwise, takes at most
+//! one slice from each readable socket per turn, and polls the futures whose wakers were called. A short access through
+//! shared memory needs no future. For each client the node keeps an ordinary session of the client's
 //! principal ([`crate::session`]), which checks each operation as it does for an application of this process. When a
 //! connection ends, its session, with everything that it holds, is dropped.
 //!
-//! Clients are untrusted. A message is copied before it is decoded, and a malformed one ends its connection. The
+//! Clients are untrusted. A line in shared memory, or a message, is copied before it is decoded, and a malformed one ends its connection. The
 //! number of clients, and the operations, objects and bytes of each client have bounds; beyond them, the thread stops
 //! reading the client's socket, or ends the connection. The sessions of each principal but the node's own user also have
 //! common quotas ([`crate::metrics::Account`]); a request beyond them is refused with the quota that it exceeds.
@@ -26,6 +27,7 @@ mod server;
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Wake;
 use std::thread::JoinHandle;
@@ -91,6 +93,8 @@ impl Drop for Attach {
 #[derive(Debug)]
 struct Ready {
     bell: OwnedFd,
+    /// True if operations can continue or the thread must end: a hint for the thread while it polls.
+    is_rung: AtomicBool,
     woken: Mutex<Woken>,
 }
 
@@ -112,7 +116,12 @@ struct OperationId {
 impl Ready {
     fn new() -> io::Result<Ready> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Ready { bell, woken: Mutex::default() })
+        Ok(Ready { bell, is_rung: AtomicBool::new(false), woken: Mutex::default() })
+    }
+
+    fn is_rung(&self) -> bool {
+        // The mutex orders what it tells of.
+        self.is_rung.load(Relaxed)
     }
 
     fn woken(&self) -> MutexGuard<'_, Woken> {
@@ -126,6 +135,7 @@ impl Ready {
     }
 
     fn ring(&self, woken: &mut Woken) {
+        self.is_rung.store(true, Relaxed);
         if std::mem::take(&mut woken.sleeps) {
             // Cannot fail: an eventfd that is rung once per sleep has room.
             let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
@@ -143,6 +153,7 @@ impl Ready {
     fn take(&self) -> (Vec<OperationId>, bool) {
         let mut woken = self.woken();
         woken.sleeps = false;
+        self.is_rung.store(false, Relaxed);
         (std::mem::take(&mut woken.operations), woken.is_over)
     }
 }

@@ -1,5 +1,7 @@
 //! The thread that serves attached sessions: it accepts, receives, polls operations and sends.
 
+mod rings;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,6 +13,7 @@ use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
+use self::rings::Rings;
 use super::connection::{Connection, Over, Peer};
 use super::desk::Desk;
 use super::{Opener, Policy, Ready};
@@ -42,6 +45,8 @@ pub(super) struct Server {
     policy: Policy,
     /// Clients with results that wait until replies are received.
     stalled: BTreeSet<u64>,
+    /// Clients that use shared memory.
+    rings: Rings,
     next_client: u64,
     /// User id of the node's process.
     own_uid: u32,
@@ -78,6 +83,7 @@ impl Server {
             sessions,
             policy,
             stalled: BTreeSet::new(),
+            rings: Rings::new(),
             next_client: 0,
             own_uid: rustix::process::geteuid().as_raw(),
             accepts: true,
@@ -90,7 +96,8 @@ impl Server {
         let mut events = Vec::with_capacity(EVENTS_MAX);
         let mut is_short = false;
         loop {
-            let timeout_ms = match (self.ready.may_sleep(), is_short) {
+            let is_polling = self.serve_rings();
+            let timeout_ms = match (!is_polling && self.ready.may_sleep(), is_short) {
                 (false, _) => Some(0),
                 (true, true) => Some(SHORTAGE_MS),
                 (true, false) => None,
@@ -197,6 +204,9 @@ impl Server {
         self.sessions.count(connection.take_counts());
         // A closed descriptor leaves epoll by itself.
         if acted.is_ok() && connection.set_interest(&self.epoll, client).is_ok() {
+            if connection.is_awake() {
+                self.rings.activate(client);
+            }
             let (operations, bytes) = connection.figures();
             self.sessions.update(client, operations, bytes);
             if connection.has_stalled() {

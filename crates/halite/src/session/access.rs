@@ -6,6 +6,7 @@
 pub(crate) mod posted;
 
 use halite_fabric::{PeerId, Status};
+use halite_mem::Window;
 use halite_tier::access::{Blocked, Count, Mapping, SlotRef, WORD_BYTES};
 use halite_tier::ids::NodeIncarnation;
 use halite_tier::permissions::Permissions;
@@ -152,6 +153,16 @@ impl Inner {
     #[inline]
     pub(crate) fn write_now(&self, lh: Lh, offset: u64, from: &[u8]) -> Option<usize> {
         if self.owns(lh) { self.path.write(self.id, lh.slot, offset, from).ok() } else { None }
+    }
+
+    /// Reads as [`Inner::read_now`] does, into a client's memory from its byte `at` on.
+    pub(crate) fn read_into_memory(&self, lh: Lh, place: (u64, u64), into: (&Window, u64)) -> Option<usize> {
+        if self.owns(lh) { self.path.read_into(self.id, lh.slot, place, into).ok() } else { None }
+    }
+
+    /// Writes as [`Inner::write_now`] does, out of a client's memory from its byte `at` on.
+    pub(crate) fn write_from_memory(&self, lh: Lh, place: (u64, u64), from: (&Window, u64)) -> Option<usize> {
+        if self.owns(lh) { self.path.write_from(self.id, lh.slot, place, from).ok() } else { None }
     }
 
     #[inline]

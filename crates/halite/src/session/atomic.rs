@@ -13,8 +13,8 @@ use crate::driver::carry::{Kind, Transfer};
 use crate::error::{AccessError, BatchError};
 use crate::posted::Cursor;
 use crate::session::access::Accesses;
-use crate::session::attached::wire::Request;
-use crate::session::{Inner, Lh, Session, SwapOp, embedded};
+use crate::session::attached::Access;
+use crate::session::{self, Embedded, Inner, Lh, Session, SwapOp, embedded};
 
 /// Atomics.
 ///
@@ -40,9 +40,7 @@ impl Session {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub async fn fetch_add(&self, lh: Lh, offset: u64, add: u64) -> Result<u64, AccessError> {
-        let session = embedded!(self, client => {
-            Box::pin(client.change(lh, offset, "fetch_add", Request::FetchAdd { lh, offset, add })).await
-        });
+        let session = embedded!(self, client => Box::pin(client.fetch_add(lh, offset, add)).await);
         session.inner.change(lh, offset, Atomic::FetchAdd { add }).await
     }
 
@@ -55,10 +53,8 @@ impl Session {
         expected: u64,
         new: u64,
     ) -> Result<u64, AccessError> {
-        let session = embedded!(self, client => {
-            let request = Request::CompareSwap { lh, offset, expected, new };
-            Box::pin(client.change(lh, offset, "compare_swap", request)).await
-        });
+        let session =
+            embedded!(self, client => Box::pin(client.compare_swap(lh, offset, expected, new)).await);
         session.inner.change(lh, offset, Atomic::CompareSwap { expected, new }).await
     }
 
@@ -103,21 +99,31 @@ impl blocking::Session {
 
     #[inline]
     fn atomic(&self, lh: Lh, offset: u64, atomic: Atomic) -> Result<u64, AccessError> {
-        match self.embedded().and_then(|session| session.inner.atomic_now(lh, offset, atomic)) {
+        let session = match &self.as_async().kind {
+            session::Kind::Embedded(session) => session,
+            session::Kind::Attached(client) => {
+                let access = match atomic {
+                    Atomic::FetchAdd { add } => Access::FetchAdd { add },
+                    Atomic::CompareSwap { expected, new } => Access::CompareSwap { expected, new },
+                };
+                return client.access(lh, offset, access);
+            }
+        };
+        match session.inner.atomic_now(lh, offset, atomic) {
             Some(old) => Ok(old),
-            None => self.finish_atomic(lh, offset, atomic),
+            None => self.finish_atomic(session, lh, offset, atomic),
         }
     }
 
     #[cold]
-    fn finish_atomic(&self, lh: Lh, offset: u64, atomic: Atomic) -> Result<u64, AccessError> {
-        match (self.embedded(), atomic) {
-            (Some(session), _) => self.block_on(session.inner.atomic(lh, offset, atomic)),
-            (None, Atomic::FetchAdd { add }) => self.block_on(self.as_async().fetch_add(lh, offset, add)),
-            (None, Atomic::CompareSwap { expected, new }) => {
-                self.block_on(self.as_async().compare_swap(lh, offset, expected, new))
-            }
-        }
+    fn finish_atomic(
+        &self,
+        session: &Embedded,
+        lh: Lh,
+        offset: u64,
+        atomic: Atomic,
+    ) -> Result<u64, AccessError> {
+        self.block_on(session.inner.atomic(lh, offset, atomic))
     }
 }
 
@@ -125,7 +131,7 @@ impl Inner {
     /// Changes a word by loads and stores. Returns its old value, or `None` if they do not reach it or the change is
     /// not allowed.
     #[inline]
-    fn atomic_now(&self, lh: Lh, offset: u64, atomic: Atomic) -> Option<u64> {
+    pub(crate) fn atomic_now(&self, lh: Lh, offset: u64, atomic: Atomic) -> Option<u64> {
         if self.owns(lh) { self.path.atomic(self.id, lh.slot, offset, atomic).ok() } else { None }
     }
 

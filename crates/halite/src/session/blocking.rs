@@ -36,6 +36,7 @@ use crate::error::{
 use crate::metrics::{AttachedSession, PrincipalUse};
 use crate::rpc::{Into, ServeOptions};
 use crate::session::access::posted::Posted;
+use crate::session::attached::Access;
 use crate::session::calls::{self, Answer, Call, Calling, Function, Message, Port};
 use crate::session::{
     self, AllocOptions, Embedded, Kind, Lh, NamesMoved, Placement, ReadOp, SwapOp, Who, WriteOp,
@@ -152,18 +153,26 @@ impl Session {
     /// Reads `into.len()` bytes from `offset`; blocks until they have arrived. See [`crate::Session::read`].
     #[inline]
     pub fn read(&self, lh: Lh, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
-        match self.embedded().and_then(|session| session.inner.read_now(lh, offset, into)) {
+        let session = match &self.session.kind {
+            Kind::Embedded(session) => session,
+            Kind::Attached(client) => return client.access(lh, offset, Access::Read(into)).map(|_| ()),
+        };
+        match session.inner.read_now(lh, offset, into) {
             Some(done) if done == into.len() => Ok(()),
-            done => self.finish_read(lh, offset, into, done.unwrap_or(0)),
+            done => self.finish_read(session, lh, offset, into, done.unwrap_or(0)),
         }
     }
 
     /// Writes `from` at `offset`; blocks until the bytes are written. See [`crate::Session::write`].
     #[inline]
     pub fn write(&self, lh: Lh, offset: u64, from: &[u8]) -> Result<(), AccessError> {
-        match self.embedded().and_then(|session| session.inner.write_now(lh, offset, from)) {
+        let session = match &self.session.kind {
+            Kind::Embedded(session) => session,
+            Kind::Attached(client) => return client.access(lh, offset, Access::Write(from)).map(|_| ()),
+        };
+        match session.inner.write_now(lh, offset, from) {
             Some(done) if done == from.len() => Ok(()),
-            done => self.finish_write(lh, offset, from, done.unwrap_or(0)),
+            done => self.finish_write(session, lh, offset, from, done.unwrap_or(0)),
         }
     }
 
@@ -198,19 +207,27 @@ impl Session {
     }
 
     #[cold]
-    fn finish_read(&self, lh: Lh, offset: u64, into: &mut [u8], done: usize) -> Result<(), AccessError> {
-        match self.embedded() {
-            Some(session) => self.block_on(session.inner.read(lh, offset, into, done)),
-            None => self.block_on(self.session.read(lh, offset, into)),
-        }
+    fn finish_read(
+        &self,
+        session: &Embedded,
+        lh: Lh,
+        offset: u64,
+        into: &mut [u8],
+        done: usize,
+    ) -> Result<(), AccessError> {
+        self.block_on(session.inner.read(lh, offset, into, done))
     }
 
     #[cold]
-    fn finish_write(&self, lh: Lh, offset: u64, from: &[u8], done: usize) -> Result<(), AccessError> {
-        match self.embedded() {
-            Some(session) => self.block_on(session.inner.write(lh, offset, from, done)),
-            None => self.block_on(self.session.write(lh, offset, from)),
-        }
+    fn finish_write(
+        &self,
+        session: &Embedded,
+        lh: Lh,
+        offset: u64,
+        from: &[u8],
+        done: usize,
+    ) -> Result<(), AccessError> {
+        self.block_on(session.inner.write(lh, offset, from, done))
     }
 }
 

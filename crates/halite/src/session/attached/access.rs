@@ -1,7 +1,8 @@
 //! Reads, writes and other accesses of an attached session.
 //!
 //! The node carries out an access of up to [`SLICE_BYTES`] as one request. A longer one is checked as a whole first,
-//! and then sent in slices, of which several are under way.
+//! and then sent in slices, of which several are under way. A thread that waits for a short access takes the fast path of
+//! the shared memory ([`Client::access`]).
 
 use std::collections::VecDeque;
 
@@ -9,12 +10,14 @@ use halite_tier::access::WORD_BYTES;
 use halite_tier::permissions::Permissions;
 
 use super::wire::{BATCH_MAX, Request, SLICE_BYTES};
-use super::{Answer, Client, Pending, decoded};
+use super::{Access, Answer, Client, Pending, Unfinished, decoded};
 use crate::error::{AccessError, BatchError, Gone};
 use crate::session::{Lh, ReadOp, SwapOp, WriteOp, describe_slot};
 
 /// Maximum number of slices of one access under way.
 const SLICES_MAX: usize = 16;
+/// Length of a slice in bytes: with its request, it fits into a slot of the shared memory.
+const PART_BYTES: usize = SLICE_BYTES - 1024;
 
 /// The error of an access whose node gave no answer.
 pub(crate) fn lost(operation: &'static str, lh: Lh, offset: u64, len: u64) -> impl Fn(Gone) -> AccessError {
@@ -37,9 +40,91 @@ struct Slice {
 
 /// Returns the ends of the slices of `len` bytes, each with its start.
 fn slices(len: usize) -> impl Iterator<Item = (usize, usize)> {
-    (0..len).step_by(SLICE_BYTES).map(move |begin| (begin, len.min(begin + SLICE_BYTES)))
+    (0..len).step_by(PART_BYTES).map(move |begin| (begin, len.min(begin + PART_BYTES)))
 }
 
+/// Accesses of threads.
+impl Client {
+    /// Carries an access out on the calling thread, and returns the old value of an atomic.
+    #[inline]
+    pub(crate) fn access(&self, lh: Lh, offset: u64, mut access: Access<'_>) -> Result<u64, AccessError> {
+        match access.len() {
+            ..=SLICE_BYTES => match self.line.access(lh, offset, &mut access) {
+                Ok(old) => Ok(old),
+                Err(unfinished) => self.finish_access(lh, offset, access, unfinished),
+            },
+            _ => self.long_access(lh, offset, access),
+        }
+    }
+
+    /// Carries a read or write of more than [`SLICE_BYTES`] out: a check of the whole access, and its parts.
+    fn long_access(&self, lh: Lh, offset: u64, mut access: Access<'_>) -> Result<u64, AccessError> {
+        let (operation, wanted) = match access {
+            Access::Read(_) => ("read", Permissions::READ),
+            _ => ("write", Permissions::WRITE),
+        };
+        let len = access.len();
+        self.block_on(self.check(operation, lh, wanted, offset, len as u64))?;
+        let mut done = 0;
+        while done < len {
+            let rest_at = offset + done as u64;
+            let Err((begin, end, unfinished)) =
+                self.line.access_parts(lh, rest_at, &mut access.part(done, len))
+            else {
+                break;
+            };
+            let (begin, end) = (done + begin, done + end);
+            let part = self.finish_access(lh, offset + begin as u64, access.part(begin, end), unfinished);
+            // Later parts of a write may be written, too.
+            let partly = begin > 0 || operation == "write";
+            part.map_err(|error| whole(error, offset, len as u64, partly))?;
+            done = end;
+        }
+        Ok(0)
+    }
+
+    #[cold]
+    fn finish_access(
+        &self,
+        lh: Lh,
+        offset: u64,
+        access: Access<'_>,
+        unfinished: Unfinished,
+    ) -> Result<u64, AccessError> {
+        let body = match unfinished {
+            Unfinished::NotSent => return self.block_on(self.access_by_message(lh, offset, access)),
+            Unfinished::Sent(pending) => self.line.block_on_after(pending, true),
+            Unfinished::Ended(body) => body,
+        };
+        match access {
+            Access::Read(into) => {
+                let lost = lost("read", lh, offset, into.len() as u64);
+                take(&decoded(body, &lost)?, into).ok_or_else(|| lost(Gone::Lost)).map(|()| 0)
+            }
+            Access::Write(from) => {
+                let written = decoded(body, lost("write", lh, offset, from.len() as u64));
+                written.map(|_: Answer<()>| 0)
+            }
+            Access::FetchAdd { .. } => old_of(body, lost("fetch_add", lh, offset, WORD_BYTES)),
+            Access::CompareSwap { .. } => old_of(body, lost("compare_swap", lh, offset, WORD_BYTES)),
+        }
+    }
+
+    async fn access_by_message(&self, lh: Lh, offset: u64, access: Access<'_>) -> Result<u64, AccessError> {
+        match access {
+            Access::Read(into) => self.read(lh, offset, into).await.map(|()| 0),
+            Access::Write(from) => self.write(lh, offset, from).await.map(|()| 0),
+            Access::FetchAdd { add } => self.fetch_add(lh, offset, add).await,
+            Access::CompareSwap { expected, new } => self.compare_swap(lh, offset, expected, new).await,
+        }
+    }
+}
+
+fn old_of(body: Result<Vec<u8>, Gone>, lost: impl FnOnce(Gone) -> AccessError) -> Result<u64, AccessError> {
+    decoded(body, lost).map(|answer: Answer<u64>| answer.value)
+}
+
+/// Accesses of tasks.
 impl Client {
     pub(crate) async fn len(&self, lh: Lh) -> Result<u64, AccessError> {
         self.ask(&Request::Len(lh), lost("len", lh, 0, 0)).await
@@ -168,15 +253,20 @@ impl Client {
         Ok(())
     }
 
-    /// Carries an atomic out.
-    pub(crate) async fn change(
+    pub(crate) async fn fetch_add(&self, lh: Lh, offset: u64, add: u64) -> Result<u64, AccessError> {
+        let lost = lost("fetch_add", lh, offset, WORD_BYTES);
+        self.ask(&Request::FetchAdd { lh, offset, add }, lost).await
+    }
+
+    pub(crate) async fn compare_swap(
         &self,
         lh: Lh,
         offset: u64,
-        operation: &'static str,
-        request: Request<'_>,
+        expected: u64,
+        new: u64,
     ) -> Result<u64, AccessError> {
-        self.ask(&request, lost(operation, lh, offset, WORD_BYTES)).await
+        let lost = lost("compare_swap", lh, offset, WORD_BYTES);
+        self.ask(&Request::CompareSwap { lh, offset, expected, new }, lost).await
     }
 
     pub(crate) async fn swap_while(&self, lh: Lh, swaps: &[SwapOp]) -> Result<usize, BatchError> {

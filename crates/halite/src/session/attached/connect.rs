@@ -3,20 +3,26 @@
 //! The cluster directory belongs to the user who runs the nodes, and only this user can put sockets there. So the
 //! client opens the directory once, follows no link, and accepts only a listener of the directory's owner.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+use halite_mem::exchange;
 use halite_tier::ids::NodeId;
 use rustix::fs::{CWD, Dir, Mode, OFlags};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
 use super::wire::{self, HEADER_BYTES, Refusal, VERSION, Welcome};
 use crate::cluster::cluster_dir::{ATTACH_DIR, attach_socket_node};
 use crate::error::AttachError;
 
+/// A connection: its socket, the node's answer, and the memory that it shares, if there is any.
+pub(super) type Connected = (UnixStream, Welcome, Option<exchange::Client>);
+
 /// Connects to a living node of this host in the cluster directory: to `wanted`, or to any.
-pub(super) fn connect(dir: &Path, wanted: Option<NodeId>) -> Result<(UnixStream, Welcome), AttachError> {
+pub(super) fn connect(dir: &Path, wanted: Option<NodeId>) -> Result<Connected, AttachError> {
     let io_error = |path: &Path| {
         let path = path.to_owned();
         move |error: io::Error| match error.kind() {
@@ -59,7 +65,7 @@ pub(super) fn connect(dir: &Path, wanted: Option<NodeId>) -> Result<(UnixStream,
     Err(last)
 }
 
-fn greet(mut socket: UnixStream, dir: &Path, owner: u32) -> Result<(UnixStream, Welcome), AttachError> {
+fn greet(mut socket: UnixStream, dir: &Path, owner: u32) -> Result<Connected, AttachError> {
     let dir = dir.to_owned();
     let (uid, _) = match halite_providers::peer_of(socket.as_fd()) {
         Ok(peer) => peer,
@@ -68,13 +74,17 @@ fn greet(mut socket: UnixStream, dir: &Path, owner: u32) -> Result<(UnixStream, 
     if uid != owner {
         return Err(AttachError::Stranger { dir, uid, owner });
     }
-    let Ok(body) = exchange(&mut socket) else { return Err(AttachError::Refused { dir }) };
+    let Ok((body, fds)) = exchange_hellos(&mut socket) else { return Err(AttachError::Refused { dir }) };
     let Some((theirs, rest)) = wire::version_of(&body) else { return Err(AttachError::Refused { dir }) };
     if theirs != VERSION {
         return Err(AttachError::OtherVersion { dir, theirs, ours: VERSION });
     }
     match wire::decode::<Result<Welcome, Refusal>>(rest) {
-        Some((Ok(welcome), _)) => Ok((socket, welcome)),
+        Some((Ok(welcome), _)) => {
+            // Without the memory, all requests go over the socket.
+            let memory = fds.and_then(|fds| exchange::Client::open(fds).ok());
+            Ok((socket, welcome, memory))
+        }
         Some((Err(Refusal::TooManySessions { max, of_user_only }), _)) => {
             Err(AttachError::TooManySessions { dir, max, of_user_only })
         }
@@ -82,16 +92,36 @@ fn greet(mut socket: UnixStream, dir: &Path, owner: u32) -> Result<(UnixStream, 
     }
 }
 
-/// Sends a hello and returns the body of the node's hello.
-fn exchange(socket: &mut UnixStream) -> io::Result<Vec<u8>> {
+/// Sends a hello. Returns the body of the node's hello, and the descriptors that came with it.
+fn exchange_hellos(socket: &mut UnixStream) -> io::Result<(Vec<u8>, Option<[OwnedFd; 2]>)> {
     socket.write_all(&wire::hello_message(&[]))?;
     let mut header = [0; HEADER_BYTES];
-    socket.read_exact(&mut header)?;
+    let (count, fds) = receive_fds(socket, &mut header)?;
+    socket.read_exact(&mut header[count..])?;
     let len = u32::from_le_bytes([header[0], header[1], header[2], header[3]]) as usize;
     if len > wire::HELLO_BYTES_MAX {
         return Err(ErrorKind::InvalidData.into());
     }
     let mut body = vec![0; len];
     socket.read_exact(&mut body)?;
-    Ok(body)
+    Ok((body, fds.try_into().ok()))
+}
+
+/// Receives bytes, at least one, with the descriptors that are attached to them.
+fn receive_fds(socket: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let parts = &mut [IoSliceMut::new(bytes)];
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let received = rustix::io::retry_on_intr(|| rustix::net::recvmsg(socket, parts, &mut control, flags))?;
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    match received.bytes {
+        0 => Err(ErrorKind::UnexpectedEof.into()),
+        count => Ok((count, fds)),
+    }
 }

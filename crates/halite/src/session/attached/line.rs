@@ -1,4 +1,4 @@
-//! The socket of an attached session, and the threads that wait for replies.
+//! The socket and the shared memory of an attached session, and the threads that wait for replies.
 //!
 //! ```text
 //!   thread in block_on ── no thread reads? ── yes ──> reads, and hands replies to all waiters
@@ -7,7 +7,10 @@
 //! ```
 //!
 //! A thread that waits for its own reply reads the socket itself, so that the reply wakes one thread only. The buffer
-//! of received bytes is the right to read: the reading thread owns it.
+//! of received bytes is the right to read: the reading thread owns it. Before a thread sleeps, it looks for replies in
+//! shared memory for a moment, and asks the node for a wake-up over the socket ([`ring`]).
+
+mod ring;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -18,17 +21,21 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
+use std::time::Instant;
 
-use halite_mem::Process;
+use halite_mem::{Process, exchange};
 use rustix::buffer::spare_capacity;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use serde::Serialize;
 
+pub(crate) use self::ring::{Access, Unfinished};
+use self::ring::{Collected, Ring};
+use super::entry::{WAKE_ID, slot_of};
 use super::wire::{self, Message, Request};
 use crate::error::Gone;
-use crate::runtime::wait::BlockingWait;
+use crate::runtime::wait::{AdaptiveSpin, BlockingWait};
 
 /// Bytes that one receive takes from the socket: a slice and its header, with room to spare.
 const RECEIVE_BYTES: usize = 80 << 10;
@@ -41,6 +48,8 @@ pub(crate) struct Line {
     socket: UnixStream,
     /// Rung to end the poll of the reading thread.
     bell: OwnedFd,
+    /// Memory shared with the node; `None` if the system of either has none.
+    memory: Option<exchange::Client>,
     process: Process,
     state: Mutex<State>,
     /// Wakes the background thread.
@@ -50,6 +59,8 @@ pub(crate) struct Line {
 struct State {
     next_id: u64,
     requests: BTreeMap<u64, Slot>,
+    /// Requests in shared memory; `None` without such memory.
+    ring: Option<Ring>,
     /// Bytes that the socket has not taken yet.
     output: VecDeque<u8>,
     /// The buffer of the reading thread; `None` while a thread reads.
@@ -111,11 +122,12 @@ impl Wake for Waiter {
 
 /// Opening, sending and closing.
 impl Line {
-    pub(super) fn new(socket: UnixStream) -> io::Result<Arc<Line>> {
+    pub(super) fn new(socket: UnixStream, memory: Option<exchange::Client>) -> io::Result<Arc<Line>> {
         socket.set_nonblocking(true)?;
         let state = State {
             next_id: 1,
             requests: BTreeMap::new(),
+            ring: memory.is_some().then(Ring::new),
             output: VecDeque::new(),
             input: Some(Vec::new()),
             polls_output: false,
@@ -130,6 +142,7 @@ impl Line {
         Ok(Arc::new(Line {
             socket,
             bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            memory,
             process: Process::current(),
             state: Mutex::new(state),
             background: Condvar::new(),
@@ -174,14 +187,22 @@ impl Line {
         wire::finish(&mut message, id);
         state.requests.insert(id, Slot::Waiting(None));
         match state.undos {
-            0 => self.send(&mut state, &message),
+            0 => self.send_request(&mut state, id, &message),
             _ => state.held.push_back((id, message)),
         }
         Ok(Pending { line: self.clone(), id: Some(id), is_task: false, undo })
     }
 
-    /// Sends a message, behind those that the socket has not taken yet.
-    fn send(&self, state: &mut State, mut message: &[u8]) {
+    /// Sends a message over the socket.
+    fn send(&self, state: &mut State, message: &[u8]) {
+        if let Some(ring) = &mut state.ring {
+            ring.sent = ring.sent.wrapping_add(1);
+        }
+        self.send_bytes(state, message);
+    }
+
+    /// Sends the bytes of a message, behind those that the socket has not taken yet.
+    fn send_bytes(&self, state: &mut State, mut message: &[u8]) {
         while state.output.is_empty() && !message.is_empty() {
             match rustix::net::send(&self.socket, message, SendFlags::NOSIGNAL) {
                 Ok(sent) => message = &message[sent..],
@@ -240,6 +261,11 @@ impl Line {
 /// Waiting and reading.
 impl Line {
     pub(super) fn block_on<F: Future>(self: &Arc<Line>, future: F) -> F::Output {
+        self.block_on_after(future, false)
+    }
+
+    /// Runs a future as [`Line::block_on`] does. With `has_spun`, the thread has just looked for the reply for a while.
+    pub(super) fn block_on_after<F: Future>(self: &Arc<Line>, future: F, mut has_spun: bool) -> F::Output {
         let _waiting = BlockingWait::begin(&**self);
         let waiter = Arc::new(Waiter {
             thread: std::thread::current(),
@@ -253,12 +279,18 @@ impl Line {
             if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
                 return output;
             }
+            if !std::mem::take(&mut has_spun) {
+                self.spin(|| waiter.is_woken.load(SeqCst));
+            }
             self.await_wake(&waiter);
         }
     }
 
     fn await_wake(self: &Arc<Line>, waiter: &Arc<Waiter>) {
-        let mut has_slept = false;
+        if waiter.is_woken.swap(false, SeqCst) {
+            return;
+        }
+        let (begin, mut has_slept) = (Instant::now(), false);
         while !waiter.is_woken.swap(false, SeqCst) {
             match self.right_to_read(waiter) {
                 Some(input) => {
@@ -275,6 +307,7 @@ impl Line {
             state.sleepers.retain(|sleeper| !Arc::ptr_eq(sleeper, waiter));
             self.hand_over(&mut state);
         }
+        AdaptiveSpin::change(|spin| spin.record_wait(begin.elapsed().as_nanos() as u64));
     }
 
     /// Returns the right to read; `None` if another thread reads, which then wakes this one to take over.
@@ -282,27 +315,34 @@ impl Line {
         if self.is_forked() {
             return None;
         }
-        let mut state = self.state();
+        let (mut state, mut collected) = (self.state(), Collected::default());
+        self.collect_before_sleep(&mut state, &mut collected);
         // A session without a connection gets no further reply; what the task waits for is something else.
         let input = if state.is_over { None } else { state.input.take() };
         if input.is_none() && !state.sleepers.iter().any(|sleeper| Arc::ptr_eq(sleeper, waiter)) {
             state.sleepers.push(waiter.clone());
         }
+        drop(state);
+        self.finish(collected);
         input
     }
 
     /// Reads until `waiter` is woken; without a waiter, while tasks wait or output is left. Then passes the right on.
     fn read(self: &Arc<Line>, mut input: Vec<u8>, waiter: Option<&Arc<Waiter>>) {
         loop {
-            let mut state = self.state();
+            let (mut state, mut collected) = (self.state(), Collected::default());
+            self.collect_before_sleep(&mut state, &mut collected);
             self.flush(&mut state);
             let is_needed = state.needs_background();
             if state.is_over || waiter.is_none() && !is_needed {
+                drop(state);
+                self.finish(collected);
                 break;
             }
             state.polls_output = !state.output.is_empty();
             let wanted = if state.polls_output { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
             drop(state);
+            self.finish(collected);
             if let Some(waiter) = waiter {
                 waiter.polls.store(true, SeqCst);
                 if waiter.is_woken.load(SeqCst) {
@@ -353,40 +393,29 @@ impl Line {
             Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
             Err(_) => return Err(Gone::Lost),
         }
-        let (mut wakers, mut undos, mut at) = (Vec::new(), Vec::new(), 0);
+        let (mut collected, mut at) = (Collected::default(), 0);
         while let Some(Message { id, body, len }) = wire::split(&input[at..]).map_err(|_| Gone::Lost)? {
             let mut state = self.state();
-            match state.requests.remove(&id) {
-                Some(Slot::Waiting(waker)) => {
-                    state.requests.insert(id, Slot::Replied(body.to_vec()));
-                    wakers.extend(waker);
-                }
-                Some(Slot::Abandoned(Some(undo))) => {
-                    state.undos -= 1;
-                    drop(state);
-                    undos.extend(undo(body));
-                }
-                Some(Slot::Abandoned(None)) => {}
-                // No request has this id, so the node is at fault.
-                Some(Slot::Replied(_)) | None => return Err(Gone::Lost),
+            match slot_of(id) {
+                Some(slot) => self.deliver_to_slot(&mut state, slot, body, &mut collected)?,
+                None if id == WAKE_ID => self.collect(&mut state, &mut collected),
+                // If no request has this id, the node is at fault.
+                None if !state.deliver(id, body.to_vec(), &mut collected) => return Err(Gone::Lost),
+                None => {}
             }
             at += len;
         }
         input.drain(..at);
-        for undo in undos {
-            self.tell_encoded(undo);
-        }
-        self.send_held(&mut self.state());
-        wakers.into_iter().for_each(Waker::wake);
+        self.finish(collected);
         Ok(())
     }
 
     /// Sends the requests that waited for undos, if no undo is left.
     fn send_held(&self, state: &mut State) {
         while state.undos == 0
-            && let Some((_, message)) = state.held.pop_front()
+            && let Some((id, message)) = state.held.pop_front()
         {
-            self.send(state, &message);
+            self.send_request(state, id, &message);
         }
     }
 
@@ -467,8 +496,10 @@ impl Pending {
             return;
         }
         let line = self.line.clone();
-        let mut state = line.state();
+        let (mut state, mut collected) = (line.state(), Collected::default());
         self.stop_task(&mut state);
+        line.collect(&mut state, &mut collected);
+        let mut reply = None;
         match state.requests.remove(&id) {
             Some(Slot::Waiting(_)) if state.is_over => {}
             // It was not sent; one that nothing awaits is sent nevertheless.
@@ -480,20 +511,22 @@ impl Pending {
                 state.undos += usize::from(undo.is_some());
                 state.requests.insert(id, Slot::Abandoned(undo));
                 if cancels {
+                    let id = state.ring.as_ref().map_or(id, |ring| ring.socket_id(id));
                     line.send(&mut state, &wire::message(id, &Request::Cancel, &[]));
                 }
                 if state.needs_background() {
+                    line.collect_before_sleep(&mut state, &mut collected);
                     line.need_background(&mut state);
                 }
             }
-            Some(Slot::Replied(body)) => {
-                drop(state);
-                if let Some(undo) = self.undo.take().and_then(|undo| undo(&body)) {
-                    line.tell_encoded(undo);
-                }
-            }
+            Some(Slot::Replied(body)) => reply = Some(body),
             Some(Slot::Abandoned(_)) | None => {}
         }
+        drop(state);
+        if let Some(undo) = reply.and_then(|body| self.undo.take()?(&body)) {
+            line.tell_encoded(undo);
+        }
+        line.finish(collected);
     }
 
     fn stop_task(&mut self, state: &mut State) {
@@ -513,23 +546,34 @@ impl Future for Pending {
         }
         let id = pending.id.expect("a request is awaited once");
         let line = pending.line.clone();
-        let mut state = line.state();
+        let (mut state, mut collected) = (line.state(), Collected::default());
+        let is_task = !BlockingWait::drives(&*line);
+        match is_task {
+            // Nothing else looks for replies before the task sleeps.
+            true => line.collect_before_sleep(&mut state, &mut collected),
+            false => line.collect(&mut state, &mut collected),
+        }
         let is_over = state.is_over;
         match state.requests.get_mut(&id) {
             Some(Slot::Waiting(waker)) if !is_over => {
                 *waker = Some(context.waker().clone());
-                if !pending.is_task && !BlockingWait::drives(&*line) {
+                if !pending.is_task && is_task {
                     pending.is_task = true;
                     state.tasks += 1;
                     line.need_background(&mut state);
                 }
+                drop(state);
+                line.finish(collected);
                 return Poll::Pending;
             }
             _ => {}
         }
         pending.id = None;
         pending.stop_task(&mut state);
-        Poll::Ready(match state.requests.remove(&id) {
+        let reply = state.requests.remove(&id);
+        drop(state);
+        line.finish(collected);
+        Poll::Ready(match reply {
             Some(Slot::Replied(body)) => Ok(body),
             _ => Err(Gone::Lost),
         })

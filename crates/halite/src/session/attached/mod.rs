@@ -13,6 +13,7 @@
 
 mod access;
 mod connect;
+pub(crate) mod entry;
 mod line;
 mod remote;
 pub(crate) mod wire;
@@ -25,8 +26,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 pub(crate) use self::access::lost;
-use self::line::Line;
-pub(crate) use self::line::{Pending, Undo};
+pub(crate) use self::line::{Access, Pending, Undo};
+use self::line::{Line, Unfinished};
 pub(crate) use self::remote::Remote;
 use self::wire::{Request, Welcome};
 use crate::error::{AttachError, Gone};
@@ -59,9 +60,16 @@ impl<T> Answer<T> {
 impl Client {
     /// Attaches to a living node of this host in the cluster directory: to `node`, or to any.
     pub(crate) fn attach(dir: &Path, node: Option<NodeId>) -> Result<Client, AttachError> {
-        let (socket, welcome) = connect::connect(dir, node)?;
-        tracing::info!("attached to node {} in {} as {}", welcome.node, dir.display(), welcome.principal);
-        let line = Line::new(socket).map_err(|source| AttachError::Io { path: dir.to_owned(), source })?;
+        let (socket, welcome, memory) = connect::connect(dir, node)?;
+        let way = if memory.is_some() { "shared memory" } else { "the socket only" };
+        tracing::info!(
+            "attached to node {} in {} as {}, by {way}",
+            welcome.node,
+            dir.display(),
+            welcome.principal
+        );
+        let line =
+            Line::new(socket, memory).map_err(|source| AttachError::Io { path: dir.to_owned(), source })?;
         Ok(Client { line, welcome })
     }
 

@@ -5,8 +5,10 @@
 //! ```
 //!
 //! The first message of each end is a hello with id 0: [`MAGIC`], the version, and in the node's hello a `Result<Welcome,
-//! Refusal>`. Each request then gets exactly one reply with its id, in any order: a result, or [`refused`]. The reply to
-//! a cancelled request is empty. Both ends have the same version, so requests and results may change with it; the hello may not.
+//! Refusal>`, with the two descriptors of an [exchange](halite_mem::exchange) if the node has memory for one
+//! ([`entry`](super::entry) has its lines). Each request then gets exactly one reply with its id, in any order: a
+//! result, or [`refused`]. The reply to a cancelled request is empty. Both ends have the same version, so requests and
+//! results may change with it; the hello may not.
 
 use std::time::Duration;
 
@@ -320,6 +322,11 @@ pub(crate) fn refused(id: u64, exceeded: QuotaExceeded) -> Vec<u8> {
 /// Returns the quota that a request exceeded; `None` if the reply has a result.
 pub(crate) fn refusal_of(reply: &[u8]) -> Option<QuotaExceeded> {
     (reply.first() == Some(&REFUSED)).then(|| Some(decode(&reply[1..])?.0))?
+}
+
+/// Returns the body of a message without data.
+pub(crate) fn body(value: &impl Serialize) -> Vec<u8> {
+    postcard::to_stdvec(value).expect("numbers and texts can be encoded")
 }
 
 /// Writes the header of a message whose body is complete.

@@ -1,0 +1,203 @@
+//! Requests of one client through shared memory.
+//!
+//! The client may write anything there at any time. Each line is copied once and then checked; a line that no client of
+//! this version writes ends the connection. A line waits while the client has no room for replies, and until the socket
+//! messages before it have been started.
+
+use std::os::fd::OwnedFd;
+
+use halite_mem::exchange::{self, Line, SLOT_BYTES, SLOTS};
+use halite_tier::access::Atomic;
+
+use super::{Connection, Over, is_release};
+use crate::session::attached::entry::{
+    self, Head, INLINE_BYTES_MAX, Kind, OPERAND_BYTES_MAX, Status, WAKE_ID, id_of,
+};
+use crate::session::attached::wire::{self, HEADER_BYTES, Request};
+
+/// Memory that the node shares with a client, in bytes, once the client has used all of it.
+pub(super) const RING_BYTES: u64 = (SLOTS * SLOT_BYTES) as u64;
+
+/// The node's end of the memory that it shares with a client.
+pub(super) struct Ring {
+    memory: exchange::Server,
+    /// True if the client was told that the node looks at its lines.
+    is_awake: bool,
+    /// Slots whose requests are reads, as bits.
+    reads: u32,
+}
+
+impl Ring {
+    /// Creates the memory, and returns it with the client's descriptors; `None` if the system has none.
+    pub(super) fn create() -> Option<(Ring, [OwnedFd; 2])> {
+        let (mut memory, fds) = exchange::create().ok()?;
+        memory.sleep();
+        Some((Ring { memory, is_awake: false, reads: 0 }, fds))
+    }
+}
+
+impl Connection {
+    /// Returns true if the node must look at the client's lines.
+    pub(crate) fn is_awake(&self) -> bool {
+        self.ring.as_ref().is_some_and(|ring| ring.is_awake)
+    }
+
+    /// Looks at the client's lines from now on.
+    pub(super) fn wake_ring(&mut self) {
+        if let Some(ring) = &mut self.ring {
+            ring.is_awake = true;
+            ring.memory.wake();
+        }
+    }
+
+    /// Lets the client wake the node for its next line. Returns false if a line has come meanwhile.
+    pub(crate) fn try_sleep(&mut self) -> bool {
+        if let Some(ring) = &mut self.ring {
+            ring.memory.sleep();
+            ring.is_awake = false;
+        }
+        if self.next_line().is_some() {
+            self.wake_ring();
+        }
+        !self.is_awake()
+    }
+
+    /// Returns a copy of the next line, and its first word in parts, if the line can be carried out now.
+    #[inline]
+    fn next_line(&self) -> Option<(Line, Option<Head>)> {
+        let line = self.ring.as_ref()?.memory.peek()?;
+        let head = Head::unpack(line[0]);
+        let is_early = head.is_some_and(|head| head.after.wrapping_sub(self.started) as i16 > 0);
+        // What the socket brings, or takes, lets the line continue.
+        (!is_early && self.has_room()).then_some((line, head))
+    }
+
+    /// Carries all lines out that can be.
+    pub(super) fn drain_ring(&mut self) -> Result<(), Over> {
+        // A client that writes lines as fast as they are taken must leave turns to others.
+        for _ in 0..SLOTS {
+            if !self.serve_line()? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Carries the next line out. Returns false if there is none.
+    #[inline]
+    pub(crate) fn serve_line(&mut self) -> Result<bool, Over> {
+        let Some((line, head)) = self.next_line() else { return Ok(false) };
+        let Head { kind, slot, len, .. } = head.ok_or(Over)?;
+        let (Some(ring), Some(desk)) = (&mut self.ring, &self.desk) else { return Err(Over) };
+        ring.memory.take(slot).map_err(|_| Over)?;
+        let (lh, offset) = entry::handle(&line);
+        let inner = &desk.embedded().inner;
+        let mut bytes = [0; INLINE_BYTES_MAX];
+        let done = match kind {
+            Kind::Read if len <= INLINE_BYTES_MAX => inner.read_now(lh, offset, &mut bytes[..len]),
+            Kind::Write if len <= OPERAND_BYTES_MAX => {
+                entry::get(&line[4..], &mut bytes[..len]);
+                inner.write_now(lh, offset, &bytes[..len])
+            }
+            Kind::Read => inner.read_into_memory(lh, (offset, len as u64), ring.memory.data(slot)),
+            Kind::Write => inner.write_from_memory(lh, (offset, len as u64), ring.memory.data(slot)),
+            Kind::FetchAdd | Kind::CompareSwap => {
+                let atomic = match kind {
+                    Kind::FetchAdd => Atomic::FetchAdd { add: line[4] },
+                    _ => Atomic::CompareSwap { expected: line[4], new: line[5] },
+                };
+                inner.atomic_now(lh, offset, atomic).map(|old| {
+                    bytes[..8].copy_from_slice(&old.to_ne_bytes());
+                    len
+                })
+            }
+            Kind::Message => None,
+        };
+        match done.is_some_and(|done| done == len) {
+            true => {
+                let inline = if len <= INLINE_BYTES_MAX { len } else { 0 };
+                self.complete(slot, entry::reply(Status::Value, len, &bytes[..inline]));
+            }
+            false => self.start_line(&line, kind, slot, len)?,
+        }
+        Ok(true)
+    }
+
+    /// Starts the request of a line as a future.
+    fn start_line(&mut self, line: &Line, kind: Kind, slot: usize, len: usize) -> Result<(), Over> {
+        let (lh, offset) = entry::handle(line);
+        if let Some(ring) = &mut self.ring {
+            ring.reads = ring.reads & !(1 << slot) | u32::from(kind == Kind::Read) << slot;
+        }
+        let body = match kind {
+            Kind::Message => self.bytes_of(&line[1..], slot, len),
+            Kind::Read => wire::body(&Request::Read { lh, offset, len: len as u32 }),
+            Kind::Write => {
+                let mut body = wire::body(&Request::Write { lh, offset });
+                body.extend_from_slice(&self.bytes_of(&line[4..], slot, len));
+                body
+            }
+            Kind::FetchAdd => wire::body(&Request::FetchAdd { lh, offset, add: line[4] }),
+            Kind::CompareSwap => {
+                wire::body(&Request::CompareSwap { lh, offset, expected: line[4], new: line[5] })
+            }
+        };
+        if let Err(exceeded) = self.admit(body.len())
+            && !is_release(&body)
+        {
+            self.counts[1] += 1;
+            self.answer_slot(slot, wire::refused(id_of(slot), exceeded));
+            return Ok(());
+        }
+        self.start(id_of(slot), body)
+    }
+
+    /// Copies the bytes of a line, or of its slot if they are too long for these words.
+    fn bytes_of(&self, words: &[u64], slot: usize, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        match &self.ring {
+            Some(ring) if len > size_of_val(words) => {
+                ring.memory.read(slot, &mut bytes).expect("a line has at most the bytes of a slot");
+            }
+            _ => entry::get(words, &mut bytes),
+        }
+        bytes
+    }
+
+    /// Sends the reply to the request of a slot: over the socket if it is longer than a slot.
+    pub(super) fn answer_slot(&mut self, slot: usize, message: Vec<u8>) {
+        let Some(ring) = &self.ring else { return };
+        let body = &message[HEADER_BYTES..];
+        let (status, bytes) = match body {
+            // The result of a read, whose bytes alone fit into a slot.
+            [0, read @ ..] if ring.reads & 1 << slot != 0 => (Status::Value, read),
+            body if body.len() > SLOT_BYTES => (Status::Socket, body),
+            body => (Status::Body, body),
+        };
+        let is_inline = bytes.len() <= INLINE_BYTES_MAX;
+        if !is_inline && status != Status::Socket {
+            ring.memory.write(slot, bytes).expect("the length was checked");
+        }
+        let line = entry::reply(status, bytes.len(), if is_inline { bytes } else { &[] });
+        if status == Status::Socket {
+            self.queue(message);
+        }
+        self.complete(slot, line);
+    }
+
+    #[inline]
+    fn complete(&mut self, slot: usize, line: Line) {
+        let Some(ring) = &mut self.ring else { return };
+        if ring.memory.complete(slot, line, entry::words(1, entry::status(&line).1)) {
+            self.wake_client();
+        }
+    }
+
+    /// Wakes the client. A wake-up that is still to be sent covers all replies so far.
+    fn wake_client(&mut self) {
+        let wake = wire::message(WAKE_ID, &(), &[]);
+        if self.output.back() != Some(&wake) {
+            self.queue(wake);
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Polls the memory that clients share with the node.
+//!
+//! Of each client that was active a moment ago, the thread looks at the next line. A client that is quiet for longer is
+//! told to wake the thread over its socket. While it polls, the thread looks at the sockets every [`TURN_NS`].
+
+use std::time::Instant;
+
+use super::{Over, Server};
+use crate::runtime::wait::{AdaptiveSpin, SPIN_SHORT_NS, YIELD_LONG_NS};
+
+/// Time after which the thread looks at the sockets, in nanoseconds: clients that wake it wait at most as long, and the
+/// system call takes less than 1 % of the time.
+const TURN_NS: u64 = 100_000;
+/// Rounds between two readings of the clock.
+const ROUNDS_PER_CLOCK: u32 = 32;
+
+/// The clients whose lines the thread looks at.
+pub(super) struct Rings {
+    active: Vec<Active>,
+    spin: AdaptiveSpin,
+    begin: Instant,
+    /// Time of the last line, in nanoseconds.
+    last_ns: u64,
+}
+
+struct Active {
+    client: u64,
+    /// True if the client has written a line since the last reading of the clock.
+    is_busy: bool,
+    /// Time of its last line, in nanoseconds.
+    last_ns: u64,
+}
+
+impl Rings {
+    pub(super) fn new() -> Rings {
+        Rings { active: Vec::new(), spin: AdaptiveSpin::NEW, begin: Instant::now(), last_ns: 0 }
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.begin.elapsed().as_nanos() as u64
+    }
+
+    /// Looks at the lines of a client from now on.
+    pub(super) fn activate(&mut self, client: u64) {
+        if self.active.iter().any(|active| active.client == client) {
+            return;
+        }
+        let now_ns = self.now_ns();
+        if self.active.is_empty() {
+            self.spin.record_wait(now_ns - self.last_ns);
+            self.last_ns = now_ns;
+        }
+        self.active.push(Active { client, is_busy: true, last_ns: now_ns });
+    }
+}
+
+impl Server {
+    /// Serves lines until the sockets or operations need the thread. Returns false if it may sleep.
+    pub(super) fn serve_rings(&mut self) -> bool {
+        if self.rings.active.is_empty() {
+            return false;
+        }
+        let begin_ns = self.rings.now_ns();
+        let mut rounds = 0_u32;
+        loop {
+            self.serve_round();
+            if self.ready.is_rung() {
+                return true;
+            }
+            rounds += 1;
+            if rounds.is_multiple_of(ROUNDS_PER_CLOCK) {
+                let now_ns = self.rings.now_ns();
+                self.retire(now_ns);
+                if self.rings.active.is_empty() {
+                    return false;
+                }
+                if now_ns - begin_ns >= TURN_NS {
+                    return true;
+                }
+            }
+        }
+    }
+
+    /// Serves a line of each client.
+    fn serve_round(&mut self) {
+        let mut at = 0;
+        while let Some(active) = self.rings.active.get_mut(at) {
+            let client = active.client;
+            let served = match self.clients.get_mut(&client) {
+                Some(connection) => {
+                    connection.serve_line().map(|is_served| (is_served, connection.has_output()))
+                }
+                None => Err(Over),
+            };
+            match served {
+                Ok((false, _)) => at += 1,
+                Ok((true, has_output)) => {
+                    active.is_busy = true;
+                    at += 1;
+                    if has_output {
+                        self.with(client, |_, _| Ok(()));
+                    }
+                }
+                Err(Over) => {
+                    self.rings.active.swap_remove(at);
+                    self.with(client, |_, _| Err(Over));
+                }
+            }
+        }
+    }
+
+    /// Lets clients sleep that have been quiet for long.
+    fn retire(&mut self, now_ns: u64) {
+        let rings = &mut self.rings;
+        let is_busy = rings.active.iter().any(|active| active.is_busy);
+        if is_busy {
+            rings.last_ns = now_ns;
+            rings.spin.record_wait(0);
+        } else if now_ns - rings.last_ns >= SPIN_SHORT_NS {
+            std::thread::yield_now();
+            if rings.now_ns() - now_ns > YIELD_LONG_NS {
+                rings.spin.record_contention();
+            }
+        }
+        let spin_ns = rings.spin.spin_ns();
+        let clients = &mut self.clients;
+        rings.active.retain_mut(|active| {
+            if std::mem::take(&mut active.is_busy) {
+                active.last_ns = now_ns;
+            }
+            let is_quiet = now_ns - active.last_ns >= spin_ns;
+            !is_quiet || !clients.get_mut(&active.client).is_none_or(|connection| connection.try_sleep())
+        });
+    }
+}

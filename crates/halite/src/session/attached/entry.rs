@@ -1,0 +1,156 @@
+//! Requests and replies of an attached session in shared memory: lines of [`halite_mem::exchange`].
+//!
+//! ```text
+//!   request   word 0: | after u16 | length - 1, u16 | slot u8 | kind u8 | tag |
+//!             a message:  words 1 to 7: the body of a socket's message, if it has at most 56 bytes
+//!             an access:  word 1: handle | word 2: its session | word 3: offset | words 4 to 7: operands or bytes
+//!   reply     word 0: | length, 40 bits | status u8 | tag |        words 1 to 7: up to 56 bytes
+//! ```
+//!
+//! Longer bodies and bytes are in the data of the slot. `after` is the number of socket messages that the client sent
+//! before: the node carries the request out when it has begun all of these.
+
+use halite_mem::exchange::{Line, SLOTS, TAG_BITS, WORDS};
+use halite_tier::access::SlotRef;
+
+use crate::session::Lh;
+
+/// Length of the bytes that a line carries, as a body or as a value.
+pub(crate) const INLINE_BYTES_MAX: usize = (WORDS - 1) * 8;
+/// Length of the bytes that the line of an access carries.
+pub(crate) const OPERAND_BYTES_MAX: usize = (WORDS - 4) * 8;
+/// This bit, and the number of a slot, are the id of a request in shared memory in messages over the socket.
+const SLOT_ID: u64 = 1 << 63;
+/// Id of messages without a body that wake the other end: it looks at the shared memory.
+pub(crate) const WAKE_ID: u64 = u64::MAX;
+
+/// What a request asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    /// A request in the format of the socket.
+    Message = 1,
+    Read,
+    Write,
+    FetchAdd,
+    CompareSwap,
+}
+
+/// The first word of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Head {
+    pub(crate) kind: Kind,
+    pub(crate) slot: usize,
+    /// Length in bytes, from 1 to 64 Ki.
+    pub(crate) len: usize,
+    pub(crate) after: u16,
+}
+
+impl Head {
+    #[inline]
+    pub(crate) fn pack(self) -> u64 {
+        let len = (self.len - 1) as u64 & 0xFFFF;
+        u64::from(self.after) << 48 | len << 32 | (self.slot as u64) << 24 | (self.kind as u64) << TAG_BITS
+    }
+
+    /// Returns the head in a word that the client wrote; `None` if there is no such kind of request.
+    #[inline]
+    pub(crate) fn unpack(word: u64) -> Option<Head> {
+        let kind = match (word >> TAG_BITS) as u8 {
+            1 => Kind::Message,
+            2 => Kind::Read,
+            3 => Kind::Write,
+            4 => Kind::FetchAdd,
+            5 => Kind::CompareSwap,
+            _ => return None,
+        };
+        let slot = usize::from((word >> 24) as u8);
+        Some(Head { kind, slot, len: usize::from((word >> 32) as u16) + 1, after: (word >> 48) as u16 })
+    }
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(crate) enum Status {
+    /// An access succeeded; the bytes are what was read, or the old value of a word.
+    Value = 1,
+    /// The bytes are the body of a socket's message.
+    Body,
+    /// The reply follows over the socket, because it is too long.
+    Socket,
+}
+
+#[inline]
+pub(crate) fn reply(status: Status, len: usize, bytes: &[u8]) -> Line {
+    let mut line = [0; WORDS];
+    line[0] = (len as u64) << 24 | (status as u64) << TAG_BITS;
+    put(&mut line[1..], bytes);
+    line
+}
+
+/// Returns the status of a reply, and its length.
+#[inline]
+pub(crate) fn status(line: &Line) -> (Status, usize) {
+    let status = match (line[0] >> TAG_BITS) as u8 {
+        1 => Status::Value,
+        2 => Status::Body,
+        _ => Status::Socket,
+    };
+    (status, (line[0] >> 24) as usize)
+}
+
+/// Returns the number of words of a line whose bytes begin at word `first`.
+#[inline]
+pub(crate) fn words(first: usize, bytes: usize) -> usize {
+    (first + bytes.div_ceil(8)).min(WORDS)
+}
+
+/// Copies bytes into words, which must be zero.
+#[inline]
+pub(crate) fn put(words: &mut [u64], bytes: &[u8]) {
+    let (whole, rest) = bytes.as_chunks::<8>();
+    for (word, chunk) in words.iter_mut().zip(whole) {
+        *word = u64::from_ne_bytes(*chunk);
+    }
+    if !rest.is_empty() {
+        let mut last = [0; 8];
+        last[..rest.len()].copy_from_slice(rest);
+        words[whole.len()] = u64::from_ne_bytes(last);
+    }
+}
+
+/// Copies bytes out of words.
+#[inline]
+pub(crate) fn get(words: &[u64], bytes: &mut [u8]) {
+    let (whole, rest) = bytes.as_chunks_mut::<8>();
+    for (word, chunk) in words.iter().zip(whole.iter_mut()) {
+        *chunk = word.to_ne_bytes();
+    }
+    if !rest.is_empty() {
+        rest.copy_from_slice(&words[whole.len()].to_ne_bytes()[..rest.len()]);
+    }
+}
+
+#[inline]
+pub(crate) fn put_handle(line: &mut Line, lh: Lh, offset: u64) {
+    line[1] = u64::from(lh.slot.generation) << 32 | u64::from(lh.slot.index);
+    (line[2], line[3]) = (lh.session, offset);
+}
+
+#[inline]
+pub(crate) fn handle(line: &Line) -> (Lh, u64) {
+    let slot = SlotRef { index: line[1] as u32, generation: (line[1] >> 32) as u32 };
+    (Lh { slot, session: line[2] }, line[3])
+}
+
+/// Returns the id by which the socket names the request of a slot.
+pub(crate) fn id_of(slot: usize) -> u64 {
+    SLOT_ID | slot as u64
+}
+
+/// Returns the slot that an id names.
+pub(crate) fn slot_of(id: u64) -> Option<usize> {
+    let slot = (id ^ SLOT_ID) as usize;
+    (slot < SLOTS).then_some(slot)
+}

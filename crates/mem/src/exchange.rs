@@ -1,0 +1,365 @@
+//! Requests and replies in shared memory between a server and one untrusted client process.
+//!
+//! The server creates both memfds and passes them to the client. The client writes the first one; the second one is
+//! sealed against writes by the client. An exchange does not interpret requests and replies, and wakes no thread: it
+//! only tells its caller that the other side sleeps.
+//!
+//! ```text
+//!   requests, written by the client           replies, written by the server
+//!   line 0       wakes: a bit for each slot   line 0       naps: odd while the server sleeps
+//!   lines 1..33  requests, in order           lines 1..33  the last reply of each slot
+//!   page 1..     data of each slot: 64 KiB
+//!
+//!   line, 64 bytes:  | word 0: info (48 bits), tag (16 bits) | words 1 to 7 |
+//! ```
+//!
+//! The client claims a slot, which is the place of the reply, and writes the request into the next line. The tag of a
+//! request is the number of passes over the lines; the tag of a reply is the number of uses of its slot. So an old line
+//! never looks like a new one, and neither side publishes a position: one line moves each way. The server may answer in
+//! any order. A free slot implies that the next line is free: of the requests in all lines, at least one is answered,
+//! and the server has taken all before it.
+//!
+//! The side that goes to sleep says so, executes a fence, and looks once more; the other side publishes its line,
+//! executes a fence, and looks whether the first one sleeps. So at least one of them sees the other.
+//!
+//! The server trusts nothing in the requests. It keeps its own positions, and copies each line before its caller checks
+//! it. A client that writes garbage thus receives wrong replies at most. The client trusts the server.
+
+mod memory;
+
+#[cfg(not(loom))]
+use std::io;
+#[cfg(not(loom))]
+use std::os::fd::OwnedFd;
+
+use self::memory::Lines;
+use crate::sync::{AtomicBool, Ordering};
+#[cfg(not(loom))]
+use crate::{OpenError, OutOfBounds, Segment, Window};
+
+/// Number of requests that a client may have under way.
+pub const SLOTS: usize = if cfg!(loom) { 2 } else { 32 };
+/// Words of a line.
+pub const WORDS: usize = if cfg!(loom) { 2 } else { 8 };
+/// Length of the data of each slot, in bytes.
+pub const SLOT_BYTES: usize = 64 << 10;
+
+/// A request or a reply; words that were not published have any value. The upper 48 bits of the first word are information; the exchange sets the other 16.
+pub type Line = [u64; WORDS];
+
+/// Number of the lower bits of the first word, which the exchange uses.
+pub const TAG_BITS: u32 = 16;
+
+/// Line of the words that tell that a side sleeps; those of requests or replies follow.
+const HEADER_LINE: usize = 0;
+/// Offset of the data, in bytes: a page.
+#[cfg(not(loom))]
+const DATA_OFFSET: u64 = 4096;
+#[cfg(not(loom))]
+const REQUESTS_BYTES: u64 = DATA_OFFSET + (SLOTS * SLOT_BYTES) as u64;
+#[cfg(not(loom))]
+const REPLIES_BYTES: u64 = 4096;
+
+/// The client's end. Any thread may use it.
+#[derive(Debug)]
+pub struct Client {
+    requests: Lines,
+    replies: Lines,
+    #[cfg(not(loom))]
+    data: Window,
+    /// True for each slot that is free again. Taking the lock of the claims instead would cost each operation a second
+    /// lock, and one word for all slots would cost a locked instruction.
+    freed: [AtomicBool; SLOTS],
+}
+
+/// The client's positions, which the caller keeps under a lock.
+#[derive(Debug)]
+pub struct Claims {
+    /// Number of requests so far.
+    requests: u64,
+    /// Free slots, as bits.
+    free: u32,
+    /// Number of uses of each slot.
+    uses: [u16; SLOTS],
+    /// Slots whose replies wake the client, as bits.
+    wakes: u32,
+}
+
+/// A slot that one request uses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Claim {
+    /// Number of the slot.
+    pub slot: usize,
+    tag: u16,
+}
+
+/// The server's end.
+#[derive(Debug)]
+pub struct Server {
+    requests: Lines,
+    replies: Lines,
+    #[cfg(not(loom))]
+    data: Window,
+    /// Number of requests taken so far.
+    taken: u64,
+    /// Number of uses of each slot.
+    uses: [u16; SLOTS],
+    /// Slots whose requests are under way, as bits.
+    busy: u32,
+    naps: u64,
+}
+
+/// The client named a slot that does not exist, or whose request is under way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the slot is not free")]
+pub struct BadSlot;
+
+/// Creates an exchange. Returns the server's end, and the descriptors with which [`Client::open`] makes the client's.
+/// Fails if the system has no memory or no descriptors, or is older than Linux 5.1.
+#[cfg(not(loom))]
+pub fn create() -> io::Result<(Server, [OwnedFd; 2])> {
+    use rustix::fs::SealFlags;
+    use std::sync::Arc;
+
+    let (requests, requests_fd) =
+        Segment::create_sealed("halite-requests", REQUESTS_BYTES, SealFlags::empty())?;
+    let (replies, replies_fd) =
+        Segment::create_sealed("halite-replies", REPLIES_BYTES, SealFlags::FUTURE_WRITE)?;
+    let (requests, replies) = (Arc::new(requests), Arc::new(replies));
+    let (requests, data, replies) = windows(&requests, &replies);
+    let server = Server { requests, replies, data, taken: 0, uses: [0; SLOTS], busy: 0, naps: 0 };
+    Ok((server, [requests_fd, replies_fd]))
+}
+
+#[cfg(not(loom))]
+fn windows(requests: &std::sync::Arc<Segment>, replies: &std::sync::Arc<Segment>) -> (Lines, Window, Lines) {
+    let inside = "the lengths are constants";
+    let lines = |segment: &std::sync::Arc<Segment>| Lines::new(segment.window(0, DATA_OFFSET).expect(inside));
+    let data = requests.window(DATA_OFFSET, REQUESTS_BYTES - DATA_OFFSET).expect(inside);
+    (lines(requests), data, lines(replies))
+}
+
+/// Returns the line of request `number`, and its tag.
+fn place_of(number: u64) -> (usize, u16) {
+    (HEADER_LINE + 1 + (number % SLOTS as u64) as usize, (number / SLOTS as u64 + 1) as u16)
+}
+
+fn line_of_slot(slot: usize) -> usize {
+    HEADER_LINE + 1 + slot
+}
+
+fn tagged(mut line: Line, tag: u16) -> Line {
+    line[0] = line[0] & !u64::from(u16::MAX) | u64::from(tag);
+    line
+}
+
+impl Default for Claims {
+    fn default() -> Claims {
+        Claims { requests: 0, free: ((1_u64 << SLOTS) - 1) as u32, uses: [0; SLOTS], wakes: 0 }
+    }
+}
+
+impl Claims {
+    /// Claims a free slot; returns `None` if there is none. With `has_data`, the request or its reply uses the data of the
+    /// slot: then all free slots are considered, and the lowest is claimed, so that few slots ever take memory.
+    #[inline]
+    pub fn claim(&mut self, client: &Client, has_data: bool) -> Option<Claim> {
+        if self.free == 0 || has_data {
+            self.find_freed(client);
+        }
+        let slot = self.free.trailing_zeros() as usize;
+        if slot >= SLOTS {
+            return None;
+        }
+        self.free &= !(1 << slot);
+        self.uses[slot] = self.uses[slot].wrapping_add(1);
+        Some(Claim { slot, tag: self.uses[slot] })
+    }
+
+    fn find_freed(&mut self, client: &Client) {
+        for (slot, is_free) in client.freed.iter().enumerate() {
+            // Pairs with the Release in release(): the slot's last user is done with its data.
+            if is_free.load(Ordering::Acquire) {
+                // Only the slot's next user sets it again, later than this.
+                is_free.store(false, Ordering::Relaxed);
+                self.free |= 1 << slot;
+            }
+        }
+    }
+
+    /// Gives back a slot that no request used.
+    pub fn unclaim(&mut self, claim: Claim) {
+        self.uses[claim.slot] = self.uses[claim.slot].wrapping_sub(1);
+        self.free |= 1 << claim.slot;
+    }
+
+    /// Publishes the request of a claimed slot: the first `words` words of a line. The caller then asks [`Client::nap`]
+    /// whether the server must be woken.
+    #[inline]
+    pub fn submit(&mut self, client: &Client, line: Line, words: usize) {
+        let (place, tag) = place_of(self.requests);
+        self.requests += 1;
+        client.requests.publish(place, &tagged(line, tag)[..words]);
+    }
+
+    /// Asks the server to wake the client when it has answered in these slots, given as bits. The caller then looks for
+    /// replies once more before it sleeps.
+    pub fn ask_for_wakes(&mut self, client: &Client, slots: u32) {
+        if self.wakes & slots != slots {
+            self.wakes |= slots;
+            client.requests.set_flag(self.wakes.into());
+        }
+        // Pairs with the fence in Server::complete().
+        memory::fence();
+    }
+
+    /// Ends the requests of [`Claims::ask_for_wakes`] for these slots.
+    pub fn end_wakes(&mut self, client: &Client, slots: u32) {
+        if self.wakes & slots != 0 {
+            self.wakes &= !slots;
+            client.requests.set_flag(self.wakes.into());
+        }
+    }
+}
+
+impl Client {
+    /// Opens the client's end of the exchange with these descriptors.
+    #[cfg(not(loom))]
+    pub fn open([requests, replies]: [OwnedFd; 2]) -> Result<Client, OpenError> {
+        let requests = Segment::open(requests, REQUESTS_BYTES)?;
+        let replies = Segment::open_read_only(replies, REPLIES_BYTES)?;
+        let (requests, data, replies) = windows(&requests, &replies);
+        let freed = std::array::from_fn(|_| AtomicBool::new(false));
+        Ok(Client { requests, replies, data, freed })
+    }
+
+    /// Returns the number of the server's current sleep; `None` while the server is awake. Called after
+    /// [`Claims::submit`]; the caller wakes the server once for each sleep.
+    #[inline]
+    pub fn nap(&self) -> Option<u64> {
+        // Pairs with the fence in Server::sleep(): the server sees the request, or this sees its sleep.
+        memory::fence();
+        let naps = self.replies.flag();
+        (naps % 2 == 1).then_some(naps)
+    }
+
+    /// Returns the reply of a claimed slot, if it is there.
+    #[inline]
+    pub fn reply(&self, claim: Claim) -> Option<Line> {
+        self.replies.take(line_of_slot(claim.slot), claim.tag)
+    }
+
+    /// Gives a slot back, after its reply.
+    #[inline]
+    pub fn release(&self, claim: Claim) {
+        // Pairs with the Acquire in find_freed().
+        self.freed[claim.slot].store(true, Ordering::Release);
+    }
+
+    /// Copies bytes into the data of a slot.
+    #[cfg(not(loom))]
+    pub fn write(&self, claim: Claim, bytes: &[u8]) -> Result<(), OutOfBounds> {
+        self.data.write(data_at(claim.slot, bytes.len())?, bytes)
+    }
+
+    /// Copies bytes out of the data of a slot.
+    #[cfg(not(loom))]
+    pub fn read(&self, claim: Claim, into: &mut [u8]) -> Result<(), OutOfBounds> {
+        self.data.read(data_at(claim.slot, into.len())?, into)
+    }
+}
+
+/// Returns the offset of the data of a slot, if `len` bytes fit.
+#[cfg(not(loom))]
+fn data_at(slot: usize, len: usize) -> Result<u64, OutOfBounds> {
+    match slot < SLOTS && len <= SLOT_BYTES {
+        true => Ok((slot * SLOT_BYTES) as u64),
+        false => Err(OutOfBounds { offset: 0, len: len as u64, window_len: SLOT_BYTES as u64 }),
+    }
+}
+
+impl Server {
+    /// Returns a copy of the next request, if there is one, and does not take it yet. Each call copies it anew.
+    #[inline]
+    pub fn peek(&self) -> Option<Line> {
+        let (place, tag) = place_of(self.taken);
+        self.requests.take(place, tag)
+    }
+
+    /// Takes the request that [`Server::peek`] returned, whose reply goes to `slot`.
+    #[inline]
+    pub fn take(&mut self, slot: usize) -> Result<(), BadSlot> {
+        if slot >= SLOTS || self.busy & 1 << slot != 0 {
+            return Err(BadSlot);
+        }
+        self.busy |= 1 << slot;
+        self.taken += 1;
+        self.uses[slot] = self.uses[slot].wrapping_add(1);
+        Ok(())
+    }
+
+    /// Returns true if the request of a slot is under way.
+    pub fn is_busy(&self, slot: usize) -> bool {
+        slot < SLOTS && self.busy & 1 << slot != 0
+    }
+
+    /// Publishes the reply of a slot whose request is under way: the first `words` words of a line. Returns true if the
+    /// client must be woken. Panics if no request of the slot is under way.
+    #[inline]
+    pub fn complete(&mut self, slot: usize, line: Line, words: usize) -> bool {
+        assert!(self.is_busy(slot), "a request gets one reply");
+        self.busy &= !(1 << slot);
+        self.replies.publish(line_of_slot(slot), &tagged(line, self.uses[slot])[..words]);
+        // Pairs with the fence in ask_for_wakes(): the client sees the reply, or this sees its bit.
+        memory::fence();
+        self.requests.flag() & 1 << slot != 0
+    }
+
+    /// Tells the client that the server is about to sleep. The caller then peeks once more before it sleeps.
+    pub fn sleep(&mut self) {
+        self.set_naps(self.naps | 1);
+        // Pairs with the fence in Client::nap().
+        memory::fence();
+    }
+
+    /// Tells the client that the server looks at requests again.
+    pub fn wake(&mut self) {
+        self.set_naps(self.naps.next_multiple_of(2));
+    }
+
+    /// Returns true if the client must wake the server.
+    pub fn is_asleep(&self) -> bool {
+        self.naps % 2 == 1
+    }
+
+    fn set_naps(&mut self, naps: u64) {
+        if self.naps != naps {
+            self.naps = naps;
+            self.replies.set_flag(naps);
+        }
+    }
+
+    /// Returns the memory of the data of all slots, and the offset of those of `slot` there. The client may change them at
+    /// any time.
+    #[cfg(not(loom))]
+    pub fn data(&self, slot: usize) -> (&Window, u64) {
+        (&self.data, (slot * SLOT_BYTES) as u64)
+    }
+
+    /// Copies bytes into the data of a slot.
+    #[cfg(not(loom))]
+    pub fn write(&self, slot: usize, bytes: &[u8]) -> Result<(), OutOfBounds> {
+        self.data.write(data_at(slot, bytes.len())?, bytes)
+    }
+
+    /// Copies bytes out of the data of a slot.
+    #[cfg(not(loom))]
+    pub fn read(&self, slot: usize, into: &mut [u8]) -> Result<(), OutOfBounds> {
+        self.data.read(data_at(slot, into.len())?, into)
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests;
+#[cfg(all(test, not(loom)))]
+mod tests;
