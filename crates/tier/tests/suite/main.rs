@@ -22,4 +22,5 @@ mod numbers;
 mod on_demand;
 mod pairings;
 mod posting;
+mod qos;
 mod watching;
