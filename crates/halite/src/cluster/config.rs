@@ -17,6 +17,7 @@ use crate::runtime::headroom;
 pub use halite_providers::Fence;
 pub use halite_providers::roce::Congestion;
 pub use halite_tier::ids::NodeId;
+use halite_tier::qos::Qos;
 
 /// First ephemeral node number: nodes without a configured number get numbers from here on.
 pub const EPHEMERAL_NODE_MIN: u32 = NodeId::EPHEMERAL_MIN.0;
@@ -100,6 +101,9 @@ pub struct Config {
     /// The users whose processes may attach sessions to the node ([`Session::attach`](crate::Session::attach)); `None`
     /// if the node accepts no sessions.
     pub attach: Option<AttachMode>,
+    /// Policy for operations of different priority ([`Session::with_priority`](crate::Session::with_priority)) that leave
+    /// the node over a network; [`Node::set_qos`](crate::Node::set_qos) changes it later.
+    pub qos: Qos,
     /// Address at which the node serves its [`Metrics`](crate::Metrics) over HTTP, at `/metrics`; with port 0, the
     /// system chooses the port. The node serves every client that reaches the address. The answer contains numbers, and
     /// names of nodes but no other names.
@@ -181,6 +185,7 @@ impl Default for Config {
             principal: None,
             clock_offset_s: 0,
             attach: None,
+            qos: Qos::default(),
             metrics: None,
         }
     }

@@ -27,6 +27,7 @@ use halite_tier::effect::NamedServer;
 use halite_tier::ids::NodeId;
 use halite_tier::message::{Drained, NodeStatus, Reach, RegionInfo};
 use halite_tier::permissions::Permissions;
+use halite_tier::qos::Priority;
 
 use crate::cluster::config::EtcdAddress;
 use crate::error::{
@@ -38,7 +39,8 @@ use crate::rpc::{Into, ServeOptions};
 use crate::session::access::posted::Posted;
 use crate::session::calls::{self, Answer, Call, Calling, Function, Message, Port};
 use crate::session::{
-    self, AllocOptions, Embedded, Kind, Lh, NamesMoved, Placement, ReadOp, SwapOp, Who, WriteOp,
+    self, AllocOptions, Embedded, Kind, Lh, NamesMoved, Placement, PriorityRefused, ReadOp, SwapOp, Who,
+    WriteOp,
 };
 
 pub use sync::Guard;
@@ -77,6 +79,11 @@ impl Session {
             Kind::Embedded(session) => Some(session),
             Kind::Attached(_) => None,
         }
+    }
+
+    /// Returns this session with a priority for its operations. See [`crate::Session::with_priority`].
+    pub fn with_priority(&self, priority: Priority) -> Result<Session, PriorityRefused> {
+        Ok(Session { session: self.session.with_priority(priority)? })
     }
 
     /// Polls the node once, as [`crate::Session::progress`] does.
@@ -194,7 +201,7 @@ impl Session {
     #[cold]
     fn finish_read(&self, lh: Lh, offset: u64, into: &mut [u8], done: usize) -> Result<(), AccessError> {
         match self.embedded() {
-            Some(session) => self.block_on(session.inner.read(lh, offset, into, done)),
+            Some(session) => self.block_on(session.inner.read(session.priority, lh, offset, into, done)),
             None => self.block_on(self.session.read(lh, offset, into)),
         }
     }
@@ -202,7 +209,7 @@ impl Session {
     #[cold]
     fn finish_write(&self, lh: Lh, offset: u64, from: &[u8], done: usize) -> Result<(), AccessError> {
         match self.embedded() {
-            Some(session) => self.block_on(session.inner.write(lh, offset, from, done)),
+            Some(session) => self.block_on(session.inner.write(session.priority, lh, offset, from, done)),
             None => self.block_on(self.session.write(lh, offset, from)),
         }
     }

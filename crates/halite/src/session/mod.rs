@@ -41,6 +41,7 @@ use halite_tier::effect::{Command, CommandError, OpId};
 use halite_tier::ids::{NodeId, NodeIncarnation, Principal, SessionId};
 use halite_tier::lockword::Holder;
 use halite_tier::permissions::Permissions;
+use halite_tier::qos::Priority;
 use serde::{Deserialize, Serialize};
 
 use crate::driver::Driver;
@@ -190,6 +191,7 @@ pub(crate) enum Kind {
 #[derive(Clone)]
 pub(crate) struct Embedded {
     pub(crate) inner: Arc<Inner>,
+    pub(crate) priority: Priority,
 }
 
 impl fmt::Debug for Embedded {
@@ -264,8 +266,18 @@ impl Embedded {
             services: Services::default(),
             process,
         };
-        Embedded { inner: Arc::new(inner) }
+        Embedded { inner: Arc::new(inner), priority: Priority::High }
     }
+}
+
+/// The session is attached to a node, which carries out all its requests with high priority.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "a session that is attached to node {node} has no low priority; embed a node in this process instead"
+)]
+pub struct PriorityRefused {
+    /// The node of the session.
+    pub node: NodeId,
 }
 
 impl From<Embedded> for Session {
@@ -352,6 +364,36 @@ impl Session {
         }
     }
 
+    /// Returns this session, with the same handles, whose operations have `priority`; sessions begin with
+    /// [`Priority::High`]. To give a single operation a priority, use the returned session once.
+    ///
+    /// Priorities matter only under a policy ([`Node::set_qos`](crate::Node::set_qos)), and only to reads, writes, calls
+    /// and messages that leave the node over a network. Loads and stores in memory of this host, atomics, locks and
+    /// barriers are never delayed. A delayed call may fail with its timeout. A posted access that is delayed starts when
+    /// it is awaited, so posted accesses of low priority keep their order only if they are awaited in order.
+    ///
+    /// Fails for an attached session and [`Priority::Low`]: its node carries out all requests with high priority.
+    ///
+    /// ```
+    /// # use halite::{Config, Node, NodeId, Permissions, Placement, Policy, Priority, Qos};
+    /// # let dir = std::env::temp_dir().join(format!("halite-doc-priority-{}", std::process::id()));
+    /// # let node = Node::embedded(Config { dir: dir.clone(), node: Some(NodeId(0)), ..Config::default() })?;
+    /// node.set_qos(Qos { policy: Policy::SwPri, rate: None })?;
+    /// let session = node.blocking_session();
+    /// let backup = session.alloc(None, 1 << 20, Placement::Local, Permissions::empty())?;
+    /// session.with_priority(Priority::Low)?.write(backup, 0, &[7; 1 << 16])?;
+    /// # drop(node);
+    /// # std::fs::remove_dir_all(dir)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn with_priority(&self, priority: Priority) -> Result<Session, PriorityRefused> {
+        match &self.kind {
+            Kind::Embedded(session) => Ok(Embedded { inner: session.inner.clone(), priority }.into()),
+            Kind::Attached(_) if priority == Priority::High => Ok(self.clone()),
+            Kind::Attached(client) => Err(PriorityRefused { node: client.node() }),
+        }
+    }
+
     /// Returns this session as a session for threads.
     pub fn blocking(&self) -> blocking::Session {
         blocking::Session::new(self.clone())
@@ -366,13 +408,13 @@ impl Session {
     /// Reads `into.len()` bytes from `offset`.
     pub async fn read(&self, lh: Lh, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
         let session = embedded!(self, client => Box::pin(client.read(lh, offset, into)).await);
-        session.inner.read_all(lh, offset, into).await
+        session.inner.read_all(session.priority, lh, offset, into).await
     }
 
     /// Writes the bytes of `from` at `offset`.
     pub async fn write(&self, lh: Lh, offset: u64, from: &[u8]) -> Result<(), AccessError> {
         let session = embedded!(self, client => Box::pin(client.write(lh, offset, from)).await);
-        session.inner.write_all(lh, offset, from).await
+        session.inner.write_all(session.priority, lh, offset, from).await
     }
 
     /// Reads consecutive bytes from `offset` into several slices. Reads nothing unless the whole range is readable.
@@ -411,14 +453,14 @@ impl Session {
     /// Executes several reads, and stops at the first that fails. Posted reads are outstanding together.
     pub async fn read_batch(&self, batch: &mut [ReadOp<'_>]) -> Result<(), BatchError> {
         let session = embedded!(self, client => client.read_batch(batch).await);
-        session.inner.read_each(batch).await
+        session.inner.read_each(session.priority, batch).await
     }
 
     /// Executes several writes, and stops at the first that fails. Posted writes are outstanding together; if two
     /// writes to one node overlap, the later one in the batch takes effect last.
     pub async fn write_batch(&self, batch: &[WriteOp<'_>]) -> Result<(), BatchError> {
         let session = embedded!(self, client => client.write_batch(batch).await);
-        session.inner.write_each(batch).await
+        session.inner.write_each(session.priority, batch).await
     }
 
     /// Checks rights and bounds of a whole access.
