@@ -108,9 +108,9 @@ pub use session::explain::{
     Verbs,
 };
 pub use session::lock::Guard;
+pub use session::qos::{QosError, QosNow};
 pub use session::watch::{NOTIFICATIONS_MAX, Notification, Watch};
 pub use session::{
-    AllocOptions, Lh, NamesMoved, Placement, PriorityRefused, REGION_BYTES_MAX, ReadOp, Session, SwapOp, Who,
-    WriteOp,
+    AllocOptions, Lh, NamesMoved, Placement, REGION_BYTES_MAX, ReadOp, Session, SwapOp, Who, WriteOp,
 };
 pub use session::{blocking, typed};

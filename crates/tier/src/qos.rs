@@ -60,7 +60,7 @@ pub struct Qos {
 }
 
 /// The settings of a policy are not valid.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum BadQos {
     /// The rate is out of range.

@@ -68,13 +68,12 @@ async fn write_for(harness: &Rc<Harness>, time: Duration, sessions: &[Session], 
 #[test]
 fn low_priority_writes_give_way_to_high_ones() {
     on_slow_link(1_000_000, |harness, high, lh| async move {
-        let low = high.with_priority(Priority::Low).expect("the session is embedded");
+        let low = high.with_priority(Priority::Low);
         let time = Duration::from_millis(100);
         let equal = write_for(&harness, time, &[high.clone(), low.clone()], lh).await;
         assert!(equal[0] < 2 * equal[1], "without a policy: {equal:?}");
 
-        let node = harness.driven(0).expect("the node is up");
-        node.set_qos(Qos { policy: Policy::SwPri, rate: None }).expect("the settings are valid");
+        high.set_qos(Qos { policy: Policy::SwPri, rate: None }).await.expect("the settings are valid");
         let alone = write_for(&harness, time, std::slice::from_ref(&high), lh).await;
         let both = write_for(&harness, time, &[high.clone(), low.clone()], lh).await;
         assert!(both[0] > alone[0] * 85 / 100, "{both:?} beside each other, {alone:?} alone");
@@ -82,7 +81,7 @@ fn low_priority_writes_give_way_to_high_ones() {
         assert!(low_alone[0] > alone[0] * 90 / 100, "{low_alone:?} of {alone:?}");
 
         let rate = Some(BYTES_PER_US * 1_000_000);
-        node.set_qos(Qos { policy: Policy::HwSep, rate }).expect("the settings are valid");
+        high.set_qos(Qos { policy: Policy::HwSep, rate }).await.expect("the settings are valid");
         let share = write_for(&harness, time, &[low], lh).await;
         let quarter = BYTES_PER_US as usize * 100_000 / 4;
         assert!(share[0] > quarter * 9 / 10 && share[0] < quarter * 12 / 10, "{share:?} of {quarter}");
@@ -92,12 +91,14 @@ fn low_priority_writes_give_way_to_high_ones() {
 #[test]
 fn a_delayed_operation_ends_with_its_deadline_its_peer_or_its_policy() {
     on_slow_link(20_000, |harness, session, lh| async move {
-        let node = harness.driven(0).expect("the node is up");
         let slow = Qos { policy: Policy::HwSep, rate: Some(1_000_000) };
-        assert_eq!(node.set_qos(Qos { rate: None, ..slow }), Err(BadQos::RateNeeded));
-        assert_eq!(node.set_qos(Qos { rate: Some(0), ..slow }), Err(BadQos::Rate { rate: 0 }));
-        node.set_qos(slow).expect("the settings are valid");
-        let low = session.with_priority(Priority::Low).expect("the session is embedded");
+        assert_eq!(session.set_qos(Qos { rate: None, ..slow }).await, Err(BadQos::RateNeeded.into()));
+        assert_eq!(
+            session.set_qos(Qos { rate: Some(0), ..slow }).await,
+            Err(BadQos::Rate { rate: 0 }.into())
+        );
+        session.set_qos(slow).await.expect("the settings are valid");
+        let low = session.with_priority(Priority::Low);
         let bytes = vec![7; 64 << 10];
         // A quarter of a second's worth of debt.
         low.write(lh, 0, &bytes).await.expect("the region exists");
@@ -108,12 +109,12 @@ fn a_delayed_operation_ends_with_its_deadline_its_peer_or_its_policy() {
 
         let mut write = pin!(low.write(lh, 0, &bytes));
         assert!(poll_once(write.as_mut()).is_pending());
-        node.set_qos(Qos::default()).expect("the settings are valid");
+        session.set_qos(Qos::default()).await.expect("the settings are valid");
         let begin_ns = harness.world.now_ns();
         write.await.expect("the region exists");
         assert!(harness.world.now_ns() - begin_ns < 20_000_000, "the write follows the new policy");
 
-        node.set_qos(slow).expect("the settings are valid");
+        session.set_qos(slow).await.expect("the settings are valid");
         low.write(lh, 0, &bytes).await.expect("the region exists");
         let mut write = pin!(low.write(lh, 0, &bytes));
         assert!(poll_once(write.as_mut()).is_pending());

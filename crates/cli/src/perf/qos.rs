@@ -3,10 +3,12 @@
 //! Both sessions belong to the client's node, whose policy is measured. In the phases with throughput, each session writes
 //! 8 KiB at a time with up to 64 outstanding; in the other two, the session of high priority writes 64 B at a time.
 
+use std::future::poll_fn;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -27,7 +29,10 @@ use crate::table::{Align, Table};
 use crate::target::Target;
 
 const OPERATION: usize = 8 << 10;
-const OUTSTANDING: usize = 64;
+/// Number of independent streams of writes of a session, and the writes that each posts together.
+const STREAMS: usize = 8;
+const TOGETHER: usize = 8;
+const OUTSTANDING: usize = STREAMS * TOGETHER;
 const SMALL: usize = 64;
 /// Default duration of a phase, in seconds.
 const SECONDS: u64 = 2;
@@ -97,7 +102,7 @@ pub fn run(dir: Option<&Path>, args: &PerfArgs) -> anyhow::Result<()> {
     let target = Target::new(args.svg.as_deref(), None, args.force)?;
     let mut bench = Bench::open(dir, Job::new(args)?)?;
     bench.make_regions(2, (OPERATION * OUTSTANDING) as u64, |_| None)?;
-    let pair = Pair::new(&bench)?;
+    let pair = Pair::new(&bench);
     if policy == Policy::HwSep && qos.rate.is_none() {
         let measured = pair.run(&PHASES[0], Duration::from_secs(1))?;
         qos.rate = Some(measured.rates[HIGH] as u64);
@@ -134,11 +139,11 @@ struct Pair<'b> {
 }
 
 impl<'b> Pair<'b> {
-    fn new(bench: &'b Bench) -> anyhow::Result<Pair<'b>> {
-        let session = |priority| bench.end.session.with_priority(priority);
-        let sessions = [session(Priority::High)?, session(Priority::Low)?];
+    fn new(bench: &'b Bench) -> Pair<'b> {
+        let sessions =
+            [Priority::High, Priority::Low].map(|priority| bench.end.session.with_priority(priority));
         let bytes = [HIGH, LOW].map(|index| pattern(OPERATION as u64, index));
-        Ok(Pair { bench, sessions, bytes })
+        Pair { bench, sessions, bytes }
     }
 
     fn run(&self, phase: &Phase, time: Duration) -> anyhow::Result<Measured> {
@@ -216,20 +221,41 @@ impl Writer<'_> {
     /// Writes until `stop` is set. Returns the times of short operations.
     fn write_until(&self, stop: &AtomicBool) -> anyhow::Result<Histogram<u64>> {
         let mut times = histogram();
-        let op = |slot| WriteOp { lh: self.lh, offset: (slot * OPERATION) as u64, from: self.bytes };
-        let ops: Vec<_> = (0..OUTSTANDING).map(op).collect();
-        while !stop.load(Relaxed) {
-            if self.bytes.len() == SMALL {
+        if self.bytes.len() == SMALL {
+            while !stop.load(Relaxed) {
                 let begin = Instant::now();
                 self.session.write(self.lh, 0, self.bytes)?;
                 times.saturating_record(begin.elapsed().as_nanos() as u64);
                 self.count.fetch_add(SMALL as u64, Relaxed);
-            } else {
-                self.session.write_batch(&ops)?;
-                self.count.fetch_add((OUTSTANDING * OPERATION) as u64, Relaxed);
             }
+            return Ok(times);
         }
+        let mut streams: Vec<_> =
+            (0..STREAMS).map(|stream| Some(Box::pin(self.stream(stream, stop)))).collect();
+        self.session.block_on(poll_fn(|context| {
+            for stream in &mut streams {
+                let Some(Poll::Ready(ended)) = stream.as_mut().map(|stream| stream.as_mut().poll(context))
+                else {
+                    continue;
+                };
+                *stream = None;
+                ended?;
+            }
+            if streams.iter().all(Option::is_none) { Poll::Ready(anyhow::Ok(())) } else { Poll::Pending }
+        }))?;
         Ok(times)
+    }
+
+    /// Writes one part of the region after the other, so that several streams keep the link busy.
+    async fn stream(&self, stream: usize, stop: &AtomicBool) -> anyhow::Result<()> {
+        let slots = stream * TOGETHER..(stream + 1) * TOGETHER;
+        let op = |slot| WriteOp { lh: self.lh, offset: (slot * OPERATION) as u64, from: self.bytes };
+        let ops: Vec<_> = slots.map(op).collect();
+        while !stop.load(Relaxed) {
+            self.session.as_async().write_batch(&ops).await?;
+            self.count.fetch_add((TOGETHER * OPERATION) as u64, Relaxed);
+        }
+        Ok(())
     }
 }
 

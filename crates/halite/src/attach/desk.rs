@@ -4,6 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use halite_tier::qos::Priority;
+
 use crate::session::calls::{Call, Mailbox, Sender, Server};
 use crate::session::watch::Watch;
 use crate::session::{Embedded, Kind, Session};
@@ -12,7 +14,9 @@ use crate::session::{Embedded, Kind, Session};
 const OBJECTS_MAX: usize = 65_536;
 
 pub(super) struct Desk {
-    pub(super) session: Session,
+    session: Session,
+    /// The same session with low priority.
+    low: Session,
     /// True if the client runs as the user of the node, and may therefore administrate it.
     pub(super) is_owner: bool,
     objects: RefCell<BTreeMap<u64, Object>>,
@@ -33,11 +37,16 @@ pub(super) enum Object {
 impl Desk {
     pub(super) fn new(session: Embedded, is_owner: bool) -> Desk {
         let (objects, next) = (RefCell::default(), Cell::new(0));
-        Desk { session: session.into(), is_owner, objects, next }
+        let low = Embedded { priority: Priority::Low, ..session.clone() }.into();
+        Desk { session: session.into(), low, is_owner, objects, next }
     }
 
-    pub(super) fn embedded(&self) -> &Embedded {
-        match &self.session.kind {
+    pub(super) fn session(&self, priority: Priority) -> &Session {
+        if priority == Priority::Low { &self.low } else { &self.session }
+    }
+
+    pub(super) fn embedded(&self, priority: Priority) -> &Embedded {
+        match &self.session(priority).kind {
             Kind::Embedded(session) => session,
             Kind::Attached(_) => unreachable!("the node's own session"),
         }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use halite_fabric::Fabric;
 use halite_tier::ids::{NodeIncarnation, RegionId};
 use halite_tier::layout::Extent;
-use halite_tier::qos::{BadQos, Qos};
 
 use crate::cluster::config::{Config, NodeId};
 use crate::cluster::networks::NodeIdentity;
@@ -119,12 +118,6 @@ impl Driven {
         self.inner
             .driver
             .look(|runner| runner.engine().is_some_and(|engine| engine.is_reached_by(incarnation)))
-    }
-
-    /// Replaces the node's policy for operations of different priority ([`Session::with_priority`]). Operations that wait
-    /// follow the new policy within 10 ms.
-    pub fn set_qos(&self, qos: Qos) -> Result<(), BadQos> {
-        self.inner.set_qos(qos)
     }
 
     /// Opens a session that acts as the node's principal. Panics if 65,536 sessions are open.

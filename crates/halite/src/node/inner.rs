@@ -86,6 +86,7 @@ impl Checked {
     pub(crate) fn new(config: Config) -> Result<Checked, JoinError> {
         let principal = checked_principal(&config)?;
         check_request_ring(&config)?;
+        config.qos.check().map_err(bad_qos)?;
         Ok(Checked { config, principal })
     }
 

@@ -27,7 +27,6 @@ use halite_tier::effect::NamedServer;
 use halite_tier::ids::NodeId;
 use halite_tier::message::{Drained, NodeStatus, Reach, RegionInfo};
 use halite_tier::permissions::Permissions;
-use halite_tier::qos::Priority;
 
 use crate::cluster::config::EtcdAddress;
 use crate::error::{
@@ -39,8 +38,7 @@ use crate::rpc::{Into, ServeOptions};
 use crate::session::access::posted::Posted;
 use crate::session::calls::{self, Answer, Call, Calling, Function, Message, Port};
 use crate::session::{
-    self, AllocOptions, Embedded, Kind, Lh, NamesMoved, Placement, PriorityRefused, ReadOp, SwapOp, Who,
-    WriteOp,
+    self, AllocOptions, Embedded, Kind, Lh, NamesMoved, Placement, ReadOp, SwapOp, Who, WriteOp,
 };
 
 pub use sync::Guard;
@@ -79,11 +77,6 @@ impl Session {
             Kind::Embedded(session) => Some(session),
             Kind::Attached(_) => None,
         }
-    }
-
-    /// Returns this session with a priority for its operations. See [`crate::Session::with_priority`].
-    pub fn with_priority(&self, priority: Priority) -> Result<Session, PriorityRefused> {
-        Ok(Session { session: self.session.with_priority(priority)? })
     }
 
     /// Polls the node once, as [`crate::Session::progress`] does.

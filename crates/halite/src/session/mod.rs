@@ -23,6 +23,7 @@ pub mod calls;
 pub(crate) mod explain;
 pub(crate) mod lock;
 mod memory;
+pub(crate) mod qos;
 pub(crate) mod regions;
 pub mod typed;
 mod wait;
@@ -270,16 +271,6 @@ impl Embedded {
     }
 }
 
-/// The session is attached to a node, which carries out all its requests with high priority.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error(
-    "a session that is attached to node {node} has no low priority; embed a node in this process instead"
-)]
-pub struct PriorityRefused {
-    /// The node of the session.
-    pub node: NodeId,
-}
-
 impl From<Embedded> for Session {
     fn from(session: Embedded) -> Session {
         Session { kind: Kind::Embedded(session) }
@@ -361,36 +352,6 @@ impl Session {
     pub fn progress(&self) {
         if let Kind::Embedded(session) = &self.kind {
             session.inner.driver.poll_once();
-        }
-    }
-
-    /// Returns this session, with the same handles, whose operations have `priority`; sessions begin with
-    /// [`Priority::High`]. To give a single operation a priority, use the returned session once.
-    ///
-    /// Priorities matter only under a policy ([`Node::set_qos`](crate::Node::set_qos)), and only to reads, writes, calls
-    /// and messages that leave the node over a network. Loads and stores in memory of this host, atomics, locks and
-    /// barriers are never delayed. A delayed call may fail with its timeout. A posted access that is delayed starts when
-    /// it is awaited, so posted accesses of low priority keep their order only if they are awaited in order.
-    ///
-    /// Fails for an attached session and [`Priority::Low`]: its node carries out all requests with high priority.
-    ///
-    /// ```
-    /// # use halite::{Config, Node, NodeId, Permissions, Placement, Policy, Priority, Qos};
-    /// # let dir = std::env::temp_dir().join(format!("halite-doc-priority-{}", std::process::id()));
-    /// # let node = Node::embedded(Config { dir: dir.clone(), node: Some(NodeId(0)), ..Config::default() })?;
-    /// node.set_qos(Qos { policy: Policy::SwPri, rate: None })?;
-    /// let session = node.blocking_session();
-    /// let backup = session.alloc(None, 1 << 20, Placement::Local, Permissions::empty())?;
-    /// session.with_priority(Priority::Low)?.write(backup, 0, &[7; 1 << 16])?;
-    /// # drop(node);
-    /// # std::fs::remove_dir_all(dir)?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn with_priority(&self, priority: Priority) -> Result<Session, PriorityRefused> {
-        match &self.kind {
-            Kind::Embedded(session) => Ok(Embedded { inner: session.inner.clone(), priority }.into()),
-            Kind::Attached(_) if priority == Priority::High => Ok(self.clone()),
-            Kind::Attached(client) => Err(PriorityRefused { node: client.node() }),
         }
     }
 

@@ -56,7 +56,7 @@ impl Client {
         self.check("read", lh, Permissions::READ, offset, len).await?;
         let send = |begin: usize, end: usize| {
             let request = Request::Read { lh, offset: offset + begin as u64, len: (end - begin) as u32 };
-            Slice { begin, end, sent: self.line.post(&request, &[], None) }
+            Slice { begin, end, sent: self.post_request(&request, &[], None) }
         };
         let mut rest = slices(into.len());
         let mut under_way: VecDeque<Slice> =
@@ -85,7 +85,7 @@ impl Client {
         self.check("write", lh, Permissions::WRITE, offset, len).await?;
         let send = |begin: usize, end: usize| {
             let request = Request::Write { lh, offset: offset + begin as u64 };
-            Slice { begin, end, sent: self.line.post(&request, &[&from[begin..end]], None) }
+            Slice { begin, end, sent: self.post_request(&request, &[&from[begin..end]], None) }
         };
         let mut rest = slices(from.len());
         let mut under_way: VecDeque<Slice> =
