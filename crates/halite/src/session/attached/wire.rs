@@ -60,11 +60,6 @@ pub(crate) enum Refusal {
 pub(crate) enum Request<'a> {
     /// Drops the request with the id of this message.
     Cancel,
-    /// The request that follows in the same message has low priority.
-    Low,
-    /// Sets the policy of the node; only for the user of the node.
-    SetQos(Qos),
-    Qos,
     Alloc {
         #[serde(borrow)]
         name: Option<&'a str>,
@@ -271,6 +266,11 @@ pub(crate) enum Request<'a> {
     /// The data are the message.
     Publish(u64),
     Flush(u64),
+    /// The request that follows in the same message has low priority.
+    Low,
+    /// Sets the policy of the node; only for the user of the node.
+    SetQos(Qos),
+    Qos,
 }
 
 /// Returns true if the body is a [`Request::Cancel`].
