@@ -20,7 +20,7 @@ use crate::perf;
 use crate::quotas::SessionOptions;
 use crate::settings::{self, Setting, Settings, UnknownVariable};
 use crate::sim;
-use halite::{Congestion, EtcdAddress, Permissions, Provider};
+use halite::{Congestion, EtcdAddress, Permissions, Policy, Provider, Qos};
 
 /// Default time to drain in seconds; below the grace periods of supervisors: Kubernetes 30 s, systemd 90 s.
 const DRAIN_WITHIN_S: u32 = 25;
@@ -41,6 +41,7 @@ const GROUPS: [(&str, &[&str]); 4] = [
             "forget",
             "secret",
             "directory",
+            "set",
             "config",
             "doctor",
         ],
@@ -179,6 +180,13 @@ pub struct Networks {
         value_parser = clap::value_parser!(u32).range(1..)
     )]
     pub full_mesh_nodes_max: u32,
+    /// Policy for operations of high and low priority that leave the node over a network: none, hw-sep or sw-pri;
+    /// `halite set qos` changes it later
+    #[arg(long, env = "HALITE_QOS", value_name = "POLICY", default_value = "none")]
+    pub qos: Policy,
+    /// Rate of the node's link in bytes per second, for --qos; hw-sep needs it, sw-pri measures it by default
+    #[arg(long, env = "HALITE_LINK_RATE", value_name = "BYTES")]
+    pub link_rate: Option<ByteCount>,
 }
 
 impl Arguments {
@@ -203,10 +211,19 @@ impl Arguments {
 }
 
 impl Networks {
+    /// Returns the policy for operations of different priority.
+    pub fn qos(&self) -> Qos {
+        Qos { policy: self.qos, rate: self.link_rate.map(|rate| rate.0) }
+    }
+
     pub fn flags(&self) -> Vec<String> {
         let mut flags = vec!["--address".to_owned(), self.address.to_string()];
         flags.extend(["--receivers".to_owned(), self.receivers.to_string()]);
         flags.extend(["--full-mesh-nodes-max".to_owned(), self.full_mesh_nodes_max.to_string()]);
+        flags.extend(["--qos".to_owned(), self.qos.to_string()]);
+        flags.extend(
+            self.link_rate.into_iter().flat_map(|rate| ["--link-rate".to_owned(), rate.0.to_string()]),
+        );
         if !self.fabric.is_empty() {
             let names: Vec<&str> = self.fabric.iter().map(|fabric| fabric.name()).collect();
             flags.extend(["--fabric".to_owned(), names.join(",")]);
@@ -329,6 +346,9 @@ pub enum Command {
     /// Show where the names of regions are stored, or move them to etcd
     #[command(subcommand)]
     Directory(DirectoryCommand),
+    /// Change a setting of a running node
+    #[command(subcommand)]
+    Set(SetCommand),
     /// Measure latency, throughput and processor time of one operation
     Perf(perf::PerfArgs),
     /// Simulate published measurements of RDMA adapters, and show the error of each point
@@ -505,6 +525,28 @@ pub enum DirectoryCommand {
         #[arg(value_name = "ETCD")]
         to: EtcdAddress,
     },
+}
+
+/// Subcommands of `halite set`
+#[derive(Subcommand, Debug)]
+pub enum SetCommand {
+    /// Set the policy for operations of high and low priority, and show it with its current limits
+    Qos(SetQos),
+}
+
+/// Arguments of `halite set qos`
+#[derive(Args, Debug)]
+pub struct SetQos {
+    /// none, hw-sep (fixed shares) or sw-pri (limits low priority while high needs the link) [default: only show it]
+    pub policy: Option<Policy>,
+    /// Rate of the node's link in bytes per second; hw-sep needs it, sw-pri measures it by default
+    #[arg(long, value_name = "BYTES", requires = "policy")]
+    pub rate: Option<ByteCount>,
+    /// A node of this host [default: any node that accepts sessions]
+    #[arg(long, value_name = "NODE")]
+    pub node: Option<u32>,
+    #[command(flatten)]
+    pub listing: Listing,
 }
 
 /// Arguments of `halite drain`

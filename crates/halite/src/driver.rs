@@ -20,6 +20,7 @@ pub(crate) mod leaving;
 pub(crate) mod progress;
 pub(crate) mod requests;
 pub(crate) mod runner;
+pub(crate) mod shaping;
 #[cfg(test)]
 mod tests;
 pub(crate) mod ticket;

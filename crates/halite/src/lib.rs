@@ -54,6 +54,7 @@
 //! | messages, and notifications of writes | [`Session::open_port`], [`Session::send`], [`Session::sender`], [`Session::write_notify`], [`Session::watch`] |
 //! | reads and writes that start now and are awaited later | [`Session::post_read`], [`Session::post_write`] |
 //! | waiting until a peer writes a word | [`Session::wait_until`], [`Session::progress`] |
+//! | priorities of operations that share a link | [`Session::with_priority`], [`Node::set_qos`] |
 //! | locks and barriers | [`Session::lock`], [`Session::barrier`] |
 //! | threads instead of tasks | [`blocking`] |
 //! | sessions of processes that are no nodes | [`Session::attach`], [`Config::attach`] |
@@ -94,6 +95,7 @@ pub use halite_tier::message::{
 };
 pub use halite_tier::news::Over;
 pub use halite_tier::permissions::Permissions;
+pub use halite_tier::qos::{BadQos, Policy, Priority, Qos};
 pub use halite_tier::quota::{Amounts, Quota, QuotaExceeded};
 pub use metrics::{AttachedSession, Family, MetricKind, Metrics, PrincipalUse};
 pub use node::Node;
@@ -110,6 +112,7 @@ pub use session::explain::{
     Verbs,
 };
 pub use session::lock::Guard;
+pub use session::qos::{QosError, QosNow};
 pub use session::watch::{NOTIFICATIONS_MAX, Notification, Watch};
 pub use session::{
     AllocOptions, Lh, NamesMoved, Placement, REGION_BYTES_MAX, ReadOp, Session, SwapOp, Who, WriteOp,

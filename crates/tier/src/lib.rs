@@ -19,6 +19,7 @@ pub mod message;
 pub mod names;
 pub mod news;
 pub mod permissions;
+pub mod qos;
 pub mod quota;
 pub mod region;
 pub mod rpc;

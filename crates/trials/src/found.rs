@@ -41,7 +41,7 @@ fn on_hosts<F: Future<Output = ()> + 'static>(
     on_plan(&format!("nodes = {all}\nprofile = 'rnic-100g'\nhosts = {nodes:?}"), scenario)
 }
 
-fn on_plan<F: Future<Output = ()> + 'static>(
+pub(crate) fn on_plan<F: Future<Output = ()> + 'static>(
     plan: &str,
     scenario: impl FnOnce(Rc<Harness>) -> F + 'static,
 ) -> u64 {

@@ -46,6 +46,8 @@ mod panics;
 mod peace;
 mod plan;
 mod plans;
+#[cfg(test)]
+mod priorities;
 mod regions;
 mod report;
 mod rights;

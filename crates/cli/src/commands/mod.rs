@@ -16,6 +16,7 @@ mod put;
 mod regions;
 mod rm;
 mod secret;
+mod set;
 mod stat;
 mod status;
 mod top;
@@ -44,6 +45,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Top(args) => top::run(&dir, &args),
         Command::Drain(args) => return drain::run(&dir, &args),
         Command::Directory(command) => directory::run(&dir, &command),
+        Command::Set(command) => set::run(&dir, &command),
         Command::Forget(args) => forget::run(&dir, &args),
         Command::Put(args) => put::run(&dir, &args),
         Command::Get(args) => get::run(&dir, &args),

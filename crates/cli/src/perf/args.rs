@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use halite::Provider;
+use halite::{Policy, Provider};
 
 use super::cores::Pinning;
 use super::fan_in::{Initiator, Mode, Verb};
@@ -88,6 +88,15 @@ pub struct PerfArgs {
     /// fan_in: what the clients do [default: read]
     #[arg(long, value_enum)]
     pub verb: Option<Verb>,
+    /// qos: policy of the node that sends [default: sw-pri]
+    #[arg(long, value_name = "none|hw-sep|sw-pri")]
+    pub policy: Option<Policy>,
+    /// qos: seconds of each phase [default: 2]
+    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub seconds: Option<u64>,
+    /// qos: rate of the link in bytes per second [default: hw-sep: as measured first; sw-pri: as the policy measures it]
+    #[arg(long, value_name = "BYTES")]
+    pub link_rate: Option<ByteCount>,
     /// networks: create this folder with a page of plots
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use halite::{Node, NodeId, Permissions, Placement, blocking};
+use halite::{Node, NodeId, Permissions, Placement, Qos, blocking};
 
 use super::cores::Cores;
 
@@ -48,6 +48,11 @@ impl End {
             None => Ok(self.node.blocking_session()),
         };
         (0..count).map(session).collect()
+    }
+
+    /// Sets the policy of the client's node for operations of different priority.
+    pub fn set_qos(&self, qos: Qos) -> anyhow::Result<()> {
+        Ok(self.node.set_qos(qos)?)
     }
 
     /// Leaves the cluster.

@@ -88,6 +88,10 @@ fn check_owners(args: &PerfArgs) -> Result<(), UsageError> {
             args.clients.is_some() || args.mode.is_some() || args.verb.is_some() || args.initiator.is_some(),
             "--clients, --mode, --verb and --initiator apply only to fan_in",
         ),
+        (
+            args.policy.is_some() || args.seconds.is_some() || args.link_rate.is_some(),
+            "--policy, --seconds and --link-rate apply only to qos",
+        ),
         (args.out.is_some(), "--out applies only to networks; use --svg"),
         (args.populate, "--populate applies only to alloc_lat"),
         (is_together, "--window and --batch apply only to rpc_rate, read_bw and write_bw"),

@@ -27,6 +27,7 @@ mod occupancy;
 mod pairs;
 mod parcel;
 mod pingpong;
+mod qos;
 mod random;
 mod regions;
 mod relay;
@@ -57,6 +58,7 @@ pub fn run(dir: Option<&Path>, args: &PerfArgs) -> anyhow::Result<()> {
     match args.test.name {
         table::NETWORKS => return networks::run(args),
         table::FAN_IN => return fan_in::run(args),
+        table::QOS => return qos::run(dir, args),
         _ => {}
     }
     let job = Job::new(args)?;

@@ -31,7 +31,7 @@ pub struct Test {
 
 /// All tests, in the order of the help.
 #[rustfmt::skip]
-pub static TESTS: [Test; 21] = [
+pub static TESTS: [Test; 22] = [
     time("read_lat", access::plan::<READS>, alone, "Latency of a read"),
     rate("read_bw", access::plan::<READS>, alone, "Throughput of reads"),
     time("write_lat", pingpong::plan, follow::<Player>,
@@ -60,12 +60,16 @@ pub static TESTS: [Test; 21] = [
     time("copy_lat", bulk::plan::<COPIES>, alone, "Latency of copy of -s bytes between two regions of the peer"),
     time(FAN_IN, access::plan::<READS>, alone,
          "Reads or writes of many --clients at one server, which has a queue pair for each or no connection state"),
+    rate(QOS, access::plan::<WRITES>, alone,
+         "Sessions of two priorities beside each other, as in LITE's figure 16; set --policy, --seconds and --link-rate"),
     time(NETWORKS, access::plan::<READS>, alone,
          "TCP and UDP over loopback, and Halite over roce and shm, 32 B to 32 MiB, beside published networks; takes a minute"),
 ];
 
 /// The test with many clients, which needs no cluster.
 pub const FAN_IN: &str = "fan_in";
+/// The test of priorities.
+pub const QOS: &str = "qos";
 /// The test that measures several networks; it runs other tests.
 pub const NETWORKS: &str = "networks";
 

@@ -55,6 +55,20 @@ fn each_test_verifies_its_work_and_reports_it_whole() {
 }
 
 #[test]
+fn priorities_are_measured_in_phases() {
+    for fabric in ["roce", "shm"] {
+        let scratch = Scratch::new("qos");
+        let lines = scratch.json(&format!("perf qos --seconds 1 --fabric {fabric} --json"));
+        assert_eq!(lines.len(), 1);
+        let result = &lines[0];
+        assert_eq!((&result["policy"], &result["errors"]), (&"sw-pri".into(), &0.into()));
+        for figure in ["high_alone", "high_beside", "low_alone", "low_beside", "small_p99_us_beside"] {
+            positive(&result[figure]);
+        }
+    }
+}
+
+#[test]
 fn bare_memory_is_measured_beside_its_equals() {
     for (line, size, iterations, figure) in [
         ("write_lat --completion -n 1000", 8, 1000, "memcpy_lat_us"),
@@ -126,6 +140,8 @@ fn many_clients_read_and_write_at_one_server() {
             "--clients, --mode, --verb and --initiator apply only to fan_in",
         ),
         ("perf networks -s 8", "networks has its own sizes"),
+        ("perf qos -s 8", "qos has its own sizes"),
+        ("perf read_lat --policy none", "apply only to qos"),
         ("perf read_lat --out page", "--out applies only to networks"),
     ] {
         let complaint = scratch.fails(line, 2);

@@ -421,7 +421,7 @@ impl Connection {
 }
 
 fn is_release(body: &[u8]) -> bool {
-    wire::decode_request(body).is_some_and(|(request, data)| request.is_release() && data.is_empty())
+    wire::decode_request(body).is_some_and(|(_, request, data)| request.is_release() && data.is_empty())
 }
 
 impl Drop for Connection {

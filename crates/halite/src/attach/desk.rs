@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use halite_tier::qos::Priority;
 use halite_tier::quota::{Quota, QuotaExceeded};
 
 use super::connection::SHARE_BYTES;
@@ -17,7 +18,9 @@ use crate::session::{Embedded, Kind, Session};
 const OBJECTS_MAX: usize = 65_536;
 
 pub(super) struct Desk {
-    pub(super) session: Session,
+    session: Session,
+    /// The same session with low priority.
+    low: Session,
     /// True if the client runs as the user of the node, and may therefore administrate it.
     pub(super) is_owner: bool,
     /// What the principal uses in all its sessions.
@@ -52,7 +55,8 @@ impl Desk {
         let (objects, next) = (RefCell::default(), Cell::new(0));
         let (counted, services) = (Cell::new(0), Cell::new(0));
         account.change(Quota::Sessions, 0, 1);
-        Desk { session: session.into(), is_owner, account, counted, services, objects, next }
+        let low = Embedded { priority: Priority::Low, ..session.clone() }.into();
+        Desk { session: session.into(), low, is_owner, account, counted, services, objects, next }
     }
 
     /// Reserves a place in a quota for what a request makes, until the request ends.
@@ -76,22 +80,26 @@ impl Desk {
 
     /// Brings the number of objects and handles in the account up to date.
     pub(super) fn recount(&self) {
-        let inner = &self.embedded().inner;
+        let inner = &self.embedded(Priority::High).inner;
         let handles =
             inner.driver.look(|runner| runner.engine().map_or(0, |engine| engine.handle_count_of(inner.id)));
         let count = handles + self.objects.borrow().len() as u64;
         self.account.change(Quota::Objects, self.counted.replace(count), count);
     }
 
-    pub(super) fn embedded(&self) -> &Embedded {
-        match &self.session.kind {
+    pub(super) fn session(&self, priority: Priority) -> &Session {
+        if priority == Priority::Low { &self.low } else { &self.session }
+    }
+
+    pub(super) fn embedded(&self, priority: Priority) -> &Embedded {
+        match &self.session(priority).kind {
             Kind::Embedded(session) => session,
             Kind::Attached(_) => unreachable!("the node's own session"),
         }
     }
 
     pub(super) fn principal(&self) -> &str {
-        &self.embedded().inner.principal.0
+        &self.embedded(Priority::High).inner.principal.0
     }
 
     /// Keeps an object, and returns its id; `None` if the client has too many objects.

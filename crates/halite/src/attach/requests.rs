@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use halite_tier::ids::NodeId;
 use halite_tier::permissions::Permissions;
+use halite_tier::qos::Priority;
 use halite_tier::quota::{Quota, QuotaExceeded};
 use serde::Serialize;
 
@@ -17,6 +18,7 @@ use crate::rpc::ServeOptions;
 use crate::session::attached::wire::{self, BATCH_MAX, Request, SLICE_BYTES};
 use crate::session::calls::served::Received;
 use crate::session::calls::{Call, Function, Message, Port};
+use crate::session::qos::QosError;
 use crate::session::{Lh, ReadOp, Session, WriteOp};
 
 /// Maximum number of requests in the queue of an attached session's function or port, and of their bytes.
@@ -28,8 +30,8 @@ const QUEUED_BYTES_OF_OTHERS_MAX: usize = 4 << 20;
 
 /// Carries a request out, and returns the reply. Returns `None` if the request is malformed; the connection then ends.
 pub(super) async fn carry_out(desk: Rc<Desk>, id: u64, body: Vec<u8>) -> Option<Vec<u8>> {
-    let (request, data) = wire::decode_request(&body)?;
-    let session = &desk.session;
+    let (priority, request, data) = wire::decode_request(&body)?;
+    let session = desk.session(priority);
     // Frequent operations first; the others are boxed, because a future is as large as its largest operation.
     match request {
         Request::Read { lh, offset, len } => read(session, id, lh, offset, len).await,
@@ -41,7 +43,7 @@ pub(super) async fn carry_out(desk: Rc<Desk>, id: u64, body: Vec<u8>) -> Option<
         Request::CompareSwap { lh, offset, expected, new } => {
             Some(reply(id, &session.compare_swap(lh, offset, expected, new).await))
         }
-        request => Box::pin(carry_out_counted(&desk, id, request, data)).await,
+        request => Box::pin(carry_out_counted(&desk, priority, id, request, data)).await,
     }
 }
 
@@ -70,7 +72,13 @@ async fn read(session: &Session, id: u64, lh: Lh, offset: u64, len: u32) -> Opti
 }
 
 /// Carries a request out if the quotas have room for what it makes.
-async fn carry_out_counted(desk: &Desk, id: u64, request: Request<'_>, data: &[u8]) -> Option<Vec<u8>> {
+async fn carry_out_counted(
+    desk: &Desk,
+    priority: Priority,
+    id: u64,
+    request: Request<'_>,
+    data: &[u8],
+) -> Option<Vec<u8>> {
     let mut places = Vec::new();
     for quota in quotas_of(&request) {
         match desk.reserve(*quota) {
@@ -79,7 +87,7 @@ async fn carry_out_counted(desk: &Desk, id: u64, request: Request<'_>, data: &[u
         }
     }
     let ends_object = request.is_release() || matches!(request, Request::Reply(_));
-    let reply = carry_out_other(desk, id, request, data).await;
+    let reply = carry_out_other(desk, priority, id, request, data).await;
     if ends_object {
         desk.recount();
     }
@@ -106,8 +114,14 @@ fn quotas_of(request: &Request<'_>) -> &'static [Quota] {
     }
 }
 
-async fn carry_out_other(desk: &Desk, id: u64, request: Request<'_>, data: &[u8]) -> Option<Vec<u8>> {
-    let session = &desk.session;
+async fn carry_out_other(
+    desk: &Desk,
+    priority: Priority,
+    id: u64,
+    request: Request<'_>,
+    data: &[u8],
+) -> Option<Vec<u8>> {
+    let session = desk.session(priority);
     Some(match request {
         Request::Alloc { name, len, options } => reply(id, &session.alloc_with(name, len, options).await),
         Request::Map { name, wanted } => reply(id, &session.map(name, wanted).await),
@@ -131,6 +145,11 @@ async fn carry_out_other(desk: &Desk, id: u64, request: Request<'_>, data: &[u8]
             true => reply(id, &session.drain(node, within, destroy).await),
             false => reply(id, &Err::<(), _>(reserved("drain", node))),
         },
+        Request::SetQos(qos) => match desk.is_owner {
+            true => reply(id, &session.set_qos(qos).await),
+            false => reply(id, &Err::<(), _>(QosError::NotOwner)),
+        },
+        Request::Qos => reply(id, &session.qos().await),
         Request::Reach { node, owner } => reply(id, &session.reach(node, owner).await),
         Request::Status => reply(id, &session.status().await),
         Request::Len(lh) => reply(id, &session.len(lh)),
@@ -188,20 +207,26 @@ async fn carry_out_other(desk: &Desk, id: u64, request: Request<'_>, data: &[u8]
             reply(id, &principals)
         }
         Request::Servers(name) => reply(id, &session.servers(name).await),
-        request => return calls(desk, id, request, data).await,
+        request => return calls(desk, priority, id, request, data).await,
     })
 }
 
 /// Calls, messages and objects.
-async fn calls(desk: &Desk, id: u64, request: Request<'_>, data: &[u8]) -> Option<Vec<u8>> {
-    let session = &desk.session;
+async fn calls(
+    desk: &Desk,
+    priority: Priority,
+    id: u64,
+    request: Request<'_>,
+    data: &[u8],
+) -> Option<Vec<u8>> {
+    let session = desk.session(priority);
     Some(match request {
         Request::Call { node, function, answer_bytes_max, timeout } => {
             let function = Function(function);
             // No room is reserved for the answer, because a client must not reserve much of the node's memory.
             let max = answer_bytes_max.map_or(wire::PAYLOAD_BYTES_MAX, |max| max as usize);
             let max = max.min(wire::PAYLOAD_BYTES_MAX);
-            match desk.embedded().call_for_client(node, function, data, max, timeout).await {
+            match desk.embedded(priority).call_for_client(node, function, data, max, timeout).await {
                 Ok(bytes) => match desk.admit_answer(bytes.len()) {
                     Ok(()) => wire::message(id, &Ok::<(), CallError>(()), &[&bytes]),
                     Err(exceeded) => reply(id, &Err::<(), _>(unanswered(node, function.0, exceeded))),

@@ -19,6 +19,7 @@ use crate::runtime::headroom;
 pub use halite_providers::Fence;
 pub use halite_providers::roce::Congestion;
 pub use halite_tier::ids::NodeId;
+use halite_tier::qos::Qos;
 use halite_tier::quota::{Amounts, Quota};
 
 /// First ephemeral node number: nodes without a configured number get numbers from here on.
@@ -109,6 +110,9 @@ pub struct Config {
     /// What each other Unix user or principal may use of this node ([`Config::QUOTAS`] by default). The node's own user has
     /// no quotas, and quotas of regions hold only with [`AttachMode::Everyone`].
     pub quotas: Amounts,
+    /// Policy for operations of different priority ([`Session::with_priority`](crate::Session::with_priority)) that leave
+    /// the node over a network; [`Node::set_qos`](crate::Node::set_qos) changes it later.
+    pub qos: Qos,
     /// Address at which the node serves its [`Metrics`](crate::Metrics) over HTTP, at `/metrics`; with port 0, the
     /// system chooses the port. The node serves every client that reaches the address. The answer contains numbers, and
     /// names of nodes but no other names.
@@ -192,6 +196,7 @@ impl Default for Config {
             attach: None,
             principals: Vec::new(),
             quotas: Config::QUOTAS,
+            qos: Qos::default(),
             metrics: None,
         }
     }

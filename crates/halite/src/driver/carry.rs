@@ -14,11 +14,13 @@ use std::mem::take;
 
 use halite_fabric::{Lane, Local, Operation as Request, PeerId, PostCause, PostError, Status, WorkRequest};
 use halite_tier::access::{Atomic, Blocked, Count, SlotRef};
+use halite_tier::qos::Priority;
 use halite_tier::rpc::AtomicCall;
 use halite_tier::rpc::atomic::ATOMIC_IMM;
 use smallvec::SmallVec;
 
 use crate::driver::Driver;
+use crate::driver::shaping::{self, Direction};
 use crate::metrics::Timed;
 use crate::posted::{
     Cursor, DetachedOperation, Ended, NoStaging, Part, PendingOperation, Pipeline, SLICE_BYTES_MAX,
@@ -45,6 +47,11 @@ pub(crate) trait Transfer {
     }
 
     fn kind(&self) -> Kind;
+
+    /// Returns the priority of the accesses; `None` if they are never delayed and count for no priority.
+    fn priority(&self) -> Option<Priority> {
+        None
+    }
 
     /// Returns the `len` bytes from `at` on that a write stores.
     fn source(&self, _at: Cursor, _len: usize) -> &[u8] {
@@ -105,6 +112,8 @@ enum Hold {
     Short,
     /// The region is about to change.
     Changing,
+    /// The node's policy delays the transfer; it asks again at this time on the node's clock, in nanoseconds.
+    Turn(u64),
 }
 
 /// The first part that failed, in the order of the transfer.
@@ -149,17 +158,52 @@ impl Driver {
         if len != rest as u64 || rest > SLICE_BYTES_MAX {
             return None;
         }
+        if self.delay(transfer).is_some() {
+            return None;
+        }
         let mut part = self.prepare(transfer, at, peer, true).ok().filter(|part| part.len == rest)?;
         let time = self.begin_time(transfer.kind());
         self.expect_round_trip(peer);
         self.shared.fabric.post(peer, lane_of(&part), &[request(transfer, &part, is_awaited)]).ok()?;
         part.operation.set_posted();
-        Some(SinglePart { operation: part.operation, peer, at, time })
+        let shaped = self.record_posted(transfer, rest, is_awaited);
+        Some(SinglePart { operation: part.operation, peer, at, time, shaped })
+    }
+
+    /// Returns when to ask again if the node's policy delays the transfer now.
+    #[inline]
+    fn delay<T: Transfer>(&self, transfer: &T) -> Option<u64> {
+        if !self.shared.shaping.is_active() {
+            return None;
+        }
+        self.shared.shaping.delay(self.now_ns(), direction_of(transfer.kind()), transfer.priority()?)
+    }
+
+    #[inline]
+    fn record_posted<T: Transfer>(
+        &self,
+        transfer: &T,
+        bytes: usize,
+        is_awaited: bool,
+    ) -> Option<shaping::Posted> {
+        if !self.shared.shaping.is_active() {
+            return None;
+        }
+        self.record_start(direction_of(transfer.kind()), transfer.priority()?, bytes, is_awaited)
+    }
+
+    #[inline]
+    fn record_landed<T: Transfer>(&self, transfer: &T, bytes: usize, posted: Option<shaping::Posted>) {
+        if self.shared.shaping.is_active()
+            && let Some(priority) = transfer.priority()
+        {
+            self.record_end(direction_of(transfer.kind()), priority, bytes, posted);
+        }
     }
 
     pub(crate) fn attach(&self, part: DetachedPart) -> SinglePart<'_> {
-        let DetachedPart { operation, peer, at, time } = part;
-        SinglePart { operation: self.shared.posted.attach(operation), peer, at, time }
+        let DetachedPart { operation, peer, at, time, shaped } = part;
+        SinglePart { operation: self.shared.posted.attach(operation), peer, at, time, shaped }
     }
 
     /// Completes an operation posted by [`Driver::post_single`].
@@ -173,6 +217,7 @@ impl Driver {
         let len = transfer.len(at.index) - at.done;
         self.end_time(kind, single.time);
         self.count_landed(kind, len, ended.status);
+        self.record_landed(transfer, len, single.shaped);
         match kind {
             _ if ended.status != Status::Success => {
                 let stop = Stop::Status(single.peer, ended.status);
@@ -252,6 +297,10 @@ impl Driver {
     }
 }
 
+fn direction_of(kind: Kind) -> Direction {
+    if matches!(kind, Kind::Read) { Direction::In } else { Direction::Out }
+}
+
 fn lane_of(part: &Part<'_>) -> Lane {
     if part.call.is_some() { CALLS } else { ACCESSES }
 }
@@ -296,6 +345,8 @@ pub(crate) struct SinglePart<'a> {
     peer: PeerId,
     at: Cursor,
     time: Time,
+    /// Set under a policy.
+    shaped: Option<shaping::Posted>,
 }
 
 /// A [`SinglePart`] without its borrow of the driver. The owner must attach it to the driver again before dropping it.
@@ -305,12 +356,14 @@ pub(crate) struct DetachedPart {
     peer: PeerId,
     at: Cursor,
     time: Time,
+    /// Set under a policy.
+    shaped: Option<shaping::Posted>,
 }
 
 impl SinglePart<'_> {
     pub(crate) fn detach(self) -> DetachedPart {
-        let SinglePart { operation, peer, at, time } = self;
-        DetachedPart { operation: operation.detach(), peer, at, time }
+        let SinglePart { operation, peer, at, time, shaped } = self;
+        DetachedPart { operation: operation.detach(), peer, at, time, shaped }
     }
 
     pub(crate) fn ended(&mut self) -> impl Future<Output = Ended> {
@@ -355,6 +408,10 @@ impl<'a, T: Transfer> Carrying<'a, T> {
                 self.driver.poll_in_blocking_wait();
                 continue;
             }
+            if let (Hold::Turn(turn_ns), true) = (hold, self.ready.is_empty()) {
+                self.await_turn(turn_ns).await;
+                continue;
+            }
             if !self.pipeline.is_empty() {
                 let is_last = hold == Hold::End && self.ready.is_empty();
                 // Completions of posted parts make room.
@@ -374,7 +431,9 @@ impl<'a, T: Transfer> Carrying<'a, T> {
                         let handle = self.transfer.handle(self.at.index);
                         shared.handle_changes.after_of(changes, handle.index).await;
                     }
-                    Hold::Batch | Hold::Window | Hold::Short => shared.posted.progress_after(progress).await,
+                    Hold::Batch | Hold::Window | Hold::Short | Hold::Turn(_) => {
+                        shared.posted.progress_after(progress).await
+                    }
                 }
             }
         }
@@ -427,6 +486,9 @@ impl<'a, T: Transfer> Carrying<'a, T> {
                     if bytes >= SLICE_BYTES_MAX {
                         return Hold::Batch;
                     }
+                    if let Some(turn_ns) = self.driver.delay(&*self.transfer) {
+                        return Hold::Turn(turn_ns);
+                    }
                     // A transfer with nothing posted must not wait for staging memory, because other transfers wait for
                     // it in turn.
                     let is_only = self.ready.is_empty() && self.pipeline.is_empty();
@@ -463,6 +525,8 @@ impl<'a, T: Transfer> Carrying<'a, T> {
             let (count, cause) = self.post(peer, parts);
             let (posted, left) = parts.split_at_mut(count);
             posted.iter_mut().for_each(|part| part.operation.set_posted());
+            let bytes = posted.iter().map(|part| part.len).sum();
+            self.driver.record_posted(&*self.transfer, bytes, false);
             if let (Some(PostCause::NotConnected), Some(part)) = (cause, left.first())
                 && refused.is_none_or(|(at, ..)| part.at < at)
             {
@@ -504,6 +568,21 @@ impl<'a, T: Transfer> Carrying<'a, T> {
         }
     }
 
+    /// Waits until the policy's `turn_ns`, or until a posted part completes.
+    async fn await_turn(&mut self, turn_ns: u64) {
+        let is_closed = self.driver.is_closed();
+        let ended = match self.pipeline.is_empty() {
+            true if is_closed => return self.fail(self.at, 0, Stop::Closed),
+            true => self.driver.until(turn_ns, std::future::pending()).await,
+            // A closing node ends the posted parts.
+            false if is_closed => self.pipeline.oldest_ended().await,
+            false => self.driver.until(turn_ns, self.pipeline.oldest_ended()).await.flatten(),
+        };
+        if let Some(ended) = ended {
+            self.land(ended);
+        }
+    }
+
     // Landing.
 
     /// Waits for the oldest parts until only `left` are in progress.
@@ -519,6 +598,7 @@ impl<'a, T: Transfer> Carrying<'a, T> {
         let Some(part) = self.pipeline.oldest() else { return };
         let (at, len, peer) = (part.at, part.len, part.peer);
         self.driver.count_landed(self.transfer.kind(), len, ended.status);
+        self.driver.record_landed(&*self.transfer, len, None);
         match self.transfer.kind() {
             _ if ended.status != Status::Success => self.fail(at, len, Stop::Status(peer, ended.status)),
             Kind::Read => part.operation.unstage(self.transfer.target(at, len)),

@@ -155,9 +155,16 @@ impl Driver {
         if self.is_closed() {
             return Err(Some(self.closed_failure()));
         }
+        let is_shaped = len > 0 && self.shared.shaping.is_active();
+        if is_shaped && self.delays_request(node, request.priority) {
+            return Err(None);
+        }
         match self.with_calls(|rpc, wakes| rpc.try_request(node, request, wakes)) {
             Ok(posted) => {
                 self.count_posted(request.kind, len);
+                if is_shaped {
+                    self.record_request(node, request.priority, request.input.len());
+                }
                 Ok(Pending::new(self, posted))
             }
             Err(NotPosted::NoLink) => Err(self.absence_of(node, request.to)),

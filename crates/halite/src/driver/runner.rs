@@ -26,6 +26,7 @@ use crate::cluster::cluster_dir::{ClusterDir, TakenNumbers};
 use crate::cluster::etcd::{Carriers, EtcdMessage};
 use crate::cluster::ways::Ways;
 use crate::driver::drained::DrainedNode;
+use crate::driver::shaping::Shaping;
 use crate::driver::ticket::{Begun, Chore, Tickets, Undo};
 use crate::driver::timers::Timers;
 use crate::metrics::{AttachedSessions, Queues, Timings};
@@ -53,6 +54,8 @@ pub(crate) struct Shared {
     pub(crate) rpc: Rpc,
     /// Histograms of the durations of calls and posted accesses.
     pub(crate) timings: Timings,
+    /// The policy for operations of different priority.
+    pub(crate) shaping: Shaping,
     pub(crate) ways: Ways,
     /// Record of the assigned node numbers. Only the first node of a cluster of several hosts has it.
     pub(crate) numbers: Option<TakenNumbers>,

@@ -72,7 +72,11 @@ impl Driver {
     /// Returns the output of `future`. If `timeout` passes first, drops `future` and returns `None`.
     pub(crate) async fn within<F: Future>(&self, timeout: Duration, future: F) -> Option<F::Output> {
         let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
-        let at_ns = self.now_ns().saturating_add(timeout_ns);
+        self.until(self.now_ns().saturating_add(timeout_ns), future).await
+    }
+
+    /// Returns the output of `future`, as [`Driver::within`] does, or `None` at the time `at_ns` on the node's clock.
+    pub(crate) async fn until<F: Future>(&self, at_ns: u64, future: F) -> Option<F::Output> {
         let mut timer = pin!(Timer { driver: self, at_ns, number: None });
         let mut future = pin!(future);
         std::future::poll_fn(|context| match future.as_mut().poll(context) {

@@ -12,6 +12,7 @@ use halite_tier::engine::{Engine, EngineConfig};
 use halite_tier::hello::Hello;
 use halite_tier::ids::{Incarnation, NodeId, NodeIncarnation, Principal, SessionId};
 use halite_tier::mapper::Reach;
+use halite_tier::qos::{BadQos, Qos};
 use halite_tier::rpc::ring::is_ring_size;
 use halite_tier::rpc::{RING_BYTES_MAX, RING_BYTES_MIN};
 
@@ -22,6 +23,7 @@ use crate::cluster::ways::Ways;
 use crate::driver::Driver;
 use crate::driver::drained::DrainedNode;
 use crate::driver::runner::{Runner, Shared};
+use crate::driver::shaping::Shaping;
 use crate::error::JoinError;
 use crate::metrics::Timings;
 use crate::posted::InFlight;
@@ -84,6 +86,7 @@ impl Checked {
     pub(crate) fn new(config: Config) -> Result<Checked, JoinError> {
         let principal = checked_principal(&config)?;
         check_request_ring(&config)?;
+        config.qos.check().map_err(bad_qos)?;
         Ok(Checked { config, principal })
     }
 
@@ -140,6 +143,8 @@ impl NodeInner {
         let (drained, carriers) = (DrainedNode::default(), Carriers::default());
         let (timings, member_changes) = (Timings::default(), Event::default());
         let handle_changes = Event::default();
+        let shaping = Shaping::default();
+        shaping.set(now_ns, config.qos).map_err(bad_qos)?;
         let shared = Shared {
             fabric,
             path,
@@ -147,6 +152,7 @@ impl NodeInner {
             peers,
             rpc,
             timings,
+            shaping,
             ways,
             numbers,
             member_changes,
@@ -173,6 +179,16 @@ impl NodeInner {
             principal: checked.principal.clone(),
             chunk_bytes: config.chunk_bytes,
         })
+    }
+
+    /// Replaces the node's policy for operations of different priority.
+    pub(crate) fn set_qos(&self, qos: Qos) -> Result<(), BadQos> {
+        // A fork must not take the lock.
+        if self.driver.is_forked() {
+            qos.check()
+        } else {
+            self.driver.shared.shaping.set(self.driver.now_ns(), qos)
+        }
     }
 
     /// Opens a session that acts as `principal`, or as the node's principal if that is `None`. Panics if 65,536
@@ -261,6 +277,10 @@ impl NodeInner {
     pub(crate) async fn wait_until_admitted(&self) {
         self.session(None).greet().await;
     }
+}
+
+fn bad_qos(error: BadQos) -> JoinError {
+    JoinError::BadConfig(format!("priorities: {error}"))
 }
 
 fn check_request_ring(config: &Config) -> Result<(), JoinError> {

@@ -18,6 +18,7 @@ use halite_fabric::{ConnectFailure, ConnectTrouble, Fabric};
 use halite_tier::engine::Engine;
 use halite_tier::ids::{NodeId, NodeIncarnation};
 use halite_tier::news::Over;
+use halite_tier::qos::{BadQos, Qos};
 
 use self::inner::{
     Checked, Files, FirstNode, KNOWN_FIRST_TIMEOUT, NodeInner, first_timeout, observer_timeout,
@@ -638,6 +639,12 @@ impl Node {
     pub(crate) fn addresses_of(&self, node: NodeId) -> Vec<SocketAddr> {
         let announced = |runner: &Runner| runner.engine()?.address_of(node).map(ways::hosts_of);
         self.look_unless_forked(announced).unwrap_or_default()
+    }
+
+    /// Replaces the node's policy for operations of different priority ([`Session::with_priority`]). Operations that wait
+    /// follow the new policy within 10 ms.
+    pub fn set_qos(&self, qos: Qos) -> Result<(), BadQos> {
+        self.inner.set_qos(qos)
     }
 
     /// Leaves the cluster. Operations of the node's sessions fail with `NodeClosed`. The regions whose bytes are on

@@ -10,6 +10,7 @@ use halite_mem::Window;
 use halite_tier::access::{Blocked, Count, Mapping, SlotRef, WORD_BYTES};
 use halite_tier::ids::NodeIncarnation;
 use halite_tier::permissions::Permissions;
+use halite_tier::qos::Priority;
 
 use crate::driver::carry::{Failed, Kind, SinglePart, Stop, Transfer};
 use crate::error::{AccessCause, AccessError, BatchError};
@@ -19,12 +20,14 @@ use crate::session::{Inner, Lh, ReadOp, WriteOp};
 /// A list of reads, which are executed in order.
 pub(crate) struct Reads<'r, 'b> {
     inner: &'r Inner,
+    priority: Priority,
     ops: &'r mut [ReadOp<'b>],
 }
 
 /// A list of writes, which are executed in order.
 pub(crate) struct Writes<'w, 'b> {
     inner: &'w Inner,
+    priority: Priority,
     ops: &'w [WriteOp<'b>],
 }
 
@@ -67,6 +70,10 @@ impl Transfer for Reads<'_, '_> {
         Kind::Read
     }
 
+    fn priority(&self) -> Option<Priority> {
+        Some(self.priority)
+    }
+
     fn target(&mut self, at: Cursor, len: usize) -> &mut [u8] {
         &mut self.ops[at.index].into[at.done..at.done + len]
     }
@@ -98,6 +105,10 @@ impl Transfer for Writes<'_, '_> {
 
     fn kind(&self) -> Kind {
         Kind::Write
+    }
+
+    fn priority(&self) -> Option<Priority> {
+        Some(self.priority)
     }
 
     fn source(&self, at: Cursor, len: usize) -> &[u8] {
@@ -166,45 +177,63 @@ impl Inner {
     }
 
     #[inline]
-    pub(crate) async fn read_all(&self, lh: Lh, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
+    pub(crate) async fn read_all(
+        &self,
+        priority: Priority,
+        lh: Lh,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<(), AccessError> {
         let done = match self.read_now(lh, offset, into) {
             Some(done) if done == into.len() => return Ok(()),
             done => done.unwrap_or(0),
         };
         let at = Cursor { index: 0, done };
         let ops = &mut [ReadOp { lh, offset, into }];
-        if let Some(mut single) = self.post_single(&Reads { inner: self, ops }, at, true) {
+        if let Some(mut single) = self.post_single(&Reads { inner: self, priority, ops }, at, true) {
             let ended = single.ended().await;
-            return self.land_single(&mut Reads { inner: self, ops }, &single, ended);
+            return self.land_single(&mut Reads { inner: self, priority, ops }, &single, ended);
         }
         let [ReadOp { into, .. }] = ops;
-        Box::pin(self.read(lh, offset, into, done)).await
+        Box::pin(self.read(priority, lh, offset, into, done)).await
     }
 
     #[inline]
-    pub(crate) async fn write_all(&self, lh: Lh, offset: u64, from: &[u8]) -> Result<(), AccessError> {
+    pub(crate) async fn write_all(
+        &self,
+        priority: Priority,
+        lh: Lh,
+        offset: u64,
+        from: &[u8],
+    ) -> Result<(), AccessError> {
         let done = match self.write_now(lh, offset, from) {
             Some(done) if done == from.len() => return Ok(()),
             done => done.unwrap_or(0),
         };
         let at = Cursor { index: 0, done };
-        if let Some(mut single) =
-            self.post_single(&Writes { inner: self, ops: &[WriteOp { lh, offset, from }] }, at, true)
-        {
+        if let Some(mut single) = self.post_single(
+            &Writes { inner: self, priority, ops: &[WriteOp { lh, offset, from }] },
+            at,
+            true,
+        ) {
             let ended = single.ended().await;
-            let access = &mut Writes { inner: self, ops: &[WriteOp { lh, offset, from }] };
+            let access = &mut Writes { inner: self, priority, ops: &[WriteOp { lh, offset, from }] };
             return self.land_single(access, &single, ended);
         }
-        Box::pin(self.write(lh, offset, from, done)).await
+        Box::pin(self.write(priority, lh, offset, from, done)).await
     }
 
-    pub(crate) async fn read_each(&self, ops: &mut [ReadOp<'_>]) -> Result<(), BatchError> {
+    pub(crate) async fn read_each(
+        &self,
+        priority: Priority,
+        ops: &mut [ReadOp<'_>],
+    ) -> Result<(), BatchError> {
         let mut index = 0;
         while index < ops.len() {
             let own = ops[index..].iter_mut().take_while(|op| self.owns(op.lh));
             match self.path.read_each(self.id, own.map(|op| (op.lh.slot, op.offset, &mut *op.into))) {
                 0 => {
-                    let read = Box::pin(self.read_from(&mut ops[index..], 0)).await;
+                    let read = Box::pin(self.read_from(priority, &mut ops[index..], 0)).await;
                     return read.map_err(|error| BatchError { index: index + error.index, ..error });
                 }
                 read => index += read,
@@ -213,13 +242,13 @@ impl Inner {
         Ok(())
     }
 
-    pub(crate) async fn write_each(&self, ops: &[WriteOp<'_>]) -> Result<(), BatchError> {
+    pub(crate) async fn write_each(&self, priority: Priority, ops: &[WriteOp<'_>]) -> Result<(), BatchError> {
         let mut index = 0;
         while index < ops.len() {
             let own = ops[index..].iter().take_while(|op| self.owns(op.lh));
             match self.path.write_each(self.id, own.map(|op| (op.lh.slot, op.offset, op.from))) {
                 0 => {
-                    let written = Box::pin(self.write_from(&ops[index..], 0)).await;
+                    let written = Box::pin(self.write_from(priority, &ops[index..], 0)).await;
                     return written.map_err(|error| BatchError { index: index + error.index, ..error });
                 }
                 written => index += written,
@@ -233,30 +262,37 @@ impl Inner {
     /// Continues a read; its first `done` bytes are already copied.
     pub(crate) async fn read(
         &self,
+        priority: Priority,
         lh: Lh,
         offset: u64,
         into: &mut [u8],
         done: usize,
     ) -> Result<(), AccessError> {
         let ops = &mut [ReadOp { lh, offset, into }];
-        self.read_from(ops, done).await.map_err(|error| error.source)
+        self.read_from(priority, ops, done).await.map_err(|error| error.source)
     }
 
     /// Continues a write; its first `done` bytes are already copied.
     pub(crate) async fn write(
         &self,
+        priority: Priority,
         lh: Lh,
         offset: u64,
         from: &[u8],
         done: usize,
     ) -> Result<(), AccessError> {
-        self.write_from(&[WriteOp { lh, offset, from }], done).await.map_err(|error| error.source)
+        self.write_from(priority, &[WriteOp { lh, offset, from }], done).await.map_err(|error| error.source)
     }
 
     /// Executes reads; the first `done` bytes of the first read are already copied.
-    pub(crate) async fn read_from(&self, ops: &mut [ReadOp<'_>], done: usize) -> Result<(), BatchError> {
+    pub(crate) async fn read_from(
+        &self,
+        priority: Priority,
+        ops: &mut [ReadOp<'_>],
+        done: usize,
+    ) -> Result<(), BatchError> {
         let own = ops.iter().take_while(|op| self.owns(op.lh)).count();
-        self.make(&mut Reads { inner: self, ops: &mut ops[..own] }, done).await?;
+        self.make(&mut Reads { inner: self, priority, ops: &mut ops[..own] }, done).await?;
         match ops.get(own) {
             None => Ok(()),
             Some(ReadOp { lh, offset, into }) => Err(self.foreign("read", own, *lh, *offset, into.len())),
@@ -264,9 +300,14 @@ impl Inner {
     }
 
     /// Executes writes; the first `done` bytes of the first write are already copied.
-    pub(crate) async fn write_from(&self, ops: &[WriteOp<'_>], done: usize) -> Result<(), BatchError> {
+    pub(crate) async fn write_from(
+        &self,
+        priority: Priority,
+        ops: &[WriteOp<'_>],
+        done: usize,
+    ) -> Result<(), BatchError> {
         let own = ops.iter().take_while(|op| self.owns(op.lh)).count();
-        self.make(&mut Writes { inner: self, ops: &ops[..own] }, done).await?;
+        self.make(&mut Writes { inner: self, priority, ops: &ops[..own] }, done).await?;
         match ops.get(own) {
             None => Ok(()),
             Some(WriteOp { lh, offset, from }) => Err(self.foreign("write", own, *lh, *offset, from.len())),

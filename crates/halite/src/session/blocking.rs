@@ -215,7 +215,7 @@ impl Session {
         into: &mut [u8],
         done: usize,
     ) -> Result<(), AccessError> {
-        self.block_on(session.inner.read(lh, offset, into, done))
+        self.block_on(session.inner.read(session.priority, lh, offset, into, done))
     }
 
     #[cold]
@@ -227,7 +227,7 @@ impl Session {
         from: &[u8],
         done: usize,
     ) -> Result<(), AccessError> {
-        self.block_on(session.inner.write(lh, offset, from, done))
+        self.block_on(session.inner.write(session.priority, lh, offset, from, done))
     }
 }
 

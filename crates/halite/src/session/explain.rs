@@ -12,6 +12,7 @@ use halite_tier::ids::{NodeId, NodeIncarnation};
 use halite_tier::mapper::Known;
 use halite_tier::message::{Loss, LossCause, NodeState, NodeStatus};
 use halite_tier::permissions::Permissions;
+use halite_tier::qos::{Policy, Priority};
 use serde::{Deserialize, Serialize};
 
 use crate::blocking;
@@ -224,6 +225,13 @@ pub struct PeerExplained {
     /// Nodes with memory that report the other node as cut off: its operations can no longer reach their memory
     /// ([`Session::reach`]).
     pub cut_off_at: Vec<u32>,
+    /// Priority of this session's operations.
+    pub priority: Priority,
+    /// Policy of this node for operations of different priority.
+    pub policy: Policy,
+    /// Current limits of the policy on operations of this priority: for bytes that leave this node, and for bytes that
+    /// come to it, in bytes per second; `None` if there is no limit.
+    pub limits_bytes_per_s: [Option<u64>; 2],
     /// Reason for the other node's state, as text.
     pub reason: String,
 }
@@ -371,6 +379,9 @@ impl Session {
             bytes_quarantined_here: known.bytes_quarantined,
             bytes_quarantined_there: answer_of(node, &statuses).map(|status| status.bytes_quarantined),
             cut_off_at,
+            priority: session.priority,
+            policy: driver.shared.shaping.qos().policy,
+            limits_bytes_per_s: driver.shared.shaping.limits(session.priority),
             reason: peer_reason(&known, is_self),
         })
     }
@@ -728,6 +739,16 @@ impl fmt::Display for PeerExplained {
             "in progress: {} calls to node {}, {} answers kept for it",
             self.calls_under_way, self.node, self.answers_kept
         )?;
+        write!(f, "priority: {}, policy {}", self.priority, self.policy)?;
+        let [out, incoming] =
+            self.limits_bytes_per_s.map(|limit| limit.map(|limit| format!("{limit} bytes/s")));
+        match (out, incoming) {
+            (None, None) => writeln!(f, ", no limit now")?,
+            (out, incoming) => {
+                let text = |limit: Option<String>| limit.unwrap_or("no limit".to_owned());
+                writeln!(f, ", now {} out and {} in", text(out), text(incoming))?;
+            }
+        }
         write!(f, "quarantined: {} bytes here because of node {}", self.bytes_quarantined_here, self.node)?;
         match self.bytes_quarantined_there {
             Some(bytes) => writeln!(f, ", {bytes} bytes of node {} because of other nodes", self.node)?,

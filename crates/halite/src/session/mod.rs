@@ -23,6 +23,7 @@ pub mod calls;
 pub(crate) mod explain;
 pub(crate) mod lock;
 mod memory;
+pub(crate) mod qos;
 pub(crate) mod regions;
 pub mod typed;
 mod wait;
@@ -41,6 +42,7 @@ use halite_tier::effect::{Command, CommandError, OpId};
 use halite_tier::ids::{NodeId, NodeIncarnation, Principal, SessionId};
 use halite_tier::lockword::Holder;
 use halite_tier::permissions::Permissions;
+use halite_tier::qos::Priority;
 use serde::{Deserialize, Serialize};
 
 use crate::driver::Driver;
@@ -190,6 +192,7 @@ pub(crate) enum Kind {
 #[derive(Clone)]
 pub(crate) struct Embedded {
     pub(crate) inner: Arc<Inner>,
+    pub(crate) priority: Priority,
 }
 
 impl fmt::Debug for Embedded {
@@ -266,7 +269,7 @@ impl Embedded {
             services: Services::default(),
             process,
         };
-        Embedded { inner: Arc::new(inner) }
+        Embedded { inner: Arc::new(inner), priority: Priority::High }
     }
 }
 
@@ -378,13 +381,13 @@ impl Session {
     /// Reads `into.len()` bytes from `offset`.
     pub async fn read(&self, lh: Lh, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
         let session = embedded!(self, client => Box::pin(client.read(lh, offset, into)).await);
-        session.inner.read_all(lh, offset, into).await
+        session.inner.read_all(session.priority, lh, offset, into).await
     }
 
     /// Writes the bytes of `from` at `offset`.
     pub async fn write(&self, lh: Lh, offset: u64, from: &[u8]) -> Result<(), AccessError> {
         let session = embedded!(self, client => Box::pin(client.write(lh, offset, from)).await);
-        session.inner.write_all(lh, offset, from).await
+        session.inner.write_all(session.priority, lh, offset, from).await
     }
 
     /// Reads consecutive bytes from `offset` into several slices. Reads nothing unless the whole range is readable.
@@ -423,14 +426,14 @@ impl Session {
     /// Executes several reads, and stops at the first that fails. Posted reads are outstanding together.
     pub async fn read_batch(&self, batch: &mut [ReadOp<'_>]) -> Result<(), BatchError> {
         let session = embedded!(self, client => client.read_batch(batch).await);
-        session.inner.read_each(batch).await
+        session.inner.read_each(session.priority, batch).await
     }
 
     /// Executes several writes, and stops at the first that fails. Posted writes are outstanding together; if two
     /// writes to one node overlap, the later one in the batch takes effect last.
     pub async fn write_batch(&self, batch: &[WriteOp<'_>]) -> Result<(), BatchError> {
         let session = embedded!(self, client => client.write_batch(batch).await);
-        session.inner.write_each(batch).await
+        session.inner.write_each(session.priority, batch).await
     }
 
     /// Checks rights and bounds of a whole access.

@@ -22,5 +22,6 @@ mod numbers;
 mod on_demand;
 mod pairings;
 mod posting;
+mod qos;
 mod quotas;
 mod watching;

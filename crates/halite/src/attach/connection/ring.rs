@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 
 use halite_mem::exchange::{self, Line, SLOT_BYTES, SLOTS};
 use halite_tier::access::Atomic;
+use halite_tier::qos::Priority;
 
 use super::{Connection, Over, is_release};
 use crate::session::attached::entry::{
@@ -91,7 +92,7 @@ impl Connection {
         let (Some(ring), Some(desk)) = (&mut self.ring, &self.desk) else { return Err(Over) };
         ring.memory.take(slot).map_err(|_| Over)?;
         let (lh, offset) = entry::handle(&line);
-        let inner = &desk.embedded().inner;
+        let inner = &desk.embedded(Priority::High).inner;
         let mut bytes = [0; INLINE_BYTES_MAX];
         let done = match kind {
             Kind::Read if len <= INLINE_BYTES_MAX => inner.read_now(lh, offset, &mut bytes[..len]),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use halite_fabric::{PostCause, RemoteAddress};
 use halite_tier::ids::{NodeId, Principal};
+use halite_tier::qos::Priority;
 use halite_tier::rpc::{Input, Kind, RequestHeader, SlotId, Target};
 
 use crate::rpc::Rpc;
@@ -28,6 +29,7 @@ pub(crate) struct Request<'a> {
     /// server's memory.
     pub(crate) reply_in_place: bool,
     pub(crate) deadline_ns: u64,
+    pub(crate) priority: Priority,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

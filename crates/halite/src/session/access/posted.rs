@@ -12,7 +12,7 @@ use super::{Reads, Writes};
 use crate::driver::carry::{DetachedPart, SinglePart};
 use crate::error::AccessError;
 use crate::posted::{Cursor, Ended};
-use crate::session::{Embedded, Inner, Kind, Lh, ReadOp, Session, WriteOp};
+use crate::session::{Embedded, Kind, Lh, ReadOp, Session, WriteOp};
 
 /// A posted read or write. Await it, or call [`Posted::wait`], to get its buffer and its outcome. It keeps its session
 /// open, as a clone of the session does.
@@ -54,7 +54,7 @@ struct Single<B> {
 }
 
 /// Function that completes a read or a write whose part has ended.
-type Land<B> = fn(&Inner, Lh, u64, &mut B, &SinglePart<'_>, Ended) -> Result<(), AccessError>;
+type Land<B> = fn(&Embedded, Lh, u64, &mut B, &SinglePart<'_>, Ended) -> Result<(), AccessError>;
 
 impl Session {
     /// Posts a write of `from` at `offset`. Returns errors in the outcome of [`Posted`].
@@ -93,12 +93,13 @@ impl Session {
                 (from, outcome)
             });
         };
+        let priority = session.priority;
         let (inner, bytes) = (&*session.inner, from.as_ref());
         let done = match inner.write_now(lh, offset, bytes) {
             Some(done) if done == bytes.len() => return Posted { state: State::Done(from) },
             done => done.unwrap_or(0),
         };
-        let access = Writes { inner, ops: &[WriteOp { lh, offset, from: bytes }] };
+        let access = Writes { inner, priority, ops: &[WriteOp { lh, offset, from: bytes }] };
         if let Some(part) = inner.post_single(&access, Cursor { index: 0, done }, false) {
             let part = part.detach();
             return Posted::single(
@@ -107,15 +108,15 @@ impl Session {
                 lh,
                 offset,
                 from,
-                |inner, lh, offset, from, part, ended| {
+                |Embedded { inner, priority }, lh, offset, from, part, ended| {
                     let ops = &[WriteOp { lh, offset, from: from.as_ref() }];
-                    inner.land_single(&mut Writes { inner, ops }, part, ended)
+                    inner.land_single(&mut Writes { inner, priority: *priority, ops }, part, ended)
                 },
             );
         }
         let session = session.clone();
         Posted::carried(self, async move {
-            let outcome = session.inner.write(lh, offset, from.as_ref(), done).await;
+            let outcome = session.inner.write(priority, lh, offset, from.as_ref(), done).await;
             (from, outcome)
         })
     }
@@ -130,12 +131,13 @@ impl Session {
                 (into, outcome)
             });
         };
+        let priority = session.priority;
         let (inner, bytes) = (&*session.inner, into.as_mut());
         let done = match inner.read_now(lh, offset, bytes) {
             Some(done) if done == bytes.len() => return Posted { state: State::Done(into) },
             done => done.unwrap_or(0),
         };
-        let access = Reads { inner, ops: &mut [ReadOp { lh, offset, into: bytes }] };
+        let access = Reads { inner, priority, ops: &mut [ReadOp { lh, offset, into: bytes }] };
         if let Some(part) = inner.post_single(&access, Cursor { index: 0, done }, false) {
             let part = part.detach();
             return Posted::single(
@@ -144,15 +146,15 @@ impl Session {
                 lh,
                 offset,
                 into,
-                |inner, lh, offset, into, part, ended| {
+                |Embedded { inner, priority }, lh, offset, into, part, ended| {
                     let ops = &mut [ReadOp { lh, offset, into: into.as_mut() }];
-                    inner.land_single(&mut Reads { inner, ops }, part, ended)
+                    inner.land_single(&mut Reads { inner, priority: *priority, ops }, part, ended)
                 },
             );
         }
         let session = session.clone();
         Posted::carried(self, async move {
-            let outcome = session.inner.read(lh, offset, into.as_mut(), done).await;
+            let outcome = session.inner.read(priority, lh, offset, into.as_mut(), done).await;
             (into, outcome)
         })
     }
@@ -251,7 +253,7 @@ impl<B> Single<B> {
             return Poll::Pending;
         };
         let mut buffer = self.buffer.take().expect("a request ends once");
-        let outcome = (self.land)(inner, self.lh, self.offset, &mut buffer, &part, ended);
+        let outcome = (self.land)(&self.session, self.lh, self.offset, &mut buffer, &part, ended);
         Poll::Ready((buffer, outcome))
     }
 }

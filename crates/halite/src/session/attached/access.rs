@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 
 use halite_tier::access::WORD_BYTES;
 use halite_tier::permissions::Permissions;
+use halite_tier::qos::Priority;
 
 use super::wire::{BATCH_MAX, Request, SLICE_BYTES};
 use super::{Access, Answer, Client, Pending, Unfinished, decoded};
@@ -49,6 +50,8 @@ impl Client {
     #[inline]
     pub(crate) fn access(&self, lh: Lh, offset: u64, mut access: Access<'_>) -> Result<u64, AccessError> {
         match access.len() {
+            // The lines of the shared memory have no priority.
+            _ if self.priority == Priority::Low => self.block_on(self.access_by_message(lh, offset, access)),
             ..=SLICE_BYTES => match self.line.access(lh, offset, &mut access) {
                 Ok(old) => Ok(old),
                 Err(unfinished) => self.finish_access(lh, offset, access, unfinished),
@@ -141,7 +144,7 @@ impl Client {
         self.check("read", lh, Permissions::READ, offset, len).await?;
         let send = |begin: usize, end: usize| {
             let request = Request::Read { lh, offset: offset + begin as u64, len: (end - begin) as u32 };
-            Slice { begin, end, sent: self.line.post(&request, &[], None) }
+            Slice { begin, end, sent: self.post_request(&request, &[], None) }
         };
         let mut rest = slices(into.len());
         let mut under_way: VecDeque<Slice> =
@@ -170,7 +173,7 @@ impl Client {
         self.check("write", lh, Permissions::WRITE, offset, len).await?;
         let send = |begin: usize, end: usize| {
             let request = Request::Write { lh, offset: offset + begin as u64 };
-            Slice { begin, end, sent: self.line.post(&request, &[&from[begin..end]], None) }
+            Slice { begin, end, sent: self.post_request(&request, &[&from[begin..end]], None) }
         };
         let mut rest = slices(from.len());
         let mut under_way: VecDeque<Slice> =

@@ -22,6 +22,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use halite_tier::ids::NodeId;
+use halite_tier::qos::Priority;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -33,11 +34,16 @@ use self::wire::{Request, Welcome};
 use crate::error::{AttachError, Gone};
 use crate::session::Lh;
 
-/// The connection of an attached session. Clones of the session share it; the last one ends it.
+/// An attached session, whose requests have a priority. Sessions with other priorities share its connection.
 pub(crate) struct Client {
     line: Arc<Line>,
+    /// Ends the connection with the last session.
+    connection: Arc<Connection>,
     welcome: Welcome,
+    priority: Priority,
 }
+
+struct Connection(Arc<Line>);
 
 /// The answer to a request: a value, and the bytes that follow it.
 pub(crate) struct Answer<T> {
@@ -70,7 +76,27 @@ impl Client {
         );
         let line =
             Line::new(socket, memory).map_err(|source| AttachError::Io { path: dir.to_owned(), source })?;
-        Ok(Client { line, welcome })
+        let connection = Arc::new(Connection(line.clone()));
+        Ok(Client { line, connection, welcome, priority: Priority::High })
+    }
+
+    /// Returns the same session with a priority for its requests.
+    pub(crate) fn with_priority(&self, priority: Priority) -> Client {
+        let (line, connection) = (self.line.clone(), self.connection.clone());
+        Client { line, connection, welcome: self.welcome.clone(), priority }
+    }
+
+    /// Posts a request with the priority of this session.
+    fn post_request(
+        &self,
+        request: &impl Serialize,
+        data: &[&[u8]],
+        undo: Option<Undo>,
+    ) -> Result<Pending, Gone> {
+        match self.priority {
+            Priority::High => self.line.post(request, data, undo),
+            Priority::Low => self.line.post(&(Request::Low, request), data, undo),
+        }
     }
 
     pub(crate) fn node(&self) -> NodeId {
@@ -84,7 +110,7 @@ impl Client {
 
     /// Sends a request now, although the caller may await it much later. `data` follows it.
     pub(crate) fn post(&self, request: &impl Serialize, data: &[&[u8]]) -> Result<Pending, Gone> {
-        let posted = self.line.post(request, data, None);
+        let posted = self.post_request(request, data, None);
         self.line.send_rest();
         posted
     }
@@ -95,7 +121,7 @@ impl Client {
     }
 
     pub(crate) fn tell_with(&self, request: &Request<'_>, data: &[&[u8]]) {
-        if let Ok(pending) = self.line.post(request, data, None) {
+        if let Ok(pending) = self.post_request(request, data, None) {
             pending.detach();
             self.line.send_rest();
         }
@@ -133,16 +159,16 @@ impl Client {
         undo: Option<Undo>,
         lost: impl FnOnce(Gone) -> E,
     ) -> Result<Answer<T>, E> {
-        match self.line.post(request, data, undo) {
+        match self.post_request(request, data, undo) {
             Ok(pending) => decoded(pending.await, lost),
             Err(gone) => Err(lost(gone)),
         }
     }
 }
 
-impl Drop for Client {
+impl Drop for Connection {
     fn drop(&mut self) {
-        self.line.close();
+        self.0.close();
     }
 }
 

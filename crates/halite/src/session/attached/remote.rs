@@ -84,7 +84,7 @@ impl Remote {
             }
             None
         });
-        let pending = match self.client.line.post(request, &[], Some(undo)) {
+        let pending = match self.client.post_request(request, &[], Some(undo)) {
             Ok(pending) => pending,
             Err(gone) => return Err(lost(gone)),
         };

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use halite_tier::ids::NodeId;
 use halite_tier::permissions::Permissions;
+use halite_tier::qos::{Priority, Qos};
 use halite_tier::quota::QuotaExceeded;
 use serde::{Deserialize, Serialize};
 
@@ -271,6 +272,11 @@ pub(crate) enum Request<'a> {
     /// The data are the message.
     Publish(u64),
     Flush(u64),
+    /// The request that follows in the same message has low priority.
+    Low,
+    /// Sets the policy of the node; only for the user of the node.
+    SetQos(Qos),
+    Qos,
 }
 
 impl Request<'_> {
@@ -295,12 +301,15 @@ pub(crate) fn is_cancel(body: &[u8]) -> bool {
     body.len() == 1 && matches!(decode(body), Some((Request::Cancel, [])))
 }
 
-/// Decodes a request, and returns it with its data; `None` if the body has no request. Looks at the first bytes only, so
+/// Decodes a request, and returns it with its priority and its data; `None` if the body has no request. Looks at the first bytes only, so
 /// that a request decodes to little memory.
-pub(crate) fn decode_request(body: &[u8]) -> Option<(Request<'_>, &[u8])> {
+pub(crate) fn decode_request(body: &[u8]) -> Option<(Priority, Request<'_>, &[u8])> {
     let head = &body[..body.len().min(REQUEST_BYTES_MAX)];
-    let (request, rest) = decode(head)?;
-    Some((request, &body[head.len() - rest.len()..]))
+    let (priority, (request, rest)) = match decode(head)? {
+        (Request::Low, rest) => (Priority::Low, decode(rest)?),
+        high => (Priority::High, high),
+    };
+    Some((priority, request, &body[head.len() - rest.len()..]))
 }
 
 /// Returns a message; the header's length is right.

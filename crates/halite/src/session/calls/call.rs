@@ -247,6 +247,7 @@ impl<'s> Calling<'s> {
             reply_bytes_max: self.terms.reply_bytes_max,
             reply_in_place: self.terms.reply_in_place,
             deadline_ns: self.terms.deadline_ns,
+            priority: self.session.priority,
         }
     }
 
@@ -359,7 +360,8 @@ impl<'s> Calling<'s> {
             // Converted before any lock is taken, since this runs the application's code.
             let left: Vec<_> = inputs[posted.len()..].iter().take(BATCH_MAX).map(AsRef::as_ref).collect();
             let next = *left.first()?;
-            if driver.is_forked() {
+            // Under a policy, each call waits for its turn.
+            if driver.is_forked() || driver.shared.shaping.is_active() {
                 return Some(next);
             }
             if !posted.is_empty() && driver.now_ns() >= self.terms.deadline_ns {

@@ -295,6 +295,7 @@ impl<'s> Sending<'s> {
             reply_bytes_max: 0,
             reply_in_place: false,
             deadline_ns: u64::MAX,
+            priority: self.session.priority,
         }
     }
 

@@ -1,0 +1,356 @@
+//! `halite perf qos`: sessions of two priorities beside each other, in phases as in LITE's figure 16.
+//!
+//! Both sessions belong to the client's node, whose policy is measured. In the phases with throughput, each session writes
+//! 8 KiB at a time with up to 64 outstanding; in the other two, the session of high priority writes 64 B at a time.
+
+use std::future::poll_fn;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::Poll;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use halite::{Lh, Policy, Priority, Qos, WriteOp, blocking};
+use halite_figures::plot::{self, Axis, Plot, Series};
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+use super::args::PerfArgs;
+use super::bench::Bench;
+use super::cores::pin;
+use super::job::{Job, wrong};
+use super::parcel::{differs, pattern};
+use crate::bytes::ByteCount;
+use crate::output;
+use crate::table::{Align, Table};
+use crate::target::Target;
+
+const OPERATION: usize = 8 << 10;
+/// Number of independent streams of writes of a session, and the writes that each posts together.
+const STREAMS: usize = 8;
+const TOGETHER: usize = 8;
+const OUTSTANDING: usize = STREAMS * TOGETHER;
+const SMALL: usize = 64;
+/// Default duration of a phase, in seconds.
+const SECONDS: u64 = 2;
+/// Number of throughput samples of a phase.
+const SAMPLES: u32 = 8;
+const HIGH: usize = 0;
+const LOW: usize = 1;
+
+/// A phase: its name, and which session writes with how many bytes in an operation.
+struct Phase {
+    name: &'static str,
+    high: Option<usize>,
+    low: Option<usize>,
+}
+
+const PHASES: [Phase; 6] = [
+    Phase { name: "high alone", high: Some(OPERATION), low: None },
+    Phase { name: "both", high: Some(OPERATION), low: Some(OPERATION) },
+    Phase { name: "low alone", high: None, low: Some(OPERATION) },
+    Phase { name: "both again", high: Some(OPERATION), low: Some(OPERATION) },
+    Phase { name: "64 B alone", high: Some(SMALL), low: None },
+    Phase { name: "64 B and low", high: Some(SMALL), low: Some(OPERATION) },
+];
+
+/// What a phase measured. Throughput is in bytes per second.
+struct Measured {
+    /// Throughput of high and low.
+    rates: [f64; 2],
+    /// The same for each part of the phase.
+    samples: Vec<[f64; 2]>,
+    /// Times of the short operations, in nanoseconds.
+    small: Histogram<u64>,
+}
+
+#[derive(Serialize)]
+struct Report {
+    test: &'static str,
+    fabric: &'static str,
+    policy: Policy,
+    link_rate: Option<u64>,
+    seconds: u64,
+    high_alone: f64,
+    high_beside: f64,
+    low_alone: f64,
+    low_beside: f64,
+    small_p50_us_idle: f64,
+    small_p99_us_idle: f64,
+    small_p50_us_beside: f64,
+    small_p99_us_beside: f64,
+    /// Seconds since the begin, and throughput of high and low until then.
+    samples: Vec<[f64; 3]>,
+    errors: u64,
+}
+
+/// Runs all phases. Fails if an operation fails or the data differ.
+pub fn run(dir: Option<&Path>, args: &PerfArgs) -> anyhow::Result<()> {
+    if args.size.is_some() || args.all || args.threads.is_some() || args.iterations.is_some() || args.attached
+    {
+        return Err(wrong("qos has its own sizes and threads: omit -s, -a, -t, -n and --attached").into());
+    }
+    let seconds = args.seconds.unwrap_or(SECONDS);
+    let policy = args.policy.unwrap_or(Policy::SwPri);
+    let mut qos = Qos { policy, rate: args.link_rate.map(|ByteCount(rate)| rate) };
+    if policy != Policy::HwSep {
+        qos.check()?;
+    }
+    let target = Target::new(args.svg.as_deref(), None, args.force)?;
+    let mut bench = Bench::open(dir, Job::new(args)?)?;
+    bench.make_regions(2, (OPERATION * OUTSTANDING) as u64, |_| None)?;
+    let pair = Pair::new(&bench);
+    if policy == Policy::HwSep && qos.rate.is_none() {
+        let measured = pair.run(&PHASES[0], Duration::from_secs(1))?;
+        qos.rate = Some(measured.rates[HIGH] as u64);
+    }
+    bench.end.set_qos(qos)?;
+    let mut phases = Vec::new();
+    for phase in &PHASES {
+        phases.push(
+            pair.run(phase, Duration::from_secs(seconds))
+                .with_context(|| format!("phase `{}`", phase.name))?,
+        );
+    }
+    bench.end.set_qos(Qos::default())?;
+    let errors = pair.verify()?;
+    let report = Report::new(&bench, qos, seconds, &phases, errors);
+    match args.json {
+        true => output::print_json(&report)?,
+        false => output::print(&text(&report, &phases))?,
+    }
+    target.write_svg(|| svg(&report))?;
+    drop(pair);
+    bench.close()?;
+    if errors > 0 {
+        bail!("verification failed: {errors} times the data differed from what was written");
+    }
+    Ok(())
+}
+
+/// The sessions, each with its region and the bytes that it writes.
+struct Pair<'b> {
+    bench: &'b Bench,
+    sessions: [blocking::Session; 2],
+    bytes: [Vec<u8>; 2],
+}
+
+impl<'b> Pair<'b> {
+    fn new(bench: &'b Bench) -> Pair<'b> {
+        let sessions =
+            [Priority::High, Priority::Low].map(|priority| bench.end.session.with_priority(priority));
+        let bytes = [HIGH, LOW].map(|index| pattern(OPERATION as u64, index));
+        Pair { bench, sessions, bytes }
+    }
+
+    fn run(&self, phase: &Phase, time: Duration) -> anyhow::Result<Measured> {
+        let (stop, counts) = (AtomicBool::new(false), [const { AtomicU64::new(0) }; 2]);
+        let write = |index: usize, len: usize| {
+            pin(self.bench.end.cores.of_client(index)).context("cannot pin the thread to its core")?;
+            let writer = Writer {
+                session: &self.sessions[index],
+                lh: self.bench.regions[index],
+                bytes: &self.bytes[index][..len],
+                count: &counts[index],
+            };
+            let written = writer.write_until(&stop);
+            // The other writer need not go on.
+            stop.store(true, Relaxed);
+            written
+        };
+        thread::scope(|scope| {
+            let write = &write;
+            let spawn =
+                |index: usize, len: Option<usize>| len.map(|len| scope.spawn(move || write(index, len)));
+            let writers = [spawn(HIGH, phase.high), spawn(LOW, phase.low)];
+            let samples = sample(time, &counts, &stop);
+            stop.store(true, Relaxed);
+            let mut small = histogram();
+            for writer in writers.into_iter().flatten() {
+                small.add(writer.join().expect("such a thread does not panic")?)?;
+            }
+            let mean =
+                |index: usize| samples.iter().map(|sample| sample[index]).sum::<f64>() / samples.len() as f64;
+            Ok(Measured { rates: [mean(HIGH), mean(LOW)], samples, small })
+        })
+    }
+
+    /// Returns how many regions do not have the bytes that were written.
+    fn verify(&self) -> anyhow::Result<u64> {
+        let mut errors = 0;
+        for index in [HIGH, LOW] {
+            for slot in 0..OUTSTANDING {
+                let (lh, offset) = (self.bench.regions[index], (slot * OPERATION) as u64);
+                errors += differs(&self.bench.end.session, lh, offset, &self.bytes[index])?;
+            }
+        }
+        Ok(errors)
+    }
+}
+
+/// Waits for `time`, or until a writer stops. Returns the throughput in each part of it.
+fn sample(time: Duration, counts: &[AtomicU64; 2], stop: &AtomicBool) -> Vec<[f64; 2]> {
+    let (begin, mut samples) = (Instant::now(), Vec::new());
+    let (mut last, mut before) = (begin, [0, 0]);
+    for part in 1..=SAMPLES {
+        thread::sleep((time / SAMPLES * part).saturating_sub(begin.elapsed()));
+        let now = Instant::now();
+        let counted = counts.each_ref().map(|count| count.load(Relaxed));
+        let rate = |index: usize| (counted[index] - before[index]) as f64 / (now - last).as_secs_f64();
+        samples.push([rate(HIGH), rate(LOW)]);
+        (last, before) = (now, counted);
+        if stop.load(Relaxed) {
+            break;
+        }
+    }
+    samples
+}
+
+struct Writer<'w> {
+    session: &'w blocking::Session,
+    lh: Lh,
+    bytes: &'w [u8],
+    /// Number of bytes written so far.
+    count: &'w AtomicU64,
+}
+
+impl Writer<'_> {
+    /// Writes until `stop` is set. Returns the times of short operations.
+    fn write_until(&self, stop: &AtomicBool) -> anyhow::Result<Histogram<u64>> {
+        let mut times = histogram();
+        if self.bytes.len() == SMALL {
+            while !stop.load(Relaxed) {
+                let begin = Instant::now();
+                self.session.write(self.lh, 0, self.bytes)?;
+                times.saturating_record(begin.elapsed().as_nanos() as u64);
+                self.count.fetch_add(SMALL as u64, Relaxed);
+            }
+            return Ok(times);
+        }
+        let mut streams: Vec<_> =
+            (0..STREAMS).map(|stream| Some(Box::pin(self.stream(stream, stop)))).collect();
+        self.session.block_on(poll_fn(|context| {
+            for stream in &mut streams {
+                let Some(Poll::Ready(ended)) = stream.as_mut().map(|stream| stream.as_mut().poll(context))
+                else {
+                    continue;
+                };
+                *stream = None;
+                ended?;
+            }
+            if streams.iter().all(Option::is_none) { Poll::Ready(anyhow::Ok(())) } else { Poll::Pending }
+        }))?;
+        Ok(times)
+    }
+
+    /// Writes one part of the region after the other, so that several streams keep the link busy.
+    async fn stream(&self, stream: usize, stop: &AtomicBool) -> anyhow::Result<()> {
+        let slots = stream * TOGETHER..(stream + 1) * TOGETHER;
+        let op = |slot| WriteOp { lh: self.lh, offset: (slot * OPERATION) as u64, from: self.bytes };
+        let ops: Vec<_> = slots.map(op).collect();
+        while !stop.load(Relaxed) {
+            self.session.as_async().write_batch(&ops).await?;
+            self.count.fetch_add((TOGETHER * OPERATION) as u64, Relaxed);
+            yield_once().await;
+        }
+        Ok(())
+    }
+}
+
+/// Lets the other streams run. Over `shm`, writes never wait.
+async fn yield_once() {
+    let mut has_yielded = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut has_yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+/// Creates an empty histogram of times in nanoseconds, up to a minute.
+fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("the bounds are valid")
+}
+
+impl Report {
+    fn new(bench: &Bench, qos: Qos, seconds: u64, phases: &[Measured], errors: u64) -> Report {
+        let us = |phase: usize, quantile| phases[phase].small.value_at_quantile(quantile) as f64 / 1e3;
+        let both = |index: usize| (phases[1].rates[index] + phases[3].rates[index]) / 2.0;
+        let mut samples = Vec::new();
+        for (phase, measured) in phases.iter().enumerate() {
+            let part_s = seconds as f64 / measured.samples.len() as f64;
+            let at = |part: usize| (phase as u64 * seconds) as f64 + (part + 1) as f64 * part_s;
+            samples.extend(
+                measured.samples.iter().enumerate().map(|(part, [high, low])| [at(part), *high, *low]),
+            );
+        }
+        Report {
+            test: "qos",
+            fabric: bench.job.fabric,
+            policy: qos.policy,
+            link_rate: qos.rate,
+            seconds,
+            high_alone: phases[0].rates[HIGH],
+            high_beside: both(HIGH),
+            low_alone: phases[2].rates[LOW],
+            low_beside: both(LOW),
+            small_p50_us_idle: us(4, 0.5),
+            small_p99_us_idle: us(4, 0.99),
+            small_p50_us_beside: us(5, 0.5),
+            small_p99_us_beside: us(5, 0.99),
+            samples,
+            errors,
+        }
+    }
+}
+
+fn text(report: &Report, phases: &[Measured]) -> String {
+    let right = |heading| (heading, Align::Right);
+    let heads = ["high[MB/s]", "low[MB/s]", "total[MB/s]", "64B p50[usec]", "p99[usec]"];
+    let mut table = Table::new(
+        &[("phase", Align::Left), right("until[s]")].into_iter().chain(heads.map(right)).collect::<Vec<_>>(),
+    );
+    let mb = |rate: f64| format!("{:.1}", rate / 1e6);
+    let row = |name: &str, until: f64, [high, low]: [f64; 2], times: [String; 2]| {
+        let rates = [mb(high), mb(low), mb(high + low)];
+        [name.to_owned(), format!("{until:.2}")].into_iter().chain(rates).chain(times).collect()
+    };
+    let mut samples = report.samples.iter();
+    for (phase, measured) in PHASES.iter().zip(phases) {
+        let mut until = 0.0;
+        for [at, high, low] in samples.by_ref().take(measured.samples.len()) {
+            table.row(row("", *at, [*high, *low], Default::default()));
+            until = *at;
+        }
+        let us = |quantile| format!("{:.2}", measured.small.value_at_quantile(quantile) as f64 / 1e3);
+        let times = if measured.small.is_empty() { Default::default() } else { [us(0.5), us(0.99)] };
+        table.row(row(phase.name, until, measured.rates, times));
+    }
+    format!(
+        "qos over {}, policy {}: writes of 8 KiB, 64 outstanding; a named line is the mean of the lines above it\n{table}\
+         high beside low: {:.2} of high alone; low beside high: {:.2}; low alone: {:.2}\n",
+        report.fabric,
+        report.policy,
+        report.high_beside / report.high_alone,
+        report.low_beside / report.high_alone,
+        report.low_alone / report.high_alone,
+    )
+}
+
+/// Draws the throughput of both sessions over time.
+fn svg(report: &Report) -> String {
+    let line = |name: &str, colour, index: usize| {
+        let points = report.samples.iter().map(|sample| [sample[0], sample[index] / 1e6]).collect();
+        Series { name: name.to_owned(), colour, is_dashed: false, points }
+    };
+    let axis = |label: &str| Axis { label: label.to_owned(), is_log: false };
+    let title = format!("Priorities over {}, policy {}", report.fabric, report.policy);
+    let series = vec![line("high priority", 0, 1), line("low priority", 1, 2)];
+    plot::svg(&[Plot { title, x: axis("time [s]"), y: axis("throughput [MB/s]"), series }])
+}

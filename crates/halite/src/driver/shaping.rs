@@ -1,0 +1,159 @@
+//! Priorities: delays operations of low priority as the node's policy says.
+//!
+//! All operations that leave the node over a network pass here. Loads and stores in memory of this host do not: no
+//! adapter takes part in them, and no link is shared.
+
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+use halite_tier::ids::NodeId;
+use halite_tier::qos::{BadQos, Priority, Qos, Shaper};
+use halite_tier::rpc::Target;
+
+use crate::driver::Driver;
+use crate::runtime::locks::{lock, ranked};
+
+/// Length in bytes up to which a single operation's round trip shows the delay of the path.
+const SHORT_BYTES_MAX: usize = 4096;
+
+ranked! {
+    State => Innermost;
+}
+
+/// Direction of an operation's bytes, as seen from this node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Direction {
+    Out,
+    In,
+}
+
+/// The policy of a node.
+#[derive(Debug, Default)]
+pub(crate) struct Shaping {
+    /// True if the policy may delay operations. A hint, so that a node without a policy takes no lock.
+    is_active: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    qos: Qos,
+    /// One for each direction; `None` without a policy.
+    shapers: Option<[Box<dyn Shaper>; 2]>,
+}
+
+/// When an operation was posted under a policy.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Posted {
+    at_ns: u64,
+    /// True if a task or thread waits for the completion, so that its end is seen at once.
+    is_awaited: bool,
+}
+
+impl Shaping {
+    #[inline]
+    pub(crate) fn is_active(&self) -> bool {
+        // Orders nothing: the state has its lock.
+        self.is_active.load(Relaxed)
+    }
+
+    /// Replaces the policy. Operations that wait follow the new one within 10 ms.
+    pub(crate) fn set(&self, now_ns: u64, qos: Qos) -> Result<(), BadQos> {
+        let (out, incoming) = (qos.shaper(now_ns)?, qos.shaper(now_ns)?);
+        let mut state = lock(&self.state);
+        *state = State { qos, shapers: out.zip(incoming).map(|(out, incoming)| [out, incoming]) };
+        self.is_active.store(state.shapers.is_some(), Relaxed);
+        Ok(())
+    }
+
+    pub(crate) fn qos(&self) -> Qos {
+        lock(&self.state).qos
+    }
+
+    /// Returns the current limits of a priority out of and into this node, in bytes per second; `None` for no limit.
+    pub(crate) fn limits(&self, priority: Priority) -> [Option<u64>; 2] {
+        match &lock(&self.state).shapers {
+            Some(shapers) => shapers.each_ref().map(|shaper| shaper.limit(priority)),
+            None => [None; 2],
+        }
+    }
+
+    /// Returns when to ask again if an operation may not start now; `None` if it may.
+    pub(crate) fn delay(&self, now_ns: u64, direction: Direction, priority: Priority) -> Option<u64> {
+        let mut state = lock(&self.state);
+        let turn_ns = state.shapers.as_mut()?[direction as usize].turn(now_ns, priority);
+        (turn_ns > now_ns).then_some(turn_ns)
+    }
+
+    /// Calls `with` with the shaper of a direction, if there is a policy.
+    fn with(&self, direction: Direction, with: impl FnOnce(&mut dyn Shaper)) {
+        if let Some(shapers) = &mut lock(&self.state).shapers {
+            with(&mut *shapers[direction as usize]);
+        }
+    }
+}
+
+impl Driver {
+    /// Records that an operation was posted. Returns `None` without a policy.
+    pub(crate) fn record_start(
+        &self,
+        direction: Direction,
+        priority: Priority,
+        bytes: usize,
+        is_awaited: bool,
+    ) -> Option<Posted> {
+        if !self.shared.shaping.is_active() {
+            return None;
+        }
+        let at_ns = self.now_ns();
+        self.shared.shaping.with(direction, |shaper| shaper.on_start(at_ns, priority, bytes as u64));
+        Some(Posted { at_ns, is_awaited })
+    }
+
+    /// Records that an operation has completed.
+    pub(crate) fn record_end(
+        &self,
+        direction: Direction,
+        priority: Priority,
+        bytes: usize,
+        posted: Option<Posted>,
+    ) {
+        if !self.shared.shaping.is_active() {
+            return;
+        }
+        let now_ns = self.now_ns();
+        self.shared.shaping.with(direction, |shaper| shaper.on_done(now_ns, priority, bytes as u64));
+        let Some(Posted { at_ns, is_awaited: true }) = posted else { return };
+        if priority == Priority::High && bytes <= SHORT_BYTES_MAX {
+            let round_trip_ns = now_ns.saturating_sub(at_ns);
+            // A queue in either direction delays it.
+            for direction in [Direction::Out, Direction::In] {
+                self.shared.shaping.with(direction, |shaper| shaper.on_round_trip(now_ns, round_trip_ns));
+            }
+        }
+    }
+
+    /// Returns true if a call or message to `node` must wait for its turn.
+    #[cold]
+    pub(crate) fn delays_request(&self, node: NodeId, priority: Priority) -> bool {
+        self.is_beyond_host(node)
+            && self.shared.shaping.delay(self.now_ns(), Direction::Out, priority).is_some()
+    }
+
+    /// Records that a call or message with `bytes` bytes was posted to `node`.
+    #[cold]
+    pub(crate) fn record_request(&self, node: NodeId, priority: Priority, bytes: usize) {
+        if self.is_beyond_host(node) {
+            self.record_start(Direction::Out, priority, bytes, false);
+            self.record_end(Direction::Out, priority, bytes, None);
+        }
+    }
+
+    /// Returns true if a network connects this node to `node`.
+    fn is_beyond_host(&self, node: NodeId) -> bool {
+        let is_far = |peer| !self.shared.fabric.capabilities(peer).direct;
+        let target = self.shared.peers.with_link_to(node, |link| link.target);
+        matches!(target, Some(Target::Peer(peer)) if is_far(peer))
+    }
+}

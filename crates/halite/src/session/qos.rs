@@ -1,0 +1,111 @@
+//! The priority of a session's operations, and the policy of its node.
+
+use halite_tier::ids::NodeId;
+use halite_tier::qos::{BadQos, Priority, Qos};
+use serde::{Deserialize, Serialize};
+
+use crate::blocking;
+use crate::session::attached::wire::Request;
+use crate::session::{Embedded, Kind, Session, embedded};
+
+/// The policy of a node could not be read or changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum QosError {
+    /// The settings are not valid.
+    #[error(transparent)]
+    Bad(#[from] BadQos),
+    /// Another user runs the node.
+    #[error("only the user who runs the node may change its policy")]
+    NotOwner,
+    /// The node of the session has left, or this process is a fork of the node's.
+    #[error("the node of this session is closed")]
+    NodeClosed,
+}
+
+/// The policy of a node, and what it limits now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct QosNow {
+    /// The node.
+    pub node: NodeId,
+    /// The policy.
+    pub qos: Qos,
+    /// Limits of high priority, for bytes that leave the node and for bytes that come to it, in bytes per second; `None`
+    /// for no limit.
+    pub high: [Option<u64>; 2],
+    /// The same limits of low priority.
+    pub low: [Option<u64>; 2],
+}
+
+/// Priorities.
+impl Session {
+    /// Returns this session, with the same handles, whose operations have `priority`; sessions begin with
+    /// [`Priority::High`]. To give a single operation a priority, use the returned session once.
+    ///
+    /// Priorities matter only under a policy ([`Session::set_qos`]), and only to reads, writes, calls and messages that
+    /// leave the node over a network. Loads and stores in memory of this host, atomics, locks and barriers are never
+    /// delayed. A delayed call may fail with its timeout. A posted access that is delayed starts when it is awaited, so
+    /// posted accesses of low priority keep their order only if they are awaited in order.
+    ///
+    /// ```
+    /// # use halite::{Config, Node, NodeId, Permissions, Placement, Policy, Priority, Qos};
+    /// # let dir = std::env::temp_dir().join(format!("halite-doc-priority-{}", std::process::id()));
+    /// # let node = Node::embedded(Config { dir: dir.clone(), node: Some(NodeId(0)), ..Config::default() })?;
+    /// let session = node.blocking_session();
+    /// session.set_qos(Qos { policy: Policy::SwPri, rate: None })?;
+    /// let backup = session.alloc(None, 1 << 20, Placement::Local, Permissions::empty())?;
+    /// session.with_priority(Priority::Low).write(backup, 0, &[7; 1 << 16])?;
+    /// # drop(node);
+    /// # std::fs::remove_dir_all(dir)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn with_priority(&self, priority: Priority) -> Session {
+        match &self.kind {
+            Kind::Embedded(session) => Embedded { inner: session.inner.clone(), priority }.into(),
+            Kind::Attached(client) => Session { kind: Kind::Attached(client.with_priority(priority).into()) },
+        }
+    }
+
+    /// Replaces the policy of this session's node for operations of different priority. Operations that wait follow the
+    /// new policy within 10 ms. An attached session needs the user who runs the node.
+    pub async fn set_qos(&self, qos: Qos) -> Result<(), QosError> {
+        qos.check()?;
+        let session =
+            embedded!(self, client => client.ask(&Request::SetQos(qos), |_| QosError::NodeClosed).await);
+        let driver = &session.inner.driver;
+        if driver.is_closed() {
+            return Err(QosError::NodeClosed);
+        }
+        Ok(driver.shared.shaping.set(driver.now_ns(), qos)?)
+    }
+
+    /// Returns the policy of this session's node, and its current limits.
+    pub async fn qos(&self) -> Result<QosNow, QosError> {
+        let session = embedded!(self, client => client.ask(&Request::Qos, |_| QosError::NodeClosed).await);
+        let driver = &session.inner.driver;
+        if driver.is_closed() {
+            return Err(QosError::NodeClosed);
+        }
+        let shaping = &driver.shared.shaping;
+        let [high, low] = [Priority::High, Priority::Low].map(|priority| shaping.limits(priority));
+        Ok(QosNow { node: driver.shared.peers.own().node, qos: shaping.qos(), high, low })
+    }
+}
+
+/// Priorities, for threads.
+impl blocking::Session {
+    /// Returns this session with a priority for its operations. See [`crate::Session::with_priority`].
+    pub fn with_priority(&self, priority: Priority) -> blocking::Session {
+        self.as_async().with_priority(priority).blocking()
+    }
+
+    /// Replaces the policy of this session's node. See [`crate::Session::set_qos`].
+    pub fn set_qos(&self, qos: Qos) -> Result<(), QosError> {
+        self.block_on(self.as_async().set_qos(qos))
+    }
+
+    /// Returns the policy of this session's node, and its current limits.
+    pub fn qos(&self) -> Result<QosNow, QosError> {
+        self.block_on(self.as_async().qos())
+    }
+}

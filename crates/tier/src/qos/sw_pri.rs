@@ -1,0 +1,195 @@
+//! The policy in which the sender limits low priority for the sake of high priority.
+//!
+//! ```text
+//!   load of high    limit of low                    round trips of high     limit of low
+//!   below 1/16      none                            usual                   rises by 1/32 a window, to 7/8
+//!   h               1 - 2h, at least 1/32           twice the usual         halved, at least 1/32
+//!                                                                           (all parts of the link's rate)
+//! ```
+//!
+//! So high priority always finds room for twice its load: if its load grows into that room, the limit falls further, and
+//! if it does not, low priority keeps the rest. The smaller of the two limits holds.
+//!
+//! The link's rate, unless configured, is the highest rate of the last 10 s. Limits keep the node from seeing the full
+//! rate, so low priority runs without a limit for one window every 2 s.
+
+use super::{Bucket, Priority, SECOND_NS, Shaper};
+
+/// Length of a window, in nanoseconds: 150 operations of 8 KiB over 1 Gbit/s, and four times the longest delay of an
+/// acknowledgement over UDP.
+const WINDOW_NS: u64 = 10_000_000;
+/// Interval between windows without a limit, in nanoseconds: a 200th of the time, so that the 99th percentile of round
+/// trips is not affected.
+const PROBE_INTERVAL_NS: u64 = 2_000_000_000;
+/// Time after which the older half of the remembered rates and round trips is forgotten, in nanoseconds.
+const GENERATION_NS: u64 = 5_000_000_000;
+/// Part of the link's rate below which the load of high priority is little.
+const LITTLE: u64 = 16;
+/// Part of the link's rate that low priority always has, and its minimum in bytes per second: a slice of 64 KiB a second.
+const FLOOR: u64 = 32;
+const FLOOR_MIN: u64 = 64 << 10;
+/// Growth of round trips that counts, in addition to twice the usual, so that scheduling on a short path does not count.
+const GROWTH_NS: u64 = 100_000;
+
+/// The highest rate and the shortest round trip of a generation.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    rate: u64,
+    round_trip_ns: u64,
+}
+
+impl Seen {
+    const NOTHING: Seen = Seen { rate: 0, round_trip_ns: u64::MAX };
+}
+
+#[derive(Debug)]
+pub(super) struct SwPri {
+    /// Configured rate of the link, in bytes per second.
+    rate: Option<u64>,
+    bucket: Bucket,
+    window_begin_ns: u64,
+    /// Bytes that completed in this window.
+    high_bytes: u64,
+    low_bytes: u64,
+    /// Sum and number of the round trips in this window.
+    round_trips: (u64, u64),
+    /// True if an operation of low priority was delayed in this window.
+    has_delayed: bool,
+    /// Load of high priority in bytes per second. It falls at most by half a window, since completions come in bursts.
+    load: u64,
+    limit_by_load: Option<u64>,
+    limit_by_delay: Option<u64>,
+    /// Time before which round trips do not show the last change of the limit.
+    settled_ns: u64,
+    /// True in a window without a limit.
+    is_probing: bool,
+    next_probe_ns: u64,
+    /// This generation and the one before.
+    seen: [Seen; 2],
+    generation_end_ns: u64,
+}
+
+impl SwPri {
+    pub(super) fn new(now_ns: u64, rate: Option<u64>) -> SwPri {
+        SwPri {
+            rate,
+            bucket: Bucket { balance: 0, at_ns: now_ns },
+            window_begin_ns: now_ns,
+            high_bytes: 0,
+            low_bytes: 0,
+            round_trips: (0, 0),
+            has_delayed: false,
+            load: 0,
+            limit_by_load: None,
+            limit_by_delay: None,
+            settled_ns: 0,
+            is_probing: false,
+            next_probe_ns: now_ns,
+            seen: [Seen::NOTHING; 2],
+            generation_end_ns: now_ns.saturating_add(GENERATION_NS),
+        }
+    }
+
+    /// Returns the link's rate in bytes per second; 0 if it is not known yet.
+    fn link_rate(&self) -> u64 {
+        self.rate.unwrap_or(self.seen[0].rate.max(self.seen[1].rate))
+    }
+
+    /// Ends the window if it is over, and sets the limits of the next one.
+    fn advance(&mut self, now_ns: u64) {
+        let elapsed_ns = now_ns.saturating_sub(self.window_begin_ns);
+        if elapsed_ns < WINDOW_NS {
+            return;
+        }
+        if now_ns >= self.generation_end_ns {
+            self.seen = [Seen::NOTHING, self.seen[0]];
+            self.generation_end_ns = now_ns.saturating_add(GENERATION_NS);
+        }
+        let per_second = |bytes: u64| {
+            let rate = u128::from(bytes) * u128::from(SECOND_NS) / u128::from(elapsed_ns);
+            u64::try_from(rate).unwrap_or(u64::MAX)
+        };
+        let (high, low) = (per_second(self.high_bytes), per_second(self.low_bytes));
+        self.seen[0].rate = self.seen[0].rate.max(high.saturating_add(low));
+        self.load = high.max(self.load / 2);
+        let link = self.link_rate();
+        let before = self.limit(Priority::Low);
+        self.limit_by_load = (link > 0 && self.load >= link / LITTLE)
+            .then(|| link.saturating_sub(self.load.saturating_mul(2)).max(floor(link)));
+        self.limit_by_delay = self.next_limit_by_delay(now_ns, link, before.unwrap_or(low));
+        self.is_probing = self.rate.is_none() && self.has_delayed && now_ns >= self.next_probe_ns;
+        if self.is_probing {
+            self.next_probe_ns = now_ns.saturating_add(PROBE_INTERVAL_NS);
+        }
+        if self.limit(Priority::Low).is_none() {
+            self.bucket.clear(now_ns);
+        }
+        (self.high_bytes, self.low_bytes, self.round_trips, self.has_delayed) = (0, 0, (0, 0), false);
+        self.window_begin_ns = now_ns;
+    }
+
+    /// Returns the limit that round trips ask for. `current` is the rate of low priority.
+    fn next_limit_by_delay(&mut self, now_ns: u64, link: u64, current: u64) -> Option<u64> {
+        let (sum_ns, count) = self.round_trips;
+        if count == 0 {
+            // No operation of high priority is short, or none is left: doubles the limit until it is none.
+            return self.limit_by_delay.map(|limit| limit.saturating_mul(2)).filter(|limit| *limit < link);
+        }
+        let mean_ns = sum_ns / count;
+        let usual_ns = self.seen[0].round_trip_ns.min(self.seen[1].round_trip_ns);
+        if mean_ns > usual_ns.saturating_mul(2).saturating_add(GROWTH_NS) && now_ns >= self.settled_ns {
+            self.settled_ns = now_ns.saturating_add(mean_ns);
+            return Some((current / 2).max(floor(link)));
+        }
+        self.limit_by_delay
+            .map(|limit| limit.saturating_add(link / FLOOR).min(link - link / 8).max(floor(link)))
+    }
+}
+
+/// Returns the rate that low priority always has.
+fn floor(link: u64) -> u64 {
+    (link / FLOOR).max(FLOOR_MIN)
+}
+
+impl Shaper for SwPri {
+    fn turn(&mut self, now_ns: u64, priority: Priority) -> u64 {
+        self.advance(now_ns);
+        match self.limit(priority) {
+            None => now_ns,
+            Some(limit) => {
+                let turn_ns = self.bucket.turn(now_ns, limit);
+                self.has_delayed |= turn_ns > now_ns;
+                turn_ns
+            }
+        }
+    }
+
+    fn on_start(&mut self, now_ns: u64, priority: Priority, bytes: u64) {
+        self.advance(now_ns);
+        if let Some(limit) = self.limit(priority) {
+            self.bucket.take(now_ns, limit, bytes);
+        }
+    }
+
+    fn on_done(&mut self, now_ns: u64, priority: Priority, bytes: u64) {
+        self.advance(now_ns);
+        match priority {
+            Priority::High => self.high_bytes = self.high_bytes.saturating_add(bytes),
+            Priority::Low => self.low_bytes = self.low_bytes.saturating_add(bytes),
+        }
+    }
+
+    fn on_round_trip(&mut self, now_ns: u64, round_trip_ns: u64) {
+        self.advance(now_ns);
+        let (sum_ns, count) = self.round_trips;
+        self.round_trips = (sum_ns.saturating_add(round_trip_ns), count + 1);
+        self.seen[0].round_trip_ns = self.seen[0].round_trip_ns.min(round_trip_ns);
+    }
+
+    fn limit(&self, priority: Priority) -> Option<u64> {
+        if priority == Priority::High || self.is_probing {
+            return None;
+        }
+        [self.limit_by_load, self.limit_by_delay].into_iter().flatten().min()
+    }
+}
