@@ -55,7 +55,8 @@ pub(super) struct SwPri {
     round_trips: (u64, u64),
     /// True if an operation of low priority was delayed in this window.
     has_delayed: bool,
-    /// Load of high priority in bytes per second. It falls at most by half a window, since completions come in bursts.
+    /// Load of high priority in bytes per second. It falls by at most a quarter in a window, because completions come in
+    /// bursts, and a busy processor delays them by some windows.
     load: u64,
     limit_by_load: Option<u64>,
     limit_by_delay: Option<u64>,
@@ -111,7 +112,9 @@ impl SwPri {
         };
         let (high, low) = (per_second(self.high_bytes), per_second(self.low_bytes));
         self.seen[0].rate = self.seen[0].rate.max(high.saturating_add(low));
-        self.load = high.max(self.load / 2);
+        // Nothing ends the windows of an idle node.
+        let faded = (0..(elapsed_ns / WINDOW_NS).min(64)).fold(self.load, |load, _| load / 4 * 3);
+        self.load = high.max(faded);
         let link = self.link_rate();
         let before = self.limit(Priority::Low);
         self.limit_by_load = (link > 0 && self.load >= link / LITTLE)
