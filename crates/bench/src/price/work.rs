@@ -121,19 +121,19 @@ impl Kind {
     /// Returns the bound, a little above the present cost in a release build, so that no increase goes unnoticed.
     pub(super) fn bound(self) -> Bound {
         let (instructions, locked, allocations) = match self {
-            Kind::Call => (2_200, 12, 0),
+            Kind::Call => (2_250, 12, 0),
             Kind::Calls => (2_350, 9, 2),
             Kind::Message => (6_200, 40, 3),
             Kind::DirectWrite => (220, 0, 0),
             Kind::LongWrite => (103_000, 0, 0),
-            Kind::PostedWrite => (3_550, 30, 0),
-            Kind::PostedRead => (3_800, 36, 0),
+            Kind::PostedWrite => (3_600, 30, 0),
+            Kind::PostedRead => (3_900, 36, 0),
             Kind::TaskRead => (370, 0, 0),
             Kind::PostedTaskRead => (3_900, 36, 0),
-            Kind::Append => (1_300, 2, 0),
+            Kind::Append => (1_350, 2, 0),
             Kind::AppendTogether => (310, 2, 1),
             Kind::PostedAppend => (11_000, 90, 0),
-            Kind::Get => (1_450, 0, 0),
+            Kind::Get => (1_500, 0, 0),
             Kind::Set => (16_200, 85, 17),
         };
         Bound { instructions, locked, allocations }

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use halite::{Lh, Policy, Priority, Qos, WriteOp, blocking};
+use halite::{Lh, Policy, Priority, Provider, Qos, WriteOp, blocking};
 use halite_figures::plot::{self, Axis, Plot, Series};
 use hdrhistogram::Histogram;
 use serde::Serialize;
@@ -334,12 +334,18 @@ fn text(report: &Report, phases: &[Measured]) -> String {
     }
     format!(
         "qos over {}, policy {}: writes of 8 KiB, 64 outstanding; a named line is the mean of the lines above it\n{table}\
-         high beside low: {:.2} of high alone; low beside high: {:.2}; low alone: {:.2}\n",
+         high beside low: {:.2} of high alone; low beside high: {:.2}; low alone: {:.2}\n{}",
         report.fabric,
         report.policy,
         report.high_beside / report.high_alone,
         report.low_beside / report.high_alone,
         report.low_alone / report.high_alone,
+        // A reader would take unlimited rates for a policy that fails.
+        if report.fabric == Provider::Shm.name() && report.policy != Policy::None {
+            "No policy limits loads and stores in shared memory: they use no link. Measure over a network, with --fabric roce.\n"
+        } else {
+            ""
+        },
     )
 }
 
