@@ -161,6 +161,7 @@ fn session_table(rows: &[Row]) -> Table {
         ("node", Align::Right),
         ("operations", Align::Right),
         ("memory", Align::Right),
+        ("requests by", Align::Left),
     ]);
     for (row, session) in rows.iter().flat_map(|row| row.sessions.iter().map(move |session| (row, session))) {
         table.row(vec![
@@ -169,6 +170,7 @@ fn session_table(rows: &[Row]) -> Table {
             row.node.to_string(),
             session.operations.to_string(),
             ByteCount(session.bytes).to_string(),
+            if session.shares_memory { "shared memory" } else { "socket" }.to_owned(),
         ]);
     }
     table

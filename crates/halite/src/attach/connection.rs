@@ -132,6 +132,11 @@ impl Connection {
         (self.operations.len() as u64, self.memory() as u64)
     }
 
+    /// Returns true if requests come through memory shared with the client.
+    pub(super) fn shares_memory(&self) -> bool {
+        self.ring.is_some()
+    }
+
     /// Returns the numbers of operations started and of requests refused since the last call.
     pub(super) fn take_counts(&mut self) -> [u64; 2] {
         std::mem::take(&mut self.counts)

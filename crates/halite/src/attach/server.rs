@@ -187,9 +187,17 @@ impl Server {
                 let answer = server.admit(connection.peer());
                 let principal = answer.as_ref().ok().map(|(welcome, _)| welcome.principal.clone());
                 let pid = connection.peer().pid;
-                let told =
-                    principal.map(|principal| AttachedSession { principal, pid, operations: 0, bytes: 0 });
-                server.sessions.set(client, told);
+                let shares_memory = connection.shares_memory();
+                server.sessions.set(
+                    client,
+                    principal.map(|principal| AttachedSession {
+                        principal,
+                        pid,
+                        operations: 0,
+                        bytes: 0,
+                        shares_memory,
+                    }),
+                );
                 connection.greet(answer);
             }
             connection.advance()
@@ -208,7 +216,7 @@ impl Server {
                 self.rings.activate(client);
             }
             let (operations, bytes) = connection.figures();
-            self.sessions.update(client, operations, bytes);
+            self.sessions.update(client, operations, bytes, connection.shares_memory());
             if connection.has_stalled() {
                 self.stalled.insert(client);
             }

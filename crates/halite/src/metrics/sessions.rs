@@ -19,6 +19,8 @@ pub struct AttachedSession {
     pub operations: u64,
     /// Memory of the node that the session's requests and unsent replies take, in bytes.
     pub bytes: u64,
+    /// True if requests pass through memory that the client shares with the node; otherwise a Unix socket carries them.
+    pub shares_memory: bool,
 }
 
 /// What a principal uses of a node, and its quotas.
@@ -107,9 +109,9 @@ impl AttachedSessions {
     }
 
     /// Sets the figures of a session.
-    pub(crate) fn update(&self, connection: u64, operations: u64, bytes: u64) {
+    pub(crate) fn update(&self, connection: u64, operations: u64, bytes: u64, shares_memory: bool) {
         if let Some(session) = self.sessions().get_mut(&connection) {
-            (session.operations, session.bytes) = (operations, bytes);
+            (session.operations, session.bytes, session.shares_memory) = (operations, bytes, shares_memory);
         }
     }
 
