@@ -20,7 +20,7 @@ use crate::perf;
 use crate::quotas::SessionOptions;
 use crate::settings::{self, Setting, Settings, UnknownVariable};
 use crate::sim;
-use halite::{Congestion, EtcdAddress, Permissions, Policy, Provider, Qos};
+use halite::{Congestion, EtcdAddress, Permissions, Policy, Priority, Provider, Qos};
 
 /// Default time to drain in seconds; below the grace periods of supervisors: Kubernetes 30 s, systemd 90 s.
 const DRAIN_WITHIN_S: u32 = 25;
@@ -108,6 +108,9 @@ pub struct Arguments {
     /// Join the cluster as a node for the length of the command, instead of attaching to a node of this host
     #[arg(long, global = true)]
     pub embed: bool,
+    /// Priority of this command's operations, under the policy of its node (see `set qos`) [default: high where permitted]
+    #[arg(long, global = true, env = "HALITE_PRIORITY", value_name = "high|low")]
+    pub priority: Option<Priority>,
     /// The command to run.
     #[command(subcommand)]
     pub command: Command,

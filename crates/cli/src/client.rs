@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use anyhow::{Context, anyhow};
 use halite::cluster_dir::{self, ClusterDirError, Presence};
-use halite::{AttachError, Config, JoinError, Node, NodeId, blocking};
+use halite::{AttachError, Config, JoinError, Node, NodeId, Priority, QosError, blocking};
 use halite_providers::private_dir::DirError;
 
 use crate::congestion;
@@ -16,17 +16,30 @@ const FIRST: &str = "node 0";
 
 /// True if commands do not attach.
 static EMBEDS: OnceLock<bool> = OnceLock::new();
+/// Priority of the command's operations; by default the highest that the principal may have.
+static PRIORITY: OnceLock<Priority> = OnceLock::new();
 
-/// Sets once whether commands join as nodes, as `--embed` says.
-pub fn choose(embeds: bool) {
+/// Sets once whether commands join as nodes, as `--embed` says, and the priority of their operations.
+pub fn choose(embeds: bool, priority: Option<Priority>) {
     EMBEDS.get_or_init(|| embeds);
+    priority.map(|priority| PRIORITY.get_or_init(|| priority));
+}
+
+/// Returns the flags that give another process of the command the same priority.
+pub fn priority_flags() -> Vec<String> {
+    PRIORITY.get().map_or(Vec::new(), |priority| vec!["--priority".to_owned(), priority.to_string()])
+}
+
+/// Returns the session with the command's priority. Fails if the principal may not have it.
+pub fn with_priority(session: blocking::Session) -> Result<blocking::Session, QosError> {
+    PRIORITY.get().map_or(Ok(session.clone()), |priority| session.with_priority(*priority))
 }
 
 /// Attaches to a node of this host in the cluster directory, or joins the cluster as a node if no node accepts sessions.
 pub fn attach(dir: &Path) -> anyhow::Result<Attached> {
     if EMBEDS.get() != Some(&true) && !must_join(dir)? {
         match blocking::Session::attach(dir) {
-            Ok(session) => return Ok(Attached { session, node: None }),
+            Ok(session) => return Ok(Attached { session: with_priority(session)?, node: None }),
             // Joining reports the same, or succeeds.
             Err(AttachError::NoNode { .. } | AttachError::Io { .. }) => {}
             Err(refused) => return Err(refused.into()),
@@ -104,7 +117,7 @@ impl Client {
 
     fn of(node: Result<Node, JoinError>, dir: &Path) -> anyhow::Result<Client> {
         let node = node.map_err(|error| explain(error, dir))?;
-        Ok(Client { session: node.blocking_session(), node })
+        Ok(Client { session: with_priority(node.blocking_session())?, node })
     }
 }
 

@@ -15,6 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::client;
 use crate::congestion;
 use crate::control::{self, GRACE, Target};
 use crate::output;
@@ -62,6 +63,7 @@ impl Coworker {
             .arg(command)
             .args(["--parent", &std::process::id().to_string()])
             .args(congestion::flags())
+            .args(client::priority_flags())
             .args(flags);
         // Ctrl-C reaches only this process, since the coworker has its own process group.
         started.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);

@@ -44,7 +44,7 @@ pub fn run() -> ExitCode {
     let arguments = args::parse();
     arguments.notes().for_each(|unknown| output::note(&unknown.to_string()));
     congestion::choose(arguments.congestion);
-    client::choose(arguments.embed);
+    client::choose(arguments.embed, arguments.priority);
     match diagnostics::start(&arguments).and_then(|()| commands::run(arguments)) {
         Ok(status) => status,
         Err(error) => output::failure(&loss::explain(error)),

@@ -26,6 +26,9 @@ pub struct SessionOptions {
         value_delimiter = ','
     )]
     pub principals: Vec<PrincipalRule>,
+    /// Principals whose operations have low priority, and cannot have high priority
+    #[arg(long, env = "HALITE_LOW_PRIORITY", value_name = "PRINCIPAL", value_delimiter = ',')]
+    pub low_priority: Vec<String>,
 }
 
 impl SessionOptions {
@@ -39,6 +42,9 @@ impl SessionOptions {
         let principals: Vec<String> = self.principals.iter().map(PrincipalRule::to_string).collect();
         if !principals.is_empty() {
             flags.extend(["--principals".to_owned(), principals.join(",")]);
+        }
+        if !self.low_priority.is_empty() {
+            flags.extend(["--low-priority".to_owned(), self.low_priority.join(",")]);
         }
         flags
     }

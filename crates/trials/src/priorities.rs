@@ -68,7 +68,7 @@ async fn write_for(harness: &Rc<Harness>, time: Duration, sessions: &[Session], 
 #[test]
 fn low_priority_writes_give_way_to_high_ones() {
     on_slow_link(1_000_000, |harness, high, lh| async move {
-        let low = high.with_priority(Priority::Low);
+        let low = high.with_priority(Priority::Low).expect("no principal is limited");
         let time = Duration::from_millis(100);
         let equal = write_for(&harness, time, &[high.clone(), low.clone()], lh).await;
         assert!(equal[0] < 2 * equal[1], "without a policy: {equal:?}");
@@ -100,7 +100,7 @@ fn a_delayed_operation_ends_with_its_deadline_its_peer_or_its_policy() {
             Err(BadQos::Rate { rate: 0 }.into())
         );
         session.set_qos(slow).await.expect("the settings are valid");
-        let low = session.with_priority(Priority::Low);
+        let low = session.with_priority(Priority::Low).expect("no principal is limited");
         let bytes = vec![7; 64 << 10];
         // A quarter of a second's worth of debt.
         low.write(lh, 0, &bytes).await.expect("the region exists");

@@ -163,6 +163,7 @@ pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
         true => blocking::Session::attach(dir).map(|session| (session, None)).map_err(anyhow::Error::from),
         false => Node::embedded(config).map(|node| (node.blocking_session(), Some(node))).map_err(Into::into),
     };
+    let joined = joined.and_then(|(session, node)| Ok((client::with_priority(session)?, node)));
     let (session, node) = match joined {
         Ok(joined) => joined,
         // The parent process prints the error.

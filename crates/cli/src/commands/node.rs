@@ -47,6 +47,7 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
         attach: Some(args.sessions.attach_mode),
         principals: args.sessions.principals.clone(),
         quotas: args.sessions.amounts(args.arena.0),
+        low_priority: args.sessions.low_priority.clone(),
         metrics: args.metrics.0,
         ..congestion::config()
     };

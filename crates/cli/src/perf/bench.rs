@@ -58,7 +58,7 @@ impl Bench {
         let config = Config { dir: dir.clone(), node, arena_bytes, ..congestion::config() };
         let node = Node::embedded(config)
             .with_context(|| format!("cannot start the client in {}", dir.display()))?;
-        let mut end = End::new(node, NodeId(job.args.peer.unwrap_or(0)), cores);
+        let mut end = End::new(node, NodeId(job.args.peer.unwrap_or(0)), cores)?;
         // The nodes use the best network that both have.
         job.fabric = end.provider()?;
         if job.args.attached {

@@ -6,6 +6,7 @@ use anyhow::Context;
 use halite::{Node, NodeId, Permissions, Placement, Qos, blocking};
 
 use super::cores::Cores;
+use crate::client;
 
 /// One end of a measurement. Fields are dropped in the order of their declaration.
 pub struct End {
@@ -19,8 +20,9 @@ pub struct End {
 }
 
 impl End {
-    pub fn new(node: Node, peer: NodeId, cores: Cores) -> End {
-        End { session: node.blocking_session(), attached_in: None, peer, cores, node }
+    pub fn new(node: Node, peer: NodeId, cores: Cores) -> anyhow::Result<End> {
+        let session = client::with_priority(node.blocking_session())?;
+        Ok(End { session, attached_in: None, peer, cores, node })
     }
 
     /// Returns the name of the network to the peer. Connects to the peer first, if that has not happened yet.
@@ -36,7 +38,7 @@ impl End {
 
     /// Replaces the node's session by one that is attached to the peer.
     pub fn attach(&mut self, dir: &Path) -> anyhow::Result<()> {
-        self.session = blocking::Session::attach_to(dir, self.peer)?;
+        self.session = client::with_priority(blocking::Session::attach_to(dir, self.peer)?)?;
         self.attached_in = Some(dir.to_owned());
         Ok(())
     }
@@ -47,7 +49,8 @@ impl End {
             Some(dir) => Ok(blocking::Session::attach_to(dir, self.peer)?),
             None => Ok(self.node.blocking_session()),
         };
-        (0..count).map(session).collect()
+        let all = (0..count).map(session);
+        all.map(|session: anyhow::Result<_>| Ok(client::with_priority(session?)?)).collect()
     }
 
     /// Sets the policy of the client's node for operations of different priority.

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use halite::{Lh, Policy, Priority, Provider, Qos, WriteOp, blocking};
+use halite::{Lh, Policy, Priority, Provider, Qos, QosError, WriteOp, blocking};
 use halite_figures::plot::{self, Axis, Plot, Series};
 use hdrhistogram::Histogram;
 use serde::Serialize;
@@ -102,7 +102,7 @@ pub fn run(dir: Option<&Path>, args: &PerfArgs) -> anyhow::Result<()> {
     let target = Target::new(args.svg.as_deref(), None, args.force)?;
     let mut bench = Bench::open(dir, Job::new(args)?)?;
     bench.make_regions(2, (OPERATION * OUTSTANDING) as u64, |_| None)?;
-    let pair = Pair::new(&bench);
+    let pair = Pair::new(&bench)?;
     if policy == Policy::HwSep && qos.rate.is_none() {
         let measured = pair.run(&PHASES[0], Duration::from_secs(1))?;
         qos.rate = Some(measured.rates[HIGH] as u64);
@@ -139,11 +139,11 @@ struct Pair<'b> {
 }
 
 impl<'b> Pair<'b> {
-    fn new(bench: &'b Bench) -> Pair<'b> {
-        let sessions =
-            [Priority::High, Priority::Low].map(|priority| bench.end.session.with_priority(priority));
+    fn new(bench: &'b Bench) -> Result<Pair<'b>, QosError> {
+        let of = |priority| bench.end.session.with_priority(priority);
+        let sessions = [of(Priority::High)?, of(Priority::Low)?];
         let bytes = [HIGH, LOW].map(|index| pattern(OPERATION as u64, index));
-        Pair { bench, sessions, bytes }
+        Ok(Pair { bench, sessions, bytes })
     }
 
     fn run(&self, phase: &Phase, time: Duration) -> anyhow::Result<Measured> {

@@ -128,7 +128,7 @@ pub fn serve(dir: &Path, args: &ServerArgs) -> anyhow::Result<()> {
     };
     let node = Node::embedded(config).context("cannot run the server's node")?;
     output::print_json(&Reply::Ok(0))?;
-    let (end, mut following) = (End::new(node, CLIENT, cores), None);
+    let (end, mut following) = (End::new(node, CLIENT, cores)?, None);
     for line in io::stdin().lock().lines() {
         let request = serde_json::from_str(&line?).context("cannot read the job")?;
         let reply: Reply = handle(request, &end, &mut following).map_err(|error| format!("{error:#}"));

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use halite::blocking::Session;
 use halite::{
-    AccessCause, AttachError, Function, NodeId, Permissions, Placement, ReadOp, RegionCause, ServeOptions,
-    Who, WriteOp,
+    AccessCause, AttachError, Function, NodeId, Permissions, Placement, Priority, QosError, ReadOp,
+    RegionCause, ServeOptions, Who, WriteOp,
 };
 
 use fastrand::Rng;
@@ -176,6 +176,25 @@ fn another_user_gets_only_what_was_granted() {
     assert!(!as_other(&scratch, "--embed ls").0, "another user cannot become a node");
     scratch.ok("down");
     assert_eq!(std::fs::metadata(scratch.cluster()).unwrap().permissions().mode() & 0o777, 0o700);
+}
+
+#[test]
+fn a_principal_of_low_priority_is_refused_high_priority() {
+    let scratch = Scratch::new("low");
+    let user = String::from_utf8(Command::new("id").arg("-un").output().unwrap().stdout).unwrap();
+    scratch.ok(&format!("up --nodes 2 --arena 64M --detach --low-priority batch,{}", user.trim()));
+    let session = Session::attach(scratch.cluster()).unwrap();
+    let low = session.with_priority(Priority::Low).unwrap();
+    for session in [&session, &low] {
+        assert_eq!(session.with_priority(Priority::High).err(), Some(QosError::HighDenied));
+        assert_eq!(session.explain_peer(NodeId(1)).unwrap().priority, Priority::Low);
+    }
+    let text = scratch.write("text", b"salt");
+    let complaint = scratch.fails(&format!("--priority high put text {}", text.display()), 1);
+    assert!(complaint.contains("`low_priority`"), "{complaint}");
+    scratch.ok(&format!("--priority low put text {}", text.display()));
+    assert_eq!(scratch.ok("get text"), "salt");
+    scratch.ok("down");
 }
 
 #[test]

@@ -232,11 +232,12 @@ impl Server {
         let session = (self.open)((!is_owner).then(|| principal_of(peer.uid, &self.policy.principals)));
         let session = session.ok_or(Refusal::TooManySessions { max: 1 << 16, of_user_only: false })?;
         let principal = session.inner.principal.0.as_ref().to_owned();
+        let highest = session.inner.highest;
         let account = self.sessions.account(&principal, (!is_owner).then_some(&self.policy.quotas));
         account.admit(Quota::Sessions, 1).map_err(|exceeded| Refusal::TooManySessions {
             max: exceeded.max.try_into().unwrap_or(u32::MAX),
             of_user_only: true,
         })?;
-        Ok((Welcome { node: self.node, principal }, Desk::new(session, is_owner, account)))
+        Ok((Welcome { node: self.node, principal, highest }, Desk::new(session, is_owner, account)))
     }
 }

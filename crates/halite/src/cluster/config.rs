@@ -113,6 +113,9 @@ pub struct Config {
     /// Policy for operations of different priority ([`Session::with_priority`](crate::Session::with_priority)) that leave
     /// the node over a network; [`Node::set_qos`](crate::Node::set_qos) changes it later.
     pub qos: Qos,
+    /// Principals whose sessions at this node have low priority, and are refused high priority
+    /// ([`QosError::HighDenied`](crate::QosError::HighDenied)).
+    pub low_priority: Vec<String>,
     /// Address at which the node serves its [`Metrics`](crate::Metrics) over HTTP, at `/metrics`; with port 0, the
     /// system chooses the port. The node serves every client that reaches the address. The answer contains numbers, and
     /// names of nodes but no other names.
@@ -197,6 +200,7 @@ impl Default for Config {
             principals: Vec::new(),
             quotas: Config::QUOTAS,
             qos: Qos::default(),
+            low_priority: Vec::new(),
             metrics: None,
         }
     }

@@ -3,11 +3,12 @@
 //! All operations that leave the node over a network pass here. Loads and stores in memory of this host do not: no
 //! adapter takes part in them, and no link is shared.
 
-use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, OnceLock};
 
-use halite_tier::ids::NodeId;
+use halite_tier::ids::{NodeId, Principal};
+
 use halite_tier::qos::{BadQos, Priority, Qos, Shaper};
 use halite_tier::rpc::Target;
 
@@ -34,6 +35,8 @@ pub(crate) struct Shaping {
     /// True if the policy may delay operations. A hint, so that a node without a policy takes no lock.
     is_active: AtomicBool,
     state: Mutex<State>,
+    /// Principals without a right to high priority. Set once, before the first session.
+    low: OnceLock<Vec<String>>,
 }
 
 #[derive(Debug, Default)]
@@ -56,6 +59,17 @@ impl Shaping {
     pub(crate) fn is_active(&self) -> bool {
         // Orders nothing: the state has its lock.
         self.is_active.load(Relaxed)
+    }
+
+    /// Sets the principals whose sessions have low priority.
+    pub(crate) fn limit_to_low(&self, principals: Vec<String>) {
+        self.low.get_or_init(|| principals);
+    }
+
+    /// Returns the highest priority of a principal's sessions.
+    pub(crate) fn highest(&self, principal: &Principal) -> Priority {
+        let is_low = self.low.get().is_some_and(|low| low.iter().any(|low| **low == *principal.0));
+        if is_low { Priority::Low } else { Priority::High }
     }
 
     /// Replaces the policy. Operations that wait follow the new one within 10 ms.

@@ -145,6 +145,7 @@ impl NodeInner {
         let handle_changes = Event::default();
         let shaping = Shaping::default();
         shaping.set(now_ns, config.qos).map_err(bad_qos)?;
+        shaping.limit_to_low(config.low_priority.clone());
         let shared = Shared {
             fabric,
             path,

@@ -234,6 +234,8 @@ pub(crate) struct Inner {
     pub(crate) driver: Arc<Driver>,
     node: NodeId,
     pub(crate) principal: Principal,
+    /// The highest priority of the principal.
+    pub(crate) highest: Priority,
     /// Number that replaces the principal's name in short calls, if the node has assigned one.
     pub(crate) principal_number: Option<u16>,
     chunk_bytes: u64,
@@ -255,6 +257,7 @@ impl Embedded {
         let (path, locks) = (driver.shared.path.clone(), Locks::new(Holder::new(incarnation, id)));
         let (barriers, process) = (Barriers::default(), driver.process);
         let principal_number = driver.shared.rpc.client.number_of(&principal);
+        let highest = driver.shared.shaping.highest(&principal);
         let inner = Inner {
             path,
             id,
@@ -262,6 +265,7 @@ impl Embedded {
             driver,
             node: incarnation.node,
             principal,
+            highest,
             principal_number,
             chunk_bytes,
             locks,
@@ -269,7 +273,7 @@ impl Embedded {
             services: Services::default(),
             process,
         };
-        Embedded { inner: Arc::new(inner), priority: Priority::High }
+        Embedded { inner: Arc::new(inner), priority: highest }
     }
 }
 

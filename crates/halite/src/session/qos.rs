@@ -18,6 +18,11 @@ pub enum QosError {
     /// Another user runs the node.
     #[error("only the user who runs the node may change its policy")]
     NotOwner,
+    /// The node's configuration gives the principal low priority (`low_priority`).
+    #[error(
+        "this principal has low priority only at its node; the user who runs the node may change `low_priority`"
+    )]
+    HighDenied,
     /// The node of the session has left, or this process is a fork of the node's.
     #[error("the node of this session is closed")]
     NodeClosed,
@@ -39,8 +44,9 @@ pub struct QosNow {
 
 /// Priorities.
 impl Session {
-    /// Returns this session, with the same handles, whose operations have `priority`; sessions begin with
-    /// [`Priority::High`]. To give a single operation a priority, use the returned session once.
+    /// Returns this session, with the same handles, whose operations have `priority`. Sessions begin with the
+    /// highest priority of their principal: high, unless [`Config::low_priority`](crate::Config::low_priority) names it;
+    /// then, high fails with [`QosError::HighDenied`]. To give a single operation a priority, use the returned session once.
     ///
     /// Priorities matter only under a policy ([`Session::set_qos`]), and only to reads, writes, calls and messages that
     /// leave the node over a network. Loads and stores in memory of this host, atomics, locks and barriers are never
@@ -54,16 +60,23 @@ impl Session {
     /// let session = node.blocking_session();
     /// session.set_qos(Qos { policy: Policy::SwPri, rate: None })?;
     /// let backup = session.alloc(None, 1 << 20, Placement::Local, Permissions::empty())?;
-    /// session.with_priority(Priority::Low).write(backup, 0, &[7; 1 << 16])?;
+    /// session.with_priority(Priority::Low)?.write(backup, 0, &[7; 1 << 16])?;
     /// # drop(node);
     /// # std::fs::remove_dir_all(dir)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn with_priority(&self, priority: Priority) -> Session {
-        match &self.kind {
+    pub fn with_priority(&self, priority: Priority) -> Result<Session, QosError> {
+        let highest = match &self.kind {
+            Kind::Embedded(session) => session.inner.highest,
+            Kind::Attached(client) => client.highest(),
+        };
+        if (priority, highest) == (Priority::High, Priority::Low) {
+            return Err(QosError::HighDenied);
+        }
+        Ok(match &self.kind {
             Kind::Embedded(session) => Embedded { inner: session.inner.clone(), priority }.into(),
             Kind::Attached(client) => Session { kind: Kind::Attached(client.with_priority(priority).into()) },
-        }
+        })
     }
 
     /// Replaces the policy of this session's node for operations of different priority. Operations that wait follow the
@@ -95,8 +108,8 @@ impl Session {
 /// Priorities, for threads.
 impl blocking::Session {
     /// Returns this session with a priority for its operations. See [`crate::Session::with_priority`].
-    pub fn with_priority(&self, priority: Priority) -> blocking::Session {
-        self.as_async().with_priority(priority).blocking()
+    pub fn with_priority(&self, priority: Priority) -> Result<blocking::Session, QosError> {
+        Ok(self.as_async().with_priority(priority)?.blocking())
     }
 
     /// Replaces the policy of this session's node. See [`crate::Session::set_qos`].

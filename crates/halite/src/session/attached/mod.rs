@@ -80,8 +80,15 @@ impl Client {
         Ok(Client { line, connection, welcome, priority: Priority::High })
     }
 
+    /// Returns the highest priority of the principal.
+    pub(crate) fn highest(&self) -> Priority {
+        self.welcome.highest
+    }
+
     /// Returns the same session with a priority for its requests.
     pub(crate) fn with_priority(&self, priority: Priority) -> Client {
+        // A node gives all requests of such a principal low priority, and those without a prefix are faster.
+        let priority = if self.welcome.highest == Priority::Low { Priority::High } else { priority };
         let (line, connection) = (self.line.clone(), self.connection.clone());
         Client { line, connection, welcome: self.welcome.clone(), priority }
     }

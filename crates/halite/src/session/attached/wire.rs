@@ -51,6 +51,8 @@ pub(crate) struct Welcome {
     pub(crate) node: NodeId,
     /// The principal as which the session acts.
     pub(crate) principal: String,
+    /// The highest priority of the principal. The node limits requests of a higher one to it.
+    pub(crate) highest: Priority,
 }
 
 /// Why a node refuses a session.
