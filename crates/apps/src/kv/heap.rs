@@ -1,12 +1,15 @@
 //! Memory of a shard's entries: regions that are divided into blocks of several size classes.
 //!
 //! A free block holds an entry of its class, or is split for shorter entries. From time to time adjacent free blocks
-//! are merged. A reader that reads a reused block detects this when it checks the slot again.
+//! are merged. A reader that reads a reused block detects this when it checks the slot again. A long entry has a region of
+//! its own, which is freed with it.
+
+use std::collections::BTreeMap;
 
 use halite::{AllocOptions, Lh, Permissions, RegionCause, Session, WriteOp};
 
 use super::error::KvError;
-use super::layout::{CLASSES, FIRST_PART_UNITS, PART_UNITS, Slot, UNIT, part_of, units_of};
+use super::layout::{CLASSES, FIRST_PART_UNITS, PART_UNITS, Slot, UNIT, long_of, part_of, units_of};
 use crate::directory::is_without_directory;
 
 /// Number of larger classes that are searched for a free block before the heap grows. Blocks of the last class searched
@@ -35,6 +38,12 @@ pub(super) struct Heap {
     free: Free,
     /// Set when a block is freed; cleared when the heap is searched for empty parts.
     may_shrink: bool,
+    /// Long entries, by number.
+    long: BTreeMap<u32, Long>,
+    /// Number of the next long entry. Numbers are not reused soon, so that no reader takes one entry for another.
+    next_long: u32,
+    /// Regions of long entries that no slot points to any more.
+    left: Vec<Lh>,
     /// Regions that are no longer part of the heap, to be freed when the directory of names answers again.
     unfreed: Vec<Lh>,
 }
@@ -44,6 +53,13 @@ pub(super) struct Heap {
 struct Part {
     lh: Lh,
     units: u64,
+}
+
+/// A region with one entry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Long {
+    lh: Lh,
+    bytes: u64,
 }
 
 /// Free blocks.
@@ -102,12 +118,30 @@ impl Heap {
     pub(super) fn new(session: Session, name: &str, shard: usize, everyone: Permissions) -> Heap {
         let (name, parts, free) = (name.to_owned(), Vec::new(), Free::new());
         let (all_units, units, used, may_shrink) = (0, 0, 0, false);
-        let unfreed = Vec::new();
-        Heap { session, name, shard, everyone, parts, all_units, units, used, free, may_shrink, unfreed }
+        let (long, next_long, left, unfreed) = (BTreeMap::new(), 0, Vec::new(), Vec::new());
+        Heap {
+            session,
+            name,
+            shard,
+            everyone,
+            parts,
+            all_units,
+            units,
+            used,
+            free,
+            may_shrink,
+            long,
+            next_long,
+            left,
+            unfreed,
+        }
     }
 
-    /// Takes a free block of `class`, or of a larger class.
-    pub(super) async fn take(&mut self, class: u8) -> Result<Block, KvError> {
+    /// Takes a free block for an entry of `bytes` bytes: one of `class`, or of a larger class.
+    pub(super) async fn take(&mut self, class: u8, bytes: usize) -> Result<Block, KvError> {
+        if class >= CLASSES {
+            return Box::pin(self.take_long(class, bytes)).await;
+        }
         if let Some(block) = self.free.find(class, LARGER) {
             return Ok(block);
         }
@@ -131,9 +165,30 @@ impl Heap {
         }
     }
 
+    /// Makes a region for a long entry.
+    async fn take_long(&mut self, class: u8, bytes: usize) -> Result<Block, KvError> {
+        while self.long.contains_key(&self.next_long) {
+            self.next_long = self.next_long.wrapping_add(1);
+        }
+        let number = self.next_long;
+        // If these regions still cannot be freed, the heap grows nevertheless.
+        let _ = self.free_left().await;
+        let (name, bytes) = (long_of(&self.name, self.shard, number), (bytes as u64).next_multiple_of(UNIT));
+        let lh = match make(&self.session, &name, bytes, self.everyone).await {
+            Err(KvError::Full) if self.shrink().await? => {
+                make(&self.session, &name, bytes, self.everyone).await?
+            }
+            made => made?,
+        };
+        self.next_long = number.wrapping_add(1);
+        self.long.insert(number, Long { lh, bytes });
+        Ok(Block { place: number, class })
+    }
+
     /// Returns the bytes of all blocks in use.
     pub(super) fn bytes_used(&self) -> u64 {
-        (self.all_units - (self.units - self.used) - self.free.units()) * UNIT
+        let long: u64 = self.long.values().map(|long| long.bytes).sum();
+        (self.all_units - (self.units - self.used) - self.free.units()) * UNIT + long
     }
 
     /// Returns the begin of the range of units of `class` that has the least live units in it; `None` if there is not
@@ -204,7 +259,12 @@ impl Heap {
         self.free.find(class, LARGER).or_else(|| self.free.divide(class))
     }
 
+    /// Makes a block free, and the region of a long entry [to be freed](Heap::free_regions).
     pub(super) fn give_back(&mut self, block: Block) {
+        if block.class >= CLASSES {
+            self.left.extend(self.long.remove(&block.place).map(|long| long.lh));
+            return;
+        }
         self.free.give_back(block);
         self.may_shrink = true;
     }
@@ -251,13 +311,36 @@ impl Heap {
 
     /// Returns the write of a block.
     pub(super) fn write_of<'a>(&self, block: Block, bytes: &'a [u8]) -> WriteOp<'a> {
-        let slot = block.slot(0);
-        WriteOp { lh: self.parts[slot.part()].lh, offset: slot.offset(), from: bytes }
+        let (lh, offset, _) = self.place_of(block.slot(0));
+        WriteOp { lh, offset, from: bytes }
     }
 
     pub(super) async fn read(&self, slot: Slot, into: &mut Vec<u8>) -> Result<(), KvError> {
-        into.resize(slot.bytes() as usize, 0);
-        Ok(self.session.read(self.parts[slot.part()].lh, slot.offset(), into).await?)
+        let (lh, offset, len) = self.place_of(slot);
+        into.resize(len as usize, 0);
+        Ok(self.session.read(lh, offset, into).await?)
+    }
+
+    /// Returns the region, offset and length of a block.
+    fn place_of(&self, slot: Slot) -> (Lh, u64, u64) {
+        if slot.is_long() {
+            let Long { lh, bytes } = self.long[&slot.place];
+            return (lh, 0, bytes);
+        }
+        (self.parts[slot.part()].lh, slot.offset(), slot.bytes())
+    }
+
+    /// Frees the regions of long entries that were given back.
+    pub(super) async fn free_regions(&mut self) -> Result<(), KvError> {
+        while let Some(lh) = self.left.pop() {
+            self.free_region(lh).await?;
+        }
+        Ok(())
+    }
+
+    /// Returns true if [`Heap::free_regions`] has regions to free.
+    pub(super) fn has_left(&self) -> bool {
+        !self.left.is_empty()
     }
 
     /// Frees empty parts at the end of the heap. Returns true if there were any.
@@ -289,7 +372,8 @@ impl Heap {
     pub(super) async fn clear(&mut self) -> Result<(), KvError> {
         self.free = Free::new();
         (self.all_units, self.units, self.used) = (0, 0, 0);
-        let mut freed = Ok(());
+        self.left.extend(std::mem::take(&mut self.long).into_values().map(|long| long.lh));
+        let mut freed = self.free_regions().await;
         while let Some(part) = self.parts.pop() {
             freed = freed.and(self.free_region(part.lh).await);
         }

@@ -5,9 +5,11 @@
 //!   NAME/S          | generation | buckets |                                             the root of shard S
 //!   NAME/S/tG       | bucket of 16 slots | bucket | ...                                  its table, generation G
 //!   NAME/S/hN       | entry | entry | ...                                                part N of its heap
+//!   NAME/S/lN       | entry                                                              long entry N
 //!
 //!   slot            63 ......... 32 | 31 ....... 24 | 23 ......... 0       0: empty; all ones: the table has moved
 //!                   place in units  | class + 1     | tag of the key
+//!                   or number of a long entry
 //!
 //!   entry           checksum u64 | expiry u64 | key bytes u32 | value bytes u32 | key | value
 //! ```
@@ -21,7 +23,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 /// Maximum length of a key, in bytes.
 pub const KEY_BYTES_MAX: usize = 64 << 10;
 /// Maximum length of a value, in bytes.
-pub const VALUE_BYTES_MAX: usize = 1 << 20;
+pub const VALUE_BYTES_MAX: usize = 512 << 20;
 /// Maximum number of shards of a store.
 pub const SHARDS_MAX: usize = 61;
 
@@ -47,8 +49,10 @@ pub(super) const FIRST_PART_UNITS: u64 = 1 << 10;
 pub(super) const PART_BYTES: u64 = PART_UNITS * UNIT;
 const HEADER_BYTES: usize = 24;
 
-/// Number of block classes: 1, 2, 3 or 4 units, or 5 to 8 units times a power of two.
+/// Number of classes of blocks in the heap's parts: 1, 2, 3 or 4 units, or 5 to 8 units times a power of two.
 pub(super) const CLASSES: u8 = 53;
+/// Number of classes with those of long entries, each of which has a region of its own.
+const ALL_CLASSES: u8 = 89;
 
 /// Returns the units of a block of `class`.
 pub(super) fn units_of(class: u8) -> u64 {
@@ -61,7 +65,7 @@ pub(super) fn units_of(class: u8) -> u64 {
 /// Returns the smallest class with blocks that hold `bytes` bytes; `None` if no class has such blocks.
 pub(super) fn class_of(bytes: usize) -> Option<u8> {
     let units = (bytes as u64).div_ceil(UNIT);
-    (0..CLASSES).find(|class| units_of(*class) >= units)
+    (0..ALL_CLASSES).find(|class| units_of(*class) >= units)
 }
 
 /// Hash of a key, which determines its shard, bucket and tag.
@@ -99,7 +103,7 @@ const TAG_MAX: u32 = (1 << 24) - 1;
 /// Content of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Slot {
-    /// Place of the entry, in units from the start of the heap.
+    /// Place of the entry, in units from the start of the heap; the number of a long entry.
     pub(super) place: u32,
     pub(super) class: u8,
     pub(super) tag: u32,
@@ -114,7 +118,8 @@ impl Slot {
     pub(super) fn decode(word: u64) -> Option<Slot> {
         let class = ((word >> 24) as u8).checked_sub(1)?;
         let slot = Slot { place: (word >> 32) as u32, class, tag: word as u32 & TAG_MAX };
-        (class < CLASSES && slot.offset() + slot.bytes() <= PART_BYTES).then_some(slot)
+        let fits = slot.is_long() || slot.offset() + slot.bytes() <= PART_BYTES;
+        (class < ALL_CLASSES && fits).then_some(slot)
     }
 
     /// Decodes a word; `None` if it points to no entry, or to an entry that cannot have the key of `hash`.
@@ -122,6 +127,11 @@ impl Slot {
     pub(super) fn decode_of(word: u64, hash: Hash) -> Option<Slot> {
         // The tag is compared first, because nearly all slots point to other keys.
         if word as u32 & TAG_MAX == hash.tag() { Slot::decode(word) } else { None }
+    }
+
+    /// Returns true if the entry has a region of its own, and is in no part of the heap.
+    pub(super) fn is_long(self) -> bool {
+        self.class >= CLASSES
     }
 
     /// Returns the number of the heap's part that holds the entry.
@@ -134,6 +144,7 @@ impl Slot {
         u64::from(self.place) % PART_UNITS * UNIT
     }
 
+    /// Returns the length of the block; of a long entry, the maximum length, which is at most a quarter more.
     pub(super) fn bytes(self) -> u64 {
         units_of(self.class) * UNIT
     }
@@ -207,9 +218,22 @@ pub(super) fn part_of(name: &str, shard: usize, part: usize) -> String {
     format!("{name}/{shard}/h{part}")
 }
 
+pub(super) fn long_of(name: &str, shard: usize, number: u32) -> String {
+    format!("{name}/{shard}/l{number}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_longest_entry_has_a_class() {
+        let class = class_of(Entry::bytes(KEY_BYTES_MAX, VALUE_BYTES_MAX));
+        assert_eq!(class, Some(ALL_CLASSES - 1));
+        let slot = Slot { place: 7, class: ALL_CLASSES - 1, tag: 3 };
+        assert_eq!(Slot::decode(slot.encode()), Some(slot));
+        assert_eq!(Slot::decode(Slot { class: ALL_CLASSES, ..slot }.encode()), None);
+    }
 
     #[test]
     fn an_entry_with_a_changed_bit_is_refused() {

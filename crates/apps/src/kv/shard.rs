@@ -12,7 +12,7 @@ use super::error::KvError;
 use super::fields::Field;
 use super::heap::{self, Block, Heap, Live};
 use super::layout::{
-    BUCKET_BYTES, BUCKET_SLOTS, BUCKETS_MAX, Entry, Hash, KEY_BYTES_MAX, MOVED, ROOT_BYTES, Slot,
+    BUCKET_BYTES, BUCKET_SLOTS, BUCKETS_MAX, CLASSES, Entry, Hash, KEY_BYTES_MAX, MOVED, ROOT_BYTES, Slot,
     VALUE_BYTES_MAX, WORD, bucket_of, class_of, encode_words, root_of, table_of, units_of,
 };
 use super::wire::{Answer, Expires, Only, Request, When, push_part};
@@ -32,6 +32,8 @@ const SCAN_MAX: u64 = 10_000;
 const SCAN_BYTES_MAX: usize = 1 << 20;
 /// Number of counters of changes; keys share them by their hashes.
 const COUNTERS: usize = 1 << 16;
+/// Maximum length of a buffer that is kept for the next request.
+pub(super) const KEPT_BYTES_MAX: usize = 2 << 20;
 /// Bytes per write when a table is overwritten.
 const WIPE_BYTES: usize = 64 << 10;
 
@@ -166,7 +168,13 @@ impl Shard {
         request: &Request<'_>,
         answer: &mut Vec<u8>,
     ) -> Result<(), KvError> {
-        match self.perform(now_ms, request, answer).await {
+        let done = self.perform(now_ms, request, answer).await;
+        for buffer in [&mut self.entry, &mut self.written] {
+            if buffer.capacity() > KEPT_BYTES_MAX {
+                *buffer = Vec::new();
+            }
+        }
+        match done {
             Err(KvError::Full) => {
                 Answer::Full.encode(answer);
                 Ok(())
@@ -363,11 +371,12 @@ impl Shard {
         found: Option<Found>,
     ) -> Result<(), KvError> {
         let hash = Hash::of(key);
-        let class = class_of(Entry::bytes(key.len(), value.len())).expect("lengths have been checked");
+        let bytes = Entry::bytes(key.len(), value.len());
+        let class = class_of(bytes).expect("lengths have been checked");
         if found.is_none() {
             self.make_room(hash.low()).await?;
         }
-        let block = match self.heap.take(class).await {
+        let block = match self.heap.take(class, bytes).await {
             // Rare and long, so boxed, as above.
             Err(lack @ (KvError::Full | KvError::NoDirectory)) => {
                 Box::pin(self.compact(class)).await?.ok_or(lack)?
@@ -402,19 +411,27 @@ impl Shard {
         if expires_ms != 0 {
             self.expiring.insert((expires_ms, key.into()));
         }
-        Ok(())
+        self.free_regions().await
+    }
+
+    /// Frees the regions of long entries that were replaced or removed.
+    async fn free_regions(&mut self) -> Result<(), KvError> {
+        // Rare and long, so boxed, as above.
+        if self.heap.has_left() { Box::pin(self.heap.free_regions()).await } else { Ok(()) }
     }
 
     /// Makes a block of `class` out of free memory in pieces, by moving the live entries between the pieces. Returns
     /// `None` if that is impossible.
     async fn compact(&mut self, class: u8) -> Result<Option<Block>, KvError> {
-        // After a failure, only freed memory helps.
-        if self.changes_at_failure == Some((self.removals, class)) {
+        // After a failure, only freed memory helps. Long entries are in no part of the heap.
+        if class >= CLASSES || self.changes_at_failure == Some((self.removals, class)) {
             return Ok(None);
         }
         let slots = self.table.slots.iter().enumerate();
-        let mut live: Vec<Live> =
-            slots.filter_map(|(index, word)| Some(Live { slot: Slot::decode(*word)?, index })).collect();
+        let mut live: Vec<Live> = slots
+            .filter_map(|(index, word)| Some(Live { slot: Slot::decode(*word)?, index }))
+            .filter(|live| !live.slot.is_long())
+            .collect();
         live.sort_unstable_by_key(|live| live.slot.place);
         let Some(begin) = self.heap.sparsest(class, &live) else { return Ok(None) };
         let range = begin..begin + units_of(class);
@@ -476,7 +493,7 @@ impl Shard {
         self.note_change(self.table.lows[found.index]);
         self.forget(key, found);
         self.keys -= 1;
-        Ok(())
+        self.free_regions().await
     }
 
     /// Frees a block that no slot points to any more. A reader of the block detects this when it checks the slot again.

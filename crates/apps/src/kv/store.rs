@@ -10,9 +10,10 @@ use halite::{
 use super::error::KvError;
 use super::layout::{
     BUCKET_BYTES, BUCKETS_MAX, Entry, HEAD_WORDS, Hash, KEY_BYTES_MAX, MAGIC, MOVED, ROOT_BYTES, SHARDS_MAX,
-    Slot, VALUE_BYTES_MAX, WORD, bucket_of, decode_words, encode_words, number_of_store, part_of, root_of,
-    table_of,
+    Slot, VALUE_BYTES_MAX, WORD, bucket_of, decode_words, encode_words, long_of, number_of_store, part_of,
+    root_of, table_of,
 };
+use super::shard::KEPT_BYTES_MAX;
 use super::wire::{Answer, Expires, Only, Request, When, parts, push_part, together_bytes_max};
 
 /// Maximum number of keys that are looked up together.
@@ -204,7 +205,11 @@ impl Store {
         match self.get_at_hand(shard, hash, key, value).await {
             Some(is_there) => Ok(is_there),
             // Rare and long, so boxed: the future of reading stays small.
-            None => Box::pin(self.get_again(shard, hash, key, value)).await,
+            None => {
+                let got = Box::pin(self.get_again(shard, hash, key, value)).await;
+                trim(&mut self.block);
+                got
+            }
         }
     }
 
@@ -222,6 +227,9 @@ impl Store {
         let mut bucket = [0; BUCKET_BYTES as usize];
         self.session.read(table, at, &mut bucket).await.ok()?;
         let Some((index, slot)) = only_slot_of(&bucket, hash)? else { return Some(false) };
+        if slot.is_long() {
+            return None;
+        }
         let heap = (*self.shards[shard].heap.get(slot.part())?)?;
         self.block.resize(slot.bytes() as usize, 0);
         let mut again = [0; WORD as usize];
@@ -346,6 +354,7 @@ impl Store {
                 Some(Some((_, slot))) if !has_room(index, slot.bytes() as usize) => {
                     seen[index] = Glance::NoRoom
                 }
+                Some(Some((_, slot))) if slot.is_long() => seen[index] = Glance::More,
                 Some(Some((place, slot))) => {
                     seen[index] = Glance::More;
                     let Ok(heap) = self.part(shard, slot.part()).await else { continue };
@@ -395,6 +404,9 @@ impl Store {
 
     /// Reads the entry of a slot that was read from the table and offset `at`.
     async fn follow(&mut self, shard: usize, at: (Lh, u64), slot: Slot, key: &[u8]) -> Result<Look, KvError> {
+        if slot.is_long() {
+            return Box::pin(self.follow_long(shard, at, slot, key)).await;
+        }
         let heap = self.part(shard, slot.part()).await?;
         self.block.resize(slot.bytes() as usize, 0);
         let mut again = [0; WORD as usize];
@@ -403,6 +415,30 @@ impl Store {
             ReadOp { lh: at.0, offset: at.1, into: &mut again },
         ];
         self.session.read_batch(&mut batch).await.map_err(|BatchError { source, .. }| source)?;
+        Ok(look_at(&self.block, again, slot, key))
+    }
+
+    /// Reads the long entry of a slot, whose region is mapped only meanwhile.
+    async fn follow_long(
+        &mut self,
+        shard: usize,
+        at: (Lh, u64),
+        slot: Slot,
+        key: &[u8],
+    ) -> Result<Look, KvError> {
+        let lh = self.session.map(&long_of(&self.name, shard, slot.place), Permissions::READ).await?;
+        // The region belongs to the entry at most, so a shorter one holds another entry, which the slot's check shows.
+        let len = self.session.len(lh).unwrap_or(0).min(slot.bytes());
+        self.block.resize(len as usize, 0);
+        let mut again = [0; WORD as usize];
+        let mut batch = [
+            ReadOp { lh, offset: 0, into: &mut self.block },
+            ReadOp { lh: at.0, offset: at.1, into: &mut again },
+        ];
+        let read = self.session.read_batch(&mut batch).await.map_err(|BatchError { source, .. }| source);
+        // The region may have been freed.
+        let _ = self.session.unmap(lh).await;
+        read?;
         Ok(look_at(&self.block, again, slot, key))
     }
 
@@ -613,7 +649,9 @@ impl Store {
 
     pub(super) async fn ask(&mut self, shard: usize, request: &Request<'_>) -> Result<Vec<u8>, KvError> {
         request.encode(self.number, &mut self.request);
-        self.call(shard, &self.request).await
+        let answer = self.call(shard, &self.request).await;
+        trim(&mut self.request);
+        answer
     }
 
     /// Sends an encoded request to the owner of a shard; returns the answer.
@@ -651,6 +689,13 @@ impl Store {
             }
             _ => KvError::Damaged { shard, what: "sent an invalid answer" },
         }
+    }
+}
+
+/// Frees a buffer that is too long to keep.
+fn trim(buffer: &mut Vec<u8>) {
+    if buffer.capacity() > KEPT_BYTES_MAX {
+        *buffer = Vec::new();
     }
 }
 

@@ -41,9 +41,19 @@ impl Served {
         Served { shards, address, control, serving }
     }
 
+    /// Serves a store on nodes with `bytes` of memory each.
+    pub fn with_memory(bytes: u64) -> Served {
+        let (shards, server) = Served::prepare_with(bytes, 1000);
+        Served::start(shards, server)
+    }
+
     /// Returns a server that listens and does not accept connections yet.
     pub fn prepare(clients_max: usize) -> (Shards, Server) {
-        let mut shards = Shards::new(64 * MIB);
+        Served::prepare_with(64 * MIB, clients_max)
+    }
+
+    fn prepare_with(bytes: u64, clients_max: usize) -> (Shards, Server) {
+        let mut shards = Shards::new(bytes);
         let (session, store) = shards.open(0);
         // The timeout is long because this machine may be busy.
         let store = store.with_timeout(Duration::from_secs(3600));

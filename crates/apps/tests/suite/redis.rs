@@ -8,20 +8,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::redis::{Client, Served, Value, bulk, request};
 use common::{MIB, SetAtEnd};
-use halite_apps::kv::redis::ARGS_MAX;
+use halite_apps::kv::redis::{ARGS_MAX, REQUEST_BYTES_MAX};
 use halite_apps::kv::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 
 #[test]
 fn keys_and_values_are_any_bytes_up_to_their_limits() {
     let served = Served::new();
     let mut one = served.client();
-    let (key, value) = (vec![0xff; KEY_BYTES_MAX], vec![b'\r'; VALUE_BYTES_MAX]);
+    let (key, value) = (vec![0xff; KEY_BYTES_MAX], vec![b'\r'; 5 << 20]);
     one.ask(&[b"set", &key, &value], "+OK\r\n");
     one.ask(&[b"get", &key], bulk(&value));
     one.ask(&[b"get", b""], "$-1\r\n");
     one.ask(&[b"set", b"", b""], "+OK\r\n");
     one.ask(&[b"get", b""], "$0\r\n\r\n");
-    one.ask(&[b"append", &key, b"1"], "-ERR string exceeds maximum allowed size (proto-max-bulk-len)\r\n");
+    one.ask(&[b"append", &key, b"1"], format!(":{}\r\n", value.len() + 1));
+    one.ask(&[b"setrange", &key, b"536870911", b"12"], TOO_LONG);
     let long = vec![b'k'; KEY_BYTES_MAX + 1];
     for command in [&b"get"[..], b"del", b"incr", b"ttl"] {
         one.ask(&[command, &long], "-ERR the key has 65537 bytes; the maximum is 65536\r\n");
@@ -35,17 +36,43 @@ fn requests_beyond_a_limit_are_refused_and_the_connection_goes_on() {
     let served = Served::new();
     let mut client = served.client();
     client.send(b"incr n\r\n");
-    client.send(request(&[b"set", b"n", &vec![b'*'; VALUE_BYTES_MAX + 1]]));
-    client.say("incr n", ":1\r\n-ERR an argument has 1048577 bytes; the maximum is 1048576\r\n:2\r\n");
-    let half = vec![b'*'; VALUE_BYTES_MAX / 2];
-    let many: Vec<&[u8]> = [&b"mset"[..]].into_iter().chain((0..256).map(|_| &half[..])).collect();
-    client.ask(&many, "-ERR the request has more than 67108864 bytes\r\n");
-    let many: Vec<&[u8]> = (0..ARGS_MAX + 1).map(|_| &b"x"[..]).collect();
-    client.ask(&many, "-ERR the request has 2097154 arguments; the maximum is 2097153\r\n");
-    client.say("get n", "$1\r\n2\r\n");
-    client.send("*2\r\n$3\r\nget\r\n$536870913\r\n");
+    client.send(too_many());
+    client.say("incr n", &format!(":1\r\n{TOO_MANY}:2\r\n"));
+    client.send("*2\r\n$3\r\nget\r\n$1073741825\r\n");
     client.expect("-ERR Protocol error: invalid bulk length\r\n");
     client.expect_end();
+    served.end();
+}
+
+/// A request with one argument too many, and its reply.
+fn too_many() -> Vec<u8> {
+    request(&vec![&b"x"[..]; ARGS_MAX + 1])
+}
+
+const TOO_MANY: &str = "-ERR the request has 2097154 arguments; the maximum is 2097153\r\n";
+const TOO_LONG: &str = "-ERR string exceeds maximum allowed size (proto-max-bulk-len)\r\n";
+
+#[test]
+#[ignore = "slow: .ci/deep slow"]
+fn the_longest_values_are_kept_and_longer_ones_refused() {
+    let served = Served::with_memory(2 << 30);
+    let mut client = served.client();
+    let value: Vec<u8> = (0..VALUE_BYTES_MAX).map(|at| (at / 7) as u8).collect();
+    client.ask(&[b"set", b"long", &value], "+OK\r\n");
+    client.say("strlen long", &format!(":{VALUE_BYTES_MAX}\r\n"));
+    client.ask(&[b"get", b"long"], bulk(&value));
+    client.say("append long x", TOO_LONG);
+    let longer = [&value[..], b"x"].concat();
+    client.ask(
+        &[b"set", b"long", &longer],
+        "-ERR an argument has 536870913 bytes; the maximum is 536870912\r\n",
+    );
+    let half = &value[..300 << 20];
+    client.ask(
+        &[b"mset", b"one", half, b"two", half],
+        format!("-ERR the request has more than {REQUEST_BYTES_MAX} bytes\r\n"),
+    );
+    client.say("exists one two long", ":1\r\n");
     served.end();
 }
 
@@ -464,9 +491,9 @@ fn a_transaction_is_executed_as_a_whole_or_not_at_all() {
     one.say(&format!("exists {here} {there}"), ":0\r\n");
     // A request that is too long refuses the transaction around it.
     one.send("multi\r\nset a 1\r\n");
-    one.send(request(&[b"set", b"b", &vec![0; VALUE_BYTES_MAX + 1]]));
+    one.send(too_many());
     one.send("exec\r\n");
-    one.expect("+OK\r\n+QUEUED\r\n-ERR an argument has 1048577 bytes; the maximum is 1048576\r\n");
+    one.expect(format!("+OK\r\n+QUEUED\r\n{TOO_MANY}"));
     one.expect("-EXECABORT Transaction discarded because of previous errors.\r\n");
     // While an owner is silent, its transactions wait; other shards serve. A client that has gone has no effect on them.
     let silence = served.shards.silence.lock().unwrap();

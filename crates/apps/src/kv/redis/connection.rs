@@ -12,7 +12,7 @@ use super::backend::{Backend, Queued, Shards, Step};
 use super::client::{About, Client, Then};
 use super::commands::{self, Command, Does, Query};
 use super::reply::{OK, Replies, Reply};
-use super::request::{Args, Excess, Parsed, Parser, ProtocolError, REQUEST_BYTES_MAX};
+use super::request::{Args, Excess, Parsed, Parser, ProtocolError};
 use super::task::{Left, Operation, Recipient, Watched, refusal};
 use super::transaction::{Part, Queue, Transaction, WATCHED_MAX};
 
@@ -20,7 +20,7 @@ use super::transaction::{Part, Queue, Transaction, WATCHED_MAX};
 pub(super) const UNSENT_BYTES_MAX: usize = 256 << 10;
 /// Maximum number of bytes of waiting requests; beyond it, the server reads no more of them. A client that sends its
 /// whole pipeline before it reads a reply needs that much.
-const WAITING_BYTES_MAX: usize = 2 * REQUEST_BYTES_MAX;
+const WAITING_BYTES_MAX: usize = 128 << 20;
 /// Maximum length of an incomplete request of a client that has not given the password.
 const UNAUTHENTICATED_BYTES_MAX: usize = 16 << 10;
 /// Time without progress after which such a client is disconnected.
@@ -28,7 +28,7 @@ const STUCK: Duration = Duration::from_secs(5);
 /// Maximum number of postponed values that are requested at once.
 const LEFT_TOGETHER: usize = 16;
 /// Maximum number of bytes still read after a protocol error, so that the client gets to read the error.
-const LAST_BYTES_MAX: usize = REQUEST_BYTES_MAX;
+const LAST_BYTES_MAX: usize = 64 << 20;
 /// Bytes of room for a read.
 const READ_BYTES: usize = 16 << 10;
 /// An incomplete request up to this length waits in a buffer of its own length.
@@ -569,7 +569,9 @@ impl Connection {
         if self.last_bytes.is_some() {
             return true;
         }
-        let max = if self.queued.is_some() { READ_BYTES } else { WAITING_BYTES_MAX };
+        // The rest of a long request is read, too.
+        let all = self.input.as_ref().map_or(0, |input| input.parser.len_min());
+        let max = if self.queued.is_some() { READ_BYTES } else { WAITING_BYTES_MAX.max(all) };
         !self.is_closing && !self.has_ended && self.waiting() < max
     }
 

@@ -15,12 +15,12 @@ pub const ARGS_MAX: usize = (1 << 21) + 1;
 pub const ARG_BYTES_MAX: usize = VALUE_BYTES_MAX;
 /// Maximum length in bytes of a line: an inline request, or the announcement of a length.
 pub const LINE_BYTES_MAX: usize = KEY_BYTES_MAX;
-/// Maximum length of a request, in bytes.
-pub const REQUEST_BYTES_MAX: usize = 64 << 20;
+/// Maximum length of a request, in bytes: enough for the longest value.
+pub const REQUEST_BYTES_MAX: usize = VALUE_BYTES_MAX + (64 << 20);
 
 /// Maximum announced length of an argument, and number of arguments, of a request that is dropped. Beyond it, the
-/// connection ends, as in Redis.
-const DROPPED_ARG_BYTES_MAX: usize = 512 << 20;
+/// connection ends, as in Redis beyond the longest value.
+const DROPPED_ARG_BYTES_MAX: usize = 1 << 30;
 const DROPPED_ARGS_MAX: i64 = i32::MAX as i64;
 
 /// Result of parsing.

@@ -17,14 +17,13 @@ use super::super::wire::Answer;
 use super::backend::Shards;
 use super::commands::ReplyKind;
 use super::reply::{Replies, Reply};
-use super::request::REQUEST_BYTES_MAX;
 use super::task::{
     BATCH_BYTES_MAX, BATCH_MAX, Operation, REPLY_BYTES_MAX, Watched, answers_of, changes_of, refusal,
 };
 
 /// Maximum number of commands of a transaction, and of their bytes.
 const COMMANDS_MAX: usize = 1 << 20;
-const BYTES_MAX: usize = REQUEST_BYTES_MAX;
+const BYTES_MAX: usize = 64 << 20;
 /// Maximum number of keys that a client watches, and of their bytes.
 pub(super) const WATCHED_MAX: usize = 10_000;
 
