@@ -281,7 +281,8 @@ impl Engine {
     }
 
     fn bring_up(&mut self, peer: PeerId, pairing: u64) {
-        let waiting = self.membership.meeting.waiting.remove(&peer).expect("it waits");
+        let waiting =
+            self.membership.meeting.waiting.remove(&peer).expect("the caller names a waiting connection");
         let Candidate { connection: Connection { dialled, send_bytes_max, .. }, hello, .. } = waiting;
         let incarnation = hello.incarnation;
         self.membership.members.insert(peer, &hello, send_bytes_max, self.out.now_ns());
