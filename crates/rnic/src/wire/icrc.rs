@@ -33,7 +33,7 @@ const PSEUDO_BYTES_MAX: usize = 8 + 40 + 8 + BTH_BYTES;
 /// Offset of the place in a packet.
 const PLACE_BYTE: usize = 8;
 
-/// Computes and verifies the ICRC of packets from one address to another.
+/// Computes and verifies the ICRC (invariant checksum) of packets from one address to another.
 ///
 /// A connection has two flows, one per direction.
 #[derive(Clone, Debug)]
@@ -76,7 +76,7 @@ impl Flow {
                 ip[24..40].copy_from_slice(&target.octets());
                 (IpVersion::V6, 48)
             }
-            _ => panic!("no packet goes from {source} to {target}"),
+            _ => panic!("the flow from {source} to {target} mixes IPv4 and IPv6"),
         };
         pseudo[udp..udp + 2].copy_from_slice(&source.port().to_be_bytes());
         pseudo[udp + 2..udp + 4].copy_from_slice(&target.port().to_be_bytes());
