@@ -2,7 +2,7 @@
 //! finished.
 //!
 //! A reader holds a [`Pin`] while it uses an object that it looked up. A writer first makes the object unreachable,
-//! then starts a [`GracePeriod`], and frees the object when the grace period is over: by then every thread that was
+//! then starts a [`GracePeriod`], and frees the object when the grace period is over. By then, every thread that was
 //! pinned at its start has unpinned, and later readers cannot find the object.
 //!
 //! ```text

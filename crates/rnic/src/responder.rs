@@ -103,8 +103,8 @@ pub(crate) struct Responder {
     ack_at_ns: Option<u64>,
     /// True if a due acknowledgement may wait for the owner's next poll.
     ack_may_wait: bool,
-    /// Arrival time of the newest packet that calls for an early acknowledgement: a packet with an acknowledgement
-    /// request, a heartbeat, a duplicate, or a packet that arrived before its predecessors.
+    /// Arrival time of the newest packet that requires an early acknowledgement: a packet that requests one, a
+    /// heartbeat, a duplicate, or an early packet.
     ack_request_ns: u64,
     /// The NAK to send.
     nak: Option<Syndrome>,

@@ -39,7 +39,7 @@ impl ServerClock {
         if is_newer || is_stale {
             self.last = Some(Last { stamp_ns, heard_ns: now_ns });
         } else if let Some(last) = &mut self.last {
-            // Still heard: the extrapolated time continues from here.
+            // The answer only shows that the responder is alive: extrapolation continues from here.
             let stamp_ns = last.stamp_ns.saturating_add(now_ns.saturating_sub(last.heard_ns));
             *last = Last { stamp_ns, heard_ns: now_ns };
         }

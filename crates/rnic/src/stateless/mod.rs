@@ -8,16 +8,16 @@
 //!     ◄──────────────────── RDA: outcome, clock ─┘           the effect is recorded for T
 //! ```
 //!
-//! Each packet carries the state that a connection would hold. The responder's memory never depends on the number of
-//! requesters. It depends on the effects of the last 50 ms (T, [`EFFECT_LIFE_NS`]), and on the responder's own orders
-//! in progress: a [`Responder`] has one secret per epoch, a record of effects, and a pool of orders (`orders.rs`). An
-//! *epoch* is the time between two changes of the secret; an *order* is a transfer that the responder starts. A
-//! requester keeps the state of both ends: numbers, stamps and retransmissions.
+//! Each packet carries the state that a connection would hold. A [`Responder`] has one secret per epoch, a record of
+//! effects, and a pool of orders (`orders.rs`). Its memory depends on the effects of the last 50 ms (T,
+//! [`EFFECT_LIFE_NS`]) and on its orders in progress, never on the number of requesters. An *epoch* is the time between
+//! two changes of the secret; an *order* is a transfer that the responder starts. A requester keeps the state of both
+//! ends: numbers, stamps and retransmissions.
 //!
-//! **Rights.** The responder's process sends each requester a [`Grant`] over a separate secure channel. The grant has
-//! the rights to the memory of one key, and a secret key for tags, which is derived from the responder's secret, the
-//! requester's address and the rights. The responder derives the tag's key again from each packet. So a packet with
-//! other rights, from another address or with changed bytes has a wrong tag, and has no effect.
+//! **Rights.** The responder's process sends each requester a [`Grant`] over a separate secure channel. The grant
+//! permits access to the memory of one key. It contains a secret key for tags, derived from the responder's secret, the
+//! requester's address and the rights. The responder derives this key again from each packet. So a packet with other
+//! rights, from another address or with changed bytes has a wrong tag, and has no effect.
 //!
 //! **Each write takes effect at most once, and never late.** A write carries a number and a stamp of the responder's
 //! clock; retransmissions keep both. If the record has the number, the responder only answers again. If the stamp is

@@ -271,7 +271,7 @@ impl Requester {
         };
         let Grant { qpn, rkey, rights, epoch, .. } = self.grant;
         let (kind, address, len, payload): (_, _, _, &[u8]) = match &current.work {
-            // Nothing is sent that may have an effect; the answer brings the clock.
+            // A read of no bytes has no effect; its answer contains the clock.
             Work::Write { .. } if asks_clock => (Kind::Gd, 0, 0, &[]),
             Work::Write { address, bytes } => (Kind::Rd, *address, len, &bytes[offset..offset + len]),
             Work::Read { address, .. } => (Kind::Gd, *address, len, &[]),
@@ -424,7 +424,7 @@ impl Requester {
         }
         let is_write = matches!(current.work, Work::Write { .. });
         match (packet.kind, packet.status) {
-            // The answer to a question for the clock: the packet itself has not left yet.
+            // This answers a question for the clock; the packet itself has not been sent yet.
             (Kind::Gda, _) if is_write && piece.stamp_ns.is_none() => {
                 (piece.due_ns, piece.attempts) = (now_ns, 0);
             }
@@ -435,7 +435,7 @@ impl Requester {
             }
             (Kind::Rda, Status::Done) if is_write => self.answered(now_ns, index, memory),
             (_, Status::Busy) => piece.due_ns = now_ns + clock.timeout_ns(piece.attempts),
-            // No copy of the packet had an effect if there was one only: a new number and stamp cannot repeat it.
+            // If the packet was sent only once, it had no effect, so it can be sent with a new number and stamp.
             (Kind::Rda, Status::Expired) if piece.attempts == 1 => {
                 piece.number = self.next_number;
                 (piece.stamp_ns, piece.attempts, piece.due_ns) = (None, 0, now_ns);

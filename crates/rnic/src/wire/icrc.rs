@@ -8,12 +8,12 @@
 //! The ICRC is stored little-endian, because its lowest bit is sent first.
 //!
 //! **The IPv4 identification** is part of the checksum, but a socket can neither set nor read the identification. The
-//! value that Linux sends is known: if fragmentation is forbidden and the socket is not connected, the identification
-//! is 0 for a single packet, and counts up from 0 within a train (a sequence of packets sent by segmentation offload).
-//! So a Halite peer writes the packet's place in its train into reserved bits, which the checksum also covers, and the
-//! receiver accepts only that place as the identification ([`Flow::seal`], [`Flow::open`]). Other implementations may
-//! send any identification, but the receiver can compute its value. A CRC is linear, so the difference between the
-//! received checksum and the one for identification 0 determines the only matching identification, if one exists
+//! value that Linux sends is known if fragmentation is forbidden and the socket is not connected: 0 for a single
+//! packet, and counting up from 0 within a train (a sequence of packets sent by segmentation offload). So a Halite peer
+//! writes the packet's place in its train into reserved bits, which the checksum also covers. The receiver accepts only
+//! that place as the identification ([`Flow::seal`], [`Flow::open`]). Other implementations may send any
+//! identification, but the receiver can compute its value. A CRC is linear, so the difference between the received
+//! checksum and the one for identification 0 determines the only matching identification, if one exists
 //! ([`Flow::open_foreign`]).
 
 use core::net::{IpAddr, SocketAddr};
