@@ -189,7 +189,7 @@ impl Claims {
         }
     }
 
-    /// Returns a claimed slot without publishing a request.
+    /// Frees a claimed slot for which no request was published.
     pub fn unclaim(&mut self, claim: Claim) {
         self.uses[claim.slot] = self.uses[claim.slot].wrapping_sub(1);
         self.free |= 1 << claim.slot;

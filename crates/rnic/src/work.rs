@@ -167,15 +167,15 @@ impl From<Nak> for Status {
 /// The reason why a connection ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cause {
-    /// The peer refused a local request.
+    /// The peer refused a request of this end.
     Refused(Nak),
-    /// This end refused a request of the peer.
+    /// This end refused a request of the peer, which ended the connection.
     PeerErred(Nak),
     /// The peer did not respond before the retry limit.
     RetryExceeded,
     /// The RNR retry limit was reached: the peer had no posted receive at any retry.
     RnrRetryExceeded,
-    /// A local request named local memory that is not registered.
+    /// A request of this end named local memory that is not registered.
     LocalAccess,
     /// This end closed the connection.
     Closed,
@@ -184,7 +184,7 @@ pub enum Cause {
 /// An event of a queue pair.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// A local request completed.
+    /// A request of this end completed.
     Completed {
         /// The request's id.
         id: u64,

@@ -1,4 +1,4 @@
-//! Whole clusters in one thread and virtual time.
+//! Simulates whole clusters in one thread and in virtual time.
 //!
 //! A [`World`] holds hosts, their clocks, the links between them, and the tasks that run on them. Its [`SimFabric`]s
 //! are fabric providers: a [`Profile`] of the hardware defines how long operations take, and each [`Link`] defines the

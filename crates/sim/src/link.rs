@@ -26,7 +26,7 @@ pub struct Link {
     pub corruption: Corruption,
 }
 
-/// Whether a checksum detects a damaged packet at its receiver.
+/// Whether the checksum at the receiver detects a damaged packet.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Corruption {
     /// The checksum detects the damage, and the receiver drops the packet.

@@ -1,4 +1,4 @@
-//! The tasks of the executor.
+//! The executor's tasks: their futures, and the queue of tasks that are ready.
 
 use std::pin::Pin;
 use std::sync::atomic::AtomicBool;
