@@ -24,7 +24,7 @@ pub struct Extent {
     pub len: u64,
 }
 
-/// An error of a free: the extent is not allocated. The allocator is unchanged.
+/// The error of [`Allocator::free`] and [`Allocator::free_range`]: the extent is not allocated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "cannot free {} bytes at offset {} of segment {}: no such extent is allocated",
@@ -35,7 +35,7 @@ pub struct BadFree {
     pub extent: Extent,
 }
 
-/// Allocates extents from a growing list of segments.
+/// Allocates extents from a growing list of segments. Keeps all of its state in private memory.
 ///
 /// ```
 /// # use halite_mem::Allocator;
@@ -69,8 +69,8 @@ enum Block {
 }
 
 impl Allocator {
-    /// Creates an allocator without memory. All offsets that it returns are multiples of `alignment` bytes, a power of
-    /// two of at least 64 (a cache line). So no two objects share a cache line.
+    /// Creates an allocator without memory. All offsets that it returns are multiples of `alignment` bytes, so no two
+    /// objects share a cache line. Panics unless `alignment` is a power of two of at least 64 (a cache line).
     pub fn new(alignment: u64) -> Allocator {
         assert!(alignment.is_power_of_two() && alignment >= 64, "alignment of {alignment} bytes");
         Allocator {
@@ -104,9 +104,9 @@ impl Allocator {
         self.allocate_small(len).or_else(|| self.allocate_extent(len))
     }
 
-    /// Allocates one piece of a range that the caller can split into several pieces. Returns `len_max` bytes if a free
-    /// extent is long enough. Otherwise returns the largest free extent, rounded down to a multiple of `multiple_of`
-    /// bytes, or `None` if the result would be shorter than `len_min`.
+    /// Allocates one piece of a longer range, for callers that can use several pieces. Returns `len_max` bytes if a
+    /// free extent is long enough. Otherwise returns the largest free extent, rounded down to a multiple of
+    /// `multiple_of` bytes. Returns `None` if the result would be shorter than `len_min` bytes.
     pub fn allocate_run(&mut self, len_min: u64, len_max: u64, multiple_of: u64) -> Option<Extent> {
         assert!(multiple_of > 0, "a run cannot be a multiple of zero bytes");
         assert!(len_min <= len_max, "a run of at least {len_min} and at most {len_max} bytes");
@@ -118,7 +118,7 @@ impl Allocator {
     }
 
     /// Frees a whole extent. The length must be the allocated length; for small objects, any length that rounds up to
-    /// the same size class is valid.
+    /// the same size class is valid. Fails if no such extent is allocated.
     pub fn free(&mut self, extent: Extent) -> Result<(), BadFree> {
         let place = (extent.segment, extent.offset);
         let below = self.used.range(..=place).next_back();
@@ -135,7 +135,7 @@ impl Allocator {
 
     /// Frees a range: a part of an allocated extent, or several adjacent extents. A boundary of the range inside an
     /// extent must be aligned. The range must contain each small object as a whole. Only the last object of the range
-    /// may be shorter than its size class.
+    /// may be shorter than its size class. Fails if a part of the range is not allocated.
     pub fn free_range(&mut self, range: Extent) -> Result<(), BadFree> {
         let mut parts = Vec::new();
         let mut offset = range.offset;

@@ -175,7 +175,7 @@ impl Doorbell {
         }
     }
 
-    /// Returns a number that changes with every wake-up.
+    /// Returns the wake-up count, a number that changes with every wake-up.
     pub fn seq(&self) -> u32 {
         self.memory.seq()
     }

@@ -1,29 +1,29 @@
-//! Requests and replies in shared memory between a server and one untrusted client process.
+//! An exchange: requests and replies in shared memory between a server and one untrusted client process.
 //!
-//! The server creates both memfds and passes them to the client. The client writes the first one; the second one is
-//! sealed against writes by the client. An exchange does not interpret requests and replies, and wakes no thread: it
-//! only tells its caller that the other side sleeps.
+//! The server creates two memfds and passes them to the client. The client writes requests into the first one; the
+//! second one holds the replies and is sealed against writes by the client. An exchange does not interpret requests and
+//! replies. It wakes no thread: it only informs its caller that the other side sleeps.
 //!
 //! ```text
 //!   requests, written by the client           replies, written by the server
 //!   line 0       wakes: a bit for each slot   line 0       naps: odd while the server sleeps
 //!   lines 1..33  requests, in order           lines 1..33  the last reply of each slot
-//!   page 1..     data of each slot: 64 KiB
+//!   page 1..     data area of each slot: 64 KiB
 //!
 //!   line, 64 bytes:  | word 0: info (48 bits), tag (16 bits) | words 1 to 7 |
 //! ```
 //!
 //! The client claims a slot, which is the place of the reply, and writes the request into the next line. The tag of a
-//! request is the number of passes over the lines; the tag of a reply is the number of uses of its slot. So an old line
-//! never looks like a new one, and neither side publishes a position: one line moves each way. The server may answer in
-//! any order. A free slot implies that the next line is free: of the requests in all lines, at least one is answered,
-//! and the server has taken all before it.
+//! request is the number of passes over the lines; the tag of a reply is the number of uses of its slot. So a stale
+//! line never looks like a new one, neither side publishes a position, and only one line moves between the processes
+//! per direction. The server may answer in any order. If a slot is free, the next line is free too: the server has
+//! answered at least one of the requests in the lines, and has taken all requests before it.
 //!
-//! The side that goes to sleep says so, executes a fence, and looks once more; the other side publishes its line,
-//! executes a fence, and looks whether the first one sleeps. So at least one of them sees the other.
+//! A side that goes to sleep publishes this, executes a fence, and checks for lines once more. The other side publishes
+//! its line, executes a fence, and checks whether the first side sleeps. So at least one side sees the other's store.
 //!
 //! The server trusts nothing in the requests. It keeps its own positions, and copies each line before its caller checks
-//! it. A client that writes garbage thus receives wrong replies at most. The client trusts the server.
+//! the line. So a client that writes garbage only receives wrong replies. The client trusts the server.
 
 mod memory;
 
@@ -37,22 +37,24 @@ use crate::sync::{AtomicBool, Ordering};
 #[cfg(not(loom))]
 use crate::{OpenError, OutOfBounds, Segment, Window};
 
-/// Number of requests that a client may have under way.
+/// Number of slots: the maximum number of requests that a client may have outstanding.
 pub const SLOTS: usize = if cfg!(loom) { 2 } else { 32 };
-/// Words of a line.
+/// Number of 64-bit words in a line.
 pub const WORDS: usize = if cfg!(loom) { 2 } else { 8 };
-/// Length of the data of each slot, in bytes.
+/// Length of each slot's data area, in bytes.
 pub const SLOT_BYTES: usize = 64 << 10;
 
-/// A request or a reply; words that were not published have any value. The upper 48 bits of the first word are information; the exchange sets the other 16.
+/// A line: one request or one reply. The caller defines the upper 48 bits of the first word and all other words; the
+/// exchange sets the lower 16 bits of the first word. Words that the sender did not publish have arbitrary values.
 pub type Line = [u64; WORDS];
 
-/// Number of the lower bits of the first word, which the exchange uses.
+/// Number of low bits in a line's first word that the exchange sets. These bits hold the tag, which distinguishes a new
+/// line from a stale one.
 pub const TAG_BITS: u32 = 16;
 
-/// Line of the words that tell that a side sleeps; those of requests or replies follow.
+/// Index of the line in which a side announces that it sleeps; the lines of requests or replies follow.
 const HEADER_LINE: usize = 0;
-/// Offset of the data, in bytes: a page.
+/// Offset of the data areas, in bytes: one page.
 #[cfg(not(loom))]
 const DATA_OFFSET: u64 = 4096;
 #[cfg(not(loom))]
@@ -60,7 +62,7 @@ const REQUESTS_BYTES: u64 = DATA_OFFSET + (SLOTS * SLOT_BYTES) as u64;
 #[cfg(not(loom))]
 const REPLIES_BYTES: u64 = 4096;
 
-/// The client's end. Any thread may use it.
+/// The client's end of an exchange. Any thread may use it.
 #[derive(Debug)]
 pub struct Client {
     requests: Lines,
@@ -72,28 +74,28 @@ pub struct Client {
     freed: [AtomicBool; SLOTS],
 }
 
-/// The client's positions, which the caller keeps under a lock.
+/// The client's record of its free slots and published requests. The caller protects this record with a lock.
 #[derive(Debug)]
 pub struct Claims {
     /// Number of requests so far.
     requests: u64,
-    /// Free slots, as bits.
+    /// Bitmap of the free slots.
     free: u32,
     /// Number of uses of each slot.
     uses: [u16; SLOTS],
-    /// Slots whose replies wake the client, as bits.
+    /// Bitmap of the slots whose replies must wake the client.
     wakes: u32,
 }
 
-/// A slot that one request uses.
+/// A slot that the client has claimed for one request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Claim {
-    /// Number of the slot.
+    /// Index of the slot, below [`SLOTS`].
     pub slot: usize,
     tag: u16,
 }
 
-/// The server's end.
+/// The server's end of an exchange.
 #[derive(Debug)]
 pub struct Server {
     requests: Lines,
@@ -104,18 +106,18 @@ pub struct Server {
     taken: u64,
     /// Number of uses of each slot.
     uses: [u16; SLOTS],
-    /// Slots whose requests are under way, as bits.
+    /// Bitmap of the slots with an outstanding request.
     busy: u32,
     naps: u64,
 }
 
-/// The client named a slot that does not exist, or whose request is under way.
+/// The error for a request whose slot does not exist, or still has an outstanding request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the slot is not free")]
+#[error("cannot take the request: its slot does not exist, or still has an outstanding request")]
 pub struct BadSlot;
 
-/// Creates an exchange. Returns the server's end, and the descriptors with which [`Client::open`] makes the client's.
-/// Fails if the system has no memory or no descriptors, or is older than Linux 5.1.
+/// Creates an exchange. Returns the server's end, and the two descriptors that the client passes to [`Client::open`].
+/// Fails if the system lacks memory or descriptors, or is older than Linux 5.1.
 #[cfg(not(loom))]
 pub fn create() -> io::Result<(Server, [OwnedFd; 2])> {
     use rustix::fs::SealFlags;
@@ -160,8 +162,8 @@ impl Default for Claims {
 }
 
 impl Claims {
-    /// Claims a free slot; returns `None` if there is none. With `has_data`, the request or its reply uses the data of the
-    /// slot: then all free slots are considered, and the lowest is claimed, so that few slots ever take memory.
+    /// Claims a free slot; returns `None` if no slot is free. If the request or its reply uses the slot's data area,
+    /// `has_data` must be true. The method then claims the lowest free slot, so that few data areas ever take memory.
     #[inline]
     pub fn claim(&mut self, client: &Client, has_data: bool) -> Option<Claim> {
         if self.free == 0 || has_data {
@@ -187,14 +189,14 @@ impl Claims {
         }
     }
 
-    /// Gives back a slot that no request used.
+    /// Frees a claimed slot for which no request was published.
     pub fn unclaim(&mut self, claim: Claim) {
         self.uses[claim.slot] = self.uses[claim.slot].wrapping_sub(1);
         self.free |= 1 << claim.slot;
     }
 
-    /// Publishes the request of a claimed slot: the first `words` words of a line. The caller then asks [`Client::nap`]
-    /// whether the server must be woken.
+    /// Publishes the request of a claimed slot: the first `words` words of `line`. Afterwards, the caller calls
+    /// [`Client::nap`] to find out whether it must wake the server.
     #[inline]
     pub fn submit(&mut self, client: &Client, line: Line, words: usize) {
         let (place, tag) = place_of(self.requests);
@@ -202,8 +204,8 @@ impl Claims {
         client.requests.publish(place, &tagged(line, tag)[..words]);
     }
 
-    /// Asks the server to wake the client when it has answered in these slots, given as bits. The caller then looks for
-    /// replies once more before it sleeps.
+    /// Requests a wake-up of the client for each reply in `slots`, a bitmap of slots. After this call, the client looks
+    /// for replies once more before it sleeps.
     pub fn ask_for_wakes(&mut self, client: &Client, slots: u32) {
         if self.wakes & slots != slots {
             self.wakes |= slots;
@@ -213,7 +215,7 @@ impl Claims {
         memory::fence();
     }
 
-    /// Ends the requests of [`Claims::ask_for_wakes`] for these slots.
+    /// Withdraws the wake-ups that [`Claims::ask_for_wakes`] requested for `slots`, a bitmap of slots.
     pub fn end_wakes(&mut self, client: &Client, slots: u32) {
         if self.wakes & slots != 0 {
             self.wakes &= !slots;
@@ -223,7 +225,8 @@ impl Claims {
 }
 
 impl Client {
-    /// Opens the client's end of the exchange with these descriptors.
+    /// Opens the client's end with the two descriptors that [`create`] returned. Fails if a descriptor is not a memfd
+    /// of the expected kind and length, or if it cannot be mapped.
     #[cfg(not(loom))]
     pub fn open([requests, replies]: [OwnedFd; 2]) -> Result<Client, OpenError> {
         let requests = Segment::open(requests, REQUESTS_BYTES)?;
@@ -233,8 +236,8 @@ impl Client {
         Ok(Client { requests, replies, data, freed })
     }
 
-    /// Returns the number of the server's current sleep; `None` while the server is awake. Called after
-    /// [`Claims::submit`]; the caller wakes the server once for each sleep.
+    /// Returns the number of the server's current sleep; `None` while the server is awake. The client calls this after
+    /// [`Claims::submit`], and wakes the server once per sleep.
     #[inline]
     pub fn nap(&self) -> Option<u64> {
         // Pairs with the fence in Server::sleep(): the server sees the request, or this sees its sleep.
@@ -243,33 +246,33 @@ impl Client {
         (naps % 2 == 1).then_some(naps)
     }
 
-    /// Returns the reply of a claimed slot, if it is there.
+    /// Returns the reply of a claimed slot; `None` if the reply has not arrived.
     #[inline]
     pub fn reply(&self, claim: Claim) -> Option<Line> {
         self.replies.take(line_of_slot(claim.slot), claim.tag)
     }
 
-    /// Gives a slot back, after its reply.
+    /// Frees a claimed slot, after its reply has been read.
     #[inline]
     pub fn release(&self, claim: Claim) {
         // Pairs with the Acquire in find_freed().
         self.freed[claim.slot].store(true, Ordering::Release);
     }
 
-    /// Copies bytes into the data of a slot.
+    /// Copies `bytes` into the data area of a claimed slot. Fails if they are longer than [`SLOT_BYTES`].
     #[cfg(not(loom))]
     pub fn write(&self, claim: Claim, bytes: &[u8]) -> Result<(), OutOfBounds> {
         self.data.write(data_at(claim.slot, bytes.len())?, bytes)
     }
 
-    /// Copies bytes out of the data of a slot.
+    /// Fills `into` from the start of the data area of a claimed slot. Fails if `into` is longer than [`SLOT_BYTES`].
     #[cfg(not(loom))]
     pub fn read(&self, claim: Claim, into: &mut [u8]) -> Result<(), OutOfBounds> {
         self.data.read(data_at(claim.slot, into.len())?, into)
     }
 }
 
-/// Returns the offset of the data of a slot, if `len` bytes fit.
+/// Returns the offset of a slot's data area. Fails if the slot does not exist or `len` exceeds [`SLOT_BYTES`].
 #[cfg(not(loom))]
 fn data_at(slot: usize, len: usize) -> Result<u64, OutOfBounds> {
     match slot < SLOTS && len <= SLOT_BYTES {
@@ -279,14 +282,16 @@ fn data_at(slot: usize, len: usize) -> Result<u64, OutOfBounds> {
 }
 
 impl Server {
-    /// Returns a copy of the next request, if there is one, and does not take it yet. Each call copies it anew.
+    /// Returns a new copy of the next request without taking the request; `None` if no request waits. Copies of two
+    /// calls may differ, because the client can write to the line.
     #[inline]
     pub fn peek(&self) -> Option<Line> {
         let (place, tag) = place_of(self.taken);
         self.requests.take(place, tag)
     }
 
-    /// Takes the request that [`Server::peek`] returned, whose reply goes to `slot`.
+    /// Takes the request that [`Server::peek`] returned. Its reply will go into `slot`. Fails if `slot` does not exist
+    /// or still has an outstanding request.
     #[inline]
     pub fn take(&mut self, slot: usize) -> Result<(), BadSlot> {
         if slot >= SLOTS || self.busy & 1 << slot != 0 {
@@ -298,16 +303,16 @@ impl Server {
         Ok(())
     }
 
-    /// Returns true if the request of a slot is under way.
+    /// Returns true if `slot` has an outstanding request: the server has taken the request but not replied.
     pub fn is_busy(&self, slot: usize) -> bool {
         slot < SLOTS && self.busy & 1 << slot != 0
     }
 
-    /// Publishes the reply of a slot whose request is under way: the first `words` words of a line. Returns true if the
-    /// client must be woken. Panics if no request of the slot is under way.
+    /// Publishes the reply to the outstanding request of `slot`: the first `words` words of `line`. Returns true if the
+    /// caller must wake the client. Panics if `slot` has no outstanding request.
     #[inline]
     pub fn complete(&mut self, slot: usize, line: Line, words: usize) -> bool {
-        assert!(self.is_busy(slot), "a request gets one reply");
+        assert!(self.is_busy(slot), "slot {slot} has no outstanding request to reply to");
         self.busy &= !(1 << slot);
         self.replies.publish(line_of_slot(slot), &tagged(line, self.uses[slot])[..words]);
         // Pairs with the fence in ask_for_wakes(): the client sees the reply, or this sees its bit.
@@ -315,19 +320,19 @@ impl Server {
         self.requests.flag() & 1 << slot != 0
     }
 
-    /// Tells the client that the server is about to sleep. The caller then peeks once more before it sleeps.
+    /// Announces to the client that the server is about to sleep. The caller then peeks once more before it sleeps.
     pub fn sleep(&mut self) {
         self.set_naps(self.naps | 1);
         // Pairs with the fence in Client::nap().
         memory::fence();
     }
 
-    /// Tells the client that the server looks at requests again.
+    /// Announces to the client that the server is awake and looks for requests.
     pub fn wake(&mut self) {
         self.set_naps(self.naps.next_multiple_of(2));
     }
 
-    /// Returns true if the client must wake the server.
+    /// Returns true if the server has announced a sleep, so that the client must wake the server after a request.
     pub fn is_asleep(&self) -> bool {
         self.naps % 2 == 1
     }
@@ -339,20 +344,20 @@ impl Server {
         }
     }
 
-    /// Returns the memory of the data of all slots, and the offset of those of `slot` there. The client may change them at
-    /// any time.
+    /// Returns the memory of all data areas, and the offset in bytes of the data area of `slot` in this memory. The
+    /// client may change the bytes at any time.
     #[cfg(not(loom))]
     pub fn data(&self, slot: usize) -> (&Window, u64) {
         (&self.data, (slot * SLOT_BYTES) as u64)
     }
 
-    /// Copies bytes into the data of a slot.
+    /// Copies `bytes` into the data area of `slot`. Fails if they are longer than [`SLOT_BYTES`].
     #[cfg(not(loom))]
     pub fn write(&self, slot: usize, bytes: &[u8]) -> Result<(), OutOfBounds> {
         self.data.write(data_at(slot, bytes.len())?, bytes)
     }
 
-    /// Copies bytes out of the data of a slot.
+    /// Fills `into` from the start of the data area of `slot`. Fails if `into` is longer than [`SLOT_BYTES`].
     #[cfg(not(loom))]
     pub fn read(&self, slot: usize, into: &mut [u8]) -> Result<(), OutOfBounds> {
         self.data.read(data_at(slot, into.len())?, into)

@@ -49,8 +49,8 @@ unsafe extern "C" {
     fn _exit(status: i32) -> !;
 }
 
-/// Runs `child` in a fork of this process, and returns the exit status of the fork; `None` if a signal killed the fork.
-/// For tests.
+/// For tests: runs `child` in a fork of this process, and returns the exit status of the fork; `None` if a signal
+/// killed the fork.
 ///
 /// The fork has only the calling thread. `child` must take no lock that another thread may hold, so `child` must not
 /// print.

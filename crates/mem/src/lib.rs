@@ -2,8 +2,8 @@
 //!
 //! A [`Segment`] is memory that several processes map at once; a [`Window`] is a bounds-checked view of a part of a
 //! segment. Other processes may write to this memory at any time, so no method lends it as `&[u8]`: callers copy bytes
-//! or use atomics. A [`Paged`] is private memory; the program provides each page at the first access. This crate knows no
-//! network, names or permissions.
+//! or use atomics. A [`Paged`] is private memory; the program provides each page at the first access. This crate knows
+//! no network, names or permissions.
 
 #![allow(unsafe_code)]
 

@@ -152,7 +152,7 @@ impl Paged {
     /// Panics if the page does not exist, or if `bytes` does not have the length of a page.
     pub fn fill(&self, page: usize, bytes: &[u8], is_protected: bool) -> io::Result<bool> {
         let target = self.address_of(&(page..page + 1));
-        assert_eq!(bytes.len(), self.page_bytes, "a page is filled whole");
+        assert_eq!(bytes.len(), self.page_bytes, "fill() needs the bytes of one whole page");
         // SAFETY: the page belongs to our own registered mapping; absent pages hold no bytes that the copy could change.
         match unsafe { uffd::copy(&self.fd, target, bytes, is_protected) } {
             Ok(()) => Ok(true),
@@ -212,7 +212,7 @@ impl Paged {
 /// Accesses. A load or store of an absent page faults, and so does a store to a protected page. As in
 /// [`Window`](crate::Window), aligned copies of 1, 2, 4 and 8 bytes are single-copy atomic, and longer copies may tear.
 impl Paged {
-    /// Copies `target.len()` bytes from `offset` to `target`.
+    /// Copies `target.len()` bytes from `offset` to `target`. Fails if the range is out of bounds.
     pub fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), OutOfBounds> {
         let source = self.range(offset, target.len() as u64)?;
         let _faults = sigbus::handled_by(self);
@@ -221,7 +221,7 @@ impl Paged {
         Ok(())
     }
 
-    /// Copies the bytes of `source` to `offset`.
+    /// Copies the bytes of `source` to `offset`. Fails if the range is out of bounds.
     pub fn write(&self, offset: u64, source: &[u8]) -> Result<(), OutOfBounds> {
         let target = self.range(offset, source.len() as u64)?;
         let _faults = sigbus::handled_by(self);

@@ -2,7 +2,7 @@
 //! finished.
 //!
 //! A reader holds a [`Pin`] while it uses an object that it looked up. A writer first makes the object unreachable,
-//! then starts a [`GracePeriod`], and frees the object when the grace period is over: by then every thread that was
+//! then starts a [`GracePeriod`], and frees the object when the grace period is over. By then, every thread that was
 //! pinned at its start has unpinned, and later readers cannot find the object.
 //!
 //! ```text
@@ -49,8 +49,8 @@ pub struct Pins {
     registry: Arc<Registry>,
 }
 
-/// Shows that the thread that created this value may be using objects that these [`Pins`] protect, until the value is
-/// dropped. A pin cannot move to another thread.
+/// A guard of the thread that created it. A grace period that starts while the guard exists ends only after the guard
+/// is dropped, so objects that the thread looks up stay valid until then. A pin cannot move to another thread.
 #[derive(Debug)]
 pub struct Pin<'a> {
     pins: &'a Pins,
@@ -89,8 +89,8 @@ impl Pins {
         Pins { id, epoch: AtomicU64::new(1), asymmetric, registry: Arc::default() }
     }
 
-    /// Pins the calling thread until the result is dropped. A thread may hold several pins, and is unpinned when all of
-    /// its pins are dropped.
+    /// Pins the calling thread until the result is dropped. A thread may hold several pins; it is unpinned once all of
+    /// them are dropped.
     #[inline]
     pub fn pin(&self) -> Pin<'_> {
         let (id, slot) = RECENT.with(|last| last[recent_index(self.id)].get());
@@ -200,7 +200,7 @@ impl Pin<'_> {
         sum
     }
 
-    /// Returns true if `pins` created this pin.
+    /// Returns true if this pin was created by `pins`.
     #[inline]
     pub fn is_of(&self, pins: &Pins) -> bool {
         std::ptr::eq(self.pins, pins)
@@ -237,7 +237,7 @@ impl GracePeriod {
     /// Returns the proof that the grace period is over, which [`crate::Slots`] requires; `None` if the grace period is
     /// not over. See [`GracePeriod::is_over`].
     pub fn elapsed(&self, pins: &Pins) -> Option<Elapsed> {
-        assert_eq!(self.pins_id, pins.id, "a grace period was shown to other pins than its own");
+        assert_eq!(self.pins_id, pins.id, "a grace period must be checked against the Pins that started it");
         if !self.fenced.load(Acquire) {
             if !pins.fence_heavy() {
                 return None;

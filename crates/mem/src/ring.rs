@@ -88,13 +88,13 @@ pub enum BadRing {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PushError {
     /// The consumer has not freed enough room yet.
-    #[error("cannot push {len} bytes: the ring is full")]
+    #[error("cannot push {len} bytes: the ring is full; try again after the consumer has freed room")]
     Full {
         /// Payload length, in bytes.
         len: u64,
     },
     /// The message exceeds the maximum payload length of this ring.
-    #[error("cannot push {len} bytes: the ring carries at most {max}")]
+    #[error("cannot push {len} bytes: a message of this ring may have at most {max}")]
     TooLong {
         /// Payload length, in bytes.
         len: u64,
@@ -102,13 +102,13 @@ pub enum PushError {
         max: u64,
     },
     /// The consumer reports a head beyond the published messages. The caller must drop the connection.
-    #[error("cannot push: the consumer corrupted the ring")]
+    #[error("cannot push: the consumer corrupted the ring; drop the connection")]
     Corrupt,
 }
 
 /// The producer published an invalid record. The ring remains corrupt, so the caller must drop the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("cannot pop: the producer corrupted the ring")]
+#[error("cannot pop: the producer corrupted the ring; drop the connection")]
 pub struct Corrupt;
 
 /// The end of a ring that publishes messages.
@@ -162,7 +162,8 @@ pub struct Message<'a> {
 }
 
 impl Producer {
-    /// Opens the producer's end of the ring in `window`, whose bytes must all be zero.
+    /// Opens the producer's end of the ring in `window`, whose bytes must all be zero. Fails if the length or the
+    /// alignment of the window is invalid.
     pub fn new(window: Window) -> Result<Producer, BadRing> {
         Ok(Producer::over(Memory::new(window)?))
     }
@@ -171,8 +172,9 @@ impl Producer {
         Producer { memory, tail: 0, head_seen: 0, waiting: false }
     }
 
-    /// Returns true if a payload of `len` bytes fits now. Otherwise returns false and sets a request for room. The
-    /// consumer sees this request until a later call of this method finds room.
+    /// Returns true if a payload of `len` bytes fits now. Otherwise returns false and sets a request for room, which
+    /// the consumer sees until a later call of this method finds room. Fails if `len` exceeds the maximum, or if the
+    /// consumer has corrupted the ring.
     pub fn has_or_asks_for_room(&mut self, len: u64) -> Result<bool, PushError> {
         if self.has_room(len)? {
             if std::mem::take(&mut self.waiting) {
@@ -211,10 +213,10 @@ impl Producer {
 
     /// Publishes the concatenation of `parts` as one message. If this fails, the producer has published no byte.
     ///
-    /// The caller chooses the meaning of `kind`, which must be below 8; otherwise this method panics.
+    /// The caller chooses the meaning of `kind` and of `imm` (the immediate). Panics if `kind` is not below 8.
     #[inline]
     pub fn try_push(&mut self, kind: u8, imm: u32, parts: &[&[u8]]) -> Result<(), PushError> {
-        assert!(kind < KINDS, "there are {KINDS} kinds of messages, none of which is {kind}");
+        assert!(kind < KINDS, "message kind {kind} is too large: it must be below {KINDS}");
         let len = parts.iter().map(|part| part.len() as u64).sum();
         self.check_room(len)?;
         let mut at = self.tail + HEADER_BYTES;
@@ -259,7 +261,7 @@ impl Producer {
 
 impl Consumer {
     /// Opens the consumer's end of the ring in `window`, whose bytes must all have been zero when the producer opened
-    /// its end.
+    /// its end. Fails if the length or the alignment of the window is invalid.
     pub fn new(window: Window) -> Result<Consumer, BadRing> {
         Ok(Consumer::over(Memory::new(window)?))
     }
@@ -280,7 +282,7 @@ impl Consumer {
         self.memory.capacity() / LINE_BYTES
     }
 
-    /// Returns the next message; `None` if no message waits.
+    /// Returns the next message; `None` if no message waits. Fails if the producer has corrupted the ring.
     #[inline]
     pub fn try_pop(&mut self) -> Option<Result<Message<'_>, Corrupt>> {
         // Pairs with the Release in the producer's store_header().
@@ -343,7 +345,8 @@ impl Consumer {
     }
 }
 
-/// Two reads of the same bytes of a message may differ, because a hostile producer may still write to the message.
+/// Access to the message's fields and payload. Two reads of the same bytes may differ, because a hostile producer may
+/// still write to the message.
 impl Message<'_> {
     /// Returns the kind that the producer gave to the message: a number below 8.
     #[inline]
@@ -351,7 +354,7 @@ impl Message<'_> {
         self.header.kind
     }
 
-    /// Returns the immediate of the message.
+    /// Returns the immediate of the message: 32 bits that the producer chose.
     #[inline]
     pub fn imm(&self) -> u32 {
         self.header.imm

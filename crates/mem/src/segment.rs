@@ -101,8 +101,8 @@ impl Segment {
         Ok(Arc::new(segment))
     }
 
-    /// Creates a segment with `seals` in addition to those that fix its size. Returns its descriptor beside it, so that
-    /// the caller may close it once a peer has it.
+    /// Creates a segment with `seals` in addition to those that fix its size. Returns the segment and its descriptor,
+    /// which the caller may close once a peer has a copy.
     pub(crate) fn create_sealed(name: &str, len: u64, seals: SealFlags) -> io::Result<(Segment, OwnedFd)> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         // Beyond the limit, the system would kill the process by a signal instead of returning an error.

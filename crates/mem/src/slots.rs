@@ -14,7 +14,7 @@
 //!         * takes a proof that a grace period that began after freeze or retire is over
 //! ```
 //!
-//! Slots do not interpret their objects, and start no grace periods.
+//! Slots do not interpret their objects. They start no grace periods: their caller starts them, with [`Pins`].
 
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
@@ -73,7 +73,7 @@ pub enum SlotError {
         /// Index of the slot.
         index: u32,
     },
-    /// The grace period began before the slot was frozen or retired, or belongs to other pins.
+    /// The grace period began before the slot was frozen or retired, or was started by other [`Pins`] than the table's.
     #[error(
         "cannot {attempted} slot {index}: the grace period began before the slot was frozen or retired, or belongs to other pins"
     )]
@@ -86,7 +86,7 @@ pub enum SlotError {
 }
 
 impl<T> Slots<T> {
-    /// Creates an empty table whose readers hold pins of `pins`.
+    /// Creates an empty table. Readers look up under pins of `pins`.
     pub fn new(pins: Arc<Pins>) -> Slots<T> {
         let blocks = std::array::from_fn(|_| AtomicPtr::new(null_mut()));
         let writer = Writer { slots_used: 0, free_head: NO_SLOT, len: 0 };
@@ -97,7 +97,7 @@ impl<T> Slots<T> {
     /// table.
     #[inline]
     pub fn get<'p>(&'p self, pin: &'p Pin<'_>, index: u32, generation: u32) -> Lookup<'p, T> {
-        assert!(pin.is_of(&self.pins), "looked up under a pin of other pins");
+        assert!(pin.is_of(&self.pins), "a lookup needs a pin of the table's own Pins");
         let Some(slot) = self.slot(index) else {
             return Lookup::Stale;
         };

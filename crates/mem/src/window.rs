@@ -145,7 +145,7 @@ impl Window {
         Ok(())
     }
 
-    /// Returns the aligned 8-byte word at `offset` as an atomic, which other processes may also change.
+    /// Returns the aligned 8-byte word at `offset` as an atomic. Other processes may also change the word.
     #[inline]
     pub fn atomic_u64(&self, offset: u64) -> Result<&AtomicU64, AccessError> {
         let word = self.word(offset, 8)?;
@@ -154,7 +154,7 @@ impl Window {
         Ok(unsafe { AtomicU64::from_ptr(word.cast().as_ptr()) })
     }
 
-    /// Returns the aligned 4-byte word at `offset` as an atomic, which other processes may also change.
+    /// Returns the aligned 4-byte word at `offset` as an atomic. Other processes may also change the word.
     #[inline]
     pub fn atomic_u32(&self, offset: u64) -> Result<&AtomicU32, AccessError> {
         let word = self.word(offset, 4)?;
@@ -181,7 +181,7 @@ impl Window {
     #[inline]
     pub fn load_words<const N: usize>(&self, offset: u64) -> Result<[u64; N], AccessError> {
         let row = self.words(offset, N)?;
-        let row: &[AtomicU64; N] = row.try_into().expect("as many as were asked for");
+        let row: &[AtomicU64; N] = row.try_into().expect("words() returns N words");
         let mut words = [0; N];
         for at in 0..N {
             // Pairs with the Release in publish_words(), for the first.
@@ -201,7 +201,7 @@ impl Window {
         Ok(unsafe { std::slice::from_raw_parts(first.cast().as_ptr(), count) })
     }
 
-    /// Returns the address of `len` bytes at `offset`, if all of them are inside.
+    /// Returns the address of `len` bytes at `offset`. Fails if some of them are outside.
     #[inline(always)]
     fn range(&self, offset: u64, len: u64) -> Result<NonNull<u8>, OutOfBounds> {
         // Untrusted numbers could overflow an addition, but not this subtraction.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::congestion::Congestion;
 
-/// Maximum payload of a packet (verbs' path MTU). On the wire between Halite peers, the position in [`Mtu::ALL`].
+/// Maximum payload of a packet (verbs' path MTU). Halite peers encode it as its position in [`Mtu::ALL`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Mtu {
     /// 256 bytes.
@@ -13,8 +13,8 @@ pub enum Mtu {
     Bytes512,
     /// 1024 bytes.
     Bytes1024,
-    /// 1408 bytes, which verbs do not have: the longest multiple of 128 that fits, with all headers, into the 1500 bytes
-    /// of an Ethernet packet, over IPv4 and IPv6.
+    /// 1408 bytes, which verbs do not have: the largest multiple of 128 that fits, with all headers of IPv4 or IPv6,
+    /// into an Ethernet packet of 1500 bytes.
     Bytes1408,
     /// 2048 bytes.
     Bytes2048,
@@ -40,10 +40,10 @@ impl Mtu {
     }
 }
 
-/// Limit at which the requester stops retrying and the connection ends.
+/// The limit at which the requester gives up and the connection ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Retry {
-    /// Maximum time without progress. Retries after RNR NAKs are unlimited.
+    /// Maximum time without progress. Retries after RNR NAKs (receiver not ready) are unlimited.
     Lease(Duration),
     /// Maximum numbers of retransmissions, as in verbs.
     Count {
@@ -56,13 +56,13 @@ pub enum Retry {
     },
 }
 
-/// Configuration of one queue pair.
+/// Configuration of one queue pair. The documentation of the crate defines *grant*, *train* and *lane*.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Maximum payload of a packet, negotiated with the peer.
     pub mtu: Mtu,
-    /// Maximum number of local reads and atomics in flight (verbs' `max_rd_atomic`); at most the peer's `answers_max`.
-    /// With `selective`, each packet of a read's response counts.
+    /// Maximum number of this end's reads and atomics in flight (verbs' `max_rd_atomic`); at most the peer's
+    /// `answers_max`. With `selective`, each packet of a read's response counts.
     pub reads_max: usize,
     /// Maximum number of the peer's reads and atomics in flight (verbs' `max_dest_rd_atomic`).
     pub answers_max: usize,
@@ -70,8 +70,9 @@ pub struct Config {
     pub send_queue_max: usize,
     /// Maximum length of a message in bytes, in both directions.
     pub send_bytes_max: usize,
-    /// True if the peer is a Halite peer: credits grant packets, and even an empty request needs a valid key. With
-    /// another implementation, the queue pair neither sends nor obeys credits, and an empty request may name any key.
+    /// True if the peer is a Halite peer. Then acknowledgements carry grants, and even an empty request needs a valid
+    /// key. With other implementations, the queue pair neither sends nor obeys grants, and an empty request may name
+    /// any key.
     pub grants: bool,
     /// True for selective repeat: the responder keeps early packets, and the requester retransmits only lost packets.
     /// Negotiated with the peer; requires `grants`.
@@ -79,32 +80,32 @@ pub struct Config {
     /// The congestion controller, which limits the packets in flight in addition to the peer's grant. Requires
     /// `selective`.
     pub congestion: Congestion,
-    /// True if each response contains the time that its request waited at the responder, so that scheduling delays at
-    /// the responder do not count as network delay. Negotiated with the peer; requires `selective`.
+    /// True if each response contains the time for which its request waited at the responder, so that the requester
+    /// does not count this time as network delay. Negotiated with the peer; requires `selective`.
     pub tells_waits: bool,
-    /// True to discover the path MTU, and to split longer packets into parts. Negotiated with the peer.
+    /// True to discover the path MTU, and to send packets that exceed it in parts. Negotiated with the peer.
     pub finds_path: bool,
-    /// Maximum packets per write message. With 1, all packets have equal headers and lengths, so more packets fit into
-    /// one train; a higher value suits a hardware adapter, which handles one message per write faster.
+    /// Maximum packets per write message. With 1, all packets have equal headers and lengths, so more of them fit into
+    /// one train. A higher value suits a hardware adapter, which processes a write faster as one message.
     pub write_packets_max: u32,
     /// Maximum packets in the response to one read request, at most 64. With `selective`, each packet of a response is
     /// a separate message.
     pub read_packets_max: u32,
-    /// Maximum number of packets in flight. A larger grant of the peer has no effect; without grants, this is the
-    /// window. `fills_path` allows more packets in flight.
+    /// Maximum number of packets in flight, whatever the peer grants. Without grants, this is the window. `fills_path`
+    /// allows more packets in flight.
     pub window_packets_max: u32,
-    /// True to allow, in addition to the grant, as many packets in flight as the path holds (its bandwidth-delay
+    /// True to allow, in addition to the grant, as many packets in flight as the path itself holds (its bandwidth-delay
     /// product). Requires `selective`.
     pub fills_path: bool,
-    /// Maximum packets in flight before the first grant: 1, unless both ends guarantee room for more.
+    /// Maximum packets in flight before the peer's first grant. Use 1 unless both ends guarantee room for more.
     pub first_packets_max: u32,
-    /// Number of read response packets for which the local receive buffer has room.
+    /// Number of packets of read responses for which the local receive buffer has room.
     pub room_packets: u32,
-    /// Limit at which the requester stops retrying and the connection ends.
+    /// The limit at which the requester gives up and the connection ends.
     pub retry: Retry,
-    /// Time that an RNR NAK asks the peer to wait before it retries.
+    /// Time that an RNR NAK (receiver not ready) asks the peer to wait before a retry.
     pub rnr_wait: Duration,
-    /// Maximum delay of an acknowledgement that the peer did not request.
+    /// Maximum delay of an acknowledgement that the peer has not requested.
     pub ack_delay: Duration,
 }
 

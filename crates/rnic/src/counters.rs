@@ -2,33 +2,32 @@
 
 use core::ops::Add;
 
-/// Packet counts since the queue pair was created.
+/// Packet counts of one queue pair since its creation.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counters {
     /// Packets sent, including retransmitted packets.
     pub sent: u64,
     /// Request packets that were retransmitted; included in `sent`.
     pub repeated: u64,
-    /// Losses that the requester has detected: lost request packets, and lost response packets. A few of these packets
-    /// were only late.
+    /// Request and response packets that the requester has declared lost. A few of them were only late.
     pub lost: u64,
     /// Packets that arrived, including dropped packets.
     pub arrived: u64,
-    /// Dropped packets: addressed to another queue pair, or arrived before this queue pair was ready or after the
-    /// connection ended.
+    /// Arrived packets that were dropped because they were addressed to another queue pair, or came before this queue
+    /// pair was ready or after the connection ended.
     pub misdirected: u64,
-    /// Dropped packets: the sequence number is too far from the expected one.
+    /// Arrived packets that were dropped because their sequence number is too far from the expected one.
     pub out_of_window: u64,
-    /// Dropped requests: an earlier packet is missing.
+    /// Requests that were dropped because an earlier packet is missing.
     pub ahead: u64,
-    /// Requests that arrived early and were kept until all earlier packets had arrived.
+    /// Requests that arrived early, and were kept until all earlier packets had arrived.
     pub kept: u64,
-    /// Duplicates of requests that were already executed or kept. The responder answered each duplicate again.
+    /// Duplicates of executed or kept requests. The responder answered each duplicate again.
     pub duplicates: u64,
-    /// Dropped responses: duplicates, and responses to requests that are not outstanding.
+    /// Responses that were dropped because they are duplicates, or answer no outstanding request.
     pub stale: u64,
-    /// Dropped packets: responses that do not match their request, and duplicate requests whose response this end no
-    /// longer stores.
+    /// Packets that were dropped because they are responses that do not match their request, or duplicate requests
+    /// whose response this end no longer stores.
     pub malformed: u64,
     /// Expirations of the retransmission timer.
     pub timeouts: u64,

@@ -1,11 +1,11 @@
-//! References to the local memory of posted requests.
+//! A queue of references to the local memory of posted requests.
 
 use std::collections::VecDeque;
 
 use crate::memory::Refused;
 
-/// A queue of references to the local memory of posted requests, oldest first. A request can access
-/// its memory even after the registration of that memory has ended. The keys of this queue are not registration keys.
+/// References to the local memory of posted requests, oldest first. So a request can access its memory even after the
+/// registration of that memory has ended. Entries have their own consecutive keys, which differ from registration keys.
 #[derive(Debug)]
 pub struct Held<T> {
     /// The key of the oldest entry. Keys count the posted requests, and wrap.
@@ -25,7 +25,7 @@ impl<T> Held<T> {
         self.first.wrapping_add(self.held.len() as u32)
     }
 
-    /// Adds the memory of a posted request. Pass `None` for a request that uses no local memory.
+    /// Adds the memory of a posted request, or `None` for a request that uses no local memory.
     pub fn push(&mut self, memory: Option<T>) {
         self.held.push_back(memory);
     }
@@ -37,7 +37,7 @@ impl<T> Held<T> {
         self.first = self.first.wrapping_add(ended as u32);
     }
 
-    /// Returns the memory with this key. Fails if that entry was dropped or holds no memory.
+    /// Returns the memory with this key. Fails if the entry was dropped or holds no memory.
     pub fn get(&self, key: u32) -> Result<&T, Refused> {
         let index = key.wrapping_sub(self.first) as usize;
         self.held.get(index).and_then(Option::as_ref).ok_or(Refused)

@@ -1,11 +1,11 @@
-//! Stores packets that arrive early, until all packets before them have arrived.
+//! Stores packets that arrive early, until all earlier packets have arrived.
 //!
 //! ```text
 //!   expected │ kept │      │ kept │ kept │            at most `span` packets after the expected one
 //!   bits:       1      0      1      1
 //! ```
 //!
-//! The responder keeps a packet that it has reported as kept until all packets before it have been executed, so the
+//! The responder keeps each packet that it has reported as kept until all earlier packets have been executed. So the
 //! requester need not retransmit it.
 
 use std::collections::BTreeMap;

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! All packets of a message except the last are full. If an operation of several packets starts at an unaligned
-//! address, its first message has one packet, which ends at an 8-byte boundary, so that no aligned word is split
-//! between packets.
+//! address, its first message has one packet, which ends at an 8-byte boundary. So no aligned word is split between
+//! packets.
 
 /// The packets of one operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

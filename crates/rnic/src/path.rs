@@ -7,7 +7,7 @@
 //!                                                           to 3 times, and use the largest answered
 //! ```
 //!
-//! A path may drop long frames silently, because of a misconfiguration or after a change. So both ends probe the path
+//! A path may drop long frames silently, because of a misconfiguration or a route change. So both ends probe the path
 //! after connecting, and again after several timeouts. The sender then splits packets longer than the path MTU into
 //! parts ([`crate::parts`]). The packets keep their sequence numbers, so none is executed twice.
 
@@ -17,15 +17,15 @@ use crate::config::Mtu;
 use crate::wire::path_eth::packet_bytes_max;
 use crate::wire::{Headers, PathEthRepr, Psn};
 
-/// Minimum wait for an answer.
+/// Minimum time to wait for an answer, in ns.
 const WAIT_NS_MIN: u64 = 5_000_000;
 /// Maximum number of rounds without an answer. Waits double from 5 ms, if no round trip is known: 315 ms in all.
 const ROUNDS: u32 = 6;
 /// Maximum number of rounds of larger probes after an answer to a smaller one.
 const ROUNDS_AFTER_ANSWER: u32 = 3;
-/// Interval between searches for a larger MTU, while the found one is below the negotiated one.
+/// Interval in ns between searches for a larger MTU, while the found MTU is below the negotiated one.
 const RAISE_NS: u64 = 60_000_000_000;
-/// Maximum queued answers; further probes are not answered.
+/// Maximum number of queued answers; further probes are ignored.
 const ANSWERS_MAX: usize = 16;
 const SMALLEST: Mtu = Mtu::Bytes256;
 
@@ -93,7 +93,7 @@ impl Path {
         self.is_answered
     }
 
-    /// Returns the MTU that the path delivers in both directions, as far as both ends have found.
+    /// Returns the MTU that the path delivers in both directions: the smaller of the two that the ends have found.
     // [ROCE-PATH-3]
     pub fn mtu(&self) -> Mtu {
         self.found.min(self.peer_found)

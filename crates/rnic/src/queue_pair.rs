@@ -131,7 +131,7 @@ impl QueuePair {
         self.requester.round_trip_ns()
     }
 
-    /// Returns the current maximum number of packets in flight, computed from the peer's grant, the bandwidth-delay
+    /// Returns the current maximum number of packets in flight. It follows from the peer's grant, the bandwidth-delay
     /// product and the congestion window.
     pub fn window_packets(&self) -> u32 {
         self.requester.window(&self.config)
@@ -174,7 +174,7 @@ impl QueuePair {
         }
     }
 
-    /// Returns the number of posted requests that have not completed.
+    /// Returns the number of outstanding requests: posted and not completed.
     pub fn posted(&self) -> usize {
         self.requester.posted()
     }
@@ -206,13 +206,13 @@ impl QueuePair {
         self.set_grant(now_ns, share.grant);
     }
 
-    /// Returns true if the peer has begun to send, after an idle time, since the last call of this method. The lane
+    /// Returns true if the peer has resumed sending after an idle time, since the last call of this method. The lane
     /// then needs a share of the receive buffer.
     pub fn take_has_begun(&mut self) -> bool {
         std::mem::take(&mut self.has_begun)
     }
 
-    /// Returns true if this end has executed a request of the peer.
+    /// Returns true if this end has executed any request of the peer.
     pub fn has_heard_requests(&self) -> bool {
         self.responder.has_begun()
     }
@@ -222,7 +222,8 @@ impl QueuePair {
         self.used_ns = Some(now_ns);
     }
 
-    /// Appends a request to the send queue. [`QueuePair::poll_transmit`] writes its packets.
+    /// Appends a request to the send queue, from which [`QueuePair::poll_transmit`] writes packets. Fails if the queue
+    /// is full, the request is too long, or the state is not [`State::ReadyToSend`].
     pub fn post(&mut self, request: Request) -> Result<(), PostError> {
         if self.state != State::ReadyToSend {
             return Err(PostError::NotReady);
@@ -241,8 +242,8 @@ impl QueuePair {
         self.handle_stamped(now_ns, now_ns, packet, memory);
     }
 
-    /// Handles a packet that arrived at `arrived_ns` and has waited in a queue until `now_ns`, as
-    /// [`QueuePair::handle_packet`] does.
+    /// Handles a packet as [`QueuePair::handle_packet`] does. The packet arrived at `arrived_ns` and has waited in a
+    /// queue until `now_ns`.
     pub fn handle_stamped(&mut self, now_ns: u64, arrived_ns: u64, packet: &Packet<'_>, memory: &dyn Memory) {
         self.counters.arrived += 1;
         self.arrived_ns = arrived_ns;
@@ -338,8 +339,8 @@ impl QueuePair {
         (&mut self.requester, &mut self.responder, at)
     }
 
-    /// Writes the next packet to send to the start of `buffer`, and returns its length in bytes with room for the ICRC,
-    /// which the caller adds.
+    /// Writes the next packet to send to the start of `buffer`. Returns its length in bytes, which includes the ICRC
+    /// that the caller adds; `None` if no packet is pending.
     ///
     /// Call this method until it returns `None`. If an acknowledgement is due, it is the last packet, because an
     /// acknowledgement is shorter than other packets and so ends a train.
@@ -426,7 +427,7 @@ impl QueuePair {
         self.holds_acks = holds;
     }
 
-    /// Returns true if an acknowledgement is due, but held back because of [`QueuePair::hold_acks`].
+    /// Returns true if [`QueuePair::hold_acks`] holds back an acknowledgement that is due.
     pub fn holds_ack(&self, now_ns: u64) -> bool {
         self.holds_acks && self.state != State::Error && self.responder.has_ack_that_waits(now_ns)
     }

@@ -306,8 +306,8 @@ impl Requester {
         write_packet(at.memory, work, newest, &piece, !returns_data, dest_qp, buffer)
     }
 
-    /// Returns true if probes are empty writes, not retransmitted packets. A congestion controller needs packets of
-    /// full length to measure the network.
+    /// Returns true if probes are empty writes, false if they are retransmitted packets. A congestion controller needs
+    /// packets of full length to measure the network.
     fn probes_by_empty_write(&self) -> bool {
         let has_controller = |selective: &Selective| selective.window_packets().is_some();
         self.window <= SMALL_GRANT_PACKETS
@@ -373,15 +373,15 @@ impl Requester {
         if self.is_probing { 1 } else { (packets / self.parts).max(1) }
     }
 
-    /// Returns the maximum number of packets in flight if the peer grants `granted`: what the path holds, and as much of
-    /// the grant as does not delay others.
+    /// Returns the maximum number of packets in flight under a grant of `granted` packets: the packets that the path
+    /// holds, and the part of the grant that does not delay other flows.
     // [ROCE-WINDOW-6]
     fn over_path(&self, config: &Config, granted: u32) -> u32 {
         let selective = self.selective.as_ref().filter(|_| config.fills_path);
         selective.map_or(granted, |selective| selective.over_path(granted))
     }
 
-    /// Returns the number of packets that the path holds and that may be in flight beyond the grant.
+    /// Returns the number of packets that may be in flight beyond the grant, because the path itself holds them.
     fn path_packets(&self, config: &Config) -> u32 {
         let selective = self.selective.as_ref().filter(|_| config.fills_path);
         selective.map_or(0, Selective::path_packets)

@@ -27,9 +27,9 @@ use crate::work::Event;
 /// Maximum packets in the response to one read: a quarter of [`SEQUENCE_WINDOW`](crate::wire::SEQUENCE_WINDOW).
 const RESPONSE_PACKETS_MAX: u32 = 1 << 20;
 
-/// A gap is reported once this many packets behind it have arrived, which tells the requester that the missing one is
-/// lost, and then with every further [`REPORT_EVERY`]. On a path that loses one packet in a hundred there is nearly
-/// always a gap, and a report for each arrival would double the packets on the path.
+/// Number of packets that must arrive behind a gap before the responder reports the gap, so that late packets do not
+/// count as lost. It reports again with every further [`REPORT_EVERY`] packets. A path that loses one packet in a
+/// hundred nearly always has a gap, and a report for each arrival would double the packets on the path.
 const REPORT_AT: u32 = 3;
 const REPORT_EVERY: u32 = 8;
 
@@ -103,8 +103,8 @@ pub(crate) struct Responder {
     ack_at_ns: Option<u64>,
     /// True if a due acknowledgement may wait for the owner's next poll.
     ack_may_wait: bool,
-    /// Arrival time of the newest packet that calls for an early acknowledgement: a packet with an acknowledgement
-    /// request, a heartbeat, a duplicate, or a packet that arrived before its predecessors.
+    /// Arrival time of the newest packet that requires an early acknowledgement: a packet that requests one, a
+    /// heartbeat, a duplicate, or an early packet.
     ack_request_ns: u64,
     /// The NAK to send.
     nak: Option<Syndrome>,
@@ -544,9 +544,8 @@ impl Responder {
         })
     }
 
-    /// Makes room for one more response by dropping a retransmitted one, if there is one. Returns true if there is
-    /// room. Dropping is safe: a requester that goes back N may ask for old responses in other pieces, and asks again
-    /// for those that it misses.
+    /// Returns true if there is room for one more response, after dropping a repeated response if necessary. Dropping
+    /// is safe: the requester requests missing responses again, and may do so in other pieces after it goes back N.
     // [ROCE-DUP-3]
     fn make_room(&mut self, config: &Config) -> bool {
         if self.responses.len() >= config.answers_max

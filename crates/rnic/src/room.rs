@@ -1,42 +1,43 @@
-//! Divides a socket's receive buffer among the peers that send to the socket.
+//! Room: divides a socket's receive buffer among the peers that send to the socket.
 //!
 //! ```text
 //!   │ one packet of each peer │ requests of active peers │ responses to local reads │ read, not freed by Linux  │
 //!    ◄────── reserved ───────► ◄──── half the rest ─────► ◄──── half the rest ─────► ◄─ quarter of the buffer ─►
 //! ```
 //!
-//! *The rest* is what the reserved packets leave of the first three quarters. All sizes are the bytes that Linux charges
-//! to the buffer, which exceed the lengths of the packets. Every peer may send one packet at any time, and recently
-//! active peers share the rest. So Linux drops no packet as long as the buffer has room for one packet from each peer.
+//! *The rest* is the part of the first three quarters beyond the reserved packets. All sizes are the bytes that Linux
+//! charges to the buffer, which exceed the lengths of the packets. Every peer may send one packet at any time, and
+//! recently active peers share the rest. So Linux drops no packet as long as the buffer has room for one packet from
+//! each peer.
 //!
-//! Shares that must shrink do so first. The others grow only into the freed room, so the sum of all grants never exceeds
-//! the buffer.
+//! When shares change, shrinking shares shrink first, and other shares grow only into the freed room. So the sum of all
+//! grants never exceeds the buffer.
 
 use std::time::Duration;
 
 use crate::config::nanoseconds;
 
-/// Time for which a silent lane keeps its share, because the peer's process may wait this long for a core.
+/// Time for which a silent lane keeps its share. The peer's process may wait for a core for about this long.
 const IDLE: Duration = Duration::from_millis(100);
-/// Maximum grant of a lane, in packets. This is 1 MiB of the longest packets. A receiver that has waited for a core
-/// then takes some milliseconds to process them.
+/// Maximum grant of a lane, in packets. With the longest packets, this is 1 MiB, which a receiver that has waited for a
+/// core processes within some milliseconds.
 pub const GRANT_MAX: u32 = 256;
-/// Upper bound of the headers of all layers and of `skb_shared_info` behind the payload.
+/// Upper bound, in bytes, of all headers of a packet and of `skb_shared_info`, which Linux stores after the payload.
 const OVERHEAD_BYTES: u32 = 500;
-/// Size of the kernel's `sk_buff`.
+/// Size of the kernel's `sk_buff`, in bytes.
 const SK_BUFF_BYTES: u32 = 256;
 
-/// Returns the bytes that Linux charges to a socket's receive buffer for one datagram (`truesize`) whose packet has
-/// this payload: the allocation, rounded up to a power of two, and the `sk_buff`. Linux charges about half of this for
-/// a datagram of a train.
+/// Returns the bytes that Linux charges to a receive buffer (`truesize`) for one packet with `payload` bytes of
+/// payload: the allocation, rounded up to a power of two, and the `sk_buff`. For a packet of a train, Linux charges
+/// about half of this.
 pub fn packet_takes_bytes(payload: u32) -> u32 {
     (payload + OVERHEAD_BYTES).next_power_of_two() + SK_BUFF_BYTES
 }
 
-/// One lane's share of a receive buffer.
+/// One lane's share of a socket's receive buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Share {
-    /// Bytes of the receive buffer that the lane's longest packet takes.
+    /// Bytes of the receive buffer that the longest packet of the lane takes.
     pub takes_bytes: u32,
     /// Time in ns of the peer's last packet other than an acknowledgement; `None` if no such packet has arrived.
     pub used_ns: Option<u64>,
@@ -61,9 +62,9 @@ impl Room {
         Room { bytes: buffer_bytes as u64 / 4 * 3 }
     }
 
-    /// Recomputes the shares of `lanes`, which belong to `peers` peers. Returns true if each active lane has its full
-    /// share. Otherwise some lanes still wait for room: send the lowered grants to the peers, then call this method
-    /// again.
+    /// Recomputes the shares of `lanes`, which belong to `peers` peers. Returns true if each active lane now has its
+    /// full share. Otherwise, some lanes wait for room that others still hold: send the lowered grants to the peers,
+    /// then call this method again.
     pub fn share(&self, now_ns: u64, peers: usize, lanes: &mut [Share]) -> bool {
         let takes = lanes.iter().map(|lane| u64::from(lane.takes_bytes)).max().unwrap_or(0);
         let half = self.bytes.saturating_sub(peers as u64 * takes) / 2;

@@ -81,12 +81,12 @@ pub enum Operation {
     },
 }
 
-/// One entry of a send queue.
+/// A request: one entry of a send queue.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// Id that the completion of this request returns to the poster.
+    /// Id that the poster chooses and the completion returns.
     pub id: u64,
-    /// The operation.
+    /// The operation to execute.
     pub operation: Operation,
     /// True if the request produces a completion when it succeeds. A failed request always produces a completion.
     pub signalled: bool,
@@ -118,15 +118,15 @@ impl Operation {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PostError {
     /// The send queue is full.
-    #[error("the send queue is full")]
+    #[error("the send queue is full; post again after a request has completed")]
     QueueFull,
     /// The queue pair is not in the state [`State::ReadyToSend`](crate::State::ReadyToSend): the queue pair is not
     /// connected yet, or its connection has ended.
-    #[error("the queue pair is not ready to send")]
+    #[error("the queue pair is not ready to send: it is not connected yet, or its connection has ended")]
     NotReady,
     /// The message is longer than [`Config::send_bytes_max`](crate::Config::send_bytes_max), or the inline source has 4
     /// GiB or more.
-    #[error("the message or the inline source is too long")]
+    #[error("the message is longer than the configured maximum, or the inline source has 4 GiB or more")]
     Malformed,
 }
 
@@ -135,9 +135,9 @@ pub enum PostError {
 pub enum Status {
     /// The request was executed.
     Success,
-    /// The local memory that the request names is not registered.
+    /// The request names local memory that is not registered.
     LocalAccess,
-    /// The peer refused the access: its key does not exist, does not permit the access, or does not cover the range.
+    /// The peer refused the access: the key does not exist, does not permit the access, or does not cover the range.
     RemoteAccess,
     /// The peer refused the request as invalid.
     RemoteInvalidRequest,
@@ -167,15 +167,15 @@ impl From<Nak> for Status {
 /// The reason why a connection ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cause {
-    /// The peer refused a local request.
+    /// The peer refused a request of this end.
     Refused(Nak),
-    /// This end refused a request of the peer.
+    /// This end refused a request of the peer, which ended the connection.
     PeerErred(Nak),
     /// The peer did not respond before the retry limit.
     RetryExceeded,
     /// The RNR retry limit was reached: the peer had no posted receive at any retry.
     RnrRetryExceeded,
-    /// A local request named local memory that is not registered.
+    /// A request of this end named local memory that is not registered.
     LocalAccess,
     /// This end closed the connection.
     Closed,
@@ -184,7 +184,7 @@ pub enum Cause {
 /// An event of a queue pair.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// A local request completed.
+    /// A request of this end completed.
     Completed {
         /// The request's id.
         id: u64,

@@ -241,7 +241,7 @@ fn repeated_and_late_packets_do_not_show() {
 }
 
 #[test]
-fn a_copy_of_an_earlier_write_has_no_effect_within_and_after_its_life() {
+fn replayed_write_has_no_effect() {
     let mut world = World::new(Rights::ReadWrite);
     assert_eq!(world.write(64, b"first"), Outcome::Success(Vec::new()));
     let copies = world.sent.clone();
@@ -396,7 +396,7 @@ fn an_order_survives_the_loss_of_each_of_its_packets() {
 }
 
 #[test]
-fn a_copy_of_an_earlier_order_has_no_effect_within_and_after_its_life() {
+fn replayed_order_has_no_effect() {
     let mut world = World::new(Rights::ReadWrite);
     assert_eq!(world.order(order(OrderKind::Read, 64, 0, 8)), OrderOutcome::Success);
     let copies = world.orders_sent.clone();

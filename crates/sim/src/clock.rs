@@ -1,4 +1,5 @@
-//! Clocks of hosts, each with its own offset and rate; and the future that sleeps until a time of such a clock.
+//! Clocks of simulated hosts. Each clock has its own offset and rate, and futures that resolve at a given time of the
+//! clock.
 
 use std::pin::Pin;
 use std::sync::atomic::AtomicU64;
@@ -10,7 +11,7 @@ use crate::shared::{Shared, TimerKey};
 
 /// The clock of one host.
 ///
-/// All clones are the same clock. The clock keeps running while its host is paused or down.
+/// Clones show the same time. The clock keeps running while its host is paused or down.
 #[derive(Clone)]
 pub struct HostClock {
     shared: Arc<Shared>,
@@ -86,7 +87,7 @@ impl HostClock {
         }
     }
 
-    /// Resolves when this clock shows `local_ns` or later.
+    /// Returns a future that resolves once this clock shows `local_ns` or later.
     pub fn sleep_until(&self, local_ns: u64) -> Sleep {
         Sleep { clock: self.clone(), local_ns, timer: None }
     }
@@ -114,7 +115,7 @@ impl HostClock {
 
 const POISONED: &str = "no code panics while it holds a clock's lock";
 
-/// Future of [`HostClock::sleep_until`].
+/// The future that [`HostClock::sleep_until`] returns.
 pub struct Sleep {
     clock: HostClock,
     local_ns: u64,

@@ -1,17 +1,17 @@
-//! Counters of a world.
+//! Counters of events in a simulated world.
 
 use serde::Serialize;
 
-/// Counters since the world was created.
+/// Counts of events, over all hosts, since the world was created.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
 pub struct Counters {
-    /// Network events and timers.
+    /// Network events and timers handled.
     pub events: u64,
     /// Polls of tasks.
     pub polls: u64,
-    /// Requests posted.
+    /// Requests posted to fabrics.
     pub posts: u64,
-    /// Payload bytes of requests posted; an atomic counts as 8.
+    /// Payload bytes of posted requests; an atomic counts as 8.
     pub bytes: u64,
     /// Packets sent, including acknowledgements and lost packets.
     pub packets: u64,
@@ -28,7 +28,7 @@ pub struct Counters {
     pub corrupted_uncaught: u64,
     /// Retransmitted packets.
     pub retransmitted: u64,
-    /// Packets that arrived after their connection had ended.
+    /// Packets dropped because their connection had ended when they arrived.
     pub dropped: u64,
     /// Requests that an adapter refused because they named invalid memory; each refusal ends the connection.
     pub refused: u64,

@@ -16,13 +16,19 @@ use crate::world::HostId;
 
 /// A fabric of one simulated host; created by [`crate::World::fabric`].
 ///
-/// It implements [`Fabric`] with these choices. If processors copy, a refused request fails, and later requests are
-/// executed. If an adapter refuses a request, it ends the connection at both ends and flushes later requests. Between
-/// adapters, a request that names a new key waits until the key has reached the posting side; later requests of the
-/// lane wait behind it. When a connection breaks, a request is flushed only if no part of it was executed; otherwise
-/// its status says that it may have been executed. After a full queue has refused a post, an event reports room when a
-/// quarter of the queue is free. [`Fabric::wait`] returns at once, because time advances only while no task runs: tasks
-/// await [`SimFabric::rung`] instead. The doorbell starts unarmed.
+/// The provider implements [`Fabric`] with these choices:
+///
+/// - If the requester's processor copies (see [`is_adapter`](crate::Profile::is_adapter)), a refused request fails, and
+///   later requests are executed. An adapter that refuses a request ends the connection at both ends and flushes later
+///   requests.
+/// - Between adapters, a request that names a new key waits until the key has reached the posting side. Later requests
+///   of the lane wait behind it.
+/// - When a connection breaks, a request is flushed only if no part of it was executed. Otherwise, its status says that
+///   it may have been executed.
+/// - After a full queue has refused a post, an event reports room when a quarter of the queue is free.
+/// - [`Fabric::wait`] returns at once, because time advances only while no task runs. Tasks await [`SimFabric::rung`]
+///   instead.
+/// - The doorbell starts unarmed.
 pub struct SimFabric {
     shared: Arc<Shared>,
     endpoint: u32,
@@ -34,28 +40,28 @@ impl SimFabric {
         Arc::new(SimFabric { shared, endpoint })
     }
 
-    /// Registers a segment as an application does: the adapter finds its pages in a page table, which has one entry per
-    /// `page_bytes` bytes. A segment registered by [`Fabric::register`] counts as physically contiguous, as if it were
-    /// in huge pages. Panics if `page_bytes` is 0.
+    /// Registers a segment whose pages have `page_bytes` bytes: the adapter needs one page-table entry per page. In
+    /// contrast, [`Fabric::register`] treats a segment as physically contiguous, as if it were in huge pages. Panics if
+    /// `page_bytes` is 0.
     pub fn register_in_pages(&self, segment: Arc<Segment>, page_bytes: u64) -> Result<Key, RegisterError> {
-        assert!(page_bytes > 0, "a page has at least one byte");
+        assert!(page_bytes > 0, "page_bytes must be at least 1");
         let key = self.register(segment)?;
         self.shared.with(|net| net.set_page_bytes(self.endpoint, key, page_bytes));
         Ok(key)
     }
 
-    /// Returns the addresses of all other open fabrics, as a membership directory would.
+    /// Returns the addresses of all other open fabrics in the world, as a membership directory would.
     pub fn discover(&self) -> Vec<String> {
         self.shared.with(|net| net.discover(self.endpoint))
     }
 
-    /// Resolves once the doorbell's number differs from `seen`.
+    /// Returns a future that resolves once [`Fabric::doorbell`] returns another value than `seen`.
     pub fn rung(&self, seen: u32) -> Rung {
         Rung { shared: self.shared.clone(), endpoint: self.endpoint, seen }
     }
 }
 
-/// Future of [`SimFabric::rung`].
+/// The future that [`SimFabric::rung`] returns.
 pub struct Rung {
     shared: Arc<Shared>,
     endpoint: u32,

@@ -1,9 +1,10 @@
-//! Whole clusters in one thread and virtual time.
+//! Simulates whole clusters in one thread and in virtual time.
 //!
 //! A [`World`] holds hosts, their clocks, the links between them, and the tasks that run on them. Its [`SimFabric`]s
-//! are providers: a [`Profile`] of the hardware defines the time that operations take, and each [`Link`] its faults.
-//! This crate knows no socket, thread, wall clock, environment or global variable: every run follows from its seed, and
-//! equal values of [`World::digest`] show that two runs were the same. It knows no regions, names or clusters either.
+//! are fabric providers: a [`Profile`] of the hardware defines how long operations take, and each [`Link`] defines the
+//! faults of the network. This crate knows no socket, thread, wall clock, environment or global variable, so every run
+//! follows from its seed. Equal values of [`World::digest`] show that two runs were the same. The crate knows no
+//! regions, names or clusters either.
 //!
 //! ```text
 //!   World::run   tasks that are ready, in an order that the seed chooses

@@ -6,11 +6,11 @@ use crate::random::Random;
 /// Properties of one direction of a link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Link {
-    /// False if the link drops all packets.
+    /// True if the link carries packets, false if it drops all of them.
     pub up: bool,
-    /// Time from the last bit sent to the last bit received.
+    /// Propagation delay: the time from sending a packet's last bit to receiving it.
     pub latency_ns: u64,
-    /// Transmission rate; packets wait while an earlier one is being sent.
+    /// Transmission rate; a packet waits while an earlier one is being sent.
     pub bandwidth_bytes_per_us: u64,
     /// Maximum extra delay of a packet; the actual delay is random for each packet.
     pub jitter_ns: u64,
@@ -22,27 +22,27 @@ pub struct Link {
     pub reorder_ppm: u32,
     /// Damaged packets per million.
     pub corrupt_ppm: u32,
-    /// Selects whether the receiving adapter detects damaged packets.
+    /// Whether the receiver's checksum detects damaged packets.
     pub corruption: Corruption,
 }
 
-/// The effect of a damaged packet at its receiver.
+/// Whether the checksum at the receiver detects a damaged packet.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Corruption {
-    /// The checksum detects the damage, and the packet is lost.
+    /// The checksum detects the damage, and the receiver drops the packet.
     #[default]
     Caught,
-    /// The checksum does not detect it: one flipped bit of the payload reaches memory, as if the damage preceded the
-    /// checksum's computation.
+    /// The checksum does not detect the damage: the packet reaches memory with one flipped bit in its payload, as if
+    /// the bit had flipped before the sender computed the checksum.
     Uncaught,
 }
 
 impl Link {
-    /// Creates a link without faults.
+    /// Creates a link without faults. Panics if the bandwidth is 0.
     pub fn new(latency_ns: u64, bandwidth_bytes_per_us: u64) -> Link {
         assert!(
             bandwidth_bytes_per_us > 0,
-            "a link without bandwidth carries nothing; let it be down instead"
+            "a link needs a bandwidth of at least 1 byte/us; for a link that drops all packets, use Link::down"
         );
         Link {
             up: true,
@@ -57,7 +57,7 @@ impl Link {
         }
     }
 
-    /// Returns the same link in the down state.
+    /// Returns this link in the down state, in which it drops all packets.
     pub fn down(self) -> Link {
         Link { up: false, ..self }
     }

@@ -1,4 +1,4 @@
-//! Profiles: the costs and limits of hardware, as data.
+//! Hardware profiles: the costs and limits of adapters, links and processors, as data.
 
 use std::ops::RangeInclusive;
 
@@ -6,8 +6,8 @@ use halite_fabric::Atomics;
 use halite_rnic::Mtu;
 use serde::Deserialize;
 
-/// The costs and limits of one kind of hardware between all hosts of a world; the processes of one host may have
-/// another profile, see [`crate::World::with_processes`].
+/// The costs and limits of the hardware between all hosts of a world. Another profile may apply between the processes
+/// of one host; see [`crate::World::with_processes`].
 ///
 /// Times are in nanoseconds, lengths in bytes. Profiles are TOML files with exactly these fields. Those in
 /// `crates/sim/profiles` give the sources of their numbers.
@@ -18,30 +18,30 @@ pub struct Profile {
     pub post_ns: u64,
     /// Processor time to ring the adapter's doorbell for a list of requests.
     pub doorbell_ns: u64,
-    /// One crossing of the bus between adapter and memory.
+    /// Time of one crossing of the bus between adapter and memory.
     pub pcie_ns: u64,
-    /// Bus time per KiB, at either end.
+    /// Time on that bus per KiB, at either end.
     pub dma_ns_per_kib: u64,
-    /// Time of an atomic at the adapter of its target.
+    /// Time that the target's adapter takes to execute an atomic.
     pub atomic_ns: u64,
-    /// Executor of posted atomics at the target.
+    /// The unit that executes posted atomics at the target.
     pub atomics: AtomicsBy,
-    /// Unit that acknowledges requests.
+    /// The unit that acknowledges requests at the target.
     pub acknowledged: AcknowledgedBy,
     /// Default latency of links; see [`crate::World::set_link`].
     pub wire_ns: u64,
     /// Default bandwidth of links.
     pub bandwidth_bytes_per_us: u64,
-    /// Bytes that each datagram takes on the wire, beyond the packet of its queue pair. If processors copy: bytes that
-    /// each piece takes, beyond the copied ones.
+    /// Bytes per datagram on the wire, in addition to the packet of a queue pair. If processors copy: bytes per piece
+    /// on the wire, in addition to the copied bytes.
     pub header_bytes: u64,
-    /// Maximum payload of a packet: writes land in pieces of this size.
+    /// Maximum payload of a packet. A longer write lands in pieces of this size.
     pub mtu_bytes: u64,
     /// Time from the arrival of the acknowledgement until the completion is in memory.
     pub completion_ns: u64,
-    /// Time until a polling thread sees a completion.
+    /// Time from the arrival of a completion in memory until a polling thread sees it.
     pub poll_ns: u64,
-    /// Time until a thread that sleeps on the armed doorbell is woken.
+    /// Time from a ring of the armed doorbell until the sleeping thread runs.
     pub interrupt_ns: u64,
     /// Retransmission timeout of adapters; queue pairs that processes drive measure round trips instead.
     pub retransmit_ns: u64,
@@ -50,7 +50,8 @@ pub struct Profile {
     pub retries_max: u32,
     /// Delay before a message that found no posted receive is retried.
     pub rnr_ns: u64,
-    /// Lanes between two peers; each has a queue pair at either end and its own order of requests.
+    /// Number of lanes between two peers. Each lane has a queue pair at either end, and keeps its own requests in
+    /// order.
     pub lanes: usize,
     /// Maximum number of outstanding requests of one peer in one lane.
     pub queue_depth: usize,
@@ -64,15 +65,15 @@ pub struct Profile {
     pub keys_max: usize,
     /// Time limit of an attempt to connect.
     pub connect_timeout_ns: u64,
-    /// Time from a crash until its peers are notified, if a message can reach them.
+    /// Time from a process's crash until its peers are notified, if a message can reach them.
     pub notice_ns: u64,
-    /// Mechanism by which a peer is cut off.
+    /// The mechanism that revokes a peer's access to this process's memory.
     pub cut_off: CutOffBy,
-    /// Permitted action against a peer that can be cut off only by ending its process.
+    /// The permitted action against a peer whose access ends only with its process.
     pub fence: Fence,
-    /// Time that fencing takes.
+    /// Time that this action takes.
     pub fence_ns: u64,
-    /// Units and caches of the adapter; without them, an adapter handles any number of packets at once.
+    /// Units and caches of the adapter; if absent, an adapter handles any number of packets at once.
     #[serde(default)]
     pub adapter: Option<Adapter>,
     /// The processors of a host, for programs that charge their own instructions; see [`Processor::runs_ns`]. The
@@ -87,10 +88,10 @@ pub struct Profile {
 pub struct Adapter {
     /// Time that the sending or the receiving unit needs for one packet, except acknowledgements.
     pub packet_ns: u64,
-    /// Additional time to begin the read of a payload that is not inline. The unit hides this time if the previous
-    /// packet belongs to the same queue pair and has just left.
+    /// Additional time to start reading a payload that is not inline. A unit hides this time if the previous packet
+    /// belongs to the same queue pair and has just left.
     pub gather_ns: u64,
-    /// Time for which a unit stalls when a cache misses, to read the entry from the host's memory.
+    /// Time for which a unit stalls after a cache miss, to read the entry from the host's memory.
     pub fetch_ns: u64,
     /// Maximum number of queue pairs whose state is cached.
     pub cached_connections: u64,
@@ -137,7 +138,7 @@ impl Processor {
     }
 }
 
-/// The executor of posted atomics.
+/// The unit that executes posted atomics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AtomicsBy {
@@ -148,12 +149,12 @@ pub enum AtomicsBy {
     Adapter,
 }
 
-/// The unit that acknowledges and answers requests.
+/// The unit that acknowledges and answers requests at their target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AcknowledgedBy {
-    /// The adapter acknowledges, even while its process is stopped. Profiles in which processors copy have this value,
-    /// too, but no acknowledgements.
+    /// The adapter acknowledges, even while its process is stopped. Profiles in which processors copy also have this
+    /// value, but use no acknowledgements.
     Adapter,
     /// The process acknowledges, in software. While it is stopped, it sends, receives and answers nothing.
     Process,
@@ -176,17 +177,18 @@ impl From<AtomicsBy> for Atomics {
     }
 }
 
-/// The mechanism that keeps a peer from accessing our memory.
+/// The mechanism that revokes a peer's access to this process's memory (a cut-off).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CutOffBy {
-    /// Our own adapter drops what the peer sends.
+    /// This process's own adapter drops all packets of the peer.
     Target,
-    /// Only the peer's exit: the peer's own processor copies into our memory, and may stop and resume at any time.
+    /// The exit of the peer's process: the peer's processor copies into this process's memory, and may stop and resume
+    /// at any time.
     Exit,
 }
 
-/// The permitted action against a peer that can be cut off only by ending its process.
+/// The permitted action against a peer whose access to memory ends only with its process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Fence {
@@ -202,7 +204,7 @@ pub enum ProfileError {
     /// The text is not TOML, has an unknown field, lacks a field, or has a value of the wrong type.
     #[error("cannot read a hardware profile: {0}")]
     Malformed(#[from] toml::de::Error),
-    /// A value does not fit another field.
+    /// A value does not fit the values of other fields.
     #[error("cannot use a hardware profile: {field} is {value}; it must be {wanted}")]
     Value {
         /// Name of the field.
@@ -261,14 +263,14 @@ impl Profile {
         "cx6dx-100g",
     ];
 
-    /// Parses and checks a profile.
+    /// Parses a profile in TOML, and checks it with [`Profile::check`].
     pub fn from_toml(text: &str) -> Result<Profile, ProfileError> {
         let profile: Profile = toml::from_str(text)?;
         profile.check()?;
         Ok(profile)
     }
 
-    /// Returns the built-in profile of this name.
+    /// Returns the built-in profile of this name. Fails if no profile has this name.
     pub fn named(name: &str) -> Result<Profile, ProfileError> {
         match name {
             "rnic-100g-hca" => Ok(Profile::rnic_100g_hca()),
@@ -276,7 +278,8 @@ impl Profile {
         }
     }
 
-    /// Returns the file of the built-in profile of this name; its comments give the sources of its values.
+    /// Returns the TOML text of the built-in profile of this name, with comments that give the sources of its values.
+    /// Fails if no profile has this name.
     pub fn toml(name: &str) -> Result<&'static str, ProfileError> {
         Ok(match name {
             "local" => include_str!("../profiles/local.toml"),
@@ -320,7 +323,7 @@ impl Profile {
         Profile::named(name).expect("a test reads it")
     }
 
-    /// Checks that all values are in range and fit together.
+    /// Checks that all values are in range and fit together. Fails at the first value that does not.
     pub fn check(&self) -> Result<(), ProfileError> {
         self.check_ranges()?;
         if self.is_driven_by_process() && !self.is_adapter() {
@@ -419,7 +422,8 @@ impl Profile {
         }
     }
 
-    /// Returns true if adapters execute requests, false if the processors of the requesters copy.
+    /// Returns true if adapters execute requests, and false if processors copy: the requester's processor copies the
+    /// bytes to or from the target's memory.
     pub fn is_adapter(&self) -> bool {
         self.cut_off == CutOffBy::Target
     }

@@ -4,16 +4,16 @@ use rand_core::Rng;
 use rand_pcg::Pcg64Mcg;
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
-/// A generator whose numbers follow from a seed and a name, the same on every machine and in every version.
+/// A generator whose numbers follow from a seed and a name. They are the same on every machine and in every version.
 ///
-/// Names keep purposes independent: an extra draw for one of them does not change the others.
+/// Each purpose has its own name, so an extra draw for one purpose does not change the numbers of the others.
 #[derive(Clone, Debug)]
 pub struct Random {
     generator: Pcg64Mcg,
 }
 
 impl Random {
-    /// Creates the generator `stream` of `seed`.
+    /// Creates the generator for the purpose `stream` of a run with this seed.
     pub fn new(seed: u64, stream: &str) -> Random {
         Random { generator: Pcg64Mcg::new(xxh3_128_with_seed(stream.as_bytes(), seed)) }
     }
@@ -23,7 +23,7 @@ impl Random {
         self.generator.next_u64()
     }
 
-    /// Returns a number below `bound`, which must not be zero.
+    /// Returns a number below `bound`. Panics if `bound` is 0.
     ///
     /// Implemented here because a library may draw differently in its next version. The probability of each number
     /// deviates by less than `bound` / 2^64.
@@ -32,7 +32,7 @@ impl Random {
         ((u128::from(self.bits()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// Returns a number from `low` to `high`, both included.
+    /// Returns a number from `low` to `high`, both included. Panics if `low` exceeds `high`.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {
         assert!(low <= high, "no number is between {low} and {high}");
         match (high - low).checked_add(1) {
@@ -41,7 +41,7 @@ impl Random {
         }
     }
 
-    /// Returns true with a probability of `ppm` in a million. With 0, draws no number.
+    /// Returns true with a probability of `ppm` in a million. With 0, returns false without drawing a number.
     pub fn chance_ppm(&mut self, ppm: u32) -> bool {
         ppm > 0 && self.below(1_000_000) < u64::from(ppm)
     }
@@ -51,7 +51,7 @@ impl Random {
         self.below(denominator) < numerator
     }
 
-    /// Returns an index below `len`.
+    /// Returns an index below `len`. Panics if `len` is 0.
     pub fn index(&mut self, len: usize) -> usize {
         self.below(len as u64) as usize
     }

@@ -1,4 +1,4 @@
-//! The tasks of the executor.
+//! The executor's tasks: their futures, and the queue of tasks that are ready.
 
 use std::pin::Pin;
 use std::sync::atomic::AtomicBool;
@@ -9,7 +9,7 @@ use std::task::{Wake, Waker};
 use crate::random::Random;
 use crate::world::HostId;
 
-/// A task of a world; ids are not reused.
+/// Identifies a task of a world. Ids are never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct TaskId {
     slot: u32,

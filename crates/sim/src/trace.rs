@@ -2,15 +2,15 @@
 
 use std::collections::VecDeque;
 
-/// The lines that a world keeps. A line costs far more than the event that it describes.
+/// Which trace lines a world keeps. Formatting a line costs far more than simulating the event that it describes.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Trace {
-    /// No lines.
+    /// The world keeps no lines.
     #[default]
     Off,
-    /// The last lines, up to this number.
+    /// The world keeps the last lines, up to this number.
     Last(usize),
-    /// All lines.
+    /// The world keeps all lines.
     All,
 }
 

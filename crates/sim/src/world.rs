@@ -1,4 +1,4 @@
-//! The world: its hosts, its tasks, and the loop that runs them.
+//! The simulated world: its hosts, its tasks, and the loop that runs them.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -19,8 +19,8 @@ use crate::shared::Shared;
 use crate::tasks::{TaskId, Tasks};
 use crate::trace::Trace;
 
-/// A host of a world, numbered from 0 in order of creation. If hosts have several processes, an id names one process:
-/// each process runs, pauses and crashes separately.
+/// Identifies a host of a world, numbered from 0 in order of creation. If hosts have several processes, an id names one
+/// process: each process runs, pauses and crashes separately.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct HostId(pub u32);
 
@@ -115,7 +115,7 @@ impl World {
 
     // Time and random numbers.
 
-    /// Returns the true time, in ns since the start of the world.
+    /// Returns the virtual time, in ns since the start of the world. Clocks of hosts may differ from it.
     pub fn now_ns(&self) -> u64 {
         self.inner.shared.now_ns()
     }
@@ -125,7 +125,8 @@ impl World {
         self.inner.clocks.borrow()[host.0 as usize].clone()
     }
 
-    /// Sleeps on a host's own clock, or by true time with `None`.
+    /// Returns a future that resolves after `duration` on the host's own clock; with `None`, after `duration` of true
+    /// time.
     pub fn sleep(&self, host: Option<HostId>, duration: Duration) -> Sleep {
         let clock = host.map_or_else(|| self.inner.true_clock.clone(), |host| self.clock(host));
         clock.sleep_until(clock.now_ns().saturating_add(duration.as_nanos() as u64))
@@ -138,7 +139,8 @@ impl World {
         self.inner.shared.with(Net::wake_sleepers);
     }
 
-    /// Returns the generator of a named purpose. The same name always returns the same sequence, from its start.
+    /// Returns a new random generator for the purpose `stream`. Every generator of one purpose returns the same
+    /// sequence.
     pub fn random(&self, stream: &str) -> Random {
         // A prefix keeps it apart from the world's own streams.
         Random::new(self.inner.seed, &format!("story: {stream}"))
@@ -146,7 +148,7 @@ impl World {
 
     // Hosts and links.
 
-    /// Adds a running host.
+    /// Adds a running host with its own clock.
     pub fn add_host(&self) -> HostId {
         let host = self.inner.shared.with(|net| net.add_process(None));
         // Offsets up to an hour, so that a test detects mixed-up clocks.
@@ -156,7 +158,8 @@ impl World {
         host
     }
 
-    /// Adds a process to the host of `other`, with the same clock. Panics if hosts have one process each.
+    /// Adds a process to the host of `other`. Both use the same clock. Panics if hosts of this world have one process
+    /// each.
     pub fn add_process(&self, other: HostId) -> HostId {
         let added = self.inner.shared.with(|net| {
             assert!(net.hardware.has_processes(), "this world has no profile for processes of one host");
@@ -189,7 +192,8 @@ impl World {
         SimFabric::open(self.inner.shared.clone(), host, address, hello)
     }
 
-    /// Ends everything on the host, at once and without notice; packets on the wire still arrive.
+    /// Crashes a host or process: its tasks and fabrics end at once. Packets on the wire still arrive. After
+    /// [`Profile::notice_ns`], the kernel notifies the peers.
     pub fn crash(&self, host: HostId) {
         self.inner.shared.with(|net| net.crash(host, true));
         self.end_tasks(host);
@@ -205,7 +209,7 @@ impl World {
         }
     }
 
-    /// Restarts a crashed host, without tasks or fabrics.
+    /// Restarts a crashed host, without the tasks and fabrics that it had before the crash.
     pub fn restart(&self, host: HostId) {
         self.inner.shared.with(|net| net.restart(host));
     }
@@ -229,7 +233,7 @@ impl World {
         self.inner.shared.with(|net| net.link(from, to))
     }
 
-    /// Changes a link, in one direction; packets that are on the link are not affected.
+    /// Changes the link between two hosts, in this direction. Packets that are already on the link are not affected.
     pub fn set_link(&self, from: HostId, to: HostId, link: Link) {
         self.inner.shared.with(|net| net.set_link(from, to, link));
     }
@@ -241,23 +245,23 @@ impl World {
 
     // Trace and digest.
 
-    /// Returns a checksum of all events: equal only if two runs were the same.
+    /// Returns a checksum of all events so far. Two runs with equal checksums were the same.
     pub fn digest(&self) -> u64 {
         self.inner.shared.with(|net| net.digest.value())
     }
 
-    /// Selects which trace lines are kept from now on.
+    /// Sets which trace lines the world keeps from now on.
     pub fn set_trace(&self, trace: Trace) {
         self.inner.is_tracing.set(trace != Trace::Off);
         self.inner.shared.with(|net| net.log.set(trace));
     }
 
-    /// Returns the kept lines, oldest first: time, host, text.
+    /// Returns the kept trace lines, oldest first. Each line has a time, a host and a text.
     pub fn trace(&self) -> Vec<String> {
         self.inner.shared.with(|net| net.log.lines())
     }
 
-    /// Adds a line to the trace, formatted only if it is kept. The digest does not include it.
+    /// Adds a line to the trace. The line is formatted only if the world keeps it, and the digest does not include it.
     pub fn note(&self, host: Option<HostId>, what: fmt::Arguments<'_>) {
         if self.inner.is_tracing.get() {
             // The line is formatted before the lock is taken, because formatting may run any code.
@@ -266,12 +270,12 @@ impl World {
         }
     }
 
-    /// Adds a number to the digest.
+    /// Includes a number in the digest.
     pub fn fold(&self, number: u64) {
         self.inner.shared.with(|net| net.fold(number));
     }
 
-    /// Returns the counters.
+    /// Returns the counts of events so far.
     pub fn counters(&self) -> Counters {
         self.inner.shared.with(|net| net.counters)
     }
@@ -306,25 +310,26 @@ impl World {
         drop(removed);
     }
 
-    /// Drops all tasks. Otherwise, a task that holds the world and the world itself would keep each other alive, and
-    /// neither would be freed.
+    /// Drops all tasks. A world whose tasks own the world is freed only after this call, because each keeps the other
+    /// alive.
     pub fn end(&self) {
         let tasks = self.inner.tasks.borrow_mut().remove_all();
         drop(tasks);
     }
 
-    /// Sets how many more polls and events are allowed; unlimited by default.
+    /// Sets the maximum number of further polls and events; unlimited by default. A run that reaches it returns
+    /// [`RunEnd::StepsExhausted`].
     pub fn set_steps_max(&self, steps: u64) {
         self.inner.steps_left.set(steps);
     }
 
-    /// Runs until all tasks without a host have ended.
+    /// Runs until all tasks without a host have ended, and returns the reason why the run ended.
     pub fn run(&self) -> RunEnd {
         self.run_until(u64::MAX)
     }
 
-    /// Runs until all tasks without a host have ended, or until `deadline_ns`. Without such tasks, time always
-    /// advances to the deadline.
+    /// Runs until all tasks without a host have ended, or until the virtual time is `deadline_ns`. In a world without
+    /// such tasks, time always advances to the deadline.
     pub fn run_until(&self, deadline_ns: u64) -> RunEnd {
         let has_hostless = self.inner.tasks.borrow().hostless() > 0;
         loop {
@@ -350,7 +355,7 @@ impl World {
     }
 
     /// Polls ready tasks. Then, unless `is_enough` returns true, executes events until one rings a doorbell or wakes a
-    /// task. Callers must be outside of all tasks. Fails if no event is left, or the limit of steps is reached.
+    /// task. The caller must not be a task of this world. Fails if no event is left, or the limit of steps is reached.
     pub fn advance_unless(&self, is_enough: impl Fn() -> bool) -> Result<(), RunEnd> {
         if let Some(task) = self.poll_ready() {
             return Err(RunEnd::StepsExhausted { task });

@@ -1,12 +1,12 @@
-//! The one-sided path: from a handle to bytes, on the caller's own thread.
+//! The one-sided path: reads, writes and atomics on regions, executed on the caller's own thread.
 //!
 //! ```text
 //!  handle ── slot (64 B, one cache line) ── window ── bytes       one extent, reachable by loads and stores
 //!                                       └─ pieces ── window, frozen, down, or a remote address
 //! ```
 //!
-//! No function here blocks, allocates, locks or sends messages. An access that cannot complete at once returns a
-//! [`Blocked`]; the session waits and continues where the access stopped.
+//! The functions of this module neither block, allocate, lock nor send messages. An access that cannot complete at once
+//! returns a [`Blocked`]; the session waits and continues where the access stopped.
 
 mod counts;
 mod memory;
@@ -23,24 +23,25 @@ use crate::permissions::Permissions;
 pub use counts::{Count, Counts};
 pub use memory::{CopySide, RegionOffset, Step};
 
-/// Maximum bytes copied under one pin, so that a change of the region waits for tens of microseconds instead of for a
-/// whole long copy: 256 KiB at 10 GB/s take 26 us.
+/// Maximum number of bytes copied under one pin: 256 KiB, which take 26 us at 10 GB/s. A change of the region waits for
+/// pins, so it waits for this time and not for a whole long copy.
 pub const COPY_BYTES_MAX: u64 = 256 << 10;
 
 /// Size in bytes of the words that atomics change. Chunks begin at multiples of this size, both in regions and in
 /// memory.
 pub const WORD_BYTES: u64 = 8;
 
-/// A handle: identifies one use of a slot in the handle table.
+/// A handle, which is a session's capability to a region: identifies one use of a slot in the handle table.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct SlotRef {
     /// Index of the slot in the handle table.
     pub index: u32,
-    /// Number of the slot's current use, which distinguishes handles.
+    /// Number of this use of the slot, which distinguishes the handle from earlier ones in the slot.
     pub generation: u32,
 }
 
-/// The region behind a handle, and what the handle permits. Takes at most 48 bytes, so that a slot is one cache line.
+/// The region behind a handle, and the permissions of the handle. At most 48 bytes long, so that a slot is one cache
+/// line.
 #[derive(Clone, Debug)]
 pub struct Mapping {
     /// How this node reaches the bytes.
@@ -126,7 +127,8 @@ impl Atomic {
         self.try_apply(window, offset).expect("chunks are aligned, and the view keeps inside its windows")
     }
 
-    /// Changes a word of `window` and returns the old value; `None`, without effect, if there is no aligned word.
+    /// Changes a word of `window` and returns the old value; returns `None`, without effect, if `offset` is not the
+    /// offset of an aligned word.
     #[inline]
     pub(crate) fn try_apply(self, window: &Window, offset: u64) -> Option<u64> {
         let old = match self {
@@ -138,7 +140,8 @@ impl Atomic {
 }
 
 impl Place {
-    /// Returns the reason why an access to `len` bytes from `start` on stops where loads and stores do not reach.
+    /// Returns the reason why an access to `len` bytes from `start` on stops at a place that loads and stores do not
+    /// reach.
     fn blocked(&self, start: u64, len: u64) -> Blocked {
         match self {
             Place::Direct(_) => unreachable!("nothing stops an access by loads and stores"),
@@ -152,7 +155,7 @@ impl Place {
     }
 }
 
-/// Reason why an access stopped.
+/// The reason why an access stopped.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Blocked {
     /// The handle or the location of the bytes is changing; retry after the change.
@@ -166,9 +169,9 @@ pub enum Blocked {
         /// Number of bytes that the operation must access.
         len: u64,
     },
-    /// The handle does not belong to this session.
+    /// The handle does not belong to the session that made the access.
     Unknown,
-    /// The handle is no longer valid.
+    /// The handle is no longer valid, because it was released or its region was freed.
     Stale,
     /// The handle lacks these permissions.
     Denied(Permissions),
@@ -185,7 +188,7 @@ pub enum Blocked {
     Down(NodeIncarnation),
 }
 
-/// The handle table of one node, and the pins of its threads.
+/// The handle table of one node, and the pins of its threads ([`Pins`]), which mark accesses in progress.
 #[derive(Debug)]
 pub struct DataPath {
     pins: Arc<Pins>,
@@ -205,19 +208,20 @@ impl DataPath {
         &self.slots
     }
 
-    /// Returns the pins of this node's threads, for grace periods.
+    /// Returns the pins of this node's threads, which mark accesses in progress, for grace periods.
     pub fn pins(&self) -> &Arc<Pins> {
         &self.pins
     }
 
-    /// Returns the length in bytes of the region behind a handle.
+    /// Returns the length in bytes of the region behind a handle. Fails if the handle is not valid for `session`.
     pub fn len(&self, session: SessionId, slot: SlotRef) -> Result<u64, Blocked> {
         let pin = self.pins.pin();
         Ok(self.find(&pin, session, slot)?.view.len())
     }
 
-    /// Reads bytes from `offset` on, at most to the end of the piece that contains `offset`, and at most
-    /// [`COPY_BYTES_MAX`]. Returns the number of bytes read.
+    /// Reads bytes from `offset` on into the buffer, at most to the end of the piece that contains `offset`, and at
+    /// most [`COPY_BYTES_MAX`]. Returns the number of bytes read. Fails if loads do not reach the first byte, or the
+    /// session may not read it.
     #[inline]
     pub fn read(
         &self,
@@ -238,7 +242,8 @@ impl DataPath {
     }
 
     /// Writes bytes from `offset` on, at most to the end of the piece that contains `offset`, and at most
-    /// [`COPY_BYTES_MAX`]. Returns the number of bytes written.
+    /// [`COPY_BYTES_MAX`]. Returns the number of bytes written. Fails if stores do not reach the first byte, or the
+    /// session may not write it.
     #[inline]
     pub fn write(
         &self,
@@ -257,8 +262,8 @@ impl DataPath {
         Ok(written)
     }
 
-    /// Reads `len` bytes as [`DataPath::read`] does, but into `target`, from its byte `at` on. Returns 0 if they do not fit
-    /// there.
+    /// Reads up to `len` bytes as [`DataPath::read`] does, and stores them at offset `at` of the window `target`.
+    /// Returns the number of bytes read; 0 if they do not fit there.
     pub fn read_into(
         &self,
         session: SessionId,
@@ -278,8 +283,8 @@ impl DataPath {
         Ok(read)
     }
 
-    /// Writes `len` bytes as [`DataPath::write`] does, but out of `source`, from its byte `at` on. Returns 0 if `source` is
-    /// shorter.
+    /// Writes up to `len` bytes as [`DataPath::write`] does, taken from offset `at` of the window `source`. Returns the
+    /// number of bytes written; 0 if `source` ends before them.
     pub fn write_from(
         &self,
         session: SessionId,
@@ -299,9 +304,9 @@ impl DataPath {
         Ok(written)
     }
 
-    /// Performs reads, each given as handle, offset and buffer, in order, and returns the number done. Stops before a
-    /// read that loads cannot do in full, or that would raise the total above [`COPY_BYTES_MAX`]. All reads share one
-    /// pin, so a batch costs little more than its copies.
+    /// Performs reads in order, each given as handle, offset and buffer, and returns the number of reads done. Stops
+    /// before a read that loads cannot do in full, or that would raise the total above [`COPY_BYTES_MAX`]. All reads
+    /// share one pin, so a batch costs little more than its copies.
     #[inline]
     pub fn read_each<'r>(
         &self,
@@ -319,8 +324,8 @@ impl DataPath {
         run.end(Count::DirectReads, Some(Count::DirectReadBytes))
     }
 
-    /// Performs writes, each given as handle, offset and bytes, in order, and returns the number done. Stops before a
-    /// write that stores cannot do in full, or that would raise the total above [`COPY_BYTES_MAX`].
+    /// Performs writes in order, each given as handle, offset and bytes, and returns the number of writes done. Stops
+    /// before a write that stores cannot do in full, or that would raise the total above [`COPY_BYTES_MAX`].
     #[inline]
     pub fn write_each<'w>(
         &self,
@@ -338,8 +343,8 @@ impl DataPath {
         run.end(Count::DirectWrites, Some(Count::DirectWriteBytes))
     }
 
-    /// Performs compare-swaps in order, each given as offset, expected and new value, and stops at the first that
-    /// fails. Returns the number done, and true if that one failed because the word held another value than expected.
+    /// Performs compare-swaps in order, each given as offset, expected and new value, until one fails. Returns the
+    /// number of swaps done, and true if the next one failed because its word held another value than expected.
     #[inline]
     pub fn swap_while(
         &self,
@@ -365,7 +370,8 @@ impl DataPath {
         (run.end(Count::DirectAtomics, None), is_refused)
     }
 
-    /// Applies `atomic` to the word at `offset` and returns the old value.
+    /// Applies `atomic` to the word at `offset` and returns the old value. Fails if the processor does not reach the
+    /// word.
     #[inline]
     pub fn atomic(
         &self,
@@ -385,7 +391,8 @@ impl DataPath {
         Ok(old)
     }
 
-    /// Checks that the handle permits `wanted` on the `len` bytes from `offset` on, without accessing the bytes.
+    /// Checks that the handle permits `wanted` on the `len` bytes from `offset` on, without accessing the bytes. Fails
+    /// with the reason why an access would stop.
     pub fn check(
         &self,
         session: SessionId,
@@ -446,7 +453,7 @@ impl DataPath {
     }
 }
 
-/// Accesses made under one pin.
+/// A run of accesses that share one pin.
 struct Run<'p> {
     path: &'p DataPath,
     pin: &'p Pin<'p>,
@@ -517,7 +524,7 @@ impl View {
         }
     }
 
-    /// Returns false, since a region has at least one byte.
+    /// Returns false, because every region has at least one byte.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

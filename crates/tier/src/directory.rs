@@ -1,8 +1,8 @@
 //! The directory: maps names to regions and their homes.
 //!
-//! All requests go through one trait, as the messages that nodes send ([`Request`]), so that another store can replace
-//! the embedded directory ([`Embedded`]). Sans-IO like the rest of the crate: requests and events go in, answers come
-//! out.
+//! All requests go through one trait, in the form in which nodes send them ([`Request`]), so that another store can
+//! replace the embedded directory ([`Embedded`]). Sans-IO like the rest of the crate: requests and events go in,
+//! answers come out.
 
 mod embedded;
 mod etcd;
@@ -24,7 +24,7 @@ pub const NAMES_PER_ANSWER_MAX: usize = 1024;
 
 /// One node's part of a directory. A directory never gives one name to two regions.
 pub trait Directory: fmt::Debug + Send {
-    /// Returns the node that lists members and ended incarnations. Unless the directory [is
+    /// Returns the seat: the node that lists members and ended incarnations. Unless the directory [is
     /// outside](Directory::is_outside), all nodes also send their requests and the names of their regions to it.
     fn seat(&self) -> NodeId;
 
@@ -39,33 +39,34 @@ pub trait Directory: fmt::Debug + Send {
         false
     }
 
-    /// Handles a request to claim, release, find, list or forget names. A [`DirectoryOutput::Answer`] follows.
+    /// Handles a request to claim, release, find, list or forget names. A [`DirectoryOutput::Answer`] to `requester`
+    /// follows.
     fn ask(&mut self, now_ns: u64, requester: Requester, question: Request);
 
     /// Handles an event that may affect names.
     fn tell(&mut self, now_ns: u64, event: DirectoryEvent);
 
-    /// Handles the result of a transaction ([`DirectoryOutput::Store`]).
+    /// Handles the result of a transaction that [`DirectoryOutput::Store`] requested.
     fn handle_stored(&mut self, _now_ns: u64, _id: u64, _result: Result<Stored, StoreFailure>) {}
 
-    /// Frees a name that is recorded for a region which this node does not have, unless the region is about to get the
-    /// name. [`DirectoryOutput::Answer`] follows. Called only if the directory is outside.
+    /// Frees a name that is recorded for a region of this node which does not exist, unless the region is about to get
+    /// the name. [`DirectoryOutput::Answer`] follows. Called only if the directory is outside.
     fn free_leftover(&mut self, _now_ns: u64, _requester: Requester, _name: &str, _region: RegionId) {}
 
-    /// Handles the reply to [`DirectoryOutput::AskHome`].
+    /// Handles the reply of a home that [`DirectoryOutput::AskHome`] asked.
     fn handle_home_reply(&mut self, _now_ns: u64, _id: u64, _reply: HomeReply) {}
 
     /// Starts to move the names to an outside store, by transactions. [`DirectoryOutput::Moved`] or
     /// [`DirectoryOutput::NotMoved`] follows. After `Moved`, this part answers no requests.
     fn begin_move(&mut self, now_ns: u64, job: MoveJob);
 
-    /// Removes and returns the requesters that wait for the end of a move of the names, and the events that arrived
-    /// while they waited. Called when the names have moved.
+    /// After the names have moved, removes and returns the requesters that wait for the end of the move, and the events
+    /// that arrived while they waited.
     fn take_rest(&mut self) -> (Vec<Requester>, Vec<DirectoryEvent>) {
         (Vec::new(), Vec::new())
     }
 
-    /// Removes the entries that no other node needs from the outside store, when this node leaves.
+    /// Removes this node's entries that no other node needs from the outside store. Called when this node leaves.
     fn sign_off(&mut self, _now_ns: u64) {}
 
     /// Returns true if the removal by [`Directory::sign_off`] has ended.
@@ -73,7 +74,7 @@ pub trait Directory: fmt::Debug + Send {
         true
     }
 
-    /// Returns the time in ns at which [`Directory::handle_timeout`] is due, or `u64::MAX` without a timeout.
+    /// Returns the time in ns at which [`Directory::handle_timeout`] is due; `u64::MAX` if no timeout is set.
     fn poll_timeout(&self) -> u64 {
         u64::MAX
     }
@@ -81,16 +82,16 @@ pub trait Directory: fmt::Debug + Send {
     /// Does the work that is due at `now_ns`, such as retries.
     fn handle_timeout(&mut self, _now_ns: u64) {}
 
-    /// Returns the next output, or `None`.
+    /// Removes and returns the next output; `None` if there is no output.
     fn poll(&mut self) -> Option<DirectoryOutput>;
 
-    /// Returns the directory's figures, or `None` if this node does not answer requests.
+    /// Returns the directory's metrics; `None` if this node does not answer requests.
     fn figures(&self) -> Option<DirectoryFigures> {
         None
     }
 }
 
-/// Figures of a directory, for monitoring.
+/// Metrics of a directory, for monitoring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DirectoryFigures {
     /// Number of names that have a region. With an outside store, only names of regions homed at this node count.
@@ -103,7 +104,7 @@ pub struct DirectoryFigures {
     pub is_ready: bool,
 }
 
-/// Reply of a home about a name recorded for one of its regions.
+/// A home's reply to the question whether its region has a given name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HomeReply {
     /// The region has the name.
@@ -119,12 +120,12 @@ pub enum HomeReply {
 /// An event for a directory.
 #[derive(Clone, PartialEq, Debug)]
 pub enum DirectoryEvent {
-    /// This node is about to connect to all nodes that joined before it. Some of them may be homes that this node does
+    /// This node starts to connect to all nodes that joined before it. Some of them may be homes that this node does
     /// not know.
     Meeting,
-    /// Each connection to a node that joined before this node is up or has failed.
+    /// This node has finished connecting: each connection to a node that joined before it is up or has failed.
     AllMet,
-    /// This incarnation, of a node that joined before the directory's node, will report the names of its regions.
+    /// This incarnation will report the names of its regions. It joined before the directory's node.
     Expected(NodeIncarnation),
     /// A home reports the names and epochs of its regions.
     Names {

@@ -1,4 +1,5 @@
-//! The commands that sessions give to the engine, and the effects that the engine requests from its driver.
+//! The commands that sessions give to the engine, and the effects that the engine requests from its driver. The driver
+//! is the code around the engine that performs input and output.
 
 use halite_fabric::{Key, PeerId, RemoteAddress};
 use halite_mem::{SlotError, Window};
@@ -12,39 +13,39 @@ use crate::names::Service;
 use crate::news::{News, Over};
 use crate::permissions::Permissions;
 
-/// Identifies a command of a session until its [`Effect::Finish`].
+/// Identifies a command of a session, until [`Effect::Finish`] reports the command's result.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct OpId(pub u64);
 
-/// Identifies an operation that the engine requested of its driver.
+/// Identifies an operation that the engine requested, when the driver reports its end.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Token(pub u64);
 
-/// Cause of a failed read from a peer's memory.
+/// The reason why a read from a peer's memory failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CopyFailure {
-    /// The peer is lost, or no longer has the memory.
+    /// The peer is lost, or no longer has this memory.
     PeerGone,
     /// This process lacks the resources to map the memory.
     Unmapped,
 }
 
-/// A grace period. It ends when all loads and stores that began before it have ended, and all posted operations in
-/// `posted` that began before it.
+/// A grace period that the driver must wait for. It ends when all loads and stores, and all posted operations in
+/// `posted`, that began before it have ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Quiesce {
-    /// Passed to `handle_quiescent` at the end of the grace period.
+    /// Identifies the grace period when the driver calls `handle_quiescent` at its end.
     pub token: Token,
-    /// The posted operations whose end the grace period waits for.
+    /// The posted operations that the grace period waits for.
     pub posted: PostedTo,
 }
 
-/// A set of posted operations in flight.
+/// A set of operations that this node has posted to peers and that are in flight.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PostedTo {
     /// All posted operations.
     All,
-    /// The operations that reach the memory of these peers.
+    /// The operations that access the memory of these peers.
     Peers(Vec<PeerId>),
 }
 
@@ -61,9 +62,9 @@ pub enum Command {
         chunk_bytes: u64,
         /// The nodes that hold the chunks.
         placement: Placement,
-        /// Permissions of all other principals.
+        /// Permissions of all principals except the session's own.
         everyone: Permissions,
-        /// True if the owners allocate the region's pages before the command ends.
+        /// True if the owners must allocate the region's pages before the command ends.
         populate: bool,
     },
     /// Map a region by name.
@@ -75,7 +76,7 @@ pub enum Command {
     },
     /// Release a handle.
     Unmap(SlotRef),
-    /// Change a region as one of its masters.
+    /// Change a region, as one of its masters (principals that may free, grant, revoke, seal, move and name it).
     RegionCommand(SlotRef, RegionCommand),
     /// Describe the region with this name.
     Stat(String),
@@ -83,14 +84,14 @@ pub enum Command {
     StatHandle(SlotRef),
     /// Describe all named regions.
     List,
-    /// Ask all nodes for their statuses.
+    /// Ask all nodes for their status.
     Status,
     /// Ask one node for its status, without asking the directory for the node.
     StatusOf(NodeId),
-    /// Ask all nodes that are paired with this node for their statuses. A node that answers has processed all earlier
+    /// Ask all nodes that are paired with this node for their status. A node that answers has processed all earlier
     /// messages of this node.
     Greet,
-    /// Set bytes that loads and stores do not reach. The command may end after a part: see [`Outcome::Stepped`].
+    /// Set bytes that stores do not reach. The command may end after a part: see [`Outcome::Stepped`].
     Fill {
         /// Position of the first byte to fill.
         at: RegionOffset,
@@ -99,7 +100,7 @@ pub enum Command {
         /// The value that each byte gets.
         byte: u8,
     },
-    /// Copy bytes if loads and stores do not reach both sides. The command may end after a part: see
+    /// Copy bytes where loads and stores do not reach both sides. The command may end after a part: see
     /// [`Outcome::Stepped`].
     Copy {
         /// Start of the target bytes.
@@ -109,13 +110,13 @@ pub enum Command {
         /// Length in bytes, not 0.
         len: u64,
     },
-    /// Allocate the region of a lock or barrier on a permanent node, and map it.
+    /// Allocate the region of a lock or barrier on a permanent node (number below 1000), and map the region.
     Anchor {
         /// The kind: lock or barrier.
         service: Service,
         /// The name of the lock or barrier.
         name: String,
-        /// Permissions of all other principals.
+        /// Permissions of all principals except the session's own.
         everyone: Permissions,
     },
     /// Take the lock in a region.
@@ -131,7 +132,7 @@ pub enum Command {
     Unlock {
         /// A handle to the region of the lock.
         slot: SlotRef,
-        /// The circumstances in which the session releases the lock.
+        /// The circumstances of the release.
         release: Release,
     },
     /// Wait at the barrier in a region.
@@ -143,7 +144,7 @@ pub enum Command {
         /// Maximum time to wait, in ns.
         timeout_ns: u64,
     },
-    /// End a command that waits for a lock or at a barrier. No effect on commands of other kinds.
+    /// End a command that waits for a lock or at a barrier. Has no effect on other commands.
     Withdraw(OpId),
     /// Register a port of this node as a watcher of a region: each write with a notification sends a message to the
     /// port.
@@ -169,7 +170,7 @@ pub enum Command {
         /// True if other servers may register the same name.
         is_shared: bool,
     },
-    /// Remove the name of the server that was registered under this id.
+    /// Remove the name of a server. The id is that of [`Outcome::Registered`].
     Unregister(RegionId),
     /// List the servers of a service, or of all services.
     ListServers(Option<String>),
@@ -179,22 +180,22 @@ pub enum Command {
     ForgetName(String),
     /// Forget a node that is not alive, and the names lost with it.
     ForgetNode(NodeId),
-    /// Request a number for a new node: one that no node has had, as long as such numbers are left.
+    /// Request a number for a new node. The number is unused as long as unused numbers are left.
     TakeNumber,
-    /// Ask an owner of memory whether a node can still access the owner's memory.
+    /// Ask an owner of memory whether a node can still access that memory.
     Reach {
-        /// The node that may have access.
+        /// The node that may still have access.
         node: NodeId,
         /// The owner of the memory.
         owner: NodeId,
     },
-    /// Move all data of a node to other nodes within a time limit; then the node leaves.
+    /// Move all data of a node to other nodes within a time limit. Then the node leaves.
     Drain {
         /// The node to drain.
         node: NodeId,
         /// Time limit for the moves, in ns.
         within_ns: u64,
-        /// True if the node must stay in case some data cannot be moved.
+        /// True if the node must stay when some of its data cannot be moved.
         stays: bool,
     },
     /// Move the names from node 0 to a store outside the cluster.
@@ -241,24 +242,24 @@ impl Command {
 pub enum Release {
     /// The holder no longer needs the lock.
     Used,
-    /// The home granted a lock, recovered from a lost holder, to a session that no longer wanted the lock. The next
-    /// grant must report the recovery.
+    /// The home granted a lock that it had recovered from a lost holder, but the session no longer wanted the lock. The
+    /// next grant must report the recovery.
     Unused,
-    /// The session ended without releasing the lock. The next grant must report the end, and must wait for the
-    /// session's posted operations.
+    /// The session ended without releasing the lock. The next grant must report this, and must wait for the session's
+    /// posted operations.
     Abandoned,
 }
 
-/// Placement of a region's chunks.
+/// The nodes on which a region's chunks are placed.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Placement {
     /// All chunks are on the session's own node.
     Local,
     /// All chunks are on this node.
     On(NodeId),
-    /// The chunks are on these nodes in turn; if the list is empty, on all nodes that contribute memory.
+    /// The chunks are on these nodes in turn. If the list is empty, the chunks are on all nodes that contribute memory.
     Spread(Vec<NodeId>),
-    /// All chunks are on the session's own node if that node has enough free memory, else on another node with enough.
+    /// All chunks are on the session's own node if it has enough free memory, else on another node that has.
     Anywhere,
 }
 
@@ -304,7 +305,7 @@ pub enum Outcome {
     Registered(RegionId),
     /// Servers, ordered by service.
     Servers(Vec<NamedServer>),
-    /// Whether the given node can still access the owner's memory, as the owner sees it.
+    /// The answer to [`Command::Reach`], as the owner of the memory sees it.
     Reach(Reach),
     /// Names whose regions were lost, ordered by name.
     Lost(Vec<LostName>),
@@ -317,7 +318,7 @@ pub enum Outcome {
         /// Number of lost names that have moved.
         lost: u64,
     },
-    /// A part of a memory operation was done.
+    /// A part of a fill or copy was done; the session issues a command for the rest.
     Stepped(Step),
     /// The session holds the lock.
     Locked {
@@ -345,23 +346,23 @@ pub enum Outcome {
     },
 }
 
-/// Cause of a failed command.
+/// The reason why a command failed.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum CommandError {
     /// A node refused the request.
     #[error(transparent)]
     Refused(#[from] ErrorReply),
     /// No node of the cluster contributes memory.
-    #[error("no node contributes memory")]
+    #[error("no node of the cluster contributes memory; start a node that does")]
     NoMemoryNode,
     /// The handle does not belong to this session.
-    #[error("the handle is unknown")]
+    #[error("the handle does not belong to this session")]
     UnknownHandle,
     /// The handle is no longer valid.
-    #[error("the handle is stale")]
+    #[error("the handle is stale: the region was freed, or its node was restarted; map it again")]
     Stale,
     /// Some bytes of a memory operation cannot be accessed; no byte was changed.
-    #[error("the bytes cannot be accessed: {blocked:?}")]
+    #[error("some bytes of the operation cannot be accessed ({blocked:?}); nothing was changed")]
     Access {
         /// The side whose bytes cannot be accessed; the target for a fill.
         side: CopySide,
@@ -380,10 +381,10 @@ pub enum CommandError {
     #[error("{0}")]
     TableFull(&'static str),
     /// The command was withdrawn while it waited.
-    #[error("the command was withdrawn")]
+    #[error("the command was withdrawn while it waited")]
     Withdrawn,
     /// This process is a fork of the node's process. The driver returns this error, never the engine.
-    #[error("this process is a fork of the node's process")]
+    #[error("this process is a fork of the node's process; join the cluster anew after the fork")]
     Forked,
 }
 
@@ -393,10 +394,11 @@ impl From<SlotError> for CommandError {
     }
 }
 
-/// An action for the driver.
+/// An action that the driver must carry out, or an event that the engine reports to it.
 #[derive(Debug)]
 pub enum Effect {
-    /// Send bytes, at most the fabric's limit, to a peer. The driver sends them in the order of the effects.
+    /// Send bytes to a peer. They are at most as long as the fabric permits. The driver sends them in the order of the
+    /// effects.
     Send {
         /// The peer that receives the bytes.
         peer: PeerId,
@@ -407,12 +409,12 @@ pub enum Effect {
     },
     /// Write a warning to the terminal of the peer's process, without blocking.
     Warn {
-        /// The peer whose process to warn.
+        /// The peer whose process is to be warned.
         peer: PeerId,
         /// The text of the warning.
         text: String,
     },
-    /// Announces a connected peer. Precedes all other effects that name the peer.
+    /// Announces a peer that is now connected. Precedes all other effects that name the peer.
     PeerUp {
         /// The connection to the peer.
         peer: PeerId,
@@ -423,7 +425,7 @@ pub enum Effect {
     /// The engine sends no further messages to the peer, and accepts none from it. The peer may still access this
     /// node's memory.
     PeerDown(PeerId),
-    /// End a peer's access to this node's memory; then call `handle_cut_off`. If the driver first has to kill the
+    /// Revoke a peer's access to this node's memory; then call `handle_cut_off`. If the driver must first kill the
     /// peer's process, call `handle_kill` when the kill starts.
     CutOff(PeerId),
     /// Announces that a lost peer can no longer access this node's memory.
@@ -436,7 +438,7 @@ pub enum Effect {
     },
     /// Drop the connection to a peer.
     Disconnect(PeerId),
-    /// Close the node because its incarnation has ended, and fail all requests of its sessions.
+    /// Close this node, because its incarnation has ended, and fail all requests of its sessions.
     End(Over),
     /// Connect to an address; then call `handle_connected` or `handle_dial_failed`.
     Dial {
@@ -512,7 +514,7 @@ pub enum Effect {
         /// The result of the command.
         outcome: Result<Outcome, CommandError>,
     },
-    /// Refuse calls and messages to this node, because the node is about to leave, or accept them again.
+    /// Refuse calls and messages to this node, because it is about to leave, or accept them again.
     Draining {
         /// True to refuse, false to accept again.
         is_on: bool,
@@ -533,18 +535,18 @@ pub enum Effect {
         /// The store to test.
         at: NamesAt,
     },
-    /// Persist the location of the names, for nodes of this host that join later.
+    /// Persist the location of the names, for nodes of this host that will join later.
     NamesAt(NamesAt),
-    /// Reports the end of a drain. The node must leave next.
+    /// Reports the end of a drain (the move of this node's data to other nodes). This node must leave next.
     Drained {
         /// Number of regions that could not be moved.
         left: u64,
     },
-    /// Reports the indexes of handles that have a new view or were removed. Accesses that stopped with
+    /// Reports the indexes of handles that were removed or have a new view of their region. Accesses that stopped with
     /// [`Blocked::Changing`] may retry.
     HandlesChanged(Vec<u32>),
     /// Reports a change in the list of members or their states.
     MembersChanged,
-    /// Reports an event for the log.
+    /// Reports an event that the driver writes to the log.
     News(News),
 }

@@ -63,9 +63,9 @@ pub struct EngineConfig {
     pub pid: u32,
     /// Lease: time without a sign of life after which a peer counts as dead, in ns.
     pub lease_ns: u64,
-    /// Maximum bytes of memory that this node contributes.
+    /// Maximum bytes of memory that this node contributes to regions.
     pub bytes_total: u64,
-    /// Bytes that the arena grows by at a time.
+    /// Length in bytes of the segments by which this node's arena grows.
     pub segment_bytes: u64,
     /// Time of day, in ns since 1970, at which the clock behind `now_ns` was 0.
     pub epoch_ns: u64,
@@ -85,18 +85,18 @@ impl EngineConfig {
     }
 }
 
-/// A new connection.
+/// A new connection to a peer, as the driver reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Connection {
     /// The connected peer.
     pub peer: PeerId,
-    /// True if this node dialled the peer, which then counts as having joined the cluster before this node.
+    /// True if this node dialled the peer. The peer then counts as having joined the cluster before this node.
     pub dialled: bool,
     /// Maximum length of one send to the peer, in bytes.
     pub send_bytes_max: usize,
 }
 
-/// The state machine of one node; the module header shows its inputs and outputs.
+/// The state machine of one node. The documentation of the module shows its inputs and outputs.
 ///
 /// Each part keeps its state private to its file. Types such as `HomeSide` borrow the states that one part may change.
 pub struct Engine {
@@ -115,13 +115,13 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Creates the engine of a node without peers, with the embedded directory.
+    /// Creates the engine of a node that has no peers yet, with the embedded directory.
     pub fn new(config: EngineConfig, path: Arc<DataPath>, reach: Arc<dyn Reach>, now_ns: u64) -> Engine {
         let directory = Box::new(Embedded::new(config.incarnation.node));
         Engine::with_directory(config, path, reach, directory, now_ns)
     }
 
-    /// Creates the engine of a node without peers, with the given directory.
+    /// Creates the engine of a node that has no peers yet, with the given directory.
     pub fn with_directory(
         config: EngineConfig,
         path: Arc<DataPath>,
@@ -186,17 +186,17 @@ impl Engine {
 
     // Sessions.
 
-    /// Opens a session that acts as `principal`. Returns `None` at the maximum number of sessions.
+    /// Opens a session that acts as `principal`. Returns `None` if the maximum number of sessions is open.
     pub fn open_session(&mut self, principal: Principal) -> Option<SessionId> {
         self.mapper.open_session(principal)
     }
 
-    /// Limits the regions of all principals but `own` whose home is this node.
+    /// Sets the quotas `max` on the regions whose home is this node, for each principal other than `own`.
     pub fn limit_regions(&mut self, own: Principal, max: Amounts) {
         self.homes.usage_mut().limit(own, max);
     }
 
-    /// Returns the regions of other principals whose home is this node.
+    /// Returns the regions whose home is this node, counted per principal, without those of the node's own principal.
     pub fn region_use(&self) -> &RegionUse {
         self.homes.usage()
     }
@@ -213,7 +213,7 @@ impl Engine {
         self.settle();
     }
 
-    /// Starts a command of a session. [`Effect::Finish`] reports its result, and may already be queued when this
+    /// Starts a command of a session. [`Effect::Finish`] reports its result, and may already be queued when this method
     /// returns.
     pub fn submit(&mut self, now_ns: u64, session: SessionId, command: Command) -> OpId {
         self.out.set_now(now_ns);
@@ -229,12 +229,12 @@ impl Engine {
 
     // Messages and effects.
 
-    /// Returns the encoded hello that this node sends over a new connection.
+    /// Returns the encoded hello: the message that this node sends first over a new connection.
     pub fn hello(&self) -> Vec<u8> {
         self.out.config().hello().encode()
     }
 
-    /// Returns the next effect for the driver to carry out, or `None` if there is none.
+    /// Removes and returns the next effect for the driver to carry out; `None` if there is none.
     pub fn poll_effect(&mut self) -> Option<Effect> {
         self.out.poll_effect()
     }
@@ -521,7 +521,7 @@ impl Engine {
         self.end_copy(now_ns, token, None);
     }
 
-    /// Handles the failure of [`Effect::Fetch`], for the cause `why`.
+    /// Handles the failure of [`Effect::Fetch`]. `why` is the cause.
     pub fn handle_copy_failed(&mut self, now_ns: u64, token: Token, why: CopyFailure) {
         self.end_copy(now_ns, token, Some(why));
     }
@@ -570,7 +570,7 @@ impl Engine {
         self.membership.knows(node)
     }
 
-    /// Returns true if this node knows a node with this number that may live, and was never connected to it.
+    /// Returns true if this node knows a node with number `node` that may be alive, but has never been connected to it.
     pub fn is_unmet(&self, node: NodeId) -> bool {
         self.membership.is_unmet(node)
     }

@@ -1,4 +1,4 @@
-//! The hello: the first message on a connection.
+//! The hello: the first message on a connection, by which a node introduces itself.
 //!
 //! The hello begins with the protocol version; the format of the rest depends on that version.
 
@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{NodeId, NodeIncarnation};
 
-/// Version of the protocol. Nodes with different versions do not connect.
+/// Version of the protocol between nodes. Nodes with different versions do not connect.
 pub const PROTOCOL_VERSION: u16 = 15;
 
-/// The first message of a node on a connection, by which the node introduces itself.
+/// A node's hello: its number, incarnation, process and address.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Hello {
     /// Number and incarnation of the node.
@@ -22,17 +22,19 @@ pub struct Hello {
     pub address: String,
 }
 
-/// Reason for refusing a new peer.
+/// The reason why this node refuses a new peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadHello {
     /// The peer's hello is malformed.
     #[error("the peer's hello is malformed")]
     Malformed,
     /// The peer speaks another version of the protocol.
-    #[error("the peer speaks version {0} of the protocol, and this node speaks version {PROTOCOL_VERSION}")]
+    #[error(
+        "the peer speaks version {0} of the protocol, and this node speaks version {PROTOCOL_VERSION}; run the same release on both"
+    )]
     Version(u16),
-    /// The peer has the number of the receiving node.
-    #[error("the peer has the number of this node, {0}")]
+    /// The peer has the same number as the receiving node.
+    #[error("the peer has the same number as this node, {0}; give each node its own number")]
     OurNumber(NodeId),
     /// The receiving node knows that the peer's incarnation has ended.
     #[error("the peer's incarnation of node {0} has ended")]

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// Number of a node. Numbers may be reused after a node has left; incarnations are not.
+/// The number of a node. A number may be reused after its node has left; an incarnation is never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct NodeId(pub u32);
 
 impl NodeId {
-    /// The node that holds the directory of names.
+    /// The first node, which holds the directory of names unless an outside store does.
     pub const FIRST: NodeId = NodeId(0);
     /// The lowest number of ephemeral nodes: applications and commands.
     pub const EPHEMERAL_MIN: NodeId = NodeId(1000);
@@ -27,7 +27,7 @@ impl fmt::Display for NodeId {
     }
 }
 
-/// Random id of one incarnation. A restarted node gets another id.
+/// The random id of one incarnation (one run of a node). A restarted node gets another id.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct Incarnation(pub u64);
 
@@ -40,7 +40,7 @@ pub struct NodeIncarnation {
     pub id: Incarnation,
 }
 
-/// Id of a region, unique across nodes and incarnations.
+/// The id of a region, unique across all nodes and incarnations.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct RegionId {
     /// The incarnation of the node that allocated the region.
@@ -55,11 +55,11 @@ impl fmt::Display for RegionId {
     }
 }
 
-/// Number of changes that a region's home has made to the region so far.
+/// A version number of a region: the number of changes that the region's home has made so far.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct Epoch(pub u64);
 
-/// The name to which permissions are granted; by default, the name of the Unix user.
+/// A principal: the name to which permissions are granted. By default, this is the name of the Unix user.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct Principal(pub Arc<str>);
 
@@ -78,15 +78,15 @@ impl fmt::Display for Principal {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct RequestId(pub u64);
 
-/// Number of a session at its node.
+/// The number of a session at its node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct SessionId(pub u16);
 
-/// The origin of a request.
+/// The node that sent a request, and the request's id there.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Requester {
     /// The requesting node.
     pub incarnation: NodeIncarnation,
-    /// Id of the request at that node.
+    /// The request's id at that node.
     pub id: RequestId,
 }

@@ -1,4 +1,4 @@
-//! The layout of regions: arithmetic of chunks, and extents of consecutive chunks.
+//! The layout of regions: the arithmetic of chunks, and extents, which are runs of consecutive chunks.
 //!
 //! A region of `len` bytes consists of chunks of `chunk_bytes`, a power of two; the last chunk may be shorter.
 //! Consecutive chunks that are adjacent in one segment of one node form one [`Extent`], so a large region on one node
@@ -21,12 +21,12 @@ pub const CHUNK_BYTES_MIN: u64 = 4096;
 /// Maximum number of extents of one region. An extent takes up to 40 bytes in a message, so all extents take 2.5 MB.
 pub const EXTENTS_MAX: usize = 1 << 16;
 
-/// Chunks of one region that are adjacent in one node's segment.
+/// An extent: consecutive chunks of one region that are adjacent in one segment of one node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Extent {
     /// The node whose arena holds the chunks.
     pub owner: NodeIncarnation,
-    /// Key of the segment.
+    /// Key of the segment that holds the chunks.
     #[serde(with = "key_as_u32")]
     pub key: Key,
     /// Offset in the segment, in bytes.
@@ -36,18 +36,18 @@ pub struct Extent {
 }
 
 impl Extent {
-    /// Returns true if `offset + len` does not overflow.
+    /// Returns true if `offset + len` fits into 64 bits.
     pub fn is_sound(&self) -> bool {
         self.offset.checked_add(self.len).is_some()
     }
 
-    /// Returns true if this extent and `other`, on the same node, overlap.
+    /// Returns true if this extent and `other` are on the same node and overlap.
     pub fn touches(&self, other: &Extent) -> bool {
         let (end, other_end) = (self.offset + self.len, other.offset + other.len);
         self.key == other.key && self.offset < other_end && other.offset < end
     }
 
-    /// Removes the first `len` bytes from this extent and returns them as an extent. Requires `len <= self.len`.
+    /// Removes the first `len` bytes from this extent and returns them as an extent. `len` must be at most `self.len`.
     pub fn cut_front(&mut self, len: u64) -> Extent {
         let front = Extent { len, ..*self };
         (self.offset, self.len) = (self.offset + len, self.len - len);
@@ -130,8 +130,8 @@ pub fn chunk_extent(extents: &[Extent], chunk_bytes: u64, index: u64) -> Extent 
     unreachable!("chunk {index} is behind the end of its region");
 }
 
-/// Returns the extents of a region after the bytes from region offset `from` on, as many as `place` holds, have moved
-/// to `place`.
+/// Returns the extents of a region in which the bytes from region offset `from` on have moved to `place`. The number of
+/// moved bytes is the length of `place`.
 pub fn with_range_at(extents: &[Extent], from: u64, place: Extent) -> Extents {
     let total = total_len(extents);
     let to = from.saturating_add(place.len).min(total);

@@ -1,4 +1,4 @@
-//! Sends messages of any length as frames of limited length.
+//! Frames: splits messages of any length into frames of limited length, and reassembles them.
 //!
 //! ```text
 //!  message   | ............................................ |

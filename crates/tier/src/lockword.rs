@@ -36,7 +36,7 @@ const TOKEN_BASE_MIN: u64 = 1 << 60;
 pub struct Holder(u64);
 
 impl Holder {
-    /// Represents a session that ended while it held the lock.
+    /// Stands for a session that ended while it held the lock.
     pub const ABANDONED: Holder = Holder(!CONTENDED);
 
     /// Creates the holder value for a session of the given incarnation.

@@ -1,4 +1,4 @@
-//! The mapper: the regions that this node maps, and their changes.
+//! The mapper: the regions that sessions of this node map, and changes of these regions.
 //!
 //! A change takes effect in two steps, so that no access uses the old state after the acknowledgement:
 //!
@@ -26,13 +26,13 @@ use crate::permissions::{AccessList, Permissions};
 
 pub use resolve::Known;
 
-/// Finds the memory of other nodes that loads and stores reach. The driver implements this over the fabric.
+/// Finds memory of other nodes that loads and stores reach. The driver implements this trait over the fabric.
 pub trait Reach: Send + Sync {
     /// Returns the memory behind `key` of `peer` if loads and stores reach it, else `None`.
     fn window(&self, peer: PeerId, key: Key) -> Option<Window>;
 }
 
-/// Determines how this node reaches an extent.
+/// Determines how this node reaches extents: by loads and stores, by posted operations, or not at all.
 pub trait Locate {
     /// Returns how this node reaches `extent`.
     fn place(&self, extent: &Extent) -> Place;
@@ -76,7 +76,7 @@ enum TokenWaiter {
     Quiesced,
 }
 
-/// What the mapper knows of a session.
+/// The mapper's state of one session.
 #[derive(Debug)]
 struct Attributes {
     principal: Principal,
@@ -268,12 +268,12 @@ impl Mapper {
         self.path.slots().inspect(index, |mapping| mapping.region)
     }
 
-    /// Returns the home of a mapped region, or `None` if the region is not mapped.
+    /// Returns the home of a region; `None` if this node does not map the region.
     pub fn home_of(&self, region: RegionId) -> Option<NodeIncarnation> {
         self.regions.get(&region).map(|mapped| self.incarnations[&mapped.home])
     }
 
-    /// Removes the handle at `index`. Returns its region, true if this was the region's last handle, and the grace
+    /// Removes the handle at `index`. Returns its region, whether this was the region's last handle, and the grace
     /// period after which no access uses the handle; `None` if there is no such handle.
     pub fn remove(&mut self, index: u32) -> Option<(RegionId, bool, Quiesce)> {
         let region = self.path.slots().inspect(index, |mapping| mapping.region)?;
@@ -457,7 +457,7 @@ impl Mapper {
         quiesce
     }
 
-    /// Drops the mappings of chunks at `owner` that belong to regions of `homes`, since `owner` no longer holds these
+    /// Drops the mappings of chunks at `owner` that belong to regions of `homes`, because `owner` no longer holds these
     /// chunks. Returns the grace periods after which no access uses the mappings.
     pub fn disown(&mut self, owner: NodeIncarnation, homes: &[NodeIncarnation]) -> Vec<Quiesce> {
         self.disowned.retain(|(other, _)| other.node != owner.node || *other == owner);
@@ -475,8 +475,8 @@ impl Mapper {
         self.regions_touching(incarnation).into_iter().map(|region| self.freeze_handles(region)).collect()
     }
 
-    /// Records that an incarnation has ended, and forgets all ended incarnations that are neither home of a mapped
-    /// region nor own its bytes. Otherwise they would accumulate, since each run of a `halite` command joins as a node.
+    /// Records that an incarnation has ended. Forgets all ended incarnations that are neither the home nor an owner of
+    /// a mapped region. Otherwise they would accumulate, because each run of a `halite` command joins as a node.
     pub fn handle_ended(&mut self, incarnation: NodeIncarnation) {
         self.ended.insert(incarnation);
         for incarnation in std::mem::take(&mut self.ended) {
@@ -683,7 +683,7 @@ fn segment_of(window: &Window) -> usize {
     Arc::as_ptr(window.segment()).addr()
 }
 
-/// The error for a change whose offsets or lengths do not fit the region, which violates the protocol.
+/// The error for a change whose offsets or lengths do not fit the region. The sender violates the protocol.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BadChange;
 

@@ -24,10 +24,10 @@ pub struct Peer {
     pub heard_ns: u64,
     /// Time, in ns of the peer's clock, at which the peer sent its last heartbeat.
     pub beat_ns: u64,
-    /// Send time, in ns, of the last message that the peer has certainly received. The peer considers this node alive
-    /// for at least a lease from that time.
+    /// Time at which this node sent the last message that the peer has certainly received, in ns. The peer considers
+    /// this node alive for at least a lease from that time.
     pub acknowledged_ns: u64,
-    /// True if this node holds the directory, and the peer has reported all names of its regions to it.
+    /// True if this node holds the directory, and the peer has reported to it all names of its regions.
     pub has_reported_names: bool,
     /// True if the peer has reported all chunks that it holds for regions homed here.
     has_reported_held: bool,
@@ -50,7 +50,7 @@ impl Parting {
         Parting { cause, at_ns: signed(now_ns) }
     }
 
-    /// Creates the parting from a loss that another node reported. Converts the loss's age to a time on this node's
+    /// Creates a parting from a loss that another node reported: converts the loss's age to a time on this node's
     /// clock, which now shows `now_ns`.
     pub fn of(loss: Loss, now_ns: u64) -> Parting {
         Parting { cause: loss.cause, at_ns: signed(now_ns) - signed(loss.age_ns) }
@@ -189,8 +189,8 @@ impl Members {
         self.known.insert(node, known);
     }
 
-    /// Records, from the directory's list of members, the nodes that are not connected to this node (`me`). Forgets
-    /// nodes that are neither connected nor on the list.
+    /// Records the nodes on the directory's list of members that are not connected to this node (`me`). Forgets nodes
+    /// that are neither connected nor on the list.
     pub fn learn(&mut self, members: Vec<Member>, me: NodeId, now_ns: u64) {
         let told: BTreeSet<NodeId> = members.iter().map(|member| member.incarnation.node).collect();
         let by_node = &self.by_node;
@@ -210,7 +210,8 @@ impl Members {
         }
     }
 
-    /// Records a node that another node knows but cannot reach, unless this node already knows a node with that number.
+    /// Records a node that another node knows but cannot reach. Has no effect if this node already knows a node with
+    /// that number.
     pub fn note_missing(&mut self, member: Member, now_ns: u64) {
         if !self.known.contains_key(&member.incarnation.node) {
             let loss = member.loss.unwrap_or(Loss { cause: LossCause::Unreachable, age_ns: 0 });
@@ -232,7 +233,7 @@ impl Members {
         }
     }
 
-    /// Returns true if this node has a record of a node with number `node`.
+    /// Returns true if this node has recorded a node with number `node`.
     pub fn has(&self, node: NodeId) -> bool {
         self.known.contains_key(&node)
     }
@@ -362,8 +363,8 @@ impl Members {
         self.known.remove(&node).is_some()
     }
 
-    /// Records that the driver is informed of a lost peer. Returns true in the first call for the peer, and false in
-    /// later calls.
+    /// Records that the engine has informed the driver of a lost peer. Returns true in the first call for the peer, and
+    /// false in later calls.
     pub fn note_down(&mut self, peer: PeerId) -> bool {
         let departed = self.departed.get_mut(&peer);
         departed.is_some_and(|departed| std::mem::replace(departed, Departed::Down) == Departed::Unreported)
@@ -375,8 +376,8 @@ impl Members {
         self.departed.remove(&peer).is_some()
     }
 
-    /// Records that the lost node `peer` can no longer access this node's memory: removes the node from the zombies
-    /// (lost nodes that are not cut off yet) and returns its description, or `None` if it is no zombie.
+    /// Records that the lost node `peer` is cut off: it can no longer access this node's memory, so it is no zombie any
+    /// more. Returns its description; `None` if it was no zombie.
     pub fn mark_cut_off(&mut self, peer: PeerId) -> Option<CutOffPeer> {
         let Zombie { incarnation, pid, silent, killed, heard_ns, .. } = self.zombies.remove(&peer)?;
         Some(CutOffPeer { incarnation, pid, killed: silent && killed, heard_ns })

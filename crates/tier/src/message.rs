@@ -16,7 +16,7 @@ pub const NAME_BYTES_MAX: usize = 255;
 /// Maximum length of an encoded message, in bytes: enough for the extents of a region of a million chunks.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
-/// A message between two nodes.
+/// A message of the control protocol between two nodes.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Message {
     /// A request; exactly one [`Message::Reply`] with its id follows, unless one of the nodes is lost.
@@ -37,7 +37,7 @@ pub enum Message {
     Notice(Notice),
 }
 
-/// A request. Each variant states which part of the cluster serves it.
+/// A request. Each variant begins with the node that serves it.
 #[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Request {
@@ -92,13 +92,13 @@ pub enum Request {
     /// To the home of a barrier: one participant has arrived. The reply follows when all participants have arrived.
     Arrive { region: RegionId, principal: Principal, participants: u32, timeout_ns: u64 },
     /// To all nodes: `home` has ended. Drop your mappings of all chunks that are in the requester's memory and belong
-    /// to regions of `home`, and reply once no access through these mappings is in flight.
+    /// to regions of `home`. Reply once no access through these mappings is in flight.
     DropHome { home: NodeIncarnation },
     /// To an owner of chunks of the requester's regions: the requester cannot reach the mapper `to`. Make the mapper
-    /// drop all regions that it mapped before its pairing `pairing` with the requester ended, or cut the mapper off;
-    /// reply when either is done.
+    /// drop all regions that it mapped before its pairing `pairing` with the requester ended, or cut the mapper off.
+    /// Reply when either is done.
     Relay { to: NodeIncarnation, pairing: u64 },
-    /// To a mapper, on behalf of `home`, which has ended its pairing `pairing` with the mapper: drop the home's
+    /// To a mapper, on behalf of `home`: `home` has ended its pairing `pairing` with the mapper. Drop the home's
     /// regions, and reply once no access to them is in flight.
     Retire { home: NodeIncarnation, pairing: u64 },
     /// To the next home of a region: become its home, with the state in `record`.
@@ -204,8 +204,8 @@ impl RegionCommand {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Change {
     /// Freezes bytes: mappers must not access them until the matching `Place`. The first freeze of a move carries the
-    /// whole layout, since a mapper keeps no extents of a region that it reaches as one window. A mapper acknowledges
-    /// the freeze once the mapper has connected, or failed to connect, to the target of the move.
+    /// whole layout, because a mapper does not keep the extents of a region that it reaches as one window. A mapper
+    /// acknowledges the freeze once it has connected, or failed to connect, to the target of the move.
     Freeze { from: u64, len: u64, layout: Option<Extents>, to: NodeIncarnation },
     /// Announces that the bytes from `from` on are at `place`.
     Place { from: u64, place: Extent },
@@ -227,7 +227,7 @@ impl Change {
     }
 }
 
-/// The reply to a request that succeeded.
+/// The reply to a successful request.
 #[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Reply {
@@ -276,7 +276,7 @@ pub enum Reply {
 /// Maximum number of remaining regions that a drained node lists.
 pub const LEFTOVERS_MAX: usize = 1000;
 
-/// The result of a drain.
+/// The result of a drain, which moves all data of a node to other nodes.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Drained {
     /// Number of regions moved, in whole or in part.
@@ -289,10 +289,10 @@ pub struct Drained {
     pub left_count: u64,
 }
 
-/// A region that could not be moved.
+/// A region that a drain could not move.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Leftover {
-    /// The region that could not be moved.
+    /// Id of the region.
     pub region: RegionId,
     /// Name of the region; `None` if the region has no name, or if its home is not the drained node.
     pub name: Option<String>,
@@ -302,28 +302,28 @@ pub struct Leftover {
     pub cause: LeftoverCause,
 }
 
-/// The reason why a region could not be moved.
+/// The reason why a drain could not move a region.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 pub enum LeftoverCause {
     /// A node refused the region, for this reason.
     #[error(transparent)]
     Refused(ErrorReply),
     /// The deadline passed before the region's turn, or before a mapper acknowledged a freeze.
-    #[error("the deadline passed")]
+    #[error("the deadline of the drain passed before the region could move")]
     TimeOver,
     /// No permanent node except the drained node has memory.
     #[error("no other node that stays in the cluster has memory")]
     NoOtherNode,
 }
 
-/// The data of a region that a mapper needs.
+/// The data of a region that a mapper (a node that maps the region) needs.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct MappedReply {
-    /// The region that the requester may map.
+    /// Id of the region.
     pub region: RegionId,
     /// The home of the region, which announces changes.
     pub home: NodeIncarnation,
-    /// Epoch of the region in this state.
+    /// Version of the region that this data describes.
     pub epoch: Epoch,
     /// Length of the region in bytes.
     pub len: u64,
@@ -341,7 +341,7 @@ pub struct MappedReply {
     pub moving_to: Option<NodeIncarnation>,
 }
 
-/// The complete state of a region at its home, sent to the next home.
+/// The complete state of a region, which its home sends to the next home.
 #[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Record {
@@ -360,7 +360,8 @@ pub struct Record {
     pub recovered: bool,
 }
 
-/// A node that maps a region, with its latest map request. Unmap notices for earlier requests are stale.
+/// A node that maps a region, with its latest map request. Notices of unmapping that belong to earlier requests are
+/// stale.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct MapperEntry {
     /// The node that maps the region.
@@ -382,7 +383,7 @@ pub struct Watcher {
     pub principal: Principal,
 }
 
-/// An owner's view of another node, which shows whether operations of that node can still change the owner's memory.
+/// An owner's view of another node. It shows whether operations of that node can still change the owner's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Reach {
     /// The latest incarnation of the node that the owner has seen; 0 if the owner remembers none.
@@ -412,7 +413,7 @@ pub struct RegionInfo {
     pub unreachable: Vec<(NodeId, u64)>,
     /// Bytes of the region that were lost with ended incarnations, even if their nodes have restarted.
     pub lost: Vec<(NodeId, u64)>,
-    /// The principal that made the region.
+    /// The principal that created the region.
     pub owner: String,
     /// Permissions of principals that are not named in `grants`.
     pub everyone: Permissions,
@@ -488,16 +489,15 @@ pub struct LostName {
     pub loss: Loss,
 }
 
-/// State of a node, as another node sees it.
+/// The state of a node, as another node sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum NodeState {
     /// The node answers.
     Alive,
-    /// The node is alive according to the directory (or to another member, while the directory is unreachable), but is
-    /// not connected to the observing node, because neither node has used the other.
+    /// The node is not connected to the observing node, because neither node has used the other. It is alive according
+    /// to the directory (or to another member, while the directory is unreachable).
     Unconnected,
-    /// The node is alive according to the directory, but does not answer the observing node: its process may be
-    /// stopped.
+    /// The node does not answer the observing node: its process may be stopped. It is alive according to the directory.
     Silent,
     /// The node was silent for longer than its lease, or its connection has ended. Chunks stay reserved for the node.
     Unreachable,
@@ -522,7 +522,7 @@ impl NodeState {
         NodeState::Draining,
     ];
 
-    /// Returns the state's name for users.
+    /// Returns the state's name in outputs.
     pub fn name(self) -> &'static str {
         match self {
             NodeState::Alive => "alive",
@@ -535,7 +535,7 @@ impl NodeState {
         }
     }
 
-    /// Returns true if operations may use the node: it is alive, or connects on first use.
+    /// Returns true if operations may use the node, because it is alive or is dialled on first use.
     pub fn is_there(self) -> bool {
         matches!(self, NodeState::Alive | NodeState::Unconnected)
     }
@@ -553,7 +553,7 @@ pub struct Member {
 }
 
 impl Member {
-    /// Returns a record for an incarnation of which nothing else is known.
+    /// Returns a record for an incarnation of which only number and id are known.
     pub fn unseen(incarnation: NodeIncarnation) -> Member {
         Member { incarnation, pid: 0, bytes_total: 0, state: NodeState::Alive, loss: None }
     }
@@ -563,9 +563,9 @@ impl Member {
 #[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Notice {
-    /// The sender was alive at `sent_ns` of the sender's clock. `heard_ns` is the time, on the receiver's clock, at
-    /// which the receiver sent the last heartbeat that the sender has received; 0 if the sender has received none.
-    /// `time_ns` is the time since 1970 on the fastest clock that the sender knows.
+    /// The sender was alive at `sent_ns` on its own clock. `heard_ns` names the last heartbeat that the sender has
+    /// received, by the time at which the receiver sent it, on the receiver's clock; 0 if there is none. `time_ns` is
+    /// the time since 1970 on the fastest clock that the sender knows.
     Heartbeat { sent_ns: u64, heard_ns: u64, time_ns: u64 },
     /// The sender leaves, and can no longer access the receiver's memory.
     Leave,
@@ -574,8 +574,8 @@ pub enum Notice {
     /// From a former home to the next home: the former home forwards `Unmapped`. `node` has dropped the mappings of the
     /// region from its map requests up to and including `upto`; a later map request stays valid.
     UnmappedBy { region: RegionId, node: NodeIncarnation, upto: RequestId },
-    /// To a newly paired node: these homes have ended, as far as the sender knows, and the sender may reuse the chunks
-    /// that it held for these homes.
+    /// To a newly paired node: as far as the sender knows, these homes have ended. The sender may reuse the chunks that
+    /// it held for them.
     Swept { homes: Vec<NodeIncarnation> },
     /// To a restarted directory: names of regions homed at the sender, with their epochs; `done` marks the last part.
     Names { names: Vec<(String, RegionId, Epoch)>, done: bool },
@@ -614,11 +614,11 @@ pub enum Notice {
     Over,
 }
 
-/// Reason for refusing a request. Unless stated otherwise, the request changed nothing.
+/// The reason why a node refused a request. Unless stated otherwise, the request changed nothing.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 pub enum ErrorReply {
     /// Another region has the name.
-    #[error("the name is taken")]
+    #[error("another region has this name; choose another name")]
     NameTaken,
     /// No region has the name, or the region was freed.
     #[error("there is no such region")]
@@ -630,7 +630,7 @@ pub enum ErrorReply {
         missing: Permissions,
     },
     /// The node does not have enough free memory.
-    #[error("no space for {wanted} bytes ({available} available)")]
+    #[error("the node has no space for {wanted} bytes ({available} bytes are free, perhaps fragmented)")]
     NoSpace {
         /// Number of bytes requested.
         wanted: u64,
@@ -638,19 +638,19 @@ pub enum ErrorReply {
         available: u64,
     },
     /// The cluster has no node with this number.
-    #[error("node {0} is unknown")]
+    #[error("the cluster has no node {0}")]
     UnknownNode(NodeId),
     /// The node was lost before it answered: the request may or may not have been executed.
-    #[error("node {0} is down")]
+    #[error("node {0} was lost before it answered; the request may or may not have been executed")]
     PeerDown(NodeId),
     /// The request is malformed.
     #[error("the request is malformed")]
     Malformed,
     /// The region is immutable.
-    #[error("the region is sealed")]
+    #[error("the region is sealed, and therefore immutable")]
     Sealed,
     /// No principal would be left to free the region or to grant permissions.
-    #[error("the region would lose its last master")]
+    #[error("the region would lose its last master; give another principal that permission first")]
     LastMaster,
     /// The region would consist of more pieces (extents) than the maximum.
     #[error("the region would have {pieces} pieces, and the maximum is {max}: use larger chunks")]
@@ -664,37 +664,39 @@ pub enum ErrorReply {
     #[error("chunk size {0} is invalid: use a power of two of at least 4096")]
     BadChunkSize(u64),
     /// The node is leaving or has left the cluster.
-    #[error("the node is closed")]
+    #[error("the node is leaving the cluster, or has left it")]
     NodeClosed,
     /// Another session holds the lock.
-    #[error("the lock is held")]
+    #[error("another session holds the lock")]
     Held,
     /// The session does not hold the lock.
-    #[error("the lock is not held by this session")]
+    #[error("this session does not hold the lock")]
     NotHeld,
     /// Not all participants arrived in time.
-    #[error("not all participants arrived in time")]
+    #[error("not all participants arrived at the barrier in time")]
     Timeout,
     /// The waiting participants expect another number of participants.
-    #[error("the waiting participants expect {expected} participants")]
+    #[error("the waiting participants expect {expected} participants; pass the same number")]
     Participants {
         /// The number that the waiting participants expect.
         expected: u32,
     },
     /// The region has too many watchers.
-    #[error("the region has {max} watchers, which is the maximum")]
+    #[error("the region already has {max} watchers, the maximum")]
     TooManyWatchers {
         /// Maximum number of watchers of a region.
         max: u64,
     },
     /// The lock's holder is on a node that is silent and cannot be cut off.
-    #[error("the lock is held on node {0}, which is silent and cannot be cut off")]
+    #[error(
+        "node {0} holds the lock, is silent, and cannot be cut off; end its process, or wait until it answers"
+    )]
     HeldBySilent(NodeId),
     /// The region already has a name.
     #[error("the region already has a name; names cannot change")]
     HasName,
     /// The operating system of the node currently refuses to provide that much memory.
-    #[error("the system of node {node} provided {given} of {wanted} bytes")]
+    #[error("the operating system of node {node} provided only {given} of {wanted} bytes")]
     OutOfMemory {
         /// The node whose operating system refused memory.
         node: NodeId,
@@ -712,10 +714,10 @@ pub enum ErrorReply {
         loss: Loss,
     },
     /// The node cannot be forgotten, because it is alive.
-    #[error("node {0} is alive")]
+    #[error("node {0} is alive; only a node that is not alive can be forgotten")]
     NodeLives(NodeId),
     /// All numbers of permanent nodes are taken, and none can be reused.
-    #[error("all node numbers below {} are taken", NodeId::EPHEMERAL_MIN)]
+    #[error("all node numbers below {} are taken; forget nodes that will not return", NodeId::EPHEMERAL_MIN)]
     NoNumbers,
     /// The node that executes a copy cannot map the memory of the source's owner.
     #[error("node {node} lacks address space or file descriptors to map the memory of node {owner}")]
@@ -726,7 +728,7 @@ pub enum ErrorReply {
         owner: NodeId,
     },
     /// The node is draining, so it accepts no new data.
-    #[error("node {0} is being drained")]
+    #[error("node {0} is being drained, and accepts no new data")]
     Draining(NodeId),
     /// The node has the maximum number of waiting requests from the requesting node.
     #[error("this node already has {max} requests, the maximum, waiting at the node that must answer")]
@@ -735,11 +737,11 @@ pub enum ErrorReply {
         max: u64,
     },
     /// The store of names outside the cluster (etcd) does not answer; a claim of a name may have succeeded.
-    #[error("etcd, which holds the names, does not answer")]
+    #[error("etcd, which holds the names, does not answer; check etcd, then try again")]
     DirectoryOut,
     /// The names have moved to another store. The requesting node has been notified of the new store, and repeats the
     /// request there.
-    #[error("the names have moved elsewhere")]
+    #[error("the names have moved to another store")]
     NamesElsewhere,
     /// The names did not move.
     #[error("the names were not moved: {reason}")]
@@ -754,18 +756,18 @@ pub enum ErrorReply {
         key: String,
     },
     /// The first connection to the node could not be established; the request was not executed.
-    #[error("node {0} could not be connected")]
+    #[error("no first connection to node {0} could be made; the request was not executed")]
     NotMet(NodeId),
     /// The request exceeds a quota of its principal at the home.
     #[error("{0}")]
     Quota(QuotaExceeded),
 }
 
-/// Reason why bytes are not a valid message.
+/// The reason why bytes are not a valid message.
 #[derive(Debug, thiserror::Error)]
 pub enum DecodeError {
     /// The bytes are longer than [`MESSAGE_BYTES_MAX`].
-    #[error("a message of {0} bytes is too long")]
+    #[error("a message of {0} bytes is too long; the maximum is {MESSAGE_BYTES_MAX} bytes")]
     TooLong(usize),
     /// The bytes encode no message.
     #[error("the bytes are not a message: {0}")]

@@ -1,4 +1,4 @@
-//! Names of users' regions, of the regions behind locks and barriers, and of servers.
+//! Formats of names: of regions, of the regions behind locks and barriers, and of servers.
 //!
 //! ```text
 //!  region         name                    any text that does not begin with NUL
@@ -16,7 +16,7 @@ const RESERVED: char = '\0';
 const RESERVED_BYTES: usize = 2 + 1 + 8;
 const SERVER_PREFIX: &str = "\0s";
 
-/// The purpose of a region that holds no user memory.
+/// The kind of a region that holds no user memory: a lock or a barrier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Service {
     /// A lock; see [`crate::lockword`].
@@ -51,14 +51,14 @@ pub fn server_name(name: &str, node: NodeId, is_shared: bool) -> String {
     format!("{SERVER_PREFIX}{name}{RESERVED}{suffix}")
 }
 
-/// Returns a text that sorts just before the names of all servers of `service`, or of all services if `service` is
-/// `None`.
+/// Returns a text that sorts just before the names of all servers of `service`. With `None`, the text sorts just before
+/// the names of the servers of all services.
 pub fn before_servers_of(service: Option<&str>) -> String {
     format!("{SERVER_PREFIX}{}", service.unwrap_or_default())
 }
 
-/// Returns the service that a server's name contains, and true if the server shares the service; `None` for other
-/// names.
+/// Parses a server's name. Returns its service, and true if other servers share the service; `None` if the name is not
+/// that of a server.
 pub fn service_of(server_name: &str) -> Option<(&str, bool)> {
     let (service, node) = server_name.strip_prefix(SERVER_PREFIX)?.split_once(RESERVED)?;
     Some((service, !node.is_empty()))
@@ -87,5 +87,5 @@ pub fn alias(name: &str, node: NodeId, number: u64) -> String {
     format!("{cut}{suffix}")
 }
 
-/// The lowest name that is not reserved.
+/// The first name, in sorting order, that is not reserved for locks, barriers and servers.
 pub const FIRST_FREE: &str = "\u{1}";

@@ -1,4 +1,4 @@
-//! Events of members and memory, with texts for users. Drivers log the events.
+//! Events about members, memory and names, with texts for users. The driver writes the events to the log.
 
 use std::fmt;
 
@@ -20,8 +20,8 @@ impl fmt::Display for NodeProcess {
     }
 }
 
-/// The end of this node's incarnation, which this node learns late, since its process was stopped or unreachable for
-/// longer than a lease.
+/// The error that this node's incarnation has ended. This node learns of the end late, because its process was stopped
+/// or unreachable for longer than a lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "node {by} reports that this incarnation of node {node} has ended: while this process was stopped or unreachable for longer than its lease, another process became node {node}, or a user removed it (`halite forget`); all data of this process is lost: restart it to rejoin"
@@ -33,7 +33,7 @@ pub struct Over {
     pub by: NodeId,
 }
 
-/// An event to report.
+/// An event for the log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum News {
     /// A node has paired with this node for the first time.
@@ -75,7 +75,7 @@ pub enum News {
         /// The address of etcd.
         address: String,
     },
-    /// Another node keeps its names in another store than this node.
+    /// Another node keeps its names in a different store than this node.
     NamesApart {
         /// The other node.
         node: NodeId,
@@ -86,9 +86,9 @@ pub enum News {
     EtcdBack,
     /// etcd was restored to an earlier state, and lacks recent writes.
     EtcdRestored {
-        /// The last revision of etcd that this node knew.
+        /// The last revision of etcd that this node had seen.
         was: u64,
-        /// etcd's revision now.
+        /// The current revision of etcd.
         is: u64,
     },
     /// A different etcd cluster answers at the address.
@@ -98,7 +98,7 @@ pub enum News {
         /// The id of the etcd cluster that answers now.
         is: u64,
     },
-    /// This node's record in etcd was removed or overwritten.
+    /// This node's record in etcd was removed or overwritten by another program.
     EtcdEdited {
         /// The key of this node's record.
         key: String,
@@ -133,7 +133,7 @@ pub enum News {
         /// True if a node killed the process because the process was silent.
         killed: bool,
     },
-    /// This node refused a new peer, for this reason.
+    /// This node refused a new peer. The value is the reason.
     Refused(BadHello),
     /// Another node reports that this node's incarnation has ended, so this node closes.
     Over(Over),
@@ -194,7 +194,7 @@ impl fmt::Display for News {
             News::Renamed { name, alias } => {
                 write!(
                     f,
-                    "the region {name:?} of this node was renamed to {alias:?}, since another region has its name"
+                    "renamed the region {name:?} of this node to {alias:?}, because another region has its name"
                 )
             }
             News::Malformed(process) => {
@@ -203,18 +203,18 @@ impl fmt::Display for News {
             News::Killing(process) => {
                 write!(
                     f,
-                    "{process} is killed, since it could resume in the middle of a write to this node's memory (Config::fence)"
+                    "killing {process}, because it could resume in the middle of a write to this node's memory (see Config::fence)"
                 )
             }
             News::KilledBy { incarnation, by } => {
                 write!(
                     f,
-                    "node {} is killed by node {by}, to which it was silent for longer than its lease",
+                    "node {by} is killing node {}, which was silent for longer than its lease",
                     incarnation.node
                 )
             }
             News::EtcdOut { reason } => write!(f, "etcd, which holds the names, does not answer: {reason}"),
-            News::NamesMoved { address } => write!(f, "names are kept at {address} from now on"),
+            News::NamesMoved { address } => write!(f, "the names have moved to the store at {address}"),
             News::NamesApart { node, address } => {
                 write!(
                     f,
@@ -224,19 +224,19 @@ impl fmt::Display for News {
             News::EtcdBack => write!(f, "etcd answers again"),
             News::EtcdRestored { was, is } => write!(
                 f,
-                "etcd was restored to an earlier state: its revision is {is}, after {was}; this node's missing names are written again"
+                "etcd was restored to an earlier state: its revision was {was} and is now {is}; this node writes its missing names again"
             ),
             News::EtcdOther { was, is } => write!(
                 f,
-                "another etcd cluster answers: its id is {is:x}, not {was:x}; this node's missing names are written to it (if this is a mistake, check the address of etcd)"
+                "another etcd cluster answers: its id is {is:x}, and was {was:x} before; this node writes its missing names to it (if this is a mistake, check the address of etcd)"
             ),
             News::EtcdEdited { key, found: Some(found) } => write!(
                 f,
-                "the key {key:?} in etcd, the record of this node, was overwritten with {found:?}; it is written again"
+                "the key {key:?} in etcd, the record of this node, was overwritten with {found:?}; this node writes the record again"
             ),
             News::EtcdEdited { key, found: None } => write!(
                 f,
-                "the key {key:?} in etcd, the record of this node, is gone: it was removed, or etcd was restored; it is written again, with this node's missing names"
+                "the key {key:?} in etcd, the record of this node, is gone: it was removed, or etcd was restored; this node writes the record and its missing names again"
             ),
             News::EtcdEnded { key, by } => write!(
                 f,
@@ -250,11 +250,11 @@ impl fmt::Display for News {
             News::Exited { process, killed: false } => write!(f, "{process} has exited"),
             News::Exited { process, killed: true } => write!(f, "{process} has exited: it was killed"),
             News::Over(over) => write!(f, "{over}"),
-            News::Refused(why) => write!(f, "a peer that connected was refused: {why}"),
+            News::Refused(why) => write!(f, "refused a peer that tried to connect: {why}"),
             News::Quarantined { bytes } => {
                 write!(
                     f,
-                    "quarantine: {bytes} bytes are not reused yet, since a lost node could still access them"
+                    "quarantine: {bytes} bytes are not reused yet, because a lost node could still access them"
                 )
             }
             News::QuarantineOver => f.write_str("quarantine is over: all freed bytes can be reused again"),
@@ -268,8 +268,8 @@ impl fmt::Display for News {
 /// Returns the warning for the terminal of a process that node `by` is about to kill after a silence of `silent_ns`.
 pub fn kill_warning(by: NodeIncarnation, silent_ns: u64) -> String {
     format!(
-        "halite: this process was stopped or silent for {}, longer than its lease; node {} kills it since it could \
-         wake in the middle of a write (Config::fence)",
+        "halite: this process was stopped or silent for {}, longer than its lease; node {} kills it, because it \
+         could resume in the middle of a write (see Config::fence)",
         Seconds(silent_ns),
         by.node
     )

@@ -14,7 +14,7 @@ bitflags::bitflags! {
         const READ = 1;
         /// Write and fill bytes.
         const WRITE = 2;
-        /// Fetch-add and compare-swap on words.
+        /// Execute atomic operations (fetch-add and compare-swap) on words.
         const ATOMIC = 4;
         /// Grant, revoke, move, seal, name and free.
         const MASTER = 8;
@@ -70,7 +70,7 @@ pub struct AccessList {
 }
 
 impl AccessList {
-    /// Creates the list of a new region: its maker has all permissions, other principals have `everyone`.
+    /// Creates the list of a new region: its maker has all permissions, and all other principals have `everyone`.
     pub fn new(maker: Principal, everyone: Permissions) -> AccessList {
         AccessList { everyone, named: vec![(maker.clone(), Permissions::all())], maker }
     }
@@ -94,12 +94,12 @@ impl AccessList {
         named || self.everyone.contains(Permissions::MASTER)
     }
 
-    /// Gives `who` these permissions in addition to its present permissions.
+    /// Adds these permissions to those of `who`.
     pub fn grant(&mut self, who: &Grantee, permissions: Permissions) {
         self.set(who, |held| held | permissions);
     }
 
-    /// Takes these permissions from `who`.
+    /// Removes these permissions from those of `who`.
     pub fn revoke(&mut self, who: &Grantee, permissions: Permissions) {
         self.set(who, |held| held - permissions);
     }

@@ -1,7 +1,8 @@
-//! Priorities: when a node delays operations of low priority, so that those of high priority keep their share of a link.
+//! Quality of service: a node delays operations of low priority, so that operations of high priority keep their share
+//! of the node's link.
 //!
-//! A [`Shaper`] decides for one direction of the node's link. It is handed the time and what the node sends and
-//! completes, and returns when an operation may start. It does not know peers, sessions or providers.
+//! A [`Shaper`] serves one direction of the link. The node reports the operations that it starts and completes, and the
+//! shaper returns the time at which the next operation may start. A shaper does not know peers, sessions or providers.
 
 mod sw_pri;
 
@@ -12,70 +13,74 @@ use serde::{Deserialize, Serialize};
 
 use self::sw_pri::SwPri;
 
-/// Lowest and highest rate of [`Qos::rate`], in bytes per second: 8 Mbit/s and 8 Tbit/s.
+/// Minimum of [`Qos::rate`], in bytes per second: 8 Mbit/s.
 pub const RATE_MIN: u64 = 1_000_000;
-/// See [`RATE_MIN`].
+/// Maximum of [`Qos::rate`], in bytes per second: 8 Tbit/s.
 pub const RATE_MAX: u64 = 1_000_000_000_000;
 
-/// Longest time until a delayed operation asks again, in nanoseconds. A changed policy or limit takes effect within it.
+/// Maximum time until a delayed operation asks the shaper again, in nanoseconds. A changed policy or limit takes effect
+/// within this time.
 const RECHECK_NS: u64 = 10_000_000;
-/// Unused time for which a class may catch up, in nanoseconds. It covers late timers.
+/// Unused time that a priority may make up for, in nanoseconds. It covers late timers.
 const BURST_NS: u64 = 2_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Priority of an operation.
+/// The priority of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Priority {
-    /// The operation is not delayed, except by the fixed share of [`Policy::HwSep`].
+    /// The node delays the operation only under [`Policy::HwSep`], to keep the fixed share of high priority.
     #[default]
     High,
-    /// The node may delay the operation.
+    /// The node may delay the operation under any policy except [`Policy::None`].
     Low,
 }
 
-/// How a node treats operations of different priority, as in LITE, section 6.2.
+/// How a node treats operations of different priorities; the policies are those of LITE (SOSP 2017), section 6.2.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Policy {
-    /// All operations are equal.
+    /// The node treats all operations alike.
     #[default]
     None,
-    /// Each priority has a fixed share of the rate: three quarters for high, a quarter for low. An unused share stays
-    /// unused, as with queue pairs that an adapter reserves.
+    /// Each priority has a fixed share of the link's rate: three quarters for high, a quarter for low. An unused share
+    /// stays unused, as if an adapter reserved queue pairs for each priority.
     HwSep,
-    /// The sender limits low priority while the load of high priority is high, or while its round trips grow.
+    /// The sender limits the rate of low priority while high priority uses much of the link, or while round trips of
+    /// high priority grow.
     SwPri,
 }
 
-/// Policy of a node for operations of different priority.
+/// A node's settings for operations of different priorities.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Qos {
-    /// The policy.
+    /// The policy of the node.
     pub policy: Policy,
-    /// Rate of the node's link, per direction, in bytes per second, from [`RATE_MIN`] to [`RATE_MAX`]. Required by
-    /// [`Policy::HwSep`]. Without it, [`Policy::SwPri`] takes the highest rate of the last 10 s. A rate beyond the link's
-    /// makes the limits too generous by the same factor.
+    /// Rate of the node's link, per direction, in bytes per second, from [`RATE_MIN`] to [`RATE_MAX`].
+    /// [`Policy::HwSep`] requires it. Without it, [`Policy::SwPri`] uses the highest rate that it has seen in the last
+    /// 10 s. A rate above the link's real rate raises all limits by the same factor.
     pub rate: Option<u64>,
 }
 
-/// The settings of a policy are not valid.
+/// The error for invalid settings of [`Qos`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum BadQos {
-    /// The rate is out of range.
+    /// The rate is below [`RATE_MIN`] or above [`RATE_MAX`].
     #[error("a rate of {rate} bytes/s is out of range; it must be from {RATE_MIN} to {RATE_MAX} bytes/s")]
     Rate {
         /// The refused rate, in bytes per second.
         rate: u64,
     },
-    /// The policy needs a rate.
-    #[error("policy hw-sep divides the link's rate, which it does not measure; set the rate in bytes/s")]
+    /// The policy [`Policy::HwSep`] requires a rate.
+    #[error(
+        "the policy hw-sep requires the rate of the link, because it does not measure the rate; set it in bytes/s"
+    )]
     RateNeeded,
 }
 
 impl Priority {
-    /// Returns the priority's name.
+    /// Returns the priority's name in configurations and outputs.
     pub fn name(self) -> &'static str {
         match self {
             Priority::High => "high",
@@ -95,12 +100,12 @@ impl FromStr for Priority {
 
     fn from_str(text: &str) -> Result<Priority, &'static str> {
         let all = [Priority::High, Priority::Low];
-        all.into_iter().find(|priority| priority.name() == text).ok_or("it is neither high nor low")
+        all.into_iter().find(|priority| priority.name() == text).ok_or("the priority must be high or low")
     }
 }
 
 impl Policy {
-    /// Returns the policy's name.
+    /// Returns the policy's name in configurations and outputs.
     pub fn name(self) -> &'static str {
         match self {
             Policy::None => "none",
@@ -121,12 +126,14 @@ impl FromStr for Policy {
 
     fn from_str(text: &str) -> Result<Policy, &'static str> {
         let all = [Policy::None, Policy::HwSep, Policy::SwPri];
-        all.into_iter().find(|policy| policy.name() == text).ok_or("it is neither none, hw-sep nor sw-pri")
+        all.into_iter()
+            .find(|policy| policy.name() == text)
+            .ok_or("the policy must be none, hw-sep or sw-pri")
     }
 }
 
 impl Qos {
-    /// Checks the settings.
+    /// Checks the settings. Fails if the rate is out of range, or if the policy requires a rate and there is none.
     pub fn check(&self) -> Result<(), BadQos> {
         match (self.rate, self.policy) {
             (Some(rate), _) if !(RATE_MIN..=RATE_MAX).contains(&rate) => Err(BadQos::Rate { rate }),
@@ -135,7 +142,8 @@ impl Qos {
         }
     }
 
-    /// Creates the shaper of one direction; `None` if nothing is ever delayed.
+    /// Creates the shaper for one direction of the link; returns `None` if the policy delays no operation. Fails if the
+    /// settings are invalid.
     pub fn shaper(&self, now_ns: u64) -> Result<Option<Box<dyn Shaper>>, BadQos> {
         self.check()?;
         Ok(match self.policy {
@@ -146,11 +154,13 @@ impl Qos {
     }
 }
 
-/// Decides when operations start, for one direction of a node's link.
+/// Decides when operations may start, for one direction of a node's link.
 ///
-/// Time is in nanoseconds on the node's clock. A time before an earlier one counts as that earlier one.
+/// All times are in nanoseconds on the node's clock. If a call passes an earlier time than a previous call, the time of
+/// the previous call applies.
 pub trait Shaper: Send + fmt::Debug {
-    /// Returns when an operation may start: `now_ns` if at once, else a later time at which the caller asks again.
+    /// Returns the time at which an operation of this priority may start. If this is `now_ns`, the operation may start
+    /// at once; otherwise the caller asks again at the returned time.
     fn turn(&mut self, now_ns: u64, priority: Priority) -> u64;
 
     /// Records that an operation on `bytes` bytes has started.
@@ -159,17 +169,18 @@ pub trait Shaper: Send + fmt::Debug {
     /// Records that an operation on `bytes` bytes has completed.
     fn on_done(&mut self, now_ns: u64, priority: Priority, bytes: u64);
 
-    /// Records the round trip of a short operation of high priority, in either direction.
+    /// Records the round-trip time of a short operation of high priority, in either direction of the link.
     fn on_round_trip(&mut self, now_ns: u64, round_trip_ns: u64);
 
-    /// Returns the current limit of a priority, in bytes per second; `None` if it has no limit.
+    /// Returns the current rate limit of a priority, in bytes per second; `None` if the priority has no limit.
     fn limit(&self, priority: Priority) -> Option<u64>;
 }
 
-/// What a class may send, in byte nanoseconds: a byte is worth a second of a byte per second.
+/// A token bucket for one priority. The balance is in bytes times nanoseconds: it grows by the rate in bytes per second
+/// for each nanosecond, and an operation costs 10^9 per byte.
 ///
-/// A class may start while it has no debt, and then owes the operation's bytes. So operations of any length start, and
-/// their rate is kept on average.
+/// An operation may start while the balance is not negative; its cost is then subtracted. So operations of any length
+/// can start, and their average rate stays within the limit.
 #[derive(Clone, Copy, Default, Debug)]
 struct Bucket {
     balance: i128,
@@ -177,7 +188,7 @@ struct Bucket {
 }
 
 impl Bucket {
-    /// Returns when the class may start at `rate` bytes per second.
+    /// Returns the time at which an operation may start at `rate` bytes per second.
     fn turn(&mut self, now_ns: u64, rate: u64) -> u64 {
         self.refill(now_ns, rate);
         let wait_ns = (-self.balance).max(0).div_euclid(i128::from(rate.max(1))) as u64;
@@ -199,13 +210,13 @@ impl Bucket {
         self.balance = (self.balance + earned).min(i128::from(rate) * i128::from(BURST_NS));
     }
 
-    /// Forgives all debt.
+    /// Sets the balance to zero, which cancels all debt.
     fn clear(&mut self, now_ns: u64) {
         *self = Bucket { balance: 0, at_ns: now_ns };
     }
 }
 
-/// [`Policy::HwSep`].
+/// The shaper of [`Policy::HwSep`].
 #[derive(Debug)]
 struct HwSep {
     rate: u64,

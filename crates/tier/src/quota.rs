@@ -1,7 +1,7 @@
-//! Quotas: what one principal may have of a node's resources.
+//! Quotas: limits on the resources of a node that each principal may use.
 //!
-//! The engine counts the regions of each principal whose home is its node ([`RegionUse`]). The node that serves attached
-//! sessions counts everything else.
+//! The engine counts each principal's regions whose home is its node ([`RegionUse`]). The part of the node that serves
+//! attached sessions (sessions of other processes) counts all other resources.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,29 +10,29 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::Principal;
 
-/// A resource of a node that principals share.
+/// A resource of a node that each principal may use up to a quota.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum Quota {
-    /// Attached sessions.
+    /// Number of attached sessions: sessions that other processes opened at the node.
     Sessions,
-    /// Memory for requests under way, and for replies that their client has not received, in bytes.
+    /// Memory in bytes for outstanding requests, and for replies that the client has not received yet.
     Memory,
-    /// Operations under way.
+    /// Number of outstanding operations.
     Operations,
-    /// Waits for a word, which the node polls.
+    /// Number of operations that wait until a word changes. The node polls these words.
     Waits,
-    /// Handles, locks, barriers, watches, functions, ports, senders, and received calls without an answer.
+    /// Number of handles, locks, barriers, watches, functions, ports, senders, and received but unanswered calls.
     Objects,
-    /// Functions and ports.
+    /// Number of open functions and ports.
     Services,
-    /// Regions whose home is the node, including locks and barriers.
+    /// Number of regions whose home is the node, including those of locks and barriers.
     Regions,
-    /// Length of these regions in bytes.
+    /// Total length, in bytes, of the regions whose home is the node.
     RegionBytes,
 }
 
 impl Quota {
-    /// All quotas, in the order of their numbers.
+    /// All quotas, in the order of their encoding.
     pub const ALL: [Quota; 8] = [
         Quota::Sessions,
         Quota::Memory,
@@ -44,7 +44,7 @@ impl Quota {
         Quota::RegionBytes,
     ];
 
-    /// Returns the name of the quota in configurations.
+    /// Returns the quota's name in configurations.
     pub fn name(self) -> &'static str {
         match self {
             Quota::Sessions => "sessions",
@@ -58,21 +58,21 @@ impl Quota {
         }
     }
 
-    /// Returns true if the quota counts bytes.
+    /// Returns true if the quota is in bytes, and false if it is a number of objects.
     pub fn is_bytes(self) -> bool {
         matches!(self, Quota::Memory | Quota::RegionBytes)
     }
 }
 
-/// An amount of each resource: what a principal uses, or may use at most.
+/// An amount of each resource: the amounts that a principal uses, or its quotas.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Amounts([u64; Quota::ALL.len()]);
 
 impl Amounts {
-    /// Maximum amounts: no limit.
+    /// The maximum amount of each resource, which means no limit.
     pub const UNLIMITED: Amounts = Amounts([u64::MAX; Quota::ALL.len()]);
 
-    /// Returns the amount of a resource, as a count or in bytes.
+    /// Returns the amount of a resource: a number of objects, or bytes.
     pub fn of(&self, quota: Quota) -> u64 {
         self.0[quota as usize]
     }
@@ -82,13 +82,14 @@ impl Amounts {
         self.0[quota as usize] = amount;
     }
 
-    /// Returns these amounts with another one of a resource.
+    /// Returns a copy of these amounts in which the amount of `quota` is `amount`.
     pub const fn with(mut self, quota: Quota, amount: u64) -> Amounts {
         self.set(quota, amount);
         self
     }
 
-    /// Checks that a principal that uses these amounts may use `more` of a resource under the limits of `max`.
+    /// Checks whether a principal that uses these amounts may use `more` of a resource. Fails if the sum exceeds the
+    /// quota in `max`.
     pub fn admit(&self, quota: Quota, more: u64, max: &Amounts) -> Result<(), QuotaExceeded> {
         let (used, max) = (self.of(quota), max.of(quota));
         match used.checked_add(more).is_some_and(|wanted| wanted <= max) {
@@ -98,14 +99,14 @@ impl Amounts {
     }
 }
 
-/// A principal asked for more than its quota. The request had no effect.
+/// The error for a request that would exceed a quota of its principal. The request had no effect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct QuotaExceeded {
-    /// The quota.
+    /// The quota that the request would exceed.
     pub quota: Quota,
-    /// What was asked for, in addition to what the principal has: a count, or bytes.
+    /// The amount that the request needs, in addition to the amount in use: a number of objects, or bytes.
     pub asked: u64,
-    /// The maximum of the principal.
+    /// The principal's quota: a number of objects, or bytes.
     pub max: u64,
 }
 
@@ -115,16 +116,17 @@ impl fmt::Display for QuotaExceeded {
         let unit = if quota.is_bytes() { " bytes" } else { "" };
         write!(
             f,
-            "{asked}{unit} more exceed this principal's quota `{}` of {max}{unit} at the node; free some, or let the user who runs the node raise it",
+            "{asked}{unit} more would exceed this principal's quota `{}` of {max}{unit} at the node; free some, or ask the user who runs the node to raise the quota",
             quota.name()
         )
     }
 }
 
-/// The regions whose home is a node, by the principal that made them. Regions of the node's own principal count nowhere.
+/// The regions whose home is a node, counted per principal that made them. Regions of the node's own principal do not
+/// count.
 #[derive(Clone, Debug)]
 pub struct RegionUse {
-    /// Maximum amounts of each other principal.
+    /// The quotas of each principal except the node's own.
     max: Amounts,
     own: Option<Principal>,
     used: BTreeMap<Principal, Amounts>,
@@ -137,17 +139,17 @@ impl Default for RegionUse {
 }
 
 impl RegionUse {
-    /// Sets the limits of all principals but `own`.
+    /// Sets the quotas of each principal except `own`.
     pub fn limit(&mut self, own: Principal, max: Amounts) {
         (self.own, self.max) = (Some(own), max);
     }
 
-    /// Returns the maximum amounts of each principal that has quotas.
+    /// Returns the quotas of each principal except the node's own.
     pub fn max(&self) -> &Amounts {
         &self.max
     }
 
-    /// Counts a new region of `len` bytes, if the quotas of its maker allow it.
+    /// Counts a new region of `len` bytes for its maker. Fails if this would exceed a quota of the maker.
     pub fn take(&mut self, maker: &Principal, len: u64) -> Result<(), QuotaExceeded> {
         if self.own.as_ref() != Some(maker) {
             let used = self.used.get(maker).copied().unwrap_or_default();
@@ -158,7 +160,7 @@ impl RegionUse {
         Ok(())
     }
 
-    /// Counts a region whose home is the node now, whatever the quotas.
+    /// Counts a region that has moved to this home, even beyond the quotas of its maker.
     pub fn add(&mut self, maker: &Principal, len: u64) {
         if self.own.as_ref() != Some(maker) {
             let used = self.used.entry(maker.clone()).or_default();
@@ -167,7 +169,7 @@ impl RegionUse {
         }
     }
 
-    /// Counts a region that was counted before no more.
+    /// Stops counting a region of `len` bytes.
     pub fn give_back(&mut self, maker: &Principal, len: u64) {
         let Some(used) = self.used.get_mut(maker) else { return };
         used.set(Quota::Regions, used.of(Quota::Regions) - 1);
@@ -177,7 +179,7 @@ impl RegionUse {
         }
     }
 
-    /// Returns what each principal uses, ordered by principal.
+    /// Returns the amounts that each principal uses.
     pub fn used(&self) -> &BTreeMap<Principal, Amounts> {
         &self.used
     }

@@ -10,14 +10,14 @@ use crate::layout::{self, Extent, Extents};
 use crate::message::{MappedReply, MapperEntry, Record, RegionCommand, RegionInfo, Request};
 use crate::permissions::AccessList;
 
-/// The record of a region whose home is this node. Small, since there may be millions.
+/// The record of a region whose home is this node. It is small, because a node may be the home of millions of regions.
 #[derive(Debug)]
 pub struct Region {
     /// Name of the region; `None` if it has no name.
     pub name: Option<Box<str>>,
     /// Length of the region in bytes.
     pub len: u64,
-    /// Number of changes of the region so far.
+    /// Number of changes that the home has made to the region so far.
     pub epoch: Epoch,
     /// Permissions of all principals. Regions of one maker share one list until a grant or revocation gives a region
     /// its own.
@@ -55,7 +55,7 @@ pub struct Busy {
     pub queue: VecDeque<(Requester, Principal, RegionCommand)>,
 }
 
-/// The work that a command is waiting for.
+/// The event that a command in progress waits for.
 #[derive(Debug)]
 pub enum Stage {
     /// The command waits until all mappers have dropped the region.
@@ -91,7 +91,7 @@ pub struct Moving {
     pub waiters_are_parked: bool,
     /// True if the home has sent the record to the next home, which has not replied yet.
     pub adopting: bool,
-    /// True if the next home became unreachable before the next home acknowledged the record.
+    /// True if the next home became unreachable before it acknowledged the record.
     pub in_doubt: bool,
     /// Nodes that unmapped the region after the record was first sent, with their last requests. The next home may not
     /// know of these unmappings.
@@ -100,7 +100,7 @@ pub struct Moving {
     pub parked: Vec<(Requester, Request)>,
 }
 
-/// State of a node that holds bytes of a region, as the region's home sees it.
+/// The state of a node that holds bytes of a region, as the region's home sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Presence {
     /// The node is connected to the home, or is the home.
@@ -153,7 +153,7 @@ impl Region {
         self.moving().is_some_and(|moving| moving.adopting || moving.in_doubt)
     }
 
-    /// Returns the reply to a new mapper.
+    /// Returns the data of the region that the home sends to a node that maps it.
     pub fn reply(&self, region: RegionId, home: NodeIncarnation) -> MappedReply {
         let frozen = self.moving().filter(|moving| moving.frozen);
         MappedReply {
@@ -200,7 +200,8 @@ impl Region {
         }
     }
 
-    /// Returns the record for the next home. The caller adds `watchers` and `recovered`.
+    /// Returns the region's state, in the form that the home sends to the next home. The caller adds `watchers` and
+    /// `recovered`.
     pub fn record(&self, region: RegionId) -> Record {
         Record {
             region,
@@ -224,7 +225,8 @@ impl Moving {
         extent.owner != self.to && self.of.is_none_or(|of| extent.owner == of)
     }
 
-    /// Records that a node has no mappings of the region left from its map requests up to `upto`.
+    /// Records that a node has unmapped the region during a move: all mappings from its map requests up to `upto` are
+    /// gone.
     pub fn note_unmapped(&mut self, incarnation: NodeIncarnation, upto: RequestId) {
         match self.unmapped.iter_mut().find(|(mapper, _)| *mapper == incarnation) {
             Some((_, last)) => *last = upto.max(*last),

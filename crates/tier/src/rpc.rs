@@ -1,6 +1,7 @@
-//! Remote procedure calls and messages between nodes: the parts that start no threads and own no memory.
+//! Remote procedure calls and messages between nodes: formats and state machines, which start no threads and own no
+//! memory.
 //!
-//! A call is two writes with immediate (LITE, section 5.1):
+//! A call consists of two writes with immediate (LITE, section 5.1):
 //!
 //! ```text
 //!     reserve in ring ── request, imm: ring offset ────────>   copy it out, free its place in the ring
@@ -9,8 +10,8 @@
 //! ```
 //!
 //! Each server has one ring per client node. The client owns the ring's tail ([`RingWriter`]), the server the ring's
-//! head ([`RingReader`]). The reply goes into a slot of the caller's node ([`ReplySlots`]). A slot whose caller has
-//! given up stays reserved until the late reply arrives, the server acknowledges that it will not write any more
+//! head ([`RingReader`]). The reply goes into a slot of the caller's node ([`ReplySlots`]). If the caller gives up, its
+//! slot stays reserved until the late reply arrives, the server acknowledges that it will not write any more
 //! ([`Served`]), or the server is cut off.
 
 pub mod atomic;

@@ -1,4 +1,5 @@
-//! The owner's memory: reserves chunks in the local arena, and reuses them only when no node can access them any more.
+//! The memory of an owner: reserves chunks in the local arena, and reuses them only when no node can access them any
+//! more.
 //!
 //! ```text
 //!  free ──reserve──> used ──release──> discarding ──> free          no node can access it any more
@@ -23,7 +24,7 @@ use crate::layout::{Extent, Extents, append};
 /// Alignment of regions in bytes: a cache line.
 const ALIGNMENT: u64 = 64;
 
-/// Reason why chunks could not be reserved.
+/// The reason why chunks could not be reserved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shortage {
     /// The arena can grow by a segment of this many bytes: register such a segment, then try again.
@@ -45,7 +46,7 @@ struct Foreign {
     home: NodeIncarnation,
 }
 
-/// The arena of this node: its segments, and the use of their bytes.
+/// This node's arena: its segments, and the use of their bytes.
 #[derive(Debug)]
 pub struct Store {
     me: NodeIncarnation,
@@ -60,7 +61,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// Creates an empty arena of node `me`, which grows by segments of `segment_bytes`, to at most `bytes_total`.
+    /// Creates an empty arena of node `me`. It grows by segments of `segment_bytes`, to at most `bytes_total`.
     pub fn new(me: NodeIncarnation, bytes_total: u64, segment_bytes: u64) -> Store {
         Store {
             me,
@@ -187,7 +188,7 @@ impl Store {
         window.slice(extent.offset, extent.len)
     }
 
-    /// Records that `extents` of this arena belong to a region whose home is another node.
+    /// Records that the chunks `extents` of this arena belong to a region whose home is another node.
     pub fn hold_for(&mut self, home: NodeIncarnation, region: RegionId, extents: &[Extent]) {
         for extent in extents {
             self.hold_one(extent.key, extent.offset, Foreign { len: extent.len, region, home });
@@ -213,9 +214,9 @@ impl Store {
         self.foreign.insert((key, offset), held);
     }
 
-    /// Records that this node has become the home of a region: the chunks of `extents` that are in this arena no longer
-    /// count as held for another home. Other chunks stay held for a former home that has moved the region's bytes out
-    /// of them and has not returned them yet.
+    /// Records that this node has become the home of a region: chunks of `extents` that are in this arena no longer
+    /// count as held for another home. Other chunks of the region stay held for a former home, which has moved the
+    /// region's bytes out of them and has not returned them yet.
     pub fn adopt(&mut self, extents: &[Extent]) {
         let me = self.me;
         for extent in extents.iter().filter(|extent| extent.owner == me) {
@@ -268,7 +269,7 @@ impl Store {
         self.foreign.values().any(|foreign| foreign.home == home)
     }
 
-    /// Stops holding chunks for an ended home, and returns these chunks, for release once no node maps them.
+    /// Stops holding chunks for an ended home. Returns these chunks, which the caller releases once no node maps them.
     pub fn take_orphans(&mut self, home: NodeIncarnation) -> Extents {
         let orphans: Vec<(Key, u64)> =
             self.foreign.iter().filter(|(_, foreign)| foreign.home == home).map(|(at, _)| *at).collect();

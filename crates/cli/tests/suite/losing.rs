@@ -140,12 +140,12 @@ fn a_stopped_application_and_the_log_say_why_it_dies() {
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(Signal::KILL.as_raw()));
     let told = std::fs::read_to_string(&complaints).unwrap();
     assert!(told.starts_with("halite: this process was stopped or silent for "), "{told:?}");
-    assert!(told.contains("; node 0 kills it since it could wake in the middle of a write"), "{told:?}");
+    assert!(told.contains("; node 0 kills it, because it could resume in the middle of a write"), "{told:?}");
     // The node writes to its log before it answers the application.
     scratch.ok("status");
     let log = std::fs::read_to_string(scratch.cluster().join("logs/node-0.log")).unwrap();
     for (level, what) in
-        [("WARN", "silent for"), ("WARN", "is killed"), ("INFO", "has exited: it was killed")]
+        [("WARN", "silent for"), ("WARN", "killing node"), ("INFO", "has exited: it was killed")]
     {
         let is_told = |line: &str| {
             line.contains(level) && line.contains(&format!("(process {pid})")) && line.contains(what)

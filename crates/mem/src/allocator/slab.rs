@@ -11,7 +11,8 @@ const OBJECT_BYTES_MAX: u64 = 4096;
 
 const BITMAP_WORDS: usize = (SLAB_BYTES / 64 / 64) as usize;
 
-/// Size classes in units of the alignment: each up to 16, then four per doubling, so rounding wastes at most a fifth.
+/// Size classes, in units of the alignment: every length up to 16 units, and then four classes per doubling. So
+/// rounding up to a class wastes at most a fifth.
 const CLASS_UNITS: [u8; 24] =
     [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 20, 24, 28, 32, 40, 48, 56, 64];
 

@@ -40,7 +40,7 @@ mod shared {
             self.0.publish_words(at as u64 * LINE_BYTES, words).expect(INSIDE);
         }
 
-        /// Returns a copy of a line, if it has this tag.
+        /// Returns a copy of a line; `None` if the line does not have this tag.
         #[inline]
         pub(in super::super) fn take(&self, at: usize, tag: u16) -> Option<Line> {
             let offset = at as u64 * LINE_BYTES;
@@ -65,7 +65,7 @@ mod shared {
         }
     }
 
-    const INSIDE: &str = "lines are those of slots, and all are inside";
+    const INSIDE: &str = "the index of each line is below the number of lines";
 }
 
 #[cfg(loom)]

@@ -9,10 +9,11 @@ pub(crate) mod pacer;
 
 use std::fmt::Debug;
 
-/// The congestion control algorithm.
+/// The congestion control algorithm of one end of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Congestion {
-    /// No congestion control: only the peer's grant limits the packets in flight. For processes on the same host.
+    /// No congestion control: only the peer's grant (the room in its receive buffer) limits the packets in flight. For
+    /// processes on one host.
     Grant,
     /// Delay-based: keeps queues in the network short. Follows Swift (SIGCOMM 2020).
     Delay,
@@ -26,17 +27,18 @@ pub struct Feedback {
     /// Round-trip time in ns, of the newest acknowledged packet that permits a measurement; `None` if no packet permits
     /// one.
     pub trip_ns: Option<u64>,
-    /// [`Feedback::trip_ns`] minus the known waits at both ends, in ns.
+    /// Network delay in ns: [`Feedback::trip_ns`] without the known waits at both ends.
     pub network_ns: Option<u64>,
-    /// Number of packets that this response newly shows to have arrived.
+    /// Number of packets that this response newly reports as arrived.
     pub arrived: u32,
-    /// Number of losses that were newly detected: packets that the network lost. A lost read request is one loss.
+    /// Number of packets that were newly found lost in the network. A lost read request counts as one loss.
     pub lost: u32,
     /// Number of packets in flight before the response.
     pub in_flight: u32,
 }
 
-/// Computes the congestion window of a queue pair: the maximum number of its packets in flight.
+/// A congestion control algorithm: computes the congestion window of a queue pair, which is the maximum number of its
+/// packets in flight.
 pub trait Controller: Debug + Send {
     /// Returns the congestion window in packets. With a window below 1, less than one packet leaves per round trip.
     fn window_packets(&self) -> f64;
@@ -52,7 +54,7 @@ impl Congestion {
     /// All algorithms.
     pub const ALL: [Congestion; 3] = [Congestion::Grant, Congestion::Delay, Congestion::Loss];
 
-    /// Returns the name that configurations use.
+    /// Returns the algorithm's name in configurations.
     pub fn name(self) -> &'static str {
         match self {
             Congestion::Grant => "grant",

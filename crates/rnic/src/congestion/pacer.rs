@@ -12,7 +12,7 @@ const BURST_NS: f64 = 50_000.0;
 const BURST_DIVISOR_WINDOW: f64 = 4.0;
 const BURST_DIVISOR_PATH: f64 = 16.0;
 
-/// How fast packets leave.
+/// The rate and burst length at which packets are sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
     /// Time from one packet to the next.

@@ -2,22 +2,22 @@
 //! delivery.
 //!
 //! The peer's grant is the number of packets for which its receive buffer has room. On a long path, most packets in
-//! flight are not in that buffer but on the path, so the requester may send the estimated number of packets in addition
+//! flight are not in that buffer but on the path. So the requester may send the estimated number of packets in addition
 //! to the grant. Each round trip in which a whole window arrives enlarges the next window by one grant, until the
-//! slowest link is saturated. From then on, at most one grant of packets queues before that link, and less after some
-//! time ([`super::surplus`]).
+//! slowest link is saturated. From then on, at most one grant of packets queues before that link, and later fewer
+//! ([`super::surplus`]).
 //!
 //! The smallest round-trip time excludes queueing. To measure this time again, the window shrinks to a quarter of
 //! the estimate for two round trips every [`WINDOW_NS`], so that the queue drains.
 
-/// Minimum length of a round, in ns: within shorter ones, arrivals come in bursts.
+/// Minimum length of a measurement round, in ns. Within shorter rounds, arrivals come in bursts.
 const ROUND_NS_MIN: u64 = 1_000_000;
-/// Rounds whose largest is the estimate.
+/// Number of rounds; the largest of their values is the estimate.
 const ROUNDS: usize = 8;
 /// Interval between measurements of the smallest round trip, in ns; a measurement counts for two intervals.
 const WINDOW_NS: u64 = 5_000_000_000;
 
-/// The smallest of some times, of the present window and the one before.
+/// The smallest of the times sampled in the current and in the previous window.
 #[derive(Debug, Default)]
 pub(super) struct Smallest {
     ns: [Option<u64>; 2],
@@ -29,7 +29,7 @@ impl Smallest {
         self.ns.into_iter().flatten().min()
     }
 
-    /// Adds a time. Returns true if a window begins that is not the first.
+    /// Adds a time. Returns true if a new window begins, except for the first window.
     pub fn add(&mut self, now_ns: u64, sample_ns: Option<u64>) -> bool {
         self.ns[0] = self.ns[0].into_iter().chain(sample_ns).min();
         let window_begin_ns = *self.window_begin_ns.get_or_insert(now_ns);
@@ -42,7 +42,7 @@ impl Smallest {
     }
 }
 
-/// The estimate.
+/// The estimate of the bandwidth-delay product.
 #[derive(Debug, Default)]
 pub(super) struct Bdp {
     trips: Smallest,
@@ -63,8 +63,8 @@ impl Bdp {
         if self.drains { 0 } else { self.largest() }
     }
 
-    /// Returns the estimate, also while the queue drains, and the smallest round trip in ns; `None` before the first
-    /// measurement.
+    /// Returns the estimate in packets, even while the queue drains, and the smallest round trip in ns; `None` before
+    /// the first measurement.
     pub fn product(&self) -> Option<(u32, u64)> {
         Some((self.largest(), self.trips.ns()?))
     }
@@ -78,12 +78,12 @@ impl Bdp {
         self.rounds.into_iter().max().unwrap_or(0)
     }
 
-    /// Returns the maximum number of packets in flight while the queue drains; `None` at other times.
+    /// Returns the maximum number of packets in flight while the queue drains, and `None` at other times.
     pub fn drained(&self) -> Option<u32> {
         self.drains.then(|| (self.largest() / 4).max(1))
     }
 
-    /// Records that `arrived` more packets have arrived; `trip_ns` is a sample of the round-trip time; `None` if the
+    /// Records that `arrived` further packets have arrived. `trip_ns` is a sample of the round-trip time; `None` if the
     /// arrival gives no sample.
     pub fn on_arrived(&mut self, now_ns: u64, arrived: u32, trip_ns: Option<u64>) {
         let is_next = self.trips.add(now_ns, trip_ns);

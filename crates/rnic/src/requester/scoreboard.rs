@@ -5,9 +5,10 @@
 //!    │ lost │ kept │ done │ in flight │ in flight │
 //! ```
 //!
-//! Each transmission gets an `order`, which the network roughly preserves. A packet counts as lost in two cases: a
-//! packet sent `reorder_threshold` or more transmissions later has arrived; or any later packet has arrived and the
-//! packet is overdue, by a quarter of a round trip or by the longest delay seen on this path.
+//! Each transmission gets an `order`, a number that increases with each transmission; the network roughly preserves it.
+//! A packet counts as lost in two cases: a packet sent `reorder_threshold` or more transmissions later has arrived; or
+//! any later packet has arrived and the packet is overdue, by a quarter of a round trip or by the longest delay seen on
+//! this path.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -17,7 +18,7 @@ use crate::kept::SPAN_MAX;
 /// arrives. At the upper bound, time alone decides.
 const REORDER_THRESHOLD_MIN: u64 = 3;
 const REORDER_THRESHOLD_MAX: u64 = SPAN_MAX;
-/// Threshold from which the path counts as one that reorders packets: after four late ones.
+/// Threshold from which the path counts as one that reorders packets: the value after four late packets.
 const REORDERS_FROM: u64 = REORDER_THRESHOLD_MIN << 4;
 /// Maximum transmissions of a packet that may give a first round-trip sample.
 const COPIES_TIMED_MAX: u32 = 6;
@@ -41,8 +42,8 @@ struct Entry {
     order: u64,
     copies: u32,
     /// Sequence numbers that the request with this number takes: above 1 for a read of several packets, 0 for the
-    /// further numbers of such a read. If the request was sent several times, the smallest count, because the peer may
-    /// keep any copy.
+    /// further numbers of such a read. If the request was sent several times, this is the smallest count, because the
+    /// peer may keep any copy.
     numbers: u32,
     /// True if its response returns data.
     returns_data: bool,
@@ -57,7 +58,8 @@ struct Entry {
 pub(super) struct Scoreboard {
     una: u64,
     entries: VecDeque<Entry>,
-    /// The transmissions whose loss is open, by `order`, with the number of each. It also holds some that are settled.
+    /// The transmissions that may still be lost, by `order`, each with its packet's number. Some of them are settled
+    /// already.
     sent: VecDeque<(u64, u64)>,
     /// The lost packets.
     lost: BTreeSet<u64>,
@@ -76,7 +78,7 @@ pub(super) struct Scoreboard {
     progress: Progress,
 }
 
-/// Arrivals that responses have reported.
+/// The arrivals that responses have reported since the last call of [`Scoreboard::take_progress`].
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Progress {
     pub arrived: u32,
@@ -188,8 +190,9 @@ impl Scoreboard {
             == numbers as usize
     }
 
-    /// Records the transmission of a spare: a second copy of a READ request, sent in advance. From now on, later packets
-    /// overtake the request only if they overtake the spare too. The round trip of the first copy is still a sample.
+    /// Records the transmission of a spare: a second copy of a READ request, sent in case the first one is lost. From
+    /// now on, later packets overtake the request only if they also overtake the spare. The round trip of the first
+    /// copy is still a sample.
     pub fn on_spare_sent(&mut self, sequence: u64, numbers: u32) {
         for sequence in sequence..sequence + u64::from(numbers) {
             let Some(index) = self.index(sequence) else { return };
@@ -245,7 +248,7 @@ impl Scoreboard {
         self.late_ns = self.late_ns.max(now_ns.saturating_sub(self.entries[index].first_ns));
     }
 
-    /// Returns true if the path delays single packets by itself: several that were declared lost then arrived.
+    /// Returns true if the path delays single packets by itself: several packets arrived after they were declared lost.
     pub fn reorders(&self) -> bool {
         self.reorder_threshold >= REORDERS_FROM
     }
@@ -313,8 +316,8 @@ impl Scoreboard {
         true
     }
 
-    /// Handles a report that packet `sequence` is missing. If the peer had kept that packet, the peer has since dropped
-    /// the packet because no receive was posted.
+    /// Handles a report that packet `sequence` is missing. If the peer had kept that packet, it has since dropped the
+    /// packet, because no receive was posted.
     pub fn handle_missing(&mut self, sequence: u64) {
         if let Some(index) = self.index(sequence)
             && self.entries[index].state == PacketState::Kept
@@ -348,7 +351,7 @@ impl Scoreboard {
         })
     }
 
-    /// After a silence, marks packets as lost: the packets sent before one that arrived or, if `stalled` is true, all
+    /// After a silence, marks packets as lost: the packets sent before an arrived packet or, if `stalled` is true, all
     /// packets in flight. `stalled` is true if a response brought no progress; the probe may then have been beyond the
     /// span that the peer keeps. Returns the number of losses.
     pub fn find_lost_after_silence(&mut self, stalled: bool) -> u32 {
@@ -359,8 +362,8 @@ impl Scoreboard {
     /// Marks as lost the packets in flight for which `until` returns `None`. Returns the number of losses and the
     /// earliest time that `until` returned.
     ///
-    /// A lost request is one packet on the path, however many response packets it asked for: these count as one loss,
-    /// unless the peer has executed the request, so that they themselves were lost.
+    /// A lost request is one packet on the path, however many response packets it requests. So these count as one loss.
+    /// But if the peer has executed the request, the response packets themselves were lost, and each counts.
     // [ROCE-SEL-7]
     fn mark_lost(&mut self, until: impl Fn(u64, u64) -> Option<u64>) -> (u32, Option<u64>) {
         let (mut losses, mut lost_request) = (0, None);
@@ -385,9 +388,9 @@ impl Scoreboard {
         self.lost.first().copied()
     }
 
-    /// Returns the number of consecutive lost packets, from `sequence` on, that one request may ask for again. All of
-    /// these packets first belonged to the same request, and the peer executed either all of them or, as far as this
-    /// end knows, none.
+    /// Returns the number of consecutive lost packets, from `sequence` on, that one request can retrieve. All of these
+    /// packets first belonged to the same request, and the peer executed either all of them or, as far as this end
+    /// knows, none.
     pub fn lost_together(&self, sequence: u64) -> u32 {
         let Some(index) = self.index(sequence) else { return 0 };
         let request = self.entries[index].request;

@@ -1,5 +1,5 @@
-//! The requester with selective repeat, which retransmits packets of requests, and asks again for packets of responses,
-//! individually by number.
+//! The requester with selective repeat. It retransmits lost packets of requests, and requests lost packets of responses
+//! again, individually by number.
 //!
 //! Three limits apply to the packets in flight: the peer's grant (the room in its socket) plus the bandwidth-delay
 //! product; the span of packets that the peer keeps after a gap; and the window and pace of the congestion controller.
@@ -32,13 +32,13 @@ pub(super) struct Selective {
     paced_until_ns: Option<u64>,
     /// Time from which an overtaken packet counts as lost.
     loss_timer_ns: Option<u64>,
-    /// The spare requests to send, in order.
+    /// Spare read requests to send, in order.
     spares: VecDeque<Spare>,
     /// Time until which reads get spare requests.
     is_lossy_until_ns: u64,
 }
 
-/// A read request to be sent once more, in case the first one is lost.
+/// A spare: a second copy of a read request, sent in case the first one is lost.
 #[derive(Clone, Copy, Debug)]
 struct Spare {
     sequence: u64,
@@ -71,7 +71,8 @@ impl Selective {
         self.bdp.packets()
     }
 
-    /// Returns the maximum number of packets in flight under this grant, by the measured product.
+    /// Returns the maximum number of packets in flight under the grant `granted`, by the measured bandwidth-delay
+    /// product.
     pub fn over_path(&self, granted: u32) -> u32 {
         let surplus = if self.controller.is_some() { u32::MAX } else { self.surplus.packets() };
         match self.bdp.drained() {
@@ -90,7 +91,7 @@ impl Selective {
         self.controller.as_ref().map(|controller| controller.window_packets())
     }
 
-    /// Returns the pace at which packets leave; `None` if nothing spaces them.
+    /// Returns the pace at which packets leave; `None` if packets are not paced.
     // [ROCE-CC-2]
     fn pace(&self, config: &Config, granted: u32, trip_ns: Option<u64>, parts: u32) -> Option<Pace> {
         if let Some(window) = self.window_packets() {
@@ -119,10 +120,10 @@ impl Selective {
         }
     }
 
-    /// Schedules a spare of a read request that was just sent, if packets have been lost lately.
+    /// Schedules a spare (a second copy) of a read request that was just sent, if packets were lost recently.
     ///
-    /// The responder executes requests in order, so a lost read request costs all later responses a round trip. It is
-    /// one packet of 60 bytes for up to 64 packets of response.
+    /// The responder executes requests in order, so a lost read request delays all later responses by a round trip. The
+    /// spare is only one packet of 60 bytes, for up to 64 packets of response.
     // [ROCE-SEL-8]
     fn add_spare(&mut self, now_ns: u64, sequence: u64, numbers: u32) {
         if now_ns < self.is_lossy_until_ns && numbers >= SPARE_PACKETS_MIN {
@@ -133,7 +134,7 @@ impl Selective {
         }
     }
 
-    /// Removes and returns the next due spare whose request the peer is not known to have.
+    /// Removes and returns the next due spare whose request, as far as this end knows, has not reached the peer.
     fn take_spare(&mut self, now_ns: u64) -> Option<Spare> {
         loop {
             let spare = self.spares.pop_front_if(|spare| spare.due_ns <= now_ns)?;
@@ -478,22 +479,22 @@ impl Requester {
     }
 }
 
-/// Facts of a response that the scoreboard does not hold.
+/// The parts of a response that the scoreboard does not store.
 #[derive(Clone, Copy, Debug)]
 struct Report {
     /// Packets in flight before the response.
     in_flight: u32,
     /// Wait of the request at the responder.
     waited_ns: u64,
-    /// True if the response is current: without progress, the peer still lacks the oldest packet.
+    /// True if the response is current. If it brings no progress, the peer still lacks the oldest packet.
     confirms_gap: bool,
 }
 
-/// Minimum response packets of a read that gets a spare request.
+/// Minimum number of response packets of a read that gets a spare.
 const SPARE_PACKETS_MIN: u32 = 8;
-/// A spare request follows its request after the round trip divided by this.
+/// A spare follows its request after the round-trip time divided by this number.
 const SPARE_TRIP_DIVISOR: u64 = 16;
-/// Time after a loss, in ns, in which reads get spare requests.
+/// Time in ns after a loss for which reads get spares.
 const LOSSY_NS: u64 = 1_000_000_000;
 /// Minimum number of packets that may follow the oldest unfinished one, within the span that the peer keeps.
 const AHEAD_MIN: u64 = 1024;

@@ -1,26 +1,29 @@
-//! Limits the packets in flight beyond the bandwidth-delay product, so that they do not delay other flows.
+//! Limits the surplus, the packets in flight beyond the bandwidth-delay product, so that they do not delay other flows.
 //!
-//! The surplus waits in the queue before the slowest link. It makes up for late processes at both ends, but whatever
-//! else takes this queue waits behind it. So a requester starts with its whole grant as surplus, and shrinks it while
-//! the mean delay in the network exceeds the smallest by more than its half, and by more than [`QUEUE_NS_MIN`].
+//! The surplus waits in the queue before the slowest link. It keeps the link busy while a process at either end is
+//! late, but delays all other flows through this queue. So a requester starts with its whole grant as surplus. It
+//! shrinks the surplus while the mean network delay exceeds the smallest one by more than half, and by more than
+//! [`QUEUE_NS_MIN`].
 //!
-//! Not all delay is queueing: a path may delay packets by itself, and then a smaller surplus lowers the rate, not the
+//! Not all delay is queueing: a path may delay packets by itself. Then a smaller surplus lowers the rate, not the
 //! delay. So the surplus grows again while the rate is well below the best one, or if the path reorders packets.
 
 use super::bdp::Smallest;
 
-/// Minimum time over which delay and rate are averaged, in ns, and in round trips: a change shows after one.
+/// Minimum length of an epoch, the time over which delay and rate are averaged, in ns and in round trips. A change of
+/// the surplus takes effect after one epoch.
 const EPOCH_NS_MIN: u64 = 50_000_000;
 const EPOCH_TRIPS: u64 = 3;
-/// Delay in the queue that is always allowed, in ns.
+/// Queueing delay that is always allowed, in ns.
 const QUEUE_NS_MIN: u64 = 50_000;
-/// Minimum of the surplus, in packets.
+/// Minimum surplus, in packets.
 const PACKETS_MIN: u32 = 2;
-/// Epochs of growth after which the growth doubles with each further one, and the maximum.
+/// Number of epochs of growth after which each further epoch doubles the growth, and the maximum number of epochs
+/// counted.
 const EPOCHS_STEADY: u32 = 2;
 const EPOCHS_MAX: u32 = 5;
 
-/// The surplus, with what is measured in the present epoch.
+/// The surplus, and the measurements of the current epoch.
 #[derive(Debug)]
 pub(super) struct Surplus {
     packets: u32,
@@ -31,7 +34,7 @@ pub(super) struct Surplus {
     samples: u32,
     /// True if the window has held packets back in this epoch.
     is_held: bool,
-    /// The best rate, in packets per second. It is forgotten while the surplus is the whole grant.
+    /// The best rate, in packets per second. It is reset while the surplus is the whole grant.
     best: u64,
     /// Number of epochs of growth since the last decrease, at most [`EPOCHS_MAX`].
     grown: u32,
@@ -56,7 +59,7 @@ impl Default for Surplus {
 }
 
 impl Surplus {
-    /// Returns the maximum of packets in flight beyond the product; `u32::MAX` if only the grant limits them.
+    /// Returns the maximum number of packets in flight beyond the product; `u32::MAX` if only the grant limits them.
     pub fn packets(&self) -> u32 {
         self.packets
     }
@@ -66,8 +69,8 @@ impl Surplus {
         self.is_held = true;
     }
 
-    /// Records that `arrived` more packets have arrived. `network_ns` is a sample of the delay in the network; `None` if
-    /// there is none, or if the path reorders packets. `granted` is the number of packets in the peer's grant.
+    /// Records that `arrived` further packets have arrived. `network_ns` is a sample of the network delay; `None` if
+    /// there is none, or if the path reorders packets. `granted` is the peer's grant, in packets.
     pub fn on_arrived(&mut self, now_ns: u64, arrived: u32, network_ns: Option<u64>, granted: u32) {
         self.smallest.add(now_ns, network_ns);
         let Some(smallest_ns) = self.smallest.ns() else { return };
@@ -86,7 +89,7 @@ impl Surplus {
         (self.begin_ns, self.arrived, self.delays_ns, self.samples, self.is_held) = (now_ns, 0, 0, 0, false);
     }
 
-    /// Adapts the surplus after an epoch, in which packets waited `excess_ns` too long.
+    /// Adapts the surplus at the end of an epoch. `excess_ns` is the queueing delay beyond the allowed one.
     fn adapt(&mut self, elapsed_ns: u64, excess_ns: u64, granted: u32) {
         let within = |ns: u64| (u128::from(self.arrived) * u128::from(ns) / u128::from(elapsed_ns)) as u64;
         let (rate, excess) = (within(1_000_000_000), within(excess_ns) as u32);

@@ -1,9 +1,9 @@
-//! A responder's clock, as the process of its requesters knows it.
+//! An estimate of a responder's clock, kept by the process of its requesters.
 
-/// The last answer's stamp, and the time of that answer's arrival; see [`super`].
+/// An estimate of a stateless responder's clock, extrapolated from the stamp of its last answer; see [`super`].
 ///
-/// A process keeps one clock for each responder, for all requesters, so that a requester that sends rarely has a
-/// current stamp. The extrapolated clock is late by the time that the last answer took, and never early, unless the
+/// A process keeps one `ServerClock` per responder, shared by all of its requesters, so that a requester that sends
+/// rarely also has a current stamp. The estimate is late by the time that the last answer took. It is early only if the
 /// two clocks run at different rates.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct ServerClock {
@@ -18,19 +18,20 @@ struct Last {
     heard_ns: u64,
 }
 
-/// Timeout before a round trip was measured, and bounds of later ones, in ns.
+/// Timeout before the first round trip is measured, and the minimum of later timeouts, in ns.
 const TIMEOUT_NS: u64 = 5_000_000;
 const TIMEOUT_NS_MIN: u64 = 1_250_000;
 
 impl ServerClock {
-    /// Returns the responder's time; `None` if nothing was heard from it within `within_ns`.
+    /// Returns the estimated time of the responder; `None` if no answer has arrived within the last `within_ns`.
     pub(super) fn now_ns(&self, now_ns: u64, within_ns: u64) -> Option<u64> {
         let last = self.last?;
         let since_ns = now_ns.saturating_sub(last.heard_ns);
         (since_ns <= within_ns).then(|| last.stamp_ns.saturating_add(since_ns))
     }
 
-    /// Learns from an answer. `took_ns` is its round trip, if it was sent once.
+    /// Updates the estimate from an answer. `took_ns` is the round-trip time; `None` if the request was sent several
+    /// times.
     pub(super) fn learn(&mut self, now_ns: u64, stamp_ns: u64, took_ns: Option<u64>) {
         // A late answer has an old stamp: it would set the clock back.
         let is_newer = self.now_ns(now_ns, u64::MAX).is_none_or(|known_ns| known_ns < stamp_ns);
@@ -38,7 +39,7 @@ impl ServerClock {
         if is_newer || is_stale {
             self.last = Some(Last { stamp_ns, heard_ns: now_ns });
         } else if let Some(last) = &mut self.last {
-            // Still heard: the extrapolated time continues from here.
+            // The answer only shows that the responder is alive: extrapolation continues from here.
             let stamp_ns = last.stamp_ns.saturating_add(now_ns.saturating_sub(last.heard_ns));
             *last = Last { stamp_ns, heard_ns: now_ns };
         }
@@ -48,12 +49,13 @@ impl ServerClock {
         self.round_trip_ns = Some(((7 * smooth + took_ns) / 8, (3 * deviation + off) / 4));
     }
 
-    /// Returns the time after which a packet is sent again, for its `attempts`th time.
+    /// Returns the time in ns after which a packet is sent again; it doubles with each of the `attempts` made so far.
     pub(super) fn timeout_ns(&self, attempts: u32) -> u64 {
         let base = self.round_trip_ns.map_or(TIMEOUT_NS, |(smooth, deviation)| smooth + 4 * deviation);
         base.max(TIMEOUT_NS_MIN) << attempts.min(6)
     }
 }
 
-/// Time after which the clock is set even if the stamp is behind the extrapolated one, because rates differ.
+/// Time in ns without an answer after which a stamp sets the clock even backwards, because the two clocks' rates
+/// differ.
 const STALE_NS: u64 = 1_000_000_000;

@@ -1,4 +1,4 @@
-//! A responder that keeps no state for its requesters, after StaR (ICNP 2021).
+//! A responder that keeps no state per requester, after StaR (ICNP 2021).
 //!
 //! ```text
 //!   requester                                        responder
@@ -8,21 +8,23 @@
 //!     ◄──────────────────── RDA: outcome, clock ─┘           the effect is recorded for T
 //! ```
 //!
-//! Each packet carries what a connection would hold. The responder's memory depends on the effects of the last 50 ms
-//! (T, [`EFFECT_LIFE_NS`]) and on its own orders that have not ended, never on the number of requesters: a [`Responder`]
-//! has one secret per epoch, a record of effects, and a pool of orders (`orders.rs`). A requester keeps the state of both
+//! Each packet carries the state that a connection would hold. A [`Responder`] has one secret per epoch, a record of
+//! effects, and a pool of orders (`orders.rs`). Its memory depends on the effects of the last 50 ms (T,
+//! [`EFFECT_LIFE_NS`]) and on its orders in progress, never on the number of requesters. An *epoch* is the time between
+//! two changes of the secret; an *order* is a transfer that the responder starts. A requester keeps the state of both
 //! ends: numbers, stamps and retransmissions.
 //!
-//! **Rights.** The responder's process hands a requester a [`Grant`] over a separate channel: the rights to a key of
-//! memory, and a key for tags, derived from the secret, the requester's address and the rights. A responder derives
-//! the same key from each packet, so a packet with other rights, from another address or with changed bytes has a wrong
-//! tag and no effect.
+//! **Rights.** The responder's process sends each requester a [`Grant`] over a separate secure channel. The grant
+//! permits access to the memory of one key. It contains a secret key for tags, derived from the responder's secret, the
+//! requester's address and the rights. The responder derives this key again from each packet. So a packet with other
+//! rights, from another address or with changed bytes has a wrong tag, and has no effect.
 //!
-//! **Once, and never late.** A write carries a number and a stamp of the responder's clock; retransmissions keep both. A
-//! number in the record is answered again without effect. A stamp older than T has no effect, since the record may have
-//! forgotten the number. [`ServerClock`] extrapolates the responder's clock from its last answer.
+//! **Each write takes effect at most once, and never late.** A write carries a number and a stamp of the responder's
+//! clock; retransmissions keep both. If the record has the number, the responder only answers again. If the stamp is
+//! older than T, the write has no effect, because the record may no longer have the number. [`ServerClock`]
+//! extrapolates the responder's clock from its last answer.
 //!
-//! Requests of one requester are carried out one after the other; the packets of one request in any order.
+//! Requests of one requester are executed one after the other. The packets of one request may be executed in any order.
 
 mod clock;
 mod orders;

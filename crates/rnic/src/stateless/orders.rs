@@ -1,4 +1,5 @@
-//! Orders: work that the responder starts. Its requester executes them, because it keeps the state of both ends.
+//! Orders: transfers that the responder starts. Its requester executes them, because the requester keeps the state of
+//! both ends.
 //!
 //! ```text
 //!   responder                                             requester
@@ -9,9 +10,9 @@
 //!     EA ───────────────────────────────────────────────────►
 //! ```
 //!
-//! The responder keeps an order until its CQEP or until it gives up; it repeats the WQEP meanwhile. Numbers of orders are
-//! never used again within an epoch, so a repeated CQEP ends nothing. The requester remembers an order for T after its
-//! end, and takes no WQEP that is older, so each order is executed once.
+//! The responder keeps an order until the CQEP arrives or the responder gives up, and repeats the WQEP meanwhile. It
+//! never reuses an order's number within an epoch, so a repeated CQEP ends no other order. The requester remembers an
+//! order for T after its end, and ignores WQEPs older than T, so it executes each order once.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -21,80 +22,82 @@ use super::tag::Rights;
 use super::wire::Status;
 use crate::wire::Qpn;
 
-/// Maximum number of orders of a responder that have not ended.
+/// Maximum number of orders in progress of one responder.
 const ORDERS_MAX: usize = 1 << 16;
-/// Time in ns until a WQEP is sent again: doubles up to [`BACKOFF_MAX`] times.
+/// Time in ns after which an unanswered WQEP is sent again; it doubles up to [`BACKOFF_MAX`] times.
 const TIMEOUT_NS: u64 = 5_000_000;
 const BACKOFF_MAX: u32 = 6;
-/// Time in ns until the responder asks again about an order that its requester has taken.
+/// Interval in ns at which the responder sends the WQEP of an accepted order again.
 const REMINDER_NS: u64 = 200_000_000;
-/// Number of WQEPs without an answer after which the requester counts as gone: more than 2 s.
+/// Number of unanswered WQEPs after which the responder gives the requester up: more than 2 s.
 const ATTEMPTS_MAX: u32 = 12;
 
-/// The requester of an order: the values of its [`Grant`](super::Grant).
+/// The requester that executes an order, with the values of its [`Grant`](super::Grant).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Target {
-    /// Address of the requester.
+    /// Network address of the requester.
     pub to: SocketAddr,
-    /// Its queue pair.
+    /// Number of the requester's queue pair.
     pub qpn: Qpn,
-    /// Key of the responder's memory that it may access.
+    /// Key of the responder's memory that the grant permits.
     pub rkey: u32,
-    /// The permitted accesses: a read of the requester's memory needs writes, a write reads.
+    /// The accesses that the grant permits. An order that reads the requester's memory writes the responder's, so it
+    /// needs [`Rights::Write`]; an order that writes the requester's memory needs [`Rights::Read`].
     pub rights: Rights,
 }
 
-/// The direction of an order.
+/// The direction of an order's transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OrderKind {
-    /// Reads memory of the requester.
+    /// Copies from the requester's memory to the responder's.
     Read,
-    /// Writes memory of the requester.
+    /// Copies from the responder's memory to the requester's.
     Write,
 }
 
-/// A transfer between the memories of both ends.
+/// An order: a transfer that the responder starts, between its memory and the requester's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Order {
-    /// The direction.
+    /// The direction of the transfer.
     pub kind: OrderKind,
-    /// Address in the responder's memory, under the key of the [`Target`].
+    /// Address in the responder's memory, in the address space of [`Target::rkey`].
     pub local: u64,
-    /// Address in the requester's memory.
+    /// Address in the requester's memory, in the address space of `remote_key`.
     pub remote: u64,
     /// Key of the requester's memory.
     pub remote_key: u32,
-    /// Number of bytes.
+    /// Length of the transfer in bytes.
     pub len: u32,
 }
 
-/// The end of an order.
+/// The completion of an order, returned by [`Responder::poll_order`](super::Responder::poll_order).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OrderDone {
-    /// The order.
+    /// The id that [`Responder::order`](super::Responder::order) returned.
     pub id: u64,
-    /// Its outcome.
+    /// The outcome of the order.
     pub outcome: OrderOutcome,
 }
 
 /// The outcome of an order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OrderOutcome {
-    /// The order was executed once.
+    /// The requester executed the order once.
     Success,
-    /// One of the memories does not exist, or does not permit the access: parts of a longer order may be done.
+    /// One of the memories does not exist, or does not permit the access. Parts of an order of several packets may be
+    /// done.
     Refused,
-    /// The requester does not answer: the order is done, done in part, or not done. Memory that it names may be written
-    /// for [`EFFECT_LIFE_NS`] from now on.
+    /// The requester does not answer: the order is done, done in part, or not done. For [`EFFECT_LIFE_NS`] from now on,
+    /// packets in flight may still write to the target memory.
     MaybeDone,
 }
 
-/// The error for an order beyond the limit.
+/// The error for an order beyond the maximum number of orders in progress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{ORDERS_MAX} orders of this responder have not ended, the maximum")]
+#[error("this responder already has {ORDERS_MAX} orders in progress, the maximum; wait until one ends")]
 pub struct OrdersFull;
 
-/// The orders of a responder that have not ended.
+/// The orders in progress of a responder.
 #[derive(Debug, Default)]
 pub(super) struct Orders {
     pending: HashMap<u64, Pending>,
@@ -136,7 +139,7 @@ impl Orders {
         self.done.pop_front()
     }
 
-    /// Returns the next order whose WQEP must be sent now. Ends orders whose requester does not answer.
+    /// Returns the next order whose WQEP must be sent now. Ends orders whose requester has not answered in time.
     pub(super) fn next_due(&mut self, now_ns: u64) -> Option<(u64, Target, Order)> {
         loop {
             let (_, id) = *self.due.first().filter(|(due_ns, _)| *due_ns <= now_ns)?;
@@ -153,7 +156,7 @@ impl Orders {
         }
     }
 
-    /// Handles the requester's word about an order: an EA if `is_end` is false, else a CQEP.
+    /// Handles a requester's packet about an order: a CQEP if `is_end` is true, and otherwise an EA.
     pub(super) fn handle_answer(
         &mut self,
         now_ns: u64,
@@ -180,7 +183,7 @@ impl Orders {
         }
     }
 
-    /// Ends all orders: their requesters forget in a new epoch what they have executed in an old one.
+    /// Ends all orders with an unknown outcome: in a new epoch, requesters forget which orders they have executed.
     pub(super) fn end_all(&mut self) {
         let ids: Vec<u64> = self.pending.keys().copied().collect();
         ids.into_iter().for_each(|id| self.end(id, OrderOutcome::MaybeDone));
@@ -201,10 +204,10 @@ impl Orders {
     }
 }
 
-/// Orders that a requester remembers after their end, for T at least.
+/// Orders that a requester remembers for at least T after their end.
 #[derive(Debug, Default)]
 pub(super) struct Ended {
-    /// Those of the current and of the previous interval.
+    /// Ended orders of the current and of the previous interval of T.
     orders: [HashMap<u64, Status>; 2],
     began_ns: u64,
 }
@@ -228,11 +231,11 @@ impl Ended {
     }
 }
 
-/// Length of an order in the payload of a WQEP.
+/// Length in bytes of an encoded order: the payload of a WQEP.
 const ORDER_BYTES: usize = 20;
 
 impl Order {
-    /// Writes what the header of a WQEP does not hold.
+    /// Encodes the fields that the header of a WQEP does not contain.
     // [ROCE-STATELESS-6]
     pub(super) fn emit(&self) -> [u8; ORDER_BYTES] {
         let mut bytes = [0; ORDER_BYTES];

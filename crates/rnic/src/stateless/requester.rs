@@ -1,4 +1,4 @@
-//! The requester: keeps the state of both ends of a stateless pair.
+//! The requester of a stateless pair: keeps the state of both ends.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -10,71 +10,78 @@ use super::tag::{self, Grant};
 use super::wire::{Kind, PAYLOAD_BYTES_MAX, Packet, Status};
 use crate::memory::{Access, Memory};
 
-/// Maximum number of a request's packets in flight.
+/// Maximum number of packets of a request in flight.
 const WINDOW: usize = 16;
 /// Maximum number of posted requests.
 const POSTED_MAX: usize = 128;
-/// Maximum number of orders of the responder that have not ended.
+/// Maximum number of the responder's orders in progress at this requester.
 const ORDERS_MAX: usize = 64;
-/// Number of the packet that asks for the clock on behalf of orders.
+/// Number of the packet that asks for the responder's clock before this requester accepts orders.
 const CLOCK_QUESTION: u64 = u64::MAX;
-/// Number of transmissions of a packet without an answer after which the responder counts as gone: more than 2 s.
+/// Number of unanswered transmissions of a packet after which the requester gives the responder up: more than 2 s.
 const ATTEMPTS_MAX: u32 = 12;
-/// Time in ns after which a process that has heard nothing asks for the responder's clock before it writes.
+/// Time in ns since the responder's last answer from which the requester asks for the responder's clock before it
+/// writes.
 const CLOCK_LIFE_NS: u64 = EFFECT_LIFE_NS / 2;
 
-/// A request: its bytes lie in the requester's process.
+/// A request to read or write the responder's memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Work {
-    /// Reads `len` bytes.
+    /// Reads `len` bytes. [`Outcome::Success`] returns them.
     Read {
         /// Address of the first byte in the responder's memory.
         address: u64,
         /// Number of bytes.
         len: usize,
     },
-    /// Writes bytes.
+    /// Writes `bytes`.
     Write {
         /// Address of the first byte in the responder's memory.
         address: u64,
-        /// The bytes.
+        /// The bytes to write.
         bytes: Vec<u8>,
     },
 }
 
-/// The end of a request.
+/// The completion of a request, returned by [`Requester::poll_done`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Done {
-    /// Id of the request.
+    /// The id that the caller passed to [`Requester::post`].
     pub id: u64,
-    /// Its outcome.
+    /// The outcome of the request.
     pub outcome: Outcome,
 }
 
 /// The outcome of a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// The request was carried out once. Contains the bytes of a read.
+    /// The responder executed the request once. Contains the bytes of a read; empty for a write.
     Success(Vec<u8>),
-    /// The grant does not permit the access, or the memory does not exist. Parts of a longer request may be done.
+    /// The grant does not permit the access, or the memory does not exist. Parts of a request of several packets may be
+    /// done.
     Refused,
-    /// The responder does not answer, or the request became too old. The request is done, done in part, or not done.
+    /// The responder does not answer, or the request became older than [`EFFECT_LIFE_NS`]. The request is done, done in
+    /// part, or not done.
     MaybeDone,
 }
 
-/// The reason why a request was not accepted.
+/// The reason why [`Requester::post`] refused a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PostError {
-    /// The requester has the maximum number of unfinished requests.
-    #[error("this queue pair already has {POSTED_MAX} unfinished requests, the maximum")]
+    /// The requester already has the maximum number of outstanding requests.
+    #[error(
+        "this queue pair already has {POSTED_MAX} outstanding requests, the maximum; wait until one ends"
+    )]
     Full,
-    /// The request is longer than 32 bits can count.
-    #[error("a request may have at most 4 GiB - 1 bytes")]
+    /// The request has 4 GiB or more.
+    #[error("the request is too long: it may have at most 4 GiB - 1 bytes")]
     TooLong,
 }
 
-/// One requester of a stateless pair; see [`super`]. Its process passes it packets, the time, the [`ServerClock`] that
-/// all requesters of the process share, and the memory that orders of the responder may access.
+/// One requester of a stateless pair; see [`super`].
+///
+/// The calling process passes packets, the time, the [`ServerClock`] that all of its requesters share, and the memory
+/// that orders of the responder may access.
 #[derive(Debug)]
 pub struct Requester {
     grant: Grant,
@@ -89,24 +96,24 @@ pub struct Requester {
 /// The origin of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Origin {
-    /// This process, with its id.
+    /// The calling process, with the id that it chose.
     Process(u64),
     /// An order of the responder.
     Order { id: u64, order: Order },
 }
 
-/// Orders of the responder.
+/// Orders that this requester has received from the responder.
 #[derive(Debug, Default)]
 struct Taken {
-    /// Orders whose age is not known, because the clock is not.
+    /// Orders whose age is unknown until the responder's clock is known.
     undated: Vec<(u64, u64, Order)>,
-    /// Time at which the clock was last asked for.
+    /// Time at which the requester last asked for the responder's clock.
     asked_ns: Option<u64>,
     /// Orders that are posted or in progress.
     running: Vec<u64>,
-    /// Answers to WQEPs that have not left.
+    /// Answers to WQEPs that are still to be sent.
     answers: VecDeque<(u64, Status)>,
-    /// Ends of orders that the responder has not acknowledged.
+    /// Ended orders whose CQEPs the responder has not acknowledged.
     ends: Vec<End>,
     ended: Ended,
 }
@@ -148,8 +155,9 @@ struct Piece {
 }
 
 impl Requester {
-    /// Creates a requester. `first_number` must be higher than all numbers that an earlier requester with the same
-    /// address and queue pair may have used within T: a clock in ns will do.
+    /// Creates a requester. Its packets are numbered from `first_number` on. That number must be higher than all
+    /// numbers that an earlier requester with the same address and queue pair used within T; for example, use a clock
+    /// in ns.
     pub fn new(grant: Grant, first_number: u64) -> Requester {
         Requester {
             grant,
@@ -162,12 +170,13 @@ impl Requester {
         }
     }
 
-    /// Returns how often the requester has asked for the responder's clock.
+    /// Returns the number of times that the requester has asked for the responder's clock.
     pub fn clock_questions(&self) -> u64 {
         self.clock_questions
     }
 
-    /// Replaces the grant, after the responder has raised its epoch. Orders of the old epoch are forgotten.
+    /// Replaces the grant, after the responder has changed its secret
+    /// ([`Responder::raise_epoch`](super::Responder::raise_epoch)). Forgets all orders under the old grant.
     pub fn regrant(&mut self, grant: Grant) {
         self.grant = grant;
         self.orders = Taken::default();
@@ -177,7 +186,8 @@ impl Requester {
         }
     }
 
-    /// Posts a request. Requests are carried out in order.
+    /// Posts a request; `id` identifies it in [`Done`]. Requests are executed in the order in which they were posted.
+    /// Fails if the request is too long, or too many requests are outstanding.
     pub fn post(&mut self, id: u64, work: Work) -> Result<(), PostError> {
         let len = match &work {
             Work::Read { len, .. } => *len,
@@ -193,12 +203,13 @@ impl Requester {
         Ok(())
     }
 
-    /// Returns the next request that has ended.
+    /// Removes and returns the next completion; `None` if no request has ended.
     pub fn poll_done(&mut self) -> Option<Done> {
         self.done.pop_front()
     }
 
-    /// Returns the time at which [`Requester::poll_transmit`] may have a packet: at once, or for a retransmission.
+    /// Returns the time in ns at which [`Requester::poll_transmit`] may have a packet: 0 for a new packet, or the time
+    /// of the next retransmission. `None` if nothing is outstanding.
     pub fn poll_timeout(&self) -> Option<u64> {
         let requests = self.requests_timeout();
         let ends = self.orders.ends.iter().map(|end| end.due_ns);
@@ -220,10 +231,11 @@ impl Requester {
             .min()
     }
 
-    /// Writes the next packet to `buffer`, and returns its length with room for the ICRC; `None` if there is none now.
+    /// Writes the next packet to `buffer`, and returns its length in bytes, which includes the ICRC that the caller
+    /// adds; `None` if no packet is due.
     ///
     /// # Panics
-    /// Panics if `buffer` is shorter than [`super::OVERHEAD_BYTES`] and [`super::PAYLOAD_BYTES_MAX`].
+    /// Panics if `buffer` is shorter than [`super::OVERHEAD_BYTES`] plus [`super::PAYLOAD_BYTES_MAX`].
     // [ROCE-STATELESS-5]
     pub fn poll_transmit(&mut self, now_ns: u64, clock: &ServerClock, buffer: &mut [u8]) -> Option<usize> {
         if let Some(len) = self.transmit_for_orders(now_ns, clock, buffer) {
@@ -259,7 +271,7 @@ impl Requester {
         };
         let Grant { qpn, rkey, rights, epoch, .. } = self.grant;
         let (kind, address, len, payload): (_, _, _, &[u8]) = match &current.work {
-            // Nothing is sent that may have an effect; the answer brings the clock.
+            // A read of no bytes has no effect; its answer contains the clock.
             Work::Write { .. } if asks_clock => (Kind::Gd, 0, 0, &[]),
             Work::Write { address, bytes } => (Kind::Rd, *address, len, &bytes[offset..offset + len]),
             Work::Read { address, .. } => (Kind::Gd, *address, len, &[]),
@@ -287,7 +299,7 @@ impl Requester {
         Some(sealed(&packet, &self.grant.key, buffer))
     }
 
-    /// Writes the next packet about orders: an answer, an end, or a question for the clock.
+    /// Writes the next packet about orders: an answer to a WQEP, a CQEP, or a question for the clock.
     fn transmit_for_orders(&mut self, now_ns: u64, clock: &ServerClock, buffer: &mut [u8]) -> Option<usize> {
         let orders = &mut self.orders;
         orders.ends.retain(|end| end.attempts < ATTEMPTS_MAX || end.due_ns > now_ns);
@@ -322,8 +334,7 @@ impl Requester {
         Some(sealed(&packet, &self.grant.key, buffer))
     }
 
-    /// Handles a packet without its ICRC. Packets that neither answer this requester nor order anything have no effect.
-    /// Orders access `memory`.
+    /// Handles a packet without its ICRC: an answer, or an order, which accesses `memory`. Ignores all other packets.
     pub fn handle_packet(&mut self, now_ns: u64, clock: &mut ServerClock, body: &[u8], memory: &impl Memory) {
         let Some((packet, covered, tag)) = Packet::parse(body) else { return };
         let is_ours =
@@ -349,7 +360,7 @@ impl Requester {
         self.take_orders(now_ns, clock, memory);
     }
 
-    /// Takes, answers or ignores orders, as soon as the clock tells their age.
+    /// Accepts, answers or ignores received orders, once the clock is known and gives their age.
     // [ROCE-STATELESS-7]
     fn take_orders(&mut self, now_ns: u64, clock: &ServerClock, memory: &impl Memory) {
         for (id, stamp_ns, order) in mem::take(&mut self.orders.undated) {
@@ -413,7 +424,7 @@ impl Requester {
         }
         let is_write = matches!(current.work, Work::Write { .. });
         match (packet.kind, packet.status) {
-            // The answer to a question for the clock: the packet itself has not left yet.
+            // This answers a question for the clock; the packet itself has not been sent yet.
             (Kind::Gda, _) if is_write && piece.stamp_ns.is_none() => {
                 (piece.due_ns, piece.attempts) = (now_ns, 0);
             }
@@ -424,7 +435,7 @@ impl Requester {
             }
             (Kind::Rda, Status::Done) if is_write => self.answered(now_ns, index, memory),
             (_, Status::Busy) => piece.due_ns = now_ns + clock.timeout_ns(piece.attempts),
-            // No copy of the packet had an effect if there was one only: a new number and stamp cannot repeat it.
+            // If the packet was sent only once, it had no effect, so it can be sent with a new number and stamp.
             (Kind::Rda, Status::Expired) if piece.attempts == 1 => {
                 piece.number = self.next_number;
                 (piece.stamp_ns, piece.attempts, piece.due_ns) = (None, 0, now_ns);
@@ -515,12 +526,12 @@ impl Current {
         Current { origin, work, bytes: vec![0; reads], pieces, sent: 0, answered: 0 }
     }
 
-    /// Returns true if another packet may leave for the first time.
+    /// Returns true if a further packet of the request may be sent for the first time.
     fn may_send(&self) -> bool {
         self.sent < self.pieces.len() && self.sent - self.answered < WINDOW
     }
 
-    /// Returns the first packet that must be sent again.
+    /// Returns the index of the first packet whose retransmission is due.
     fn due(&self, now_ns: u64) -> Option<usize> {
         let is_due = |piece: &Piece| !piece.is_answered && piece.due_ns <= now_ns;
         self.pieces[..self.sent].iter().position(is_due)

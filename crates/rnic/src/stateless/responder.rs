@@ -1,4 +1,4 @@
-//! The responder: answers packets, and remembers effects for a while.
+//! The responder of a stateless pair: answers packets, and records effects for a limited time.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -9,19 +9,20 @@ use super::wire::{Kind, PAYLOAD_AT, PAYLOAD_BYTES_MAX, Packet, Status};
 use crate::memory::{Access, Memory};
 use crate::wire::{ICRC_BYTES, Qpn};
 
-/// T: time in ns for which a request may have an effect after its first transmission, by the responder's clock.
+/// The time T, in ns: a write has an effect only until its first transmission is this old on the responder's clock.
 pub const EFFECT_LIFE_NS: u64 = 50_000_000;
-/// Maximum number of effects in each half of the record; more requests get "busy".
+/// Maximum number of effects in each half of the record. Further writes are refused as busy.
 const EFFECTS_MAX: usize = 1 << 18;
-/// Difference in ns by which a stamp may be ahead of the clock, because two clocks run at different rates.
+/// Maximum time in ns by which a stamp may be ahead of the responder's clock, because two clocks run at different
+/// rates.
 const AHEAD_NS_MAX: u64 = 5_000_000;
 
-/// A stateless responder; see [`super`].
+/// A responder that keeps no state per requester; see [`super`].
 #[derive(Debug)]
 pub struct Responder {
     epoch: u32,
     secret: [u8; 32],
-    /// Effects of the current and of the previous interval of T.
+    /// Effects of the current and of the previous interval, each slightly longer than T.
     record: [Effects; 2],
     /// Start of the current interval.
     began_ns: u64,
@@ -31,27 +32,28 @@ pub struct Responder {
 
 type Effects = HashMap<(SocketAddr, u32, u64), Status>;
 
-/// Counts of arrived packets by outcome.
+/// Counts of packets that a responder has received, by outcome, and of packets that it has sent for orders.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counters {
-    /// Requests that were carried out.
+    /// Requests that the responder executed.
     pub done: u64,
-    /// Requests that were answered again from the record.
+    /// Repeated requests that the responder answered from the record, without a second effect.
     pub repeated: u64,
-    /// Packets that are malformed, of an old epoch, or whose tag is wrong; they get no answer.
+    /// Packets without an answer: malformed, of an earlier epoch, or with a wrong tag.
     pub forged: u64,
-    /// Requests whose stamp was too old, or ahead of the clock.
+    /// Requests refused because their stamp was too old, or too far ahead of the responder's clock.
     pub expired: u64,
-    /// Requests that found the record full.
+    /// Requests refused because the record of effects was full.
     pub busy: u64,
-    /// Requests that their grant does not permit, or for memory that does not exist.
+    /// Requests refused because the grant does not permit them, or the memory does not exist.
     pub refused: u64,
-    /// Packets that began an order, or asked about one again.
+    /// Packets sent that announce an order (WQEPs), including repeated ones.
     pub orders_sent: u64,
 }
 
 impl Responder {
-    /// Creates a responder whose keys follow from `secret`, which must be random and known to nobody else.
+    /// Creates a responder. Its keys are derived from `secret`, which must be random and secret. `epoch` is the number
+    /// of this secret.
     pub fn new(epoch: u32, secret: [u8; 32]) -> Responder {
         Responder {
             epoch,
@@ -63,53 +65,57 @@ impl Responder {
         }
     }
 
-    /// Replaces the secret: all grants end at once, and all orders end with an unknown outcome. Requesters need new grants.
+    /// Replaces the secret and increments the epoch. All grants end at once, so requesters need new ones. All orders
+    /// end with [`OrderOutcome::MaybeDone`](super::OrderOutcome::MaybeDone).
     pub fn raise_epoch(&mut self, secret: [u8; 32]) {
         (self.epoch, self.secret) = (self.epoch.wrapping_add(1), secret);
         self.orders.end_all();
     }
 
-    /// Creates the grant for a requester at `from`. Keeps nothing.
+    /// Returns a grant of `rights` to the memory of key `rkey`, for the requester with address `from` and queue pair
+    /// `qpn`. The responder does not store grants.
     pub fn grant(&self, from: SocketAddr, qpn: Qpn, rkey: u32, rights: Rights) -> Grant {
         let key = tag::derive(&self.secret, from, qpn, rkey, rights, self.epoch);
         Grant { qpn, rkey, rights, epoch: self.epoch, key }
     }
 
-    /// Returns the counters.
+    /// Returns the packet counters.
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// Returns the number of recorded effects.
+    /// Returns the number of effects that are currently recorded.
     pub fn recorded(&self) -> usize {
         self.record.iter().map(HashMap::len).sum()
     }
 
-    /// Starts an order, and returns its id.
+    /// Starts an order, which the requester `target` executes, and returns the order's id. Fails at the maximum number
+    /// of orders in progress.
     pub fn order(&mut self, now_ns: u64, target: Target, order: Order) -> Result<u64, OrdersFull> {
         self.orders.add(now_ns, target, order)
     }
 
-    /// Returns the number of orders that have not ended.
+    /// Returns the number of orders in progress.
     pub fn orders(&self) -> usize {
         self.orders.len()
     }
 
-    /// Returns the next order that has ended.
+    /// Removes and returns the next completion of an order; `None` if no order has ended.
     pub fn poll_order(&mut self) -> Option<OrderDone> {
         self.orders.poll_done()
     }
 
-    /// Returns the time at which [`Responder::poll_transmit`] may have a packet.
+    /// Returns the time in ns at which [`Responder::poll_transmit`] may have a packet; `None` if no order is in
+    /// progress.
     pub fn poll_timeout(&self) -> Option<u64> {
         self.orders.poll_timeout()
     }
 
-    /// Writes the next packet of an order to `buffer`. Returns its destination, and its length with room for the ICRC;
-    /// `None` if there is none now.
+    /// Writes the next packet of an order to `buffer`. Returns the packet's destination, and its length in bytes, which
+    /// includes the ICRC that the caller adds; `None` if no packet is due.
     ///
     /// # Panics
-    /// Panics if `buffer` is shorter than [`super::OVERHEAD_BYTES`] and [`super::PAYLOAD_BYTES_MAX`].
+    /// Panics if `buffer` is shorter than [`super::OVERHEAD_BYTES`] plus [`super::PAYLOAD_BYTES_MAX`].
     pub fn poll_transmit(&mut self, now_ns: u64, buffer: &mut [u8]) -> Option<(SocketAddr, usize)> {
         let (id, Target { to, qpn, rkey, rights }, order) = self.orders.next_due(now_ns)?;
         self.counters.orders_sent += 1;
@@ -131,11 +137,12 @@ impl Responder {
         Some((to, sealed(&packet, &key, buffer)))
     }
 
-    /// Handles a packet without its ICRC, and writes the answer to `answer`. Returns the length of the answer with room
-    /// for its ICRC; `None` if the packet gets none. `now_ns` must never go backwards.
+    /// Handles a packet from `from`, given without its ICRC, and writes the answer to `answer`. Returns the answer's
+    /// length in bytes, which includes the ICRC that the caller adds; `None` if the packet gets no answer. `now_ns`
+    /// must never go backwards.
     ///
     /// # Panics
-    /// Panics if `answer` is shorter than [`super::OVERHEAD_BYTES`] and [`super::PAYLOAD_BYTES_MAX`].
+    /// Panics if `answer` is shorter than [`super::OVERHEAD_BYTES`] plus [`super::PAYLOAD_BYTES_MAX`].
     // [ROCE-STATELESS-4]
     pub fn handle_packet(
         &mut self,
@@ -177,7 +184,7 @@ impl Responder {
         Some(sealed(&reply, &key, answer))
     }
 
-    /// Returns a packet of a requester and its key, if its tag is right.
+    /// Returns a requester's packet and the key of its tag; `None` if the packet is invalid or its tag is wrong.
     fn authentic<'a>(&self, from: SocketAddr, body: &'a [u8]) -> Option<(Packet<'a>, [u8; 32])> {
         let (packet, covered, tag) = Packet::parse(body)?;
         if packet.epoch != self.epoch || !matches!(packet.kind, Kind::Rd | Kind::Gd | Kind::Ea | Kind::Cqep) {
@@ -237,8 +244,8 @@ impl Responder {
         status
     }
 
-    /// Forgets effects that are older than an interval. An effect stays for at least as long as its stamp is valid:
-    /// T, and as long as the stamp may be ahead.
+    /// Drops recorded effects that are older than one interval. The interval is T plus the maximum lead of a stamp, so
+    /// an effect is recorded for at least as long as its stamp is valid.
     fn sweep(&mut self, now_ns: u64) {
         const INTERVAL_NS: u64 = EFFECT_LIFE_NS + AHEAD_NS_MAX;
         let since_ns = now_ns.saturating_sub(self.began_ns);
@@ -254,7 +261,7 @@ impl Responder {
     }
 }
 
-/// Writes a packet with its tag; returns its length with room for the ICRC.
+/// Writes a packet and its tag. Returns its length in bytes, which includes the ICRC that the caller adds.
 pub(super) fn sealed(packet: &Packet<'_>, key: &[u8; 32], buffer: &mut [u8]) -> usize {
     let covered = packet.emit(buffer);
     let tag = tag::tag(key, &buffer[..covered]);

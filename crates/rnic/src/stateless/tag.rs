@@ -1,7 +1,7 @@
-//! Rights, and the keys and tags that prove them: keyed BLAKE3, for keys and for tags.
+//! Rights, and the keys and tags that prove them. Both are computed with keyed BLAKE3.
 //!
-//! A key takes a hash of 48 bytes, a tag a hash of the packet: under a microsecond for 1 KiB on today's processors.
-//! AES-GMAC needs a key schedule for each packet, because each requester has its own key and the responder keeps none.
+//! A key is a hash of 48 bytes, a tag a hash of the packet: under a microsecond for 1 KiB on current processors.
+//! AES-GMAC would need a key schedule per packet, because each requester has its own key and the responder stores none.
 
 use core::net::{IpAddr, SocketAddr};
 
@@ -14,9 +14,9 @@ pub(super) const TAG_BYTES: usize = 16;
 /// The accesses that a grant permits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rights {
-    /// Reads.
+    /// Reads only.
     Read,
-    /// Writes.
+    /// Writes only.
     Write,
     /// Reads and writes.
     ReadWrite,
@@ -42,18 +42,18 @@ impl Rights {
     }
 }
 
-/// The rights of one requester to one key of a responder's memory, with the secret that proves them.
+/// A requester's permission to access the memory of one key, with the secret key that proves it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Grant {
-    /// The requester's queue pair.
+    /// Number of the requester's queue pair.
     pub qpn: Qpn,
-    /// Key of the memory.
+    /// The remote key of the responder's memory.
     pub rkey: u32,
     /// The permitted accesses.
     pub rights: Rights,
-    /// Number of the responder's secret.
+    /// Number of the responder's secret from which `key` is derived.
     pub epoch: u32,
-    /// Key of the tags; only the requester and the responder may know it.
+    /// Secret key of the packets' tags. Only the requester and the responder may know it.
     pub key: [u8; 32],
 }
 
@@ -89,8 +89,9 @@ pub(super) fn derive(
     *blake3::keyed_hash(secret, &input).as_bytes()
 }
 
-/// Computes the tag of a packet that ends before its tag: over the opcode, so that requests and answers differ, the
-/// queue pair, and all bytes behind the transport header. Switches and the ICRC change other bytes of that header.
+/// Computes the tag of a packet, given without its tag. The tag covers the opcode, so that requests and answers differ,
+/// the queue pair, and all bytes after the transport header. It excludes the header's other bytes, which switches and
+/// the ICRC change.
 // [ROCE-STATELESS-3]
 pub(super) fn tag(key: &[u8; 32], packet: &[u8]) -> [u8; TAG_BYTES] {
     let mut hasher = blake3::Hasher::new_keyed(key);

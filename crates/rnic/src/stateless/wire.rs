@@ -1,4 +1,4 @@
-//! The packets of stateless pairs: a transport header, one header for all kinds, a payload, and a tag.
+//! The packet format of stateless pairs: a transport header, one header for all kinds, a payload, and a tag.
 //!
 //! ```text
 //!   BTH, 12 bytes: opcode 0xe0 to 0xe6, queue pair of the requester, packet number = lower bits of `number`
@@ -13,27 +13,28 @@ use crate::wire::{ICRC_BYTES, Qpn};
 /// Length of the transport header in bytes.
 pub(super) const BTH_BYTES: usize = 12;
 const HEADER_BYTES: usize = 40;
-/// Maximum payload of a packet in bytes: with all headers it fits into an Ethernet frame of 1,500 bytes.
+/// Maximum payload of a stateless pair's packet, in bytes. With all headers, such a packet fits into an Ethernet frame
+/// of 1,500 bytes.
 pub const PAYLOAD_BYTES_MAX: usize = 1_024;
-/// Length in bytes of a packet without its payload and padding.
+/// Length in bytes of a stateless pair's packet without its payload and padding.
 pub const OVERHEAD_BYTES: usize = BTH_BYTES + HEADER_BYTES + TAG_BYTES + ICRC_BYTES;
 
 /// The kind of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
-    /// Receive data: bytes into the responder's memory.
+    /// Receive data: a write of the payload to the responder's memory.
     Rd = 0xe0,
     /// Answers an RD.
     Rda,
-    /// Give data: asks for bytes of the responder's memory.
+    /// Give data: a read of the responder's memory.
     Gd,
     /// Answers a GD.
     Gda,
-    /// A work queue entry: an order of the responder.
+    /// A work queue entry: announces an order of the responder.
     Wqep,
     /// Acknowledges a WQEP or a CQEP.
     Ea,
-    /// A completion queue entry: the end of an order.
+    /// A completion queue entry: reports the end of an order.
     Cqep,
 }
 
@@ -41,11 +42,11 @@ pub(super) enum Kind {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Status {
     Done = 0,
-    /// The stamp is too old or in the future: no effect.
+    /// The stamp is too old or in the future. The request had no effect.
     Expired,
-    /// The record of effects is full: no effect.
+    /// The record of effects is full. The request had no effect.
     Busy,
-    /// The memory does not exist, or the grant does not permit this access: no effect.
+    /// The memory does not exist, or the grant does not permit this access. The request had no effect.
     Refused,
 }
 
@@ -55,13 +56,13 @@ pub(super) struct Packet<'a> {
     pub(super) kind: Kind,
     /// The queue pair of the requester, in both directions.
     pub(super) qpn: Qpn,
-    /// The number of the request's packet, unique among those of its requester; in WQEP, EA and CQEP the order.
+    /// The packet's number, unique among the packets of its requester; in WQEP, EA and CQEP, the number of the order.
     pub(super) number: u64,
-    /// The responder's clock in ns: of the first transmission in a request, the current one in an answer.
+    /// Time of the responder's clock in ns: in a request, at its first transmission; in an answer, at its transmission.
     pub(super) stamp_ns: u64,
     pub(super) address: u64,
     pub(super) rkey: u32,
-    /// Number of bytes that a GD asks for; the length of the payload in other packets.
+    /// In a GD, the number of bytes to read; in other packets, the length of the payload in bytes.
     pub(super) len: u32,
     pub(super) epoch: u32,
     pub(super) rights: Rights,

@@ -8,12 +8,12 @@
 //! The ICRC is stored little-endian, because its lowest bit is sent first.
 //!
 //! **The IPv4 identification** is part of the checksum, but a socket can neither set nor read the identification. The
-//! value that Linux sends is known: if fragmentation is forbidden and the socket is not connected, the identification
-//! is 0 for a single packet, and counts up from 0 within a train (a sequence of packets sent by segmentation offload).
-//! So a Halite peer writes the packet's place in its train into reserved bits, which the checksum also covers, and the
-//! receiver accepts only that place as the identification ([`Flow::seal`], [`Flow::open`]). Other implementations may
-//! send any identification, but the receiver can compute its value. A CRC is linear, so the difference between the
-//! received checksum and the one for identification 0 determines the only matching identification, if one exists
+//! value that Linux sends is known if fragmentation is forbidden and the socket is not connected: 0 for a single
+//! packet, and counting up from 0 within a train (a sequence of packets sent by segmentation offload). So a Halite peer
+//! writes the packet's place in its train into reserved bits, which the checksum also covers. The receiver accepts only
+//! that place as the identification ([`Flow::seal`], [`Flow::open`]). Other implementations may send any
+//! identification, but the receiver can compute its value. A CRC is linear, so the difference between the received
+//! checksum and the one for identification 0 determines the only matching identification, if one exists
 //! ([`Flow::open_foreign`]).
 
 use core::net::{IpAddr, SocketAddr};
@@ -33,7 +33,7 @@ const PSEUDO_BYTES_MAX: usize = 8 + 40 + 8 + BTH_BYTES;
 /// Offset of the place in a packet.
 const PLACE_BYTE: usize = 8;
 
-/// Computes and verifies the ICRC of packets from one address to another.
+/// Computes and verifies the ICRC (invariant checksum) of packets from one address to another.
 ///
 /// A connection has two flows, one per direction.
 #[derive(Clone, Debug)]
@@ -76,7 +76,7 @@ impl Flow {
                 ip[24..40].copy_from_slice(&target.octets());
                 (IpVersion::V6, 48)
             }
-            _ => panic!("no packet goes from {source} to {target}"),
+            _ => panic!("the flow from {source} to {target} mixes IPv4 and IPv6"),
         };
         pseudo[udp..udp + 2].copy_from_slice(&source.port().to_be_bytes());
         pseudo[udp + 2..udp + 4].copy_from_slice(&target.port().to_be_bytes());

@@ -54,7 +54,7 @@ pub enum WireError {
     #[error("code {0} does not stand for a packet size")]
     Size(u8),
     /// The ICRC does not match the packet.
-    #[error("the invariant checksum is wrong")]
+    #[error("the invariant checksum (ICRC) does not match the packet")]
     Icrc,
 }
 

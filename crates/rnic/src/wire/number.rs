@@ -2,8 +2,8 @@
 
 const MASK: u32 = 0xff_ffff;
 
-/// Limit of the distance, in packets, between the sequence number of an accepted packet and the expected number: a
-/// quarter of the 24-bit range.
+/// Maximum distance, in packets, of an accepted packet's sequence number from the expected number, exclusive: a quarter
+/// of the 24-bit range.
 pub const SEQUENCE_WINDOW: u64 = 1 << 22;
 
 /// The number of a queue pair (verbs' qpn).

@@ -21,7 +21,7 @@ pub struct PathEth<T: AsRef<[u8]>> {
 /// The header's fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PathEthRepr {
-    /// The probed size. The probe is as long as the longest packet with a payload of this size.
+    /// The probed size: the probe is as long as the longest packet with a payload of this size.
     pub size: Mtu,
     /// The path MTU that the sender of this packet has found.
     pub found: Mtu,

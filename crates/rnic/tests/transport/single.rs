@@ -211,7 +211,7 @@ fn a_lost_read_of_many_packets_is_retransmitted() {
 }
 
 #[test]
-fn lost_request_of_a_read_is_one_loss_and_each_lost_response_is_one() {
+fn lost_read_request_is_one_loss_and_each_lost_response_is_one() {
     let lost = |pair: &mut Pair, fate: fn(&Sent) -> Fate| {
         let before = pair.a().qp.counters().lost;
         pair.set_filter(fate);
@@ -237,7 +237,7 @@ fn lost_request_of_a_read_is_one_loss_and_each_lost_response_is_one() {
 }
 
 #[test]
-fn spare_of_a_lost_read_request_costs_no_round_trip_where_packets_are_lost() {
+fn spare_read_request_saves_a_round_trip() {
     let mut pair = warmed_up_with(Config { fills_path: true, ..selective() }, [0, 0]);
     pair.b().qp.set_grant(0, 64);
     read_all(&mut pair, 1);

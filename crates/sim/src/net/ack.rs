@@ -1,6 +1,7 @@
-//! Acknowledgements, if processors copy: each gives the requester the result of a request.
+//! Acknowledgements of requests that processors copy. An acknowledgement gives the requester the result of a request.
 //!
-//! Most are *lazy*: without an event, recorded with the request and processed at the next post.
+//! Most acknowledgements are *lazy*: they have no event of their own. The world records them with the request, and
+//! processes them at the next post.
 
 use halite_fabric::{Completion, CompletionKind, Status};
 
@@ -33,8 +34,8 @@ impl Net {
         }
     }
 
-    /// Records a lazy acknowledgement, which arrives at `at_ns`: events would be too many in a large cluster. Returns
-    /// false if this acknowledgement, or an earlier one, needs an event.
+    /// Records a lazy acknowledgement, which arrives at `at_ns`. A large cluster would need too many events otherwise.
+    /// Returns false if this acknowledgement, or an earlier one, needs an event.
     fn record_lazy_ack(&mut self, qp: u32, number: u64, at_ns: u64) -> bool {
         let queue = &mut self.qps[qp as usize];
         let is_behind_others = number > queue.first;
@@ -59,7 +60,7 @@ impl Net {
         let arrived = |work: &Work| work.lazy_ack_ns.is_some_and(|at_ns| at_ns <= now_ns);
         while let Some(front) = self.qps[qp as usize].outstanding.front_mut().filter(|work| arrived(work)) {
             front.acknowledged = true;
-            let work = self.pop_acknowledged(qp).expect("it is acknowledged");
+            let work = self.pop_acknowledged(qp).expect("the first request is acknowledged");
             self.complete_work(qp, work);
         }
         self.report_room(qp);

@@ -57,7 +57,7 @@ impl Net {
 
     pub(super) fn handle_atomic_written(&mut self, endpoint: u32) {
         let current = self.endpoints[endpoint as usize].atomics.current.take();
-        let (Atomic { datagram, .. }, word) = current.expect("it was begun");
+        let (Atomic { datagram, .. }, word) = current.expect("an atomic is in execution");
         let to = datagram.to;
         self.pass_to_queue_pair(datagram, word);
         if let Some(lane) = self.lane(to) {

@@ -93,12 +93,12 @@ impl Net {
             self.counters.corrupted_uncaught += 1;
             self.damage(&mut bytes[begin..begin + payload]);
         }
-        let lane = self.lanes[qp as usize].as_deref_mut().expect("it sends");
+        let lane = self.lanes[qp as usize].as_deref_mut().expect("the sending queue pair has a lane");
         lane.outwards.seal(0, bytes);
         if delivery.is_damaged && is_noticed {
             self.damage(bytes);
         }
-        let lane = self.lanes[qp as usize].as_deref_mut().expect("it sends");
+        let lane = self.lanes[qp as usize].as_deref_mut().expect("the sending queue pair has a lane");
         // Undelayed packets keep their order.
         lane.landed_ns = lane.landed_ns.max(delivery.on_time_ns);
         let landed_ns = lane.landed_ns;

@@ -1,4 +1,4 @@
-//! Connecting: one message in each direction.
+//! Dialling: connects two fabrics by one message in each direction.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,5 @@
-//! Landing, if processors copy: writes each arriving piece to the target's memory, or reads and changes that memory.
+//! Landing, if processors copy: each arriving piece is written to the target's memory, or reads and changes that
+//! memory.
 
 use halite_fabric::{Completion, CompletionKind, RemoteAddress, Status};
 use halite_mem::{AccessError, Window};

@@ -1,4 +1,4 @@
-//! The network: everything that is not a task.
+//! The simulated network: all state of the world except its tasks.
 //!
 //! A connection has two ends (`end`) and lanes between them, which are closed together. `dial` sets it up, and
 //! `incarnation` ends it. A lane executes each request at most once, in order.
@@ -201,11 +201,11 @@ impl Net {
             (timer, _) => timer.is_some(),
         };
         if timer_is_next {
-            let (key, waker) = self.timers.pop_first().expect("it was there");
+            let (key, waker) = self.timers.pop_first().expect("looked up just before");
             self.digest.fold([self.now_ns, 0, key.1, 0]);
             self.wakers.push(waker);
         } else {
-            let event = self.queue.pop().expect("it was there");
+            let event = self.queue.pop().expect("looked up just before");
             self.handle(event);
         }
     }
@@ -320,7 +320,7 @@ impl Net {
         self.hosts[host.0 as usize].machine
     }
 
-    /// All processes on the host of `host`.
+    /// Returns all processes on the host of `host`.
     pub(crate) fn processes_on_machine_of(&self, host: HostId) -> Vec<HostId> {
         let all = (0..self.hosts.len() as u32).map(HostId);
         all.filter(|other| self.machine_of(*other) == self.machine_of(host)).collect()

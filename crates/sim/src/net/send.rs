@@ -1,4 +1,4 @@
-//! Sending, if processors copy: pieces leave in sequence, and lost ones are sent again.
+//! Sending, if processors copy: pieces leave in order, and lost pieces are sent again.
 
 use halite_fabric::Status;
 use halite_mem::Window;
@@ -57,7 +57,7 @@ impl Net {
         let queue = &mut self.qps[qp as usize];
         queue.landed_ns = queue.landed_ns.max(arrives_ns);
         let lands_ns = queue.landed_ns;
-        let work = queue.work(piece.number).expect("it departs");
+        let work = queue.work(piece.number).expect("the departing request is outstanding");
         work.departed = true;
         let solicited = work.solicited;
         let Piece { number, verb, offset, last, .. } = *piece;
@@ -68,7 +68,7 @@ impl Net {
 
     /// Returns a copy of the source's current bytes.
     fn source_bytes(&mut self, qp: u32, piece: &Piece) -> Vec<u8> {
-        let work = self.qps[qp as usize].work(piece.number).expect("it departs");
+        let work = self.qps[qp as usize].work(piece.number).expect("the departing request is outstanding");
         if let Verb::Write { source: Source::Registered { offset, .. }, .. } = piece.verb {
             let mut bytes = self.packets.buffer();
             let window = work.local.as_ref().expect("it was looked up when it was posted");
@@ -101,7 +101,7 @@ impl Net {
         let queue = &mut self.qps[qp as usize];
         queue.attempts = 0;
         let number = queue.departing;
-        let work = queue.work(number).expect("it departs");
+        let work = queue.work(number).expect("the departing request is outstanding");
         let (len, is_message) = (work.verb.outbound_bytes(), matches!(work.verb, Verb::Send { .. }));
         queue.offset += mtu;
         if queue.offset >= len || is_message {

@@ -1,14 +1,14 @@
-//! Counters of the data path. Each thread increments its own counters, in a cache line that no other thread writes, so
-//! it needs no atomic addition.
+//! Counters of the data path. Each thread increments its own counters, in cache lines that no other thread writes, so
+//! that an increment needs no locked instruction.
 
 use halite_mem::{COUNTS, Pin};
 
 use super::DataPath;
 
-/// A counter. Each thread has its own value.
+/// A counter of the data path. Each thread has its own value.
 ///
-/// Reads, writes, fills and copies are carried out in pieces: contiguous bytes of one owner, of limited length. An
-/// access that needs several pieces counts once for each.
+/// Reads, writes, fills and copies are executed in pieces: contiguous bytes of one owner, of limited length. An access
+/// that needs several pieces counts once per piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
 pub enum Count {
@@ -66,7 +66,7 @@ pub enum Count {
 
 const _: () = assert!((Count::MessageBytesReceived as usize) < COUNTS);
 
-/// The sums over all threads of a node.
+/// The values of all counters, each summed over all threads of a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Counts([u64; COUNTS]);
 
@@ -98,7 +98,7 @@ impl DataPath {
     }
 }
 
-/// Adds `more` to a counter of the calling thread, which is already pinned, and returns the thread's new value.
+/// Adds `more` to a counter of the calling thread, which already holds a pin, and returns the thread's new value.
 #[inline]
 pub(super) fn note(pin: &Pin<'_>, count: Count, more: u64) -> u64 {
     pin.count(count as usize, more)

@@ -1,7 +1,7 @@
 //! Memory operations on the one-sided path: fills and copies where loads and stores reach all bytes.
 //!
-//! Each call does one step, and the caller continues with the rest. Source and target of a copy may overlap: the copy
-//! begins at the end where it overwrites no source bytes that it still has to read.
+//! Each call executes one step, and the caller continues with the rest. Source and target of a copy may overlap: the
+//! copy starts at the end from which it never overwrites source bytes before it reads them.
 //!
 //! ```text
 //!  from  |######........|        the target lies higher, and overlaps: last bytes first
@@ -55,6 +55,7 @@ pub struct Step {
 
 impl Step {
     /// Returns the first step, of at most `len_max` bytes, of a copy of `len` bytes from offset `from` to offset `to`.
+    /// `same_region` is true if both offsets are in one region.
     pub fn of_copy(same_region: bool, to: u64, from: u64, len: u64, len_max: u64) -> Step {
         let backward = same_region && from < to && to - from < len;
         Step { len: len.min(len_max), backward }
@@ -75,7 +76,8 @@ struct Run<'v> {
 
 impl DataPath {
     /// Sets up to `len` bytes from `at` on to `byte`, at most to the end of the piece that contains `at`, and at most
-    /// [`COPY_BYTES_MAX`]. Returns the part done.
+    /// [`COPY_BYTES_MAX`]. Returns the part done. Fails if stores do not reach the first byte, or the session may not
+    /// write it.
     pub fn fill(&self, session: SessionId, at: RegionOffset, len: u64, byte: u8) -> Result<Step, Blocked> {
         let pin = self.pins.pin();
         let mapping = self.allowed(&pin, session, at.slot, Permissions::WRITE)?;

@@ -1,8 +1,8 @@
 //! The embedded directory, with soft state at the first node.
 //!
 //! After a restart of that node, the homes report their names again. Until all nodes that joined before the restart
-//! have reported, requests wait, since a name that seems free may be in use. Names of lost regions are forgotten when
-//! the first node restarts.
+//! have reported, requests wait, because a name that seems free may be in use. A restart of the first node forgets the
+//! names of lost regions.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
@@ -25,10 +25,10 @@ struct Entry {
     epoch: Epoch,
 }
 
-/// One node's part of the directory; see the module's documentation.
+/// One node's part of the embedded directory; see the module's documentation.
 #[derive(Debug)]
 pub struct Embedded {
-    /// True if this node answers requests.
+    /// True if this node answers requests, as the first node does.
     is_seat: bool,
     table: Table,
     /// True if homes that are not known yet may still connect.

@@ -1,4 +1,4 @@
-//! The directory of names in etcd. Each node accesses etcd directly, and repeats writes that must not be lost until
+//! The directory of names in etcd. Each node accesses etcd directly. A node repeats writes that must not be lost until
 //! they succeed.
 //!
 //! ```text
@@ -8,8 +8,8 @@
 //!
 //! Sans-IO: the driver executes transactions in any order, and reports each result once. A claim's transaction requires
 //! that the name is absent and that this node's fence, a key in etcd, is unchanged. If the result of a claim is
-//! unknown, this node rewrites the fence, so that the claim fails if it arrives later. Then this node removes the name
-//! if the claim had already written the name. Only a claim with an unknown result can leave a name without a region.
+//! unknown, this node rewrites the fence, so that the claim fails if it arrives later. Then it removes the name, in
+//! case the claim has already written the name. Only a claim with an unknown result can leave a name without a region.
 
 mod fence;
 mod mover;
@@ -47,7 +47,7 @@ const DAMAGED_MAX: usize = 64;
 const SHOWN_MAX: usize = 80;
 /// Interval between retries while the store is unavailable.
 const RETRY_NS: u64 = 500_000_000;
-/// Interval between rewrites of the fence, which detect that the store was restored to an earlier state.
+/// Interval between rewrites of the fence. A rewrite detects that the store was restored to an earlier state.
 const FENCE_REFRESH_NS: u64 = 10_000_000_000;
 
 /// Interval at which node 0 removes records of incarnations that no name refers to. The shorter one applies after an
@@ -57,7 +57,7 @@ const TIDY_SOON_NS: u64 = 70_000_000_000;
 /// Maximum names of locks and barriers that a leaving node removes.
 const SIGNED_OFF_MAX: usize = 1000;
 
-/// One node's part of the directory; see the module's documentation.
+/// One node's part of the directory in etcd; see the module's documentation.
 #[derive(Debug)]
 pub struct EtcdDirectory {
     me: NodeIncarnation,

@@ -1,4 +1,4 @@
-//! Names whose regions were lost with their homes, kept to explain the loss to later requesters.
+//! Names whose regions were lost with their homes. They are kept to explain the loss to later requesters.
 //!
 //! A lost name stays until a request forgets or claims the name, or until 10,000 later losses have evicted it.
 

@@ -23,7 +23,7 @@ const TIME_OF_DAY_NS_MAX: u64 = i64::MAX as u64;
 /// Maximum number of requests from one node that may wait at this node for their replies.
 pub const REQUESTS_OF_NODE_MAX: usize = 1 << 16;
 
-/// The decision whether to serve a request.
+/// Whether this node serves a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Admission {
     Served,
@@ -67,7 +67,7 @@ pub(super) struct Answered {
     pub(super) question: Option<Box<Request>>,
 }
 
-/// Purpose of a request, which determines how its reply is handled.
+/// The purpose of a request, which determines how the reply is handled.
 #[derive(Debug)]
 pub(super) enum Purpose {
     /// A command of a session.
@@ -167,7 +167,7 @@ impl Outbox {
         self.epoch_ns = self.epoch_ns.max(time_ns.min(TIME_OF_DAY_NS_MAX).saturating_sub(self.now_ns));
     }
 
-    /// Members that are dialled on first use, and the operations that wait for them.
+    /// Returns the members that are dialled on first use, and the operations that wait for them.
     pub(super) fn on_demand(&mut self) -> &mut OnDemand {
         &mut self.on_demand
     }
@@ -329,7 +329,7 @@ impl<'a> Context<'a> {
         self.out.config()
     }
 
-    /// The node that lists the members.
+    /// Returns the seat: the node that lists the members.
     pub(super) fn seat(&self) -> NodeId {
         self.seat
     }
@@ -440,8 +440,8 @@ impl<'a> Context<'a> {
         self.names_are_outside
     }
 
-    /// Returns true if names are in an outside store and other nodes may have to write this node's changes to it,
-    /// because this node cannot reach the store or is about to leave.
+    /// Returns true if other nodes may have to write this node's changes to the outside store, because this node cannot
+    /// reach the store or is about to leave. Returns false if names are not in an outside store.
     pub(super) fn may_need_other_writers(&self) -> bool {
         self.names_are_outside && (self.lacks_store || self.membership.draining().is_on())
     }

@@ -1,5 +1,5 @@
 //! Connects the engine to this node's part of the directory: passes events to the directory and sends its answers. Also
-//! issues numbers to permanent nodes; no number is issued twice unless all are taken.
+//! issues numbers to permanent nodes. No number is issued twice unless all are taken.
 
 use std::collections::BTreeSet;
 
@@ -121,11 +121,12 @@ impl DirectoryPart {
         }
         match body {
             Err(ErrorReply::NamesNotMoved { reason }) => {
-                self.refuse_move(cx, format!("node {node} would not reach them: {reason}"))
+                self.refuse_move(cx, format!("node {node} does not reach the new store: {reason}"))
             }
-            Err(error) => {
-                self.refuse_move(cx, format!("node {node} does not say whether it would reach them: {error}"))
-            }
+            Err(error) => self.refuse_move(
+                cx,
+                format!("node {node} did not report whether it reaches the new store: {error}"),
+            ),
             Ok(_) if moving.untried.is_empty() => {
                 let (at, me) = (moving.to.clone(), cx.incarnation());
                 let (prefix, next_number) = (at.prefix.clone(), self.next_number);
@@ -249,14 +250,14 @@ impl Engine {
         circle.find(is_reusable)
     }
 
-    /// Records that the names have been in the store `at` since this node started. The node will announce this location
-    /// to its peers.
+    /// Records that the names have been in the store `at` since this node started. This node will announce this
+    /// location to its peers.
     pub fn set_names_at(&mut self, at: NamesAt) {
         self.directory.at = Some(at);
     }
 
-    /// Returns true if a request asks this node as a home: if names are in an outside store, other nodes ask this node
-    /// to release the names of its regions.
+    /// Returns true if a request to the directory asks this node in its role as a home. If names are in an outside
+    /// store, other nodes ask this node to release the names of its regions.
     pub(super) fn is_asked_as_home(&self, requester: Requester) -> bool {
         let is_own = requester.incarnation == self.out.incarnation();
         self.directory.is_outside() && (!is_own || self.out.asks_as_home(requester.id))

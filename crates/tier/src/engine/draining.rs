@@ -27,8 +27,8 @@ use crate::message::{
 const MOVES_MAX: usize = 8;
 /// Interval between attempts to move a refused region, as a fraction of a lease.
 const RETRY_PARTS: u64 = 64;
-/// Retries, over a lease and a half, for a region that its home does not know (it may be in allocation, or just freed),
-/// and for a lock whose holder is cut off.
+/// Maximum retries, over a lease and a half, of the move of a region. A region is retried if its home does not know it
+/// (it may be in allocation, or just freed), or if it is a lock whose holder is cut off.
 const RETRIES_MAX: u32 = 96;
 /// Cap on the requested time, so that it can be added to any time without overflow.
 const WITHIN_NS_MAX: u64 = u64::MAX / 4;
@@ -234,8 +234,8 @@ impl Engine {
         movable
     }
 
-    /// Returns all regions whose home is this node or that have bytes on this node, except regions that only this node
-    /// can map, which end with this node.
+    /// Returns all regions whose home is this node, or that have bytes on this node. Omits regions that only this node
+    /// can map, because they end with this node.
     fn holdings(&self) -> Vec<Holding> {
         let me = self.out.incarnation();
         let homed = self.homes.mappable_by_others(me);

@@ -9,7 +9,7 @@ use crate::layout::Extent;
 use crate::mapper::Known;
 use crate::message::{Loss, Member, NodeState, Reach};
 
-/// The state of another node, as far as this node knows it.
+/// Another node's state, as far as this node knows it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct KnownPeer {
     /// The latest incarnation of the node that this node has seen.
@@ -24,7 +24,7 @@ pub struct KnownPeer {
     pub silent_ns: Option<u64>,
     /// Cause and time of the node's loss; `None` if the node is alive or the cause is unknown.
     pub loss: Option<Loss>,
-    /// True if the node is lost but not cut off, so that it may still access this node's memory.
+    /// True if the node is a zombie: lost but not cut off, so that it may still access this node's memory.
     pub is_zombie: bool,
     /// Bytes of this node's memory that are in quarantine because the known node may still access them.
     pub bytes_quarantined: u64,
@@ -41,7 +41,7 @@ impl Engine {
         )
     }
 
-    /// Returns the memory that this node's handles currently reach, by region.
+    /// Returns the memory that this node currently reaches through handles, as extents with their regions.
     pub fn reached(&self) -> Vec<(RegionId, Extent)> {
         self.mapper.reached(&self.owner.locator(self.out.incarnation(), self.membership.members()))
     }
@@ -64,9 +64,8 @@ impl Engine {
         self.out.time_of_day_ns()
     }
 
-    /// Returns the time in ns before which the home grants the lock that is held through `slot` to no other session;
-    /// `None` if the home may already have granted the lock. The time advances while the home acknowledges messages of
-    /// this node.
+    /// Returns the time in ns until which the home grants the lock held through `slot` to no other session; `None` if
+    /// the home may have granted the lock already. The time advances while the home acknowledges messages of this node.
     pub fn lock_is_kept_until_ns(&self, session: SessionId, slot: SlotRef) -> Option<u64> {
         let (_, home) = self.mapper.region_of(session, slot)?;
         if home == self.out.incarnation() {

@@ -1,11 +1,11 @@
-//! Collects the figures of a node for monitoring, without sending messages or changing state.
+//! Collects the metrics of a node for monitoring, without sending messages or changing state.
 
 use super::Engine;
 use super::explain::KnownPeer;
 use crate::directory::DirectoryFigures;
 use crate::message::{NodeState, NodeStatus};
 
-/// A snapshot of an engine's figures.
+/// A snapshot of the metrics of an engine.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Figures {
     /// The status that this node sends to other nodes on request.
@@ -20,14 +20,14 @@ pub struct Figures {
     pub requests_under_way: u64,
     /// Number of requests of other nodes that this node has not answered yet.
     pub requests_served: u64,
-    /// The directory's figures; `None` if the directory is on another node.
+    /// The directory's metrics; `None` if the directory is on another node.
     pub directory: Option<DirectoryFigures>,
-    /// The other known nodes, each with the number of the node's current pairing with this node.
+    /// The other known nodes, each with the number of its current pairing with this node.
     pub peers: Vec<(KnownPeer, u64)>,
 }
 
 impl Engine {
-    /// Returns a snapshot of the engine's figures at `now_ns`.
+    /// Returns a snapshot of the engine's metrics at `now_ns`.
     pub fn figures(&self, now_ns: u64) -> Figures {
         let others = self.known_peers(now_ns, |member| member.incarnation != self.out.incarnation());
         let with_pairing = |known: KnownPeer| {

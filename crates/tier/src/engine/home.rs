@@ -101,8 +101,8 @@ impl Homes {
         self.moved.home_of(region)
     }
 
-    /// Returns true if this node accepts a change of a region. If this node is the region's home, only this node
-    /// changes the region, unless it is handing the region over: the new home may already send changes.
+    /// Returns true if this node, as a mapper, accepts a change of a region. A home accepts only its own changes,
+    /// unless it is handing the region over, when the new home may already send changes.
     pub(super) fn accepts_change(&self, region: RegionId, is_local: bool) -> bool {
         self.regions.get(&region).is_none_or(|found| is_local || found.is_being_handed_over())
     }

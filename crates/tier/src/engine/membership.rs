@@ -159,15 +159,15 @@ impl Membership {
 }
 
 impl Engine {
-    /// Announces that this node is about to connect to all nodes that joined before it. Until
-    /// [`Engine::handle_all_met`], an embedded directory at this node does not answer requests, since a home may not
-    /// yet have reported its names.
+    /// Starts the meeting: this node is about to connect to all nodes that joined before it. Until
+    /// [`Engine::handle_all_met`], an embedded directory at this node answers no requests, because a home may not have
+    /// reported its names yet.
     pub fn begin_to_meet(&mut self) {
         self.membership.meeting.is_joining = true;
         self.tell_directory(DirectoryEvent::Meeting);
     }
 
-    /// Handles the end of joining: each connection that this node has started is up or has failed.
+    /// Handles the end of joining: each connection that this node started is up or has failed.
     pub fn handle_all_met(&mut self, now_ns: u64) {
         self.out.set_now(now_ns);
         self.membership.meeting.is_joining = false;
@@ -177,8 +177,8 @@ impl Engine {
         self.settle();
     }
 
-    /// Makes the directory, if it is at this node, wait for the names of a node that joined before this node, unless
-    /// that node has already reported its names.
+    /// Makes the directory at this node, if it is here, wait for the names of a node that joined before this node. Has
+    /// no effect if that node has already reported its names.
     pub(super) fn expect_names(&mut self, incarnation: NodeIncarnation, was_before_us: bool) {
         let has_told = self
             .membership
@@ -242,7 +242,7 @@ impl Engine {
         }
     }
 
-    /// Returns the node that lists members: the directory's node, or if that node is unreachable, the permanent node
+    /// Returns the node that lists members: the directory's node or, if that node is unreachable, the permanent node
     /// with the lowest number among this node and its peers.
     pub fn membership_source(&self) -> NodeId {
         self.membership.source(self.out.incarnation().node, self.directory.seat())
@@ -378,14 +378,14 @@ impl Engine {
         Some(waits_ns.min(own_ns).min(asked_ns))
     }
 
-    /// Records signs of life other than messages, such as acknowledgements. `heard` returns the time in ns of a peer's
-    /// last sign of life, or `None`. Call before [`Engine::handle_timeout`].
+    /// Records signs of life other than messages, such as acknowledgements of packets. `heard` returns the time in ns
+    /// of a peer's last sign of life, or `None`. Call this method before [`Engine::handle_timeout`].
     pub fn handle_signs_of_life(&mut self, heard: impl Fn(PeerId) -> Option<u64>) {
         self.membership.members.note_heard(heard);
     }
 
-    /// Extends the wait for a node's status if the node is being dialled and has answered. `are_answered` returns true
-    /// if a dial has an answer. Call before [`Engine::handle_timeout`].
+    /// Extends the wait for the status of nodes that this node is dialling, if one of them has answered the dial.
+    /// `are_answered` returns true in that case. Call this method before [`Engine::handle_timeout`].
     pub fn handle_dials(&mut self, now_ns: u64, are_answered: impl FnOnce() -> bool) {
         let overdue = self.commands.overdue_in_statuses(now_ns);
         // A connection that exists may not be up yet, or its first reply may be on its way.
@@ -460,7 +460,7 @@ impl Engine {
         }
     }
 
-    /// Tells all peers and the directory that this node leaves.
+    /// Notifies all peers and the directory that this node leaves the cluster.
     pub fn leave(&mut self, now_ns: u64) {
         self.out.set_now(now_ns);
         self.membership.is_leaving = true;

@@ -10,7 +10,7 @@ use crate::ids::{NodeIncarnation, RegionId, SessionId};
 use crate::layout::{self, Extent, Extents};
 use crate::permissions::Permissions;
 
-/// The state of the region behind a handle, as this node knows it.
+/// The known state of the region behind a handle.
 #[derive(Clone, Debug)]
 pub struct Known {
     /// The region behind the handle.
@@ -69,7 +69,7 @@ impl Mapper {
         Some(Known { region, home, permissions, sealed, pieces })
     }
 
-    /// Returns the memory that this node's handles currently reach, by region.
+    /// Returns the memory that this node currently reaches through handles, as extents with their regions.
     pub fn reached(&self, locate: &dyn Locate) -> Vec<(RegionId, Extent)> {
         let settled = self.regions.iter().filter(|(region, _)| !self.changing.contains_key(region));
         let mut reached = Vec::new();

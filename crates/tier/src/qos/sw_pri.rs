@@ -1,37 +1,39 @@
-//! The policy in which the sender limits low priority for the sake of high priority.
+//! The shaper of [`Policy::SwPri`](super::Policy::SwPri): limits the rate of low priority in favour of high priority.
 //!
 //! ```text
 //!   load of high    limit of low                    round trips of high     limit of low
 //!   below 1/16      none                            usual                   rises by 1/32 a window, to 7/8
 //!   h               1 - 2h, at least 1/32           twice the usual         halved, at least 1/32
-//!                                                                           (all parts of the link's rate)
+//!                                                                 (loads and limits as fractions of the link's rate)
 //! ```
 //!
-//! So high priority always finds room for twice its load: if its load grows into that room, the limit falls further, and
-//! if it does not, low priority keeps the rest. The smaller of the two limits holds.
+//! So high priority always finds room for twice its load. If its load grows into that room, the limit falls further; if
+//! not, low priority uses the rest. The smaller of the two limits applies.
 //!
-//! The link's rate, unless configured, is the highest rate of the last 10 s. Limits keep the node from seeing the full
-//! rate, so low priority runs without a limit for one window every 2 s.
+//! Unless it is configured, the link's rate is the highest rate of the last 10 s. A limit hides the full rate, so low
+//! priority runs without a limit for one window every 2 s.
 
 use super::{Bucket, Priority, SECOND_NS, Shaper};
 
-/// Length of a window, in nanoseconds: 150 operations of 8 KiB over 1 Gbit/s, and four times the longest delay of an
-/// acknowledgement over UDP.
+/// Length of a window (one measurement), in nanoseconds: the time of 150 operations of 8 KiB over 1 Gbit/s, and four
+/// times the maximum delay of an acknowledgement over UDP.
 const WINDOW_NS: u64 = 10_000_000;
-/// Interval between windows without a limit, in nanoseconds: a 200th of the time, so that the 99th percentile of round
-/// trips is not affected.
+/// Interval between windows without a limit, in nanoseconds. Such windows take a 200th of the time, so they do not
+/// affect the 99th percentile of round trips.
 const PROBE_INTERVAL_NS: u64 = 2_000_000_000;
-/// Time after which the older half of the remembered rates and round trips is forgotten, in nanoseconds.
+/// Length of a generation, in nanoseconds. Rates and round trips of the current and the previous generation are kept.
 const GENERATION_NS: u64 = 5_000_000_000;
-/// Part of the link's rate below which the load of high priority is little.
+/// Low priority has no limit while high priority uses less than one part in `LITTLE` of the link's rate.
 const LITTLE: u64 = 16;
-/// Part of the link's rate that low priority always has, and its minimum in bytes per second: a slice of 64 KiB a second.
+/// Low priority always has one part in `FLOOR` of the link's rate, and at least `FLOOR_MIN` bytes per second: a slice
+/// of 64 KiB per second.
 const FLOOR: u64 = 32;
 const FLOOR_MIN: u64 = 64 << 10;
-/// Growth of round trips that counts, in addition to twice the usual, so that scheduling on a short path does not count.
+/// Additional round-trip time, in nanoseconds, beyond twice the usual one, from which round trips count as grown. It
+/// covers scheduling delays on short paths.
 const GROWTH_NS: u64 = 100_000;
 
-/// The highest rate and the shortest round trip of a generation.
+/// The highest rate and the shortest round trip of one generation.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     rate: u64,
@@ -48,24 +50,24 @@ pub(super) struct SwPri {
     rate: Option<u64>,
     bucket: Bucket,
     window_begin_ns: u64,
-    /// Bytes that completed in this window.
+    /// Bytes of each priority that completed in this window.
     high_bytes: u64,
     low_bytes: u64,
     /// Sum and number of the round trips in this window.
     round_trips: (u64, u64),
     /// True if an operation of low priority was delayed in this window.
     has_delayed: bool,
-    /// Load of high priority in bytes per second. It falls by at most a quarter in a window, because completions come in
-    /// bursts, and a busy processor delays them by some windows.
+    /// Load of high priority, in bytes per second. It falls by at most a quarter per window, because completions come
+    /// in bursts, and a busy processor delays them by some windows.
     load: u64,
     limit_by_load: Option<u64>,
     limit_by_delay: Option<u64>,
-    /// Time before which round trips do not show the last change of the limit.
+    /// Time from which round trips show the effect of the last change of the limit.
     settled_ns: u64,
-    /// True in a window without a limit.
+    /// True in a window in which low priority has no limit.
     is_probing: bool,
     next_probe_ns: u64,
-    /// This generation and the one before.
+    /// The measurements of the current and the previous generation.
     seen: [Seen; 2],
     generation_end_ns: u64,
 }
@@ -91,12 +93,12 @@ impl SwPri {
         }
     }
 
-    /// Returns the link's rate in bytes per second; 0 if it is not known yet.
+    /// Returns the link's rate in bytes per second; 0 if it is unknown.
     fn link_rate(&self) -> u64 {
         self.rate.unwrap_or(self.seen[0].rate.max(self.seen[1].rate))
     }
 
-    /// Ends the window if it is over, and sets the limits of the next one.
+    /// Ends the current window if its time is over, and sets the limits for the next one.
     fn advance(&mut self, now_ns: u64) {
         let elapsed_ns = now_ns.saturating_sub(self.window_begin_ns);
         if elapsed_ns < WINDOW_NS {
@@ -112,7 +114,7 @@ impl SwPri {
         };
         let (high, low) = (per_second(self.high_bytes), per_second(self.low_bytes));
         self.seen[0].rate = self.seen[0].rate.max(high.saturating_add(low));
-        // Nothing ends the windows of an idle node.
+        // An idle node does not call this method, so the elapsed time may cover many windows.
         let faded = (0..(elapsed_ns / WINDOW_NS).min(64)).fold(self.load, |load, _| load / 4 * 3);
         self.load = high.max(faded);
         let link = self.link_rate();
@@ -131,11 +133,11 @@ impl SwPri {
         self.window_begin_ns = now_ns;
     }
 
-    /// Returns the limit that round trips ask for. `current` is the rate of low priority.
+    /// Returns the limit of low priority that follows from round trips. `current` is the rate of low priority.
     fn next_limit_by_delay(&mut self, now_ns: u64, link: u64, current: u64) -> Option<u64> {
         let (sum_ns, count) = self.round_trips;
         if count == 0 {
-            // No operation of high priority is short, or none is left: doubles the limit until it is none.
+            // No short operation of high priority has completed, so the limit doubles until it is lifted.
             return self.limit_by_delay.map(|limit| limit.saturating_mul(2)).filter(|limit| *limit < link);
         }
         let mean_ns = sum_ns / count;

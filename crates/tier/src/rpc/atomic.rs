@@ -111,7 +111,7 @@ impl AtomicAnswer {
     }
 }
 
-const BAD_CALL: WireError = WireError("call of an atomic");
+const BAD_CALL: WireError = WireError("atomic call");
 const BAD_ANSWER: WireError = WireError("answer to an atomic");
 
 fn words<const WORDS: usize, const BYTES: usize>(words: [u64; WORDS]) -> [u8; BYTES] {

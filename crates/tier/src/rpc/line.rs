@@ -13,13 +13,13 @@
 //!   56 whether to notify the caller: written by the caller
 //! ```
 //!
-//! The mark of a request is its lap: how many times the client had filled the row before. The mark of a reply is the
-//! generation of its slot. Both have the highest bit set. Older content has a different mark, and fresh memory, which
-//! is zero, has no mark.
+//! The mark of a request is its lap: the number of times that the client had filled the row before. The mark of a reply
+//! is the generation of its slot. Both marks have the highest bit set. So older content has a different mark, and fresh
+//! memory, which is zero, has no mark.
 //!
-//! A line contains a number for the principal, which an earlier request in the ring has assigned to the principal's
+//! Instead of the principal's name, a line contains a number, which an earlier request in the ring has assigned to the
 //! name. The server handles a node's cancels, and its requests in lines and in the ring, in the order in which the node
-//! posted them. So each line carries the number of ring requests and cancels posted before the line.
+//! posted them. For this, each line carries the number of ring requests and cancels posted before it.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU16, AtomicU64};
@@ -33,7 +33,7 @@ use super::{Kind, ReplyHeader, SlotId, Status, Violation, wire};
 pub const INPUT_BYTES_MAX: usize = 40;
 /// Maximum length of an output in a line, in bytes.
 pub const OUTPUT_BYTES_MAX: usize = 48;
-/// Number of lines in a row of requests.
+/// Number of lines in a row of requests, which is the maximum number of unread requests in lines.
 pub const REQUEST_LINES: u32 = 512;
 /// Number of words of a request.
 pub const REQUEST_WORDS: usize = 8;
@@ -68,15 +68,15 @@ pub struct RequestLine {
     pub input: [u8; INPUT_BYTES_MAX],
 }
 
-/// Returns the mark of a request at `position`, by which the server recognises a new request: the lap, with the highest
-/// bit set.
+/// Returns the mark of a request at `position`: the lap, with the highest bit set. The server recognises a new request
+/// by this mark.
 #[inline]
 pub fn request_mark(position: u64) -> u16 {
     (position / u64::from(REQUEST_LINES)) as u16 | MARK
 }
 
-/// Returns the mark of a reply for `slot`, by which the caller recognises a new reply: the slot's generation, with the
-/// highest bit set.
+/// Returns the mark of a reply for `slot`: the slot's generation, with the highest bit set. The caller recognises a new
+/// reply by this mark.
 #[inline]
 pub fn reply_mark(slot: SlotId) -> u16 {
     slot.generation | MARK
@@ -190,15 +190,15 @@ pub fn output_of(words: &[u64; REPLY_WORDS]) -> [u8; OUTPUT_BYTES_MAX] {
     output
 }
 
-/// Returns the address of the output that a reply line contains in place of the output ([`Status::DoneAt`]). Fails if
-/// the address is invalid.
+/// Returns the address that a reply line contains instead of the output ([`Status::DoneAt`]). Fails if the address is
+/// invalid.
 #[inline]
 pub fn address_of(words: &[u64; REPLY_WORDS]) -> Result<RemoteAddress, WireError> {
     let output = output_of(words);
     wire::parse_output_address(*output.first_chunk().expect("an address is shorter than an output"))
 }
 
-/// The client's end of a row of requests.
+/// The client's end of a row of request lines.
 #[derive(Debug, Default)]
 pub struct LineWriter {
     /// Number of requests posted.
@@ -231,14 +231,14 @@ impl LineWriter {
     }
 }
 
-/// Returns the index of the line at `position`: positions count all requests, and wrap around the row.
+/// Returns the index of the line at `position`. Positions count all requests, and wrap around the row.
 #[inline]
 pub fn index_of(position: u64) -> u32 {
     (position % u64::from(REQUEST_LINES)) as u32
 }
 
-/// The server's end of a row of requests. Only one thread at a time reads requests; any thread may read the head that
-/// was reported last.
+/// The server's end of a row of request lines. Only one thread at a time reads requests; any thread may read the head
+/// that the server reported last.
 #[derive(Debug, Default)]
 pub struct LineReader {
     head: AtomicU64,
@@ -268,13 +268,13 @@ impl LineReader {
         self.heard.load(Relaxed)
     }
 
-    /// Records that the server has handled one more ring request or cancel. A line waits until all ring requests and
-    /// cancels that the client posted before it ([`RequestLine::posted_before`]) are recorded.
+    /// Records that the server has handled one more ring request or cancel. A line waits until the number recorded
+    /// reaches its [`RequestLine::posted_before`].
     pub fn hear(&self) {
         self.heard.store(self.heard().wrapping_add(1), Relaxed);
     }
 
-    /// Returns true if the server must report the head to the client now, which is once per quarter of the row.
+    /// Returns true once per quarter of the row: the server must then report the head to the client.
     #[inline]
     pub fn poll_head(&self) -> bool {
         let is_due = self.position() - self.told() >= u64::from(REQUEST_LINES) / 4;

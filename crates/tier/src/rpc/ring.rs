@@ -1,18 +1,19 @@
-//! The two ends of a request ring, which determine the offsets of the next request to write and to read. Neither end
-//! accesses memory.
+//! The two ends of a request ring. They determine the offsets at which the client writes and the server reads the next
+//! request, and do not access memory.
 //!
-//! Positions count all bytes since the ring was created. A request is contiguous: a request that does not fit before
-//! the end of the ring starts at the ring's beginning, and the bytes before the end are skipped. Requests are not
+//! Positions count all bytes since the ring was created. A request is contiguous. If a request does not fit before the
+//! end of the ring, it starts at the ring's beginning, and the bytes before the end are skipped. Requests are not
 //! padded, so only the ring's length limits their number.
 
 use super::{RING_BYTES_MAX, RING_BYTES_MIN, Violation};
 
-/// The ring has no space until the server has read more requests.
+/// The error of a full ring: it has no room until the server has read more requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the request ring is full")]
+#[error("the request ring is full; try again after the server has read requests")]
 pub struct RingFull;
 
-/// The client's end of a ring, which owns the tail. A clone allows a rollback if requests could not be posted.
+/// The client's end of a ring, which owns the tail. To undo requests that could not be posted, the client clones this
+/// value first and restores it.
 #[derive(Clone, Debug)]
 pub struct RingWriter {
     bytes: u64,
@@ -21,7 +22,7 @@ pub struct RingWriter {
     head: u64,
 }
 
-/// A free part of the ring that a request fits into. [`RingWriter::take`] takes the part.
+/// A free part of the ring for one request. [`RingWriter::take`] reserves the part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
     /// Offset in the ring, in bytes.
@@ -44,8 +45,8 @@ pub fn is_ring_size(bytes: u64) -> bool {
 }
 
 /// Returns the maximum length in bytes of a request in a ring of `bytes`: a quarter. Such a request always fits after
-/// the server has read the whole ring, even if the reported head lags by a quarter and a quarter at the end of the ring
-/// is skipped.
+/// the server has read the whole ring. In the worst case, the reported head lags by a quarter, and another quarter at
+/// the end of the ring is skipped.
 pub const fn request_bytes_max(bytes: u64) -> u64 {
     bytes / 4
 }
@@ -62,7 +63,7 @@ impl RingWriter {
         request_bytes_max(self.bytes)
     }
 
-    /// Returns the part of the ring for the next request, of `len` bytes, or fails if the ring is full. `len` must be
+    /// Returns a free part of the ring for the next request, of `len` bytes. Fails if the ring is full. `len` must be
     /// at most [`RingWriter::request_bytes_max`].
     pub fn place(&self, len: u64) -> Result<Place, RingFull> {
         debug_assert!(len <= self.request_bytes_max(), "a request of {len} bytes");

@@ -1,4 +1,4 @@
-//! A server's record of one client node's calls, which shows whether each call may still be answered.
+//! A server's record of the calls of one client node. It shows whether the server may still answer a call.
 //!
 //! ```text
 //!            open            begin             end(answered)
@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A call is *busy* while a server thread writes its slot or reads its input. Only then does a cancel have to wait. The
-//! caller may see the answer, and reuse the slot, before the writing thread reaches `end`, which then has no effect.
+//! caller may see the answer, and reuse the slot, before the writing thread reaches `end`; `end` then has no effect.
 //!
 //! Answering threads take no lock, since each slot is one word.
 //!
@@ -57,7 +57,7 @@ enum ServedState {
     Cancelled,
 }
 
-/// The time at which the server must acknowledge a cancel.
+/// When the server must acknowledge a cancel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cancelling {
     /// The server must acknowledge the cancel now.

@@ -10,8 +10,8 @@
 //!                    └─────── handle_reply (late) ──> Replied ────> Free
 //! ```
 //!
-//! The table may also *lend* a slot to a thread, which then manages the uses of the slot by itself. If a use needs a
-//! waker or a cancel, or its server is lost, the table first adopts the use:
+//! The table may also *lend* a slot to a thread, which then manages the slot's uses itself. If a use needs a waker or a
+//! cancel, or its server is lost, the table *adopts* this use first:
 //!
 //! ```text
 //!        lend           adopt
@@ -19,9 +19,8 @@
 //!     ^          │ take_back
 //!     └──────────┘
 //! ```
-//!
 //! A waiter holds only a slot's id. A slot becomes free only when no server can write to it any more. The next use of
-//! the slot has another generation, so the table detects a peer that still replies to the last use.
+//! the slot has another generation, so the table detects a peer that still replies to the previous use.
 
 use std::task::Waker;
 
@@ -30,7 +29,7 @@ use halite_fabric::PeerId;
 use super::Violation;
 use super::wire::next_generation;
 
-/// One use of a reply slot.
+/// Identifies one use of a reply slot.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SlotId {
     /// Index of the slot in the node's table of reply slots.
@@ -48,7 +47,7 @@ pub enum Target {
     Peer(PeerId),
 }
 
-/// All reply slots of a node. A slot in use may hold a resource of type `H`, such as memory for a long reply.
+/// All reply slots of a node. A slot in use may hold a resource of type `H`, for example memory for a long reply.
 #[derive(Debug)]
 pub struct ReplySlots<H> {
     slots: Vec<Slot<H>>,
@@ -88,7 +87,7 @@ enum SlotState {
     Abandoned,
 }
 
-/// The state of the call for which a reply has arrived.
+/// The state of a call when its reply arrives.
 #[derive(Debug)]
 pub enum Arrival {
     /// The caller waits for the reply, perhaps asleep: wake the waker.
@@ -99,7 +98,7 @@ pub enum Arrival {
     Posthumous,
 }
 
-/// State of a slot, as its waiter sees it.
+/// The state of a slot, as its waiter sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReplyState {
     /// The reply has not arrived yet.
@@ -112,20 +111,20 @@ pub enum ReplyState {
     Overdue,
 }
 
-/// The action that an abandoned slot requires.
+/// The action that the caller must take after it has abandoned a slot.
 #[derive(Debug)]
 pub enum Abandoned<H> {
     /// Ask this server to acknowledge that it will not write to the slot, and drop the waker without holding a lock.
     Cancel(Target, Option<Waker>),
     /// The reply had already arrived: inspect it, then [`ReplySlots::free`] the slot.
     Replied,
-    /// No action: the slot is free. The value is the resource that the slot held, if any.
+    /// No action is needed: the slot is free. The value is the resource that the slot held, if any.
     Freed(Option<H>),
-    /// No action: the slot becomes free when the server's node is cut off.
+    /// No action is needed: the slot becomes free when the server's node is cut off.
     Kept,
 }
 
-/// True if a lost peer is cut off, so that it can no longer write to reply slots.
+/// Whether a lost peer is cut off, so that it can no longer write to reply slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CutOffYet(pub bool);
 
@@ -187,8 +186,8 @@ impl<H> ReplySlots<H> {
         self.free(id);
     }
 
-    /// Starts to manage the current use `id` of a lent slot, with a deadline. `is_down` is `Some` if the slot's server
-    /// is lost.
+    /// Starts to manage the current use `id` of a lent slot, with a deadline in ns. `is_down` is `Some` if the slot's
+    /// server is lost.
     pub fn adopt(&mut self, id: SlotId, deadline_ns: u64, is_down: Option<CutOffYet>) {
         let slot = &mut self.slots[usize::from(id.index)];
         debug_assert!(matches!(slot.state, SlotState::Lent), "a slot is adopted once");
@@ -203,7 +202,8 @@ impl<H> ReplySlots<H> {
         };
     }
 
-    /// Returns the current use of a slot if a reply may still arrive, even after the waiter has given up, else `None`.
+    /// Returns the current use of a slot if a reply may still arrive, even if the waiter has given up; otherwise
+    /// `None`.
     pub fn awaited(&self, index: u16) -> Option<SlotId> {
         let slot = self.slots.get(usize::from(index))?;
         let is_awaited = matches!(slot.state, SlotState::Waiting { .. } | SlotState::Abandoned);
@@ -218,7 +218,7 @@ impl<H> ReplySlots<H> {
         })
     }
 
-    /// Sets the deadline, in ns, of a reply. Without this, the reply has no deadline.
+    /// Sets the deadline, in ns, for the reply in a slot. By default, a reply has no deadline.
     pub fn set_deadline(&mut self, id: SlotId, at_ns: u64) {
         let slot = self.slot_mut(id).expect("its opener holds it");
         if let SlotState::Waiting { deadline_ns, .. } = &mut slot.state {

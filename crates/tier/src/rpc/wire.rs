@@ -1,4 +1,4 @@
-//! Encodings of requests, replies and control messages, as drawn in `docs/protocol.md`.
+//! Encodings of requests, replies and control messages of calls, as drawn in `docs/protocol.md`.
 //!
 //! All integers are little-endian. A parser works on a private copy, and rejects bytes that the encoder never writes.
 
@@ -22,7 +22,7 @@ const GENERATION_MASK: u16 = 0x7fff;
 #[error("the bytes are not a valid {0}")]
 pub struct WireError(pub(super) &'static str);
 
-/// The meaning of an immediate.
+/// The meaning of an immediate that belongs to calls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Imm {
     /// A request has arrived in the ring.
@@ -34,8 +34,8 @@ pub enum Imm {
     Reply(SlotId),
     /// Requests have arrived in the lines.
     Lines,
-    /// A reply has arrived in the line of the slot with this index. The caller must poll the line, but may already have
-    /// consumed the reply.
+    /// A reply has arrived in the line of the slot with this index. The caller must poll the line; it may have consumed
+    /// the reply already.
     Look(u16),
 }
 
@@ -85,11 +85,11 @@ pub enum Kind {
     Publish,
 }
 
-/// Maximum offset in a message, in bytes: above the length of any segment, and low enough that no sum with other
-/// lengths overflows.
+/// Maximum offset in a message, in bytes. It exceeds the length of any segment, and is low enough that sums with other
+/// lengths do not overflow.
 pub const OFFSET_BYTES_MAX: u64 = 1 << 56;
 
-/// The location of a request's input.
+/// The location of a request's input bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Input {
     /// The input follows the header and the principal's name in the ring.
@@ -274,7 +274,7 @@ pub struct ReplyHeader {
     pub status: Status,
 }
 
-/// The result of a request.
+/// The result of a request, as the server reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Status {
     /// The request is done; an output of this many bytes follows the header.
@@ -365,11 +365,11 @@ pub fn parse_output_address(bytes: [u8; ADDRESS_BYTES]) -> Result<RemoteAddress,
 /// Length of the encoded address of an output, in bytes.
 pub const OUTPUT_ADDRESS_BYTES: usize = ADDRESS_BYTES;
 
-/// Control messages about calls, in sends with [`CONTROL_IMM`].
+/// Control messages about calls. They travel in sends with the immediate [`CONTROL_IMM`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum CallControl {
-    /// The addresses in the sender's memory that the receiver needs: of the ring and lines for the receiver's requests,
-    /// and of the default slots and lines for the receiver's replies.
+    /// Announces addresses in the sender's memory. Into the ring and lines there, the receiver writes requests; into
+    /// the default slots and their lines, it writes replies.
     Handshake {
         /// Key of the ring's segment.
         ring_key: u32,
@@ -399,14 +399,14 @@ pub enum CallControl {
         /// Offset of the first line for replies, in bytes.
         replies_offset: u64,
     },
-    /// The sender no longer waits for the reply in this slot.
+    /// The sender no longer waits for the reply in this slot, and asks the receiver to acknowledge this.
     Cancel {
         /// Index of the sender's reply slot.
         index: u16,
         /// Generation of the slot's use.
         generation: u16,
     },
-    /// The sender will not write to this use of a slot any more.
+    /// The sender will not write to this use of a slot any more: it acknowledges a cancel.
     Cancelled {
         /// Index of the receiver's reply slot.
         index: u16,
@@ -430,7 +430,8 @@ pub enum CallControl {
 }
 
 impl CallControl {
-    /// Returns true if the message counts in [`RequestLine::posted_before`](super::line::RequestLine::posted_before).
+    /// Returns true if the server must handle this message in order with requests: it counts in
+    /// [`RequestLine::posted_before`](super::line::RequestLine::posted_before).
     pub fn is_ordered(&self) -> bool {
         matches!(self, CallControl::Cancel { .. })
     }

@@ -105,7 +105,7 @@ impl Link {
 }
 
 #[test]
-fn low_priority_gives_way_to_a_high_load_and_has_the_link_without_it() {
+fn low_priority_gives_way_to_a_high_load() {
     let mut link = Link::new(Policy::SwPri, None);
     assert!(link.run(500, &[HIGH]).high > 0.95);
     let both = link.run(2000, &[HIGH, LOW]);

@@ -25,16 +25,16 @@ const BATCH: usize = 50;
 /// Maximum number of homes read at once.
 const HOMES_MAX: usize = 10_000;
 
-/// The parameters of a move of the names to etcd.
+/// The parameters of a move of all names to etcd.
 #[derive(Clone, Debug)]
 pub struct MoveJob {
-    /// The node that moves the names: the directory's node.
+    /// The node that moves the names: the seat of the embedded directory.
     pub me: NodeIncarnation,
     /// The prefix of the keys in etcd.
     pub prefix: String,
     /// Time of day, in ns since 1970, at which the clock behind `now_ns` was 0.
     pub epoch_ns: u64,
-    /// The first free node number; all lower numbers are taken.
+    /// The lowest node number that is not taken.
     pub next_number: u32,
 }
 

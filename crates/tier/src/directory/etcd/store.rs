@@ -1,6 +1,6 @@
-//! Requests to etcd and replies: transactions over keys, as in the v3 API.
+//! Requests to etcd and its replies: transactions over keys, as in etcd's v3 API.
 
-/// A condition of a transaction. If any condition fails, the transaction executes `otherwise`.
+/// A condition of a transaction.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Compare {
     /// The key does not exist.
@@ -13,7 +13,7 @@ pub enum Compare {
     Holds(String, String),
 }
 
-/// A step of a transaction.
+/// One operation of a transaction.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
     /// Write a key and its value.
@@ -34,7 +34,7 @@ pub enum Step {
     },
 }
 
-/// An atomic transaction.
+/// An atomic transaction: etcd checks the conditions, and executes one of two lists of steps.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Transaction {
     /// The conditions, all of which must hold for `then`.
@@ -46,8 +46,8 @@ pub struct Transaction {
 }
 
 impl Transaction {
-    /// Returns true if a branch puts a key and so needs space in the store. The branch is `then` if `is_so`, else
-    /// `otherwise`.
+    /// Returns true if a branch writes a key, and so needs space in the store. The branch is `then` if `is_so` is true,
+    /// else `otherwise`.
     pub fn writes(&self, is_so: bool) -> bool {
         let branch = if is_so { &self.then } else { &self.otherwise };
         branch.iter().any(|step| matches!(step, Step::Put(..)))
@@ -68,22 +68,22 @@ pub struct Pair {
 /// The result of a transaction.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Stored {
-    /// True if all conditions held, so that the store executed `then`.
+    /// True if all conditions held, so that etcd executed `then`, and false if it executed `otherwise`.
     pub is_so: bool,
-    /// The pairs read by each step of the executed branch.
+    /// The pairs that each step of the executed branch read.
     pub read: Vec<Vec<Pair>>,
     /// The revision of the store after the transaction.
     pub revision: u64,
-    /// The cluster id of the store.
+    /// The id of the etcd cluster that executed the transaction.
     pub cluster: u64,
 }
 
-/// Cause of a transaction that failed, or whose result is unknown.
+/// The reason why a transaction failed, or why its result is unknown.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StoreFailure {
-    /// True if the store may have executed the transaction, or may still do so.
+    /// True if etcd may have executed the transaction, or may still do so.
     pub may_be_done: bool,
-    /// True if the store is out of space, so that nodes can only read from it.
+    /// True if etcd is out of space, so that nodes can only read from it.
     pub is_full: bool,
     /// The cause of the failure, for display.
     pub reason: String,

@@ -74,7 +74,8 @@ pub(super) enum Task {
         taken: Pair,
         home: NodeIncarnation,
     },
-    /// Checks whether a name's home that no node knows has a key under a lease, which shows that it is alive.
+    /// Checks whether the home of a name, which no node knows, has a key under a lease. Such a key shows that the home
+    /// is alive.
     ForgetUnplaced {
         requester: Requester,
         taken: Pair,

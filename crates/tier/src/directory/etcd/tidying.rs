@@ -24,8 +24,8 @@ impl EtcdDirectory {
     }
 
     /// Removes records of incarnations to which no name refers. Removes the record of an ended incarnation once none of
-    /// its requests can arrive any more, and the record of an unconnected incarnation that has not rewritten its key
-    /// since the previous removal, as living nodes do.
+    /// its requests can arrive any more. Removes the record of an unconnected incarnation if that incarnation has not
+    /// rewritten its key since the previous removal, as living nodes do.
     pub(super) fn tidy_homes(&mut self, referenced: &BTreeSet<NodeIncarnation>, stored: &Stored) {
         let prefix = self.keys.homes();
         let now_ns = self.epoch_ns.saturating_add(self.now_ns);

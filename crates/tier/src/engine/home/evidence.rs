@@ -11,8 +11,8 @@
 //!
 //! A node reports only on its own memory. So a change continues when the mapper has released its mappings, or when each
 //! owner of a chunk has itself cut the mapper off; silence proves nothing. An owner's report stays true until the
-//! mapper pairs with the home again, even if the mapper first pairs with that owner again, because a mapper drops all
-//! its mappings of an owner's memory before the two pair.
+//! mapper pairs with the home again. It also stays true if the mapper first pairs with that owner again, because a
+//! mapper drops all its mappings of an owner's memory before the two pair.
 
 use std::collections::{BTreeMap, BTreeSet};
 

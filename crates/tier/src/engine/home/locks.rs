@@ -11,8 +11,8 @@
 //!
 //! The word is marked as contended exactly while the queue is not empty, so no session overtakes a waiter; see
 //! [`crate::lockword`]. Requests of one session for one lock arrive in order, and a session makes one attempt at a lock
-//! at a time. So if a word names a session, either the home granted the lock for the latest request of that session, or
-//! the session took the lock by compare-swap just before that request.
+//! at a time. So if a word names a session, there are two cases: the home granted the lock for the latest request of
+//! that session, or the session took the lock by compare-swap just before that request.
 //!
 //! A holder that loses contact knows when its guard expires: one lease after the holder sent the last message that the
 //! home has acknowledged ([`lock_is_kept_until_ns`](crate::engine::Engine::lock_is_kept_until_ns)). The home waits one

@@ -21,7 +21,7 @@ use crate::message::NodeState;
 /// Maximum dials of a listed address, one per lease, until its entry is written again.
 const LISTED_DIALS_MAX: u32 = 256;
 
-/// An update of the list of members. Ephemeral numbers are ignored.
+/// An update of the list of members in the outside store. Ephemeral node numbers are ignored.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Listing {
     /// The complete list.

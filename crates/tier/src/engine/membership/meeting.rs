@@ -8,8 +8,8 @@
 //!   their end                    <── dropped ───────────────
 //! ```
 //!
-//! A node is ready when nothing is left of its former pairing with the peer's incarnation ([`super::pairing`]), and the
-//! node knows no other incarnation with the peer's number. A connection that is not up carries only the messages in the
+//! A node is ready when nothing is left of its former pairing with the peer's incarnation ([`super::pairing`]), and it
+//! knows no other incarnation with the peer's number. A connection that is not up carries only the messages in the
 //! figure, so no other message is lost when the connection ends. (Decisions 015 and 016.)
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -210,7 +210,7 @@ impl Engine {
     }
 
     /// Handles the arrival of data over a connection. If this node has offered a pairing over the connection, the data
-    /// shows that the peer has accepted, and the pairing begins.
+    /// shows that the peer has accepted the offer, and the pairing begins.
     pub fn handle_heard(&mut self, now_ns: u64, peer: PeerId) {
         let Some(pairing) = self.membership.meeting.waiting.get(&peer).and_then(|waiting| waiting.offered)
         else {
@@ -256,19 +256,19 @@ impl Engine {
         self.out.push(Effect::End(over));
     }
 
-    /// Returns true if this node has connections that are neither up nor dropped yet.
+    /// Returns true if this node has connections whose handshake has neither completed nor failed.
     pub fn awaits_first_words(&self) -> bool {
         !self.membership.meeting.waiting.is_empty()
     }
 
-    /// Returns true if this node knows an incarnation of the directory's node, even if only because another node
-    /// reported it, and does not know that the incarnation has ended.
+    /// Returns true if this node knows an incarnation of the directory's node, possibly only from another node's
+    /// report, and does not know that the incarnation has ended.
     pub fn is_told_of_seat(&self) -> bool {
         let seat = self.directory.seat();
         !self.membership.pairings.incarnations_of(seat).is_empty()
     }
 
-    /// Returns true if this node is not paired with any peer and is not about to pair with any.
+    /// Returns true if this node has no paired peer, and is not about to pair with any.
     pub fn is_alone(&self) -> bool {
         self.membership.members.peers().next().is_none() && self.membership.meeting.waiting.is_empty()
     }
@@ -281,7 +281,8 @@ impl Engine {
     }
 
     fn bring_up(&mut self, peer: PeerId, pairing: u64) {
-        let waiting = self.membership.meeting.waiting.remove(&peer).expect("it waits");
+        let waiting =
+            self.membership.meeting.waiting.remove(&peer).expect("the caller names a waiting connection");
         let Candidate { connection: Connection { dialled, send_bytes_max, .. }, hello, .. } = waiting;
         let incarnation = hello.incarnation;
         self.membership.members.insert(peer, &hello, send_bytes_max, self.out.now_ns());

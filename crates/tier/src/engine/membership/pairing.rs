@@ -83,8 +83,8 @@ impl Pairing {
         }
     }
 
-    /// Records a dial. After two attempts the next waits two or three quarters of a lease, at random, so that two
-    /// nodes that lost each other do not collide forever. Two leases suffice to reconnect.
+    /// Records a dial. After two attempts, the next one waits two or three quarters of a lease, at random. So two nodes
+    /// that have lost each other do not collide forever. Two leases suffice to reconnect.
     fn note_dial(&mut self, now_ns: u64, lease_ns: u64, chance: u64, is_peer_turn: bool) {
         let quarters = match self.dials {
             // The peer dials more often, if it is alive.
@@ -658,8 +658,8 @@ impl Engine {
         self.settle();
     }
 
-    /// Handles a dial to `address` that no node answered in time. The packets of the dial may have been lost, so this
-    /// node dials again while operations wait for a first meeting at that address, for at most a lease.
+    /// Handles a dial to `address` that no node answered in time. The dial's packets may have been lost. So while
+    /// operations wait for a first meeting at that address, this node dials again, for at most a lease.
     pub fn handle_dial_unanswered(&mut self, now_ns: u64, address: &str) {
         self.out.set_now(now_ns);
         match self.is_awaited_at(address) {
@@ -668,8 +668,8 @@ impl Engine {
         }
     }
 
-    /// Starts to retry an address that did not answer when this node joined, since a node that this node does not know
-    /// may use the address.
+    /// Starts to retry an address that did not answer when this node joined, because a node that this node does not
+    /// know may use the address.
     pub fn handle_stranger(&mut self, address: &str) {
         self.retry_address(address);
         self.fail_dials_to(address);
@@ -690,7 +690,7 @@ impl Engine {
         self.membership.pairings.strangers.insert(address.to_owned(), (RETRIES_MAX, due_ns));
     }
 
-    /// Records that a node has answered at a dialled address, perhaps another node than expected.
+    /// Records that a node has answered at a dialled address. It may be another node than expected.
     pub fn handle_answered(&mut self, address: &str) {
         self.membership.pairings.strangers.remove(address);
     }
@@ -803,8 +803,9 @@ impl Engine {
         self.out.push(Effect::MembersChanged);
     }
 
-    /// Returns the earliest known cause and time of the end of an incarnation that no node witnessed: the loss of
-    /// contact, at this node or the reporting node, if that was before another incarnation claimed the number.
+    /// Returns the earliest known cause and time of the end of an incarnation, if no node witnessed the end. The
+    /// incarnation may have ended when this node or the reporting node lost contact with it, before another incarnation
+    /// claimed its number.
     fn earliest_parting(&self, incarnation: NodeIncarnation, parting: Parting) -> Parting {
         let pairing = self.membership.pairings.by_incarnation.get(&incarnation);
         let lost = pairing.and_then(|pairing| pairing.lost);

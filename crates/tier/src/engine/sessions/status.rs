@@ -19,8 +19,8 @@ use crate::message::{ErrorReply, Member, NodeState, NodeStatus, Reply, Request};
 /// second, and its answer takes a round trip more.
 const DIAL_PATIENCE_TENTHS: u64 = 3;
 
-/// Number of steps in which that wait is extended up to a lease, each only if a dial was answered: connecting to a distant
-/// peer takes several round trips.
+/// Number of steps in which that wait is extended, up to a lease. Each step requires that a dial was answered. A
+/// connection to a distant peer takes several round trips.
 const STATUS_WAIT_STEPS: u64 = 100;
 
 /// Status commands in flight.
