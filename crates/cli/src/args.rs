@@ -105,7 +105,7 @@ pub struct Arguments {
         default_value = "grant"
     )]
     pub congestion: Congestion,
-    /// Join the cluster as a node for the length of the command, instead of attaching to a node of this host
+    /// Join the cluster as a node while the command runs, instead of attaching to a node of this host
     #[arg(long, global = true)]
     pub embed: bool,
     /// Priority of this command's operations, under the policy of its node (see `set qos`) [default: high where permitted]
@@ -153,7 +153,7 @@ fn congestion() -> impl TypedValueParser<Value = Congestion> {
     PossibleValuesParser::new(names).map(move |name| named(name).expect("one of the possible values"))
 }
 
-/// Networks of a node.
+/// Flags for the networks of a node.
 #[derive(Args, Clone, Debug)]
 pub struct Networks {
     /// Networks, for example shm,roce; two nodes of one host that both have shm use shm [default: the networks of the
@@ -235,7 +235,7 @@ impl Networks {
     }
 }
 
-/// The directory of names.
+/// Flag for the directory of names.
 #[derive(Args, Clone, Debug)]
 pub struct Directory {
     /// etcd that holds the names: etcd://[USER[:PASSWORD]@]HOST:PORT[,HOST:PORT...][/PREFIX][?ca=FILE&cert=FILE&key=FILE&password-file=FILE] [default: node 0 holds them]
@@ -257,7 +257,7 @@ fn host_and_port(text: &str) -> Result<String, String> {
     }
 }
 
-/// Connections to nodes on other hosts.
+/// Flags for connections to nodes on other hosts.
 #[derive(Args, Clone, Debug)]
 pub struct Hosts {
     /// TCP addresses on which this node accepts nodes of other hosts; packets use the same address. Peers try them in this order
@@ -303,7 +303,7 @@ impl Node {
     }
 }
 
-/// One variant for each command.
+/// The commands. Each variant has the arguments of its command.
 #[derive(Subcommand, Debug)]
 pub enum Command {
     /// Start a cluster of several nodes on this host; ctrl-C stops it
@@ -383,10 +383,10 @@ pub struct Up {
     /// Memory that each node contributes, allocated as it is used, for example 512M or 8G
     #[arg(long, env = "HALITE_ARENA", default_value = "1G", value_name = "BYTES")]
     pub arena: ByteCount,
-    /// Options for where names are kept.
+    /// Options for the directory of names.
     #[command(flatten)]
     pub names: Directory,
-    /// Options for networks.
+    /// Options for the networks of the nodes.
     #[command(flatten)]
     pub networks: Networks,
     /// Address for node 0's metrics (Prometheus); each next node uses the next port; port 0: the system chooses
@@ -412,10 +412,10 @@ pub struct Node {
     /// Memory that the node contributes, allocated as it is used, for example 512M or 8G
     #[arg(long, env = "HALITE_ARENA", default_value = "1G", value_name = "BYTES")]
     pub arena: ByteCount,
-    /// Options for where names are kept.
+    /// Options for the directory of names.
     #[command(flatten)]
     pub names: Directory,
-    /// Options for networks.
+    /// Options for the networks of the node.
     #[command(flatten)]
     pub networks: Networks,
     /// Address for metrics (Prometheus, HTTP at /metrics); port 0: the system chooses
@@ -427,7 +427,7 @@ pub struct Node {
     /// Write roce packets to a pcap file for Wireshark, at most 1 GiB
     #[arg(long, value_name = "FILE")]
     pub pcap: Option<PathBuf>,
-    /// Options for other hosts.
+    /// Options for connections to other hosts.
     #[command(flatten)]
     pub hosts: Hosts,
     /// Seconds to move regions to other nodes after SIGTERM; SIGINT stops the node at once
@@ -454,7 +454,7 @@ pub struct Node {
 /// Arguments of `halite status`
 #[derive(Args, Debug)]
 pub struct Status {
-    /// Show what each principal uses of the nodes of this host, and its quotas, instead of the nodes
+    /// Show each principal's resource use and quotas on the nodes of this host, instead of the nodes
     #[arg(long)]
     pub principals: bool,
     /// Output format.
@@ -482,16 +482,16 @@ pub struct Doctor {
     /// Memory that the node contributes, for example 512M or 8G
     #[arg(long, env = "HALITE_ARENA", default_value = "1G", value_name = "BYTES")]
     pub arena: ByteCount,
-    /// Options for networks.
+    /// Options for the networks of the node.
     #[command(flatten)]
     pub networks: Networks,
-    /// Address for metrics
+    /// Address for the node's metrics
     #[arg(long, env = "HALITE_METRICS", value_name = "IP:PORT|none", default_value_t = MetricsAt(None))]
     pub metrics: MetricsAt,
-    /// Options for where names are kept.
+    /// Options for the directory of names.
     #[command(flatten)]
     pub names: Directory,
-    /// Options for other hosts.
+    /// Options for connections to other hosts.
     #[command(flatten)]
     pub hosts: Hosts,
     /// Output format.
@@ -520,7 +520,7 @@ pub enum Secret {
 /// Subcommands of `halite directory`
 #[derive(Subcommand, Debug)]
 pub enum DirectoryCommand {
-    /// Show where the names are
+    /// Show where the names of regions are stored
     Show,
     /// Move all names from node 0 to etcd while the cluster runs; all nodes use etcd from then on
     Move {

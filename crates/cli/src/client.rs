@@ -40,7 +40,7 @@ pub fn attach(dir: &Path) -> anyhow::Result<Attached> {
     if EMBEDS.get() != Some(&true) && !must_join(dir)? {
         match blocking::Session::attach(dir) {
             Ok(session) => return Ok(Attached { session: with_priority(session)?, node: None }),
-            // Joining reports the same, or succeeds.
+            // Joining then either reports the same reason or succeeds.
             Err(AttachError::NoNode { .. } | AttachError::Io { .. }) => {}
             Err(refused) => return Err(refused.into()),
         }
@@ -89,8 +89,8 @@ impl Attached {
         self.node.as_ref().map(Node::id)
     }
 
-    /// Returns the node that lists the members in place of an unreachable node 0; `None` if node 0 lists them, or is
-    /// asked by the node of an attached session.
+    /// Returns the node that lists the members in place of an unreachable node 0. Returns `None` if node 0 lists them,
+    /// and for an attached session.
     pub fn membership_source(&self) -> Option<NodeId> {
         self.node.as_ref().map(Node::membership_source).filter(|node| *node != NodeId(0))
     }
@@ -163,7 +163,7 @@ fn must_join(dir: &Path) -> anyhow::Result<bool> {
             Ok(nodes.iter().any(lives) && is_cut_off)
         }
         Err(error @ ClusterDirError::Dir(DirError::Foreign { .. })) => Err(error.into()),
-        // Another user may attach nevertheless.
+        // The directory belongs to another user, whose nodes may still accept sessions.
         Err(_) => Ok(false),
     }
 }

@@ -127,7 +127,7 @@ impl Coworker {
         }
     }
 
-    /// Waits for the end of the process; returns how it ended.
+    /// Waits for the end of the process. Returns an error that describes its exit status.
     pub fn how_ended(&mut self) -> anyhow::Error {
         match self.child.wait() {
             Ok(status) => anyhow!("{} has ended: {status}", self.what),

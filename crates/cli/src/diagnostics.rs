@@ -1,6 +1,7 @@
 //! Logging: selects which events of the libraries are logged, and in which format.
 //!
-//! One event is a line, a JSON object or a journal entry. The standard error of a detached node is its log file.
+//! Each event becomes a line of text, a JSON object or a journal entry. The standard error of a detached node is its
+//! log file.
 
 use std::io::{self, IsTerminal};
 
@@ -16,7 +17,7 @@ use crate::output::UsageError;
 /// Checks a log filter; returns it.
 pub fn checked_filter(text: &str) -> Result<String, String> {
     let parsed = EnvFilter::builder().parse(text);
-    let refused = |error| format!("{error}; as in warn, or warn,halite=info");
+    let refused = |error| format!("{error}; valid filters are, for example, warn or warn,halite=info");
     parsed.map(|_| text.to_owned()).map_err(refused)
 }
 

@@ -14,7 +14,7 @@ use crate::progress;
 use crate::table::{Align, Table};
 use crate::target::Target;
 
-/// `halite figure`
+/// Arguments of `halite figure`
 #[derive(Args, Debug)]
 pub struct FigureArgs {
     /// A figure, such as lite-4, or `all`
@@ -34,7 +34,7 @@ pub struct FigureArgs {
     /// Overwrite existing files of --svg and --out
     #[arg(long)]
     pub force: bool,
-    /// TOML file with a hardware profile, instead of those of the figures
+    /// TOML file with a hardware profile that replaces the profiles of the figures
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,
 }

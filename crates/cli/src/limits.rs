@@ -11,7 +11,7 @@ pub const NODES_MAX: i64 = 256;
 const DESCRIPTORS_OWN: u64 = 24;
 /// Number of descriptors per peer, node or application: its socket, its pidfd, the ring to it.
 const DESCRIPTORS_PER_PEER: u64 = 3;
-/// Number of applications for which descriptors must remain beside the nodes.
+/// Minimum number of applications for which a node must have descriptors left.
 const APPLICATIONS_MIN: u64 = 16;
 
 /// Fails if the nodes of a cluster of `nodes` would run out of descriptors.

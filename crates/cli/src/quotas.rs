@@ -72,9 +72,9 @@ pub enum QuotaOptionError {
     /// The amount is not a number.
     #[error("{}: {source}", quota.name())]
     Amount {
-        /// The quota.
+        /// The quota with the invalid amount.
         quota: Quota,
-        /// The reason.
+        /// The reason why the amount is invalid.
         source: ByteCountError,
     },
 }

@@ -52,7 +52,7 @@ pub enum SettingsError {
     NotToml {
         /// Path of the file.
         path: PathBuf,
-        /// Place and reason.
+        /// Position in the file, and the reason.
         source: Box<toml::de::Error>,
     },
     /// No flag has this key.
@@ -86,7 +86,7 @@ pub enum SettingsError {
         key: String,
         /// The value, unless it may hold a password.
         value: String,
-        /// The accepted values.
+        /// The reason, with the accepted values.
         reason: String,
     },
 }
@@ -111,7 +111,7 @@ impl Settings {
         settings.map(|settings| settings.checked(command)).transpose()
     }
 
-    /// Checks the values, whichever command reads them: a file is valid for all commands or for none.
+    /// Checks the values against the flags of all commands, so that a file is valid for all commands or for none.
     fn checked(self, command: &Command) -> Result<Settings, SettingsError> {
         let mut built = command.clone();
         built.build();
@@ -348,7 +348,7 @@ fn meant(nearest: &Option<String>) -> String {
 /// Minimum similarity of a probable misspelling.
 const MISSPELT_SIMILARITY_MIN: f64 = 0.92;
 
-/// Returns those of `names` that begin with `HALITE_` but are not variables of this program.
+/// Returns the names that begin with `HALITE_` but are not variables of this program.
 pub fn unknown_variables(command: &Command, names: impl IntoIterator<Item = String>) -> Vec<UnknownVariable> {
     let mut known = keys(command);
     known.push(CONFIG.to_owned());

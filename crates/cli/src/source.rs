@@ -79,7 +79,7 @@ impl Source {
     /// Fills `piece` from the current position. Fails if the source ends before `piece` is full.
     pub fn read_all(&mut self, piece: &mut [u8], interrupt: &Interrupt) -> anyhow::Result<()> {
         if self.read(piece, interrupt)? < piece.len() {
-            bail!("{} became shorter while it was read", self.label);
+            bail!("{} became shorter while it was read; try again", self.label);
         }
         Ok(())
     }
@@ -87,7 +87,7 @@ impl Source {
     /// Fails if the file has grown during the transfer.
     pub fn finish(&mut self, interrupt: &Interrupt) -> anyhow::Result<()> {
         if self.read(&mut [0], interrupt)? > 0 {
-            bail!("{} became longer while it was read", self.label);
+            bail!("{} became longer while it was read; try again", self.label);
         }
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! Writes plots and pages to files. Checks the files before the measurement, so that no measurement is in vain.
+//! Writes plots and pages to files. Checks the files before the measurement, so that an unwritable file wastes no
+//! measurement.
 
 use std::fs;
 use std::io;

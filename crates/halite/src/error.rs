@@ -45,7 +45,7 @@ pub use watch::{NotifyCause, NotifyError};
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[error("cannot {operation} {object}: {cause}")]
 pub struct RegionError {
-    /// The operation: `alloc`, `map`, `free`, ...
+    /// Name of the attempted operation, such as `alloc` or `map`.
     #[serde(with = "text")]
     pub operation: Text,
     /// The region's name, or its handle.
@@ -87,7 +87,7 @@ pub enum RegionCause {
     NoSpace {
         /// Number of bytes requested.
         wanted: u64,
-        /// Bytes free on the node that cannot hold the region, possibly in pieces.
+        /// Number of free bytes on the node that refused the region. The free memory may consist of several pieces.
         available: u64,
     },
     /// The arena has room, but the system cannot provide the memory now. Nothing was allocated.
@@ -115,7 +115,7 @@ pub enum RegionCause {
     Unmapped {
         /// The node that cannot map the memory.
         node: NodeId,
-        /// The owner of the memory.
+        /// The node that owns the memory.
         owner: NodeId,
     },
     /// All numbers of permanent nodes are in use.
@@ -134,7 +134,7 @@ pub enum RegionCause {
     /// The node is alive and therefore cannot be forgotten.
     #[error("node {0} is alive; only a dead node can be forgotten")]
     NodeLives(NodeId),
-    /// The principal lacks these permissions, or the handle was not mapped with them.
+    /// The session's principal lacks these permissions, or the handle was mapped without them.
     #[error(
         "permission denied (missing: {missing}); a session with the master permission can grant it; then map the region again with it"
     )]
@@ -155,13 +155,13 @@ pub enum RegionCause {
     )]
     NotMet(NodeId),
     /// The handle is no longer valid: its region was freed, or the node that held the region was restarted.
-    #[error("the handle is stale: the region was freed, or its node was restarted; map it again")]
+    #[error("the handle is stale: the region was freed, or its node was restarted; map the region again")]
     Stale,
     /// The handle was made by another session.
     #[error("the handle belongs to another session; map the region in this one")]
     ForeignHandle,
     /// The session has no such handle.
-    #[error("the session has no such handle")]
+    #[error("the session has no such handle; map the region first")]
     UnknownHandle,
     /// No node of the cluster contributes memory.
     #[error("no node of the cluster contributes memory; start one with an arena")]
@@ -170,7 +170,7 @@ pub enum RegionCause {
     #[error("the directory of names is down; restart node 0")]
     DirectoryDown,
     /// The region would exceed [`REGION_BYTES_MAX`](crate::REGION_BYTES_MAX).
-    #[error("{len} bytes exceed the maximum length of a region")]
+    #[error("{len} bytes exceed the maximum length of a region, 128 TiB")]
     TooLarge {
         /// Requested length of the region, in bytes.
         len: u64,
@@ -188,9 +188,9 @@ pub enum RegionCause {
         len: usize,
     },
     /// The region is sealed, and therefore immutable.
-    #[error("the region is sealed")]
+    #[error("the region is sealed, and therefore immutable")]
     Sealed,
-    /// The region has too many pieces to be described in a message.
+    /// The region would consist of more contiguous pieces of memory than one message can describe.
     #[error("the region would have {pieces} pieces; the maximum is {max}; use larger chunks")]
     TooManyPieces {
         /// Number of pieces that the region would have.
@@ -226,7 +226,7 @@ pub enum RegionCause {
         "the key {key:?} of this name in etcd has a value that Halite did not write; `halite rm` removes the key and frees the name"
     )]
     NameDamaged {
-        /// The key in etcd.
+        /// Full name of the key in etcd.
         key: String,
     },
     /// The names could not be moved; they stay where they are and keep working.
@@ -258,7 +258,7 @@ impl From<CommandError> for RegionCause {
             CommandError::UnknownHandle => RegionCause::UnknownHandle,
             CommandError::Stale => RegionCause::Stale,
             CommandError::Broken { refusal, .. } => refusal.into(),
-            CommandError::Access { .. } => unreachable!("only memory operations are refused so"),
+            CommandError::Access { .. } => unreachable!("only memory operations return this error"),
             CommandError::TableFull(table) => RegionCause::TableFull(table),
             CommandError::Forked => RegionCause::Forked,
             CommandError::Withdrawn => unreachable!("a withdrawn command has no waiter"),
@@ -281,7 +281,7 @@ impl From<ErrorReply> for RegionCause {
             ErrorReply::PeerDown(node) => RegionCause::PeerDown(node),
             ErrorReply::NotMet(node) => RegionCause::NotMet(node),
             ErrorReply::Malformed => RegionCause::NotUnderstood,
-            // Results of locks and barriers, which their callers handle first.
+            // Callers that use locks and barriers handle these replies before this conversion.
             ErrorReply::Held
             | ErrorReply::HeldBySilent(_)
             | ErrorReply::NotHeld
@@ -311,7 +311,7 @@ impl From<ErrorReply> for RegionCause {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[error("cannot {operation} {} at offset {offset} of {region}: {cause}{}", bytes(*len), half_way(*partly))]
 pub struct AccessError {
-    /// The operation: `read`, `write`, ...
+    /// Name of the attempted operation, such as `read` or `write`.
     #[serde(with = "text")]
     pub operation: Text,
     /// The region that was accessed.
@@ -343,9 +343,9 @@ fn half_way(partly: bool) -> &'static str {
 pub struct CopyError {
     /// Number of bytes to copy.
     pub len: u64,
-    /// Where the bytes were copied from.
+    /// Source of the copy.
     pub from: CopyEnd,
-    /// Where the bytes were copied to.
+    /// Target of the copy.
     pub to: CopyEnd,
     /// The side, source or target, that failed.
     pub side: CopySide,
@@ -391,16 +391,16 @@ pub enum AccessCause {
     #[error("offset plus length exceeds 64 bits")]
     Overflow,
     /// The handle is no longer valid: its region was freed, or the node that held the region was restarted.
-    #[error("the handle is stale: the region was freed, or its node was restarted; map it again")]
+    #[error("the handle is stale: the region was freed, or its node was restarted; map the region again")]
     Stale,
     /// The handle was made by another session; nothing was touched.
     #[error("the handle belongs to another session; map the region in this one")]
     ForeignHandle,
     /// The session has no such handle; nothing was touched.
-    #[error("the session has no such handle")]
+    #[error("the session has no such handle; map the region first")]
     UnknownHandle,
-    /// The principal lacks these permissions, or the handle was not mapped with them. Nothing was touched, unless the
-    /// permissions were revoked during the access.
+    /// The session's principal lacks these permissions, or the handle was mapped without them. Nothing was touched,
+    /// unless the permissions were revoked during the access.
     #[error(
         "permission denied (missing: {missing}); a session with the master permission can grant it; then map the region again with it"
     )]
@@ -414,7 +414,7 @@ pub enum AccessCause {
     )]
     PeerDown(NodeId),
     /// The region is sealed, and therefore immutable.
-    #[error("the region is sealed")]
+    #[error("the region is sealed, and therefore immutable")]
     Sealed,
     /// The offset of an atomic is not a multiple of its word's size; nothing was touched.
     #[error("the word is unaligned; its offset must be a multiple of {alignment}")]
@@ -440,7 +440,7 @@ pub enum AccessCause {
     UnmappedBy {
         /// The node that executes the copy.
         node: NodeId,
-        /// The owner of the memory.
+        /// The node that owns the memory.
         owner: NodeId,
     },
     /// This node cannot register staging memory for the access, or its accesses in progress to the node that holds the
@@ -470,7 +470,7 @@ pub struct BatchError {
     pub index: usize,
     /// The error of the failed access.
     pub source: AccessError,
-    /// True if later accesses of the batch may have been done too: posted accesses are outstanding together.
+    /// True if later accesses of the batch may have taken effect too, because posted accesses are in flight together.
     pub later: bool,
 }
 
@@ -521,7 +521,7 @@ pub enum JoinError {
     /// A packet capture is configured, but no network of the node sends packets.
     #[error("cannot join: a packet capture needs the roce network")]
     NoPackets,
-    /// This host no longer has any of the addresses that its nodes use.
+    /// This host has lost the addresses that its nodes use.
     #[error(
         "cannot join: this host lost the address that its nodes use: {0}; restore it, or restart the nodes with another one (--listen)"
     )]
@@ -599,7 +599,7 @@ pub enum JoinError {
     Etcd {
         /// The address of etcd, without a password.
         address: String,
-        /// The fault of etcd.
+        /// Kind of the fault, its details and a remedy.
         source: EtcdError,
     },
     /// Another host is founding the cluster with names in the same etcd.

@@ -52,7 +52,7 @@ impl DirectoryFault for KvError {
 #[derive(Debug)]
 pub(super) struct Outage<'a> {
     since: Option<Instant>,
-    /// Number of waits.
+    /// Number of waits for the directory so far.
     pub(super) waits: u64,
     is_over: &'a AtomicBool,
 }

@@ -26,7 +26,7 @@ use crate::signals::{self, Ending, Woken};
 /// Time within which the kernel closes all files of a killed process.
 const END_IS_SEEN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// Time within which another process has freed the regions of a run, or has given up the name because they exist.
+/// Maximum time for another process to free the regions of a run, or to release the name because the regions exist.
 const CLAIM_ENDS: Duration = Duration::from_secs(10);
 const CLAIM_PAUSE: Duration = Duration::from_millis(20);
 
@@ -42,9 +42,9 @@ pub struct Crew {
     has_reported_wait: bool,
     /// True if the run continued without a worker. Regions of this worker may remain.
     has_lost: bool,
-    /// True if the workers' tasks cannot be stopped in between.
+    /// True if the workers' tasks cannot be stopped before they end.
     is_unstoppable: bool,
-    /// True if the run goes on without workers, other than the first, whose processes are killed.
+    /// True if the run continues when the process of a worker other than the first is killed.
     is_enduring: bool,
     /// Number of workers that were killed before they joined the cluster. They have no worker number.
     pub never_joined: u32,
@@ -61,8 +61,8 @@ impl Crew {
         Crew::start_in(dir, scratch, over, false)
     }
 
-    /// Starts the workers as [`Crew::start`] does. If workers other than the first are killed meanwhile, goes on
-    /// without them.
+    /// Starts the workers as [`Crew::start`] does. If workers other than the first are killed during the start,
+    /// continues without them.
     pub fn start_enduring(dir: Option<&Path>, over: &Over) -> anyhow::Result<Crew> {
         let scratch = if dir.is_none() { Some(Scratch::create()?) } else { None };
         Crew::start_in(dir, scratch, over, true)
@@ -132,8 +132,9 @@ impl Crew {
         Coworker::start(format!("worker process {number}"), &self.dir, "run-worker", &flags)
     }
 
-    /// Starts a process in place of a worker whose process was ended from outside; returns how it ended. Returns `None`
-    /// if all workers run. Fails if the first worker has ended, or if a worker reported a failure, which would recur.
+    /// Replaces a worker whose process was killed from outside. Returns the worker's number and how its process ended,
+    /// or `None` if all workers run. Fails if the first worker has ended, or if a worker reported a failure, because
+    /// that failure would recur.
     pub fn replace_ended(&mut self, over: &Over) -> anyhow::Result<Option<(usize, String)>> {
         let Some(place) = self.workers.iter().position(Coworker::has_ended) else { return Ok(None) };
         let number = self.workers.len() - 1 - place;
@@ -159,8 +160,7 @@ impl Crew {
     /// Also frees the regions of runs of the graph engine and of shared pages whose processes were all killed.
     pub fn claim(&mut self, name: &str) -> anyhow::Result<()> {
         if name.is_empty() || name.contains('/') {
-            let why =
-                "the names of a run's regions begin with NAME/, so it must not be empty or contain a slash";
+            let why = "the names of a run's regions begin with NAME/, so --name must not be empty or contain a slash";
             return Err(UsageError(format!("--name {name:?}: {why}")).into());
         }
         if self.scratch.is_some() {
@@ -184,8 +184,8 @@ impl Crew {
         self.made = Some(name.to_owned());
     }
 
-    /// Does what [`Crew::note_made`] does. From now on, a signal that asks this process to end kills the workers and
-    /// frees the regions of this run. For workers whose tasks cannot be stopped in between.
+    /// Records the regions as [`Crew::note_made`] does. From now on, a signal that asks this process to end kills the
+    /// workers and frees the regions of this run. Use this for workers whose tasks cannot be stopped before they end.
     pub fn free_when_stopped(&mut self, name: &str) -> anyhow::Result<()> {
         self.note_made(name);
         self.is_unstoppable = true;
@@ -275,8 +275,8 @@ impl Crew {
         })
     }
 
-    /// Sends `line` to one worker and returns its answer; `None` if the worker was killed and the run goes on without
-    /// it.
+    /// Sends `line` to one worker and returns its answer. Returns `None` if the worker was killed and the run continues
+    /// without it.
     pub fn ask_unless_killed<T: DeserializeOwned>(
         &mut self,
         number: usize,
@@ -294,7 +294,7 @@ impl Crew {
         }
     }
 
-    /// Returns true if the run goes on without a worker that failed with `error`, because its process was ended from
+    /// Returns true if the run continues without a worker that failed with `error`, because its process was killed from
     /// outside. A failure that the worker reports itself would also occur in the other workers.
     fn can_do_without(&self, number: usize, worker: &Coworker, error: &anyhow::Error) -> bool {
         self.is_enduring && number > 0 && worker.has_ended() && !error.is::<Failure>()

@@ -29,7 +29,7 @@ pub struct DsmArgs {
     pub(super) over: Over,
 }
 
-/// Room for the counters of 64 workers, and for the pages of a measured section.
+/// Minimum number of pages: room for the counters of 64 workers, and for the pages of a measured section.
 const PAGES_MIN: i64 = 128;
 
 /// Pages with a counter that all workers add to.

@@ -181,7 +181,7 @@ fn finish<V: Serialize>(
         output::print(&in_words(outcome, show))?;
     }
     if !outcome.verified {
-        bail!("the result is wrong: it failed its check");
+        bail!("verification failed: the printed values do not fit the graph");
     }
     Ok(())
 }

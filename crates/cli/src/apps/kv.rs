@@ -29,7 +29,7 @@ pub struct KvArgs {
     /// Address for clients; port 0: the system chooses. Clients of other hosts need a password
     #[arg(long, default_value = "127.0.0.1:6379", value_name = "HOST:PORT")]
     listen: String,
-    /// File with the password that clients must give by AUTH; only its owner may access it. Without: no password
+    /// File with the password that clients must give by AUTH; only its owner may access it [default: no password]
     #[arg(long, value_name = "FILE")]
     password_file: Option<PathBuf>,
     /// Maximum number of client connections

@@ -635,7 +635,7 @@ impl Check {
         }
     }
 
-    /// Checks a record; `None` unless it is its writer's next record, unaltered, and behind all others.
+    /// Checks a record. Returns `None` unless it is its writer's next record, unaltered, and after all earlier records.
     fn note_record(&mut self, position: u64, record: &[u8]) -> Option<()> {
         self.sum = self.sum.wrapping_add(sum_of(position, record));
         let is_behind = position >= self.position;

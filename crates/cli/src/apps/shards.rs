@@ -33,7 +33,7 @@ pub(super) fn check(over: &Over) -> Result<(), UsageError> {
     Ok(())
 }
 
-/// Creates the clock for expiry, in milliseconds since its creation.
+/// Creates the clock for the expiry of keys, which counts milliseconds from its creation.
 pub(super) fn clock() -> Clock {
     let begin = Instant::now();
     Arc::new(move || begin.elapsed().as_millis() as u64)

@@ -57,7 +57,7 @@ pub enum Line {
     End(u64),
     /// Remove the remaining regions.
     Clear,
-    /// Leave. The parent process removes what remains. If input ends without this line, the parent was killed.
+    /// Leave. The parent process removes the remaining regions. If input ends without this line, the parent was killed.
     Leave,
 }
 
@@ -200,7 +200,7 @@ pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
         Some(Line::Task(Task::Ycsb(task))) => ycsb::work(&worker, &task),
         Some(other) => bail!("expected a task, got {other:?}"),
     };
-    // Fails if the parent process was killed; the regions must be freed nevertheless.
+    // Fails if the parent process was killed; even then, the regions must be freed.
     let told = done.or_else(|error| say_failed(&error));
     // This node leaves when the parent process says so, since other workers may still use its regions.
     while worker.next().is_some() {}
@@ -261,7 +261,7 @@ pub fn now_ns() -> u64 {
 /// Maximum time for a worker to end its task and remove its regions.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// A worker's knowledge of its parent process, and of the regions that are left if the parent is killed.
+/// The data with which a worker removes the regions of a run whose parent process was killed.
 #[derive(Default)]
 struct Orphan {
     /// Directory of the cluster, unless the cluster ends with the parent process.
@@ -299,7 +299,7 @@ impl Orphan {
             // The task may still create regions, so another process frees them after the end of this one.
             let mut sweeping = Command::new(program);
             sweeping.arg("--dir").arg(dir).args(["run-sweep", "--", run]);
-            // If it cannot start, other workers start theirs.
+            // If the process cannot start, other workers start theirs.
             let _started = sweeping.stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0).spawn();
             std::process::exit(1)
         }

@@ -49,7 +49,10 @@ fn await_end(dir: &Path, client: &Client, node: NodeId, process: Option<&Presenc
     let is_running = |nodes: Vec<Presence>| nodes.iter().any(|known| process == Some(known));
     while is_known(client.session.status()?) || is_running(cluster_dir::nodes(dir)?) {
         if Instant::now() >= deadline {
-            bail!("node {node} is drained, but has not left within {} s", LEAVE_PATIENCE.as_secs());
+            bail!(
+                "node {node} is drained, but has not left within {} s; see `halite status`",
+                LEAVE_PATIENCE.as_secs()
+            );
         }
         std::thread::sleep(LOOK_AGAIN);
     }

@@ -1,7 +1,7 @@
 //! `halite explain`: shows which path accesses to a region or node take, and why.
 //!
-//! The answer holds for an application that has just joined on this host; for another user than that of the node, for an
-//! attached session, and so for its node.
+//! The answer holds for an application that has just joined on this host. For a user other than the node's, it holds
+//! for an attached session, whose accesses take the paths of its node.
 
 use std::path::Path;
 

@@ -62,7 +62,7 @@ fn placement(client: &Attached, args: &Put) -> anyhow::Result<Placement> {
     if args.spread {
         let nodes = memory_nodes(&client.session)?;
         if nodes.is_empty() {
-            bail!("cannot spread {:?}: no node contributes memory", args.name);
+            bail!("cannot spread {:?}: no node contributes memory; start a node with --arena", args.name);
         }
         return Ok(Placement::Spread(nodes));
     }

@@ -88,7 +88,8 @@ pub fn run(dir: &Path, args: &args::Status) -> anyhow::Result<ExitCode> {
     Ok(exit_status(asked.is_ok(), &rows))
 }
 
-/// If the members did not answer, no node is known to be well.
+/// Returns success if all nodes are well. Without the members' answers, the state of the nodes is unknown, so returns
+/// the status of a problem.
 fn exit_status(has_answers: bool, rows: &[Row]) -> ExitCode {
     let is_well = |row: &Row| matches!(row.state, "alive" | "left");
     if has_answers && rows.iter().all(is_well) { ExitCode::SUCCESS } else { ExitCode::from(NOT_WELL) }
@@ -103,7 +104,7 @@ pub(super) fn presences(dir: &Path) -> anyhow::Result<Option<Vec<Presence>>> {
     presences.map(Some).with_context(|| format!("cannot list the processes in {}", dir.display()))
 }
 
-/// What a principal uses of a node, as `--json` prints it. Resources without a quota have `max` null.
+/// Resource use of a principal on a node, as `--json` prints it. `max` is null for a resource without a quota.
 #[derive(Serialize)]
 struct PrincipalJson {
     node: u32,
@@ -112,7 +113,7 @@ struct PrincipalJson {
     max: BTreeMap<&'static str, Option<u64>>,
 }
 
-/// Prints what each principal uses of each node of this host that accepts sessions.
+/// Prints the resource use of each principal on each node of this host that accepts sessions.
 fn print_principals(dir: &Path, rows: &[Row], json: bool) -> anyhow::Result<()> {
     let mut columns = vec![("principal", Align::Left), ("node", Align::Right)];
     columns.extend(Quota::ALL.map(|quota| (quota.name(), Align::Right)));
@@ -145,7 +146,7 @@ fn amount(quota: Quota, used: u64, max: u64) -> String {
     }
 }
 
-/// Returns the sessions that are attached to a node of this host, except the one that asks.
+/// Returns the sessions that are attached to a node of this host, except the session of this command.
 fn sessions(dir: &Path, node: u32) -> Vec<AttachedSession> {
     // Nodes of other hosts, and nodes that accept no sessions, have none to show.
     let Ok(session) = blocking::Session::attach_to(dir, NodeId(node)) else { return Vec::new() };
@@ -231,7 +232,7 @@ fn ask(dir: &Path, presences: &[Presence]) -> anyhow::Result<Answers> {
     Ok(answers)
 }
 
-/// A reason with this prefix comes from a node that answered, so that it is not silent.
+/// Prefix of the reasons that come from a node that answered. Such a node is not silent.
 const REFUSAL: &str = "the peer refused: ";
 
 /// Marks the nodes that run but do not answer as silent.
@@ -447,7 +448,7 @@ mod tests {
                 [Row::of_status(&moved)]
             );
         }
-        // A living process of this host keeps its row, whatever members say about other incarnations.
+        // A living process of this host keeps its row, regardless of the members' reports about other incarnations.
         let seen = PeerSeen {
             address: "10.0.0.3:7000".parse().ok(),
             is_here: false,

@@ -15,7 +15,7 @@ pub const GRACE: Duration = Duration::from_secs(5);
 /// Maximum time for the kernel to end a killed process and free its memory, which may be hundreds of gigabytes.
 const KILL_GRACE: Duration = Duration::from_secs(30);
 
-/// Time for which a running node may not listen before it counts as hidden. A node that is leaving may not listen for
+/// Time after which a running node that does not listen counts as hidden. A node that is leaving may stop listening for
 /// this long.
 const HIDDEN_PATIENCE: Duration = GRACE;
 
@@ -30,7 +30,7 @@ pub struct Target {
     pidfd: OwnedFd,
 }
 
-/// How a process ended.
+/// Outcome of stopping a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
     /// The process left after the signal.

@@ -93,7 +93,7 @@ pub enum PortRefusal {
     InUse,
     /// The address is not one of this host.
     Foreign,
-    /// The system's error.
+    /// Another error of the operating system.
     Other(String),
 }
 

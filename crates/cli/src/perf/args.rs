@@ -79,13 +79,13 @@ pub struct PerfArgs {
     /// fan_in: number of clients [default: 10]
     #[arg(long, value_name = "N")]
     pub clients: Option<u32>,
-    /// fan_in: how the server knows its clients [default: stateless]
+    /// fan_in: how the server identifies its clients [default: stateless]
     #[arg(long, value_enum)]
     pub mode: Option<Mode>,
     /// fan_in: side that starts the operations [default: client]
     #[arg(long, value_enum, value_name = "SIDE")]
     pub initiator: Option<Initiator>,
-    /// fan_in: what the clients do [default: read]
+    /// fan_in: operation of the clients [default: read]
     #[arg(long, value_enum)]
     pub verb: Option<Verb>,
     /// qos: policy of the node that sends [default: sw-pri]
@@ -106,8 +106,8 @@ pub struct PerfArgs {
     /// Overwrite existing files of --out and --svg
     #[arg(long)]
     pub force: bool,
-    /// Measure a session that is attached to the other end's node, which carries each operation out. Also measures a word
-    /// that goes to the other core and back (relay_us)
+    /// Measure a session that is attached to the other end's node, which executes each operation. Also measures the
+    /// round trip of a word to the other core (relay_us)
     #[arg(long)]
     pub attached: bool,
     /// Measure against this node of the cluster in --dir instead of a new process

@@ -29,9 +29,9 @@ pub struct Bench {
     pub server: Option<Server>,
     /// Regions that exist until the last row.
     pub regions: Vec<Lh>,
-    /// Bytes of one operation.
+    /// Length of one operation in the current row, in bytes.
     pub size: u64,
-    /// Operations of each thread.
+    /// Number of operations of each thread in the current row.
     pub iterations: u64,
     /// Factor by which intervals between operations are longer than usual.
     pub slowdown: u64,
@@ -77,7 +77,7 @@ impl Bench {
         })
     }
 
-    /// Measures one row.
+    /// Measures one row of the result table.
     pub fn row(&mut self, size: u64, slowdown: u64) -> anyhow::Result<Row> {
         (self.size, self.slowdown) = (size, slowdown);
         // Longer intervals need fewer operations, so that each row takes equally long.

@@ -12,7 +12,7 @@ pub enum Pinning {
     Apart,
     /// Both ends on the first core, with all their threads: best if the threads mostly sleep
     Shared,
-    /// On whichever cores the scheduler picks
+    /// On any core that the scheduler chooses
     Any,
 }
 

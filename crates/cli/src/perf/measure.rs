@@ -19,7 +19,7 @@ const ROUNDS: u64 = 7;
 /// Measurements of one thread.
 #[derive(Debug)]
 pub struct Measured {
-    /// Operations between two readings of the clock.
+    /// Number of operations between two clock reads.
     pub batch: u64,
     pub ours: Series,
     /// Measurements of the baseline, if there is one.
@@ -116,7 +116,7 @@ pub struct Series {
     pub rates: Vec<f64>,
     /// Operations per second over all rounds.
     pub rate: f64,
-    /// Operations in all.
+    /// Total number of operations.
     pub operations: u64,
     /// Processor time of the measuring threads in these rounds.
     pub cpu: Duration,

@@ -23,7 +23,7 @@ use super::workload::{Bench, PerfArgs, Plan, Planned, WORD_BYTES};
 /// Timeout of an answer, after which the measurement assumes that the other side is dead.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Longest write that leaves whole when it is posted: less than an access may have under way.
+/// Longest write that is sent completely when it is posted; below the maximum that one access may have in progress.
 const POSTED_BYTES_MAX: u64 = 512 << 10;
 
 /// Number of reads of the word per reading of the clock.

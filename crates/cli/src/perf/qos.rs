@@ -41,7 +41,7 @@ const SAMPLES: u32 = 8;
 const HIGH: usize = 0;
 const LOW: usize = 1;
 
-/// A phase: its name, and which session writes with how many bytes in an operation.
+/// A phase: its name, and for each session the bytes of one write; `None` for a session that does not write.
 struct Phase {
     name: &'static str,
     high: Option<usize>,
@@ -57,11 +57,11 @@ const PHASES: [Phase; 6] = [
     Phase { name: "64 B and low", high: Some(SMALL), low: Some(OPERATION) },
 ];
 
-/// What a phase measured. Throughput is in bytes per second.
+/// Measurements of a phase. Throughput is in bytes per second.
 struct Measured {
     /// Throughput of high and low.
     rates: [f64; 2],
-    /// The same for each part of the phase.
+    /// Throughput of high and low in each part of the phase.
     samples: Vec<[f64; 2]>,
     /// Times of the short operations, in nanoseconds.
     small: Histogram<u64>,
@@ -178,7 +178,7 @@ impl<'b> Pair<'b> {
         })
     }
 
-    /// Returns how many regions do not have the bytes that were written.
+    /// Returns the number of regions that do not contain the bytes that were written.
     fn verify(&self) -> anyhow::Result<u64> {
         let mut errors = 0;
         for index in [HIGH, LOW] {

@@ -13,11 +13,11 @@ use crate::output;
 /// The result of one size, as a row of the table.
 #[derive(Default, Debug)]
 pub struct Row {
-    /// Bytes of one operation.
+    /// Length of one operation, in bytes.
     pub size: u64,
     /// Bytes that count for bandwidth; for calls, the bytes of the longer direction.
     pub payload: u64,
-    /// Operations of each thread.
+    /// Number of operations of each thread.
     pub iterations: u64,
     /// Operations between two readings of the clock.
     pub batch: u64,
@@ -61,7 +61,7 @@ pub const READ_WRITE: Bare = Bare("read+write", &["read_write_lat_us"]);
 /// Baseline: page faults in shared memory.
 pub const PAGES: Bare = Bare("pages", &["pages_lat_us"]);
 
-/// Prints the heading.
+/// Prints the heading of the result table.
 pub fn begin(job: &Job) -> anyhow::Result<()> {
     if !job.args.json {
         output::print(&heading(job))?;
@@ -69,7 +69,7 @@ pub fn begin(job: &Job) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Prints one row.
+/// Prints one row of the result table.
 pub fn row(job: &Job, row: &Row) -> anyhow::Result<()> {
     match job.args.json {
         true => output::print_json(&Line::new(job, row))?,

@@ -24,7 +24,7 @@ use crate::coworker::Coworker;
 use crate::output;
 use crate::signals;
 
-/// The client's node.
+/// Number of the client's node.
 pub const CLIENT: NodeId = NodeId(1);
 
 /// A request to the server.
@@ -40,12 +40,12 @@ pub enum Request {
     Checksum {
         /// Name of the region.
         name: String,
-        /// Number of bytes.
+        /// Number of bytes of the region to include in the checksum.
         len: u64,
     },
 }
 
-/// The server's part in a test: what its threads have to do.
+/// The server's part in a test: the work of its threads.
 #[derive(Serialize, Deserialize, Debug)]
 pub struct Part {
     /// Name of the test.
@@ -54,7 +54,7 @@ pub struct Part {
     pub threads: usize,
     /// Bytes of each turn or request; 0 if their lengths differ.
     pub size: u64,
-    /// Turns of each thread.
+    /// Number of turns of each thread.
     pub turns: u64,
     /// Bytes of each reply.
     pub reply_bytes: u64,

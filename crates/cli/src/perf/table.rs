@@ -14,18 +14,18 @@ use super::words::{ADDS, SWAPS};
 use super::workload::{PerfArgs, Planned};
 use super::{access, barriers, bulk, calls, echo, load, locks, occupancy, pingpong, regions, words};
 
-/// A test.
+/// A test of `halite perf`.
 #[derive(Debug)]
 pub struct Test {
     /// Name of the test on the command line and in results.
     pub name: &'static str,
     /// True if the results are rates, not latencies.
     pub is_bandwidth: bool,
-    /// Creates the client's plan.
+    /// Creates the client's plan from the flags.
     pub plan: fn(&PerfArgs) -> Planned,
-    /// Creates the server's threads.
+    /// Creates the server's threads, which have not started yet.
     pub follow: fn(&End, &Part) -> anyhow::Result<Vec<Follower>>,
-    /// Text of the help.
+    /// Description of the test for `halite perf --help`.
     help: &'static str,
 }
 
@@ -66,11 +66,11 @@ pub static TESTS: [Test; 22] = [
          "TCP and UDP over loopback, and Halite over roce and shm, 32 B to 32 MiB, beside published networks; takes a minute"),
 ];
 
-/// The test with many clients, which needs no cluster.
+/// Name of the test with many clients, which needs no cluster.
 pub const FAN_IN: &str = "fan_in";
-/// The test of priorities.
+/// Name of the test of priorities.
 pub const QOS: &str = "qos";
-/// The test that measures several networks; it runs other tests.
+/// Name of the test that measures several networks by running other tests.
 pub const NETWORKS: &str = "networks";
 
 type MakePlan = fn(&PerfArgs) -> Planned;

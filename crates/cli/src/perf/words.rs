@@ -9,7 +9,8 @@ use super::baseline::{self, Words};
 use super::report::ATOMIC;
 use super::workload::{Bench, Measured, PerfArgs, Plan, Planned, SAME_BYTES, Timer, WORD_BYTES, Workload};
 
-/// Bytes of a cache line. Threads that swap use one each; those that add share a word, to detect lost additions.
+/// Length of a cache line, in bytes. Threads that swap use one line each; threads that add share a word, so that lost
+/// additions are detected.
 const LINE_BYTES: u64 = 64;
 
 /// Value of the parameter `IS_ADD` for swaps.

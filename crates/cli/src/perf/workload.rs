@@ -30,7 +30,7 @@ pub trait Workload: Send + Sized {
     }
 }
 
-/// Measures one row.
+/// Measures one row of a workload.
 pub fn measure<W: Workload>(bench: &mut Bench) -> anyhow::Result<Row> {
     let shares = W::setup(bench)?;
     let (mut row, shares) = bench.time(shares, |_, share, bench, timer| share.operation(bench, timer))?;
@@ -64,12 +64,12 @@ pub const SIZE_LIMIT: &str = "-s must be from 1 byte to 64 MiB";
 /// Length of a word in bytes, which is the stamp of a ping-pong.
 pub const WORD_BYTES: u64 = 8;
 
-/// The plan of a test.
+/// The plan of a test: the function that measures a row, and the defaults and limits of the flags.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Measures one row.
+    /// Function that measures one row.
     pub measure: fn(&mut Bench) -> anyhow::Result<Row>,
-    /// Text of the heading.
+    /// Description of the operations, for the heading.
     pub what: &'static str,
     /// Baseline of the test.
     pub bare: Bare,

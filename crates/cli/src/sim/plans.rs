@@ -29,9 +29,9 @@ pub enum SourceError {
     /// The plan is invalid or unknown.
     #[error("plan {said}: {cause}")]
     Plan {
-        /// Name or path.
+        /// Name or path of the plan, as the user gave it.
         said: String,
-        /// The reason.
+        /// The reason why the plan cannot be used.
         cause: Box<PlanError>,
     },
 }

@@ -124,7 +124,7 @@ fn a_living_node_keeps_its_number() {
 }
 
 #[test]
-fn a_node_whose_number_was_taken_ends_and_says_so() {
+fn a_node_whose_number_was_taken_ends_with_the_reason() {
     let Some(mut cluster) = cluster(3) else { return };
     cluster.put(0, "model", &bytes(10_000), 1);
     let line = line(cluster.host(1), 1, Some("10.0.0.1"));
@@ -150,7 +150,7 @@ fn a_node_whose_number_was_taken_ends_and_says_so() {
 }
 
 #[test]
-fn an_address_out_of_reach_is_told() {
+fn an_unreachable_address_is_reported() {
     let Some((_first, world)) = two_hosts() else { return };
     let join = |address: &str, to: &str| {
         let flags = format!("--listen {address} --secret-file {SECRET} --join {to}:7000");

@@ -293,7 +293,7 @@ fn shared_memory(stream: &UnixStream) -> [OwnedFd; 2] {
 }
 
 #[test]
-fn a_client_that_writes_garbage_into_shared_memory_harms_only_itself() {
+fn garbage_in_shared_memory_ends_only_its_own_session() {
     let scratch = Scratch::new("memory");
     scratch.ok("up --nodes 1 --arena 64M --detach");
     let polite = Session::attach(scratch.cluster()).unwrap();

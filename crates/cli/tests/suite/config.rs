@@ -107,7 +107,7 @@ fn the_password_of_etcd_is_never_shown() {
 
 /// The network tests show what a node then does.
 #[test]
-fn congestion_control_reaches_every_node_and_child_process_of_a_command() {
+fn congestion_control_reaches_all_nodes_of_a_command() {
     let command_line = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let is_told = |command: &str, by: &str, pid: u32| {
         let line = command_line(pid).replace('\0', " ");

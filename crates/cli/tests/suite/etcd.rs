@@ -140,7 +140,7 @@ fn etcd_is_used_over_tls_with_a_password_file() {
 }
 
 #[test]
-fn wrong_certificates_users_and_files_are_told_apart() {
+fn wrong_certificates_users_and_files_have_distinct_errors() {
     let scratch = Scratch::new("etcd-refused");
     let Some(etcd) = Etcd::start_with_tls(&scratch) else { return };
     with_users(&etcd);
@@ -187,7 +187,7 @@ fn wrong_certificates_users_and_files_are_told_apart() {
 /// The fault, the place and the remedy are each reported once: by a command on a terminal, by a node that other nodes
 /// wait for, and in a node's log.
 #[test]
-fn faults_of_etcd_are_told_once_with_a_remedy() {
+fn faults_of_etcd_are_reported_once_with_a_remedy() {
     let scratch = Scratch::new("etcd-once");
     let Some(etcd) = Etcd::start() else { return };
     let at = ClosedPort::new();

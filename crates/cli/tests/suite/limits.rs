@@ -19,7 +19,7 @@ fn limited(scratch: &Scratch, ulimit: &str, line: &str) -> (Option<i32>, String,
 }
 
 #[test]
-fn too_many_nodes_are_refused_with_what_works() {
+fn too_many_nodes_are_refused_with_a_working_number() {
     let scratch = Scratch::new("descriptors");
     let (status, _, complaint) = limited(&scratch, "ulimit -n 100", "up --nodes 64 --detach");
     assert_eq!(status, Some(1), "{complaint}");

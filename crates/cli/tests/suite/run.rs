@@ -369,7 +369,7 @@ fn endless_pagerank(scratch: &Scratch) -> String {
 }
 
 #[test]
-fn a_stopped_run_frees_its_regions_and_leaves_those_of_a_run_beside_it() {
+fn a_stopped_run_frees_only_its_own_regions() {
     let scratch = Scratch::new("run-stopped");
     let _up = up(&scratch);
     scratch.ok(&format!("put foreign {}", scratch.write("file", b"foreign").display()));
@@ -559,7 +559,7 @@ fn matching_lines_are_found_with_their_numbers() {
 }
 
 #[test]
-fn words_are_counted_without_a_worker_that_was_killed_before_its_first_task() {
+fn wordcount_survives_a_worker_killed_before_its_first_task() {
     const WORKERS: usize = 5;
     let scratch = Scratch::new("run-words-early");
     let _up = up(&scratch);

@@ -25,23 +25,23 @@ use crate::metrics::Account;
 use crate::session::attached::entry::{WAKE_ID, slot_of};
 use crate::session::attached::wire::{self, Message, Refusal, VERSION, Welcome};
 
-/// Maximum number of operations of a client under way.
+/// Maximum number of a client's operations in progress.
 const OPERATIONS_MAX: usize = 8192;
-/// Maximum length of the requests under way and the replies that are not sent, in bytes: beyond it, the node does not
-/// read the client's socket. Twice the longest message, so that a long reply does not stop the next request.
+/// Maximum total length of a client's requests in progress and unsent replies, in bytes. Beyond it, the node stops
+/// reading the client's socket. It is twice the longest message, so that a long reply does not stop the next request.
 const BYTES_MAX: usize = 2 * wire::BODY_BYTES_MAX;
-/// Memory in bytes, and operations under way, that each session may have whatever its principal's other sessions use, so
-/// that a client can always end what it holds. The memory is that of a slice and its request.
+/// Memory in bytes, and operations in progress, that each session may use even if other sessions of its principal have
+/// used up the quotas, so that a client can always release resources. The memory holds a slice and its request.
 pub(super) const SHARE_BYTES: usize = 2 * wire::SLICE_BYTES;
 const SHARE_OPERATIONS: usize = 16;
-/// Bytes that one turn sends, so that clients take turns.
+/// Maximum number of bytes that a client gets in one turn, so that clients take turns.
 const SENT_MAX: usize = 4 * wire::SLICE_BYTES;
 
 /// The connection ended, or must end.
 #[derive(Debug)]
 pub(super) struct Over;
 
-/// The process at the other end, as the kernel reports it.
+/// The client's process, as the kernel reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Peer {
     pub(super) uid: u32,
@@ -53,35 +53,36 @@ pub(super) struct Connection {
     client: u64,
     peer: Peer,
     ready: Arc<Ready>,
-    /// The operations are dropped before the session.
+    /// Operations in progress, by id. They are dropped before the session.
     operations: BTreeMap<u64, Operation>,
     desk: Option<Rc<Desk>>,
-    /// What the principal uses in all its sessions; `None` until the session is open.
+    /// Resource use of the principal in all its sessions; `None` until the session is open.
     account: Option<Arc<Account>>,
-    /// Memory of this session that the account includes, in bytes.
+    /// Memory of this session that `account` includes, in bytes.
     charged: usize,
-    /// Memory shared with the client, once it is attached; `None` if the system has none.
+    /// Memory shared with the client; `None` before the client attaches, and if no memory could be shared.
     ring: Option<Ring>,
-    /// Descriptors of that memory, until they are sent with the hello.
+    /// Descriptors of that memory, until the node sends them with its hello.
     fds: Option<[OwnedFd; 2]>,
-    /// Number of messages started, modulo 2^16.
+    /// Number of socket messages whose requests were started, modulo 2^16.
     started: u16,
-    /// Received bytes that are no complete message yet, or that wait because of a bound.
+    /// Received bytes of an incomplete message, or of messages that wait because of a bound.
     input: Vec<u8>,
     /// Length of the first message of `input`, in bytes, if it is incomplete and the quota has room for it; else 0.
     announced: usize,
-    /// Bytes of a refused request that are yet to come, and that the node drops.
+    /// Number of bytes of a refused request that have not arrived yet. The node discards them.
     skipped: usize,
     output: VecDeque<Vec<u8>>,
-    /// Number of bytes of the first message of `output` that are sent.
+    /// Number of bytes of the first message in `output` that were sent.
     sent: usize,
     /// Length of `output`, in bytes.
     unsent: usize,
-    /// Length of the requests under way, in bytes.
+    /// Total length of the requests in progress, in bytes.
     requested: usize,
-    /// Operations that wait until the client reads replies, so that their results take no memory here.
+    /// Operations that wait until the client reads replies, because their results would use more memory of the node.
     stalled: Vec<u64>,
-    /// Numbers of operations started, and of requests refused because of a quota, since they were last taken.
+    /// Numbers of operations started, and of requests refused because of a quota, since the last
+    /// [`Connection::take_counts`].
     counts: [u64; 2],
     /// True if the connection ends once its output is sent.
     is_refused: bool,
@@ -127,7 +128,8 @@ impl Connection {
         self.peer
     }
 
-    /// Returns the number of operations under way, and of the bytes that the client's messages take here.
+    /// Returns the number of operations in progress, and the memory in bytes that the client's messages use in this
+    /// node.
     pub(super) fn figures(&self) -> (u64, u64) {
         (self.operations.len() as u64, self.memory() as u64)
     }
@@ -142,12 +144,12 @@ impl Connection {
         std::mem::take(&mut self.counts)
     }
 
-    /// Returns the bytes that the client's messages take here.
+    /// Returns the memory in bytes that the client's messages use in this node.
     fn memory(&self) -> usize {
         self.requested + self.unsent + self.input.len().max(self.announced)
     }
 
-    /// Brings the memory of this session in the principal's account up to date.
+    /// Updates the memory of this session in the principal's account.
     pub(super) fn charge(&mut self) {
         if let Some(account) = &self.account {
             let memory = self.memory();
@@ -156,7 +158,7 @@ impl Connection {
         }
     }
 
-    /// Checks that the principal may have another request under way, whose message has `len` bytes.
+    /// Checks that the principal's quotas allow another request, whose message has `len` bytes.
     fn admit(&self, len: usize) -> Result<(), QuotaExceeded> {
         let Some(account) = &self.account else { return Ok(()) };
         if self.operations.len() >= SHARE_OPERATIONS {
@@ -175,12 +177,12 @@ impl Connection {
         self.unsent >= max
     }
 
-    /// Returns true if results wait until replies are received.
+    /// Returns true if operations wait until the client receives replies.
     pub(super) fn has_stalled(&self) -> bool {
         !self.stalled.is_empty()
     }
 
-    /// Returns true if results wait, and may now be made.
+    /// Returns true if operations wait, and may now continue.
     pub(super) fn may_continue(&self) -> bool {
         !self.stalled.is_empty() && !self.is_stalled()
     }
@@ -189,7 +191,7 @@ impl Connection {
         self.desk.is_some()
     }
 
-    /// Takes one slice from the socket.
+    /// Receives at most one slice from the socket.
     pub(super) fn receive(&mut self, slice: &mut [u8]) -> Result<(), Over> {
         match rustix::net::recv(&self.stream, &mut *slice, RecvFlags::empty()) {
             Ok((0, _)) => Err(Over),
@@ -209,7 +211,7 @@ impl Connection {
         if self.is_attached() || self.is_refused {
             return Ok(false);
         }
-        // Checked early, so that a stranger makes the node keep few bytes.
+        // Checked early, so that the node buffers few bytes for an unknown process.
         if self.input.len() > wire::HEADER_BYTES + wire::HELLO_BYTES_MAX {
             return Err(Over);
         }
@@ -332,7 +334,7 @@ impl Connection {
         self.poll(request)
     }
 
-    /// Drops an operation, which is no longer among those under way.
+    /// Drops an operation that was removed from the table of operations.
     fn end(&mut self, operation: Operation) {
         self.requested -= operation.bytes;
         if let Some(account) = &self.account {
@@ -340,7 +342,7 @@ impl Connection {
         }
     }
 
-    /// Continues an operation, if it is still under way.
+    /// Polls an operation if it is still in progress.
     pub(super) fn poll(&mut self, request: u64) -> Result<(), Over> {
         if self.is_stalled() {
             self.stalled.push(request);
@@ -356,7 +358,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends the reply to a request by the way that the request came.
+    /// Sends the reply to a request the way the request came: through shared memory or the socket.
     fn answer(&mut self, request: u64, message: Vec<u8>) {
         match slot_of(request) {
             Some(slot) => self.answer_slot(slot, message),
@@ -376,7 +378,7 @@ impl Connection {
         self.charge();
     }
 
-    /// Sends what the socket takes, up to the bytes of one turn, and starts operations that waited for room.
+    /// Sends the bytes that the socket accepts, at most those of one turn. Then starts operations that waited for room.
     pub(super) fn flush(&mut self) -> Result<(), Over> {
         let mut sent_in_turn = 0;
         while let Some(first) = self.output.front()
@@ -412,7 +414,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Tells epoll what the connection waits for.
+    /// Registers with epoll for the events that the connection waits for.
     pub(super) fn set_interest(&mut self, epoll: &OwnedFd, client: u64) -> Result<(), Over> {
         let mut interest = epoll::EventFlags::empty();
         interest.set(epoll::EventFlags::IN, self.has_room());
@@ -445,6 +447,6 @@ fn send(stream: &UnixStream, bytes: &[u8], fds: Option<&[OwnedFd; 2]>) -> Result
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let fds = fds.each_ref().map(AsFd::as_fd);
-    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)), "the space is that of two descriptors");
+    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)), "the buffer has space for two descriptors");
     rustix::net::sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)
 }

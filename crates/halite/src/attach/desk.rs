@@ -23,7 +23,7 @@ pub(super) struct Desk {
     low: Session,
     /// True if the client runs as the user of the node, and may therefore administrate it.
     pub(super) is_owner: bool,
-    /// What the principal uses in all its sessions.
+    /// Resource use of the principal in all its sessions.
     pub(super) account: Arc<Account>,
     /// Number of objects and handles of this session that the account includes.
     counted: Cell<u64>,
@@ -33,7 +33,7 @@ pub(super) struct Desk {
     next: Cell<u64>,
 }
 
-/// An object that requests name by its id. A request under way keeps its object.
+/// An object that requests refer to by its id. A request in progress keeps its object alive.
 #[derive(Clone)]
 pub(super) enum Object {
     Watch(Rc<Watch>),
@@ -59,7 +59,7 @@ impl Desk {
         Desk { session: session.into(), low, is_owner, account, counted, services, objects, next }
     }
 
-    /// Reserves a place in a quota for what a request makes, until the request ends.
+    /// Reserves room in a quota for the object that a request creates, until the request ends.
     pub(super) fn reserve(&self, quota: Quota) -> Result<Reserved<'_>, QuotaExceeded> {
         if quota == Quota::Objects && self.account.admit(quota, 1).is_err() {
             // Handles also end with their regions.
@@ -70,7 +70,8 @@ impl Desk {
         Ok(Reserved { desk: self, quota })
     }
 
-    /// Checks that the principal may leave an answer of `len` bytes in this node until its client receives it.
+    /// Checks that the principal's quotas allow this node to keep an answer of `len` bytes until the client receives
+    /// it.
     pub(super) fn admit_answer(&self, len: usize) -> Result<(), QuotaExceeded> {
         match len <= SHARE_BYTES {
             true => Ok(()),
@@ -78,7 +79,7 @@ impl Desk {
         }
     }
 
-    /// Brings the number of objects and handles in the account up to date.
+    /// Updates the number of objects and handles in the account.
     pub(super) fn recount(&self) {
         let inner = &self.embedded(Priority::High).inner;
         let handles =
@@ -102,7 +103,7 @@ impl Desk {
         &self.embedded(Priority::High).inner.principal.0
     }
 
-    /// Keeps an object, and returns its id; `None` if the client has too many objects.
+    /// Stores an object and returns its id. Returns `None` if the client has too many objects.
     pub(super) fn keep(&self, object: Object) -> Option<u64> {
         let mut objects = self.objects.borrow_mut();
         if objects.len() >= OBJECTS_MAX {
@@ -120,7 +121,7 @@ impl Desk {
 
     /// Ends an object; does nothing if it has ended.
     pub(super) fn end(&self, id: u64) {
-        // Dropped after the table is free again.
+        // The object is dropped after the borrow of the table ends.
         let ended = self.objects.borrow_mut().remove(&id);
         if ended.as_ref().is_some_and(Object::is_service) {
             self.services.set(self.services.get() - 1);
@@ -172,7 +173,7 @@ impl Desk {
         Some(())
     }
 
-    /// Takes a call out, to answer it.
+    /// Removes a call from the table, so that it can be answered.
     pub(super) fn take_call(&self, id: u64) -> Option<Call> {
         let mut objects = self.objects.borrow_mut();
         match objects.remove(&id)? {
@@ -212,7 +213,7 @@ impl Drop for Borrowed {
     }
 }
 
-/// A place in a quota that a request has until it ends.
+/// Room in a quota that a request holds until it ends.
 pub(super) struct Reserved<'d> {
     desk: &'d Desk,
     quota: Quota,

@@ -6,19 +6,20 @@
 //!                            └───────────── reply ────────────────────┘
 //! ```
 //!
-//! One thread serves all clients: it polls the shared memory of active clients, sleeps in epoll otherwise, takes at most
-//! one slice from each readable socket per turn, and polls the futures whose wakers were called. A short access through
-//! shared memory needs no future. For each client the node keeps an ordinary session of the client's
-//! principal ([`crate::session`]), which checks each operation as it does for an application of this process. When a
-//! connection ends, its session, with everything that it holds, is dropped.
+//! One thread serves all clients. It polls the shared memory of active clients, and otherwise sleeps in epoll. In each
+//! turn it receives at most one slice from each readable socket, and polls the futures whose wakers were called. A
+//! short access through shared memory needs no future. For each client, the node keeps an ordinary session of the
+//! client's principal ([`crate::session`]), which checks each operation as it does for an application of this process.
+//! When a connection ends, its session is dropped with all its resources.
 //!
-//! Clients are untrusted. A line in shared memory, or a message, is copied before it is decoded, and a malformed one ends its connection. The
-//! number of clients, and the operations, objects and bytes of each client have bounds; beyond them, the thread stops
-//! reading the client's socket, or ends the connection. The sessions of each principal but the node's own user also have
-//! common quotas ([`crate::metrics::Account`]); a request beyond them is refused with the quota that it exceeds.
+//! Clients are untrusted. The thread copies a message, or a line in shared memory, before decoding it; a malformed one
+//! ends the connection. The number of clients, and the operations, objects and bytes of each client have bounds. Beyond
+//! them, the thread stops reading the client's socket, or ends the connection. The sessions of each principal except
+//! the node's own user also share quotas ([`crate::metrics::Account`]); the node refuses a request that exceeds a
+//! quota, and names the quota.
 //!
-//! This folder calls [`crate::session`], [`crate::cluster`] and [`crate::metrics`]. Its one lock, around the list of woken operations, nests
-//! in no other.
+//! This folder calls [`crate::session`], [`crate::cluster`] and [`crate::metrics`]. Its only lock, around the list of
+//! woken operations, nests in no other lock.
 
 mod connection;
 mod desk;
@@ -45,10 +46,10 @@ use crate::session::Embedded;
 /// Opens a session of a principal, or of the node's principal with `None`; returns `None` if the node has no room.
 pub(crate) type Opener = Box<dyn Fn(Option<Principal>) -> Option<Embedded> + Send>;
 
-/// What a node grants to users other than its own.
+/// Policy of a node for the sessions of other users.
 #[derive(Debug)]
 pub(crate) struct Policy {
-    /// The rules that give users principals.
+    /// Rules that assign principals to users.
     pub(crate) principals: Vec<PrincipalRule>,
     /// The quotas of each principal.
     pub(crate) quotas: Amounts,
@@ -89,7 +90,7 @@ impl Drop for Attach {
     }
 }
 
-/// Operations that can continue, and the bell that wakes the thread.
+/// Operations that can continue, and the event descriptor (eventfd) that wakes the thread.
 #[derive(Debug)]
 struct Ready {
     bell: OwnedFd,
@@ -101,7 +102,7 @@ struct Ready {
 #[derive(Debug, Default)]
 struct Woken {
     operations: Vec<OperationId>,
-    /// True while the thread sleeps or is about to.
+    /// True while the thread sleeps or is about to sleep.
     sleeps: bool,
     is_over: bool,
 }
@@ -120,7 +121,7 @@ impl Ready {
     }
 
     fn is_rung(&self) -> bool {
-        // The mutex orders what it tells of.
+        // Only a hint: the mutex orders the operations themselves.
         self.is_rung.load(Relaxed)
     }
 
@@ -137,12 +138,12 @@ impl Ready {
     fn ring(&self, woken: &mut Woken) {
         self.is_rung.store(true, Relaxed);
         if std::mem::take(&mut woken.sleeps) {
-            // Cannot fail: an eventfd that is rung once per sleep has room.
+            // Cannot fail: a wake-up signals the eventfd once per sleep, so its counter has room.
             let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
         }
     }
 
-    /// Returns true if the thread may sleep. From then on, the next wake rings.
+    /// Returns true if the thread may sleep. After that, the next wake-up signals the eventfd.
     fn may_sleep(&self) -> bool {
         let mut woken = self.woken();
         woken.sleeps = woken.operations.is_empty() && !woken.is_over;

@@ -1,4 +1,4 @@
-//! Carries requests out on the client's session.
+//! Executes requests on the client's session in the node.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -21,14 +21,15 @@ use crate::session::calls::{Call, Function, Message, Port};
 use crate::session::qos::QosError;
 use crate::session::{Lh, ReadOp, Session, WriteOp};
 
-/// Maximum number of requests in the queue of an attached session's function or port, and of their bytes.
+/// Maximum number of requests in the queue of an attached session's function or port.
 const QUEUED_MAX: usize = 65_536;
-/// A receive of many calls takes them in one message, with what it tells about each.
+/// Maximum total length of these requests, in bytes: one reply must hold the inputs of all calls, with a description of
+/// each.
 const QUEUED_BYTES_MAX: usize = wire::PAYLOAD_BYTES_MAX - wire::REQUEST_BYTES_MAX;
-/// For other users than the node's own: 1 GiB for the default number of services.
+/// The same maximum for users other than the node's own: together 1 GiB with the default quota of services.
 const QUEUED_BYTES_OF_OTHERS_MAX: usize = 4 << 20;
 
-/// Carries a request out, and returns the reply. Returns `None` if the request is malformed; the connection then ends.
+/// Executes a request, and returns the reply. Returns `None` if the request is malformed; the connection then ends.
 pub(super) async fn carry_out(desk: Rc<Desk>, id: u64, body: Vec<u8>) -> Option<Vec<u8>> {
     let (priority, request, data) = wire::decode_request(&body)?;
     let session = desk.session(priority);
@@ -71,7 +72,7 @@ async fn read(session: &Session, id: u64, lh: Lh, offset: u64, len: u32) -> Opti
     }
 }
 
-/// Carries a request out if the quotas have room for what it makes.
+/// Executes a request if the quotas have room for the objects that it creates.
 async fn carry_out_counted(
     desk: &Desk,
     priority: Priority,
@@ -94,7 +95,7 @@ async fn carry_out_counted(
     reply
 }
 
-/// Returns the quotas that must have room for what a request makes.
+/// Returns the quotas that must have room for the objects that a request creates.
 fn quotas_of(request: &Request<'_>) -> &'static [Quota] {
     match request {
         Request::Serve { .. } | Request::ServeNamed { .. } | Request::OpenPort { .. } => {
@@ -329,24 +330,24 @@ async fn calls(
     })
 }
 
-/// The error of a call whose answer the node cannot keep for the client.
+/// Returns the error of a call whose answer the node cannot keep for the client.
 fn unanswered(node: NodeId, function: u32, exceeded: QuotaExceeded) -> CallError {
     CallError { node, function, cause: CallCause::Quota(exceeded), may_have_run: true }
 }
 
-/// Limits the queue of a function or port, which takes memory of the node.
+/// Limits the queue of a function or port, because it uses memory of the node.
 fn bounded(desk: &Desk, options: ServeOptions) -> ServeOptions {
     let requests_max = options.requests_max.min(QUEUED_MAX);
     let bytes_max = if desk.is_owner { QUEUED_BYTES_MAX } else { QUEUED_BYTES_OF_OTHERS_MAX };
     ServeOptions { requests_max, bytes_max: options.bytes_max.min(bytes_max), ..options }
 }
 
-/// Keeps a new object, and returns the reply with its id.
+/// Stores a new object, and returns the reply with its id.
 fn opened(desk: &Desk, id: u64, object: Object) -> Option<Vec<u8>> {
     Some(reply(id, &Ok::<u64, RegionError>(desk.keep(object)?)))
 }
 
-/// Keeps received calls, and returns the reply with them.
+/// Stores received calls, and returns the reply with their inputs and ids.
 fn received(desk: &Desk, id: u64, calls: Vec<Call>, is_option: bool) -> Option<Vec<u8>> {
     let mut told = Vec::with_capacity(calls.len());
     let inputs: usize = calls.iter().map(|call| call.input().len()).sum();
@@ -364,7 +365,7 @@ fn received(desk: &Desk, id: u64, calls: Vec<Call>, is_option: bool) -> Option<V
     })
 }
 
-/// The error of an operation that only the user who runs the node may ask for.
+/// Returns the error of an operation that only the user who runs the node may request.
 fn reserved(operation: &'static str, node: NodeId) -> RegionError {
     let cause = RegionCause::PermissionDenied { missing: Permissions::MASTER };
     RegionError { operation, object: format!("node {node}"), cause }

@@ -40,10 +40,10 @@ pub(super) struct Server {
     open: Opener,
     ready: Arc<Ready>,
     clients: BTreeMap<u64, Connection>,
-    /// What the node reports about the clients.
+    /// State of the attached sessions, for the node's reports and metrics.
     sessions: Arc<AttachedSessions>,
     policy: Policy,
-    /// Clients with results that wait until replies are received.
+    /// Clients whose operations wait until the client receives replies.
     stalled: BTreeSet<u64>,
     /// Clients that use shared memory.
     rings: Rings,
@@ -65,7 +65,7 @@ pub(super) fn epoll(socket: &AttachSocket, ready: &Ready) -> io::Result<OwnedFd>
 }
 
 impl Server {
-    /// Makes the state of the thread, which alone may use it.
+    /// Creates the state of the thread. Only that thread may use it.
     pub(super) fn new(
         epoll: OwnedFd,
         socket: AttachSocket,
@@ -91,7 +91,7 @@ impl Server {
         }
     }
 
-    /// Serves until the node ends.
+    /// Serves clients until the node ends.
     pub(super) fn run(mut self) {
         let mut events = Vec::with_capacity(EVENTS_MAX);
         let mut is_short = false;
@@ -106,7 +106,7 @@ impl Server {
                 timeout_ms.map(|ms| Timespec { tv_sec: ms / 1000, tv_nsec: (ms % 1000 * 1_000_000) as _ });
             let waited = epoll::wait(&self.epoll, spare_capacity(&mut events), timeout.as_ref());
             if waited.is_err_and(|error| error != Errno::INTR) {
-                // Only a lack of memory can be the reason.
+                // The wait fails only if the system lacks memory.
                 std::thread::sleep(std::time::Duration::from_millis(SHORTAGE_MS as u64));
             }
             is_short = false;
@@ -128,7 +128,7 @@ impl Server {
                     false => drop(self.stalled.insert(client)),
                 }
             }
-            // The node has ended all waits, and the clients have the errors now.
+            // The node has ended all waits, so the clients have received the errors.
             if is_over {
                 return;
             }
@@ -153,7 +153,7 @@ impl Server {
                 _ => return Err(Over),
             },
         };
-        // A client that has gone again, or of which the kernel tells nothing, is not served.
+        // Clients that have disconnected, or that the kernel cannot identify, are not served.
         let (Ok((uid, pid)), Ok(())) =
             (halite_providers::peer_of(stream.as_fd()), stream.set_nonblocking(true))
         else {
@@ -205,7 +205,7 @@ impl Server {
         self.slice = slice;
     }
 
-    /// Lets a connection do something, sends what it has to send, and drops it if it is over.
+    /// Runs `act` on a connection, then sends its output. Drops the connection if it has ended.
     fn with(&mut self, client: u64, act: impl FnOnce(&mut Connection, &Server) -> Result<(), Over>) {
         let Some(mut connection) = self.clients.remove(&client) else { return };
         let acted = act(&mut connection, self).and_then(|()| connection.flush());

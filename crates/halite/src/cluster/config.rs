@@ -25,8 +25,8 @@ use halite_tier::quota::{Amounts, Quota};
 /// First ephemeral node number: nodes without a configured number get numbers from here on.
 pub const EPHEMERAL_NODE_MIN: u32 = NodeId::EPHEMERAL_MIN.0;
 
-/// Default of [`Config::full_mesh_nodes_max`]. A node in a cluster of 64 receives 51 heartbeats a second (63 peers, one
-/// every quarter of 5 s) and has 63 connections.
+/// Default of [`Config::full_mesh_nodes_max`]. In a cluster of 64, a node has 63 connections, and receives 51
+/// heartbeats a second: each peer sends one every 1.25 s, a quarter of the default lease.
 const FULL_MESH_NODES_MAX: usize = 64;
 
 /// Configuration of a node.
@@ -94,21 +94,21 @@ pub struct Config {
     /// joining node connects only to the first node, and to each other node on first use. Must be the same on all
     /// nodes.
     pub full_mesh_nodes_max: usize,
-    /// What this node may do to a silent peer that could still write to this node's memory.
+    /// Action that this node takes against a silent peer that could still write to this node's memory.
     pub fence: Fence,
     /// Principal of this node's sessions; by default the name of the Unix user.
     pub principal: Option<String>,
     /// Difference between this node's time of day and the host's, in seconds; 0 except in tests of clusters with
     /// different clocks. Only the fencing tokens of locks depend on the time of day.
     pub clock_offset_s: i64,
-    /// The users whose processes may attach sessions to the node ([`Session::attach`](crate::Session::attach)); `None`
-    /// if the node accepts no sessions.
+    /// Unix users whose processes may attach sessions to the node ([`Session::attach`](crate::Session::attach)). With
+    /// `None`, the node accepts no sessions.
     pub attach: Option<AttachMode>,
     /// Principals of Unix users and groups, for attached sessions. Without a rule, a user acts as the principal with its
     /// name. The node's own user always acts as the node's principal.
     pub principals: Vec<PrincipalRule>,
-    /// What each other Unix user or principal may use of this node ([`Config::QUOTAS`] by default). The node's own user has
-    /// no quotas, and quotas of regions hold only with [`AttachMode::Everyone`].
+    /// Quotas on this node of each other Unix user or principal; the default is [`Config::QUOTAS`]. The node's own user
+    /// has no quotas, and quotas of regions apply only with [`AttachMode::Everyone`].
     pub quotas: Amounts,
     /// Policy for operations of different priority ([`Session::with_priority`](crate::Session::with_priority)) that leave
     /// the node over a network; [`Node::set_qos`](crate::Node::set_qos) changes it later.
@@ -207,12 +207,12 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Default quotas: more than applications need, and little enough to leave room for others.
+    /// Default quotas. They exceed the needs of most applications and leave resources for other principals.
     pub const QUOTAS: Amounts = Amounts::UNLIMITED
         .with(Quota::Sessions, 256)
         .with(Quota::Memory, 1 << 30)
         .with(Quota::Operations, 65_536)
-        // Each costs the node up to 1,000 reads a second.
+        // Each wait costs the node up to 1,000 reads a second.
         .with(Quota::Waits, 256)
         .with(Quota::Objects, 65_536)
         .with(Quota::Services, 256)
@@ -221,7 +221,7 @@ impl Config {
         .with(Quota::RegionBytes, 512 << 20);
 
     /// Checks that the arena fits into the memory that this process may use: the machine's memory, and the limits of
-    /// the control groups that enclose the process. Only joining detects other limits.
+    /// the control groups that enclose the process. Other limits take effect only when the node joins.
     pub fn check(&self) -> Result<(), JoinError> {
         match headroom::most() {
             Some(most) if self.arena_bytes > most.bytes => {

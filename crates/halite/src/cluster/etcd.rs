@@ -139,7 +139,7 @@ struct Presence {
     kept: Option<Kept>,
 }
 
-/// What a node keeps open at etcd: its own entries with a watch, or only a watch.
+/// The connections that a node keeps open to etcd: for its own entries and a watch, or only for a watch.
 #[expect(dead_code, reason = "it is held")]
 enum Kept {
     Announces(Enrolment),
@@ -253,8 +253,11 @@ impl Carriers {
             None => false,
         };
         if !sent {
-            let failure =
-                StoreFailure { may_be_done: false, is_full: false, reason: "no etcd is open".to_owned() };
+            let failure = StoreFailure {
+                may_be_done: false,
+                is_full: false,
+                reason: "this node has no connection to etcd".to_owned(),
+            };
             self.run_detached(move || EtcdMessage::Stored(id, Err(failure)));
         }
     }

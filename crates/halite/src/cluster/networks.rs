@@ -167,7 +167,7 @@ impl MetHosts {
             None => match dir.hosts()? {
                 // Applications of two hosts connect to each other too.
                 Some(known) => {
-                    let known = KnownHosts { addresses: those_here(&known.addresses)?, ..known };
+                    let known = KnownHosts { addresses: present_addresses(&known.addresses)?, ..known };
                     (known.addresses.iter().map(|address| SocketAddr::new(*address, 0)).collect(), known)
                 }
                 None => return Ok(None),
@@ -231,8 +231,8 @@ fn addresses_of_packets(config: &Config, listen: &[SocketAddr]) -> Result<Vec<Ip
     }
 }
 
-/// Returns those of the addresses that the host still has, at least one.
-fn those_here(addresses: &[IpAddr]) -> Result<Vec<IpAddr>, JoinError> {
+/// Returns the addresses that this host still has. Fails if it has none of them.
+fn present_addresses(addresses: &[IpAddr]) -> Result<Vec<IpAddr>, JoinError> {
     let here: Vec<IpAddr> = addresses.iter().copied().filter(is_here).collect();
     if here.is_empty() {
         let list: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();

@@ -11,18 +11,18 @@ use halite_tier::ids::Principal;
 /// A rule that gives a Unix user, or the members of a group, a principal.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PrincipalRule {
-    /// The user or group.
+    /// The user or group to which the rule applies.
     pub of: UnixName,
-    /// The principal.
+    /// Name of the principal that the rule assigns.
     pub principal: String,
 }
 
 /// A Unix user or group of this host, by name or number.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum UnixName {
-    /// A user.
+    /// A user, by name or number.
     User(String),
-    /// A group.
+    /// A group, by name or number.
     Group(String),
 }
 

@@ -20,7 +20,7 @@ use crate::cluster::networks::Provider;
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// A node's knowledge of how to dial other nodes. By default, it dials each address unchanged.
+/// Converts the addresses that nodes announce to the addresses that this node dials. By default, changes no address.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ways {
     providers: Vec<Provider>,
@@ -89,7 +89,7 @@ impl Ways {
     }
 
     /// Returns true if the address belongs to this node's cluster directory; false if this node shares no memory,
-    /// because it then cannot tell.
+    /// because it then cannot know.
     pub(crate) fn is_here(&self, announced: &str) -> bool {
         let sockets = |announced: &str| {
             announced.split(',').all(|socket| socket.ends_with(".sock") && !socket.contains([':', '/']))

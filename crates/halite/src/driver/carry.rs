@@ -104,7 +104,7 @@ pub(crate) enum Stop {
 enum Hold {
     /// All parts have been prepared.
     End,
-    /// A slice's bytes are ready.
+    /// The ready parts fill a slice, so they are posted first.
     Batch,
     /// The window of posted operations is full.
     Window,
@@ -112,7 +112,7 @@ enum Hold {
     Short,
     /// The region is about to change.
     Changing,
-    /// The node's policy delays the transfer; it asks again at this time on the node's clock, in nanoseconds.
+    /// The node's policy delays the transfer, which asks again at this time on the node's clock, in nanoseconds.
     Turn(u64),
 }
 
@@ -170,7 +170,7 @@ impl Driver {
         Some(SinglePart { operation: part.operation, peer, at, time, shaped })
     }
 
-    /// Returns when to ask again if the node's policy delays the transfer now.
+    /// Returns the time at which the transfer must ask again, if the node's policy delays it now.
     #[inline]
     fn delay<T: Transfer>(&self, transfer: &T) -> Option<u64> {
         if !self.shared.shaping.is_active() {
@@ -345,7 +345,7 @@ pub(crate) struct SinglePart<'a> {
     peer: PeerId,
     at: Cursor,
     time: Time,
-    /// Set under a policy.
+    /// Record of the operation under the node's policy; `None` without a policy.
     shaped: Option<shaping::Posted>,
 }
 
@@ -356,7 +356,7 @@ pub(crate) struct DetachedPart {
     peer: PeerId,
     at: Cursor,
     time: Time,
-    /// Set under a policy.
+    /// Record of the operation under the node's policy; `None` without a policy.
     shaped: Option<shaping::Posted>,
 }
 
@@ -441,7 +441,7 @@ impl<'a, T: Transfer> Carrying<'a, T> {
 
     // Failures.
 
-    /// Fails the part of `len` bytes at `at`, and drops unposted parts behind it.
+    /// Fails the part of `len` bytes at `at`, and drops unposted parts after it.
     fn fail(&mut self, at: Cursor, len: usize, stop: Stop) {
         if self.failure.as_ref().is_none_or(|first| at < first.at) {
             self.failure = Some(Failure { at, end: self.after(at, len), stop });

@@ -12,7 +12,7 @@ pub struct DrainedNode(Arc<Latch>);
 struct Latch {
     left: Mutex<Option<u64>>,
     is_set: Condvar,
-    /// The node's process. In a fork nothing sets the latch.
+    /// The node's process. A fork of it has no thread that sets the latch.
     process: Process,
 }
 

@@ -19,8 +19,8 @@ pub(crate) struct Pending<'c> {
     open: bool,
 }
 
-/// How often a spinning thread checks for its own reply when any reply has arrived. After that, the thread registers a
-/// waker, which only its own reply wakes, and checks its deadline.
+/// Number of times that a spinning thread checks for its own reply after the arrival of other replies. After that, the
+/// thread registers a waker, which only its own reply wakes, and checks its deadline.
 const LOOKS_MAX: usize = 64;
 
 /// Result of a spin for a reply.
@@ -34,7 +34,7 @@ pub(crate) enum Spun {
     },
 }
 
-/// Why a request could not be posted, even after waiting.
+/// Reason why a request could not be posted, even after waiting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PostFailure {
     UnknownNode,

@@ -94,7 +94,7 @@ pub(crate) struct Runner {
     pub(crate) over: Option<Over>,
 }
 
-/// The accesses and posted operations that must end before the engine hears about the end of a grace period.
+/// The accesses and posted operations that must end before the runner reports the end of a grace period to the engine.
 #[derive(Debug)]
 struct PendingToken {
     token: Token,

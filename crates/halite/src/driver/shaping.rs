@@ -1,4 +1,4 @@
-//! Priorities: delays operations of low priority as the node's policy says.
+//! Priorities: delays operations of low priority according to the node's policy.
 //!
 //! All operations that leave the node over a network pass here. Loads and stores in memory of this host do not: no
 //! adapter takes part in them, and no link is shared.
@@ -42,15 +42,15 @@ pub(crate) struct Shaping {
 #[derive(Debug, Default)]
 struct State {
     qos: Qos,
-    /// One for each direction; `None` without a policy.
+    /// The shapers of both directions; `None` without a policy.
     shapers: Option<[Box<dyn Shaper>; 2]>,
 }
 
-/// When an operation was posted under a policy.
+/// Record of an operation that was posted under a policy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Posted {
     at_ns: u64,
-    /// True if a task or thread waits for the completion, so that its end is seen at once.
+    /// True if a task or thread waits for the completion, so that the end is observed at once.
     is_awaited: bool,
 }
 
@@ -85,7 +85,8 @@ impl Shaping {
         lock(&self.state).qos
     }
 
-    /// Returns the current limits of a priority out of and into this node, in bytes per second; `None` for no limit.
+    /// Returns the current limits of a priority, in bytes per second: out of this node, then into it. `None` means no
+    /// limit.
     pub(crate) fn limits(&self, priority: Priority) -> [Option<u64>; 2] {
         match &lock(&self.state).shapers {
             Some(shapers) => shapers.each_ref().map(|shaper| shaper.limit(priority)),
@@ -93,7 +94,8 @@ impl Shaping {
         }
     }
 
-    /// Returns when to ask again if an operation may not start now; `None` if it may.
+    /// Returns the time at which to ask again, in nanoseconds, if an operation may not start now; `None` if it may
+    /// start.
     pub(crate) fn delay(&self, now_ns: u64, direction: Direction, priority: Priority) -> Option<u64> {
         let mut state = lock(&self.state);
         let turn_ns = state.shapers.as_mut()?[direction as usize].turn(now_ns, priority);

@@ -31,7 +31,7 @@ pub(crate) fn node_closed() -> CommandError {
     CommandError::Refused(ErrorReply::NodeClosed)
 }
 
-/// What undoes a command if its caller does not take the result.
+/// The commands that undo a command whose caller does not take its result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Undo {
     /// The command has no result to undo.
@@ -42,14 +42,13 @@ pub(crate) enum Undo {
     Free,
     /// Withdraws a command that waits for other sessions. The command has no result to undo.
     Withdraw,
-    /// Withdraws a command that waits for the lock behind this handle. If the command has got the lock nevertheless,
-    /// releases it.
+    /// Withdraws a command that waits for the lock behind this handle. Releases the lock if the command has taken it.
     Unlock(SlotRef),
     /// Removes the name of the server that the command registered.
     Unregister,
     /// Ends the watch of this port, which the command began.
     Unwatch(u32),
-    /// Releases this handle after the command, whatever the command's result.
+    /// Releases this handle after the command, with any result of the command.
     ThenUnmap(SlotRef),
 }
 

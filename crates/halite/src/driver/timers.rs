@@ -17,7 +17,7 @@ pub(crate) struct Timers {
 }
 
 impl Timers {
-    /// Wakes all tasks whose time has come.
+    /// Wakes all tasks whose time has passed.
     pub(crate) fn ring(&mut self, now_ns: u64, wakes: &mut Wakes) {
         while let Some(entry) = self.due.first_entry().filter(|entry| entry.key().0 <= now_ns) {
             wakes.add(Some(entry.remove()));

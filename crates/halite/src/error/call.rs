@@ -89,7 +89,9 @@ pub enum CallCause {
     #[error("the node is draining; call another")]
     Draining,
     /// There is no registered memory for a payload of this length, at the caller or the server.
-    #[error("no registered memory for a payload of this length")]
+    #[error(
+        "no registered memory for a payload of this length; send less at a time, or see `ulimit -v -n -f`"
+    )]
     NoMemory,
     /// The node has the maximum number of outstanding calls.
     #[error("too many calls of this node are outstanding; try again later")]
@@ -103,13 +105,13 @@ pub enum CallCause {
     /// The answer of the server's node is malformed.
     #[error("the reply is malformed; run the same version on all nodes")]
     NotUnderstood,
-    /// The call exceeds a quota of the principal. If the handler ran, its answer did.
+    /// The call exceeds a quota of the principal. If the handler has run, its answer exceeded the quota.
     #[error("{0}")]
     Quota(QuotaExceeded),
 }
 
 impl CallCause {
-    /// Returns true if the handler of a posted call that ended with this cause may have run.
+    /// Returns true if the handler of a posted call may have run although the call failed with this cause.
     pub(crate) fn may_have_run_once_posted(self) -> bool {
         match self {
             CallCause::PeerDown
@@ -176,7 +178,7 @@ pub enum SendCause {
     #[error("the node could not be connected and has not been met before; see `halite status`, or try again")]
     NotMet,
     /// No port with this number is open at the receiver's node.
-    #[error("the port is not open there")]
+    #[error("the node has no open port with this number; try again when its receiver has started")]
     UnknownPort,
     /// The port's number is reserved for watches.
     #[error("ports from 2^31 on are reserved for watches; use `write_notify`")]
@@ -191,7 +193,9 @@ pub enum SendCause {
     #[error("the message exceeds the maximum of {PAYLOAD_BYTES_MAX} bytes")]
     TooLong,
     /// There is no registered memory for a message of this length.
-    #[error("no registered memory for a message of this length")]
+    #[error(
+        "no registered memory for a message of this length; send less at a time, or see `ulimit -v -n -f`"
+    )]
     NoMemory,
     /// The node has the maximum number of outstanding calls and messages.
     #[error("too many calls and messages of this node are outstanding; try again later")]
@@ -333,7 +337,7 @@ pub enum ReplyCause {
         max: u64,
     },
     /// There is no registered memory to keep the answer in until the caller has read it.
-    #[error("no registered memory for a reply of this length")]
+    #[error("no registered memory for a reply of this length; reply with less, or see `ulimit -v -n -f`")]
     NoMemory,
     /// This process is a fork of the process that joined the cluster.
     #[error("this process is a fork of the node's process; join the cluster anew after the fork")]

@@ -29,7 +29,7 @@ pub enum ClusterDirError {
         dir: PathBuf,
     },
     /// Another process is starting a cluster in the directory.
-    #[error("another process is starting a cluster in {}", dir.display())]
+    #[error("another process is starting a cluster in {}; try again when it has finished", dir.display())]
     Starting {
         /// Path of the directory.
         dir: PathBuf,
@@ -37,8 +37,8 @@ pub enum ClusterDirError {
     /// The directory is not private, or something in it is damaged or unreadable.
     #[error(transparent)]
     Dir(#[from] DirError),
-    /// The system does not report which process is a node.
-    #[error("cannot tell which process is node {node}: {}: {source}", socket.display())]
+    /// The operating system does not report which process runs the node.
+    #[error("cannot determine which process runs node {node}: {}: {source}", socket.display())]
     Unreachable {
         /// The node's number.
         node: NodeId,

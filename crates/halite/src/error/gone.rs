@@ -21,7 +21,7 @@ pub enum AttachError {
         /// The cluster directory.
         dir: PathBuf,
     },
-    /// The nodes in the cluster directory accept sessions of other users only.
+    /// The nodes in the cluster directory accept no sessions of this user.
     #[error(
         "cannot attach: {} does not admit this user; the user who runs the node can start it with `--attach-mode 0666`",
         path.display()
@@ -66,7 +66,7 @@ pub enum AttachError {
         /// True if the maximum applies to the sessions of this user.
         of_user_only: bool,
     },
-    /// The node ended the connection, or what it sends is not understood.
+    /// The node ended the connection, or sent data that this process cannot decode.
     #[error("cannot attach to the node in {}: it ended the connection", dir.display())]
     Refused {
         /// The cluster directory.
@@ -86,26 +86,27 @@ fn of_user(of_user_only: bool) -> &'static str {
     if of_user_only { " of this user" } else { "" }
 }
 
-/// The reason why an attached session gets no answer from its node.
+/// Reason why an attached session gets no reply from its node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Gone {
-    /// The connection had ended before the request was sent.
+    /// The connection had ended before the client sent the request.
     Closed,
-    /// The connection ended after the request was sent, so the node may have carried it out.
+    /// The connection ended after the client sent the request, so the node may have executed it.
     Lost,
     /// This process is a fork of the process that attached.
     Forked,
-    /// The request was not sent, because it is too long: only an impossible name can make it so.
+    /// The client did not send the request, because it exceeds the maximum length. Only a name longer than any valid
+    /// name can cause this.
     TooLong {
         /// Length of the request in bytes.
         len: usize,
     },
-    /// The node refused the request.
+    /// The node refused the request, because it exceeds a quota.
     Quota(QuotaExceeded),
 }
 
 impl Gone {
-    /// Returns true if the node may have carried the request out.
+    /// Returns true if the node may have executed the request.
     pub(crate) fn maybe_done(self) -> bool {
         self == Gone::Lost
     }

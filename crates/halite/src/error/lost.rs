@@ -25,7 +25,7 @@ pub struct Lost {
 pub struct LostRegion {
     /// The name; a new region may take it.
     pub name: String,
-    /// How and when the region was lost with its home.
+    /// The lost home, and the cause and age of the loss.
     pub lost: Lost,
 }
 
@@ -34,7 +34,7 @@ pub struct LostRegion {
 pub struct UnreachableRegion {
     /// The name; a new region cannot take it.
     pub name: String,
-    /// The region's home.
+    /// The region's home node, which is unreachable.
     pub home: NodeId,
 }
 

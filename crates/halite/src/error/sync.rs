@@ -12,7 +12,7 @@ use super::text::{self, Text};
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[error("cannot {operation} lock {name:?}: {cause}")]
 pub struct LockError {
-    /// The operation: `take`, `give up`, ...
+    /// Name of the attempted operation, such as `take` or `release`.
     #[serde(with = "text")]
     pub operation: Text,
     /// The lock's name.

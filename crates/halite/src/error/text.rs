@@ -5,14 +5,15 @@ use std::sync::{Mutex, PoisonError};
 
 use serde::{Deserialize, Deserializer, Serializer};
 
-/// A static text. An alias, because serde would take a `&'static str` for a text that the message lends.
+/// A static text. This alias hides the `&'static str` from serde's derive, which would borrow the text from the
+/// message.
 pub(crate) type Text = &'static str;
 
-/// Maximum number of different texts that a process keeps. The node's texts are constants of its program, and far
-/// fewer; the bound holds if the node misbehaves.
+/// Maximum number of different received texts that a process keeps. A node sends far fewer, because its texts are
+/// constants of its program; the bound protects the process from a faulty node.
 const TEXTS_MAX: usize = 1024;
 
-/// Texts that were received. Each is allocated once and never freed, because it must be static.
+/// The received texts. Each is allocated once and never freed, because errors hold it as a `&'static str`.
 static TEXTS: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
 
 pub(crate) fn serialize<S: Serializer>(text: &str, serializer: S) -> Result<S::Ok, S::Error> {
@@ -29,14 +30,14 @@ pub(crate) fn deserialize_option<'de, D: Deserializer<'de>>(
     Ok(Option::<&str>::deserialize(deserializer)?.map(kept))
 }
 
-/// Returns the text as one that is kept for the life of the process.
+/// Returns a static copy of the text.
 fn kept(text: &str) -> &'static str {
     let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(known) = texts.get(text) {
         return known;
     }
     if texts.len() >= TEXTS_MAX {
-        return "(a text that this process cannot keep)";
+        return "(text omitted: the node sent too many different texts)";
     }
     let text: &'static str = Box::leak(text.into());
     texts.insert(text);

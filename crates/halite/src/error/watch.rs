@@ -50,7 +50,7 @@ pub enum NotifyCause {
     /// notified, unless their notifications failed too.
     #[error("the bytes are written, but a watcher at node {node} {} notified: {cause}", was_not(*may_have_arrived))]
     Telling {
-        /// The watcher's node; that of the first watcher, if several notifications failed.
+        /// Node of the watcher. If several notifications failed, this is the node of the first such watcher.
         node: NodeId,
         /// Cause of the failed notification.
         cause: SendCause,

@@ -1,9 +1,9 @@
 //! Metrics: counters and current values of a node, in Prometheus' format.
 //!
-//! `timings` has the histograms, which operations update when they end, and `sessions` the attached sessions and what
-//! their principals use. [`crate::node`] collects all metrics and answers scrapers. This folder calls nothing else of this
-//! crate; its two locks, of the lists of sessions and of principals, never nest. [`halite_tier::access::Count`] counts
-//! accesses on the data path. `docs/operations.md` documents the metrics' names.
+//! `timings` has the histograms, which operations update when they end. `sessions` has the attached sessions and the
+//! resource use of their principals. [`crate::node`] collects all metrics and answers scrapers. This folder calls
+//! nothing else of this crate; its two locks, of the lists of sessions and of principals, never nest.
+//! [`halite_tier::access::Count`] counts accesses on the data path. `docs/operations.md` documents the metrics' names.
 
 pub(crate) mod sessions;
 pub(crate) mod timings;

@@ -1,4 +1,4 @@
-//! The sessions of other processes that are attached to a node, and what their principals use of the node.
+//! The sessions of other processes that are attached to a node, and the resource use of their principals.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -11,30 +11,30 @@ use serde::{Deserialize, Serialize};
 /// A session that is attached to a node.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct AttachedSession {
-    /// The principal as which the session acts.
+    /// Name of the principal as which the session acts.
     pub principal: String,
-    /// Id of the process that attached the session, as the node's host numbers it.
+    /// Id of the process that attached the session, in the process numbering of the node's host.
     pub pid: u32,
-    /// Number of operations under way.
+    /// Number of operations in progress.
     pub operations: u64,
-    /// Memory of the node that the session's requests and unsent replies take, in bytes.
+    /// Memory of the node that the session's requests and unsent replies use, in bytes.
     pub bytes: u64,
     /// True if requests pass through memory that the client shares with the node; otherwise a Unix socket carries them.
     pub shares_memory: bool,
 }
 
-/// What a principal uses of a node, and its quotas.
+/// Resource use of a principal on a node, with the quotas that limit it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PrincipalUse {
-    /// The principal.
+    /// Name of the principal.
     pub principal: String,
-    /// What its attached sessions use together, and its regions whose home is the node.
+    /// Resource use of the principal's attached sessions and of its regions whose home is the node.
     pub used: Amounts,
-    /// The maximum of each amount; [`Amounts::UNLIMITED`] for the user who runs the node.
+    /// Quota of each resource; [`Amounts::UNLIMITED`] for the user who runs the node.
     pub max: Amounts,
 }
 
-/// What the attached sessions of one principal use together. Only the thread that serves them changes the amounts.
+/// Total resource use of the attached sessions of one principal. Only the thread that serves the sessions changes it.
 #[derive(Debug)]
 pub(crate) struct Account {
     used: [AtomicU64; Quota::ALL.len()],
@@ -48,17 +48,17 @@ impl Account {
         })
     }
 
-    /// Checks that the principal may use `more` of a resource.
+    /// Checks that the principal may use `more` additional units of a resource.
     pub(crate) fn admit(&self, quota: Quota, more: u64) -> Result<(), QuotaExceeded> {
         self.used().admit(quota, more, &self.max)
     }
 
-    /// Returns how much more of a resource the principal may use.
+    /// Returns how many more units of a resource the principal may use.
     pub(crate) fn room(&self, quota: Quota) -> u64 {
         self.max.of(quota).saturating_sub(self.used().of(quota))
     }
 
-    /// Returns true if the principal uses all that it may use of a resource, or more.
+    /// Returns true if the principal uses its whole quota of a resource, or more.
     pub(crate) fn is_exhausted(&self, quota: Quota) -> bool {
         self.used[quota as usize].load(Relaxed) >= self.max.of(quota)
     }
@@ -89,7 +89,7 @@ impl AttachedSessions {
         self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets what is known about a session; with `None`, the session has ended.
+    /// Records the state of a session; with `None`, removes the session.
     pub(crate) fn set(&self, connection: u64, session: Option<AttachedSession>) {
         match session {
             Some(session) => drop(self.sessions().insert(connection, session)),
@@ -97,7 +97,7 @@ impl AttachedSessions {
         }
     }
 
-    /// Counts operations that a session has started, and requests that were refused because of a quota.
+    /// Adds to the counts of operations that were started, and of requests that were refused because of a quota.
     pub(crate) fn count(&self, [started, refused]: [u64; 2]) {
         self.counts[0].fetch_add(started, Relaxed);
         self.counts[1].fetch_add(refused, Relaxed);
@@ -108,7 +108,7 @@ impl AttachedSessions {
         [0, 1].map(|of: usize| self.counts[of].load(Relaxed))
     }
 
-    /// Sets the figures of a session.
+    /// Updates the figures of a session.
     pub(crate) fn update(&self, connection: u64, operations: u64, bytes: u64, shares_memory: bool) {
         if let Some(session) = self.sessions().get_mut(&connection) {
             (session.operations, session.bytes, session.shares_memory) = (operations, bytes, shares_memory);
@@ -132,7 +132,8 @@ impl AttachedSessions {
         })
     }
 
-    /// Returns what each principal uses of the node, ordered by principal: its attached sessions, and its `regions`.
+    /// Returns the resource use of each principal, ordered by principal: that of its attached sessions and of its
+    /// `regions`.
     pub(crate) fn principals(&self, regions: &RegionUse) -> Vec<PrincipalUse> {
         let accounts = self.accounts();
         let of = |((principal, _), account): (&(String, bool), &Weak<Account>)| {

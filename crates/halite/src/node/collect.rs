@@ -339,7 +339,7 @@ impl Metrics {
             ("halite_peer_timeouts_total", "Retransmission timeouts towards the peer.", |path| path.timeouts),
             (
                 "halite_peer_trains_refused_total",
-                "Trains of packets that the system refused, and times that the path seemed to drop them.",
+                "Packet trains that the operating system refused or that the path seemed to drop.",
                 |path| path.trains_refused,
             ),
         ];

@@ -50,7 +50,7 @@ pub(crate) fn observer_timeout(lease: Duration) -> Duration {
     (lease / 10 * 3).min(KNOWN_FIRST_TIMEOUT)
 }
 
-/// Whether a joining node needs the first node, and the maximum wait for the first node.
+/// States whether a joining node needs the first node, and the maximum wait for the first node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum FirstNode {
     Required(Duration),
@@ -65,7 +65,7 @@ pub(crate) struct Checked {
     principal: Principal,
 }
 
-/// What a node knows from files of its host; empty for a node without files.
+/// Data that a node reads from files of its host; empty for a node without files.
 #[derive(Debug, Default)]
 pub(crate) struct Files {
     pub(crate) ways: Ways,
@@ -237,9 +237,9 @@ impl NodeInner {
         self.driver.look(|runner| runner.is_connected_to(NodeId::FIRST))
     }
 
-    /// Waits for the first node as `meet_first` does, but only if connected nodes announce the first node's address, as
-    /// they do unless they have lost that node. For a node that can join without the first node. If the first node
-    /// answers, extends the wait to `lease`.
+    /// Waits for the first node as `meet_first` does, but only if connected nodes announce the first node's address.
+    /// They announce it unless they have lost that node. Used by a node that can join without the first node. If the
+    /// first node answers, extends the wait to `lease`.
     pub(crate) async fn meet_first_if_known(&self, timeout: Duration, lease: Duration) {
         if self.driver.look(|runner| runner.is_connected_to(NodeId::FIRST)) {
             return;

@@ -629,7 +629,7 @@ impl Node {
         self.session().blocking()
     }
 
-    /// Returns what the node knows; `None` in a fork of the process, where its locks may be held forever.
+    /// Returns the result of `look`; `None` in a fork of the process, where the node's locks may be held forever.
     fn look_unless_forked<R>(&self, look: impl FnOnce(&Runner) -> Option<R>) -> Option<R> {
         let driver = &self.inner.driver;
         if driver.is_forked() { None } else { driver.look(look) }

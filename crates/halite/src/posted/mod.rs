@@ -299,7 +299,7 @@ impl PendingOperation<'_> {
 
     fn poll_ended(&mut self, context: &mut Context<'_>) -> Poll<Ended> {
         if !self.posted.process.is_current() {
-            // Its completion comes to the parent.
+            // The parent process receives the completion.
             self.phase = Phase::Over;
             std::mem::forget(self.slot.take());
             return Poll::Ready(Ended::PEER_GONE);

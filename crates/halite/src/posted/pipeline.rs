@@ -15,8 +15,8 @@ const PARTS_MAX: usize = 128;
 /// bytes in 63 us, so neither a copy of a slice nor a thread that wakes late leaves the wire idle. Small accesses to
 /// the same peer wait no longer than this.
 const BYTES_MAX: usize = 768 << 10;
-/// Limit of the bytes in progress over the longest paths: what the path holds is in progress at least twice where
-/// packets are lost, since a lost one arrives a round trip later, and all behind it complete after it.
+/// Limit of the bytes in progress over the longest paths. Where packets are lost, this is at least twice the bytes that
+/// the path holds: a lost packet arrives a round trip later, and all operations after it complete only then.
 const BYTES_MAX_FAR: usize = 8 << 20;
 
 /// Returns the limit of the bytes in progress: the bytes that 1 GB/s carries in a round trip, from `BYTES_MAX` to

@@ -84,7 +84,7 @@ pub(super) enum Slot {
     Long { extent: Extent, key: Key, window: Window, peer: PeerId },
 }
 
-/// The error if staging memory could not be registered, or if a limit on it is reached.
+/// Staging memory could not be registered, or its use has reached a limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NoStaging;
 

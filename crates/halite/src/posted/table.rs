@@ -74,17 +74,17 @@ pub(super) struct OperationId {
     generation: u32,
 }
 
-/// What the caller must do after a completion, when it holds no lock of the table.
+/// Work that remains for the caller after a completion, once it holds no lock of the table.
 #[derive(Debug, Default)]
 pub(super) struct Completed {
     pub(super) waker: Option<Waker>,
     pub(super) slot: Option<Slot>,
-    /// True if another call to this peer may begin, for the first time since the limit was reached.
+    /// True if the peer had the maximum number of calls in progress, and another call may begin now.
     pub(super) room: bool,
     _kept: Option<KeepAlive>,
 }
 
-/// What remains of a dropped operation.
+/// State of an operation after its owner has dropped it.
 pub(super) enum Left {
     /// The operation has ended; its slot, if any, is free.
     Nothing(Option<Slot>),
@@ -239,8 +239,8 @@ impl Table {
         polled.expect("an operation is polled by its owner until it has ended")
     }
 
-    /// Removes an operation that was not posted or has ended. Returns true if another call to its peer may begin, for
-    /// the first time since the limit was reached.
+    /// Removes an operation that was not posted or has ended. Returns true if its peer had the maximum number of calls
+    /// in progress, and another call may begin now.
     pub(super) fn withdraw(&self, id: OperationId) -> bool {
         let withdrawn = self.with(id, |entries, index| {
             let state = std::mem::replace(&mut entries.all[index].state, EntryState::Free);

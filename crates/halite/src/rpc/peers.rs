@@ -90,7 +90,7 @@ enum PeerState {
     CutOff,
 }
 
-/// What a peer's transition requires of the caller.
+/// Work that a peer's transition leaves to the caller.
 #[derive(Debug)]
 pub(crate) struct Transition {
     /// The peer's link, which the caller must close.

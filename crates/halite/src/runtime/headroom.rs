@@ -11,7 +11,7 @@ use rustix::process::{Resource, getrlimit};
 /// Free memory to leave to the system and other processes, in bytes.
 const SPARE_BYTES: u64 = 16 << 20;
 
-/// A limit on memory, with the name of what sets it.
+/// A limit on memory, and the source of the limit.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Limit {
     pub(crate) bytes: u64,

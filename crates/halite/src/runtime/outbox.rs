@@ -43,7 +43,7 @@ impl Outbox {
         backlog.messages.push_back(message);
     }
 
-    /// Posts the messages that the fabric takes now. Posts a message that short requests must not overtake through
+    /// Posts the messages that the fabric accepts now. Posts each message that short requests must not overtake through
     /// `counted`.
     pub(crate) fn flush(&mut self, fabric: &dyn Fabric, counted: impl Fn(PeerId, &mut dyn FnMut() -> bool)) {
         self.backlogs.retain(|peer, backlog| {
@@ -165,7 +165,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_peer_that_takes_nothing_is_disconnected() {
+    fn a_peer_with_a_full_backlog_is_disconnected() {
         let fabric = Full::open();
         let mut outbox = Outbox::default();
         for peer in [PeerId(7), PeerId(8)] {

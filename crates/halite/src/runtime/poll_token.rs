@@ -105,7 +105,7 @@ pub(crate) struct PollGuard<'t, P> {
     seat: MutexGuard<'t, TokenState<P>>,
 }
 
-/// When the progress thread must poll next.
+/// Time at which the progress thread must poll next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NextPoll {
     /// Poll when the doorbell rings.

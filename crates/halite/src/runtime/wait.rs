@@ -96,7 +96,7 @@ thread_local! {
     static DRIVEN: Cell<usize> = const { Cell::new(0) };
 }
 
-/// A blocking wait of the calling thread. Code that the wait runs can find out about it.
+/// A blocking wait of the calling thread. Code that runs during the wait can detect it with [`BlockingWait::drives`].
 pub(crate) struct BlockingWait {
     /// Address of the object that the enclosing wait drives.
     outer: usize,
@@ -179,8 +179,8 @@ impl Parking {
         })
     }
 
-    /// Gives the parking back to the calling thread, for its next wait. Old wakers may wake that wait without a reason; waits always
-    /// check their condition again.
+    /// Gives the parking back to the calling thread, for its next wait. Old wakers may wake that wait without a reason,
+    /// so waits always check their condition again.
     pub(crate) fn give_back(self) {
         let _ = PARKING.try_with(|kept| kept.borrow_mut().replace(self));
     }
@@ -226,10 +226,10 @@ const LONG_WAITS_MAX: u32 = 4;
 /// Duration in nanoseconds from which a yield shows contention: the core went to a computing thread for its time slice,
 /// some milliseconds each time.
 pub(crate) const YIELD_LONG_NS: u64 = 100_000;
-/// Number of waits without a spin after contention, first and maximum. A thread that sleeps gets the core at once when
-/// it is woken.
+/// Number of waits that do not spin after contention was detected: the first number, and the maximum to which it grows.
+/// A thread that sleeps gets the core at once when it is woken.
 const CROWDED_WAITS: (u32, u32) = (16, 1024);
-/// Number of long waits of which one spins nevertheless. When both ends of a conversation sleep, each mistakes the
+/// Number of long waits of which one spins all the same. When both ends of a conversation sleep, each mistakes the
 /// other's wake-up time for a slow answer, and one of them must stay awake once to find out.
 const PROBE_EVERY: u32 = 16;
 

@@ -136,7 +136,7 @@ impl Accesses for Writes<'_, '_> {
     }
 }
 
-/// Cause of an access's end. `maybe_done` is true if the part in progress may have been done.
+/// Cause that ended an access. `maybe_done` is true if the part in progress may have been done.
 #[derive(Debug)]
 pub(crate) struct Stopped {
     pub(crate) cause: AccessCause,
@@ -166,12 +166,14 @@ impl Inner {
         if self.owns(lh) { self.path.write(self.id, lh.slot, offset, from).ok() } else { None }
     }
 
-    /// Reads as [`Inner::read_now`] does, into a client's memory from its byte `at` on.
+    /// Reads as [`Inner::read_now`] does, into the memory of an attached session's client. `into` is the client's
+    /// window and the offset in it; `place` is the region's offset and the length.
     pub(crate) fn read_into_memory(&self, lh: Lh, place: (u64, u64), into: (&Window, u64)) -> Option<usize> {
         if self.owns(lh) { self.path.read_into(self.id, lh.slot, place, into).ok() } else { None }
     }
 
-    /// Writes as [`Inner::write_now`] does, out of a client's memory from its byte `at` on.
+    /// Writes as [`Inner::write_now`] does, from the memory of an attached session's client. `from` is the client's
+    /// window and the offset in it; `place` is the region's offset and the length.
     pub(crate) fn write_from_memory(&self, lh: Lh, place: (u64, u64), from: (&Window, u64)) -> Option<usize> {
         if self.owns(lh) { self.path.write_from(self.id, lh.slot, place, from).ok() } else { None }
     }
@@ -405,7 +407,7 @@ impl Inner {
         }
     }
 
-    /// Waits until a handle changes; returns at once if a handle has changed since the count was `seen`.
+    /// Waits until a handle changes. Returns at once if a handle has changed since the count of changes was `seen`.
     pub(crate) async fn wait_for_change(&self, seen: u64, lh: Lh) -> Result<(), AccessCause> {
         if self.driver.is_closed() {
             return Err(self.closed());
@@ -417,13 +419,13 @@ impl Inner {
     /// Converts the status of a failed request into the error's cause.
     pub(crate) fn stopped_by(&self, peer: PeerId, status: Status) -> Stopped {
         let (cause, maybe_done) = match status {
-            Status::Success => unreachable!("it did not fail"),
+            Status::Success => unreachable!("a successful request needs no error"),
             // The peer no longer knows the segment: it was released between the lookup and the copy.
             Status::RemoteAccess => (AccessCause::Stale, false),
             Status::Unmapped => (self.cause_of_unmapped(peer), false),
             Status::Flushed if self.driver.is_closed() => (self.closed(), false),
             Status::Flushed => (self.cause_of_peer(peer), false),
-            // Other nodes may reach the peer and see what this node did there.
+            // This node is closed, but other nodes may reach the peer, and observe what this node's access did.
             Status::PeerGone | Status::RetryExceeded if self.driver.is_closed() => (self.closed(), true),
             Status::PeerGone | Status::RetryExceeded => (self.cause_of_peer(peer), true),
         };
@@ -434,7 +436,7 @@ impl Inner {
     pub(crate) fn cause_of_peer(&self, peer: PeerId) -> AccessCause {
         match self.driver.shared.peers.incarnation_of(peer) {
             Some(incarnation) => self.cause_of_down(incarnation),
-            // Many nodes have come and gone since.
+            // The peer left so long ago that this node has forgotten its incarnation.
             None => AccessCause::Stale,
         }
     }

@@ -60,8 +60,8 @@ impl Session {
 
     /// Executes compare-swaps in order until one does not find its expected value. Returns how many succeeded.
     ///
-    /// The swap that fails changes nothing, and the swaps after it are not tried. Where loads and stores reach the
-    /// words, the batch costs little more than its changes; otherwise each swap waits for the previous one.
+    /// The first swap that fails changes nothing, and later swaps are not tried. If loads and stores reach the words,
+    /// the batch costs little more than the swaps themselves; otherwise each swap waits for the previous one.
     pub async fn compare_swap_while(&self, lh: Lh, swaps: &[SwapOp]) -> Result<usize, BatchError> {
         let session = embedded!(self, client => client.swap_while(lh, swaps).await);
         let mut index = 0;
@@ -136,7 +136,7 @@ impl Inner {
     }
 
     /// Executes compare-swaps by loads and stores while they succeed. Returns how many succeeded, and true if one found
-    /// another value.
+    /// a value other than the expected one.
     #[inline]
     fn swap_now(&self, lh: Lh, swaps: &[SwapOp]) -> (usize, bool) {
         let swaps = swaps.iter().map(|swap| (swap.offset, swap.expected, swap.new));

@@ -49,7 +49,7 @@ impl Session {
             let arrive = Command::Arrive { slot: lh.slot, participants, timeout_ns };
             match Commanded::new(&session.inner, arrive).await {
                 Ok(Outcome::Passed { round }) => return Ok(round),
-                Ok(_) => unreachable!("a round was asked for"),
+                Ok(_) => unreachable!("the command returns a round"),
                 // The barrier was freed, or its home restarted, since it was opened.
                 Err(CommandError::Stale | CommandError::Refused(ErrorReply::NotFound)) => {
                     session.forget_barrier(name, lh)

@@ -201,7 +201,7 @@ impl Session {
         self.session.post_read(lh, offset, into)
     }
 
-    /// Posts a write and returns without waiting for its end. See [`crate::Session::post_write`].
+    /// Posts a write and returns without waiting for its completion. See [`crate::Session::post_write`].
     pub fn post_write<B: AsRef<[u8]> + Send + 'static>(&self, lh: Lh, offset: u64, from: B) -> Posted<B> {
         self.session.post_write(lh, offset, from)
     }

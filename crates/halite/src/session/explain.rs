@@ -112,11 +112,11 @@ pub struct PieceExplained {
 pub struct RegionExplained {
     /// The region's name; `None` if it has none or its home does not answer.
     pub name: Option<String>,
-    /// The region's identity, as text.
+    /// The region's unique id, as text.
     pub region: String,
     /// Length of the region, in bytes.
     pub len: u64,
-    /// The region's home node.
+    /// Number of the region's home node.
     pub home: u32,
     /// The region's epoch; `None` if its home does not answer.
     pub epoch: Option<u64>,
@@ -165,8 +165,8 @@ pub struct PathExplained {
     pub kept: u64,
     /// Number of retransmission timeouts.
     pub timeouts: u64,
-    /// Trains of packets that the system refused to send, and times that the path seemed to drop trains. Packets then
-    /// leave one by one for a while.
+    /// Number of packet trains (several packets in one system call) that the operating system refused to send, or that
+    /// the path seemed to drop. After each, packets leave one by one for a while.
     pub trains_refused: u64,
     /// Packets received from the peer.
     pub arrived: u64,
@@ -222,8 +222,8 @@ pub struct PeerExplained {
     pub bytes_quarantined_here: u64,
     /// Bytes of the other node's own memory that it keeps in quarantine; `None` if it does not answer.
     pub bytes_quarantined_there: Option<u64>,
-    /// Nodes with memory that report the other node as cut off: its operations can no longer reach their memory
-    /// ([`Session::reach`]).
+    /// Nodes with memory that report the other node as cut off ([`Session::reach`]): operations of the other node can
+    /// no longer reach their memory.
     pub cut_off_at: Vec<u32>,
     /// Priority of this session's operations.
     pub priority: Priority,
@@ -335,7 +335,7 @@ impl Session {
         let asked = Commanded::new(&session.inner, Command::Status).await;
         let statuses = match asked.map_err(|error| failed(error.into()))? {
             halite_tier::effect::Outcome::Status(statuses) => statuses,
-            _ => unreachable!("a status was asked for"),
+            _ => unreachable!("the command returns a status"),
         };
         let mut cut_off_at = Vec::new();
         let owners =
@@ -461,7 +461,8 @@ fn path_to(owner: NodeIncarnation, place: &Place, me: NodeIncarnation) -> Access
     }
 }
 
-/// Returns the names of the operations that execute accesses; for accesses that this handle does not allow, says so.
+/// Returns the names of the operations that execute accesses. For an access that the handle does not allow, returns a
+/// note instead.
 fn verbs(path: AccessPath, known: &Known, coherent: bool) -> Verbs {
     let [read, write, atomic, copy] = match path {
         AccessPath::Local | AccessPath::Direct => {
@@ -504,8 +505,8 @@ fn state(known: &KnownPeer, statuses: &[NodeStatus], is_self: bool) -> NodeState
 
 fn peer_reason(known: &KnownPeer, is_self: bool) -> String {
     let reason = match (known.state, known.peer) {
-        _ if is_self => "this is the node that was asked".to_owned(),
-        (_, Some(_)) => "both handshakes have arrived, and the node is heard".to_owned(),
+        _ if is_self => "this is the session's own node".to_owned(),
+        (_, Some(_)) => "both handshakes have completed, and the node sends heartbeats".to_owned(),
         (NodeState::Alive | NodeState::Draining | NodeState::Silent, None) => {
             "alive in the directory, but not connected: stopped or joining".to_owned()
         }
@@ -538,7 +539,7 @@ fn reason_of_death(loss: Option<Loss>) -> String {
     }
 }
 
-// JSON gets texts; attached sessions get what the types' own formats are.
+// JSON contains texts; attached sessions receive the serde format of the type itself.
 
 fn as_text<S: serde::Serializer>(atomics: &Atomics, serializer: S) -> Result<S::Ok, S::Error> {
     match serializer.is_human_readable() {

@@ -91,7 +91,7 @@ enum Usage {
 /// # std::fs::remove_dir_all(dir)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[must_use = "the lock is given up when its guard is dropped"]
+#[must_use = "the lock is released when its guard is dropped"]
 pub struct Guard {
     lock: HeldLock,
     token: u64,
@@ -200,10 +200,10 @@ impl Drop for Guard {
 /// Locks have a name space of their own. The first use of a lock creates it on a permanent node. Sessions exclude each
 /// other, threads of one session do not; give each thread its own session to exclude them.
 ///
-/// If a holder dies, the lock goes to the next session that waits or asks, once the holder is cut off. If a holder is
-/// unreachable, the lock passes on once the holder's guard [has expired](Guard::check). If the home dies, the next
-/// session creates the lock anew. The new lock does not exclude the old holder, but its tokens are still higher,
-/// because tokens start at the time of day by the fastest clock that the cluster has heard of.
+/// If a holder dies, the lock passes to the next session that waits for it or requests it, once the holder is cut off.
+/// If a holder is unreachable, the lock passes on once the holder's guard [has expired](Guard::check). If the home
+/// dies, the next session creates the lock anew. The new lock does not exclude the old holder, but its tokens are still
+/// higher, because tokens start at the time of day by the fastest clock that the cluster has heard of.
 impl Session {
     /// Takes a lock. Waiting sessions get the lock in the order of their requests.
     ///
@@ -241,7 +241,8 @@ impl Session {
         self.check_token(name, None)
     }
 
-    /// Checks a lock as [`Session::check_lock`] does; with a `token`, as the guard with this token does.
+    /// Checks a lock as [`Session::check_lock`] does. With a `token`, checks that the guard with this token holds the
+    /// lock.
     pub(crate) fn check_token(&self, name: &str, token: Option<u64>) -> Result<(), LockError> {
         let session = embedded!(self, client => client.block_on(check(client, name, token)));
         let kept = session.inner.named(name).and_then(|named| session.inner.check_kept(&named, token));
@@ -253,10 +254,11 @@ impl Session {
         self.unlock_token(name, None).await
     }
 
-    /// Releases a lock as [`Session::unlock`] does; with a `token`, as the guard with this token does.
+    /// Releases a lock as [`Session::unlock`] does. With a `token`, releases it only if the guard with this token holds
+    /// it.
     pub(crate) async fn unlock_token(&self, name: &str, token: Option<u64>) -> Result<(), LockError> {
         let session = embedded!(self, client => release(client, name, token).await);
-        let named = session.inner.named(name).map_err(|cause| failed("give up", name, cause))?;
+        let named = session.inner.named(name).map_err(|cause| failed("release", name, cause))?;
         session.inner.unlock(&named, token).await
     }
 
@@ -313,7 +315,7 @@ impl Session {
 impl Embedded {
     /// Asks the home to take a lock away from this session, even if the session does not hold it.
     pub(crate) async fn unlock_unheld(&self, name: &str) -> Result<(), LockError> {
-        let failed = |cause| failed("give up", name, cause);
+        let failed = |cause| failed("release", name, cause);
         check_name(name).map_err(|cause| failed(cause.into()))?;
         let opened = self.open(Service::Lock, name, Permissions::ATOMIC).await;
         let lh = opened.map_err(|cause| failed(cause.into()))?;
@@ -334,7 +336,7 @@ fn failed(operation: &'static str, name: &str, cause: LockCause) -> LockError {
     LockError { operation, name: name.to_owned(), cause }
 }
 
-/// How long an attempt to take a lock waits for the holder.
+/// Maximum wait of an attempt to take a lock that another session holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Wait {
     No,
@@ -362,7 +364,7 @@ async fn check(client: &Client, name: &str, token: Option<u64>) -> Result<(), Lo
 }
 
 async fn release(client: &Client, name: &str, token: Option<u64>) -> Result<(), LockError> {
-    client.ask(&Request::Unlock { name, token }, |gone| failed("give up", name, gone.into())).await
+    client.ask(&Request::Unlock { name, token }, |gone| failed("release", name, gone.into())).await
 }
 
 /// The node's side of locks of attached sessions.
@@ -402,7 +404,7 @@ impl Embedded {
         }
     }
 
-    /// Maps the region of a lock or barrier with the rights of a master, which the handles of [`Session::open`] lack.
+    /// Maps the region of a lock or barrier with the rights of a master, which the handles of [`Embedded::open`] lack.
     pub(crate) async fn open_master(&self, service: Service, name: &str) -> Result<Master, RegionCause> {
         let lh = self.open(service, name, Permissions::MASTER).await?;
         Ok(Master { session: self.clone(), lh })
@@ -415,7 +417,7 @@ impl Embedded {
     async fn mapped(&self, command: Command) -> Result<Lh, RegionCause> {
         match Commanded::new(&self.inner, command).await.map_err(RegionCause::from)? {
             Outcome::Mapped { slot, .. } => Ok(Lh { slot, session: self.inner.tag }),
-            _ => unreachable!("a handle was asked for"),
+            _ => unreachable!("the command returns a handle"),
         }
     }
 
@@ -479,7 +481,7 @@ impl Attempt {
             _ => return None,
         }
         drop(state);
-        // If this fails, the home is asked, and sees that this session holds the word.
+        // If this fails, the home handles the request, and finds that this session holds the word.
         let token = inner.next_token(lh)?;
         Some(self.succeed(token, false))
     }
@@ -510,7 +512,7 @@ impl Attempt {
             };
             match Commanded::new(&self.session.inner, ask).await {
                 Ok(Outcome::Locked { token, recovered }) => return Ok(self.succeed(token, recovered)),
-                Ok(_) => unreachable!("a lock was asked for"),
+                Ok(_) => unreachable!("the command returns a lock"),
                 // The lock was freed, or its home restarted, since it was opened.
                 Err(CommandError::Stale | CommandError::Refused(ErrorReply::NotFound)) => self.forget(lh),
                 Err(error) => {
@@ -583,7 +585,7 @@ impl Inner {
             Ok(Some(asked)) => asked.await.map(|_| ()).map_err(LockCause::from),
             Err(cause) => Err(cause),
         };
-        ended.map_err(|cause| failed("give up", &named.name, cause))
+        ended.map_err(|cause| failed("release", &named.name, cause))
     }
 
     /// Starts to release the lock if this session holds it; with a `token`, only if the guard with this token holds it.

@@ -280,7 +280,7 @@ impl Inner {
     async fn command_step<B: Bulk>(&self, bulk: &mut B) -> Result<(), CommandError> {
         match Commanded::new(self, bulk.command()).await? {
             Outcome::Stepped(step) => bulk.advance(step),
-            _ => unreachable!("a step was asked for"),
+            _ => unreachable!("the command returns a step"),
         }
         Ok(())
     }

@@ -287,13 +287,14 @@ impl Session {
     /// Attaches to a living node of this host in the cluster directory, such as one that `halite up` or `halite node`
     /// started. The session acts as the Unix user of this process.
     ///
-    /// An attached session has all operations of a session, but this process needs no adapter, no memory of the node and
-    /// no part in the cluster: the node carries each operation out, as a request through memory that both share, with the
-    /// permissions of the user. A read takes about as long as a round trip of two cache lines while both are awake, and
-    /// two wake-ups longer otherwise. Requests and replies beyond 64 KiB, or beyond 32 at a time, take a Unix socket, and
-    /// so do all of them if the system has no memory to share. When the node
-    /// ends, all operations fail with `NodeClosed` at once. When the session ends, in whatever way, its handles, locks
-    /// and servers end.
+    /// An attached session has all operations of a session. The process neither joins the cluster nor needs an adapter:
+    /// it sends each operation to the node through memory that both share, and the node executes the operation with the
+    /// permissions of the user. A read takes about as long as a round trip of two cache lines while both processes are
+    /// awake, and two wake-ups longer otherwise. A Unix socket carries requests and replies beyond 64 KiB or beyond 32
+    /// at a time, and all requests and replies if no memory could be shared.
+    ///
+    /// When the node ends, all operations fail with `NodeClosed` at once. When the session ends, even because the
+    /// process was killed, the node releases the session's handles and locks, and ends its servers.
     ///
     /// An input, an answer or a message of an attached session has at most 16 MiB.
     ///

@@ -12,10 +12,10 @@ use crate::session::{Embedded, Kind, Session, embedded};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum QosError {
-    /// The settings are not valid.
+    /// The settings are inconsistent or out of range.
     #[error(transparent)]
     Bad(#[from] BadQos),
-    /// Another user runs the node.
+    /// The node belongs to another user.
     #[error("only the user who runs the node may change its policy")]
     NotOwner,
     /// The node's configuration gives the principal low priority (`low_priority`).
@@ -24,25 +24,25 @@ pub enum QosError {
     )]
     HighDenied,
     /// The node of the session has left, or this process is a fork of the node's.
-    #[error("the node of this session is closed")]
+    #[error("the node has left the cluster, or this process is a fork of the node's process")]
     NodeClosed,
 }
 
-/// The policy of a node, and what it limits now.
+/// The policy of a node, and its current limits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct QosNow {
-    /// The node.
+    /// Number of the session's node.
     pub node: NodeId,
-    /// The policy.
+    /// Policy of this node for operations of different priority.
     pub qos: Qos,
     /// Limits of high priority, for bytes that leave the node and for bytes that come to it, in bytes per second; `None`
     /// for no limit.
     pub high: [Option<u64>; 2],
-    /// The same limits of low priority.
+    /// Limits of low priority, in the same form as [`QosNow::high`].
     pub low: [Option<u64>; 2],
 }
 
-/// Priorities.
+/// Priorities of a session's operations.
 impl Session {
     /// Returns this session, with the same handles, whose operations have `priority`. Sessions begin with the
     /// highest priority of their principal: high, unless [`Config::low_priority`](crate::Config::low_priority) names it;
@@ -80,7 +80,8 @@ impl Session {
     }
 
     /// Replaces the policy of this session's node for operations of different priority. Operations that wait follow the
-    /// new policy within 10 ms. An attached session needs the user who runs the node.
+    /// new policy within 10 ms. An attached session may do this only if it belongs to the user who runs the node;
+    /// otherwise this fails with [`QosError::NotOwner`].
     pub async fn set_qos(&self, qos: Qos) -> Result<(), QosError> {
         qos.check()?;
         let session =

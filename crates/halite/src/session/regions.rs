@@ -128,33 +128,33 @@ impl Session {
         session.order("move", lh, RegionCommand::Move { to: node }).await
     }
 
-    /// Names a region that has no name, so that other sessions find it only once it is ready. A region with a name
-    /// stays when no session maps it any more. Needs [`Permissions::MASTER`].
+    /// Names a region that has no name, so that other sessions find it only once it is ready. A named region remains
+    /// after its last session unmaps it. Needs [`Permissions::MASTER`].
     pub async fn set_name(&self, lh: Lh, name: &str) -> Result<(), RegionError> {
         let session = asking!(self, "name", Object::Slot(lh), Request::SetName { lh, name });
         check_name(name).map_err(|cause| session.failed_on("name", lh, cause))?;
         session.order("name", lh, RegionCommand::SetName { name: name.to_owned() }).await
     }
 
-    /// Describes the region that has a name.
+    /// Returns a description of the region named `name`.
     pub async fn stat(&self, name: &str) -> Result<RegionInfo, RegionError> {
         let session = asking!(self, "stat", Object::Name(name), Request::Stat(name));
         let object = Object::Name(name);
         check_name(name).map_err(|cause| object.failed("stat", cause))?;
         match session.command("stat", object, Command::Stat(name.to_owned())).await? {
             Outcome::Info(info) => Ok(*info),
-            _ => unreachable!("a description was asked for"),
+            _ => unreachable!("the command returns a description"),
         }
     }
 
-    /// Describes the region behind a handle.
+    /// Returns a description of the region behind a handle.
     pub async fn stat_handle(&self, lh: Lh) -> Result<RegionInfo, RegionError> {
         let session = asking!(self, "stat", Object::Slot(lh), Request::StatHandle(lh));
         session.own("stat", lh)?;
         let object = Object::Handle(session, lh);
         match session.command("stat", object, Command::StatHandle(lh.slot)).await? {
             Outcome::Info(info) => Ok(*info),
-            _ => unreachable!("a description was asked for"),
+            _ => unreachable!("the command returns a description"),
         }
     }
 
@@ -173,7 +173,7 @@ impl Session {
                 let unreachable = unreachable.into_iter().map(named).collect();
                 Ok(ListedRegions { regions, unreachable, damaged })
             }
-            _ => unreachable!("a list was asked for"),
+            _ => unreachable!("the command returns a list"),
         }
     }
 
@@ -186,7 +186,7 @@ impl Session {
         let session = asking!(self, "list", Object::All("lost regions"), Request::ListLost);
         match session.command("list", Object::All("lost regions"), Command::ListLost).await? {
             Outcome::Lost(names) => Ok(names.into_iter().map(LostRegion::from).collect()),
-            _ => unreachable!("a list was asked for"),
+            _ => unreachable!("the command returns a list"),
         }
     }
 
@@ -219,7 +219,7 @@ impl Session {
         let command = Command::Drain { node, within_ns, stays: !destroy };
         match session.command("drain", Object::Node(node), command).await? {
             Outcome::Drained(drained) => Ok(*drained),
-            _ => unreachable!("a node was to be drained"),
+            _ => unreachable!("the command drains a node"),
         }
     }
 
@@ -233,7 +233,7 @@ impl Session {
     pub async fn move_names(&self, to: &EtcdAddress) -> Result<NamesMoved, RegionError> {
         let object = Object::All("names");
         if to.has_password() {
-            let reason = "its address holds a password, which all nodes would be told over the network: name a password-file instead";
+            let reason = "the address contains a password, which this node would send to all nodes; use password-file=FILE instead";
             return Err(object.failed("move", RegionCause::NamesNotMoved(reason.to_owned())));
         }
         let session = embedded!(self, _client => {
@@ -242,7 +242,7 @@ impl Session {
         });
         match session.command("move", object, Command::MoveNames(to.names_at())).await? {
             Outcome::NamesMoved { names, lost } => Ok(NamesMoved { names, lost }),
-            _ => unreachable!("names were to be moved"),
+            _ => unreachable!("the command moves names"),
         }
     }
 
@@ -275,7 +275,7 @@ impl Session {
             .await?
         {
             Outcome::Reach(reach) => Ok(reach),
-            _ => unreachable!("a reach was asked for"),
+            _ => unreachable!("the command returns a reach"),
         }
     }
 
@@ -290,12 +290,12 @@ impl Session {
         let session = asking!(self, "status", Object::All("nodes"), Request::Status);
         match session.command("status", Object::All("nodes"), Command::Status).await? {
             Outcome::Status(nodes) => Ok(nodes),
-            _ => unreachable!("a status was asked for"),
+            _ => unreachable!("the command returns a status"),
         }
     }
 
     /// Lists the sessions that are attached to this session's node ([`Session::attach`]), in the order in which they
-    /// attached. An attached session of another user than the node's lists only those of its own principal.
+    /// attached. An attached session of a user other than the node's lists only the sessions of its own principal.
     pub async fn sessions(&self) -> Result<Vec<AttachedSession>, RegionError> {
         let session = asking!(self, "list", Object::All("sessions"), Request::Sessions);
         let driver = &session.inner.driver;
@@ -305,9 +305,9 @@ impl Session {
         Ok(driver.shared.attached.list())
     }
 
-    /// Lists what each principal uses of this session's node, with its quotas, ordered by principal: principals with
-    /// attached sessions, and principals of regions whose home is the node. An attached session of another user than the
-    /// node's lists only its own principal.
+    /// Lists the resource use of each principal on this session's node, with its quotas, ordered by principal. The list
+    /// contains principals with attached sessions, and principals of regions whose home is the node. An attached
+    /// session of a user other than the node's lists only its own principal.
     pub async fn principals(&self) -> Result<Vec<PrincipalUse>, RegionError> {
         let session = asking!(self, "list", Object::All("principals"), Request::Principals);
         let driver = &session.inner.driver;
@@ -331,7 +331,7 @@ impl Embedded {
     pub(crate) async fn take_number(&self) -> Result<NodeId, RegionError> {
         match self.command("number", Object::All("nodes"), Command::TakeNumber).await? {
             Outcome::Number(number) => Ok(number),
-            _ => unreachable!("a number was asked for"),
+            _ => unreachable!("the command returns a number"),
         }
     }
 
@@ -343,7 +343,7 @@ impl Embedded {
         }
     }
 
-    /// Waits until the directory and all paired nodes have answered, or are lost.
+    /// Waits until the directory and all paired nodes have replied, or are lost.
     pub(crate) async fn greet(&self) {
         let _ = self.command("greet", Object::All("nodes"), Command::Greet).await;
     }
@@ -365,7 +365,7 @@ impl Embedded {
     ) -> Result<Lh, RegionError> {
         match self.command(operation, object, command).await? {
             Outcome::Mapped { slot, .. } => Ok(Lh { slot, session: self.inner.tag }),
-            _ => unreachable!("a handle was asked for"),
+            _ => unreachable!("the command returns a handle"),
         }
     }
 

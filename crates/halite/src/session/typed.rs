@@ -41,7 +41,7 @@ use serde::de::DeserializeOwned;
 use crate::session::{Session, calls};
 use crate::{ServeError, ServeOptions};
 
-/// A function with input `I` and output `O`, identified by its number at a node.
+/// A function with input `I` and output `O`, which a node serves under a number.
 pub struct Function<I, O> {
     function: calls::Function,
     types: PhantomData<fn(I) -> O>,

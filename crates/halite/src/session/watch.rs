@@ -41,9 +41,9 @@ use crate::session::{Commanded, Embedded, Inner, Lh, Session, describe_slot, emb
 /// Maximum number of notifications in a watch's queue; when it is full, writers wait.
 pub const NOTIFICATIONS_MAX: usize = 256;
 
-/// Maximum wait for a watcher's node that this node does not know yet; the lease, if that is shorter. A new connection
-/// is noticed within microseconds. The rest covers nodes that died, and that this node forgot before the region's home
-/// noticed their death.
+/// Maximum wait for a watcher's node that this node does not know yet; a shorter lease limits it further. This node
+/// notices a new connection within microseconds. The longer limit covers a dead node that this node has already
+/// forgotten, while the region's home still lists its watcher.
 const ACQUAINTANCE_MAX: Duration = Duration::from_secs(1);
 
 /// A notification of a write to a watched region.
@@ -99,7 +99,7 @@ enum Watching {
     There(Remote),
 }
 
-/// A watch of this process's node.
+/// A watch that this process's node manages.
 #[derive(Debug)]
 struct LocalWatch {
     session: Embedded,
@@ -175,7 +175,7 @@ impl Embedded {
             Ok(Outcome::Watching { region }) => {
                 Ok(LocalWatch { session: self.clone(), lh, region, port, mailbox })
             }
-            Ok(_) => unreachable!("a watch was asked for"),
+            Ok(_) => unreachable!("the command returns a watch"),
             Err(error) => Err(failed(error.into())),
         }
     }
@@ -183,7 +183,7 @@ impl Embedded {
     async fn notify_watchers(&self, lh: Lh, offset: u64, len: u64, value: u64) -> Result<(), NotifyCause> {
         let (region, watchers) = match Commanded::new(&self.inner, Command::ListWatchers(lh.slot)).await {
             Ok(Outcome::Watchers { region, watchers }) => (region, watchers),
-            Ok(_) => unreachable!("watchers were asked for"),
+            Ok(_) => unreachable!("the command returns watchers"),
             Err(error) => return Err(NotifyCause::Watchers(error.into())),
         };
         let written = postcard::to_stdvec(&Written { region, offset, len, value });
@@ -204,7 +204,7 @@ impl Embedded {
         let lease_ns = driver.look(|runner| runner.engine().map_or(0, Engine::lease_ns));
         let timeout = ACQUAINTANCE_MAX.min(Duration::from_nanos(lease_ns));
         if !driver.within(timeout, self.connect_to(incarnation)).await.unwrap_or(false) {
-            // The node left since it was listed, and its watches with it; or it is out of this node's reach.
+            // The watcher's node has left since the home listed it, or this node cannot reach it.
             return Ok(());
         }
         match self.send_to_any_port(incarnation.node, port, bytes).await {
@@ -264,8 +264,8 @@ fn is_connected(engine: &Engine, incarnation: NodeIncarnation) -> Option<bool> {
 }
 
 impl Watch {
-    /// Receives the next notification. A later read of the written bytes returns what the writer wrote, or what another
-    /// session wrote afterwards.
+    /// Receives the next notification. A later read of the notified bytes returns them as the writer wrote them, or as
+    /// a later write of any session left them.
     ///
     /// Fails when the watch has ended, after all earlier notifications have been received: the region was freed, its
     /// handle was unmapped, its home is down, or the right to read was revoked. If the node leaves, pending

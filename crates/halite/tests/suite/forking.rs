@@ -19,7 +19,7 @@ const INBOX: Port = Port(7);
 const RIGHTS: Permissions = Permissions::READ.union(Permissions::WRITE).union(Permissions::ATOMIC);
 
 #[test]
-fn forks_cannot_use_a_node_and_do_it_no_harm() {
+fn forks_cannot_use_or_harm_a_node() {
     for provider in [Provider::Shm, Provider::Roce] {
         let dir = Dir::new();
         let join = |node| {

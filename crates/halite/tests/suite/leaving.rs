@@ -168,7 +168,7 @@ fn node(dir: &Dir) -> Driven {
 }
 
 #[test]
-fn every_operation_at_a_node_that_leaves_or_has_left_says_so() {
+fn operations_fail_with_node_closed_while_and_after_leaving() {
     let dir = Dir::new();
     let node = node(&dir);
     let mut held = Held::of(&node);
@@ -203,7 +203,7 @@ impl<'s> Waiting<'s> {
 }
 
 #[test]
-fn a_waiter_at_a_node_that_leaves_is_told_so() {
+fn a_wait_fails_when_its_node_leaves() {
     let dir = Dir::new();
     let node = node(&dir);
     let held = Held::of(&node);

@@ -37,7 +37,7 @@ let before = session.fetch_add(till, 0, 5)?;                                // i
 }
 
 #[test]
-fn the_example_of_the_readme_is_one_that_compiles() {
+fn the_example_of_the_readme_compiles() {
     let _compiled: fn() -> Result<(), Box<dyn std::error::Error>> = example;
     let between = |text: &'static str, begin: &str, end: &str| {
         let (_, rest) = text.split_once(begin).expect("README contains the first marker");

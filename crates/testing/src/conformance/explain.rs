@@ -114,7 +114,7 @@ pub fn a_peer_is_explained(h: &dyn Harness) {
     assert_eq!(verb == "call to the owner", by_call, "{verb}");
     let myself = session.explain_peer(NodeId(0)).unwrap();
     assert!(!myself.connected && myself.capabilities.is_none(), "{myself}");
-    assert!(myself.reason.contains("the node that was asked"), "{myself}");
+    assert!(myself.reason.contains("the session's own node"), "{myself}");
     refused!(session.explain_peer(NodeId(77)), RegionCause::UnknownNode(NodeId(77)));
     cluster.leave(2);
     let gone = eventually("the node is known to have left", || {

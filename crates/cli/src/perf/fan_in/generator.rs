@@ -19,9 +19,9 @@ use crate::perf::measure::thread_cpu;
 
 /// Number of sockets that clients share.
 const SOCKETS: u32 = 8;
-/// Number of clients of one request to the server process.
+/// Number of clients that one request to the server process admits.
 const ADMITTED_AT_ONCE: u32 = 10_000;
-/// Interval between two looks for packets to send again.
+/// Interval between two checks for packets to retransmit.
 const LOOK: Duration = Duration::from_millis(1);
 
 pub struct Plan {
@@ -33,7 +33,7 @@ pub struct Plan {
     pub port: u16,
 }
 
-/// The clients, and what they share.
+/// The clients, and the state that they share.
 pub struct Crowd {
     size: u64,
     verb: Verb,
@@ -63,7 +63,7 @@ struct Lane {
 struct Client {
     requester: Kind,
     lane: usize,
-    /// Address and start of the operation under way.
+    /// Address and start of the operation in progress.
     under_way: Option<(u64, Instant)>,
 }
 
@@ -78,7 +78,7 @@ pub struct Run {
     pub cpu_ns: u64,
 }
 
-/// What a run has counted so far.
+/// Counts of a run so far.
 struct Count {
     /// Latencies in ns.
     latency: Histogram<u64>,
@@ -239,7 +239,7 @@ impl Crowd {
         }
     }
 
-    /// Returns the address of a client's next operation.
+    /// Draws the address of a client's next operation.
     fn place(&mut self, client: u32) -> u64 {
         let places = MEMORY_BYTES / self.size;
         match self.verb {
@@ -252,7 +252,7 @@ impl Crowd {
         }
     }
 
-    /// Returns the bytes that the server has at an address: a write leaves the complement of what was there at first.
+    /// Returns the bytes that the server has at an address: a write stores the complement of the initial bytes.
     fn expected(&self, address: u64) -> Vec<u8> {
         let flip = if self.written.contains(&address) { 0xff } else { 0 };
         (address..address + self.size).map(|address| byte_at(address) ^ flip).collect()
@@ -262,7 +262,7 @@ impl Crowd {
         let address = self.place(client);
         let size = self.size as usize;
         let expected = self.expected(address);
-        // Each client has its own place for what it reads, as far as there are places.
+        // Each client has its own place for the bytes that it reads, as long as there are enough places.
         let local = Local { key: RKEY, address: u64::from(client) * self.size % (MEMORY_BYTES - self.size) };
         let state = &mut self.clients[client as usize];
         state.under_way = Some((address, Instant::now()));
@@ -302,7 +302,7 @@ impl Crowd {
         }
     }
 
-    /// Sends packets again whose answer is late; returns their number.
+    /// Retransmits packets whose answers are late. Returns their number.
     fn repeat(&mut self, client: u32) -> u64 {
         let now_ns = self.clock.now_ns();
         let due_ns = self.timeout(client);
@@ -323,8 +323,8 @@ impl Crowd {
         }
     }
 
-    /// Handles the packets of a lane; returns the number of operations that have ended. Adds the clients that still have
-    /// something to send to `active`.
+    /// Handles the packets of a lane. Returns the number of operations that have ended. Adds the clients that still
+    /// have packets to send to `active`.
     fn receive(
         &mut self,
         lane: usize,
@@ -373,7 +373,7 @@ impl Crowd {
             Kind::Stateless(requester) => match requester.poll_done().map(|done| done.outcome) {
                 None => return Ok(0),
                 Some(Outcome::Success(bytes)) => bytes,
-                // Every operation of this benchmark may be done twice.
+                // Repeating an operation of this benchmark is harmless.
                 Some(Outcome::MaybeDone) => {
                     run.maybe_done += 1;
                     self.begin(client);
@@ -407,7 +407,7 @@ impl Crowd {
 }
 
 impl Lane {
-    /// Sends a packet. What the kernel drops is sent again later.
+    /// Sends a packet. A packet that the kernel drops is retransmitted later.
     fn send(&self, packet: &mut [u8]) {
         self.outwards.seal(0, packet);
         let _ = self.socket.send_to(packet, at(self.server));

@@ -12,14 +12,14 @@ use super::server::Peers;
 use super::transport::{Own, at};
 use super::{Answer, Ended, IN_FLIGHT, Latency, MEMORY_BYTES, PATIENCE, RKEY, byte_at, latencies};
 
-/// Clients with neighbouring numbers behind one port.
+/// Clients with consecutive numbers that share one port.
 pub struct Range {
     pub first: u32,
     pub count: u32,
     pub port: u16,
 }
 
-/// A run.
+/// A run of operations that the server starts.
 pub struct Job {
     size: u64,
     operations: u64,
@@ -28,11 +28,11 @@ pub struct Job {
     begin: Instant,
     progressed: Instant,
     took: Option<Duration>,
-    /// Operations under way, by their client.
+    /// Operations in progress, by client.
     under_way: HashMap<u32, UnderWay>,
-    /// Clients by order, in stateless mode.
+    /// Clients by the id of their order; used only in stateless mode.
     clients: HashMap<u64, u32>,
-    /// Places in the server's memory for the bytes of an operation under way.
+    /// Places in the server's memory for the bytes of one operation each.
     places: Vec<u64>,
     latency: Histogram<u64>,
     maybe_done: u64,
@@ -70,7 +70,7 @@ impl Job {
         }
     }
 
-    /// Returns the state of the run, in which `sent` packets began orders or asked about them again.
+    /// Returns the state of the run. `sent` is the number of packets that began orders or asked about them again.
     pub fn answer(&self, sent: u64) -> Answer {
         match (&self.failure, self.took) {
             (Some(why), _) => Answer::Failed(why.clone()),
@@ -85,8 +85,8 @@ impl Job {
         }
     }
 
-    /// Ends operations that have completed, and starts others. Returns the clients of the queue pairs that may have
-    /// packets to send.
+    /// Ends operations that have completed, and starts new ones. Returns the clients whose queue pairs may have packets
+    /// to send.
     pub fn drive(&mut self, now_ns: u64, peers: &mut Peers, clients: &[Range], memory: &Own) -> Vec<u32> {
         if self.took.is_some() || self.failure.is_some() {
             return Vec::new();
@@ -101,7 +101,7 @@ impl Job {
         started
     }
 
-    /// Returns the clients with an operation under way.
+    /// Returns the clients with an operation in progress.
     pub fn active(&self) -> Vec<u32> {
         self.under_way.keys().copied().collect()
     }

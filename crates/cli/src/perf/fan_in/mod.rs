@@ -32,13 +32,13 @@ use crate::scratch::Scratch;
 
 pub use server::{FanInArgs, serve};
 
-/// How the server knows its clients.
+/// How the server identifies its clients.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// By a queue pair of a reliable connection for each client
     Stateful,
-    /// By what their packets carry
+    /// By the data in their packets
     Stateless,
 }
 
@@ -52,7 +52,7 @@ pub enum Initiator {
     Server,
 }
 
-/// What the clients do.
+/// The operation of the clients.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verb {
@@ -64,9 +64,9 @@ pub enum Verb {
 
 /// Length of the memory of each process in bytes.
 const MEMORY_BYTES: u64 = 1 << 20;
-/// Number of operations under way, each of another client; the packets fit into the server's receive buffer.
+/// Number of operations in progress, each of a different client. Their packets fit into the server's receive buffer.
 const IN_FLIGHT: usize = 128;
-/// Longest latency that is told from longer ones.
+/// Maximum latency that is recorded, in ns; longer ones count as this.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 /// Time without the end of an operation after which the run fails.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -74,11 +74,11 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const RKEY: u32 = 1;
 /// Maximum number of clients with a queue pair each.
 const STATEFUL_MAX: u32 = 10_000;
-/// Maximum number of clients without.
+/// Maximum number of clients without queue pairs.
 const CLIENTS_MAX: u32 = 1_000_000;
 /// Maximum length of an operation: one packet.
 const BYTES_MAX: u64 = 1_024;
-/// Requests before the measurement, in percent of the measured ones.
+/// Number of requests before the measurement, in percent of the measured requests.
 const WARM_UP_PERCENT: u64 = 10;
 
 /// Returns the byte at an address of the server's memory; clients have the complements.
@@ -93,11 +93,12 @@ fn latencies() -> Histogram<u64> {
 /// A request to the server process.
 #[derive(Serialize, Deserialize, Debug)]
 enum Request {
-    /// Admit `count` clients behind a port, with the numbers from `first`. The answer has their keys in stateless mode.
+    /// Admit `count` clients that share a port and have consecutive numbers from `first` on. In stateless mode, the
+    /// answer has their keys.
     Admit { port: u16, first: u32, count: u32 },
-    /// Report the use of the processor and of memory so far.
+    /// Report the processor time and the memory used so far.
     Use,
-    /// Read memory of random clients, this number of times. The answer comes at once.
+    /// Start to read memory of random clients, `operations` times. The answer arrives at once.
     Start { operations: u64, size: u64 },
     /// Report how the run that `Start` began has ended.
     Progress,
@@ -125,9 +126,9 @@ enum Answer {
 struct Ended {
     took: Duration,
     latency: Latency,
-    /// Packets that were sent again.
+    /// Packets that were retransmitted.
     repeated: u64,
-    /// Operations whose outcome stayed unknown, and which were started again.
+    /// Operations whose outcome is unknown, and which were therefore started again.
     maybe_done: u64,
     /// Operations that moved wrong bytes.
     errors: u64,
@@ -160,7 +161,7 @@ struct Report {
     /// Share of the run for which the serving thread was busy.
     server_busy: f64,
     generator_ns_per_op: f64,
-    /// Private memory of the server by which it grew since it had no clients.
+    /// Growth of the server's private memory since it had no clients, in bytes.
     server_growth_bytes: i64,
     server_rss_bytes: u64,
     lat_us: Latency,

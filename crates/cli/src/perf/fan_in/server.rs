@@ -1,4 +1,4 @@
-//! The server process: one thread that serves packets, and one that answers the generator's questions.
+//! The server process: one thread that serves packets, and one that answers the generator's requests.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, ErrorKind};
@@ -35,7 +35,7 @@ pub struct FanInArgs {
     pub initiator: Initiator,
 }
 
-/// Interval between two looks for packets to send again.
+/// Interval between two checks for packets to retransmit.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// Common state of both threads.
@@ -44,7 +44,7 @@ struct Shared {
     /// The admitted clients, for operations of the server.
     clients: Vec<Range>,
     job: Option<Job>,
-    /// Packets of orders before the run.
+    /// Number of order packets that were sent before the run.
     orders_before: u64,
     cpu: Duration,
 }
@@ -265,7 +265,7 @@ impl Shared {
     }
 }
 
-/// Sends a datagram. A client repeats what is lost.
+/// Sends a datagram. Clients repeat requests whose datagrams are lost.
 fn send(socket: &UdpSocket, packet: &[u8], to: SocketAddr) {
     let _ = socket.send_to(packet, to);
 }

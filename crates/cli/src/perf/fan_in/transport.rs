@@ -24,7 +24,7 @@ pub fn at(port: u16) -> SocketAddr {
     (Ipv4Addr::LOCALHOST, port).into()
 }
 
-/// A monotonic clock, from which the protocol takes its time.
+/// The monotonic clock of the protocol.
 pub struct Clock(Instant);
 
 impl Clock {

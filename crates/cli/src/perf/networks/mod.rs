@@ -30,7 +30,7 @@ use crate::target::Target;
 /// Sizes of messages in bytes: 32 B to 32 MiB.
 const SIZES: [u64; 11] =
     [32, 128, 512, 2 << 10, 8 << 10, 32 << 10, 128 << 10, 512 << 10, 2 << 20, 8 << 20, 32 << 20];
-/// Writes and reads up to this size are posted several at a time; longer ones are long enough alone.
+/// Writes and reads up to this size are posted several at a time; longer ones are posted one by one.
 const TOGETHER_MAX: u64 = 32 << 10;
 const TOGETHER: u32 = 16;
 
@@ -129,12 +129,12 @@ pub fn run(args: &PerfArgs) -> anyhow::Result<()> {
     }
 }
 
-/// What all measurements share.
+/// State that all measurements share.
 struct Common<'a> {
     clock_ghz: Option<f64>,
     /// The cores that this process may use. Each measurement pins this thread to one of them.
     cores: CpuSet,
-    /// Counts a finished row.
+    /// Function to call after each finished row, for the progress bar.
     done: &'a dyn Fn(),
 }
 

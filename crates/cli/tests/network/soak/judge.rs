@@ -190,7 +190,7 @@ impl Findings {
 }
 
 #[test]
-fn an_addition_that_is_lost_or_doubled_and_a_lock_that_two_hold_are_found() {
+fn lost_and_repeated_additions_and_shared_locks_are_found() {
     let found = |logs: &[&str]| {
         let mut findings = Findings::default();
         logs.iter().for_each(|log| findings.add(log));
@@ -210,7 +210,7 @@ fn an_addition_that_is_lost_or_doubled_and_a_lock_that_two_hold_are_found() {
 }
 
 #[test]
-fn a_region_must_be_there_unless_a_node_has_died_that_may_have_had_it() {
+fn a_region_may_be_missing_only_after_a_death_of_its_node() {
     let mut findings = Findings::default();
     findings.add("10 place region 1\n20 place region ok\n30 place region 2\n40 place region ok");
     let is_due = |node, at_ns| {

@@ -50,7 +50,7 @@ struct Soak {
 
 #[test]
 #[ignore = "a soak: it takes a minute, or HALITE_SOAK_S"]
-fn nothing_is_lost_or_done_twice_and_all_find_each_other_again_whatever_fails() {
+fn no_update_is_lost_or_repeated_under_random_faults() {
     let Some(cluster) = Cluster::new(HOSTS, Processes::Shared) else { return };
     eventually(|| cluster.is_whole());
     let (seed, length) =

@@ -1,8 +1,8 @@
 //! Requests of one client through shared memory.
 //!
-//! The client may write anything there at any time. Each line is copied once and then checked; a line that no client of
-//! this version writes ends the connection. A line waits while the client has no room for replies, and until the socket
-//! messages before it have been started.
+//! The client may write anything there at any time. The node copies each line once, and then checks the copy; an
+//! invalid line ends the connection. A line waits while the client has no room for replies, and until the node has
+//! started the requests of the socket messages before the line.
 
 use std::os::fd::OwnedFd;
 
@@ -16,20 +16,21 @@ use crate::session::attached::entry::{
 };
 use crate::session::attached::wire::{self, HEADER_BYTES, Request};
 
-/// Memory that the node shares with a client, in bytes, once the client has used all of it.
+/// Size in bytes of the memory that the node shares with a client, once the client has used all of it.
 pub(super) const RING_BYTES: u64 = (SLOTS * SLOT_BYTES) as u64;
 
 /// The node's end of the memory that it shares with a client.
 pub(super) struct Ring {
     memory: exchange::Server,
-    /// True if the client was told that the node looks at its lines.
+    /// True if the shared memory tells the client that the node polls its lines.
     is_awake: bool,
-    /// Slots whose requests are reads, as bits.
+    /// Bit set of the slots whose requests are reads.
     reads: u32,
 }
 
 impl Ring {
-    /// Creates the memory, and returns it with the client's descriptors; `None` if the system has none.
+    /// Creates the memory, and returns it with the client's descriptors. Returns `None` if the system cannot provide
+    /// it.
     pub(super) fn create() -> Option<(Ring, [OwnedFd; 2])> {
         let (mut memory, fds) = exchange::create().ok()?;
         memory.sleep();
@@ -38,12 +39,12 @@ impl Ring {
 }
 
 impl Connection {
-    /// Returns true if the node must look at the client's lines.
+    /// Returns true if the node must poll the client's lines.
     pub(crate) fn is_awake(&self) -> bool {
         self.ring.as_ref().is_some_and(|ring| ring.is_awake)
     }
 
-    /// Looks at the client's lines from now on.
+    /// Starts to poll the client's lines.
     pub(super) fn wake_ring(&mut self) {
         if let Some(ring) = &mut self.ring {
             ring.is_awake = true;
@@ -51,7 +52,8 @@ impl Connection {
         }
     }
 
-    /// Lets the client wake the node for its next line. Returns false if a line has come meanwhile.
+    /// Stops polling the client's lines; the client then wakes the node for its next line. Continues to poll and
+    /// returns false if a line has arrived meanwhile.
     pub(crate) fn try_sleep(&mut self) -> bool {
         if let Some(ring) = &mut self.ring {
             ring.memory.sleep();
@@ -63,19 +65,20 @@ impl Connection {
         !self.is_awake()
     }
 
-    /// Returns a copy of the next line, and its first word in parts, if the line can be carried out now.
+    /// Returns a copy of the next line and its parsed first word, if the line can be executed now. The word is `None`
+    /// if it is invalid.
     #[inline]
     fn next_line(&self) -> Option<(Line, Option<Head>)> {
         let line = self.ring.as_ref()?.memory.peek()?;
         let head = Head::unpack(line[0]);
         let is_early = head.is_some_and(|head| head.after.wrapping_sub(self.started) as i16 > 0);
-        // What the socket brings, or takes, lets the line continue.
+        // Otherwise the line waits until a socket message arrives, or the socket accepts replies.
         (!is_early && self.has_room()).then_some((line, head))
     }
 
-    /// Carries all lines out that can be.
+    /// Executes all lines that can be executed now.
     pub(super) fn drain_ring(&mut self) -> Result<(), Over> {
-        // A client that writes lines as fast as they are taken must leave turns to others.
+        // At most one line per slot, so that a client that writes lines quickly leaves turns to others.
         for _ in 0..SLOTS {
             if !self.serve_line()? {
                 break;
@@ -84,7 +87,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Carries the next line out. Returns false if there is none.
+    /// Executes the next line. Returns false if there is none.
     #[inline]
     pub(crate) fn serve_line(&mut self) -> Result<bool, Over> {
         let Some((line, head)) = self.next_line() else { return Ok(false) };
@@ -153,7 +156,7 @@ impl Connection {
         self.start(id_of(slot), body)
     }
 
-    /// Copies the bytes of a line, or of its slot if they are too long for these words.
+    /// Returns a copy of a line's bytes, which are in its slot if they are too long for `words`.
     fn bytes_of(&self, words: &[u64], slot: usize, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         match &self.ring {

@@ -1,33 +1,33 @@
 //! Polls the memory that clients share with the node.
 //!
-//! Of each client that was active a moment ago, the thread looks at the next line. A client that is quiet for longer is
-//! told to wake the thread over its socket. While it polls, the thread looks at the sockets every [`TURN_NS`].
+//! The thread polls the next line of each client that was active recently. A client that stays quiet for longer must
+//! wake the thread over its socket. While it polls lines, the thread checks the sockets every [`TURN_NS`].
 
 use std::time::Instant;
 
 use super::{Over, Server};
 use crate::runtime::wait::{AdaptiveSpin, SPIN_SHORT_NS, YIELD_LONG_NS};
 
-/// Time after which the thread looks at the sockets, in nanoseconds: clients that wake it wait at most as long, and the
-/// system call takes less than 1 % of the time.
+/// Interval, in nanoseconds, at which the polling thread checks the sockets. A client that wakes the thread over its
+/// socket waits at most this long, and the system call takes less than 1 % of the time.
 const TURN_NS: u64 = 100_000;
-/// Rounds between two readings of the clock.
+/// Rounds between two clock reads.
 const ROUNDS_PER_CLOCK: u32 = 32;
 
-/// The clients whose lines the thread looks at.
+/// The clients whose lines the thread polls.
 pub(super) struct Rings {
     active: Vec<Active>,
     spin: AdaptiveSpin,
     begin: Instant,
-    /// Time of the last line, in nanoseconds.
+    /// Time of the last line of any client, in nanoseconds.
     last_ns: u64,
 }
 
 struct Active {
     client: u64,
-    /// True if the client has written a line since the last reading of the clock.
+    /// True if the client has written a line since the last clock read.
     is_busy: bool,
-    /// Time of its last line, in nanoseconds.
+    /// Time of this client's last line, in nanoseconds.
     last_ns: u64,
 }
 
@@ -40,7 +40,7 @@ impl Rings {
         self.begin.elapsed().as_nanos() as u64
     }
 
-    /// Looks at the lines of a client from now on.
+    /// Starts to poll the lines of a client.
     pub(super) fn activate(&mut self, client: u64) {
         if self.active.iter().any(|active| active.client == client) {
             return;
@@ -55,7 +55,7 @@ impl Rings {
 }
 
 impl Server {
-    /// Serves lines until the sockets or operations need the thread. Returns false if it may sleep.
+    /// Serves lines until the sockets or operations need the thread. Returns false if the thread may sleep.
     pub(super) fn serve_rings(&mut self) -> bool {
         if self.rings.active.is_empty() {
             return false;
@@ -81,7 +81,7 @@ impl Server {
         }
     }
 
-    /// Serves a line of each client.
+    /// Serves at most one line of each client.
     fn serve_round(&mut self) {
         let mut at = 0;
         while let Some(active) = self.rings.active.get_mut(at) {
@@ -109,7 +109,7 @@ impl Server {
         }
     }
 
-    /// Lets clients sleep that have been quiet for long.
+    /// Stops polling clients that have been quiet for long; they then wake the thread over their sockets.
     fn retire(&mut self, now_ns: u64) {
         let rings = &mut self.rings;
         let is_busy = rings.active.iter().any(|active| active.is_busy);

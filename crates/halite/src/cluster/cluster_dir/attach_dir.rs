@@ -5,8 +5,8 @@
 //!    DIR/attach/node-3.sock  0600, or 0666
 //! ```
 //!
-//! With DIR at 0711, other users can open what they may open, if they know its name: all other files in DIR have the
-//! mode 0600, and the logs lie in a folder of mode 0700.
+//! With DIR at 0711, other users can reach a file in DIR if they know its name, but its own mode still applies: all
+//! other files in DIR have the mode 0600, and the logs lie in a folder of mode 0700.
 
 use std::os::unix::net::UnixListener;
 

@@ -33,7 +33,7 @@ pub(super) struct User {
     pub(super) password: Password,
 }
 
-/// Where the password comes from.
+/// Source of the password.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum Password {
     Plain(String),

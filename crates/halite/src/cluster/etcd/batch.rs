@@ -23,7 +23,7 @@ impl Batch {
     /// Adds the transaction if it may be sent in the same request as the others. Returns true if it was added.
     pub(super) fn take(&mut self, transaction: &Transaction) -> bool {
         let Some((written, seen)) = touched(transaction) else {
-            // It goes alone, or not in this batch.
+            // Such a transaction is sent alone, or in another batch.
             let is_first = self.count == 0;
             self.count += if is_first { MEMBERS_MAX } else { 0 };
             return is_first;

@@ -16,7 +16,7 @@ use super::{Deliver, EtcdAddress};
 /// Time after which etcd removes the key of a silent member.
 const MEMBER_TTL: Duration = Duration::from_secs(15);
 
-/// What a node writes to etcd about itself.
+/// The entries that a node writes to etcd about itself.
 #[derive(Clone, Debug)]
 pub(crate) struct Announcement {
     pub(crate) node: NodeId,

@@ -90,7 +90,7 @@ struct Failure {
     error: EtcdError,
 }
 
-/// What happened to a request that got no answer.
+/// Known progress of a request that got no answer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Done {
     /// The request did not arrive; the node may send it to another endpoint.

@@ -283,7 +283,7 @@ impl Watcher {
     }
 }
 
-/// What a key says to this node.
+/// Meaning of a key for this node.
 enum Meaning {
     /// This node's own entry, present or missing.
     Own {

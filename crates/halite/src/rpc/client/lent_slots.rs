@@ -99,7 +99,7 @@ mod tests {
     use crate::rpc::shared::{Poster, Row};
 
     #[test]
-    fn serial_requests_reuse_the_first_line_and_parallel_ones_rotate() {
+    fn serial_requests_reuse_a_line_and_parallel_ones_rotate() {
         // No peer connects through the fabric, so its directory may go.
         let dir = crate::runtime::scratch();
         let fabric = ShmFabric::open(ShmConfig::new(dir.path(), "one")).unwrap();

@@ -68,11 +68,12 @@ impl Request<'_> {
 pub(crate) struct Posted {
     pub(crate) target: Target,
     pub(crate) slot: SlotId,
-    /// Set while the reply comes by line, and the link, not the table of slots, manages the slot.
+    /// Set while the link manages the slot, because the reply comes by line; `None` if the table of slots manages the
+    /// slot.
     pub(crate) by_line: Option<LineUse>,
 }
 
-/// What the table of slots must know to take over a lent slot from its link.
+/// Data that the table of slots needs to take over a lent slot from its link.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LineUse {
     pub(super) port: Option<u32>,

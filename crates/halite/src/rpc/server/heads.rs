@@ -8,9 +8,9 @@ use crate::rpc::shared::{Attempt, CALL_WORK, Link};
 use crate::runtime::locks::lock;
 
 impl Rpc {
-    /// Writes a head to the peer's memory; the peer reads it when it needs room. Called under the lock of the link's
-    /// inbound side, so that no older head follows a newer one: while the peer lacks room, it posts nothing that would
-    /// cause another head.
+    /// Writes a head to the peer's memory, which the peer reads when it needs room. Called under the lock of the link's
+    /// inbound side, so that an older head never overwrites a newer one. The head must not be lost: a peer without room
+    /// posts nothing that would cause another head.
     pub(super) fn return_head(&self, peer: PeerId, (at, head): (RemoteAddress, u64), attempt: Attempt) {
         let bytes = head.to_le_bytes();
         let operation = Operation::Write { local: Local::Inline(&bytes), remote: at };

@@ -19,7 +19,7 @@ pub(crate) struct Incoming {
     pub(crate) input: Payload,
 }
 
-/// Where the answer to a request in a line goes.
+/// Destination of the answer to a request in a line.
 pub(super) struct LineTerms {
     pub(super) cancels: u32,
     pub(super) id: ServedId,

@@ -5,7 +5,7 @@ use halite_fabric::RemoteAddress;
 /// Length up to which inputs are kept in place, in bytes: a cache line minus a header and a short name.
 const SHORT_BYTES_MAX: usize = 40;
 
-/// Where the bytes of an input are.
+/// Location of an input's bytes.
 #[derive(Debug)]
 pub(crate) enum Payload {
     Here(Bytes),

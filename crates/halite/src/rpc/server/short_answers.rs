@@ -25,7 +25,7 @@ use crate::rpc::Rpc;
 use crate::rpc::shared::{Attempt, CALL_WORK, Link, Row, beyond};
 use crate::runtime::locks::lock;
 
-/// What remains to be done after an answer has ended.
+/// Work that remains after an answer has ended.
 struct EndedLine {
     acknowledge: bool,
     notify: bool,

@@ -18,11 +18,11 @@ use crate::runtime::locks::{lock, ranked};
 /// Id of the work requests whose completions this node ignores.
 pub(crate) const CALL_WORK: WorkId = WorkId(0);
 
-/// Length up to which the head and the rest of a request or reply are copied together and posted as one write, in
-/// bytes.
+/// Maximum total length, in bytes, up to which the head and the rest of a request or reply are copied together and
+/// posted as one write.
 pub(crate) const PART_BYTES_MAX: usize = 512;
 
-/// Bytes that fit into a cache line of 64 bytes, beside the header and address that the fabric may add.
+/// Length of a cache line, in bytes. Writes up to this length have a faster path.
 pub(in crate::rpc) const LINE_BYTES: usize = 64;
 
 ranked! {
@@ -42,7 +42,7 @@ pub(crate) struct Poster {
     short: AtomicBool,
 }
 
-/// Tells the first attempt to post from a later one.
+/// Distinguishes the first attempt to post from a retry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::rpc) enum Attempt {
     First,

@@ -14,12 +14,12 @@ use crate::error::AccessError;
 use crate::posted::{Cursor, Ended};
 use crate::session::{Embedded, Kind, Lh, ReadOp, Session, WriteOp};
 
-/// A posted read or write. Await it, or call [`Posted::wait`], to get its buffer and its outcome. It keeps its session
-/// open, as a clone of the session does.
+/// A posted read or write. Await it, or call [`Posted::wait`], to get its buffer and its outcome. Like a clone of the
+/// session, it keeps the session open.
 ///
 /// If it is dropped, the access may take place fully, in part, or not at all. A dropped read changes no memory of the
 /// caller.
-#[must_use = "only awaiting a posted access tells its outcome"]
+#[must_use = "only awaiting a posted access returns its outcome"]
 pub struct Posted<B> {
     state: State<B>,
 }

@@ -1,8 +1,8 @@
 //! Reads, writes and other accesses of an attached session.
 //!
-//! The node carries out an access of up to [`SLICE_BYTES`] as one request. A longer one is checked as a whole first,
-//! and then sent in slices, of which several are under way. A thread that waits for a short access takes the fast path of
-//! the shared memory ([`Client::access`]).
+//! The node executes an access of up to [`SLICE_BYTES`] as one request. For a longer access, the client first requests
+//! a check of the whole access, and then sends several slices at a time. A thread that waits for a short access uses
+//! the fast path of the shared memory ([`Client::access`]).
 
 use std::collections::VecDeque;
 
@@ -15,12 +15,12 @@ use super::{Access, Answer, Client, Pending, Unfinished, decoded};
 use crate::error::{AccessError, BatchError, Gone};
 use crate::session::{Lh, ReadOp, SwapOp, WriteOp, describe_slot};
 
-/// Maximum number of slices of one access under way.
+/// Maximum number of slices of one access in flight.
 const SLICES_MAX: usize = 16;
 /// Length of a slice in bytes: with its request, it fits into a slot of the shared memory.
 const PART_BYTES: usize = SLICE_BYTES - 1024;
 
-/// The error of an access whose node gave no answer.
+/// Returns the error of an access to which the node sent no reply.
 pub(crate) fn lost(operation: &'static str, lh: Lh, offset: u64, len: u64) -> impl Fn(Gone) -> AccessError {
     move |gone| AccessError {
         operation,
@@ -32,21 +32,21 @@ pub(crate) fn lost(operation: &'static str, lh: Lh, offset: u64, len: u64) -> im
     }
 }
 
-/// A part of an access under way, from `begin` to `end` of the access.
+/// A slice in flight: the bytes of the access from `begin` to `end`.
 struct Slice {
     begin: usize,
     end: usize,
     sent: Result<Pending, Gone>,
 }
 
-/// Returns the ends of the slices of `len` bytes, each with its start.
+/// Returns the begin and end of each slice of an access of `len` bytes.
 fn slices(len: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..len).step_by(PART_BYTES).map(move |begin| (begin, len.min(begin + PART_BYTES)))
 }
 
 /// Accesses of threads.
 impl Client {
-    /// Carries an access out on the calling thread, and returns the old value of an atomic.
+    /// Executes an access on the calling thread. Returns the old value of an atomic.
     #[inline]
     pub(crate) fn access(&self, lh: Lh, offset: u64, mut access: Access<'_>) -> Result<u64, AccessError> {
         match access.len() {
@@ -60,7 +60,7 @@ impl Client {
         }
     }
 
-    /// Carries a read or write of more than [`SLICE_BYTES`] out: a check of the whole access, and its parts.
+    /// Executes a read or write of more than [`SLICE_BYTES`]: checks the whole access, then executes its parts.
     fn long_access(&self, lh: Lh, offset: u64, mut access: Access<'_>) -> Result<u64, AccessError> {
         let (operation, wanted) = match access {
             Access::Read(_) => ("read", Permissions::READ),
@@ -78,7 +78,7 @@ impl Client {
             };
             let (begin, end) = (done + begin, done + end);
             let part = self.finish_access(lh, offset + begin as u64, access.part(begin, end), unfinished);
-            // Later parts of a write may be written, too.
+            // Later parts of a write may have been written too.
             let partly = begin > 0 || operation == "write";
             part.map_err(|error| whole(error, offset, len as u64, partly))?;
             done = end;
@@ -184,7 +184,7 @@ impl Client {
                 Err(gone) => Err(gone),
             };
             let written: Result<Answer<()>, AccessError> = decoded(reply, &lost);
-            // Later slices may be written too.
+            // Later slices may have been written too.
             written.map_err(|error| whole(error, offset, len, true))?;
             under_way.extend(rest.next().map(|(begin, end)| send(begin, end)));
         }
@@ -226,7 +226,7 @@ impl Client {
         let answer: Answer<Option<BatchError>> = self.ask_with(&request, &[], None, lost).await?;
         let mut data = answer.data();
         for op in ops.iter_mut() {
-            // A batch that failed has the bytes of the reads before.
+            // The reply to a failed batch contains the bytes of the reads before the failed one.
             let Some((bytes, rest)) = data.split_at_checked(op.into.len()) else { break };
             op.into.copy_from_slice(bytes);
             data = rest;
@@ -307,12 +307,12 @@ impl Client {
     }
 }
 
-/// Copies the data of a read; `None` if the node sent another number of bytes.
+/// Copies the data of a read. Returns `None` if the node sent a different number of bytes.
 fn take(answer: &Answer<()>, into: &mut [u8]) -> Option<()> {
     (answer.data().len() == into.len()).then(|| into.copy_from_slice(answer.data()))
 }
 
-/// Converts the error of a slice into that of the whole access.
+/// Converts the error of a slice into the error of the whole access.
 fn whole(error: AccessError, offset: u64, len: u64, partly: bool) -> AccessError {
     AccessError { offset, len, partly: partly || error.partly, ..error }
 }
@@ -321,7 +321,7 @@ fn single(source: AccessError) -> BatchError {
     BatchError { index: 0, source, later: false }
 }
 
-/// Returns the number of accesses, from the first on, that one request carries out: at least one.
+/// Returns the number of accesses, counted from the first, that one request carries: at least one.
 fn group(lens: impl Iterator<Item = usize>) -> usize {
     let mut bytes = 0;
     let fits = |len: &usize| {

@@ -18,10 +18,10 @@ use super::wire::{self, HEADER_BYTES, Refusal, VERSION, Welcome};
 use crate::cluster::cluster_dir::{ATTACH_DIR, attach_socket_node};
 use crate::error::AttachError;
 
-/// A connection: its socket, the node's answer, and the memory that it shares, if there is any.
+/// A connection: its socket, the node's reply, and the memory that the node shares, if any.
 pub(super) type Connected = (UnixStream, Welcome, Option<exchange::Client>);
 
-/// Connects to a living node of this host in the cluster directory: to `wanted`, or to any.
+/// Connects to the node `wanted`, or to any living node of this host, in the cluster directory.
 pub(super) fn connect(dir: &Path, wanted: Option<NodeId>) -> Result<Connected, AttachError> {
     let io_error = |path: &Path| {
         let path = path.to_owned();

@@ -6,25 +6,25 @@
 //!             an access:  word 1: handle | word 2: its session | word 3: offset | words 4 to 7: operands or bytes
 //!   reply     word 0: | length, 40 bits | status u8 | tag |        words 1 to 7: up to 56 bytes
 //! ```
-//!
-//! Longer bodies and bytes are in the data of the slot. `after` is the number of socket messages that the client sent
-//! before: the node carries the request out when it has begun all of these.
+//! Longer bodies and bytes are in the data of the slot. `after` is the number of socket messages that the client had
+//! sent before this line; the node executes the request after it has started all of these messages.
 
 use halite_mem::exchange::{Line, SLOTS, TAG_BITS, WORDS};
 use halite_tier::access::SlotRef;
 
 use crate::session::Lh;
 
-/// Length of the bytes that a line carries, as a body or as a value.
+/// Maximum number of bytes that a line carries, as a body or as a value.
 pub(crate) const INLINE_BYTES_MAX: usize = (WORDS - 1) * 8;
-/// Length of the bytes that the line of an access carries.
+/// Maximum number of operand bytes that the line of an access carries.
 pub(crate) const OPERAND_BYTES_MAX: usize = (WORDS - 4) * 8;
-/// This bit, and the number of a slot, are the id of a request in shared memory in messages over the socket.
+/// Bit that marks an id in a socket message as the id of a request in shared memory; the other bits are the slot's
+/// number.
 const SLOT_ID: u64 = 1 << 63;
-/// Id of messages without a body that wake the other end: it looks at the shared memory.
+/// Id of a message without a body, which wakes the other end to check the shared memory.
 pub(crate) const WAKE_ID: u64 = u64::MAX;
 
-/// What a request asks for.
+/// Kind of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum Kind {
@@ -53,7 +53,7 @@ impl Head {
         u64::from(self.after) << 48 | len << 32 | (self.slot as u64) << 24 | (self.kind as u64) << TAG_BITS
     }
 
-    /// Returns the head in a word that the client wrote; `None` if there is no such kind of request.
+    /// Parses the first word of a request, which the client wrote. Returns `None` if the kind is unknown.
     #[inline]
     pub(crate) fn unpack(word: u64) -> Option<Head> {
         let kind = match (word >> TAG_BITS) as u8 {
@@ -69,15 +69,15 @@ impl Head {
     }
 }
 
-/// How a request ended.
+/// Outcome of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum Status {
-    /// An access succeeded; the bytes are what was read, or the old value of a word.
+    /// The access succeeded. The bytes are the data of the read, or the old value of the word.
     Value = 1,
-    /// The bytes are the body of a socket's message.
+    /// The bytes are the body of a reply in the format of the socket.
     Body,
-    /// The reply follows over the socket, because it is too long.
+    /// The reply is too long for a slot, and follows over the socket.
     Socket,
 }
 
@@ -100,7 +100,7 @@ pub(crate) fn status(line: &Line) -> (Status, usize) {
     (status, (line[0] >> 24) as usize)
 }
 
-/// Returns the number of words of a line whose bytes begin at word `first`.
+/// Returns the number of words in a line that has `bytes` bytes from word `first` on.
 #[inline]
 pub(crate) fn words(first: usize, bytes: usize) -> usize {
     (first + bytes.div_ceil(8)).min(WORDS)

@@ -40,15 +40,15 @@ use crate::runtime::wait::{AdaptiveSpin, BlockingWait};
 /// Bytes that one receive takes from the socket: a slice and its header, with room to spare.
 const RECEIVE_BYTES: usize = 80 << 10;
 
-/// Makes the request that undoes an operation, from the reply that came after its future was dropped.
+/// Builds the request that undoes an operation, from the reply that arrived after the operation's future was dropped.
 pub(crate) type Undo = Box<dyn FnOnce(&[u8]) -> Option<Vec<u8>> + Send>;
 
 /// The connection, shared by the session, its requests and the background thread.
 pub(crate) struct Line {
     socket: UnixStream,
-    /// Rung to end the poll of the reading thread.
+    /// Event descriptor (eventfd) that ends the poll of the reading thread.
     bell: OwnedFd,
-    /// Memory shared with the node; `None` if the system of either has none.
+    /// Memory shared with the node; `None` if the node shares none.
     memory: Option<exchange::Client>,
     process: Process,
     state: Mutex<State>,
@@ -59,9 +59,9 @@ pub(crate) struct Line {
 struct State {
     next_id: u64,
     requests: BTreeMap<u64, Slot>,
-    /// Requests in shared memory; `None` without such memory.
+    /// Requests in shared memory; `None` if the node shares none.
     ring: Option<Ring>,
-    /// Bytes that the socket has not taken yet.
+    /// Bytes that the socket has not accepted yet.
     output: VecDeque<u8>,
     /// The buffer of the reading thread; `None` while a thread reads.
     input: Option<Vec<u8>>,
@@ -73,7 +73,7 @@ struct State {
     tasks: usize,
     /// Number of dropped requests whose late replies must be undone.
     undos: usize,
-    /// Requests that wait for these undos, so that the node carries them out afterwards.
+    /// Requests that wait until these undos are sent, so that the node executes them after the undos.
     held: VecDeque<(u64, Vec<u8>)>,
     has_background: bool,
     is_over: bool,
@@ -82,17 +82,17 @@ struct State {
 }
 
 impl State {
-    /// Returns true if the socket must be read or written although no thread in `block_on` does.
+    /// Returns true if a background thread must read or write the socket, because no thread in `block_on` may do so.
     fn needs_background(&self) -> bool {
         self.tasks > 0 || self.undos > 0 || !self.output.is_empty()
     }
 }
 
-/// A request that was sent.
+/// State of a request that was sent.
 enum Slot {
     Waiting(Option<Waker>),
     Replied(Vec<u8>),
-    /// Nothing waits for the reply.
+    /// No task or thread waits for the reply. If there is an undo, the reply must be undone.
     Abandoned(Option<Undo>),
 }
 
@@ -100,7 +100,7 @@ enum Slot {
 struct Waiter {
     thread: Thread,
     is_woken: AtomicBool,
-    /// True while the thread polls the socket: then the bell wakes it.
+    /// True while the thread polls the socket. A wake-up then signals the event descriptor.
     polls: AtomicBool,
     line: Arc<Line>,
 }
@@ -111,7 +111,8 @@ impl Wake for Waiter {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // In one order with the thread's own store and load in read_for(): at least one of the two sees the other.
+        // Sequentially consistent with the store and load in read_for(): at least one of the two threads sees the
+        // other's store.
         self.is_woken.store(true, SeqCst);
         match self.polls.load(SeqCst) {
             true => self.line.ring(),
@@ -154,11 +155,12 @@ impl Line {
     }
 
     fn ring(&self) {
-        // An eventfd with a count is readable, so a full one need not be written.
+        // A non-zero eventfd is already readable, so a failed write is harmless.
         let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
     }
 
-    /// Returns true if this process is a fork of the one that attached. A fork shares the socket, and must not use it.
+    /// Returns true if this process is a fork of the process that attached. A fork shares the socket and must not use
+    /// it.
     fn is_forked(&self) -> bool {
         !self.process.is_current()
     }
@@ -201,14 +203,14 @@ impl Line {
         self.send_bytes(state, message);
     }
 
-    /// Sends the bytes of a message, behind those that the socket has not taken yet.
+    /// Sends the bytes of a message after the bytes that the socket has not accepted yet.
     fn send_bytes(&self, state: &mut State, mut message: &[u8]) {
         while state.output.is_empty() && !message.is_empty() {
             match rustix::net::send(&self.socket, message, SendFlags::NOSIGNAL) {
                 Ok(sent) => message = &message[sent..],
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => break,
-                // The reading thread finds out, too, and tells all.
+                // The reading thread notices the end of the connection too, and fails all requests.
                 Err(_) => return,
             }
         }
@@ -221,7 +223,7 @@ impl Line {
         }
     }
 
-    /// Lets the background thread send what the socket has not taken, because the caller may not wait.
+    /// Lets the background thread send the bytes that the socket has not accepted, because the caller must not block.
     pub(super) fn send_rest(self: &Arc<Line>) {
         if self.is_forked() {
             return;
@@ -232,7 +234,7 @@ impl Line {
         }
     }
 
-    /// Sends bytes that the socket did not take before.
+    /// Sends the bytes that the socket has not accepted yet.
     fn flush(&self, state: &mut State) {
         while !state.output.is_empty() {
             let (front, _) = state.output.as_slices();
@@ -246,7 +248,7 @@ impl Line {
         state.output.shrink_to(RECEIVE_BYTES);
     }
 
-    /// Ends the session: all its waits end, and the node ends its side.
+    /// Ends the session. All its waits fail, and the node ends its side of the session.
     pub(super) fn close(&self) {
         if self.is_forked() {
             return;
@@ -264,7 +266,8 @@ impl Line {
         self.block_on_after(future, false)
     }
 
-    /// Runs a future as [`Line::block_on`] does. With `has_spun`, the thread has just looked for the reply for a while.
+    /// Runs a future as [`Line::block_on`] does. If `has_spun` is true, the thread has just spun for the reply, and
+    /// does not spin again.
     pub(super) fn block_on_after<F: Future>(self: &Arc<Line>, future: F, mut has_spun: bool) -> F::Output {
         let _waiting = BlockingWait::begin(&**self);
         let waiter = Arc::new(Waiter {
@@ -310,14 +313,15 @@ impl Line {
         AdaptiveSpin::change(|spin| spin.record_wait(begin.elapsed().as_nanos() as u64));
     }
 
-    /// Returns the right to read; `None` if another thread reads, which then wakes this one to take over.
+    /// Returns the right to read. Returns `None` if another thread reads; that thread later wakes this one to take
+    /// over.
     fn right_to_read(&self, waiter: &Arc<Waiter>) -> Option<Vec<u8>> {
         if self.is_forked() {
             return None;
         }
         let (mut state, mut collected) = (self.state(), Collected::default());
         self.collect_before_sleep(&mut state, &mut collected);
-        // A session without a connection gets no further reply; what the task waits for is something else.
+        // Without a connection no reply arrives, so the task waits for another event.
         let input = if state.is_over { None } else { state.input.take() };
         if input.is_none() && !state.sleepers.iter().any(|sleeper| Arc::ptr_eq(sleeper, waiter)) {
             state.sleepers.push(waiter.clone());
@@ -327,7 +331,8 @@ impl Line {
         input
     }
 
-    /// Reads until `waiter` is woken; without a waiter, while tasks wait or output is left. Then passes the right on.
+    /// Reads until `waiter` is woken; without a waiter, reads while tasks wait or output remains. Then passes the right
+    /// to read to another thread.
     fn read(self: &Arc<Line>, mut input: Vec<u8>, waiter: Option<&Arc<Waiter>>) {
         loop {
             let (mut state, mut collected) = (self.state(), Collected::default());
@@ -372,7 +377,7 @@ impl Line {
         self.hand_over(&mut state);
     }
 
-    /// Wakes a thread that reads, if no thread does and one is needed.
+    /// Wakes a thread to read, if a reader is needed and no thread reads.
     fn hand_over(&self, state: &mut State) {
         if state.input.is_none() || state.is_over {
             return;
@@ -399,7 +404,7 @@ impl Line {
             match slot_of(id) {
                 Some(slot) => self.deliver_to_slot(&mut state, slot, body, &mut collected)?,
                 None if id == WAKE_ID => self.collect(&mut state, &mut collected),
-                // If no request has this id, the node is at fault.
+                // An id without a request is a fault of the node.
                 None if !state.deliver(id, body.to_vec(), &mut collected) => return Err(Gone::Lost),
                 None => {}
             }
@@ -410,7 +415,7 @@ impl Line {
         Ok(())
     }
 
-    /// Sends the requests that waited for undos, if no undo is left.
+    /// Sends the requests that waited for undos, once no undo is left.
     fn send_held(&self, state: &mut State) {
         while state.undos == 0
             && let Some((id, message)) = state.held.pop_front()
@@ -419,7 +424,7 @@ impl Line {
         }
     }
 
-    /// Sends an encoded request whose reply nothing waits for.
+    /// Sends an encoded request without waiting for its reply.
     fn tell_encoded(&self, mut message: Vec<u8>) {
         let mut state = self.state();
         let id = state.next_id;
@@ -454,7 +459,7 @@ impl Line {
         let line = self.clone();
         let started =
             std::thread::Builder::new().name("halite-attached".to_owned()).spawn(move || line.run());
-        // Without a thread, a reply waits until a blocking wait reads it.
+        // Without a background thread, a reply stays unread until a thread in `block_on` reads it.
         state.has_background = started.is_ok();
     }
 
@@ -475,17 +480,17 @@ impl Line {
     }
 }
 
-/// A request that was sent, and whose reply is awaited. Dropping it cancels the request.
+/// A request that was sent, and whose reply the owner awaits. Dropping this value cancels the request.
 pub(crate) struct Pending {
     line: Arc<Line>,
     id: Option<u64>,
-    /// True if a task awaits it, outside of `block_on`.
+    /// True if a task awaits the reply outside of `block_on`.
     is_task: bool,
     undo: Option<Undo>,
 }
 
 impl Pending {
-    /// Lets the request go on without a waiter.
+    /// Stops waiting for the reply without cancelling the request.
     pub(super) fn detach(mut self) {
         self.abandon(false);
     }
@@ -502,7 +507,7 @@ impl Pending {
         let mut reply = None;
         match state.requests.remove(&id) {
             Some(Slot::Waiting(_)) if state.is_over => {}
-            // It was not sent; one that nothing awaits is sent nevertheless.
+            // The request was not sent yet. Only a request that was not detached is dropped.
             Some(Slot::Waiting(_)) if cancels && state.held.iter().any(|(held, _)| *held == id) => {
                 state.held.retain(|(held, _)| *held != id);
             }
@@ -549,7 +554,7 @@ impl Future for Pending {
         let (mut state, mut collected) = (line.state(), Collected::default());
         let is_task = !BlockingWait::drives(&*line);
         match is_task {
-            // Nothing else looks for replies before the task sleeps.
+            // No other thread checks for replies before the task sleeps.
             true => line.collect_before_sleep(&mut state, &mut collected),
             false => line.collect(&mut state, &mut collected),
         }

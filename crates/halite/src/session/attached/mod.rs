@@ -6,10 +6,10 @@
 //!                  └── reply <── the thread that reads: one that waits for a reply, or a thread for tasks
 //! ```
 //!
-//! [`wire`] has the messages. [`line`](mod@line) has the socket and decides which thread reads it. [`access`] splits long accesses
-//! into slices. The node's own session checks each request, so this folder checks nothing but lengths.
+//! [`wire`] defines the messages. [`line`](mod@line) owns the socket and decides which thread reads it. [`access`]
+//! splits long accesses into slices. The node's own session checks each request, so this folder checks only lengths.
 //!
-//! The table of requests has a lock of its own, under which the client takes no other lock and runs no waker.
+//! The table of requests has its own lock. While holding it, the client takes no other lock and calls no waker.
 
 mod access;
 mod connect;
@@ -85,7 +85,7 @@ impl Client {
         self.welcome.highest
     }
 
-    /// Returns the same session with a priority for its requests.
+    /// Returns the same session with `priority` for its requests.
     pub(crate) fn with_priority(&self, priority: Priority) -> Client {
         // A node gives all requests of such a principal low priority, and those without a prefix are faster.
         let priority = if self.welcome.highest == Priority::Low { Priority::High } else { priority };
@@ -110,19 +110,20 @@ impl Client {
         self.welcome.node
     }
 
-    /// Runs a future on the calling thread, which reads the socket while it waits, unless another thread does.
+    /// Runs a future on the calling thread. While it waits, this thread reads the socket, unless another thread reads
+    /// it.
     pub(crate) fn block_on<F: Future>(&self, future: F) -> F::Output {
         self.line.block_on(future)
     }
 
-    /// Sends a request now, although the caller may await it much later. `data` follows it.
+    /// Sends a request, followed by `data`. The caller may await the reply later.
     pub(crate) fn post(&self, request: &impl Serialize, data: &[&[u8]]) -> Result<Pending, Gone> {
         let posted = self.post_request(request, data, None);
         self.line.send_rest();
         posted
     }
 
-    /// Sends a request whose reply needs no reader, such as the end of an object.
+    /// Sends a request and ignores its reply. Used, for example, to end an object.
     pub(crate) fn tell(&self, request: &Request<'_>) {
         self.tell_with(request, &[]);
     }
@@ -134,7 +135,7 @@ impl Client {
         }
     }
 
-    /// Sends a request and waits for its result. `lost` makes the error if the node gives no answer.
+    /// Sends a request and waits for its result. If the node sends no reply, `lost` builds the error.
     pub(crate) async fn ask<T: DeserializeOwned, E: DeserializeOwned>(
         &self,
         request: &Request<'_>,
@@ -143,22 +144,23 @@ impl Client {
         self.ask_with(request, &[], None, lost).await.map(|answer| answer.value)
     }
 
-    /// Sends a request that makes a handle. A handle that comes too late is unmapped.
+    /// Sends a request that creates a handle. If the caller drops the future first, the handle is unmapped when it
+    /// arrives.
     pub(crate) async fn ask_for_handle<E: DeserializeOwned>(
         &self,
         request: &Request<'_>,
         lost: impl FnOnce(Gone) -> E,
     ) -> Result<Lh, E> {
         let undo: Undo = Box::new(|reply| match wire::decode::<(u8, Lh)>(reply)? {
-            // The first byte tells that the result is a value.
+            // The first byte shows that the result is a value.
             ((0, lh), _) => Some(wire::message(0, &Request::Unmap(lh), &[])),
             _ => None,
         });
         self.ask_with(request, &[], Some(undo), lost).await.map(|answer| answer.value)
     }
 
-    /// Sends a request with data and waits for its result. If the future is dropped too late to cancel the request,
-    /// `undo` makes the request that undoes it.
+    /// Sends a request with data and waits for its result. If the future is dropped after the node has executed the
+    /// request, `undo` builds the request that undoes it.
     pub(crate) async fn ask_with<T: DeserializeOwned, E: DeserializeOwned>(
         &self,
         request: &Request<'_>,
@@ -179,7 +181,7 @@ impl Drop for Connection {
     }
 }
 
-/// Decodes a reply: a result, and the data behind it.
+/// Decodes a reply into its result and the data that follow.
 pub(crate) fn decoded<T: DeserializeOwned, E: DeserializeOwned>(
     reply: Result<Vec<u8>, Gone>,
     lost: impl FnOnce(Gone) -> E,

@@ -1,6 +1,7 @@
 //! Objects that the node keeps for an attached session: servers, ports, watches, senders and calls.
 //!
-//! A receive whose future is dropped may already have its item. Such an item goes to the next receive, in order.
+//! If the future of a receive is dropped, its item may already be on the way. The next receive returns that item, in
+//! order.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -15,14 +16,14 @@ use super::wire::{self, Request};
 use super::{Answer, Client, Undo, decoded};
 use crate::error::Gone;
 
-/// An object of the node. Dropping it ends the object.
+/// An object that the node keeps for this session. Dropping this value ends the object.
 pub(crate) struct Remote {
     client: Arc<Client>,
     id: u64,
     left: Arc<Mutex<Left>>,
 }
 
-/// Replies to receives that nothing awaits any more, and the receives that wait.
+/// Replies to receives whose futures were dropped, and the wakers of the receives that wait.
 #[derive(Default)]
 struct Left {
     replies: VecDeque<Vec<u8>>,
@@ -46,9 +47,9 @@ impl Remote {
         request: &Request<'_>,
         lost: impl FnOnce(Gone) -> E,
     ) -> Result<Remote, E> {
-        // An object that is opened too late is ended.
+        // If the object is opened after the future was dropped, it is ended.
         let undo: Undo = Box::new(|reply| match wire::decode::<(u8, u64)>(reply)? {
-            // The first byte tells that the result is a value.
+            // The first byte shows that the result is a value.
             ((0, id), _) => Some(wire::message(0, &Request::End(id), &[])),
             _ => None,
         });
@@ -101,7 +102,7 @@ impl Remote {
                     left.replies.push_back(own);
                     Poll::Ready(Ok(earlier))
                 }
-                // The item of the own request, if one comes, is left for the next receive.
+                // If an item arrives for this request, the next receive returns it.
                 (_, Some(earlier)) => Poll::Ready(Ok(earlier)),
                 (Poll::Ready(own), None) => Poll::Ready(own),
             }
@@ -123,7 +124,7 @@ impl Remote {
         Ok(value.map(|value| Answer { value, bytes, data_at }))
     }
 
-    /// Takes all items that no receive got.
+    /// Takes the items of dropped receives that no later receive has returned.
     pub(crate) fn take_left(&self) -> VecDeque<Vec<u8>> {
         std::mem::take(&mut self.left().replies)
     }

@@ -22,29 +22,29 @@ use crate::rpc::ServeOptions;
 use crate::session::lock::Wait;
 use crate::session::{AllocOptions, Lh, SwapOp, Who};
 
-/// Begins each hello.
+/// First bytes of each hello.
 pub(crate) const MAGIC: [u8; 8] = *b"halite\0s";
 /// Version of this protocol; changes with every change of a message.
 pub(crate) const VERSION: u16 = 3;
 /// Length of a message's header, in bytes.
 pub(crate) const HEADER_BYTES: usize = 12;
-/// Maximum length of the data of an access, in bytes. Longer accesses are split, so that the node serves other clients
-/// in between.
+/// Maximum length of the data of one access request, in bytes. The client splits longer accesses, so that the node can
+/// serve other clients in between.
 pub(crate) const SLICE_BYTES: usize = 64 << 10;
-/// Maximum length of an input, an answer or a message of calls and messages, in bytes.
+/// Maximum length of the payload of a call, an answer or a message, in bytes.
 pub(crate) const PAYLOAD_BYTES_MAX: usize = 16 << 20;
 /// Maximum length of a request without its data, in bytes.
 pub(crate) const REQUEST_BYTES_MAX: usize = 256 << 10;
 /// Maximum length of a message's body, in bytes: a payload and its request.
 pub(crate) const BODY_BYTES_MAX: usize = PAYLOAD_BYTES_MAX + REQUEST_BYTES_MAX;
-/// First byte of a reply without a result; results begin with 0 or 1.
+/// First byte of a reply that refuses a request; results begin with 0 or 1.
 const REFUSED: u8 = 2;
 /// Maximum length of the body of a hello, in bytes.
 pub(crate) const HELLO_BYTES_MAX: usize = 4096;
 /// Maximum number of accesses in one request.
 pub(crate) const BATCH_MAX: usize = 1024;
 
-/// What a node tells a session that it accepts.
+/// Contents of the hello with which a node accepts a session.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Welcome {
     /// The node's number.
@@ -55,7 +55,7 @@ pub(crate) struct Welcome {
     pub(crate) highest: Priority,
 }
 
-/// Why a node refuses a session.
+/// Reason why a node refuses a session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Refusal {
     /// The node, or the user, has the maximum number of sessions.
@@ -122,20 +122,20 @@ pub(crate) enum Request<'a> {
         offset: u64,
         len: u64,
     },
-    /// The reply has the bytes as data.
+    /// The data of the reply are the bytes read.
     Read {
         lh: Lh,
         offset: u64,
         len: u32,
     },
-    /// The data are the bytes.
+    /// The data of the request are the bytes to write.
     Write {
         lh: Lh,
         offset: u64,
     },
-    /// The reply has the bytes of all reads as data.
+    /// The data of the reply are the bytes of all reads.
     ReadBatch(Vec<(Lh, u64, u32)>),
-    /// The data are the bytes of all writes.
+    /// The data of the request are the bytes of all writes.
     WriteBatch(Vec<(Lh, u64, u32)>),
     Fill {
         lh: Lh,
@@ -181,7 +181,7 @@ pub(crate) enum Request<'a> {
         name: &'a str,
         wait: Wait,
     },
-    /// Without a token, whichever guard has the lock.
+    /// Checks that the guard with `token` holds the lock; without a token, that any guard does.
     CheckLock {
         name: &'a str,
         token: Option<u64>,
@@ -217,7 +217,7 @@ pub(crate) enum Request<'a> {
     Seen(NodeId),
     Sessions,
     Principals,
-    /// The data are the input; those of the reply are the answer.
+    /// The data of the request are the input, and the data of the reply are the answer.
     Call {
         node: NodeId,
         function: u32,
@@ -229,13 +229,13 @@ pub(crate) enum Request<'a> {
         timeout: Duration,
     },
     Servers(#[serde(borrow)] Option<&'a str>),
-    /// The data are the message.
+    /// The data of the request are the message.
     Send {
         node: NodeId,
         port: u32,
         waits: bool,
     },
-    // Requests that make objects; their result is the object's id, by which the requests below name it.
+    // Requests that create objects. The result is the object's id, which the requests below take.
     Watch(Lh),
     Serve {
         function: u32,
@@ -255,7 +255,7 @@ pub(crate) enum Request<'a> {
     },
     /// Ends an object: a watch, server, port, sender, or a call that gets no answer.
     End(u64),
-    /// Ends a function or port, whose server or port stays an object.
+    /// Ends a function or port, and keeps its object.
     Close(u64),
     RecvNotification(u64),
     TryRecvNotification(u64),
@@ -265,13 +265,13 @@ pub(crate) enum Request<'a> {
         max: u64,
     },
     TryRecvCall(u64),
-    /// The data are the answer; the call ends.
+    /// The data of the request are the answer. The call ends.
     Reply(u64),
     IsWanted(u64),
     /// The data of the reply are the message.
     RecvMessage(u64),
     TryRecvMessage(u64),
-    /// The data are the message.
+    /// The data of the request are the message.
     Publish(u64),
     Flush(u64),
     /// The request that follows in the same message has low priority.
@@ -282,7 +282,7 @@ pub(crate) enum Request<'a> {
 }
 
 impl Request<'_> {
-    /// Returns true if the request frees what the client holds. Such requests need no room in a quota.
+    /// Returns true if the request releases a resource of the client. Quotas do not refuse such requests.
     pub(crate) fn is_release(&self) -> bool {
         matches!(
             self,
@@ -303,8 +303,8 @@ pub(crate) fn is_cancel(body: &[u8]) -> bool {
     body.len() == 1 && matches!(decode(body), Some((Request::Cancel, [])))
 }
 
-/// Decodes a request, and returns it with its priority and its data; `None` if the body has no request. Looks at the first bytes only, so
-/// that a request decodes to little memory.
+/// Decodes a request. Returns it with its priority and its data, or `None` if the body contains no request. Decodes
+/// only the first bytes, which bounds the memory of the decoded request.
 pub(crate) fn decode_request(body: &[u8]) -> Option<(Priority, Request<'_>, &[u8])> {
     let head = &body[..body.len().min(REQUEST_BYTES_MAX)];
     let (priority, (request, rest)) = match decode(head)? {
@@ -314,7 +314,7 @@ pub(crate) fn decode_request(body: &[u8]) -> Option<(Priority, Request<'_>, &[u8
     Some((priority, request, &body[head.len() - rest.len()..]))
 }
 
-/// Returns a message; the header's length is right.
+/// Returns an encoded message, with the length in its header.
 pub(crate) fn message(id: u64, value: &impl Serialize, data: &[&[u8]]) -> Vec<u8> {
     let data_len: usize = data.iter().map(|slice| slice.len()).sum();
     let mut bytes = Vec::with_capacity(HEADER_BYTES + 128 + data_len);
@@ -325,7 +325,7 @@ pub(crate) fn message(id: u64, value: &impl Serialize, data: &[&[u8]]) -> Vec<u8
     bytes
 }
 
-/// Returns the reply to a request that exceeds a quota, and that the node did not carry out.
+/// Returns the reply that refuses a request because of a quota.
 pub(crate) fn refused(id: u64, exceeded: QuotaExceeded) -> Vec<u8> {
     message(id, &(REFUSED, exceeded), &[])
 }
@@ -377,12 +377,12 @@ pub(crate) fn peek(bytes: &[u8]) -> Result<Option<(u64, usize)>, TooLong> {
 #[derive(Debug)]
 pub(crate) struct TooLong;
 
-/// Decodes a value, and returns it with the data behind it; `None` if the bytes are no such value.
+/// Decodes a value. Returns it with the data that follow, or `None` if the bytes contain no such value.
 pub(crate) fn decode<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Option<(T, &'a [u8])> {
     postcard::take_from_bytes(body).ok()
 }
 
-/// Returns the version of a hello, and the rest of the hello; `None` if the body is no hello.
+/// Returns the version in a hello and the rest of the hello; `None` if the body is not a hello.
 pub(crate) fn version_of(body: &[u8]) -> Option<(u16, &[u8])> {
     let (magic, rest) = body.split_at_checked(MAGIC.len())?;
     let (version, rest) = rest.split_at_checked(2)?;
@@ -399,8 +399,8 @@ pub(crate) fn hello_message(rest: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Checks bytes of a client or of a node, for `fuzz/fuzz_targets/session_message.rs`: however they are cut into pieces,
-/// they hold the same messages, and each request is the same after encoding and decoding.
+/// Checks the message format on arbitrary bytes, for `fuzz/fuzz_targets/session_message.rs`. However the bytes are cut
+/// into pieces, they contain the same messages, and each request survives encoding and decoding.
 #[cfg(fuzzing)]
 pub fn check_messages(bytes: &[u8]) {
     let mut at = 0;

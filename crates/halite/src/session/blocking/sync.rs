@@ -11,7 +11,7 @@ use crate::session::lock::{self, Attempt};
 
 /// A held lock. Its methods block; [`crate::Guard`] has the same ones for tasks.
 #[derive(Debug)]
-#[must_use = "the lock is given up when its guard is dropped"]
+#[must_use = "the lock is released when its guard is dropped"]
 pub struct Guard {
     guard: lock::Guard,
     session: Session,

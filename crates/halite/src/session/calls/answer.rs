@@ -5,8 +5,8 @@ use std::fmt;
 use super::pending::OwnedRequest;
 use crate::rpc::Lent;
 
-/// An answer that the application reads in place. Dropping it releases its memory. It keeps its session open, as a
-/// clone of the session does.
+/// An answer that the application reads in place. Dropping this value releases the answer's memory. Like a clone of the
+/// session, it keeps the session open.
 ///
 /// [`PendingCall::lend_answer`](crate::PendingCall::lend_answer) returns it.
 pub struct Answer {
@@ -27,7 +27,7 @@ impl Answer {
         Answer { lent, kept: in_slot.then_some(request) }
     }
 
-    /// Makes an answer of bytes that are in this process.
+    /// Makes an answer from bytes that are already in this process.
     pub(super) fn fetched(bytes: Vec<u8>) -> Answer {
         Answer { lent: Lent::Fetched(bytes), kept: None }
     }
@@ -55,7 +55,7 @@ impl Answer {
         let into = &mut into[..count];
         match &self.lent {
             _ if count == 0 => {}
-            Lent::Nowhere => unreachable!("what is nowhere has no bytes"),
+            Lent::Nowhere => unreachable!("an answer without memory has no bytes"),
             Lent::InSlot(window) => window.read(offset as u64, into).expect("measured just before"),
             Lent::Fetched(bytes) => into.copy_from_slice(&bytes[offset..][..count]),
         }

@@ -165,8 +165,8 @@ const IN_PLACE_BYTES_MAX: usize = 64 << 20;
 
 /// Longest answer, in bytes, that the server copies in less time than a wake-up takes.
 const SOON_COPIED_BYTES_MAX: u32 = 64 << 10;
-/// Length, in bytes, up to which the caller spins while the server copies a longer answer; beyond it, a wake-up costs
-/// little in comparison.
+/// Longest answer, in bytes, for whose copy the caller spins. For a longer answer, a wake-up costs little compared with
+/// the copy.
 const SPUN_BYTES_MAX: u32 = 2 << 20;
 /// Minimum speed, in bytes per nanosecond, at which a server copies into memory that its caller has read from
 /// (measured: 14).
@@ -348,8 +348,8 @@ impl<'s> Calling<'s> {
         posted
     }
 
-    /// Posts the `inputs` behind the first `posted.len()` ones in batches. Returns the next input, which must be posted
-    /// by itself. After the deadline, fails all remaining inputs.
+    /// Posts `inputs` in batches, without the first `posted.len()` inputs, which are posted already. Returns the next
+    /// input, which must be posted by itself. After the deadline, fails all remaining inputs.
     fn post_batches<'i, I: AsRef<[u8]>>(
         &self,
         inputs: &'i [I],

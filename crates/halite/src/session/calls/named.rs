@@ -56,7 +56,8 @@ impl Known {
         Known { nodes: servers.iter().map(|server| server.node).collect(), next: 0, expires_ns }
     }
 
-    /// Returns all nodes that serve the name, beginning with the node for the next call, and moves on by one node.
+    /// Returns all nodes that serve the name, beginning with the node for the next call. The following call begins with
+    /// the next node.
     fn turn(&mut self) -> Vec<NodeId> {
         let mut nodes = self.nodes.clone();
         nodes.rotate_left(self.next);
@@ -135,7 +136,7 @@ impl Session {
                     Registration { session: session.clone(), id, has_ended: AtomicBool::new(false) };
                 Ok(Server::named(receiver, registration))
             }
-            Ok(_) => unreachable!("a registration was asked for"),
+            Ok(_) => unreachable!("the command returns a registration"),
             Err(error) => Err(failed(match directory_cause(error.into()) {
                 RegionCause::NameTaken => ServeCause::NameTaken,
                 cause => ServeCause::Name(cause),
@@ -201,7 +202,7 @@ impl Session {
     }
 }
 
-/// A call by name of an attached session.
+/// A call by name from an attached session.
 struct NamedCall<'a> {
     name: &'a str,
     input: &'a [u8],
@@ -211,7 +212,7 @@ struct NamedCall<'a> {
 impl NamedCall<'_> {
     async fn run(self, client: &Client) -> Result<Vec<u8>, NamedCallError> {
         let NamedCall { name, input, timeout } = self;
-        // A lost connection does not tell which function the name has, and whether its handler ran.
+        // After the loss of the connection, the caller cannot know the function of the name or whether its handler ran.
         let failed = |cause, may_have_run| {
             let call = CallError { node: client.node(), function: function_of(name).0, cause, may_have_run };
             NamedCallError { name: name.to_owned(), cause: NamedCallCause::Call(call) }
@@ -234,7 +235,7 @@ impl Embedded {
     async fn listed(&self, name: Option<&str>) -> Result<Vec<NamedServer>, RegionCause> {
         match Commanded::new(&self.inner, Command::ListServers(name.map(str::to_owned))).await {
             Ok(Outcome::Servers(servers)) => Ok(servers),
-            Ok(_) => unreachable!("a list was asked for"),
+            Ok(_) => unreachable!("the command returns a list"),
             Err(error) => Err(directory_cause(error.into())),
         }
     }
@@ -261,7 +262,7 @@ impl Embedded {
             return Err(NamedCallCause::NoServer);
         }
         let mut services = lock(&self.inner.services);
-        // Calls go on to alternate where they were.
+        // Calls continue to alternate from where they were.
         known.next = services.get(name).map_or(0, |former| former.next) % known.nodes.len();
         let nodes = known.turn();
         services.insert(name.into(), known);

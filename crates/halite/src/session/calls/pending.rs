@@ -13,14 +13,14 @@ use crate::rpc::{self, Into, Lent};
 use crate::session::Embedded;
 use crate::session::calls::remote::RemoteAnswer;
 
-/// A posted call. Dropping it cancels the call. It keeps its session open, as a clone of the session does.
+/// A posted call. Dropping it cancels the call. Like a clone of the session, it keeps the session open.
 pub struct PendingCall {
     call: Posted,
 }
 
 enum Posted {
     Here(LocalCall),
-    /// The node of an attached session carries it out.
+    /// The node of an attached session executes the call.
     There(RemoteAnswer),
 }
 

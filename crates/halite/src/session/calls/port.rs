@@ -169,7 +169,7 @@ async fn send_there(
     client.ask_with(&request, &[bytes], None, lost).await.map(|answer: Answer<()>| answer.value)
 }
 
-/// The error of a message whose node gave no answer.
+/// Returns the error of a message to which the node sent no reply.
 pub(super) fn lost(node: NodeId, port: Port, len: usize) -> impl Fn(Gone) -> SendError {
     move |gone| send_error(node, port, len, gone.into(), gone.maybe_done())
 }
@@ -394,7 +394,7 @@ impl From<PostFailure> for SendCause {
 /// back.
 pub(super) struct Grant<'s> {
     session: &'s Embedded,
-    /// The node that reserved the room; its next incarnation does not know of the room.
+    /// The node that reserved the room. Its next incarnation has no record of this reservation.
     at: Target,
     port: Port,
     number: u32,

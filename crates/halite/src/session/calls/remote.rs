@@ -1,4 +1,4 @@
-//! Calls of attached sessions, which their nodes carry out.
+//! Calls of attached sessions, which the session's node executes.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -41,7 +41,7 @@ pub struct Sender {
 
 enum From {
     Here(LocalSender),
-    /// The node of an attached session sends; it makes the sender for the first message.
+    /// The node of an attached session sends the messages. It creates its sender for the first message.
     There(Arc<Client>, Option<Remote>),
 }
 

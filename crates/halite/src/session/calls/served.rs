@@ -1,4 +1,4 @@
-//! Functions and ports of attached sessions, which their nodes serve.
+//! Functions and ports that a node serves for its attached sessions.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -28,7 +28,7 @@ pub(crate) struct Received {
 pub(super) struct RemoteServer {
     remote: Remote,
     id: ServiceId,
-    /// Calls that were received beyond the number that a receive asked for.
+    /// Received calls that exceed the number which the receive requested.
     ready: Mutex<VecDeque<RemoteIncoming>>,
 }
 
@@ -58,7 +58,7 @@ impl RemoteServer {
         Ok(RemoteServer { remote, id, ready: Mutex::default() })
     }
 
-    /// Makes a server of a node's object that serves a name.
+    /// Wraps an object of the node that serves a name.
     pub(super) fn named(remote: Remote, function: Function) -> RemoteServer {
         RemoteServer { remote, id: ServiceId::Function(function.0), ready: Mutex::default() }
     }
@@ -106,8 +106,8 @@ impl RemoteServer {
         ready.drain(..count).collect()
     }
 
-    /// Returns the first `max` of the received calls, and keeps the others for later receives: another receive may have
-    /// asked for more.
+    /// Returns the first `max` of the received calls. Keeps the others, which another receive requested, for later
+    /// receives.
     fn split(&self, received: Answer<Vec<Received>>, max: usize) -> Result<Vec<RemoteIncoming>, ServeError> {
         let mut data = received.data();
         let mut calls = VecDeque::new();
@@ -138,7 +138,7 @@ impl Drop for RemoteServer {
     fn drop(&mut self) {
         // When this returns, the function has no server.
         self.close();
-        // Calls that no receive got fail at their callers.
+        // Calls that no receive returned fail at their callers.
         for left in self.remote.take_left() {
             if let Ok(received) = decoded(Ok(left), |gone| self.lost(gone)) {
                 drop(self.split(received, usize::MAX));

@@ -304,7 +304,7 @@ impl Call {
         Call { state: State::There(incoming) }
     }
 
-    /// Answers the call, and does not wait until a node has the answer.
+    /// Answers the call. For an attached session, does not wait for the node's reply.
     fn reply_later(self, output: &[u8]) {
         match self.state {
             State::Here(mut call) => drop(call.answer(output)),
@@ -409,7 +409,7 @@ impl Drop for LocalCall {
     fn drop(&mut self) {
         if let Some(session) = self.session.take() {
             if session.inner.driver.is_forked() {
-                // The request, like its link, is the parent's.
+                // The request and its link belong to the parent process.
                 return std::mem::forget(self.incoming.0.take());
             }
             let to = &self.incoming.to;
@@ -593,7 +593,7 @@ impl Receiver {
         }
     }
 
-    /// Answers the sender of a long message, which no longer has to wait once its input is read.
+    /// Answers the sender of a long message. Once its input is read, the sender no longer has to wait.
     fn accepted_long(&self, mut incoming: Box<Incoming>) -> Box<Incoming> {
         if let ServiceId::Port(_) = self.service.id {
             incoming.answered = true;

@@ -6,12 +6,12 @@
 //!      └── reply in the line of the slot <──────────┘
 //! ```
 //!
-//! A request goes over the socket instead if it is too long, if all slots are in use, or if an earlier message still waits
-//! to be sent. The order of all requests is kept: each line tells how many socket messages precede it, and the node
-//! looks at the lines before it starts the request of a socket message.
+//! A request uses the socket instead if it is too long, if all slots are in use, or if an earlier message still waits
+//! to be sent. Requests keep their order: each line contains the number of socket messages that precede it, and the
+//! node handles all lines before it starts the request of a socket message.
 //!
-//! A thread that waits for one access looks at the line of its slot, without a lock. Other replies are handed to the
-//! table of requests, as if they had come over the socket ([`Line::collect`]).
+//! A thread that waits for one access checks the line of its slot without a lock. Other replies pass to the table of
+//! requests, as if they had come over the socket ([`Line::collect`]).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -29,22 +29,23 @@ use crate::session::attached::wire;
 
 /// Rounds of a spin between two readings of the clock.
 const ROUNDS_PER_CLOCK: u32 = 64;
-/// Length in bytes from which requests choose the slot whose data were used before, because others may have no memory yet.
+/// Length in bytes from which a request prefers a slot that was used before, because the pages of unused slots may not
+/// be allocated yet.
 const PAGE_BYTES: usize = 4096;
-/// Maximum number of parts of one access under way: enough for both ends to copy all the time, and few enough to keep the
-/// memory of the slots in the processor's caches.
+/// Maximum number of parts of one access in flight. With this number, both ends copy all the time, and the slots still
+/// fit into the processor's caches.
 const PARTS_MAX: usize = 8;
 
-/// The requests in shared memory, under the lock of the line.
+/// The requests in shared memory. The lock of [`Line`] protects this state.
 pub(super) struct Ring {
     claims: Claims,
     /// Requests of the table that use slots.
     requests: [Option<SlotRequest>; SLOTS],
-    /// The slots of `requests`, as bits.
+    /// Bit set of the slots that `requests` uses.
     used: u32,
     /// Number of messages that were sent over the socket, modulo 2^16.
     pub(super) sent: u16,
-    /// The last sleep of the node from which this end has woken it.
+    /// Number of the last sleep of the node that this end has ended by a wake-up.
     woken: u64,
 }
 
@@ -63,17 +64,17 @@ pub(crate) enum Access<'a> {
     CompareSwap { expected: u64, new: u64 },
 }
 
-/// An access that the fast path did not carry out.
+/// Result of an access that the fast path did not complete.
 pub(crate) enum Unfinished {
-    /// It was not sent.
+    /// The access was not sent.
     NotSent,
-    /// It takes longer.
+    /// The access was sent, and its reply takes longer than the spin.
     Sent(Pending),
-    /// The body of the reply, usually an error; or there will be none.
+    /// The body of the reply, usually an error, or the reason why no reply will arrive.
     Ended(Result<Vec<u8>, Gone>),
 }
 
-/// Replies that were handed to the table of requests: what remains to be done without the lock.
+/// Work that remains after replies were handed to the table of requests. It is done without the lock.
 #[derive(Default)]
 pub(super) struct Collected {
     wakers: Vec<Waker>,
@@ -90,7 +91,7 @@ impl Ring {
         self.used |= 1 << request.claim.slot;
     }
 
-    /// Ends the use of a slot by a request.
+    /// Frees the slot of a request.
     fn remove(&mut self, memory: &exchange::Client, slot: usize) {
         if let Some(SlotRequest { claim, .. }) = self.requests[slot].take() {
             self.used &= !(1 << slot);
@@ -124,7 +125,7 @@ impl Access<'_> {
         }
     }
 
-    /// Takes the body of the reply to a read or write.
+    /// Evaluates the body of the reply to a read or write.
     fn land(&mut self, body: Result<Vec<u8>, Gone>) -> Result<(), Unfinished> {
         match (self, body.as_deref()) {
             (Access::Read(into), Ok([0, bytes @ ..])) if bytes.len() == into.len() => {
@@ -148,8 +149,8 @@ impl Access<'_> {
 
 /// Accesses of threads.
 impl Line {
-    /// Carries an access of at most [`SLOT_BYTES`] out, and returns the old value of an atomic. Spins until the reply is
-    /// there, for a moment at most.
+    /// Executes an access of at most [`SLOT_BYTES`]. Returns the old value of an atomic. Spins for a limited time until
+    /// the reply has arrived.
     #[inline]
     pub(crate) fn access(
         self: &Arc<Line>,
@@ -163,8 +164,8 @@ impl Line {
         }
     }
 
-    /// Carries a longer read or write out in parts, of which up to [`PARTS_MAX`] are under way, so that both ends copy at
-    /// the same time. If a part is not finished, returns its begin and end: those before it are done, and those behind it
+    /// Executes a longer read or write in parts, with up to [`PARTS_MAX`] in flight, so that both ends copy at the same
+    /// time. If a part does not finish, returns its begin and end: the parts before it are done, and the parts after it
     /// may be.
     pub(crate) fn access_parts(
         self: &Arc<Line>,
@@ -186,7 +187,7 @@ impl Line {
             };
             let mut part = access.part(begin, end);
             let awaited = match self.await_access(claim, &mut part) {
-                // The parts behind it go on meanwhile.
+                // The node may still execute the parts after it.
                 Err(Unfinished::Sent(pending)) => part.land(self.block_on_after(pending, true)),
                 awaited => awaited.map(|_| ()),
             };
@@ -222,7 +223,7 @@ impl Line {
             Access::CompareSwap { expected, new } => (line[4], line[5]) = (*expected, *new),
         }
         let Some(ring) = state.ring() else {
-            // Another thread has sent something else meanwhile, which still waits.
+            // Meanwhile another thread has sent a message that still waits.
             state.ring.as_mut().expect("it has the claim").claims.unclaim(claim);
             return None;
         };
@@ -272,7 +273,7 @@ impl Line {
         ended
     }
 
-    /// Makes an access a request of the table, which may be awaited longer.
+    /// Moves an access into the table of requests, so that the caller can await its reply without spinning.
     #[cold]
     fn wait_longer(self: &Arc<Line>, claim: Claim, kind: Kind) -> Pending {
         let mut state = self.state();
@@ -286,7 +287,7 @@ impl Line {
 
 /// Requests of the table.
 impl Line {
-    /// Sends a request of the table: through shared memory if it fits there.
+    /// Sends a request of the table: through shared memory if it fits there, otherwise over the socket.
     pub(super) fn send_request(&self, state: &mut State, id: u64, message: &[u8]) {
         let body = &message[wire::HEADER_BYTES..];
         let Some(memory) = self.memory.as_ref().filter(|_| (1..=SLOT_BYTES).contains(&body.len())) else {
@@ -322,7 +323,7 @@ impl Line {
         }
     }
 
-    /// Hands the replies in shared memory to the table of requests.
+    /// Passes the replies in shared memory to the table of requests.
     pub(super) fn collect(&self, state: &mut State, collected: &mut Collected) {
         let (Some(memory), Some(ring)) = (&self.memory, &mut state.ring) else { return };
         // A fork has no such memory.
@@ -349,7 +350,7 @@ impl Line {
         }
     }
 
-    /// Hands a reply over the socket to the request of a slot. Fails if the slot has none.
+    /// Passes a reply that came over the socket to the request of a slot. Fails if the slot has no request.
     pub(super) fn deliver_to_slot(
         &self,
         state: &mut State,
@@ -377,7 +378,7 @@ impl Line {
         }
     }
 
-    /// Wakes and undoes what collecting has found. Called without the lock.
+    /// Wakes the waiters and sends the undos that [`Line::collect`] found. The caller must not hold the lock.
     pub(super) fn finish(&self, collected: Collected) {
         let Collected { wakers, undos } = collected;
         if !undos.is_empty() {
@@ -392,7 +393,7 @@ impl Line {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Collects replies for a moment, until `is_done`.
+    /// Collects replies until `is_done` returns true, for a limited time.
     pub(super) fn spin(&self, is_done: impl Fn() -> bool) {
         let is_used = |state: &State| state.ring.as_ref().is_some_and(|ring| ring.used != 0);
         let mut spin = Spin::default();
@@ -423,7 +424,7 @@ impl Line {
 }
 
 impl State {
-    /// Returns the ring, if a request may use it now.
+    /// Returns the ring if a request may use it now.
     #[inline]
     fn ring(&mut self) -> Option<&mut Ring> {
         let may_use = !self.is_over && self.undos == 0 && self.held.is_empty() && self.output.is_empty();
@@ -434,7 +435,7 @@ impl State {
         self.ring.as_ref().and_then(|ring| ring.requests[slot])
     }
 
-    /// Hands a reply to its waiter. Returns false if no request has this id.
+    /// Passes a reply to its waiter. Returns false if no request has this id.
     pub(super) fn deliver(&mut self, id: u64, body: Vec<u8>, collected: &mut Collected) -> bool {
         match self.requests.remove(&id) {
             Some(Slot::Waiting(waker)) => {
@@ -449,11 +450,11 @@ impl State {
     }
 }
 
-/// The rounds in which a thread looks for a reply before it sleeps.
+/// Counts the rounds in which a thread checks for a reply before it sleeps.
 #[derive(Default)]
 struct Spin {
     rounds: u32,
-    /// When the spin was first timed, and its maximum duration in nanoseconds.
+    /// Time of the first clock read of the spin, and the spin's maximum duration in nanoseconds.
     limit: Option<(Instant, u64)>,
 }
 
@@ -471,7 +472,7 @@ impl Spin {
         let (begin, spin_ns) = *self.limit.get_or_insert_with(|| (now, AdaptiveSpin::of_thread().spin_ns()));
         let spun_ns = (now - begin).as_nanos() as u64;
         if spun_ns >= spin_ns {
-            // The wait goes on, and is recorded when it ends.
+            // The wait continues, and its end records its duration.
             AdaptiveSpin::change(|spin| spin.record_spin(spun_ns));
             return true;
         }
@@ -485,7 +486,7 @@ impl Spin {
         false
     }
 
-    /// Records that the reply came during the spin.
+    /// Records that the reply arrived during the spin.
     #[inline]
     fn succeed(&self) {
         if self.limit.is_some() {
