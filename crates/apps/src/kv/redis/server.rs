@@ -231,7 +231,9 @@ impl Server {
                 self.backend.forget();
                 self.must_reopen = false;
             }
-            Err(error) => tracing::warn!("the store cannot be opened again yet: {error}"),
+            Err(error) => {
+                tracing::warn!("cannot open the store again: {error}; the server retries every second")
+            }
         }
     }
 
