@@ -221,14 +221,16 @@ pub const HELLO_BYTES_MAX: usize = 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {
     /// The provider has used all its keys. Keys are never reused, so deregistration does not help.
-    #[error("cannot register a segment: all {max} keys have been used")]
+    #[error("cannot register a segment: all {max} keys of this fabric have been used; open a new fabric")]
     TooManyKeys {
         /// Number of keys that the provider has.
         max: usize,
     },
     /// One of several providers returned another key than the other providers. This is a bug of that provider; all
     /// later registrations fail, too.
-    #[error("cannot register a segment: {provider} returned {given:?} instead of {expected:?}")]
+    #[error(
+        "cannot register a segment: {provider} returned {given:?} instead of {expected:?} (a bug of {provider})"
+    )]
     Mismatch {
         /// Name of the provider.
         provider: &'static str,

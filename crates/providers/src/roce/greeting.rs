@@ -86,7 +86,7 @@ pub(super) enum Message {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum BadMessage {
     #[error(
-        "a greeting of version {0}; this process uses version {VERSION}, so run the same release at both ends"
+        "a greeting of version {0}; this process uses version {VERSION}, so run one release on all hosts"
     )]
     Version(u8),
     #[error("a malformed greeting")]

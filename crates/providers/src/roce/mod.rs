@@ -261,7 +261,7 @@ pub enum OpenError {
         count: usize,
     },
     /// A running process uses the name.
-    #[error("cannot open a roce fabric: {name} is in use in {}", dir.display())]
+    #[error("cannot open a roce fabric: a running process uses the name {name} in {}", dir.display())]
     NameTaken {
         /// Path of the cluster directory.
         dir: PathBuf,

@@ -54,14 +54,14 @@ pub enum BadChannel {
     Stranger,
     /// The other end uses another version of the protocol.
     #[error(
-        "the other end speaks version {theirs} of the control protocol, and this process version {VERSION}"
+        "the other end speaks version {theirs} of the control protocol, and this process version {VERSION}; use one release"
     )]
     Version {
         /// Version of the protocol that the other end uses.
         theirs: u8,
     },
     /// The two ends have different secrets.
-    #[error("the cluster of the other end has another secret")]
+    #[error("the cluster of the other end has another secret; use one secret file on all hosts of a cluster")]
     Secret,
     /// A message was altered in transit, so this end cannot decrypt it.
     #[error("a message of the other end was altered in transit; connect again")]

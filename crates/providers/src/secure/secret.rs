@@ -91,7 +91,7 @@ pub enum SecretError {
         mode: u32,
     },
     /// Another user owns the file.
-    #[error("the secret in {} belongs to user {uid}, not to the user of this process", path.display())]
+    #[error("the secret in {} belongs to user {uid}, not to the user of this process; chown it", path.display())]
     Foreign {
         /// Path of the file.
         path: PathBuf,

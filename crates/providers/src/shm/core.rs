@@ -115,8 +115,7 @@ impl Core {
     /// Logs that this fabric refused an incoming connection.
     pub(super) fn log_refusal(&self, reason: &str) {
         let now_ns = self.begin.elapsed().as_nanos() as u64;
-        lock(&self.refusals)
-            .tell(now_ns, || tracing::warn!("the connection of a process was refused: {reason}"));
+        lock(&self.refusals).tell(now_ns, || tracing::warn!("refused the connection of a process: {reason}"));
     }
 
     /// Logs the number of refusals that were only counted, if the interval has ended. Returns true if some still remain

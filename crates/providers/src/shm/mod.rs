@@ -190,7 +190,7 @@ pub enum OpenError {
         len: usize,
     },
     /// A running process uses the name.
-    #[error("cannot open a shm fabric: {name} is in use in {}", dir.display())]
+    #[error("cannot open a shm fabric: a running process uses the name {name} in {}", dir.display())]
     NameTaken {
         /// Path of the cluster directory.
         dir: PathBuf,

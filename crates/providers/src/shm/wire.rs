@@ -81,7 +81,9 @@ pub(super) enum Message {
 pub(super) enum BadMessage {
     #[error("a packet that is not of this protocol")]
     Magic,
-    #[error("a packet of protocol version {theirs}; this process uses version {VERSION}")]
+    #[error(
+        "a packet of protocol version {theirs}; this process uses version {VERSION}; run one release on this host"
+    )]
     Version { theirs: u16 },
     #[error("an unknown or malformed message of kind {kind}")]
     Shape { kind: u16 },
