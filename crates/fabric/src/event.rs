@@ -53,11 +53,11 @@ pub struct ConnectFailure {
     pub address: String,
     /// Description of the failure for users.
     pub reason: String,
-    /// The end that caused the failure.
+    /// The side that caused the failure.
     pub trouble: ConnectTrouble,
 }
 
-/// The end of a connection that caused the failure of a connection attempt.
+/// The side that caused the failure of a connection attempt: this process, the other end, or the network.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ConnectTrouble {
     /// This process lacks a resource, such as address space or file descriptors.

@@ -13,7 +13,7 @@ use crate::sockets::Sockets;
 /// A figure after its simulation.
 #[derive(Clone, Debug)]
 pub struct Shown {
-    /// The figure.
+    /// The published figure.
     pub figure: &'static Figure,
     /// The points of the figure, line by line.
     pub points: Vec<Point>,

@@ -124,7 +124,7 @@ impl Kind {
     }
 }
 
-/// Whether a call creates a file or directory that does not exist.
+/// The behaviour of a call if the file or directory does not exist.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Create {
     /// The call creates the entry: a file with mode 0600, or a directory with mode 0700.

@@ -94,7 +94,7 @@ pub struct ShmConfig {
     pub completions_max: usize,
     /// Time limit of a handshake, and of announcing a new segment to a peer.
     pub handshake_timeout: Duration,
-    /// Whether the fabric may kill a peer to cut it off.
+    /// The action against a peer that must be cut off: kill its process, or wait until it exits.
     pub fence: Fence,
     /// The mechanism by which threads sleep until an event arrives.
     pub sleep: Sleep,

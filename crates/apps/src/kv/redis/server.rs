@@ -45,7 +45,7 @@ pub enum ServerError {
     /// The system refused an operation that the server depends on.
     #[error("cannot {what}: {source}")]
     System {
-        /// The operation.
+        /// The operation that failed, such as `watch the listener`.
         what: &'static str,
         /// The system's error.
         source: io::Error,
