@@ -4,8 +4,8 @@
 //! cargo run --release -p halite-apps --example wordcount_plain -- 2 FILE...
 //! ```
 //!
-//! The program shares the tokenizer and the table with the application, and has no nodes, regions or calls. It reads no
-//! folders. It reads files in pieces whose borders may cut a word, which changes few counts and takes no time.
+//! The program shares the tokenizer and the table with the application, and has no nodes, regions or calls. It reads
+//! files, not folders. The borders of the pieces that it reads may cut a word, which changes few counts and saves time.
 
 use std::fs::File;
 use std::io;

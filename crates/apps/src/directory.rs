@@ -2,8 +2,8 @@
 
 use halite::{NodeId, RegionCause};
 
-/// Returns true if an operation failed because the directory of names does not answer, which may be temporary. Such an
-/// operation also fails with a cause that names node 0, if the region's home could not reach the directory on node 0.
+/// Returns true if an operation failed because the directory of names does not answer, which may be temporary. The
+/// cause also names node 0 if the region's home could not reach the directory there.
 pub fn is_without_directory(cause: &RegionCause) -> bool {
     matches!(cause, RegionCause::DirectoryOut | RegionCause::DirectoryDown)
         || *cause == RegionCause::PeerDown(NodeId::FIRST)

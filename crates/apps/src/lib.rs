@@ -1,5 +1,5 @@
-//! Applications on the public interface: small enough to read in one go, and of practical use. Only [`dsm`] uses more: the
-//! pages of [`halite_mem::Paged`].
+//! Applications that use Halite's public interface. Each is small enough to read in one go, and useful in practice.
+//! [`dsm`] also uses the pages of [`halite_mem::Paged`].
 //!
 //! - [`dsm`]: shared pages, which workers load from and store to as memory.
 //! - [`graph`]: ranks and components of large graphs, by workers that read each other's values.

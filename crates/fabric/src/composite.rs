@@ -118,8 +118,8 @@ impl Composite {
         Some((part, PeerId(peer.0 % PEERS_MAX)))
     }
 
-    /// Returns the part for `address` and the address without the part's name, or the name as an error if no part has
-    /// it.
+    /// Returns the part for `address`, and the address without the part's name. If no part has that name, returns the
+    /// name as the error.
     fn find<'a>(&self, address: &'a str) -> Result<(&Part, &'a str), &'a str> {
         let Some((name, rest)) = address.split_once(':') else {
             return Ok((&self.parts[0], address));
@@ -129,7 +129,7 @@ impl Composite {
     }
 
     /// Translates an event of the part at `index`. Returns false if the event must be dropped.
-    fn adopt(&self, index: usize, event: &mut Event) -> bool {
+    fn translate(&self, index: usize, event: &mut Event) -> bool {
         let peer = match event {
             Event::ConnectFailed(failure) => {
                 failure.address = self.address(index, &failure.address);
@@ -152,11 +152,11 @@ impl Composite {
             *peer = number(index, *peer);
             return true;
         }
-        self.turn_away(index, event)
+        self.refuse_peer(index, event)
     }
 
     /// Disconnects a peer for which no number is left. Returns false if the event must be dropped.
-    fn turn_away(&self, index: usize, event: &mut Event) -> bool {
+    fn refuse_peer(&self, index: usize, event: &mut Event) -> bool {
         let Event::Connected { peer, dialled, .. } = event else {
             return false;
         };
@@ -190,16 +190,16 @@ impl Composite {
         }
     }
 
-    /// Translates the events that a part appended from `begin` on.
-    fn adopt_all(&self, index: usize, begin: usize, events: &mut Vec<Event>) {
+    /// Translates the events from index `begin` on, which the part at `index` appended.
+    fn translate_all(&self, index: usize, begin: usize, events: &mut Vec<Event>) {
         let mut at = 0;
         events.retain_mut(|event| {
             at += 1;
-            at <= begin || self.adopt(index, event)
+            at <= begin || self.translate(index, event)
         });
     }
 
-    /// Returns the composite's form of an address of the part at `index`.
+    /// Returns `address`, an address of the part at `index`, in the form that the composite accepts.
     fn address(&self, index: usize, address: &str) -> String {
         match index {
             0 => address.to_owned(),
@@ -234,7 +234,7 @@ impl Fabric for Composite {
     }
 
     fn capabilities(&self, peer: PeerId) -> Capabilities {
-        // For an unknown number, the first part's answer will do.
+        // For an unknown peer number, returns the capabilities of the first part.
         let (part, peer) = self.route(peer).unwrap_or((&self.parts[0], peer));
         part.fabric.capabilities(peer)
     }
@@ -283,7 +283,7 @@ impl Fabric for Composite {
         for (index, part) in self.parts.iter().enumerate() {
             let begin = events.len();
             if part.fabric.poll(events) > 0 {
-                self.adopt_all(index, begin, events);
+                self.translate_all(index, begin, events);
             }
         }
         events.len() - before
@@ -327,7 +327,8 @@ impl Fabric for Composite {
             None => self.parts[0].fabric.wait(sleeper, seen, timeout),
             Some(sleepers) => {
                 sleepers[sleeper.place()].sleep(timeout, || self.doorbell() != seen);
-                // The zero wait tells each part that watches for one edge at a time that it has come.
+                // A part that watches for one edge at a time learns from a wait with timeout zero that its edge was
+                // consumed.
                 for part in &self.parts {
                     part.fabric.wait(sleeper, part.fabric.doorbell(), Some(Duration::ZERO));
                 }
@@ -367,7 +368,7 @@ impl Fabric for Composite {
         self.parts.iter().map(|part| part.fabric.traffic()).fold(0, u64::wrapping_add)
     }
 
-    /// Returns the sum of the numbers of all parts, which changes when the doorbell of one part rings.
+    /// Returns the sum of the doorbell numbers of all parts, which changes when the doorbell of one part rings.
     fn doorbell(&self) -> u32 {
         self.parts.iter().map(|part| part.fabric.doorbell()).fold(0, u32::wrapping_add)
     }

@@ -53,11 +53,11 @@ pub struct ConnectFailure {
     pub address: String,
     /// Description of the failure for users.
     pub reason: String,
-    /// The end that caused the failure.
+    /// The side that caused the failure.
     pub trouble: ConnectTrouble,
 }
 
-/// The end of a connection that caused the failure of a connection attempt.
+/// The side that caused the failure of a connection attempt: this process, the other end, or the network.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ConnectTrouble {
     /// This process lacks a resource, such as address space or file descriptors.
@@ -66,7 +66,7 @@ pub enum ConnectTrouble {
     Theirs,
     /// The other end did not answer in time. The network may have lost packets.
     Silent,
-    /// The other end belongs to another cluster: it has another secret.
+    /// The other end belongs to another cluster: the secrets of the two ends differ.
     Stranger,
 }
 
@@ -87,7 +87,7 @@ pub enum CutOff {
     Done,
     /// The cut-off has started: the fabric kills the peer's process, and [`Event::CutOff`] follows.
     Started,
-    /// The configuration does not permit the cut-off. Memory that the peer can reach must stay in quarantine until the
-    /// peer's process exits by itself.
+    /// The configuration does not permit the cut-off. The caller must not reuse memory that the peer can reach until
+    /// the peer's process exits by itself.
     NotPermitted,
 }

@@ -159,9 +159,9 @@ pub trait Fabric: Send + Sync {
         None
     }
 
-    /// Returns the time since the last packet that shows that the process of `peer` is running; an acknowledgement
-    /// suffices. Returns `None` if the provider has no such packets, because the operating system reports the exits of
-    /// processes, or because an adapter sends acknowledgements even for a stopped process.
+    /// Returns the time since the last packet that the process of `peer` sent; an acknowledgement counts as well.
+    /// Returns `None` if packets do not show whether the process runs: the operating system reports its exit instead,
+    /// or an adapter acknowledges even for a stopped process.
     fn heard(&self, _peer: PeerId) -> Option<Duration> {
         None
     }
@@ -172,8 +172,8 @@ pub trait Fabric: Send + Sync {
         None
     }
 
-    /// Returns true if this end is dialling a peer that has answered, or whose host has answered, but the connection is
-    /// not complete yet. Such a peer is distant or slow, but has not gone. A provider that cannot tell returns true.
+    /// Returns true during a dial if the peer or its host has answered, but the connection is not complete yet. Such a
+    /// peer is distant or slow, but has not gone. A provider that cannot distinguish the two cases returns true.
     fn is_being_answered(&self) -> bool {
         true
     }
@@ -183,8 +183,8 @@ pub trait Fabric: Send + Sync {
         None
     }
 
-    /// Returns true if even a poll that finds nothing makes a system call, which takes some hundred nanoseconds. A
-    /// poller may then read the clock at each poll, because that adds little to the cost.
+    /// Returns true if every poll makes a system call, which takes some hundred nanoseconds. A poller may then read the
+    /// clock at each poll, because reading the clock adds little to this cost.
     fn polls_by_system_calls(&self) -> bool {
         false
     }
@@ -221,14 +221,16 @@ pub const HELLO_BYTES_MAX: usize = 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {
     /// The provider has used all its keys. Keys are never reused, so deregistration does not help.
-    #[error("cannot register a segment: all {max} keys have been used")]
+    #[error("cannot register a segment: all {max} keys of this fabric have been used; open a new fabric")]
     TooManyKeys {
         /// Number of keys that the provider has.
         max: usize,
     },
     /// One of several providers returned another key than the other providers. This is a bug of that provider; all
     /// later registrations fail, too.
-    #[error("cannot register a segment: {provider} returned {given:?} instead of {expected:?}")]
+    #[error(
+        "cannot register a segment: {provider} returned {given:?} instead of {expected:?} (a bug of {provider})"
+    )]
     Mismatch {
         /// Name of the provider.
         provider: &'static str,
@@ -258,12 +260,12 @@ pub struct PostError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PostCause {
     /// The queue of the lane to this peer is full. The caller may post again after [`Event::Room`].
-    #[error("the queue is full")]
+    #[error("the queue is full; post again after the room event")]
     QueueFull,
     /// The peer does not exist, or its connection is down.
-    #[error("the peer is not connected")]
+    #[error("the peer is not connected; connect first")]
     NotConnected,
     /// The request is invalid. For example, its inline source is too long, or its local key is not registered.
-    #[error("the request is malformed")]
+    #[error("the request is malformed: check the lengths, the alignment and the local key")]
     Malformed,
 }

@@ -1,8 +1,8 @@
 //! Lines: 64-byte messages that one end writes into the memory of the other end, which polls this memory.
 //!
-//! The writer stores the first word of a line last: a reader that sees a new first word also sees the new rest of the
-//! line. Only the reader writes the last word. While the reader does not poll, it asks by that word that the writer
-//! ring the reader's doorbell.
+//! The writer stores the first word of a line last, so a reader that sees a new first word also sees the rest of the
+//! new line. Only the reader writes the last word: before the reader stops polling, it sets this word to ask the writer
+//! to ring the reader's doorbell.
 //!
 //! ```text
 //!   0 first word, stored last | 8 up to six words | 56 last word, written by the reader
@@ -29,6 +29,6 @@ pub trait Lines: fmt::Debug + Send + Sync {
     /// [`Lines::put`] has become visible needs a fence between the two calls.
     fn last_word(&self, index: u32) -> u64;
 
-    /// Rings the doorbell of the peer, which wakes a sleeping peer, so that the peer polls its lines.
+    /// Rings the doorbell of the peer: a sleeping peer wakes and polls its lines.
     fn ring(&self);
 }

@@ -21,8 +21,8 @@ pub struct Path {
     pub kept: u64,
     /// Number of retransmission timeouts.
     pub timeouts: u64,
-    /// How often the system refused to send a train (several packets in one system call), or the path seemed to drop
-    /// trains. Packets then leave one by one for a while.
+    /// Number of times that the system refused to send a train (several packets in one system call), or that the path
+    /// seemed to drop trains. After each of these, the fabric sends packets one by one for a while.
     pub trains_refused: u64,
     /// Packets received.
     pub arrived: u64,

@@ -99,7 +99,7 @@ pub enum Operation<'a> {
 pub struct WorkRequest<'a> {
     /// Id that the completion of this request returns to the poster.
     pub id: WorkId,
-    /// The operation.
+    /// The operation to execute.
     pub operation: Operation<'a>,
     /// True if the request produces a completion when it succeeds. A failed request always produces a completion.
     pub signalled: bool,

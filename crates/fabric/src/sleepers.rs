@@ -30,15 +30,15 @@ use rustix::time::Timespec;
 pub struct Sleepers {
     epoll: OwnedFd,
     watch: Mutex<Watch>,
-    told: Condvar,
+    condition: Condvar,
     /// Bitmap of the descriptors whose edges were consumed from epoll, by place.
     edges: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct Watch {
-    /// True if a thread sleeps in epoll.
-    is_kept: bool,
+    /// True if a thread is the watcher: it sleeps in epoll.
+    has_watcher: bool,
     /// Number of times a watcher returned with an edge.
     rings: u64,
     /// Number of sleepers other than the watcher. If it is 0, no notification is needed, which saves a system call.
@@ -65,7 +65,7 @@ impl Sleepers {
             let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
             epoll::add(&epoll, descriptor, epoll::EventData::new_u64(index as u64), flags)?;
         }
-        Ok(Sleepers { epoll, watch: Mutex::default(), told: Condvar::new(), edges: AtomicU64::new(0) })
+        Ok(Sleepers { epoll, watch: Mutex::default(), condition: Condvar::new(), edges: AtomicU64::new(0) })
     }
 
     /// Watches the descriptor at `place` for one edge if `is_watched` is true; otherwise stops watching the descriptor.
@@ -91,47 +91,48 @@ impl Sleepers {
             self.take_edges();
             return;
         }
-        // A deadline beyond the clock's range counts as none.
+        // Treats a deadline beyond the clock's range as no deadline.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut watch = self.lock();
         let rings = watch.rings;
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if is_rung() || watch.rings != rings || left == Some(Duration::ZERO) {
-                return self.leave(&watch);
+                return self.wake_next_watcher(&watch);
             }
-            if !watch.is_kept {
-                watch.is_kept = true;
+            if !watch.has_watcher {
+                watch.has_watcher = true;
                 drop(watch);
-                return self.keep_watch(left);
+                return self.wait_as_watcher(left);
             }
             watch.others += 1;
             watch = match left {
-                None => self.told.wait(watch).expect(POISONED),
-                Some(left) => self.told.wait_timeout(watch, left).expect(POISONED).0,
+                None => self.condition.wait(watch).expect(POISONED),
+                Some(left) => self.condition.wait_timeout(watch, left).expect(POISONED).0,
             };
             watch.others -= 1;
         }
     }
 
-    fn keep_watch(&self, timeout: Option<Duration>) {
+    fn wait_as_watcher(&self, timeout: Option<Duration>) {
         let is_rung = self.wait_for_edge(timeout);
         let mut watch = self.lock();
-        watch.is_kept = false;
+        watch.has_watcher = false;
         if is_rung {
             watch.rings += 1;
             if watch.others > 0 {
-                self.told.notify_all();
+                self.condition.notify_all();
             }
         } else {
-            self.leave(&watch);
+            self.wake_next_watcher(&watch);
         }
     }
 
-    /// Wakes another sleeper to become the watcher, because the leaving sleeper may be the one that was woken for this.
-    fn leave(&self, watch: &Watch) {
-        if !watch.is_kept && watch.others > 0 {
-            self.told.notify_one();
+    /// Wakes another sleeper to become the watcher. The calling sleeper leaves, and may be the one that an earlier
+    /// watcher woke for this.
+    fn wake_next_watcher(&self, watch: &Watch) {
+        if !watch.has_watcher && watch.others > 0 {
+            self.condition.notify_one();
         }
     }
 
@@ -139,7 +140,8 @@ impl Sleepers {
         let Some(timeout) = timeout.and_then(|timeout| Timespec::try_from(timeout).ok()) else {
             return self.take_edges_within(None);
         };
-        // The call of epoll counts in milliseconds, which is too coarse. After errors the caller checks again.
+        // The timeout of epoll_wait counts in milliseconds, which is too coarse, so this calls poll. After an error,
+        // the caller checks again.
         let _ = rustix::event::poll(&mut [PollFd::new(&self.epoll, PollFlags::IN)], Some(&timeout));
         self.take_edges()
     }
@@ -162,5 +164,5 @@ impl Sleepers {
     }
 }
 
-/// Nothing panics while it holds the lock.
+/// No code panics while it holds the lock.
 const POISONED: &str = "a thread panicked while it held the lock of the sleepers";

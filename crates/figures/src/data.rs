@@ -10,11 +10,11 @@ use serde::Deserialize;
 pub struct Figure {
     /// Name, such as `lite-4`.
     pub id: String,
-    /// What the figure shows.
+    /// Title: the quantity that the figure shows.
     pub title: String,
     /// The paper, and the number of the figure in it.
     pub source: String,
-    /// What the simulated threads do.
+    /// Description of the workload of the simulated threads.
     pub workload: String,
     /// The plots of the figure.
     #[serde(rename = "panel")]

@@ -20,7 +20,7 @@ pub(crate) enum Unsimulated {
     Limit { field: &'static str, value: usize, needed: usize },
     #[error("a connection was not established within connect_timeout_ns of the profile")]
     NotConnected,
-    #[error("a request ended with {0:?}")]
+    #[error("a request failed with status {0:?}")]
     Request(Status),
     #[error("the experiment waits for an event that never comes")]
     Stuck,

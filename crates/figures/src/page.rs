@@ -8,12 +8,13 @@ use crate::plot::{self, Plot, Series};
 use crate::shown::{Point, Shown, Summary, summary};
 
 const KEY: &str = "Hollow marks and dashed lines are published, filled marks and solid lines simulated.";
-const ABOUT: &str = "Each figure shows published measurements of RDMA adapters beside a simulation of the same experiment. \
-The simulation is Halite's: its own code runs where a figure is of LITE, on a model of the adapter in virtual time. \
-No value is measured on this machine. Fitted points are those from which a value of a profile was taken; the model \
-and the other values were chosen with all figures at hand, so predictions are not blind. \
-The explanations of misses are conjectures: none was tested. The simulated error counts as a miss if it exceeds 10 % plus the error with which \
-the published value was read off the paper's plot.";
+const ABOUT: &str = "\
+Each figure shows published measurements of RDMA adapters beside a simulation of the same experiment. The \
+simulation is Halite's: figures of LITE run Halite's own code, on a model of the adapter in virtual time. No \
+value is measured on this machine. A fitted point is one from which a value of a profile was taken; the model \
+and the other values were chosen with all figures known, so predictions are not blind. The explanations of \
+misses are conjectures: none was tested. A point is a miss if its simulated error exceeds 10 % plus the error of \
+reading the published value off the paper's plot.";
 
 impl Shown {
     /// Draws the figure.

@@ -13,7 +13,7 @@ pub struct Plot {
     pub x: Axis,
     /// Vertical axis.
     pub y: Axis,
-    /// The lines.
+    /// The lines of the plot.
     pub series: Vec<Series>,
 }
 
@@ -26,7 +26,7 @@ pub struct Axis {
     pub is_log: bool,
 }
 
-/// One line.
+/// A line of a plot.
 #[derive(Clone, Debug)]
 pub struct Series {
     /// Name in the legend.
@@ -42,7 +42,7 @@ pub struct Series {
 /// A ratio with its range: one row of [`ratios`].
 #[derive(Clone, Debug)]
 pub struct Ratio {
-    /// What is compared.
+    /// Description of the compared operation.
     pub name: String,
     /// Minimum, median and maximum.
     pub values: [f64; 3],

@@ -13,7 +13,7 @@ use crate::sockets::Sockets;
 /// A figure after its simulation.
 #[derive(Clone, Debug)]
 pub struct Shown {
-    /// The figure.
+    /// The published figure.
     pub figure: &'static Figure,
     /// The points of the figure, line by line.
     pub points: Vec<Point>,
@@ -64,7 +64,8 @@ pub struct Summary {
 }
 
 /// Simulates figures on all processors; calls `done` after each point, with the number of finished points and of all
-/// points. If `given` names a profile, it replaces the profiles of adapters, and their points do not count as fitted.
+/// points. If `given` names a profile, this profile replaces the profiles of adapters, and points of adapters do not
+/// count as fitted.
 pub fn show(
     figures: &[&'static Figure],
     given: Option<(&str, &Profile)>,

@@ -35,7 +35,7 @@ static LOOK: extern "C" fn() = look;
 
 extern "C" fn look() {
     for fd in [Standard::Input, Standard::Output, Standard::Error] {
-        // SAFETY: the call only queries a number, and fails if that is no descriptor.
+        // SAFETY: the call only queries the flags of a descriptor; it fails if the descriptor is closed.
         if unsafe { libc::fcntl(fd as i32, libc::F_GETFD) } == -1 {
             CLOSED.fetch_or(1 << fd as u8, Relaxed);
         }

@@ -54,7 +54,7 @@ impl Listener {
         if !listener.dir.has(&listener.file_name, Kind::Socket)? {
             return Err(io::Error::new(io::ErrorKind::NotFound, "the directory was moved"));
         }
-        // Other users may be able to pass through the directory. No connection precedes the mode.
+        // Other users may be able to reach the socket. This sets its mode before the socket accepts connections.
         listener.dir.set_private(&listener.file_name)?;
         rustix::net::listen(&listener.socket, BACKLOG)?;
         Ok(listener)
@@ -88,7 +88,7 @@ impl Drop for Listener {
 
 /// Returns the name of a socket's lock file.
 fn lock_name(socket_name: &str) -> String {
-    let name = socket_name.strip_suffix(SUFFIX).expect("names of sockets are told by their suffix");
+    let name = socket_name.strip_suffix(SUFFIX).expect("socket names end with the suffix");
     format!("{name}.lock")
 }
 
@@ -154,8 +154,8 @@ fn listener_pid(dir: &PrivateDir, name: &str) -> io::Result<Option<Pid>> {
     pid.map(Some).ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "it runs in another pid namespace"))
 }
 
-/// Calls `with` with the address of the socket at `path`. An address has at most 107 bytes; for a longer path, it goes
-/// through a descriptor of the directory.
+/// Calls `with` with the address of the socket at `path`. An address has at most 107 bytes. For a longer path, the
+/// address names the socket through a descriptor of its directory, in `/proc/self/fd`.
 pub(crate) fn with_address<T>(
     path: &Path,
     with: impl FnOnce(&SocketAddrUnix) -> rustix::io::Result<T>,
@@ -188,7 +188,7 @@ pub(crate) fn connect(path: &Path) -> io::Result<OwnedFd> {
     with_address(path, |address| rustix::net::connect(&socket, address)).map_err(|error| {
         match Errno::from_io_error(&error) {
             // As a raw error, EAGAIN would count as a shortage of this process.
-            Some(Errno::AGAIN) => io::Error::other("it accepts no connections, and its backlog is full"),
+            Some(Errno::AGAIN) => io::Error::other("it does not accept connections, and its backlog is full"),
             _ => error,
         }
     })?;
@@ -214,8 +214,8 @@ pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
     Some(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Returns the user id and the process id of the other end of a Unix socket, when it connected or listened. The process id
-/// is 0 if the process is in another pid namespace.
+/// Returns the user id and the process id that the other end of a Unix socket had when it connected or listened. The
+/// process id is 0 if the process is in another pid namespace.
 pub fn peer_of(socket: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
     let credentials = peer_credentials(socket)?;
     Ok((credentials.uid, u32::try_from(credentials.pid).unwrap_or(0)))

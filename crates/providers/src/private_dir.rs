@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   PrivateDir      opened once, its owner and mode checked; everything in it is reached through its descriptor;
-//!                   other users may at most pass through it, to what lies in it for them
+//!                   other users may at most traverse it, to reach an entry whose name they know
 //!     file          a regular file of this user with one hard link; opening follows no symbolic link and never blocks
 //!     NameLock      such a file with a flock, which the kernel releases when its holder dies
 //! ```
@@ -27,7 +27,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 /// Time in ms after which a held lock counts as in use: a process that only tests the lock holds it for microseconds.
-const LOOKERS_MS_MAX: u32 = 20;
+const TEST_MS_MAX: u32 = 20;
 /// Retries while another process keeps removing and creating a file.
 const RACES_MAX: u32 = 1000;
 
@@ -46,7 +46,7 @@ pub enum DirError {
         /// Error of the system call.
         source: io::Error,
     },
-    /// Other users may enter the directory, or another user owns it.
+    /// Other users have access to the directory, or another user owns it.
     #[error("{}", not_private(dir, *mode, *uid, *uid_wanted))]
     NotPrivate {
         /// Path of the directory.
@@ -100,7 +100,7 @@ pub enum Kind {
 
 impl Kind {
     /// Describes the entry if it is not of this kind, or belongs to another user; `None` if it is as expected.
-    fn misses(self, stat: &Stat, uid_wanted: u32) -> Option<&'static str> {
+    fn mismatch(self, stat: &Stat, uid_wanted: u32) -> Option<&'static str> {
         let found = FileType::from_raw_mode(stat.st_mode);
         let wanted = match self {
             Kind::File => FileType::RegularFile,
@@ -124,7 +124,7 @@ impl Kind {
     }
 }
 
-/// Whether a call creates a file or directory that does not exist.
+/// The behaviour of a call if the file or directory does not exist.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Create {
     /// The call creates the entry: a file with mode 0600, or a directory with mode 0700.
@@ -133,7 +133,8 @@ pub enum Create {
     No,
 }
 
-/// A directory that the user of this process owns, and that other users may at most pass through (mode 0711).
+/// A directory that the user of this process owns. Other users may at most traverse it (mode 0711), unless
+/// [`PrivateDir::admit`] permits more.
 #[derive(Debug)]
 pub struct PrivateDir {
     path: PathBuf,
@@ -174,8 +175,8 @@ impl PrivateDir {
         PrivateDir::open_at(self.fd.as_fd(), Path::new(name), path, 0)
     }
 
-    /// Opens a subdirectory as [`PrivateDir::subdirectory`] does, but one that other users may read
-    /// ([`PrivateDir::admit`]).
+    /// Opens a subdirectory as [`PrivateDir::subdirectory`] does, but also permits that other users read it (see
+    /// [`PrivateDir::admit`]).
     pub fn shared_subdirectory(&self, name: &str, create: Create) -> Result<PrivateDir, DirError> {
         match self.subdirectory(name, create) {
             Err(DirError::NotPrivate { .. }) => {
@@ -190,7 +191,8 @@ impl PrivateDir {
         let _ = rustix::fs::unlinkat(&self.fd, name, AtFlags::REMOVEDIR);
     }
 
-    /// Sets which other users the directory admits: none (mode 0700), all who know what lies in it (0711), or all (0755).
+    /// Sets the mode of the directory, which gives other users no access (0700), access to entries whose names they
+    /// know (0711), or also the list of entries (0755).
     pub fn admit(&self, mode: u32) -> io::Result<()> {
         Ok(rustix::fs::fchmod(&self.fd, Mode::from_raw_mode(mode))?)
     }
@@ -200,19 +202,19 @@ impl PrivateDir {
         Ok(rustix::fs::chmodat(&self.fd, name, Mode::RUSR | Mode::WUSR, AtFlags::empty())?)
     }
 
-    /// Listens at a new socket `name` with this mode.
+    /// Creates a Unix socket `name` with this mode, and listens at it. Fails if the entry exists.
     pub fn listen(&self, name: &str, mode: u32) -> io::Result<UnixListener> {
         let flags = SocketFlags::CLOEXEC;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         with_address(&self.path.join(name), |address| rustix::net::bind(&socket, address))?;
-        // Before it listens, so that no connection precedes the mode. Fails if the path leads elsewhere by now.
+        // Sets the mode before the socket accepts connections. Fails if the path leads to another directory by now.
         let mode = Mode::from_raw_mode(mode);
         rustix::fs::chmodat(&self.fd, name, mode, AtFlags::empty())?;
         rustix::net::listen(&socket, BACKLOG)?;
         Ok(UnixListener::from(socket))
     }
 
-    /// Opens a directory of which other users have at most the permissions `others`.
+    /// Opens a directory. Fails if other users have more permissions than the mode bits `others`.
     fn open_at(at: BorrowedFd<'_>, name: &Path, path: PathBuf, others: u32) -> Result<PrivateDir, DirError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let opened = rustix::fs::openat(at, name, flags, Mode::empty());
@@ -308,7 +310,7 @@ impl PrivateDir {
     }
 
     fn check(&self, name: &str, kind: Kind, stat: &Stat) -> Result<(), DirError> {
-        match kind.misses(stat, self.uid) {
+        match kind.mismatch(stat, self.uid) {
             None => Ok(()),
             Some(what) => Err(DirError::Foreign { path: self.path.join(name), what }),
         }
@@ -353,7 +355,7 @@ impl NameLock {
     /// Acquires the lock as [`NameLock::take`] does, but creates the file if it is absent, and retries for up to 20 ms,
     /// because another process may hold the lock briefly to test it.
     pub fn take_patiently(dir: &Arc<PrivateDir>, name: &str) -> Result<Option<NameLock>, DirError> {
-        for _ in 0..LOOKERS_MS_MAX {
+        for _ in 0..TEST_MS_MAX {
             if let Some(lock) = NameLock::take(dir, name, Create::Yes)? {
                 return Ok(Some(lock));
             }

@@ -35,7 +35,7 @@ impl Refusals {
         if self.left_out == 0 { u64::MAX } else { self.begun_ns.saturating_add(SPAN_NS) }
     }
 
-    /// Logs the number of refusals that were only counted, if the interval has ended.
+    /// Logs the number of refusals that were only counted, if the interval has ended. Otherwise has no effect.
     pub fn tell_left_out(&mut self, now_ns: u64) {
         if now_ns >= self.due_ns() {
             let count = std::mem::take(&mut self.left_out);

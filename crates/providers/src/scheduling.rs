@@ -2,7 +2,7 @@
 
 use std::io;
 
-/// The shortest slice that Linux gives.
+/// The shortest time slice that Linux grants, in ns.
 const SLICE_NS: u64 = 100_000;
 
 /// Requests short time slices for the calling thread, so that the thread runs before threads with longer slices after a
@@ -20,7 +20,7 @@ pub fn ask_for_short_slices() -> io::Result<()> {
     let mut attributes = scheduling()?;
     if attributes.sched_policy == libc::SCHED_OTHER as u32 {
         attributes.sched_runtime = SLICE_NS;
-        // SAFETY: the kernel reads a value as long as it says, which outlives the call.
+        // SAFETY: the kernel reads as many bytes as the value's size field gives, and the value outlives the call.
         let failed = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
         if failed != 0 {
             return Err(io::Error::last_os_error());

@@ -115,7 +115,7 @@ impl Actor {
         self.harness.world.note(Some(self.host), format_args!("session {} {what}", self.number));
     }
 
-    /// Reports a violation by this session, unless `condition`. The session's operation began at `begin_ns`.
+    /// Reports a violation by this session if `condition` is false. The session's operation began at `begin_ns`.
     pub(crate) fn expect(&self, condition: bool, begin_ns: u64, otherwise: impl Display) {
         self.harness.judge.expect(condition, || {
             let (number, node, now) = (self.number, self.node, self.now_ns());
@@ -123,7 +123,7 @@ impl Actor {
         });
     }
 
-    /// Reports a violation by this session unless `error` `has_reason`, a known cause.
+    /// Reports a violation by this session if `has_reason` is false: no known fault caused `error`.
     pub(crate) fn expect_reason(&self, has_reason: bool, begin_ns: u64, error: &impl Display) {
         self.expect(has_reason, begin_ns, format_args!("{error}, without a known cause"));
     }

@@ -74,7 +74,7 @@ impl Judge {
         }
     }
 
-    /// Records a violation unless `condition`.
+    /// Records a violation if `condition` is false.
     pub(crate) fn expect(&self, condition: bool, otherwise: impl FnOnce() -> String) {
         if !condition {
             self.violated(otherwise());

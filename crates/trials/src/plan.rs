@@ -349,10 +349,10 @@ impl Plan {
             }
         };
         match () {
-            () if !dealt => bad("hosts must be at most as many as nodes, or say how many nodes each has"),
-            () if !across.is_adapter() => {
-                bad("profile must be one with adapters when nodes are placed on hosts")
-            }
+            () if !dealt => bad(
+                "hosts must be a number up to the number of nodes, or a list with the number of nodes on each host",
+            ),
+            () if !across.is_adapter() => bad("profile must be one with adapters if `hosts` is set"),
             () if within.is_adapter() => bad("host_profile must be one of processes that share memory"),
             () => Ok(()),
         }

@@ -107,7 +107,7 @@ fn run_to_end(harness: &Harness) -> Option<String> {
 /// Returns an error if a request named memory that does not exist: over a network, such a request ends the connection.
 fn refused_requests(harness: &Harness) -> Option<String> {
     let refused = harness.world.counters().refused;
-    (refused > 0).then(|| format!("adapters refused {refused} requests for the memory that they named"))
+    (refused > 0).then(|| format!("adapters refused {refused} requests that name memory that does not exist"))
 }
 
 async fn scenario(harness: Rc<Harness>) {

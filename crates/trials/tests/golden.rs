@@ -6,7 +6,7 @@ fn simulated_costs_have_not_changed() {
     let changed: Vec<_> = then.lines().zip(now.lines()).filter(|(then, now)| then != now).collect();
     assert!(
         changed.is_empty() && then.lines().count() == now.lines().count(),
-        "operations cost something else in simulated time:\n{changed:#?}\nif that is meant, renew the table:\n  \
+        "the simulated costs of operations have changed:\n{changed:#?}\nif this is intended, regenerate the table:\n  \
          cargo run --release -p halite-cli -- sim golden > docs/simulated.md",
     );
 }

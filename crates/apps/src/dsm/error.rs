@@ -33,7 +33,7 @@ pub enum DsmError {
         page: usize,
     },
     /// A page could not be read from its home, or written to it. All later accesses of this worker fail, too.
-    #[error("access to shared pages failed: {0}")]
+    #[error("access to shared pages failed: {0}; all later accesses of this worker fail, too")]
     Access(#[from] AccessError),
     /// A task accessed a page that it had not touched. All later accesses of this worker fail, too.
     #[error("page {page} was absent; a task must touch a page before it accesses the page")]

@@ -3,9 +3,9 @@
 //! The server answers a request when it grants the section. It keeps one unanswered call to each worker; a failure of
 //! that call shows at once that the worker has ended.
 //!
-//! A worker that releases a section does not wait for the answer, because later requests for its pages wait at the server
-//! until the release has arrived there. It looks at the answer after its next section has begun. The release
-//! is a posted call, which needs a function number, so the server has a number beside its name.
+//! A worker that releases a section does not wait for the answer, because later requests for its pages wait at the
+//! server until the release has arrived there. The worker checks the answer after its next section has begun. The
+//! release is a posted call, which needs a function number, so the server has a number beside its name.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -45,11 +45,11 @@ pub(super) struct Locks {
     node: NodeId,
     /// The function that takes releases, once the first section was granted.
     releases: OnceLock<Function>,
-    /// Releases whose answers this worker has not looked at.
+    /// Releases whose answers this worker has not checked yet.
     unanswered: Mutex<VecDeque<PendingCall>>,
 }
 
-/// Maximum number of releases whose answers a worker has not looked at, far below the calls that may be under way.
+/// Maximum number of releases whose answers a worker has not checked yet, far below the maximum number of posted calls.
 const UNANSWERED_MAX: usize = 8;
 /// Maximum length of an answer: two words.
 const ANSWER_BYTES_MAX: usize = 16;
@@ -92,8 +92,8 @@ impl Locks {
         granted
     }
 
-    /// Releases a section. `lost` lists the workers that have ended and therefore did not discard their copies. Unless
-    /// there are such workers, an error of the lock server shows at a later operation.
+    /// Releases a section. `lost` lists the workers that have ended and therefore did not discard their copies. If
+    /// `lost` is empty, a later operation of this worker reports an error of the lock server.
     pub(super) async fn release(&self, id: u64, lost: &[usize]) -> Result<(), DsmError> {
         let lost_words = lost.iter().map(|worker| *worker as u64);
         let request = [RELEASE, self.me as u64, id].into_iter().chain(lost_words);

@@ -136,7 +136,7 @@ impl Member {
         self.servers.iter().for_each(Server::close);
     }
 
-    /// Waits at the range's barrier until all workers have called this.
+    /// Waits at the barrier of the range until all workers have called this method.
     pub async fn meet(&self) -> Result<(), DsmError> {
         self.locks.look_at_answers().await?;
         meet(&self.session, &self.options).await
@@ -163,8 +163,8 @@ impl Member {
         Ok(Held { id, pages, access })
     }
 
-    /// Reads the absent pages of a range of bytes from their homes, so that later accesses find them present, until
-    /// another worker that has changed them releases its section.
+    /// Reads the absent pages of a range of bytes from their homes. The pages then stay present until another worker
+    /// that has changed them releases its section.
     pub async fn touch(&self, bytes: Range<u64>) -> Result<(), DsmError> {
         let pages = self.pages.covering(&bytes)?;
         self.pages.touch(pages).await?;

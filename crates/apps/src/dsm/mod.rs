@@ -20,14 +20,14 @@
 //! protects neighbouring pages, one write carries all pages of one home, and one call makes a worker discard all of its
 //! copies. With a call and a write per page, and a wait for the lock server, it would take 40 to 45 us.
 //!
-//! The range has the same offsets in all workers, but its addresses may differ: shared data holds offsets, not pointers.
-//! A system call on an absent page fails with EFAULT, because only a program's own accesses fault.
+//! The range has the same offsets in all workers, but its addresses may differ: shared data holds offsets, not
+//! pointers. A system call on an absent page fails with EFAULT, because only a program's own accesses fault.
 //!
 //! Pages are lost with the worker that is their home. When a worker dies, its sections end, and the stores in
 //! unreleased sections are lost. If the worker was releasing a section, some pages of that section may have reached
-//! their homes. A worker that the lock server takes for dead cannot acquire again, because its copies may be stale. The
-//! other workers continue with pages whose homes live. An access to a lost page fails, and so do all later accesses of
-//! the same worker.
+//! their homes. A worker that the lock server considers dead cannot acquire again, because its copies may be stale. The
+//! other workers continue with the pages of living homes. An access to a lost page fails, and so do all later accesses
+//! of the same worker.
 
 mod error;
 mod locks;
@@ -62,13 +62,13 @@ pub struct Options {
     pub workers: usize,
     /// Number of pages in the range.
     pub pages: usize,
-    /// Maximum time that this worker waits for the others at a barrier, until `acquire` gets its section, and until the
-    /// others discard their copies at a `release`.
+    /// Maximum time for which this worker waits: for other workers at a barrier, for its section in `acquire`, and
+    /// until the others have discarded their copies in `release`.
     pub patience: Duration,
 }
 
-/// One worker's view of the shared pages. All offsets are bytes from the start of the range. Methods block; [`Member`]
-/// is the same for tasks.
+/// One worker's view of the shared pages. All offsets are bytes from the start of the range. The methods block; tasks
+/// use a [`Member`] instead.
 ///
 /// ```
 /// # use halite::{Config, Node, NodeId};
@@ -117,7 +117,7 @@ impl Dsm {
         closed
     }
 
-    /// Waits at the range's barrier until all workers have called this.
+    /// Waits at the barrier of the range until all workers have called this method.
     pub fn meet(&self) -> Result<(), DsmError> {
         self.session.block_on(self.member.meet())
     }
@@ -139,8 +139,8 @@ impl Dsm {
     }
 
     /// Begins a section over the pages of a range of bytes: waits until no other section conflicts with it. Sections
-    /// are admitted in order of arrival. A thread that acquires a section while it holds another section may wait for
-    /// its own section.
+    /// are admitted in order of arrival. A thread that acquires a section while it holds a conflicting section waits
+    /// for itself, until the patience ends.
     pub fn acquire(&self, bytes: Range<u64>, access: Access) -> Result<Section<'_>, DsmError> {
         Section::acquire(self, bytes, access)
     }

@@ -74,7 +74,7 @@ pub async fn components(crowd: &Crowd, shard: &Shard) -> Result<Found<u64>, Grap
 }
 
 /// Finds the same labels as [`components`], with the values in [distributed shared memory](crate::dsm). Blocks.
-/// `session` is of the same node as the crowd's session.
+/// `session` must belong to the same node as the crowd's session.
 pub fn components_on_dsm(
     session: &blocking::Session,
     crowd: &Crowd,

@@ -29,7 +29,7 @@ pub enum GraphError {
         /// Beginning of the line.
         text: String,
     },
-    /// A line that is no comment is too long.
+    /// A line with an edge is too long.
     #[error("{}:{line}: a line with an edge has at most {} bytes", path.display(), super::input::LINE_BYTES_MAX - 1)]
     LongLine {
         /// Path of the file.

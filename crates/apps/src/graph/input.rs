@@ -25,7 +25,7 @@ pub enum Input {
     Edges(Arc<[Edge]>),
 }
 
-/// A file of edges, in the state in which all workers must read it.
+/// A file of edges. All workers check that the file has not changed since it was found.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct EdgeList {
     path: PathBuf,

@@ -8,8 +8,9 @@ use super::error::GraphError;
 use super::load::Shard;
 use super::shared;
 
-/// Parameters of PageRank. Each vertex passes the fraction `damping` of its rank on, in equal shares to the targets of
-/// its edges, or to all vertices if it has no edges. The rest is divided equally among all vertices.
+/// Parameters of PageRank. Each vertex passes on the fraction `damping` of its rank, in equal shares to the targets of
+/// its edges, or to all vertices if it has no outgoing edges. The remaining fraction is divided equally among all
+/// vertices.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct PageRank {
     /// Fraction of a rank that is passed on along edges, from 0 to 1.
@@ -114,7 +115,7 @@ pub async fn pagerank(crowd: &Crowd, shard: &Shard, options: PageRank) -> Result
 }
 
 /// Computes the same ranks as [`pagerank`], with the values in [distributed shared memory](crate::dsm). Blocks.
-/// `session` is of the same node as the crowd's session.
+/// `session` must belong to the same node as the crowd's session.
 pub fn pagerank_on_dsm(
     session: &blocking::Session,
     crowd: &Crowd,

@@ -18,7 +18,7 @@ pub enum KvError {
     /// A key or a value exceeds the maximum length.
     #[error("the {what} has {len} bytes; the maximum is {max}")]
     TooLong {
-        /// `key` or `value`.
+        /// The part that is too long: `key` or `value`.
         what: &'static str,
         /// Length in bytes.
         len: usize,
@@ -26,10 +26,10 @@ pub enum KvError {
         max: usize,
     },
     /// The node of the shard has no memory left; nothing was changed.
-    #[error("the node that holds the key's shard is out of memory")]
+    #[error("the node that holds the key's shard is out of memory; remove keys or use a larger arena")]
     Full,
     /// The directory of names does not answer, so the store cannot allocate memory. Nothing was changed.
-    #[error("the directory of names does not answer, so the shard cannot get more memory")]
+    #[error("the directory of names does not answer, so the shard cannot get more memory; try again later")]
     NoDirectory,
     /// The value is not a 64-bit number in decimal; nothing was changed.
     #[error("the value is not a 64-bit integer")]
@@ -37,8 +37,8 @@ pub enum KvError {
     /// The sum exceeds 64 bits; nothing was changed.
     #[error("the result exceeds 64 bits")]
     Overflow,
-    /// The owner of a shard has ended. Its node may serve another store by now.
-    #[error("the shard is no longer served")]
+    /// The owner of a shard has ended. The same node may serve another store by now.
+    #[error("the owner of the shard has ended; open the store again")]
     Ended,
     /// The answer of a shard is malformed, or an entry is damaged although the owner is not changing it.
     #[error("shard {shard} {what}")]

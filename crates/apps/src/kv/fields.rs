@@ -23,7 +23,7 @@ pub(super) enum Action {
     Add,
 }
 
-/// What happens to a number that does not fit.
+/// The treatment of a number that does not fit into its field.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Overflow {
     Wrap,

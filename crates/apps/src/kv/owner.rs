@@ -81,8 +81,8 @@ impl Stopper {
 
 impl Owner {
     /// Creates shard `number` of the store `name`. [`Store::create`](super::Store::create) then combines the shards
-    /// into a store. `everyone` applies to principals other than the session's: READ lets them read, WRITE lets them
-    /// request all changes.
+    /// into a store. `everyone` lists the permissions of principals other than the session's: READ to read values,
+    /// WRITE to request changes.
     pub async fn create(
         session: &Session,
         name: &str,

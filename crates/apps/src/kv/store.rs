@@ -148,7 +148,7 @@ impl Store {
         })
     }
 
-    /// Changes the node of a shard of an existing store, whose new owner starts without keys.
+    /// Changes the node that owns a shard of an existing store. The new owner starts without keys.
     pub async fn place(session: &Session, name: &str, shard: usize, node: NodeId) -> Result<(), KvError> {
         let lh = session.map(name, Permissions::READ | Permissions::WRITE).await?;
         let at = (HEAD_WORDS - SHARDS_MAX + shard) as u64 * WORD;

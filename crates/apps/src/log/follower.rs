@@ -86,7 +86,7 @@ impl Follower {
         Follower { patience_ns, ..self }
     }
 
-    /// Returns the position of the next record, or of a slot before it.
+    /// Returns the position from which the follower continues: that of the next record, or of an earlier slot.
     pub fn position(&self) -> u64 {
         self.next
     }

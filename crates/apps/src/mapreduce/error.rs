@@ -41,7 +41,7 @@ pub enum Error {
     /// The master cannot serve.
     #[error("the master of this run cannot serve: {0}")]
     NotServed(#[from] ServeError),
-    /// The run was stopped from outside.
+    /// The caller of the run stopped it.
     #[error("the run was stopped")]
     Stopped,
     /// The run failed at a worker.

@@ -38,7 +38,7 @@ pub trait Job: Sync {
     /// Returns the sorted records of a part of the keys. May omit records that the answer cannot contain.
     fn reduce(&self, part: Table<Self::Value>) -> Vec<Self::Record>;
 
-    /// Removes those of the sorted records that the answer cannot contain, whatever records of other parts are merged
+    /// Removes the sorted records that the answer cannot contain, no matter which records of other parts are merged
     /// with them.
     fn shorten(&self, records: &mut Vec<Self::Record>);
 

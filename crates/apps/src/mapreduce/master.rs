@@ -64,7 +64,7 @@ impl Phases {
 pub struct Outcome<R> {
     /// The records, sorted.
     pub records: Vec<R>,
-    /// The input.
+    /// The files that the run has read.
     pub sources: Vec<Source>,
     /// Bytes of input.
     pub bytes: u64,

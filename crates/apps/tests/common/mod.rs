@@ -52,7 +52,7 @@ impl Cluster {
     }
 }
 
-/// Returns false, and tells why, where the system refuses to report faults.
+/// Returns true if the system reports page faults to this process. Otherwise prints the reason.
 pub fn can_share_pages() -> bool {
     match halite_mem::Paged::new(1, |_, _| {}) {
         Err(why @ (PagedError::Refused | PagedError::Unsupported)) => {

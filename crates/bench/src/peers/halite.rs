@@ -23,7 +23,7 @@ pub enum HalitePathError {
     #[error("`cargo build --release -p halite-cli` failed with {0}")]
     Build(ExitStatus),
     /// The program does not exist at the given path, or at the path where cargo builds it.
-    #[error("there is no halite program at {0}")]
+    #[error("there is no halite program at {0}; build it, or name another one with --halite")]
     Missing(PathBuf),
 }
 

@@ -43,7 +43,7 @@ pub struct Options {
     /// Number of rounds; each runs every probe once
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
-    /// Run two tiny rounds, to check that everything works; their figures mean nothing
+    /// Run two short rounds, to check that all programs work; their figures are no measurements
     #[arg(long)]
     pub smoke: bool,
     /// Fail if a peer is not installed, instead of omitting its rows
@@ -52,7 +52,7 @@ pub struct Options {
     /// Run only the rows whose topic, name or peer contains this text
     #[arg(long, value_name = "TEXT")]
     pub only: Option<String>,
-    /// Regions of the random-access row [default: 1000000; smoke: 1000]
+    /// Number of regions of the random-access row [default: 1000000; smoke: 1000]
     #[arg(long)]
     pub regions: Option<u64>,
     /// Largest span in bytes of the random-access rows [default: 2147483648; smoke: 16777216]

@@ -183,7 +183,7 @@ pub enum ProbeError {
     /// The process may not run on the core.
     #[error("cannot run on core {core} (measurements need two cores): {source}")]
     Core {
-        /// The core.
+        /// Number of the core.
         core: usize,
         /// Error of the operating system.
         source: io::Error,

@@ -31,7 +31,7 @@ pub struct Options {
     /// Fail if an operation exceeds its bound
     #[arg(long)]
     check: bool,
-    /// Write to this file, for each operation, how often the instruction at each address was executed
+    /// Write the number of executions of each instruction address to this file, operation by operation
     #[arg(long, value_name = "FILE")]
     addresses: Option<PathBuf>,
 }
@@ -46,7 +46,9 @@ pub enum Error {
     #[error("the child process failed during {0}")]
     Child(&'static str),
     /// Operations exceed their bounds.
-    #[error("{0} exceed their bounds")]
+    #[error(
+        "{0} exceed their bounds; make them cheaper, or raise the bounds in crates/bench/src/price/work.rs"
+    )]
     OverBound(String),
 }
 

@@ -61,7 +61,7 @@ impl Keys {
         is_new
     }
 
-    /// Counts the confirmation of one part; returns true if it was the last one.
+    /// Counts the confirmation of one part. Returns true once all parts have confirmed.
     pub(super) fn handle_deregistered(&mut self, key: Key) -> bool {
         let left = self.deregistered.get_mut(&key).filter(|left| **left > 0);
         let Some(left) = left else { return false };
@@ -69,7 +69,7 @@ impl Keys {
         *left == 0
     }
 
-    /// Registers `segment` in the parts from `index` on; earlier ones have it.
+    /// Registers `segment` in the parts from `index` on. The earlier parts have already registered it.
     fn register_from(
         &mut self,
         index: usize,

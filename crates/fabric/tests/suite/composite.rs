@@ -126,7 +126,7 @@ fn a_segment_that_one_fabric_refuses_shifts_no_key() {
         let refused = both.register(segment()).unwrap_err();
         assert!(matches!(refused, RegisterError::TooManyKeys { max: 7 }), "{refused}");
     }
-    assert_eq!(one.segments().len(), 2, "only one segment may be kept in vain");
+    assert_eq!(one.segments().len(), 2, "the composite keeps at most one segment without use");
     two.refuses.store(false, SeqCst);
     let last = segment();
     let key = both.register(last.clone()).unwrap();

@@ -23,7 +23,7 @@ pub struct Scripted {
     rings: AtomicU32,
     /// Descriptors by the place of the sleeper.
     bells: [OwnedFd; 2],
-    /// Number of times that each sleeper's edge was taken.
+    /// Number of times that the edge of each kind of sleeper was consumed.
     edges_taken: [AtomicU32; 2],
 }
 

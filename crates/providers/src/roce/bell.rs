@@ -45,7 +45,7 @@ pub(super) struct Bell {
 struct Kind {
     sleepers: Sleepers,
     /// Eventfd by which receivers wake the threads of this kind; `None` without receivers.
-    rung_by_receivers: Option<OwnedFd>,
+    receiver_event: Option<OwnedFd>,
     /// Index of the watched source plus 1; 0 if none is watched.
     watched: AtomicU8,
 }
@@ -90,12 +90,12 @@ impl Bell {
         let kind = |sleeper| -> io::Result<Kind> {
             // Callers sleep only briefly, so the alarm wakes only the progress thread, which handles timers.
             let alarm = Some(alarm.as_fd()).filter(|_| sleeper == Sleeper::Progress);
-            let rung_by_receivers = has_receivers.then(eventfd).transpose()?;
+            let receiver_event = has_receivers.then(eventfd).transpose()?;
             let always = [common.as_fd(), control, sources[0], sources[1]];
-            let sometimes = alarm.into_iter().chain(rung_by_receivers.as_ref().map(AsFd::as_fd));
+            let sometimes = alarm.into_iter().chain(receiver_event.as_ref().map(AsFd::as_fd));
             let sleepers = Sleepers::new(always.into_iter().chain(sometimes))?;
             (0..2).for_each(|index| sleepers.watch_once(SOURCES + index, sources[index], false));
-            Ok(Kind { sleepers, rung_by_receivers, watched: AtomicU8::new(0) })
+            Ok(Kind { sleepers, receiver_event, watched: AtomicU8::new(0) })
         };
         let [first, second] = Sleeper::KINDS.map(kind);
         let (seq, alarm_ns, armed) = (AtomicU32::new(0), Mutex::new(0), AtomicU8::new(0));
@@ -140,7 +140,7 @@ impl Bell {
         }
         let armed = self.armed.swap(0, SeqCst);
         if let Some(kind) = usize::from(armed).checked_sub(1).map(|place| &self.kinds[place]) {
-            self.ring(kind.rung_by_receivers.as_ref().expect("only receivers come here"));
+            self.ring(kind.receiver_event.as_ref().expect("only receivers call this method"));
         }
     }
 
@@ -167,11 +167,11 @@ impl Bell {
         *alarm_ns = at_ns;
         // A timeout of 0 would disable the alarm.
         let left = Timespec::try_from(Duration::from_nanos(at_ns.saturating_sub(now_ns).max(1)));
-        let it_value = left.expect("a time within a lease");
+        let it_value = left.expect("a timer ends within a lease");
         let it_interval = Timespec::default();
         let set =
             timerfd_settime(&self.alarm, TimerfdTimerFlags::empty(), &Itimerspec { it_interval, it_value });
-        set.expect("a timer of ours, and a time");
+        set.expect("the descriptor is a timer");
     }
 
     pub(super) fn seq(&self) -> u32 {

@@ -177,7 +177,7 @@ fn add_datagram(records: &mut Vec<u8>, source: SocketAddr, target: SocketAddr, p
     sum.add(&udp_len.to_be_bytes());
     sum.add(&udp);
     sum.add(packet);
-    // In UDP, a checksum of 0 means that there is none.
+    // In UDP, a checksum of 0 means that the packet has no checksum.
     let checksum = Some(sum.finish()).filter(|sum| *sum != 0).unwrap_or(0xffff);
     udp[6..8].copy_from_slice(&checksum.to_be_bytes());
     records.extend(udp);

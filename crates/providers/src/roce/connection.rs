@@ -81,7 +81,7 @@ pub(super) struct Lane {
     held: Held<Window>,
     /// True after a post failed because the queue was full.
     wants_room: bool,
-    silences: Silences,
+    timeouts: Timeouts,
     /// Time until which packets are sent one by one instead of in trains, in ns.
     singly_until_ns: u64,
     /// Number of trains that the system refused, and of times that the path seemed to drop them.
@@ -122,9 +122,9 @@ impl Connection {
             qp.ready_to_send();
             // The fabric delivers arrivals at once, so there is always room.
             qp.add_receives(u32::MAX);
-            let (silences, singly_until_ns, trains_refused) = (Silences::default(), 0, 0);
+            let (timeouts, singly_until_ns, trains_refused) = (Timeouts::default(), 0, 0);
             let (held, wants_room) = (Held::default(), false);
-            Mutex::new(Lane { qp, held, wants_room, silences, singly_until_ns, trains_refused })
+            Mutex::new(Lane { qp, held, wants_room, timeouts, singly_until_ns, trains_refused })
         };
         Connection {
             peer,
@@ -171,7 +171,7 @@ impl Connection {
         if from == self.address {
             return Some(body);
         }
-        self.translated.note(from);
+        self.translated.record(from);
         None
     }
 
@@ -216,7 +216,7 @@ impl Connection {
     }
 
     /// Stores `events` until the connection is up. Leaves `events` unchanged if the connection is already up.
-    pub(super) fn keep_early(&self, events: &mut Vec<Event>) {
+    pub(super) fn store_early(&self, events: &mut Vec<Event>) {
         let mut early = lock(&self.early);
         // The thread that takes the early events has set `is_up` before.
         if !self.is_up() {
@@ -285,12 +285,12 @@ impl Connection {
     }
 
     /// Stores the packets of the peer's last message.
-    pub(super) fn keep_last(&self, packets: Vec<Vec<u8>>) {
+    pub(super) fn store_last_packets(&self, packets: Vec<Vec<u8>>) {
         *lock(&self.last) = packets;
     }
 
-    /// Handles the packets of the peer's last message, unless the connection has ended. `tell` receives the events.
-    pub(super) fn take_last(&self, context: LaneContext<'_>, tell: impl FnOnce(Vec<Event>)) {
+    /// Handles the packets of the peer's last message, unless the connection has ended. `report` receives the events.
+    pub(super) fn handle_last_packets(&self, context: LaneContext<'_>, report: impl FnOnce(Vec<Event>)) {
         let mut lanes = self.lanes.each_ref().map(lock);
         if self.has_ended.load(Relaxed) {
             return;
@@ -302,13 +302,13 @@ impl Connection {
             lanes[index].handle_packet(self, context, context.now_ns, &packet);
             lanes[index].drain(self.peer, &mut outcome);
         }
-        tell(outcome.events);
+        report(outcome.events);
     }
 
     /// Ends the connection, unless it has already ended: completes all posted requests, and stops the peer's access to
-    /// memory. `tell` receives the last events, of which the disconnected event is the last. `exited` is true if the
+    /// memory. `report` receives the last events, of which the disconnected event is the last. `exited` is true if the
     /// peer's process has exited.
-    pub(super) fn end(&self, exited: bool, tell: impl FnOnce(Vec<Event>)) -> bool {
+    pub(super) fn end(&self, exited: bool, report: impl FnOnce(Vec<Event>)) -> bool {
         let mut lanes = self.lanes.each_ref().map(lock);
         let was_up = {
             // The lock orders this with `bring_up`, which does nothing after the end.
@@ -328,7 +328,7 @@ impl Connection {
             let peer = self.peer;
             outcome.events.extend([Event::Disconnected { peer }, Event::CutOff { peer, exited }]);
         }
-        tell(outcome.events);
+        report(outcome.events);
         true
     }
 }
@@ -435,17 +435,17 @@ impl Lane {
             let timeouts = self.qp.counters().timeouts;
             self.qp.handle_timeout(now_ns);
             if self.qp.counters().timeouts > timeouts {
-                self.on_silence(now_ns);
+                self.count_timeout(now_ns);
             }
         }
     }
 
     /// Counts a timeout. If single packets pass and trains do not, a router may mistake a train for one long packet and
     /// drop it: packets are then sent one by one for a while.
-    fn on_silence(&mut self, now_ns: u64) {
-        if self.silences.add(&self.qp.counters()) {
+    fn count_timeout(&mut self, now_ns: u64) {
+        if self.timeouts.add(&self.qp.counters()) {
             self.trains_refused += u64::from(now_ns >= self.singly_until_ns);
-            self.singly_until_ns = now_ns + SINGLY_NS;
+            self.singly_until_ns = now_ns + WITHOUT_TRAINS_NS;
         }
     }
 
@@ -478,7 +478,7 @@ impl Lane {
         self.qp.poll_timeout()
     }
 
-    /// Returns true if the peer has sent requests, not only probes of the path.
+    /// Returns true if the peer has sent a request; probes of the path do not count.
     pub(super) fn has_heard_requests(&self) -> bool {
         self.qp.has_heard_requests()
     }
@@ -543,34 +543,35 @@ impl Lane {
     }
 }
 
-/// The last timeouts, and the counters at the latest.
+/// The recent timeouts, and the counters at the last of them.
 #[derive(Default, Debug)]
-struct Silences {
+struct Timeouts {
     weight: u32,
     arrived: u64,
     new_sent: u64,
 }
 
-/// Weight of timeouts after which packets are sent one by one for [`SINGLY_NS`].
-const SILENCES_MAX: u32 = 6;
-/// Packets sent for the first time between two timeouts that show that trains pass.
-const PASSED_MIN: u64 = 32;
-const SINGLY_NS: u64 = 5_000_000_000;
+/// Sum of the weights of timeouts at which packets are sent one by one for [`WITHOUT_TRAINS_NS`].
+const TIMEOUT_WEIGHT_MAX: u32 = 6;
+/// Number of new packets between two timeouts that shows that the path carries trains.
+const NEW_PACKETS_MIN: u64 = 32;
+/// Time for which packets are sent one by one after the path seemed to drop trains, in ns.
+const WITHOUT_TRAINS_NS: u64 = 5_000_000_000;
 
-impl Silences {
+impl Timeouts {
     /// Adds a timeout. Returns true if trains seem to be dropped.
     ///
-    /// A peer that gets no processor for some ms also causes timeouts, but then the window moves on, or nothing arrives
-    /// at all. Where only trains are dropped, a timeout moves the window by the one packet that it repeats, which the
-    /// peer acknowledges.
+    /// A peer whose process does not run for some ms also causes timeouts, but then the window advances, or no packet
+    /// arrives at all. If the path drops only trains, a timeout advances the window by the single packet that it
+    /// repeats, because the peer acknowledges that packet. Such a timeout counts twice.
     fn add(&mut self, counters: &Counters) -> bool {
         let new_sent = counters.sent.saturating_sub(counters.repeated);
-        if new_sent.saturating_sub(self.new_sent) >= PASSED_MIN {
+        if new_sent.saturating_sub(self.new_sent) >= NEW_PACKETS_MIN {
             self.weight = 0;
         }
         self.weight += if counters.arrived > self.arrived { 2 } else { 1 };
         (self.arrived, self.new_sent) = (counters.arrived, new_sent);
-        self.weight >= SILENCES_MAX
+        self.weight >= TIMEOUT_WEIGHT_MAX
     }
 }
 
@@ -609,20 +610,20 @@ mod tests {
 
     /// Adds timeouts, each after `sent` new and `arrived` arriving packets. Returns true if one ends the use of trains.
     fn ends_trains(timeouts: u64, sent: u64, arrived: u64) -> bool {
-        let mut silences = Silences::default();
+        let mut recorded = Timeouts::default();
         (1..=timeouts).any(|n| {
             let counters =
                 Counters { sent: n * (sent + 1), repeated: n, arrived: n * arrived, ..Counters::default() };
-            silences.add(&counters)
+            recorded.add(&counters)
         })
     }
 
     #[test]
     fn trains_end_only_where_single_packets_pass() {
-        assert!(ends_trains(3, 1, 1), "each repeated packet arrives, and nothing else");
+        assert!(ends_trains(3, 1, 1), "only repeated packets arrive");
         assert!(
             !ends_trains(1000, 256, 9),
-            "a peer without a processor delays each MiB, and then gets all of it"
+            "a peer whose process seldom runs delays each MiB, and then receives all of it"
         );
         assert!(!ends_trains(5, 0, 0), "a peer is silent for some time");
     }

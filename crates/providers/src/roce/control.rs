@@ -17,7 +17,7 @@ use rustix::time::Timespec;
 
 use super::connection::Connection;
 use super::greeting::{LaneOffer, Message, Offer};
-use super::line::{Heard, Line};
+use super::line::{Line, LineEvent};
 use super::ports::PortUse;
 use super::{Hosts, LANES, Mtu};
 use crate::meeting::Listener;
@@ -26,7 +26,7 @@ use crate::refusals::Refusals;
 /// First epoll token of the listeners; the tokens of links follow those of the listeners.
 const LISTENER: u64 = 0;
 const PORT: u64 = 1;
-/// Maximum number of events that one poll handles; the rest waits for the next.
+/// Maximum number of events that one poll handles; the next poll handles the rest.
 const EVENTS_MAX: usize = 16;
 /// Maximum number of incoming connections that have not yet proven knowledge of the secret: in all, and from one
 /// network (see [`network_of`]).
@@ -34,8 +34,8 @@ const STRANGERS_MAX: usize = 64;
 const STRANGERS_FROM_ONE_MAX: usize = 8;
 /// Initial and maximum pause before redialling a host that hung up. The pause doubles each time. Half of the pause is
 /// random, so that hosts disconnected together do not redial together.
-const AGAIN_NS: u64 = 10_000_000;
-const AGAIN_NS_MAX: u64 = 200_000_000;
+const REDIAL_NS: u64 = 10_000_000;
+const REDIAL_NS_MAX: u64 = 200_000_000;
 
 /// All control sockets of a fabric; see the header of this file.
 #[derive(Debug)]
@@ -49,13 +49,13 @@ pub(super) struct Control {
     attempts: u64,
     /// This end's queue pair numbers in use.
     qpns: BTreeSet<u32>,
-    /// Connections whose handshake failed; to be ended.
+    /// Connections whose handshake failed, and which the caller of [`Control::take_failed`] ends.
     failed: Vec<Arc<Connection>>,
     /// Attempts to dial hosts that hung up, each with the time of its next dial, in ns.
     postponed: Vec<(u64, Attempt)>,
     pub(super) refusals: Refusals,
-    /// True after a warning that the secrets cannot be read, to log it only once.
-    are_secrets_missed: bool,
+    /// True after a warning that the secrets cannot be read, so that the warning is logged only once.
+    has_warned_of_secrets: bool,
 }
 
 /// An accepted connection.
@@ -141,7 +141,7 @@ impl Control {
             failed,
             postponed,
             refusals,
-            are_secrets_missed: false,
+            has_warned_of_secrets: false,
         })
     }
 
@@ -207,10 +207,10 @@ impl Control {
     }
 
     /// Receives the next message of a link; returns `None` if no message has arrived.
-    pub(super) fn receive(&mut self, token: u64) -> Option<Heard> {
-        let heard = self.links.get_mut(&token)?.line.receive();
+    pub(super) fn receive(&mut self, token: u64) -> Option<LineEvent> {
+        let event = self.links.get_mut(&token)?.line.receive();
         self.watch(token);
-        heard
+        event
     }
 
     /// Sends a message over a link. If that fails, the next call of [`Control::receive`] reports the hang-up.
@@ -247,7 +247,7 @@ impl Control {
     pub(super) fn dial_host(&mut self, address: SocketAddr) -> io::Result<Line> {
         self.read_secrets();
         let hosts = self.hosts.as_ref().ok_or_else(|| {
-            io::Error::new(io::ErrorKind::Unsupported, "nodes of other hosts need the cluster's secret")
+            io::Error::new(io::ErrorKind::Unsupported, "a node of another host needs the cluster's secret")
         })?;
         Line::dial_host(address, hosts.secrets.clone())
     }
@@ -256,8 +256,8 @@ impl Control {
     fn read_secrets(&mut self) {
         let Some(hosts) = &mut self.hosts else { return };
         match hosts.read_secrets() {
-            Ok(()) => self.are_secrets_missed = false,
-            Err(error) if !std::mem::replace(&mut self.are_secrets_missed, true) => {
+            Ok(()) => self.has_warned_of_secrets = false,
+            Err(error) if !std::mem::replace(&mut self.has_warned_of_secrets, true) => {
                 tracing::warn!("{error}; the secrets read earlier stay in use");
             }
             Err(_) => {}
@@ -493,7 +493,7 @@ fn link_to_evict(strangers: &[(u64, IpAddr)], newcomer: IpAddr) -> Option<u64> {
 
 /// Returns the pause before dialling a host again after `hang_ups` hang-ups.
 fn pause_ns(hang_ups: u32, chance: u32) -> u64 {
-    let pause_ns = AGAIN_NS.checked_shl(hang_ups.min(16)).unwrap_or(AGAIN_NS_MAX).min(AGAIN_NS_MAX);
+    let pause_ns = REDIAL_NS.checked_shl(hang_ups.min(16)).unwrap_or(REDIAL_NS_MAX).min(REDIAL_NS_MAX);
     pause_ns / 2 + u64::from(chance) % (pause_ns / 2)
 }
 
@@ -528,9 +528,9 @@ impl Handshake {
         }
     }
 
-    /// Returns the time in ns at which the handshake fails, or at which the wait for an exit ends; `None` while
-    /// connected.
-    pub(super) fn over_ns(&self) -> Option<u64> {
+    /// Returns the time in ns at which the handshake fails, or at which the wait for the exit of the peer's process
+    /// ends; `None` while connected.
+    pub(super) fn end_ns(&self) -> Option<u64> {
         match self {
             Handshake::Dialled { deadline_ns, .. }
             | Handshake::Accepted { deadline_ns }
@@ -544,7 +544,7 @@ impl Handshake {
     fn deadline_ns(&self) -> Option<u64> {
         let next_ns =
             self.attempt().filter(|attempt| !attempt.rest.is_empty()).map(|attempt| attempt.next_ns);
-        self.over_ns().map(|over_ns| next_ns.map_or(over_ns, |next_ns| next_ns.min(over_ns)))
+        self.end_ns().map(|end_ns| next_ns.map_or(end_ns, |next_ns| next_ns.min(end_ns)))
     }
 }
 
@@ -563,7 +563,7 @@ fn random() -> io::Result<u32> {
 mod tests {
     use super::*;
 
-    /// Returns strangers of networks with these numbers, in the order of their arrival, which determines their tokens.
+    /// Returns one unauthenticated link per network number, in the order of arrival, which determines the tokens.
     fn strangers(networks: impl IntoIterator<Item = u8>) -> Vec<(u64, IpAddr)> {
         (0..).zip(networks.into_iter().map(network)).collect()
     }
@@ -573,14 +573,14 @@ mod tests {
     }
 
     #[test]
-    fn a_newcomer_evicts_the_oldest_of_the_largest_crowd() {
-        // Seven networks hold nine places each; the last one, which came first, holds ten.
+    fn a_new_link_evicts_the_oldest_of_the_largest_network() {
+        // Seven networks have nine links each, except network 7, which connected first and has ten.
         let held: Vec<u8> = (0..64).map(|index| 7 - (index % 7) as u8).collect();
         assert_eq!(link_to_evict(&strangers(held[..63].to_vec()), network(9)), None, "there is room");
         assert_eq!(link_to_evict(&strangers(held.clone()), network(9)), Some(0), "the oldest of network 7");
-        // No network of a hundred holds two places, so the newcomer evicts the oldest link of all.
+        // Each network has a single link, so the new link evicts the oldest link of all.
         assert_eq!(link_to_evict(&strangers(100..164), network(9)), Some(0));
-        // A single link of its network keeps its place, however old, while another network has two.
+        // A network with a single link keeps it, however old, while another network has two.
         assert_eq!(link_to_evict(&strangers((100..163).chain([162])), network(9)), Some(62));
     }
 }

@@ -34,7 +34,7 @@ use super::connection::{Connection, Lane, LaneContext, Outcome, QUEUE_MAX};
 use super::control::{Accepted, Attempt, Control, Handshake};
 use super::events::Events;
 use super::greeting::{Message, Offer};
-use super::line::Heard;
+use super::line::LineEvent;
 use super::memory::Registered;
 use super::paths::Paths;
 use super::port::Batch;
@@ -47,8 +47,8 @@ use super::{Dropped, LANES, RoceConfig, SEND_BYTES_MAX, lock, read, write};
 const ACCEPTED_MAX: usize = 64;
 /// Maximum number of batches received after a peer has gone, to find its last messages.
 const LAST_BATCHES_MAX: usize = 64;
-/// Maximum number of outstanding reads and atomics of a lane, and of outstanding packets of their responses: as many as
-/// a long path holds.
+/// Maximum number of outstanding reads and atomics of a lane, and of outstanding packets of their responses. A path
+/// with a long delay holds about as many.
 const READS_MAX: usize = 8192;
 /// Maximum time between the closing of a process's sockets and its exit, in ns.
 const EXIT_NS: u64 = 200_000_000;
@@ -214,7 +214,7 @@ impl Core {
         let mut outcome = Outcome::default();
         self.advance_lane(&connection, &mut lane, self.now_ns(), false, &mut outcome);
         drop(lane);
-        // The step may also have taken the events of a receiver, which then finds none that rings.
+        // This step may also have taken the events of a receiver, and that receiver then wakes no thread.
         if outcome.rings && !self.receivers.is_empty() {
             self.bell.on_received();
         }
@@ -235,7 +235,7 @@ impl Core {
         lane.drain(connection.peer, outcome);
         if !outcome.events.is_empty() && !connection.is_up() {
             // Events of a peer must follow its connected event.
-            connection.keep_early(&mut outcome.events);
+            connection.store_early(&mut outcome.events);
         }
         if !outcome.events.is_empty() {
             self.events.lock().append(&mut outcome.events);
@@ -309,7 +309,7 @@ impl Core {
     ) {
         let Some(handshake) = control.handshake(token) else { return };
         match handshake {
-            _ if handshake.over_ns().is_none_or(|over_ns| now_ns < over_ns) => self.dial_also(control, token),
+            _ if handshake.end_ns().is_none_or(|end_ns| now_ns < end_ns) => self.dial_also(control, token),
             Handshake::HungUp { connection, .. } => gone.push(connection.clone()),
             Handshake::Agreed { connection, .. } if connection.is_up() => {
                 *handshake = Handshake::Connected(connection.clone());
@@ -325,7 +325,7 @@ impl Core {
             Handshake::Agreed { connection, .. } => {
                 let (own, address) = (connection.own_address, connection.address);
                 let reason = format!(
-                    "it answers over TCP, but packets (UDP) between {own} here and {address} there do not get through"
+                    "it answers over TCP, but packets (UDP) between {own} here and {address} there do not get through; check firewalls"
                 );
                 self.fail(control, token, &reason);
             }
@@ -374,7 +374,7 @@ impl Core {
 impl Core {
     /// Returns the maximum payload of packets to a host: the configured value, or less if the route permits less.
     pub(super) fn mtu_to(&self, host: IpAddr) -> Mtu {
-        // A host without a route gets the configured one; dialling it reports the error.
+        // For a host without a route, returns the configured value; the dial then reports the error.
         self.ports.mtu_to(host).map_or(self.config.mtu, |mtu| mtu.min(self.config.mtu))
     }
 
@@ -413,7 +413,7 @@ impl Core {
             }
             for connection in gone {
                 if connection.is_up() {
-                    connection.take_last(self.context(now_ns), |events| self.queue_events(events));
+                    connection.handle_last_packets(self.context(now_ns), |events| self.queue_events(events));
                 }
                 self.end(&connection);
             }
@@ -437,7 +437,7 @@ impl Core {
                 continue;
             }
             let deadline_ns = self.handshake_deadline_ns();
-            // If the socket cannot be watched, it is closed, which the other end sees.
+            // If epoll cannot watch the socket, this closes it, and the other end detects that.
             let _ = control.add(line, Handshake::Accepted { deadline_ns });
         }
     }
@@ -479,15 +479,15 @@ impl Core {
             gone.push(connection.clone());
             return;
         }
-        while let Some(heard) = control.receive(token) {
+        while let Some(event) = control.receive(token) {
             let Some(handshake) = control.handshake(token) else { return };
             if let Handshake::Agreed { connection, .. } = handshake
                 && connection.is_up()
             {
                 *handshake = Handshake::Connected(connection.clone());
             }
-            match (&*handshake, heard) {
-                (Handshake::Accepted { .. }, Heard::Message(Message::Dial { offer, hello })) => {
+            match (&*handshake, event) {
+                (Handshake::Accepted { .. }, LineEvent::Message(Message::Dial { offer, hello })) => {
                     if let Err(reason) = self.answer(control, token, offer, hello, now_ns) {
                         control.send(token, &Message::Refused { reason: reason.clone() });
                         self.refuse(control, token, &reason);
@@ -495,7 +495,7 @@ impl Core {
                 }
                 (
                     Handshake::Dialled { attempt, offer, port_use, .. },
-                    Heard::Message(Message::Accept { offer: theirs, hello }),
+                    LineEvent::Message(Message::Accept { offer: theirs, hello }),
                 ) => {
                     let (attempt, offer, port_use) = (attempt.clone(), *offer, port_use.clone());
                     if !offer.suits(&theirs) {
@@ -528,37 +528,37 @@ impl Core {
                         self.make_ready(control, &connection);
                     }
                 }
-                (Handshake::Agreed { connection, attempt: None, .. }, Heard::Message(Message::Ready)) => {
+                (Handshake::Agreed { connection, attempt: None, .. }, LineEvent::Message(Message::Ready)) => {
                     let connection = connection.clone();
                     self.handle_ready(control, token, &connection);
                 }
-                (Handshake::Connected(connection), Heard::Message(Message::Ready)) => {
+                (Handshake::Connected(connection), LineEvent::Message(Message::Ready)) => {
                     let connection = connection.clone();
                     self.bring_up(&connection);
                 }
-                (Handshake::Connected(connection), Heard::Message(Message::Left { packets })) => {
-                    connection.keep_last(packets);
+                (Handshake::Connected(connection), LineEvent::Message(Message::Left { packets })) => {
+                    connection.store_last_packets(packets);
                     gone.push(connection.clone());
                     return;
                 }
-                (Handshake::Connected(connection), heard) => {
+                (Handshake::Connected(connection), event) => {
                     let connection = connection.clone();
-                    let is_left_open = matches!(heard, Heard::HungUp) && connection.is_up();
+                    let is_left_open = matches!(event, LineEvent::HungUp) && connection.is_up();
                     if !(is_left_open && control.await_exit(token, now_ns + EXIT_NS)) {
                         gone.push(connection);
                     }
                     return;
                 }
                 (Handshake::HungUp { .. }, _) => return,
-                (Handshake::Agreed { .. }, Heard::Message(Message::Left { .. })) => {
+                (Handshake::Agreed { .. }, LineEvent::Message(Message::Left { .. })) => {
                     self.fail(control, token, "it hung up")
                 }
-                (_, Heard::Message(Message::Refused { reason })) => self.fail(control, token, &reason),
-                (_, Heard::Message(_)) => self.refuse(control, token, "it sent an unexpected message"),
-                (_, Heard::Nonsense(what)) => self.refuse(control, token, &format!("it sent {what}")),
-                (_, Heard::Bad(bad)) => self.refuse_bad(control, token, bad),
-                (_, Heard::Unreachable(error)) => self.fail(control, token, &error.to_string()),
-                (_, Heard::HungUp) => self.fail_hung_up(control, token),
+                (_, LineEvent::Message(Message::Refused { reason })) => self.fail(control, token, &reason),
+                (_, LineEvent::Message(_)) => self.refuse(control, token, "it sent an unexpected message"),
+                (_, LineEvent::Malformed(what)) => self.refuse(control, token, &format!("it sent {what}")),
+                (_, LineEvent::Bad(bad)) => self.refuse_bad(control, token, bad),
+                (_, LineEvent::Unreachable(error)) => self.fail(control, token, &error.to_string()),
+                (_, LineEvent::HungUp) => self.fail_hung_up(control, token),
             }
         }
     }
@@ -776,7 +776,7 @@ impl Core {
             events.push(Event::Connected { peer, hello, dialled });
             events.extend(connection.take_early());
             drop(events);
-            // Both lanes begin to probe the path in the next timer run, when no lane is locked.
+            // The next timer run begins to probe the path on both lanes. It locks no other lane at that time.
             self.add_deadline(self.now_ns());
         }
     }

@@ -85,10 +85,12 @@ pub(super) enum Message {
 /// The reason for rejecting a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum BadMessage {
-    #[error("a greeting of version {0}; this process uses version {VERSION}")]
+    #[error(
+        "a greeting of version {0}; this process uses version {VERSION}, so run one release on all hosts"
+    )]
     Version(u8),
     #[error("a malformed greeting")]
-    Nonsense,
+    Malformed,
 }
 
 impl Message {
@@ -123,24 +125,24 @@ impl Message {
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Result<Message, BadMessage> {
-        let rest = bytes.strip_prefix(MAGIC).ok_or(BadMessage::Nonsense)?;
-        let (&[version, kind], rest) = rest.split_first_chunk().ok_or(BadMessage::Nonsense)?;
+        let rest = bytes.strip_prefix(MAGIC).ok_or(BadMessage::Malformed)?;
+        let (&[version, kind], rest) = rest.split_first_chunk().ok_or(BadMessage::Malformed)?;
         if version != VERSION {
             return Err(BadMessage::Version(version));
         }
         match kind {
             1 | 2 => {
-                let (offer, hello) = rest.split_first_chunk().ok_or(BadMessage::Nonsense)?;
+                let (offer, hello) = rest.split_first_chunk().ok_or(BadMessage::Malformed)?;
                 let (offer, hello) = (Offer::decode(offer)?, hello.to_vec());
                 if hello.len() > HELLO_BYTES_MAX {
-                    return Err(BadMessage::Nonsense);
+                    return Err(BadMessage::Malformed);
                 }
                 Ok(if kind == 1 { Message::Dial { offer, hello } } else { Message::Accept { offer, hello } })
             }
             3 if rest.is_empty() => Ok(Message::Ready),
             4 => Ok(Message::Refused { reason: String::from_utf8_lossy(rest).into_owned() }),
             5 if bytes.len() <= MESSAGE_BYTES_MAX => Ok(Message::Left { packets: packets(rest)? }),
-            _ => Err(BadMessage::Nonsense),
+            _ => Err(BadMessage::Malformed),
         }
     }
 
@@ -154,9 +156,9 @@ impl Message {
 fn packets(mut bytes: &[u8]) -> Result<Vec<Vec<u8>>, BadMessage> {
     let mut packets = Vec::new();
     while !bytes.is_empty() {
-        let (len, rest) = bytes.split_first_chunk().ok_or(BadMessage::Nonsense)?;
+        let (len, rest) = bytes.split_first_chunk().ok_or(BadMessage::Malformed)?;
         let (packet, rest) =
-            rest.split_at_checked(u16::from_le_bytes(*len).into()).ok_or(BadMessage::Nonsense)?;
+            rest.split_at_checked(u16::from_le_bytes(*len).into()).ok_or(BadMessage::Malformed)?;
         packets.push(packet.to_vec());
         bytes = rest;
     }
@@ -188,14 +190,14 @@ impl Offer {
 
     fn decode(bytes: &[u8; OFFER_BYTES]) -> Result<Offer, BadMessage> {
         let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
-        let number = |at| Some(u32_at(at)).filter(|number| number >> 24 == 0).ok_or(BadMessage::Nonsense);
-        let mtu = Mtu::ALL.get(usize::from(bytes[0])).copied().ok_or(BadMessage::Nonsense)?;
+        let number = |at| Some(u32_at(at)).filter(|number| number >> 24 == 0).ok_or(BadMessage::Malformed);
+        let mtu = Mtu::ALL.get(usize::from(bytes[0])).copied().ok_or(BadMessage::Malformed)?;
         let address: [u8; 16] = bytes[4..20].try_into().expect("sixteen bytes");
         let address = Ipv6Addr::from(address);
         let ip = match (bytes[1], address.to_ipv4_mapped()) {
             (4, Some(address)) if address != Ipv4Addr::UNSPECIFIED => IpAddr::V4(address),
             (6, None) if address != Ipv6Addr::UNSPECIFIED => IpAddr::V6(address),
-            _ => return Err(BadMessage::Nonsense),
+            _ => return Err(BadMessage::Malformed),
         };
         let port = u16::from_le_bytes([bytes[2], bytes[3]]);
         let mut lanes = [LaneOffer { qpn: Qpn::new(0), psn: Psn::new(0) }; LANES];

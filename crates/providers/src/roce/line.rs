@@ -14,7 +14,8 @@ use super::greeting::{MESSAGE_BYTES_MAX, Message};
 use crate::meeting;
 use crate::secure::{BadChannel, Channel, FIRST_BYTES_MAX, Secrets};
 
-const _: () = assert!(MESSAGE_BYTES_MAX <= FIRST_BYTES_MAX, "a greeting rides in a hello");
+const _: () =
+    assert!(MESSAGE_BYTES_MAX <= FIRST_BYTES_MAX, "a greeting fits into the channel's first message");
 
 /// Bytes per read from a stream.
 const READ_BYTES: usize = 4096;
@@ -39,12 +40,12 @@ struct Stream {
     from: Option<IpAddr>,
 }
 
-/// A message or event from the other end of a line.
+/// A message of the other end of a line, or a change of the line's state.
 #[derive(Debug)]
-pub(super) enum Heard {
+pub(super) enum LineEvent {
     Message(Message),
     /// An invalid message, with a description of the defect.
-    Nonsense(String),
+    Malformed(String),
     /// The encrypted channel failed, for example because the other end has another secret.
     Bad(BadChannel),
     /// The other end cannot be reached.
@@ -164,7 +165,7 @@ impl Line {
     }
 
     /// Returns the next message or event; `None` if none is pending.
-    pub(super) fn receive(&mut self) -> Option<Heard> {
+    pub(super) fn receive(&mut self) -> Option<LineEvent> {
         let Line { socket, stream, .. } = self;
         match stream {
             None => receive_packet(socket.as_fd()),
@@ -186,7 +187,7 @@ fn process_behind(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
     }
     let pid = meeting::peer_pid(socket).ok()??;
     let process = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
-    // As long as the other end is open, its process lives and its pid cannot have been reused.
+    // While the other end is open, its process runs, so the kernel cannot have reused its pid.
     (!is_ready(socket, PollFlags::RDHUP | PollFlags::HUP)).then_some(process)
 }
 
@@ -198,49 +199,49 @@ fn is_ready(descriptor: BorrowedFd<'_>, flags: PollFlags) -> bool {
     is_polled && polled[0].revents().intersects(flags)
 }
 
-fn receive_packet(socket: BorrowedFd<'_>) -> Option<Heard> {
+fn receive_packet(socket: BorrowedFd<'_>) -> Option<LineEvent> {
     let mut packet = [0; MESSAGE_BYTES_MAX + 1];
     match retry_on_intr(|| rustix::net::recv(socket, &mut packet, RecvFlags::DONTWAIT)) {
         Err(Errno::AGAIN) => None,
-        Err(_) | Ok((0, _)) => Some(Heard::HungUp),
+        Err(_) | Ok((0, _)) => Some(LineEvent::HungUp),
         Ok((len, _)) => Some(parse_message(&packet[..len.min(packet.len())])),
     }
 }
 
-fn parse_message(bytes: &[u8]) -> Heard {
+fn parse_message(bytes: &[u8]) -> LineEvent {
     if bytes.len() > MESSAGE_BYTES_MAX {
-        return Heard::Nonsense("a greeting that is too long".to_owned());
+        return LineEvent::Malformed("a greeting that is too long".to_owned());
     }
     match Message::decode(bytes) {
-        Ok(message) => Heard::Message(message),
-        Err(bad) => Heard::Nonsense(bad.to_string()),
+        Ok(message) => LineEvent::Message(message),
+        Err(bad) => LineEvent::Malformed(bad.to_string()),
     }
 }
 
 impl Stream {
-    fn receive(&mut self, socket: BorrowedFd<'_>) -> Option<Heard> {
+    fn receive(&mut self, socket: BorrowedFd<'_>) -> Option<LineEvent> {
         if self.is_connecting {
             match self.has_connected(socket) {
                 Ok(true) => {}
                 Ok(false) => return None,
-                Err(error) => return Some(Heard::Unreachable(error)),
+                Err(error) => return Some(LineEvent::Unreachable(error)),
             }
         }
         loop {
-            let heard = self.channel.next_message();
+            let message = self.channel.next_message();
             // The flush may also find that the connection was refused.
             let flushed = self.flush(socket);
-            match heard {
+            match message {
                 Ok(Some(message)) => return Some(parse_message(&message)),
-                Err(bad) => return Some(Heard::Bad(bad)),
-                Ok(None) if flushed.is_err() => return Some(Heard::HungUp),
+                Err(bad) => return Some(LineEvent::Bad(bad)),
+                Ok(None) if flushed.is_err() => return Some(LineEvent::HungUp),
                 Ok(None) => {}
             }
             let mut bytes = [0; READ_BYTES];
             let wanted = self.channel.wanted().min(bytes.len());
             match retry_on_intr(|| rustix::net::recv(socket, &mut bytes[..wanted], RecvFlags::DONTWAIT)) {
                 Err(Errno::AGAIN) => return None,
-                Err(_) | Ok((0, _)) => return Some(Heard::HungUp),
+                Err(_) | Ok((0, _)) => return Some(LineEvent::HungUp),
                 Ok((len, _)) => self.channel.receive(&bytes[..len]),
             }
         }

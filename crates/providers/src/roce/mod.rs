@@ -3,7 +3,7 @@
 //! ```text
 //!   dir/node-1.sock      Unix sockets: both ends exchange addresses, queue pairs and first packet numbers
 //!   dir/node-1.lock      locked while node-1 runs
-//!   TCP port             the same between hosts, encrypted with keys derived from the cluster's secret
+//!   TCP port             the same exchange between hosts, encrypted with keys derived from the cluster's secret
 //!
 //!   poster ── queue pair ── train ──► UDP ──► batch ── queue pair ── memory, events ──► poller
 //! ```
@@ -80,7 +80,7 @@ const INLINE_BYTES_MAX: usize = 4096;
 /// Maximum value of [`RoceConfig::receivers`].
 pub const RECEIVERS_MAX: usize = 64;
 /// Maximum time for which a dropped fabric waits for acknowledgements.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The configuration of a roce fabric.
 #[derive(Clone, Debug)]
@@ -103,9 +103,10 @@ pub struct RoceConfig {
     /// True to use selective repeat with peers that support selective repeat. Otherwise, the loss of a packet causes
     /// the retransmission of all later packets, too.
     pub selective: bool,
-    /// Congestion control for packets to other hosts, in addition to credits. Requires `selective` at both ends.
+    /// Congestion control for packets to other hosts, in addition to credits. Has no effect unless `selective` is true
+    /// at both ends.
     pub congestion: Congestion,
-    /// Time without packets from a peer after which its connection ends.
+    /// Time without packets from a peer after which the fabric ends the connection to this peer.
     pub lease: Duration,
     /// Maximum number of registered segments.
     pub segments_max: usize,
@@ -260,7 +261,7 @@ pub enum OpenError {
         count: usize,
     },
     /// A running process uses the name.
-    #[error("cannot open a roce fabric: {name} is in use in {}", dir.display())]
+    #[error("cannot open a roce fabric: a running process uses the name {name} in {}", dir.display())]
     NameTaken {
         /// Path of the cluster directory.
         dir: PathBuf,
@@ -400,7 +401,7 @@ impl Fabric for RoceFabric {
         Capabilities {
             provider: "roce",
             direct: false,
-            // The peer's processor executes atomics, and its memory is local to it.
+            // The peer's processor executes the atomics on its own memory.
             atomics: Atomics::Processor,
             lanes: LANES,
             send_bytes_max: SEND_BYTES_MAX,
@@ -545,14 +546,14 @@ impl Fabric for RoceFabric {
 impl Drop for RoceFabric {
     fn drop(&mut self) {
         self.close();
-        let deadline = Instant::now() + LAST_WORDS;
+        let deadline = Instant::now() + CLOSE_TIMEOUT;
         self.arm(Some(Sleeper::Progress));
         while self.core.has_peers() && Instant::now() < deadline {
             let seen = self.doorbell();
             self.core.poll_once();
             // Discards the pending events, so that receivers waiting for room can exit.
             self.core.take_events(&mut Vec::new());
-            let left = self.core.time_left().unwrap_or(LAST_WORDS).min(LAST_WORDS);
+            let left = self.core.time_left().unwrap_or(CLOSE_TIMEOUT).min(CLOSE_TIMEOUT);
             if self.core.has_peers() {
                 self.wait(Sleeper::Progress, seen, Some(left));
                 self.arm(Some(Sleeper::Progress));

@@ -19,7 +19,7 @@ impl Paths {
     }
 
     /// Records `found` as the path MTU to a host if it is below the `agreed` maximum; otherwise removes the host.
-    pub(super) fn note(&mut self, host: IpAddr, found: Mtu, agreed: Mtu) {
+    pub(super) fn record(&mut self, host: IpAddr, found: Mtu, agreed: Mtu) {
         if found >= agreed {
             self.0.remove(&host);
         } else if self.0.len() < HOSTS_MAX || self.0.contains_key(&host) {

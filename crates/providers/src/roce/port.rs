@@ -86,7 +86,7 @@ impl Port {
             false => UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?,
         };
         let state = new_state(&socket, others)?;
-        // A smaller buffer works, too.
+        // Ignores a failure: a smaller buffer works, too.
         let _ = state.set_recv_buffer_size((&socket).into(), receive_bytes);
         let room = Room::new(state.recv_buffer_size((&socket).into())?);
         let address = SocketAddr::new(address, socket.local_addr()?.port());
@@ -254,7 +254,7 @@ impl Port {
             1 if self.others.is_empty() => self.receive_one(batch),
             _ => self.receive_some(batch, wanted),
         };
-        // The batch is empty after any error.
+        // After an error, the batch is empty.
         batch.count = received.unwrap_or(0);
         let is_full = batch.count == wanted;
         // Relaxed: one thread at a time receives from a socket.

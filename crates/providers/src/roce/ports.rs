@@ -31,7 +31,7 @@ use super::{RoceConfig, read, write};
 
 /// Maximum number of ready sockets that one call returns; the next call returns the rest.
 const READY_MAX: usize = 16;
-/// Any port works: the socket sends nothing.
+/// Port to which the socket for a route lookup connects. Any port works, because this socket sends no packets.
 const DISCARD: u16 = 9;
 
 /// All sockets of a fabric; see the header of this file.
@@ -124,7 +124,7 @@ impl Ports {
         let mut with_room = all.iter().filter(|port| users(port) < self.users_max);
         let chosen = match self.epolls.len() {
             1 => with_room.next(),
-            // Peers go to the receiver with the fewest, so each has a peer before any has two.
+            // Assigns the peer to the receiver with the fewest peers, so each receiver has a peer before any has two.
             several => {
                 let users_of = |receiver| {
                     all.iter()
@@ -249,7 +249,7 @@ impl Ports {
         mut then: impl FnMut(&Port),
     ) {
         let mut space = [MaybeUninit::uninit(); READY_MAX];
-        // epoll moves sockets that remain readable behind the others, so each gets its turn.
+        // epoll moves sockets that remain readable behind the others, so every socket gets its turn.
         let ready = epoll::wait(&self.epolls[receiver], &mut space[..], timeout);
         for event in ready.map(|(events, _)| events).unwrap_or_default() {
             let number = event.data.u64();
@@ -293,7 +293,7 @@ impl Ports {
     /// Returns the maximum payload of packets that need no fragmentation on the way to `host`, as far as the system
     /// knows.
     pub(super) fn mtu_to(&self, host: IpAddr) -> io::Result<Mtu> {
-        // The system only reports the path MTU of connected sockets, so this takes one of its own.
+        // The system reports the path MTU only for connected sockets, so this opens and connects its own socket.
         let any = if host.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let own = if self.others.is_empty() { self.address } else { any };
         let socket = UdpSocket::bind((own, 0))?;

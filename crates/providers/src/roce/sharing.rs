@@ -19,10 +19,10 @@ use super::{LANES, lock};
 /// hold, and otherwise.
 const BEGIN_NS: u64 = 200_000;
 const WAIT_NS: u64 = 500_000;
-const AGAIN_NS: u64 = 5_000_000;
-/// With at most this many peers, shares are rebalanced as soon as a lane begins to send: it is cheap then, and the lane
-/// need not wait.
-const FEW: usize = 4;
+const INTERVAL_NS: u64 = 5_000_000;
+/// Maximum number of peers with which the shares are rebalanced as soon as a lane begins to send. A rebalance is then
+/// cheap, and the lane need not wait.
+const PROMPT_PEERS_MAX: usize = 4;
 
 /// The members of one socket and the state of its rebalancing.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ impl Sharing {
         let members = lock(&self.members);
         self.has_waiters.store(true, Relaxed);
         match members.len() {
-            0..=FEW => 0,
+            0..=PROMPT_PEERS_MAX => 0,
             _ => self.shared_ns.load(Relaxed) + BEGIN_NS,
         }
     }
@@ -69,7 +69,7 @@ impl Sharing {
 
     /// Returns true if a rebalance is due. The caller checks this after packets have arrived.
     pub(super) fn is_due(&self, now_ns: u64) -> bool {
-        self.has_waiters(now_ns) || now_ns >= self.shared_ns.load(Relaxed) + AGAIN_NS
+        self.has_waiters(now_ns) || now_ns >= self.shared_ns.load(Relaxed) + INTERVAL_NS
     }
 
     /// Rebalances the shares of all lanes. Returns the time in ns of the next transmission or rebalance; `None` if

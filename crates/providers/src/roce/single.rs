@@ -17,7 +17,8 @@ const HEADER_BYTES: usize = size_of::<libc::cmsghdr>();
 /// Bytes of the control messages: the arrival time, if requested, and a train's packet length, each after a header.
 const CONTROL_BYTES: usize = 2 * HEADER_BYTES + size_of::<libc::timespec>() + size_of::<u64>();
 
-/// Aligned as a header: the library would skip the bytes before an aligned one, and the length would not fit.
+/// Space for control messages, aligned as a header. In unaligned space, the library would skip the first bytes, and the
+/// messages would not fit.
 #[repr(align(8))]
 struct Control([MaybeUninit<u8>; CONTROL_BYTES]);
 

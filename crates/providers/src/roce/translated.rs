@@ -35,7 +35,7 @@ pub(super) struct Translated {
 }
 
 impl Translated {
-    pub(super) fn note(&self, from: SocketAddr) {
+    pub(super) fn record(&self, from: SocketAddr) {
         self.packets.fetch_add(1, Relaxed);
         *lock(&self.seen) = Some(from);
     }

@@ -54,20 +54,20 @@ pub enum BadChannel {
     Stranger,
     /// The other end uses another version of the protocol.
     #[error(
-        "the other end speaks version {theirs} of the control protocol, and this process version {VERSION}"
+        "the other end speaks version {theirs} of the control protocol, and this process version {VERSION}; use one release"
     )]
     Version {
         /// Version of the protocol that the other end uses.
         theirs: u8,
     },
     /// The two ends have different secrets.
-    #[error("the cluster of the other end has another secret")]
+    #[error("the cluster of the other end has another secret; use one secret file on all hosts of a cluster")]
     Secret,
     /// A message was altered in transit, so this end cannot decrypt it.
-    #[error("a message of the other end was altered on the way")]
+    #[error("a message of the other end was altered in transit; connect again")]
     Damaged,
     /// The system provides no random numbers.
-    #[error("the system provides no random numbers for keys")]
+    #[error("the system provides no random numbers for keys: getrandom failed")]
     NoRandomness,
 }
 
@@ -77,8 +77,8 @@ pub struct Channel {
     /// The dialling end uses the first secret. The answering end tries each of them on the hello.
     secrets: Secrets,
     received: Vec<u8>,
-    /// True if the other end has sent its version.
-    is_met: bool,
+    /// True once the other end has sent its version.
+    has_version: bool,
     /// True if the other end has proven that it knows the secret and that its messages are no replay.
     is_proven: bool,
     /// Messages that wait for the handshake.
@@ -94,7 +94,7 @@ enum ChannelState {
     /// The answering end, waiting for a hello.
     Answering,
     /// The answering end has received a valid hello, and waits for a first message to answer with.
-    Asked(Box<HandshakeState>),
+    HelloReceived(Box<HandshakeState>),
     Up(Box<TransportState>),
     Broken(BadChannel),
 }
@@ -105,7 +105,7 @@ impl std::fmt::Debug for Channel {
             ChannelState::Dialling(_) => "dialling",
             ChannelState::Dialled(_) => "dialled",
             ChannelState::Answering => "answering",
-            ChannelState::Asked(_) => "asked",
+            ChannelState::HelloReceived(_) => "asked",
             ChannelState::Up(_) => "up",
             ChannelState::Broken(_) => "broken",
         };
@@ -129,7 +129,7 @@ impl Channel {
     fn new(state: ChannelState, secrets: Secrets) -> Channel {
         let output = [&MAGIC[..], &[VERSION]].concat();
         let (received, waiting) = Default::default();
-        Channel { state, secrets, received, is_met: false, is_proven: false, waiting, output }
+        Channel { state, secrets, received, has_version: false, is_proven: false, waiting, output }
     }
 
     /// Queues a message of at most [`MESSAGE_BYTES_MAX`] bytes. The first message of an end has at most
@@ -137,18 +137,18 @@ impl Channel {
     pub fn send(&mut self, message: &[u8]) {
         assert!(message.len() <= MESSAGE_BYTES_MAX, "the sender keeps to the limit");
         match std::mem::replace(&mut self.state, ChannelState::Answering) {
-            ChannelState::Dialling(hello) => self.say_hello(hello, message, ChannelState::Dialled),
-            ChannelState::Asked(hello) => self.say_hello(hello, message, up),
+            ChannelState::Dialling(hello) => self.send_hello(hello, message, ChannelState::Dialled),
+            ChannelState::HelloReceived(hello) => self.send_hello(hello, message, up),
             state => {
                 self.state = state;
                 self.waiting.push_back(message.to_vec());
             }
         }
-        self.say_what_waits();
+        self.send_waiting();
     }
 
     /// Sends the hello with the first message inside.
-    fn say_hello(
+    fn send_hello(
         &mut self,
         mut hello: Box<HandshakeState>,
         message: &[u8],
@@ -158,7 +158,7 @@ impl Channel {
         let mut bytes = [0; HELLO_BYTES_MAX];
         self.state = match hello.write_message(message, &mut bytes) {
             Ok(len) => {
-                self.say(KIND_HELLO, &bytes[..len]);
+                self.push_frame(KIND_HELLO, &bytes[..len]);
                 then(hello)
             }
             Err(_) => ChannelState::Broken(BadChannel::NoRandomness),
@@ -202,7 +202,7 @@ impl Channel {
         loop {
             let step = match self.state {
                 ChannelState::Broken(why) => return Err(why),
-                _ if !self.is_met => self.meet(),
+                _ if !self.has_version => self.take_version(),
                 _ => self.take_frame(),
             };
             match step {
@@ -217,7 +217,7 @@ impl Channel {
         }
     }
 
-    fn meet(&mut self) -> Result<Step, BadChannel> {
+    fn take_version(&mut self) -> Result<Step, BadChannel> {
         let known = self.received.len().min(MAGIC.len());
         if self.received[..known] != MAGIC[..known] {
             return Err(BadChannel::Stranger);
@@ -227,7 +227,7 @@ impl Channel {
             return Err(BadChannel::Version { theirs });
         }
         self.received.drain(..PREFACE_BYTES);
-        self.is_met = true;
+        self.has_version = true;
         Ok(Step::Again)
     }
 
@@ -266,11 +266,11 @@ impl Channel {
                     self.state = up(hello);
                 }
                 self.is_proven = true;
-                self.say_what_waits();
+                self.send_waiting();
                 Ok(Step::Message(first))
             }
             (ChannelState::Answering, _) => self.take_hello(&frame),
-            (ChannelState::Dialling(_) | ChannelState::Asked(_), _) => Err(BadChannel::Stranger),
+            (ChannelState::Dialling(_) | ChannelState::HelloReceived(_), _) => Err(BadChannel::Stranger),
             (ChannelState::Broken(why), _) => Err(*why),
         }
     }
@@ -280,14 +280,14 @@ impl Channel {
         for secret in self.secrets.all() {
             let mut hello = noise(secret, |builder| builder.build_responder())?;
             if let Some(first) = open_hello(&mut hello, frame) {
-                self.state = ChannelState::Asked(Box::new(hello));
+                self.state = ChannelState::HelloReceived(Box::new(hello));
                 if let Some(answer) = self.waiting.pop_front() {
                     self.send(&answer);
                 }
                 return Ok(Step::Message(first));
             }
         }
-        self.say(KIND_REFUSED, &[]);
+        self.push_frame(KIND_REFUSED, &[]);
         Err(BadChannel::Secret)
     }
 
@@ -295,21 +295,21 @@ impl Channel {
         matches!(self.state, ChannelState::Up(_))
     }
 
-    fn say_what_waits(&mut self) {
+    fn send_waiting(&mut self) {
         while let ChannelState::Up(state) = &mut self.state
             && let Some(message) = self.waiting.pop_front()
         {
             let mut frame = vec![0; message.len() + TAG_BYTES];
-            // Fails only after 2^64 messages.
+            // The encryption fails only after 2^64 messages.
             match state.write_message(&message, &mut frame) {
-                Ok(len) => self.say(KIND_MESSAGE, &frame[..len]),
+                Ok(len) => self.push_frame(KIND_MESSAGE, &frame[..len]),
                 Err(_) => self.state = ChannelState::Broken(BadChannel::Damaged),
             }
         }
     }
 
-    fn say(&mut self, kind: u8, bytes: &[u8]) {
-        let len = u16::try_from(bytes.len()).expect("a frame is that short");
+    fn push_frame(&mut self, kind: u8, bytes: &[u8]) {
+        let len = u16::try_from(bytes.len()).expect("a frame has at most 65535 bytes");
         self.output.push(kind);
         self.output.extend(len.to_le_bytes());
         self.output.extend(bytes);
@@ -330,7 +330,7 @@ fn open_hello(hello: &mut HandshakeState, frame: &[u8]) -> Option<Vec<u8>> {
     Some(first)
 }
 
-/// Both hellos are complete.
+/// Returns the state of a channel whose two hellos are complete.
 fn up(hello: Box<HandshakeState>) -> ChannelState {
     match hello.into_transport_mode() {
         Ok(state) => ChannelState::Up(Box::new(state)),
@@ -342,7 +342,7 @@ fn noise(
     secret: &Secret,
     build: impl FnOnce(Builder<'_>) -> Result<HandshakeState, snow::Error>,
 ) -> Result<HandshakeState, BadChannel> {
-    let pattern = PATTERN.parse().expect("it is one that snow knows");
+    let pattern = PATTERN.parse().expect("snow supports the pattern");
     let builder =
         Builder::new(pattern).psk(0, secret.bytes()).and_then(|builder| builder.prologue(&[VERSION]));
     builder.and_then(build).map_err(|_| BadChannel::NoRandomness)
@@ -373,11 +373,11 @@ mod tests {
     fn pair() -> (Channel, Channel) {
         let secrets = Secrets::from(secret());
         let (mut one, mut two) = (Channel::dial(secrets.clone()).unwrap(), Channel::answer(secrets));
-        greet(&mut one, &mut two);
+        handshake(&mut one, &mut two);
         (one, two)
     }
 
-    fn greet(one: &mut Channel, two: &mut Channel) {
+    fn handshake(one: &mut Channel, two: &mut Channel) {
         one.send(b"ping");
         assert_eq!(carry(one, two), Ok(vec![b"ping".to_vec()]));
         two.send(b"pong");
@@ -397,12 +397,12 @@ mod tests {
     }
 
     #[test]
-    fn while_a_secret_is_replaced_both_are_answered() {
+    fn both_secrets_are_accepted_during_a_replacement() {
         let (old, new) = (secret(), secret());
         for dialled_with in [&old, &new] {
             let mut one = Channel::dial(dialled_with.clone().into()).unwrap();
             let mut two = Channel::answer(Secrets::of([new.clone(), old.clone()]));
-            greet(&mut one, &mut two);
+            handshake(&mut one, &mut two);
         }
     }
 
@@ -443,7 +443,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
         #[test]
-        fn any_change_on_the_way_is_noticed(at in 0usize..40, bit in 0u8..8) {
+        fn any_altered_byte_is_detected(at in 0usize..40, bit in 0u8..8) {
             let (mut one, mut two) = pair();
             one.send(b"twenty bytes of text");
             let mut bytes = one.output().to_vec();
@@ -454,7 +454,7 @@ mod tests {
         }
 
         #[test]
-        fn a_stranger_can_fill_no_more_than_a_hello(bytes in prop::collection::vec(any::<u8>(), 0..3000)) {
+        fn an_unauthenticated_sender_fills_at_most_a_hello(bytes in prop::collection::vec(any::<u8>(), 0..3000)) {
             let mut channel = Channel::answer(secret().into());
             for byte in [&b"HLT\x02\x01\x30\x08"[..], &bytes].concat() {
                 let wanted = channel.wanted();

@@ -42,7 +42,7 @@ impl Secret {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
         let digits: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
         let written = file.write_all(format!("{digits}\n").as_bytes()).and_then(|()| file.sync_all());
-        // A partly written secret is useless.
+        // Removes a partly written file.
         written.inspect_err(|_| drop(std::fs::remove_file(path)))
     }
 
@@ -66,8 +66,8 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// The secrets of a cluster. This end dials with the first secret, and accepts incoming connections with any of the
-/// secrets.
+/// The secrets of a cluster. This end dials with the first secret, and accepts an incoming connection that uses any of
+/// them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Secrets(Vec<Secret>);
 
@@ -91,7 +91,7 @@ pub enum SecretError {
         mode: u32,
     },
     /// Another user owns the file.
-    #[error("the secret in {} belongs to user {uid}, not to the user of this process", path.display())]
+    #[error("the secret in {} belongs to user {uid}, not to the user of this process; chown it", path.display())]
     Foreign {
         /// Path of the file.
         path: PathBuf,
@@ -103,7 +103,7 @@ pub enum SecretError {
     Malformed {
         /// Path of the file.
         path: PathBuf,
-        /// Description of the defect, which contains nothing of the file's content.
+        /// Description of the defect. It never quotes the file, whose content is secret.
         what: String,
     },
 }

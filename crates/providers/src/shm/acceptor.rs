@@ -34,7 +34,7 @@ pub(super) fn run(core: &Core) {
             acceptor.handle(Source::unpack(report.data.u64()));
         }
         let now = Instant::now();
-        ticking = core.tell_left_out();
+        ticking = core.log_suppressed_refusals();
         for link in core.all_links() {
             ticking |= link.handle_time(core, now);
         }
@@ -43,8 +43,8 @@ pub(super) fn run(core: &Core) {
 
 struct Acceptor<'a> {
     core: &'a Core,
-    /// A spare descriptor. If no others are left, closing it makes room to accept and close a waiting connection, which
-    /// epoll would otherwise report again and again.
+    /// A spare descriptor. If this process has no other descriptors left, closing the spare makes room to accept and
+    /// close a waiting connection. Otherwise epoll would report that connection without end.
     spare: Option<OwnedFd>,
 }
 
@@ -85,25 +85,26 @@ impl Acceptor<'_> {
             match accepted {
                 Ok(Some(socket)) => self.admit(socket),
                 Ok(None) => return,
-                Err(_) => return self.turn_one_away(),
+                Err(_) => return self.refuse_one(),
             }
         }
     }
 
     fn admit(&self, accepted: OwnedFd) {
         let socket = Arc::new(accepted);
-        let refusal = match self.core.is_crowded() {
+        let refusal = match self.core.has_too_many_events() {
             true => Err(Trouble::from("the accepting node has its maximum number of peers")),
-            // Memory or descriptors for the new link may be lacking.
+            // Fails if this process lacks memory or descriptors for the new link.
             false => Link::open(self.core, socket.clone(), None, &self.core.config.hello).map_err(Into::into),
         };
         if let Err(trouble) = refusal {
-            self.core.tell_refusal(&trouble.to_string());
+            self.core.log_refusal(&trouble.to_string());
             let _ = socket::send(socket.as_fd(), &Message::Refused { reason: trouble.to_string() }, &[]);
         }
     }
 
-    fn turn_one_away(&mut self) {
+    /// Accepts and closes one waiting connection, because no descriptor is left for it.
+    fn refuse_one(&mut self) {
         self.spare = None;
         if let Some(listener) = &*lock(&self.core.listener) {
             let _ = listener.accept();

@@ -113,15 +113,14 @@ impl Core {
     }
 
     /// Logs that this fabric refused an incoming connection.
-    pub(super) fn tell_refusal(&self, reason: &str) {
+    pub(super) fn log_refusal(&self, reason: &str) {
         let now_ns = self.begin.elapsed().as_nanos() as u64;
-        lock(&self.refusals)
-            .tell(now_ns, || tracing::warn!("the connection of a process was refused: {reason}"));
+        lock(&self.refusals).tell(now_ns, || tracing::warn!("refused the connection of a process: {reason}"));
     }
 
     /// Logs the number of refusals that were only counted, if the interval has ended. Returns true if some still remain
     /// to be logged later.
-    pub(super) fn tell_left_out(&self) -> bool {
+    pub(super) fn log_suppressed_refusals(&self) -> bool {
         let mut refusals = lock(&self.refusals);
         refusals.tell_left_out(self.begin.elapsed().as_nanos() as u64);
         refusals.due_ns() != u64::MAX
@@ -150,7 +149,7 @@ impl Core {
     }
 
     /// Returns true if so many events wait that the acceptor must accept no more peers.
-    pub(super) fn is_crowded(&self) -> bool {
+    pub(super) fn has_too_many_events(&self) -> bool {
         let links = lock(&self.links).by_token.len();
         let events = self.events.of_connections();
         links >= self.config.peers_max || events >= 4 * self.config.peers_max
@@ -187,12 +186,12 @@ impl Core {
 
     pub(super) fn remove_link(&self, token: u64) {
         lock(&self.links).by_token.remove(&token);
-        self.tell_withdrawn(|withdrawn| withdrawn.forget_link(token));
+        self.update_withdrawn(|withdrawn| withdrawn.forget_link(token));
     }
 
     /// Applies `change` to the keys under deregistration. Then queues a deregistered event for each key through which
     /// no peer can access memory any more.
-    pub(super) fn tell_withdrawn(&self, change: impl FnOnce(&mut Withdrawn)) {
+    pub(super) fn update_withdrawn(&self, change: impl FnOnce(&mut Withdrawn)) {
         let mut withdrawn = lock(&self.withdrawn);
         change(&mut withdrawn);
         let done = withdrawn.take_done();
@@ -235,7 +234,7 @@ impl Core {
     }
 
     pub(super) fn stop(&self) {
-        // The kick that follows wakes the acceptor, which then reads `stopping`.
+        // The following kick wakes the acceptor, which then reads `stopping`.
         self.stopping.store(true, SeqCst);
         self.kick();
     }

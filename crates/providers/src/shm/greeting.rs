@@ -71,11 +71,11 @@ impl Greeting {
     }
 }
 
-/// Checks that the pidfd refers to the process at the other end, as the kernel reports it; otherwise a peer could make
-/// us watch, and kill, another process.
+/// Checks that the pidfd refers to the process that the kernel reports at the other end. Without this check, a peer
+/// could make this process watch, and kill, another process.
 fn check_process(socket: BorrowedFd<'_>, pidfd: OwnedFd) -> Result<Process, BadGreeting> {
     let Some(pid) = meeting::peer_pid(socket)? else {
-        // The peer has no pid in our namespace. Ask the kernel for a pidfd instead of trusting the peer's.
+        // The peer has no pid in this namespace, so this uses a pidfd from the kernel instead of the peer's.
         let pidfd = meeting::peer_pidfd(socket).ok_or(BadGreeting::ForeignNamespace)?;
         return Ok(Process { pid: None, pidfd });
     };
@@ -85,12 +85,12 @@ fn check_process(socket: BorrowedFd<'_>, pidfd: OwnedFd) -> Result<Process, BadG
     Ok(Process { pid: Some(pid), pidfd })
 }
 
-/// Returns the process that a pidfd refers to; `None` for other descriptors and dead processes.
+/// Returns the process id that a pidfd refers to; `None` for another kind of descriptor, and for an exited process.
 fn pid_of(pidfd: &OwnedFd) -> io::Result<Option<i32>> {
     Ok(field(pidfd, "Pid:")?.and_then(|pid| pid.parse().ok()))
 }
 
-/// Returns the field `name` of a descriptor's fdinfo; the fields depend on its kind.
+/// Returns the field `name` of a descriptor's fdinfo; `None` if this kind of descriptor has no such field.
 fn field(fd: &OwnedFd, name: &str) -> io::Result<Option<String>> {
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
     let value = info.lines().find_map(|line| line.strip_prefix(name));
@@ -111,9 +111,9 @@ fn open_mailbox(fd: OwnedFd, bells: Option<(OwnedFd, OwnedFd)>) -> Result<Doorbe
     doorbell.map_err(|_| BadGreeting::MailboxShape)
 }
 
-/// Checks that the descriptor is a non-blocking eventfd, so that a write to it can only wake its watcher: it cannot
-/// block, or grow a file. A peer could still make the eventfd blocking later and fill it, and so block threads that
-/// ring it. But the peer runs as the same user, who could also stop these threads with a signal.
+/// Checks that the descriptor is a non-blocking eventfd, so that a write to it only wakes its watcher, and neither
+/// blocks nor extends a file. A peer could still make the eventfd blocking later and fill it, to block threads that
+/// ring it. But the peer runs as the same user, and could also stop these threads by a signal.
 fn check_bell(bell: &OwnedFd) -> Result<(), BadGreeting> {
     let is_eventfd = field(bell, "eventfd-count:")?.is_some();
     let flags = rustix::fs::fcntl_getfl(bell.as_fd()).map_err(io::Error::from)?;
@@ -125,7 +125,7 @@ fn check_bell(bell: &OwnedFd) -> Result<(), BadGreeting> {
 
 fn open_ring(fd: OwnedFd) -> Result<Consumer, BadGreeting> {
     let len = rustix::fs::fstat(&fd).map_err(io::Error::from)?.st_size as u64;
-    // Bounds the memory that one message can make us allocate.
+    // Limits the memory that one message can make this process allocate.
     if len > ring::ring_bytes(RING_BYTES_MAX) {
         return Err(BadGreeting::RingTooLong { len });
     }

@@ -17,7 +17,7 @@ pub(super) struct Inbox {
     incoming: Vec<Incoming>,
     /// Index of the ring that the next poll starts with.
     first: usize,
-    /// Peers that may wait for room in their rings, whose rings now have room.
+    /// Peers that may wait for room in their rings, and whose rings have room again.
     made_room: Vec<PeerId>,
     /// A copy of `Core::registered`, to avoid its lock, which all threads share.
     registered: Vec<Option<Window>>,
@@ -26,7 +26,7 @@ pub(super) struct Inbox {
 #[derive(Debug)]
 struct Incoming {
     peer: PeerId,
-    /// The connected event, until it has been delivered.
+    /// The connected event, until the inbox has delivered it.
     connected: Option<Event>,
     ring: Consumer,
 }

@@ -26,7 +26,7 @@ impl PeerLines {
 impl Lines for PeerLines {
     #[inline]
     fn put(&self, index: u32, words: &[u64]) {
-        assert!(words.len() <= LINE_WORDS, "{} words are more than a line", words.len());
+        assert!(words.len() <= LINE_WORDS, "{} words exceed a line of {LINE_WORDS} words", words.len());
         self.window.publish_words(offset(index), words).expect("the row has that line");
     }
 

@@ -6,7 +6,7 @@
 //!      | refused, hung up, timed out           | Detached received, hung up, corrupt, exited, disconnect()
 //!      v                                       v
 //!    Over <------------------------------- Leaving
-//!            the peer is cut off, and we have sent Detached (or cannot send it)
+//!            the peer is cut off, and this end has sent Detached (or cannot send it)
 //! ```
 //!
 //! A peer counts as cut off only if it sent Detached or its process exited. A peer that only closed its socket may
@@ -40,11 +40,11 @@ use super::wire::Message;
 #[derive(Debug)]
 pub(super) struct Link {
     token: u64,
-    /// The address that we dialled; `None` if the peer dialled.
+    /// The address that this end dialled; `None` if the peer dialled.
     dialled: Option<String>,
-    /// The data that our hello shows to the peer.
+    /// The data of this end's hello to the peer.
     hello: Vec<u8>,
-    /// The ring for our messages to the peer; our hello contains its descriptor.
+    /// The ring for this end's messages to the peer. The hello carries its descriptor.
     ring: Arc<Segment>,
     state: Mutex<LinkState>,
 }
@@ -52,10 +52,10 @@ pub(super) struct Link {
 #[derive(Debug)]
 struct LinkState {
     phase: Phase,
-    /// `None` once either side has hung up.
+    /// `None` once either end has closed the socket.
     socket: Option<Arc<OwnedFd>>,
-    said: Said,
-    heard: Heard,
+    sent: Sent,
+    from_peer: FromPeer,
 }
 
 #[derive(Debug)]
@@ -76,17 +76,19 @@ enum Phase {
 }
 
 #[derive(Debug, Default)]
-struct Said {
+/// Progress of this end's messages to the peer.
+struct Sent {
     hello: bool,
     segments: usize,
     ready: bool,
     detached: bool,
     /// Messages about deregistered keys that are still to be sent.
-    owed: VecDeque<Message>,
+    pending_key_messages: VecDeque<Message>,
 }
 
 #[derive(Debug, Default)]
-struct Heard {
+/// Messages and state changes that this end has received from the peer.
+struct FromPeer {
     /// Taken when the link is connected.
     greeting: Option<Greeting>,
     /// Segments that arrive during the handshake.
@@ -113,8 +115,8 @@ impl Link {
             state: Mutex::new(LinkState {
                 phase: Phase::Greeting { deadline: Instant::now() + core.config.handshake_timeout },
                 socket: Some(socket.clone()),
-                said: Said::default(),
-                heard: Heard::default(),
+                sent: Sent::default(),
+                from_peer: FromPeer::default(),
             }),
         });
         let source = Source::Socket { token: link.token };
@@ -125,7 +127,7 @@ impl Link {
         link.serve(core);
         if core.is_closed() {
             // The closing thread may have listed the links before this one was added.
-            link.leave(core, "we closed");
+            link.leave(core, "this fabric is closed");
         }
         // Makes the acceptor see the new deadline.
         core.kick();
@@ -136,9 +138,9 @@ impl Link {
     /// more messages may wait.
     pub(super) fn serve(&self, core: &Core) -> bool {
         let state = &mut *lock(&self.state);
-        let heard = self.hear(core, state);
-        let outcome = heard.and_then(|has_more| {
-            self.speak(core, state);
+        let received = self.receive_messages(core, state);
+        let outcome = received.and_then(|has_more| {
+            self.send_pending(core, state);
             self.try_connect(core, state).map(|()| has_more)
         });
         let has_more = outcome.unwrap_or_else(|reason| {
@@ -151,7 +153,7 @@ impl Link {
 
     pub(super) fn handle_exit(&self, core: &Core) {
         let state = &mut *lock(&self.state);
-        state.heard.exited = true;
+        state.from_peer.exited = true;
         self.break_off(core, state, "the process exited");
         self.settle(core, state);
     }
@@ -178,7 +180,7 @@ impl Link {
         self.settle(core, state);
         match state.phase {
             Phase::Greeting { .. } => true,
-            Phase::Leaving { .. } => state.socket.is_some() && !state.said.detached,
+            Phase::Leaving { .. } => state.socket.is_some() && !state.sent.detached,
             Phase::Connected { .. } | Phase::Over => false,
         }
     }
@@ -191,17 +193,17 @@ impl Link {
         loop {
             let socket = {
                 let state = &mut *lock(&self.state);
-                self.speak(core, state);
-                let all_told = state.said.segments == super::read(&core.registered).len();
-                let told = all_told && state.said.owed.is_empty();
+                self.send_pending(core, state);
+                let is_all_sent = state.sent.segments == super::read(&core.registered).len();
+                let told = is_all_sent && state.sent.pending_key_messages.is_empty();
                 match (&state.phase, &state.socket) {
                     (Phase::Connected { .. }, Some(socket)) if !told => socket.clone(),
-                    // During the handshake, try_connect() waits for the rest.
+                    // During the handshake, try_connect() waits until the rest is sent.
                     _ => return,
                 }
             };
-            // Waits without the lock: the acceptor must be able to receive meanwhile, or two full sockets wait for
-            // each other.
+            // Waits without the lock, so that the acceptor can receive meanwhile. Otherwise two ends with full sockets
+            // would wait for each other.
             if !messages::wait_for_room(&socket, deadline) {
                 let state = &mut *lock(&self.state);
                 self.break_off(core, state, "the peer does not read its socket");
@@ -221,29 +223,29 @@ impl Link {
                 Phase::Leaving { cut_off, .. } => !cut_off,
                 Phase::Over => false,
             };
-            // A peer that was not sent the segment yet is sent Withdrawn in its place.
-            if !can_reach || state.said.segments <= key as usize {
+            // If this end has not sent the segment yet, it will send Withdrawn in its place.
+            if !can_reach || state.sent.segments <= key as usize {
                 return;
             }
-            core.tell_withdrawn(|withdrawn| withdrawn.await_link(key, self.token));
-            state.said.owed.push_back(Message::Withdrawn { key });
+            core.update_withdrawn(|withdrawn| withdrawn.await_link(key, self.token));
+            state.sent.pending_key_messages.push_back(Message::Withdrawn { key });
         }
         self.announce_segments(core);
     }
 
     fn try_connect(&self, core: &Core, state: &mut LinkState) -> Result<(), Trouble> {
-        let told = state.said.segments == super::read(&core.registered).len();
-        let ready = state.said.ready && state.heard.ready && told;
+        let told = state.sent.segments == super::read(&core.registered).len();
+        let ready = state.sent.ready && state.from_peer.ready && told;
         if !ready || !matches!(state.phase, Phase::Greeting { .. }) {
             return Ok(());
         }
-        let Some(greeting) = state.heard.greeting.take() else {
+        let Some(greeting) = state.from_peer.greeting.take() else {
             return Err("the peer sent Ready before Hello".into());
         };
         let window = self.ring.window(0, self.ring.len());
         let ring = Producer::new(window.expect("the whole segment"));
         let ring = ring.expect("the configuration was checked when the fabric was opened");
-        let segments = std::mem::take(&mut state.heard.segments);
+        let segments = std::mem::take(&mut state.from_peer.segments);
         let outgoing = Outgoing::new(ring, greeting.mailbox, &segments);
         let id = core.next_peer_id();
         let peer = Peer::new(id, self.token, greeting.process, outgoing, segments);
@@ -254,7 +256,7 @@ impl Link {
         core.add_peer(peer);
         let connected = Event::Connected { peer: id, hello: greeting.hello, dialled: self.dialled.clone() };
         lock(&core.inbox).add(id, connected, greeting.incoming);
-        // Rings before the ring was added found nothing to poll.
+        // A doorbell ring before the inbox had this ring caused no poll of it.
         core.own.doorbell.wake();
         Ok(())
     }
@@ -267,7 +269,7 @@ impl Link {
             self.refuse(core, state, &trouble);
         } else {
             self.begin_leaving(core, state);
-            // Sends Detached if no mapping is left: after the hang-up it is too late.
+            // Sends Detached now if no mapping is left, because that is impossible after the hang-up.
             self.settle(core, state);
         }
         self.hang_up(core, state);
@@ -275,11 +277,11 @@ impl Link {
 
     /// Logs why the connection ends. Does not log processes that only list the members of a cluster and then hang up.
     fn report(&self, core: &Core, state: &LinkState, trouble: &Trouble) {
-        // Limits what a stranger can add to the log.
+        // Limits the text that an unauthenticated peer can add to the log.
         let reason: String = trouble.to_string().chars().take(REASON_CHARS_MAX).collect();
         match &state.phase {
             Phase::Greeting { .. } if self.dialled.is_none() && state.socket.is_some() => {
-                core.tell_refusal(&reason);
+                core.log_refusal(&reason);
             }
             Phase::Connected { peer } => {
                 tracing::info!("the connection to {} ends: {reason}", peer.process);
@@ -289,16 +291,17 @@ impl Link {
     }
 
     fn refuse(&self, core: &Core, state: &mut LinkState, trouble: &Trouble) {
-        if let Some(greeting) = state.heard.greeting.take() {
+        if let Some(greeting) = state.from_peer.greeting.take() {
             core.unwatch(&greeting.process.pidfd);
         }
-        state.heard.segments.clear();
+        state.from_peer.segments.clear();
         let farewell = match &self.dialled {
-            // An acceptor that has connected already has our segments, and learns here that we dropped its own.
+            // An acceptor that is connected already has this end's segments. Detached tells it that this end has
+            // dropped the acceptor's segments.
             Some(_) => Message::Detached,
             None => Message::Refused { reason: trouble.to_string() },
         };
-        self.try_say(state, &farewell, &[]);
+        self.try_send(state, &farewell, &[]);
         state.phase = Phase::Over;
         core.remove_link(self.token);
         if let Some(address) = &self.dialled {
@@ -312,10 +315,10 @@ impl Link {
         };
         let peer = peer.clone();
         let theirs = peer.disconnect();
-        // Delivers what the peer published before it left, ahead of the event. Its small writes are executed now;
-        // later the memory may have another use.
-        let last_words = lock(&core.inbox).remove(peer.id);
-        core.events.extend(last_words);
+        // Delivers the peer's messages before the disconnected event. Executes its small writes now, because the memory
+        // may have another use later.
+        let last_events = lock(&core.inbox).remove(peer.id);
+        core.events.extend(last_events);
         core.event(Event::Disconnected { peer: peer.id });
         state.phase = Phase::Leaving { peer, theirs, cut_off: false };
         // Makes the acceptor check whether threads still hold the peer's memory.
@@ -324,26 +327,26 @@ impl Link {
 
     /// Advances the phase as far as the sent and received messages and the released mappings permit.
     fn settle(&self, core: &Core, state: &mut LinkState) {
-        if state.heard.detached {
+        if state.from_peer.detached {
             self.begin_leaving(core, state);
         }
         let Phase::Leaving { theirs, .. } = &mut state.phase else {
             return;
         };
         theirs.retain(|segment| segment.strong_count() > 0);
-        if theirs.is_empty() && !state.said.detached {
-            state.said.detached = self.try_say(state, &Message::Detached, &[]);
+        if theirs.is_empty() && !state.sent.detached {
+            state.sent.detached = self.try_send(state, &Message::Detached, &[]);
         }
-        let proven = state.heard.detached || state.heard.exited;
-        let untold = state.socket.is_some() && !state.said.detached;
+        let proven = state.from_peer.detached || state.from_peer.exited;
+        let untold = state.socket.is_some() && !state.sent.detached;
         let Phase::Leaving { peer, cut_off, .. } = &mut state.phase else {
             return;
         };
         if proven && !*cut_off {
             *cut_off = true;
             core.remove_peer(peer.id);
-            core.tell_withdrawn(|withdrawn| withdrawn.forget_link(self.token));
-            core.event(Event::CutOff { peer: peer.id, exited: state.heard.exited });
+            core.update_withdrawn(|withdrawn| withdrawn.forget_link(self.token));
+            core.event(Event::CutOff { peer: peer.id, exited: state.from_peer.exited });
         }
         if *cut_off && !untold {
             core.unwatch(&peer.process.pidfd);

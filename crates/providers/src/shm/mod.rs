@@ -18,9 +18,9 @@
 //!   poster --push small write--> ring --ring--> doorbell --> peer's poll --copy--> peer's segment
 //! ```
 //!
-//! Processes that may enter the directory trust each other with all registered memory; the directory's permissions
-//! admit only its owner's processes. Each process checks messages nevertheless: a peer that sends an invalid message
-//! loses its connection, without further effect.
+//! Processes that may enter the directory trust each other with all registered memory. The permissions of the directory
+//! admit only its owner's processes. Each process still checks all messages: an invalid message ends the connection of
+//! the peer that sent it, and has no other effect.
 //!
 //! Messages that a peer published before it died or left are delivered before [`Event::Disconnected`].
 
@@ -94,7 +94,7 @@ pub struct ShmConfig {
     pub completions_max: usize,
     /// Time limit of a handshake, and of announcing a new segment to a peer.
     pub handshake_timeout: Duration,
-    /// Whether the fabric may kill a peer to cut it off.
+    /// The action against a peer that must be cut off: kill its process, or wait until it exits.
     pub fence: Fence,
     /// The mechanism by which threads sleep until an event arrives.
     pub sleep: Sleep,
@@ -118,8 +118,8 @@ pub enum Sleep {
 pub enum Fence {
     /// The fabric kills the peer's process.
     Kill,
-    /// The fabric does not kill the peer's process. Memory that the peer's process can access stays in quarantine
-    /// until that process exits.
+    /// The fabric does not kill the peer's process. The layers above must not reuse memory that this process can access
+    /// until it exits.
     Never,
 }
 
@@ -190,7 +190,7 @@ pub enum OpenError {
         len: usize,
     },
     /// A running process uses the name.
-    #[error("cannot open a shm fabric: {name} is in use in {}", dir.display())]
+    #[error("cannot open a shm fabric: a running process uses the name {name} in {}", dir.display())]
     NameTaken {
         /// Path of the cluster directory.
         dir: PathBuf,
@@ -275,7 +275,7 @@ impl Fabric for ShmFabric {
         vec!["shm"]
     }
 
-    /// Always returns false: on the same host, only a stopped process takes long to answer.
+    /// Always returns false: on the same host, a process that does not answer in time is stopped, not distant.
     fn is_being_answered(&self) -> bool {
         false
     }
@@ -284,7 +284,7 @@ impl Fabric for ShmFabric {
         Capabilities {
             provider: "shm",
             direct: self.core.config.direct,
-            // The caller's processor executes them.
+            // The caller's processor executes the atomics.
             atomics: Atomics::Processor,
             lanes: 1,
             send_bytes_max: self.core.config.send_bytes_max(),
@@ -303,7 +303,7 @@ impl Fabric for ShmFabric {
                 return Err(RegisterError::TooManyKeys { max });
             }
             registered.push(Some(window.clone()));
-            // Added before any peer can learn the key, and in the order of the keys.
+            // Adds the segment before any peer can learn the key, and in the order of the keys.
             lock(&self.core.inbox).register(window);
             Key(registered.len() as u32 - 1)
         };
@@ -318,19 +318,19 @@ impl Fabric for ShmFabric {
         let is_ours = {
             let mut registered = write(&self.core.registered);
             let taken = registered.get_mut(key.0 as usize).and_then(Option::take);
-            // Small writes that wait in rings must not execute either.
+            // Small writes that still wait in rings must not be executed either.
             lock(&self.core.inbox).withdraw(key);
             taken.is_some()
         };
         if !is_ours {
             return;
         }
-        self.core.tell_withdrawn(|withdrawn| withdrawn.begin(key.0));
+        self.core.update_withdrawn(|withdrawn| withdrawn.begin(key.0));
         // A new link reads the table instead.
         for link in self.core.all_links() {
             link.withdraw(&self.core, key.0);
         }
-        self.core.tell_withdrawn(|withdrawn| withdrawn.forget(key.0, NO_LINK));
+        self.core.update_withdrawn(|withdrawn| withdrawn.forget(key.0, NO_LINK));
     }
 
     /// Connects to the fabric that listens at `address`: the file name of a socket in the cluster directory, as
@@ -349,13 +349,13 @@ impl Fabric for ShmFabric {
     fn poll(&self, events: &mut Vec<Event>) -> usize {
         let before = events.len();
         let len_max = before + POLL_EVENTS_MAX;
-        // At most half, so that arrivals have their turn, too.
+        // Takes at most half of the events from this queue, so that arrivals get a share, too.
         self.core.events.take(events, POLL_EVENTS_MAX / 2);
         let (corrupt, made_room) = {
             let inbox = &mut *lock(&self.core.inbox);
             (inbox.poll(events, len_max), inbox.take_made_room())
         };
-        // Called without the inbox's lock, which leaving takes.
+        // leave() takes the lock of the inbox, so this call must not hold it.
         if let Some(CorruptRing(peer)) = corrupt {
             self.leave(peer, "the peer corrupted its ring");
         }
@@ -363,7 +363,7 @@ impl Fabric for ShmFabric {
             self.core.ring(peer);
         }
         if !self.core.waiters.is_empty() {
-            self.core.tell_of_room(events);
+            self.core.push_room_events(events);
         }
         events.len() - before
     }
@@ -387,7 +387,7 @@ impl Fabric for ShmFabric {
     }
 
     fn cut_off(&self, peer: PeerId) -> CutOff {
-        // The table has a peer until it is cut off.
+        // The table contains each peer until the peer is cut off.
         let Some(peer) = self.core.peer(peer) else {
             return CutOff::Done;
         };
@@ -395,7 +395,7 @@ impl Fabric for ShmFabric {
             return CutOff::NotPermitted;
         }
         match rustix::process::pidfd_send_signal(&peer.process.pidfd, Signal::KILL) {
-            // SRCH: it is dead already, and the acceptor will notice.
+            // SRCH: the process has already exited, and the acceptor will detect that.
             Ok(()) | Err(rustix::io::Errno::SRCH) => CutOff::Started,
             Err(_) => CutOff::NotPermitted,
         }
@@ -443,7 +443,7 @@ impl Fabric for ShmFabric {
             self.core.unwatch(&listener);
         }
         for link in self.core.all_links() {
-            link.leave(&self.core, "we closed");
+            link.leave(&self.core, "this fabric is closed");
         }
     }
 }

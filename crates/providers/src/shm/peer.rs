@@ -16,7 +16,7 @@ use super::{lock, read, record, write};
 /// A process, identified by its pidfd, because the kernel may reuse a process id.
 #[derive(Debug)]
 pub(super) struct Process {
-    /// `None` in another pid namespace: such a process can be watched, but not killed.
+    /// `None` in another pid namespace: this process can watch such a process, but cannot kill it.
     pub(super) pid: Option<i32>,
     pub(super) pidfd: OwnedFd,
 }
@@ -194,7 +194,7 @@ impl Peer {
     /// Unmaps the peer's memory. Returns its segments, to which other threads may still hold windows.
     pub(super) fn disconnect(&self) -> Vec<Weak<Segment>> {
         *lock(&self.send_port) = None;
-        // Waits for copies under way; the length of one request bounds each.
+        // Waits for copies in progress, each of which is at most as long as one request.
         let segments = write(&self.segments).take().unwrap_or_default();
         let mapped = segments.iter().filter_map(|segment| match segment {
             PeerSegment::Mapped(window) => Some(Arc::downgrade(window.segment())),
@@ -217,9 +217,9 @@ impl Outgoing {
         &self.mailbox
     }
 
-    /// Calls `push` with the sending side behind `send_port`, under its lock.
+    /// Calls `push` with the sending side in `send_port`, under its lock.
     #[inline]
-    pub(super) fn behind<T>(
+    pub(super) fn with_lock<T>(
         send_port: &SendPort,
         push: impl FnOnce(&mut Outgoing) -> Result<T, PostCause>,
     ) -> Result<T, PostCause> {
@@ -254,9 +254,10 @@ impl Outgoing {
         self.ring.check_room(0).map_err(cause_of)
     }
 
-    /// Returns true if a message of `len` bytes fits into the ring. Otherwise asks the peer to ring the doorbell once
-    /// the ring has room. The first such request wakes the peer, which may sleep while unsolicited messages wait.
-    pub(super) fn has_or_asks_for_room(&mut self, len: usize) -> Result<bool, PostCause> {
+    /// Returns true if a message of `len` bytes fits into the ring. Otherwise asks the peer to ring this process's
+    /// doorbell once the ring has room. The first such request wakes the peer, because the peer may sleep although
+    /// unsolicited messages wait.
+    pub(super) fn check_or_request_room(&mut self, len: usize) -> Result<bool, PostCause> {
         let had_asked = self.ring.asks_for_room();
         let has_room = self.ring.has_or_asks_for_room(len as u64).map_err(cause_of)?;
         if !has_room && !had_asked {
@@ -277,7 +278,7 @@ impl Outgoing {
     fn small_write_address(&self, remote: RemoteAddress, bytes: &[u8]) -> Option<u64> {
         let segment_bytes = (*self.segment_bytes.get(remote.key.0 as usize)?)?;
         let address = record::pack(remote)?;
-        // Offsets that pack are too small for the sum to overflow.
+        // An offset that fits into the packed address is too small for the sum to overflow.
         let inside = remote.offset + bytes.len() as u64 <= segment_bytes;
         (bytes.len() <= record::SMALL_WRITE_BYTES_MAX && inside).then_some(address)
     }

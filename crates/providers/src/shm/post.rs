@@ -14,8 +14,8 @@ use super::peer::{Lookup, Outgoing, Peer, Pushed};
 use super::read;
 use super::send_port::{SendPort, with_send_port};
 
-/// Maximum number of times that the lookup of a key receives messages: enough for the announcements of all segments,
-/// but limited if a peer sends without end.
+/// Maximum number of times that the lookup of a key receives messages: enough for the announcements of all segments.
+/// The limit matters if a peer sends without end.
 const TURNS_MAX: usize = 32;
 
 /// Progress of posting a list of requests.
@@ -74,7 +74,7 @@ impl Core {
         requests: &[WorkRequest<'_>],
         progress: &mut Progress,
     ) -> Result<(), PostCause> {
-        // Checked once per list: the queue may exceed its limit by one list per posting thread.
+        // Checks the limit once per list, so the queue may exceed the limit by one list per posting thread.
         if self.events.len() >= self.config.completions_max {
             return Err(PostCause::QueueFull);
         }
@@ -94,7 +94,7 @@ impl Core {
     ) -> Result<(), PostCause> {
         let find = || super::read(&self.peers).get(&id).map(|peer| peer.send_port.clone());
         let push = |send_port: &SendPort| {
-            Outgoing::behind(send_port, |outgoing| {
+            Outgoing::with_lock(send_port, |outgoing| {
                 let result = self.push_messages(id, outgoing, requests, progress);
                 if requests[..progress.posted].iter().any(|request| request.solicited) {
                     outgoing.ring();
@@ -144,7 +144,7 @@ impl Core {
         }
         if rings {
             // Ignores a peer that has left.
-            let _ = Outgoing::behind(&peer.send_port, |outgoing| {
+            let _ = Outgoing::with_lock(&peer.send_port, |outgoing| {
                 outgoing.ring();
                 Ok(())
             });
@@ -156,22 +156,22 @@ impl Core {
     #[cold]
     fn wait_for_room(&self, id: PeerId) {
         self.waiters.add(id);
-        // Makes the poller check at once: there may be room already.
+        // Makes the poller check at once, because the ring may have room already.
         self.own.doorbell.ring();
     }
 
     /// Adds a room event to `events` for each peer whose ring or completion queue was full at a post and has room
     /// again.
     #[cold]
-    pub(super) fn tell_of_room(&self, events: &mut Vec<Event>) {
+    pub(super) fn push_room_events(&self, events: &mut Vec<Event>) {
         for id in self.waiters.take_all() {
-            // The peer is cut off.
+            // The table no longer contains a peer that is cut off.
             let Some(peer) = self.peer(id) else { continue };
-            let has_room = Outgoing::behind(&peer.send_port, |outgoing| {
-                outgoing.has_or_asks_for_room(self.config.send_bytes_max())
+            let has_room = Outgoing::with_lock(&peer.send_port, |outgoing| {
+                outgoing.check_or_request_room(self.config.send_bytes_max())
             });
             match has_room {
-                // The poster receives the disconnection instead.
+                // The poster gets the disconnected event instead.
                 Err(_) => {}
                 Ok(true) if self.events.len() < self.config.completions_max => {
                     events.push(Event::Room { peer: id });
@@ -211,7 +211,7 @@ impl Core {
 
     fn execute_message(&self, peer: &Peer, request: &WorkRequest<'_>) -> Result<bool, PostCause> {
         self.check_length(&request.operation)?;
-        let pushed = Outgoing::behind(&peer.send_port, |outgoing| {
+        let pushed = Outgoing::with_lock(&peer.send_port, |outgoing| {
             Ok(match outgoing.try_push(&request.operation)? {
                 Pushed::Whole => Some(self.complete_request(peer.id, request, Outcome::Done)),
                 Pushed::NotInRing => None,
@@ -267,9 +267,9 @@ impl Core {
         remote: RemoteAddress,
         imm: u32,
     ) -> Result<bool, PostCause> {
-        Outgoing::behind(&peer.send_port, Outgoing::check_room)?;
+        Outgoing::with_lock(&peer.send_port, Outgoing::check_room)?;
         match self.write(peer, local, remote, |outcome| outcome)? {
-            Outcome::Done => Outgoing::behind(&peer.send_port, |outgoing| {
+            Outcome::Done => Outgoing::with_lock(&peer.send_port, |outgoing| {
                 outgoing.push_notice(imm)?;
                 Ok(self.complete_request(peer.id, request, Outcome::Done))
             }),
@@ -301,8 +301,8 @@ impl Core {
         self.attempt(peer, key, |window| copy(window).map_or(Outcome::Refused, |()| Outcome::Done), then)
     }
 
-    /// Attempts an access to a segment of the peer, and returns what `then` makes of the outcome. The peer stays
-    /// connected until `then` returns.
+    /// Attempts an access to a segment of the peer, passes the outcome to `then`, and returns the result of `then`. The
+    /// peer stays connected until `then` returns.
     fn attempt<T>(
         &self,
         peer: &Peer,

@@ -23,8 +23,8 @@ impl Waiters {
     pub(super) fn add(&self, peer: PeerId) {
         let mut peers = lock(&self.peers);
         peers.insert(peer);
-        // Pairs with the Acquire in is_empty(). A poll that misses this store is followed by another: the caller rings
-        // next.
+        // Pairs with the Acquire in is_empty(). If a poll misses this store, another poll follows, because the caller
+        // rings the doorbell next.
         self.count.store(peers.len(), Release);
     }
 

@@ -28,7 +28,7 @@ impl FabricNumber {
     }
 }
 
-/// Slots of a thread's cache; fabric and peer numbers whose sums agree modulo this share a slot.
+/// Number of slots in a thread's cache. The slot of a send port is the sum of its fabric and peer numbers, modulo this.
 const SEND_PORTS_MAX: usize = 16;
 
 thread_local! {
@@ -52,7 +52,7 @@ pub(super) fn with_send_port<T>(
     mut enter: impl FnMut(&SendPort) -> T,
 ) -> Option<T> {
     let entered = SEND_PORTS.try_with(|send_ports| {
-        // Includes the fabric's number, since nodes of one process may call a peer by the same number.
+        // Includes the fabric's number, because two fabrics of one process may use the same number for different peers.
         let place = (u64::from(peer.0) + fabric.0) % SEND_PORTS_MAX as u64;
         let known = &mut send_ports.borrow_mut()[place as usize];
         if !matches!(known, Some(known) if known.fabric == fabric && known.peer == peer) {
@@ -60,6 +60,6 @@ pub(super) fn with_send_port<T>(
         }
         known.as_ref().map(|known| enter(&known.send_port))
     });
-    // The cache of an ending thread is gone.
+    // An ending thread has no cache any more.
     entered.unwrap_or_else(|_| find().map(|send_port| enter(&send_port)))
 }

@@ -100,7 +100,7 @@ pub(super) fn of(error: &io::Error) -> Option<String> {
         }),
         Errno::MFILE => Some(descriptors()),
         Errno::NFILE => Some("the system has no descriptors left (`sysctl fs.file-max`)".to_owned()),
-        // EAGAIN comes from locking memory, as in a process that locks all its mappings.
+        // mmap fails with EAGAIN if it must lock the memory, as in a process that called mlockall.
         Errno::AGAIN => Some(match getrlimit(Resource::Memlock).current {
             Some(bytes) => {
                 format!("its limit on locked memory (`ulimit -l`) is {} KiB", bytes >> 10)

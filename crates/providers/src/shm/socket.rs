@@ -72,8 +72,8 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> Result<Received, ReceiveError> 
     let parts = &mut [IoSliceMut::new(&mut packet)];
     let mut receive = || retry_on_intr(|| rustix::net::recvmsg(socket, parts, &mut control, flags));
     let received = match receive() {
-        // A peer that closes with unread messages resets the socket. The kernel reports that once, ahead of the peer's
-        // last messages, which may include Detached.
+        // A peer that closes its socket with unread messages resets it. The kernel reports the reset once, before the
+        // peer's last messages, which may include Detached.
         Err(Errno::CONNRESET) => receive(),
         received => received,
     };

@@ -19,9 +19,9 @@
 //!   initiator   Hello Segment* Ready ----------------------->
 //!   acceptor    <----------------------- Hello Segment* Ready      now both ends are connected
 //!   either      Segment* as they are registered
-//!   either      Withdrawn when a key is deregistered; the answer is Forgotten: "I have unmapped it". If the segment
-//!               was never sent to the peer, Withdrawn is sent in place of Segment and has no answer
-//!   either      Detached: "I have unmapped everything of yours"
+//!   either      Withdrawn when a key is deregistered; the peer answers Forgotten once it has unmapped the segment. If
+//!               the peer was never sent the segment, Withdrawn takes the place of Segment, and has no answer
+//!   either      Detached once it has unmapped all memory of the peer
 //! ```
 //!
 //! The acceptor answers only after `Ready`, so an initiator that gives up earlier never becomes its peer.
@@ -30,9 +30,9 @@ use halite_fabric::HELLO_BYTES_MAX;
 
 /// Protocol version. Must change with the format of a message and with the layout of a ring, a record or a mailbox.
 pub(super) const VERSION: u16 = 5;
-/// Maximum length of a packet in bytes: a header, and a hello with the byte in front of it.
+/// Maximum length of a packet in bytes: a header, the byte `bells`, and the longest hello.
 pub(super) const MESSAGE_BYTES_MAX: usize = HEADER_BYTES + 1 + HELLO_BYTES_MAX;
-/// Maximum length of a reason: a sentence for a person.
+/// Maximum length of a refusal reason, in bytes.
 const REASON_BYTES_MAX: usize = 200;
 const MAGIC: [u8; 4] = *b"HLsm";
 const HEADER_BYTES: usize = 8;
@@ -81,7 +81,9 @@ pub(super) enum Message {
 pub(super) enum BadMessage {
     #[error("a packet that is not of this protocol")]
     Magic,
-    #[error("a packet of protocol version {theirs}; this process uses version {VERSION}")]
+    #[error(
+        "a packet of protocol version {theirs}; this process uses version {VERSION}; run one release on this host"
+    )]
     Version { theirs: u16 },
     #[error("an unknown or malformed message of kind {kind}")]
     Shape { kind: u16 },
@@ -186,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn misshapen_bodies_are_refused() {
+    fn malformed_bodies_are_refused() {
         let bare = |kind: u8| [b'H', b'L', b's', b'm', VERSION as u8, 0, kind, 0];
         for (kind, body_bytes) in [(0, 0), (1, 0), (1, HELLO_BYTES_MAX + 2), (2, 11), (2, 13), (3, 1), (6, 0)]
         {

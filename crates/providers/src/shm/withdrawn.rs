@@ -14,7 +14,7 @@ pub(super) const NO_LINK: u64 = 0;
 /// The keys under deregistration.
 #[derive(Debug, Default)]
 pub(super) struct Withdrawn {
-    /// By key, the links whose peers know the segment and have not answered with Forgotten.
+    /// The links whose peers know the segment and have not answered with Forgotten, by key.
     reached: BTreeMap<u32, BTreeSet<u64>>,
 }
 

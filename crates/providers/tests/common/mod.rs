@@ -191,9 +191,9 @@ impl Node {
 
 /// Polls until the condition holds.
 #[track_caller]
-pub fn until(mut is_so: impl FnMut() -> bool) {
+pub fn until(mut condition: impl FnMut() -> bool) {
     let begin = Instant::now();
-    while !is_so() {
+    while !condition() {
         assert!(begin.elapsed() < PATIENCE, "the condition does not hold in time");
         std::thread::yield_now();
     }
@@ -239,7 +239,7 @@ impl Role {
     pub fn start_in_namespace(cluster: &Cluster, test: &str) -> Option<Role> {
         let wrapped = |program: &Path| {
             let mut command = Command::new("setpriv");
-            // The role ends with the wrapper, and the wrapper with the test.
+            // The kernel kills the role with the wrapper, and the wrapper with the test.
             command.args(["--pdeathsig", "KILL", "unshare", "--pid", "--fork", "--kill-child"]).arg(program);
             command
         };

@@ -62,7 +62,7 @@ impl Roce {
 }
 
 impl Attended {
-    /// Returns true if anything has happened.
+    /// Polls all fabrics. Returns true if a poll returned events.
     fn attend(&self) -> bool {
         let mut polled = Vec::new();
         let count = self.fabric.poll(&mut polled);

@@ -11,7 +11,7 @@ use crate::world::Network;
 const REQUESTS: usize = 250;
 
 /// Returns the number of packets, or trains, that the rule changed on arrival at each side, and the packets dropped
-/// there. In a rule, `@th` counts bits from the UDP header on, which has 64.
+/// there. In a rule, `@th` counts bits from the start of the UDP header, which has 64 bits.
 fn with_rule(rule: &str, singly: bool) -> Option<[(u64, Dropped); 2]> {
     let network = Network::new()?;
     if singly {
@@ -36,7 +36,8 @@ fn with_rule(rule: &str, singly: bool) -> Option<[(u64, Dropped); 2]> {
     Some([0, 1].map(|side| (changed[side], dropped(&pair)[side])))
 }
 
-/// Checks that each changed packet is refused, or counted as a stranger's, and that no other packet is.
+/// Checks that the fabric refuses each changed packet, or counts it as unknown if `is_stranger` is true, and that it
+/// accepts all other packets.
 fn check_damage(rule: &str, singly: bool, is_stranger: bool) {
     let Some(sides) = with_rule(rule, singly) else { return };
     for (changed, dropped) in sides {

@@ -1,4 +1,4 @@
-//! Packets that the peer did not send, or sent earlier, from its address and from others.
+//! Forged and replayed packets, from the peer's address and from other addresses.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -16,7 +16,7 @@ use crate::world::Network;
 /// Number of forged packets between two polls of the fabric, few enough to fit its socket buffer.
 const AT_ONCE: usize = 16;
 /// Two ends, of which the first captures its packets, and a sender on its side that forges packets.
-struct Stage {
+struct Setup {
     _network: Network,
     cluster: Cluster,
     pair: Pair,
@@ -31,8 +31,8 @@ struct Counted {
     queue_pairs: Counters,
 }
 
-impl Stage {
-    fn new() -> Option<Stage> {
+impl Setup {
+    fn new() -> Option<Setup> {
         let network = Network::new()?;
         network.cut_trains();
         let cluster = Cluster::new();
@@ -45,7 +45,7 @@ impl Stage {
         let raw =
             || socket_with(AddressFamily::INET, SocketType::RAW, SocketFlags::CLOEXEC, Some(ipproto::RAW));
         let forger = network.inside(0, raw).unwrap();
-        Some(Stage { _network: network, cluster, pair, traffic, forger })
+        Some(Setup { _network: network, cluster, pair, traffic, forger })
     }
 
     /// Returns all packets that the first end has sent to the second.
@@ -91,30 +91,30 @@ impl Stage {
     }
 
     /// Checks that the connection still works.
-    fn go_on(mut self) {
+    fn expect_traffic(mut self) {
         self.traffic.run(&mut self.pair, 100);
     }
 }
 
 #[test]
-fn packets_that_the_network_repeats_do_nothing() {
-    let Some(mut stage) = Stage::new() else { return };
-    let sent = stage.sent();
+fn repeated_packets_have_no_effect() {
+    let Some(mut setup) = Setup::new() else { return };
+    let sent = setup.sent();
     // Overwrites the bytes that the first writes wrote.
-    stage.traffic.run(&mut stage.pair, 60);
-    stage.pair.settle();
-    let before = stage.counted();
+    setup.traffic.run(&mut setup.pair, 60);
+    setup.pair.settle();
+    let before = setup.counted();
     // Each copy of a probe is answered, and has no other effect.
     let is_probe = |datagram: &&Datagram| datagram.payload()[0] == 0xd0;
     let all: Vec<Vec<u8>> =
         sent.iter().filter(|datagram| !is_probe(datagram)).map(|datagram| datagram.ip.clone()).collect();
-    stage.inject(&all, |counted| counted.queue_pairs.arrived);
-    let after = stage.counted();
+    setup.inject(&all, |counted| counted.queue_pairs.arrived);
+    let after = setup.counted();
     println!("before {before:?}\nafter {after:?}");
     assert_eq!(after.dropped, before.dropped);
     let kinds = |counted: &Counted| {
         counted.queue_pairs.duplicates + counted.queue_pairs.stale + counted.queue_pairs.malformed
     };
     assert_eq!(kinds(&after) - kinds(&before), all.len() as u64);
-    stage.go_on();
+    setup.expect_traffic();
 }

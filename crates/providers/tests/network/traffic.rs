@@ -1,5 +1,5 @@
-//! Requests of all kinds in both directions at the same time: each is executed once and in order, whatever the network
-//! does.
+//! Requests of all kinds in both directions at the same time. Each request is executed once and in order, although the
+//! network loses, repeats and reorders packets.
 //!
 //! In one lane, an end writes parts of constant data to random places of the other end's memory, and reads constant
 //! data there; in the other lane it sends messages and notifications, and executes fetch-adds and swaps. No other
@@ -36,10 +36,10 @@ struct Side {
     word_values: [u64; WORDS as usize],
     /// Buffers for results of reads, one for each posted request.
     read: (Key, Window),
-    /// Expected results of its posted requests, by lane and in order.
+    /// Expected results of this end's posted requests, by lane and in order.
     expected: [VecDeque<(WorkId, Expected)>; 2],
-    /// Messages that it must receive, in order.
-    told: VecDeque<(Vec<u8>, u32)>,
+    /// Messages that this end must still receive, in order.
+    messages: VecDeque<(Vec<u8>, u32)>,
     count: usize,
     /// Number of requests that were reads.
     reads: usize,
@@ -74,7 +74,7 @@ impl Traffic {
                 word_values: [0; WORDS as usize],
                 read: end.register((POSTED_MAX * READ_BYTES_MAX) as u64),
                 expected: Default::default(),
-                told: VecDeque::new(),
+                messages: VecDeque::new(),
                 count: 0,
                 reads: 0,
             }
@@ -102,7 +102,7 @@ impl Traffic {
                     self.check(end, event);
                 }
             }
-            self.sides.iter().all(|side| side.told.is_empty()).then_some(())
+            self.sides.iter().all(|side| side.messages.is_empty()).then_some(())
         });
         self.check_memory();
     }
@@ -153,12 +153,12 @@ impl Traffic {
                 let bytes = this.constant.1[range(&mut self.random, BYTES, 9000)].to_vec();
                 let imm = count as u32;
                 let id = pair.post(end, Operation::Send { bytes: &bytes, imm });
-                other.told.push_back((bytes, imm));
+                other.messages.push_back((bytes, imm));
                 (0, id, Expected::Done)
             }
             5 => {
                 let imm = count as u32;
-                other.told.push_back((Vec::new(), imm));
+                other.messages.push_back((Vec::new(), imm));
                 let local = inline(&[]);
                 let notify = Operation::WriteImm { local, remote: remote(other.written.0, 0), imm };
                 (0, pair.post(end, notify), Expected::Done)
@@ -193,10 +193,10 @@ impl Traffic {
         let side = &mut self.sides[end];
         let (id, old) = match kind {
             CompletionKind::Received { bytes, imm } => {
-                return assert_eq!(side.told.pop_front(), Some((bytes, imm)));
+                return assert_eq!(side.messages.pop_front(), Some((bytes, imm)));
             }
             CompletionKind::Notified { imm } => {
-                return assert_eq!(side.told.pop_front(), Some((Vec::new(), imm)));
+                return assert_eq!(side.messages.pop_front(), Some((Vec::new(), imm)));
             }
             CompletionKind::Done { id } => (id, None),
             CompletionKind::Atomic { id, old } => (id, Some(old)),

@@ -28,7 +28,7 @@ fn is_translated(address: SocketAddr) -> bool {
 }
 
 /// Posts a write whose packets arrive from another address; returns when the other end has reported that address.
-fn write_in_vain(pair: &mut Pair) -> halite_fabric::Key {
+fn write_refused(pair: &mut Pair) -> halite_fabric::Key {
     let key = pair.ends[1].register(64).0;
     pair.post(0, Operation::Write { local: inline(b"from elsewhere"), remote: remote(key, 0) });
     let change = pair.until("packets from elsewhere", |pair| {
@@ -52,7 +52,7 @@ fn a_rebound_peer_is_reported_and_goes_on_later() {
     let (key, memory) = pair.ends[1].register(64);
     translate(&network);
     let id = pair.post(0, Operation::Write { local: inline(b"salt"), remote: remote(key, 0) });
-    write_in_vain(&mut pair);
+    write_refused(&mut pair);
     assert!(pair.ends.iter().all(|end| end.events.is_empty()), "no connection ends because of it");
     assert_eq!(bytes_of(&memory, 0, 4), [0; 4]);
     network.must(0, "nft delete table ip translated");

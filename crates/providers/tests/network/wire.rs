@@ -67,7 +67,7 @@ fn number(field: &str, text: &str) -> Option<u64> {
 
 /// Returns the fields of a packet as sent; `None` for Halite's own opcodes, of which Wireshark knows only the
 /// transport header.
-fn meant(sent: &Datagram) -> Option<Values> {
+fn expected(sent: &Datagram) -> Option<Values> {
     let (body, icrc) = sent.payload().split_last_chunk::<4>().unwrap();
     let packet = Packet::parse(body).unwrap();
     let (mut reth, mut words, mut aeth, mut old, mut imm) = ([None; 3], [None; 2], [None; 2], None, None);
@@ -119,8 +119,8 @@ fn wireshark_reads_what_was_sent() {
     let (sent, rows) = (datagrams(&capture), decode(&capture, pair.ends[0].fabric.local_address().port()));
     assert!(sent.len() > 200 && sent.len() == rows.len(), "{} packets, {} rows", sent.len(), rows.len());
     for (index, (sent, row)) in sent.iter().zip(&rows).enumerate() {
-        if let Some(meant) = meant(sent) {
-            assert_eq!(*row, meant, "packet {index} of {FIELDS:?}");
+        if let Some(expected) = expected(sent) {
+            assert_eq!(*row, expected, "packet {index} of {FIELDS:?}");
         }
     }
 }

@@ -4,7 +4,8 @@
 //!   side 0: left, 10.77.0.1, fd77::1  ◄── veth pair ──►  side 1: right, 10.77.0.2, fd77::2
 //! ```
 //!
-//! The networks have no names: the kernel removes them with the last descriptor and process, however the test ends.
+//! The networks have no names, so the kernel removes them with their last descriptor and process, even if the test
+//! fails.
 
 use std::fs::File;
 use std::io::Write;
@@ -138,7 +139,7 @@ impl Network {
     }
 }
 
-/// Switches the thread back to the network it came from.
+/// Switches the thread back to its original network when dropped.
 struct Back<'a>(BorrowedFd<'a>);
 
 impl Drop for Back<'_> {

@@ -87,9 +87,9 @@ impl Crowd {
     }
 
     #[track_caller]
-    fn until(&mut self, what: &str, mut is_so: impl FnMut(&mut Crowd) -> bool) {
+    fn until(&mut self, what: &str, mut condition: impl FnMut(&mut Crowd) -> bool) {
         let deadline = Instant::now() + PATIENCE;
-        while !is_so(self) {
+        while !condition(self) {
             assert!(Instant::now() < deadline, "waited in vain for {what}");
             self.turn();
         }
@@ -237,7 +237,7 @@ fn check_wakes(receivers: usize) {
 
 /// Opens a node whose packets are received by a thread, and a peer that is connected to it.
 fn node_with_a_receiver_thread(cluster: &Cluster) -> (Node, Node, PeerId) {
-    // A lease that does not end during the test, so that its timer wakes no sleeper.
+    // The lease does not end during the test, so its timer wakes no sleeper.
     let lease = 2 * PATIENCE;
     let config = |name, receivers| RoceConfig { receivers, lease, ..RoceConfig::new(&cluster.0, name) };
     let mut busy = Node::of(RoceFabric::open(config("busy", 1)).unwrap());
@@ -278,7 +278,8 @@ fn receivers_serve_peers_while_no_thread_polls() {
     }
 }
 
-/// Messages without wake-up fill the queue until the node receives no more; then the sleeper is woken, and makes room.
+/// Unsolicited messages fill the queue until the node receives no more. Then the fabric wakes the sleeper, which makes
+/// room.
 #[test]
 fn receivers_without_room_wake_a_sleeper() {
     let _alone = alone();
@@ -336,7 +337,7 @@ fn flood(peer: &mut Node, to_busy: PeerId) -> u32 {
 }
 
 #[test]
-fn a_fabric_ends_though_its_threads_wait_for_room() {
+fn a_fabric_closes_while_its_threads_wait_for_room() {
     let _alone = alone();
     let cluster = Cluster::new();
     let (busy, mut peer, to_busy) = node_with_a_receiver_thread(&cluster);

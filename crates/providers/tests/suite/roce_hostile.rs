@@ -118,7 +118,7 @@ fn dial(cluster: &Cluster) -> OwnedFd {
 }
 
 #[test]
-fn bad_and_missing_greetings_are_hung_up_on() {
+fn bad_and_missing_greetings_end_the_connection() {
     let cluster = Cluster::new();
     let brief =
         |name| RoceConfig { handshake_timeout: Duration::from_secs(5), ..RoceConfig::new(&cluster.0, name) };

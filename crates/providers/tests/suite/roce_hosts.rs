@@ -1,4 +1,4 @@
-//! Connections between hosts: only peers that know the secret connect, whatever strangers send to the port.
+//! Connections between hosts: only peers that know the secret connect, even while unauthenticated senders use the port.
 
 use crate::common;
 
@@ -95,9 +95,9 @@ fn port_of(fabric: &RoceFabric) -> SocketAddr {
     fabric.control_port().expect("other hosts may dial")
 }
 
-fn as_it_is(_: &mut RoceConfig) {}
+fn unchanged(_: &mut RoceConfig) {}
 
-fn in_a_hurry(config: &mut RoceConfig) {
+fn with_short_timeouts(config: &mut RoceConfig) {
     config.handshake_timeout = Duration::from_secs(3);
 }
 
@@ -113,11 +113,11 @@ fn dialling_without_a_secret_fails_with_a_reason() {
 }
 
 #[test]
-fn strangers_at_the_port_are_hung_up_on() {
+fn connections_without_the_secret_are_closed() {
     let mut world = World::new();
     let secrets = secrets();
-    let one = world.open("one", secrets.clone(), as_it_is);
-    let two = world.open("two", secrets, in_a_hurry);
+    let one = world.open("one", secrets.clone(), unchanged);
+    let two = world.open("two", secrets, with_short_timeouts);
     for says in [&b"GET / HTTP/1.1\r\n\r\n"[..], b"HLT\x09", b"HLT\x02\x02\xff\xff", &[0xff; 5000]] {
         let mut stranger = TcpStream::connect(port_of(&two)).unwrap();
         stranger.write_all(says).unwrap();
@@ -135,11 +135,11 @@ fn strangers_at_the_port_are_hung_up_on() {
 }
 
 #[test]
-fn a_crowd_of_strangers_gets_few_places() {
+fn unauthenticated_connections_are_limited() {
     let mut world = World::new();
     let secrets = secrets();
-    let one = world.open("one", secrets.clone(), as_it_is);
-    let two = world.open("two", secrets, in_a_hurry);
+    let one = world.open("one", secrets.clone(), unchanged);
+    let two = world.open("two", secrets, with_short_timeouts);
     let mut crowd: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(port_of(&two)).unwrap()).collect();
     for stranger in &mut crowd {
         world.read_all(stranger);
@@ -148,14 +148,14 @@ fn a_crowd_of_strangers_gets_few_places() {
     world.connect(&one, &two);
 }
 
-/// A port that closes this many connections, and then forwards connections to another port.
-struct Fickle {
+/// A port that closes the first connections, and forwards later connections to another port.
+struct FlakyPort {
     address: SocketAddr,
     dialled: Arc<AtomicUsize>,
 }
 
-impl Fickle {
-    fn new(hang_ups: usize, to: SocketAddr) -> Fickle {
+impl FlakyPort {
+    fn new(hang_ups: usize, to: SocketAddr) -> FlakyPort {
         let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let (address, dialled) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
         let count = dialled.clone();
@@ -164,16 +164,16 @@ impl Fickle {
             for stream in listener.incoming().map_while(Result::ok) {
                 if count.fetch_add(1, Relaxed) >= hang_ups {
                     let there = TcpStream::connect(to).unwrap();
-                    carry(stream.try_clone().unwrap(), there.try_clone().unwrap());
-                    carry(there, stream);
+                    forward(stream.try_clone().unwrap(), there.try_clone().unwrap());
+                    forward(there, stream);
                 }
             }
         });
-        Fickle { address, dialled }
+        FlakyPort { address, dialled }
     }
 }
 
-fn carry(mut from: TcpStream, mut to: TcpStream) {
+fn forward(mut from: TcpStream, mut to: TcpStream) {
     std::thread::spawn(move || {
         let _ = std::io::copy(&mut from, &mut to);
         let _ = to.shutdown(std::net::Shutdown::Write);
@@ -181,12 +181,12 @@ fn carry(mut from: TcpStream, mut to: TcpStream) {
 }
 
 #[test]
-fn a_dial_that_is_hung_up_on_is_repeated() {
+fn a_dial_is_repeated_after_a_hang_up() {
     let mut world = World::new();
     let secrets = secrets();
-    let one = world.open("one", secrets.clone(), as_it_is);
-    let two = world.open("two", secrets, as_it_is);
-    let fickle = Fickle::new(3, port_of(&two));
+    let one = world.open("one", secrets.clone(), unchanged);
+    let two = world.open("two", secrets, unchanged);
+    let fickle = FlakyPort::new(3, port_of(&two));
     one.connect(&fickle.address.to_string(), b"hello");
     world.until_connected([&one, &two]);
     assert_eq!(fickle.dialled.load(Relaxed), 4);

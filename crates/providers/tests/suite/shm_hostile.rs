@@ -1,4 +1,5 @@
-//! A hostile process at the socket, or in its ring, loses its own connection and has no other effect.
+//! A hostile process that sends invalid messages, or corrupts its ring, loses its own connection and has no other
+//! effect.
 
 use crate::common;
 
@@ -55,7 +56,7 @@ impl Client {
         self.send(&packet(HELLO, b"\0hostile"), &fds);
     }
 
-    /// Sends a hello; its sleepers sleep on `bells`, the progress thread on the first.
+    /// Sends a hello. The client's progress thread sleeps on the first of these descriptors, its callers on the second.
     fn hello_with(&self, hello: &Hello, [progress, caller]: [BorrowedFd<'_>; 2]) {
         let fds =
             [hello.pidfd.as_fd(), hello.mailbox.fd().unwrap(), hello.ring.fd().unwrap(), progress, caller];
@@ -125,7 +126,7 @@ fn check(attack: impl FnOnce(&Client)) {
     let client = Client::dial(&cluster);
     attack(&client);
     client.expect_hang_up();
-    // The attacker never was a peer, so the first event is the connection of an honest client.
+    // The attacker was never a peer, so the first event is the connection of an honest client.
     let mut honest = cluster.open("honest");
     let (_, to_honest) = connect(&mut honest, &mut victim, "victim.sock");
     victim.send(to_honest, b"welcome", 0).unwrap();
@@ -136,7 +137,7 @@ fn check(attack: impl FnOnce(&Client)) {
 fn check_connected(attack: impl FnOnce(&Client, &Hello)) {
     let cluster = Cluster::new();
     let hello = Hello::good();
-    let (mut victim, client, peer) = take_for_a_peer(&cluster, &hello);
+    let (mut victim, client, peer) = connect_as_peer(&cluster, &hello);
     attack(&client, &hello);
     assert_eq!(poll_until_event(&mut victim), Event::Disconnected { peer });
     assert_eq!(victim.try_event(), None);
@@ -144,7 +145,7 @@ fn check_connected(attack: impl FnOnce(&Client, &Hello)) {
     connect(&mut honest, &mut victim, "victim.sock");
 }
 
-fn take_for_a_peer(cluster: &Cluster, hello: &Hello) -> (Node, Client, PeerId) {
+fn connect_as_peer(cluster: &Cluster, hello: &Hello) -> (Node, Client, PeerId) {
     let mut victim = cluster.open("victim");
     let client = Client::dial(cluster);
     client.hello(hello);
@@ -166,7 +167,7 @@ fn poll_until_event(victim: &mut Node) -> Event {
 }
 
 #[test]
-fn garbage_and_strangers_are_turned_away() {
+fn malformed_first_messages_are_refused() {
     check(|client| client.send(b"GET / HTTP/1.1\r\n\r\n", &[]));
     check(|client| client.send(&[0xff; 2000], &[]));
     check(|client| client.send(&packet(99, b""), &[]));
@@ -174,7 +175,7 @@ fn garbage_and_strangers_are_turned_away() {
 }
 
 #[test]
-fn messages_out_of_turn_are_refused() {
+fn messages_out_of_order_are_refused() {
     check(|client| client.send(&packet(READY, b""), &[]));
     check(|client| client.send(&packet(DETACHED, b""), &[]));
     check(|client| client.segment(0, 4096, segment(4096).fd().unwrap()));
@@ -185,7 +186,7 @@ fn messages_out_of_turn_are_refused() {
 }
 
 #[test]
-fn a_process_that_is_not_the_peers_is_refused() {
+fn a_descriptor_of_another_process_is_refused() {
     let mut hello = Hello::good();
     hello.pidfd = pidfd(Pid::INIT);
     check(|client| client.hello(&hello));
@@ -194,7 +195,7 @@ fn a_process_that_is_not_the_peers_is_refused() {
 }
 
 #[test]
-fn rings_and_mailboxes_that_are_none_are_refused() {
+fn invalid_rings_and_mailboxes_are_refused() {
     let mut hello = Hello::good();
     hello.ring = segment(5000);
     check(|client| client.hello(&hello));
@@ -231,15 +232,15 @@ fn a_doorbell_that_could_block_is_refused() {
     let (_end, pipe) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
     refused(pipe.as_fd());
     refused(hello.ring.fd().unwrap());
-    // A descriptor that was announced but is missing, and one that was not announced.
+    // An announced descriptor that is missing, and a descriptor that was not announced.
     check(|client| client.send(&packet(HELLO, b"\x01"), &[hello.pidfd.as_fd()]));
     let fds = [hello.pidfd.as_fd(), hello.mailbox.fd().unwrap(), hello.ring.fd().unwrap(), blocking.as_fd()];
     check(|client| client.send(&packet(HELLO, b"\0"), &fds));
     check(|client| client.send(&packet(HELLO, b"\x02"), &fds));
 }
 
-/// Connects a client that sleeps on `bell`, runs `spoil` on its mailbox, and sends it `words`.
-fn check_rung(bell: Option<&OwnedFd>, spoil: impl FnOnce(&Arc<Segment>), words: u32) {
+/// Connects a client that sleeps on `bell`, runs `corrupt` on its mailbox, and sends it this many messages.
+fn check_rung(bell: Option<&OwnedFd>, corrupt: impl FnOnce(&Arc<Segment>), words: u32) {
     let cluster = Cluster::new();
     let mut victim = cluster.open("victim");
     let (client, hello) = (Client::dial(&cluster), Hello::good());
@@ -250,7 +251,7 @@ fn check_rung(bell: Option<&OwnedFd>, spoil: impl FnOnce(&Arc<Segment>), words: 
     client.send(&packet(READY, b""), &[]);
     client.expect_ready();
     let peer = victim.connected();
-    spoil(&hello.mailbox);
+    corrupt(&hello.mailbox);
     for word in 0..words {
         victim.send(peer, b"wake up", word).unwrap();
     }
@@ -261,7 +262,7 @@ fn arm(mailbox: &Arc<Segment>, way: u32) {
 }
 
 #[test]
-fn a_spoilt_doorbell_does_not_block_the_ringer() {
+fn a_corrupt_doorbell_does_not_block_the_ringer() {
     let bell = eventfd(EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
     let count = || {
         let mut count = [0; 8];
@@ -280,7 +281,7 @@ fn a_spoilt_doorbell_does_not_block_the_ringer() {
 }
 
 #[test]
-fn segments_that_are_not_as_promised_are_refused() {
+fn segments_of_another_length_or_key_are_refused() {
     let memory = segment(4096);
     for (key, len) in [(0, 4097), (0, u64::MAX), (0, 0), (1, 4096), (u32::MAX, 4096)] {
         check(|client| {
@@ -321,7 +322,7 @@ fn wrong_withdrawals_of_keys_end_the_connection() {
 }
 
 #[test]
-fn a_client_that_says_nothing_is_dropped_in_the_end() {
+fn a_silent_client_is_dropped() {
     let cluster = Cluster::new();
     let mut config = cluster.config("victim");
     config.handshake_timeout = std::time::Duration::from_millis(50);
@@ -332,7 +333,7 @@ fn a_client_that_says_nothing_is_dropped_in_the_end() {
 }
 
 #[test]
-fn a_crowd_is_told_to_come_back_later() {
+fn connections_beyond_the_maximum_are_refused() {
     let cluster = Cluster::new();
     let mut config = cluster.config("victim");
     config.peers_max = 1;
@@ -344,7 +345,7 @@ fn a_crowd_is_told_to_come_back_later() {
 }
 
 #[test]
-fn a_corrupt_ring_costs_the_connection() {
+fn a_corrupt_ring_ends_the_connection() {
     // Record headers with an impossible lap, with a payload that is too long, and of an unknown kind.
     for header in [u64::MAX, u64::from(u32::MAX) << 6 | 1, 7 << 3 | 1] {
         check_connected(|_, hello| hello.ring.window(128, 8).unwrap().store_u64(0, header).unwrap());
@@ -352,7 +353,7 @@ fn a_corrupt_ring_costs_the_connection() {
 }
 
 #[test]
-fn a_small_write_to_no_memory_ends_the_connection() {
+fn a_small_write_to_an_unknown_key_ends_the_connection() {
     check_connected(|_, hello| {
         let ring = hello.ring.window(0, hello.ring.len()).unwrap();
         let mut ring = ring::Producer::new(ring).unwrap();
@@ -362,16 +363,16 @@ fn a_small_write_to_no_memory_ends_the_connection() {
 }
 
 #[test]
-fn garbage_from_a_connected_peer_costs_the_connection() {
+fn an_invalid_message_of_a_peer_ends_the_connection() {
     check_connected(|client, _| client.send(b"garbage", &[]));
     check_connected(|client, _| client.send(&packet(READY, b""), &[]));
     check_connected(|client, hello| client.segment(7, 4096, hello.ring.fd().unwrap()));
 }
 
 #[test]
-fn hanging_up_is_no_cut_off() {
+fn a_hang_up_is_not_a_cut_off() {
     let cluster = Cluster::new();
-    let (mut victim, client, peer) = take_for_a_peer(&cluster, &Hello::good());
+    let (mut victim, client, peer) = connect_as_peer(&cluster, &Hello::good());
     drop(client);
     assert_eq!(victim.event(), Event::Disconnected { peer });
     assert_eq!(victim.try_event(), None);

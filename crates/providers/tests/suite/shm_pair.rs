@@ -8,7 +8,7 @@ use halite_providers::{OpenError, ShmFabric};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 
 #[test]
-fn a_name_belongs_to_one_living_fabric() {
+fn a_name_belongs_to_one_open_fabric() {
     let cluster = Cluster::new();
     let first = cluster.open("one");
     assert_eq!(cluster.listeners(), ["one.sock"]);
@@ -23,7 +23,7 @@ fn a_name_belongs_to_one_living_fabric() {
 
 /// A full backlog was once reported as a lack of memory that this process may lock.
 #[test]
-fn a_full_backlog_is_no_shortage_of_ours() {
+fn a_full_backlog_is_not_a_local_shortage() {
     let cluster = Cluster::new();
     let mut one = cluster.open("one");
     let new =

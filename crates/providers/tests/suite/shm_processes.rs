@@ -12,7 +12,7 @@ use rustix::process::{Signal, WaitOptions, kill_process, waitpid};
 /// Message that ends an `echo`.
 const END: u32 = u32::MAX;
 
-/// Stops the process, and returns when it has stopped: the signal alone may take effect in the middle of an answer.
+/// Stops the process, and waits until it has stopped, because the signal takes effect some time later.
 fn stop(role: &Role) {
     kill_process(role.pid(), Signal::STOP).unwrap();
     let (_, status) = waitpid(Some(role.pid()), WaitOptions::UNTRACED).unwrap().expect("it is our child");
@@ -31,7 +31,7 @@ fn echo() {
     loop {
         let (bytes, imm) = node.received();
         if imm == END {
-            // Exits without a goodbye: it drops nothing.
+            // Exits without dropping the fabric, so the peer gets no message.
             std::process::exit(0);
         }
         node.send(tester, &bytes, imm).unwrap();
@@ -89,7 +89,7 @@ fn a_killed_peer_is_disconnected_and_cut_off() {
 
 #[test]
 #[ignore = "needs root: .ci/deep slow"]
-fn sibling_pid_namespaces_see_each_other_end() {
+fn peers_in_sibling_pid_namespaces_detect_exits() {
     let cluster = Cluster::new();
     let Some(mut tester) = Role::start_in_namespace(&cluster, "shm_processes::tester_in_a_namespace") else {
         println!("left out: making a pid namespace takes root, and the programs setpriv and unshare");
@@ -116,7 +116,7 @@ fn a_stopped_peer_can_be_cut_off() {
 }
 
 #[test]
-fn where_killing_is_forbidden_a_peer_is_only_watched() {
+fn without_permission_to_kill_a_peer_is_only_watched() {
     let cluster = Cluster::new();
     let mut config = cluster.config("tester");
     config.fence = Fence::Never;

@@ -12,20 +12,20 @@ use halite_fabric::{Key, Operation, PeerId};
 use halite_providers::ShmConfig;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// More bytes than the role may map in addition.
-const MUCH: u64 = 1 << 30;
+/// Length of a segment that exceeds the role's limit, in bytes.
+const LARGE_BYTES: u64 = 1 << 30;
 
 #[test]
 #[ignore = "a role"]
-fn poor() {
+fn limited_role() {
     let Some(dir) = role_dir() else { return };
-    let mut node = Node::open(ShmConfig::new(dir, "poor"));
-    node.fabric.connect("rich.sock", b"poor");
+    let mut node = Node::open(ShmConfig::new(dir, "limited"));
+    node.fabric.connect("rich.sock", b"limited");
     let rich = node.connected();
     loop {
         let (order, key) = node.received();
         let answer = match &order[..] {
-            b"few addresses" => limit(Resource::As, Some(mapped_bytes() + MUCH / 2)),
+            b"few addresses" => limit(Resource::As, Some(mapped_bytes() + LARGE_BYTES / 2)),
             b"many addresses" => limit(Resource::As, None),
             b"no descriptors" => limit(Resource::Nofile, Some(lowest_free_descriptor())),
             b"many descriptors" => limit(Resource::Nofile, getrlimit(Resource::Nofile).maximum),
@@ -41,7 +41,7 @@ fn poor() {
 
 fn limit(of: Resource, current: Option<u64>) -> String {
     setrlimit(of, Rlimit { current, ..getrlimit(of) }).unwrap();
-    "limited".to_owned()
+    "done".to_owned()
 }
 
 fn mapped_bytes() -> u64 {
@@ -54,20 +54,20 @@ fn lowest_free_descriptor() -> u64 {
     std::fs::File::open("/dev/null").unwrap().as_raw_fd() as u64
 }
 
-/// Sends orders to the role, and returns its answers.
-struct Poor<'n> {
+/// Sends commands to the role, and returns its answers.
+struct LimitedRole<'n> {
     node: &'n mut Node,
     role: PeerId,
 }
 
-impl Poor<'_> {
-    fn told(&mut self, order: &str, key: u32) -> String {
+impl LimitedRole<'_> {
+    fn run(&mut self, order: &str, key: u32) -> String {
         self.node.send(self.role, order.as_bytes(), key).unwrap();
         String::from_utf8(self.node.received().0).unwrap()
     }
 
-    fn ordered(&mut self, order: &str) {
-        assert_eq!(self.told(order, 0), "limited");
+    fn set_limit(&mut self, order: &str) {
+        assert_eq!(self.run(order, 0), "done");
     }
 }
 
@@ -76,27 +76,27 @@ fn an_unmapped_segment_keeps_the_connection() {
     let cluster = Cluster::new();
     let mut rich = cluster.open("rich");
     rich.register(4096);
-    let _role = Role::start(&cluster, "shm_shortage::poor");
+    let _role = Role::start(&cluster, "shm_shortage::limited_role");
     let role = rich.connected();
-    let mut poor = Poor { node: &mut rich, role };
+    let mut limited = LimitedRole { node: &mut rich, role };
 
-    poor.ordered("few addresses");
-    let (_, large) = poor.node.register(MUCH);
-    assert_eq!(poor.told("write", 1), "Unmapped");
-    assert_eq!(poor.told("write", 0), "Success", "segments that fit can still be used");
-    poor.ordered("many addresses");
-    assert_eq!(poor.told("write", 1), "Success", "mapping is retried");
+    limited.set_limit("few addresses");
+    let (_, large) = limited.node.register(LARGE_BYTES);
+    assert_eq!(limited.run("write", 1), "Unmapped");
+    assert_eq!(limited.run("write", 0), "Success", "segments that fit can still be used");
+    limited.set_limit("many addresses");
+    assert_eq!(limited.run("write", 1), "Success", "mapping is retried");
     assert_eq!(common::bytes_of(&large, 0, 4), b"salt");
 
-    poor.ordered("no descriptors");
-    poor.node.register(4096);
-    assert_eq!(poor.told("write", 2), "Unmapped");
-    assert_eq!(poor.told("write", 1), "Success");
-    poor.ordered("many descriptors");
-    poor.node.register(4096);
-    assert_eq!(poor.told("write", 3), "Success", "a later segment is mapped");
+    limited.set_limit("no descriptors");
+    limited.node.register(4096);
+    assert_eq!(limited.run("write", 2), "Unmapped");
+    assert_eq!(limited.run("write", 1), "Success");
+    limited.set_limit("many descriptors");
+    limited.node.register(4096);
+    assert_eq!(limited.run("write", 3), "Success", "a later segment is mapped");
     assert_eq!(
-        poor.told("write", 4),
+        limited.run("write", 4),
         "RemoteAccess",
         "a key that does not exist gives another error than an unmapped segment"
     );

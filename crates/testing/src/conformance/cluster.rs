@@ -19,8 +19,8 @@ pub trait Harness {
     /// Creates an empty cluster. Dropping the result makes its nodes leave.
     fn create(&self) -> Box<dyn Place>;
 
-    /// Returns the number of repetitions of a case: `many` if repetitions are cheap and useful, otherwise `enough`,
-    /// which suffice.
+    /// Returns the number of repetitions of a case: `many` if repetitions are cheap and may find more faults, otherwise
+    /// `enough`.
     fn count(&self, _enough: usize, many: usize) -> usize {
         many
     }
@@ -171,8 +171,8 @@ impl Cluster {
     }
 }
 
-/// Repeats `attempt` until it succeeds. Other threads run in between, in pauses that grow. Panics after a maximum number
-/// of attempts; there is no time limit.
+/// Repeats `attempt` until it succeeds. Other threads run in between, in pauses that grow. Panics after a maximum
+/// number of attempts; there is no time limit.
 pub fn eventually<T>(what: &str, mut attempt: impl FnMut() -> Result<T, String>) -> T {
     const ATTEMPTS_MAX: u32 = 20_000;
     let mut last = String::new();

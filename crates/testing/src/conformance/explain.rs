@@ -8,8 +8,8 @@ use super::calls::PATIENCE;
 use super::cluster::{CHUNK, Cluster, Harness, eventually, everyone, shared};
 use super::refused;
 
-/// Expects that an explanation accounts for every byte under the node that holds it, and lists all pieces of a node
-/// that are reached in the same way as one entry.
+/// Expects that an explanation accounts for every byte under the node that holds it. If a node's pieces are reached in
+/// the same way, the explanation has one entry for all of them.
 pub fn an_explanation_covers_every_byte(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let session = cluster.session(1);

@@ -71,7 +71,7 @@ fn a_graph_run_ends_when_a_worker_dies() {
     assert!((sum_with(&cluster, 2, "after") - 1.0).abs() < 1e-9);
 }
 
-/// Returns false, and tells why, where the system refuses to report page faults.
+/// Returns true if the system reports page faults to this process. Otherwise prints the reason.
 fn can_share_pages() -> bool {
     match halite_mem::Paged::new(1, |_, _| {}) {
         Err(why @ (PagedError::Refused | PagedError::Unsupported)) => {
@@ -232,7 +232,7 @@ fn a_release_does_not_wait_for_the_lock_server() {
     share_pages(&mut cluster, "pages", work, |_| {});
 }
 
-/// Counts words, and tells what a worker has done.
+/// Counts words, and records the progress of a worker.
 #[derive(Default)]
 struct Watched {
     /// True once the worker has mapped a text.

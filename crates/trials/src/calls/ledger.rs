@@ -81,7 +81,7 @@ pub(super) struct NoAnswer {
 
 /// Maximum time until an answer that fits into a slot arrives, without faults.
 const SHORT_ANSWER_NS_MAX: u64 = 60_000;
-/// Maximum length of such an answer.
+/// Maximum length of an answer that [`SHORT_ANSWER_NS_MAX`] applies to, in bytes.
 const SHORT_ANSWER_BYTES_MAX: u32 = 4000;
 /// Maximum length of inputs that travel in rings of any size.
 const IN_RING_BYTES_MAX: u32 = 512;

@@ -38,7 +38,7 @@ pub enum Operation {
     },
     /// Changes the value.
     Change {
-        /// The change.
+        /// The change of the value.
         change: Change,
         /// Value that the change found in the word.
         found: u64,

@@ -571,7 +571,7 @@ fn unit_of(option: &[u8]) -> Option<(i64, bool)> {
     units.into_iter().find(|(name, _)| is(option, name)).map(|(_, unit)| unit)
 }
 
-/// Returns the expiry of such an option.
+/// Returns the expiry of an option with a time.
 fn time_of(
     number: &[u8],
     (unit_ms, is_absolute): (i64, bool),

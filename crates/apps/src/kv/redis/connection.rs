@@ -23,7 +23,7 @@ pub(super) const UNSENT_BYTES_MAX: usize = 256 << 10;
 const WAITING_BYTES_MAX: usize = 128 << 20;
 /// Maximum length of an incomplete request of a client that has not given the password.
 const UNAUTHENTICATED_BYTES_MAX: usize = 16 << 10;
-/// Time without progress after which such a client is disconnected.
+/// Time without progress after which the server disconnects a client that reads no replies.
 const STUCK: Duration = Duration::from_secs(5);
 /// Maximum number of postponed values that are requested at once.
 const LEFT_TOGETHER: usize = 16;
@@ -93,8 +93,8 @@ impl Input {
         self.end - self.begin
     }
 
-    /// Makes room behind the unprocessed input, in proportion to its length, so that moving it to the front takes linear
-    /// time in all. A client cannot take memory by announcing input that never comes.
+    /// Makes room behind the unprocessed input, in proportion to its length, so that moving it to the front takes
+    /// linear time in all. A client cannot take memory by announcing input that never comes.
     fn make_room(&mut self) {
         let missing = self.parser.len_min().saturating_sub(self.len());
         let room = missing.min(self.len()).max(self.len() / 4).max(READ_BYTES);

@@ -1,8 +1,8 @@
 //! An incremental parser of requests: an array of bulk strings, or a line.
 //!
 //! The decoder of crate `redis-protocol` is not suitable. It accepts any announced length of a bulk string, so an
-//! oversized request could be refused only after it had arrived, in memory of the server. It also parses arrays nested to any depth, although
-//! requests contain no nested arrays.
+//! oversized request could be refused only after the server had received it into memory. It also parses arrays nested
+//! to any depth, although requests contain no nested arrays.
 
 use std::mem::take;
 use std::ops::Range;
@@ -30,7 +30,8 @@ pub enum Parsed {
     Partial,
     /// Length of the first request; its [arguments](Parser::args) are available.
     Request(usize),
-    /// Length of a piece of a request that exceeds a limit. The caller drops this piece. `Some`: the request ends here.
+    /// Length of a piece of a request that exceeds a limit. The caller drops this piece. The second value is the limit
+    /// if the request ends with this piece; otherwise `None`.
     Dropped(usize, Option<Excess>),
 }
 
@@ -126,8 +127,8 @@ impl std::ops::Index<usize> for Args<'_> {
 }
 
 impl Parser {
-    /// Continues to parse `bytes`, which start with the same bytes as in the last call, without those that the caller
-    /// has dropped since, or with a new request.
+    /// Continues to parse the current request, or starts the next one. `bytes` must start with the unprocessed bytes of
+    /// the last call: those that the caller has not dropped and that belong to no finished request.
     pub fn parse(&mut self, bytes: &[u8]) -> Result<Parsed, ProtocolError> {
         if self.excess.is_some() {
             return self.drop_rest(bytes);

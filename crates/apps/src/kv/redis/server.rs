@@ -45,7 +45,7 @@ pub enum ServerError {
     /// The system refused an operation that the server depends on.
     #[error("cannot {what}: {source}")]
     System {
-        /// The operation.
+        /// The operation that failed, such as `watch the listener`.
         what: &'static str,
         /// The system's error.
         source: io::Error,
@@ -231,7 +231,9 @@ impl Server {
                 self.backend.forget();
                 self.must_reopen = false;
             }
-            Err(error) => tracing::warn!("the store cannot be opened again yet: {error}"),
+            Err(error) => {
+                tracing::warn!("cannot open the store again: {error}; the server retries every second")
+            }
         }
     }
 

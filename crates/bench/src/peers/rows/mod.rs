@@ -18,17 +18,17 @@ const GIB: u64 = 1 << 30;
 /// A figure of a sample.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Figure {
-    /// Median time of an operation, us.
+    /// Median time of an operation, in us.
     Latency,
-    /// 99th percentile of the time of an operation, us.
+    /// 99th percentile of the time of an operation, in us.
     P99,
-    /// Median round trip, us, of a ping-pong whose operation is half a round trip.
+    /// Median round trip in us, of a ping-pong whose operation is half a round trip.
     RoundTrip,
-    /// 99th percentile of the round trip, us, of a ping-pong whose operation is half a round trip.
+    /// 99th percentile of the round trip in us, of a ping-pong whose operation is half a round trip.
     P99RoundTrip,
-    /// Mean time of an operation, us.
+    /// Mean time of an operation, in us.
     Mean,
-    /// Mean round trip, us, for peers that print medians in coarse steps.
+    /// Mean round trip in us, for peers that print medians in coarse steps.
     MeanRoundTrip,
     /// Operations per second times their size, in MB/s (10^6 bytes per second).
     Bandwidth,
@@ -36,17 +36,17 @@ pub enum Figure {
     PrintedBandwidth,
     /// Millions of operations per second.
     Rate,
-    /// Time of the same operation by bare loads and stores in the same run, us.
+    /// Time of the same operation by bare loads and stores in the same run, in us.
     BaselineLatency,
     /// Bandwidth of bare copies in the same run.
     BaselineBandwidth,
-    /// Time of an operation beyond its baseline, ns.
+    /// Time of an operation beyond its baseline, in ns.
     Overhead,
-    /// Processor time of an operation, us.
+    /// Processor time of an operation, in us.
     Cpu,
-    /// Processor time of an operation if both ends poll without sleeping, us.
+    /// Processor time of an operation if both ends poll without sleeping, in us.
     PollingCpu,
-    /// Processor time per operation of all processes of a run, including their start and end, us.
+    /// Processor time per operation of all processes of a run, including their start and end, in us.
     ProcessesCpu,
     /// Used part of the memory that the server reserves for requests, %.
     Used,

@@ -11,7 +11,7 @@ use halite_fabric::ConnectTrouble;
 use super::super::connection::Connection;
 use super::super::control::Attempt;
 use super::super::greeting::{MESSAGE_BYTES_MAX, Message};
-use super::super::line::Heard;
+use super::super::line::LineEvent;
 use super::super::{lock, write};
 use super::{Core, NEVER};
 
@@ -35,7 +35,7 @@ impl Core {
             return false;
         }
         // Closing a socket with unread input resets it, and the last message would be lost.
-        while let Some(Heard::Message(_)) = control.receive(connection.token) {}
+        while let Some(LineEvent::Message(_)) = control.receive(connection.token) {}
         let rest = connection.rest(&self.registered, MESSAGE_BYTES_MAX);
         let is_sent =
             rest.and_then(Message::left_with).is_some_and(|left| control.send_last(connection.token, &left));
@@ -61,7 +61,8 @@ impl Core {
                 table.lanes.remove(&qpn.value());
             }
             if table.peers.is_empty() {
-                // Without connections no queue pair has a deadline. A new one enters the table before it sets one.
+                // Without connections, no queue pair has a deadline. A new queue pair enters the table before it sets a
+                // deadline.
                 self.due_ns.store(NEVER, SeqCst);
             }
         }
@@ -76,7 +77,7 @@ impl Core {
     /// Stores the path MTU that this connection found, for the next connection to the same host.
     fn record_path_mtu(&self, connection: &Connection) {
         if let Some(found) = connection.found_path() {
-            lock(&self.paths).note(connection.address.ip(), found, connection.mtu);
+            lock(&self.paths).record(connection.address.ip(), found, connection.mtu);
         }
     }
 

@@ -16,10 +16,10 @@ use super::Core;
 const CONTROL_NS: u64 = 2_000_000;
 /// Number of consecutive full batches after which due timers run anyway. Before that, they wait, because the packet
 /// that would stop the timer may still be in the socket.
-const BATCHES_BEFORE_TIME: u32 = 16;
-/// Maximum delay of timers, in ns, while packets wait in the sockets of receivers, which may themselves wait for a
-/// core.
-const TIME_LATE_NS: u64 = 2_000_000;
+const BATCHES_BEFORE_TIMERS: u32 = 16;
+/// Maximum delay of timers, in ns, while packets wait in the sockets of receivers. The receivers may themselves wait
+/// for a core.
+const TIMERS_LATE_NS: u64 = 2_000_000;
 
 /// Result of one receive from a socket.
 #[derive(Clone, Copy, Default, Debug)]
@@ -29,7 +29,7 @@ pub(in crate::roce) struct Received {
     /// True if the caller must wake sleeping threads.
     pub(in crate::roce) rings: bool,
     /// True if a packet came from a peer.
-    is_of_peers: bool,
+    is_from_peer: bool,
 }
 
 impl Core {
@@ -41,17 +41,17 @@ impl Core {
         let (is_more, runs_timers) = if self.receivers.is_empty() {
             let is_more = self.receive(&mut batch, now_ns);
             batch.on_polled(is_more);
-            (is_more, batch.full_in_a_row().is_multiple_of(BATCHES_BEFORE_TIME))
+            (is_more, batch.full_in_a_row().is_multiple_of(BATCHES_BEFORE_TIMERS))
         } else {
             // With receivers, waiting packets do not delay this thread's handshakes.
             let full_in_a_row = self.full_in_a_row_of_receivers();
-            let is_late = now_ns >= self.due_ns.load(SeqCst).saturating_add(TIME_LATE_NS);
+            let is_late = now_ns >= self.due_ns.load(SeqCst).saturating_add(TIMERS_LATE_NS);
             assert!(!self.has_receiver_panicked.load(Relaxed), "{POISONED}");
-            (false, full_in_a_row == 0 || full_in_a_row >= BATCHES_BEFORE_TIME || is_late)
+            (false, full_in_a_row == 0 || full_in_a_row >= BATCHES_BEFORE_TIMERS || is_late)
         };
         let seen_ns = self.control_seen_ns.load(Relaxed);
-        // A sleeper's request for a check takes effect even if packets wait: strangers may have sent them, and the
-        // sleeper has consumed the edge of the control message.
+        // Checks the control sockets at a sleeper's request even if packets wait. Unknown senders may have sent these
+        // packets, and the sleeper has already consumed the edge of the control message.
         if seen_ns == 0 || !is_more && now_ns >= seen_ns + CONTROL_NS {
             self.control_seen_ns.store(now_ns, Relaxed);
             self.poll_control(&mut batch, now_ns);
@@ -97,7 +97,7 @@ impl Core {
             if received.rings {
                 self.bell.on_arrival();
             }
-            if received.is_of_peers {
+            if received.is_from_peer {
                 // The lock of the batch excludes other writers; readers need no ordering.
                 self.traffic.store(self.traffic.load(Relaxed).wrapping_add(1), Relaxed);
             }
@@ -159,7 +159,7 @@ impl Core {
                 }
             }
             if has_come {
-                received.is_of_peers = true;
+                received.is_from_peer = true;
                 self.rebalance_if_due(&port.sharing, has_begun, now_ns);
             }
             if !has_come && !connection.is_up() && connection.address_change().is_some() {
@@ -192,8 +192,8 @@ impl Core {
             return false;
         };
         connection.heard_ns.store(now_ns, Relaxed);
-        // A peer that sends requests has received this end's answer; its Ready may arrive later. A probe still asks for
-        // the answer.
+        // A peer that sends requests has received this end's answer, although its Ready may arrive later. A peer that
+        // sends a probe may still wait for the answer.
         let is_probe = matches!(packet.headers, Headers::Probe(_) | Headers::ProbeAnswer(_));
         if is_probe {
             if connection.on_probe() {

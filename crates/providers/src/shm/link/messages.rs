@@ -23,18 +23,18 @@ const TURN_MESSAGES_MAX: usize = 256;
 impl Link {
     /// Receives the waiting messages; returns true if more messages may wait. Fails if the peer sends an invalid
     /// message, or hangs up during the handshake.
-    pub(super) fn hear(&self, core: &Core, state: &mut LinkState) -> Result<bool, Trouble> {
+    pub(super) fn receive_messages(&self, core: &Core, state: &mut LinkState) -> Result<bool, Trouble> {
         for _ in 0..TURN_MESSAGES_MAX {
             let Some(socket) = state.socket.clone() else {
                 return Ok(false);
             };
             match socket::receive(socket.as_fd()) {
                 Ok(Received::Nothing) => return Ok(false),
-                Ok(Received::HungUp) => return self.hear_hang_up(core, state).map(|()| false),
+                Ok(Received::HungUp) => return self.handle_hang_up(core, state).map(|()| false),
                 Ok(Received::Message(message, fds)) => {
-                    self.hear_message(core, state, socket.as_fd(), message, fds)?;
+                    self.handle_message(core, state, socket.as_fd(), message, fds)?;
                 }
-                Ok(Received::Bare(message)) => self.hear_bare(core, state, message)?,
+                Ok(Received::Bare(message)) => self.handle_without_descriptors(core, state, message)?,
                 Err(error) => return Err(error.into()),
             }
         }
@@ -45,7 +45,7 @@ impl Link {
         Ok(true)
     }
 
-    fn hear_hang_up(&self, core: &Core, state: &mut LinkState) -> Result<(), Trouble> {
+    fn handle_hang_up(&self, core: &Core, state: &mut LinkState) -> Result<(), Trouble> {
         self.hang_up(core, state);
         match state.phase {
             Phase::Greeting { .. } => Err("the peer hung up".into()),
@@ -56,7 +56,7 @@ impl Link {
         }
     }
 
-    fn hear_message(
+    fn handle_message(
         &self,
         core: &Core,
         state: &mut LinkState,
@@ -64,25 +64,25 @@ impl Link {
         message: Message,
         fds: Vec<OwnedFd>,
     ) -> Result<(), Trouble> {
-        let greeted = state.heard.greeting.is_some();
+        let greeted = state.from_peer.greeting.is_some();
         let is_connected = matches!(state.phase, Phase::Connected { .. });
         match (message, &state.phase) {
             (Message::Hello { hello, .. }, Phase::Greeting { .. }) if !greeted => {
-                self.hear_hello(core, state, socket, hello, fds)
+                self.handle_hello(core, state, socket, hello, fds)
             }
             (Message::Segment { key, len }, Phase::Greeting { .. }) if greeted => {
-                let known = state.heard.segments.len();
+                let known = state.from_peer.segments.len();
                 check_key(core, known, key)?;
-                state.heard.segments.push(PeerSegment::Mapped(open_segment(only(&fds), len)?));
+                state.from_peer.segments.push(PeerSegment::Mapped(open_segment(only(&fds), len)?));
                 Ok(())
             }
             (Message::Segment { key, len }, Phase::Connected { peer }) => {
                 check_key(core, peer.segments(), key)?;
                 let segment = match open_segment(only(&fds), len) {
                     Ok(window) => PeerSegment::Mapped(window),
-                    // The shortage is ours, and affects only this segment.
+                    // This process lacks a resource, which affects only this segment.
                     Err(trouble @ Trouble::Ours(_)) => {
-                        report_unmapped(peer, len, &trouble);
+                        log_unmapped(peer, len, &trouble);
                         PeerSegment::Unmapped { fd: fds.into_iter().next(), len }
                     }
                     Err(trouble) => return Err(trouble),
@@ -93,27 +93,27 @@ impl Link {
             (Message::Withdrawn { key }, Phase::Greeting { .. } | Phase::Connected { .. })
                 if greeted || is_connected =>
             {
-                self.hear_withdrawn(core, state, key)
+                self.handle_withdrawn(core, state, key)
             }
             (Message::Forgotten { key }, Phase::Greeting { .. } | Phase::Connected { .. })
                 if lock(&core.withdrawn).is_awaited(key, self.token) =>
             {
-                core.tell_withdrawn(|withdrawn| withdrawn.forget(key, self.token));
+                core.update_withdrawn(|withdrawn| withdrawn.forget(key, self.token));
                 Ok(())
             }
-            // No longer needed; dropping the descriptor suffices.
+            // The segment is no longer needed, so this only drops its descriptor.
             (Message::Segment { .. }, Phase::Leaving { .. }) => Ok(()),
-            // While leaving, only Detached and exits end a peer's access.
+            // In the phase Leaving, only Detached or the peer's exit ends the peer's access.
             (Message::Withdrawn { .. } | Message::Forgotten { .. }, Phase::Leaving { .. }) => Ok(()),
-            (Message::Ready, Phase::Greeting { .. }) if greeted && !state.heard.ready => {
-                state.heard.ready = true;
+            (Message::Ready, Phase::Greeting { .. }) if greeted && !state.from_peer.ready => {
+                state.from_peer.ready = true;
                 Ok(())
             }
             (Message::Detached, Phase::Connected { .. } | Phase::Leaving { .. }) => {
-                state.heard.detached = true;
+                state.from_peer.detached = true;
                 Ok(())
             }
-            (Message::Detached, Phase::Greeting { .. }) => Err("the peer gave up".into()),
+            (Message::Detached, Phase::Greeting { .. }) => Err("the peer ended the handshake".into()),
             (Message::Refused { reason }, Phase::Greeting { .. }) => {
                 Err(format!("the peer refused: {reason}").into())
             }
@@ -123,11 +123,11 @@ impl Link {
     }
 
     /// Drops a segment that the peer deregistered. If the peer never sent that segment, reserves its key.
-    fn hear_withdrawn(&self, core: &Core, state: &mut LinkState, key: u32) -> Result<(), Trouble> {
-        let LinkState { phase, heard, said, .. } = state;
+    fn handle_withdrawn(&self, core: &Core, state: &mut LinkState, key: u32) -> Result<(), Trouble> {
+        let LinkState { phase, from_peer, sent, .. } = state;
         let known = match phase {
             Phase::Connected { peer } => peer.segments(),
-            _ => heard.segments.len(),
+            _ => from_peer.segments.len(),
         };
         let is_dropped = match phase {
             _ if key as usize >= known => {
@@ -135,30 +135,35 @@ impl Link {
                 let placeholder = PeerSegment::Withdrawn { held: None };
                 match phase {
                     Phase::Connected { peer } => peer.push_segment(placeholder),
-                    _ => heard.segments.push(placeholder),
+                    _ => from_peer.segments.push(placeholder),
                 }
                 return Ok(());
             }
             Phase::Connected { peer } => peer.withdraw(key),
             _ => {
-                let segment = &mut heard.segments[key as usize];
+                let segment = &mut from_peer.segments[key as usize];
                 segment.withdrawn().map(|withdrawn| *segment = withdrawn).is_some()
             }
         };
         if !is_dropped {
             return Err(format!("key {key} was deregistered before").into());
         }
-        said.owed.push_back(Message::Forgotten { key });
+        sent.pending_key_messages.push_back(Message::Forgotten { key });
         Ok(())
     }
 
     /// Handles a message that arrived without its descriptors, because this process has no descriptors left.
-    fn hear_bare(&self, core: &Core, state: &LinkState, message: Message) -> Result<(), Trouble> {
+    fn handle_without_descriptors(
+        &self,
+        core: &Core,
+        state: &LinkState,
+        message: Message,
+    ) -> Result<(), Trouble> {
         let lack = Trouble::Ours(shortage::descriptors());
         match (message, &state.phase) {
             (Message::Segment { key, len }, Phase::Connected { peer }) => {
                 check_key(core, peer.segments(), key)?;
-                report_unmapped(peer, len, &lack);
+                log_unmapped(peer, len, &lack);
                 peer.push_segment(PeerSegment::Unmapped { fd: None, len });
                 Ok(())
             }
@@ -167,7 +172,7 @@ impl Link {
         }
     }
 
-    fn hear_hello(
+    fn handle_hello(
         &self,
         core: &Core,
         state: &mut LinkState,
@@ -179,77 +184,78 @@ impl Link {
         let source = Source::Exit { token: self.token };
         core.watch(&greeting.process.pidfd, source, EventFlags::IN | EventFlags::ET)
             .map_err(|error| format!("cannot watch the process: {error}"))?;
-        state.heard.greeting = Some(greeting);
+        state.from_peer.greeting = Some(greeting);
         Ok(())
     }
 
     /// Sends the pending messages for which the socket has room. The link sends the others when the socket has room
     /// again.
-    pub(super) fn speak(&self, core: &Core, state: &mut LinkState) {
+    pub(super) fn send_pending(&self, core: &Core, state: &mut LinkState) {
         let greeting = matches!(state.phase, Phase::Greeting { .. });
         let connected = matches!(state.phase, Phase::Connected { .. });
-        let silent = self.dialled.is_none() && !state.heard.ready;
+        let silent = self.dialled.is_none() && !state.from_peer.ready;
         if silent || !(greeting || connected) {
             return;
         }
-        if !state.said.hello {
+        if !state.sent.hello {
             let own = &core.own;
             let bells = Sleeper::KINDS.map(|kind| own.doorbell.descriptor(kind));
             let hello = Message::Hello { hello: self.hello.clone(), has_bells: bells[0].is_some() };
             let mut fds = vec![own.pidfd.as_fd(), descriptor(&own.mailbox), descriptor(&self.ring)];
             fds.extend(bells.into_iter().flatten());
-            state.said.hello = self.try_say(state, &hello, &fds);
+            state.sent.hello = self.try_send(state, &hello, &fds);
         }
-        let all_told = state.said.hello && self.speak_of_segments(core, state) && self.speak_of_keys(state);
-        if all_told && !state.said.ready {
-            state.said.ready = self.try_say(state, &Message::Ready, &[]);
+        let is_all_sent =
+            state.sent.hello && self.send_segments(core, state) && self.send_key_messages(state);
+        if is_all_sent && !state.sent.ready {
+            state.sent.ready = self.try_send(state, &Message::Ready, &[]);
         }
     }
 
     /// Sends the segments that the peer does not know yet. Returns true once all are sent.
-    fn speak_of_segments(&self, core: &Core, state: &mut LinkState) -> bool {
+    fn send_segments(&self, core: &Core, state: &mut LinkState) -> bool {
         loop {
-            let next = state.said.segments;
+            let next = state.sent.segments;
             let key = next as u32;
-            let is_said = match super::super::read(&core.registered).get(next).cloned() {
+            let is_sent = match super::super::read(&core.registered).get(next).cloned() {
                 None => return true,
-                Some(None) => self.try_say(state, &Message::Withdrawn { key }, &[]),
+                Some(None) => self.try_send(state, &Message::Withdrawn { key }, &[]),
                 Some(Some(window)) => {
                     let message = Message::Segment { key, len: window.len() };
-                    self.try_say(state, &message, &[descriptor(window.segment())])
+                    self.try_send(state, &message, &[descriptor(window.segment())])
                 }
             };
-            if !is_said {
+            if !is_sent {
                 return false;
             }
-            state.said.segments += 1;
+            state.sent.segments += 1;
         }
     }
 
     /// Sends the pending messages about deregistered keys. Returns true once all are sent.
-    fn speak_of_keys(&self, state: &mut LinkState) -> bool {
-        while let Some(message) = state.said.owed.front() {
-            if !self.try_say(state, message, &[]) {
+    fn send_key_messages(&self, state: &mut LinkState) -> bool {
+        while let Some(message) = state.sent.pending_key_messages.front() {
+            if !self.try_send(state, message, &[]) {
                 return false;
             }
-            state.said.owed.pop_front();
+            state.sent.pending_key_messages.pop_front();
         }
         true
     }
 
     /// Sends one message; returns false if the socket cannot take the message now.
-    pub(super) fn try_say(&self, state: &LinkState, message: &Message, fds: &[BorrowedFd<'_>]) -> bool {
+    pub(super) fn try_send(&self, state: &LinkState, message: &Message, fds: &[BorrowedFd<'_>]) -> bool {
         let Some(socket) = &state.socket else {
             return false;
         };
-        // Ignores a broken socket: hear() reports it, after the messages that may still wait in it.
+        // Ignores a broken socket: receive_messages() reports it, after the messages that may still wait in it.
         socket::send(socket.as_fd(), message, fds).unwrap_or(false)
     }
 }
 
-/// Returns the descriptor of one of our segments.
+/// Returns the descriptor of a segment of this process.
 fn descriptor(segment: &Segment) -> BorrowedFd<'_> {
-    segment.fd().expect("our own segments keep their descriptors")
+    segment.fd().expect("a segment of this process has a descriptor")
 }
 
 /// Checks that keys arrive in order and once each, so that a peer cannot replace the memory of a key in use.
@@ -264,7 +270,7 @@ fn only(fds: &[OwnedFd]) -> &OwnedFd {
     fds.first().expect("the socket counted the descriptors")
 }
 
-fn report_unmapped(peer: &Peer, len: u64, lack: &Trouble) {
+fn log_unmapped(peer: &Peer, len: u64, lack: &Trouble) {
     tracing::warn!("this process cannot map {len} bytes of {}: {lack}", peer.process);
 }
 
@@ -281,7 +287,7 @@ pub(super) fn wait_for_room(socket: &OwnedFd, deadline: Instant) -> bool {
     }
     let timeout = Timespec::try_from(left).ok();
     let mut fds = [PollFd::new(socket, PollFlags::OUT)];
-    // However the wait ends, the caller retries and checks the deadline.
+    // Ignores the result: the caller retries, and checks the deadline.
     let _ = rustix::event::poll(&mut fds, timeout.as_ref());
     true
 }
