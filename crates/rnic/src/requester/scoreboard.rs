@@ -40,6 +40,8 @@ struct Entry {
     sent_ns: u64,
     first_ns: u64,
     order: u64,
+    /// The same without a spare: a response tells only of the first copy that it arrived.
+    own_order: u64,
     copies: u32,
     /// Sequence numbers that the request with this number takes: above 1 for a read of several packets, 0 for the
     /// further numbers of such a read. If the request was sent several times, this is the smallest count, because the
@@ -53,14 +55,24 @@ struct Entry {
     request: u64,
 }
 
+/// What is in flight for a packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stream {
+    /// A transmission: the network roughly preserves the order of transmissions.
+    Sent,
+    /// The first response to a request that the peer has executed: the peer sends these in sequence, however long it has
+    /// kept their requests.
+    Responses,
+}
+
 /// The unacknowledged packets, from `una` on.
 #[derive(Debug)]
 pub(super) struct Scoreboard {
     una: u64,
     entries: VecDeque<Entry>,
-    /// The transmissions that may still be lost, by `order`, each with its packet's number. Some of them are settled
-    /// already.
-    sent: VecDeque<(u64, u64)>,
+    /// The packets whose loss is open, by [`Stream`]: the `order` and number of each, as they left. It also holds some
+    /// that are settled.
+    open: [VecDeque<(u64, u64)>; 2],
     /// The lost packets.
     lost: BTreeSet<u64>,
     /// Number after the last packet known to be executed.
@@ -94,7 +106,7 @@ impl Scoreboard {
         Scoreboard {
             una,
             entries: VecDeque::new(),
-            sent: VecDeque::new(),
+            open: Default::default(),
             lost: BTreeSet::new(),
             executed_end: una,
             order_next: 0,
@@ -109,6 +121,11 @@ impl Scoreboard {
 
     pub fn in_flight(&self) -> u32 {
         self.in_flight
+    }
+
+    /// Returns the number after the last packet known to be executed.
+    pub fn executed_end(&self) -> u64 {
+        self.executed_end
     }
 
     pub fn unanswered(&self) -> u32 {
@@ -138,13 +155,14 @@ impl Scoreboard {
             if self.index(sequence).is_none() {
                 debug_assert_eq!(sequence, self.una + self.entries.len() as u64, "no gaps");
                 self.unanswered += u32::from(returns_data);
-                let (state, order, copies, numbers) = (PacketState::Done, 0, 0, 0);
+                let (state, order, own_order, copies, numbers) = (PacketState::Done, 0, 0, 0, 0);
                 let (sent_ns, first_ns) = (now_ns, now_ns);
                 self.entries.push_back(Entry {
                     state,
                     sent_ns,
                     first_ns,
                     order,
+                    own_order,
                     copies,
                     numbers,
                     returns_data,
@@ -152,23 +170,25 @@ impl Scoreboard {
                     request,
                 });
             }
-            let (order, index) = (self.next_order(sequence), (sequence - self.una) as usize);
+            let order = self.next_order(Stream::Sent, sequence);
+            let index = (sequence - self.una) as usize;
             // A kept packet sent as a probe stays kept.
             if self.entries[index].state != PacketState::Kept {
                 self.set(index, PacketState::InFlight);
             }
             let entry = &mut self.entries[index];
-            (entry.sent_ns, entry.order, entry.copies) = (now_ns, order, entry.copies + 1);
+            (entry.order, entry.own_order) = (order, order);
+            (entry.sent_ns, entry.copies) = (now_ns, entry.copies + 1);
         }
         let entry = &mut self.entries[(sequence - self.una) as usize];
         entry.numbers = if entry.numbers == 0 { numbers } else { entry.numbers.min(numbers) };
     }
 
-    /// Returns the order of a transmission that begins now.
-    fn next_order(&mut self, sequence: u64) -> u64 {
+    /// Returns the order of what enters a stream now.
+    fn next_order(&mut self, stream: Stream, sequence: u64) -> u64 {
         let order = self.order_next;
         self.order_next += 1;
-        self.sent.push_back((order, sequence));
+        self.open[stream as usize].push_back((order, sequence));
         order
     }
 
@@ -196,7 +216,7 @@ impl Scoreboard {
     pub fn on_spare_sent(&mut self, sequence: u64, numbers: u32) {
         for sequence in sequence..sequence + u64::from(numbers) {
             let Some(index) = self.index(sequence) else { return };
-            self.entries[index].order = self.next_order(sequence);
+            self.entries[index].order = self.next_order(Stream::Sent, sequence);
         }
     }
 
@@ -218,7 +238,7 @@ impl Scoreboard {
 
     /// Marks a packet as arrived; `trip_ns` is the smallest round trip measured.
     fn mark_arrived(&mut self, now_ns: u64, trip_ns: u64, index: usize, state: PacketState) {
-        let Entry { state: before, sent_ns, order, copies, requests_ack, returns_data, .. } =
+        let Entry { state: before, sent_ns, own_order, copies, requests_ack, returns_data, .. } =
             self.entries[index];
         if before == PacketState::Kept || before == PacketState::Done {
             return self.set(index, state);
@@ -227,7 +247,7 @@ impl Scoreboard {
         let is_newest =
             before == PacketState::InFlight && (copies == 1 || now_ns.saturating_sub(sent_ns) >= trip_ns);
         if is_newest {
-            self.order_arrived = self.order_arrived.max(Some(order));
+            self.order_arrived = self.order_arrived.max(Some(own_order));
         } else {
             self.on_late_arrival(now_ns, index);
         }
@@ -268,18 +288,15 @@ impl Scoreboard {
             let Entry { returns_data, state, .. } = self.entries[index];
             match (returns_data, state) {
                 (false, _) => self.mark_arrived(now_ns, trip_ns, index, PacketState::Done),
-                // Its response is in flight now, and tracked as a packet sent twice, so that it gives no sample.
-                (true, PacketState::Kept) => {
+                // Its response left before one that has arrived. A kept packet is tracked as one sent twice, so that its
+                // response gives no sample.
+                (true, PacketState::Kept | PacketState::InFlight) => {
                     self.set(index, PacketState::InFlight);
-                    let order = self.next_order(sequence);
+                    let order = self.next_order(Stream::Responses, sequence);
                     let entry = &mut self.entries[index];
-                    (entry.sent_ns, entry.order, entry.copies) = (now_ns, order, 2);
-                }
-                // The request arrived, though its response may be lost.
-                (true, PacketState::InFlight) => {
-                    let entry = &self.entries[index];
-                    if entry.copies == 1 {
-                        self.order_arrived = self.order_arrived.max(Some(entry.order));
+                    entry.order = order;
+                    if state == PacketState::Kept {
+                        (entry.sent_ns, entry.first_ns, entry.copies) = (now_ns, now_ns, 2);
                     }
                 }
                 (true, PacketState::Lost | PacketState::Done) => {}
@@ -339,14 +356,9 @@ impl Scoreboard {
     /// earlier.
     // [ROCE-SEL-5]
     pub fn find_lost(&mut self, now_ns: u64, wait_ns: u64) -> (u32, Option<u64>) {
-        let (arrived, reorder_threshold) = (self.order_arrived, self.reorder_threshold);
-        self.mark_lost(|order, sent_ns| {
-            let Some(behind) =
-                arrived.and_then(|arrived| arrived.checked_sub(order)).filter(|behind| *behind > 0)
-            else {
-                return Some(u64::MAX);
-            };
-            let at_ns = sent_ns + wait_ns;
+        let reorder_threshold = self.reorder_threshold;
+        self.mark_lost(|behind, sent_ns| {
+            let at_ns = if behind == 0 { u64::MAX } else { sent_ns + wait_ns };
             (behind < reorder_threshold && now_ns < at_ns).then_some(at_ns)
         })
     }
@@ -355,32 +367,40 @@ impl Scoreboard {
     /// packets in flight. `stalled` is true if a response brought no progress; the probe may then have been beyond the
     /// span that the peer keeps. Returns the number of losses.
     pub fn find_lost_after_silence(&mut self, stalled: bool) -> u32 {
-        let arrived = self.order_arrived;
-        self.mark_lost(|order, _| (Some(order) >= arrived && !stalled).then_some(u64::MAX)).0
+        self.mark_lost(|behind, _| (behind == 0 && !stalled).then_some(u64::MAX)).0
     }
 
-    /// Marks as lost the packets in flight for which `until` returns `None`. Returns the number of losses and the
-    /// earliest time that `until` returned.
+    /// Marks as lost the packets in flight for which `until` returns `None`, given the number of places by which the
+    /// newest arrival of the stream is ahead, and the send time. Returns the number of losses and the earliest time that
+    /// `until` returned.
     ///
     /// A lost request is one packet on the path, however many response packets it requests. So these count as one loss.
     /// But if the peer has executed the request, the response packets themselves were lost, and each counts.
     // [ROCE-SEL-7]
     fn mark_lost(&mut self, until: impl Fn(u64, u64) -> Option<u64>) -> (u32, Option<u64>) {
-        let (mut losses, mut lost_request) = (0, None);
-        // Transmissions are lost in their order, so the first that is not ends the search.
-        while let Some((order, sequence)) = self.sent.front().copied() {
-            if let Some(index) = self.open_index(order, sequence) {
-                let Entry { sent_ns, request, .. } = self.entries[index];
-                if let Some(at_ns) = until(order, sent_ns) {
-                    return (losses, Some(at_ns).filter(|at_ns| *at_ns != u64::MAX));
+        let (mut losses, mut next_ns) = (0, u64::MAX);
+        for stream in [Stream::Sent, Stream::Responses] {
+            let mut lost_request = None;
+            // Packets of a stream are lost in their order, so the first that is not ends the search.
+            while let Some((order, sequence)) = self.open[stream as usize].front().copied() {
+                if let Some(index) = self.open_index(order, sequence) {
+                    let Entry { sent_ns, request, .. } = self.entries[index];
+                    let behind = match stream {
+                        Stream::Sent => self.order_arrived.map_or(0, |arrived| arrived.saturating_sub(order)),
+                        Stream::Responses => self.executed_end - 1 - sequence,
+                    };
+                    if let Some(at_ns) = until(behind, sent_ns) {
+                        next_ns = next_ns.min(at_ns);
+                        break;
+                    }
+                    self.set(index, PacketState::Lost);
+                    losses += u32::from(sequence < self.executed_end || lost_request != Some(request));
+                    lost_request = Some(request);
                 }
-                self.set(index, PacketState::Lost);
-                losses += u32::from(sequence < self.executed_end || lost_request != Some(request));
-                lost_request = Some(request);
+                self.open[stream as usize].pop_front();
             }
-            self.sent.pop_front();
         }
-        (losses, None)
+        (losses, Some(next_ns).filter(|at_ns| *at_ns != u64::MAX))
     }
 
     /// Returns the oldest lost packet.
@@ -419,9 +439,11 @@ impl Scoreboard {
             self.entries.pop_front();
             self.una += 1;
         }
-        while self.sent.front().is_some_and(|(order, sequence)| self.open_index(*order, *sequence).is_none())
-        {
-            self.sent.pop_front();
+        for stream in 0..self.open.len() {
+            while self.open[stream].front().is_some_and(|(order, of)| self.open_index(*order, *of).is_none())
+            {
+                self.open[stream].pop_front();
+            }
         }
         self.una
     }

@@ -251,11 +251,15 @@ impl Requester {
             return free.min(selective.board.lost_together(sequence));
         }
         let operation = &work.request.operation;
-        // Four windows: a lost packet may be retransmitted and lost again while later packets still leave. Responses
-        // land in any order, so for reads the responder keeps no packets meanwhile.
+        // Four windows: a lost packet may be retransmitted and lost again while later packets still leave.
         let windows = AHEAD_MIN.max(4 * u64::from(limit));
-        let span = if operation.returns_data() { span(config.mtu) } else { span(config.mtu).min(windows) };
-        let free = free.min((span + 1).saturating_sub(ahead) as u32);
+        let span = span(config.mtu);
+        let end = match operation.returns_data() {
+            // A read whose response is lost takes no place in the span that the peer keeps: the peer has executed it.
+            true => (self.una.max(selective.board.executed_end()) + span).min(self.una + READ_SPANS * span),
+            false => self.una + span.min(windows),
+        };
+        let free = free.min((end + 1).saturating_sub(sequence) as u32);
         if !operation.returns_data() {
             return free.min(1);
         }
@@ -498,6 +502,8 @@ const SPARE_TRIP_DIVISOR: u64 = 16;
 const LOSSY_NS: u64 = 1_000_000_000;
 /// Minimum number of packets that may follow the oldest unfinished one, within the span that the peer keeps.
 const AHEAD_MIN: u64 = 1024;
+/// Maximum of the spans by which reads may follow the oldest unfinished packet: it bounds the memory of the requester.
+const READ_SPANS: u64 = 4;
 /// Maximum delay of an overtaken packet, in round trips, before it counts as lost on a path that delays packets.
 const LATE_TRIPS_MAX: u64 = 4;
 /// Minimum delay of an overtaken packet, in ns, before it counts as lost.

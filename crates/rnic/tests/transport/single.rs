@@ -262,6 +262,72 @@ fn spare_read_request_saves_a_round_trip() {
     assert_eq!((after.repeated, after.lost, after.timeouts), (before.repeated, before.lost, before.timeouts));
 }
 
+/// The answer to a read tells of its first request that it arrived, not of its spare. So a packet that was requested again
+/// between the two is not lost yet.
+#[test]
+fn answered_read_whose_spare_left_later_makes_no_packet_lost() {
+    let mut pair = warmed_up_with(Config { fills_path: true, ..selective() }, [0, 0]);
+    pair.b().qp.set_grant(0, 64);
+    let late = |lost: fn(&Sent) -> bool| {
+        move |sent: &Sent| if lost(sent) { Fate::Lost } else { Fate::Delayed(190_000) }
+    };
+    pair.set_filter(late(|sent| sent.from == B && sent.repetition == 0 && sent.psn == 7));
+    read_all(&mut pair, 20);
+    let (first, lost) = (pair.now_ns, pair.a().qp.counters().lost);
+    pair.set_filter(late(|sent| sent.from == B && sent.repetition == 0 && sent.psn == 27));
+    pair.a().read(0, 0, 20 * 256);
+    pair.run_until(first + 390_000);
+    pair.a().read(1 << 16, 0, 20 * 256);
+    pair.run();
+    assert_eq!(pair.a().qp.counters().lost, lost + 1, "{:?}", pair.log);
+    assert_eq!(pair.a().qp.counters().stale, 0);
+}
+
+#[test]
+fn lost_response_to_a_read_that_was_kept_is_requested_at_once() {
+    let mut pair = warmed_up();
+    pair.b().qp.set_grant(0, 64);
+    read_all(&mut pair, 1);
+    pair.set_filter(|sent| match (sent.opcode, sent.repetition, sent.psn) {
+        (Opcode::ReadRequest, 0, 2) | (Opcode::ReadResponseOnly, 0, 27) => Fate::Lost,
+        _ => Fate::Delivered,
+    });
+    let begin_ns = pair.now_ns;
+    for to in [0, 1 << 16] {
+        pair.a().read(to, 0, 20 * 256);
+    }
+    pair.run();
+    // A report of the kept read, the answers to both, and the lost one.
+    assert_eq!(pair.now_ns - begin_ns, 3 * 2 * ONE_WAY_NS, "{:?}", pair.log);
+    assert_eq!(pair.a().qp.counters().lost, 2);
+}
+
+#[test]
+fn reads_run_four_spans_ahead_of_a_lost_response() {
+    let mut pair = warmed_up();
+    pair.b().qp.set_grant(0, 64);
+    read_all(&mut pair, 1);
+    let end_ns = pair.now_ns + 50_000_000;
+    pair.set_filter(move |sent| match (sent.opcode, sent.psn) {
+        (Opcode::ReadResponseOnly, 2) if sent.at_ns < end_ns => Fate::Lost,
+        _ => Fate::Delivered,
+    });
+    for _ in 0..6 {
+        pair.a().read(0, 0, 1024 * 256);
+    }
+    pair.run();
+    let number = |line: &String| line.strip_prefix("b ReadResponseOnly ")?.parse::<u64>().ok();
+    let newest = pair
+        .log
+        .iter()
+        .map_while(|line| (line != "b ReadResponseOnly 2").then(|| number(line)))
+        .flatten()
+        .max();
+    // With packets of 256 bytes, a span is 1,024 packets. No read asks for the last few alone.
+    let ahead = newest.expect("answers") - 2;
+    assert!((4 * 1024 - 16..=4 * 1024).contains(&ahead), "{ahead}");
+}
+
 #[test]
 fn gaps_are_reported_seldom() {
     let mut pair = warmed_up();
