@@ -486,11 +486,11 @@ impl BatchError {
 #[non_exhaustive]
 pub enum JoinError {
     /// A live process already runs as this node.
-    #[error("cannot join the cluster in {}: process {pid} already runs as node {node}; choose another number or stop it", dir.display())]
+    #[error("cannot join the cluster in {}: {} already runs as node {node}; choose another number or stop it", dir.display(), runner(*pid))]
     AlreadyRunning {
         /// The node's number.
         node: NodeId,
-        /// Process id from the node's lock file; 0 while that process is writing the file.
+        /// Process id of the node; 0 if it is unknown, because the node's files are not there yet or were removed.
         pid: u32,
         /// The cluster directory.
         dir: PathBuf,
@@ -660,6 +660,14 @@ pub enum JoinError {
         /// Why no connection was established.
         reason: String,
     },
+}
+
+/// Describes the process of a running node; `pid` is 0 if it is unknown.
+fn runner(pid: u32) -> String {
+    match pid {
+        0 => "another process, whose files are not there yet or were removed (`fuser` on the directory finds it),".to_owned(),
+        pid => format!("process {pid}"),
+    }
 }
 
 /// Returns the end of an error: another node may just have taken a permanent number. Ephemeral numbers are unique.

@@ -5,10 +5,13 @@
 //!                   other users may at most pass through it, to what lies in it for them
 //!     file          a regular file of this user with one hard link; opening follows no symbolic link and never blocks
 //!     NameLock      such a file with a flock, which the kernel releases when its holder dies
+//!   DirHold         a numbered lock on the directory itself, which the removal of files does not affect
 //! ```
 //!
 //! An entry with the expected name may be of another kind: a FIFO, a link, a device. In this case, a call returns an
 //! error that names the entry, and neither opens nor removes the entry.
+
+mod hold;
 
 use std::ffi::{CString, OsString};
 use std::fs::File;
@@ -22,6 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::meeting::{BACKLOG, with_address};
+pub use hold::DirHold;
 use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use halite::cluster_dir::{ClusterDir, Starting};
+use halite::cluster_dir::{ClusterDir, Presence, Starting};
 use halite::{Config, EPHEMERAL_NODE_MIN, Provider};
 
 use super::down::{applications, remove_residue};
@@ -57,9 +57,13 @@ fn prepare(path: &Path) -> anyhow::Result<(ClusterDir, Starting)> {
     let failed = || format!("cannot use {} as the directory of a cluster", path.display());
     let dir = ClusterDir::found(path).with_context(failed)?;
     let starting = dir.start().with_context(failed)?;
-    let running: Vec<String> = (dir.nodes().with_context(failed)?.into_iter())
+    let nodes = dir.nodes().with_context(failed)?;
+    let running: Vec<String> = (nodes.iter())
         .filter(|node| node.alive && node.node.0 < EPHEMERAL_NODE_MIN)
-        .map(|node| format!("node {} is process {}", node.node, node.pid))
+        .map(|node| match pid_of(&dir, node) {
+            Some(pid) => format!("node {} is process {pid}", node.node),
+            None => format!("node {} runs, but its files were removed", node.node),
+        })
         .collect();
     if !running.is_empty() {
         bail!(
@@ -77,6 +81,14 @@ fn prepare(path: &Path) -> anyhow::Result<(ClusterDir, Starting)> {
     }
     dir.clean().and_then(|()| dir.clean_logs()).with_context(failed)?;
     Ok((dir, starting))
+}
+
+/// Returns the process of a live node: from its lock file, or from its socket if the lock file was removed.
+fn pid_of(dir: &ClusterDir, node: &Presence) -> Option<u32> {
+    match node.pid {
+        0 => dir.process_of(node.node).ok().flatten().map(|process| process.pid.unsigned_abs()),
+        pid => Some(pid),
+    }
 }
 
 /// The nodes that this process started. Dropping it stops them.

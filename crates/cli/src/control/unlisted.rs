@@ -90,10 +90,11 @@ impl Unlisted {
     }
 }
 
-/// Returns the nodes that run according to their files.
+/// Returns the running nodes that have files. A node whose files were removed only holds the directory.
 fn listed(dir: &ClusterDir) -> anyhow::Result<BTreeSet<u32>> {
-    let nodes = dir.nodes()?;
-    Ok(nodes.into_iter().filter(|presence| presence.alive).map(|presence| presence.node.0).collect())
+    let mut nodes = dir.nodes()?;
+    nodes.retain(|node| node.alive && (node.pid != 0 || !matches!(dir.process_of(node.node), Ok(None))));
+    Ok(nodes.into_iter().map(|presence| presence.node.0).collect())
 }
 
 /// Returns the output of `halite status`. Runs it as a separate process, which can be killed and leaves no node in this

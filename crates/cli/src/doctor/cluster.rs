@@ -3,11 +3,11 @@
 use halite::{EPHEMERAL_NODE_MIN, NodeState, NodeStatus};
 
 use super::facts::ClusterFacts;
-use super::{Finding, Severity};
+use super::{Finding, Severity, aging};
 use crate::bytes::ByteCount;
 
 pub fn judge(facts: &ClusterFacts) -> Vec<Finding> {
-    let mut findings = vec![directory(facts)];
+    let mut findings = vec![directory(facts), aging::judge(&facts.dir, facts.cleaner.as_ref())];
     findings.extend(secret(facts));
     findings.extend(members(facts));
     findings.push(leftovers(facts));

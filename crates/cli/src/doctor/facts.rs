@@ -16,6 +16,7 @@ use rustix::fs::{MemfdFlags, memfd_create, statvfs};
 use rustix::process::{PidfdFlags, Resource, getpid, getrlimit, pidfd_open};
 use rustix::thread::{MembarrierCommand, membarrier_query};
 
+use super::aging::Cleaner;
 use super::etcd::EtcdFacts;
 use crate::args;
 use crate::client;
@@ -115,6 +116,8 @@ pub struct ClusterFacts {
     pub dir: PathBuf,
     /// The reason why the cluster directory cannot be used; `None` if it can be used or does not exist.
     pub dir_refused: Option<String>,
+    /// The cleaner that removes old files there, if there is one.
+    pub cleaner: Option<Cleaner>,
     /// True if the cluster directory belongs or belonged to a cluster.
     pub is_founded: bool,
     pub presences: Vec<Presence>,
@@ -290,7 +293,17 @@ impl ClusterFacts {
         });
         let is_spread = !args.hosts.listen.is_empty() || !args.hosts.join.is_empty();
         let members = (is_of_another || presences.iter().any(|node| node.alive)).then(|| ask(dir));
-        ClusterFacts { dir: dir.to_owned(), dir_refused, is_founded, presences, is_spread, secret, members }
+        let cleaner = Cleaner::of(dir);
+        ClusterFacts {
+            dir: dir.to_owned(),
+            dir_refused,
+            cleaner,
+            is_founded,
+            presences,
+            is_spread,
+            secret,
+            members,
+        }
     }
 }
 

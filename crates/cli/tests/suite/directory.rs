@@ -202,3 +202,30 @@ fn bystander() -> Running {
     command.stdin(Stdio::piped());
     Running::of(command)
 }
+
+#[test]
+fn a_cluster_whose_files_were_cleaned_stays_the_only_one() {
+    let scratch = Scratch::new("aged");
+    let _up = scratch.up(2);
+    let pid = scratch.pid(0);
+    let clean = |is_old: fn(&str) -> bool| {
+        for name in scratch.entries().iter().filter(|name| is_old(name)) {
+            std::fs::remove_file(scratch.cluster().join(name)).unwrap();
+        }
+    };
+    // A cleaner removes the files that are not used, but keeps sockets that are.
+    clean(|name| name == MARKER || name.ends_with(".lock"));
+    let complaint = scratch.fails("up --nodes 1 --arena 64M --detach", 1);
+    assert!(complaint.contains(&format!("is running in {}", scratch.cluster().display())), "{complaint}");
+    assert!(complaint.contains(&format!("node 0 is process {pid}")), "{complaint}");
+    let complaint = scratch.fails("node --id 1 --arena 64M", 1);
+    assert!(complaint.contains("already runs as node 1"), "{complaint}");
+    // Commands still reach the nodes, through the sockets.
+    assert_eq!(scratch.states(), ["alive"; 2]);
+    // Without the sockets, no process reaches the nodes, and they still hold the directory.
+    clean(|name| name != "attach");
+    for line in ["up --nodes 1 --arena 64M --detach", "node --id 0 --arena 64M"] {
+        let complaint = scratch.fails(line, 1);
+        assert!(complaint.contains("removed"), "{line}: {complaint}");
+    }
+}

@@ -23,7 +23,8 @@ pub(super) fn take_next(dir: &PrivateDir) -> Result<NodeId, ClusterDirError> {
     let mut text = Vec::new();
     (&mut file).take(32).read_to_end(&mut text).map_err(io)?;
     let next = match &text[..] {
-        [] => u64::from(EPHEMERAL_NODE_MIN),
+        // A new cluster, or the file was removed while nodes run.
+        [] => super::held(dir).last().map_or(0, |last| u64::from(*last) + 1).max(EPHEMERAL_NODE_MIN.into()),
         text => parse(text).ok_or_else(|| ClusterDirError::BadCounter { path: path() })?,
     };
     let number = u32::try_from(next).ok();
