@@ -3,6 +3,8 @@
 use anyhow::bail;
 use rustix::process::{Resource, getrlimit};
 
+use crate::output;
+
 /// Maximum number of nodes of one cluster on this host. Tests cover clusters up to this size.
 pub const NODES_MAX: i64 = 256;
 
@@ -27,6 +29,30 @@ pub fn check_descriptors(nodes: u32) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// Number of descriptors that a server of clients keeps for its own use: epoll, a bell, and accepting beyond the maximum.
+const DESCRIPTORS_OF_SERVER: u64 = 16;
+
+/// Returns how many of `wanted` clients this process has descriptors for; says so if that is fewer. Fails if there are
+/// none.
+pub fn clients_within(wanted: usize) -> anyhow::Result<usize> {
+    let Some(limit) = getrlimit(Resource::Nofile).current else { return Ok(wanted) };
+    let used = std::fs::read_dir("/proc/self/fd").map_or(0, |open| open.count() as u64);
+    let free = limit.saturating_sub(used + DESCRIPTORS_OF_SERVER);
+    match usize::try_from(free).unwrap_or(usize::MAX) {
+        0 => bail!(
+            "cannot serve clients: {used} of {limit} descriptors are in use; raise the limit (`ulimit -n`, \
+             LimitNOFILE= of the unit)"
+        ),
+        free if free < wanted => {
+            output::note(&format!(
+                "at most {free} clients can connect at a time: the limit on descriptors (`ulimit -n`) is {limit}"
+            ));
+            Ok(free)
+        }
+        _ => Ok(wanted),
+    }
 }
 
 fn descriptors_for(nodes: u64) -> u64 {

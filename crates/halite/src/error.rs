@@ -515,6 +515,9 @@ pub enum JoinError {
         /// The operating system's error.
         source: io::Error,
     },
+    /// The operating system refused a thread, a descriptor or another resource of this process.
+    #[error("cannot join: {0}")]
+    Resource(io::Error),
     /// The cluster directory, or something in it, cannot be used.
     #[error("cannot join: {0}")]
     Directory(ClusterDirError),

@@ -17,6 +17,7 @@ use serde::Deserialize;
 
 use super::stop::{GRACE, StopError, Target, await_ends};
 use crate::congestion;
+use crate::threads;
 
 /// Maximum time for the members to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -106,7 +107,7 @@ fn members(dir: &Path) -> anyhow::Result<Vec<Member>> {
     let mut status = command.spawn()?;
     let stdout = BufReader::new(status.stdout.take().expect("standard output is piped"));
     let (tell, told) = mpsc::channel();
-    std::thread::spawn(move || tell.send(stdout.lines().collect::<io::Result<Vec<String>>>()));
+    threads::spawn("halite-members", move || tell.send(stdout.lines().collect::<io::Result<Vec<String>>>()))?;
     let lines = told.recv_timeout(PATIENCE);
     // The kill fails if the process has ended, which does not matter.
     let _ = status.kill();

@@ -21,6 +21,7 @@ use super::etcd::EtcdFacts;
 use crate::args;
 use crate::client;
 use crate::output;
+use crate::threads;
 
 /// Maximum time for a host to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -48,6 +49,8 @@ pub struct HostFacts {
     pub time_s: u64,
     /// Hard limit on descriptors; `None` if unlimited.
     pub descriptors: Option<u64>,
+    /// Tightest limit on threads; `None` if unlimited.
+    pub threads: Option<threads::Limit>,
     /// Limit on locked memory in bytes; `None` if unlimited.
     pub locked_bytes: Option<u64>,
     /// Limit on the size of files in bytes; `None` if unlimited.
@@ -182,6 +185,7 @@ impl HostFacts {
             clocksource: read("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
             time_s: since.as_secs(),
             descriptors: getrlimit(Resource::Nofile).maximum,
+            threads: threads::limits().into_iter().next(),
             locked_bytes: getrlimit(Resource::Memlock).current,
             file_bytes: getrlimit(Resource::Fsize).current,
             dev_shm_bytes: statvfs("/dev/shm").ok().map(|stat| stat.f_blocks * stat.f_frsize),

@@ -248,8 +248,8 @@ impl Node {
         let fabric = open(config, &providers, &identity)?;
         let files = Files { ways, numbers, etcd: etcd.clone(), dir: Some(config.dir.clone()) };
         let inner = NodeInner::new(&checked, incarnation, env, address, fabric, files)?;
-        let progress_thread =
-            ProgressThread::start(inner.driver.clone()).map_err(JoinError::io(&config.dir))?;
+        let progress_thread = ProgressThread::start(inner.driver.clone());
+        let progress_thread = progress_thread.map_err(|refused| JoinError::Resource(refused.into()))?;
         if let Some(known) = known {
             dir.write_hosts(&known)?;
         }
@@ -326,10 +326,10 @@ impl Node {
         let hosts = is_spread.then(|| ways::list(&node.addresses));
         let announced =
             node.inner.driver.shared.carriers.announce(Announcement { node: incarnation.node, place, hosts });
-        announced.map_err(JoinError::io(&config.dir))?;
+        announced.map_err(JoinError::Resource)?;
         if let Some(bound) = bound {
             let served = bound.serve(node.inner.driver.clone());
-            node.responder = Some(served.map_err(JoinError::io(&config.dir))?);
+            node.responder = Some(served.map_err(JoinError::Resource)?);
         }
         if let Some(mode) = config.attach {
             let (socket, opener) = (dir.listen_for_sessions(incarnation.node, mode)?, node.inner.clone());
@@ -337,7 +337,7 @@ impl Node {
             let open = Box::new(move |principal| opener.try_session(principal));
             let policy = Policy { principals: config.principals.clone(), quotas: config.quotas };
             let served = Attach::serve(socket, incarnation.node, open, (sessions, policy));
-            node.attach = Some(served.map_err(JoinError::io(&config.dir))?);
+            node.attach = Some(served.map_err(JoinError::Resource)?);
         }
         tracing::info!("node {} has joined the cluster in {}", incarnation.node, config.dir.display());
         Ok(node)
