@@ -1,8 +1,13 @@
-//! Limits on the number of nodes of a cluster on this host.
+//! Limits of this host: how many nodes and clients fit, and what is nearly full.
+
+use std::path::Path;
 
 use anyhow::bail;
+use halite::NodeStatus;
+use rustix::fs::statvfs;
 use rustix::process::{Resource, getrlimit};
 
+use crate::bytes::ByteCount;
 use crate::output;
 
 /// Maximum number of nodes of one cluster on this host. Tests cover clusters up to this size.
@@ -53,6 +58,34 @@ pub fn clients_within(wanted: usize) -> anyhow::Result<usize> {
         }
         _ => Ok(wanted),
     }
+}
+
+/// Chunks of regions have at least this many bytes by default.
+const PIECE_BYTES: u64 = 4 << 20;
+/// Free bytes and free files that a cluster directory should have: each process has some short files there.
+const DISK_BYTES: u64 = 1 << 20;
+const DISK_FILES: u64 = 100;
+
+/// Describes the memory of a node if it has room for a chunk, but only in pieces that are shorter.
+pub fn in_pieces(status: &NodeStatus) -> Option<String> {
+    let held = status.bytes_used + status.bytes_quarantined + status.bytes_refused;
+    let free = status.bytes_total.saturating_sub(held);
+    let is_there = status.state.is_there() && free >= PIECE_BYTES && status.bytes_largest < PIECE_BYTES;
+    is_there.then(|| {
+        let (free, largest) = (ByteCount(free), ByteCount(status.bytes_largest));
+        format!("node {} has {free} free, in pieces of at most {largest}", status.node)
+    })
+}
+
+/// Describes the disk of `dir` if it is full or nearly full.
+pub fn full_disk(dir: &Path) -> Option<String> {
+    let disk = statvfs(dir).ok()?;
+    let (bytes, files) = (disk.f_bavail * disk.f_frsize, disk.f_favail);
+    // Some file systems report no files.
+    let lacks_files = disk.f_files > 0 && files < DISK_FILES;
+    (bytes < DISK_BYTES || lacks_files).then(|| {
+        format!("the disk of {} is full: {} and {files} files are free", dir.display(), ByteCount(bytes))
+    })
 }
 
 fn descriptors_for(nodes: u64) -> u64 {

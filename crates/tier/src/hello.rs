@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{NodeId, NodeIncarnation};
 
 /// Version of the protocol. Nodes with different versions do not connect.
-pub const PROTOCOL_VERSION: u16 = 15;
+pub const PROTOCOL_VERSION: u16 = 16;
 
 /// The first message of a node on a connection, by which the node introduces itself.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -169,7 +169,6 @@ pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
         Err(error) => return say_failed(&error),
     };
     let id = session.node();
-    say(&Joined { node: id.0, metrics: node.as_ref().and_then(Node::metrics_address) })?;
     let is_over = Arc::new(AtomicBool::new(false));
     // The regions of a private cluster end with its processes.
     let orphan = Arc::new(Orphan { dir: args.node.is_none().then(|| dir.to_owned()), ..Orphan::default() });
@@ -177,6 +176,7 @@ pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
         Ok(lines) => lines,
         Err(refused) => return say_failed(&refused.into()),
     };
+    say(&Joined { node: id.0, metrics: node.as_ref().and_then(Node::metrics_address) })?;
     let worker = Worker { session, node: id, lines, is_over };
     // The name is taken until this node leaves.
     let mut claims = Vec::new();

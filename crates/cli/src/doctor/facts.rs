@@ -20,6 +20,7 @@ use super::aging::Cleaner;
 use super::etcd::EtcdFacts;
 use crate::args;
 use crate::client;
+use crate::limits;
 use crate::output;
 use crate::threads;
 
@@ -121,6 +122,8 @@ pub struct ClusterFacts {
     pub dir_refused: Option<String>,
     /// The cleaner that removes old files there, if there is one.
     pub cleaner: Option<Cleaner>,
+    /// Describes the disk of the directory, or of the one in which it would be created, if that is full.
+    pub full_disk: Option<String>,
     /// True if the cluster directory belongs or belonged to a cluster.
     pub is_founded: bool,
     pub presences: Vec<Presence>,
@@ -302,6 +305,7 @@ impl ClusterFacts {
             dir: dir.to_owned(),
             dir_refused,
             cleaner,
+            full_disk: dir.ancestors().find(|dir| dir.exists()).and_then(limits::full_disk),
             is_founded,
             presences,
             is_spread,

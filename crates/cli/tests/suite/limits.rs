@@ -123,3 +123,30 @@ fn a_store_that_lacks_threads_or_descriptors_does_not_begin_to_serve() {
         wrapped
     });
 }
+
+#[test]
+fn a_cluster_whose_disk_is_full_can_be_emptied_and_drained() {
+    let scratch = Scratch::new("disk");
+    // The disk exists only in the mount namespace of the shell.
+    let script = "set -e
+        mount -t tmpfs -o size=256k none \"$1\" || { echo skipped; exit 0; }
+        halite() { bin=$1; dir=$2; shift 2; \"$bin\" --dir \"$dir/cluster\" \"$@\"; }
+        halite \"$0\" \"$1\" up --nodes 2 --arena 64M --detach
+        trap 'halite \"$0\" \"$1\" down' EXIT
+        echo text | halite \"$0\" \"$1\" put region -
+        dd if=/dev/zero of=\"$1/rest\" bs=1k 2>/dev/null || true
+        halite \"$0\" \"$1\" status
+        halite \"$0\" \"$1\" rm region
+        halite \"$0\" \"$1\" drain 1
+        halite \"$0\" \"$1\" doctor | grep '^warning  disk:'";
+    let mut command = Command::new("unshare");
+    command.args(["--map-root-user", "--mount", "sh", "-c", script, env!("CARGO_BIN_EXE_halite")]);
+    std::fs::create_dir(scratch.file("full")).unwrap();
+    let output = command.arg(scratch.file("full")).stdin(Stdio::null()).output().unwrap();
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    if output.stdout == b"skipped\n" || complaint.starts_with("unshare: ") {
+        return println!("skipped: this user cannot mount: {complaint}");
+    }
+    assert!(output.status.success(), "{output:?}");
+    assert!(complaint.contains("is full: 0 B and"), "{complaint}");
+}

@@ -90,7 +90,7 @@ pub struct ClusterDir {
 /// The lock of a process that starts a cluster. While it is held, other processes cannot mistake the first files of the
 /// new cluster for files of an earlier cluster.
 #[derive(Debug)]
-pub struct Starting(#[allow(dead_code, reason = "it is held")] NameLock);
+pub struct Starting(NameLock);
 
 /// Returns the nodes in `dir`, ordered by number: live nodes, and dead nodes that were neither replaced nor cleaned up.
 /// Returns no nodes if the directory does not exist or is empty.
@@ -344,6 +344,50 @@ impl ClusterDir {
     }
 }
 
+/// A cluster directory that did not exist before this process.
+#[derive(Debug)]
+pub struct Made {
+    path: PathBuf,
+    /// The first of the missing parents, or `path` itself.
+    first: PathBuf,
+}
+
+impl Made {
+    /// Returns the directory that will be made at `path`; `None` if something exists there.
+    pub fn expect(path: &Path) -> Option<Made> {
+        let path = std::path::absolute(path).ok()?;
+        let missing = path.ancestors().take_while(|parent| std::fs::symlink_metadata(parent).is_err());
+        let first = missing.last()?.to_owned();
+        Some(Made { path, first })
+    }
+
+    /// Removes the directory and the parents made for it, unless other processes use it or have put files there. Called
+    /// after a failed start, so that nothing remains of it.
+    pub fn remove(self) {
+        // What cannot be removed stays; the next start uses it.
+        let _ = self.try_remove();
+    }
+
+    fn try_remove(&self) -> Result<(), ClusterDirError> {
+        let dir = ClusterDir::open(&self.path)?;
+        let starting = dir.start()?;
+        dir.clean()?;
+        dir.clean_logs()?;
+        dir.dir.remove_subdirectory(LOGS);
+        if dir.dir.entries()?.iter().any(|name| name != MARKER) {
+            return Ok(());
+        }
+        starting.0.remove();
+        if std::fs::remove_dir(&self.path).is_err() {
+            // Another process has just put a file there.
+            return mark(&dir.dir);
+        }
+        let made = self.path.ancestors().skip(1).take_while(|parent| parent.starts_with(&self.first));
+        made.take_while(|parent| std::fs::remove_dir(parent).is_ok()).for_each(drop);
+        Ok(())
+    }
+}
+
 /// Log files of detached nodes.
 impl ClusterDir {
     /// Removes the logs of an earlier cluster.
@@ -370,6 +414,11 @@ impl ClusterDir {
 /// Returns the numbers of the nodes that hold the directory; none if its file system has no such locks.
 fn held(dir: &PrivateDir) -> Vec<u32> {
     dir.held().unwrap_or_default()
+}
+
+/// Returns true if the error says that the disk or a quota is full.
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 /// Creates the marker, unless it exists.

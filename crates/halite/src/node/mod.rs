@@ -27,7 +27,7 @@ use self::responder::{Bound, Responder};
 use crate::attach::{Attach, Policy};
 use crate::blocking;
 use crate::cluster::cluster_dir::{self, ClusterDir, JoinLock, Listeners, NodeLock, TakenNumbers};
-use crate::cluster::config::{Config, EPHEMERAL_NODE_MIN};
+use crate::cluster::config::{Config, EPHEMERAL_NODE_MIN, RANDOM_NODE_BIT};
 use crate::cluster::etcd::{Announcement, EtcdAddress};
 use crate::cluster::networks::{self, MetHosts, NodeIdentity, Provider};
 use crate::cluster::ways::{self, Ways};
@@ -39,9 +39,6 @@ use crate::error::{EtcdError, JoinError};
 use crate::metrics::Metrics;
 use crate::runtime::env::NodeEnv;
 use crate::session::Session;
-
-/// Bit that is set in the random numbers of ephemeral nodes that connect to other hosts.
-const EPHEMERAL_NODE_BIT: u32 = 1 << 31;
 
 /// Number of nodes of its host that a joining node dials, if it does not dial all: those with the lowest numbers. They
 /// know the address of the first node.
@@ -198,7 +195,7 @@ impl Node {
             refuse_if_taken(etcd, &place)?;
         }
         // No counter covers several hosts, so the number is random.
-        let ephemeral = hosts.as_ref().map(|_| NodeId(env.random() as u32 | EPHEMERAL_NODE_BIT));
+        let ephemeral = hosts.as_ref().map(|_| NodeId(env.random() as u32 | RANDOM_NODE_BIT));
         let lock = NodeLock::take(&dir, config.node.or(ephemeral), incarnation)?;
         let incarnation = NodeIncarnation { node: lock.node(), id: incarnation };
         let name = cluster_dir::node_name(incarnation.node);

@@ -8,7 +8,7 @@ use halite_providers::private_dir::{Create, DirHold, NameLock};
 use halite_tier::ids::{Incarnation, NodeId};
 
 use super::names::{JOIN_LOCK, lock_name};
-use super::{ClusterDir, numbers, read_owner};
+use super::{ClusterDir, is_full, numbers, read_owner};
 use crate::cluster::join_queue::JoinQueue;
 use crate::error::{ClusterDirError, JoinError};
 
@@ -31,7 +31,7 @@ impl JoinLock {
         let mut queue = JoinQueue::new(Instant::now(), timeout);
         loop {
             if let Some(mut lock) = NameLock::take(&dir.dir, JOIN_LOCK, Create::Yes)? {
-                write_owner(lock.file(), incarnation).map_err(JoinError::io(dir.path().join(JOIN_LOCK)))?;
+                show_owner(&mut lock, incarnation).map_err(JoinError::io(dir.path().join(JOIN_LOCK)))?;
                 return Ok(JoinLock { _lock: lock });
             }
             let holder = dir.dir.file(JOIN_LOCK, Create::No).map_or((0, 0), |mut file| read_owner(&mut file));
@@ -64,7 +64,7 @@ impl NodeLock {
     ) -> Result<NodeLock, JoinError> {
         let node = match node {
             Some(node) => node,
-            None => numbers::take_next(&dir.dir)?,
+            None => numbers::take_next(&dir.dir, incarnation)?,
         };
         let name = lock_name(node);
         let Some(mut lock) = NameLock::take_patiently(&dir.dir, &name)? else {
@@ -78,7 +78,7 @@ impl NodeLock {
         }
         let hold = dir.dir.hold(node.0).ok();
         dir.remove_files_of(node)?;
-        write_owner(lock.file(), incarnation).map_err(JoinError::io(dir.path().join(name)))?;
+        show_owner(&mut lock, incarnation).map_err(JoinError::io(dir.path().join(name)))?;
         Ok(NodeLock { dir: dir.clone(), node, lock, hold })
     }
 
@@ -108,6 +108,14 @@ impl ClusterDir {
             std::thread::sleep(Duration::from_millis(1));
         }
         Ok(true)
+    }
+}
+
+/// Writes which process holds the lock, for display. A full disk does not prevent it.
+fn show_owner(lock: &mut NameLock, incarnation: Incarnation) -> io::Result<()> {
+    match write_owner(lock.file(), incarnation) {
+        Err(error) if is_full(&error) => Ok(()),
+        written => written,
     }
 }
 
