@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use anyhow::Context;
+use halite::cluster_dir::Made;
 use halite::{Config, Hosts, JoinError, NodeId};
 use rustix::process::Signal;
 
@@ -52,6 +53,7 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
         metrics: args.metrics.0,
         ..congestion::config()
     };
+    let made = Made::expect(dir);
     // The error names the directory or file.
     let number = match config.node {
         Some(number) => Ok(number),
@@ -68,6 +70,9 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
             Drained::watch(&node, &ending).map_err(|refused| JoinError::Resource(refused.into()))?;
         Ok((node, drained))
     });
+    if let (Err(_), Some(made)) = (&node, made) {
+        made.remove();
+    }
     let (node, drained) = match node {
         Ok(started) => started,
         Err(error) if args.parent.is_some() || args.detached => {

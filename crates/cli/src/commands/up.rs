@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use halite::cluster_dir::{ClusterDir, Presence, Starting};
+use halite::cluster_dir::{ClusterDir, Made, Presence, Starting};
 use halite::{Config, EPHEMERAL_NODE_MIN, Provider};
 
 use super::down::{applications, remove_residue};
@@ -26,18 +26,12 @@ pub fn run(dir: &Path, args: &Up, log: Option<String>) -> anyhow::Result<()> {
     output::standard_output()?;
     Config { arena_bytes: args.arena.0, ..Config::default() }.check()?;
     limits::check_descriptors(args.nodes)?;
-    let (dir, starting) = prepare(dir)?;
-    let lifetime = if args.detach { Lifetime::Detached } else { Lifetime::OfParent };
-    let networks = args.networks.flags();
-    let (arena_bytes, metrics) = (args.arena.0, args.metrics);
-    let directory = args.names.directory.clone();
-    let sessions = args.sessions.flags();
-    let dir_of_spec = dir.clone();
-    let spec =
-        ClusterSpec { dir: dir_of_spec, arena_bytes, networks, directory, sessions, metrics, lifetime, log };
-    let mut cluster = Cluster { nodes: Vec::new() };
-    cluster.start(&spec, args.nodes)?;
-    drop(starting);
+    let made = Made::expect(dir);
+    let started = start(dir, args, log);
+    if let (Err(_), Some(made)) = (&started, made) {
+        made.remove();
+    }
+    let (dir, mut cluster) = started?;
     let path = std::path::absolute(dir.path())?;
     output::print(&cluster.table(args).to_string())?;
     if args.detach {
@@ -50,6 +44,23 @@ pub fn run(dir: &Path, args: &Up, log: Option<String>) -> anyhow::Result<()> {
     cluster.stop()?;
     remove_residue(&dir)?;
     verdict
+}
+
+/// Starts the nodes in `path`.
+fn start(path: &Path, args: &Up, log: Option<String>) -> anyhow::Result<(ClusterDir, Cluster)> {
+    let (dir, starting) = prepare(path)?;
+    let lifetime = if args.detach { Lifetime::Detached } else { Lifetime::OfParent };
+    let networks = args.networks.flags();
+    let (arena_bytes, metrics) = (args.arena.0, args.metrics);
+    let directory = args.names.directory.clone();
+    let sessions = args.sessions.flags();
+    let dir_of_spec = dir.clone();
+    let spec =
+        ClusterSpec { dir: dir_of_spec, arena_bytes, networks, directory, sessions, metrics, lifetime, log };
+    let mut cluster = Cluster { nodes: Vec::new() };
+    cluster.start(&spec, args.nodes)?;
+    drop(starting);
+    Ok((dir, cluster))
 }
 
 /// Prepares `path`: a private directory in which no cluster runs or starts, without files of an earlier cluster.
