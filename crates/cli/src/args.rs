@@ -72,7 +72,7 @@ fn groups() -> String {
 #[derive(Parser, Debug)]
 #[command(name = "halite", version, max_term_width = 100, help_template = HELP, before_help = groups())]
 pub struct Arguments {
-    /// Directory of the cluster [default: $XDG_RUNTIME_DIR/halite, else /tmp/halite-UID]
+    /// Directory of the cluster [default: $XDG_RUNTIME_DIR/halite if this user's, else /tmp/halite-UID]
     #[arg(long, global = true, env = "HALITE_DIR", value_name = "DIR")]
     pub dir: Option<PathBuf>,
     /// TOML file with defaults; a flag and a HALITE_* variable override it. Keys have the names of flags: arena, fabric, ...
@@ -638,6 +638,9 @@ pub struct Explain {
     /// Name of a region, or number of a node
     #[arg(value_name = "NAME|NODE")]
     pub what: String,
+    /// The argument is the name of a region, even if it is a number
+    #[arg(long)]
+    pub region: bool,
     /// Output format.
     #[command(flatten)]
     pub listing: Listing,

@@ -19,6 +19,7 @@ use crate::client;
 use crate::congestion;
 use crate::control::{self, GRACE, Target};
 use crate::output;
+use crate::threads::Refused;
 
 /// The running coworkers of this process, by pid.
 static RUNNING: Mutex<BTreeMap<u32, Target>> = Mutex::new(BTreeMap::new());
@@ -68,7 +69,7 @@ impl Coworker {
         // Ctrl-C reaches only this process, since the coworker has its own process group.
         started.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         let mut running = running();
-        let mut child = started.spawn().with_context(|| format!("cannot start {what}"))?;
+        let mut child = started.spawn().map_err(|source| Refused::new(what.clone(), source))?;
         running.extend(Target::of_child(0, child.id())?.map(|target| (child.id(), target)));
         drop(running);
         let stdin = child.stdin.take().expect("standard input is piped");

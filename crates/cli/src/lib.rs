@@ -31,6 +31,7 @@ mod source;
 mod supervisor;
 mod table;
 mod target;
+mod threads;
 mod trailer;
 
 use std::process::ExitCode;

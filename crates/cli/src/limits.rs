@@ -1,7 +1,14 @@
-//! Limits on the number of nodes of a cluster on this host.
+//! Limits of this host: how many nodes and clients fit, and what is nearly full.
+
+use std::path::Path;
 
 use anyhow::bail;
+use halite::NodeStatus;
+use rustix::fs::statvfs;
 use rustix::process::{Resource, getrlimit};
+
+use crate::bytes::ByteCount;
+use crate::output;
 
 /// Maximum number of nodes of one cluster on this host. Tests cover clusters up to this size.
 pub const NODES_MAX: i64 = 256;
@@ -27,6 +34,58 @@ pub fn check_descriptors(nodes: u32) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// Number of descriptors that a server of clients keeps for its own use: epoll, a bell, and accepting beyond the maximum.
+const DESCRIPTORS_OF_SERVER: u64 = 16;
+
+/// Returns how many of `wanted` clients this process has descriptors for; says so if that is fewer. Fails if there are
+/// none.
+pub fn clients_within(wanted: usize) -> anyhow::Result<usize> {
+    let Some(limit) = getrlimit(Resource::Nofile).current else { return Ok(wanted) };
+    let used = std::fs::read_dir("/proc/self/fd").map_or(0, |open| open.count() as u64);
+    let free = limit.saturating_sub(used + DESCRIPTORS_OF_SERVER);
+    match usize::try_from(free).unwrap_or(usize::MAX) {
+        0 => bail!(
+            "cannot serve clients: {used} of {limit} descriptors are in use; raise the limit (`ulimit -n`, \
+             LimitNOFILE= of the unit)"
+        ),
+        free if free < wanted => {
+            output::note(&format!(
+                "at most {free} clients can connect at a time: the limit on descriptors (`ulimit -n`) is {limit}"
+            ));
+            Ok(free)
+        }
+        _ => Ok(wanted),
+    }
+}
+
+/// Chunks of regions have at least this many bytes by default.
+const PIECE_BYTES: u64 = 4 << 20;
+/// Free bytes and free files that a cluster directory should have: each process has some short files there.
+const DISK_BYTES: u64 = 1 << 20;
+const DISK_FILES: u64 = 100;
+
+/// Describes the memory of a node if it has room for a chunk, but only in pieces that are shorter.
+pub fn in_pieces(status: &NodeStatus) -> Option<String> {
+    let held = status.bytes_used + status.bytes_quarantined + status.bytes_refused;
+    let free = status.bytes_total.saturating_sub(held);
+    let is_there = status.state.is_there() && free >= PIECE_BYTES && status.bytes_largest < PIECE_BYTES;
+    is_there.then(|| {
+        let (free, largest) = (ByteCount(free), ByteCount(status.bytes_largest));
+        format!("node {} has {free} free, in pieces of at most {largest}", status.node)
+    })
+}
+
+/// Describes the disk of `dir` if it is full or nearly full.
+pub fn full_disk(dir: &Path) -> Option<String> {
+    let disk = statvfs(dir).ok()?;
+    let (bytes, files) = (disk.f_bavail * disk.f_frsize, disk.f_favail);
+    // Some file systems report no files.
+    let lacks_files = disk.f_files > 0 && files < DISK_FILES;
+    (bytes < DISK_BYTES || lacks_files).then(|| {
+        format!("the disk of {} is full: {} and {files} files are free", dir.display(), ByteCount(bytes))
+    })
 }
 
 fn descriptors_for(nodes: u64) -> u64 {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::output;
+use crate::threads;
 
 /// Creates a bar of `len` bytes on standard error; hidden unless standard error is a terminal.
 pub fn bar(len: u64, what: &str) -> ProgressBar {
@@ -72,12 +73,13 @@ pub fn passing(seconds: f64, what: &str) -> Passing {
     let bar = ProgressBar::new((seconds * 1e3) as u64).with_style(style).with_message(what.to_owned());
     let (end, ended) = std::sync::mpsc::channel();
     let shown = bar.clone();
-    let thread = std::thread::spawn(move || {
+    // Without the thread, the bar stays empty.
+    let thread = threads::spawn("halite-bar", move || {
         while ended.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
             shown.set_position((shown.elapsed().as_millis() as u64).min(shown.length().unwrap_or(0)));
         }
     });
-    Passing { bar, end: Some(end), thread: Some(thread) }
+    Passing { bar, end: Some(end), thread: thread.ok() }
 }
 
 impl Passing {

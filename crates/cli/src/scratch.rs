@@ -11,6 +11,7 @@ use rustix::process::{Pid, test_kill_process};
 
 use crate::coworker;
 use crate::signals::{Ending, Woken};
+use crate::threads;
 
 /// Prefix of the directories' names; a pid and a random number follow.
 const PREFIX: &str = "halite-perf-";
@@ -28,7 +29,7 @@ impl Scratch {
         let scratch = Scratch::create_unguarded()?;
         let mut ending = Ending::listen().context("cannot listen for signals")?;
         let path = scratch.0.clone();
-        std::thread::spawn(move || {
+        threads::spawn("halite-scratch", move || {
             let signal = loop {
                 if let Woken::Asked(signal) = ending.wait() {
                     break signal;
@@ -38,7 +39,7 @@ impl Scratch {
             coworker::kill_all();
             remove(&path);
             std::process::exit(128 + signal.as_raw());
-        });
+        })?;
         Ok(scratch)
     }
 

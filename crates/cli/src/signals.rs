@@ -14,6 +14,8 @@ use signal_hook::SigId;
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::{Handle, Signals};
 
+use crate::threads;
+
 /// The signals that request an orderly end.
 const ENDING: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
 
@@ -59,7 +61,7 @@ impl Interrupt {
         }
         let signals = Signals::new(ENDING)?;
         let listen = move || Requests::default().end_at_second(signals);
-        std::thread::Builder::new().name("halite-signals".to_owned()).spawn(listen)?;
+        threads::spawn("halite-signals", listen)?;
         Ok(Interrupt(asked))
     }
 
@@ -101,7 +103,8 @@ impl Drop for EndsAtOnce {
 pub fn end_if_asked_again() -> io::Result<()> {
     let signals = Signals::new(ENDING)?;
     let listen = move || Requests::begun().end_at_second(signals);
-    std::thread::Builder::new().name("halite-signals".to_owned()).spawn(listen).map(drop)
+    threads::spawn("halite-signals", listen)?;
+    Ok(())
 }
 
 /// Error of a command that was interrupted by a signal before it finished.
@@ -153,7 +156,7 @@ impl Listener {
                 std::process::exit(128 + signal);
             }
         };
-        std::thread::Builder::new().name("halite-signals".to_owned()).spawn(listen)?;
+        threads::spawn("halite-signals", listen)?;
         Ok(Listener(heard))
     }
 

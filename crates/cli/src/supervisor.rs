@@ -8,25 +8,28 @@ use std::time::Duration;
 use halite::Node;
 use sd_notify::NotifyState;
 
+use crate::threads::{self, Refused};
+
 /// Calls `during` and returns its result. Notifies the supervisor before the call that the node is ready, during the
-/// call at the watchdog's interval that the node is alive, and after the call that the node is stopping.
-pub fn supervised<R>(node: &Node, status: &str, during: impl FnOnce() -> R) -> R {
-    notify_all(&[NotifyState::Ready, NotifyState::Status(status)]);
+/// call at the watchdog's interval that the node is alive, and after the call that the node is stopping. Fails before
+/// the call if the system refuses a thread.
+pub fn supervised<R>(node: &Node, status: &str, during: impl FnOnce() -> R) -> Result<R, Refused> {
     let (end, ended) = channel::<()>();
     let result = std::thread::scope(|scope| {
         if let Some(interval) = interval(sd_notify::watchdog_enabled()) {
-            scope.spawn(move || {
+            threads::spawn_in(scope, move || {
                 while ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
                     // If the node is not well, no message is sent, and the supervisor restarts this process.
                     if node.is_well() {
                         notify_all(&[NotifyState::Watchdog]);
                     }
                 }
-            });
+            })?;
         }
+        notify_all(&[NotifyState::Ready, NotifyState::Status(status)]);
         let result = during();
         drop(end);
-        result
+        Ok(result)
     });
     notify_all(&[NotifyState::Stopping]);
     result

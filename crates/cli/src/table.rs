@@ -39,7 +39,20 @@ pub fn printable(text: &str) -> String {
 }
 
 fn escaped(letter: char) -> Vec<char> {
-    if letter.is_control() { letter.escape_default().collect() } else { vec![letter] }
+    match letter.is_control() || is_invisible(letter) {
+        true => letter.escape_default().collect(),
+        false => vec![letter],
+    }
+}
+
+/// Returns true for letters without a shape, which hide differences between names, or change the direction or the line
+/// of the text that follows.
+fn is_invisible(letter: char) -> bool {
+    matches!(
+        letter,
+        '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
+            | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}'
+    )
 }
 
 impl fmt::Display for Table {
@@ -74,5 +87,6 @@ mod tests {
         assert_eq!(headed.to_string(), "\\n\\u{1b}\n");
         table.row(vec!["red\u{1b}[31m\nrow".into()]);
         assert_eq!(table.to_string(), "name\nred\\u{1b}[31m\\nrow\n");
+        assert_eq!(printable("gpj.\u{202e}exe\u{200b}\u{feff} é"), "gpj.\\u{202e}exe\\u{200b}\\u{feff} é");
     }
 }

@@ -95,9 +95,11 @@ pub fn show(
         }
     };
     std::thread::scope(|scope| {
-        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
-            scope.spawn(work);
+        for _ in 1..std::thread::available_parallelism().map_or(1, usize::from) {
+            // Fewer threads do if the system refuses more.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
         }
+        work();
     });
     let mut points = slots.into_inner().expect("no simulation panics").into_iter().flatten();
     let shown = |figure: &&'static Figure| {

@@ -83,12 +83,16 @@ pub enum RegionCause {
     #[error("a region must have at least one byte")]
     ZeroLength,
     /// The region's nodes have too little free memory.
-    #[error("no space: {wanted} bytes do not fit, {available} are free; free regions or use a larger arena")]
+    #[error(
+        "no space: {wanted} bytes do not fit, {available} are free, in pieces of at most {largest}; free regions or use a larger arena"
+    )]
     NoSpace {
         /// Number of bytes requested.
         wanted: u64,
         /// Number of free bytes on the node that refused the region. The free memory may consist of several pieces.
         available: u64,
+        /// Length of the longest of these pieces. A chunk of a region lies in one piece.
+        largest: u64,
     },
     /// The arena has room, but the system cannot provide the memory now. Nothing was allocated.
     #[error(
@@ -216,11 +220,13 @@ pub enum RegionCause {
     /// A table of the node is full; the text names the table.
     #[error("{0}")]
     TableFull(#[serde(with = "text")] Text),
-    /// The directory of names is in etcd, and etcd does not answer or too many requests to it are waiting.
-    #[error(
-        "etcd, which holds the names, does not answer or refuses the request (see the node's log); mapped regions stay usable"
-    )]
-    DirectoryOut,
+    /// The directory of names is in etcd, and etcd does not answer or refuses the request, or too many requests to it are
+    /// waiting.
+    #[error("the names are in etcd, and the request failed: {reason} (mapped regions stay usable)")]
+    DirectoryOut {
+        /// The reason, in etcd's own words if it answered.
+        reason: String,
+    },
     /// The directory of names is in etcd, and the value of this name's key was overwritten.
     #[error(
         "the key {key:?} of this name in etcd has a value that Halite did not write; `halite rm` removes the key and frees the name"
@@ -272,7 +278,9 @@ impl From<ErrorReply> for RegionCause {
             ErrorReply::NameTaken => RegionCause::NameTaken,
             ErrorReply::NotFound => RegionCause::NotFound,
             ErrorReply::PermissionDenied { missing } => RegionCause::PermissionDenied { missing },
-            ErrorReply::NoSpace { wanted, available } => RegionCause::NoSpace { wanted, available },
+            ErrorReply::NoSpace { wanted, available, largest } => {
+                RegionCause::NoSpace { wanted, available, largest }
+            }
             ErrorReply::HasName => RegionCause::HasName,
             ErrorReply::OutOfMemory { node, wanted, given } => {
                 RegionCause::OutOfMemory { node, wanted, given }
@@ -298,7 +306,10 @@ impl From<ErrorReply> for RegionCause {
             ErrorReply::NoNumbers => RegionCause::NoNumbers,
             ErrorReply::Draining(node) => RegionCause::Draining(node),
             ErrorReply::TooManyRequests { max } => RegionCause::TooManyRequests { max },
-            ErrorReply::DirectoryOut | ErrorReply::NamesElsewhere => RegionCause::DirectoryOut,
+            ErrorReply::DirectoryOut { reason } => RegionCause::DirectoryOut { reason },
+            ErrorReply::NamesElsewhere => {
+                RegionCause::DirectoryOut { reason: "the names are being moved there; try again".to_owned() }
+            }
             ErrorReply::NameDamaged { key } => RegionCause::NameDamaged { key },
             ErrorReply::NamesNotMoved { reason } => RegionCause::NamesNotMoved(reason),
             ErrorReply::Unmapped { node, owner } => RegionCause::Unmapped { node, owner },
@@ -486,11 +497,11 @@ impl BatchError {
 #[non_exhaustive]
 pub enum JoinError {
     /// A live process already runs as this node.
-    #[error("cannot join the cluster in {}: process {pid} already runs as node {node}; choose another number or stop it", dir.display())]
+    #[error("cannot join the cluster in {}: {} already runs as node {node}; choose another number or stop it", dir.display(), runner(*pid))]
     AlreadyRunning {
         /// The node's number.
         node: NodeId,
-        /// Process id from the node's lock file; 0 while that process is writing the file.
+        /// Process id of the node; 0 if it is unknown, because the node's files are not there yet or were removed.
         pid: u32,
         /// The cluster directory.
         dir: PathBuf,
@@ -515,6 +526,9 @@ pub enum JoinError {
         /// The operating system's error.
         source: io::Error,
     },
+    /// The operating system refused a thread, a descriptor or another resource of this process.
+    #[error("cannot join: {0}")]
+    Resource(io::Error),
     /// The cluster directory, or something in it, cannot be used.
     #[error("cannot join: {0}")]
     Directory(ClusterDirError),
@@ -660,6 +674,14 @@ pub enum JoinError {
         /// Why no connection was established.
         reason: String,
     },
+}
+
+/// Describes the process of a running node; `pid` is 0 if it is unknown.
+fn runner(pid: u32) -> String {
+    match pid {
+        0 => "another process, whose files are not there yet or were removed (`fuser` on the directory finds it),".to_owned(),
+        pid => format!("process {pid}"),
+    }
 }
 
 /// Returns the end of an error: another node may just have taken a permanent number. Ephemeral numbers are unique.

@@ -1,9 +1,9 @@
 //! The fabric providers.
 //!
 //! [`shm`] and [`roce`] implement [`halite_fabric::Fabric`]; names, permissions and clusters belong to the tier above.
-//! [`private_dir`], [`inherited`] and [`scheduling`] give nodes further services of the operating system: private
-//! directories, the state of inherited descriptors, and thread scheduling. [`secure`] encrypts control messages between
-//! hosts, and [`refusals`] limits the log lines about refused connections.
+//! [`private_dir`], [`inherited`], [`scheduling`] and [`threads`] give nodes further services of the operating system:
+//! private directories, the state of inherited descriptors, thread scheduling, and limits on threads. [`secure`] encrypts
+//! control messages between hosts, and [`refusals`] limits the log lines about refused connections.
 
 #![allow(unsafe_code)]
 
@@ -15,6 +15,7 @@ pub mod roce;
 pub mod scheduling;
 pub mod secure;
 pub mod shm;
+pub mod threads;
 
 pub use meeting::{Listening, listeners, listening, peer_of};
 pub use roce::{Hosts, Mtu, RoceConfig, RoceFabric};

@@ -5,23 +5,27 @@
 //!                   other users may at most traverse it, to reach an entry whose name they know
 //!     file          a regular file of this user with one hard link; opening follows no symbolic link and never blocks
 //!     NameLock      such a file with a flock, which the kernel releases when its holder dies
+//!   DirHold         a numbered lock on the directory itself, which the removal of files does not affect
 //! ```
 //!
 //! An entry with the expected name may be of another kind: a FIFO, a link, a device. In this case, a call returns an
 //! error that names the entry, and neither opens nor removes the entry.
+
+mod hold;
 
 use std::ffi::{CString, OsString};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::meeting::{BACKLOG, with_address};
+pub use hold::DirHold;
 use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
@@ -158,8 +162,7 @@ impl PrivateDir {
             Err(DirError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
             opened => return opened,
         }
-        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
-        made.map_err(io_error(path))?;
+        make_all(path).map_err(io_error(path))?;
         PrivateDir::open(path)
     }
 
@@ -167,10 +170,13 @@ impl PrivateDir {
     pub fn subdirectory(&self, name: &str, create: Create) -> Result<PrivateDir, DirError> {
         let path = self.path.join(name);
         if create == Create::Yes {
-            match rustix::fs::mkdirat(&self.fd, name, Mode::RWXU) {
-                Ok(()) | Err(Errno::EXIST) => {}
-                Err(error) => return Err(io_error(&path)(error.into())),
-            }
+            let made = match rustix::fs::mkdirat(&self.fd, name, Mode::RWXU) {
+                // The umask may have taken permissions away.
+                Ok(()) => rustix::fs::chmodat(&self.fd, name, Mode::RWXU, AtFlags::empty()),
+                Err(Errno::EXIST) => Ok(()),
+                Err(error) => Err(error),
+            };
+            made.map_err(|error| io_error(&path)(error.into()))?;
         }
         PrivateDir::open_at(self.fd.as_fd(), Path::new(name), path, 0)
     }
@@ -273,6 +279,11 @@ impl PrivateDir {
                 Ok(fd) => {
                     let stat = rustix::fs::fstat(&fd).map_err(|error| self.failed(name, error))?;
                     self.check(name, Kind::File, &stat)?;
+                    if found.is_none() {
+                        // The umask may have taken permissions away.
+                        let private = Mode::RUSR | Mode::WUSR;
+                        rustix::fs::fchmod(&fd, private).map_err(|error| self.failed(name, error))?;
+                    }
                     return Ok(File::from(fd));
                 }
                 // Another process created or removed the file in between.
@@ -318,6 +329,24 @@ impl PrivateDir {
 
     fn failed(&self, name: &str, error: Errno) -> DirError {
         io_error(&self.path.join(name))(error.into())
+    }
+}
+
+/// Creates a directory and missing parents with mode 0700, whatever the umask.
+fn make_all(path: &Path) -> io::Result<()> {
+    let make = || match std::fs::DirBuilder::new().mode(0o700).create(path) {
+        Ok(()) => std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error),
+    };
+    match (make(), path.parent()) {
+        (Err(error), Some(parent)) if error.kind() == io::ErrorKind::NotFound => {
+            if !parent.as_os_str().is_empty() {
+                make_all(parent)?;
+            }
+            make()
+        }
+        (made, _) => made,
     }
 }
 

@@ -448,6 +448,8 @@ pub struct NodeStatus {
     pub bytes_refused: u64,
     /// Bytes in quarantine because a node that could access them is not cut off yet.
     pub bytes_quarantined: u64,
+    /// Bytes of the longest piece of memory that can be allocated at once.
+    pub bytes_largest: u64,
     /// Number of regions homed at the node.
     pub regions: u64,
     /// Number of handles of the node's sessions.
@@ -636,6 +638,8 @@ pub enum ErrorReply {
         wanted: u64,
         /// Free bytes on the node, perhaps fragmented.
         available: u64,
+        /// Length of the longest piece of them.
+        largest: u64,
     },
     /// The cluster has no node with this number.
     #[error("the cluster has no node {0}")]
@@ -737,8 +741,11 @@ pub enum ErrorReply {
         max: u64,
     },
     /// The store of names outside the cluster (etcd) does not answer; a claim of a name may have succeeded.
-    #[error("etcd, which holds the names, does not answer; check etcd, then try again")]
-    DirectoryOut,
+    #[error("the request to etcd, which holds the names, failed: {reason}")]
+    DirectoryOut {
+        /// The reason, for display.
+        reason: String,
+    },
     /// The names have moved to another store. The requesting node has been notified of the new store, and repeats the
     /// request there.
     #[error("the names have moved to another store")]

@@ -35,6 +35,8 @@ pub enum Shortage {
     NoSpace {
         /// Number of free bytes, perhaps fragmented.
         available: u64,
+        /// Length of the longest piece of them.
+        largest: u64,
     },
 }
 
@@ -122,6 +124,12 @@ impl Store {
         if self.growth.is_refused() { self.growth_max() } else { 0 }
     }
 
+    /// Returns the length of the longest piece of memory that can be allocated at once.
+    pub fn bytes_largest(&self) -> u64 {
+        let growth = self.growth_max() - self.bytes_refused();
+        growth.max(self.allocator.largest_free())
+    }
+
     /// Reserves chunks for `len` bytes of a region, in few extents if possible. All extents except the last consist of
     /// whole chunks. If there is not enough space, reserves nothing and returns the [`Shortage`].
     pub fn reserve(&mut self, now_ns: u64, len: u64, chunk_bytes: u64) -> Result<Extents, Shortage> {
@@ -162,7 +170,7 @@ impl Store {
         }
         let least = missing.min(chunk_bytes);
         if growth < least || available < missing {
-            return Shortage::NoSpace { available };
+            return Shortage::NoSpace { available, largest: growth.max(self.allocator.largest_free()) };
         }
         self.growth.request(chunk_bytes, least, growth).map_or(Shortage::Wait, Shortage::Grow)
     }

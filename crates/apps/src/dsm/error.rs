@@ -10,6 +10,11 @@ pub enum DsmError {
     /// The system does not report page faults to this process.
     #[error(transparent)]
     Pages(#[from] PagedError),
+    /// The system refused a thread for this worker's services.
+    #[error(
+        "cannot start a thread for shared pages: {0}; raise the limit on threads (`ulimit -u`, pids.max)"
+    )]
+    NoThread(std::io::Error),
     /// A range of bytes does not lie within the shared pages.
     #[error("bytes {begin} to {end} are not inside the shared pages, which have {len} bytes")]
     OutOfBounds {

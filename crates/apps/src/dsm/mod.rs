@@ -104,8 +104,10 @@ impl Dsm {
         let (member, Services { pages: (server, pages), locks }) = session.block_on(opening)?;
         // A thread for each, so that invalidations do not wait for sections.
         let mut services =
-            vec![Service::spawn(&session, server.clone(), service::serve_pages(server, pages))];
-        services.extend(locks.map(|locks| Service::spawn(&session, locks.server(), locks.run())));
+            vec![Service::spawn(&session, server.clone(), service::serve_pages(server, pages))?];
+        if let Some(locks) = locks {
+            services.push(Service::spawn(&session, locks.server(), locks.run())?);
+        }
         Ok(Dsm { session, member, services })
     }
 

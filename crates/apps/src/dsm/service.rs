@@ -5,6 +5,7 @@ use std::thread::JoinHandle;
 
 use halite::{Server, blocking};
 
+use super::error::DsmError;
 use super::pages::Pages;
 use super::words;
 
@@ -25,10 +26,11 @@ impl Service {
         session: &blocking::Session,
         server: Server,
         serving: impl Future<Output = ()> + Send + 'static,
-    ) -> Service {
+    ) -> Result<Service, DsmError> {
         let session = session.clone();
-        let thread = std::thread::spawn(move || session.block_on(serving));
-        Service { server, thread: Some(thread) }
+        let builder = std::thread::Builder::new().name("halite-dsm".to_owned());
+        let thread = builder.spawn(move || session.block_on(serving)).map_err(DsmError::NoThread)?;
+        Ok(Service { server, thread: Some(thread) })
     }
 }
 

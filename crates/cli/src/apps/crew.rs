@@ -22,6 +22,7 @@ use crate::coworker::{self, Coworker};
 use crate::output::{self, UsageError};
 use crate::scratch::Scratch;
 use crate::signals::{self, Ending, Woken};
+use crate::threads;
 
 /// Time within which the kernel closes all files of a killed process.
 const END_IS_SEEN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
@@ -195,7 +196,7 @@ impl Crew {
         }
         let mut ending = Ending::listen().context("cannot listen for signals")?;
         let (dir, name) = (self.dir.clone(), name.to_owned());
-        std::thread::spawn(move || {
+        threads::spawn("halite-stop", move || {
             let signal = loop {
                 if let Woken::Asked(signal) = ending.wait() {
                     break signal;
@@ -208,7 +209,7 @@ impl Crew {
                 output::note(&left_behind(&dir, &name, &why));
             }
             std::process::exit(128 + signal.as_raw());
-        });
+        })?;
         Ok(())
     }
 

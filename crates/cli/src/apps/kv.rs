@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use clap::Args;
 use halite::{Function, NodeId, Permissions};
-use halite_apps::kv::redis::{CLIENTS_MAX, Clock, Server};
+use halite_apps::kv::redis::{CLIENTS_MAX, Clock, Server, ServerControl};
 use halite_apps::kv::{Local, Store};
 use serde::{Deserialize, Serialize};
 
@@ -20,8 +20,10 @@ use super::Over;
 use super::crew::Crew;
 use super::shards::{self, Place};
 use super::worker::{self, Line, Worker, say, say_failed};
+use crate::limits;
 use crate::output::{self, UsageError};
 use crate::signals::{Ending, Interrupt, Woken};
+use crate::threads;
 
 /// Arguments of `halite run kv`
 #[derive(Args, Clone, Debug)]
@@ -182,34 +184,45 @@ fn play_part(worker: &Worker, task: &Task, shard: (usize, Local), clock: Clock) 
     let store =
         session.block_on(creating).with_context(|| format!("cannot create the store {:?}", task.name))?;
     let listener = TcpListener::bind(listen).with_context(|| format!("cannot listen at {listen}"))?;
-    let mut server = Server::new(session.clone(), listener, store, vec![shard], clock, task.clients_max)?;
+    let clients_max = limits::clients_within(task.clients_max)?;
+    let mut server = Server::new(session.clone(), listener, store, vec![shard], clock, clients_max)?;
     if let Some(password) = &task.password {
         server = server.with_password(password);
     }
-    let control = server.control();
-    say(&server.address())?;
+    let (control, address) = (server.control(), server.address());
     std::thread::scope(|scope| {
-        let serving = scope.spawn(|| {
+        let serving = threads::spawn_in(scope, || {
             if let Err(error) = server.run() {
                 // The parent process notices the exit status in any case; the message is optional.
                 let _ = say_failed(&error.into());
                 std::process::exit(1);
             }
-        });
-        let line = loop {
-            match worker.next() {
-                Some(Line::Nodes(nodes)) => {
-                    place_shards(worker, task, &nodes)?;
-                    control.reopen();
-                    say(&())?;
-                }
-                line => break line,
-            }
-        };
+        })?;
+        let followed = follow(worker, task, address, &control);
         control.stop();
         serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        if line.is_some() { say(&()) } else { Ok(()) }
+        if followed?.is_some() { say(&()) } else { Ok(()) }
     })
+}
+
+/// Tells the parent process the address, and does what it asks until it asks for the end.
+fn follow(
+    worker: &Worker,
+    task: &Task,
+    address: SocketAddr,
+    control: &ServerControl,
+) -> anyhow::Result<Option<Line>> {
+    say(&address)?;
+    loop {
+        match worker.next() {
+            Some(Line::Nodes(nodes)) => {
+                place_shards(worker, task, &nodes)?;
+                control.reopen();
+                say(&())?;
+            }
+            line => return Ok(line),
+        }
+    }
 }
 
 /// Records the nodes of the shards, after some have changed.

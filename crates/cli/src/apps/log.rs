@@ -18,6 +18,7 @@ use super::worker::{self, Line, Worker, now_ns, reported, say};
 use crate::bytes::ByteCount;
 use crate::output;
 use crate::progress;
+use crate::threads::{self, Member};
 
 /// Arguments of `halite run log`
 #[derive(Args, Clone, Debug)]
@@ -382,23 +383,25 @@ fn play_part(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     let reader = |number| Reader { session, task, number, progress: &progress, end: &end, is_over };
     std::thread::scope(|scope| {
         let is_maker = task.segments.is_some();
-        let cleaner =
-            is_maker.then(|| scope.spawn(|| reported(clean(session, task, &progress, &done, is_over))));
-        let readers: Vec<_> =
-            task.readers.iter().map(|number| scope.spawn(|| reported(read(&reader(*number))))).collect();
-        let writers = &task.writers;
-        let writers: Vec<_> = writers
-            .iter()
-            .map(|writer| scope.spawn(|| reported(write(session, task, *writer, is_over))))
-            .collect();
-        let written = writers.into_iter().map(join).collect::<anyhow::Result<Vec<_>>>();
+        let mut group = threads::Group::new(scope);
+        let cleaning = || reported(clean(session, task, &progress, &done, is_over));
+        let cleaner = is_maker.then(|| group.add(cleaning)).transpose()?;
+        let readers = task.readers.iter().map(|number| group.add(|| reported(read(&reader(*number)))));
+        let readers = readers.collect::<Result<Vec<_>, _>>()?;
+        let writers = task.writers.iter().map(|writer| {
+            let writing = || reported(write(session, task, *writer, is_over));
+            group.add(writing)
+        });
+        let writers = writers.collect::<Result<Vec<_>, _>>()?;
+        group.begin();
+        let written = writers.into_iter().map(Member::join).collect::<anyhow::Result<Vec<_>>>();
         let heard = written.and_then(|written| report_written(worker, &written));
         // Readers only need the end; they must also stop after a failure.
         end.store(*heard.as_ref().unwrap_or(&0), Ordering::Relaxed);
-        let seen = readers.into_iter().map(join).collect::<anyhow::Result<Vec<_>>>();
+        let seen = readers.into_iter().map(Member::join).collect::<anyhow::Result<Vec<_>>>();
         let played = heard.and(seen).and_then(|seen| report_seen(worker, seen, &reader(0)));
         done.store(true, Ordering::Relaxed);
-        played.and(cleaner.map_or(Ok(()), join))
+        played.and(cleaner.map_or(Ok(()), Member::join))
     })
 }
 
@@ -442,10 +445,6 @@ impl Shortage {
         let patience = if first == 0 { FIRST_IS_NAMED } else { FREED_COMES_BACK };
         if since.elapsed() > patience { Err(LogError::Full { first }) } else { Ok(()) }
     }
-}
-
-fn join<T>(thread: std::thread::ScopedJoinHandle<'_, anyhow::Result<T>>) -> anyhow::Result<T> {
-    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 fn open(session: &blocking::Session, task: &Task) -> Result<Log, LogError> {

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use super::Over;
 use super::crew::Crew;
 use super::worker::{self, Line, Worker, say, say_failed};
-use crate::{output, progress};
+use crate::{output, progress, threads};
 
 /// Arguments of `halite run wordcount`
 #[derive(Args, Clone, Debug)]
@@ -316,7 +316,8 @@ fn work_on<J: Job>(
     let master = Master { session, desk: &desk, nodes: &nodes, clock: &clock };
     let paths: Vec<PathBuf> = task.paths.iter().map(|path| OsStr::from_bytes(path).into()).collect();
     std::thread::scope(|scope| {
-        let leading = scope.spawn(|| blocking.block_on(master.lead(job, &paths, report_progress())));
+        let leading =
+            threads::spawn_in(scope, || blocking.block_on(master.lead(job, &paths, report_progress())))?;
         let worked = blocking.block_on(joined.work(job));
         // The master ends its worker last, unless the worker has failed.
         desk.close();

@@ -12,6 +12,7 @@ use halite_apps::kv::{Local, Owner, SHARDS_MAX};
 use super::worker::{Worker, reported, say_failed};
 use super::{Over, away};
 use crate::output::UsageError;
+use crate::threads;
 
 /// The shard of a worker.
 pub(super) struct Place<'a> {
@@ -59,7 +60,7 @@ pub(super) fn own(
     // Set when the shard must end. Orders no other memory.
     let is_ending = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let serving = scope.spawn(|| {
+        let serving = threads::spawn_in(scope, || {
             let served = session.block_on(owner.run(move || clock()));
             if let Err(error) = &served
                 && !is_ending.load(Ordering::Relaxed)
@@ -70,7 +71,7 @@ pub(super) fn own(
                 std::process::exit(1);
             }
             served
-        });
+        })?;
         // The failure must be reported before the shard ends, because then other workers fail, too.
         let played = reported(play(shard));
         is_ending.store(true, Ordering::Relaxed);

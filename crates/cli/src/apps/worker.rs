@@ -20,7 +20,7 @@ use crate::args::network;
 use crate::client;
 use crate::congestion;
 use crate::metrics_at::MetricsAt;
-use crate::{output, signals};
+use crate::{output, signals, threads};
 
 /// Arguments of `halite run-worker`
 #[derive(Args, Debug)]
@@ -170,11 +170,14 @@ pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
         Err(error) => return say_failed(&error),
     };
     let id = session.node();
-    say(&Joined { node: id.0, metrics: node.as_ref().and_then(Node::metrics_address) })?;
     let is_over = Arc::new(AtomicBool::new(false));
     // The regions of a private cluster end with its processes.
     let orphan = Arc::new(Orphan { dir: args.node.is_none().then(|| dir.to_owned()), ..Orphan::default() });
-    let lines = listen(is_over.clone(), orphan.clone());
+    let lines = match listen(is_over.clone(), orphan.clone()) {
+        Ok(lines) => lines,
+        Err(refused) => return say_failed(&refused.into()),
+    };
+    say(&Joined { node: id.0, metrics: node.as_ref().and_then(Node::metrics_address) })?;
     let worker = Worker { session, node: id, lines, is_over };
     // The name is taken until this node leaves.
     let mut claims = Vec::new();
@@ -309,9 +312,9 @@ impl Orphan {
 
 /// Reads messages from standard input on a thread. Input also ends when the parent process is killed; the worker then
 /// removes the regions of the run.
-fn listen(is_over: Arc<AtomicBool>, orphan: Arc<Orphan>) -> Receiver<Line> {
+fn listen(is_over: Arc<AtomicBool>, orphan: Arc<Orphan>) -> Result<Receiver<Line>, threads::Refused> {
     let (teller, lines) = mpsc::channel();
-    std::thread::spawn(move || {
+    threads::spawn("halite-parent", move || {
         let mut is_orderly = false;
         for line in io::stdin().lock().lines() {
             let Some(line) = line.ok().and_then(|line| serde_json::from_str(&line).ok()) else { break };
@@ -327,8 +330,8 @@ fn listen(is_over: Arc<AtomicBool>, orphan: Arc<Orphan>) -> Receiver<Line> {
             std::thread::sleep(GRACE);
         }
         orphan.end()
-    });
-    lines
+    })?;
+    Ok(lines)
 }
 
 /// Arguments of `halite run-sweep`

@@ -24,6 +24,7 @@ use super::worker::{self, Line, Worker, say};
 use crate::bytes::ByteCount;
 use crate::output;
 use crate::progress;
+use crate::threads;
 use values::{Known, Latest, Update, VALUE_BYTES_MIN, write_value};
 
 /// Arguments of `halite run ycsb`
@@ -265,11 +266,11 @@ fn play_part(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     };
     let threads = std::thread::scope(|scope| {
         let ask = |thread| ask(session, task, thread, &known, is_over);
-        let threads: Vec<_> = task.threads.iter().map(|thread| scope.spawn(move || ask(*thread))).collect();
-        let join = |thread: std::thread::ScopedJoinHandle<'_, anyhow::Result<Counts>>| {
-            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        };
-        threads.into_iter().map(join).collect::<anyhow::Result<Vec<Counts>>>()
+        let works = task.threads.iter().map(|thread| move || ask(*thread));
+        threads::start_all(scope, works)?
+            .into_iter()
+            .map(threads::Member::join)
+            .collect::<anyhow::Result<Vec<_>>>()
     })?;
     let keys = if task.number == 0 { Some(session.block_on(store.count())?) } else { None };
     say(&Counts::done(threads, keys, task, &known)?)?;

@@ -104,7 +104,7 @@ fn check_all_ended(found: &Found, path: &Path) -> anyhow::Result<()> {
             Some(reason) => format!("cannot be reached at its socket ({reason})"),
         };
         let hint = match pid {
-            0 => format!("`fuser {}/node-{node}.lock` may find it", path.display()),
+            0 => format!("`fuser {}` may find it", path.display()),
             pid => format!("it may be process {pid}"),
         };
         bail!(

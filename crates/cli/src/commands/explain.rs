@@ -12,13 +12,13 @@ use crate::args::Explain;
 use crate::client;
 use crate::output;
 
-/// Explains the path to a node if the argument is a number, otherwise to the region of that name.
+/// Explains the path to a node if the argument is a number and no region is asked for, otherwise to the region of that name.
 pub fn run(dir: &Path, args: &Explain) -> anyhow::Result<()> {
     let client = client::enter(dir)?;
     let session = &client.session;
     match args.what.parse() {
-        Ok(node) => print(&session.explain_peer(NodeId(node))?, args.listing.json),
-        Err(_) => {
+        Ok(node) if !args.region => print(&session.explain_peer(NodeId(node))?, args.listing.json),
+        _ => {
             let lh = map(session, &args.what)?;
             print(&session.explain(lh)?, args.listing.json)
         }

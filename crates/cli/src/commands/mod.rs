@@ -28,13 +28,20 @@ use std::process::ExitCode;
 use halite::{Config, blocking, cluster_dir};
 
 use crate::args::{Arguments, Command};
-use crate::{apps, client, diagnostics, doctor, figure, perf, sim};
+use crate::{apps, client, diagnostics, doctor, figure, output, perf, sim};
 
 /// Runs the command; returns its exit status.
 pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let log = diagnostics::asked_for(&arguments);
     let is_given = arguments.dir.is_some();
     let dir: PathBuf = arguments.dir.unwrap_or_else(|| Config::default().dir);
+    if !is_given
+        && let Some(runtime) = std::env::var_os("XDG_RUNTIME_DIR").filter(|runtime| !runtime.is_empty())
+        && !dir.starts_with(&runtime)
+    {
+        let (runtime, dir) = (Path::new(&runtime).display(), dir.display());
+        output::note(&format!("{runtime} (XDG_RUNTIME_DIR) belongs to another user; using {dir}"));
+    }
     // `HALITE_DIR` may be set for later use, so it counts only if a cluster runs there.
     let uses_dir = arguments.dir_is_flag || is_given && runs(&dir);
     let done = match arguments.command {

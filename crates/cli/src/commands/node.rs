@@ -5,10 +5,12 @@
 use std::net::ToSocketAddrs;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use anyhow::Context;
-use halite::{Config, Hosts, NodeId};
+use halite::cluster_dir::Made;
+use halite::{Config, Hosts, JoinError, NodeId};
 use rustix::process::Signal;
 
 use super::drain;
@@ -18,6 +20,7 @@ use crate::control::{FAILED, METRICS_AT};
 use crate::output;
 use crate::signals::{self, Ending, EndsAtOnce, Woken};
 use crate::supervisor::supervised;
+use crate::threads::{self, Refused};
 
 /// Runs a node. Prints a line when other nodes can connect; `halite up` and scripts wait for this line.
 pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
@@ -51,6 +54,7 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
         metrics: args.metrics.0,
         ..congestion::config()
     };
+    let made = Made::expect(dir);
     // The error names the directory or file.
     let number = match config.node {
         Some(number) => Ok(number),
@@ -61,8 +65,17 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
         config.node = Some(number);
         halite::Node::embedded(config)
     });
-    let node = match node {
-        Ok(node) => node,
+    // A node that is ready needs no further thread.
+    let node = node.and_then(|node| {
+        let drained =
+            Drained::watch(&node, &ending).map_err(|refused| JoinError::Resource(refused.into()))?;
+        Ok((node, drained))
+    });
+    if let (Err(_), Some(made)) = (&node, made) {
+        made.remove();
+    }
+    let (node, drained) = match node {
+        Ok(started) => started,
         Err(error) if args.parent.is_some() || args.detached => {
             // The parent process waits for the first line, and reports this one.
             output::print(&format!("{FAILED}{error}\n"))?;
@@ -82,29 +95,44 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
     let metrics = node.metrics_address().map(|address| format!("{METRICS_AT}{address}/metrics"));
     let (pid, metrics) = (std::process::id(), metrics.unwrap_or_default());
     let ready = format!("node {} ready, process {pid}{dialled}{metrics}", node.id());
-    output::print(&format!("{ready}\n"))?;
-    let left = supervised(&node, &ready, || stay(&node, &mut ending, args.drain_within));
+    let left = supervised(&node, &ready, || {
+        output::print(&format!("{ready}\n"))?;
+        stay(&node, &mut ending, &drained, args.drain_within)
+    });
     node.leave();
-    Ok(drain::status(left?))
+    Ok(drain::status(left??))
+}
+
+/// Waits on a thread for the end of a drain, and then ends the main thread's wait for signals.
+struct Drained(Receiver<u64>);
+
+impl Drained {
+    fn watch(node: &halite::Node, ending: &Ending) -> Result<Drained, Refused> {
+        let (drained, waker) = (node.drained(), ending.waker());
+        let (tell, told) = channel();
+        let listen = move || {
+            // The receiver is gone if a signal has ended the wait.
+            let _ = tell.send(drained.wait());
+            waker.wake();
+        };
+        threads::spawn("halite-drained", listen)?;
+        Ok(Drained(told))
+    }
 }
 
 /// Runs until a signal, or until the node has been drained. Returns the number of regions that could not be moved.
-fn stay(node: &halite::Node, ending: &mut Ending, drain_within: u32) -> anyhow::Result<u64> {
-    let (drained, waker) = (node.drained(), ending.waker());
-    let (tell, told) = std::sync::mpsc::channel();
-    let listen = move || {
-        // The receiver is gone if a signal has ended the wait.
-        let _ = tell.send(drained.wait());
-        waker.wake();
-    };
-    std::thread::Builder::new()
-        .name("halite-drained".to_owned())
-        .spawn(listen)
-        .context("cannot start a thread")?;
+fn stay(
+    node: &halite::Node,
+    ending: &mut Ending,
+    drained: &Drained,
+    drain_within: u32,
+) -> anyhow::Result<u64> {
     loop {
         match ending.wait() {
             Woken::Asked(signal) => {
-                signals::end_if_asked_again().context("cannot listen for signals")?;
+                if let Err(error) = signals::end_if_asked_again() {
+                    tracing::warn!("a second signal will not end this process at once: {error}");
+                }
                 match signal {
                     Signal::TERM => break,
                     _ => return Ok(0),
@@ -113,7 +141,7 @@ fn stay(node: &halite::Node, ending: &mut Ending, drain_within: u32) -> anyhow::
             Woken::Child => {}
             Woken::Closed => match node.over() {
                 Some(over) => return Err(over.into()),
-                None => return Ok(told.recv().unwrap_or(0)),
+                None => return Ok(drained.0.recv().unwrap_or(0)),
             },
         }
     }

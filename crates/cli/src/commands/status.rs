@@ -18,6 +18,7 @@ use serde::Serialize;
 use crate::args;
 use crate::bytes::ByteCount;
 use crate::client::{self, Attached, no_cluster, restart_advice};
+use crate::limits;
 use crate::loss::{self, LossJson};
 use crate::output;
 use crate::table::{Align, Table};
@@ -34,6 +35,7 @@ pub(super) struct Row {
     pub(super) bytes_total: Option<u64>,
     pub(super) bytes_refused: Option<u64>,
     pub(super) bytes_quarantined: Option<u64>,
+    pub(super) bytes_largest: Option<u64>,
     pub(super) regions: Option<u64>,
     pub(super) mappings: Option<u64>,
     pub(super) lost: Option<LossJson>,
@@ -70,6 +72,8 @@ pub fn run(dir: &Path, args: &args::Status) -> anyhow::Result<ExitCode> {
         output::note(&format!("{}: showing the state from the lock files", output::reasons(error)));
         mark_silent(&mut rows, error);
     }
+    let pieces = asked.iter().flat_map(|answers| answers.statuses.iter()).filter_map(limits::in_pieces);
+    pieces.chain(limits::full_disk(dir)).for_each(|text| output::note(&text));
     if args.principals {
         print_principals(dir, &rows, args.listing.json)?;
         return Ok(exit_status(asked.is_ok(), &rows));
@@ -306,6 +310,7 @@ impl Row {
             bytes_total: Some(status.bytes_total),
             bytes_refused: told(status.bytes_refused),
             bytes_quarantined: told(status.bytes_quarantined),
+            bytes_largest: told(status.bytes_largest),
             regions: told(status.regions),
             mappings: told(status.mappings),
             ..Row::default()
@@ -412,6 +417,7 @@ mod tests {
             bytes_total: 2,
             bytes_refused: 0,
             bytes_quarantined: 0,
+            bytes_largest: 2,
             regions: 3,
             mappings: 4,
             loss: None,

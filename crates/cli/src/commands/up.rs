@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use halite::cluster_dir::{ClusterDir, Starting};
+use halite::cluster_dir::{ClusterDir, Made, Presence, Starting};
 use halite::{Config, EPHEMERAL_NODE_MIN, Provider};
 
 use super::down::{applications, remove_residue};
@@ -26,18 +26,12 @@ pub fn run(dir: &Path, args: &Up, log: Option<String>) -> anyhow::Result<()> {
     output::standard_output()?;
     Config { arena_bytes: args.arena.0, ..Config::default() }.check()?;
     limits::check_descriptors(args.nodes)?;
-    let (dir, starting) = prepare(dir)?;
-    let lifetime = if args.detach { Lifetime::Detached } else { Lifetime::OfParent };
-    let networks = args.networks.flags();
-    let (arena_bytes, metrics) = (args.arena.0, args.metrics);
-    let directory = args.names.directory.clone();
-    let sessions = args.sessions.flags();
-    let dir_of_spec = dir.clone();
-    let spec =
-        ClusterSpec { dir: dir_of_spec, arena_bytes, networks, directory, sessions, metrics, lifetime, log };
-    let mut cluster = Cluster { nodes: Vec::new() };
-    cluster.start(&spec, args.nodes)?;
-    drop(starting);
+    let made = Made::expect(dir);
+    let started = start(dir, args, log);
+    if let (Err(_), Some(made)) = (&started, made) {
+        made.remove();
+    }
+    let (dir, mut cluster) = started?;
     let path = std::path::absolute(dir.path())?;
     output::print(&cluster.table(args).to_string())?;
     if args.detach {
@@ -52,14 +46,35 @@ pub fn run(dir: &Path, args: &Up, log: Option<String>) -> anyhow::Result<()> {
     verdict
 }
 
+/// Starts the nodes in `path`.
+fn start(path: &Path, args: &Up, log: Option<String>) -> anyhow::Result<(ClusterDir, Cluster)> {
+    let (dir, starting) = prepare(path)?;
+    let lifetime = if args.detach { Lifetime::Detached } else { Lifetime::OfParent };
+    let networks = args.networks.flags();
+    let (arena_bytes, metrics) = (args.arena.0, args.metrics);
+    let directory = args.names.directory.clone();
+    let sessions = args.sessions.flags();
+    let dir_of_spec = dir.clone();
+    let spec =
+        ClusterSpec { dir: dir_of_spec, arena_bytes, networks, directory, sessions, metrics, lifetime, log };
+    let mut cluster = Cluster { nodes: Vec::new() };
+    cluster.start(&spec, args.nodes)?;
+    drop(starting);
+    Ok((dir, cluster))
+}
+
 /// Prepares `path`: a private directory in which no cluster runs or starts, without files of an earlier cluster.
 fn prepare(path: &Path) -> anyhow::Result<(ClusterDir, Starting)> {
     let failed = || format!("cannot use {} as the directory of a cluster", path.display());
     let dir = ClusterDir::found(path).with_context(failed)?;
     let starting = dir.start().with_context(failed)?;
-    let running: Vec<String> = (dir.nodes().with_context(failed)?.into_iter())
+    let nodes = dir.nodes().with_context(failed)?;
+    let running: Vec<String> = (nodes.iter())
         .filter(|node| node.alive && node.node.0 < EPHEMERAL_NODE_MIN)
-        .map(|node| format!("node {} is process {}", node.node, node.pid))
+        .map(|node| match pid_of(&dir, node) {
+            Some(pid) => format!("node {} is process {pid}", node.node),
+            None => format!("node {} runs, but its files were removed", node.node),
+        })
         .collect();
     if !running.is_empty() {
         bail!(
@@ -77,6 +92,14 @@ fn prepare(path: &Path) -> anyhow::Result<(ClusterDir, Starting)> {
     }
     dir.clean().and_then(|()| dir.clean_logs()).with_context(failed)?;
     Ok((dir, starting))
+}
+
+/// Returns the process of a live node: from its lock file, or from its socket if the lock file was removed.
+fn pid_of(dir: &ClusterDir, node: &Presence) -> Option<u32> {
+    match node.pid {
+        0 => dir.process_of(node.node).ok().flatten().map(|process| process.pid.unsigned_abs()),
+        pid => Some(pid),
+    }
 }
 
 /// The nodes that this process started. Dropping it stops them.

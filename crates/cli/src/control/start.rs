@@ -13,6 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::congestion;
 use crate::metrics_at::MetricsAt;
+use crate::threads::Refused;
 
 /// Maximum time for a node to become ready; longer than all time limits of joining.
 pub const READY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -162,7 +163,8 @@ impl NodeProcess {
                 log = Some(file);
             }
         }
-        let mut child = command.spawn().map_err(failed)?;
+        let started = command.spawn().map_err(|source| Refused::new("its process", source).into());
+        let mut child = started.map_err(failed)?;
         let stdout = child.stdout.take().expect("standard output is piped");
         Ok(NodeProcess { id, metrics: None, child, stdout, log })
     }

@@ -17,6 +17,7 @@ use serde::Deserialize;
 
 use super::stop::{GRACE, StopError, Target, await_ends};
 use crate::congestion;
+use crate::threads;
 
 /// Maximum time for the members to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -90,10 +91,11 @@ impl Unlisted {
     }
 }
 
-/// Returns the nodes that run according to their files.
+/// Returns the running nodes that have files. A node whose files were removed only holds the directory.
 fn listed(dir: &ClusterDir) -> anyhow::Result<BTreeSet<u32>> {
-    let nodes = dir.nodes()?;
-    Ok(nodes.into_iter().filter(|presence| presence.alive).map(|presence| presence.node.0).collect())
+    let mut nodes = dir.nodes()?;
+    nodes.retain(|node| node.alive && (node.pid != 0 || !matches!(dir.process_of(node.node), Ok(None))));
+    Ok(nodes.into_iter().map(|presence| presence.node.0).collect())
 }
 
 /// Returns the output of `halite status`. Runs it as a separate process, which can be killed and leaves no node in this
@@ -105,7 +107,7 @@ fn members(dir: &Path) -> anyhow::Result<Vec<Member>> {
     let mut status = command.spawn()?;
     let stdout = BufReader::new(status.stdout.take().expect("standard output is piped"));
     let (tell, told) = mpsc::channel();
-    std::thread::spawn(move || tell.send(stdout.lines().collect::<io::Result<Vec<String>>>()));
+    threads::spawn("halite-members", move || tell.send(stdout.lines().collect::<io::Result<Vec<String>>>()))?;
     let lines = told.recv_timeout(PATIENCE);
     // The kill fails if the process has ended, which does not matter.
     let _ = status.kill();

@@ -3,12 +3,14 @@
 use halite::{EPHEMERAL_NODE_MIN, NodeState, NodeStatus};
 
 use super::facts::ClusterFacts;
-use super::{Finding, Severity};
+use super::{Finding, Severity, aging};
 use crate::bytes::ByteCount;
+use crate::limits;
 
 pub fn judge(facts: &ClusterFacts) -> Vec<Finding> {
-    let mut findings = vec![directory(facts)];
+    let mut findings = vec![directory(facts), aging::judge(&facts.dir, facts.cleaner.as_ref())];
     findings.extend(secret(facts));
+    findings.push(disk(facts));
     findings.extend(members(facts));
     findings.push(leftovers(facts));
     findings
@@ -24,6 +26,17 @@ fn directory(facts: &ClusterFacts) -> Finding {
     match facts.is_founded {
         true => Finding::ok("directory", format!("{dir} belongs to a cluster"), verify),
         false => Finding::ok("directory", format!("there is no cluster in {dir}; it can be created"), verify),
+    }
+}
+
+fn disk(facts: &ClusterFacts) -> Finding {
+    let verify = format!("df {0}; df -i {0}", facts.dir.display());
+    match &facts.full_disk {
+        Some(found) => {
+            let remedy = "free space there: nodes and applications that join make short files, and logs end";
+            Finding::new("disk", Severity::Warning, found, remedy, verify)
+        }
+        None => Finding::ok("disk", "the disk of the cluster directory has room", verify),
     }
 }
 
@@ -84,6 +97,10 @@ fn members(facts: &ClusterFacts) -> Vec<Finding> {
                     remedy,
                     verify.clone(),
                 ));
+            }
+            for found in statuses.iter().filter_map(limits::in_pieces) {
+                let remedy = "free regions, or move them to other nodes (`halite mv`, `halite drain`)";
+                findings.push(Finding::new("pieces", Severity::Warning, found, remedy, verify.clone()));
             }
             if kept > 0 {
                 let found =

@@ -16,10 +16,13 @@ use rustix::fs::{MemfdFlags, memfd_create, statvfs};
 use rustix::process::{PidfdFlags, Resource, getpid, getrlimit, pidfd_open};
 use rustix::thread::{MembarrierCommand, membarrier_query};
 
+use super::aging::Cleaner;
 use super::etcd::EtcdFacts;
 use crate::args;
 use crate::client;
+use crate::limits;
 use crate::output;
+use crate::threads;
 
 /// Maximum time for a host to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -47,6 +50,8 @@ pub struct HostFacts {
     pub time_s: u64,
     /// Hard limit on descriptors; `None` if unlimited.
     pub descriptors: Option<u64>,
+    /// Tightest limit on threads; `None` if unlimited.
+    pub threads: Option<threads::Limit>,
     /// Limit on locked memory in bytes; `None` if unlimited.
     pub locked_bytes: Option<u64>,
     /// Limit on the size of files in bytes; `None` if unlimited.
@@ -115,6 +120,10 @@ pub struct ClusterFacts {
     pub dir: PathBuf,
     /// The reason why the cluster directory cannot be used; `None` if it can be used or does not exist.
     pub dir_refused: Option<String>,
+    /// The cleaner that removes old files there, if there is one.
+    pub cleaner: Option<Cleaner>,
+    /// Describes the disk of the directory, or of the one in which it would be created, if that is full.
+    pub full_disk: Option<String>,
     /// True if the cluster directory belongs or belonged to a cluster.
     pub is_founded: bool,
     pub presences: Vec<Presence>,
@@ -179,6 +188,7 @@ impl HostFacts {
             clocksource: read("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
             time_s: since.as_secs(),
             descriptors: getrlimit(Resource::Nofile).maximum,
+            threads: threads::limits().into_iter().next(),
             locked_bytes: getrlimit(Resource::Memlock).current,
             file_bytes: getrlimit(Resource::Fsize).current,
             dev_shm_bytes: statvfs("/dev/shm").ok().map(|stat| stat.f_blocks * stat.f_frsize),
@@ -290,7 +300,18 @@ impl ClusterFacts {
         });
         let is_spread = !args.hosts.listen.is_empty() || !args.hosts.join.is_empty();
         let members = (is_of_another || presences.iter().any(|node| node.alive)).then(|| ask(dir));
-        ClusterFacts { dir: dir.to_owned(), dir_refused, is_founded, presences, is_spread, secret, members }
+        let cleaner = Cleaner::of(dir);
+        ClusterFacts {
+            dir: dir.to_owned(),
+            dir_refused,
+            cleaner,
+            full_disk: dir.ancestors().find(|dir| dir.exists()).and_then(limits::full_disk),
+            is_founded,
+            presences,
+            is_spread,
+            secret,
+            members,
+        }
     }
 }
 

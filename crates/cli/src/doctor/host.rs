@@ -4,6 +4,7 @@ use super::facts::HostFacts;
 use super::{Finding, Severity};
 use crate::bytes::ByteCount;
 use crate::limits::{NODES_MAX, nodes_within};
+use crate::threads::Limit;
 
 /// Oldest kernel with all required features.
 const KERNEL_MIN: (u32, u32) = (5, 10);
@@ -21,6 +22,7 @@ pub fn judge(facts: &HostFacts) -> Vec<Finding> {
         clock(facts),
         time(facts),
         descriptors(facts),
+        threads(facts),
         locked_memory(facts),
         file_size(facts),
         dev_shm(facts),
@@ -121,6 +123,27 @@ fn descriptors(facts: &HostFacts) -> Finding {
     Finding::new("descriptors", severity, found, remedy, "ulimit -Hn")
 }
 
+/// Number of threads of a node: five, three more for names in etcd, and some for receivers and the start.
+const THREADS_OF_NODE: u64 = 12;
+/// Number of threads that leaves room for applications beside a node.
+const THREADS_ENOUGH: u64 = 128;
+
+fn threads(facts: &HostFacts) -> Finding {
+    let verify = "ulimit -u; cat /proc/self/cgroup";
+    let Some(limit) = &facts.threads else { return Finding::ok("threads", "no limit", verify) };
+    let Limit { max, by, .. } = limit;
+    let free = limit.free();
+    let found = format!("{free} more threads may be started: the maximum is {max}, by {by}");
+    let severity = match free {
+        free if free < THREADS_OF_NODE => Severity::Error,
+        free if free < THREADS_ENOUGH => Severity::Warning,
+        _ => return Finding::ok("threads", found, verify),
+    };
+    let remedy =
+        format!("raise the limit; a node has up to {THREADS_OF_NODE} threads, and `perf -t` and `run` more");
+    Finding::new("threads", severity, found, remedy, verify)
+}
+
 fn locked_memory(facts: &HostFacts) -> Finding {
     match facts.locked_bytes {
         Some(limit) if limit < facts.arena_bytes => Finding::new(
@@ -214,6 +237,7 @@ mod tests {
             clocksource: Some("tsc".into()),
             time_s: TIME_MIN_S,
             descriptors: Some(1 << 20),
+            threads: None,
             locked_bytes: None,
             file_bytes: None,
             dev_shm_bytes: Some(1 << 34),
@@ -244,6 +268,10 @@ mod tests {
         assert_eq!(found(|host| host.time_s = 30), [("time", Severity::Warning)]);
         assert_eq!(found(|host| host.descriptors = Some(256)), [("descriptors", Severity::Warning)]);
         assert_eq!(found(|host| host.descriptors = Some(64)), [("descriptors", Severity::Error)]);
+        for (free, severity) in [(127, Severity::Warning), (11, Severity::Error)] {
+            let limit = Limit { max: 1000, used: Some(1000 - free), by: "a control group".into() };
+            assert_eq!(found(|host| host.threads = Some(limit)), [("threads", severity)]);
+        }
         assert_eq!(found(|host| host.locked_bytes = Some(8 << 20)), [("locked_memory", Severity::Note)]);
         assert_eq!(found(|host| host.file_bytes = Some(1 << 20)), [("file_size", Severity::Warning)]);
         assert_eq!(found(|host| host.dev_shm_bytes = Some(64 << 20)), [("dev_shm", Severity::Note)]);

@@ -3,6 +3,7 @@
 //! `facts` inspects the system; `host`, `network`, `cluster` and `etcd` only judge the facts, so that tests can
 //! provoke each finding.
 
+mod aging;
 mod cluster;
 mod etcd;
 mod facts;

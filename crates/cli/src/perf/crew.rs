@@ -5,6 +5,7 @@ use rustix::thread::CpuSet;
 
 use super::cores::pin;
 use super::gate::{self, Participant};
+use crate::threads;
 
 /// Runs `work` on one thread per element of `shares`, each bound to its `cores`. All threads share one gate. Returns
 /// the results in order.
@@ -20,9 +21,8 @@ pub fn run<S: Send, T: Send>(
     std::thread::scope(|scope| {
         let each = &each;
         let participants = gate::participants(shares.len());
-        let threads: Vec<_> = (shares.into_iter().zip(participants).enumerate())
-            .map(|(thread, (share, participant))| scope.spawn(move || each(thread, share, participant)))
-            .collect();
-        threads.into_iter().map(|thread| thread.join().expect("such a thread does not panic")).collect()
+        let works = (shares.into_iter().zip(participants).enumerate())
+            .map(|(thread, (share, participant))| move || each(thread, share, participant));
+        threads::start_all(scope, works)?.into_iter().map(threads::Member::join).collect()
     })
 }

@@ -27,6 +27,7 @@ use crate::bytes::ByteCount;
 use crate::output;
 use crate::table::{Align, Table};
 use crate::target::Target;
+use crate::threads;
 
 const OPERATION: usize = 8 << 10;
 /// Number of independent streams of writes of a session, and the writes that each posts together.
@@ -163,14 +164,14 @@ impl<'b> Pair<'b> {
         };
         thread::scope(|scope| {
             let write = &write;
-            let spawn =
-                |index: usize, len: Option<usize>| len.map(|len| scope.spawn(move || write(index, len)));
-            let writers = [spawn(HIGH, phase.high), spawn(LOW, phase.low)];
+            let lens = [(HIGH, phase.high), (LOW, phase.low)];
+            let works = lens.into_iter().filter_map(|(index, len)| Some((index, len?)));
+            let writers = threads::start_all(scope, works.map(|(index, len)| move || write(index, len)))?;
             let samples = sample(time, &counts, &stop);
             stop.store(true, Relaxed);
             let mut small = histogram();
-            for writer in writers.into_iter().flatten() {
-                small.add(writer.join().expect("such a thread does not panic")?)?;
+            for writer in writers {
+                small.add(writer.join()?)?;
             }
             let mean =
                 |index: usize| samples.iter().map(|sample| sample[index]).sum::<f64>() / samples.len() as f64;

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use super::baseline::Words;
 use super::cores::{Cores, pin};
+use crate::threads;
 
 /// Round trips between two readings of the clock, as of short operations.
 const TRIPS: u64 = 64;
@@ -26,15 +27,16 @@ pub fn measure_us(cores: &Cores) -> anyhow::Result<Option<f64>> {
     let (there, back) = (words.at(0), words.at(BACK));
     let trips = 1..=BATCHES * TRIPS;
     std::thread::scope(|scope| {
-        let echo = scope.spawn(|| {
+        let mut relays = threads::Group::new(scope);
+        let echo = relays.add(|| {
             // These cores were just listed as available.
             let _ = pin(cores.of_server(0));
             for trip in trips.clone() {
                 while there.load(Acquire) != trip {}
                 back.store(trip, Release);
             }
-        });
-        let client = scope.spawn(|| {
+        })?;
+        let client = relays.add(|| {
             let _ = pin(cores.of_client(0));
             let mut batches = Vec::new();
             for batch in 0..BATCHES {
@@ -47,8 +49,9 @@ pub fn measure_us(cores: &Cores) -> anyhow::Result<Option<f64>> {
             }
             batches.sort_by(f64::total_cmp);
             batches[batches.len() / 2]
-        });
-        echo.join().expect("a relay does not panic");
-        Ok(Some(client.join().expect("a relay does not panic")))
+        })?;
+        relays.begin();
+        echo.join();
+        Ok(Some(client.join()))
     })
 }

@@ -23,6 +23,7 @@ use crate::congestion;
 use crate::coworker::Coworker;
 use crate::output;
 use crate::signals;
+use crate::threads;
 
 /// Number of the client's node.
 pub const CLIENT: NodeId = NodeId(1);
@@ -142,7 +143,7 @@ fn handle(request: Request, end: &End, following: &mut Option<Following>) -> any
     match request {
         Request::Follow(part) => {
             let test = table::named(&part.test).context("there is no such test")?;
-            *following = Some(Following::begin((test.follow)(end, &part)?, end.cores.clone()));
+            *following = Some(Following::begin((test.follow)(end, &part)?, end.cores.clone())?);
             Ok(0)
         }
         Request::EndFollowing => following.take().context("no server threads are running")?.end(),
@@ -164,13 +165,13 @@ struct Following {
 }
 
 impl Following {
-    fn begin(followers: Vec<Follower>, cores: Cores) -> Following {
+    fn begin(followers: Vec<Follower>, cores: Cores) -> anyhow::Result<Following> {
         let functions = followers.iter().filter_map(|follower| follower.function.clone()).collect();
         let run = |_, follower: Follower, _| (follower.run)();
-        let all = std::thread::spawn(move || {
+        let all = threads::spawn("halite-server", move || {
             Ok(crew::run(followers, |thread| cores.of_server(thread), run)?.into_iter().sum())
-        });
-        Following { functions, all }
+        })?;
+        Ok(Following { functions, all })
     }
 
     fn end(self) -> anyhow::Result<u64> {

@@ -13,6 +13,7 @@ use halite_trials::{Keep, PlanError, Report};
 
 use super::panics;
 use super::plans::Source;
+use crate::threads;
 
 /// Plans and remaining seeds. Seed `n` runs plan `n` modulo the number of plans.
 pub struct Walk {
@@ -55,9 +56,13 @@ impl Walk {
     ) -> T {
         thread::scope(|scope| {
             let (sender, receiver) = mpsc::channel();
-            for _ in 0..threads.get() {
+            let start = |_: &usize| {
                 let sender = sender.clone();
-                scope.spawn(move || self.work(&sender));
+                threads::spawn_in(scope, move || self.work(&sender)).is_ok()
+            };
+            // Fewer threads do if the system refuses more.
+            if (0..threads.get()).take_while(start).count() == 0 {
+                self.work(&sender);
             }
             drop(sender);
             receive(receiver)

@@ -4,11 +4,11 @@ use crate::support;
 
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use rustix::fs::{FileType, Mode};
-use support::{MARKER, Process, Running, Scratch, inventory};
+use support::{MARKER, Process, Running, Scratch, after, check_ok, inventory};
 
 /// Kind of file in the place of one of the program's files, and a function that creates it.
 type Bait = (&'static str, fn(&Path));
@@ -201,4 +201,89 @@ fn bystander() -> Running {
     let mut command = Command::new("cat");
     command.stdin(Stdio::piped());
     Running::of(command)
+}
+
+#[test]
+fn a_cluster_whose_files_were_cleaned_stays_the_only_one() {
+    let scratch = Scratch::new("aged");
+    let _up = scratch.up(2);
+    let pid = scratch.pid(0);
+    let clean = |is_old: fn(&str) -> bool| {
+        for name in scratch.entries().iter().filter(|name| is_old(name)) {
+            std::fs::remove_file(scratch.cluster().join(name)).unwrap();
+        }
+    };
+    // A cleaner removes the files that are not used, but keeps sockets that are.
+    clean(|name| name == MARKER || name.ends_with(".lock"));
+    let complaint = scratch.fails("up --nodes 1 --arena 64M --detach", 1);
+    assert!(complaint.contains(&format!("is running in {}", scratch.cluster().display())), "{complaint}");
+    assert!(complaint.contains(&format!("node 0 is process {pid}")), "{complaint}");
+    let complaint = scratch.fails("node --id 1 --arena 64M", 1);
+    assert!(complaint.contains("already runs as node 1"), "{complaint}");
+    // Commands still reach the nodes, through the sockets.
+    assert_eq!(scratch.states(), ["alive"; 2]);
+    // Without the sockets, no process reaches the nodes, and they still hold the directory.
+    clean(|name| name != "attach");
+    for line in ["up --nodes 1 --arena 64M --detach", "node --id 0 --arena 64M"] {
+        let complaint = scratch.fails(line, 1);
+        assert!(complaint.contains("removed"), "{line}: {complaint}");
+    }
+}
+
+#[test]
+fn a_failed_start_leaves_no_directory() {
+    let scratch = Scratch::new("failed");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let metrics = taken.local_addr().unwrap();
+    for line in [
+        format!("up --nodes 1 --arena 16M --metrics {metrics}"),
+        format!("node --id 0 --arena 16M --metrics {metrics}"),
+        "node --id 1 --arena 16M".to_owned(),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_halite"));
+        command.arg("--dir").arg(scratch.cluster().join("below")).args(line.split(' '));
+        assert_eq!(command.output().unwrap().status.code(), Some(1), "{line}");
+        assert!(!scratch.cluster().exists(), "{line}");
+        // What was there before stays.
+        std::fs::create_dir(scratch.cluster()).unwrap();
+        std::fs::set_permissions(scratch.cluster(), PermissionsExt::from_mode(0o700)).unwrap();
+        scratch.fails(&line, 1);
+        std::fs::remove_dir_all(scratch.cluster()).unwrap();
+    }
+}
+
+#[test]
+fn a_umask_without_permissions_makes_usable_directories() {
+    let scratch = Scratch::new("umask");
+    let up = scratch.command("up --nodes 1 --arena 16M --detach");
+    check_ok("up", &after("umask 0777", &up).output().unwrap());
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let dir = scratch.cluster();
+    for (path, expected) in
+        [("", 0o700), ("logs", 0o700), ("attach", 0o700), (MARKER, 0o600), ("node-0.lock", 0o600)]
+    {
+        assert_eq!(mode(&dir.join(path)), expected, "{path}");
+    }
+    scratch.ok("down");
+}
+
+#[test]
+fn a_runtime_directory_of_another_user_is_not_used() {
+    let scratch = Scratch::new("xdg");
+    // Only root can own files that are not its own; another user has a directory of root's.
+    let runtime = scratch.file("runtime");
+    std::fs::create_dir(&runtime).unwrap();
+    let runtime = match rustix::process::geteuid().is_root() {
+        true => {
+            std::os::unix::fs::chown(&runtime, Some(65534), None).unwrap();
+            runtime
+        }
+        false => PathBuf::from("/root"),
+    };
+    let mut config = Command::new(env!("CARGO_BIN_EXE_halite"));
+    let output =
+        config.args(["status"]).env("XDG_RUNTIME_DIR", &runtime).env_remove("HALITE_DIR").output().unwrap();
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    let said = format!("{} (XDG_RUNTIME_DIR) belongs to another user; using /tmp/halite-", runtime.display());
+    assert!(complaint.contains(&said), "{complaint}");
 }

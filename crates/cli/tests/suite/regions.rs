@@ -110,6 +110,8 @@ fn explain_shows_the_way_that_bytes_take() {
     let text = scratch.ok("explain region");
     assert!(text.contains("read: loads; write: stores") && text.contains("mapped here"), "{text}");
     assert!(scratch.ok("explain 1").starts_with("node 1: alive, connected\n"));
+    check_round_trip(&scratch, "1", b"salt", "");
+    assert_eq!(scratch.json("explain 1 --region --json")[0]["name"], "1");
     let complaint = scratch.fails("explain 7", 1);
     assert_eq!(complaint, "halite: cannot explain node 7: node 7 is not in the cluster\n");
 }

@@ -1,4 +1,4 @@
-//! Control groups with a memory limit.
+//! Control groups with a limit.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,6 +21,16 @@ impl Cgroup {
             // Without a memory controller, these files do not exist; the group is removed again.
             fs::metadata(group.0.join(usage)).ok()?;
             fs::write(group.0.join(limit), bytes.to_string()).ok()?;
+            Some(group)
+        })
+    }
+
+    /// Creates a control group that may have at most `threads` threads. Returns `None` if this user cannot create one.
+    pub fn of_threads(name: &str, threads: u32) -> Option<Cgroup> {
+        ["/sys/fs/cgroup/pids", "/sys/fs/cgroup"].into_iter().find_map(|root| {
+            let group = Cgroup(Path::new(root).join(format!("halite-test-{}-{name}", std::process::id())));
+            fs::create_dir(&group.0).ok()?;
+            fs::write(group.0.join("pids.max"), threads.to_string()).ok()?;
             Some(group)
         })
     }

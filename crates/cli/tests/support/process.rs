@@ -32,11 +32,16 @@ impl Running {
     /// Returns the next line that the command prints.
     #[track_caller]
     pub fn line(&mut self) -> String {
+        self.line_if_any().unwrap_or_else(|| panic!("the process ended early: {:?}", self.child.wait()))
+    }
+
+    /// Returns the next line that the command prints; `None` if the command ends before.
+    #[track_caller]
+    pub fn line_if_any(&mut self) -> Option<String> {
         self.await_output();
         let mut line = String::new();
         self.stdout.read_line(&mut line).unwrap();
-        assert!(!line.is_empty(), "the process ended early: {:?}", self.child.wait());
-        line
+        (!line.is_empty()).then_some(line)
     }
 
     /// Waits until the command has printed a byte.

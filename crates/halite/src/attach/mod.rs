@@ -33,6 +33,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Wake;
 use std::thread::JoinHandle;
 
+use halite_providers::threads;
 use halite_tier::ids::{NodeId, Principal};
 use halite_tier::quota::Amounts;
 use rustix::event::{EventfdFlags, eventfd};
@@ -72,10 +73,9 @@ impl Attach {
     ) -> io::Result<Attach> {
         let ready = Arc::new(Ready::new()?);
         let epoll = server::epoll(&socket, &ready)?;
-        let thread = std::thread::Builder::new().name("halite-attach".to_owned());
         let of_thread = ready.clone();
         let server = move || Server::new(epoll, socket, (node, open), of_thread, (sessions, policy)).run();
-        let thread = thread.spawn(server)?;
+        let thread = threads::spawn("halite-attach", server)?;
         Ok(Attach { ready, thread: Some(thread) })
     }
 }

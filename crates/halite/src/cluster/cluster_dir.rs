@@ -17,9 +17,10 @@
 //! ```
 //!
 //! Halite neither opens nor removes other files, and does not touch a directory that holds files but no marker. The
-//! locks are `flock`s: the kernel releases them however their holder ends. Only a held lock proves that a node is
-//! alive, and only the listener of a node's socket proves which process it is; the contents of lock files are for
-//! display.
+//! locks are `flock`s: the kernel releases them however their holder ends. A node also holds its number in DIR itself
+//! ([`DirHold`](halite_providers::private_dir::DirHold)), so its life shows even if a cleaner of old files has removed
+//! the marker and the lock files. Only a held lock proves that a node is alive, and only the listener of a node's socket
+//! proves which process it is; the contents of lock files are for display.
 //!
 //! This module knows no protocol. Of the fabrics' files, it knows only the names.
 
@@ -89,7 +90,7 @@ pub struct ClusterDir {
 /// The lock of a process that starts a cluster. While it is held, other processes cannot mistake the first files of the
 /// new cluster for files of an earlier cluster.
 #[derive(Debug)]
-pub struct Starting(#[allow(dead_code, reason = "it is held")] NameLock);
+pub struct Starting(NameLock);
 
 /// Returns the nodes in `dir`, ordered by number: live nodes, and dead nodes that were neither replaced nor cleaned up.
 /// Returns no nodes if the directory does not exist or is empty.
@@ -125,7 +126,8 @@ impl ClusterDir {
             Err(error) => return Err(ClusterDirError::of_missing(error, path)),
         };
         let is_empty = dir.entries()?.is_empty();
-        if dir.has(MARKER, Kind::File)? {
+        // If the marker was removed, running nodes mark the directory.
+        if dir.has(MARKER, Kind::File)? || !held(&dir).is_empty() {
             return Ok(ClusterDir { dir: Arc::new(dir) });
         }
         let dir = path.to_owned();
@@ -139,16 +141,18 @@ impl ClusterDir {
     pub fn found(path: &Path) -> Result<ClusterDir, ClusterDirError> {
         match ClusterDir::open(path) {
             Err(ClusterDirError::NoCluster { .. }) => {}
-            opened => return opened,
+            opened => {
+                let opened = opened?;
+                mark(&opened.dir)?;
+                return Ok(opened);
+            }
         }
         let dir = PrivateDir::open_or_create(path)?;
         // Another process may found it at the same time; the second one finds the marker.
         if !dir.entries()?.is_empty() && !dir.has(MARKER, Kind::File)? {
             return Err(ClusterDirError::NotOurs { dir: path.to_owned() });
         }
-        let mut marker = dir.file(MARKER, Create::Yes)?;
-        // The content does not matter.
-        let _ = marker.write_all(MARKER_TEXT.as_bytes());
+        mark(&dir)?;
         Ok(ClusterDir { dir: Arc::new(dir) })
     }
 
@@ -171,7 +175,11 @@ impl ClusterDir {
     /// cleaned up.
     pub fn nodes(&self) -> Result<Vec<Presence>, ClusterDirError> {
         let mut found = Vec::new();
-        for (node, names) in self.names_of_nodes()? {
+        let mut nodes = self.names_of_nodes()?;
+        for node in held(&self.dir) {
+            nodes.entry(NodeId(node)).or_default();
+        }
+        for (node, names) in nodes {
             let presence = self.presence(node)?;
             // Sockets of a dead node without a lock file are residue.
             if presence.alive || names.contains(&Name::NodeLock(node)) {
@@ -184,10 +192,12 @@ impl ClusterDir {
     /// Returns the fabrics of all nodes except `node`, ordered by node number.
     pub(crate) fn listeners_but(&self, node: NodeId) -> Result<Vec<Listeners>, ClusterDirError> {
         let mut found: BTreeMap<NodeId, Vec<Provider>> = BTreeMap::new();
-        for name in listeners(&self.dir)? {
-            if let Some(Name::Socket(other, provider)) = Name::parse(name.as_ref())
-                && other != node
-            {
+        let listening = listeners(&self.dir)?;
+        for name in self.names_of_nodes()?.into_values().flatten() {
+            let Name::Socket(other, provider) = name else { continue };
+            // The lock of the socket may have been removed.
+            let is_listening = || listening.contains(&socket_name(other, provider));
+            if other != node && (is_listening() || self.dir.is_held(other.0).unwrap_or(false)) {
                 found.entry(other).or_default().push(provider);
             }
         }
@@ -209,14 +219,16 @@ impl ClusterDir {
         Ok(Presence { node, pid, incarnation, alive })
     }
 
-    /// Returns true if a node is alive. Either of its two locks suffices as proof, because the other file may have been
-    /// removed.
+    /// Returns true if a node is alive. Any of its locks suffices as proof, because files may have been removed.
     fn is_alive(&self, node: NodeId) -> Result<bool, ClusterDirError> {
         Ok(NameLock::is_held(&self.dir, &lock_name(node))? || self.is_alive_without_lock(node)?)
     }
 
-    /// Returns true if a fabric of the node is alive.
+    /// Returns true if a node holds the number, or a fabric of the node is alive.
     fn is_alive_without_lock(&self, node: NodeId) -> Result<bool, ClusterDirError> {
+        if self.dir.is_held(node.0).unwrap_or(false) {
+            return Ok(true);
+        }
         for provider in Provider::ALL {
             if NameLock::is_held(&self.dir, &socket_lock_name(node, provider))? {
                 return Ok(true);
@@ -332,6 +344,50 @@ impl ClusterDir {
     }
 }
 
+/// A cluster directory that did not exist before this process.
+#[derive(Debug)]
+pub struct Made {
+    path: PathBuf,
+    /// The first of the missing parents, or `path` itself.
+    first: PathBuf,
+}
+
+impl Made {
+    /// Returns the directory that will be made at `path`; `None` if something exists there.
+    pub fn expect(path: &Path) -> Option<Made> {
+        let path = std::path::absolute(path).ok()?;
+        let missing = path.ancestors().take_while(|parent| std::fs::symlink_metadata(parent).is_err());
+        let first = missing.last()?.to_owned();
+        Some(Made { path, first })
+    }
+
+    /// Removes the directory and the parents made for it, unless other processes use it or have put files there. Called
+    /// after a failed start, so that nothing remains of it.
+    pub fn remove(self) {
+        // What cannot be removed stays; the next start uses it.
+        let _ = self.try_remove();
+    }
+
+    fn try_remove(&self) -> Result<(), ClusterDirError> {
+        let dir = ClusterDir::open(&self.path)?;
+        let starting = dir.start()?;
+        dir.clean()?;
+        dir.clean_logs()?;
+        dir.dir.remove_subdirectory(LOGS);
+        if dir.dir.entries()?.iter().any(|name| name != MARKER) {
+            return Ok(());
+        }
+        starting.0.remove();
+        if std::fs::remove_dir(&self.path).is_err() {
+            // Another process has just put a file there.
+            return mark(&dir.dir);
+        }
+        let made = self.path.ancestors().skip(1).take_while(|parent| parent.starts_with(&self.first));
+        made.take_while(|parent| std::fs::remove_dir(parent).is_ok()).for_each(drop);
+        Ok(())
+    }
+}
+
 /// Log files of detached nodes.
 impl ClusterDir {
     /// Removes the logs of an earlier cluster.
@@ -353,6 +409,26 @@ impl ClusterDir {
     pub fn create_log(&self, node: NodeId) -> Result<File, ClusterDirError> {
         Ok(self.dir.subdirectory(LOGS, Create::Yes)?.replace(&log_name(node))?)
     }
+}
+
+/// Returns the numbers of the nodes that hold the directory; none if its file system has no such locks.
+fn held(dir: &PrivateDir) -> Vec<u32> {
+    dir.held().unwrap_or_default()
+}
+
+/// Returns true if the error says that the disk or a quota is full.
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+/// Creates the marker, unless it exists.
+fn mark(dir: &PrivateDir) -> Result<(), ClusterDirError> {
+    if !dir.has(MARKER, Kind::File)? {
+        let mut marker = dir.file(MARKER, Create::Yes)?;
+        // The content does not matter.
+        let _ = marker.write_all(MARKER_TEXT.as_bytes());
+    }
+    Ok(())
 }
 
 /// Reads "PID INCARNATION"; returns zeros if the file does not contain both numbers (yet).

@@ -4,7 +4,8 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -25,6 +26,10 @@ use halite_tier::quota::{Amounts, Quota};
 /// First ephemeral node number: nodes without a configured number get numbers from here on.
 pub const EPHEMERAL_NODE_MIN: u32 = NodeId::EPHEMERAL_MIN.0;
 
+/// Bit that is set in random numbers of ephemeral nodes: of those that connect to other hosts, and of those that could
+/// not count theirs on a full disk.
+pub(crate) const RANDOM_NODE_BIT: u32 = 1 << 31;
+
 /// Default of [`Config::full_mesh_nodes_max`]. In a cluster of 64, a node has 63 connections, and receives 51
 /// heartbeats a second: each peer sends one every 1.25 s, a quarter of the default lease.
 const FULL_MESH_NODES_MAX: usize = 64;
@@ -39,7 +44,7 @@ const FULL_MESH_NODES_MAX: usize = 64;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
     /// The cluster directory. Only its owner may enter it, and it contains only Halite's files. The default is
-    /// `$HALITE_DIR`, else `$XDG_RUNTIME_DIR/halite`, else `/tmp/halite-UID`.
+    /// `$HALITE_DIR`, else `$XDG_RUNTIME_DIR/halite` if that is of this user, else `/tmp/halite-UID`.
     pub dir: PathBuf,
     /// The node's number, below [`EPHEMERAL_NODE_MIN`]. `NodeId(0)` is the first node: it has the directory of names,
     /// unless etcd has it. `None` joins an existing cluster under an ephemeral number, which is never reused.
@@ -253,9 +258,17 @@ fn default_dir() -> PathBuf {
         return dir;
     }
     match non_empty("XDG_RUNTIME_DIR") {
-        Some(runtime) => runtime.join("halite"),
-        None => PathBuf::from(format!("/tmp/halite-{}", rustix::process::getuid().as_raw())),
+        Some(runtime) if is_for_this_user(&runtime) => runtime.join("halite"),
+        _ => PathBuf::from(format!("/tmp/halite-{}", rustix::process::getuid().as_raw())),
     }
+}
+
+/// Returns false for the runtime directory of another user, which `sudo` may have passed on, unless that user has a
+/// cluster there.
+fn is_for_this_user(runtime: &Path) -> bool {
+    let owner = |path: &Path| std::fs::metadata(path).ok().map(|metadata| metadata.uid());
+    let (runtime_owner, own) = (owner(runtime), rustix::process::geteuid().as_raw());
+    runtime_owner.is_none_or(|owner| owner == own) || owner(&runtime.join("halite")) == runtime_owner
 }
 
 fn non_empty(variable: &str) -> Option<PathBuf> {

@@ -19,6 +19,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
+use halite_providers::threads;
 use halite_tier::directory::{Pair, StoreFailure, Stored, Transaction};
 use halite_tier::engine::Listing;
 use halite_tier::ids::{NodeId, Requester};
@@ -185,7 +186,7 @@ impl Carriers {
                     }
                 }
             };
-            std::thread::Builder::new().name("halite-etcd".to_owned()).spawn(carry)?;
+            threads::spawn("halite-etcd", carry)?;
         }
         *open = Some((address.clone(), queue));
         Ok(())
@@ -277,8 +278,8 @@ impl Carriers {
         let run = move || {
             deliver(message());
         };
-        if let Err(error) = std::thread::Builder::new().name("halite-etcd-once".to_owned()).spawn(run) {
-            tracing::warn!("cannot start a thread for a request to etcd: {error}");
+        if let Err(error) = threads::spawn("halite-etcd-once", run) {
+            tracing::warn!("a request to etcd is lost: {error}");
         }
     }
 }

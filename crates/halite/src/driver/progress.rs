@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 
 use halite_fabric::Sleeper;
 use halite_providers::scheduling::ask_for_short_slices;
+use halite_providers::threads;
 
 use crate::driver::{Driver, Polling};
 use crate::runtime::poll_token::NextPoll;
@@ -23,11 +24,10 @@ pub(crate) struct ProgressThread {
 }
 
 impl ProgressThread {
-    pub(crate) fn start(driver: Arc<Driver>) -> std::io::Result<ProgressThread> {
+    pub(crate) fn start(driver: Arc<Driver>) -> Result<ProgressThread, threads::Refused> {
         let stopping = Arc::new(AtomicBool::new(false));
         let (shared, stop) = (driver.clone(), stopping.clone());
-        let builder = std::thread::Builder::new().name("halite-progress".to_owned());
-        let thread = builder.spawn(move || run(&shared, &stop))?;
+        let thread = threads::spawn("halite-progress", move || run(&shared, &stop))?;
         Ok(ProgressThread { driver, stopping, thread: Some(thread) })
     }
 }

@@ -169,10 +169,7 @@ impl NodeInner {
         });
         if let Some(etcd) = &etcd {
             let carriers = &driver.shared.carriers;
-            carriers
-                .open(etcd)
-                .and_then(|()| carriers.settle_at(etcd))
-                .map_err(JoinError::io(&config.dir))?;
+            carriers.open(etcd).and_then(|()| carriers.settle_at(etcd)).map_err(JoinError::Resource)?;
         }
         Ok(NodeInner {
             driver,

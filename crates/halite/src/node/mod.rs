@@ -27,7 +27,7 @@ use self::responder::{Bound, Responder};
 use crate::attach::{Attach, Policy};
 use crate::blocking;
 use crate::cluster::cluster_dir::{self, ClusterDir, JoinLock, Listeners, NodeLock, TakenNumbers};
-use crate::cluster::config::{Config, EPHEMERAL_NODE_MIN};
+use crate::cluster::config::{Config, EPHEMERAL_NODE_MIN, RANDOM_NODE_BIT};
 use crate::cluster::etcd::{Announcement, EtcdAddress};
 use crate::cluster::networks::{self, MetHosts, NodeIdentity, Provider};
 use crate::cluster::ways::{self, Ways};
@@ -39,9 +39,6 @@ use crate::error::{EtcdError, JoinError};
 use crate::metrics::Metrics;
 use crate::runtime::env::NodeEnv;
 use crate::session::Session;
-
-/// Bit that is set in the random numbers of ephemeral nodes that connect to other hosts.
-const EPHEMERAL_NODE_BIT: u32 = 1 << 31;
 
 /// Number of nodes of its host that a joining node dials, if it does not dial all: those with the lowest numbers. They
 /// know the address of the first node.
@@ -198,7 +195,7 @@ impl Node {
             refuse_if_taken(etcd, &place)?;
         }
         // No counter covers several hosts, so the number is random.
-        let ephemeral = hosts.as_ref().map(|_| NodeId(env.random() as u32 | EPHEMERAL_NODE_BIT));
+        let ephemeral = hosts.as_ref().map(|_| NodeId(env.random() as u32 | RANDOM_NODE_BIT));
         let lock = NodeLock::take(&dir, config.node.or(ephemeral), incarnation)?;
         let incarnation = NodeIncarnation { node: lock.node(), id: incarnation };
         let name = cluster_dir::node_name(incarnation.node);
@@ -248,8 +245,8 @@ impl Node {
         let fabric = open(config, &providers, &identity)?;
         let files = Files { ways, numbers, etcd: etcd.clone(), dir: Some(config.dir.clone()) };
         let inner = NodeInner::new(&checked, incarnation, env, address, fabric, files)?;
-        let progress_thread =
-            ProgressThread::start(inner.driver.clone()).map_err(JoinError::io(&config.dir))?;
+        let progress_thread = ProgressThread::start(inner.driver.clone());
+        let progress_thread = progress_thread.map_err(|refused| JoinError::Resource(refused.into()))?;
         if let Some(known) = known {
             dir.write_hosts(&known)?;
         }
@@ -326,10 +323,10 @@ impl Node {
         let hosts = is_spread.then(|| ways::list(&node.addresses));
         let announced =
             node.inner.driver.shared.carriers.announce(Announcement { node: incarnation.node, place, hosts });
-        announced.map_err(JoinError::io(&config.dir))?;
+        announced.map_err(JoinError::Resource)?;
         if let Some(bound) = bound {
             let served = bound.serve(node.inner.driver.clone());
-            node.responder = Some(served.map_err(JoinError::io(&config.dir))?);
+            node.responder = Some(served.map_err(JoinError::Resource)?);
         }
         if let Some(mode) = config.attach {
             let (socket, opener) = (dir.listen_for_sessions(incarnation.node, mode)?, node.inner.clone());
@@ -337,7 +334,7 @@ impl Node {
             let open = Box::new(move |principal| opener.try_session(principal));
             let policy = Policy { principals: config.principals.clone(), quotas: config.quotas };
             let served = Attach::serve(socket, incarnation.node, open, (sessions, policy));
-            node.attach = Some(served.map_err(JoinError::io(&config.dir))?);
+            node.attach = Some(served.map_err(JoinError::Resource)?);
         }
         tracing::info!("node {} has joined the cluster in {}", incarnation.node, config.dir.display());
         Ok(node)

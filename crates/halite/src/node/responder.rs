@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use halite_providers::threads;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::driver::Driver;
@@ -60,7 +61,7 @@ impl Bound {
         let mut server = Server { listener, connections: Vec::new(), not_before: None, text };
         let ends = end.clone();
         let run = move || while server.turn(&ends) {};
-        let thread = std::thread::Builder::new().name("halite-metrics".to_owned()).spawn(run)?;
+        let thread = threads::spawn("halite-metrics", run)?;
         Ok(Responder { address, end, thread: Some(thread) })
     }
 }

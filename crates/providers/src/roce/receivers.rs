@@ -28,6 +28,7 @@ use rustix::time::Timespec;
 use super::core::Core;
 use super::lock;
 use super::port::Batch;
+use crate::threads;
 
 /// State shared between a receiver and the poller.
 #[derive(Debug, Default)]
@@ -64,12 +65,8 @@ impl Receivers {
         };
         for index in 0..count {
             let (core, is_over) = (core.clone(), receivers.is_over.clone());
-            let thread = std::thread::Builder::new().name(format!("receiver-{index}"));
-            let started = thread.spawn(move || core.receive_until(index, &is_over));
-            match started {
-                Ok(thread) => receivers.threads.push(thread),
-                Err(error) => return Err(error),
-            }
+            let receive = move || core.receive_until(index, &is_over);
+            receivers.threads.push(threads::spawn(&format!("receiver-{index}"), receive)?);
         }
         Ok(receivers)
     }

@@ -64,6 +64,7 @@ use self::peer::Peer;
 use self::post::Access;
 use self::shortage::Trouble;
 use crate::meeting;
+use crate::threads;
 
 use self::withdrawn::NO_LINK;
 
@@ -254,9 +255,7 @@ impl ShmFabric {
         raise_descriptor_limit();
         let core = Arc::new(Core::open(config)?);
         let shared = core.clone();
-        let acceptor = std::thread::Builder::new()
-            .name("halite-shm-acceptor".to_owned())
-            .spawn(move || acceptor::run(&shared))?;
+        let acceptor = threads::spawn("halite-shm-acceptor", move || acceptor::run(&shared))?;
         Ok(Arc::new(ShmFabric { core, acceptor: Some(acceptor) }))
     }
 }

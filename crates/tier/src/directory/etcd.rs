@@ -100,6 +100,8 @@ pub struct EtcdDirectory {
     is_out: bool,
     /// True if the store has no space left, so that it can only be read.
     is_full: bool,
+    /// Why the last failed request failed.
+    last_failure: String,
     /// The problem reported to users, until its end is reported.
     reported: Option<Trouble>,
     /// Time of the next check of the store, in ns; initially 0, for an immediate check.
@@ -173,6 +175,7 @@ impl EtcdDirectory {
             ended_by: None,
             is_out: false,
             is_full: false,
+            last_failure: String::new(),
             reported: None,
             retry_ns: 0,
             tidy_ns: 0,
@@ -283,10 +286,21 @@ impl EtcdDirectory {
         self.repairs.extend(news);
     }
 
+    /// Returns the reply to a request that the store did not answer, or whose outcome is unknown.
+    fn out(&self) -> ErrorReply {
+        let reason = match self.is_out || self.is_full {
+            true => self.last_failure.clone(),
+            false => "too many requests wait for etcd, or other clients of etcd change the keys; try again"
+                .to_owned(),
+        };
+        ErrorReply::DirectoryOut { reason }
+    }
+
     fn note_failure(&mut self, is_full: bool, reason: String) {
         let trouble = if is_full { Trouble::Full } else { Trouble::Out };
         self.is_out |= !is_full;
         self.is_full |= is_full;
+        self.last_failure.clone_from(&reason);
         if self.reported.replace(trouble) != Some(trouble) {
             self.outputs.push_back(DirectoryOutput::News(News::EtcdOut { reason }));
         }
@@ -394,7 +408,7 @@ impl Directory for EtcdDirectory {
         );
         let is_out = self.is_out || self.is_full && !is_read;
         if !is_release && (is_out || self.in_flight.len() >= REQUESTS_MAX) {
-            return self.answer(requester, Err(ErrorReply::DirectoryOut));
+            return self.answer(requester, Err(self.out()));
         }
         match Task::of(requester, question) {
             Some(task) => self.begin(task),
@@ -474,7 +488,7 @@ impl Directory for EtcdDirectory {
     fn free_leftover(&mut self, now_ns: u64, requester: Requester, name: &str, region: RegionId) {
         self.now_ns = now_ns;
         if self.lacks_store() || self.in_flight.len() >= REQUESTS_MAX {
-            return self.answer(requester, Err(ErrorReply::DirectoryOut));
+            return self.answer(requester, Err(self.out()));
         }
         if self.may_have(name, region) {
             return self.answer(requester, Err(ErrorReply::NameTaken));

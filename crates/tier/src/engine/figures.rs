@@ -60,6 +60,7 @@ impl Engine {
             bytes_total: 0,
             bytes_refused: 0,
             bytes_quarantined: 0,
+            bytes_largest: 0,
             regions: self.homes.len() as u64,
             mappings: self.mapper.handle_count() as u64,
             loss: None,

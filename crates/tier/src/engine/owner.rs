@@ -131,6 +131,7 @@ impl Owner {
         status.bytes_total = self.store.bytes_total();
         status.bytes_refused = self.store.bytes_refused();
         status.bytes_quarantined = self.store.bytes_quarantined();
+        status.bytes_largest = self.store.bytes_largest();
     }
 
     /// Returns a locator, which determines how this node reaches extents.
@@ -214,7 +215,9 @@ impl OwnerSide<'_> {
         let Reservation { len, chunk_bytes, .. } = wanted;
         match self.owner.store.reserve(self.cx.now_ns(), len, chunk_bytes) {
             Ok(extents) => Some(Ok(extents)),
-            Err(Shortage::NoSpace { available }) => Some(Err(ErrorReply::NoSpace { wanted: len, available })),
+            Err(Shortage::NoSpace { available, largest }) => {
+                Some(Err(ErrorReply::NoSpace { wanted: len, available, largest }))
+            }
             Err(Shortage::Wait) => {
                 self.owner.short_of_memory.push((requester, wanted));
                 None

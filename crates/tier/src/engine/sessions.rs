@@ -476,15 +476,16 @@ impl SessionSide<'_> {
         (mut others, mut directory_failures): (Vec<NodeId>, u8),
         body: Result<Reply, ErrorReply>,
     ) {
-        let is_directory_out = body == Err(ErrorReply::DirectoryOut);
+        let is_directory_out = matches!(body, Err(ErrorReply::DirectoryOut { .. }));
         directory_failures += u8::from(is_directory_out);
         match body {
             // A claim by an earlier home may have succeeded, so the name may belong to this command.
             Err(ErrorReply::NameTaken) if directory_failures > 0 => {
-                self.cx.finish(op, Err(ErrorReply::DirectoryOut.into()))
+                let reason = "an earlier request to it failed, and may have claimed the name".to_owned();
+                self.cx.finish(op, Err(ErrorReply::DirectoryOut { reason }.into()))
             }
-            Err(ErrorReply::DirectoryOut) if directory_failures >= DIRECTORY_FAILURES_MAX => {
-                self.cx.finish(op, Err(ErrorReply::DirectoryOut.into()))
+            Err(out @ ErrorReply::DirectoryOut { .. }) if directory_failures >= DIRECTORY_FAILURES_MAX => {
+                self.cx.finish(op, Err(out.into()))
             }
             Ok(Reply::Mapped(reply)) => {
                 if let Request::Alloc { name: Some(name), .. } = &request {
@@ -500,7 +501,7 @@ impl SessionSide<'_> {
                 | ErrorReply::NotMet(_)
                 | ErrorReply::Draining(_)
                 // Other nodes may reach the store of names.
-                | ErrorReply::DirectoryOut,
+                | ErrorReply::DirectoryOut { .. },
             ) if !others.is_empty() => {
                 let next = others.remove(0);
                 if let Request::Alloc { nodes, .. } = &mut request {

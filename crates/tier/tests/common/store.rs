@@ -220,7 +220,11 @@ pub fn names_at(prefix: &str) -> NamesAt {
     NamesAt { address: format!("etcd://trial{prefix}"), prefix: prefix.to_owned() }
 }
 
-pub const OUT: Result<Outcome, CommandError> = Err(CommandError::Refused(ErrorReply::DirectoryOut));
+/// Returns true if a command failed because the store did.
+pub fn is_out(outcome: &Result<Outcome, CommandError>) -> bool {
+    matches!(outcome, Err(CommandError::Refused(ErrorReply::DirectoryOut { .. })))
+}
+
 pub const A_SECOND_NS: u64 = 1_000_000_000;
 
 /// Names that hosts claim and free at random, while transactions fail.
@@ -261,7 +265,7 @@ impl Claims {
                 }
             }
             Ok(other) => panic!("{other:?}"),
-            Err(CommandError::Refused(ErrorReply::NameTaken | ErrorReply::DirectoryOut)) => {}
+            Err(CommandError::Refused(ErrorReply::NameTaken | ErrorReply::DirectoryOut { .. })) => {}
             Err(other) => panic!("seed {seed}: {other:?}"),
         }
     }

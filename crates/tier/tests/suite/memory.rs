@@ -68,6 +68,26 @@ fn memory_of_running_commands_stays_reserved() {
     assert!(c.peek(0, other).iter().all(|byte| *byte == 0));
 }
 
+#[test]
+fn a_refusal_tells_the_longest_piece_of_free_memory() {
+    let mut c = Cluster::reaching(2, true);
+    let piece = ARENA_BYTES / 8;
+    let held: Vec<SlotRef> =
+        (0..8).map(|_| slot(c.command(0, allocation(None, piece, Placement::On(NodeId(1)))))).collect();
+    for lh in held.iter().step_by(2) {
+        c.command(0, Command::RegionCommand(*lh, RegionCommand::Free)).unwrap();
+    }
+    let Command::Alloc { name, placement, everyone, populate, .. } =
+        allocation(None, 2 * piece, Placement::On(NodeId(1)))
+    else {
+        unreachable!()
+    };
+    let whole =
+        Command::Alloc { name, len: 2 * piece, chunk_bytes: 2 * piece, placement, everyone, populate };
+    let refused = ErrorReply::NoSpace { wanted: 2 * piece, available: 4 * piece, largest: piece };
+    assert_eq!(c.command(0, whole), Err(CommandError::Refused(refused)));
+}
+
 /// Sends a request of node 2 to node 1.
 fn send_request(c: &mut Cluster, body: Request) {
     c.forge(2, 1, &Message::Request { id: RequestId(1 << 40), body });

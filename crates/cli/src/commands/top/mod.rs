@@ -17,6 +17,7 @@ use crate::args::Top;
 use crate::client::{self, Attached, no_cluster};
 use crate::output;
 use crate::signals::Listener;
+use crate::threads;
 use scrape::Scraped;
 
 /// Moves the cursor to the upper left corner; overwriting avoids flicker.
@@ -92,9 +93,14 @@ fn ask(dir: &Path, client: &mut Option<Attached>) -> anyhow::Result<Answers> {
 /// Fetches the metrics of all addresses in parallel, so that a silent address delays no other.
 fn fetch_all(at: &[SocketAddr]) -> Vec<(SocketAddr, Result<Scraped, String>)> {
     std::thread::scope(|scope| {
-        let fetches: Vec<_> = at.iter().map(|at| (*at, scope.spawn(|| Scraped::fetch(*at)))).collect();
+        let fetches: Vec<_> =
+            at.iter().map(|at| (*at, threads::spawn_in(scope, || Scraped::fetch(*at)))).collect();
         let joined = fetches.into_iter().map(|(at, fetch)| {
-            (at, fetch.join().unwrap_or_else(|_| Err("the metrics could not be read".to_owned())))
+            let fetch = fetch.map_err(|refused| refused.to_string());
+            let fetched = fetch.and_then(|fetch| {
+                fetch.join().unwrap_or_else(|_| Err("the metrics could not be read".to_owned()))
+            });
+            (at, fetched)
         });
         joined.collect()
     })

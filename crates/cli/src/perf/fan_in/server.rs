@@ -20,6 +20,7 @@ use crate::output;
 use crate::perf::cores::{Cores, Pinning, pin};
 use crate::perf::measure::thread_cpu;
 use crate::signals;
+use crate::threads;
 
 /// Arguments of `halite perf-fan-in-server`, which `halite perf fan_in` starts.
 #[derive(Args, Debug)]
@@ -84,12 +85,12 @@ pub fn serve(args: &FanInArgs) -> anyhow::Result<()> {
     }
     let port = socket.local_addr()?.port();
     let (state, own) = (shared.clone(), socket.try_clone()?);
-    std::thread::spawn(move || {
+    threads::spawn("halite-packets", move || {
         // The measurement goes on without pinning.
         let _ = pin(cores.of_server(0));
         // The thread ends with the process.
         serve_packets(&own, port, &state)
-    });
+    })?;
     output::print_json(&Answer::Listening { port })?;
     for line in io::stdin().lock().lines() {
         let request = serde_json::from_str(&line?).context("cannot read the request")?;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::super::cores::{Cores, pin};
 use super::super::measure::thread_cpu;
+use crate::threads;
 
 /// Length of the longest UDP datagram that is measured, in bytes.
 pub const DATAGRAM_MAX: u64 = 32 << 10;
@@ -95,7 +96,7 @@ fn measure<C: Channel>(cores: &Cores, bytes: u64, mut here: C, mut there: C) -> 
     let streamed = super::streamed(bytes);
     let turns = super::turns(bytes);
     std::thread::scope(|scope| {
-        let far = scope.spawn(|| -> io::Result<(Duration, u64)> {
+        let far = threads::spawn_in(scope, move || -> io::Result<(Duration, u64)> {
             pin(cores.of_server(0))?;
             let cpu = thread_cpu();
             let errors = absorb(&mut there, bytes, streamed)?;
@@ -106,8 +107,9 @@ fn measure<C: Channel>(cores: &Cores, bytes: u64, mut here: C, mut there: C) -> 
                 there.send(&message)?;
             }
             Ok((cpu, errors))
-        });
-        let near = scope.spawn(|| -> io::Result<(Duration, f64, f64, u64)> {
+        })?;
+        // If the system refuses this thread, its end of the connection closes, and the other thread ends.
+        let near = threads::spawn_in(scope, move || -> io::Result<(Duration, f64, f64, u64)> {
             pin(cores.of_client(0))?;
             let (begin, cpu) = (Instant::now(), thread_cpu());
             emit(&mut here, bytes, streamed)?;
@@ -121,7 +123,7 @@ fn measure<C: Channel>(cores: &Cores, bytes: u64, mut here: C, mut there: C) -> 
             }
             let half_us = begin.elapsed().as_secs_f64() * 1e6 / (2 * turns) as f64;
             Ok((cpu, streamed as f64 / took.as_secs_f64(), half_us, errors))
-        });
+        })?;
         let (cpu, messages_per_s, half_round_trip_us, wrong) =
             near.join().expect("the thread does not panic")?;
         let (cpu_there, errors) = far.join().expect("the thread does not panic")?;

@@ -4,13 +4,16 @@ use std::fs::File;
 use std::io::{self, Seek, Write};
 use std::time::{Duration, Instant};
 
-use halite_providers::private_dir::{Create, NameLock};
+use halite_providers::private_dir::{Create, DirHold, NameLock};
 use halite_tier::ids::{Incarnation, NodeId};
 
 use super::names::{JOIN_LOCK, lock_name};
-use super::{ClusterDir, numbers, read_owner};
+use super::{ClusterDir, is_full, numbers, read_owner};
 use crate::cluster::join_queue::JoinQueue;
-use crate::error::JoinError;
+use crate::error::{ClusterDirError, JoinError};
+
+/// Time in ms for the kernel to release the other locks of a node that was killed.
+const ENDING_MS_MAX: u32 = 20;
 
 /// The lock that a node holds while it joins.
 #[derive(Debug)]
@@ -28,7 +31,7 @@ impl JoinLock {
         let mut queue = JoinQueue::new(Instant::now(), timeout);
         loop {
             if let Some(mut lock) = NameLock::take(&dir.dir, JOIN_LOCK, Create::Yes)? {
-                write_owner(lock.file(), incarnation).map_err(JoinError::io(dir.path().join(JOIN_LOCK)))?;
+                show_owner(&mut lock, incarnation).map_err(JoinError::io(dir.path().join(JOIN_LOCK)))?;
                 return Ok(JoinLock { _lock: lock });
             }
             let holder = dir.dir.file(JOIN_LOCK, Create::No).map_or((0, 0), |mut file| read_owner(&mut file));
@@ -48,6 +51,8 @@ pub(crate) struct NodeLock {
     dir: ClusterDir,
     node: NodeId,
     lock: NameLock,
+    /// `None` if the file system of the directory has no such locks.
+    hold: Option<DirHold>,
 }
 
 impl NodeLock {
@@ -59,20 +64,22 @@ impl NodeLock {
     ) -> Result<NodeLock, JoinError> {
         let node = match node {
             Some(node) => node,
-            None => numbers::take_next(&dir.dir)?,
+            None => numbers::take_next(&dir.dir, incarnation)?,
         };
         let name = lock_name(node);
         let Some(mut lock) = NameLock::take_patiently(&dir.dir, &name)? else {
             let pid = dir.dir.file(&name, Create::No).map_or(0, |mut file| read_owner(&mut file).0);
             return Err(JoinError::AlreadyRunning { node, pid, dir: dir.path().to_owned() });
         };
-        if dir.is_alive_without_lock(node)? {
+        if dir.is_alive_patiently(node)? {
             lock.remove();
-            return Err(JoinError::AlreadyRunning { node, pid: 0, dir: dir.path().to_owned() });
+            let pid = dir.process_of(node).ok().flatten().map_or(0, |process| process.pid.unsigned_abs());
+            return Err(JoinError::AlreadyRunning { node, pid, dir: dir.path().to_owned() });
         }
+        let hold = dir.dir.hold(node.0).ok();
         dir.remove_files_of(node)?;
-        write_owner(lock.file(), incarnation).map_err(JoinError::io(dir.path().join(name)))?;
-        Ok(NodeLock { dir: dir.clone(), node, lock })
+        show_owner(&mut lock, incarnation).map_err(JoinError::io(dir.path().join(name)))?;
+        Ok(NodeLock { dir: dir.clone(), node, lock, hold })
     }
 
     pub(crate) fn node(&self) -> NodeId {
@@ -84,7 +91,31 @@ impl Drop for NodeLock {
     fn drop(&mut self) {
         // The next node removes what cannot be removed now.
         let _ = self.dir.remove_files_of(self.node);
+        // First, so that the node that takes the lock next finds the number free.
+        self.hold = None;
         self.lock.remove();
+    }
+}
+
+impl ClusterDir {
+    /// Returns true if the node is alive, as shown by other locks than its lock file. Waits briefly for the end of a
+    /// killed node, whose locks the kernel releases one after the other.
+    fn is_alive_patiently(&self, node: NodeId) -> Result<bool, ClusterDirError> {
+        for _ in 0..ENDING_MS_MAX {
+            if !self.is_alive_without_lock(node)? {
+                return Ok(false);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(true)
+    }
+}
+
+/// Writes which process holds the lock, for display. A full disk does not prevent it.
+fn show_owner(lock: &mut NameLock, incarnation: Incarnation) -> io::Result<()> {
+    match write_owner(lock.file(), incarnation) {
+        Err(error) if is_full(&error) => Ok(()),
+        written => written,
     }
 }
 

@@ -8,29 +8,33 @@ use std::io::{Read, Seek, Write};
 use std::sync::{Mutex, PoisonError};
 
 use halite_providers::private_dir::{Create, PrivateDir};
-use halite_tier::ids::NodeId;
+use halite_tier::ids::{Incarnation, NodeId};
 
-use super::ClusterDir;
 use super::names::{NEXT_MEMBER, NEXT_NUMBER};
-use crate::cluster::config::EPHEMERAL_NODE_MIN;
+use super::{ClusterDir, is_full};
+use crate::cluster::config::{EPHEMERAL_NODE_MIN, RANDOM_NODE_BIT};
 use crate::error::ClusterDirError;
 
-/// Takes the next ephemeral number. The number counts as used even if the node does not join.
-pub(super) fn take_next(dir: &PrivateDir) -> Result<NodeId, ClusterDirError> {
+/// Takes the next ephemeral number. The number counts as used even if the node does not join. If the disk is full, the
+/// number is random, as between hosts.
+pub(super) fn take_next(dir: &PrivateDir, incarnation: Incarnation) -> Result<NodeId, ClusterDirError> {
     let path = || dir.path().join(NEXT_NUMBER);
     let io = |source| halite_providers::private_dir::DirError::Io { path: path(), source };
     let mut file = dir.file(NEXT_NUMBER, Create::Yes)?;
     let mut text = Vec::new();
     (&mut file).take(32).read_to_end(&mut text).map_err(io)?;
     let next = match &text[..] {
-        [] => u64::from(EPHEMERAL_NODE_MIN),
+        // A new cluster, or the file was removed while nodes run.
+        [] => super::held(dir).last().map_or(0, |last| u64::from(*last) + 1).max(EPHEMERAL_NODE_MIN.into()),
         text => parse(text).ok_or_else(|| ClusterDirError::BadCounter { path: path() })?,
     };
     let number = u32::try_from(next).ok();
     let number = number.ok_or_else(|| ClusterDirError::NumbersExhausted { dir: dir.path().to_owned() })?;
     file.rewind().map_err(io)?;
-    file.write_all(format(next + 1).as_bytes()).map_err(io)?;
-    Ok(NodeId(number))
+    match file.write_all(format(next + 1).as_bytes()) {
+        Err(error) if is_full(&error) => Ok(NodeId(incarnation.0 as u32 | RANDOM_NODE_BIT)),
+        written => Ok(written.map(|()| NodeId(number)).map_err(io)?),
+    }
 }
 
 /// Formats a number with ten digits, so that a new number overwrites all digits of the old one.
@@ -103,7 +107,10 @@ mod tests {
             ["0", "0000000999\n", "0000001004", "1004\n", "+000001004\n", "garbage", "99999999999999999999\n"]
         {
             std::fs::write(&file, text).unwrap();
-            assert!(matches!(take_next(&dir), Err(ClusterDirError::BadCounter { .. })), "{text}");
+            assert!(
+                matches!(take_next(&dir, Incarnation(1)), Err(ClusterDirError::BadCounter { .. })),
+                "{text}"
+            );
             assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
         }
     }

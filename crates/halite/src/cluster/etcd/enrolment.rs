@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
+use halite_providers::threads;
 use halite_tier::ids::NodeId;
 
 use super::gateway::Gateway;
@@ -67,11 +68,11 @@ impl Enrolment {
             let listener = Listener { of, again: Some(again), deliver, after: Duration::ZERO };
             let watch = Watch::begin(&address, listener);
             if let Err(error) = &watch {
-                tracing::warn!("cannot start a thread to watch members: {error}");
+                tracing::warn!("cannot watch the members in etcd: {error}");
             }
             keep(&gateway, &pairs, lease, &receiver);
         };
-        std::thread::Builder::new().name("halite-etcd-lease".to_owned()).spawn(keep)?;
+        threads::spawn("halite-etcd-lease", keep)?;
         Ok(Enrolment { commands })
     }
 }

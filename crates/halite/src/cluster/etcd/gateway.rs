@@ -211,11 +211,16 @@ impl Gateway {
                 .timeout_recv_response(Some(REQUEST_TIMEOUT))
                 .timeout_per_read(Some(quiet))
                 .build();
-            let response = request.send(&body).map_err(|error| self.failure_of(endpoint, error))?;
-            match response.status().is_success() {
-                true => Ok(response.into_body().into_reader()),
-                false => {
-                    let text = format!("{endpoint} answers {}", response.status());
+            let mut response = request.send(&body).map_err(|error| self.failure_of(endpoint, error))?;
+            let status = response.status();
+            if status.is_success() {
+                return Ok(response.into_body().into_reader());
+            }
+            let text = response.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_string();
+            match text.ok().and_then(|text| serde_json::from_str(&text).ok()) {
+                Some(answer) => Err(refusal(endpoint, &answer)),
+                None => {
+                    let text = format!("{endpoint} answers {status}");
                     Err(Failure::new(Done::Refused, EtcdFault::Foreign, text))
                 }
             }

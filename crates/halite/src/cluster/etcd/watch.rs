@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
+use halite_providers::threads;
 use halite_tier::engine::Listing;
 use halite_tier::ids::NodeId;
 use serde_json::{Value, json};
@@ -61,7 +62,7 @@ impl Watch {
         let gateway = Arc::new(Gateway::new(address));
         let (end, ended) = channel();
         let mut watcher = Watcher::new(address, gateway.clone(), listener, ended);
-        std::thread::Builder::new().name("halite-etcd-watch".to_owned()).spawn(move || watcher.run())?;
+        threads::spawn("halite-etcd-watch", move || watcher.run())?;
         Ok(Watch { gateway, _end: end })
     }
 }

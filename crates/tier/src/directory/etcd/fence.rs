@@ -7,7 +7,7 @@ use super::tasks::{Task, first};
 use super::{EtcdDirectory, SHOWN_MAX};
 use crate::directory::DirectoryOutput;
 use crate::ids::NodeIncarnation;
-use crate::message::{ErrorReply, LossCause};
+use crate::message::LossCause;
 use crate::news::News;
 
 impl EtcdDirectory {
@@ -119,7 +119,7 @@ impl EtcdDirectory {
     pub(super) fn refuse_unfenced(&mut self) {
         for waiting in std::mem::take(&mut self.unfenced) {
             let requester = waiting.requester();
-            requester.into_iter().for_each(|requester| self.answer(requester, Err(ErrorReply::DirectoryOut)));
+            requester.into_iter().for_each(|requester| self.answer(requester, Err(self.out())));
         }
     }
 

@@ -264,7 +264,7 @@ impl EtcdDirectory {
             Task::Claim { requester, name, .. } => {
                 if self.doubtful.contains_key(name) {
                     let requester = *requester;
-                    return self.answer(requester, Err(ErrorReply::DirectoryOut));
+                    return self.answer(requester, Err(self.out()));
                 }
                 return self.claim(task);
             }
@@ -364,7 +364,7 @@ impl EtcdDirectory {
         let Some(fence) = self.fence else {
             match self.unfenced.len() < REQUESTS_MAX {
                 true => self.unfenced.push(task),
-                false => self.answer(*requester, Err(ErrorReply::DirectoryOut)),
+                false => self.answer(*requester, Err(self.out())),
             }
             return self.begin_fencing();
         };
@@ -455,7 +455,7 @@ impl EtcdDirectory {
             Task::Take { requester, tries, .. } if tries < TRIES_MAX => {
                 self.begin(Task::Number { requester, tries: tries + 1 })
             }
-            Task::Take { requester, .. } => self.answer(requester, Err(ErrorReply::DirectoryOut)),
+            Task::Take { requester, .. } => self.answer(requester, Err(self.out())),
             Task::Fence => self.finish_fencing(&stored),
             Task::CheckEnding { by, found } => self.check_ending(by, &found, first(&stored, 0)),
             Task::Clear { name, .. } => {
@@ -500,7 +500,7 @@ impl EtcdDirectory {
     /// Handles a transaction that failed, or whose result is unknown.
     pub(super) fn fail(&mut self, task: Task, may_be_done: bool) {
         if let Some(requester) = task.requester() {
-            self.answer(requester, Err(ErrorReply::DirectoryOut));
+            self.answer(requester, Err(self.out()));
         }
         match task {
             Task::Claim { requester: _, name, region, .. } if may_be_done => {
@@ -554,7 +554,7 @@ impl EtcdDirectory {
                 }
                 None => self.refuse_damaged(requester, &taken.key),
             },
-            None if tries == TRIES_MAX => self.answer(requester, Err(ErrorReply::DirectoryOut)),
+            None if tries == TRIES_MAX => self.answer(requester, Err(self.out())),
             // The fence was rewritten or removed in the meantime.
             None => {
                 let is_as_written = home.map(|pair| pair.written_at) == self.fence;
@@ -580,7 +580,7 @@ impl EtcdDirectory {
         taken: &Pair,
     ) {
         let Some(fence) = self.fence.filter(|_| tries < TRIES_MAX) else {
-            return self.answer(requester, Err(ErrorReply::DirectoryOut));
+            return self.answer(requester, Err(self.out()));
         };
         let (key, home) = (self.keys.name(&name), self.keys.home(self.me));
         let record = NameRecord { region, home: self.me, epoch: Default::default() };
@@ -650,7 +650,7 @@ impl EtcdDirectory {
     fn found(&mut self, name: &str, record: NameRecord, home: Option<&Pair>) -> Result<Reply, ErrorReply> {
         match self.ending_of(record.home, home) {
             // This node knows the next home, but the store does not have it yet.
-            Some(_) if self.may_have(name, record.region) => Err(ErrorReply::DirectoryOut),
+            Some(_) if self.may_have(name, record.region) => Err(self.out()),
             // Locks and barriers are recreated.
             Some(_) if names::is_reserved(name) => Err(ErrorReply::NotFound),
             Some(loss) => Err(ErrorReply::Lost { home: record.home, loss }),

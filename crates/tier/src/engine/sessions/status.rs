@@ -160,6 +160,7 @@ impl SessionSide<'_> {
             bytes_total: member.bytes_total,
             bytes_refused: 0,
             bytes_quarantined: 0,
+            bytes_largest: 0,
             regions: 0,
             mappings: 0,
             loss: member.loss,

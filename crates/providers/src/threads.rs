@@ -1,0 +1,148 @@
+//! Threads and processes that the system may refuse, and the limit that refuses them.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
+
+use rustix::process::{Resource, getrlimit, getuid};
+
+/// The system did not start a thread or process.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot start {what}: {error}; {advice}")]
+pub struct Refused {
+    what: String,
+    error: io::Error,
+    /// The limit that was reached then.
+    advice: String,
+}
+
+impl Refused {
+    /// Explains why a process, described by `what`, was not started.
+    pub fn new(what: impl Into<String>, error: io::Error) -> Refused {
+        Refused { what: what.into(), advice: advice(&error), error }
+    }
+}
+
+impl From<Refused> for io::Error {
+    fn from(refused: Refused) -> io::Error {
+        io::Error::new(refused.error.kind(), refused)
+    }
+}
+
+/// Starts a thread.
+pub fn spawn<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<JoinHandle<T>, Refused> {
+    let started = Builder::new().name(name.to_owned()).spawn(work);
+    started.map_err(|error| Refused::new(format!("thread {name}"), error))
+}
+
+/// Starts a thread in `scope`.
+pub fn spawn_in<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    work: impl FnOnce() -> T + Send + 'scope,
+) -> Result<ScopedJoinHandle<'scope, T>, Refused> {
+    Builder::new().spawn_scoped(scope, work).map_err(|error| Refused::new("a thread", error))
+}
+
+/// A limit on the number of threads, in which processes count as one thread or more.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Limit {
+    /// Maximum number of threads.
+    pub max: u64,
+    /// Number of threads that count against it now; `None` if the system does not tell.
+    pub used: Option<u64>,
+    /// What sets the limit, and how to raise it.
+    pub by: String,
+}
+
+impl Limit {
+    /// Returns the number of threads that can still be started, as far as it is known.
+    pub fn free(&self) -> u64 {
+        self.max.saturating_sub(self.used.unwrap_or(0))
+    }
+}
+
+/// Returns the limits on threads that apply to this process, the tightest first.
+pub fn limits() -> Vec<Limit> {
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let mut found = groups_of(&own, Path::new("/sys/fs/cgroup"));
+    // The kernel exempts root.
+    let max = getrlimit(Resource::Nproc).current.filter(|_| !getuid().is_root());
+    found.extend(max.map(|max| {
+        let (uid, used) = (getuid().as_raw(), threads_of(getuid().as_raw()));
+        let by = format!("RLIMIT_NPROC of user {uid} (`ulimit -u`, LimitNPROC= of the unit)");
+        Limit { max, used: Some(used), by }
+    }));
+    found.sort_by_key(Limit::free);
+    found
+}
+
+/// Names the limit that was reached.
+fn advice(error: &io::Error) -> String {
+    if error.kind() != io::ErrorKind::WouldBlock {
+        return "the system lacks memory or address space (`ulimit -v`)".to_owned();
+    }
+    match limits().into_iter().next().filter(|limit| limit.free() == 0) {
+        Some(Limit { max, by, .. }) => format!("the maximum of {max} threads is reached; raise {by}"),
+        None => "a limit on threads (`ulimit -u`, pids.max of the control group, kernel.threads-max) or \
+                 address space (`ulimit -v`) is reached"
+            .to_owned(),
+    }
+}
+
+/// Returns the limits of the control groups that contain this process. `own` is the text of `/proc/self/cgroup`.
+fn groups_of(own: &str, root: &Path) -> Vec<Limit> {
+    let mut found = Vec::new();
+    for line in own.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
+        let hierarchy = match controllers {
+            "" => root.to_owned(),
+            _ if controllers.split(',').any(|one| one == "pids") => root.join("pids"),
+            _ => continue,
+        };
+        // Inside a container the path may be the host's, of which only the root is visible.
+        for ancestor in Path::new(path.trim_start_matches('/')).ancestors() {
+            let dir = hierarchy.join(ancestor);
+            let number = |name: &str| fs::read_to_string(dir.join(name)).ok()?.trim().parse().ok();
+            // Without a limit, the file contains `max`.
+            let Some(max) = number("pids.max") else { continue };
+            let by = format!("pids.max of the control group {} (TasksMax= of the unit)", dir.display());
+            found.push(Limit { max, used: number("pids.current"), by });
+        }
+    }
+    found
+}
+
+/// Counts the threads of all processes of a user.
+fn threads_of(uid: u32) -> u64 {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let status = processes.filter_map(|process| fs::read_to_string(process.path().join("status")).ok());
+    let count = |status: String| {
+        let field = |name| status.lines().find_map(|line: &str| line.strip_prefix(name));
+        let is_theirs = field("Uid:")?.split_whitespace().next()? == uid.to_string();
+        field("Threads:")?.trim().parse::<u64>().ok().filter(|_| is_theirs)
+    };
+    status.filter_map(count).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_groups_with_a_limit_on_threads_are_found() {
+        let root = tempfile::tempdir().unwrap();
+        for (dir, max, used) in [("pids/a", "max", "3"), ("pids/a/b", "40", "38"), ("u", "20", "1")] {
+            fs::create_dir_all(root.path().join(dir)).unwrap();
+            fs::write(root.path().join(dir).join("pids.max"), max).unwrap();
+            fs::write(root.path().join(dir).join("pids.current"), used).unwrap();
+        }
+        let found = groups_of("4:memory:/a\n3:pids:/a/b\n0::/u\n", root.path());
+        let free: Vec<(u64, u64)> = found.iter().map(|limit| (limit.max, limit.free())).collect();
+        assert_eq!(free, [(40, 2), (20, 19)]);
+    }
+}
