@@ -540,7 +540,8 @@ pub enum SetCommand {
 /// Arguments of `halite set qos`
 #[derive(Args, Debug)]
 pub struct SetQos {
-    /// none, hw-sep (fixed shares) or sw-pri (limits low priority while high needs the link) [default: only show it]
+    /// Policy: none, hw-sep (fixed shares) or sw-pri (limits low priority while high priority needs the link) [default:
+    /// show the current policy]
     pub policy: Option<Policy>,
     /// Rate of the node's link in bytes per second; hw-sep needs it, sw-pri measures it by default
     #[arg(long, value_name = "BYTES", requires = "policy")]

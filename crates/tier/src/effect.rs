@@ -132,7 +132,7 @@ pub enum Command {
     Unlock {
         /// A handle to the region of the lock.
         slot: SlotRef,
-        /// The circumstances of the release.
+        /// The reason for the release.
         release: Release,
     },
     /// Wait at the barrier in a region.
@@ -237,7 +237,7 @@ impl Command {
     }
 }
 
-/// The circumstances in which a lock is released.
+/// The reason why a lock is released.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Release {
     /// The holder no longer needs the lock.

@@ -37,7 +37,9 @@ pub enum BadHello {
     #[error("the peer has the same number as this node, {0}; give each node its own number")]
     OurNumber(NodeId),
     /// The receiving node knows that the peer's incarnation has ended.
-    #[error("the peer's incarnation of node {0} has ended")]
+    #[error(
+        "the cluster has declared the peer's incarnation of node {0} dead, replaced it or forgotten it; restart the peer"
+    )]
     Ended(NodeId),
 }
 

@@ -137,7 +137,8 @@ pub enum Request {
 /// Location of the store of names outside the cluster.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NamesAt {
-    /// Address of the store, for drivers. Contains no password, since hosts on the network path can read messages.
+    /// Address of the store, as text that only the node's driver interprets. Contains no password, since hosts on the
+    /// network path can read messages.
     pub address: String,
     /// Prefix of the keys of names.
     pub prefix: String,

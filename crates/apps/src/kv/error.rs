@@ -1,4 +1,4 @@
-//! Errors of a store.
+//! Errors of a key-value store.
 
 use halite::{AccessError, CallError, RegionError, ServeError};
 

@@ -1,4 +1,4 @@
-//! The flags of `halite perf`, with the letters of perftest.
+//! The flags of `halite perf`, whose short options follow perftest.
 
 use std::path::PathBuf;
 

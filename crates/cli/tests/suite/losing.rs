@@ -128,7 +128,7 @@ fn a_stopped_application_and_the_log_say_why_it_dies() {
     let text = scratch.write("text", "salt\n".repeat(1 << 20).as_bytes());
     scratch.ok(&format!("put region {}", text.display()));
     let complaints = scratch.file("complaints");
-    let mut command = scratch.command("get region");
+    let mut command = scratch.command("--embed get region");
     command.stderr(File::create(&complaints).unwrap());
     // The test does not read the output, so the application blocks with most of its bytes unwritten.
     let mut application = Running::of(command);

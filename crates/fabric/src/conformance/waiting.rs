@@ -65,8 +65,8 @@ pub fn arrivals_before_the_last_poll_are_not_missed(harness: &dyn Harness) {
     pair.two.expect_nothing();
 }
 
-/// Expects that a ring makes only the descriptor of the armed kind of sleeper readable. A thread that sleeps for
-/// several fabrics watches these descriptors.
+/// Expects that ringing the doorbell makes only one descriptor readable: that of the armed kind of sleeper. A thread
+/// that sleeps on several fabrics watches these descriptors by epoll.
 pub fn only_the_armed_sleeper_has_edges(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     pair.one.expect_nothing();

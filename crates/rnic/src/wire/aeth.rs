@@ -21,8 +21,9 @@ pub struct Aeth<T: AsRef<[u8]>> {
 pub struct AethRepr {
     /// The outcome of the request.
     pub syndrome: Syndrome,
-    /// Number of messages that the responder has completed, modulo 2^24. If both ends have negotiated this, the field
-    /// instead contains the time that the request waited at the responder, see [`AethRepr::waited_ns`].
+    /// Number of messages that the responder has completed, modulo 2^24. If both ends have negotiated reports of
+    /// waits, the field contains instead the time that the request waited at the responder; see
+    /// [`AethRepr::waited_ns`].
     pub msn: u32,
 }
 

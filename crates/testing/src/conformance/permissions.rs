@@ -1,4 +1,4 @@
-//! Permissions: granted, denied and revoked; and the commands of masters.
+//! Tests that permissions are granted, denied and revoked, and that only masters command regions.
 
 use halite::{AccessCause, NodeId, Permissions, Placement, RegionCause, Who};
 

@@ -367,7 +367,18 @@ fn describe(command: &'static Command) -> Reply<'static> {
     let has_key = command.keys.0 > 0;
     let only_reads = matches!(
         command.does,
-        Does::Get | Does::GetMany | Does::Length | Does::Exists | Does::Type | Does::TimeLeft { .. }
+        Does::Get
+            | Does::GetMany
+            | Does::GetBit
+            | Does::GetRange
+            | Does::BitCount
+            | Does::BitPosition
+            | Does::BitFields { is_read_only: true }
+            | Does::Length
+            | Does::Exists
+            | Does::Type
+            | Does::TimeLeft { .. }
+            | Does::ExpireTime { .. }
     );
     let flags = match (has_key, only_reads) {
         (true, true) => vec![Reply::Status("readonly")],

@@ -22,9 +22,9 @@ pub enum Figure {
     Latency,
     /// 99th percentile of the time of an operation, in us.
     P99,
-    /// Median round trip in us, of a ping-pong whose operation is half a round trip.
+    /// Median round trip of a ping-pong, in us: twice the program's figure, which is half a round trip.
     RoundTrip,
-    /// 99th percentile of the round trip in us, of a ping-pong whose operation is half a round trip.
+    /// 99th percentile of the round trip of a ping-pong, in us: twice the program's figure, which is half a round trip.
     P99RoundTrip,
     /// Mean time of an operation, in us.
     Mean,
