@@ -759,7 +759,7 @@ impl Requester {
 
     /// Returns the maximum number of packets in flight.
     pub fn window(&self, config: &Config) -> u32 {
-        let packets = self.over_path(config, self.window);
+        let packets = self.over_path(config, self.window.min(config.window_packets_max));
         let congestion = self.selective.as_ref().and_then(Selective::window_packets);
         congestion.map_or(packets, |window| packets.min(window.ceil() as u32))
     }

@@ -18,6 +18,9 @@ use crate::kept::SPAN_MAX;
 /// arrives. At the upper bound, time alone decides.
 const REORDER_THRESHOLD_MIN: u64 = 3;
 const REORDER_THRESHOLD_MAX: u64 = SPAN_MAX;
+/// Losses in a row after which the threshold halves, if none of the packets has arrived after all: the path reorders less
+/// than before. On a path that loses and reorders, one packet in this many is then repeated for nothing.
+const LOSSES_TO_FORGET: u32 = 64;
 /// Threshold from which the path counts as one that reorders packets: the value after four late packets.
 const REORDERS_FROM: u64 = REORDER_THRESHOLD_MIN << 4;
 /// Maximum transmissions of a packet that may give a first round-trip sample.
@@ -86,6 +89,8 @@ pub(super) struct Scoreboard {
     reorder_threshold: u64,
     /// The longest round trip of a packet that was declared lost and then arrived, in ns.
     late_ns: u64,
+    /// Losses since the last late arrival, and since the threshold was halved.
+    losses: u32,
     /// Collected for [`Scoreboard::take_progress`].
     progress: Progress,
 }
@@ -115,6 +120,7 @@ impl Scoreboard {
             unanswered: 0,
             reorder_threshold: REORDER_THRESHOLD_MIN,
             late_ns: 0,
+            losses: 0,
             progress: Progress::default(),
         }
     }
@@ -266,6 +272,7 @@ impl Scoreboard {
     fn on_late_arrival(&mut self, now_ns: u64, index: usize) {
         self.reorder_threshold = (2 * self.reorder_threshold).min(REORDER_THRESHOLD_MAX);
         self.late_ns = self.late_ns.max(now_ns.saturating_sub(self.entries[index].first_ns));
+        self.losses = 0;
     }
 
     /// Returns true if the path delays single packets by itself: several packets arrived after they were declared lost.
@@ -357,10 +364,16 @@ impl Scoreboard {
     // [ROCE-SEL-5]
     pub fn find_lost(&mut self, now_ns: u64, wait_ns: u64) -> (u32, Option<u64>) {
         let reorder_threshold = self.reorder_threshold;
-        self.mark_lost(|behind, sent_ns| {
+        let (lost, at_ns) = self.mark_lost(|behind, sent_ns| {
             let at_ns = if behind == 0 { u64::MAX } else { sent_ns + wait_ns };
             (behind < reorder_threshold && now_ns < at_ns).then_some(at_ns)
-        })
+        });
+        self.losses += lost;
+        if self.losses >= LOSSES_TO_FORGET {
+            self.reorder_threshold = (reorder_threshold / 2).max(REORDER_THRESHOLD_MIN);
+            (self.late_ns, self.losses) = (self.late_ns / 2, 0);
+        }
+        (lost, at_ns)
     }
 
     /// After a silence, marks packets as lost: the packets sent before an arrived packet or, if `stalled` is true, all

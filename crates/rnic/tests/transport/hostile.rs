@@ -1,9 +1,11 @@
-//! Invalid packets: misdirected, outdated, far ahead, malformed, or out of context.
+//! Invalid packets: misdirected, outdated, far ahead, malformed, or out of context. Peers that grant what they lack.
+
+use std::collections::BTreeSet;
 
 use halite_rnic::wire::{
     AethRepr, AtomicEthRepr, Credit, Headers, Nak, Packet, Psn, Qpn, RethRepr, Syndrome,
 };
-use halite_rnic::{Cause, Event, Mtu, State, Status};
+use halite_rnic::{Cause, Config, Event, Mtu, State, Status};
 use proptest::prelude::*;
 
 use crate::pair::*;
@@ -81,6 +83,26 @@ fn unsolicited_responses_are_dropped() {
     });
     assert_eq!(pair.a().qp.counters().out_of_window, 15);
     assert_eq!(pair.a().qp.counters().stale, 5);
+}
+
+#[test]
+fn peer_that_grants_much_and_acknowledges_nothing_gets_one_window() {
+    let config = Config { selective: true, fills_path: true, mtu: Mtu::Bytes256, ..lease_ms(5000) };
+    let mut pair = Pair::with(config, [0, 0]);
+    pair.b().qp.set_grant(0, u32::MAX);
+    pair.a().write(0, b"first");
+    pair.run();
+    let window = pair.a().qp.window_packets() as usize;
+    pair.set_filter(|sent| if sent.from == B { Fate::Lost } else { Fate::Delivered });
+    for _ in 0..4 {
+        pair.a().write(0, &[7; 250 * 256]);
+    }
+    pair.run();
+    let sent: BTreeSet<&String> = pair.log.iter().filter(|line| line.starts_with("a WriteOnly ")).collect();
+    assert!(window <= 300 && sent.len() <= 1 + window, "{} packets for a window of {window}", sent.len());
+    let ended: Vec<Status> = pair.a().completions().iter().map(|(_, status)| *status).collect();
+    let (over, begun, unsent) = (Status::RetryExceeded, Status::Aborted, Status::Flushed);
+    assert_eq!(ended, [Status::Success, over, begun, unsent, unsent]);
 }
 
 #[test]

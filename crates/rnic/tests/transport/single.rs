@@ -142,6 +142,27 @@ fn slight_reordering_causes_no_retransmission() {
 }
 
 #[test]
+fn losses_are_repaired_fast_again_after_the_path_has_reordered() {
+    let mut pair = warmed_up();
+    pair.b().qp.set_grant(0, 64);
+    let late = |sent: &Sent| {
+        if sent.from == A { Fate::Delayed(u64::from(sent.psn) * 7919 % 64 * 1_000) } else { Fate::Delivered }
+    };
+    pair.set_filter(late);
+    write_all(&mut pair, 600);
+    // No packet of the last four of a write is lost.
+    pair.set_filter(lose(|psn| psn % 10 == 5));
+    let mut took_ns = Vec::new();
+    for _ in 0..200 {
+        let begin_ns = pair.now_ns;
+        write_all(&mut pair, 50);
+        took_ns.push(pair.now_ns - begin_ns);
+    }
+    assert!(took_ns[0] > 4 * ONE_WAY_NS, "the path still counts as one that reorders: {took_ns:?}");
+    assert_eq!(took_ns.last(), Some(&(4 * ONE_WAY_NS)), "{took_ns:?}");
+}
+
+#[test]
 fn early_packets_are_kept_within_the_span() {
     let mut pair = warmed_up_with(selective(), [0xff_fff0, 0]);
     // With packets of 256 bytes, 1,024 after the expected one.
