@@ -278,7 +278,7 @@ fn a_client_that_writes_garbage_into_shared_memory_harms_only_itself() {
     scratch.ok("up --nodes 1 --arena 64M --detach");
     let polite = Session::attach(scratch.cluster()).unwrap();
     let lh = polite.alloc(None, 4096, Placement::Local, Permissions::all()).unwrap();
-    let hello = message(0, &[b"halite\0s".as_slice(), &2_u16.to_le_bytes()].concat());
+    let hello = message(0, &[b"halite\0s".as_slice(), &3_u16.to_le_bytes()].concat());
     let wake = message(u64::MAX, &[]);
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let mut random = Rng::with_seed(41);
