@@ -595,8 +595,8 @@ pub struct Put {
     pub name: String,
     /// File; - for standard input
     pub file: PathBuf,
-    /// Node that holds the bytes [default: a node with room]
-    #[arg(long, value_name = "NODE")]
+    /// Node that holds the bytes [default: the node that executes the command, or else the lowest with room]
+    #[arg(long, visible_alias = "on", value_name = "NODE")]
     pub node: Option<u32>,
     /// Spread the bytes over all nodes that contribute memory
     #[arg(long, conflicts_with = "node")]

@@ -49,7 +49,8 @@ pub(super) enum Heard {
     Bad(BadChannel),
     /// The other end cannot be reached.
     Unreachable(io::Error),
-    HungUp,
+    /// The connection has ended, with the system's error if it did not end in order.
+    HungUp(Option<io::Error>),
 }
 
 impl Line {
@@ -202,7 +203,8 @@ fn receive_packet(socket: BorrowedFd<'_>) -> Option<Heard> {
     let mut packet = [0; MESSAGE_BYTES_MAX + 1];
     match retry_on_intr(|| rustix::net::recv(socket, &mut packet, RecvFlags::DONTWAIT)) {
         Err(Errno::AGAIN) => None,
-        Err(_) | Ok((0, _)) => Some(Heard::HungUp),
+        Err(error) => Some(Heard::HungUp(Some(error.into()))),
+        Ok((0, _)) => Some(Heard::HungUp(None)),
         Ok((len, _)) => Some(parse_message(&packet[..len.min(packet.len())])),
     }
 }
@@ -233,14 +235,18 @@ impl Stream {
             match heard {
                 Ok(Some(message)) => return Some(parse_message(&message)),
                 Err(bad) => return Some(Heard::Bad(bad)),
-                Ok(None) if flushed.is_err() => return Some(Heard::HungUp),
-                Ok(None) => {}
+                Ok(None) => {
+                    if let Err(error) = flushed {
+                        return Some(Heard::HungUp(Some(error)));
+                    }
+                }
             }
             let mut bytes = [0; READ_BYTES];
             let wanted = self.channel.wanted().min(bytes.len());
             match retry_on_intr(|| rustix::net::recv(socket, &mut bytes[..wanted], RecvFlags::DONTWAIT)) {
                 Err(Errno::AGAIN) => return None,
-                Err(_) | Ok((0, _)) => return Some(Heard::HungUp),
+                Err(error) => return Some(Heard::HungUp(Some(error.into()))),
+                Ok((0, _)) => return Some(Heard::HungUp(None)),
                 Ok((len, _)) => self.channel.receive(&bytes[..len]),
             }
         }

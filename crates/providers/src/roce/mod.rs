@@ -458,6 +458,10 @@ impl Fabric for RoceFabric {
         CutOff::Done
     }
 
+    fn take_end_reason(&self, peer: PeerId) -> Option<String> {
+        self.core.take_end_reason(peer)
+    }
+
     fn disconnect(&self, peer: PeerId) {
         if let Some(connection) = self.core.peer(peer) {
             self.core.end(&connection);
