@@ -9,6 +9,7 @@ use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
+use crate::addresses::{ip_address, socket_address};
 use crate::apps;
 use crate::bytes::ByteCount;
 use crate::diagnostics;
@@ -161,7 +162,7 @@ pub struct Networks {
     #[arg(long, env = "HALITE_FABRIC", value_parser = network(), value_delimiter = ',')]
     pub fabric: Vec<Provider>,
     /// Address of this host for roce packets
-    #[arg(long, env = "HALITE_ADDRESS", value_name = "IP", default_value = "127.0.0.1")]
+    #[arg(long, env = "HALITE_ADDRESS", value_name = "IP", default_value = "127.0.0.1", value_parser = ip_address)]
     pub address: IpAddr,
     /// Threads that only receive and answer roce packets, for hosts with many cores and peers; 0: the polling thread
     /// does this
@@ -261,7 +262,7 @@ fn host_and_port(text: &str) -> Result<String, String> {
 #[derive(Args, Clone, Debug)]
 pub struct Hosts {
     /// TCP addresses on which this node accepts nodes of other hosts; packets use the same address. Peers try them in this order
-    #[arg(long, env = "HALITE_LISTEN", value_name = "IP:PORT", value_delimiter = ',')]
+    #[arg(long, env = "HALITE_LISTEN", value_name = "IP:PORT", value_delimiter = ',', value_parser = socket_address)]
     pub listen: Vec<SocketAddr>,
     /// TCP addresses of nodes of the cluster on other hosts, tried in this order
     #[arg(long, env = "HALITE_JOIN", value_name = "HOST:PORT", value_delimiter = ',', value_parser = host_and_port)]
@@ -598,8 +599,8 @@ pub struct Put {
     pub name: String,
     /// File; - for standard input
     pub file: PathBuf,
-    /// Node that holds the bytes [default: a node with room]
-    #[arg(long, value_name = "NODE")]
+    /// Node that holds the bytes [default: the node that executes the command, or else the lowest with room]
+    #[arg(long, visible_alias = "on", value_name = "NODE")]
     pub node: Option<u32>,
     /// Spread the bytes over all nodes that contribute memory
     #[arg(long, conflicts_with = "node")]

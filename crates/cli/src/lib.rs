@@ -2,6 +2,7 @@
 //!
 //! Applications link crate `halite` instead.
 
+mod addresses;
 mod apps;
 mod args;
 mod bytes;

@@ -50,13 +50,14 @@ pub fn clients_within(wanted: usize) -> anyhow::Result<usize> {
             "cannot serve clients: {used} of {limit} descriptors are in use; raise the limit (`ulimit -n`, \
              LimitNOFILE= of the unit)"
         ),
-        free if free < wanted => {
+        // A note is worth reading only if many fewer clients fit than are wanted.
+        free if free < wanted / 2 => {
             output::note(&format!(
                 "at most {free} clients can connect at a time: the limit on descriptors (`ulimit -n`) is {limit}"
             ));
             Ok(free)
         }
-        _ => Ok(wanted),
+        free => Ok(free.min(wanted)),
     }
 }
 

@@ -310,6 +310,11 @@ impl Fabric for Composite {
         }
     }
 
+    fn take_end_reason(&self, peer: PeerId) -> Option<String> {
+        let (part, peer) = self.route(peer)?;
+        part.fabric.take_end_reason(peer)
+    }
+
     fn disconnect(&self, peer: PeerId) {
         if let Some((part, peer)) = self.route(peer) {
             part.fabric.disconnect(peer);

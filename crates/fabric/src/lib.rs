@@ -132,6 +132,12 @@ pub trait Fabric: Send + Sync {
     /// without blocking and without side effects. Has no effect if the fabric may not cut peers off.
     fn warn(&self, _peer: PeerId, _text: &str) {}
 
+    /// Returns why the connection to `peer` has ended, for users; `None` if that is unknown. The first call after
+    /// [`Event::Disconnected`] returns it.
+    fn take_end_reason(&self, _peer: PeerId) -> Option<String> {
+        None
+    }
+
     /// Ends the connection to `peer` on this side: unmaps the memory of the peer, and completes outstanding requests
     /// with an error.
     fn disconnect(&self, peer: PeerId);

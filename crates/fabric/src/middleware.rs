@@ -52,6 +52,7 @@ forward! {
     fn cut_off(&self, peer: PeerId) -> CutOff;
     fn warn(&self, peer: PeerId, text: &str);
     fn disconnect(&self, peer: PeerId);
+    fn take_end_reason(&self, peer: PeerId) -> Option<String>;
     fn arm(&self, sleeper: Option<Sleeper>);
     fn wait(&self, sleeper: Sleeper, seen: u32, timeout: Option<Duration>);
     fn poll_timeout(&self) -> Option<Duration>;

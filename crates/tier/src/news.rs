@@ -48,7 +48,12 @@ pub enum News {
     /// A node left as planned.
     Left(NodeProcess),
     /// The connection to a node has ended.
-    Disconnected(NodeProcess),
+    Disconnected {
+        /// The node.
+        process: NodeProcess,
+        /// Why the connection has ended; `None` if that is unknown.
+        reason: Option<String>,
+    },
     /// A node was silent for longer than its lease.
     Silent {
         /// The silent node.
@@ -181,8 +186,9 @@ impl fmt::Display for News {
                 write!(f, "paired again with {process}, pairing {pairing}")
             }
             News::Left(process) => write!(f, "{process} has left"),
-            News::Disconnected(process) => {
-                write!(f, "{process} is unreachable for this node: its connection has ended")
+            News::Disconnected { process, reason } => {
+                write!(f, "{process} is unreachable for this node: its connection has ended")?;
+                reason.as_ref().map_or(Ok(()), |reason| write!(f, " ({reason})"))
             }
             News::Silent { process, silent_ns } => {
                 write!(

@@ -2,7 +2,6 @@
 //!
 //! SIGTERM drains the node first, as `halite drain` does; SIGINT and SIGHUP stop it at once.
 
-use std::net::ToSocketAddrs;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::mpsc::{Receiver, channel};
@@ -14,6 +13,7 @@ use halite::{Config, Hosts, JoinError, NodeId};
 use rustix::process::Signal;
 
 use super::drain;
+use crate::addresses;
 use crate::args;
 use crate::congestion;
 use crate::control::{FAILED, METRICS_AT};
@@ -169,7 +169,8 @@ fn hosts(args: &args::Hosts) -> anyhow::Result<Option<Hosts>> {
     let Some(secret_file) = args.secret_file.clone() else { return Ok(None) };
     let mut join = Vec::new();
     for host in &args.join {
-        let addresses = host.to_socket_addrs().with_context(|| format!("cannot resolve {host} of --join"))?;
+        let addresses =
+            addresses::resolve(host).with_context(|| format!("cannot resolve {host} of --join"))?;
         let before = join.len();
         join.extend(addresses);
         anyhow::ensure!(join.len() > before, "{host} of --join has no address");

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -18,6 +18,7 @@ use rustix::thread::{MembarrierCommand, membarrier_query};
 
 use super::aging::Cleaner;
 use super::etcd::EtcdFacts;
+use crate::addresses;
 use crate::args;
 use crate::client;
 use crate::limits;
@@ -248,8 +249,8 @@ impl PortFacts {
 
 impl HostToJoin {
     fn gather(name: &str) -> HostToJoin {
-        let found = name.to_socket_addrs().map(Iterator::collect).map_err(|error| error.to_string());
-        let addresses = found.and_then(|found: Vec<SocketAddr>| match found.is_empty() {
+        let found = addresses::resolve(name).map_err(|error| error.to_string());
+        let addresses = found.and_then(|found| match found.is_empty() {
             true => Err("the host has no addresses".to_owned()),
             false => Ok(found),
         });

@@ -68,3 +68,39 @@ fn a_node_is_reached_by_its_second_address() {
     eventually(|| world.host(0).run("halite mv salt --to 0").status.success());
     assert_eq!(world.host(1).ok("halite get salt"), "salt");
 }
+
+/// Starts two nodes that listen at these addresses; the second joins at `join`. Checks that both hold regions.
+fn meet(world: &World, listen: [String; 2], join: &str) {
+    share_secret(world);
+    let start = |number: usize, join: &str| {
+        let flags = format!("--listen '{}' --secret-file {SECRET} {join}", listen[number]);
+        world.host(number).start(&format!("halite node --id {number} --arena 64M {flags}"), "ready")
+    };
+    let _first = start(0, "");
+    let _second = start(1, &format!("--join '{join}'"));
+    eventually(|| world.hosts().iter().all(|host| host.state(0) == "alive" && host.state(1) == "alive"));
+    for (at, there) in [(0, 1), (1, 0)] {
+        let host = world.host(at);
+        host.write("/tmp/file", &bytes(300_000));
+        host.ok(&format!("halite put from-{at} /tmp/file --node {there}"));
+        assert!(world.host(there).run(&format!("halite get from-{at}")).stdout == bytes(300_000));
+    }
+}
+
+#[test]
+fn hosts_meet_by_link_local_addresses() {
+    let Some(world) = World::new(2, Processes::Shared) else { return };
+    for (number, host) in world.hosts().iter().enumerate() {
+        host.ok(&format!("ip addr add fe80::a{number}/64 dev cable nodad"));
+    }
+    let index = world.host(1).ok("ip -o link show cable | cut -d: -f1");
+    let listen = [0, 1].map(|number| format!("[fe80::a{number}%cable]:7000"));
+    meet(&world, listen, &format!("[fe80::a0%{}]:7000", index.trim()));
+}
+
+#[test]
+fn an_ipv4_address_in_ipv6_form_is_one_of_ipv4() {
+    let Some(world) = World::new(2, Processes::Shared) else { return };
+    let listen = [0, 1].map(|number| format!("[::ffff:{}]:7000", world.host(number).address));
+    meet(&world, listen, &format!("{}:7000", world.host(0).address));
+}

@@ -28,3 +28,21 @@ fn a_join_over_blocked_udp_says_so() {
     let _second = start(world.host(1), 1, Some("10.0.0.1"));
     eventually(|| world.hosts().iter().all(|host| host.state(0) == "alive" && host.state(1) == "alive"));
 }
+
+/// Why a node is unreachable stands in the logs of others.
+#[test]
+fn logs_say_why_a_connection_has_ended() {
+    let Some(world) = World::new(2, Processes::Shared) else { return };
+    share_secret(&world);
+    let begin = |number: usize, join| {
+        let host = world.host(number);
+        host.start(&format!("{} 2>/tmp/log", line(host, number, join)), "ready")
+    };
+    let _first = begin(0, None);
+    let mut second = begin(1, Some("10.0.0.1"));
+    let log = || String::from_utf8(world.host(0).read("/tmp/log")).unwrap();
+    eventually(|| log().contains("has joined"));
+    second.kill();
+    eventually(|| log().contains("its connection has ended ("));
+    assert!(log().contains("closed without a farewell") || log().contains("reset by peer"), "{}", log());
+}

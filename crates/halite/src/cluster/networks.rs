@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use halite_fabric::{Composite, Fabric};
+use halite_providers::roce::unscoped;
 use halite_providers::secure::Secrets;
 use halite_providers::{RoceConfig, RoceFabric, ShmConfig, ShmFabric, Sleep};
 use halite_tier::ids::NodeId;
@@ -194,6 +195,7 @@ impl MetHosts {
             // The node may listen at all addresses of its host.
             only.set_ip(self.known.addresses[0]);
         }
+        addresses.iter_mut().for_each(|address| *address = unscoped(*address));
         ways::list(&addresses)
     }
 

@@ -254,7 +254,8 @@ impl Runner {
             // A node's memory stays registered as long as the node lives.
             FabricEvent::Deregistered { .. } => {}
             FabricEvent::Disconnected { peer } => {
-                engine.handle_disconnected(now, peer);
+                let reason = self.shared.fabric.take_end_reason(peer);
+                engine.handle_disconnected(now, peer, reason);
                 self.end_connection(peer);
             }
             FabricEvent::CutOff { peer, exited } => engine.handle_cut_off(now, peer, exited),

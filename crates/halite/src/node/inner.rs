@@ -83,7 +83,11 @@ pub(crate) struct NodeInner {
 }
 
 impl Checked {
-    pub(crate) fn new(config: Config) -> Result<Checked, JoinError> {
+    pub(crate) fn new(mut config: Config) -> Result<Checked, JoinError> {
+        // Hosts without IPv6 could not dial an IPv4 address in IPv6 form.
+        config.address = config.address.to_canonical();
+        let hosts = config.hosts.iter_mut().flat_map(|hosts| hosts.listen.iter_mut().chain(&mut hosts.join));
+        hosts.filter(|at| at.ip().to_canonical().is_ipv4()).for_each(|at| at.set_ip(at.ip().to_canonical()));
         let principal = checked_principal(&config)?;
         check_request_ring(&config)?;
         config.qos.check().map_err(bad_qos)?;

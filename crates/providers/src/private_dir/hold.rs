@@ -82,10 +82,11 @@ mod tests {
     #[test]
     fn numbers_are_held_until_dropped_whatever_happens_to_files() {
         let scratch = tempfile::tempdir().unwrap();
-        let dir = PrivateDir::open(scratch.path()).unwrap();
+        let path = scratch.path().join("dir");
+        let dir = PrivateDir::open_or_create(&path).unwrap();
         let holds = [7, 0, u32::MAX, 8].map(|number| dir.hold(number).unwrap());
         let twice = dir.hold(7).unwrap();
-        assert_eq!(PrivateDir::open(scratch.path()).unwrap().held().unwrap(), [0, 7, 8, u32::MAX]);
+        assert_eq!(PrivateDir::open(&path).unwrap().held().unwrap(), [0, 7, 8, u32::MAX]);
         drop(holds);
         assert!(dir.is_held(7).unwrap() && !dir.is_held(8).unwrap());
         drop(twice);

@@ -15,8 +15,8 @@ use halite_mem::Window;
 use halite_rnic::room::Share;
 use halite_rnic::wire::{Flow, Packet, Qpn};
 use halite_rnic::{
-    Config, Counters, Held, Mtu, Operation as RnicOperation, PostError, QueuePair, Remote, Request, Source,
-    Status as RnicStatus,
+    Cause, Config, Counters, Held, Mtu, Operation as RnicOperation, PostError, QueuePair, Remote, Request,
+    Source, Status as RnicStatus,
 };
 
 use super::greeting::Offer;
@@ -65,6 +65,8 @@ pub(super) struct Connection {
     early: Mutex<Vec<Event>>,
     /// Unacknowledged packets that the peer sent in its last message.
     last: Mutex<Vec<Vec<u8>>>,
+    /// The first known reason for the end of the connection.
+    end_reason: Mutex<Option<String>>,
     /// True once probing of the path MTU has begun.
     has_begun_path: AtomicBool,
     translated: Translated,
@@ -101,8 +103,8 @@ pub(super) struct Outcome {
     pub(super) events: Vec<Event>,
     /// True if one of the new events rings the doorbell.
     pub(super) rings: bool,
-    /// True if the queue pair has ended.
-    pub(super) is_broken: bool,
+    /// What ended the queue pair; `None` if it has not ended.
+    pub(super) broken: Option<Cause>,
 }
 
 impl Connection {
@@ -149,6 +151,7 @@ impl Connection {
             is_probed: AtomicBool::new(false),
             early: Mutex::new(Vec::new()),
             last: Mutex::new(Vec::new()),
+            end_reason: Mutex::default(),
             has_begun_path: AtomicBool::new(false),
             translated: Translated::default(),
             heard_ns: AtomicU64::new(now_ns),
@@ -282,6 +285,15 @@ impl Connection {
             packets.extend(lane.qp.rest(&view, bytes_max)?);
         }
         Some(packets)
+    }
+
+    /// Records why the connection ends, unless an earlier reason is known.
+    pub(super) fn note_end(&self, reason: String) {
+        lock(&self.end_reason).get_or_insert(reason);
+    }
+
+    pub(super) fn take_end_reason(&self) -> Option<String> {
+        lock(&self.end_reason).take()
     }
 
     /// Stores the packets of the peer's last message.
@@ -513,7 +525,7 @@ impl Lane {
                 halite_rnic::Event::Broken { cause } => {
                     let counters = self.qp.counters();
                     tracing::debug!("a queue pair to peer {} has ended: {cause:?}; {counters:?}", peer.0);
-                    outcome.is_broken = true;
+                    outcome.broken = Some(cause);
                     continue;
                 }
             };
@@ -522,7 +534,7 @@ impl Lane {
             outcome.events.push(Event::Completed(Completion { peer, status, kind }));
         }
         self.held.keep_last(self.qp.posted());
-        if self.wants_room && !outcome.is_broken && self.qp.posted() <= ROOM_AT {
+        if self.wants_room && outcome.broken.is_none() && self.qp.posted() <= ROOM_AT {
             self.wants_room = false;
             outcome.rings = true;
             outcome.events.push(Event::Room { peer });

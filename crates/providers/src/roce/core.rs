@@ -29,6 +29,7 @@ use std::time::{Duration, Instant};
 use halite_fabric::{ConnectFailure, ConnectTrouble, Event, PeerId, PostCause, WorkRequest};
 use halite_rnic::{Config, Congestion, Mtu, Retry};
 
+use self::ending::end_reason;
 use super::bell::Bell;
 use super::connection::{Connection, Lane, LaneContext, Outcome, QUEUE_MAX};
 use super::control::{Accepted, Attempt, Control, Handshake};
@@ -84,6 +85,8 @@ pub(super) struct Core {
     traffic: AtomicU64,
     dropped: DroppedCounts,
     paths: Mutex<Paths>,
+    /// Why the last connections ended, until the poller asks.
+    end_reasons: Mutex<BTreeMap<PeerId, String>>,
 }
 
 /// The connections, by queue pair and by peer.
@@ -120,6 +123,7 @@ impl Core {
             control_is_empty: AtomicBool::new(false),
             events: Events::default(),
             begin: Instant::now(),
+            end_reasons: Mutex::default(),
             due_ns: AtomicU64::new(NEVER),
             handshake_due_ns: AtomicU64::new(NEVER),
             sleeper_due_ns: AtomicU64::new(0),
@@ -218,7 +222,7 @@ impl Core {
         if outcome.rings && !self.receivers.is_empty() {
             self.bell.on_received();
         }
-        self.end_if_over(&connection, outcome.is_broken);
+        self.end_if_over(&connection, outcome.broken);
         refused.map_or(Ok(()), Err)
     }
 
@@ -349,7 +353,7 @@ impl Core {
         self.due_ns.swap(NEVER, SeqCst);
         self.rebalance_for_waiters(now_ns);
         for connection in self.peers() {
-            let mut is_broken = false;
+            let mut broken = None;
             let begins_path = connection.begins_path();
             for index in 0..LANES {
                 let mut outcome = Outcome::default();
@@ -363,9 +367,9 @@ impl Core {
                     lane.find_path(now_ns);
                 }
                 self.advance_lane(&connection, &mut lane, now_ns, false, &mut outcome);
-                is_broken |= outcome.is_broken;
+                broken = broken.or(outcome.broken);
             }
-            self.end_if_over(&connection, is_broken);
+            self.end_if_over(&connection, broken);
         }
     }
 }
@@ -537,13 +541,15 @@ impl Core {
                     self.bring_up(&connection);
                 }
                 (Handshake::Connected(connection), LineEvent::Message(Message::Left { packets })) => {
+                    connection.note_end("it closed the connection".to_owned());
                     connection.store_last_packets(packets);
                     gone.push(connection.clone());
                     return;
                 }
                 (Handshake::Connected(connection), event) => {
                     let connection = connection.clone();
-                    let is_left_open = matches!(event, LineEvent::HungUp) && connection.is_up();
+                    let is_left_open = matches!(event, LineEvent::HungUp(_)) && connection.is_up();
+                    connection.note_end(end_reason(event));
                     if !(is_left_open && control.await_exit(token, now_ns + EXIT_NS)) {
                         gone.push(connection);
                     }
@@ -558,7 +564,7 @@ impl Core {
                 (_, LineEvent::Malformed(what)) => self.refuse(control, token, &format!("it sent {what}")),
                 (_, LineEvent::Bad(bad)) => self.refuse_bad(control, token, bad),
                 (_, LineEvent::Unreachable(error)) => self.fail(control, token, &error.to_string()),
-                (_, LineEvent::HungUp) => self.fail_hung_up(control, token),
+                (_, LineEvent::HungUp(_)) => self.fail_hung_up(control, token),
             }
         }
     }

@@ -15,6 +15,7 @@ use super::core::Core;
 use super::greeting::Message;
 use super::line::Line;
 use super::lock;
+use super::scope::scoped;
 use crate::secure::BadChannel;
 
 /// Time in ns before the fabric dials the next address in parallel. Most answers arrive earlier, so the first address
@@ -72,7 +73,10 @@ impl Core {
         let mut dialled = Err(io::ErrorKind::AddrNotAvailable.into());
         while let Some(host) = attempt.rest.pop_front() {
             let next = Attempt { at: Some(host), next_ns: self.now_ns() + NEXT_NS, ..attempt.clone() };
-            dialled = control.dial_host(host).and_then(|line| self.begin(control, line, Some(host), next));
+            let scope = self.ports.first().scope();
+            dialled = control
+                .dial_host(scoped(host, scope))
+                .and_then(|line| self.begin(control, line, Some(host), next));
             if dialled.is_ok() {
                 break;
             }

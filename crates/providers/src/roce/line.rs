@@ -50,7 +50,8 @@ pub(super) enum LineEvent {
     Bad(BadChannel),
     /// The other end cannot be reached.
     Unreachable(io::Error),
-    HungUp,
+    /// The connection has ended, with the system's error if it did not end in order.
+    HungUp(Option<io::Error>),
 }
 
 impl Line {
@@ -203,7 +204,8 @@ fn receive_packet(socket: BorrowedFd<'_>) -> Option<LineEvent> {
     let mut packet = [0; MESSAGE_BYTES_MAX + 1];
     match retry_on_intr(|| rustix::net::recv(socket, &mut packet, RecvFlags::DONTWAIT)) {
         Err(Errno::AGAIN) => None,
-        Err(_) | Ok((0, _)) => Some(LineEvent::HungUp),
+        Err(error) => Some(LineEvent::HungUp(Some(error.into()))),
+        Ok((0, _)) => Some(LineEvent::HungUp(None)),
         Ok((len, _)) => Some(parse_message(&packet[..len.min(packet.len())])),
     }
 }
@@ -234,14 +236,18 @@ impl Stream {
             match message {
                 Ok(Some(message)) => return Some(parse_message(&message)),
                 Err(bad) => return Some(LineEvent::Bad(bad)),
-                Ok(None) if flushed.is_err() => return Some(LineEvent::HungUp),
-                Ok(None) => {}
+                Ok(None) => {
+                    if let Err(error) = flushed {
+                        return Some(LineEvent::HungUp(Some(error)));
+                    }
+                }
             }
             let mut bytes = [0; READ_BYTES];
             let wanted = self.channel.wanted().min(bytes.len());
             match retry_on_intr(|| rustix::net::recv(socket, &mut bytes[..wanted], RecvFlags::DONTWAIT)) {
                 Err(Errno::AGAIN) => return None,
-                Err(_) | Ok((0, _)) => return Some(LineEvent::HungUp),
+                Err(error) => return Some(LineEvent::HungUp(Some(error.into()))),
+                Ok((0, _)) => return Some(LineEvent::HungUp(None)),
                 Ok((len, _)) => self.channel.receive(&bytes[..len]),
             }
         }

@@ -42,6 +42,7 @@ mod port;
 mod ports;
 mod probe;
 mod receivers;
+mod scope;
 mod sharing;
 mod single;
 mod stamps;
@@ -68,6 +69,7 @@ use self::core::Core;
 pub use self::greeting::check_greeting;
 pub use self::probe::{SocketProbe, probe};
 use self::receivers::Receivers;
+pub use self::scope::unscoped;
 pub use self::translated::AddressChanged;
 use crate::secure::{SecretError, Secrets};
 
@@ -165,7 +167,7 @@ impl Hosts {
 
     /// Listens at a further address, which other hosts may dial.
     pub fn listen_also(&mut self, address: SocketAddr) -> io::Result<()> {
-        let listener = TcpListener::bind(address)?;
+        let listener = TcpListener::bind(scope::own_scoped(address))?;
         listener.set_nonblocking(true)?;
         self.ports.push(Arc::new(listener));
         Ok(())
@@ -455,6 +457,10 @@ impl Fabric for RoceFabric {
     fn cut_off(&self, peer: PeerId) -> CutOff {
         self.disconnect(peer);
         CutOff::Done
+    }
+
+    fn take_end_reason(&self, peer: PeerId) -> Option<String> {
+        self.core.take_end_reason(peer)
     }
 
     fn disconnect(&self, peer: PeerId) {

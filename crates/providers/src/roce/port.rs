@@ -22,6 +22,7 @@ use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, sockopt};
 
 use super::capture::Capture;
 use super::connection::Connection;
+use super::scope::{own_scoped, scope_of, scoped, unscoped};
 use super::sharing::Sharing;
 use super::{read, single, write};
 
@@ -52,6 +53,8 @@ pub(super) struct Port {
     address: SocketAddr,
     /// Further addresses of this host; if there are any, the socket is bound to all addresses.
     others: Vec<IpAddr>,
+    /// Number of the interface with the node's link-local address; 0 if it has none.
+    scope: u32,
     /// True if the socket takes IPv4 addresses in their IPv6-mapped form.
     maps: bool,
     /// Number of trains and packets that the system refused.
@@ -82,13 +85,14 @@ impl Port {
         let maps = !others.is_empty() && others.iter().chain([&address]).any(IpAddr::is_ipv6);
         let socket = match maps {
             true => bind_both()?,
-            false if others.is_empty() => UdpSocket::bind((address, 0))?,
+            false if others.is_empty() => UdpSocket::bind(own_scoped(SocketAddr::new(address, 0)))?,
             false => UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?,
         };
         let state = new_state(&socket, others)?;
         // Ignores a failure: a smaller buffer works, too.
         let _ = state.set_recv_buffer_size((&socket).into(), receive_bytes);
         let room = Room::new(state.recv_buffer_size((&socket).into())?);
+        let scope = [address].iter().chain(others).map(|own| scope_of(*own)).find(|scope| *scope != 0);
         let address = SocketAddr::new(address, socket.local_addr()?.port());
         let (others, unsent, full_in_a_row) = (others.to_vec(), AtomicU64::new(0), AtomicU32::new(0));
         let (users, sharing, is_stamped) = (AtomicUsize::new(0), Sharing::new(room), AtomicBool::new(false));
@@ -98,6 +102,7 @@ impl Port {
             trains_again_ns: AtomicU64::new(0),
             begin: Instant::now(),
             address,
+            scope: scope.unwrap_or(0),
             others,
             maps,
             unsent,
@@ -112,6 +117,11 @@ impl Port {
 
     pub(super) fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Returns the number of the interface with the node's link-local address; 0 if it has none.
+    pub(super) fn scope(&self) -> u32 {
+        self.scope
     }
 
     /// Returns the address `own` with this socket's port.
@@ -230,7 +240,7 @@ impl Port {
     ) -> io::Result<()> {
         let destination = match target.ip() {
             IpAddr::V4(ip) if self.maps => SocketAddr::new(ip.to_ipv6_mapped().into(), target.port()),
-            _ => target,
+            _ => scoped(target, self.scope),
         };
         // A socket bound to all addresses would choose a source that the peer may not expect.
         let src_ip = Some(own.ip()).filter(|_| !self.others.is_empty());
@@ -324,11 +334,11 @@ fn new_state(socket: &UdpSocket, others: &[IpAddr]) -> io::Result<UdpSocketState
     Ok(state)
 }
 
-/// Converts an IPv4 address that is mapped to IPv6 back to IPv4; returns any other address unchanged.
+/// Converts an IPv4 address that is mapped to IPv6 back to IPv4, and removes the scope of an IPv6 address.
 pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
         IpAddr::V4(ip) => SocketAddr::new(ip.into(), address.port()),
-        IpAddr::V6(_) => address,
+        IpAddr::V6(_) => unscoped(address),
     }
 }
 

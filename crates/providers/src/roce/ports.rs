@@ -27,6 +27,7 @@ use rustix::time::Timespec;
 
 use super::capture::Capture;
 use super::port::{IPV4_BYTES, IPV6_BYTES, Port, mtu_within};
+use super::scope::{own_scoped, scoped};
 use super::{RoceConfig, read, write};
 
 /// Maximum number of ready sockets that one call returns; the next call returns the rest.
@@ -296,8 +297,8 @@ impl Ports {
         // The system reports the path MTU only for connected sockets, so this opens and connects its own socket.
         let any = if host.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let own = if self.others.is_empty() { self.address } else { any };
-        let socket = UdpSocket::bind((own, 0))?;
-        socket.connect(SocketAddr::new(host, DISCARD))?;
+        let socket = UdpSocket::bind(own_scoped(SocketAddr::new(own, 0)))?;
+        socket.connect(scoped(SocketAddr::new(host, DISCARD), self.first.scope()))?;
         let (packet_bytes_max, ip_bytes) = match host {
             IpAddr::V4(_) => (sockopt::ip_mtu(&socket)?, IPV4_BYTES),
             IpAddr::V6(_) => (sockopt::ipv6_mtu(&socket)?, IPV6_BYTES),

@@ -260,9 +260,10 @@ impl Engine {
     }
 
     /// Handles the end of a connection: ends the pairing with the peer. The peer may still access this node's memory.
-    pub fn handle_disconnected(&mut self, now_ns: u64, peer: PeerId) {
+    /// `reason` is for display.
+    pub fn handle_disconnected(&mut self, now_ns: u64, peer: PeerId, reason: Option<String>) {
         self.out.set_now(now_ns);
-        self.report_peer(peer, News::Disconnected);
+        self.report_peer(peer, |process| News::Disconnected { process, reason });
         self.forget_met(peer);
         self.lose(peer, NodeState::Unreachable, Parting::now(LossCause::Unreachable, now_ns));
         self.report_down(peer);

@@ -406,7 +406,7 @@ impl Cluster {
     /// Makes a host handle the end of its connection to another host, and with `exited` of the other host's process.
     pub fn lose(&mut self, host: usize, other: usize, has_exited: bool) {
         let (engine, peer) = (&mut self.hosts[host].engine, PeerId(other as u32 + 1));
-        engine.handle_disconnected(self.now_ns, peer);
+        engine.handle_disconnected(self.now_ns, peer, None);
         engine.handle_cut_off(self.now_ns, peer, has_exited);
     }
 

@@ -174,7 +174,7 @@ fn handed_over_memory_waits_for_lost_mappers() {
     c.run();
     assert!(!c.has_ended(1, moving), "the handover is in flight, its mapper alive for the sender");
     let lost = PeerId(3 + 1);
-    c.hosts[2].engine.handle_disconnected(c.now_ns, lost);
+    c.hosts[2].engine.handle_disconnected(c.now_ns, lost, None);
     c.held = vec![];
     c.run();
     assert_eq!(c.outcome(1, moving), Some(Ok(Outcome::Done)));

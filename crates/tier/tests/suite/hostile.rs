@@ -77,7 +77,7 @@ fn unbounded_requests_are_refused() {
     cluster.record(home, requester);
     cluster.run();
     let now_ns = cluster.now_ns;
-    cluster.hosts[home].engine.handle_disconnected(now_ns, PeerId(requester as u32 + 1));
+    cluster.hosts[home].engine.handle_disconnected(now_ns, PeerId(requester as u32 + 1), None);
     assert_eq!(figures(&cluster), 0);
     let max = REQUESTS_OF_NODE_MAX as u64;
     let refusals = cluster.recorded().into_iter().filter(|frame| {

@@ -6,7 +6,8 @@
 
 use std::sync::atomic::Ordering::SeqCst;
 
-use halite_fabric::ConnectTrouble;
+use halite_fabric::{ConnectTrouble, PeerId};
+use halite_rnic::Cause;
 
 use super::super::connection::Connection;
 use super::super::control::Attempt;
@@ -15,7 +16,40 @@ use super::super::line::LineEvent;
 use super::super::{lock, write};
 use super::{Core, NEVER};
 
+/// Maximum number of ended connections whose reasons are kept for the poller.
+const END_REASONS_MAX: usize = 256;
+
+/// Describes what ended a connection.
+pub(super) fn end_reason(heard: Heard) -> String {
+    match heard {
+        Heard::HungUp(Some(error)) | Heard::Unreachable(error) => error.to_string(),
+        Heard::HungUp(None) => {
+            "the connection was closed without a farewell: its process or its host has ended".to_owned()
+        }
+        Heard::Nonsense(what) => format!("it sent {what}"),
+        Heard::Bad(bad) => bad.to_string(),
+        Heard::Message(_) => "it sent an unexpected message".to_owned(),
+    }
+}
+
+/// Describes what ended a queue pair.
+pub(super) fn end_cause(cause: Cause) -> String {
+    match cause {
+        Cause::RetryExceeded => "it acknowledged nothing for a lease".to_owned(),
+        Cause::RnrRetryExceeded => "it had no room for a message at any retry".to_owned(),
+        Cause::Refused(nak) => format!("it refused a request: {nak:?}"),
+        Cause::PeerErred(nak) => format!("it sent an invalid request: {nak:?}"),
+        Cause::LocalAccess => "a request named memory that is not registered".to_owned(),
+        Cause::Closed => "this end closed it".to_owned(),
+    }
+}
+
 impl Core {
+    /// Returns why the connection to a peer has ended.
+    pub(in crate::roce) fn take_end_reason(&self, peer: PeerId) -> Option<String> {
+        lock(&self.end_reasons).remove(&peer)
+    }
+
     /// Ends a connection at once on this side, and notifies the other end.
     pub(in crate::roce) fn end(&self, connection: &Connection) {
         let exited = {
@@ -47,6 +81,14 @@ impl Core {
     }
 
     fn end_as(&self, connection: &Connection, exited: bool) {
+        if let Some(reason) = connection.take_end_reason() {
+            // Before the event, which makes the poller ask.
+            let mut reasons = lock(&self.end_reasons);
+            reasons.insert(connection.peer, reason);
+            while reasons.len() > END_REASONS_MAX {
+                reasons.pop_first();
+            }
+        }
         if !connection.end(exited, |events| self.queue_events(events)) {
             return;
         }
@@ -95,7 +137,7 @@ impl Core {
         for connection in self.peers() {
             connection.leave();
             if !self.leave_at_once(&connection) {
-                self.end_if_over(&connection, false);
+                self.end_if_over(&connection, None);
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
+use halite_rnic::Cause;
 use halite_rnic::wire::bth::Bth;
 use halite_rnic::wire::{Headers, Packet};
 use quinn_udp::RecvMeta;
@@ -11,6 +12,7 @@ use super::super::port::{Batch, HeldAcks, Port, canonical};
 use super::super::stamps::Clock;
 use super::super::{POISONED, read};
 use super::Core;
+use super::ending::end_cause;
 
 /// Interval at which a busy poller checks for control messages, in ns.
 const CONTROL_NS: u64 = 2_000_000;
@@ -74,7 +76,7 @@ impl Core {
             if outcome.rings {
                 self.bell.on_arrival();
             }
-            self.end_if_over(&connection, outcome.is_broken);
+            self.end_if_over(&connection, outcome.broken);
         }
     }
 
@@ -169,7 +171,7 @@ impl Core {
                 self.handle_answered(&connection);
             }
             received.rings |= outcome.rings || connection.is_up() != was_up;
-            self.end_if_over(&connection, outcome.is_broken);
+            self.end_if_over(&connection, outcome.broken);
         }
         received
     }
@@ -207,8 +209,11 @@ impl Core {
         true
     }
 
-    pub(super) fn end_if_over(&self, connection: &Connection, is_broken: bool) {
-        if is_broken || connection.is_leaving() && connection.is_idle() {
+    pub(super) fn end_if_over(&self, connection: &Connection, broken: Option<Cause>) {
+        if let Some(cause) = broken {
+            connection.note_end(end_cause(cause));
+        }
+        if broken.is_some() || connection.is_leaving() && connection.is_idle() {
             self.end(connection);
         }
     }

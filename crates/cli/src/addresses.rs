@@ -1,0 +1,83 @@
+//! Addresses as users write them: with a scope by name, and IPv4 addresses in IPv6 form.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+
+use rustix::net::{AddressFamily, SocketType};
+
+/// Parses `IP:PORT`. An IPv6 address may have a scope, the name or number of an interface: `[fe80::1%eth0]:7000`.
+pub fn socket_address(text: &str) -> Result<SocketAddr, String> {
+    if let Some(address) = with_scope(text)? {
+        return Ok(address);
+    }
+    let address: SocketAddr =
+        text.parse().map_err(|_| "expected IP:PORT, or [IP]:PORT for IPv6".to_owned())?;
+    Ok(canonical(address))
+}
+
+/// Parses an IP address.
+pub fn ip_address(text: &str) -> Result<IpAddr, String> {
+    let address: IpAddr = text.parse().map_err(|_| "expected an IP address".to_owned())?;
+    Ok(address.to_canonical())
+}
+
+/// Returns the addresses of `HOST:PORT`.
+pub fn resolve(host: &str) -> io::Result<Vec<SocketAddr>> {
+    match with_scope(host) {
+        Ok(Some(address)) => Ok(vec![address]),
+        Ok(None) => Ok(host.to_socket_addrs()?.map(canonical).collect()),
+        Err(reason) => Err(io::Error::new(io::ErrorKind::InvalidInput, reason)),
+    }
+}
+
+/// Converts an IPv4 address in IPv6 form (`::ffff:10.0.0.1`), which IPv4 hosts could not dial, to IPv4.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    match address.ip().to_canonical() {
+        IpAddr::V4(ip) => SocketAddr::new(ip.into(), address.port()),
+        IpAddr::V6(_) => address,
+    }
+}
+
+/// Parses an address with a scope; `None` if it has none.
+fn with_scope(text: &str) -> Result<Option<SocketAddr>, String> {
+    let Some((ip, rest)) = text.strip_prefix('[').and_then(|text| text.split_once('%')) else {
+        return Ok(None);
+    };
+    let Some((scope, port)) = rest.split_once("]:") else {
+        return Err("expected [IP%INTERFACE]:PORT".to_owned());
+    };
+    let number = match scope.parse() {
+        Ok(number) => number,
+        Err(_) => interface(scope).ok_or_else(|| format!("this host has no interface {scope:?}"))?,
+    };
+    let address = format!("[{ip}%{number}]:{port}").parse();
+    address.map(Some).map_err(|_| format!("[{ip}]:{port} is not an IPv6 address with a port"))
+}
+
+/// Returns the number of the interface with this name.
+fn interface(name: &str) -> Option<u32> {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None).ok()?;
+    rustix::net::netdevice::name_to_index(&socket, name).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scopes_have_names_or_numbers_and_mapped_addresses_are_ipv4() {
+        let parse = |text: &str| socket_address(text).map(|address| address.to_string());
+        // The loopback interface is the first of every network namespace.
+        for text in ["[fe80::1%lo]:7000", "[fe80::1%1]:7000"] {
+            assert_eq!(parse(text).as_deref(), Ok("[fe80::1%1]:7000"));
+            assert_eq!(resolve(text).unwrap()[0].to_string(), "[fe80::1%1]:7000");
+        }
+        assert_eq!(parse("[::ffff:10.0.0.1]:7000").as_deref(), Ok("10.0.0.1:7000"));
+        assert_eq!(parse("[fe80::1%none]:7000").unwrap_err(), "this host has no interface \"none\"");
+        for wrong in
+            ["[fe80::1%lo]", "[fe80::1%lo:7000", "fe80::1:7000", "[10.0.0.1%lo]:7000", "[fe80::1%]:1"]
+        {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}
