@@ -20,15 +20,15 @@ use super::{Core, NEVER};
 const END_REASONS_MAX: usize = 256;
 
 /// Describes what ended a connection.
-pub(super) fn end_reason(heard: Heard) -> String {
-    match heard {
-        Heard::HungUp(Some(error)) | Heard::Unreachable(error) => error.to_string(),
-        Heard::HungUp(None) => {
+pub(super) fn end_reason(event: LineEvent) -> String {
+    match event {
+        LineEvent::HungUp(Some(error)) | LineEvent::Unreachable(error) => error.to_string(),
+        LineEvent::HungUp(None) => {
             "the connection was closed without a farewell: its process or its host has ended".to_owned()
         }
-        Heard::Nonsense(what) => format!("it sent {what}"),
-        Heard::Bad(bad) => bad.to_string(),
-        Heard::Message(_) => "it sent an unexpected message".to_owned(),
+        LineEvent::Malformed(what) => format!("it sent {what}"),
+        LineEvent::Bad(bad) => bad.to_string(),
+        LineEvent::Message(_) => "it sent an unexpected message".to_owned(),
     }
 }
 
