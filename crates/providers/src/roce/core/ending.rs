@@ -23,9 +23,7 @@ const END_REASONS_MAX: usize = 256;
 pub(super) fn end_reason(heard: Heard) -> String {
     match heard {
         Heard::HungUp(Some(error)) | Heard::Unreachable(error) => error.to_string(),
-        Heard::HungUp(None) => {
-            "the connection was closed without a farewell: its process or its host has ended".to_owned()
-        }
+        Heard::HungUp(None) => "closed without a farewell: its process or its host has ended".to_owned(),
         Heard::Nonsense(what) => format!("it sent {what}"),
         Heard::Bad(bad) => bad.to_string(),
         Heard::Message(_) => "it sent an unexpected message".to_owned(),
