@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::bail;
-use halite::NodeStatus;
+use halite::{NodeState, NodeStatus};
 use rustix::fs::statvfs;
 use rustix::process::{Resource, getrlimit};
 
@@ -71,8 +71,9 @@ const DISK_FILES: u64 = 100;
 pub fn in_pieces(status: &NodeStatus) -> Option<String> {
     let held = status.bytes_used + status.bytes_quarantined + status.bytes_refused;
     let free = status.bytes_total.saturating_sub(held);
-    let is_there = status.state.is_there() && free >= PIECE_BYTES && status.bytes_largest < PIECE_BYTES;
-    is_there.then(|| {
+    // A node that was not asked has no figures.
+    let is_told = status.state == NodeState::Alive && held + status.bytes_largest > 0;
+    (is_told && free >= PIECE_BYTES && status.bytes_largest < PIECE_BYTES).then(|| {
         let (free, largest) = (ByteCount(free), ByteCount(status.bytes_largest));
         format!("node {} has {free} free, in pieces of at most {largest}", status.node)
     })

@@ -287,3 +287,24 @@ fn a_runtime_directory_of_another_user_is_not_used() {
     let said = format!("{} (XDG_RUNTIME_DIR) belongs to another user; using /tmp/halite-", runtime.display());
     assert!(complaint.contains(&said), "{complaint}");
 }
+
+/// The address of a Unix socket has at most 107 bytes, and a cluster has sockets in two folders.
+#[test]
+fn a_cluster_directory_may_have_a_path_of_any_length() {
+    for len in [88, 92, 106, 300] {
+        let scratch = Scratch::new("long");
+        let rest = len - scratch.file("").as_os_str().len();
+        let dir = scratch.file(&"d".repeat(rest.min(250))).join("e".repeat(rest.saturating_sub(250)));
+        let run = |line: &str| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_halite"));
+            let output = command.arg("--dir").arg(&dir).args(line.split(' ')).output().unwrap();
+            check_ok(line, &output)
+        };
+        run("up --nodes 2 --arena 16M --detach");
+        let file = scratch.write("file", b"salt");
+        run(&format!("put region {} --node 1", file.display()));
+        let (got, explained) = (run("get region"), run("explain region"));
+        run("down");
+        assert!(got == "salt" && explained.contains("loads"), "{len}: {got}, {explained}");
+    }
+}

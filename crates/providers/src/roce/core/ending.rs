@@ -23,9 +23,7 @@ const END_REASONS_MAX: usize = 256;
 pub(super) fn end_reason(event: LineEvent) -> String {
     match event {
         LineEvent::HungUp(Some(error)) | LineEvent::Unreachable(error) => error.to_string(),
-        LineEvent::HungUp(None) => {
-            "the connection was closed without a farewell: its process or its host has ended".to_owned()
-        }
+        LineEvent::HungUp(None) => "closed without a farewell: its process or its host has ended".to_owned(),
         LineEvent::Malformed(what) => format!("it sent {what}"),
         LineEvent::Bad(bad) => bad.to_string(),
         LineEvent::Message(_) => "it sent an unexpected message".to_owned(),
