@@ -34,7 +34,7 @@ const ROUNDS_PER_CLOCK: u32 = 64;
 const PAGE_BYTES: usize = 4096;
 /// Maximum number of parts of one access in flight. With this number, both ends copy all the time, and the slots still
 /// fit into the processor's caches.
-const PARTS_MAX: usize = 16;
+const PARTS_MAX: usize = 8;
 
 /// The requests in shared memory. The lock of [`Line`] protects this state.
 pub(super) struct Ring {
