@@ -56,7 +56,7 @@ fn a_node_is_reached_by_its_second_address() {
         host.start(&line, "ready")
     };
     let _first = start(world.host(0), 0, "");
-    let _second = start(world.host(1), 1, "--join 10.0.0.1:7000");
+    let _second = start(world.host(1), 1, "--join 10.0.0.1:7000 --metrics 127.0.0.1:9464");
     let is_whole = || world.hosts().iter().all(|host| host.state(0) == "alive" && host.state(1) == "alive");
     eventually(is_whole);
     world.host(0).write("/tmp/salt", b"salt");

@@ -90,6 +90,6 @@ fn send(config: &Config, hosts: &Hosts, first_timeout: Duration) -> Result<Node,
     ClusterDir::found(&config.dir)?;
     let listen = hosts.listen.iter().map(|listen| SocketAddr::new(listen.ip(), 0)).collect();
     let hosts = Some(Hosts { listen, ..hosts.clone() });
-    let config = Config { node: None, arena_bytes: 0, pcap: None, hosts, ..config.clone() };
+    let config = Config { node: None, arena_bytes: 0, pcap: None, metrics: None, hosts, ..config.clone() };
     Node::embedded_within(config, first_timeout)
 }
