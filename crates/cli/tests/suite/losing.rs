@@ -114,9 +114,10 @@ fn a_refused_connection_is_logged_and_a_bare_one_not() {
     // The node answers the connection, then closes it.
     while net::recv(&stranger, &mut [0_u8; 4096][..], RecvFlags::empty()).is_ok_and(|(_, len)| len > 0) {}
     let log = || std::fs::read_to_string(scratch.cluster().join("logs/node-0.log")).unwrap();
-    eventually(|| log().contains("was refused: "));
+    eventually(|| log().contains("refused the connection of a process: "));
     let log = log();
-    let refusals: Vec<&str> = log.lines().filter(|line| line.contains("was refused: ")).collect();
+    let refusals: Vec<&str> =
+        log.lines().filter(|line| line.contains("refused the connection of a process: ")).collect();
     assert!(refusals.len() == 1 && refusals[0].contains(" WARN "), "{log}");
 }
 
