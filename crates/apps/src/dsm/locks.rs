@@ -20,7 +20,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::error::DsmError;
 use super::service::AWAIT_END;
 use super::table::{Access, Span, Table};
-use super::{service_of, words};
+use super::{service_name, words};
 
 /// The first word of a request.
 const READ: u64 = 0;
@@ -31,7 +31,7 @@ const RELEASE: u64 = 2;
 const GRANTED: u64 = 0;
 const LOST: u64 = 1;
 
-pub(super) fn name_of(range: &str) -> String {
+pub(super) fn server_name(range: &str) -> String {
     format!("{range}/locks")
 }
 
@@ -58,13 +58,13 @@ const FUNCTION_MIN: u32 = 1 << 30;
 const FUNCTIONS: u32 = 64;
 
 impl Locks {
-    pub(super) async fn find(
+    pub(super) async fn open(
         session: Session,
         range: &str,
         me: usize,
         patience: Duration,
     ) -> Result<Locks, DsmError> {
-        let name = name_of(range);
+        let name = server_name(range);
         let servers = session.servers(Some(&name)).await?;
         let node = servers.first().ok_or(DsmError::Lost)?.node;
         let (releases, unanswered) = Default::default();
@@ -82,11 +82,12 @@ impl Locks {
         let mut granted =
             self.call([operation, self.me as u64, id, pages.start as u64, pages.end as u64]).await;
         if granted.is_ok() {
-            // These answers arrived before the section was granted.
-            granted = self.look_at_answers().await;
+            // The server answered these releases before it granted the section.
+            granted = self.check_answers().await;
         }
         if granted.is_err() {
-            // The server may have granted it meanwhile. If it can't be reached, it finds out by itself.
+            // The server may have granted the section meanwhile. If it cannot be reached, its unanswered call to this
+            // worker fails, too, and it ends the section.
             let _ = self.call([RELEASE, self.me as u64, id]).await;
         }
         granted
@@ -104,29 +105,29 @@ impl Locks {
         let posting = self.session.post_call(self.node, *function, &input, ANSWER_BYTES_MAX, self.patience);
         let posted = posting.await?;
         self.unanswered().push_back(posted);
-        if self.unanswered().len() > UNANSWERED_MAX { self.look_at_answers().await } else { Ok(()) }
+        if self.unanswered().len() > UNANSWERED_MAX { self.check_answers().await } else { Ok(()) }
     }
 
     /// Waits for the answers to all releases.
-    pub(super) async fn look_at_answers(&self) -> Result<(), DsmError> {
+    pub(super) async fn check_answers(&self) -> Result<(), DsmError> {
         loop {
             let Some(oldest) = self.unanswered().pop_front() else { return Ok(()) };
-            self.check(&oldest.answer().await?)?;
+            self.check_answer(&oldest.answer().await?)?;
         }
     }
 
     fn unanswered(&self) -> MutexGuard<'_, VecDeque<PendingCall>> {
-        // A panic of another thread left whole elements.
+        // A panic of another thread leaves the queue consistent.
         self.unanswered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn call(&self, request: impl IntoIterator<Item = u64>) -> Result<(), DsmError> {
         let input = words::encode(request);
         let answer = self.session.call_named(&self.name, &input, self.patience).await?;
-        self.check(&answer)
+        self.check_answer(&answer)
     }
 
-    fn check(&self, answer: &[u8]) -> Result<(), DsmError> {
+    fn check_answer(&self, answer: &[u8]) -> Result<(), DsmError> {
         match words::decode(answer)[..] {
             [GRANTED, function] => {
                 self.releases.get_or_init(|| Function(function as u32));
@@ -137,10 +138,10 @@ impl Locks {
     }
 }
 
-/// The lock server, until it runs.
+/// The lock server, which [`Service::run`] runs.
 pub(super) struct Service {
     server: Server,
-    /// Takes releases; also has a number, so that they can be posted.
+    /// Receives posted releases, at a function number.
     releases: Server,
     function: Function,
     ends: Vec<End>,
@@ -153,12 +154,12 @@ impl Service {
         range: &str,
         workers: usize,
     ) -> Result<Service, ServeError> {
-        let ends = (0..workers).map(|worker| end_of(session, range, worker)).collect();
+        let ends = (0..workers).map(|worker| await_end(session, range, worker)).collect();
         let first = xxh3_64(range.as_bytes()) as u32 % (FUNCTION_MIN - FUNCTIONS);
         let mut function = Function(FUNCTION_MIN + first);
         let releases = loop {
             match session.serve(function, ServeOptions::default()) {
-                // Another range of this node has it.
+                // Another range at this node uses this number.
                 Err(error)
                     if matches!(error.cause(), ServeCause::Taken { .. })
                         && function.0 < FUNCTION_MIN + first + FUNCTIONS =>
@@ -179,12 +180,12 @@ impl Service {
     /// Serves sections until the server closes.
     pub(super) async fn run(mut self) {
         let mut table = Table::new();
-        while let Ok(event) = next([&self.releases, &self.server], &mut self.ends).await {
+        while let Ok(event) = next_event([&self.releases, &self.server], &mut self.ends).await {
             match event {
-                Event::Request(call) => handle(&mut table, call, self.function),
-                Event::Ended(worker) => table.lose(worker),
+                Event::Request(call) => handle_request(&mut table, call, self.function),
+                Event::Ended(worker) => table.mark_lost(worker),
             }
-            answer_granted(&mut table, self.function);
+            grant_sections(&mut table, self.function);
         }
     }
 }
@@ -192,13 +193,13 @@ impl Service {
 /// Resolves to the number of a worker that has ended.
 type End = Pin<Box<dyn Future<Output = usize> + Send>>;
 
-/// Timeout of the unanswered calls, longer than any run.
-const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+/// Timeout of calls that end only with their worker.
+const NO_TIMEOUT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-fn end_of(session: &Session, range: &str, worker: usize) -> End {
-    let (session, name) = (session.clone(), service_of(range, worker));
+fn await_end(session: &Session, range: &str, worker: usize) -> End {
+    let (session, name) = (session.clone(), service_name(range, worker));
     Box::pin(async move {
-        let _ = session.call_named(&name, &words::encode([AWAIT_END]), FOR_EVER).await;
+        let _ = session.call_named(&name, &words::encode([AWAIT_END]), NO_TIMEOUT).await;
         worker
     })
 }
@@ -208,7 +209,7 @@ enum Event {
     Ended(usize),
 }
 
-async fn next(servers: [&Server; 2], ends: &mut Vec<End>) -> Result<Event, ServeError> {
+async fn next_event(servers: [&Server; 2], ends: &mut Vec<End>) -> Result<Event, ServeError> {
     let [mut release, mut request] = [pin!(servers[0].recv()), pin!(servers[1].recv())];
     poll_fn(|context| {
         for place in 0..ends.len() {
@@ -225,7 +226,7 @@ async fn next(servers: [&Server; 2], ends: &mut Vec<End>) -> Result<Event, Serve
     .await
 }
 
-fn handle(table: &mut Table<Call>, call: Call, function: Function) {
+fn handle_request(table: &mut Table<Call>, call: Call, function: Function) {
     let request = words::decode(call.input());
     let answer = match request[..] {
         [operation @ (READ | WRITE), worker, id, begin, end] if !table.is_lost(worker as usize) => {
@@ -236,16 +237,16 @@ fn handle(table: &mut Table<Call>, call: Call, function: Function) {
         }
         [RELEASE, worker, id, ref lost @ ..] => {
             table.release(worker as usize, id);
-            lost.iter().for_each(|worker| table.lose(*worker as usize));
+            lost.iter().for_each(|worker| table.mark_lost(*worker as usize));
             GRANTED
         }
         _ => LOST,
     };
-    // A caller that has ended needs no answer.
+    // An error means that the caller has ended.
     let _ = call.reply(&words::encode([answer, u64::from(function.0)]));
 }
 
-fn answer_granted(table: &mut Table<Call>, function: Function) {
+fn grant_sections(table: &mut Table<Call>, function: Function) {
     let granting = words::encode([GRANTED, u64::from(function.0)]);
     loop {
         let granted = table.grant();
@@ -253,7 +254,7 @@ fn answer_granted(table: &mut Table<Call>, function: Function) {
             return;
         }
         for (span, call) in granted {
-            // A caller that no longer waits does not know that it has the section.
+            // A caller that no longer waits never learns that it was granted the section.
             if !call.is_wanted() || call.reply(&granting).is_err() {
                 table.release(span.worker, span.id);
             }

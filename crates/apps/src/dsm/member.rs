@@ -13,7 +13,7 @@ use halite::{Permissions, Placement, ServeOptions, Server, Session, blocking};
 use super::locks::{self, Locks};
 use super::pages::Pages;
 use super::section::invalidate;
-use super::{Access, Dsm, DsmError, Options, region_of, service, service_of};
+use super::{Access, Dsm, DsmError, Options, region_name, service, service_name};
 
 /// One worker's view of the shared pages, for tasks that must not block. All offsets are bytes from the start of the
 /// range.
@@ -80,7 +80,8 @@ impl Member {
         Member::open_with(session, options, None).await
     }
 
-    /// Opens a range. With `faults`, accesses to absent pages read these pages by that session.
+    /// Opens a range. If `faults` is given, an access to an absent page reads the page by that session; otherwise it
+    /// fails.
     pub(super) async fn open_with(
         session: &Session,
         options: Options,
@@ -88,28 +89,29 @@ impl Member {
     ) -> Result<(Member, Services), DsmError> {
         let Options { name, me, workers, pages: count, patience } = &options;
         let session = session.clone();
-        // First, because a system may refuse it.
+        // First, because the system may refuse it.
         let pages = Pages::new(session.clone(), faults, *count)?;
         let own_bytes = count.div_ceil(*workers) as u64 * pages.page_bytes();
-        let region = region_of(name, *me);
+        let region = region_name(name, *me);
         let own = session.alloc(Some(&region), own_bytes, Placement::Anywhere, Permissions::empty()).await?;
-        let page_server = session.serve_named(&service_of(name, *me), ServeOptions::default()).await?;
+        let page_server = session.serve_named(&service_name(name, *me), ServeOptions::default()).await?;
         let mut servers = vec![page_server.clone()];
         let mut lock_service = None;
         if *me == 0 {
-            let server = session.serve_named(&locks::name_of(name), ServeOptions::default()).await?;
+            let server = session.serve_named(&locks::server_name(name), ServeOptions::default()).await?;
             servers.push(server.clone());
             lock_service = Some(locks::Service::open(&session, server, name, *workers)?);
         }
         meet(&session, &options).await?;
         let mut homes = Vec::with_capacity(*workers);
         for worker in 0..*workers {
-            homes.push(session.map(&region_of(name, worker), Permissions::READ | Permissions::WRITE).await?);
+            homes
+                .push(session.map(&region_name(name, worker), Permissions::READ | Permissions::WRITE).await?);
         }
         pages.set_homes(homes);
         let services = Services { pages: (page_server, pages.clone()), locks: lock_service };
-        let locks = Locks::find(session.clone(), name, *me, *patience).await?;
-        // None of a section's calls then waits for a worker that still opens.
+        let locks = Locks::open(session.clone(), name, *me, *patience).await?;
+        // After this, the calls of a section do not wait for a worker that is still opening the range.
         meet(&session, &options).await?;
         let next_section = AtomicU64::new(0);
         Ok((Member { session, options, pages, own, locks, next_section, servers }, services))
@@ -138,7 +140,7 @@ impl Member {
 
     /// Waits at the barrier of the range until all workers have called this method.
     pub async fn meet(&self) -> Result<(), DsmError> {
-        self.locks.look_at_answers().await?;
+        self.locks.check_answers().await?;
         meet(&self.session, &self.options).await
     }
 
@@ -155,20 +157,20 @@ impl Member {
 
     /// Waits until no other section conflicts with the pages of a range of bytes, as [`Dsm::acquire`] does.
     pub async fn acquire(&self, bytes: Range<u64>, access: Access) -> Result<Held, DsmError> {
-        self.pages.check()?;
-        let pages = self.pages.covering(&bytes)?;
+        self.pages.check_intact()?;
+        let pages = self.pages.pages_of(&bytes)?;
         let id = self.next_section.fetch_add(1, Relaxed);
         self.locks.acquire(id, &pages, access).await?;
-        self.pages.begin(pages.clone(), access == Access::Write);
+        self.pages.begin_section(pages.clone(), access == Access::Write);
         Ok(Held { id, pages, access })
     }
 
     /// Reads the absent pages of a range of bytes from their homes. The pages then stay present until another worker
     /// that has changed them releases its section.
     pub async fn touch(&self, bytes: Range<u64>) -> Result<(), DsmError> {
-        let pages = self.pages.covering(&bytes)?;
+        let pages = self.pages.pages_of(&bytes)?;
         self.pages.touch(pages).await?;
-        self.pages.check()
+        self.pages.check_intact()
     }
 
     /// Makes the stores to acquired pages visible to later sections of all workers, and releases the pages. After an
@@ -177,8 +179,8 @@ impl Member {
         let lost = match held.access {
             Access::Read => Vec::new(),
             Access::Write => {
-                let runs = self.pages.push(held.pages).await?;
-                self.pages.check()?;
+                let runs = self.pages.write_back(held.pages).await?;
+                self.pages.check_intact()?;
                 invalidate(self, &runs).await?
             }
         };
@@ -198,7 +200,7 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        // Also ends the services of a worker that can't close the range, because another one has died.
+        // Ends the services even if the worker could not close the range because another worker has died.
         self.close_servers();
     }
 }

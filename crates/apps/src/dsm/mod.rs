@@ -15,10 +15,10 @@
 //! acquired pages reads what all earlier released sections stored in these pages. Loads outside of a section find some
 //! earlier state of each page. Sections cover whole pages, so two counters in one page exclude each other.
 //!
-//! **Costs** over shared memory, on a busy machine with two cores: 6 us to read a page, 11 to 14 us to acquire 10 pages,
-//! and 29 us to release 10 dirty pages. A release is fast because it works on several pages at once: one system call
-//! protects neighbouring pages, one write carries all pages of one home, and one call makes a worker discard all of its
-//! copies. With a call and a write per page, and a wait for the lock server, it would take 40 to 45 us.
+//! **Costs** over shared memory, on a busy machine with two cores: 6 us to read a page, 11 to 14 us to acquire 10
+//! pages, and 29 us to release 10 dirty pages. A release is fast because it works on several pages at once: one system
+//! call protects neighbouring pages, one write carries all pages of one home, and one call makes a worker discard all
+//! of its copies. With a call and a write per page, and a wait for the lock server, it would take 40 to 45 us.
 //!
 //! The range has the same offsets in all workers, but its addresses may differ: shared data holds offsets, not
 //! pointers. A system call on an absent page fails with EFAULT, because only a program's own accesses fault.
@@ -177,11 +177,11 @@ impl Dsm {
     }
 }
 
-fn region_of(name: &str, worker: usize) -> String {
+fn region_name(name: &str, worker: usize) -> String {
     format!("{name}/pages.{worker}")
 }
 
 /// Returns the name of a worker's server.
-fn service_of(name: &str, worker: usize) -> String {
+fn service_name(name: &str, worker: usize) -> String {
     format!("{name}/copies.{worker}")
 }

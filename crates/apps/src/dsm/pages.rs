@@ -36,7 +36,7 @@ pub(super) struct Pages {
     cache: Arc<Cache>,
 }
 
-/// The state that the handler of page faults needs.
+/// State that the page fault handler shares with [`Pages`].
 struct Cache {
     session: Session,
     /// Session with which a faulting thread reads an absent page; `None` for tasks, which must not block.
@@ -46,11 +46,11 @@ struct Cache {
     copies: Vec<Mutex<Copy>>,
     /// For each page, true if the page is in a section of this worker that may write.
     writable: Vec<AtomicBool>,
-    /// A page that holds zeros instead of its bytes, so all later accesses must fail.
+    /// The first failure to read or write a page. The page holds zeros or old bytes, so all later accesses must fail.
     lost: OnceLock<Lost>,
 }
 
-/// The reason why a page holds zeros.
+/// The reason why a page does not hold its bytes.
 #[derive(Clone, Debug)]
 enum Lost {
     /// The page could not be read from its home, or written to it.
@@ -60,11 +60,11 @@ enum Lost {
 }
 
 /// Bytes of neighbouring pages of one home: its region, their offset there, and the bytes.
-type Part = (Lh, u64, Vec<u8>);
+type HomeWrite = (Lh, u64, Vec<u8>);
 
-/// Maximum number of pages that are read, written or discarded together: 256 KiB, far below what may be under way to one
-/// node. A thread that locks several pages locks them in ascending order.
-const TOGETHER_MAX: usize = 64;
+/// Maximum number of pages that are read, written or discarded together: 256 KiB, far below what may be under way to
+/// one node. A thread that locks several pages locks them in ascending order.
+const BATCH_PAGES_MAX: usize = 64;
 
 impl Pages {
     pub(super) fn new(
@@ -87,7 +87,7 @@ impl Pages {
 
     /// Sets the regions of all workers, before any access.
     pub(super) fn set_homes(&self, homes: Vec<Lh>) {
-        self.cache.homes.set(homes).expect("they are set once");
+        self.cache.homes.set(homes).expect("homes are set once");
     }
 
     pub(super) fn homes(&self) -> &[Lh] {
@@ -103,35 +103,36 @@ impl Pages {
     }
 
     /// Returns the pages of a range of bytes.
-    pub(super) fn covering(&self, bytes: &Range<u64>) -> Result<Range<usize>, DsmError> {
+    pub(super) fn pages_of(&self, bytes: &Range<u64>) -> Result<Range<usize>, DsmError> {
         if bytes.start > bytes.end || bytes.end > self.len() {
-            return Err(self.outside(bytes.start, bytes.end));
+            return Err(self.out_of_bounds(bytes.start, bytes.end));
         }
         let begin = (bytes.start / self.page_bytes()) as usize;
         Ok(begin..(bytes.end.div_ceil(self.page_bytes()) as usize).max(begin))
     }
 
-    fn outside(&self, begin: u64, end: u64) -> DsmError {
+    fn out_of_bounds(&self, begin: u64, end: u64) -> DsmError {
         DsmError::OutOfBounds { begin, end, len: self.len() }
     }
 
     pub(super) fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), DsmError> {
         let end = offset.saturating_add(target.len() as u64);
-        self.paged.read(offset, target).map_err(|_| self.outside(offset, end))?;
-        self.check()
+        self.paged.read(offset, target).map_err(|_| self.out_of_bounds(offset, end))?;
+        self.check_intact()
     }
 
     pub(super) fn write(&self, offset: u64, source: &[u8]) -> Result<(), DsmError> {
         let end = offset.saturating_add(source.len() as u64);
         self.check_writable(offset..end)?;
-        self.paged.write(offset, source).map_err(|_| self.outside(offset, end))?;
-        self.check()
+        self.paged.write(offset, source).map_err(|_| self.out_of_bounds(offset, end))?;
+        self.check_intact()
     }
 
     pub(super) fn load_u64(&self, offset: u64) -> Result<u64, DsmError> {
         self.check_word(offset)?;
-        let word = self.paged.load_u64(offset).map_err(|_| self.outside(offset, offset.saturating_add(8)))?;
-        self.check()?;
+        let word =
+            self.paged.load_u64(offset).map_err(|_| self.out_of_bounds(offset, offset.saturating_add(8)))?;
+        self.check_intact()?;
         Ok(word)
     }
 
@@ -139,8 +140,8 @@ impl Pages {
         self.check_word(offset)?;
         let end = offset.saturating_add(8);
         self.check_writable(offset..end)?;
-        self.paged.store_u64(offset, value).map_err(|_| self.outside(offset, end))?;
-        self.check()
+        self.paged.store_u64(offset, value).map_err(|_| self.out_of_bounds(offset, end))?;
+        self.check_intact()
     }
 
     fn check_word(&self, offset: u64) -> Result<(), DsmError> {
@@ -148,8 +149,8 @@ impl Pages {
     }
 
     fn check_writable(&self, bytes: Range<u64>) -> Result<(), DsmError> {
-        let mut pages = self.covering(&bytes)?;
-        // A section is of one thread, which has set the flags itself.
+        let mut pages = self.pages_of(&bytes)?;
+        // Relaxed suffices, because the thread of a section has set the flags itself.
         match pages.find(|page| !self.cache.writable[*page].load(Relaxed)) {
             Some(page) => Err(DsmError::NotAcquired { page }),
             None => Ok(()),
@@ -158,7 +159,7 @@ impl Pages {
 
     /// Fails if a page may hold zeros because it could not be read. The faulting thread records the error before it
     /// fills the page with zeros.
-    pub(super) fn check(&self) -> Result<(), DsmError> {
+    pub(super) fn check_intact(&self) -> Result<(), DsmError> {
         match self.cache.lost.get() {
             None => Ok(()),
             Some(Lost::Access(error)) => Err(error.clone().into()),
@@ -167,7 +168,7 @@ impl Pages {
     }
 
     /// Begins a section over `pages`. Discards the copies that were stored to outside of a section.
-    pub(super) fn begin(&self, pages: Range<usize>, may_write: bool) {
+    pub(super) fn begin_section(&self, pages: Range<usize>, may_write: bool) {
         for page in pages {
             let mut copy = self.cache.lock(page);
             if copy.state == State::Dirty {
@@ -177,43 +178,44 @@ impl Pages {
         }
     }
 
-    /// Prevents further stores to a section, and writes its dirty pages to their homes. Returns the runs of these pages
-    /// once all writes have completed.
-    pub(super) async fn push(&self, pages: Range<usize>) -> Result<Vec<Range<usize>>, DsmError> {
+    /// Ends the right of a section to store, and writes its dirty pages to their homes. Returns the runs of these pages
+    /// when all writes have completed.
+    pub(super) async fn write_back(&self, pages: Range<usize>) -> Result<Vec<Range<usize>>, DsmError> {
         let mut runs: Vec<Range<usize>> = Vec::new();
         let mut posted = Vec::new();
-        let mut left = pages;
-        for page in left.clone() {
+        let mut remaining = pages;
+        for page in remaining.clone() {
             self.cache.writable[page].store(false, Relaxed);
         }
-        while let Some((run, parts)) = self.take_dirty(left.clone()) {
-            for (home, offset, bytes) in parts {
+        while let Some((run, writes)) = self.clean_dirty(remaining.clone()) {
+            for (home, offset, bytes) in writes {
                 posted.push(self.cache.session.post_write(home, offset, bytes));
             }
-            left.start = run.end;
+            remaining.start = run.end;
             match runs.last_mut() {
                 Some(last) if last.end == run.start => last.end = run.end,
                 _ => runs.push(run),
             }
         }
         for write in posted {
-            write.await.1.inspect_err(|error| self.cache.lose(error))?;
+            write.await.1.inspect_err(|error| self.cache.record_failure(error))?;
         }
         Ok(runs)
     }
 
     /// Reads the absent pages from their homes.
     pub(super) async fn touch(&self, pages: Range<usize>) -> Result<(), DsmError> {
-        for begin in pages.clone().step_by(TOGETHER_MAX) {
-            let mut left: Vec<usize> = (begin..pages.end.min(begin + TOGETHER_MAX)).collect();
-            while !left.is_empty() {
-                left = self.read_absent(&left).await?;
+        for begin in pages.clone().step_by(BATCH_PAGES_MAX) {
+            let mut remaining: Vec<usize> = (begin..pages.end.min(begin + BATCH_PAGES_MAX)).collect();
+            while !remaining.is_empty() {
+                remaining = self.read_absent(&remaining).await?;
             }
         }
         Ok(())
     }
 
-    /// Reads those pages that are absent, all at once. Returns the pages that have changed meanwhile.
+    /// Reads those of the pages that are absent, at the same time. Returns the pages that another worker changed during
+    /// the read, which must be read again.
     async fn read_absent(&self, pages: &[usize]) -> Result<Vec<usize>, DsmError> {
         let mut reads = Vec::new();
         for page in pages {
@@ -224,14 +226,14 @@ impl Pages {
                 }
                 copy.changes
             };
-            let (home, offset) = self.cache.place_of(*page, self.page_bytes());
+            let (home, offset) = self.cache.location_of(*page, self.page_bytes());
             let bytes = vec![0; self.paged.page_bytes()];
             reads.push((*page, changes, self.cache.session.post_read(home, offset, bytes)));
         }
         let mut changed = Vec::new();
         for (page, changes, read) in reads {
             let (bytes, read) = read.await;
-            read.inspect_err(|error| self.cache.lose(error))?;
+            read.inspect_err(|error| self.cache.record_failure(error))?;
             let mut copy = self.cache.lock(page);
             if copy.changes != changes {
                 changed.push(page);
@@ -243,9 +245,9 @@ impl Pages {
         Ok(changed)
     }
 
-    /// Makes the first dirty pages in a range clean: neighbours, and at most `TOGETHER_MAX`. Returns these pages, and for
-    /// each home their bytes, which are neighbours there, too.
-    fn take_dirty(&self, pages: Range<usize>) -> Option<(Range<usize>, Vec<Part>)> {
+    /// Makes the first run of dirty pages in a range clean, at most `BATCH_PAGES_MAX` pages. Returns the run, and one
+    /// write for each home: neighbouring pages of one home are neighbours in its region, too.
+    fn clean_dirty(&self, pages: Range<usize>) -> Option<(Range<usize>, Vec<HomeWrite>)> {
         let mut dirty = Vec::new();
         let mut begin = pages.start;
         for page in pages {
@@ -256,7 +258,7 @@ impl Pages {
             } else if !dirty.is_empty() {
                 break;
             }
-            if dirty.len() == TOGETHER_MAX {
+            if dirty.len() == BATCH_PAGES_MAX {
                 break;
             }
         }
@@ -264,7 +266,7 @@ impl Pages {
             return None;
         }
         let run = begin..begin + dirty.len();
-        // One call for all, since a call takes longer than the protection of a page.
+        // One system call for all pages, because the call itself takes longer than the protection of a page.
         self.paged.protect(run.clone()).expect("pages of ours can be protected");
         dirty.iter_mut().for_each(|copy| copy.state = State::Clean);
         let (page_bytes, workers) = (self.paged.page_bytes(), self.homes().len());
@@ -274,18 +276,18 @@ impl Pages {
             for (page, bytes) in pages.zip(bytes.chunks_exact_mut(page_bytes)) {
                 self.paged.read((page * page_bytes) as u64, bytes).expect("the page exists");
             }
-            let (home, offset) = self.cache.place_of(first, page_bytes as u64);
+            let (home, offset) = self.cache.location_of(first, page_bytes as u64);
             (home, offset, bytes)
         };
-        let parts = run.clone().take(workers).map(of_home).collect();
-        Some((run, parts))
+        let writes = run.clone().take(workers).map(of_home).collect();
+        Some((run, writes))
     }
 
     /// Discards the copies of pages that another worker has changed. Ignores numbers of pages that do not exist.
     pub(super) fn invalidate(&self, pages: Range<usize>) {
         let end = pages.end.min(self.paged.pages());
-        for begin in (pages.start..end).step_by(TOGETHER_MAX) {
-            let part = begin..end.min(begin + TOGETHER_MAX);
+        for begin in (pages.start..end).step_by(BATCH_PAGES_MAX) {
+            let part = begin..end.min(begin + BATCH_PAGES_MAX);
             let mut copies: Vec<_> = part.clone().map(|page| self.cache.lock(page)).collect();
             copies.iter_mut().for_each(|copy| copy.changes += 1);
             if copies.iter().all(|copy| copy.state == State::Absent) {
@@ -317,7 +319,7 @@ impl Cache {
                 paged.unprotect(page..page + 1).expect("a page of ours can be unprotected");
                 copy.state = State::Dirty;
             }
-            // Another thread was first.
+            // Another thread has handled the fault.
             (State::Clean, false) | (State::Dirty, _) => {}
         }
     }
@@ -325,35 +327,35 @@ impl Cache {
     /// Reads a page from its home. Returns zeros if this thread must not wait or the read fails.
     fn fetch(&self, page: usize, page_bytes: usize) -> Vec<u8> {
         let mut bytes = vec![0; page_bytes];
-        let (home, offset) = self.place_of(page, page_bytes as u64);
+        let (home, offset) = self.location_of(page, page_bytes as u64);
         let Some(session) = &self.faults else {
             let _ = self.lost.set(Lost::Untouched(page));
             return bytes;
         };
         if let Err(error) = session.read(home, offset, &mut bytes) {
-            self.lose(&error);
+            self.record_failure(&error);
             bytes.fill(0);
         }
         bytes
     }
 
     /// Returns the region of a page, and its offset there.
-    fn place_of(&self, page: usize, page_bytes: u64) -> (Lh, u64) {
+    fn location_of(&self, page: usize, page_bytes: u64) -> (Lh, u64) {
         let homes = self.homes();
         (homes[page % homes.len()], (page / homes.len()) as u64 * page_bytes)
     }
 
     fn homes(&self) -> &[Lh] {
-        self.homes.get().expect("they are set before any access")
+        self.homes.get().expect("homes are set before any access")
     }
 
-    fn lose(&self, error: &AccessError) {
-        // The first error is the cause.
+    fn record_failure(&self, error: &AccessError) {
+        // Keeps the first error, which is the cause of later ones.
         let _ = self.lost.set(Lost::Access(error.clone()));
     }
 
     fn lock(&self, page: usize) -> MutexGuard<'_, Copy> {
-        // A panic of another thread left the page in one of its states.
+        // A panic of another thread leaves the page in a valid state.
         self.copies[page].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -10,7 +10,7 @@ use halite::{CallCause, NamedCallCause, NamedCallError};
 
 use super::member::{Held, Member};
 use super::service::DISCARD;
-use super::{Access, Dsm, DsmError, service_of, words};
+use super::{Access, Dsm, DsmError, service_name, words};
 
 /// Maximum number of runs of pages in one call, so that its input has at most 64 KiB.
 const RUNS_MAX: usize = 4095;
@@ -91,7 +91,7 @@ async fn call_others(member: &Member, input: &[u8]) -> Vec<Answered> {
     let mut calls: Vec<Pin<Box<dyn Future<Output = Answered> + Send + '_>>> = Vec::new();
     for worker in others {
         calls.push(Box::pin(async move {
-            let name = service_of(&options.name, worker);
+            let name = service_name(&options.name, worker);
             (worker, session.call_named(&name, input, options.patience).await)
         }));
     }

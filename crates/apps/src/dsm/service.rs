@@ -38,7 +38,7 @@ impl Drop for Service {
     fn drop(&mut self) {
         self.server.close();
         if let Some(thread) = self.thread.take() {
-            // Its panic was reported when it occurred.
+            // A panic of the thread was reported when it occurred.
             let _ = thread.join();
         }
     }
@@ -56,7 +56,7 @@ pub(super) async fn serve_pages(server: Server, pages: Arc<Pages>) {
         for run in input.get(1..).unwrap_or_default().chunks_exact(2) {
             pages.invalidate(run[0] as usize..run[1] as usize);
         }
-        // A caller that has ended needs no answer.
+        // An error means that the caller has ended.
         let _ = call.reply(&[]);
     }
 }

@@ -24,18 +24,19 @@ pub(super) struct Span {
 
 impl Span {
     fn conflicts(&self, other: &Span) -> bool {
-        let is_apart = self.pages.end <= other.pages.start || other.pages.end <= self.pages.start;
-        !is_apart && (self.access == Access::Write || other.access == Access::Write)
+        let is_disjoint = self.pages.end <= other.pages.start || other.pages.end <= self.pages.start;
+        !is_disjoint && (self.access == Access::Write || other.access == Access::Write)
     }
 }
 
-/// All sections of a range of pages. A `T` answers a waiting request.
+/// All sections of a range of pages. A `T` is the call of a request, which the server answers when it grants the
+/// section.
 #[derive(Debug)]
 pub(super) struct Table<T> {
     held: Vec<Span>,
     /// Waiting requests, in order of arrival.
     waiting: VecDeque<(Span, T)>,
-    /// Workers that may have old copies.
+    /// Workers that may have old copies, and so may not acquire again.
     lost: BTreeSet<usize>,
 }
 
@@ -55,17 +56,17 @@ impl<T> Table<T> {
     /// Grants and returns the waiting requests that conflict neither with a held section nor with an earlier request.
     pub(super) fn grant(&mut self) -> Vec<(Span, T)> {
         let mut granted = Vec::new();
-        let mut left: VecDeque<(Span, T)> = VecDeque::new();
+        let mut still_waiting: VecDeque<(Span, T)> = VecDeque::new();
         for (span, answer) in self.waiting.drain(..) {
-            let mut before = self.held.iter().chain(left.iter().map(|(span, _)| span));
+            let mut before = self.held.iter().chain(still_waiting.iter().map(|(span, _)| span));
             if before.any(|other| span.conflicts(other)) {
-                left.push_back((span, answer));
+                still_waiting.push_back((span, answer));
             } else {
                 self.held.push(span.clone());
                 granted.push((span, answer));
             }
         }
-        self.waiting = left;
+        self.waiting = still_waiting;
         granted
     }
 
@@ -75,7 +76,7 @@ impl<T> Table<T> {
     }
 
     /// Ends all sections and requests of a worker, and marks the worker as lost.
-    pub(super) fn lose(&mut self, worker: usize) {
+    pub(super) fn mark_lost(&mut self, worker: usize) {
         self.lost.insert(worker);
         self.remove(|span| span.worker == worker);
     }
@@ -104,7 +105,7 @@ mod tests {
         table.request(span(0, 1, 0..4, Access::Read), 1);
         table.request(span(1, 2, 2..6, Access::Read), 2);
         table.request(span(2, 3, 3..4, Access::Write), 3);
-        // A reader that came after a writer waits behind it; pages apart do not.
+        // A reader waits behind an earlier writer of the same pages. A request for other pages does not wait.
         table.request(span(0, 4, 3..4, Access::Read), 4);
         table.request(span(0, 5, 9..10, Access::Write), 5);
         assert_eq!(granted(&mut table), [1, 2, 5]);
@@ -123,7 +124,7 @@ mod tests {
         table.request(span(0, 2, 0..4, Access::Write), 2);
         table.request(span(1, 1, 0..4, Access::Write), 3);
         assert_eq!(granted(&mut table), [1]);
-        table.lose(0);
+        table.mark_lost(0);
         assert_eq!(granted(&mut table), [3]);
         assert!(table.is_lost(0) && !table.is_lost(1));
     }

@@ -5,7 +5,7 @@ use halite::blocking;
 use super::Found;
 use super::engine::{self, Crowd, Program, SUMS};
 use super::error::GraphError;
-use super::load::{Shard, exchange, runs};
+use super::load::{Shard, count_ids, exchange};
 use super::shared;
 
 /// The label of a vertex is the lowest id that has reached it over edges so far.
@@ -21,14 +21,14 @@ impl<'a> Labels<'a> {
     }
 
     /// Checks and returns the labels. `values` are the labels of all vertices.
-    fn found(self, steps: u64, values: &[u64]) -> Found<u64> {
+    fn into_found(self, steps: u64, values: &[u64]) -> Found<u64> {
         let shard = self.shard;
-        let has_labels_of = |(place, label): (usize, &u64)| {
+        let is_consistent = |(place, label): (usize, &u64)| {
             let neighbours = shard.sources.row(place).iter();
             *label <= shard.ids[place]
-                && neighbours.map(|number| &values[*number as usize]).all(|its| its == label)
+                && neighbours.map(|number| &values[*number as usize]).all(|other| other == label)
         };
-        let verified = self.labels.iter().enumerate().all(has_labels_of);
+        let verified = self.labels.iter().enumerate().all(is_consistent);
         Found { steps, values: self.labels, verified }
     }
 }
@@ -70,7 +70,7 @@ impl Program for Labels<'_> {
 pub async fn components(crowd: &Crowd, shard: &Shard) -> Result<Found<u64>, GraphError> {
     let mut program = Labels::new(shard);
     let (steps, values) = engine::run(crowd, shard, &mut program).await?;
-    Ok(program.found(steps, &values))
+    Ok(program.into_found(steps, &values))
 }
 
 /// Finds the same labels as [`components`], with the values in [distributed shared memory](crate::dsm). Blocks.
@@ -82,14 +82,14 @@ pub fn components_on_dsm(
 ) -> Result<Found<u64>, GraphError> {
     let mut program = Labels::new(shard);
     let (steps, values) = shared::run(session, crowd, shard, &mut program)?;
-    Ok(program.found(steps, &values))
+    Ok(program.into_found(steps, &values))
 }
 
 /// Returns a pair of size and label for each component that is labelled with a vertex of this worker. All workers must
 /// call this.
 pub async fn sizes(crowd: &Crowd, labels: &[u64]) -> Result<Vec<(u64, u64)>, GraphError> {
-    let mut received = exchange(crowd, runs(labels.to_vec())).await?;
+    let mut received = exchange(crowd, count_ids(labels.to_vec())).await?;
     received.sort_unstable_by_key(|(_, label)| *label);
-    let of_one = |pairs: &[(u64, u64)]| (pairs.iter().map(|(count, _)| count).sum(), pairs[0].1);
-    Ok(received.chunk_by(|one, next| one.1 == next.1).map(of_one).collect())
+    let sum_sizes = |pairs: &[(u64, u64)]| (pairs.iter().map(|(count, _)| count).sum(), pairs[0].1);
+    Ok(received.chunk_by(|one, next| one.1 == next.1).map(sum_sizes).collect())
 }

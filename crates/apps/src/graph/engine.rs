@@ -33,8 +33,9 @@ impl Crowd {
         contents: &'static str,
     ) -> Result<Lh, GraphError> {
         let name = self.region(what, self.me);
-        let made = self.session.alloc(Some(&name), bytes, Placement::Anywhere, Permissions::empty()).await;
-        made.map_err(|source| match source.cause() {
+        let allocated =
+            self.session.alloc(Some(&name), bytes, Placement::Anywhere, Permissions::empty()).await;
+        allocated.map_err(|source| match source.cause() {
             RegionCause::NoSpace { .. } => {
                 GraphError::Memory { worker: self.me, bytes, what: contents, source }
             }
@@ -134,12 +135,12 @@ pub(super) async fn run<P: Program>(
     program: &mut P,
 ) -> Result<(u64, Vec<u64>), GraphError> {
     let own = shard.ids.len();
-    let half = (HEADER_WORDS + own) as u64 * 8;
-    let lh = crowd.publish("values", 2 * half, "the values of its vertices").await?;
+    let half_bytes = (HEADER_WORDS + own) as u64 * 8;
+    let lh = crowd.publish("values", 2 * half_bytes, "the values of its vertices").await?;
     crowd.meet().await?;
-    let mut theirs = Vec::with_capacity(crowd.workers);
+    let mut regions = Vec::with_capacity(crowd.workers);
     for worker in 0..crowd.workers {
-        theirs.push(crowd.open(worker, "values").await?);
+        regions.push(crowd.open(worker, "values").await?);
     }
     let mut engine = Engine {
         crowd,
@@ -152,14 +153,14 @@ pub(super) async fn run<P: Program>(
     let mut changed: Vec<u32> = (0..own as u32).collect();
     let mut step = 0;
     loop {
-        let offset = step % 2 * half;
+        let offset = step % 2 * half_bytes;
         engine.publish(lh, offset, &published, &changed, program.take_sums()).await?;
         crowd.meet().await?;
-        let (totals, news) = engine.read::<P>(&theirs, step % 2).await?;
+        let (totals, changes) = engine.read::<P>(&regions, step % 2).await?;
         if program.is_done(step, totals) {
             break;
         }
-        engine.gather::<P>(news);
+        engine.gather::<P>(changes);
         changed.clear();
         for (place, value) in published.iter_mut().enumerate() {
             let new = program.apply(place, engine.accumulators[place], *value);
@@ -170,10 +171,10 @@ pub(super) async fn run<P: Program>(
         }
         step += 1;
     }
-    for handle in theirs {
+    for handle in regions {
         crowd.session.unmap(handle).await?;
     }
-    // All workers have read the last step.
+    // After this barrier, all workers have read the last step.
     crowd.meet().await?;
     crowd.session.free(lh).await?;
     Ok((step, engine.values))
@@ -205,13 +206,13 @@ impl Engine<'_> {
     /// Reads the values that all workers published in a step. Returns the totals and the changes.
     async fn read<P: Program>(
         &mut self,
-        theirs: &[Lh],
+        regions: &[Lh],
         parity: u64,
     ) -> Result<([f64; SUMS], Changed), GraphError> {
         let session = &self.crowd.session;
         let mut totals = [0.0; SUMS];
-        let mut news = Changed::Some(Vec::new());
-        for (lh, owned) in theirs.iter().zip(&self.shard.owners) {
+        let mut changes = Changed::Some(Vec::new());
+        for (lh, owned) in regions.iter().zip(&self.shard.owners) {
             let offset = parity * (HEADER_WORDS + owned.len()) as u64 * 8;
             let mut header = Vec::with_capacity(HEADER_WORDS);
             words::read(session, *lh, offset, HEADER_WORDS, |word| header.push(word)).await?;
@@ -220,7 +221,7 @@ impl Engine<'_> {
             let body = offset + HEADER_WORDS as u64 * 8;
             let values = &mut self.values[owned.clone()];
             if !is_sparse {
-                news = Changed::All;
+                changes = Changed::All;
                 let mut places = values.iter_mut();
                 words::read(session, *lh, body, count, |word| {
                     places.next().into_iter().for_each(|value| *value = word);
@@ -232,7 +233,7 @@ impl Engine<'_> {
             words::read(session, *lh, body, 2 * count, |word| match place.take() {
                 None => place = Some(word as usize),
                 Some(place) => {
-                    if let Changed::Some(changed) = &mut news {
+                    if let Changed::Some(changed) = &mut changes {
                         changed.push(((owned.start + place) as u32, values[place], word));
                     }
                     values[place] = word;
@@ -240,12 +241,12 @@ impl Engine<'_> {
             })
             .await?;
         }
-        Ok((totals, news))
+        Ok((totals, changes))
     }
 
     /// Updates the accumulators with the changed values.
-    fn gather<P: Program>(&mut self, news: Changed) {
-        match news {
+    fn gather<P: Program>(&mut self, changes: Changed) {
+        match changes {
             Changed::All => {
                 for (place, accumulator) in self.accumulators.iter_mut().enumerate() {
                     *accumulator = fold_row::<P>(&self.values, self.shard.sources.row(place));
@@ -265,8 +266,7 @@ impl Engine<'_> {
     }
 }
 
-/// Folds the values of one vertex's in-neighbours. Uses four accumulators, because with one each fold would wait for
-/// the result of the previous fold.
+/// Folds the values of one vertex's in-neighbours. Four independent accumulators let the processor overlap the folds.
 #[inline]
 fn fold_row<P: Program>(values: &[u64], sources: &[u32]) -> u64 {
     let add = |accumulator, source: u32| P::fold(accumulator, P::NEUTRAL, values[source as usize]);

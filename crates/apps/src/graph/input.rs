@@ -98,13 +98,13 @@ impl Input {
 impl EdgeList {
     /// Finds a file. Fails for pipes and devices, which workers cannot read in parts.
     pub fn find(path: &Path) -> Result<EdgeList, GraphError> {
-        let failed = |source| file_error(path, source);
-        let about = std::fs::metadata(path).map_err(failed)?;
-        if !about.is_file() {
-            return Err(failed(io::Error::other("it is not a regular file")));
+        let to_error = |source| file_error(path, source);
+        let metadata = std::fs::metadata(path).map_err(to_error)?;
+        if !metadata.is_file() {
+            return Err(to_error(io::Error::other("it is not a regular file")));
         }
-        let changed = (about.mtime(), about.mtime_nsec());
-        Ok(EdgeList { path: path.to_owned(), len: about.len(), changed })
+        let changed = (metadata.mtime(), metadata.mtime_nsec());
+        Ok(EdgeList { path: path.to_owned(), len: metadata.len(), changed })
     }
 }
 
@@ -124,12 +124,12 @@ impl Kronecker {
                 from = (from << 1) | row;
                 to = (to << 1) | column;
             }
-            (self.permuted(from), self.permuted(to))
+            (self.permute(from), self.permute(to))
         })
     }
 
     /// Permutes the ids: a multiplication by an odd factor and an xor with the shifted id are bijections.
-    fn permuted(self, id: u64) -> u64 {
+    fn permute(self, id: u64) -> u64 {
         let mask = (1_u64 << self.scale) - 1;
         let mut id = id;
         for factor in [0x9e37_79b9_7f4a_7c15_u64, 0xd1b5_4a32_d192_ed03] {
@@ -142,28 +142,28 @@ impl Kronecker {
 
 /// Reads the lines that begin in a range of bytes.
 fn read_part(path: &Path, range: std::ops::Range<u64>) -> Result<Vec<Edge>, GraphError> {
-    let failed = |source| file_error(path, source);
-    let mut file = File::open(path).map_err(failed)?;
-    // The line that began before the range belongs to the part before.
+    let to_error = |source| file_error(path, source);
+    let mut file = File::open(path).map_err(to_error)?;
+    // A line that begins before the range belongs to the previous part.
     let begin = range.start.saturating_sub(1);
-    file.seek(SeekFrom::Start(begin)).map_err(failed)?;
+    file.seek(SeekFrom::Start(begin)).map_err(to_error)?;
     let mut reader = BufReader::with_capacity(1 << 20, file);
     let (mut at, mut line) = (begin, Vec::new());
     if range.start > 0 {
-        at += reader.skip_until(b'\n').map_err(failed)? as u64;
+        at += reader.skip_until(b'\n').map_err(to_error)? as u64;
     }
     let mut edges = Vec::new();
     while at < range.end {
         line.clear();
-        let read = reader.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line).map_err(failed)?;
+        let read = reader.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line).map_err(to_error)?;
         if read == 0 {
             break;
         }
         match parse(&line) {
-            Ok(edge) if !is_cut(&line) => edges.extend(edge),
+            Ok(edge) if !is_truncated(&line) => edges.extend(edge),
             Ok(None) if !line.trim_ascii_start().is_empty() => {
-                // The rest of a long comment
-                at += reader.skip_until(b'\n').map_err(failed)? as u64;
+                // Skips the rest of a long comment.
+                at += reader.skip_until(b'\n').map_err(to_error)? as u64;
             }
             _ => return Err(line_error(path, at, &line)),
         }
@@ -173,7 +173,7 @@ fn read_part(path: &Path, range: std::ops::Range<u64>) -> Result<Vec<Edge>, Grap
 }
 
 /// Returns true if more bytes of the line follow.
-fn is_cut(line: &[u8]) -> bool {
+fn is_truncated(line: &[u8]) -> bool {
     line.len() as u64 == LINE_BYTES_MAX && line.last() != Some(&b'\n')
 }
 
@@ -184,14 +184,14 @@ fn parse(line: &[u8]) -> Result<Option<Edge>, ()> {
     if matches!(from[0], b'#' | b'%') {
         return Ok(None);
     }
-    match (number(from), to.and_then(number)) {
-        // Some lists have weights or times behind the ids.
+    match (parse_id(from), to.and_then(parse_id)) {
+        // Further columns, such as weights or times, are ignored.
         (Some(from), Some(to)) => Ok(Some((from, to))),
         _ => Err(()),
     }
 }
 
-fn number(digits: &[u8]) -> Option<u64> {
+fn parse_id(digits: &[u8]) -> Option<u64> {
     digits.iter().try_fold(0_u64, |number, digit| {
         let digit = digit.is_ascii_digit().then(|| u64::from(digit - b'0'))?;
         number.checked_mul(10)?.checked_add(digit)
@@ -213,7 +213,7 @@ fn line_error(path: &Path, at: u64, line: &[u8]) -> GraphError {
         Ok(lines)
     });
     match before {
-        Ok(before) if is_cut(line) => GraphError::LongLine { path: path.to_owned(), line: before + 1 },
+        Ok(before) if is_truncated(line) => GraphError::LongLine { path: path.to_owned(), line: before + 1 },
         Ok(before) => {
             let text = String::from_utf8_lossy(line).trim_end().chars().take(SHOWN_CHARS).collect();
             GraphError::Line { path: path.to_owned(), line: before + 1, text }

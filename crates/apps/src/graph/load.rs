@@ -38,22 +38,22 @@ impl Shard {
     /// loaded in both directions. All workers must call this.
     pub async fn load(crowd: &Crowd, input: &Input, both_ways: bool) -> Result<Shard, GraphError> {
         let reserved = match input.edges_max(crowd.workers) {
-            // A graph that does not fit is refused before it takes minutes, and the memory of this process.
+            // Reserves the memory first, so that a graph that does not fit fails before minutes of work.
             Some(edges) => Some(publish_pairs(crowd, edges * if both_ways { 2 } else { 1 }).await?),
             None => None,
         };
         let mut edges = input.part(crowd.me, crowd.workers)?;
         if both_ways {
-            let back: Vec<Edge> = edges.iter().map(|(from, to)| (*to, *from)).collect();
-            edges.extend(back);
+            let reversed: Vec<Edge> = edges.iter().map(|(from, to)| (*to, *from)).collect();
+            edges.extend(reversed);
         }
-        let degrees = runs(edges.iter().map(|(from, _)| *from).collect());
-        let edges = exchange_in(crowd, reserved, edges).await?;
+        let degrees = count_ids(edges.iter().map(|(from, _)| *from).collect());
+        let edges = exchange_through(crowd, reserved, edges).await?;
         let degrees = exchange(crowd, degrees).await?;
         let mut ids: Vec<u64> = edges.iter().chain(&degrees).map(|(_, id)| *id).collect();
         ids.sort_unstable();
         ids.dedup();
-        let (numbers, owners) = number_all(crowd, &ids).await?;
+        let (numbers, owners) = number_vertices(crowd, &ids).await?;
         let begin = owners[crowd.me].start;
         let mut out_degrees = vec![0; ids.len()];
         for (count, id) in degrees {
@@ -73,7 +73,7 @@ fn owner(id: u64, workers: usize) -> usize {
 }
 
 /// Counts equal ids. Returns pairs of a count and an id.
-pub(super) fn runs(mut ids: Vec<u64>) -> Vec<(u64, u64)> {
+pub(super) fn count_ids(mut ids: Vec<u64>) -> Vec<(u64, u64)> {
     ids.sort_unstable();
     ids.chunk_by(|one, next| one == next).map(|run| (run.len() as u64, run[0])).collect()
 }
@@ -81,7 +81,7 @@ pub(super) fn runs(mut ids: Vec<u64>) -> Vec<(u64, u64)> {
 /// Sends each pair to the owner of the vertex with the id in the second element. Returns the pairs that this worker
 /// receives.
 pub(super) async fn exchange(crowd: &Crowd, pairs: Vec<(u64, u64)>) -> Result<Vec<(u64, u64)>, GraphError> {
-    exchange_in(crowd, None, pairs).await
+    exchange_through(crowd, None, pairs).await
 }
 
 /// Allocates a region from which other workers read up to `count` pairs.
@@ -90,8 +90,8 @@ async fn publish_pairs(crowd: &Crowd, count: u64) -> Result<Lh, GraphError> {
     crowd.publish("pairs", bytes, "the data that it sends to other workers").await
 }
 
-/// Does what [`exchange`] does, in a region that exists already, if one is given.
-async fn exchange_in(
+/// Does what [`exchange`] does. Uses the region `reserved` if one is given.
+async fn exchange_through(
     crowd: &Crowd,
     reserved: Option<Lh>,
     pairs: Vec<(u64, u64)>,
@@ -102,7 +102,7 @@ async fn exchange_in(
     };
     let mut by_owner = vec![Vec::new(); crowd.workers];
     pairs.into_iter().for_each(|pair| by_owner[owner(pair.1, crowd.workers)].push(pair));
-    // Of each owner: the number of its pairs, and their offset.
+    // The header has two words for each owner: the number of its pairs, and their offset.
     let mut end = 2 * crowd.workers as u64 * 8;
     let mut header = Vec::new();
     for pairs in &by_owner {
@@ -117,24 +117,24 @@ async fn exchange_in(
     crowd.meet().await?;
     let mut received = Vec::new();
     for worker in 0..crowd.workers {
-        let theirs = crowd.open(worker, "pairs").await?;
+        let region = crowd.open(worker, "pairs").await?;
         let mut entry = Vec::with_capacity(2);
-        words::read(&crowd.session, theirs, 2 * crowd.me as u64 * 8, 2, |word| entry.push(word)).await?;
+        words::read(&crowd.session, region, 2 * crowd.me as u64 * 8, 2, |word| entry.push(word)).await?;
         let mut first = None;
-        words::read(&crowd.session, theirs, entry[1], 2 * entry[0] as usize, |word| match first.take() {
+        words::read(&crowd.session, region, entry[1], 2 * entry[0] as usize, |word| match first.take() {
             None => first = Some(word),
             Some(first) => received.push((first, word)),
         })
         .await?;
-        crowd.session.unmap(theirs).await?;
+        crowd.session.unmap(region).await?;
     }
-    // All workers have read their parts.
+    // After this barrier, all workers have read their parts.
     crowd.meet().await?;
     crowd.session.free(lh).await?;
     Ok(received)
 }
 
-/// The numbers of all vertices.
+/// The number of each vertex, by id.
 enum Numbers {
     /// Indexed by id, if the highest id is not much larger than the number of vertices.
     Dense(Vec<u32>),
@@ -151,7 +151,7 @@ impl Numbers {
 }
 
 /// Numbers the vertices of all workers in the order of workers, and those of a worker in the order of ids.
-async fn number_all(crowd: &Crowd, ids: &[u64]) -> Result<(Numbers, Vec<Range<usize>>), GraphError> {
+async fn number_vertices(crowd: &Crowd, ids: &[u64]) -> Result<(Numbers, Vec<Range<usize>>), GraphError> {
     let lh = crowd.publish("ids", (ids.len() as u64 + 1) * 8, "the ids of its vertices").await?;
     let count = ids.len() as u64;
     words::write(&crowd.session, lh, 0, [count].into_iter().chain(ids.iter().copied())).await?;
@@ -159,16 +159,16 @@ async fn number_all(crowd: &Crowd, ids: &[u64]) -> Result<(Numbers, Vec<Range<us
     let mut all = Vec::new();
     let mut owners = Vec::new();
     for worker in 0..crowd.workers {
-        let theirs: Lh = crowd.open(worker, "ids").await?;
+        let region: Lh = crowd.open(worker, "ids").await?;
         let (mut count, begin) = (0, all.len());
-        words::read(&crowd.session, theirs, 0, 1, |word| count = word).await?;
+        words::read(&crowd.session, region, 0, 1, |word| count = word).await?;
         let vertices = begin as u64 + count;
         if vertices > VERTICES_MAX {
             return Err(GraphError::TooManyVertices { vertices });
         }
-        words::read(&crowd.session, theirs, 8, count as usize, |id| all.push(id)).await?;
+        words::read(&crowd.session, region, 8, count as usize, |id| all.push(id)).await?;
         owners.push(begin..all.len());
-        crowd.session.unmap(theirs).await?;
+        crowd.session.unmap(region).await?;
     }
     crowd.meet().await?;
     crowd.session.free(lh).await?;

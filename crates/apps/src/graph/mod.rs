@@ -11,8 +11,9 @@
 //! reads and folds only these. Each worker writes only its own region, alternating between two halves, and one barrier
 //! per step separates writing from reading. So no lock is needed.
 //!
-//! [`pagerank_on_dsm`] and [`components_on_dsm`] keep the values in [distributed shared memory](crate::dsm) instead: the
-//! same programs run by loads and stores, and a step costs two pairs of `acquire` and `release`, to store and to load.
+//! [`pagerank_on_dsm`] and [`components_on_dsm`] keep the values in [distributed shared memory](crate::dsm) instead:
+//! the same programs run by loads and stores, and a step costs two pairs of `acquire` and `release`, to store and to
+//! load.
 //!
 //! In each step, a worker spends about 3 ns per gathered edge, and reads 8 bytes per vertex of the other workers.
 

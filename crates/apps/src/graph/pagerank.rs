@@ -56,8 +56,8 @@ impl<'a> Ranks<'a> {
         }
     }
 
-    fn found(self, steps: u64) -> Found<f64> {
-        // Each step shrinks the sum of changes by the damping, whatever the graph.
+    fn into_found(self, steps: u64) -> Found<f64> {
+        // In any graph, a step reduces the total change at least by the factor `damping`.
         let verified =
             steps < 2 || self.change <= self.options.damping * self.former_change * (1.0 + 1e-9) + 1e-12;
         Found { steps, values: self.ranks, verified }
@@ -111,7 +111,7 @@ impl Program for Ranks<'_> {
 pub async fn pagerank(crowd: &Crowd, shard: &Shard, options: PageRank) -> Result<Found<f64>, GraphError> {
     let mut program = Ranks::new(shard, options);
     let (steps, _) = engine::run(crowd, shard, &mut program).await?;
-    Ok(program.found(steps))
+    Ok(program.into_found(steps))
 }
 
 /// Computes the same ranks as [`pagerank`], with the values in [distributed shared memory](crate::dsm). Blocks.
@@ -124,5 +124,5 @@ pub fn pagerank_on_dsm(
 ) -> Result<Found<f64>, GraphError> {
     let mut program = Ranks::new(shard, options);
     let (steps, _) = shared::run(session, crowd, shard, &mut program)?;
-    Ok(program.found(steps))
+    Ok(program.into_found(steps))
 }

@@ -80,7 +80,7 @@ pub(super) fn run<P: Program>(
         dsm.meet()?;
         let all = half..half + layout.half_bytes;
         let section = dsm.acquire(all.clone(), Access::Read)?;
-        // Reads the changed pages together, instead of one at each fault.
+        // Reads all changed pages at the same time, instead of one page per fault.
         dsm.touch(all)?;
         let mut totals = [0.0; SUMS];
         for area in &layout.areas {

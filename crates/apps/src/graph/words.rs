@@ -2,7 +2,7 @@
 
 use halite::{AccessError, Lh, Session};
 
-/// Bytes that are converted and moved at once, so that they stay in the cache.
+/// Number of words that are converted and copied at a time, so that their bytes stay in the cache.
 const PIECE_WORDS: usize = 32 << 10;
 
 /// Writes words from `offset` on. Returns the offset behind the last word.

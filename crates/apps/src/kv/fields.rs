@@ -70,7 +70,7 @@ impl Field {
 
     /// Performs the action on a value, which has room if the field is written. Returns the old number, after an
     /// addition the new one; `None` if it does not fit.
-    pub(super) fn perform(&self, value: &mut [u8]) -> Option<i64> {
+    pub(super) fn apply(&self, value: &mut [u8]) -> Option<i64> {
         let old = self.read(value);
         let new = match self.action {
             Action::Get => return Some(old as i64),

@@ -1,26 +1,28 @@
 //! Memory of a shard's entries: regions that are divided into blocks of several size classes.
 //!
 //! A free block holds an entry of its class, or is split for shorter entries. From time to time adjacent free blocks
-//! are merged. A reader that reads a reused block detects this when it checks the slot again. A long entry has a region of
-//! its own, which is freed with it.
+//! are merged. A reader that reads a reused block detects this when it checks the slot again. A long entry has a region
+//! of its own, which is freed with it.
 
 use std::collections::BTreeMap;
 
 use halite::{AllocOptions, Lh, Permissions, RegionCause, Session, WriteOp};
 
 use super::error::KvError;
-use super::layout::{CLASSES, FIRST_PART_UNITS, PART_UNITS, Slot, UNIT, long_of, part_of, units_of};
+use super::layout::{
+    CLASSES, FIRST_PART_UNITS, PART_UNITS, Slot, UNIT, long_entry_name, part_name, units_of,
+};
 use crate::directory::is_without_directory;
 
 /// Number of larger classes that are searched for a free block before the heap grows. Blocks of the last class searched
 /// are twice as long as requested.
-const LARGER: u8 = 4;
-/// Free blocks are merged once one in this many units was freed since the last merge; the second value applies if the
-/// heap cannot grow.
-const PUT_TOGETHER_OF: u64 = 8;
-const LAST_RESORT_OF: u64 = 64;
-/// If there is no memory for a new part, its size is halved repeatedly, down to `1 / SMALLER_PARTS` of it.
-const SMALLER_PARTS: u64 = 8;
+const LARGER_CLASSES_MAX: u8 = 4;
+/// Free blocks are merged once `1 / MERGE_DIVISOR` of all units was freed since the last merge. The second value
+/// applies if the heap cannot grow.
+const MERGE_DIVISOR: u64 = 8;
+const MERGE_DIVISOR_WHEN_FULL: u64 = 64;
+/// If there is no memory for a new part, its size is halved repeatedly, down to `1 / PART_DIVISOR_MAX` of it.
+const PART_DIVISOR_MAX: u64 = 8;
 
 /// The owner's state of the heap.
 pub(super) struct Heap {
@@ -30,22 +32,23 @@ pub(super) struct Heap {
     everyone: Permissions,
     parts: Vec<Part>,
     /// Units of all parts.
-    all_units: u64,
+    units_total: u64,
     /// Units of the last part.
-    units: u64,
-    /// Units of the last part that were ever allocated.
-    used: u64,
-    free: Free,
+    last_part_units: u64,
+    /// Units at the start of the last part that were allocated at least once.
+    last_part_used: u64,
+    free: FreeBlocks,
     /// Set when a block is freed; cleared when the heap is searched for empty parts.
     may_shrink: bool,
     /// Long entries, by number.
     long: BTreeMap<u32, Long>,
-    /// Number of the next long entry. Numbers are not reused soon, so that no reader takes one entry for another.
+    /// Number of the next long entry. Numbers are not reused soon, so that a reader with an old slot does not map the
+    /// region of another entry.
     next_long: u32,
-    /// Regions of long entries that no slot points to any more.
-    left: Vec<Lh>,
-    /// Regions that are no longer part of the heap, to be freed when the directory of names answers again.
-    unfreed: Vec<Lh>,
+    /// Regions of long entries that no slot points to any more, to be freed.
+    retired: Vec<Lh>,
+    /// Regions to be freed once the directory of names answers again.
+    deferred: Vec<Lh>,
 }
 
 /// A region of the heap.
@@ -62,13 +65,13 @@ struct Long {
     bytes: u64,
 }
 
-/// Free blocks.
+/// The free blocks of the heap.
 #[derive(Debug)]
-struct Free {
+struct FreeBlocks {
     /// Blocks by class.
     blocks: Vec<Vec<u32>>,
     /// Units freed since the last merge.
-    given_back: u64,
+    units_freed: u64,
 }
 
 /// A block that a slot points to, with the index of the slot.
@@ -116,69 +119,70 @@ impl From<Slot> for Block {
 
 impl Heap {
     pub(super) fn new(session: Session, name: &str, shard: usize, everyone: Permissions) -> Heap {
-        let (name, parts, free) = (name.to_owned(), Vec::new(), Free::new());
-        let (all_units, units, used, may_shrink) = (0, 0, 0, false);
-        let (long, next_long, left, unfreed) = (BTreeMap::new(), 0, Vec::new(), Vec::new());
+        let (name, parts, free) = (name.to_owned(), Vec::new(), FreeBlocks::new());
+        let (units_total, last_part_units, last_part_used, may_shrink) = (0, 0, 0, false);
+        let (long, next_long, retired, deferred) = (BTreeMap::new(), 0, Vec::new(), Vec::new());
         Heap {
             session,
             name,
             shard,
             everyone,
             parts,
-            all_units,
-            units,
-            used,
+            units_total,
+            last_part_units,
+            last_part_used,
             free,
             may_shrink,
             long,
             next_long,
-            left,
-            unfreed,
+            retired,
+            deferred,
         }
     }
 
     /// Takes a free block for an entry of `bytes` bytes: one of `class`, or of a larger class.
-    pub(super) async fn take(&mut self, class: u8, bytes: usize) -> Result<Block, KvError> {
+    pub(super) async fn allocate(&mut self, class: u8, bytes: usize) -> Result<Block, KvError> {
         if class >= CLASSES {
-            return Box::pin(self.take_long(class, bytes)).await;
+            return Box::pin(self.allocate_long(class, bytes)).await;
         }
-        if let Some(block) = self.free.find(class, LARGER) {
+        if let Some(block) = self.free.find(class, LARGER_CLASSES_MAX) {
             return Ok(block);
         }
-        // The blocks freed since the last merge pay for this one.
-        if self.free.given_back * PUT_TOGETHER_OF > self.all_units {
-            self.free.put_together();
+        // A merge costs time in proportion to the heap, so it waits until enough was freed.
+        if self.free.units_freed * MERGE_DIVISOR > self.units_total {
+            self.free.merge();
         }
         if let Some(block) = self.find(class) {
             return Ok(block);
         }
         match Box::pin(self.grow(units_of(class))).await {
             Ok(()) => self.find(class).ok_or(KvError::Full),
-            // A merge this early is slow, but better than a failure.
-            Err(lack @ (KvError::Full | KvError::NoDirectory))
-                if self.free.given_back * LAST_RESORT_OF >= self.all_units =>
+            // A merge so early costs time, but a failure would be worse.
+            Err(error @ (KvError::Full | KvError::NoDirectory))
+                if self.free.units_freed * MERGE_DIVISOR_WHEN_FULL >= self.units_total =>
             {
-                self.free.put_together();
-                self.find(class).ok_or(lack)
+                self.free.merge();
+                self.find(class).ok_or(error)
             }
             Err(error) => Err(error),
         }
     }
 
-    /// Makes a region for a long entry.
-    async fn take_long(&mut self, class: u8, bytes: usize) -> Result<Block, KvError> {
+    /// Allocates a region for a long entry.
+    async fn allocate_long(&mut self, class: u8, bytes: usize) -> Result<Block, KvError> {
         while self.long.contains_key(&self.next_long) {
             self.next_long = self.next_long.wrapping_add(1);
         }
         let number = self.next_long;
         // If these regions still cannot be freed, the heap grows nevertheless.
-        let _ = self.free_left().await;
-        let (name, bytes) = (long_of(&self.name, self.shard, number), (bytes as u64).next_multiple_of(UNIT));
-        let lh = match make(&self.session, &name, bytes, self.everyone).await {
+        let _ = self.free_deferred().await;
+        let (name, bytes) =
+            (long_entry_name(&self.name, self.shard, number), (bytes as u64).next_multiple_of(UNIT));
+        let lh = match allocate_region(&self.session, &name, bytes, self.everyone).await {
             Err(KvError::Full) if self.shrink().await? => {
-                make(&self.session, &name, bytes, self.everyone).await?
+                allocate_region(&self.session, &name, bytes, self.everyone).await?
             }
-            made => made?,
+            allocated => allocated?,
         };
         self.next_long = number.wrapping_add(1);
         self.long.insert(number, Long { lh, bytes });
@@ -188,22 +192,22 @@ impl Heap {
     /// Returns the bytes of all blocks in use.
     pub(super) fn bytes_used(&self) -> u64 {
         let long: u64 = self.long.values().map(|long| long.bytes).sum();
-        (self.all_units - (self.units - self.used) - self.free.units()) * UNIT + long
+        (self.units_total - (self.last_part_units - self.last_part_used) - self.free.units()) * UNIT + long
     }
 
-    /// Returns the begin of the range of units of `class` that has the least live units in it; `None` if there is not
-    /// enough free memory. `live` is ordered by place.
-    pub(super) fn sparsest(&self, class: u8, live: &[Live]) -> Option<u64> {
+    /// Returns the start of the range as long as a block of `class` that contains the fewest live units; `None` if the
+    /// heap has fewer free units than that. `live` is ordered by place.
+    pub(super) fn sparsest_range(&self, class: u8, live: &[Live]) -> Option<u64> {
         let units = units_of(class);
         if self.free.units() < units {
             return None;
         }
         let (mut best, mut first) = (None, 0);
-        for (begin, end) in self.bounds() {
+        for (begin, end) in self.part_bounds() {
             let behind = first + live[first..].partition_point(|live| live.begin() < end);
             let in_part = &live[first..behind];
             first = behind;
-            // A range begins with the part, or behind a live block.
+            // A range starts with the part, or after a live block.
             let (mut left, mut right, mut cost) = (0, 0, 0);
             for at in [begin].into_iter().chain(in_part.iter().map(Live::end)) {
                 if at + units > end {
@@ -225,23 +229,24 @@ impl Heap {
         best.map(|(_, at)| at)
     }
 
-    /// Returns the begin and the end of each part, without the units that were never allocated.
-    fn bounds(&self) -> impl Iterator<Item = (u64, u64)> {
+    /// Returns the start and end of each part, without the units that were never allocated.
+    fn part_bounds(&self) -> impl Iterator<Item = (u64, u64)> {
         let last = self.parts.len().saturating_sub(1);
         self.parts.iter().enumerate().map(move |(number, part)| {
             let begin = number as u64 * PART_UNITS;
-            (begin, begin + if number == last { self.used } else { part.units })
+            (begin, begin + if number == last { self.last_part_used } else { part.units })
         })
     }
 
-    /// Makes all units free that are neither live, in order of their places, nor in a range that is kept.
-    pub(super) fn set_live(&mut self, live: &[Live], kept: Option<(u64, u8)>) {
+    /// Makes all units free that are neither live nor in the block `kept`, which is a place and a class. `live` is
+    /// ordered by place.
+    pub(super) fn rebuild_free_blocks(&mut self, live: &[Live], kept: Option<(u64, u8)>) {
         let kept = kept.map(|(begin, class)| (begin, begin + units_of(class)));
         let mut used: Vec<(u64, u64)> =
             live.iter().map(|live| (live.begin(), live.end())).chain(kept).collect();
         used.sort_unstable();
         let (mut runs, mut used) = (Vec::new(), used.into_iter().peekable());
-        for (begin, end) in self.bounds() {
+        for (begin, end) in self.part_bounds() {
             let mut at = begin;
             while let Some((first, behind)) = used.next_if(|(first, _)| *first < end) {
                 runs.push(Run { place: at, units: first.saturating_sub(at) });
@@ -249,34 +254,34 @@ impl Heap {
             }
             runs.push(Run { place: at, units: end.saturating_sub(at) });
         }
-        self.free = Free::new();
+        self.free = FreeBlocks::new();
         // The lowest run is added last, and taken first.
         runs.into_iter().rev().for_each(|run| self.free.add(run));
     }
 
     /// Takes a free block of `class`, or of a larger class, without growing.
-    pub(super) fn take_free(&mut self, class: u8) -> Option<Block> {
-        self.free.find(class, LARGER).or_else(|| self.free.divide(class))
+    pub(super) fn allocate_without_growing(&mut self, class: u8) -> Option<Block> {
+        self.free.find(class, LARGER_CLASSES_MAX).or_else(|| self.free.split(class))
     }
 
-    /// Makes a block free, and the region of a long entry [to be freed](Heap::free_regions).
-    pub(super) fn give_back(&mut self, block: Block) {
+    /// Makes a block free. The region of a long entry is freed by [`Heap::free_retired`].
+    pub(super) fn release(&mut self, block: Block) {
         if block.class >= CLASSES {
-            self.left.extend(self.long.remove(&block.place).map(|long| long.lh));
+            self.retired.extend(self.long.remove(&block.place).map(|long| long.lh));
             return;
         }
-        self.free.give_back(block);
+        self.free.release(block);
         self.may_shrink = true;
     }
 
     fn find(&mut self, class: u8) -> Option<Block> {
         // Low blocks first, so that the last parts become empty.
-        if let Some(block) = self.free.find(class, LARGER).or_else(|| self.free.divide(class)) {
+        if let Some(block) = self.free.find(class, LARGER_CLASSES_MAX).or_else(|| self.free.split(class)) {
             return Some(block);
         }
-        if self.used + units_of(class) <= self.units {
-            let place = (self.parts.len() as u64 - 1) * PART_UNITS + self.used;
-            self.used += units_of(class);
+        if self.last_part_used + units_of(class) <= self.last_part_units {
+            let place = (self.parts.len() as u64 - 1) * PART_UNITS + self.last_part_used;
+            self.last_part_used += units_of(class);
             return Some(Block { place: place as u32, class });
         }
         None
@@ -284,45 +289,48 @@ impl Heap {
 
     /// Adds a part that has room for a block of `units_min` units.
     async fn grow(&mut self, units_min: u64) -> Result<(), KvError> {
-        let (number, most) = (self.parts.len(), u64::from(u32::MAX) / PART_UNITS);
-        if number as u64 >= most {
+        let (number, parts_max) = (self.parts.len(), u64::from(u32::MAX) / PART_UNITS);
+        if number as u64 >= parts_max {
             return Err(KvError::Full);
         }
-        let name = part_of(&self.name, self.shard, number);
+        let name = part_name(&self.name, self.shard, number);
         // If these regions still cannot be freed, the heap grows nevertheless.
-        let _ = self.free_left().await;
-        let mut units = usual_units(number).max(units_min);
-        let least = units_min.max(units / SMALLER_PARTS);
+        let _ = self.free_deferred().await;
+        let mut units = default_part_units(number).max(units_min);
+        let units_least = units_min.max(units / PART_DIVISOR_MAX);
         let lh = loop {
-            match make(&self.session, &name, units * UNIT, self.everyone).await {
-                Err(KvError::Full) if units > least => units = (units / 2).max(least),
-                made => break made?,
+            match allocate_region(&self.session, &name, units * UNIT, self.everyone).await {
+                Err(KvError::Full) if units > units_least => units = (units / 2).max(units_least),
+                allocated => break allocated?,
             }
         };
-        // The rest of the previous part serves shorter entries.
+        // The rest of the previous part becomes free blocks for shorter entries.
         if let Some(last) = (self.parts.len() as u64).checked_sub(1) {
-            self.free.add(Run { place: last * PART_UNITS + self.used, units: self.units - self.used });
+            self.free.add(Run {
+                place: last * PART_UNITS + self.last_part_used,
+                units: self.last_part_units - self.last_part_used,
+            });
         }
         self.parts.push(Part { lh, units });
-        self.all_units += units;
-        (self.units, self.used) = (units, 0);
+        self.units_total += units;
+        (self.last_part_units, self.last_part_used) = (units, 0);
         Ok(())
     }
 
-    /// Returns the write of a block.
-    pub(super) fn write_of<'a>(&self, block: Block, bytes: &'a [u8]) -> WriteOp<'a> {
-        let (lh, offset, _) = self.place_of(block.slot(0));
+    /// Returns the operation that writes `bytes` to a block.
+    pub(super) fn write_op<'a>(&self, block: Block, bytes: &'a [u8]) -> WriteOp<'a> {
+        let (lh, offset, _) = self.location_of(block.slot(0));
         WriteOp { lh, offset, from: bytes }
     }
 
     pub(super) async fn read(&self, slot: Slot, into: &mut Vec<u8>) -> Result<(), KvError> {
-        let (lh, offset, len) = self.place_of(slot);
+        let (lh, offset, len) = self.location_of(slot);
         into.resize(len as usize, 0);
         Ok(self.session.read(lh, offset, into).await?)
     }
 
     /// Returns the region, offset and length of a block.
-    fn place_of(&self, slot: Slot) -> (Lh, u64, u64) {
+    fn location_of(&self, slot: Slot) -> (Lh, u64, u64) {
         if slot.is_long() {
             let Long { lh, bytes } = self.long[&slot.place];
             return (lh, 0, bytes);
@@ -330,17 +338,17 @@ impl Heap {
         (self.parts[slot.part()].lh, slot.offset(), slot.bytes())
     }
 
-    /// Frees the regions of long entries that were given back.
-    pub(super) async fn free_regions(&mut self) -> Result<(), KvError> {
-        while let Some(lh) = self.left.pop() {
+    /// Frees the regions of released long entries.
+    pub(super) async fn free_retired(&mut self) -> Result<(), KvError> {
+        while let Some(lh) = self.retired.pop() {
             self.free_region(lh).await?;
         }
         Ok(())
     }
 
-    /// Returns true if [`Heap::free_regions`] has regions to free.
-    pub(super) fn has_left(&self) -> bool {
-        !self.left.is_empty()
+    /// Returns true if [`Heap::free_retired`] has regions to free.
+    pub(super) fn has_retired(&self) -> bool {
+        !self.retired.is_empty()
     }
 
     /// Frees empty parts at the end of the heap. Returns true if there were any.
@@ -349,19 +357,20 @@ impl Heap {
         if !std::mem::take(&mut self.may_shrink) {
             return Ok(false);
         }
-        self.free.put_together();
+        self.free.merge();
         let mut is_smaller = false;
         while let Some((last, part)) = self.parts.len().checked_sub(1).map(|last| (last, self.parts[last])) {
             let first = last as u64 * PART_UNITS;
-            if self.free.units_in(first, part.units) + self.units - self.used < part.units {
+            if self.free.units_in(first, part.units) + self.last_part_units - self.last_part_used < part.units
+            {
                 break;
             }
-            self.free.forget(first, part.units);
+            self.free.remove_range(first, part.units);
             self.parts.pop();
-            self.all_units -= part.units;
+            self.units_total -= part.units;
             // All units of the previous part have been allocated once.
-            self.units = self.parts.last().map_or(0, |part| part.units);
-            self.used = self.units;
+            self.last_part_units = self.parts.last().map_or(0, |part| part.units);
+            self.last_part_used = self.last_part_units;
             self.free_region(part.lh).await?;
             is_smaller = true;
         }
@@ -370,10 +379,10 @@ impl Heap {
 
     /// Frees the whole heap.
     pub(super) async fn clear(&mut self) -> Result<(), KvError> {
-        self.free = Free::new();
-        (self.all_units, self.units, self.used) = (0, 0, 0);
-        self.left.extend(std::mem::take(&mut self.long).into_values().map(|long| long.lh));
-        let mut freed = self.free_regions().await;
+        self.free = FreeBlocks::new();
+        (self.units_total, self.last_part_units, self.last_part_used) = (0, 0, 0);
+        self.retired.extend(std::mem::take(&mut self.long).into_values().map(|long| long.lh));
+        let mut freed = self.free_retired().await;
         while let Some(part) = self.parts.pop() {
             freed = freed.and(self.free_region(part.lh).await);
         }
@@ -384,7 +393,7 @@ impl Heap {
     pub(super) async fn free_region(&mut self, lh: Lh) -> Result<(), KvError> {
         match free(&self.session, lh).await {
             Err(KvError::Region(error)) if is_without_directory(error.cause()) => {
-                self.unfreed.push(lh);
+                self.deferred.push(lh);
                 Ok(())
             }
             freed => freed,
@@ -392,10 +401,10 @@ impl Heap {
     }
 
     /// Frees regions that could not be freed before.
-    pub(super) async fn free_left(&mut self) -> Result<(), KvError> {
-        while let Some(lh) = self.unfreed.pop() {
+    pub(super) async fn free_deferred(&mut self) -> Result<(), KvError> {
+        while let Some(lh) = self.deferred.pop() {
             if let Err(error) = free(&self.session, lh).await {
-                self.unfreed.push(lh);
+                self.deferred.push(lh);
                 return Err(error);
             }
         }
@@ -403,18 +412,18 @@ impl Heap {
     }
 }
 
-/// Units of a new part, unless it must hold a longer block.
-fn usual_units(part: usize) -> u64 {
+/// Returns the units of a new part that need not hold a longer block.
+fn default_part_units(part: usize) -> u64 {
     (FIRST_PART_UNITS << part.min(PART_UNITS.ilog2() as usize)).min(PART_UNITS)
 }
 
-impl Free {
-    fn new() -> Free {
-        Free { blocks: vec![Vec::new(); CLASSES.into()], given_back: 0 }
+impl FreeBlocks {
+    fn new() -> FreeBlocks {
+        FreeBlocks { blocks: vec![Vec::new(); CLASSES.into()], units_freed: 0 }
     }
 
-    fn give_back(&mut self, block: Block) {
-        self.given_back += units_of(block.class);
+    fn release(&mut self, block: Block) {
+        self.units_freed += units_of(block.class);
         self.blocks[usize::from(block.class)].push(block.place);
     }
 
@@ -430,7 +439,7 @@ impl Free {
     }
 
     /// Takes the lowest block that is larger than `class`, and splits it.
-    fn divide(&mut self, class: u8) -> Option<Block> {
+    fn split(&mut self, class: u8) -> Option<Block> {
         let lowest = |class: &u8| self.blocks[usize::from(*class)].last().copied();
         let whole = (class..CLASSES).filter(|class| lowest(class).is_some()).min_by_key(lowest)?;
         let place = self.blocks[usize::from(whole)].pop()?;
@@ -457,14 +466,14 @@ impl Free {
     }
 
     /// Removes all free units in the range.
-    fn forget(&mut self, first: u64, units: u64) {
+    fn remove_range(&mut self, first: u64, units: u64) {
         let is_elsewhere = |place: &u32| !(first..first + units).contains(&u64::from(*place));
         self.blocks.iter_mut().for_each(|places| places.retain(is_elsewhere));
     }
 
     /// Merges adjacent free blocks, and splits the result into blocks as large as possible.
-    fn put_together(&mut self) {
-        self.given_back = 0;
+    fn merge(&mut self) {
+        self.units_freed = 0;
         let mut runs: Vec<Run> = Vec::new();
         for (class, places) in self.blocks.iter_mut().enumerate() {
             let units = units_of(class as u8);
@@ -485,12 +494,12 @@ impl Free {
 /// Frees a region of a shard. A region that was lost with its node counts as freed.
 pub(super) async fn free(session: &Session, lh: Lh) -> Result<(), KvError> {
     match session.free(lh).await {
-        Err(error) if !is_lost(error.cause()) => Err(error.into()),
+        Err(error) if !is_lost_or_freed(error.cause()) => Err(error.into()),
         _ => Ok(()),
     }
 }
 
-fn is_lost(cause: &RegionCause) -> bool {
+fn is_lost_or_freed(cause: &RegionCause) -> bool {
     matches!(
         cause,
         RegionCause::Lost(_)
@@ -501,25 +510,25 @@ fn is_lost(cause: &RegionCause) -> bool {
     )
 }
 
-/// Allocates a region of a shard. Without memory, or without the directory of names, the store continues as it is.
-pub(super) async fn make(
+/// Allocates a region of a shard. The store is unchanged after the errors `Full` and `NoDirectory`.
+pub(super) async fn allocate_region(
     session: &Session,
     name: &str,
     len: u64,
     everyone: Permissions,
 ) -> Result<Lh, KvError> {
     let options = AllocOptions { everyone, ..AllocOptions::default() };
-    let made = async {
+    let allocation = async {
         match session.alloc_with(Some(name), len, options.clone()).await {
             Err(error) if *error.cause() == RegionCause::NameTaken => {}
-            made => return made,
+            allocated => return allocated,
         }
-        // An earlier attempt succeeded although an error was reported. Only this process uses the name.
-        let left = session.map(name, Permissions::MASTER).await?;
-        session.free(left).await?;
+        // An earlier attempt allocated the region although it reported an error. Only this process uses the name.
+        let leftover = session.map(name, Permissions::MASTER).await?;
+        session.free(leftover).await?;
         session.alloc_with(Some(name), len, options).await
     };
-    made.await.map_err(|error| match error.cause() {
+    allocation.await.map_err(|error| match error.cause() {
         RegionCause::NoSpace { .. } | RegionCause::OutOfMemory { .. } => KvError::Full,
         cause if is_without_directory(cause) => KvError::NoDirectory,
         _ => error.into(),
@@ -536,11 +545,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_unit_is_given_out_twice_or_lost(
+        fn no_unit_is_allocated_twice_or_lost(
             steps in prop::collection::vec((0u8..10, 0u8..12, any::<prop::sample::Index>()), 1..200),
         ) {
             const UNITS: u64 = 300;
-            let mut free = Free::new();
+            let mut free = FreeBlocks::new();
             // These units cross the boundary of two parts.
             free.add(Run { place: PART_UNITS - 100, units: 100 });
             free.add(Run { place: PART_UNITS, units: UNITS - 100 });
@@ -548,7 +557,7 @@ mod tests {
             for (what, class, which) in steps {
                 match what {
                     0..5 => {
-                        let found = free.find(class, LARGER).or_else(|| free.divide(class));
+                        let found = free.find(class, LARGER_CLASSES_MAX).or_else(|| free.split(class));
                         if let Some(block) = found {
                             prop_assert!(block.class >= class);
                             taken.insert(block.place.into(), block);
@@ -556,9 +565,9 @@ mod tests {
                     }
                     5..9 if !taken.is_empty() => {
                         let place = *which.get(&taken.keys().copied().collect::<Vec<_>>());
-                        free.give_back(taken.remove(&place).unwrap());
+                        free.release(taken.remove(&place).unwrap());
                     }
-                    _ => free.put_together(),
+                    _ => free.merge(),
                 }
                 let mut end = 0;
                 for (place, block) in &taken {

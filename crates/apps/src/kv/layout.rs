@@ -51,7 +51,7 @@ const HEADER_BYTES: usize = 24;
 
 /// Number of classes of blocks in the heap's parts: 1, 2, 3 or 4 units, or 5 to 8 units times a power of two.
 pub(super) const CLASSES: u8 = 53;
-/// Number of classes with those of long entries, each of which has a region of its own.
+/// Number of all classes: those of blocks, and then those of long entries, which have a region each.
 const ALL_CLASSES: u8 = 89;
 
 /// Returns the units of a block of `class`.
@@ -83,7 +83,7 @@ impl Hash {
     }
 
     /// Returns the bits that determine the bucket.
-    pub(super) fn low(self) -> u32 {
+    pub(super) fn bucket_bits(self) -> u32 {
         self.0 as u32
     }
 
@@ -94,8 +94,8 @@ impl Hash {
 }
 
 /// Returns the number of the bucket, less than `buckets`, which is a power of two.
-pub(super) fn bucket_of(low: u32, buckets: u64) -> u64 {
-    u64::from(low) & (buckets - 1)
+pub(super) fn bucket_of(bucket_bits: u32, buckets: u64) -> u64 {
+    u64::from(bucket_bits) & (buckets - 1)
 }
 
 const TAG_MAX: u32 = (1 << 24) - 1;
@@ -201,24 +201,24 @@ pub(super) fn decode_words(bytes: &[u8]) -> impl Iterator<Item = u64> {
     bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes")))
 }
 
-/// Returns the number of a store, by which owners recognise requests to it.
-pub(super) fn number_of_store(name: &str) -> u64 {
+/// Returns the id of a store, by which an owner recognises requests to it.
+pub(super) fn store_id(name: &str) -> u64 {
     xxh3_64(name.as_bytes())
 }
 
-pub(super) fn root_of(name: &str, shard: usize) -> String {
+pub(super) fn root_name(name: &str, shard: usize) -> String {
     format!("{name}/{shard}")
 }
 
-pub(super) fn table_of(name: &str, shard: usize, generation: u64) -> String {
+pub(super) fn table_name(name: &str, shard: usize, generation: u64) -> String {
     format!("{name}/{shard}/t{generation}")
 }
 
-pub(super) fn part_of(name: &str, shard: usize, part: usize) -> String {
+pub(super) fn part_name(name: &str, shard: usize, part: usize) -> String {
     format!("{name}/{shard}/h{part}")
 }
 
-pub(super) fn long_of(name: &str, shard: usize, number: u32) -> String {
+pub(super) fn long_entry_name(name: &str, shard: usize, number: u32) -> String {
     format!("{name}/{shard}/l{number}")
 }
 

@@ -5,27 +5,27 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use halite::{Call, Function, Permissions, ServeCause, ServeOptions, Server, Session};
 
 use super::error::KvError;
-use super::layout::number_of_store;
+use super::layout::store_id;
 use super::shard::Shard;
 use super::wire::{Answer, Request, parts, push_part};
 
-/// Maximum number of calls that are answered together.
+/// Maximum number of calls that are received and answered together.
 const CALLS_MAX: usize = 32;
 
 /// The reason why an owner ends.
 enum End {
     /// The store was closed, or this owner was stopped.
-    Asked,
+    Requested,
     /// The node leaves the cluster and takes the memory with it.
-    Left,
+    NodeClosed,
 }
 
 /// Serves one shard of a store, in memory of its node.
 pub struct Owner {
     shard: Local,
     number: usize,
-    /// The number of the store.
-    store: u64,
+    /// Hash of the store's name. Requests carry it.
+    store_id: u64,
     server: Server,
 }
 
@@ -37,7 +37,7 @@ pub struct Local(Arc<Mutex<Option<Shard>>>);
 type LocalGuard<'a> = MutexGuard<'a, Option<Shard>>;
 
 impl Local {
-    fn hold(&self) -> LocalGuard<'_> {
+    fn lock(&self) -> LocalGuard<'_> {
         // A panic during a change leaves all entries intact, because entries never change.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -48,21 +48,21 @@ impl Local {
         clippy::await_holding_lock,
         reason = "each thread has one future, and what it waits for needs no shard"
     )]
-    pub(super) async fn perform(
+    pub(super) async fn execute(
         &self,
         now_ms: u64,
         request: &Request<'_>,
         answer: &mut Vec<u8>,
     ) -> Result<(), KvError> {
-        let mut held = self.hold();
-        held.as_mut().ok_or(KvError::Ended)?.perform_or_refuse(now_ms, request, answer).await
+        let mut held = self.lock();
+        held.as_mut().ok_or(KvError::Ended)?.execute(now_ms, request, answer).await
     }
 
     /// Removes some expired keys of the shard.
-    #[expect(clippy::await_holding_lock, reason = "see perform")]
-    pub(super) async fn sweep_some(&self, now_ms: u64) -> Result<(), KvError> {
-        match &mut *self.hold() {
-            Some(shard) => shard.sweep_some(now_ms).await,
+    #[expect(clippy::await_holding_lock, reason = "see execute")]
+    pub(super) async fn sweep_batch(&self, now_ms: u64) -> Result<(), KvError> {
+        match &mut *self.lock() {
+            Some(shard) => shard.sweep_batch(now_ms).await,
             None => Ok(()),
         }
     }
@@ -94,9 +94,9 @@ impl Owner {
         let server = session.serve(function, ServeOptions { callers, ..ServeOptions::default() })?;
         // Only the owner writes to its memory.
         let everyone = everyone & Permissions::READ;
-        let shard = Shard::make(session.clone(), name, number, everyone).await?;
+        let shard = Shard::create(session.clone(), name, number, everyone).await?;
         let shard = Local(Arc::new(Mutex::new(Some(shard))));
-        Ok(Owner { shard, number, store: number_of_store(name), server })
+        Ok(Owner { shard, number, store_id: store_id(name), server })
     }
 
     /// Returns the shard's number, and its handle for other threads of the process.
@@ -114,10 +114,10 @@ impl Owner {
     pub async fn run(mut self, now_ms: impl Fn() -> u64) -> Result<(), KvError> {
         let done = self.serve(now_ms).await;
         self.server.close();
-        if let Ok(End::Left) = done {
+        if let Ok(End::NodeClosed) = done {
             return Ok(());
         }
-        let shard = self.shard.hold().take();
+        let shard = self.shard.lock().take();
         let freed = match shard {
             Some(shard) => shard.free().await,
             None => Ok(()),
@@ -126,19 +126,14 @@ impl Owner {
     }
 
     /// Executes several requests; each gets its own answer.
-    async fn perform_together(
-        &self,
-        now_ms: u64,
-        requests: &[u8],
-        answer: &mut Vec<u8>,
-    ) -> Result<(), KvError> {
+    async fn execute_batch(&self, now_ms: u64, requests: &[u8], answer: &mut Vec<u8>) -> Result<(), KvError> {
         Answer::Bytes(0, &[]).encode(answer);
         let mut one = Vec::new();
         for request in parts(requests) {
             match Request::decode(request) {
-                Some((store, _)) if store != self.store => Answer::AnotherStore.encode(&mut one),
-                Some((_, request)) if request.is_answered_shortly() => {
-                    self.shard.perform(now_ms, &request, &mut one).await?
+                Some((store, _)) if store != self.store_id => Answer::AnotherStore.encode(&mut one),
+                Some((_, request)) if request.has_short_answer() => {
+                    self.shard.execute(now_ms, &request, &mut one).await?
                 }
                 _ => Answer::Malformed.encode(&mut one),
             }
@@ -151,31 +146,31 @@ impl Owner {
         loop {
             let calls = match self.server.recv_many(CALLS_MAX).await {
                 Ok(calls) => calls,
-                Err(error) if *error.cause() == ServeCause::NodeClosed => return Ok(End::Left),
-                Err(error) if *error.cause() == ServeCause::Closed => return Ok(End::Asked),
+                Err(error) if *error.cause() == ServeCause::NodeClosed => return Ok(End::NodeClosed),
+                Err(error) if *error.cause() == ServeCause::Closed => return Ok(End::Requested),
                 Err(error) => return Err(error.into()),
             };
-            let end = Some((self.store, Request::Close));
+            let end = Some((self.store_id, Request::Close));
             let is_last = calls.iter().any(|call| Request::decode(call.input()) == end);
             let mut answers: Vec<(Call, Vec<u8>)> = Vec::with_capacity(calls.len());
             for call in calls {
                 let mut answer = Vec::new();
                 match Request::decode(call.input()) {
-                    Some((store, _)) if store != self.store => Answer::AnotherStore.encode(&mut answer),
-                    Some((_, Request::Together { requests })) => {
-                        self.perform_together(now_ms(), requests, &mut answer).await?
+                    Some((store, _)) if store != self.store_id => Answer::AnotherStore.encode(&mut answer),
+                    Some((_, Request::Batch { requests })) => {
+                        self.execute_batch(now_ms(), requests, &mut answer).await?
                     }
-                    Some((_, request)) => self.shard.perform(now_ms(), &request, &mut answer).await?,
+                    Some((_, request)) => self.shard.execute(now_ms(), &request, &mut answer).await?,
                     None => Answer::Malformed.encode(&mut answer),
                 }
                 answers.push((call, answer));
             }
-            // A caller that has ended waits for no answer, so errors do not matter.
+            // An error means that the caller has ended, so the answer is no longer needed.
             self.server.reply_all(answers);
             if is_last {
-                return Ok(End::Asked);
+                return Ok(End::Requested);
             }
-            self.shard.sweep_some(now_ms()).await?;
+            self.shard.sweep_batch(now_ms()).await?;
         }
     }
 }

@@ -13,29 +13,29 @@ use super::fields::Field;
 use super::heap::{self, Block, Heap, Live};
 use super::layout::{
     BUCKET_BYTES, BUCKET_SLOTS, BUCKETS_MAX, CLASSES, Entry, Hash, KEY_BYTES_MAX, MOVED, ROOT_BYTES, Slot,
-    VALUE_BYTES_MAX, WORD, bucket_of, class_of, encode_words, root_of, table_of, units_of,
+    VALUE_BYTES_MAX, WORD, bucket_of, class_of, encode_words, root_name, table_name, units_of,
 };
 use super::wire::{Answer, Expires, Only, Request, When, push_part};
 
 /// Buckets of a new table.
 const BUCKETS_MIN: u64 = 8;
-/// The table grows when three quarters of its slots are used.
+/// The table grows when `QUARTERS - 1` quarters of its slots are in use.
 const QUARTERS: u64 = 4;
-/// Maximum number of slots per key. A sparser table does not grow: a full bucket then means that keys were chosen to
-/// collide, and the key is refused.
-const SPARSE: u64 = 32;
+/// Maximum number of slots per key after growth. A full bucket of a sparser table means that keys were chosen to
+/// collide, so the table does not grow, and the shard refuses the key.
+const SLOTS_PER_KEY_MAX: u64 = 32;
 /// Maximum number of expired keys that are removed at a time.
 const SWEEP_MAX: usize = 64;
 /// Maximum number of keys per answer to a scan.
 const SCAN_MAX: u64 = 10_000;
 /// Maximum bytes of keys per answer to a scan, except those of its last bucket.
 const SCAN_BYTES_MAX: usize = 1 << 20;
-/// Number of counters of changes; keys share them by their hashes.
-const COUNTERS: usize = 1 << 16;
+/// Number of change counters. A key's hash selects its counter, so several keys share one.
+const CHANGE_COUNTERS: usize = 1 << 16;
 /// Maximum length of a buffer that is kept for the next request.
 pub(super) const KEPT_BYTES_MAX: usize = 2 << 20;
 /// Bytes per write when a table is overwritten.
-const WIPE_BYTES: usize = 64 << 10;
+const FILL_BYTES: usize = 64 << 10;
 
 /// A shard, and its owner's state.
 pub(super) struct Shard {
@@ -47,14 +47,14 @@ pub(super) struct Shard {
     table: Table,
     heap: Heap,
     keys: u64,
-    /// Keys with an expiry, each with that time in ms.
+    /// Expiry in ms and key of each entry that expires.
     expiring: BTreeSet<(u64, Box<[u8]>)>,
-    /// Numbers of changes, for clients that watch keys; empty until a client does.
-    changes: Vec<u64>,
-    /// Number of entries that were ever removed or replaced.
+    /// Change counters, for clients that watch keys. Empty until a client watches one.
+    change_counts: Vec<u64>,
+    /// Total number of removed or replaced entries.
     removals: u64,
-    /// This number, and the class, when memory was last sought in vain.
-    changes_at_failure: Option<(u64, u8)>,
+    /// Value of `removals`, and the class of the requested block, when the last compaction failed.
+    failed_compaction: Option<(u64, u8)>,
     /// The last entry read.
     entry: Vec<u8>,
     /// The last entry written.
@@ -67,7 +67,7 @@ struct Table {
     buckets: u64,
     slots: Vec<u64>,
     /// For each slot, the bits of its key's hash that determine its bucket.
-    lows: Vec<u32>,
+    bucket_bits: Vec<u32>,
 }
 
 /// An entry that was found; its bytes are in the shard's buffer.
@@ -81,7 +81,7 @@ struct Found {
 }
 
 impl Table {
-    async fn make(
+    async fn create(
         session: &Session,
         name: &str,
         shard: usize,
@@ -89,40 +89,40 @@ impl Table {
         buckets: u64,
         everyone: Permissions,
     ) -> Result<Table, KvError> {
-        let name = table_of(name, shard, generation);
-        let lh = heap::make(session, &name, buckets * BUCKET_BYTES, everyone).await?;
+        let name = table_name(name, shard, generation);
+        let lh = heap::allocate_region(session, &name, buckets * BUCKET_BYTES, everyone).await?;
         let slots = buckets as usize * BUCKET_SLOTS;
-        Ok(Table { lh, generation, buckets, slots: vec![0; slots], lows: vec![0; slots] })
+        Ok(Table { lh, generation, buckets, slots: vec![0; slots], bucket_bits: vec![0; slots] })
     }
 
-    fn indices(&self, low: u32) -> std::ops::Range<usize> {
-        let begin = bucket_of(low, self.buckets) as usize * BUCKET_SLOTS;
+    fn bucket_slots(&self, bucket_bits: u32) -> std::ops::Range<usize> {
+        let begin = bucket_of(bucket_bits, self.buckets) as usize * BUCKET_SLOTS;
         begin..begin + BUCKET_SLOTS
     }
 
-    fn empty(&self, low: u32) -> Option<usize> {
-        self.indices(low).find(|index| self.slots[*index] == 0)
+    fn empty_slot(&self, bucket_bits: u32) -> Option<usize> {
+        self.bucket_slots(bucket_bits).find(|index| self.slots[*index] == 0)
     }
 
     /// Copies all slots to a table of twice the length.
     fn copy_to(&self, other: &mut Table) {
-        for (word, low) in self.slots.iter().zip(&self.lows).filter(|(word, _)| **word != 0) {
-            let free = other.empty(*low).expect("its buckets have slots of one bucket each");
-            (other.slots[free], other.lows[free]) = (*word, *low);
+        for (word, bucket_bits) in self.slots.iter().zip(&self.bucket_bits).filter(|(word, _)| **word != 0) {
+            let free = other.empty_slot(*bucket_bits).expect("its buckets have slots of one bucket each");
+            (other.slots[free], other.bucket_bits[free]) = (*word, *bucket_bits);
         }
     }
 }
 
 impl Shard {
-    pub(super) async fn make(
+    pub(super) async fn create(
         session: Session,
         name: &str,
         number: usize,
         everyone: Permissions,
     ) -> Result<Shard, KvError> {
         let options = AllocOptions { everyone, ..AllocOptions::default() };
-        let root = session.alloc_with(Some(&root_of(name, number)), ROOT_BYTES, options).await?;
-        let table = match Table::make(&session, name, number, 0, BUCKETS_MIN, everyone).await {
+        let root = session.alloc_with(Some(&root_name(name, number)), ROOT_BYTES, options).await?;
+        let table = match Table::create(&session, name, number, 0, BUCKETS_MIN, everyone).await {
             Ok(table) => table,
             Err(error) => {
                 session.free(root).await?;
@@ -132,7 +132,7 @@ impl Shard {
         session.write(root, 0, &encode_words([0, BUCKETS_MIN])).await?;
         let heap = Heap::new(session.clone(), name, number, everyone);
         let (name, expiring, entry, written) = (name.to_owned(), BTreeSet::new(), Vec::new(), Vec::new());
-        let (keys, changes, removals, changes_at_failure) = (0, Vec::new(), 0, None);
+        let (keys, change_counts, removals, failed_compaction) = (0, Vec::new(), 0, None);
         Ok(Shard {
             session,
             name,
@@ -143,9 +143,9 @@ impl Shard {
             heap,
             keys,
             expiring,
-            changes,
+            change_counts,
             removals,
-            changes_at_failure,
+            failed_compaction,
             entry,
             written,
         })
@@ -153,22 +153,22 @@ impl Shard {
 
     /// Frees all memory of the shard.
     pub(super) async fn free(mut self) -> Result<(), KvError> {
-        let mut freed = self.heap.clear().await.and(self.heap.free_left().await);
+        let mut freed = self.heap.clear().await.and(self.heap.free_deferred().await);
         for lh in [self.table.lh, self.root] {
-            // Continues after a failure.
+            // Frees the other region even if this one fails.
             freed = freed.and(heap::free(&self.session, lh).await);
         }
         freed
     }
 
     /// Executes a request at `now_ms` and writes the answer into `answer`. Fails only if the shard cannot continue.
-    pub(super) async fn perform_or_refuse(
+    pub(super) async fn execute(
         &mut self,
         now_ms: u64,
         request: &Request<'_>,
         answer: &mut Vec<u8>,
     ) -> Result<(), KvError> {
-        let done = self.perform(now_ms, request, answer).await;
+        let done = self.try_execute(now_ms, request, answer).await;
         for buffer in [&mut self.entry, &mut self.written] {
             if buffer.capacity() > KEPT_BYTES_MAX {
                 *buffer = Vec::new();
@@ -187,7 +187,7 @@ impl Shard {
         }
     }
 
-    async fn perform(
+    async fn try_execute(
         &mut self,
         now_ms: u64,
         request: &Request<'_>,
@@ -241,10 +241,12 @@ impl Shard {
             Request::Watch { key } => {
                 // The removal of an expired key is a change.
                 self.find(now_ms, key).await?;
-                if self.changes.is_empty() {
-                    self.changes = vec![0; COUNTERS];
+                if self.change_counts.is_empty() {
+                    self.change_counts = vec![0; CHANGE_COUNTERS];
                 }
-                Answer::Number(self.changes[Hash::of(key).low() as usize % COUNTERS] as i64)
+                Answer::Number(
+                    self.change_counts[Hash::of(key).bucket_bits() as usize % CHANGE_COUNTERS] as i64,
+                )
             }
             Request::Take { key } => match self.find(now_ms, key).await? {
                 Some(found) => {
@@ -260,7 +262,7 @@ impl Shard {
                 }
                 None => Answer::Nothing,
             },
-            // Rarer and longer, so boxed: the futures of get and set stay small.
+            // Boxed, because they are rarer, and so the futures of get and set stay small.
             Request::Append { key, value } => Box::pin(self.append(now_ms, key, value)).await?,
             Request::Add { key, number } => Box::pin(self.add(now_ms, key, number)).await?,
             Request::SetRange { .. }
@@ -268,7 +270,9 @@ impl Shard {
             | Request::AddFloat { .. }
             | Request::BitFields { .. } => return Box::pin(self.edit(now_ms, request, answer)).await,
             Request::Expire { key, expires, when } => match self.find(now_ms, key).await? {
-                Some(found) if holds(when, found.expires_ms, expiry(now_ms, expires, Some(found))) => {
+                Some(found)
+                    if may_change_expiry(when, found.expires_ms, expiry(now_ms, expires, Some(found))) =>
+                {
                     Box::pin(self.set_expiry(now_ms, key, expires, found)).await?;
                     Answer::Number(1)
                 }
@@ -296,7 +300,7 @@ impl Shard {
             }
             Request::Close => Answer::Number(1),
             // The owner splits these first.
-            Request::Together { .. } => Answer::Malformed,
+            Request::Batch { .. } => Answer::Malformed,
         };
         outcome.encode(answer);
         Ok(())
@@ -308,9 +312,9 @@ impl Shard {
         &self.heap
     }
 
-    /// Removes some expired keys.
-    pub(super) async fn sweep(&mut self, now_ms: u64, most: usize) -> Result<(), KvError> {
-        for _ in 0..most {
+    /// Removes at most `keys_max` expired keys.
+    pub(super) async fn sweep(&mut self, now_ms: u64, keys_max: usize) -> Result<(), KvError> {
+        for _ in 0..keys_max {
             let Some((_, key)) = self.expiring.first().filter(|(at, _)| *at <= now_ms).cloned() else {
                 break;
             };
@@ -320,7 +324,7 @@ impl Shard {
         Ok(())
     }
 
-    pub(super) async fn sweep_some(&mut self, now_ms: u64) -> Result<(), KvError> {
+    pub(super) async fn sweep_batch(&mut self, now_ms: u64) -> Result<(), KvError> {
         self.sweep(now_ms, SWEEP_MAX).await
     }
 
@@ -336,7 +340,7 @@ impl Shard {
     /// Returns the entry of a key, unless it has expired.
     async fn find(&mut self, now_ms: u64, key: &[u8]) -> Result<Option<Found>, KvError> {
         let hash = Hash::of(key);
-        for index in self.table.indices(hash.low()) {
+        for index in self.table.bucket_slots(hash.bucket_bits()) {
             let Some(slot) = Slot::decode(self.table.slots[index]).filter(|slot| slot.tag == hash.tag())
             else {
                 continue;
@@ -374,16 +378,16 @@ impl Shard {
         let bytes = Entry::bytes(key.len(), value.len());
         let class = class_of(bytes).expect("lengths have been checked");
         if found.is_none() {
-            self.make_room(hash.low()).await?;
+            self.make_room(hash.bucket_bits()).await?;
         }
-        let block = match self.heap.take(class, bytes).await {
-            // Rare and long, so boxed, as above.
-            Err(lack @ (KvError::Full | KvError::NoDirectory)) => {
-                Box::pin(self.compact(class)).await?.ok_or(lack)?
+        let block = match self.heap.allocate(class, bytes).await {
+            // Boxed, because it is rare, and a large future otherwise.
+            Err(error @ (KvError::Full | KvError::NoDirectory)) => {
+                Box::pin(self.compact(class)).await?.ok_or(error)?
             }
-            taken => taken?,
+            allocated => allocated?,
         };
-        // The entry found may have been moved.
+        // Compaction may have moved the entry that was found.
         let found = found.map(|found| Found {
             slot: Slot::decode(self.table.slots[found.index]).expect("the entry exists"),
             ..found
@@ -391,40 +395,40 @@ impl Shard {
         Entry { expires_ms, key, value }.encode(block.place, &mut self.written);
         let index = match found {
             Some(found) => found.index,
-            None => self.table.empty(hash.low()).expect("room has been made"),
+            None => self.table.empty_slot(hash.bucket_bits()).expect("room has been made"),
         };
         let word = block.slot(hash.tag()).encode();
         // Both regions are on this node, where writes take effect in this order: a reader that sees the slot sees the
         // entry.
         let slot = WriteOp { lh: self.table.lh, offset: index as u64 * WORD, from: &word.to_le_bytes() };
-        let writes = [self.heap.write_of(block, &self.written), slot];
+        let writes = [self.heap.write_op(block, &self.written), slot];
         self.session.write_batch(&writes).await.map_err(|error| error.source)?;
         self.table.slots[index] = word;
         if found.is_none() {
-            self.table.lows[index] = hash.low();
+            self.table.bucket_bits[index] = hash.bucket_bits();
         }
-        self.note_change(hash.low());
+        self.count_change(hash.bucket_bits());
         match found {
-            Some(found) => self.forget(key, found),
+            Some(found) => self.release_entry(key, found),
             None => self.keys += 1,
         }
         if expires_ms != 0 {
             self.expiring.insert((expires_ms, key.into()));
         }
-        self.free_regions().await
+        self.free_retired().await
     }
 
     /// Frees the regions of long entries that were replaced or removed.
-    async fn free_regions(&mut self) -> Result<(), KvError> {
-        // Rare and long, so boxed, as above.
-        if self.heap.has_left() { Box::pin(self.heap.free_regions()).await } else { Ok(()) }
+    async fn free_retired(&mut self) -> Result<(), KvError> {
+        // Boxed, because it is rare, and a large future otherwise.
+        if self.heap.has_retired() { Box::pin(self.heap.free_retired()).await } else { Ok(()) }
     }
 
-    /// Makes a block of `class` out of free memory in pieces, by moving the live entries between the pieces. Returns
-    /// `None` if that is impossible.
+    /// Makes a block of `class` from scattered free memory by moving the live entries in between. Returns `None` if
+    /// that is impossible.
     async fn compact(&mut self, class: u8) -> Result<Option<Block>, KvError> {
-        // After a failure, only freed memory helps. Long entries are in no part of the heap.
-        if class >= CLASSES || self.changes_at_failure == Some((self.removals, class)) {
+        // Compaction fails again unless memory was freed since. Long entries are in no part of the heap.
+        if class >= CLASSES || self.failed_compaction == Some((self.removals, class)) {
             return Ok(None);
         }
         let slots = self.table.slots.iter().enumerate();
@@ -433,19 +437,19 @@ impl Shard {
             .filter(|live| !live.slot.is_long())
             .collect();
         live.sort_unstable_by_key(|live| live.slot.place);
-        let Some(begin) = self.heap.sparsest(class, &live) else { return Ok(None) };
+        let Some(begin) = self.heap.sparsest_range(class, &live) else { return Ok(None) };
         let range = begin..begin + units_of(class);
-        self.heap.set_live(&live, Some((begin, class)));
+        self.heap.rebuild_free_blocks(&live, Some((begin, class)));
         let mut is_free = true;
         for live in live.iter_mut().filter(|live| range.contains(&u64::from(live.slot.place))) {
-            match self.heap.take_free(live.slot.class) {
+            match self.heap.allocate_without_growing(live.slot.class) {
                 Some(block) => live.slot = self.move_entry(*live, block).await?,
                 None => is_free = false,
             }
         }
-        self.heap.set_live(&live, is_free.then_some((begin, class)));
+        self.heap.rebuild_free_blocks(&live, is_free.then_some((begin, class)));
         if !is_free {
-            self.changes_at_failure = Some((self.removals, class));
+            self.failed_compaction = Some((self.removals, class));
         }
         Ok(is_free.then_some(Block { place: begin as u32, class }))
     }
@@ -457,22 +461,22 @@ impl Shard {
         let Some(entry) = Entry::decode(&bytes, live.slot.place) else { return Err(self.damaged()) };
         entry.encode(block.place, &mut self.written);
         let slot = block.slot(live.slot.tag);
-        // In this order, as in `put`.
+        // The order matters, as in `put`.
         let word = slot.encode().to_le_bytes();
         let to_slot = WriteOp { lh: self.table.lh, offset: live.index as u64 * WORD, from: &word };
-        let writes = [self.heap.write_of(block, &self.written), to_slot];
+        let writes = [self.heap.write_op(block, &self.written), to_slot];
         self.session.write_batch(&writes).await.map_err(|error| error.source)?;
         self.table.slots[live.index] = slot.encode();
         Ok(slot)
     }
 
-    fn note_change(&mut self, low: u32) {
-        if let Some(count) = self.changes.get_mut(low as usize % COUNTERS) {
+    fn count_change(&mut self, bucket_bits: u32) {
+        if let Some(count) = self.change_counts.get_mut(bucket_bits as usize % CHANGE_COUNTERS) {
             *count += 1;
         }
     }
 
-    /// Writes the found entry again with a new expiry. One that expires now takes no memory.
+    /// Writes the found entry again with a new expiry; removes it if it expires at once.
     async fn set_expiry(
         &mut self,
         now_ms: u64,
@@ -490,15 +494,16 @@ impl Shard {
 
     async fn remove(&mut self, key: &[u8], found: Found) -> Result<(), KvError> {
         self.set_slot(found.index, 0).await?;
-        self.note_change(self.table.lows[found.index]);
-        self.forget(key, found);
+        self.count_change(self.table.bucket_bits[found.index]);
+        self.release_entry(key, found);
         self.keys -= 1;
-        self.free_regions().await
+        self.free_retired().await
     }
 
-    /// Frees a block that no slot points to any more. A reader of the block detects this when it checks the slot again.
-    fn forget(&mut self, key: &[u8], found: Found) {
-        self.heap.give_back(Block::from(found.slot));
+    /// Frees the block of an entry whose slot was changed. A concurrent reader of the block detects the reuse when it
+    /// reads the slot again.
+    fn release_entry(&mut self, key: &[u8], found: Found) {
+        self.heap.release(Block::from(found.slot));
         self.removals += 1;
         if found.expires_ms != 0 {
             self.expiring.remove(&(found.expires_ms, key.into()));
@@ -534,11 +539,11 @@ impl Shard {
         | Request::AddFloat { key, .. }
         | Request::BitFields { key, .. }) = *request
         else {
-            unreachable!("the caller has other requests executed elsewhere");
+            unreachable!("the caller passes only these requests");
         };
         let found = self.find(now_ms, key).await?;
         let mut value = found.map_or(Vec::new(), |found| self.value(found).to_vec());
-        match edited(&mut value, request, answer) {
+        match edit_value(&mut value, request, answer) {
             _ if key.len() > KEY_BYTES_MAX => Answer::TooLong.encode(answer),
             Err(refusal) => refusal.encode(answer),
             Ok(true) => {
@@ -555,15 +560,16 @@ impl Shard {
         }
         let found = self.find(now_ms, key).await?;
         let text = found.map_or(&b"0"[..], |found| self.value(found));
-        let Some(old) = number_of(text) else { return Ok(Answer::NotANumber) };
+        let Some(old) = parse_integer(text) else { return Ok(Answer::NotANumber) };
         let Some(sum) = old.checked_add(number) else { return Ok(Answer::Overflow) };
         let value = sum.to_string();
         self.put(key, value.as_bytes(), expiry(now_ms, Expires::Unchanged, found), found).await?;
         Ok(Answer::Number(sum))
     }
 
-    /// Returns keys of some buckets, each behind its length. A client that continues at the returned cursor sees each
-    /// key that stays at least once, even if the table grows: buckets are visited in the order of their reversed bits.
+    /// Returns keys of some buckets, each preceded by its length. A client that continues at the returned cursor sees
+    /// each key that stays at least once, even if the table grows: buckets are visited in the order of their reversed
+    /// bits.
     async fn scan(
         &mut self,
         now_ms: u64,
@@ -576,7 +582,7 @@ impl Shard {
         let (mut keys, mut found) = (Vec::new(), 0);
         let next = loop {
             let bucket = cursor.reverse_bits();
-            for index in self.table.indices(bucket as u32) {
+            for index in self.table.bucket_slots(bucket as u32) {
                 let Some(slot) = Slot::decode(self.table.slots[index]) else { continue };
                 self.heap.read(slot, &mut self.entry).await?;
                 let Some(entry) = Entry::decode(&self.entry, slot.place) else { return Err(self.damaged()) };
@@ -598,12 +604,12 @@ impl Shard {
     }
 
     async fn clear(&mut self) -> Result<(), KvError> {
-        // A client that has seen a key gone must not find it again, so all slots are cleared before readers look
-        // elsewhere.
-        self.fill(self.table.lh, self.table.slots.len(), 0).await?;
+        // A client that has seen a key disappear must not find it again, so all slots are cleared before the table is
+        // replaced.
+        self.fill_slots(self.table.lh, self.table.slots.len(), 0).await?;
         for index in 0..self.table.slots.len() {
             if self.table.slots[index] != 0 {
-                self.note_change(self.table.lows[index]);
+                self.count_change(self.table.bucket_bits[index]);
             }
         }
         self.table.slots.fill(0);
@@ -613,19 +619,19 @@ impl Shard {
         if self.table.buckets == BUCKETS_MIN {
             return Ok(());
         }
-        match self.make_table(self.table.generation + 1, BUCKETS_MIN).await {
-            // The larger table serves as well.
+        match self.create_table(self.table.generation + 1, BUCKETS_MIN).await {
+            // The shard keeps the larger table, which works as well.
             Err(KvError::Full | KvError::NoDirectory) => Ok(()),
-            made => self.take_up(made?).await,
+            created => self.switch_to_table(created?).await,
         }
     }
 
-    /// Makes sure that a key placed by `low` finds an empty slot.
-    async fn make_room(&mut self, low: u32) -> Result<(), KvError> {
-        while self.table.empty(low).is_none()
+    /// Grows the table until the bucket selected by `bucket_bits` has an empty slot.
+    async fn make_room(&mut self, bucket_bits: u32) -> Result<(), KvError> {
+        while self.table.empty_slot(bucket_bits).is_none()
             || (self.keys + 1) * QUARTERS > self.table.slots.len() as u64 * (QUARTERS - 1)
         {
-            // Rare and long, so boxed: the future of set stays small.
+            // Boxed, because growth is rare, and so the future of set stays small.
             Box::pin(self.grow()).await?;
         }
         Ok(())
@@ -634,46 +640,50 @@ impl Shard {
     /// Replaces the table by one of twice the length.
     async fn grow(&mut self) -> Result<(), KvError> {
         let (buckets, generation) = (2 * self.table.buckets, self.table.generation + 1);
-        let is_sparse = (self.keys + 1) * SPARSE < buckets * BUCKET_SLOTS as u64;
+        let is_sparse = (self.keys + 1) * SLOTS_PER_KEY_MAX < buckets * BUCKET_SLOTS as u64;
         if buckets > BUCKETS_MAX || is_sparse {
             return Err(KvError::Full);
         }
-        let mut table = match self.make_table(generation, buckets).await {
-            // Values have used the memory, and may have freed it.
-            Err(KvError::Full) if self.heap.shrink().await? => self.make_table(generation, buckets).await?,
-            made => made?,
+        let mut table = match self.create_table(generation, buckets).await {
+            // Removed values may have left empty parts of the heap, whose memory the table can use.
+            Err(KvError::Full) if self.heap.shrink().await? => self.create_table(generation, buckets).await?,
+            created => created?,
         };
         // In a full store, the old table's region has been freed by now.
         self.table.copy_to(&mut table);
         self.session.write(table.lh, 0, &encode_words(table.slots.iter().copied())).await?;
-        self.take_up(table).await
+        self.switch_to_table(table).await
     }
 
-    /// Replaces the table by one whose slots are all written.
-    async fn take_up(&mut self, table: Table) -> Result<(), KvError> {
+    /// Replaces the table by `table`, whose slots are already in shared memory.
+    async fn switch_to_table(&mut self, table: Table) -> Result<(), KvError> {
         self.session.write(self.root, 0, &encode_words([table.generation, table.buckets])).await?;
         let old = std::mem::replace(&mut self.table, table);
-        // From here on, readers of the old table look for the new one.
-        self.fill(old.lh, old.slots.len(), MOVED as u8).await?;
+        // Readers that see these slots in the old table map the new one.
+        self.fill_slots(old.lh, old.slots.len(), MOVED as u8).await?;
         self.heap.free_region(old.lh).await
     }
 
-    /// Fills all slots of a table with a byte.
-    async fn fill(&self, table: Lh, slots: usize, byte: u8) -> Result<(), KvError> {
-        let (len, bytes) = (slots * WORD as usize, vec![byte; WIPE_BYTES.min(slots * WORD as usize)]);
-        for at in (0..len).step_by(WIPE_BYTES) {
-            self.session.write(table, at as u64, &bytes[..WIPE_BYTES.min(len - at)]).await?;
+    /// Overwrites each byte of a table's slots with `byte`.
+    async fn fill_slots(&self, table: Lh, slots: usize, byte: u8) -> Result<(), KvError> {
+        let (len, bytes) = (slots * WORD as usize, vec![byte; FILL_BYTES.min(slots * WORD as usize)]);
+        for at in (0..len).step_by(FILL_BYTES) {
+            self.session.write(table, at as u64, &bytes[..FILL_BYTES.min(len - at)]).await?;
         }
         Ok(())
     }
 
-    async fn make_table(&self, generation: u64, buckets: u64) -> Result<Table, KvError> {
-        Table::make(&self.session, &self.name, self.number, generation, buckets, self.everyone).await
+    async fn create_table(&self, generation: u64, buckets: u64) -> Result<Table, KvError> {
+        Table::create(&self.session, &self.name, self.number, generation, buckets, self.everyone).await
     }
 }
 
-/// Changes a value as requested, and writes the answer. Returns true if the value must be written.
-fn edited(value: &mut Vec<u8>, request: &Request<'_>, answer: &mut Vec<u8>) -> Result<bool, Answer<'static>> {
+/// Changes a value as requested, and encodes the answer. Returns true if the value has changed and must be written.
+fn edit_value(
+    value: &mut Vec<u8>,
+    request: &Request<'_>,
+    answer: &mut Vec<u8>,
+) -> Result<bool, Answer<'static>> {
     let fit = |end: Option<u64>| {
         let end = end.and_then(|end| usize::try_from(end).ok());
         end.filter(|end| *end <= VALUE_BYTES_MAX).ok_or(Answer::TooLong)
@@ -716,7 +726,7 @@ fn edited(value: &mut Vec<u8>, request: &Request<'_>, answer: &mut Vec<u8>) -> R
             value.resize(len, 0);
             let mut results = Vec::with_capacity(fields.len() * 9);
             for field in &fields {
-                let number = field.perform(value);
+                let number = field.apply(value);
                 results.push(number.is_some().into());
                 results.extend(number.unwrap_or(0).to_le_bytes());
             }
@@ -728,14 +738,14 @@ fn edited(value: &mut Vec<u8>, request: &Request<'_>, answer: &mut Vec<u8>) -> R
     Ok(true)
 }
 
-/// Numbers with at most this many digits fit into 64 bits.
-const SHORT_DIGITS: usize = 18;
+/// Numbers with at most this many digits fit into 64 bits, so they are parsed without overflow checks.
+const UNCHECKED_DIGITS_MAX: usize = 18;
 
 /// Parses a decimal number in its shortest form.
-pub(super) fn number_of(text: &[u8]) -> Option<i64> {
-    // Lengths, the most frequent numbers, take this form.
+pub(super) fn parse_integer(text: &[u8]) -> Option<i64> {
+    // Fast path for lengths, which are the most frequent numbers.
     if let [b'1'..=b'9', rest @ ..] = text
-        && rest.len() < SHORT_DIGITS
+        && rest.len() < UNCHECKED_DIGITS_MAX
     {
         return text.iter().try_fold(0, |number, digit| {
             digit.is_ascii_digit().then(|| number * 10 + i64::from(digit - b'0'))
@@ -751,7 +761,7 @@ pub(super) fn number_of(text: &[u8]) -> Option<i64> {
 }
 
 /// Returns true if the condition allows a change of expiry from `old_ms` to `new_ms`.
-fn holds(when: When, old_ms: u64, new_ms: u64) -> bool {
+fn may_change_expiry(when: When, old_ms: u64, new_ms: u64) -> bool {
     let rank = |ms| if ms == 0 { u64::MAX } else { ms };
     match when {
         When::Always => true,
@@ -772,7 +782,7 @@ fn expiry(now_ms: u64, expires: Expires, found: Option<Found>) -> u64 {
     match expires {
         Expires::Never => 0,
         Expires::Unchanged => found.map_or(0, |found| found.expires_ms),
-        // Saturates, but below "never".
+        // The maximum stays below `u64::MAX`, which stands for "never" in comparisons.
         Expires::After { ms } => now_ms.saturating_add(ms).clamp(1, i64::MAX as u64),
     }
 }

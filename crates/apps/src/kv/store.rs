@@ -10,15 +10,15 @@ use halite::{
 use super::error::KvError;
 use super::layout::{
     BUCKET_BYTES, BUCKETS_MAX, Entry, HEAD_WORDS, Hash, KEY_BYTES_MAX, MAGIC, MOVED, ROOT_BYTES, SHARDS_MAX,
-    Slot, VALUE_BYTES_MAX, WORD, bucket_of, decode_words, encode_words, long_of, number_of_store, part_of,
-    root_of, table_of,
+    Slot, VALUE_BYTES_MAX, WORD, bucket_of, decode_words, encode_words, long_entry_name, part_name,
+    root_name, store_id, table_name,
 };
 use super::shard::KEPT_BYTES_MAX;
-use super::wire::{Answer, Expires, Only, Request, When, parts, push_part, together_bytes_max};
+use super::wire::{Answer, Expires, Only, Request, When, batch_answer_bytes_max, parts, push_part};
 
-/// Maximum number of keys that are looked up together.
+/// Maximum number of keys per batch of lookups.
 const KEYS_TOGETHER_MAX: usize = 128;
-/// Number of reads of a key that keeps changing before the owner is asked.
+/// Number of lookups of a key that keeps changing before the client calls the owner.
 const ATTEMPTS_MAX: usize = 16;
 
 /// A session's handle of a store. Each thread has its own.
@@ -26,10 +26,10 @@ pub struct Store {
     session: Session,
     name: String,
     /// The number by which owners recognise requests to this store.
-    pub(super) number: u64,
-    shards: Vec<Seen>,
+    pub(super) id: u64,
+    shards: Vec<MappedShard>,
     timeout: Duration,
-    /// Number of times that the handle from which this one was made was reopened.
+    /// Number of times that the store was reopened before this handle was made.
     pub(super) epoch: u64,
     request: Vec<u8>,
     block: Vec<u8>,
@@ -37,43 +37,44 @@ pub struct Store {
 
 /// Mapped regions of a shard.
 #[derive(Clone, Debug)]
-struct Seen {
+struct MappedShard {
     node: NodeId,
     function: Function,
     table: Option<(Lh, u64)>,
     heap: Vec<Option<Lh>>,
 }
 
-/// Result of one lookup of a key.
+/// Result of one lookup of a key by one-sided reads.
 #[derive(PartialEq, Eq, Debug)]
-enum Look {
+enum Lookup {
+    /// Offset and length of the value in the entry's block.
     Value(usize, usize),
-    Nothing,
+    Absent,
     /// The slot points to the entry of another key.
     AnotherKey,
     /// The entry is being changed.
-    Again,
+    Retry,
     /// The table was replaced.
     Moved,
-    /// The key has an expiry, by the owner's clock.
-    Ask,
+    /// The key has an expiry, which only the owner's clock decides.
+    CallOwner,
 }
 
-/// Result for one key of a lookup of several keys.
+/// Result for one key of a batch of lookups.
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Glance {
+enum BatchLookup {
     Value(Option<Vec<u8>>),
     /// There is no room for the value.
     NoRoom,
-    /// The lookup was inconclusive, and there is room for the value.
-    More,
-    /// The lookup was inconclusive, and the length of the value is unknown.
-    Nothing,
+    /// The lookup was inconclusive. The value fits.
+    Retry,
+    /// The lookup was inconclusive, so the length of the value is unknown.
+    RetryIfRoom,
 }
 
-/// Result of reading a key if there is room.
+/// Result of reading a key whose value may be omitted.
 #[derive(PartialEq, Eq, Debug)]
-pub(super) enum Got {
+pub(super) enum BoundedRead {
     Value(Option<Vec<u8>>),
     NoRoom,
 }
@@ -129,7 +130,7 @@ impl Store {
             return Err(KvError::NotAStore { what: "the first word", value: magic, wanted });
         }
         check_shards(count)?;
-        let shard = |(number, node): (usize, &u64)| Seen {
+        let shard = |(number, node): (usize, &u64)| MappedShard {
             node: NodeId(*node as u32),
             function: Function((function as u32).wrapping_add(number as u32)),
             table: None,
@@ -139,7 +140,7 @@ impl Store {
         Ok(Store {
             session: session.clone(),
             name: name.to_owned(),
-            number: number_of_store(name),
+            id: store_id(name),
             shards,
             timeout: Duration::from_secs(5),
             epoch: 0,
@@ -168,13 +169,13 @@ impl Store {
         Store { timeout, ..self }
     }
 
-    /// Returns another handle of the same store, for a concurrent task.
-    pub(super) fn again(&self) -> Store {
-        let fresh = |seen: &Seen| Seen { table: None, heap: Vec::new(), ..*seen };
+    /// Returns another handle of the same store, without mappings, for a concurrent task.
+    pub(super) fn unmapped_clone(&self) -> Store {
+        let fresh = |shard: &MappedShard| MappedShard { table: None, heap: Vec::new(), ..*shard };
         Store {
             session: self.session.clone(),
             name: self.name.clone(),
-            number: self.number,
+            id: self.id,
             shards: self.shards.iter().map(fresh).collect(),
             timeout: self.timeout,
             epoch: self.epoch,
@@ -202,12 +203,12 @@ impl Store {
         check_len("key", key.len(), KEY_BYTES_MAX)?;
         let hash = Hash::of(key);
         let shard = hash.shard(self.shards.len());
-        match self.get_at_hand(shard, hash, key, value).await {
+        match self.get_mapped(shard, hash, key, value).await {
             Some(is_there) => Ok(is_there),
-            // Rare and long, so boxed: the future of reading stays small.
+            // Boxed, because it is rare, and so the future of a read stays small.
             None => {
-                let got = Box::pin(self.get_again(shard, hash, key, value)).await;
-                trim(&mut self.block);
+                let got = Box::pin(self.get_with_retries(shard, hash, key, value)).await;
+                trim_buffer(&mut self.block);
                 got
             }
         }
@@ -215,7 +216,7 @@ impl Store {
 
     /// Looks a key up once, in regions that are already mapped, which usually suffices. Returns `None` if the lookup is
     /// inconclusive or fails; the caller's slower path then reports an error that persists.
-    async fn get_at_hand(
+    async fn get_mapped(
         &mut self,
         shard: usize,
         hash: Hash,
@@ -223,34 +224,34 @@ impl Store {
         value: &mut Vec<u8>,
     ) -> Option<bool> {
         let (table, buckets) = self.shards[shard].table?;
-        let at = bucket_of(hash.low(), buckets) * BUCKET_BYTES;
+        let at = bucket_of(hash.bucket_bits(), buckets) * BUCKET_BYTES;
         let mut bucket = [0; BUCKET_BYTES as usize];
         self.session.read(table, at, &mut bucket).await.ok()?;
-        let Some((index, slot)) = only_slot_of(&bucket, hash)? else { return Some(false) };
+        let Some((index, slot)) = single_candidate(&bucket, hash)? else { return Some(false) };
         if slot.is_long() {
             return None;
         }
         let heap = (*self.shards[shard].heap.get(slot.part())?)?;
         self.block.resize(slot.bytes() as usize, 0);
-        let mut again = [0; WORD as usize];
+        let mut slot_after = [0; WORD as usize];
         let mut batch = [
             ReadOp { lh: heap, offset: slot.offset(), into: &mut self.block },
-            ReadOp { lh: table, offset: at + index as u64 * WORD, into: &mut again },
+            ReadOp { lh: table, offset: at + index as u64 * WORD, into: &mut slot_after },
         ];
         self.session.read_batch(&mut batch).await.ok()?;
-        match look_at(&self.block, again, slot, key) {
-            Look::Value(at, len) => {
+        match check_entry(&self.block, slot_after, slot, key) {
+            Lookup::Value(at, len) => {
                 value.clear();
                 value.extend(&self.block[at..at + len]);
                 Some(true)
             }
-            Look::AnotherKey => Some(false),
+            Lookup::AnotherKey => Some(false),
             _ => None,
         }
     }
 
     /// Looks a key up repeatedly, and calls the owner if that is inconclusive.
-    async fn get_again(
+    async fn get_with_retries(
         &mut self,
         shard: usize,
         hash: Hash,
@@ -258,25 +259,25 @@ impl Store {
         value: &mut Vec<u8>,
     ) -> Result<bool, KvError> {
         for _ in 0..ATTEMPTS_MAX {
-            let looked = match self.look(shard, hash, key).await {
-                Err(KvError::Access(error)) if is_gone(&error) => Look::Moved,
-                // The table grew during the look.
-                Err(KvError::Region(error)) if *error.cause() == RegionCause::NotFound => Look::Moved,
-                looked => looked?,
+            let result = match self.lookup(shard, hash, key).await {
+                Err(KvError::Access(error)) if is_stale(&error) => Lookup::Moved,
+                // The table was replaced during the lookup.
+                Err(KvError::Region(error)) if *error.cause() == RegionCause::NotFound => Lookup::Moved,
+                result => result?,
             };
-            match looked {
-                Look::Value(at, len) => {
+            match result {
+                Lookup::Value(at, len) => {
                     value.clear();
                     value.extend(&self.block[at..at + len]);
                     return Ok(true);
                 }
-                Look::Nothing | Look::AnotherKey => return Ok(false),
-                Look::Again => {}
-                Look::Moved => self.forget(shard).await,
-                Look::Ask => break,
+                Lookup::Absent | Lookup::AnotherKey => return Ok(false),
+                Lookup::Retry => {}
+                Lookup::Moved => self.unmap_shard(shard).await,
+                Lookup::CallOwner => break,
             }
         }
-        let answer = Box::pin(self.ask(shard, &Request::Get { key })).await?;
+        let answer = Box::pin(self.request(shard, &Request::Get { key })).await?;
         match Answer::decode(&answer) {
             Some(Answer::Bytes(_, bytes)) => {
                 value.clear();
@@ -284,182 +285,197 @@ impl Store {
                 Ok(true)
             }
             Some(Answer::Nothing) => Ok(false),
-            other => Err(self.refused(shard, other)),
+            other => Err(self.error_of(shard, other)),
         }
     }
 
     /// Returns the values of several keys, as [`Store::get`] does. Takes two rounds of remote reads, each for all keys
     /// together.
     pub async fn get_many(&mut self, keys: &[&[u8]]) -> Result<Vec<Option<Vec<u8>>>, KvError> {
-        let got = self.get_some(keys, &mut |_, _| true).await?;
-        Ok(got.into_iter().map(|got| if let Got::Value(value) = got { value } else { None }).collect())
+        let got = self.get_many_bounded(keys, &mut |_, _| true).await?;
+        Ok(got
+            .into_iter()
+            .map(|got| if let BoundedRead::Value(value) = got { value } else { None })
+            .collect())
     }
 
     /// Returns the values of several keys as [`Store::get_many`] does, but omits values for which `has_room` returns
     /// false. Calls `has_room` once per value, with the index of its key and an upper bound of its length.
-    pub(super) async fn get_some(
+    pub(super) async fn get_many_bounded(
         &mut self,
         keys: &[&[u8]],
         has_room: &mut impl FnMut(usize, usize) -> bool,
-    ) -> Result<Vec<Got>, KvError> {
+    ) -> Result<Vec<BoundedRead>, KvError> {
         let mut values = Vec::with_capacity(keys.len());
         for keys in keys.chunks(KEYS_TOGETHER_MAX) {
             let begin = values.len();
-            let glances = self.glance(keys, &mut |index, bytes| has_room(begin + index, bytes)).await?;
-            for (key, glance) in keys.iter().zip(glances) {
-                values.push(match glance {
-                    Glance::Value(value) => Got::Value(value),
-                    Glance::NoRoom => Got::NoRoom,
-                    // This key takes more than one look.
-                    Glance::More => Got::Value(self.get(key).await?),
-                    Glance::Nothing if has_room(values.len(), VALUE_BYTES_MAX) => {
-                        Got::Value(self.get(key).await?)
+            let lookups = self.lookup_many(keys, &mut |index, bytes| has_room(begin + index, bytes)).await?;
+            for (key, lookup) in keys.iter().zip(lookups) {
+                values.push(match lookup {
+                    BatchLookup::Value(value) => BoundedRead::Value(value),
+                    BatchLookup::NoRoom => BoundedRead::NoRoom,
+                    // A single lookup does not suffice for this key.
+                    BatchLookup::Retry => BoundedRead::Value(self.get(key).await?),
+                    BatchLookup::RetryIfRoom if has_room(values.len(), VALUE_BYTES_MAX) => {
+                        BoundedRead::Value(self.get(key).await?)
                     }
-                    Glance::Nothing => Got::NoRoom,
+                    BatchLookup::RetryIfRoom => BoundedRead::NoRoom,
                 });
             }
         }
         Ok(values)
     }
 
-    /// Looks several keys up once.
-    async fn glance(
+    /// Looks several keys up, once each.
+    async fn lookup_many(
         &mut self,
         keys: &[&[u8]],
         has_room: &mut impl FnMut(usize, usize) -> bool,
-    ) -> Result<Vec<Glance>, KvError> {
-        let mut seen = vec![Glance::Nothing; keys.len()];
-        let mut sought = Vec::with_capacity(keys.len());
+    ) -> Result<Vec<BatchLookup>, KvError> {
+        let mut results = vec![BatchLookup::RetryIfRoom; keys.len()];
+        let mut buckets_to_read = Vec::with_capacity(keys.len());
         for (index, key) in keys.iter().enumerate() {
             check_len("key", key.len(), KEY_BYTES_MAX)?;
             let hash = Hash::of(key);
             let shard = hash.shard(self.shards.len());
-            // An error recurs when the key is looked up alone.
-            let Ok(Some((table, buckets))) = self.table(shard).await else { continue };
-            sought.push((index, shard, hash, table, bucket_of(hash.low(), buckets) * BUCKET_BYTES));
+            // An error recurs in the lookup of the single key.
+            let Ok(Some((table, buckets))) = self.mapped_table(shard).await else { continue };
+            buckets_to_read.push((
+                index,
+                shard,
+                hash,
+                table,
+                bucket_of(hash.bucket_bits(), buckets) * BUCKET_BYTES,
+            ));
         }
-        let mut bytes = vec![0; sought.len() * BUCKET_BYTES as usize];
-        let places = sought.iter().zip(bytes.chunks_mut(BUCKET_BYTES as usize));
+        let mut bytes = vec![0; buckets_to_read.len() * BUCKET_BYTES as usize];
+        let places = buckets_to_read.iter().zip(bytes.chunks_mut(BUCKET_BYTES as usize));
         let mut reads: Vec<_> = places.map(|(&(.., lh, offset), into)| ReadOp { lh, offset, into }).collect();
         if self.session.read_batch(&mut reads).await.is_err() {
-            return Ok(seen);
+            return Ok(results);
         }
-        let mut followed = Vec::with_capacity(sought.len());
+        let mut candidates = Vec::with_capacity(buckets_to_read.len());
         for ((index, shard, hash, table, at), bucket) in
-            sought.into_iter().zip(bytes.chunks(BUCKET_BYTES as usize))
+            buckets_to_read.into_iter().zip(bytes.chunks(BUCKET_BYTES as usize))
         {
-            match only_slot_of(bucket, hash) {
+            match single_candidate(bucket, hash) {
                 None => {}
-                Some(None) => seen[index] = Glance::Value(None),
+                Some(None) => results[index] = BatchLookup::Value(None),
                 Some(Some((_, slot))) if !has_room(index, slot.bytes() as usize) => {
-                    seen[index] = Glance::NoRoom
+                    results[index] = BatchLookup::NoRoom
                 }
-                Some(Some((_, slot))) if slot.is_long() => seen[index] = Glance::More,
+                Some(Some((_, slot))) if slot.is_long() => results[index] = BatchLookup::Retry,
                 Some(Some((place, slot))) => {
-                    seen[index] = Glance::More;
-                    let Ok(heap) = self.part(shard, slot.part()).await else { continue };
-                    followed.push((index, slot, heap, table, at + place as u64 * WORD));
+                    results[index] = BatchLookup::Retry;
+                    let Ok(heap) = self.mapped_part(shard, slot.part()).await else { continue };
+                    candidates.push((index, slot, heap, table, at + place as u64 * WORD));
                 }
             }
         }
-        let mut blocks: Vec<(Vec<u8>, [u8; WORD as usize])> = followed
+        let mut blocks: Vec<(Vec<u8>, [u8; WORD as usize])> = candidates
             .iter()
             .map(|(_, slot, ..)| (vec![0; slot.bytes() as usize], [0; WORD as usize]))
             .collect();
-        let mut reads = Vec::with_capacity(2 * followed.len());
-        for ((block, again), &(_, slot, heap, table, at)) in blocks.iter_mut().zip(&followed) {
+        let mut reads = Vec::with_capacity(2 * candidates.len());
+        for ((block, slot_after), &(_, slot, heap, table, at)) in blocks.iter_mut().zip(&candidates) {
             reads.push(ReadOp { lh: heap, offset: slot.offset(), into: block });
-            reads.push(ReadOp { lh: table, offset: at, into: again });
+            reads.push(ReadOp { lh: table, offset: at, into: slot_after });
         }
         if self.session.read_batch(&mut reads).await.is_err() {
-            return Ok(seen);
+            return Ok(results);
         }
-        for ((block, again), (index, slot, ..)) in blocks.into_iter().zip(followed) {
-            seen[index] = match look_at(&block, again, slot, keys[index]) {
-                Look::Value(at, len) => Glance::Value(Some(block[at..at + len].to_vec())),
-                Look::AnotherKey => Glance::Value(None),
-                _ => Glance::More,
+        for ((block, slot_after), (index, slot, ..)) in blocks.into_iter().zip(candidates) {
+            results[index] = match check_entry(&block, slot_after, slot, keys[index]) {
+                Lookup::Value(at, len) => BatchLookup::Value(Some(block[at..at + len].to_vec())),
+                Lookup::AnotherKey => BatchLookup::Value(None),
+                _ => BatchLookup::Retry,
             };
         }
-        Ok(seen)
+        Ok(results)
     }
 
-    async fn look(&mut self, shard: usize, hash: Hash, key: &[u8]) -> Result<Look, KvError> {
-        let Some((table, buckets)) = self.table(shard).await? else { return Ok(Look::Again) };
-        let at = bucket_of(hash.low(), buckets) * BUCKET_BYTES;
+    async fn lookup(&mut self, shard: usize, hash: Hash, key: &[u8]) -> Result<Lookup, KvError> {
+        let Some((table, buckets)) = self.mapped_table(shard).await? else { return Ok(Lookup::Retry) };
+        let at = bucket_of(hash.bucket_bits(), buckets) * BUCKET_BYTES;
         let mut bucket = [0; BUCKET_BYTES as usize];
         self.session.read(table, at, &mut bucket).await?;
         for (index, word) in decode_words(&bucket).enumerate() {
             if word == MOVED {
-                return Ok(Look::Moved);
+                return Ok(Lookup::Moved);
             }
             let Some(slot) = Slot::decode(word).filter(|slot| slot.tag == hash.tag()) else { continue };
-            match self.follow(shard, (table, at + index as u64 * WORD), slot, key).await? {
-                Look::AnotherKey => {}
-                look => return Ok(look),
+            match self.read_entry(shard, (table, at + index as u64 * WORD), slot, key).await? {
+                Lookup::AnotherKey => {}
+                result => return Ok(result),
             }
         }
-        Ok(Look::Nothing)
+        Ok(Lookup::Absent)
     }
 
-    /// Reads the entry of a slot that was read from the table and offset `at`.
-    async fn follow(&mut self, shard: usize, at: (Lh, u64), slot: Slot, key: &[u8]) -> Result<Look, KvError> {
-        if slot.is_long() {
-            return Box::pin(self.follow_long(shard, at, slot, key)).await;
-        }
-        let heap = self.part(shard, slot.part()).await?;
-        self.block.resize(slot.bytes() as usize, 0);
-        let mut again = [0; WORD as usize];
-        let mut batch = [
-            ReadOp { lh: heap, offset: slot.offset(), into: &mut self.block },
-            ReadOp { lh: at.0, offset: at.1, into: &mut again },
-        ];
-        self.session.read_batch(&mut batch).await.map_err(|BatchError { source, .. }| source)?;
-        Ok(look_at(&self.block, again, slot, key))
-    }
-
-    /// Reads the long entry of a slot, whose region is mapped only meanwhile.
-    async fn follow_long(
+    /// Reads the entry of a slot, and then the slot again, which is at offset `at.1` of the table `at.0`.
+    async fn read_entry(
         &mut self,
         shard: usize,
         at: (Lh, u64),
         slot: Slot,
         key: &[u8],
-    ) -> Result<Look, KvError> {
-        let lh = self.session.map(&long_of(&self.name, shard, slot.place), Permissions::READ).await?;
-        // The region belongs to the entry at most, so a shorter one holds another entry, which the slot's check shows.
+    ) -> Result<Lookup, KvError> {
+        if slot.is_long() {
+            return Box::pin(self.read_long_entry(shard, at, slot, key)).await;
+        }
+        let heap = self.mapped_part(shard, slot.part()).await?;
+        self.block.resize(slot.bytes() as usize, 0);
+        let mut slot_after = [0; WORD as usize];
+        let mut batch = [
+            ReadOp { lh: heap, offset: slot.offset(), into: &mut self.block },
+            ReadOp { lh: at.0, offset: at.1, into: &mut slot_after },
+        ];
+        self.session.read_batch(&mut batch).await.map_err(|BatchError { source, .. }| source)?;
+        Ok(check_entry(&self.block, slot_after, slot, key))
+    }
+
+    /// Reads the long entry of a slot. Its region is mapped only during the read.
+    async fn read_long_entry(
+        &mut self,
+        shard: usize,
+        at: (Lh, u64),
+        slot: Slot,
+        key: &[u8],
+    ) -> Result<Lookup, KvError> {
+        let lh = self.session.map(&long_entry_name(&self.name, shard, slot.place), Permissions::READ).await?;
+        // The region may belong to a later entry with the same number, which the second read of the slot reveals.
         let len = self.session.len(lh).unwrap_or(0).min(slot.bytes());
         self.block.resize(len as usize, 0);
-        let mut again = [0; WORD as usize];
+        let mut slot_after = [0; WORD as usize];
         let mut batch = [
             ReadOp { lh, offset: 0, into: &mut self.block },
-            ReadOp { lh: at.0, offset: at.1, into: &mut again },
+            ReadOp { lh: at.0, offset: at.1, into: &mut slot_after },
         ];
         let read = self.session.read_batch(&mut batch).await.map_err(|BatchError { source, .. }| source);
         // The region may have been freed.
         let _ = self.session.unmap(lh).await;
         read?;
-        Ok(look_at(&self.block, again, slot, key))
+        Ok(check_entry(&self.block, slot_after, slot, key))
     }
 
     /// Returns the table of a shard, and its number of buckets; `None` if it is being replaced.
-    async fn table(&mut self, shard: usize) -> Result<Option<(Lh, u64)>, KvError> {
+    async fn mapped_table(&mut self, shard: usize) -> Result<Option<(Lh, u64)>, KvError> {
         match self.shards[shard].table {
-            // Rare and long, so boxed: the future of reading stays small.
+            // Boxed, because it is rare, and so the future of a read stays small.
             None => Box::pin(self.map_table(shard)).await,
             table => Ok(table),
         }
     }
 
     async fn map_table(&mut self, shard: usize) -> Result<Option<(Lh, u64)>, KvError> {
-        let root = self.session.map(&root_of(&self.name, shard), Permissions::READ).await?;
+        let root = self.session.map(&root_name(&self.name, shard), Permissions::READ).await?;
         let mut bytes = [0; ROOT_BYTES as usize];
         let read = self.session.read(root, 0, &mut bytes).await;
         self.session.unmap(root).await?;
         read?;
         let words: Vec<u64> = decode_words(&bytes).collect();
         let (generation, buckets) = (words[0], words[1]);
-        let lh = self.session.map(&table_of(&self.name, shard, generation), Permissions::READ).await?;
+        let lh = self.session.map(&table_name(&self.name, shard, generation), Permissions::READ).await?;
         let is_sound = buckets.is_power_of_two() && buckets <= BUCKETS_MAX;
         if !is_sound || self.session.len(lh)? != buckets * BUCKET_BYTES {
             // The root has two words, and the table may grow between reading them.
@@ -470,19 +486,19 @@ impl Store {
         Ok(self.shards[shard].table)
     }
 
-    async fn part(&mut self, shard: usize, part: usize) -> Result<Lh, KvError> {
+    async fn mapped_part(&mut self, shard: usize, part: usize) -> Result<Lh, KvError> {
         if let Some(Some(lh)) = self.shards[shard].heap.get(part) {
             return Ok(*lh);
         }
-        let lh = Box::pin(self.session.map(&part_of(&self.name, shard, part), Permissions::READ)).await?;
+        let lh = Box::pin(self.session.map(&part_name(&self.name, shard, part), Permissions::READ)).await?;
         let heap = &mut self.shards[shard].heap;
         heap.resize(heap.len().max(part + 1), None);
         heap[part] = Some(lh);
         Ok(lh)
     }
 
-    /// Drops stale handles of a shard.
-    async fn forget(&mut self, shard: usize) {
+    /// Unmaps all regions of a shard, because handles are stale.
+    async fn unmap_shard(&mut self, shard: usize) {
         let table = self.shards[shard].table.take().map(|(lh, _)| lh);
         let heap = std::mem::take(&mut self.shards[shard].heap);
         for lh in table.into_iter().chain(heap.into_iter().flatten()) {
@@ -497,7 +513,7 @@ impl Store {
     pub async fn set(&mut self, key: &[u8], value: &[u8], options: SetOptions) -> Result<bool, KvError> {
         let SetOptions { only, expires } = options;
         let request = Request::Set { key, value, only, expires, returns_old: false };
-        Ok(self.number(key, Some(value), request).await?.is_some())
+        Ok(self.request_number(key, Some(value), request).await?.is_some())
     }
 
     /// Sets the value of a key if the condition of `options` holds. Returns the old value, whether or not the condition
@@ -512,28 +528,28 @@ impl Store {
         let SetOptions { only, expires } = options;
         let shard = self.shard_of(key);
         let request = Request::Set { key, value, only, expires, returns_old: true };
-        let answer = self.ask(shard, &request).await?;
+        let answer = self.request(shard, &request).await?;
         match Answer::decode(&answer) {
             Some(Answer::Bytes(_, bytes)) => Ok(Some(bytes.to_vec())),
             Some(Answer::Nothing) => Ok(None),
-            other => Err(self.refused(shard, other)),
+            other => Err(self.error_of(shard, other)),
         }
     }
 
     /// Removes a key. Returns true if it existed.
     pub async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
-        Ok(self.number(key, None, Request::Delete { key }).await?.is_some())
+        Ok(self.request_number(key, None, Request::Delete { key }).await?.is_some())
     }
 
     /// Appends to the value of a key, which is empty if the key does not exist. Returns the new length in bytes.
     pub async fn append(&mut self, key: &[u8], value: &[u8]) -> Result<u64, KvError> {
-        let len = self.number(key, Some(value), Request::Append { key, value }).await?;
+        let len = self.request_number(key, Some(value), Request::Append { key, value }).await?;
         Ok(len.unwrap_or(0) as u64)
     }
 
     /// Adds `number` to the value of a key, which must be a decimal number; an absent key counts as 0. Returns the sum.
     pub async fn add(&mut self, key: &[u8], number: i64) -> Result<i64, KvError> {
-        Ok(self.number(key, None, Request::Add { key, number }).await?.unwrap_or(0))
+        Ok(self.request_number(key, None, Request::Add { key, number }).await?.unwrap_or(0))
     }
 
     /// Sets the expiry of a key. Returns true if the key exists.
@@ -543,12 +559,12 @@ impl Store {
 
     /// Sets the expiry of a key if the condition `when` holds. Returns true if the key exists and the condition holds.
     pub async fn expire_when(&mut self, key: &[u8], expires: Expires, when: When) -> Result<bool, KvError> {
-        Ok(self.number(key, None, Request::Expire { key, expires, when }).await?.is_some())
+        Ok(self.request_number(key, None, Request::Expire { key, expires, when }).await?.is_some())
     }
 
     /// Returns the time in ms until a key expires: `Some(None)` if never, `None` if the key does not exist.
     pub async fn time_left(&mut self, key: &[u8]) -> Result<Option<Option<u64>>, KvError> {
-        let left = self.number(key, None, Request::TimeLeft { key }).await?;
+        let left = self.request_number(key, None, Request::TimeLeft { key }).await?;
         Ok(left.map(|ms| u64::try_from(ms).ok()))
     }
 
@@ -558,7 +574,7 @@ impl Store {
     pub async fn count(&mut self) -> Result<u64, KvError> {
         let mut sum = 0;
         for shard in 0..self.shards.len() {
-            sum += self.number_of(shard, Request::Count).await?.unwrap_or(0) as u64;
+            sum += self.request_number_of_shard(shard, Request::Count).await?.unwrap_or(0) as u64;
         }
         Ok(sum)
     }
@@ -567,8 +583,8 @@ impl Store {
     pub(super) async fn totals(&mut self) -> (i64, i64) {
         let (mut keys, mut bytes) = (0, 0);
         for shard in 0..self.shards.len() {
-            if let Ok(Some(count)) = self.number_of(shard, Request::Count).await
-                && let Ok(Some(used)) = self.number_of(shard, Request::Memory).await
+            if let Ok(Some(count)) = self.request_number_of_shard(shard, Request::Count).await
+                && let Ok(Some(used)) = self.request_number_of_shard(shard, Request::Memory).await
             {
                 (keys, bytes) = (keys + count, bytes + used);
             }
@@ -577,7 +593,7 @@ impl Store {
     }
 
     /// Returns true if a node has a shard.
-    pub(super) fn is_at(&self, node: NodeId) -> bool {
+    pub(super) fn has_shard_at(&self, node: NodeId) -> bool {
         self.shards.iter().any(|shard| shard.node == node)
     }
 
@@ -588,12 +604,12 @@ impl Store {
         if shard >= self.shards.len() {
             return Ok((0, Vec::new()));
         }
-        let answer = self.ask(shard, &Request::Scan { from, count }).await?;
+        let answer = self.request(shard, &Request::Scan { from, count }).await?;
         match Answer::decode(&answer) {
             Some(Answer::Bytes(next, keys)) => {
                 Ok((self.join_cursor(shard, next as u64), parts(keys).map(<[u8]>::to_vec).collect()))
             }
-            other => Err(self.refused(shard, other)),
+            other => Err(self.error_of(shard, other)),
         }
     }
 
@@ -609,7 +625,7 @@ impl Store {
     /// Removes all keys, one shard after the other.
     pub async fn clear(&mut self) -> Result<(), KvError> {
         for shard in 0..self.shards.len() {
-            self.number_of(shard, Request::Clear).await?;
+            self.request_number_of_shard(shard, Request::Clear).await?;
         }
         Ok(())
     }
@@ -617,7 +633,7 @@ impl Store {
     /// Stops all owners, which then free their memory, and frees the store's own region.
     pub async fn close(mut self) -> Result<(), KvError> {
         for shard in 0..self.shards.len() {
-            self.number_of(shard, Request::Close).await?;
+            self.request_number_of_shard(shard, Request::Close).await?;
         }
         let head = self.session.map(&self.name, Permissions::MASTER).await?;
         Ok(self.session.free(head).await?)
@@ -627,56 +643,61 @@ impl Store {
         Hash::of(key).shard(self.shards.len())
     }
 
-    /// Returns a number from the owner of a key; `None` if the key does not exist or the condition does not hold.
-    async fn number(
+    /// Sends a request to the owner of a key, and returns the number in the answer; `None` if the key does not exist or
+    /// the condition does not hold.
+    async fn request_number(
         &mut self,
         key: &[u8],
         value: Option<&[u8]>,
         request: Request<'_>,
     ) -> Result<Option<i64>, KvError> {
         check(key, value.unwrap_or_default())?;
-        self.number_of(self.shard_of(key), request).await
+        self.request_number_of_shard(self.shard_of(key), request).await
     }
 
-    async fn number_of(&mut self, shard: usize, request: Request<'_>) -> Result<Option<i64>, KvError> {
-        let answer = self.ask(shard, &request).await?;
+    async fn request_number_of_shard(
+        &mut self,
+        shard: usize,
+        request: Request<'_>,
+    ) -> Result<Option<i64>, KvError> {
+        let answer = self.request(shard, &request).await?;
         match Answer::decode(&answer) {
             Some(Answer::Number(number)) => Ok(Some(number)),
             Some(Answer::Nothing) => Ok(None),
-            other => Err(self.refused(shard, other)),
+            other => Err(self.error_of(shard, other)),
         }
     }
 
-    pub(super) async fn ask(&mut self, shard: usize, request: &Request<'_>) -> Result<Vec<u8>, KvError> {
-        request.encode(self.number, &mut self.request);
-        let answer = self.call(shard, &self.request).await;
-        trim(&mut self.request);
+    pub(super) async fn request(&mut self, shard: usize, request: &Request<'_>) -> Result<Vec<u8>, KvError> {
+        request.encode(self.id, &mut self.request);
+        let answer = self.request_encoded(shard, &self.request).await;
+        trim_buffer(&mut self.request);
         answer
     }
 
     /// Sends an encoded request to the owner of a shard; returns the answer.
-    pub(super) async fn call(&self, shard: usize, request: &[u8]) -> Result<Vec<u8>, KvError> {
-        let Seen { node, function, .. } = self.shards[shard];
+    pub(super) async fn request_encoded(&self, shard: usize, request: &[u8]) -> Result<Vec<u8>, KvError> {
+        let MappedShard { node, function, .. } = self.shards[shard];
         Ok(self.session.call(node, function, request, self.timeout).await?)
     }
 
-    /// Sends several requests, each [with a short answer](Request::is_answered_shortly), to the owner of a shard in one
+    /// Sends several requests, each [with a short answer](Request::has_short_answer), to the owner of a shard in one
     /// call; the owner executes them in order. [`Answer::each`] returns the answers.
-    pub(super) async fn post_together(
+    pub(super) async fn post_batch(
         &self,
         shard: usize,
         requests: &[&[u8]],
     ) -> Result<PendingCall, CallError> {
         let (mut together, mut request) = (Vec::new(), Vec::new());
         requests.iter().for_each(|request| push_part(&mut together, request));
-        Request::Together { requests: &together }.encode(self.number, &mut request);
-        let Seen { node, function, .. } = self.shards[shard];
-        let answer_bytes_max = together_bytes_max(requests.len());
+        Request::Batch { requests: &together }.encode(self.id, &mut request);
+        let MappedShard { node, function, .. } = self.shards[shard];
+        let answer_bytes_max = batch_answer_bytes_max(requests.len());
         self.session.post_call(node, function, &request, answer_bytes_max, self.timeout).await
     }
 
     /// Returns the error of a refusal or malformed answer.
-    pub(super) fn refused(&self, shard: usize, answer: Option<Answer<'_>>) -> KvError {
+    pub(super) fn error_of(&self, shard: usize, answer: Option<Answer<'_>>) -> KvError {
         match answer {
             Some(Answer::Full) => KvError::Full,
             Some(Answer::NoDirectory) => KvError::NoDirectory,
@@ -693,7 +714,7 @@ impl Store {
 }
 
 /// Frees a buffer that is too long to keep.
-fn trim(buffer: &mut Vec<u8>) {
+fn trim_buffer(buffer: &mut Vec<u8>) {
     if buffer.capacity() > KEPT_BYTES_MAX {
         *buffer = Vec::new();
     }
@@ -723,9 +744,9 @@ fn check_len(what: &'static str, len: usize, max: usize) -> Result<(), KvError> 
     if len <= max { Ok(()) } else { Err(KvError::TooLong { what, len, max }) }
 }
 
-/// Returns the only slot of a bucket that may point to a key, with its index; `None` if there are several, or the table
-/// was replaced.
-fn only_slot_of(bucket: &[u8], hash: Hash) -> Option<Option<(usize, Slot)>> {
+/// Returns the slot of a bucket that may point to a key, with its index. The outer `Option` is `None` if there are
+/// several such slots, or the table was replaced.
+fn single_candidate(bucket: &[u8], hash: Hash) -> Option<Option<(usize, Slot)>> {
     let mut found = None;
     for (index, word) in decode_words(bucket).enumerate() {
         if word == MOVED {
@@ -740,29 +761,29 @@ fn only_slot_of(bucket: &[u8], hash: Hash) -> Option<Option<(usize, Slot)>> {
     Some(found)
 }
 
-/// Interprets the block to which a slot points. The slot was read `again` after the block: if it is unchanged, it
-/// pointed to the entry all the time.
-fn look_at(block: &[u8], again: [u8; WORD as usize], slot: Slot, key: &[u8]) -> Look {
-    if u64::from_le_bytes(again) != slot.encode() {
-        return Look::Again;
+/// Interprets the block to which a slot points. `slot_after` was read after the block: if it equals the slot, the slot
+/// pointed to the entry during the whole read.
+fn check_entry(block: &[u8], slot_after: [u8; WORD as usize], slot: Slot, key: &[u8]) -> Lookup {
+    if u64::from_le_bytes(slot_after) != slot.encode() {
+        return Lookup::Retry;
     }
     match Entry::decode(block, slot.place) {
         Some(entry) if entry.key == key && entry.expires_ms == 0 => {
-            Look::Value(Entry::bytes(key.len(), 0), entry.value.len())
+            Lookup::Value(Entry::bytes(key.len(), 0), entry.value.len())
         }
-        Some(entry) if entry.key == key => Look::Ask,
-        Some(entry) if is_led_to(slot, &entry) => Look::AnotherKey,
-        _ => Look::Again,
+        Some(entry) if entry.key == key => Lookup::CallOwner,
+        Some(entry) if has_tag_of(slot, &entry) => Lookup::AnotherKey,
+        _ => Lookup::Retry,
     }
 }
 
-/// Returns true if the slot points to this entry. After a change of the key, its place may hold another.
-fn is_led_to(slot: Slot, entry: &Entry<'_>) -> bool {
+/// Returns true if the entry's tag is that of the slot. After a change of the key, the block may hold another entry.
+fn has_tag_of(slot: Slot, entry: &Entry<'_>) -> bool {
     Hash::of(entry.key).tag() == slot.tag
 }
 
 /// Returns true if a handle is stale. The error of mapping the region again gives the reason.
-fn is_gone(error: &AccessError) -> bool {
+fn is_stale(error: &AccessError) -> bool {
     matches!(error.cause(), AccessCause::Stale)
 }
 
@@ -776,8 +797,8 @@ mod tests {
 
     const KEY: &[u8] = b"key";
 
-    /// Runs a test with the only shard of a store and a client, which reads slots at moments that the test chooses.
-    fn look_with(test: impl AsyncFnOnce(Shard, Store)) {
+    /// Runs a test with the only shard of a store and a client. The test chooses when the client reads slots.
+    fn with_shard_and_client(test: impl AsyncFnOnce(Shard, Store)) {
         let dir = tempfile::tempdir().unwrap();
         let dir_of_cluster = dir.path().join("cluster");
         let config =
@@ -786,7 +807,7 @@ mod tests {
         let session = node.blocking_session();
         session.block_on(async {
             let session = session.as_async();
-            let shard = Shard::make(session.clone(), "store", 0, Permissions::empty()).await.unwrap();
+            let shard = Shard::create(session.clone(), "store", 0, Permissions::empty()).await.unwrap();
             let everyone = Permissions::empty();
             let store = Store::create(session, "store", &[NodeId(0)], Function(1), everyone).await.unwrap();
             test(shard, store).await;
@@ -796,13 +817,13 @@ mod tests {
     async fn set(shard: &mut Shard, value: &[u8]) {
         let (only, expires) = (Only::Always, Expires::Never);
         let request = Request::Set { key: KEY, value, only, expires, returns_old: false };
-        shard.perform_or_refuse(1, &request, &mut Vec::new()).await.unwrap();
+        shard.execute(1, &request, &mut Vec::new()).await.unwrap();
     }
 
-    /// Returns the slot of the key, and where it is stored.
+    /// Returns the slot of the key, with the table and offset that hold it.
     async fn slot_of(store: &mut Store) -> (Slot, (Lh, u64)) {
-        let (table, buckets) = store.table(0).await.unwrap().unwrap();
-        let at = bucket_of(Hash::of(KEY).low(), buckets) * BUCKET_BYTES;
+        let (table, buckets) = store.mapped_table(0).await.unwrap().unwrap();
+        let at = bucket_of(Hash::of(KEY).bucket_bits(), buckets) * BUCKET_BYTES;
         let mut bucket = [0; BUCKET_BYTES as usize];
         store.session.read(table, at, &mut bucket).await.unwrap();
         let mut slots = decode_words(&bucket).map(Slot::decode).zip((at..).step_by(WORD as usize));
@@ -810,18 +831,18 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_is_not_public_yet_is_not_taken_for_the_value_whose_memory_it_has() {
-        look_with(async |mut shard, mut store| {
+    fn an_entry_without_a_slot_is_not_read() {
+        with_shard_and_client(async |mut shard, mut store| {
             set(&mut shard, b"first").await;
             let (slot, at) = slot_of(&mut store).await;
-            assert!(matches!(store.follow(0, at, slot, KEY).await, Ok(Look::Value(_, 5))));
+            assert!(matches!(store.read_entry(0, at, slot, KEY).await, Ok(Lookup::Value(_, 5))));
             set(&mut shard, b"second").await;
-            // The next value of the same key is written where the first was, and its slot does not lead there yet.
+            // The owner reuses the block of the first value for a third one, and has not changed the slot yet.
             let mut entry = Vec::new();
             Entry { expires_ms: 0, key: KEY, value: b"third" }.encode(slot.place, &mut entry);
-            let write = shard.heap().write_of(Block::from(slot), &entry);
+            let write = shard.heap().write_op(Block::from(slot), &entry);
             store.session.write_batch(&[write]).await.unwrap();
-            assert_eq!(store.follow(0, at, slot, KEY).await.unwrap(), Look::Again);
+            assert_eq!(store.read_entry(0, at, slot, KEY).await.unwrap(), Lookup::Retry);
             assert_eq!(store.get(KEY).await.unwrap().as_deref(), Some(&b"second"[..]));
         });
     }

@@ -95,8 +95,8 @@ pub(super) enum Request<'a> {
         key: &'a [u8],
         value: &'a [u8],
     },
-    /// Several requests, each [with a short answer](Request::is_answered_shortly).
-    Together {
+    /// Several requests, each [with a short answer](Request::has_short_answer).
+    Batch {
         requests: &'a [u8],
     },
 }
@@ -192,14 +192,14 @@ pub(super) fn parts(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
 }
 
 /// Maximum length of the answer to `count` requests sent together.
-pub(super) fn together_bytes_max(count: usize) -> usize {
+pub(super) fn batch_answer_bytes_max(count: usize) -> usize {
     SHORT_ANSWER_BYTES + count * (size_of::<u32>() + SHORT_ANSWER_BYTES)
 }
 
 impl<'a> Request<'a> {
     /// Returns true if the answer has no value, so that the request may be sent together with others: the answers are
     /// never longer than the requests.
-    pub(super) fn is_answered_shortly(&self) -> bool {
+    pub(super) fn has_short_answer(&self) -> bool {
         match self {
             Request::Set { returns_old, .. } => !returns_old,
             Request::Delete { .. }
@@ -242,7 +242,7 @@ impl<'a> Request<'a> {
             Request::Close => (10, none),
             Request::Take { key } => (11, (0, 0, key, &[][..])),
             Request::GetAndExpire { key, expires } => (12, (encode_expires(expires), 0, key, &[][..])),
-            Request::Together { requests } => (13, (0, 0, &[][..], requests)),
+            Request::Batch { requests } => (13, (0, 0, &[][..], requests)),
             Request::Watch { key } => (14, (0, 0, key, &[][..])),
             Request::DeleteIf { key, value, is_equal } => (15, (is_equal.into(), 0, key, value)),
             Request::SetRange { key, offset, value } => (16, (offset as i64, 0, key, value)),
@@ -293,7 +293,7 @@ impl<'a> Request<'a> {
             10 => Request::Close,
             11 => Request::Take { key },
             12 => Request::GetAndExpire { key, expires: decode_expires(one)? },
-            13 => Request::Together { requests: value },
+            13 => Request::Batch { requests: value },
             14 => Request::Watch { key },
             15 => Request::DeleteIf { key, value, is_equal: one != 0 },
             16 => Request::SetRange { key, offset: one as u64, value },
@@ -416,7 +416,7 @@ mod tests {
             Request::Close,
             Request::Take { key },
             Request::GetAndExpire { key, expires },
-            Request::Together { requests: value },
+            Request::Batch { requests: value },
             Request::Watch { key },
             Request::DeleteIf { key, value, is_equal: true },
             Request::SetRange { key, offset: 3, value },

@@ -3,11 +3,11 @@
 use halite::Lh;
 
 use super::error::LogError;
-use super::handle::{Log, is_gone};
+use super::handle::{Log, is_stale_or_down};
 use super::layout::{LEN_BYTES, Layout, WORD, Word, checksum};
 
-/// Bytes per read, unless a slot is longer. Short while a follower waits for new records; doubled, up to the maximum,
-/// whenever a read shows only settled slots.
+/// Bytes per read, unless a slot is longer. A follower starts with the minimum, and doubles it, up to the maximum,
+/// after each read that contains only settled slots.
 const READ_BYTES: u64 = 4096;
 const READ_BYTES_MAX: u64 = 64 << 10;
 /// Time in ns that a follower waits for a slot before it checks whether the slot is reserved, and again before it skips
@@ -20,16 +20,16 @@ pub struct Entry<'a> {
     /// Position of the entry. Each entry has a higher position than the one before.
     pub position: u64,
     bytes: &'a [u8],
-    is_many: bool,
+    is_transaction: bool,
 }
 
 impl<'a> Entry<'a> {
     /// Returns the records of the entry in order.
     pub fn records(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
-        let (mut rest, is_many) = (Some(self.bytes), self.is_many);
+        let (mut rest, is_transaction) = (Some(self.bytes), self.is_transaction);
         std::iter::from_fn(move || {
             let bytes = rest.take()?;
-            if !is_many {
+            if !is_transaction {
                 return Some(bytes);
             }
             let (len, after) = bytes.split_first_chunk::<LEN_BYTES>()?;
@@ -106,36 +106,37 @@ impl Follower {
     /// last two errors, the caller can retry.
     pub async fn poll(&mut self, now_ns: u64, mut take: impl FnMut(Entry<'_>)) -> Result<u64, LogError> {
         let begin = self.next;
-        let mut has_seen = false;
-        let see = |entry: Entry<'_>| {
-            has_seen = true;
+        let mut has_entries = false;
+        let pass = |entry: Entry<'_>| {
+            has_entries = true;
             take(entry);
         };
-        match self.read(see).await {
-            Err(LogError::Access(error)) if is_gone(&error) => {
-                self.log.forget_segment_at(self.next).await;
-                self.log.expect_kept_at(self.next).await?;
+        match self.read(pass).await {
+            Err(LogError::Access(error)) if is_stale_or_down(&error) => {
+                self.log.unmap_segment_at(self.next).await;
+                self.log.check_not_trimmed_at(self.next).await?;
             }
             done => done?,
         }
         if self.next == begin {
             self.wait_or_skip(now_ns).await?;
-        } else if has_seen || !self.is_skipping() {
+        } else if has_entries || !self.is_skipping() {
             self.stall = None;
         }
         Ok(self.next - begin)
     }
 
-    /// Returns true if the next slot was abandoned together with the slots just skipped, so the same wait covers it.
+    /// Returns true if the next slot was reserved as long ago as the slots just skipped, so the follower need not wait
+    /// again.
     fn is_skipping(&self) -> bool {
         matches!(self.stall, Some(Stall::Reserved { end, .. }) if self.next < end)
     }
 
     async fn read(&mut self, mut take: impl FnMut(Entry<'_>)) -> Result<(), LogError> {
         let layout = self.log.layout;
-        // Reading a position makes no segment.
-        let Some(lh) = self.log.segment_if_made(self.next).await? else {
-            return self.log.expect_kept_at(self.next).await;
+        // A follower does not create segments.
+        let Some(lh) = self.log.existing_segment(self.next).await? else {
+            return self.log.check_not_trimmed_at(self.next).await;
         };
         let slots = (self.read_bytes / layout.slot_bytes()).clamp(1, layout.room_at(self.next));
         let at = layout.offset_of(self.next);
@@ -149,26 +150,26 @@ impl Follower {
             match Word::decode(u64::from_le_bytes(*word)) {
                 Word::Open => break,
                 Word::Void => self.next += 1,
-                Word::Entry { len, is_many, sum } => {
-                    let found = Found { slot, len: len as usize, sum };
+                Word::Entry { len, is_transaction, sum } => {
+                    let found = FoundRecord { slot, len: len as usize, sum };
                     let position = self.next;
-                    if let Some(bytes) = found.at_hand(&self.buffer, layout) {
-                        take(Entry { position, bytes, is_many });
+                    if let Some(bytes) = found.bytes_in_slot(&self.buffer, layout) {
+                        take(Entry { position, bytes, is_transaction });
                     } else {
-                        self.gather(lh, found).await?;
-                        take(Entry { position, bytes: &self.record, is_many });
+                        self.read_whole_record(lh, found).await?;
+                        take(Entry { position, bytes: &self.record, is_transaction });
                     }
                     self.next += layout.slots_of(len as usize);
                 }
             }
         }
-        let is_behind = self.next >= end;
-        self.read_bytes = if is_behind { (2 * self.read_bytes).min(READ_BYTES_MAX) } else { READ_BYTES };
+        let may_have_more = self.next >= end;
+        self.read_bytes = if may_have_more { (2 * self.read_bytes).min(READ_BYTES_MAX) } else { READ_BYTES };
         Ok(())
     }
 
-    /// Collects the bytes of a record whose word is visible.
-    async fn gather(&mut self, lh: Lh, found: Found) -> Result<(), LogError> {
+    /// Copies a record whose word is visible to `self.record`. Reads its slots again if necessary.
+    async fn read_whole_record(&mut self, lh: Lh, found: FoundRecord) -> Result<(), LogError> {
         let layout = self.log.layout;
         let damaged = LogError::Damaged { position: self.next };
         let slots = layout.slots_of(found.len);
@@ -182,7 +183,8 @@ impl Follower {
                 return Ok(());
             }
         }
-        // The record is longer than the read, or was read before its word. By now all of it is in place.
+        // The read did not contain the whole record, or read its bytes before they were written. They were written
+        // before the word became visible, so a second read finds them.
         let mut whole = vec![0; bytes];
         self.log.session.read(lh, layout.offset_of(self.next), &mut whole).await?;
         collect(&mut self.record, &whole, layout, found.len);
@@ -211,15 +213,15 @@ impl Follower {
         Ok(())
     }
 
-    /// Skips open slots up to `end`, all of which were reserved long ago. The next poll reads those that were settled
-    /// meanwhile.
+    /// Marks the next open slots before `end` as skipped; their writers have had enough time. Stops at a slot that was
+    /// settled meanwhile, which the next poll reads.
     async fn skip(&mut self, end: u64) -> Result<(), LogError> {
         let end = end.min(self.next + self.log.layout.room_at(self.next));
         let slots_max = (READ_BYTES / self.log.layout.slot_bytes()).max(1);
         for position in self.next..end.min(self.next + slots_max) {
-            match self.log.void(position).await {
+            match self.log.void_slot(position).await {
                 Ok(true) => {}
-                // Its writer has settled the slot, or another follower has skipped it.
+                // The writer has settled the slot, or another follower has skipped it.
                 Ok(false) => break,
                 Err(error) => return Err(error),
             }
@@ -230,15 +232,15 @@ impl Follower {
 
 /// A record in the buffer: the start of its slot, and the content of its word.
 #[derive(Clone, Copy, Debug)]
-struct Found {
+struct FoundRecord {
     slot: usize,
     len: usize,
     sum: u32,
 }
 
-impl Found {
-    /// Returns its bytes if they are in one slot and in the buffer, as for most records.
-    fn at_hand(self, buffer: &[u8], layout: Layout) -> Option<&[u8]> {
+impl FoundRecord {
+    /// Returns the bytes of the record if it takes one slot and the buffer contains all of it, as usual.
+    fn bytes_in_slot(self, buffer: &[u8], layout: Layout) -> Option<&[u8]> {
         if self.len > layout.payload_bytes() {
             return None;
         }

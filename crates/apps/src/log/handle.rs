@@ -9,8 +9,8 @@ use super::error::LogError;
 use super::layout::{HEAD_BYTES, KEPT_AT, Layout, MAGIC, NODES_MAX, POSITION_MAX, RESERVED_AT, WORD};
 use crate::directory::is_without_directory;
 
-/// Rights to a segment for writers and followers; followers need to write because they skip.
-const USE: Permissions = Permissions::READ.union(Permissions::WRITE).union(Permissions::ATOMIC);
+/// Rights of writers and followers to a segment. Followers need to write to mark slots as skipped.
+const USER_RIGHTS: Permissions = Permissions::READ.union(Permissions::WRITE).union(Permissions::ATOMIC);
 
 /// Options of a new log.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -42,17 +42,17 @@ pub struct Log {
     head: Lh,
     nodes: Vec<NodeId>,
     everyone: Permissions,
-    /// The segment in use, and the one before or after it.
+    /// The current segment, and the one used before it. Each has its number and handle.
     mapped: [Option<(u64, Lh)>; 2],
-    /// Regions that may be those segments; unknown, because the directory of names did not answer.
-    in_doubt: Vec<(u64, Lh)>,
+    /// Regions that may have the names of these segments: the directory of names did not answer when they were named.
+    maybe_named: Vec<(u64, Lh)>,
 }
 
 impl Clone for Log {
     /// Clones the handle without mapped segments.
     fn clone(&self) -> Log {
         let (session, name, nodes) = (self.session.clone(), self.name.clone(), self.nodes.clone());
-        Log { session, name, nodes, mapped: [None; 2], in_doubt: Vec::new(), ..*self }
+        Log { session, name, nodes, mapped: [None; 2], maybe_named: Vec::new(), ..*self }
     }
 }
 
@@ -65,7 +65,7 @@ impl Log {
             [first, ..] => Placement::On(*first),
         };
         if options.nodes.len() > NODES_MAX {
-            return Err(too_many(options.nodes.len() as u64));
+            return Err(too_many_nodes(options.nodes.len() as u64));
         }
         let mut head = vec![MAGIC, layout.slot_bytes(), layout.segment_slots()];
         head.extend([u64::from(options.everyone.bits()), options.nodes.len() as u64]);
@@ -86,13 +86,13 @@ impl Log {
             nodes: options.nodes.clone(),
             everyone: options.everyone,
             mapped: [None; 2],
-            in_doubt: Vec::new(),
+            maybe_named: Vec::new(),
         })
     }
 
     /// Opens an existing log.
     pub async fn open(session: &Session, name: &str) -> Result<Log, LogError> {
-        let head = session.map(name, USE).await?;
+        let head = session.map(name, USER_RIGHTS).await?;
         let mut bytes = [0; RESERVED_AT as usize];
         let len = session.len(head)?;
         if len != HEAD_BYTES {
@@ -111,11 +111,11 @@ impl Log {
         let everyone = Permissions::from_bits_truncate(next() as _);
         let count = next();
         if count > NODES_MAX as u64 {
-            return Err(too_many(count));
+            return Err(too_many_nodes(count));
         }
         let nodes = (0..count).map(|_| NodeId(next() as u32)).collect();
         let (session, name) = (session.clone(), name.to_owned());
-        Ok(Log { session, layout, name, head, nodes, everyone, mapped: [None; 2], in_doubt: Vec::new() })
+        Ok(Log { session, layout, name, head, nodes, everyone, mapped: [None; 2], maybe_named: Vec::new() })
     }
 
     /// Returns the maximum length of a record, in bytes.
@@ -137,20 +137,20 @@ impl Log {
     pub(crate) async fn counter(&self, at: u64) -> Result<u64, LogError> {
         let mut word = [0; WORD as usize];
         self.session.read(self.head, at, &mut word).await?;
-        sound(u64::from_le_bytes(word))
+        check_counter(u64::from_le_bytes(word))
     }
 
     pub(crate) async fn reserve(&self, slots: u64) -> Result<u64, LogError> {
         let first = self.session.fetch_add(self.head, RESERVED_AT, slots).await?;
-        sound(first)
+        check_counter(first)
     }
 
-    /// Reserves all free slots before `position`, without a writer.
+    /// Reserves all unreserved slots before `position`, so that no writer uses them.
     pub(crate) async fn reserve_up_to(&self, position: u64) -> Result<(), LogError> {
         self.raise(RESERVED_AT, position).await
     }
 
-    /// Raises a counter, unless it is higher already.
+    /// Raises a counter to `to`, unless it is at least as high.
     pub(crate) async fn raise(&self, at: u64, to: u64) -> Result<(), LogError> {
         let mut found = self.counter(at).await?;
         while found < to {
@@ -162,15 +162,15 @@ impl Log {
         Ok(())
     }
 
-    /// Returns the segment of a position, if it is the one in use.
+    /// Returns the segment of a position if it is the current one.
     #[inline]
-    pub(crate) fn segment_at_hand(&self, position: u64) -> Option<Lh> {
+    pub(crate) fn current_segment(&self, position: u64) -> Option<Lh> {
         let (found, lh) = self.mapped[0]?;
         (found == self.layout.segment_of(position)).then_some(lh)
     }
 
-    /// Returns the segment of a position, and makes it if necessary.
-    pub(crate) async fn segment_at(&mut self, position: u64) -> Result<Lh, LogError> {
+    /// Returns the segment of a position. Maps or creates it if necessary.
+    pub(crate) async fn segment_or_create(&mut self, position: u64) -> Result<Lh, LogError> {
         let segment = self.layout.segment_of(position);
         match self.mapped {
             [Some((found, lh)), _] if found == segment => Ok(lh),
@@ -178,40 +178,40 @@ impl Log {
                 self.mapped.swap(0, 1);
                 Ok(lh)
             }
-            // Rare and long, so boxed: the futures of appending and following stay small.
-            _ => Box::pin(self.take_up(segment)).await,
+            // Boxed, because it is rare, and so the futures of appends and polls stay small.
+            _ => Box::pin(self.map_or_create(segment)).await,
         }
     }
 
     /// Returns the segment of a position; `None` if the segment does not exist.
-    pub(crate) async fn segment_if_made(&mut self, position: u64) -> Result<Option<Lh>, LogError> {
+    pub(crate) async fn existing_segment(&mut self, position: u64) -> Result<Option<Lh>, LogError> {
         let segment = self.layout.segment_of(position);
         if let Some((_, lh)) = self.mapped.iter().flatten().find(|(found, _)| *found == segment) {
             return Ok(Some(*lh));
         }
-        Box::pin(self.take_up_if_made(segment)).await
+        Box::pin(self.map_existing(segment)).await
     }
 
-    async fn take_up_if_made(&mut self, segment: u64) -> Result<Option<Lh>, LogError> {
-        match self.map(segment, USE).await? {
-            Some(lh) => Ok(Some(self.note(segment, lh).await)),
+    async fn map_existing(&mut self, segment: u64) -> Result<Option<Lh>, LogError> {
+        match self.map(segment, USER_RIGHTS).await? {
+            Some(lh) => Ok(Some(self.store_mapping(segment, lh).await)),
             None => Ok(None),
         }
     }
 
-    async fn take_up(&mut self, segment: u64) -> Result<Lh, LogError> {
+    async fn map_or_create(&mut self, segment: u64) -> Result<Lh, LogError> {
         let lh = loop {
-            if let Some(lh) = self.map(segment, USE).await? {
+            if let Some(lh) = self.map(segment, USER_RIGHTS).await? {
                 break lh;
             }
-            if let Some(lh) = self.make(segment).await? {
+            if let Some(lh) = self.create_segment(segment).await? {
                 break lh;
             }
         };
-        Ok(self.note(segment, lh).await)
+        Ok(self.store_mapping(segment, lh).await)
     }
 
-    async fn note(&mut self, segment: u64, lh: Lh) -> Lh {
+    async fn store_mapping(&mut self, segment: u64, lh: Lh) -> Lh {
         if let Some((_, oldest)) = self.mapped[1].replace((segment, lh)) {
             // The region may have been freed.
             let _ = self.session.unmap(oldest).await;
@@ -220,8 +220,8 @@ impl Log {
         lh
     }
 
-    /// Drops the stale handle of a segment.
-    pub(crate) async fn forget_segment_at(&mut self, position: u64) {
+    /// Unmaps the segment of a position, because its handle is stale.
+    pub(crate) async fn unmap_segment_at(&mut self, position: u64) {
         let segment = self.layout.segment_of(position);
         for mapped in &mut self.mapped {
             if let Some((_, lh)) = mapped.take_if(|(found, _)| *found == segment) {
@@ -231,7 +231,7 @@ impl Log {
     }
 
     async fn map(&self, segment: u64, wanted: Permissions) -> Result<Option<Lh>, LogError> {
-        match self.session.map(&self.name_of(segment), wanted).await {
+        match self.session.map(&self.segment_name(segment), wanted).await {
             Ok(lh) => Ok(Some(lh)),
             Err(error) => match *error.cause() {
                 RegionCause::NotFound => Ok(None),
@@ -244,30 +244,30 @@ impl Log {
         }
     }
 
-    /// Makes a segment; `None` if another session has just made it.
-    async fn make(&mut self, segment: u64) -> Result<Option<Lh>, LogError> {
-        if let Err(error) = self.expect_kept(segment).await {
-            self.free_doubtful(segment).await;
+    /// Creates a segment. Returns `None` if another session has just created it.
+    async fn create_segment(&mut self, segment: u64) -> Result<Option<Lh>, LogError> {
+        if let Err(error) = self.check_not_trimmed(segment).await {
+            self.free_maybe_named(segment).await;
             return Err(error);
         }
-        let made = match self.name_doubtful(segment).await {
+        let made = match self.retry_naming(segment).await {
             Some(named) => named,
-            None => self.make_anew(segment).await,
+            None => self.allocate_segment(segment).await,
         };
         let lh = match made {
             Ok(lh) => lh,
-            Err(error) => return self.unless_full(segment, error),
+            Err(error) => return self.handle_creation_error(segment, error),
         };
         // A cleaner may have freed the segment since the last check.
-        if let Err(error) = self.expect_kept(segment).await {
+        if let Err(error) = self.check_not_trimmed(segment).await {
             self.session.free(lh).await?;
             return Err(error);
         }
         Ok(Some(lh))
     }
 
-    /// Handles the failure to make a segment.
-    fn unless_full(&self, segment: u64, error: RegionError) -> Result<Option<Lh>, LogError> {
+    /// Converts an error of creating a segment. Returns `None` if another session has created it.
+    fn handle_creation_error(&self, segment: u64, error: RegionError) -> Result<Option<Lh>, LogError> {
         match error.cause() {
             RegionCause::NameTaken => Ok(None),
             RegionCause::NoSpace { .. } | RegionCause::OutOfMemory { .. } => {
@@ -284,22 +284,22 @@ impl Log {
         }
     }
 
-    async fn make_anew(&mut self, segment: u64) -> Result<Lh, RegionError> {
-        match self.make_at(segment, self.placement_of(segment)).await {
-            // The node whose turn it is has left the cluster.
+    async fn allocate_segment(&mut self, segment: u64) -> Result<Lh, RegionError> {
+        match self.allocate_segment_at(segment, self.placement_of(segment)).await {
+            // The node whose turn it is has left the cluster, so any other node holds the segment.
             Err(error)
                 if matches!(
                     error.cause(),
                     RegionCause::UnknownNode(_) | RegionCause::PeerDown(_) | RegionCause::NotMet(_)
                 ) =>
             {
-                self.make_at(segment, Placement::Anywhere).await
+                self.allocate_segment_at(segment, Placement::Anywhere).await
             }
             made => made,
         }
     }
 
-    async fn make_at(&mut self, segment: u64, placement: Placement) -> Result<Lh, RegionError> {
+    async fn allocate_segment_at(&mut self, segment: u64, placement: Placement) -> Result<Lh, RegionError> {
         let options = AllocOptions { placement, everyone: self.everyone, ..AllocOptions::default() };
         let lh = self.session.alloc_with(None, self.layout.segment_bytes(), options).await?;
         // Naming is a second step: if this future is dropped during the allocation, the region is freed, although other
@@ -308,11 +308,12 @@ impl Log {
     }
 
     async fn name_segment(&mut self, segment: u64, lh: Lh) -> Result<Lh, RegionError> {
-        match self.session.set_name(lh, &self.name_of(segment)).await {
+        match self.session.set_name(lh, &self.segment_name(segment)).await {
             Ok(()) => Ok(lh),
             Err(error) if is_without_directory(error.cause()) => {
-                // The name may have been recorded. Other sessions then append here, so it must become the segment.
-                self.in_doubt.push((segment, lh));
+                // The directory may have recorded the name, and other sessions may append to the region. So this region
+                // must become the segment if its name can still be set.
+                self.maybe_named.push((segment, lh));
                 Err(error)
             }
             Err(error) => {
@@ -322,9 +323,10 @@ impl Log {
         }
     }
 
-    /// Retries to name the segment's region whose name is in doubt; `None` if there is none.
-    async fn name_doubtful(&mut self, segment: u64) -> Option<Result<Lh, RegionError>> {
-        let lh = self.take_doubtful(segment)?;
+    /// Names a region of the segment again, after an attempt whose result is unknown. Returns `None` if there is no
+    /// such region.
+    async fn retry_naming(&mut self, segment: u64) -> Option<Result<Lh, RegionError>> {
+        let lh = self.take_maybe_named(segment)?;
         match self.name_segment(segment, lh).await {
             // The region was lost with its node.
             Err(error) if matches!(error.cause(), RegionCause::Stale | RegionCause::Lost(_)) => None,
@@ -332,24 +334,24 @@ impl Log {
         }
     }
 
-    fn take_doubtful(&mut self, segment: u64) -> Option<Lh> {
-        let at = self.in_doubt.iter().position(|(found, _)| *found == segment)?;
-        Some(self.in_doubt.swap_remove(at).1)
+    fn take_maybe_named(&mut self, segment: u64) -> Option<Lh> {
+        let at = self.maybe_named.iter().position(|(found, _)| *found == segment)?;
+        Some(self.maybe_named.swap_remove(at).1)
     }
 
-    /// Frees the region in doubt of a segment that is gone or is to go.
-    async fn free_doubtful(&mut self, segment: u64) {
-        if let Some(lh) = self.take_doubtful(segment) {
-            // An unnamed region ends with this session at the latest.
+    /// Frees a region that may have the name of a segment, which was or will be freed.
+    async fn free_maybe_named(&mut self, segment: u64) {
+        if let Some(lh) = self.take_maybe_named(segment) {
+            // If this fails, the region is freed at the end of this session, if it has no name.
             let _ = self.session.free(lh).await;
         }
     }
 
-    pub(crate) async fn expect_kept_at(&self, position: u64) -> Result<(), LogError> {
-        self.expect_kept(self.layout.segment_of(position)).await
+    pub(crate) async fn check_not_trimmed_at(&self, position: u64) -> Result<(), LogError> {
+        self.check_not_trimmed(self.layout.segment_of(position)).await
     }
 
-    async fn expect_kept(&self, segment: u64) -> Result<(), LogError> {
+    async fn check_not_trimmed(&self, segment: u64) -> Result<(), LogError> {
         let first = self.start().await?;
         if segment < self.layout.segment_of(first) { Err(LogError::Trimmed { first }) } else { Ok(()) }
     }
@@ -357,8 +359,8 @@ impl Log {
     /// Frees a segment. Returns true if it existed.
     pub(crate) async fn free_segment(&mut self, segment: u64) -> Result<bool, LogError> {
         let position = segment.saturating_mul(self.layout.segment_slots());
-        self.forget_segment_at(position).await;
-        self.free_doubtful(segment).await;
+        self.unmap_segment_at(position).await;
+        self.free_maybe_named(segment).await;
         let lh = match self.map(segment, Permissions::MASTER).await {
             Ok(Some(lh)) => lh,
             Ok(None) | Err(LogError::Lost { .. }) => return Ok(false),
@@ -378,23 +380,23 @@ impl Log {
         Ok(self.session.free(head).await?)
     }
 
-    fn name_of(&self, segment: u64) -> String {
+    fn segment_name(&self, segment: u64) -> String {
         format!("{}/{segment}", self.name)
     }
 }
 
-/// Returns true if a handle is stale. The error of mapping the region again gives the reason.
-pub(crate) fn is_gone(error: &AccessError) -> bool {
+/// Returns true if a region was freed or moved, or its node is down. Mapping the region again reveals which.
+pub(crate) fn is_stale_or_down(error: &AccessError) -> bool {
     matches!(error.cause(), AccessCause::Stale | AccessCause::PeerDown(_))
 }
 
-fn sound(value: u64) -> Result<u64, LogError> {
+fn check_counter(value: u64) -> Result<u64, LogError> {
     if value < POSITION_MAX {
         return Ok(value);
     }
     Err(LogError::NotALog { what: "a counter", value, wanted: "less than 2^62" })
 }
 
-fn too_many(nodes: u64) -> LogError {
+fn too_many_nodes(nodes: u64) -> LogError {
     LogError::NotALog { what: "the number of nodes", value: nodes, wanted: "at most 24" }
 }

@@ -12,15 +12,15 @@ pub(crate) const LEN_BYTES: usize = 4;
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"halilog1");
 /// Offset of the counter of reserved slots, on a cache line of its own.
 pub(crate) const RESERVED_AT: u64 = 256;
-/// Offset of the number of the first kept segment; behind it, the number of the first segment that has not been freed.
-/// The two differ only during a trim.
+/// Offsets of two counters: the number of the first segment that is not trimmed, and of the first that is not freed.
+/// They differ only during a trim.
 pub(crate) const KEPT_AT: u64 = 320;
 pub(crate) const FREED_AT: u64 = 328;
 /// Bytes of the head.
 pub(crate) const HEAD_BYTES: u64 = 384;
 /// Maximum number of nodes that hold segments in turn.
 pub(crate) const NODES_MAX: usize = 24;
-/// Upper bound of positions. No log reaches it, so a counter beyond is damaged.
+/// Upper bound of positions. No log reaches it, so a counter with a higher value is damaged.
 pub(crate) const POSITION_MAX: u64 = 1 << 62;
 
 const SLOT_BYTES_MAX: u64 = 1 << 20;
@@ -98,7 +98,7 @@ impl Layout {
     }
 
     /// Returns true if the range of written slots includes the middle of their segment.
-    pub fn passes_middle(self, written: Range<u64>) -> bool {
+    pub fn crosses_middle(self, written: Range<u64>) -> bool {
         let next = written.start + self.room_at(written.start);
         self.segment_slots > 1 && written.contains(&(next - self.segment_slots / 2))
     }
@@ -120,7 +120,7 @@ impl Layout {
 }
 
 const IS_ENTRY: u64 = 1 << 63;
-const IS_MANY: u64 = 1 << 62;
+const IS_TRANSACTION: u64 = 1 << 62;
 const LEN_MAX: u64 = (1 << 30) - 1;
 const VOID: u64 = 1;
 
@@ -135,15 +135,15 @@ pub(crate) enum Word {
     Entry {
         len: u32,
         /// True if the entry holds several records, each after its length.
-        is_many: bool,
+        is_transaction: bool,
         sum: u32,
     },
 }
 
 impl Word {
     #[inline]
-    pub fn of(record: &[u8], is_many: bool) -> Word {
-        Word::Entry { len: record.len() as u32, is_many, sum: checksum(record) }
+    pub fn of(record: &[u8], is_transaction: bool) -> Word {
+        Word::Entry { len: record.len() as u32, is_transaction, sum: checksum(record) }
     }
 
     #[inline]
@@ -151,8 +151,8 @@ impl Word {
         match self {
             Word::Open => 0,
             Word::Void => VOID,
-            Word::Entry { len, is_many, sum } => {
-                let many = if is_many { IS_MANY } else { 0 };
+            Word::Entry { len, is_transaction, sum } => {
+                let many = if is_transaction { IS_TRANSACTION } else { 0 };
                 IS_ENTRY | many | (u64::from(len) << 32) | u64::from(sum)
             }
         }
@@ -164,7 +164,7 @@ impl Word {
             0 => Word::Open,
             entry if entry & IS_ENTRY != 0 => {
                 let len = ((entry >> 32) & LEN_MAX) as u32;
-                Word::Entry { len, is_many: entry & IS_MANY != 0, sum: entry as u32 }
+                Word::Entry { len, is_transaction: entry & IS_TRANSACTION != 0, sum: entry as u32 }
             }
             _ => Word::Void,
         }

@@ -12,7 +12,7 @@ impl Log {
     /// further behind fail with [`LogError::Trimmed`]. If a trim is interrupted, or fails with
     /// [`LogError::NoDirectory`], the next one frees the remaining segments.
     pub async fn trim(&mut self, position: u64) -> Result<u64, LogError> {
-        // From here on, a session that finds such a segment missing knows why, and makes none.
+        // From here on, a session that does not find such a segment reports `Trimmed`, and does not create it again.
         self.raise(KEPT_AT, self.layout.segment_of(position)).await?;
         let (begin, end) = (self.counter(FREED_AT).await?, self.counter(KEPT_AT).await?);
         let mut freed = 0;

@@ -5,10 +5,10 @@ use std::ops::Range;
 use halite::{AccessCause, Lh, SwapOp, WriteOp};
 
 use super::error::LogError;
-use super::handle::{Log, is_gone};
+use super::handle::{Log, is_stale_or_down};
 use super::layout::{LEN_BYTES, WORD, Word};
 
-/// Maximum number of attempts for a record that followers skip. Each such attempt delays the followers by their
+/// Maximum number of attempts to append a record whose slots followers skip. Each attempt delays the followers by their
 /// patience.
 pub(super) const ATTEMPTS_MAX: u32 = 64;
 
@@ -53,68 +53,69 @@ impl Writer {
 
     /// Marks all unused reserved slots as skipped, so that no follower waits for them.
     pub async fn close(mut self) -> Result<(), LogError> {
-        self.void_up_to(self.reserved.end).await
+        self.void_reserved(self.reserved.end).await
     }
 
-    async fn append_entry(&mut self, record: &[u8], is_many: bool) -> Result<u64, LogError> {
+    async fn append_entry(&mut self, record: &[u8], is_transaction: bool) -> Result<u64, LogError> {
         if record.len() as u64 > self.log.record_bytes_max() {
             return Err(self.too_long(record.len() as u64));
         }
-        let word = Word::of(record, is_many).encode();
+        let word = Word::of(record, is_transaction).encode();
         if record.len() > self.log.layout.payload_bytes() {
-            return Box::pin(self.append_again(record, word)).await;
+            return Box::pin(self.append_with_retries(record, word)).await;
         }
-        // The common case, a slot of the segment in use: a fetch-add, a write, a compare-swap, and nothing else.
+        // The common case is a slot of the current segment, which takes only a fetch-add, a write and a compare-swap.
         if self.reserved.is_empty() {
             self.reserve(1).await?;
         }
         let position = self.reserved.start;
-        if let Some(lh) = self.log.segment_at_hand(position) {
-            // Nothing else is ever written to this slot: bytes of this record may still arrive, and become visible.
+        if let Some(lh) = self.log.current_segment(position) {
+            // No later append may use this slot: after an error, bytes of this record may still arrive there.
             self.reserved.start = position + 1;
             let at = self.log.layout.offset_of(position);
             let is_visible = match self.log.session.write(lh, at + WORD, record).await {
                 Ok(()) => self.commit(lh, position, word).await?,
                 // Nothing was visible yet.
-                Err(error) if is_gone(&error) => {
-                    Box::pin(self.log.forget_segment_at(position)).await;
+                Err(error) if is_stale_or_down(&error) => {
+                    Box::pin(self.log.unmap_segment_at(position)).await;
                     false
                 }
                 Err(error) => return Err(error.into()),
             };
             if is_visible {
-                if self.log.layout.passes_middle(position..position + 1) {
+                if self.log.layout.crosses_middle(position..position + 1) {
                     self.prepare_next(position).await;
                 }
                 return Ok(position);
             }
-            // A follower took this writer for dead, or the segment is gone; see below.
+            // A follower skipped the slot, or the segment was freed; see `append_with_retries`.
             self.reserved = 0..0;
         }
-        Box::pin(self.append_again(record, word)).await
+        Box::pin(self.append_with_retries(record, word)).await
     }
 
-    /// Appends a record of any length, at the next place with room.
-    async fn append_again(&mut self, record: &[u8], word: u64) -> Result<u64, LogError> {
+    /// Appends a record of any length, at the next place that has enough slots in one segment.
+    async fn append_with_retries(&mut self, record: &[u8], word: u64) -> Result<u64, LogError> {
         let slots = self.log.layout.slots_of(record.len());
         for _ in 0..ATTEMPTS_MAX {
-            let position = match self.place_at_hand(slots) {
+            let position = match self.reserved_place(slots) {
                 Some(position) => position,
-                None => self.place_for_some(slots, slots).await?,
+                None => self.reserve_place(slots, slots).await?,
             };
             self.reserved.start = position + slots;
-            let settled = self.settle(position, record, word).await;
-            if matches!(settled, Err(LogError::Full { .. } | LogError::NoDirectory(_))) {
-                // The segment does not exist, so nothing was written, and followers need not skip the place.
+            let outcome = self.try_append(position, record, word).await;
+            if matches!(outcome, Err(LogError::Full { .. } | LogError::NoDirectory(_))) {
+                // The segment does not exist, so nothing was written, and the next append may use the place.
                 self.reserved.start = position;
             }
-            if settled? {
-                if self.log.layout.passes_middle(position..position + slots) {
+            if outcome? {
+                if self.log.layout.crosses_middle(position..position + slots) {
                     self.prepare_next(position).await;
                 }
                 return Ok(position);
             }
-            // A follower took this writer for dead, and others may have read on: the whole reservation is void.
+            // A follower skipped the place. Other followers may have passed the rest of the reservation, so it is not
+            // used.
             self.reserved = 0..0;
         }
         Err(LogError::Outpaced { attempts: ATTEMPTS_MAX })
@@ -124,8 +125,8 @@ impl Writer {
         LogError::TooLong { len, max: self.log.record_bytes_max() }
     }
 
-    /// Returns the first of `slots` reserved slots in one segment, if there are that many.
-    pub(super) fn place_at_hand(&self, slots: u64) -> Option<u64> {
+    /// Returns the first reserved slot if `slots` reserved slots from it on are in one segment.
+    pub(super) fn reserved_place(&self, slots: u64) -> Option<u64> {
         let Range { start, end } = self.reserved;
         (slots <= (end - start).min(self.log.layout.room_at(start))).then_some(start)
     }
@@ -137,30 +138,30 @@ impl Writer {
         Ok(())
     }
 
-    /// Returns the first of `slots` reserved slots in one segment. A new reservation takes `wanted` slots, which may
-    /// extend into other segments.
-    pub(super) async fn place_for_some(&mut self, slots: u64, wanted: u64) -> Result<u64, LogError> {
+    /// Returns the first of `slots` reserved slots that are in one segment. Reserves at least `wanted` further slots if
+    /// necessary, and marks unsuitable reserved slots as skipped.
+    pub(super) async fn reserve_place(&mut self, slots: u64, wanted: u64) -> Result<u64, LogError> {
         loop {
             if self.reserved.end - self.reserved.start < slots {
-                self.void_up_to(self.reserved.end).await?;
+                self.void_reserved(self.reserved.end).await?;
                 self.reserve(wanted).await?;
             }
             let room = self.log.layout.room_at(self.reserved.start);
             if slots <= room {
                 return Ok(self.reserved.start);
             }
-            self.void_up_to(self.reserved.end.min(self.reserved.start + room)).await?;
+            self.void_reserved(self.reserved.end.min(self.reserved.start + room)).await?;
         }
     }
 
-    /// Writes a record and makes it visible; returns false if its place was skipped.
-    async fn settle(&mut self, position: u64, record: &[u8], word: u64) -> Result<bool, LogError> {
+    /// Writes a record and makes it visible. Returns false if its place was skipped.
+    async fn try_append(&mut self, position: u64, record: &[u8], word: u64) -> Result<bool, LogError> {
         let at = self.log.layout.offset_of(position);
-        let Some(lh) = self.segment_for(position).await? else { return Ok(false) };
+        let Some(lh) = self.segment_of_place(position).await? else { return Ok(false) };
         match self.write(lh, at, record).await {
             // Nothing was visible yet.
-            Err(LogError::Access(error)) if is_gone(&error) => {
-                self.log.forget_segment_at(position).await;
+            Err(LogError::Access(error)) if is_stale_or_down(&error) => {
+                self.log.unmap_segment_at(position).await;
                 return Ok(false);
             }
             written => written?,
@@ -169,8 +170,8 @@ impl Writer {
     }
 
     /// Returns the segment of a reserved place; `None` if the whole segment has been skipped.
-    pub(super) async fn segment_for(&mut self, position: u64) -> Result<Option<Lh>, LogError> {
-        match self.log.segment_at(position).await {
+    pub(super) async fn segment_of_place(&mut self, position: u64) -> Result<Option<Lh>, LogError> {
+        match self.log.segment_or_create(position).await {
             Err(LogError::Trimmed { .. }) => Ok(None),
             Err(LogError::Lost { next, .. }) => {
                 Box::pin(self.log.reserve_up_to(next)).await?;
@@ -180,13 +181,13 @@ impl Writer {
         }
     }
 
-    /// Makes a written record visible; returns false if its place was skipped.
+    /// Makes a written record visible. Returns false if its place was skipped.
     pub(super) async fn commit(&mut self, lh: Lh, position: u64, word: u64) -> Result<bool, LogError> {
         let at = self.log.layout.offset_of(position);
         match self.log.session.compare_swap(lh, at, Word::Open.encode(), word).await {
             Ok(found) => Ok(found == Word::Open.encode()),
             Err(error) if *error.cause() == AccessCause::Stale => {
-                self.log.forget_segment_at(position).await;
+                self.log.unmap_segment_at(position).await;
                 Ok(false)
             }
             Err(error) => Err(error.into()),
@@ -207,19 +208,19 @@ impl Writer {
         Box::pin(session.write_batch(&pieces)).await.map_err(|error| LogError::Access(error.source))
     }
 
-    /// Maps or makes the segment after that of `position`, before it is needed.
+    /// Maps or creates the segment after that of `position` in advance.
     pub(super) async fn prepare_next(&mut self, position: u64) {
         let next = position + self.log.layout.room_at(position);
-        // An error recurs when the segment is needed; this record is appended in any case.
-        let _ = Box::pin(self.log.segment_at(next)).await;
+        // An error recurs when the segment is needed, and does not concern the record just appended.
+        let _ = Box::pin(self.log.segment_or_create(next)).await;
     }
 
-    /// Skips reserved slots. If their segment does not exist, followers skip them later.
-    async fn void_up_to(&mut self, end: u64) -> Result<(), LogError> {
+    /// Marks the reserved slots before `end` as skipped. If their segment does not exist, followers skip them later.
+    async fn void_reserved(&mut self, end: u64) -> Result<(), LogError> {
         while self.reserved.start < end {
-            match self.log.void(self.reserved.start).await {
+            match self.log.void_slot(self.reserved.start).await {
                 Ok(_) => self.reserved.start += 1,
-                // The same holds for the rest of the segment.
+                // The other slots of the segment would fail, too.
                 Err(
                     LogError::Trimmed { .. }
                     | LogError::Lost { .. }
@@ -237,15 +238,15 @@ impl Writer {
 }
 
 impl Log {
-    /// Skips a slot; returns false if it was settled already.
-    pub(crate) async fn void(&mut self, position: u64) -> Result<bool, LogError> {
-        let lh = self.segment_at(position).await?;
+    /// Marks a slot as skipped. Returns false if it was settled before.
+    pub(crate) async fn void_slot(&mut self, position: u64) -> Result<bool, LogError> {
+        let lh = self.segment_or_create(position).await?;
         let at = self.layout.offset_of(position);
         match self.session.compare_swap(lh, at, Word::Open.encode(), Word::Void.encode()).await {
             Ok(found) => Ok(found == Word::Open.encode()),
-            Err(error) if is_gone(&error) => {
-                self.forget_segment_at(position).await;
-                self.expect_kept_at(position).await?;
+            Err(error) if is_stale_or_down(&error) => {
+                self.unmap_segment_at(position).await;
+                self.check_not_trimmed_at(position).await?;
                 Ok(false)
             }
             Err(error) => Err(error.into()),

@@ -1,5 +1,4 @@
-//! Communication between workers and the master. An order is the reply to a worker's call. No other file depends on
-//! this.
+//! Communication between workers and the master. An order is the reply to a worker's call.
 
 use std::time::Duration;
 
@@ -31,8 +30,8 @@ pub(super) enum Report {
     Published { sections: Vec<Section> },
     /// The worker has reduced a part.
     Reduced { part: usize, run: Section, keys: u64 },
-    /// The worker could not read the results of worker `of`.
-    Unread { of: u32, why: String },
+    /// The worker could not read the results of worker `owner`.
+    Unread { owner: u32, reason: String },
     /// The worker failed, so the run fails.
     Failed(String),
 }
@@ -46,7 +45,7 @@ pub(super) enum Order {
     Publish,
     /// Reduce a part from the sections of these workers.
     Reduce { part: usize, sections: Vec<(u32, Section)> },
-    /// Ask again soon.
+    /// Request the next order after a pause.
     Wait,
     /// Free all regions and end.
     End,
@@ -70,29 +69,29 @@ impl Desk {
     }
 
     /// Waits for a request. A malformed request is dropped, so its call fails.
-    pub(super) async fn recv(&self) -> Result<(Request, Asker), Error> {
+    pub(super) async fn recv(&self) -> Result<(Request, PendingRequest), Error> {
         loop {
             let call = self.server.recv().await?;
             if let Ok(request) = postcard::from_bytes(call.input()) {
-                return Ok((request, Asker(call)));
+                return Ok((request, PendingRequest(call)));
             }
         }
     }
 }
 
-/// A worker that waits for its order.
-pub(super) struct Asker(Call);
+/// A request of a worker that waits for its order.
+pub(super) struct PendingRequest(Call);
 
-impl Asker {
+impl PendingRequest {
     pub(super) fn answer(self, order: &Order) -> Result<(), Error> {
-        // Fails if the worker has died meanwhile. The master finds that out in any case.
+        // An error means that the worker has died, which the master detects by other means.
         let _ = self.0.reply(&postcard::to_stdvec(order)?);
         Ok(())
     }
 }
 
 /// Reports to the master of a run; returns its next order.
-pub(super) async fn ask(session: &Session, run: &str, request: &Request) -> Result<Order, Error> {
+pub(super) async fn request_order(session: &Session, run: &str, request: &Request) -> Result<Order, Error> {
     let answer = session.call_named(run, &postcard::to_stdvec(request)?, ANSWER_TIMEOUT).await?;
     Ok(postcard::from_bytes(&answer)?)
 }

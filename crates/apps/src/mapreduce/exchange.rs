@@ -63,7 +63,7 @@ impl<'a> Publisher<'a> {
         Ok(sections)
     }
 
-    /// Frees all regions; tries each, and returns the first error.
+    /// Frees all regions. Continues after an error, and returns the first one.
     pub(super) async fn free(self) -> Result<(), Error> {
         let mut freed = Ok(());
         for lh in self.published {
@@ -74,21 +74,21 @@ impl<'a> Publisher<'a> {
 }
 
 /// A posted read of a section.
-pub(super) struct Reading<'a> {
+pub(super) struct PendingRead<'a> {
     session: &'a Session,
     /// `None` for an empty section.
     posted: Option<(Lh, Posted<Vec<u8>>)>,
 }
 
-impl<'a> Reading<'a> {
+impl<'a> PendingRead<'a> {
     /// Posts the read of a section.
-    pub(super) async fn post(session: &'a Session, section: &Section) -> Result<Reading<'a>, Error> {
+    pub(super) async fn post(session: &'a Session, section: &Section) -> Result<PendingRead<'a>, Error> {
         if section.len == 0 {
-            return Ok(Reading { session, posted: None });
+            return Ok(PendingRead { session, posted: None });
         }
         let lh = session.map(&section.region, Permissions::READ).await?;
         let posted = session.post_read(lh, section.offset, vec![0; section.len as usize]);
-        Ok(Reading { session, posted: Some((lh, posted)) })
+        Ok(PendingRead { session, posted: Some((lh, posted)) })
     }
 
     /// Waits for the read; returns the bytes of the section.

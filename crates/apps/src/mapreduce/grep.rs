@@ -66,19 +66,19 @@ impl Job for Grep {
     }
 
     fn map(&self, text: Text<'_>, mut emit: impl FnMut(&[u8], Vec<TextMatches>)) {
-        let mut of_text = TextMatches { number: text.number, ..TextMatches::default() };
+        let mut text_matches = TextMatches { number: text.number, ..TextMatches::default() };
         for line in text.bytes.split_inclusive(|byte| *byte == b'\n') {
-            of_text.lines += 1;
+            text_matches.lines += 1;
             let line = line.strip_suffix(b"\n").unwrap_or(line);
             if self.pattern.is_match(line) {
-                of_text.matches += 1;
-                if of_text.found.len() < self.lines_max {
+                text_matches.matches += 1;
+                if text_matches.found.len() < self.lines_max {
                     let bytes = line[..line.len().min(LINE_BYTES_MAX)].to_owned();
-                    of_text.found.push(Line { number: of_text.lines, bytes });
+                    text_matches.found.push(Line { number: text_matches.lines, bytes });
                 }
             }
         }
-        emit(&text.file.to_be_bytes(), vec![of_text]);
+        emit(&text.file.to_be_bytes(), vec![text_matches]);
     }
 
     fn combine(&self, into: &mut Vec<TextMatches>, more: Vec<TextMatches>) {
@@ -90,7 +90,7 @@ impl Job for Grep {
     }
 
     fn reduce(&self, part: Table<Vec<TextMatches>>) -> Vec<FileMatches> {
-        let mut records: Vec<FileMatches> = part.into_entries().filter_map(of_file).collect();
+        let mut records: Vec<FileMatches> = part.into_entries().filter_map(join_texts).collect();
         records.sort_unstable();
         self.shorten(&mut records);
         records
@@ -106,7 +106,7 @@ impl Job for Grep {
 }
 
 /// Joins the texts of a file; `None` if no line matches.
-fn of_file((key, mut texts): (Vec<u8>, Vec<TextMatches>)) -> Option<FileMatches> {
+fn join_texts((key, mut texts): (Vec<u8>, Vec<TextMatches>)) -> Option<FileMatches> {
     let file = u32::from_be_bytes(*key.first_chunk()?);
     texts.sort_unstable_by_key(|text| text.number);
     let mut record = FileMatches { file, matches: 0, lines: Vec::new() };

@@ -21,7 +21,8 @@ use super::error::Error;
 pub const SPLIT_BYTES: u64 = 1 << 20;
 /// Maximum length of a text in which no word or line ends.
 const TEXT_BYTES_MAX: usize = 1 << 30;
-const READ_ON_BYTES: usize = 64 << 10;
+/// Bytes per read beyond the end of a split, to find the boundary.
+const CONTINUATION_BYTES: usize = 64 << 10;
 
 /// A file to read.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -51,11 +52,11 @@ pub fn list(paths: &[PathBuf]) -> Result<Vec<Source>, Error> {
     let mut sources = Vec::new();
     let mut folders = Vec::new();
     for path in paths {
-        let about = fs::metadata(path).map_err(|error| unreadable(path, error))?;
-        if about.is_dir() {
+        let metadata = fs::metadata(path).map_err(|error| unreadable(path, error))?;
+        if metadata.is_dir() {
             folders.push(path.clone());
-        } else if about.is_file() {
-            sources.push(Source { path: path.clone(), len: about.len() });
+        } else if metadata.is_file() {
+            sources.push(Source { path: path.clone(), len: metadata.len() });
         } else {
             return Err(unreadable(path, io::Error::other("it is neither a file nor a folder")));
         }
@@ -63,11 +64,11 @@ pub fn list(paths: &[PathBuf]) -> Result<Vec<Source>, Error> {
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder).map_err(|error| unreadable(&folder, error))? {
             let path = entry.map_err(|error| unreadable(&folder, error))?.path();
-            let about = fs::symlink_metadata(&path).map_err(|error| unreadable(&path, error))?;
-            if about.is_dir() {
+            let metadata = fs::symlink_metadata(&path).map_err(|error| unreadable(&path, error))?;
+            if metadata.is_dir() {
                 folders.push(path);
-            } else if about.is_file() {
-                sources.push(Source { path, len: about.len() });
+            } else if metadata.is_file() {
+                sources.push(Source { path, len: metadata.len() });
             }
         }
     }
@@ -129,7 +130,7 @@ impl Reader {
         if self.open.as_ref().is_none_or(|(file, _)| *file != split.file) {
             self.open = Some((split.file, File::open(path)?));
         }
-        let (_, file) = self.open.as_ref().expect("it was opened");
+        let (_, file) = self.open.as_ref().expect("the file was opened");
         let bytes = &mut self.bytes;
         bytes.clear();
         let first = split.begin.saturating_sub(1);
@@ -139,7 +140,7 @@ impl Reader {
             let before_last = &bytes[..bytes.len().saturating_sub(1)];
             match before_last.iter().position(|byte| is_boundary(*byte)) {
                 Some(boundary) => start = boundary + 1,
-                // All of it belongs to the text of an earlier split.
+                // A word or line that starts in an earlier split covers the whole split.
                 None => return Ok(0..0),
             }
         }
@@ -149,11 +150,11 @@ impl Reader {
         loop {
             let read = bytes.len();
             let rest = split.len.saturating_sub(first + read as u64);
-            let got = read_more(file, first + read as u64, READ_ON_BYTES.min(rest as usize), bytes)?;
+            let count = read_more(file, first + read as u64, CONTINUATION_BYTES.min(rest as usize), bytes)?;
             if let Some(boundary) = bytes[read..].iter().position(|byte| is_boundary(*byte)) {
                 return Ok(start..read + boundary + 1);
             }
-            if got == 0 {
+            if count == 0 {
                 return Ok(start..read);
             }
             if bytes.len() > TEXT_BYTES_MAX {
@@ -167,17 +168,17 @@ impl Reader {
 fn read_more(file: &File, offset: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<usize> {
     let begin = bytes.len();
     bytes.resize(begin + len, 0);
-    let mut got = 0;
-    while got < len {
-        match file.read_at(&mut bytes[begin + got..], offset + got as u64) {
+    let mut count = 0;
+    while count < len {
+        match file.read_at(&mut bytes[begin + count..], offset + count as u64) {
             Ok(0) => break,
-            Ok(more) => got += more,
+            Ok(more) => count += more,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
     }
-    bytes.truncate(begin + got);
-    Ok(got)
+    bytes.truncate(begin + count);
+    Ok(count)
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ pub trait Job: Sync {
     /// One record of the answer. The answer is sorted by the order of this type.
     type Record: Serialize + DeserializeOwned + Ord + Send;
 
-    /// Returns true if the engine may end a text behind this byte. Must return false for all bytes beyond ASCII.
+    /// Returns true if the engine may end a text after this byte. Must return false for all bytes beyond ASCII.
     fn is_boundary(byte: u8) -> bool;
 
     /// Calls `emit` with the keys and values of a text.

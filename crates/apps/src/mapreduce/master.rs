@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 use super::clock::Clock;
 use super::desk::{Desk, Order};
 use super::error::Error;
-use super::exchange::Reading;
+use super::exchange::PendingRead;
 use super::input::{self, Source};
 use super::job::Job;
 use super::plan::{MASTERS_WORKER, Plan, Run};
 
 /// Minimum time between two checks for dead workers, in ns.
-const LOOK_INTERVAL_NS: u64 = 20_000_000;
+const CHECK_INTERVAL_NS: u64 = 20_000_000;
 
 /// The master of a run. It runs beside worker 0, in the same process.
 #[derive(Clone, Copy)]
@@ -101,12 +101,12 @@ impl Master<'_> {
         });
         let listed = since(self.clock, begin_ns);
         let times = Times { begin_ns, listed, mapped: Duration::ZERO, reduced: Duration::ZERO };
-        let leading =
-            Leading { master: self, job, plan, times, looked_ns: begin_ns, bytes_total, on_progress };
-        let led = leading.lead(sources).await;
-        // After a failure, workers may still ask.
+        let state =
+            RunState { master: self, job, plan, times, checked_ns: begin_ns, bytes_total, on_progress };
+        let result = state.lead(sources).await;
+        // After a failure, workers may still send requests, which then fail.
         self.desk.close();
-        led
+        result
     }
 }
 
@@ -123,18 +123,18 @@ struct Times {
     reduced: Duration,
 }
 
-struct Leading<'a, J, P> {
+struct RunState<'a, J, P> {
     master: &'a Master<'a>,
     job: &'a J,
     plan: Plan,
     times: Times,
-    /// Time of the last look for dead workers.
-    looked_ns: u64,
+    /// Time of the last check for dead workers.
+    checked_ns: u64,
     bytes_total: u64,
     on_progress: P,
 }
 
-impl<J: Job, P: FnMut(Progress)> Leading<'_, J, P> {
+impl<J: Job, P: FnMut(Progress)> RunState<'_, J, P> {
     async fn lead(mut self, sources: Vec<Source>) -> Result<Outcome<J::Record>, Error> {
         let mut outcome = None;
         while self.plan.remaining().next().is_some() {
@@ -149,19 +149,19 @@ impl<J: Job, P: FnMut(Progress)> Leading<'_, J, P> {
         }
         match (outcome, self.plan.failure()) {
             (Some(outcome), None) => Ok(Outcome { sources, ..outcome }),
-            (_, why) => Err(Error::Failed(why.unwrap_or("all workers are lost").to_owned())),
+            (_, reason) => Err(Error::Failed(reason.unwrap_or("all workers are lost").to_owned())),
         }
     }
 
     /// Answers one request.
     async fn serve(&mut self) -> Result<(), Error> {
-        let (request, asker) = self.master.desk.recv().await?;
+        let (request, pending) = self.master.desk.recv().await?;
         let was_mapped = self.plan.is_mapped();
         self.plan.handle_report(request.worker, request.report);
         let mut order = self.plan.poll_order(request.worker);
         let clock = self.master.clock;
-        if order == Order::Wait && clock.now_ns().saturating_sub(self.looked_ns) >= LOOK_INTERVAL_NS {
-            self.look_for_losses().await;
+        if order == Order::Wait && clock.now_ns().saturating_sub(self.checked_ns) >= CHECK_INTERVAL_NS {
+            self.check_for_losses().await;
             order = self.plan.poll_order(request.worker);
         }
         let now = since(clock, self.times.begin_ns);
@@ -169,39 +169,39 @@ impl<J: Job, P: FnMut(Progress)> Leading<'_, J, P> {
             self.times.mapped = now;
         }
         self.times.reduced = now;
-        asker.answer(&order)
+        pending.answer(&order)
     }
 
-    async fn look_for_losses(&mut self) {
-        self.looked_ns = self.master.clock.now_ns();
-        // Without the directory of names, workers are looked for again later.
+    async fn check_for_losses(&mut self) {
+        self.checked_ns = self.master.clock.now_ns();
+        // The status is unavailable without the directory of names; the next check tries again.
         let Ok(status) = self.master.session.status().await else { return };
         let others: Vec<u32> = self.plan.remaining().filter(|number| *number != MASTERS_WORKER).collect();
         for number in others {
             let node = self.master.nodes[number as usize];
-            if is_gone(&status, node) {
+            if is_down(&status, node) {
                 self.plan.handle_loss(number, format!("worker {number}, node {}, is gone", node.0));
             }
         }
     }
 
-    /// Merges the runs, two at a time; `None` if one was lost.
+    /// Reads and merges the sorted runs. Returns `None` if one was lost.
     async fn merge(&mut self, runs: &[Run]) -> Result<Option<Outcome<J::Record>>, Error> {
-        let mut readings = Vec::with_capacity(runs.len());
+        let mut reads = Vec::with_capacity(runs.len());
         for run in runs {
-            readings.push((run.worker, Reading::post(self.master.session, &run.section).await));
+            reads.push((run.worker, PendingRead::post(self.master.session, &run.section).await));
         }
         let mut sorted = Vec::new();
-        for (worker, reading) in readings {
-            let read = match reading {
-                Ok(reading) => reading.wait().await,
+        for (worker, read) in reads {
+            let read = match read {
+                Ok(read) => read.wait().await,
                 Err(error) => Err(error),
             };
             match read {
                 Ok(bytes) => sorted.push(postcard::from_bytes::<Vec<J::Record>>(&bytes)?),
                 Err(error) => {
-                    let why = format!("cannot read the results of worker {worker}: {error}");
-                    self.plan.handle_loss(worker, why);
+                    let reason = format!("cannot read the results of worker {worker}: {error}");
+                    self.plan.handle_loss(worker, reason);
                     return Ok(None);
                 }
             }
@@ -220,8 +220,8 @@ impl<J: Job, P: FnMut(Progress)> Leading<'_, J, P> {
             reduce: (reduced - mapped).as_secs_f64(),
             merge: since(self.master.clock, begin_ns).saturating_sub(reduced).as_secs_f64(),
         };
-        let is_whole =
-            |run: &Run| run.cover.bytes == self.bytes_total && run.cover.weight == run.section.weight;
+        let is_verified =
+            |run: &Run| run.totals.bytes == self.bytes_total && run.totals.weight == run.section.weight;
         Outcome {
             records,
             sources: Vec::new(),
@@ -230,12 +230,12 @@ impl<J: Job, P: FnMut(Progress)> Leading<'_, J, P> {
             keys: runs.iter().map(|run| run.keys).sum(),
             phases,
             lost: self.plan.lost(),
-            verified: runs.iter().all(is_whole),
+            verified: runs.iter().all(is_verified),
         }
     }
 }
 
-/// Merges neighbours until one run is left.
+/// Merges pairs of neighbouring runs until one run is left.
 fn merge_all<J: Job>(job: &J, mut runs: Vec<Vec<J::Record>>) -> Vec<J::Record> {
     while runs.len() > 1 {
         let mut rest = runs.into_iter();
@@ -251,8 +251,9 @@ fn merge_all<J: Job>(job: &J, mut runs: Vec<Vec<J::Record>>) -> Vec<J::Record> {
     runs.pop().unwrap_or_default()
 }
 
-/// Returns true if the node of a worker has ended or cannot be reached. Nodes that ended some time ago have no row.
-fn is_gone(status: &[NodeStatus], node: NodeId) -> bool {
+/// Returns true if the node of a worker has ended or cannot be reached. The status omits nodes that ended some time
+/// ago.
+fn is_down(status: &[NodeStatus], node: NodeId) -> bool {
     let row = status.iter().find(|row| row.node == node);
     row.is_none_or(|row| matches!(row.state, NodeState::Dead | NodeState::Left | NodeState::Unreachable))
 }

@@ -1,7 +1,7 @@
 //! MapReduce, after LITE-MR: jobs in three phases, whose workers read each other's results by one-sided reads.
 //!
 //! ```text
-//!           master (beside worker 0): gives out orders by calls, sees no data but the sorted runs
+//!           master (beside worker 0): answers calls with orders, reads only the sorted runs
 //!              |                              |                               |
 //!  map         | worker reads files, maps     | combines in its own table       | publishes the table as one region,
 //!              | splits of 1 MiB              |                                 | divided into a section per part

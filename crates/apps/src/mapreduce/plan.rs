@@ -16,7 +16,7 @@ pub(super) struct Plan {
     pending: BTreeSet<usize>,
     parts: Vec<Part>,
     workers: Vec<Worker>,
-    /// Published results of tasks. Together with pending, given and unpublished tasks they cover each task once.
+    /// Published results of tasks. Each task is either pending, assigned, unpublished or in one of these batches.
     batches: Vec<Batch>,
     lost: u32,
     end: Option<End>,
@@ -25,13 +25,13 @@ pub(super) struct Plan {
 /// A part of the keys.
 enum Part {
     Pending,
-    Given(u32, Cover),
+    Assigned(u32, Totals),
     Done(Run),
 }
 
-/// Totals of the sections from which a part is reduced.
+/// Sums over the sections from which a part is reduced, for verification.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Cover {
+pub(super) struct Totals {
     /// Bytes of input.
     pub(super) bytes: u64,
     /// Weight of the part.
@@ -44,19 +44,19 @@ pub(super) struct Run {
     pub(super) worker: u32,
     pub(super) section: Section,
     pub(super) keys: u64,
-    pub(super) cover: Cover,
+    pub(super) totals: Totals,
 }
 
 #[derive(Default)]
 struct Worker {
     /// The task that it maps.
-    given: Option<usize>,
+    assigned: Option<usize>,
     /// Tasks that it has mapped and not yet published.
     unpublished: Vec<usize>,
     unpublished_bytes: u64,
     load_ns: u64,
-    /// True if the worker takes no more orders, because it is lost or has the order to end.
-    is_gone: bool,
+    /// True if the worker gets no further orders, because it is lost or was ordered to end.
+    is_inactive: bool,
 }
 
 struct Batch {
@@ -87,13 +87,13 @@ impl Plan {
 
     /// Records the report of a worker. Ignores the report of a lost worker.
     pub(super) fn handle_report(&mut self, number: u32, report: Report) {
-        let Some(worker) = self.workers.get_mut(number as usize).filter(|worker| !worker.is_gone) else {
+        let Some(worker) = self.workers.get_mut(number as usize).filter(|worker| !worker.is_inactive) else {
             return;
         };
         match report {
             Report::Nothing => {}
             Report::Mapped { task, bytes, load_ns } => {
-                worker.given = None;
+                worker.assigned = None;
                 worker.unpublished.push(task);
                 worker.unpublished_bytes += bytes;
                 worker.load_ns += load_ns;
@@ -104,44 +104,45 @@ impl Plan {
                 self.batches.push(Batch { worker: number, tasks, sections, bytes });
             }
             Report::Reduced { part, run, keys } => self.finish_part(number, part, run, keys),
-            Report::Unread { of, why } => {
-                self.take_back_part(number);
-                self.handle_loss(of, why);
+            Report::Unread { owner, reason } => {
+                self.reset_parts(number);
+                self.handle_loss(owner, reason);
             }
-            Report::Failed(why) => self.fail(why),
+            Report::Failed(reason) => self.fail(reason),
         }
     }
 
     fn finish_part(&mut self, number: u32, part: usize, section: Section, keys: u64) {
         let Some(part) = self.parts.get_mut(part) else { return };
-        if let Part::Given(worker, cover) = *part
+        if let Part::Assigned(worker, totals) = *part
             && worker == number
         {
-            *part = Part::Done(Run { worker, section, keys, cover });
+            *part = Part::Done(Run { worker, section, keys, totals });
         }
     }
 
     /// Records that a worker or its results are lost, and returns its work to the pending work.
-    pub(super) fn handle_loss(&mut self, number: u32, why: String) {
+    pub(super) fn handle_loss(&mut self, number: u32, reason: String) {
         if number == MASTERS_WORKER {
-            return self.fail(why);
+            return self.fail(reason);
         }
         let Some(worker) = self.workers.get_mut(number as usize) else { return };
-        self.lost += u32::from(!std::mem::replace(&mut worker.is_gone, true));
-        self.pending.extend(worker.given.take());
+        self.lost += u32::from(!std::mem::replace(&mut worker.is_inactive, true));
+        self.pending.extend(worker.assigned.take());
         self.pending.extend(worker.unpublished.drain(..));
         worker.unpublished_bytes = 0;
-        self.take_back_part(number);
+        self.reset_parts(number);
         if self.runs().is_none() {
             self.drop_lost_batches();
         }
     }
 
-    /// Makes the tasks pending whose published results are lost. Once other workers hold all runs, they are not needed.
+    /// Makes the tasks pending whose published results are lost. The caller has checked that some part still needs
+    /// them.
     fn drop_lost_batches(&mut self) {
         let (pending, workers) = (&mut self.pending, &self.workers);
         self.batches.retain(|batch| {
-            let is_lost = workers[batch.worker as usize].is_gone;
+            let is_lost = workers[batch.worker as usize].is_inactive;
             if is_lost {
                 pending.extend(&batch.tasks);
             }
@@ -150,19 +151,19 @@ impl Plan {
     }
 
     /// Makes the parts of a worker pending.
-    fn take_back_part(&mut self, number: u32) {
+    fn reset_parts(&mut self, number: u32) {
         for part in &mut self.parts {
-            let (Part::Given(worker, _) | Part::Done(Run { worker, .. })) = part else { continue };
+            let (Part::Assigned(worker, _) | Part::Done(Run { worker, .. })) = part else { continue };
             if *worker == number {
                 *part = Part::Pending;
             }
         }
     }
 
-    /// Ends the run with an error. The first one counts.
-    pub(super) fn fail(&mut self, why: String) {
+    /// Ends the run with an error, unless it has ended.
+    pub(super) fn fail(&mut self, reason: String) {
         if self.end.is_none() {
-            self.end = Some(End::Failed(why));
+            self.end = Some(End::Failed(reason));
         }
     }
 
@@ -175,21 +176,21 @@ impl Plan {
 
     /// Returns the next order for a worker.
     pub(super) fn poll_order(&mut self, number: u32) -> Order {
-        let is_last = self.others_are_gone();
-        let is_over = self.end.is_some();
+        let is_last = self.others_are_inactive();
+        let has_ended = self.end.is_some();
         let is_mapped = self.is_mapped();
         let Some(worker) = self.workers.get_mut(number as usize) else { return Order::End };
-        if worker.is_gone {
+        if worker.is_inactive {
             return Order::End;
         }
-        if is_over {
-            // The master's own worker stays until all others are gone, since its questions make the master look after
-            // them.
-            worker.is_gone = number != MASTERS_WORKER || is_last;
-            return if worker.is_gone { Order::End } else { Order::Wait };
+        if has_ended {
+            // The worker in the master's process ends last, because its requests make the master check for losses of
+            // the others.
+            worker.is_inactive = number != MASTERS_WORKER || is_last;
+            return if worker.is_inactive { Order::End } else { Order::Wait };
         }
         if let Some(task) = self.pending.pop_first() {
-            worker.given = Some(task);
+            worker.assigned = Some(task);
             return Order::Map { task, splits: self.tasks[task].clone() };
         }
         if !worker.unpublished.is_empty() {
@@ -201,7 +202,7 @@ impl Plan {
                 let sections: Vec<_> =
                     self.batches.iter().map(|batch| (batch.worker, batch.sections[part].clone())).collect();
                 let weight = sections.iter().map(|(_, section)| section.weight).sum();
-                self.parts[part] = Part::Given(number, Cover { bytes: self.bytes_mapped(), weight });
+                self.parts[part] = Part::Assigned(number, Totals { bytes: self.bytes_mapped(), weight });
                 Order::Reduce { part, sections }
             }
             None => Order::Wait,
@@ -210,7 +211,7 @@ impl Plan {
 
     /// Returns true if the results of all tasks are published.
     pub(super) fn is_mapped(&self) -> bool {
-        let is_idle = |worker: &Worker| worker.given.is_none() && worker.unpublished.is_empty();
+        let is_idle = |worker: &Worker| worker.assigned.is_none() && worker.unpublished.is_empty();
         self.pending.is_empty() && self.workers.iter().all(is_idle)
     }
 
@@ -227,16 +228,16 @@ impl Plan {
 
     /// Returns why the run failed.
     pub(super) fn failure(&self) -> Option<&str> {
-        if let Some(End::Failed(why)) = &self.end { Some(why) } else { None }
+        if let Some(End::Failed(reason)) = &self.end { Some(reason) } else { None }
     }
 
     /// Returns the workers that still take orders.
     pub(super) fn remaining(&self) -> impl Iterator<Item = u32> {
         let workers = (0..).zip(&self.workers);
-        workers.filter(|(_, worker)| !worker.is_gone).map(|(number, _)| number)
+        workers.filter(|(_, worker)| !worker.is_inactive).map(|(number, _)| number)
     }
 
-    fn others_are_gone(&self) -> bool {
+    fn others_are_inactive(&self) -> bool {
         self.remaining().all(|number| number == MASTERS_WORKER)
     }
 
@@ -245,7 +246,7 @@ impl Plan {
         self.lost
     }
 
-    /// Returns the number of input bytes that were mapped with results that still exist.
+    /// Returns the number of mapped input bytes whose results still exist.
     pub(super) fn bytes_mapped(&self) -> u64 {
         let unpublished = self.workers.iter().map(|worker| worker.unpublished_bytes);
         unpublished.chain(self.batches.iter().map(|batch| batch.bytes)).sum()
@@ -273,7 +274,7 @@ mod tests {
         Section { region: String::new(), offset: 0, len: 0, weight }
     }
 
-    /// Workers that do what the plan orders.
+    /// Workers that execute the orders of a plan.
     struct Workers {
         plan: Plan,
         orders: BTreeMap<u32, Order>,
@@ -288,7 +289,7 @@ mod tests {
             Workers { plan, orders, mapped: BTreeMap::new() }
         }
 
-        /// Makes a worker do its order and ask for the next.
+        /// Makes a worker execute its order and request the next.
         fn step(&mut self, number: u32) {
             let Some(order) = self.orders.remove(&number) else { return };
             let report = match order {
@@ -325,7 +326,7 @@ mod tests {
         ) {
             let mut workers = Workers::new();
             for (at, number) in steps.into_iter().enumerate() {
-                if let Some(lost) = losses.iter().position(|when| *when == at) {
+                if let Some(lost) = losses.iter().position(|at_step| *at_step == at) {
                     workers.lose(lost as u32 + 1);
                 }
                 workers.step(number);
@@ -338,8 +339,8 @@ mod tests {
             }
             prop_assert!(workers.plan.failure().is_none());
             for run in workers.plan.runs().unwrap() {
-                prop_assert_eq!(run.cover.bytes, TASKS as u64);
-                prop_assert_eq!(run.cover.weight, run.section.weight);
+                prop_assert_eq!(run.totals.bytes, TASKS as u64);
+                prop_assert_eq!(run.totals.weight, run.section.weight);
             }
         }
     }

@@ -56,18 +56,18 @@ impl<V> Table<V> {
         let mut prefix = [0; 8];
         if key.len() <= 8 {
             prefix[..key.len()].copy_from_slice(key);
-            let hash = hash_of_short(prefix, key.len());
+            let hash = hash_short(prefix, key.len());
             let is_same = |slot: &Slot<V>| slot.prefix == prefix && slot.len as usize == key.len();
-            match self.slots.find_mut(wide(hash), is_same) {
+            match self.slots.find_mut(widen(hash), is_same) {
                 Some(slot) => combine(&mut slot.value, value),
                 None => self.insert(key, prefix, hash, value),
             }
         } else {
             prefix.copy_from_slice(&key[..8]);
-            let hash = hash_of_long(key);
+            let hash = hash_long(key);
             let long_keys = &self.long_keys;
             let is_same = |slot: &Slot<V>| slot.hash == hash && slot.key(long_keys) == key;
-            match self.slots.find_mut(wide(hash), is_same) {
+            match self.slots.find_mut(widen(hash), is_same) {
                 Some(slot) => combine(&mut slot.value, value),
                 None => self.insert(key, prefix, hash, value),
             }
@@ -82,7 +82,7 @@ impl<V> Table<V> {
             self.long_keys.extend_from_slice(key);
         }
         let slot = Slot { prefix, start, len, hash, value };
-        self.slots.insert_unique(wide(hash), slot, |slot| wide(slot.hash));
+        self.slots.insert_unique(widen(hash), slot, |slot| widen(slot.hash));
     }
 
     /// Returns all keys and values, in no particular order.
@@ -112,14 +112,14 @@ impl<V> Slot<V> {
 }
 
 #[inline]
-fn hash_of_short(prefix: [u8; 8], len: usize) -> u32 {
+fn hash_short(prefix: [u8; 8], len: usize) -> u32 {
     // Two keys differ in their prefixes unless they end with zeros, so the length matters little.
     let mixed = (u64::from_le_bytes(prefix) ^ len as u64).wrapping_mul(MULTIPLIER);
     (mixed ^ mixed >> 32).wrapping_mul(MULTIPLIER).rotate_left(32) as u32
 }
 
 #[inline]
-fn hash_of_long(key: &[u8]) -> u32 {
+fn hash_long(key: &[u8]) -> u32 {
     let mut hasher = FixedState::default().build_hasher();
     hasher.write(key);
     (hasher.finish() >> 32) as u32
@@ -127,7 +127,7 @@ fn hash_of_long(key: &[u8]) -> u32 {
 
 /// Spreads a hash over the 64 bits of which the table uses the lowest and the highest.
 #[inline]
-fn wide(hash: u32) -> u64 {
+fn widen(hash: u32) -> u64 {
     u64::from(hash).wrapping_mul(MULTIPLIER)
 }
 

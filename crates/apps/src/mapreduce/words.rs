@@ -48,7 +48,7 @@ impl Job for WordCount {
     }
 
     fn reduce(&self, part: Table<u64>) -> Vec<Counted> {
-        // Only the words of the answer are worth sorting and owning.
+        // Sorts and copies only the words of the answer.
         let mut words: Vec<_> = part.iter().map(|(word, count)| (Reverse(*count), word)).collect();
         if self.top < words.len() {
             words.select_nth_unstable(self.top);
@@ -74,11 +74,11 @@ pub fn for_each_word(text: &mut [u8], mut on_word: impl FnMut(&[u8])) {
     let mut run = Run::default();
     let (blocks, rest) = text.as_chunks::<BLOCK_BYTES>();
     for (number, block) in blocks.iter().enumerate() {
-        run.pass(text, number * BLOCK_BYTES, Masks::of(block), &mut on_word);
+        run.process_block(text, number * BLOCK_BYTES, Masks::of(block), &mut on_word);
     }
     let mut block = [b' '; BLOCK_BYTES];
     block[..rest.len()].copy_from_slice(rest);
-    run.pass(text, text.len() - rest.len(), Masks::of(&block), &mut on_word);
+    run.process_block(text, text.len() - rest.len(), Masks::of(&block), &mut on_word);
     run.end(text, text.len(), &mut on_word);
 }
 
@@ -94,60 +94,60 @@ pub fn count_words(text: &mut [u8], counts: &mut Table<u64>) -> u64 {
 
 const BLOCK_BYTES: usize = 64;
 
-/// Properties of the bytes of a block, one bit each; the lowest bit is the first byte's.
+/// Properties of the bytes of a block, one bit per byte. The lowest bit belongs to the first byte.
 struct Masks {
     /// Small ASCII letters.
     letters: u64,
     /// Bytes beyond ASCII, which may belong to letters.
-    wide: u64,
+    non_ascii: u64,
 }
 
 impl Masks {
     #[inline]
     fn of(block: &[u8; BLOCK_BYTES]) -> Masks {
-        let mut masks = Masks { letters: 0, wide: 0 };
-        for (number, eight) in block.as_chunks::<8>().0.iter().enumerate() {
-            let eight = u64::from_le_bytes(*eight);
-            let seven_bits = eight & !HIGHS;
-            // The sums carry into the high bit of a byte from `a` on, and from behind `z` on.
+        let mut masks = Masks { letters: 0, non_ascii: 0 };
+        for (number, word) in block.as_chunks::<8>().0.iter().enumerate() {
+            let word = u64::from_le_bytes(*word);
+            let seven_bits = word & !HIGH_BITS;
+            // The first sum sets the high bit of bytes from `a` on, the second that of bytes after `z`.
             let letters = (seven_bits + ONES * (0x80 - b'a') as u64)
                 & !(seven_bits + ONES * (0x7f - b'z') as u64)
-                & !eight
-                & HIGHS;
-            masks.letters |= gather(letters) << (8 * number);
-            masks.wide |= gather(eight & HIGHS) << (8 * number);
+                & !word
+                & HIGH_BITS;
+            masks.letters |= collect_high_bits(letters) << (8 * number);
+            masks.non_ascii |= collect_high_bits(word & HIGH_BITS) << (8 * number);
         }
         masks
     }
 }
 
 const ONES: u64 = 0x0101_0101_0101_0101;
-const HIGHS: u64 = 0x80 * ONES;
+const HIGH_BITS: u64 = 0x80 * ONES;
 
-/// Returns the high bits of 8 bytes as 8 bits.
+/// Packs the high bits of 8 bytes into 8 bits.
 #[inline]
-fn gather(highs: u64) -> u64 {
+fn collect_high_bits(high_bits: u64) -> u64 {
     // The products 2^(8i) * 2^(56 - 7i) = 2^(56 + i) move bit 0 of byte i to bit 56 + i; others do not reach that byte.
-    (highs >> 7).wrapping_mul(0x0102_0408_1020_4080) >> 56
+    (high_bits >> 7).wrapping_mul(0x0102_0408_1020_4080) >> 56
 }
 
 /// A run of bytes that may be letters, across blocks.
 #[derive(Default)]
 struct Run {
-    /// Offset of its first byte, if it has begun.
+    /// Offset of the first byte of the run; `None` between runs.
     start: Option<usize>,
-    /// True if it has bytes beyond ASCII.
-    is_wide: bool,
+    /// True if the run has bytes beyond ASCII.
+    has_non_ascii: bool,
 }
 
 impl Run {
-    /// Passes the block at `offset`, and ends the runs that end in it.
+    /// Processes the block at `offset`: emits the words of the runs that end in it.
     #[inline]
-    fn pass(&mut self, text: &[u8], offset: usize, masks: Masks, on_word: &mut impl FnMut(&[u8])) {
-        let Masks { letters, wide } = masks;
-        let bytes = letters | wide;
-        if wide == 0 && !self.is_wide {
-            return self.pass_ascii(text, offset, letters, on_word);
+    fn process_block(&mut self, text: &[u8], offset: usize, masks: Masks, on_word: &mut impl FnMut(&[u8])) {
+        let Masks { letters, non_ascii } = masks;
+        let bytes = letters | non_ascii;
+        if non_ascii == 0 && !self.has_non_ascii {
+            return self.process_ascii_block(text, offset, letters, on_word);
         }
         let mut at = 0;
         while at < BLOCK_BYTES {
@@ -159,7 +159,7 @@ impl Run {
                 None if next < BLOCK_BYTES => self.start = Some(offset + next),
                 None => {}
                 Some(_) => {
-                    self.is_wide |= wide & mask_of(at, next) != 0;
+                    self.has_non_ascii |= non_ascii & bits_between(at, next) != 0;
                     if next < BLOCK_BYTES {
                         self.end(text, offset + next, on_word);
                     }
@@ -169,11 +169,17 @@ impl Run {
         }
     }
 
-    /// Passes the block at `offset` as [`Run::pass`] does, for a block and a run that consist of ASCII.
+    /// Does what [`Run::process_block`] does, for a block and a run that consist of ASCII.
     #[inline]
-    fn pass_ascii(&mut self, text: &[u8], offset: usize, letters: u64, on_word: &mut impl FnMut(&[u8])) {
+    fn process_ascii_block(
+        &mut self,
+        text: &[u8],
+        offset: usize,
+        letters: u64,
+        on_word: &mut impl FnMut(&[u8]),
+    ) {
         let carried = u64::from(self.start.is_some());
-        // A bit where a run begins or where the first byte behind it lies.
+        // A bit for each byte that starts a run, and for each byte that follows a run.
         let mut edges = letters ^ (letters << 1 | carried);
         let mut start = self.start;
         while edges != 0 {
@@ -190,27 +196,27 @@ impl Run {
         self.start = start;
     }
 
-    /// Ends the run before the byte at `end`.
+    /// Ends the run before the byte at `end`, and emits its words.
     #[inline]
     fn end(&mut self, text: &[u8], end: usize, on_word: &mut impl FnMut(&[u8])) {
         let Some(start) = self.start.take() else { return };
-        if std::mem::take(&mut self.is_wide) {
-            words_beyond_ascii(&text[start..end], on_word);
+        if std::mem::take(&mut self.has_non_ascii) {
+            emit_non_ascii_words(&text[start..end], on_word);
         } else {
             on_word(&text[start..end]);
         }
     }
 }
 
-/// Returns the bits from `begin` to `end`.
-fn mask_of(begin: usize, end: usize) -> u64 {
+/// Returns a mask of the bits from `begin` up to `end`, without `end`.
+fn bits_between(begin: usize, end: usize) -> u64 {
     let below = |bit: usize| if bit < 64 { (1 << bit) - 1 } else { u64::MAX };
     below(end) & !below(begin)
 }
 
 /// Calls `on_word` for each word of a run with bytes beyond ASCII.
 #[cold]
-fn words_beyond_ascii(run: &[u8], on_word: &mut impl FnMut(&[u8])) {
+fn emit_non_ascii_words(run: &[u8], on_word: &mut impl FnMut(&[u8])) {
     for chunk in run.utf8_chunks() {
         let words = chunk.valid().split(|letter: char| !letter.is_alphabetic());
         for word in words.filter(|word| !word.is_empty()) {
@@ -242,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn words_end_at_everything_that_is_no_letter() {
+    fn words_end_at_non_letters() {
         check("Der Übermut, ὉΔΟΣ's İstanbul; 3 x4y—z Straße\u{301}e\n".as_bytes());
         check(b"cut\xc3 in\xe2\x82two \xffz\xf0\x9f\x98");
         check(&[b'a'; 200]);

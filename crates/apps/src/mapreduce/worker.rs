@@ -6,15 +6,15 @@ use std::time::Duration;
 use halite::Session;
 
 use super::clock::Clock;
-use super::desk::{Order, Report, Request, ask};
+use super::desk::{Order, Report, Request, request_order};
 use super::error::Error;
-use super::exchange::{Buffer, Publisher, Reading, Section, decode, encode};
+use super::exchange::{Buffer, PendingRead, Publisher, Section, decode, encode};
 use super::input::{Reader, Split};
 use super::job::{Job, Text};
 use super::table::Table;
 
 /// Pause of a worker that has nothing to do.
-const PAUSE: Duration = Duration::from_millis(1);
+const IDLE_PAUSE: Duration = Duration::from_millis(1);
 
 /// A worker of a run.
 #[derive(Clone, Copy)]
@@ -40,15 +40,15 @@ impl Worker<'_> {
     /// master, which ends the run.
     pub async fn work<J: Job>(&self, job: &J) -> Result<(), Error> {
         let publisher = Publisher::new(self.session, self.run, self.number);
-        let mut working =
-            Working { setup: self, job, publisher, reader: Reader::default(), table: Table::default() };
-        let worked = working.work().await;
-        let freed = working.publisher.free().await;
-        worked.and(freed)
+        let mut state =
+            WorkerState { setup: self, job, publisher, reader: Reader::default(), table: Table::default() };
+        let result = state.work().await;
+        let freed = state.publisher.free().await;
+        result.and(freed)
     }
 }
 
-struct Working<'a, J: Job> {
+struct WorkerState<'a, J: Job> {
     setup: &'a Worker<'a>,
     job: &'a J,
     publisher: Publisher<'a>,
@@ -57,27 +57,27 @@ struct Working<'a, J: Job> {
     table: Table<J::Value>,
 }
 
-impl<J: Job> Working<'_, J> {
+impl<J: Job> WorkerState<'_, J> {
     async fn work(&mut self) -> Result<(), Error> {
         let mut report = Report::Nothing;
         while !self.setup.is_over.load(Ordering::Relaxed) {
             let request = Request { worker: self.setup.number, report };
-            let order = ask(self.setup.session, self.setup.run, &request).await?;
+            let order = request_order(self.setup.session, self.setup.run, &request).await?;
             if order == Order::End {
                 return Ok(());
             }
-            report = self.obey(order).await.unwrap_or_else(|error| Report::Failed(error.to_string()));
+            report = self.execute(order).await.unwrap_or_else(|error| Report::Failed(error.to_string()));
         }
         Err(Error::Stopped)
     }
 
-    async fn obey(&mut self, order: Order) -> Result<Report, Error> {
+    async fn execute(&mut self, order: Order) -> Result<Report, Error> {
         match order {
             Order::Map { task, splits } => self.map(task, &splits),
             Order::Publish => self.publish().await,
             Order::Reduce { part, sections } => self.reduce(part, &sections).await,
             Order::Wait | Order::End => {
-                self.setup.clock.pause(PAUSE).await;
+                self.setup.clock.pause(IDLE_PAUSE).await;
                 Ok(Report::Nothing)
             }
         }
@@ -104,21 +104,21 @@ impl<J: Job> Working<'_, J> {
 
     /// Reduces a part. All its sections are under way together.
     async fn reduce(&mut self, part: usize, sections: &[(u32, Section)]) -> Result<Report, Error> {
-        let mut readings = Vec::with_capacity(sections.len());
-        for (of, section) in sections {
-            readings.push((*of, Reading::post(self.setup.session, section).await));
+        let mut reads = Vec::with_capacity(sections.len());
+        for (owner, section) in sections {
+            reads.push((*owner, PendingRead::post(self.setup.session, section).await));
         }
         let mut table = Table::default();
-        for (of, reading) in readings {
-            let read = match reading {
-                Ok(reading) => reading.wait().await,
+        for (owner, read) in reads {
+            let read = match read {
+                Ok(read) => read.wait().await,
                 Err(error) => Err(error),
             };
             match read {
                 Ok(bytes) => decode(self.job, &bytes, &mut table)?,
                 Err(error) => {
-                    let why = format!("cannot read the results of worker {of}: {error}");
-                    return Ok(Report::Unread { of, why });
+                    let reason = format!("cannot read the results of worker {owner}: {error}");
+                    return Ok(Report::Unread { owner, reason });
                 }
             }
         }

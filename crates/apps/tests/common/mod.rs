@@ -55,8 +55,8 @@ impl Cluster {
 /// Returns true if the system reports page faults to this process. Otherwise prints the reason.
 pub fn can_share_pages() -> bool {
     match halite_mem::Paged::new(1, |_, _| {}) {
-        Err(why @ (PagedError::Refused | PagedError::Unsupported)) => {
-            eprintln!("skipped: {why}");
+        Err(reason @ (PagedError::Refused | PagedError::Unsupported)) => {
+            eprintln!("skipped: {reason}");
             false
         }
         _ => true,

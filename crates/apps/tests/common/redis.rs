@@ -21,16 +21,16 @@ pub struct Served {
 
 impl Served {
     pub fn new() -> Served {
-        Served::with(1000)
+        Served::with_clients_max(1000)
     }
 
-    /// Serves a store with a server that `change` has changed.
-    pub fn of(change: impl FnOnce(Server) -> Server) -> Served {
+    /// Serves a store. `change` configures the server.
+    pub fn with_server(change: impl FnOnce(Server) -> Server) -> Served {
         let (shards, server) = Served::prepare(1000);
         Served::start(shards, change(server))
     }
 
-    pub fn with(clients_max: usize) -> Served {
+    pub fn with_clients_max(clients_max: usize) -> Served {
         let (shards, server) = Served::prepare(clients_max);
         Served::start(shards, server)
     }
@@ -98,22 +98,23 @@ impl Client {
     pub fn expect(&mut self, expected: impl AsRef<[u8]>) {
         let mut bytes = vec![0; expected.as_ref().len()];
         let read = self.0.read_exact(&mut bytes);
-        let (told, expected) =
+        let (replies, expected) =
             (bytes.escape_ascii().to_string(), expected.as_ref().escape_ascii().to_string());
-        assert!(read.is_ok() && told == expected, "{read:?}: {told} is not {expected}");
+        assert!(read.is_ok() && replies == expected, "{read:?}: {replies} is not {expected}");
     }
 
+    /// Sends a command, and checks the reply.
     #[track_caller]
-    pub fn ask(&mut self, args: &[&[u8]], expected: impl AsRef<[u8]>) {
+    pub fn check_args(&mut self, args: &[&[u8]], expected: impl AsRef<[u8]>) {
         self.send(request(args));
         self.expect(expected);
     }
 
     /// Sends a command whose arguments contain no spaces, and checks the reply.
     #[track_caller]
-    pub fn say(&mut self, line: &str, expected: &str) {
+    pub fn check(&mut self, line: &str, expected: &str) {
         let args: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
-        self.ask(&args, expected);
+        self.check_args(&args, expected);
     }
 
     /// Expects that the server has closed the connection.
@@ -122,7 +123,7 @@ impl Client {
         let mut rest = Vec::new();
         match self.0.read_to_end(&mut rest) {
             Ok(_) => assert_eq!(rest.escape_ascii().to_string(), ""),
-            // The server had not read everything that was sent.
+            // The server closed the connection with unread input.
             Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset),
         }
     }

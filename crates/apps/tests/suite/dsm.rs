@@ -64,12 +64,12 @@ fn no_update_under_a_section_is_lost() {
 }
 
 #[test]
-fn a_copy_from_before_a_release_is_never_read_after_an_acquire() {
+fn an_acquire_never_finds_stale_copies() {
     on_all(&Cluster::new(64 * MIB), |dsm, me| {
         let len = dsm.len();
         let stamp = |round: u64| vec![round as u8; len as usize];
         for round in 1..40 {
-            // By turns, one worker stores to all pages, of which the other has copies.
+            // The workers take turns to store to all pages, of which the other worker has copies.
             dsm.touch(0..len).unwrap();
             dsm.meet().unwrap();
             if round % 2 == me as u64 {
@@ -88,8 +88,8 @@ fn a_copy_from_before_a_release_is_never_read_after_an_acquire() {
 }
 
 #[test]
-fn dirty_pages_arrive_whatever_lies_between_them() {
-    // Longer runs than are written together, single pages, and gaps.
+fn scattered_dirty_pages_reach_their_homes() {
+    // The dirty pages form runs longer than the maximum of one write, single pages, and gaps.
     const MANY: usize = 300;
     let cluster = Cluster::new(64 * MIB);
     on_all_with(&cluster, MANY, |dsm, me| {
@@ -123,7 +123,7 @@ fn dirty_pages_arrive_whatever_lies_between_them() {
 }
 
 #[test]
-fn a_touch_during_a_release_leaves_no_old_copy() {
+fn a_touch_during_a_release_leaves_no_stale_copy() {
     const ROUNDS: u64 = 300;
     on_all(&Cluster::new(64 * MIB), |dsm, me| {
         let page = dsm.page_bytes();
@@ -160,7 +160,7 @@ fn a_touch_during_a_release_leaves_no_old_copy() {
 #[test]
 fn readers_share_their_pages_and_stores_need_a_section() {
     on_all(&Cluster::new(64 * MIB), |dsm, _| {
-        // Each holds its section until the other has one, too.
+        // Each worker holds its section until the other one has a section, too.
         let section = dsm.acquire(0..100, Access::Read).unwrap();
         dsm.meet().unwrap();
         let refused = dsm.store_u64(0, 1);
@@ -178,28 +178,28 @@ fn readers_share_their_pages_and_stores_need_a_section() {
 }
 
 #[test]
-fn the_section_of_a_worker_that_has_ended_is_over() {
+fn sections_end_with_their_worker() {
     if !can_share_pages() {
         return;
     }
     let mut cluster = Cluster::new(64 * MIB);
-    let (left, ended) = std::thread::scope(|scope| {
+    let (survivor, ended) = std::thread::scope(|scope| {
         let ended = scope.spawn(|| open(&cluster, 1, PAGES));
         (open(&cluster, 0, PAGES), ended.join().unwrap())
     });
-    let page = left.page_bytes();
+    let page = survivor.page_bytes();
     let section = ended.acquire(0..page, Access::Write).unwrap();
     ended.store_u64(0, 7).unwrap();
     std::mem::forget(section);
     cluster.nodes.remove(1).leave();
 
-    // What it had not released is lost, and so are the pages that it was the home of.
-    let section = left.acquire(0..page, Access::Write).unwrap();
-    assert_eq!(left.load_u64(0).unwrap(), 0);
-    left.store_u64(0, 5).unwrap();
+    // The stores of the unreleased section are lost, and so are the pages whose home was the ended worker.
+    let section = survivor.acquire(0..page, Access::Write).unwrap();
+    assert_eq!(survivor.load_u64(0).unwrap(), 0);
+    survivor.store_u64(0, 5).unwrap();
     section.release().unwrap();
-    let lost = left.load_u64(page);
+    let lost = survivor.load_u64(page);
     assert!(matches!(lost, Err(DsmError::Access(_))), "{lost:?}");
-    let lost = left.acquire(0..page, Access::Read);
+    let lost = survivor.acquire(0..page, Access::Read);
     assert!(matches!(lost, Err(DsmError::Access(_))), "{lost:?}");
 }

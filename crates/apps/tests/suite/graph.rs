@@ -90,7 +90,7 @@ fn ranks_equal_those_of_a_plain_computation() {
 }
 
 #[test]
-fn the_engine_on_shared_pages_finds_what_the_ordinary_one_finds() {
+fn the_engine_on_shared_pages_computes_equal_values() {
     if !can_share_pages() {
         return;
     }
@@ -108,9 +108,9 @@ fn the_engine_on_shared_pages_finds_what_the_ordinary_one_finds() {
             let shard = session.block_on(Shard::load(&crowd, &input, false)).unwrap();
             let found = pagerank_on_dsm(&session, &crowd, &shard, options).unwrap();
             assert!(found.verified);
-            let shard_of_both = session.block_on(Shard::load(&crowd, &input, true)).unwrap();
-            let labels = components_on_dsm(&session, &crowd, &shard_of_both).unwrap();
-            let ordinary = session.block_on(components(&crowd, &shard_of_both)).unwrap();
+            let undirected = session.block_on(Shard::load(&crowd, &input, true)).unwrap();
+            let labels = components_on_dsm(&session, &crowd, &undirected).unwrap();
+            let ordinary = session.block_on(components(&crowd, &undirected)).unwrap();
             assert!(labels.verified);
             assert_eq!((labels.steps, labels.values), (ordinary.steps, ordinary.values));
             session.block_on(crowd.end()).unwrap();
@@ -164,7 +164,7 @@ fn components_equal_those_of_a_plain_computation() {
 }
 
 #[test]
-fn edge_lists_are_read_in_parts_and_wrong_lines_are_named() {
+fn edge_lists_are_read_in_parts_and_checked() {
     let dir = tempfile::tempdir().unwrap();
     let read = |text: &str, parts: usize| -> Result<Vec<Edge>, GraphError> {
         let path = dir.path().join("edges");
@@ -207,12 +207,12 @@ fn a_graph_without_edges_has_no_vertices() {
 }
 
 #[test]
-fn too_little_memory_is_an_error_that_says_how_much_is_needed() {
+fn the_error_for_too_little_memory_names_the_bytes() {
     let cluster = Cluster::new(MIB);
     let edges: Vec<Edge> = (0..200_000).map(|id| (id, id + 1)).collect();
     let input = Input::Edges(edges.into());
     let parts = on_all(&cluster, async |crowd| {
-        // The worker that fails first leaves the other at the barrier.
+        // After one worker fails, the other waits at the barrier until its patience ends.
         let hurried = Crowd { patience: Duration::from_secs(5), ..crowd };
         Shard::load(&hurried, &input, false).await.map(|_| ())
     });

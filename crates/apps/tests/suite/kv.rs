@@ -60,12 +60,12 @@ impl Client {
     }
 }
 
-/// Found with redis-cli, which got the error that there was no memory.
+/// An expiry of 0 ms once needed memory, and failed in a full store.
 #[test]
 fn keys_of_a_full_store_expire_at_once() {
     let shards = Shards::new(4 * MIB);
     let mut client = open(&shards, 0);
-    // Keys of both shards, of which one is full.
+    // These keys belong to both shards, of which one is full.
     for key in client.fill(&[7; 1000]) {
         let expired = client.session.block_on(client.store.expire(&key, Expires::After { ms: 0 }));
         assert_eq!((expired.unwrap(), client.get(&key)), (true, None));
@@ -73,7 +73,7 @@ fn keys_of_a_full_store_expire_at_once() {
 }
 
 #[test]
-fn a_full_store_goes_on_once_there_is_room() {
+fn a_full_store_accepts_values_after_removals() {
     let shards = Shards::new(16 * MIB);
     let mut one = open(&shards, 0);
     let value = vec![7; 100_000];
@@ -86,7 +86,7 @@ fn a_full_store_goes_on_once_there_is_room() {
 }
 
 #[test]
-fn a_cleared_store_gives_all_memory_back() {
+fn a_cleared_store_frees_all_memory() {
     let shards = Shards::new(64 * MIB);
     let mut one = open(&shards, 0);
     let empty = shards.cluster.bytes_used();
@@ -118,7 +118,7 @@ fn a_cleared_store_gives_all_memory_back() {
 /// A call may contain several requests only if their answers are short: otherwise the answer to a short call could be
 /// the whole store, or terminate its owner.
 #[test]
-fn several_requests_in_a_call_get_short_answers_only() {
+fn batches_execute_only_requests_with_short_answers() {
     let shards = Shards::new(64 * MIB);
     open(&shards, 0).put(b"salt", b"crystals");
     let session = shards.cluster.session(1);

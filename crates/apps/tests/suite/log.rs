@@ -15,9 +15,9 @@ const SHORT: Options =
 const LONG_NS: u64 = 1_000_000_000;
 
 /// A clock that advances by more than any timeout each time it is read.
-struct Leaps(u64);
+struct LeapingClock(u64);
 
-impl Leaps {
+impl LeapingClock {
     fn next(&mut self) -> u64 {
         self.0 += LONG_NS;
         self.0
@@ -38,7 +38,7 @@ fn records_of(entry: Entry<'_>) -> Vec<String> {
 
 /// Polls the follower until it has returned `enough` entries, while time passes.
 fn follow(session: &blocking::Session, follower: &mut Follower, enough: usize) -> Vec<String> {
-    let (mut seen, mut clock) = (Vec::new(), Leaps(0));
+    let (mut seen, mut clock) = (Vec::new(), LeapingClock(0));
     for _ in 0..10_000 {
         session.block_on(follower.poll(clock.next(), |entry| seen.extend(records_of(entry)))).unwrap();
         if seen.len() >= enough {
@@ -59,12 +59,12 @@ fn a_skipped_writer_appends_at_the_end() {
     session.block_on(busy.append(b"second")).unwrap();
     assert_eq!(follow(&session, &mut follower, 2), ["first", "second"], "seven slots were skipped");
     let last = session.block_on(idle.append(b"third")).unwrap();
-    assert!(last >= 9, "{last}: its former slots are void");
+    assert!(last >= 9, "{last}: its earlier slots are void");
     assert_eq!(follow(&session, &mut follower, 1), ["third"]);
 }
 
 #[test]
-fn records_of_any_length_come_back_whole() {
+fn records_of_any_length_are_read_completely() {
     let cluster = Cluster::new(64 * MIB);
     let session = cluster.session(1);
     let mut writer = Writer::new(create(&session, &SHORT), 3);
@@ -97,7 +97,7 @@ fn a_transaction_is_one_entry() {
 }
 
 #[test]
-fn a_full_log_goes_on_once_there_is_room() {
+fn a_full_log_accepts_records_after_a_trim() {
     let cluster = Cluster::new(MIB);
     let session = cluster.session(0);
     let options = Options { segment_slots: 8192, ..SHORT };
@@ -126,34 +126,34 @@ fn a_full_log_goes_on_once_there_is_room() {
     assert!(matches!(error, LogError::Trimmed { first } if first > 0), "{error}");
 }
 
-/// Found with a run that ended, and left its regions, when etcd was unavailable for some seconds.
+/// A run once failed, and left its regions behind, because etcd was unavailable for some seconds.
 #[test]
-fn without_the_directory_only_new_segments_wait() {
+fn without_the_directory_only_new_segments_fail() {
     let mut cluster = Cluster::new(64 * MIB);
     let session = cluster.session(1);
     let mut writer = Writer::new(create(&session, &Options { nodes: vec![NodeId(1)], ..SHORT }), 1);
     let mut follower = session.block_on(Follower::from_start(open(&session))).unwrap();
-    let mut behind = session.block_on(Follower::from_start(open(&session))).unwrap();
+    let mut late = session.block_on(Follower::from_start(open(&session))).unwrap();
     let mut cleaner = open(&session);
     let append = |writer: &mut Writer, number: u32| session.block_on(writer.append(&number.to_le_bytes()));
-    let look = |follower: &mut Follower| {
+    let poll_count = |follower: &mut Follower| {
         let mut seen = 0;
         let polled = session.block_on(follower.poll(0, |entry| seen += entry.records().count()));
         polled.map(|_| seen)
     };
-    let is_without = |error| matches!(error, LogError::NoDirectory(_));
+    let is_no_directory = |error| matches!(error, LogError::NoDirectory(_));
     // The first segment, and a part of the second, which the follower has mapped.
     (0..20).for_each(|number| assert_eq!(append(&mut writer, number).unwrap(), u64::from(number)));
-    assert_eq!([look(&mut follower).unwrap(), look(&mut follower).unwrap()], [16, 4]);
+    assert_eq!([poll_count(&mut follower).unwrap(), poll_count(&mut follower).unwrap()], [16, 4]);
     cluster.without_directory(|| {
         // The second segment can be used to its end; the third could not be allocated when the second was half full,
         // nor when it is needed.
         (20..32).for_each(|number| assert_eq!(append(&mut writer, number).unwrap(), u64::from(number)));
-        assert!(is_without(append(&mut writer, 32).unwrap_err()));
-        assert_eq!(look(&mut follower).unwrap(), 12);
-        assert!(is_without(look(&mut behind).unwrap_err()));
-        assert!(is_without(session.block_on(cleaner.trim(16)).unwrap_err()));
-        assert!(is_without(session.block_on(Log::open(session.as_async(), "log")).err().unwrap()));
+        assert!(is_no_directory(append(&mut writer, 32).unwrap_err()));
+        assert_eq!(poll_count(&mut follower).unwrap(), 12);
+        assert!(is_no_directory(poll_count(&mut late).unwrap_err()));
+        assert!(is_no_directory(session.block_on(cleaner.trim(16)).unwrap_err()));
+        assert!(is_no_directory(session.block_on(Log::open(session.as_async(), "log")).err().unwrap()));
     });
     // None of the refused records is in the log, and no follower has to skip their slots.
     assert_eq!(append(&mut writer, 32).unwrap(), 32);
@@ -161,14 +161,14 @@ fn without_the_directory_only_new_segments_wait() {
         follow(&session, &mut follower, 1),
         [String::from_utf8(32u32.to_le_bytes().to_vec()).unwrap()]
     );
-    assert_eq!(look(&mut behind).unwrap(), 16);
+    assert_eq!(poll_count(&mut late).unwrap(), 16);
     assert_eq!(session.block_on(cleaner.trim(16)).unwrap(), 1);
     session.block_on(cleaner.free()).unwrap();
     assert_eq!(cluster.bytes_used(), 0);
 }
 
 #[test]
-fn a_segment_of_a_lost_node_is_passed() {
+fn followers_skip_a_segment_of_a_lost_node() {
     let mut cluster = Cluster::new(64 * MIB);
     let session = cluster.session(0);
     let options = Options { nodes: vec![NodeId(0), NodeId(1)], ..SHORT };
@@ -178,8 +178,8 @@ fn a_segment_of_a_lost_node_is_passed() {
     }
     cluster.nodes.pop().unwrap().leave();
     wait_until_lost(&session, "log/1");
-    let position = session.block_on(writer.append(b"behind")).unwrap();
-    assert_eq!(position, 32, "the rest of the lost segment is passed");
+    let position = session.block_on(writer.append(b"late")).unwrap();
+    assert_eq!(position, 32, "the rest of the lost segment is skipped");
     let mut follower = session.block_on(Follower::from_start(open(&session))).unwrap();
     let mut seen = Vec::new();
     let lost = loop {
@@ -192,5 +192,5 @@ fn a_segment_of_a_lost_node_is_passed() {
     assert_eq!(seen.len(), 16);
     follower.skip_to(next);
     session.block_on(follower.poll(0, |entry| seen.extend(entry.records().map(<[u8]>::to_vec)))).unwrap();
-    assert_eq!(seen.last().map(Vec::as_slice), Some(&b"behind"[..]));
+    assert_eq!(seen.last().map(Vec::as_slice), Some(&b"late"[..]));
 }

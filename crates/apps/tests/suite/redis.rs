@@ -12,32 +12,32 @@ use halite_apps::kv::redis::{ARGS_MAX, REQUEST_BYTES_MAX};
 use halite_apps::kv::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 
 #[test]
-fn keys_and_values_are_any_bytes_up_to_their_limits() {
+fn keys_and_values_may_contain_any_bytes() {
     let served = Served::new();
     let mut one = served.client();
     let (key, value) = (vec![0xff; KEY_BYTES_MAX], vec![b'\r'; 5 << 20]);
-    one.ask(&[b"set", &key, &value], "+OK\r\n");
-    one.ask(&[b"get", &key], bulk(&value));
-    one.ask(&[b"get", b""], "$-1\r\n");
-    one.ask(&[b"set", b"", b""], "+OK\r\n");
-    one.ask(&[b"get", b""], "$0\r\n\r\n");
-    one.ask(&[b"append", &key, b"1"], format!(":{}\r\n", value.len() + 1));
-    one.ask(&[b"setrange", &key, b"536870911", b"12"], TOO_LONG);
+    one.check_args(&[b"set", &key, &value], "+OK\r\n");
+    one.check_args(&[b"get", &key], bulk(&value));
+    one.check_args(&[b"get", b""], "$-1\r\n");
+    one.check_args(&[b"set", b"", b""], "+OK\r\n");
+    one.check_args(&[b"get", b""], "$0\r\n\r\n");
+    one.check_args(&[b"append", &key, b"1"], format!(":{}\r\n", value.len() + 1));
+    one.check_args(&[b"setrange", &key, b"536870911", b"12"], TOO_LONG);
     let long = vec![b'k'; KEY_BYTES_MAX + 1];
     for command in [&b"get"[..], b"del", b"incr", b"ttl"] {
-        one.ask(&[command, &long], "-ERR the key has 65537 bytes; the maximum is 65536\r\n");
+        one.check_args(&[command, &long], "-ERR the key has 65537 bytes; the maximum is 65536\r\n");
     }
-    one.ask(&[b"mget", b"", &long], "-ERR the key has 65537 bytes; the maximum is 65536\r\n");
+    one.check_args(&[b"mget", b"", &long], "-ERR the key has 65537 bytes; the maximum is 65536\r\n");
     served.end();
 }
 
 #[test]
-fn requests_beyond_a_limit_are_refused_and_the_connection_goes_on() {
+fn oversized_requests_fail_without_closing_the_connection() {
     let served = Served::new();
     let mut client = served.client();
     client.send(b"incr n\r\n");
     client.send(too_many());
-    client.say("incr n", &format!(":1\r\n{TOO_MANY}:2\r\n"));
+    client.check("incr n", &format!(":1\r\n{TOO_MANY}:2\r\n"));
     client.send("*2\r\n$3\r\nget\r\n$1073741825\r\n");
     client.expect("-ERR Protocol error: invalid bulk length\r\n");
     client.expect_end();
@@ -54,25 +54,25 @@ const TOO_LONG: &str = "-ERR string exceeds maximum allowed size (proto-max-bulk
 
 #[test]
 #[ignore = "slow: .ci/deep slow"]
-fn the_longest_values_are_kept_and_longer_ones_refused() {
+fn only_values_up_to_the_maximum_are_accepted() {
     let served = Served::with_memory(2 << 30);
     let mut client = served.client();
     let value: Vec<u8> = (0..VALUE_BYTES_MAX).map(|at| (at / 7) as u8).collect();
-    client.ask(&[b"set", b"long", &value], "+OK\r\n");
-    client.say("strlen long", &format!(":{VALUE_BYTES_MAX}\r\n"));
-    client.ask(&[b"get", b"long"], bulk(&value));
-    client.say("append long x", TOO_LONG);
+    client.check_args(&[b"set", b"long", &value], "+OK\r\n");
+    client.check("strlen long", &format!(":{VALUE_BYTES_MAX}\r\n"));
+    client.check_args(&[b"get", b"long"], bulk(&value));
+    client.check("append long x", TOO_LONG);
     let longer = [&value[..], b"x"].concat();
-    client.ask(
+    client.check_args(
         &[b"set", b"long", &longer],
         "-ERR an argument has 536870913 bytes; the maximum is 536870912\r\n",
     );
     let half = &value[..300 << 20];
-    client.ask(
+    client.check_args(
         &[b"mset", b"one", half, b"two", half],
         format!("-ERR the request has more than {REQUEST_BYTES_MAX} bytes\r\n"),
     );
-    client.say("exists one two long", ":1\r\n");
+    client.check("exists one two long", ":1\r\n");
     served.end();
 }
 
@@ -84,7 +84,7 @@ fn half_a_million_keys_are_set_by_one_request() {
     let args = (0..1 << 19).map(|number| format!("$6\r\n{number:06}\r\n$1\r\nv\r\n"));
     client.send(format!("*{}\r\n$4\r\nmset\r\n{}", (1 << 20) + 1, args.collect::<String>()));
     client.expect("+OK\r\n");
-    client.say("dbsize", ":524288\r\n");
+    client.check("dbsize", ":524288\r\n");
     served.end();
 }
 
@@ -99,80 +99,80 @@ fn an_endless_value_is_cut_off() {
     while one.0.write_all(&piece).is_ok() {
         sent += piece.len();
         assert!(sent < 1 << 30, "the server reads for ever");
-        other.say("ping", "+PONG\r\n");
+        other.check("ping", "+PONG\r\n");
     }
-    other.say("dbsize", ":0\r\n");
+    other.check("dbsize", ":0\r\n");
     served.end();
 }
 
 #[test]
-fn requests_may_come_in_pieces_in_rows_and_as_lines() {
+fn requests_may_be_split_pipelined_or_inline() {
     let served = Served::new();
     let mut one = served.client();
     request(&[b"set", b"key", b"value"]).iter().for_each(|byte| one.send([*byte]));
     one.expect("+OK\r\n");
-    // Many requests at once, for keys of both shards, executed in their order.
-    let (mut said, mut expected) = (Vec::new(), Vec::new());
+    // The requests of a pipeline, for keys of both shards, are executed in order.
+    let (mut requests, mut expected) = (Vec::new(), Vec::new());
     for number in 0..500 {
         let key = format!("key{}", number % 20);
-        said.extend(request(&[b"incr", key.as_bytes()]));
+        requests.extend(request(&[b"incr", key.as_bytes()]));
         expected.extend(format!(":{}\r\n", number / 20 + 1).bytes());
-        said.extend(request(&[b"get", key.as_bytes()]));
+        requests.extend(request(&[b"get", key.as_bytes()]));
         expected.extend(bulk((number / 20 + 1).to_string().as_bytes()));
         if number % 50 == 0 {
-            said.extend(b"PING\r\n\r\n*0\r\nset 'a key' \"\\x00\\n\"\r\nnonsense\r\n");
+            requests.extend(b"PING\r\n\r\n*0\r\nset 'a key' \"\\x00\\n\"\r\nnonsense\r\n");
             expected
                 .extend(b"+PONG\r\n+OK\r\n-ERR unknown command 'nonsense', with args beginning with: \r\n");
         }
     }
-    one.send(&said);
+    one.send(&requests);
     one.expect(&expected);
-    one.ask(&[b"get", b"a key"], "$2\r\n\0\n\r\n");
+    one.check_args(&[b"get", b"a key"], "$2\r\n\0\n\r\n");
     // Requests before a malformed one are executed, requests after it are not.
     one.send("incr key0\r\nincr key1\r\n*1\r\n:5\r\nflushall\r\n");
     one.expect(":26\r\n:26\r\n-ERR Protocol error: expected '$', got ':'\r\n");
     one.expect_end();
     let mut two = served.client();
-    two.say("dbsize", ":22\r\n");
+    two.check("dbsize", ":22\r\n");
     served.end();
 }
 
-/// A web page could make its browser send lines to a port of its host.
+/// A web page can make a browser send lines to a port of the browser's host.
 #[test]
 fn requests_of_browsers_are_refused() {
     let served = Served::new();
     for begin in ["POST / HTTP/1.1", "GET / HTTP/1.1\r\nHost: localhost", "host: x"] {
         let mut client = served.client();
         client.send(format!("{begin}\r\n\r\nset owned yes\r\nflushall\r\n"));
-        let mut heard = String::new();
-        client.0.read_to_string(&mut heard).unwrap();
-        assert!(heard.ends_with("-ERR Protocol error: this is not an HTTP server\r\n"), "{heard}");
+        let mut replies = String::new();
+        client.0.read_to_string(&mut replies).unwrap();
+        assert!(replies.ends_with("-ERR Protocol error: this is not an HTTP server\r\n"), "{replies}");
     }
-    served.client().say("exists owned", ":0\r\n");
+    served.client().check("exists owned", ":0\r\n");
     served.end();
 }
 
 #[test]
-fn a_password_is_asked_for_before_anything_else() {
-    let served = Served::of(|server| server.with_password(b"open sesame"));
+fn every_command_requires_the_password() {
+    let served = Served::with_server(|server| server.with_password(b"open sesame"));
     let mut client = served.client();
     let noauth = "-NOAUTH Authentication required.\r\n";
     for line in ["ping", "get a", "set a 1", "info", "config get *", "dbsize", "flushall"] {
-        client.say(line, noauth);
+        client.check(line, noauth);
     }
-    client.say("auth open", "-WRONGPASS invalid username-password pair or user is disabled.\r\n");
-    client.ask(
+    client.check("auth open", "-WRONGPASS invalid username-password pair or user is disabled.\r\n");
+    client.check_args(
         &[b"auth", b"other", b"open sesame"],
         "-WRONGPASS invalid username-password pair or user is disabled.\r\n",
     );
     client.send("hello 3\r\n");
     assert!(matches!(client.reply(), Value::Line(line) if line.starts_with("-NOAUTH HELLO must be called")));
-    client.ask(&[b"auth", b"open sesame"], "+OK\r\n");
-    client.say("set a 1", "+OK\r\n");
-    client.say("reset", "+RESET\r\n");
-    client.say("get a", noauth);
-    client.ask(&[b"auth", b"default", b"open sesame"], "+OK\r\n");
-    client.say("get a", "$1\r\n1\r\n");
+    client.check_args(&[b"auth", b"open sesame"], "+OK\r\n");
+    client.check("set a 1", "+OK\r\n");
+    client.check("reset", "+RESET\r\n");
+    client.check("get a", noauth);
+    client.check_args(&[b"auth", b"default", b"open sesame"], "+OK\r\n");
+    client.check("get a", "$1\r\n1\r\n");
     let mut other = served.client();
     other.send("hello 2 auth default 'open sesame'\r\n");
     assert!(matches!(other.reply(), Value::List(_)));
@@ -199,10 +199,10 @@ fn keys_chosen_for_one_bucket_are_refused() {
             other => panic!("{other:?}"),
         }
     };
-    let told: Vec<String> = chosen.map(&mut set).collect();
-    assert!(told[..16].iter().all(|line| line == "+OK"), "{told:?}");
-    assert!(told[16..].iter().all(|line| line.starts_with("-OOM ")), "{told:?}");
-    client.say("set another v", "+OK\r\n");
+    let replies: Vec<String> = chosen.map(&mut set).collect();
+    assert!(replies[..16].iter().all(|line| line == "+OK"), "{replies:?}");
+    assert!(replies[16..].iter().all(|line| line.starts_with("-OOM ")), "{replies:?}");
+    client.check("set another v", "+OK\r\n");
     let bytes: u64 =
         served.shards.cluster.session(0).status().unwrap().iter().map(|node| node.bytes_used).sum();
     assert!(bytes < 4 * MIB, "{bytes}");
@@ -211,44 +211,44 @@ fn keys_chosen_for_one_bucket_are_refused() {
 }
 
 #[test]
-fn garbage_ends_its_own_connection_only() {
+fn malformed_requests_end_only_their_connection() {
     let served = Served::new();
     let mut other = served.client();
-    for (garbage, complaint) in [
+    for (garbage, error) in [
         (&b"*2147483648\r\n"[..], "invalid multibulk length"),
         (b"get \"unbalanced\r\n", "unbalanced quotes in request"),
     ] {
         let mut one = served.client();
         one.send(garbage);
-        one.expect(format!("-ERR Protocol error: {complaint}\r\n"));
+        one.expect(format!("-ERR Protocol error: {error}\r\n"));
         one.expect_end();
-        other.say("ping", "+PONG\r\n");
+        other.check("ping", "+PONG\r\n");
     }
     // An incomplete request is no error, and no other client waits for its rest.
     let mut half = served.client();
     half.send("*2\r\n$3\r\nget\r\n$5\r\nab");
-    other.say("ping", "+PONG\r\n");
+    other.check("ping", "+PONG\r\n");
     drop(half);
-    other.say("ping", "+PONG\r\n");
+    other.check("ping", "+PONG\r\n");
     served.end();
 }
 
 #[test]
-fn a_pipeline_may_be_written_as_a_whole_before_its_replies_are_read() {
+fn a_whole_pipeline_may_precede_its_replies() {
     let served = Served::new();
     let mut client = served.client();
     // Requests and replies each exceed all buffers of the system. The keys belong to both shards.
     let (keys, value) = ([vec![b'a'; KEY_BYTES_MAX], vec![b'b'; KEY_BYTES_MAX]], vec![b'v'; 200_000]);
     let requests = keys.iter().cycle().take(400);
-    keys.iter().for_each(|key| client.ask(&[b"set", key, &value], "+OK\r\n"));
+    keys.iter().for_each(|key| client.check_args(&[b"set", key, &value], "+OK\r\n"));
     client.send(requests.clone().map(|key| request(&[b"get", key])).collect::<Vec<_>>().concat());
     requests.for_each(|_| client.expect(bulk(&value)));
-    client.say("ping", "+PONG\r\n");
+    client.check("ping", "+PONG\r\n");
     served.end();
 }
 
 #[test]
-fn a_client_that_never_reads_holds_up_no_other_and_is_disconnected() {
+fn a_client_that_never_reads_is_disconnected() {
     let served = Served::new();
     let (mut one, mut other) = (served.client(), served.client());
     let echo = request(&[b"echo", &vec![b'v'; 1 << 20]]);
@@ -256,30 +256,30 @@ fn a_client_that_never_reads_holds_up_no_other_and_is_disconnected() {
     while one.0.write_all(&echo).is_ok() {
         sent += echo.len();
         assert!(sent < 256 << 20, "the server reads although the client does not read its replies");
-        other.say("ping", "+PONG\r\n");
+        other.check("ping", "+PONG\r\n");
     }
-    other.say("ping", "+PONG\r\n");
+    other.check("ping", "+PONG\r\n");
     served.end();
 }
 
 #[test]
-fn clients_may_ask_for_the_third_version() {
+fn clients_can_select_version_3_of_the_protocol() {
     let served = Served::new();
     let mut one = served.client();
-    one.say("get none", "$-1\r\n");
+    one.check("get none", "$-1\r\n");
     one.send("hello 3 setname me auth default x\r\n");
     one.expect("%7\r\n");
     for _ in 0..7 {
         let (Value::Bytes(key), value) = (one.reply(), one.reply()) else { panic!("keys are strings") };
         assert!(key != b"proto" || value == Value::Number(3));
     }
-    one.say("client getname", "$2\r\nme\r\n");
-    one.say("get none", "_\r\n");
-    one.say("mget none none", "*2\r\n_\r\n_\r\n");
-    one.say("config get save", "%1\r\n$4\r\nsave\r\n$0\r\n\r\n");
-    one.say("reset", "+RESET\r\n");
-    one.say("get none", "$-1\r\n");
-    one.say("client getname", "$-1\r\n");
+    one.check("client getname", "$2\r\nme\r\n");
+    one.check("get none", "_\r\n");
+    one.check("mget none none", "*2\r\n_\r\n_\r\n");
+    one.check("config get save", "%1\r\n$4\r\nsave\r\n$0\r\n\r\n");
+    one.check("reset", "+RESET\r\n");
+    one.check("get none", "$-1\r\n");
+    one.check("client getname", "$-1\r\n");
     served.end();
 }
 
@@ -289,18 +289,18 @@ fn keys_expire_by_the_clock_of_their_owner() {
     let mut one = served.client();
     let keys: Vec<String> = (0..8).map(|number| format!("key{number}")).collect();
     for key in &keys {
-        one.say(&format!("psetex {key} 1000 value"), "+OK\r\n");
+        one.check(&format!("psetex {key} 1000 value"), "+OK\r\n");
     }
     served.pass_ms(999);
     for key in &keys {
-        one.say(&format!("pttl {key}"), ":1\r\n");
+        one.check(&format!("pttl {key}"), ":1\r\n");
     }
-    one.say("persist key0", ":1\r\n");
-    one.say("pexpire key1 10", ":1\r\n");
-    one.say("set key2 another keepttl", "+OK\r\n");
+    one.check("persist key0", ":1\r\n");
+    one.check("pexpire key1 10", ":1\r\n");
+    one.check("set key2 another keepttl", "+OK\r\n");
     served.pass_ms(1);
-    one.say("mget key0 key1 key2 key3", "*4\r\n$5\r\nvalue\r\n$5\r\nvalue\r\n$-1\r\n$-1\r\n");
-    one.say("dbsize", ":2\r\n");
+    one.check("mget key0 key1 key2 key3", "*4\r\n$5\r\nvalue\r\n$5\r\nvalue\r\n$-1\r\n$-1\r\n");
+    one.check("dbsize", ":2\r\n");
     served.end();
 }
 
@@ -309,7 +309,7 @@ fn a_scan_finds_all_keys_while_the_store_grows() {
     let served = Served::new();
     let (mut one, mut other) = (served.client(), served.client());
     for number in 0..200 {
-        other.say(&format!("set stays:{number} x"), "+OK\r\n");
+        other.check(&format!("set stays:{number} x"), "+OK\r\n");
     }
     let (mut cursor, mut seen, mut rounds) = ("0".to_owned(), BTreeSet::new(), 0);
     loop {
@@ -318,7 +318,7 @@ fn a_scan_finds_all_keys_while_the_store_grows() {
         rounds += 1;
         // The store grows many times over, then stops growing.
         for number in 0..if rounds < 20 { 50 } else { 0 } {
-            other.say(&format!("set comes:{rounds}:{number} x"), "+OK\r\n");
+            other.check(&format!("set comes:{rounds}:{number} x"), "+OK\r\n");
         }
         cursor = next;
         if cursor == "0" {
@@ -331,18 +331,18 @@ fn a_scan_finds_all_keys_while_the_store_grows() {
 }
 
 #[test]
-fn clients_beyond_the_limit_are_told_so() {
-    let served = Served::with(2);
+fn clients_beyond_the_limit_get_an_error() {
+    let served = Served::with_clients_max(2);
     let (mut one, mut two) = (served.client(), served.client());
-    one.say("ping", "+PONG\r\n");
-    two.say("ping", "+PONG\r\n");
+    one.check("ping", "+PONG\r\n");
+    two.check("ping", "+PONG\r\n");
     let mut three = served.client();
     three.expect("-ERR max number of clients reached\r\n");
     three.expect_end();
-    two.say("quit", "+OK\r\n");
+    two.check("quit", "+OK\r\n");
     two.expect_end();
     let mut four = served.client();
-    four.say("ping", "+PONG\r\n");
+    four.check("ping", "+PONG\r\n");
     one.send("info clients\r\n");
     let expected = b"# Clients\r\nconnected_clients:2\r\nmaxclients:2\r\n".to_vec();
     assert_eq!(one.reply(), Value::Bytes(expected));
@@ -350,20 +350,20 @@ fn clients_beyond_the_limit_are_told_so() {
 }
 
 #[test]
-fn keys_of_a_lost_owner_are_refused_until_another_takes_its_place() {
+fn keys_of_a_lost_owner_fail_until_it_is_replaced() {
     let mut served = Served::new();
     let mut one = served.client();
     let (here, there) = (key_of(0, "k"), key_of(1, "k"));
-    one.say(&format!("mset {here} x {there} x"), "+OK\r\n");
+    one.check(&format!("mset {here} x {there} x"), "+OK\r\n");
     let (_, owner) = served.shards.owners.pop().unwrap();
     served.shards.cluster.nodes.pop().unwrap().leave();
     owner.join().unwrap().unwrap();
-    one.say(&format!("set {here} y"), "+OK\r\n");
+    one.check(&format!("set {here} y"), "+OK\r\n");
     for line in ["set K y", "get K", "mset K z other z", "incr K", "dbsize"] {
         one.send(format!("{}\r\n", line.replace('K', &there)));
         assert!(matches!(one.reply(), Value::Line(line) if line.starts_with("-CLUSTERDOWN ")));
     }
-    one.say(&format!("get {here}"), "$1\r\ny\r\n");
+    one.check(&format!("get {here}"), "$1\r\ny\r\n");
     // The next owner starts without keys, at another node.
     served.shards.replace(1, 2);
     served.control.reopen();
@@ -375,20 +375,20 @@ fn keys_of_a_lost_owner_are_refused_until_another_takes_its_place() {
             other => panic!("{other:?}"),
         }
     }
-    one.say(&format!("mset {here} 1 {there} 2"), "+OK\r\n");
-    one.say(&format!("mget {here} {there}"), "*2\r\n$1\r\n1\r\n$1\r\n2\r\n");
+    one.check(&format!("mset {here} 1 {there} 2"), "+OK\r\n");
+    one.check(&format!("mget {here} {there}"), "*2\r\n$1\r\n1\r\n$1\r\n2\r\n");
     served.end();
 }
 
 #[test]
-fn memory_of_short_values_serves_long_ones() {
+fn memory_of_short_values_is_reused_for_long_ones() {
     let served = Served::new();
     let mut client = served.client();
     let mut set = |key: &str, len: usize, byte: u8| {
         client.send(request(&[b"set", key.as_bytes(), &vec![byte; len]]));
         matches!(client.reply(), Value::Line(line) if line == "+OK")
     };
-    // Until a shard is full.
+    // Sets values until a shard has refused 20.
     let (mut stored, mut refusals) = (Vec::new(), 0);
     for number in 0.. {
         match set(&format!("short{number}"), 10_000, number as u8) {
@@ -403,7 +403,7 @@ fn memory_of_short_values_serves_long_ones() {
     let (kept, removed): (Vec<usize>, Vec<usize>) = stored.iter().partition(|number| *number % 10 == 0);
     let removed: Vec<String> = removed.iter().map(|number| format!("short{number}")).collect();
     let args: Vec<&[u8]> = [&b"del"[..]].into_iter().chain(removed.iter().map(String::as_bytes)).collect();
-    other.ask(&args, format!(":{}\r\n", removed.len()));
+    other.check_args(&args, format!(":{}\r\n", removed.len()));
     let long: Vec<usize> = (0..60).collect();
     long.iter()
         .for_each(|number| assert!(set(&format!("long{number}"), 1_000_000, *number as u8), "{number}"));
@@ -413,22 +413,22 @@ fn memory_of_short_values_serves_long_ones() {
             assert_eq!(other.reply(), Value::Bytes(vec![number as u8; len]), "{kind}{number}");
         }
     }
-    // What INFO reports: the values, and memory that they do not fill.
+    // INFO reports the memory of the values, including the unused rest of their blocks.
     other.send("info memory\r\n");
-    let Value::Bytes(told) = other.reply() else { panic!("INFO replies with a text") };
-    let told = String::from_utf8(told).unwrap();
+    let Value::Bytes(replies) = other.reply() else { panic!("INFO replies with a text") };
+    let replies = String::from_utf8(replies).unwrap();
     let number = |name: &str| {
-        let line = told.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        let line = replies.lines().find_map(|line| line.strip_prefix(name)).unwrap();
         line.parse::<u64>().unwrap()
     };
-    assert!((60_000_000..128_000_000).contains(&number("used_memory:")), "{told}");
+    assert!((60_000_000..128_000_000).contains(&number("used_memory:")), "{replies}");
     assert_eq!(number("maxmemory:"), 2 * 64 * MIB);
-    assert!(told.ends_with("maxmemory_policy:noeviction\r\n"), "{told}");
+    assert!(replies.ends_with("maxmemory_policy:noeviction\r\n"), "{replies}");
     served.end();
 }
 
 /// Returns a number that a client reads.
-fn number_of(client: &mut Client, key: &str) -> u64 {
+fn read_number(client: &mut Client, key: &str) -> u64 {
     client.send(format!("get {key}\r\n"));
     match client.reply() {
         Value::Bytes(digits) => std::str::from_utf8(&digits).unwrap().parse().unwrap(),
@@ -437,12 +437,12 @@ fn number_of(client: &mut Client, key: &str) -> u64 {
 }
 
 #[test]
-fn a_transaction_over_several_shards_is_seen_as_a_whole() {
+fn a_transaction_over_several_shards_is_isolated() {
     let served = Served::new();
     let keys = [key_of(0, "k"), key_of(1, "k")];
     let [here, there] = &keys;
     let mut setup = served.client();
-    setup.say(&format!("mset {here} 0 {there} 0"), "+OK\r\n");
+    setup.check(&format!("mset {here} 0 {there} 0"), "+OK\r\n");
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let _at_end = SetAtEnd(&is_over);
@@ -460,51 +460,52 @@ fn a_transaction_over_several_shards_is_seen_as_a_whole() {
         let mut reader = served.client();
         for round in 0..500 {
             let (first, second) = (&keys[round % 2], &keys[(round + 1) % 2]);
-            // The first number is of a transaction that has changed the second key, too.
-            assert!(number_of(&mut reader, first) <= number_of(&mut reader, second));
+            // The transaction that stored the first number has incremented the second key, too.
+            assert!(read_number(&mut reader, first) <= read_number(&mut reader, second));
         }
     });
     served.end();
 }
 
 #[test]
-fn a_transaction_is_executed_as_a_whole_or_not_at_all() {
+fn a_transaction_is_executed_completely_or_not_at_all() {
     let served = Served::new();
     let (here, there) = (key_of(0, "k"), key_of(1, "k"));
     let transaction = format!("multi\r\nset {here} 1\r\nset {there} 1\r\nget {here}\r\nexec\r\n");
     let queued = "+OK\r\n+QUEUED\r\n+QUEUED\r\n+QUEUED\r\n";
-    // A watched key is changed, removed, or expires.
+    // Each change of a watched key, its removal and its expiry abort the transaction.
     let (mut one, mut other) = (served.client(), served.client());
     for change in ["set K 2", "del K", "setex K 1 x", "append K x", "flushall"] {
-        other.say(&format!("set {there} x px 1500"), "+OK\r\n");
-        one.say(&format!("watch {there}"), "+OK\r\n");
+        other.check(&format!("set {there} x px 1500"), "+OK\r\n");
+        one.check(&format!("watch {there}"), "+OK\r\n");
         other.send(format!("{}\r\n", change.replace('K', &there)));
         other.reply();
         one.send(&transaction);
         one.expect(format!("{queued}*-1\r\n"));
     }
-    other.say(&format!("set {there} x px 1500"), "+OK\r\n");
-    one.say(&format!("watch {there}"), "+OK\r\n");
+    other.check(&format!("set {there} x px 1500"), "+OK\r\n");
+    one.check(&format!("watch {there}"), "+OK\r\n");
     served.pass_ms(1500);
     one.send(&transaction);
     one.expect(format!("{queued}*-1\r\n"));
-    one.say(&format!("exists {here} {there}"), ":0\r\n");
+    one.check(&format!("exists {here} {there}"), ":0\r\n");
     // A request that is too long refuses the transaction around it.
     one.send("multi\r\nset a 1\r\n");
     one.send(too_many());
     one.send("exec\r\n");
     one.expect(format!("+OK\r\n+QUEUED\r\n{TOO_MANY}"));
     one.expect("-EXECABORT Transaction discarded because of previous errors.\r\n");
-    // While an owner is silent, its transactions wait; other shards serve. A client that has gone has no effect on them.
+    // While an owner is silent, transactions on its keys wait, and other shards serve. A transaction is executed even
+    // if its client has disconnected.
     let silence = served.shards.silence.lock().unwrap();
     let mut gone = served.client();
     gone.send(&transaction);
     gone.expect(queued);
-    other.say("ping", "+PONG\r\n");
+    other.check("ping", "+PONG\r\n");
     drop((gone, silence));
     while !matches!(other.scan("0", "count 100"), (_, keys) if keys.len() == 2) {}
-    // An owner that has gone: nothing is executed.
-    one.say(&format!("del {here}"), ":1\r\n");
+    // If an owner has ended, the transaction has no effect.
+    one.check(&format!("del {here}"), ":1\r\n");
     let mut served = served;
     let (_, owner) = served.shards.owners.pop().unwrap();
     served.shards.cluster.nodes.pop().unwrap().leave();
@@ -512,7 +513,7 @@ fn a_transaction_is_executed_as_a_whole_or_not_at_all() {
     one.send(&transaction);
     one.expect(queued);
     assert!(matches!(one.reply(), Value::Line(line) if line.starts_with("-")));
-    one.say(&format!("get {here}"), "$-1\r\n");
+    one.check(&format!("get {here}"), "$-1\r\n");
     served.end();
 }
 
@@ -523,13 +524,13 @@ fn key_of(shard: u64, begin: &str) -> String {
 }
 
 #[test]
-fn a_silent_owner_holds_up_only_its_own_keys() {
+fn a_silent_owner_delays_only_its_own_keys() {
     let served = Served::new();
     // A key of the local shard, and one of the remote shard.
     let key = |number: u64, shard: u64| key_of(shard, &number.to_string());
     let (here, there) = (key(0, 0), key(0, 1));
     let mut other = served.client();
-    other.say(&format!("set {there} old"), "+OK\r\n");
+    other.check(&format!("set {there} old"), "+OK\r\n");
     let silence = served.shards.silence.lock().unwrap();
     let mut waiting = served.client();
     waiting.send(format!("set {} new\r\nget {0}\r\nset {1} too\r\nget {1}\r\n", key(1, 1), key(1, 0)));
@@ -538,13 +539,13 @@ fn a_silent_owner_holds_up_only_its_own_keys() {
     let mut gone = served.client();
     gone.send(format!("set {} lost\r\n", key(4, 1)));
     drop(gone);
-    // All these are served meanwhile; existing values are read without their owner.
+    // The server serves all these meanwhile. It reads existing values without their owner.
     for number in 0..100 {
         let mut one = served.client();
-        one.say(&format!("set {here} {number}"), "+OK\r\n");
-        one.say(&format!("get {here}"), &String::from_utf8(bulk(number.to_string().as_bytes())).unwrap());
-        one.say(&format!("get {there}"), "$3\r\nold\r\n");
-        other.say("ping", "+PONG\r\n");
+        one.check(&format!("set {here} {number}"), "+OK\r\n");
+        one.check(&format!("get {here}"), &String::from_utf8(bulk(number.to_string().as_bytes())).unwrap());
+        one.check(&format!("get {there}"), "$3\r\nold\r\n");
+        other.check("ping", "+PONG\r\n");
     }
     drop(silence);
     waiting.expect("+OK\r\n$3\r\nnew\r\n+OK\r\n$3\r\ntoo\r\n");

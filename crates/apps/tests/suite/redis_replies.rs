@@ -194,7 +194,7 @@ const REPLIES: &[(&str, &str)] = &[
 ];
 
 /// Commands that do not touch keys.
-const ABOUT: &[(&str, &str)] = &[
+const WITHOUT_KEYS: &[(&str, &str)] = &[
     ("scan x", "-ERR invalid cursor\r\n"),
     ("scan 0 count 0", SYNTAX),
     ("scan 0 type list", "*2\r\n$1\r\n0\r\n*0\r\n"),
@@ -273,7 +273,7 @@ const ABOUT: &[(&str, &str)] = &[
 ];
 
 /// Commands that Redis 7.0 does not have, or does not refuse.
-const OWN: &[(&str, &str)] = &[
+const EXTENSIONS: &[(&str, &str)] = &[
     ("set lock me", "+OK\r\n"),
     ("delex lock ifeq you", ":0\r\n"),
     ("delex lock ifne me", ":0\r\n"),
@@ -288,11 +288,11 @@ const OWN: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn replies_are_as_listed() {
+fn replies_equal_those_of_redis() {
     let served = Served::new();
     let mut client = served.client();
-    for (line, expected) in REPLIES.iter().chain(OWN).chain(ABOUT) {
-        client.say(line, expected);
+    for (line, expected) in REPLIES.iter().chain(EXTENSIONS).chain(WITHOUT_KEYS) {
+        client.check(line, expected);
     }
     client.expect_end();
     served.end();

@@ -1,12 +1,12 @@
 //! Parts of values: ranges of bytes, and bits.
 
 use super::super::fields::{Action, Field, Overflow};
-use super::super::shard::number_of;
+use super::super::shard::parse_integer;
 use super::commands::{NOT_AN_INTEGER, SYNTAX, is};
 use super::reply::Reply;
 use super::request::Args;
 
-/// A range of bytes or bits, with both ends; negative numbers count from the end of the value.
+/// A range of bytes or bits that includes both ends. Negative positions count from the end of the value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Span {
     pub(super) first: i64,
@@ -18,10 +18,10 @@ impl Span {
     /// The whole value.
     pub(super) const ALL: Span = Span { first: 0, last: -1, is_of_bits: false };
 
-    /// Parses a range from the argument at `index` on, with a unit if `has_unit`.
+    /// Parses a range from the arguments that start at `index`. If `has_unit`, a unit may follow.
     pub(super) fn parse(args: Args<'_>, index: usize, has_unit: bool) -> Result<Span, Reply<'static>> {
         let number = |index: usize| {
-            let number = args.get(index).map(number_of).unwrap_or(Some(-1));
+            let number = args.get(index).map(parse_integer).unwrap_or(Some(-1));
             number.ok_or_else(|| Reply::error(NOT_AN_INTEGER))
         };
         let (first, last) = (number(index)?, number(index + 1)?);
@@ -37,8 +37,8 @@ impl Span {
         Ok(Span { first, last, is_of_bits })
     }
 
-    /// Returns the part of `len` bytes or bits; empty if there is none.
-    fn within(self, len: usize) -> std::ops::Range<usize> {
+    /// Returns the positions of the range in a value of `len` bytes or bits.
+    fn positions_in(self, len: usize) -> std::ops::Range<usize> {
         let len = len as i64;
         let at = |end: i64| if end < 0 { end.saturating_add(len) } else { end };
         let is_reversed = self.first < 0 && self.last < 0 && self.first > self.last;
@@ -48,14 +48,14 @@ impl Span {
 
     /// Returns these bytes of a value.
     pub(super) fn bytes_of(self, value: &[u8]) -> &[u8] {
-        &value[self.within(value.len())]
+        &value[self.positions_in(value.len())]
     }
 
     fn bits_of(self, value: &[u8]) -> std::ops::Range<usize> {
         match self.is_of_bits {
-            true => self.within(8 * value.len()),
+            true => self.positions_in(8 * value.len()),
             false => {
-                let bytes = self.within(value.len());
+                let bytes = self.positions_in(value.len());
                 8 * bytes.start..8 * bytes.end
             }
         }
@@ -66,22 +66,22 @@ impl Span {
         let bits = self.bits_of(value);
         let (first, last) = (bits.start.div_ceil(8), bits.end / 8);
         if first > last {
-            return bits.filter(|at| bit_of(value, *at as u64)).count() as i64;
+            return bits.filter(|at| bit_at(value, *at as u64)).count() as i64;
         }
         let edges = (bits.start..8 * first).chain(8 * last..bits.end);
         let whole: u32 = value[first..last].iter().map(|byte| byte.count_ones()).sum();
-        i64::from(whole) + edges.filter(|at| bit_of(value, *at as u64)).count() as i64
+        i64::from(whole) + edges.filter(|at| bit_at(value, *at as u64)).count() as i64
     }
 
-    /// Returns the position of the first bit with this value; -1 if there is none. Without an end, a value is followed
-    /// by zeros.
+    /// Returns the position of the first bit with this value; -1 if there is none. If the client did not name the end
+    /// of the range, zeros follow the value.
     pub(super) fn find(self, value: &[u8], bit: bool, has_end: bool) -> i64 {
         let mut bits = self.bits_of(value);
         if bits.is_empty() && !value.is_empty() {
             return -1;
         }
         let end = bits.end;
-        match bits.find(|at| bit_of(value, *at as u64) == bit) {
+        match bits.find(|at| bit_at(value, *at as u64) == bit) {
             Some(at) => at as i64,
             None if !bit && !has_end => end as i64,
             None => -1,
@@ -90,7 +90,7 @@ impl Span {
 }
 
 /// Returns a bit of a value; false beyond its end.
-pub(super) fn bit_of(value: &[u8], at: u64) -> bool {
+pub(super) fn bit_at(value: &[u8], at: u64) -> bool {
     let byte = usize::try_from(at / 8).ok().and_then(|byte| value.get(byte));
     byte.is_some_and(|byte| byte >> (7 - at % 8) & 1 != 0)
 }
@@ -99,15 +99,15 @@ pub(super) fn bit_of(value: &[u8], at: u64) -> bool {
 const BIT_MAX: i64 = (1 << 32) - 1;
 
 /// Parses the offset of a bit.
-pub(super) fn offset_of(text: &[u8]) -> Result<u64, Reply<'static>> {
-    let offset = number_of(text).filter(|offset| (0..=BIT_MAX).contains(offset));
+pub(super) fn parse_bit_offset(text: &[u8]) -> Result<u64, Reply<'static>> {
+    let offset = parse_integer(text).filter(|offset| (0..=BIT_MAX).contains(offset));
     offset
         .map(|offset| offset as u64)
         .ok_or_else(|| Reply::error("ERR bit offset is not an integer or out of range"))
 }
 
 /// Parses the fields of `BITFIELD`; returns them encoded.
-pub(super) fn fields_of(args: Args<'_>, is_read_only: bool) -> Result<Vec<u8>, Reply<'static>> {
+pub(super) fn parse_fields(args: Args<'_>, is_read_only: bool) -> Result<Vec<u8>, Reply<'static>> {
     let mut rest = args.iter().skip(2);
     let (mut overflow, mut encoded) = (Overflow::Wrap, Vec::new());
     while let Some(word) = rest.next() {
@@ -123,18 +123,18 @@ pub(super) fn fields_of(args: Args<'_>, is_read_only: bool) -> Result<Vec<u8>, R
         let found = actions.into_iter().find(|(name, _)| is(word, name));
         let action = found.ok_or_else(|| Reply::error(SYNTAX))?.1;
         let (kind, at) = (next()?, next()?);
-        let (is_signed, bits) = kind_of(kind).ok_or_else(|| {
+        let (is_signed, bits) = parse_field_type(kind).ok_or_else(|| {
             Reply::error(
                 "ERR Invalid bitfield type. Use something like i16 u8. Note that u64 is not supported but i64 is.",
             )
         })?;
         let offset = match at.strip_prefix(b"#") {
-            Some(index) => offset_of(index)? * u64::from(bits),
-            None => offset_of(at)?,
+            Some(index) => parse_bit_offset(index)? * u64::from(bits),
+            None => parse_bit_offset(at)?,
         };
         let number = match action {
             Action::Get => 0,
-            _ => number_of(next()?).ok_or_else(|| Reply::error(NOT_AN_INTEGER))?,
+            _ => parse_integer(next()?).ok_or_else(|| Reply::error(NOT_AN_INTEGER))?,
         };
         if is_read_only && action != Action::Get {
             return Err(Reply::error("ERR BITFIELD_RO only supports the GET subcommand"));
@@ -145,13 +145,13 @@ pub(super) fn fields_of(args: Args<'_>, is_read_only: bool) -> Result<Vec<u8>, R
 }
 
 /// Parses the type of a field, as `i16` or `u8`.
-fn kind_of(text: &[u8]) -> Option<(bool, u8)> {
+fn parse_field_type(text: &[u8]) -> Option<(bool, u8)> {
     let (&sign, digits) = text.split_first()?;
     let is_signed = match sign {
         b'i' => true,
         b'u' => false,
         _ => return None,
     };
-    let bits = u8::try_from(number_of(digits)?).ok()?;
+    let bits = u8::try_from(parse_integer(digits)?).ok()?;
     (bits >= 1 && bits <= 63 + u8::from(is_signed)).then_some((is_signed, bits))
 }

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use super::super::layout::VALUE_BYTES_MAX;
-use super::super::shard::number_of;
-use super::commands::{COMMANDS, Command, Does, check_arity, is};
+use super::super::shard::parse_integer;
+use super::commands::{COMMANDS, Command, CommandKind, check_arity, is};
 use super::glob;
-use super::reply::{OK, Protocol, Reply, shown};
+use super::reply::{OK, Protocol, Reply, printable};
 use super::request::Args;
 
 /// Version of Redis whose replies this server imitates.
@@ -28,9 +28,9 @@ pub(super) struct Client {
     library_version: Box<[u8]>,
 }
 
-/// Facts about the server as a whole.
+/// State and settings of the server that commands report.
 #[derive(Clone, Debug)]
-pub(super) struct About {
+pub(super) struct ServerInfo {
     pub(super) address: SocketAddr,
     pub(super) since: Instant,
     pub(super) shards: usize,
@@ -48,8 +48,8 @@ pub(super) struct About {
 pub(super) struct Password(pub(super) Arc<[u8]>);
 
 impl Password {
-    /// Compares in a time that depends on the lengths only.
-    fn is(&self, given: &[u8]) -> bool {
+    /// Compares in a time that depends only on the lengths, so that a client cannot guess the password byte by byte.
+    fn equals(&self, given: &[u8]) -> bool {
         let differences = self.0.iter().zip(given).fold(0, |all, (one, other)| all | (one ^ other));
         self.0.len() == given.len() && differences == 0
     }
@@ -61,11 +61,11 @@ impl fmt::Debug for Password {
     }
 }
 
-/// Effect of a command on the connection.
+/// What happens to the connection after a reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Then {
-    GoesOn,
-    Ends,
+pub(super) enum AfterReply {
+    Continue,
+    Close,
 }
 
 impl Client {
@@ -75,56 +75,56 @@ impl Client {
     }
 
     /// Replies to a command without keys.
-    pub(super) fn perform<'a>(
+    pub(super) fn execute<'a>(
         &mut self,
         command: &Command,
         args: Args<'a>,
         protocol: &mut Protocol,
-        about: &mut About,
-    ) -> (Reply<'a>, Then) {
-        let reply = match command.does {
-            Does::Quit => return (OK, Then::Ends),
-            Does::Hello => self.hello(args, protocol, about),
-            Does::Auth => self.auth(args, about),
-            Does::Reset => {
+        server_info: &mut ServerInfo,
+    ) -> (Reply<'a>, AfterReply) {
+        let reply = match command.kind {
+            CommandKind::Quit => return (OK, AfterReply::Close),
+            CommandKind::Hello => self.hello(args, protocol, server_info),
+            CommandKind::Auth => self.auth(args, server_info),
+            CommandKind::Reset => {
                 (*protocol, self.name) = Default::default();
-                self.is_authenticated = about.password.is_none();
+                self.is_authenticated = server_info.password.is_none();
                 Reply::Status("RESET")
             }
             _ if !self.is_authenticated => Reply::error("NOAUTH Authentication required."),
-            Does::Script => Reply::error(format!(
+            CommandKind::Script => Reply::error(format!(
                 "ERR '{}' is refused: this server runs no scripts; MULTI and EXEC execute commands together, and \
                  DELEX key IFEQ value releases a lock",
                 command.name
             )),
-            Does::Unwatch => OK,
-            Does::Ping => match args.len() {
+            CommandKind::Unwatch => OK,
+            CommandKind::Ping => match args.len() {
                 1 => Reply::Status("PONG"),
                 2 => Reply::Bulk(args.get(1).unwrap_or_default()),
                 _ => Reply::error("ERR wrong number of arguments for 'ping' command"),
             },
-            Does::Echo => Reply::Bulk(args.get(1).unwrap_or_default()),
-            Does::Select => match number_of(&args[1]) {
+            CommandKind::Echo => Reply::Bulk(args.get(1).unwrap_or_default()),
+            CommandKind::Select => match parse_integer(&args[1]) {
                 Some(0) => OK,
                 Some(_) => Reply::error("ERR DB index is out of range"),
                 None => Reply::error("ERR value is not an integer or out of range"),
             },
-            Does::Time => {
+            CommandKind::Time => {
                 let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
                 let parts = [now.as_secs().to_string(), now.subsec_micros().to_string()];
                 Reply::Array(parts.map(Reply::Text).into())
             }
-            Does::Client => self.client(args, *protocol, about),
-            Does::Config => config(args, about),
-            _ => commands(args),
+            CommandKind::Client => self.client(args, *protocol, server_info),
+            CommandKind::Config => config(args, server_info),
+            _ => list_commands(args),
         };
-        (reply, Then::GoesOn)
+        (reply, AfterReply::Continue)
     }
 
-    fn hello<'a>(&mut self, args: Args<'a>, protocol: &mut Protocol, about: &About) -> Reply<'a> {
+    fn hello<'a>(&mut self, args: Args<'a>, protocol: &mut Protocol, server_info: &ServerInfo) -> Reply<'a> {
         let mut wanted = *protocol;
         if let Some(version) = args.get(1) {
-            wanted = match number_of(version) {
+            wanted = match parse_integer(version) {
                 Some(2) => Protocol::Resp2,
                 Some(3) => Protocol::Resp3,
                 Some(_) => return Reply::error("NOPROTO unsupported protocol version"),
@@ -134,18 +134,19 @@ impl Client {
         let (mut options, mut name, mut is_authenticated) =
             (args.iter().skip(2), None, self.is_authenticated);
         while let Some(option) = options.next() {
-            let unknown = || Reply::error(format!("ERR Syntax error in HELLO option '{}'", shown(option)));
+            let unknown =
+                || Reply::error(format!("ERR Syntax error in HELLO option '{}'", printable(option)));
             if is(option, "setname") {
                 let Some(wanted) = options.next() else { return unknown() };
-                if !is_plain(wanted) {
-                    return bad_name();
+                if !is_printable_word(wanted) {
+                    return invalid_name();
                 }
                 name = Some(wanted);
             } else if is(option, "auth") {
                 let (Some(user), Some(given)) = (options.next(), options.next()) else { return unknown() };
-                is_authenticated = may_pass(user, given, about);
+                is_authenticated = is_password_valid(user, given, server_info);
                 if !is_authenticated {
-                    return wrong_pass();
+                    return wrong_password();
                 }
             } else {
                 return unknown();
@@ -175,9 +176,9 @@ impl Client {
         ])
     }
 
-    fn auth(&mut self, args: Args<'_>, about: &About) -> Reply<'static> {
+    fn auth(&mut self, args: Args<'_>, server_info: &ServerInfo) -> Reply<'static> {
         let (user, given) = match args.len() {
-            2 if about.password.is_none() => {
+            2 if server_info.password.is_none() => {
                 return Reply::error(
                     "ERR AUTH <password> called without any password configured for the default user. \
                      Are you sure your configuration is correct?",
@@ -187,14 +188,14 @@ impl Client {
             3 => (&args[1], &args[2]),
             _ => return Reply::error("ERR syntax error"),
         };
-        if !may_pass(user, given, about) {
-            return wrong_pass();
+        if !is_password_valid(user, given, server_info) {
+            return wrong_password();
         }
         self.is_authenticated = true;
         OK
     }
 
-    fn client<'a>(&mut self, args: Args<'a>, protocol: Protocol, about: &About) -> Reply<'a> {
+    fn client<'a>(&mut self, args: Args<'a>, protocol: Protocol, server_info: &ServerInfo) -> Reply<'a> {
         let arg = |index: usize| args.get(index).unwrap_or_default();
         let name = String::from_utf8_lossy(arg(1)).to_ascii_lowercase();
         let arity = match name.as_str() {
@@ -210,13 +211,13 @@ impl Client {
             "id" => Reply::Integer(self.id as i64),
             "getname" if self.name.is_empty() => Reply::Null,
             "getname" => Reply::Text(String::from_utf8_lossy(&self.name).into_owned()),
-            "setname" if !is_plain(arg(2)) => bad_name(),
+            "setname" if !is_printable_word(arg(2)) => invalid_name(),
             "setname" => {
                 self.name = arg(2).into();
                 OK
             }
             "setinfo" => self.set_info(arg(2), arg(3)),
-            "info" => Reply::Text(self.line(protocol, about)),
+            "info" => Reply::Text(self.info_line(protocol, server_info)),
             // There is no eviction, and commands do not change any access time.
             "no-evict" | "no-touch" if is(arg(2), "on") || is(arg(2), "off") => OK,
             "reply" if is(arg(2), "on") => OK,
@@ -230,9 +231,9 @@ impl Client {
         } else if is(option, "lib-ver") {
             (&mut self.library_version, "lib-ver")
         } else {
-            return Reply::error(format!("ERR Unrecognized option '{}'", shown(option)));
+            return Reply::error(format!("ERR Unrecognized option '{}'", printable(option)));
         };
-        if !is_plain(value) {
+        if !is_printable_word(value) {
             return Reply::error(format!(
                 "ERR {name} cannot contain spaces, newlines or special characters."
             ));
@@ -241,10 +242,10 @@ impl Client {
         OK
     }
 
-    fn line(&self, protocol: Protocol, about: &About) -> String {
+    fn info_line(&self, protocol: Protocol, server_info: &ServerInfo) -> String {
         let [name, library, version] =
             [&self.name, &self.library, &self.library_version].map(|bytes| String::from_utf8_lossy(bytes));
-        let (id, address, local) = (self.id, self.address, about.address);
+        let (id, address, local) = (self.id, self.address, server_info.address);
         let (age, resp) = (self.since.elapsed().as_secs(), if protocol == Protocol::Resp3 { 3 } else { 2 });
         format!(
             "id={id} addr={address} laddr={local} name={name} age={age} idle=0 flags=N db=0 sub=0 psub=0 ssub=0 \
@@ -254,33 +255,33 @@ impl Client {
 }
 
 /// Returns true if a text is one printable word.
-fn is_plain(text: &[u8]) -> bool {
+fn is_printable_word(text: &[u8]) -> bool {
     text.len() <= NAME_BYTES_MAX && text.iter().all(|byte| (b'!'..=b'~').contains(byte))
 }
 
 /// Maximum length of a client's name, which is kept while it is connected.
 const NAME_BYTES_MAX: usize = 1024;
 
-fn bad_name() -> Reply<'static> {
+fn invalid_name() -> Reply<'static> {
     Reply::error("ERR Client names cannot contain spaces, newlines or special characters.")
 }
 
-fn wrong_pass() -> Reply<'static> {
+fn wrong_password() -> Reply<'static> {
     Reply::error("WRONGPASS invalid username-password pair or user is disabled.")
 }
 
 fn unknown_subcommand(args: Args<'_>) -> Reply<'static> {
-    let subcommand = shown(&args[1]).chars().take(128).collect::<String>();
+    let subcommand = printable(&args[1]).chars().take(128).collect::<String>();
     let command = String::from_utf8_lossy(&args[0]).to_ascii_uppercase();
     Reply::error(format!("ERR unknown subcommand '{subcommand}'. Try {command} HELP."))
 }
 
-/// Returns true if a user may use the server: there is one user, `default`.
-fn may_pass(user: &[u8], given: &[u8], about: &About) -> bool {
-    user == b"default" && about.password.as_ref().is_none_or(|password| password.is(given))
+/// Returns true if the user is `default`, the only one, and the password is right or none is required.
+fn is_password_valid(user: &[u8], given: &[u8], server_info: &ServerInfo) -> bool {
+    user == b"default" && server_info.password.as_ref().is_none_or(|password| password.equals(given))
 }
 
-fn config<'a>(args: Args<'a>, about: &mut About) -> Reply<'a> {
+fn config<'a>(args: Args<'a>, server_info: &mut ServerInfo) -> Reply<'a> {
     let name = String::from_utf8_lossy(&args[1]).to_ascii_lowercase();
     let arity = match name.as_str() {
         "get" => -3,
@@ -294,27 +295,27 @@ fn config<'a>(args: Args<'a>, about: &mut About) -> Reply<'a> {
     let settings = [
         ("appendonly", "no".to_owned()),
         ("databases", "1".to_owned()),
-        ("maxclients", about.clients_max.to_string()),
-        ("maxmemory", about.memory.to_string()),
+        ("maxclients", server_info.clients_max.to_string()),
+        ("maxmemory", server_info.memory.to_string()),
         ("maxmemory-policy", "noeviction".to_owned()),
-        ("port", about.address.port().to_string()),
+        ("port", server_info.address.port().to_string()),
         ("proto-max-bulk-len", VALUE_BYTES_MAX.to_string()),
         ("save", String::new()),
         ("timeout", "0".to_owned()),
     ];
     match name.as_str() {
         "get" => {
-            let is_asked = |name: &str| {
+            let is_requested = |name: &str| {
                 let mut patterns = args.iter().skip(2);
                 patterns.any(|pattern| glob::matches(&pattern.to_ascii_lowercase(), name.as_bytes()))
             };
-            let asked = settings.into_iter().filter(|(name, _)| is_asked(name));
+            let requested = settings.into_iter().filter(|(name, _)| is_requested(name));
             Reply::Map(
-                asked.map(|(name, value)| (Reply::Bulk(name.as_bytes()), Reply::Text(value))).collect(),
+                requested.map(|(name, value)| (Reply::Bulk(name.as_bytes()), Reply::Text(value))).collect(),
             )
         }
         "set" => {
-            let option = shown(&args[2]);
+            let option = printable(&args[2]);
             if settings.iter().any(|(name, _)| is(&args[2], name)) {
                 return Reply::error(format!(
                     "ERR CONFIG SET failed (possibly related to argument '{option}') - can't set immutable config"
@@ -323,18 +324,18 @@ fn config<'a>(args: Args<'a>, about: &mut About) -> Reply<'a> {
             Reply::error(format!("ERR Unknown option or number of arguments for CONFIG SET - '{option}'"))
         }
         _ => {
-            (about.connections, about.commands) = (0, 0);
+            (server_info.connections, server_info.commands) = (0, 0);
             OK
         }
     }
 }
 
-/// Maximum number of arguments of `COMMAND INFO`: a reply has a hundred times their bytes.
+/// Maximum number of arguments of `COMMAND INFO`, whose reply is about a hundred times as long as they are.
 const INFO_NAMES_MAX: usize = 1024;
 
 /// `COMMAND`: lists the commands.
-fn commands(args: Args<'_>) -> Reply<'_> {
-    let known = || COMMANDS.iter().filter(|command| command.does != Does::Script);
+fn list_commands(args: Args<'_>) -> Reply<'_> {
+    let known = || COMMANDS.iter().filter(|command| command.kind != CommandKind::Script);
     let Some(subcommand) = args.get(1) else {
         return Reply::Array(known().map(describe).collect());
     };
@@ -366,19 +367,19 @@ fn commands(args: Args<'_>) -> Reply<'_> {
 fn describe(command: &'static Command) -> Reply<'static> {
     let has_key = command.keys.0 > 0;
     let only_reads = matches!(
-        command.does,
-        Does::Get
-            | Does::GetMany
-            | Does::GetBit
-            | Does::GetRange
-            | Does::BitCount
-            | Does::BitPosition
-            | Does::BitFields { is_read_only: true }
-            | Does::Length
-            | Does::Exists
-            | Does::Type
-            | Does::TimeLeft { .. }
-            | Does::ExpireTime { .. }
+        command.kind,
+        CommandKind::Get
+            | CommandKind::GetMany
+            | CommandKind::GetBit
+            | CommandKind::GetRange
+            | CommandKind::BitCount
+            | CommandKind::BitPosition
+            | CommandKind::BitFields { is_read_only: true }
+            | CommandKind::Length
+            | CommandKind::Exists
+            | CommandKind::Type
+            | CommandKind::TimeLeft { .. }
+            | CommandKind::ExpireTime { .. }
     );
     let flags = match (has_key, only_reads) {
         (true, true) => vec![Reply::Status("readonly")],
@@ -403,8 +404,12 @@ fn describe(command: &'static Command) -> Reply<'static> {
 }
 
 /// `INFO`, for the requested sections.
-pub(super) fn info(asked: &[Vec<u8>], about: &About, (keys, used): (i64, i64)) -> Reply<'static> {
-    let uptime = about.since.elapsed().as_secs();
+pub(super) fn info(
+    requested: &[Vec<u8>],
+    server_info: &ServerInfo,
+    (keys, used): (i64, i64),
+) -> Reply<'static> {
+    let uptime = server_info.since.elapsed().as_secs();
     let sections = [
         (
             "Server",
@@ -412,34 +417,44 @@ pub(super) fn info(asked: &[Vec<u8>], about: &About, (keys, used): (i64, i64)) -
                 "redis_version:{REDIS_VERSION}\r\nredis_mode:standalone\r\nhalite_version:{}\r\nhalite_shards:{}\r\n\
                  arch_bits:{}\r\nprocess_id:{}\r\ntcp_port:{}\r\nuptime_in_seconds:{uptime}\r\n",
                 env!("CARGO_PKG_VERSION"),
-                about.shards,
+                server_info.shards,
                 usize::BITS,
                 std::process::id(),
-                about.address.port(),
+                server_info.address.port(),
             ),
         ),
-        ("Clients", format!("connected_clients:{}\r\nmaxclients:{}\r\n", about.clients, about.clients_max)),
+        (
+            "Clients",
+            format!(
+                "connected_clients:{}\r\nmaxclients:{}\r\n",
+                server_info.clients, server_info.clients_max
+            ),
+        ),
         (
             "Memory",
-            format!("used_memory:{used}\r\nmaxmemory:{}\r\nmaxmemory_policy:noeviction\r\n", about.memory),
+            format!(
+                "used_memory:{used}\r\nmaxmemory:{}\r\nmaxmemory_policy:noeviction\r\n",
+                server_info.memory
+            ),
         ),
         ("Persistence", "loading:0\r\nrdb_bgsave_in_progress:0\r\naof_enabled:0\r\n".to_owned()),
         (
             "Stats",
             format!(
                 "total_connections_received:{}\r\ntotal_commands_processed:{}\r\n",
-                about.connections, about.commands
+                server_info.connections, server_info.commands
             ),
         ),
         ("Replication", "role:master\r\nconnected_slaves:0\r\n".to_owned()),
         ("Cluster", "cluster_enabled:0\r\n".to_owned()),
         ("Keyspace", if keys == 0 { String::new() } else { format!("db0:keys={keys}\r\n") }),
     ];
-    let is_asked = |section: &str| {
+    let is_requested = |section: &str| {
         let all = ["all", "default", "everything"];
-        asked.is_empty() || asked.iter().any(|arg| is(arg, section) || all.iter().any(|word| is(arg, word)))
+        requested.is_empty()
+            || requested.iter().any(|arg| is(arg, section) || all.iter().any(|word| is(arg, word)))
     };
-    let asked = sections.into_iter().filter(|(name, _)| is_asked(name));
-    let texts: Vec<String> = asked.map(|(name, text)| format!("# {name}\r\n{text}")).collect();
+    let requested = sections.into_iter().filter(|(name, _)| is_requested(name));
+    let texts: Vec<String> = requested.map(|(name, text)| format!("# {name}\r\n{text}")).collect();
     Reply::Text(texts.join("\r\n"))
 }

@@ -1,13 +1,13 @@
-//! The commands, and their operations on the store.
+//! The commands of Redis, and their operations on the store.
 
 use std::fmt::Write;
 
-use super::super::shard::number_of;
+use super::super::shard::parse_integer;
 use super::super::wire::{Answer, Expires, Only, Request, When};
-use super::bits::{Span, bit_of, fields_of, offset_of};
-use super::reply::{OK, Reply, shown};
+use super::bits::{Span, bit_at, parse_bit_offset, parse_fields};
+use super::multi_key::{Combination, MultiKeyCommand};
+use super::reply::{OK, Reply, printable};
 use super::request::Args;
-use super::several::{Combination, Several};
 
 /// Description of a command.
 pub(super) struct Command {
@@ -16,12 +16,12 @@ pub(super) struct Command {
     pub(super) arity: i64,
     /// First key, last key, and the step between keys.
     pub(super) keys: (i64, i64, i64),
-    pub(super) does: Does,
+    pub(super) kind: CommandKind,
 }
 
 /// Kinds of commands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Does {
+pub(super) enum CommandKind {
     Append,
     Auth,
     BitCount,
@@ -96,8 +96,8 @@ pub(super) enum Does {
     Watch,
 }
 
-const fn command(name: &'static str, arity: i64, keys: (i64, i64, i64), does: Does) -> Command {
-    Command { name, arity, keys, does }
+const fn command(name: &'static str, arity: i64, keys: (i64, i64, i64), kind: CommandKind) -> Command {
+    Command { name, arity, keys, kind }
 }
 
 const NO_KEY: (i64, i64, i64) = (0, 0, 0);
@@ -106,82 +106,82 @@ const ALL_KEYS: (i64, i64, i64) = (1, -1, 1);
 
 /// All commands, ordered by name.
 pub(super) const COMMANDS: &[Command] = &[
-    command("append", 3, ONE_KEY, Does::Append),
-    command("auth", -2, NO_KEY, Does::Auth),
-    command("bitcount", -2, ONE_KEY, Does::BitCount),
-    command("bitfield", -2, ONE_KEY, Does::BitFields { is_read_only: false }),
-    command("bitfield_ro", -2, ONE_KEY, Does::BitFields { is_read_only: true }),
-    command("bitop", -4, (2, -1, 1), Does::Combine),
-    command("bitpos", -3, ONE_KEY, Does::BitPosition),
-    command("client", -2, NO_KEY, Does::Client),
-    command("command", -1, NO_KEY, Does::Command),
-    command("config", -2, NO_KEY, Does::Config),
-    command("copy", -3, (1, 2, 1), Does::Copy),
-    command("dbsize", 1, NO_KEY, Does::Count),
-    command("decr", 2, ONE_KEY, Does::Decrement),
-    command("decrby", 3, ONE_KEY, Does::DecrementBy),
-    command("del", -2, ALL_KEYS, Does::Delete),
-    command("delex", -2, ONE_KEY, Does::DeleteIf),
-    command("discard", 1, NO_KEY, Does::Discard),
-    command("echo", 2, NO_KEY, Does::Echo),
-    command("eval", -3, NO_KEY, Does::Script),
-    command("eval_ro", -3, NO_KEY, Does::Script),
-    command("evalsha", -3, NO_KEY, Does::Script),
-    command("evalsha_ro", -3, NO_KEY, Does::Script),
-    command("exec", 1, NO_KEY, Does::Exec),
-    command("exists", -2, ALL_KEYS, Does::Exists),
-    command("expire", -3, ONE_KEY, Does::Expire { unit_ms: 1000, is_absolute: false }),
-    command("expireat", -3, ONE_KEY, Does::Expire { unit_ms: 1000, is_absolute: true }),
-    command("expiretime", 2, ONE_KEY, Does::ExpireTime { unit_ms: 1000 }),
-    command("fcall", -3, NO_KEY, Does::Script),
-    command("fcall_ro", -3, NO_KEY, Does::Script),
-    command("flushall", -1, NO_KEY, Does::Flush),
-    command("flushdb", -1, NO_KEY, Does::Flush),
-    command("get", 2, ONE_KEY, Does::Get),
-    command("getbit", 3, ONE_KEY, Does::GetBit),
-    command("getdel", 2, ONE_KEY, Does::GetAndDelete),
-    command("getex", -2, ONE_KEY, Does::GetAndExpire),
-    command("getrange", 4, ONE_KEY, Does::GetRange),
-    command("getset", 3, ONE_KEY, Does::GetSet),
-    command("hello", -1, NO_KEY, Does::Hello),
-    command("incr", 2, ONE_KEY, Does::Increment),
-    command("incrby", 3, ONE_KEY, Does::IncrementBy),
-    command("incrbyfloat", 3, ONE_KEY, Does::IncrementByFloat),
-    command("info", -1, NO_KEY, Does::Info),
-    command("keys", 2, NO_KEY, Does::Keys),
-    command("mget", -2, ALL_KEYS, Does::GetMany),
-    command("mset", -3, (1, -1, 2), Does::SetMany),
-    command("msetnx", -3, (1, -1, 2), Does::SetManyIfAbsent),
-    command("multi", 1, NO_KEY, Does::Multi),
-    command("persist", 2, ONE_KEY, Does::Persist),
-    command("pexpire", -3, ONE_KEY, Does::Expire { unit_ms: 1, is_absolute: false }),
-    command("pexpireat", -3, ONE_KEY, Does::Expire { unit_ms: 1, is_absolute: true }),
-    command("pexpiretime", 2, ONE_KEY, Does::ExpireTime { unit_ms: 1 }),
-    command("ping", -1, NO_KEY, Does::Ping),
-    command("psetex", 4, ONE_KEY, Does::SetFor { unit_ms: 1 }),
-    command("pttl", 2, ONE_KEY, Does::TimeLeft { unit_ms: 1 }),
-    command("quit", -1, NO_KEY, Does::Quit),
-    command("randomkey", 1, NO_KEY, Does::RandomKey),
-    command("rename", 3, (1, 2, 1), Does::Rename { only: Only::Always }),
-    command("renamenx", 3, (1, 2, 1), Does::Rename { only: Only::IfAbsent }),
-    command("reset", 1, NO_KEY, Does::Reset),
-    command("scan", -2, NO_KEY, Does::Scan),
-    command("script", -2, NO_KEY, Does::Script),
-    command("select", 2, NO_KEY, Does::Select),
-    command("set", -3, ONE_KEY, Does::Set),
-    command("setbit", 4, ONE_KEY, Does::SetBit),
-    command("setex", 4, ONE_KEY, Does::SetFor { unit_ms: 1000 }),
-    command("setnx", 3, ONE_KEY, Does::SetIfAbsent),
-    command("setrange", 4, ONE_KEY, Does::SetRange),
-    command("strlen", 2, ONE_KEY, Does::Length),
-    command("substr", 4, ONE_KEY, Does::GetRange),
-    command("time", 1, NO_KEY, Does::Time),
-    command("touch", -2, ALL_KEYS, Does::Exists),
-    command("ttl", 2, ONE_KEY, Does::TimeLeft { unit_ms: 1000 }),
-    command("type", 2, ONE_KEY, Does::Type),
-    command("unlink", -2, ALL_KEYS, Does::Delete),
-    command("unwatch", 1, NO_KEY, Does::Unwatch),
-    command("watch", -2, ALL_KEYS, Does::Watch),
+    command("append", 3, ONE_KEY, CommandKind::Append),
+    command("auth", -2, NO_KEY, CommandKind::Auth),
+    command("bitcount", -2, ONE_KEY, CommandKind::BitCount),
+    command("bitfield", -2, ONE_KEY, CommandKind::BitFields { is_read_only: false }),
+    command("bitfield_ro", -2, ONE_KEY, CommandKind::BitFields { is_read_only: true }),
+    command("bitop", -4, (2, -1, 1), CommandKind::Combine),
+    command("bitpos", -3, ONE_KEY, CommandKind::BitPosition),
+    command("client", -2, NO_KEY, CommandKind::Client),
+    command("command", -1, NO_KEY, CommandKind::Command),
+    command("config", -2, NO_KEY, CommandKind::Config),
+    command("copy", -3, (1, 2, 1), CommandKind::Copy),
+    command("dbsize", 1, NO_KEY, CommandKind::Count),
+    command("decr", 2, ONE_KEY, CommandKind::Decrement),
+    command("decrby", 3, ONE_KEY, CommandKind::DecrementBy),
+    command("del", -2, ALL_KEYS, CommandKind::Delete),
+    command("delex", -2, ONE_KEY, CommandKind::DeleteIf),
+    command("discard", 1, NO_KEY, CommandKind::Discard),
+    command("echo", 2, NO_KEY, CommandKind::Echo),
+    command("eval", -3, NO_KEY, CommandKind::Script),
+    command("eval_ro", -3, NO_KEY, CommandKind::Script),
+    command("evalsha", -3, NO_KEY, CommandKind::Script),
+    command("evalsha_ro", -3, NO_KEY, CommandKind::Script),
+    command("exec", 1, NO_KEY, CommandKind::Exec),
+    command("exists", -2, ALL_KEYS, CommandKind::Exists),
+    command("expire", -3, ONE_KEY, CommandKind::Expire { unit_ms: 1000, is_absolute: false }),
+    command("expireat", -3, ONE_KEY, CommandKind::Expire { unit_ms: 1000, is_absolute: true }),
+    command("expiretime", 2, ONE_KEY, CommandKind::ExpireTime { unit_ms: 1000 }),
+    command("fcall", -3, NO_KEY, CommandKind::Script),
+    command("fcall_ro", -3, NO_KEY, CommandKind::Script),
+    command("flushall", -1, NO_KEY, CommandKind::Flush),
+    command("flushdb", -1, NO_KEY, CommandKind::Flush),
+    command("get", 2, ONE_KEY, CommandKind::Get),
+    command("getbit", 3, ONE_KEY, CommandKind::GetBit),
+    command("getdel", 2, ONE_KEY, CommandKind::GetAndDelete),
+    command("getex", -2, ONE_KEY, CommandKind::GetAndExpire),
+    command("getrange", 4, ONE_KEY, CommandKind::GetRange),
+    command("getset", 3, ONE_KEY, CommandKind::GetSet),
+    command("hello", -1, NO_KEY, CommandKind::Hello),
+    command("incr", 2, ONE_KEY, CommandKind::Increment),
+    command("incrby", 3, ONE_KEY, CommandKind::IncrementBy),
+    command("incrbyfloat", 3, ONE_KEY, CommandKind::IncrementByFloat),
+    command("info", -1, NO_KEY, CommandKind::Info),
+    command("keys", 2, NO_KEY, CommandKind::Keys),
+    command("mget", -2, ALL_KEYS, CommandKind::GetMany),
+    command("mset", -3, (1, -1, 2), CommandKind::SetMany),
+    command("msetnx", -3, (1, -1, 2), CommandKind::SetManyIfAbsent),
+    command("multi", 1, NO_KEY, CommandKind::Multi),
+    command("persist", 2, ONE_KEY, CommandKind::Persist),
+    command("pexpire", -3, ONE_KEY, CommandKind::Expire { unit_ms: 1, is_absolute: false }),
+    command("pexpireat", -3, ONE_KEY, CommandKind::Expire { unit_ms: 1, is_absolute: true }),
+    command("pexpiretime", 2, ONE_KEY, CommandKind::ExpireTime { unit_ms: 1 }),
+    command("ping", -1, NO_KEY, CommandKind::Ping),
+    command("psetex", 4, ONE_KEY, CommandKind::SetFor { unit_ms: 1 }),
+    command("pttl", 2, ONE_KEY, CommandKind::TimeLeft { unit_ms: 1 }),
+    command("quit", -1, NO_KEY, CommandKind::Quit),
+    command("randomkey", 1, NO_KEY, CommandKind::RandomKey),
+    command("rename", 3, (1, 2, 1), CommandKind::Rename { only: Only::Always }),
+    command("renamenx", 3, (1, 2, 1), CommandKind::Rename { only: Only::IfAbsent }),
+    command("reset", 1, NO_KEY, CommandKind::Reset),
+    command("scan", -2, NO_KEY, CommandKind::Scan),
+    command("script", -2, NO_KEY, CommandKind::Script),
+    command("select", 2, NO_KEY, CommandKind::Select),
+    command("set", -3, ONE_KEY, CommandKind::Set),
+    command("setbit", 4, ONE_KEY, CommandKind::SetBit),
+    command("setex", 4, ONE_KEY, CommandKind::SetFor { unit_ms: 1000 }),
+    command("setnx", 3, ONE_KEY, CommandKind::SetIfAbsent),
+    command("setrange", 4, ONE_KEY, CommandKind::SetRange),
+    command("strlen", 2, ONE_KEY, CommandKind::Length),
+    command("substr", 4, ONE_KEY, CommandKind::GetRange),
+    command("time", 1, NO_KEY, CommandKind::Time),
+    command("touch", -2, ALL_KEYS, CommandKind::Exists),
+    command("ttl", 2, ONE_KEY, CommandKind::TimeLeft { unit_ms: 1000 }),
+    command("type", 2, ONE_KEY, CommandKind::Type),
+    command("unlink", -2, ALL_KEYS, CommandKind::Delete),
+    command("unwatch", 1, NO_KEY, CommandKind::Unwatch),
+    command("watch", -2, ALL_KEYS, CommandKind::Watch),
 ];
 
 /// Operation of a command on the store.
@@ -190,15 +190,15 @@ pub(super) enum Query<'a> {
     /// Reads the value of a key, or a property of it.
     Get(&'a [u8], ReplyKind),
     /// Sends a request to the owner of a key.
-    Ask(&'a [u8], Request<'a>, ReplyKind),
-    /// Sends encoded fields to the owner of a key.
-    AskFields(&'a [u8], Vec<u8>),
+    Request(&'a [u8], Request<'a>, ReplyKind),
+    /// Sends encoded [fields](super::super::fields::Field) to the owner of a key.
+    EditFields(&'a [u8], Vec<u8>),
     /// Sends requests to the owners of several keys, one after the other.
-    AskAll(Vec<(&'a [u8], Request<'a>)>, Total),
+    Requests(Vec<(&'a [u8], Request<'a>)>, Total),
     /// Reads the values of several keys.
-    GetAll(Args<'a>),
-    /// A command on several keys, which takes effect as a whole.
-    Several(Several),
+    GetMany(Args<'a>),
+    /// Executes a command on several keys as a transaction.
+    MultiKey(MultiKeyCommand),
     /// Returns a key chosen at random.
     RandomKey,
     /// Returns some keys, about `count`, that match the pattern.
@@ -216,8 +216,8 @@ pub(super) enum Query<'a> {
 pub(super) enum ReplyKind {
     /// The value, or nil.
     Value,
-    /// An error about the request, or nil if the key does not exist.
-    Complaint(&'static str),
+    /// This error if the key exists, otherwise nil.
+    ErrorIfPresent(&'static str),
     /// The length of the value; 0 if there is none.
     Length,
     /// OK, or nil.
@@ -238,7 +238,8 @@ pub(super) enum ReplyKind {
     Bit(u64),
     /// The number of set bits.
     BitCount(Span),
-    /// The position of the first such bit, and whether the range has an end.
+    /// The position of the first bit of a range that has this value. The last value is true if the client named the end
+    /// of the range.
     BitPosition(Span, bool, bool),
     /// The results of fields.
     Fields,
@@ -258,8 +259,8 @@ pub(super) const SYNTAX: &str = "ERR syntax error";
 
 /// Returns the command of a request, if its number of arguments is valid.
 pub(super) fn find<'a>(args: Args<'a>) -> Result<&'static Command, Reply<'a>> {
-    let found = spelled(&args[0]).and_then(|name| NAMES.binary_search(&name).ok());
-    let Some(command) = found.map(|index| &COMMANDS[index]) else { return Err(unknown(args)) };
+    let found = name_as_integer(&args[0]).and_then(|name| NAMES.binary_search(&name).ok());
+    let Some(command) = found.map(|index| &COMMANDS[index]) else { return Err(unknown_command(args)) };
     check_arity(command.name, command.arity, args)?;
     Ok(command)
 }
@@ -271,15 +272,15 @@ const NAME_BYTES_MAX: usize = 16;
 static NAMES: [u128; COMMANDS.len()] = {
     let (mut names, mut at) = ([0; COMMANDS.len()], 0);
     while at < COMMANDS.len() {
-        names[at] = spelled(COMMANDS[at].name.as_bytes()).expect("no name is longer");
+        names[at] = name_as_integer(COMMANDS[at].name.as_bytes()).expect("no name is longer");
         at += 1;
     }
     names
 };
 
-/// Returns a name in lower case as a number in dictionary order; `None` if it is too long, or contains NUL, which would
-/// end a shorter name.
-const fn spelled(name: &[u8]) -> Option<u128> {
+/// Returns a name in lower case as a number; the order of the numbers is that of the names. Returns `None` if the name
+/// is too long, or contains NUL, which pads shorter names.
+const fn name_as_integer(name: &[u8]) -> Option<u128> {
     if name.len() > NAME_BYTES_MAX {
         return None;
     }
@@ -305,11 +306,11 @@ fn wrong_number(name: &str) -> Reply<'static> {
     Reply::error(format!("ERR wrong number of arguments for '{name}' command"))
 }
 
-/// Maximum number of bytes of an unknown command and its arguments in the reply.
+/// Maximum number of bytes of client input in an error reply.
 const SHOWN_BYTES_MAX: usize = 128;
 
-fn unknown(args: Args<'_>) -> Reply<'static> {
-    let cut = |bytes: &[u8], max: usize| shown(&bytes[..bytes.len().min(max)]);
+fn unknown_command(args: Args<'_>) -> Reply<'static> {
+    let cut = |bytes: &[u8], max: usize| printable(&bytes[..bytes.len().min(max)]);
     let mut text =
         format!("ERR unknown command '{}', with args beginning with: ", cut(&args[0], SHOWN_BYTES_MAX));
     let begin = text.len();
@@ -330,75 +331,77 @@ pub(super) fn plan<'a>(
     args: Args<'a>,
     unix_ms: fn() -> i64,
 ) -> Result<Option<Query<'a>>, Reply<'static>> {
-    let arg = |index: usize| args.get(index).expect("the number of arguments has been looked at");
+    let arg = |index: usize| args.get(index).expect("the number of arguments has been checked");
     let key = args.get(1).unwrap_or_default();
-    let ask = |request, reply_kind| Ok(Some(Query::Ask(key, request, reply_kind)));
+    let request = |request, reply_kind| Ok(Some(Query::Request(key, request, reply_kind)));
     let set = |value, only, expires, returns_old| Request::Set { key, value, only, expires, returns_old };
-    let number = |index: usize| number_of(arg(index)).ok_or_else(|| Reply::error(NOT_AN_INTEGER));
-    match command.does {
-        Does::Get => Ok(Some(Query::Get(key, ReplyKind::Value))),
-        Does::Length => Ok(Some(Query::Get(key, ReplyKind::Length))),
-        Does::Set => set_with_options(args, unix_ms).map(Some),
-        Does::GetAndDelete => ask(Request::Take { key }, ReplyKind::Value),
-        Does::GetAndExpire if args.len() == 2 => Ok(Some(Query::Get(key, ReplyKind::Value))),
-        Does::GetAndExpire => match get_options(args, unix_ms)? {
-            Ok(expires) => ask(Request::GetAndExpire { key, expires }, ReplyKind::Value),
-            // Redis looks for the key first.
-            Err(complaint) => Ok(Some(Query::Get(key, ReplyKind::Complaint(complaint)))),
+    let number = |index: usize| parse_integer(arg(index)).ok_or_else(|| Reply::error(NOT_AN_INTEGER));
+    match command.kind {
+        CommandKind::Get => Ok(Some(Query::Get(key, ReplyKind::Value))),
+        CommandKind::Length => Ok(Some(Query::Get(key, ReplyKind::Length))),
+        CommandKind::Set => set_with_options(args, unix_ms).map(Some),
+        CommandKind::GetAndDelete => request(Request::Take { key }, ReplyKind::Value),
+        CommandKind::GetAndExpire if args.len() == 2 => Ok(Some(Query::Get(key, ReplyKind::Value))),
+        CommandKind::GetAndExpire => match getex_options(args, unix_ms)? {
+            Ok(expires) => request(Request::GetAndExpire { key, expires }, ReplyKind::Value),
+            // Redis reports these errors only if the key exists.
+            Err(error) => Ok(Some(Query::Get(key, ReplyKind::ErrorIfPresent(error)))),
         },
-        Does::SetFor { unit_ms } => {
+        CommandKind::SetFor { unit_ms } => {
             let expires = time_to_live(number(2)?, unit_ms, command.name, unix_ms())?;
-            ask(set(arg(3), Only::Always, expires, false), ReplyKind::Done)
+            request(set(arg(3), Only::Always, expires, false), ReplyKind::Done)
         }
-        Does::SetIfAbsent => ask(set(arg(2), Only::IfAbsent, Expires::Never, false), ReplyKind::Flag),
-        Does::GetSet => ask(set(arg(2), Only::Always, Expires::Never, true), ReplyKind::Value),
-        Does::Append => ask(Request::Append { key, value: arg(2) }, ReplyKind::Number),
-        Does::Increment => ask(Request::Add { key, number: 1 }, ReplyKind::Number),
-        Does::Decrement => ask(Request::Add { key, number: -1 }, ReplyKind::Number),
-        Does::IncrementBy => ask(Request::Add { key, number: number(2)? }, ReplyKind::Number),
-        Does::DecrementBy => match number(2)?.checked_neg() {
-            Some(number) => ask(Request::Add { key, number }, ReplyKind::Number),
+        CommandKind::SetIfAbsent => {
+            request(set(arg(2), Only::IfAbsent, Expires::Never, false), ReplyKind::Flag)
+        }
+        CommandKind::GetSet => request(set(arg(2), Only::Always, Expires::Never, true), ReplyKind::Value),
+        CommandKind::Append => request(Request::Append { key, value: arg(2) }, ReplyKind::Number),
+        CommandKind::Increment => request(Request::Add { key, number: 1 }, ReplyKind::Number),
+        CommandKind::Decrement => request(Request::Add { key, number: -1 }, ReplyKind::Number),
+        CommandKind::IncrementBy => request(Request::Add { key, number: number(2)? }, ReplyKind::Number),
+        CommandKind::DecrementBy => match number(2)?.checked_neg() {
+            Some(number) => request(Request::Add { key, number }, ReplyKind::Number),
             None => Err(Reply::error("ERR decrement would overflow")),
         },
-        Does::Expire { unit_ms, is_absolute } => {
-            let (when, now_ms) = (condition(args)?, unix_ms());
+        CommandKind::Expire { unit_ms, is_absolute } => {
+            let (when, now_ms) = (expire_condition(args)?, unix_ms());
             let begin_ms = if is_absolute { 0 } else { now_ms };
             let expires = expiry(number(2)?, unit_ms, begin_ms, command.name, now_ms)?;
-            ask(Request::Expire { key, expires, when }, ReplyKind::Flag)
+            request(Request::Expire { key, expires, when }, ReplyKind::Flag)
         }
-        Does::Persist => {
-            ask(Request::Expire { key, expires: Expires::Never, when: When::Expiring }, ReplyKind::Flag)
+        CommandKind::Persist => {
+            request(Request::Expire { key, expires: Expires::Never, when: When::Expiring }, ReplyKind::Flag)
         }
-        Does::TimeLeft { unit_ms } => ask(Request::TimeLeft { key }, ReplyKind::TimeLeft(unit_ms)),
-        Does::Type => ask(Request::TimeLeft { key }, ReplyKind::Type),
-        Does::Delete if args.len() == 2 => ask(Request::Delete { key }, ReplyKind::Flag),
-        Does::DeleteIf if args.len() == 2 => ask(Request::Delete { key }, ReplyKind::Flag),
-        Does::DeleteIf => match args.get(2).filter(|_| args.len() == 4) {
+        CommandKind::TimeLeft { unit_ms } => request(Request::TimeLeft { key }, ReplyKind::TimeLeft(unit_ms)),
+        CommandKind::Type => request(Request::TimeLeft { key }, ReplyKind::Type),
+        CommandKind::Delete if args.len() == 2 => request(Request::Delete { key }, ReplyKind::Flag),
+        CommandKind::DeleteIf if args.len() == 2 => request(Request::Delete { key }, ReplyKind::Flag),
+        CommandKind::DeleteIf => match args.get(2).filter(|_| args.len() == 4) {
             Some(condition) if is(condition, "ifeq") || is(condition, "ifne") => {
                 let is_equal = is(condition, "ifeq");
-                ask(Request::DeleteIf { key, value: arg(3), is_equal }, ReplyKind::Flag)
+                request(Request::DeleteIf { key, value: arg(3), is_equal }, ReplyKind::Flag)
             }
             _ => Err(Reply::error(SYNTAX)),
         },
-        Does::Exists if args.len() == 2 => ask(Request::TimeLeft { key }, ReplyKind::Flag),
-        Does::Delete => {
+        CommandKind::Exists if args.len() == 2 => request(Request::TimeLeft { key }, ReplyKind::Flag),
+        CommandKind::Delete => {
             let requests = args.iter().skip(1).map(|key| (key, Request::Delete { key }));
-            Ok(Some(Query::AskAll(requests.collect(), Total::Count)))
+            Ok(Some(Query::Requests(requests.collect(), Total::Count)))
         }
-        Does::Exists => {
+        CommandKind::Exists => {
             let requests = args.iter().skip(1).map(|key| (key, Request::TimeLeft { key }));
-            Ok(Some(Query::AskAll(requests.collect(), Total::Count)))
+            Ok(Some(Query::Requests(requests.collect(), Total::Count)))
         }
-        Does::GetMany => Ok(Some(Query::GetAll(args))),
-        Does::GetRange => {
+        CommandKind::GetMany => Ok(Some(Query::GetMany(args))),
+        CommandKind::GetRange => {
             let span = Span::parse(args, 2, false)?;
             Ok(Some(Query::Get(key, ReplyKind::Range(span))))
         }
-        Does::GetBit => Ok(Some(Query::Get(key, ReplyKind::Bit(offset_of(arg(2))?)))),
-        Does::BitCount if args.len() == 2 => Ok(Some(Query::Get(key, ReplyKind::BitCount(Span::ALL)))),
-        Does::BitCount if args.len() == 3 => Err(Reply::error(SYNTAX)),
-        Does::BitCount => Ok(Some(Query::Get(key, ReplyKind::BitCount(Span::parse(args, 2, true)?)))),
-        Does::BitPosition => {
+        CommandKind::GetBit => Ok(Some(Query::Get(key, ReplyKind::Bit(parse_bit_offset(arg(2))?)))),
+        CommandKind::BitCount if args.len() == 2 => Ok(Some(Query::Get(key, ReplyKind::BitCount(Span::ALL)))),
+        CommandKind::BitCount if args.len() == 3 => Err(Reply::error(SYNTAX)),
+        CommandKind::BitCount => Ok(Some(Query::Get(key, ReplyKind::BitCount(Span::parse(args, 2, true)?)))),
+        CommandKind::BitPosition => {
             let bit = match number(2)? {
                 bit @ 0..=1 => bit == 1,
                 _ => return Err(Reply::error("ERR The bit argument must be 1 or 0.")),
@@ -406,48 +409,50 @@ pub(super) fn plan<'a>(
             let span = if args.len() == 3 { Span::ALL } else { Span::parse(args, 3, true)? };
             Ok(Some(Query::Get(key, ReplyKind::BitPosition(span, bit, args.len() > 4))))
         }
-        Does::BitFields { is_read_only } => Ok(Some(Query::AskFields(key, fields_of(args, is_read_only)?))),
-        Does::SetBit => {
-            let offset = offset_of(arg(2))?;
-            let bit = number_of(arg(3)).filter(|bit| (0..=1).contains(bit));
-            let bit = bit.ok_or_else(|| Reply::error("ERR bit is not an integer or out of range"))? == 1;
-            ask(Request::SetBit { key, offset, bit }, ReplyKind::Number)
+        CommandKind::BitFields { is_read_only } => {
+            Ok(Some(Query::EditFields(key, parse_fields(args, is_read_only)?)))
         }
-        Does::SetRange => match u64::try_from(number(2)?) {
-            Ok(offset) => ask(Request::SetRange { key, offset, value: arg(3) }, ReplyKind::Number),
+        CommandKind::SetBit => {
+            let offset = parse_bit_offset(arg(2))?;
+            let bit = parse_integer(arg(3)).filter(|bit| (0..=1).contains(bit));
+            let bit = bit.ok_or_else(|| Reply::error("ERR bit is not an integer or out of range"))? == 1;
+            request(Request::SetBit { key, offset, bit }, ReplyKind::Number)
+        }
+        CommandKind::SetRange => match u64::try_from(number(2)?) {
+            Ok(offset) => request(Request::SetRange { key, offset, value: arg(3) }, ReplyKind::Number),
             Err(_) => Err(Reply::error("ERR offset is out of range")),
         },
-        Does::IncrementByFloat => ask(Request::AddFloat { key, value: arg(2) }, ReplyKind::Value),
-        Does::ExpireTime { unit_ms } => {
-            ask(Request::TimeLeft { key }, ReplyKind::ExpireTime(unit_ms, unix_ms()))
+        CommandKind::IncrementByFloat => request(Request::AddFloat { key, value: arg(2) }, ReplyKind::Value),
+        CommandKind::ExpireTime { unit_ms } => {
+            request(Request::TimeLeft { key }, ReplyKind::ExpireTime(unit_ms, unix_ms()))
         }
-        Does::RandomKey => Ok(Some(Query::RandomKey)),
-        Does::Rename { only } => {
+        CommandKind::RandomKey => Ok(Some(Query::RandomKey)),
+        CommandKind::Rename { only } => {
             let (from, to) = (key.to_vec(), arg(2).to_vec());
-            Ok(Some(Query::Several(Several::Move { from, to, only, is_copy: false })))
+            Ok(Some(Query::MultiKey(MultiKeyCommand::Move { from, to, only, is_copy: false })))
         }
-        Does::Copy => copy(args).map(Some),
-        Does::Combine => combine(args).map(Some),
-        Does::SetManyIfAbsent if args.len().is_multiple_of(2) => Err(wrong_number(command.name)),
-        Does::SetManyIfAbsent => {
+        CommandKind::Copy => copy(args).map(Some),
+        CommandKind::Combine => combine(args).map(Some),
+        CommandKind::SetManyIfAbsent if args.len().is_multiple_of(2) => Err(wrong_number(command.name)),
+        CommandKind::SetManyIfAbsent => {
             let pair = |at: usize| (arg(at).to_vec(), arg(at + 1).to_vec());
             let pairs = (1..args.len()).step_by(2).map(pair).collect();
-            Ok(Some(Query::Several(Several::SetIfAbsent(pairs))))
+            Ok(Some(Query::MultiKey(MultiKeyCommand::SetIfAbsent(pairs))))
         }
-        Does::SetMany if args.len().is_multiple_of(2) => Err(wrong_number(command.name)),
-        Does::SetMany => {
+        CommandKind::SetMany if args.len().is_multiple_of(2) => Err(wrong_number(command.name)),
+        CommandKind::SetMany => {
             let request = |at: usize| {
                 let (key, value) = (arg(at), arg(at + 1));
                 let (only, expires) = (Only::Always, Expires::Never);
                 (key, Request::Set { key, value, only, expires, returns_old: false })
             };
             let requests = (1..args.len()).step_by(2).map(request);
-            Ok(Some(Query::AskAll(requests.collect(), Total::Done)))
+            Ok(Some(Query::Requests(requests.collect(), Total::Done)))
         }
-        Does::Scan => scan(args).map(Some),
-        Does::Keys => Ok(Some(Query::Keys(key))),
-        Does::Count => Ok(Some(Query::Count)),
-        Does::Flush => match args.len() {
+        CommandKind::Scan => scan(args).map(Some),
+        CommandKind::Keys => Ok(Some(Query::Keys(key))),
+        CommandKind::Count => Ok(Some(Query::Count)),
+        CommandKind::Flush => match args.len() {
             1 => Ok(Some(Query::Clear)),
             2 if is(key, "async") || is(key, "sync") => Ok(Some(Query::Clear)),
             _ => Err(Reply::error(SYNTAX)),
@@ -464,7 +469,7 @@ fn copy<'a>(args: Args<'a>) -> Result<Query<'a>, Reply<'static>> {
             only = Only::Always;
         } else if is(option, "db") {
             let database = options.next().ok_or_else(|| Reply::error(SYNTAX))?;
-            match number_of(database) {
+            match parse_integer(database) {
                 Some(0) => {}
                 Some(_) => return Err(Reply::error("ERR DB index is out of range")),
                 None => return Err(Reply::error(NOT_AN_INTEGER)),
@@ -477,7 +482,7 @@ fn copy<'a>(args: Args<'a>) -> Result<Query<'a>, Reply<'static>> {
         return Err(Reply::error("ERR source and destination objects are the same"));
     }
     let (from, to) = (args[1].to_vec(), args[2].to_vec());
-    Ok(Query::Several(Several::Move { from, to, only, is_copy: true }))
+    Ok(Query::MultiKey(MultiKeyCommand::Move { from, to, only, is_copy: true }))
 }
 
 /// `BITOP`.
@@ -494,7 +499,7 @@ fn combine<'a>(args: Args<'a>) -> Result<Query<'a>, Reply<'static>> {
         return Err(Reply::error("ERR BITOP NOT must be called with a single source key."));
     }
     let keys = args.iter().skip(3).map(<[u8]>::to_vec).collect();
-    Ok(Query::Several(Several::Combine { how, to: args[2].to_vec(), keys }))
+    Ok(Query::MultiKey(MultiKeyCommand::Combine { how, to: args[2].to_vec(), keys }))
 }
 
 /// Returns true if an argument is `word`, in any case.
@@ -505,7 +510,7 @@ pub(super) fn is(arg: &[u8], word: &str) -> bool {
 fn set_with_options<'a>(args: Args<'a>, unix_ms: fn() -> i64) -> Result<Query<'a>, Reply<'static>> {
     let syntax = || Reply::error(SYNTAX);
     let (key, value) = (args.get(1).unwrap_or_default(), args.get(2).unwrap_or_default());
-    let (mut only, mut returns_old, mut keeps) = (Only::Always, false, false);
+    let (mut only, mut returns_old, mut keeps_expiry) = (Only::Always, false, false);
     let mut time = None;
     let mut options = args.iter().skip(3);
     while let Some(option) = options.next() {
@@ -517,33 +522,35 @@ fn set_with_options<'a>(args: Args<'a>, unix_ms: fn() -> i64) -> Result<Query<'a
         } else if is(option, "get") {
             returns_old = true;
         } else if is(option, "keepttl") && time.is_none() {
-            keeps = true;
+            keeps_expiry = true;
         } else {
-            time = Some(told_time(option, &mut options, time).filter(|_| !keeps).ok_or_else(syntax)?);
+            time = Some(
+                parse_time_option(option, &mut options, time).filter(|_| !keeps_expiry).ok_or_else(syntax)?,
+            );
         }
     }
     let expires = match time {
-        None if keeps => Expires::Unchanged,
+        None if keeps_expiry => Expires::Unchanged,
         None => Expires::Never,
-        Some((number, unit)) => time_of(number, unit, "set", unix_ms())?,
+        Some((number, unit)) => parse_expiry(number, unit, "set", unix_ms())?,
     };
     let reply_kind = if returns_old { ReplyKind::Value } else { ReplyKind::Done };
-    Ok(Query::Ask(key, Request::Set { key, value, only, expires, returns_old }, reply_kind))
+    Ok(Query::Request(key, Request::Set { key, value, only, expires, returns_old }, reply_kind))
 }
 
 /// Parses an option with a time. The same option may be repeated, and the last one applies; a different one is an
 /// error.
-fn told_time<'a>(
+fn parse_time_option<'a>(
     option: &[u8],
     options: &mut impl Iterator<Item = &'a [u8]>,
     before: Option<(&'a [u8], (i64, bool))>,
 ) -> Option<(&'a [u8], (i64, bool))> {
-    let unit = unit_of(option).filter(|unit| before.is_none_or(|(_, other)| other == *unit))?;
+    let unit = time_unit(option).filter(|unit| before.is_none_or(|(_, other)| other == *unit))?;
     Some((options.next()?, unit))
 }
 
 /// Returns the expiry that `GETEX` sets, or an error for the case that the key exists.
-fn get_options(
+fn getex_options(
     args: Args<'_>,
     unix_ms: fn() -> i64,
 ) -> Result<Result<Expires, &'static str>, Reply<'static>> {
@@ -554,31 +561,32 @@ fn get_options(
         if is(option, "persist") && time.is_none() {
             persists = true;
         } else {
-            time = Some(told_time(option, &mut options, time).filter(|_| !persists).ok_or_else(syntax)?);
+            time =
+                Some(parse_time_option(option, &mut options, time).filter(|_| !persists).ok_or_else(syntax)?);
         }
     }
     let Some((number, unit)) = time else { return Ok(Ok(Expires::Never)) };
-    if number_of(number).is_none() {
+    if parse_integer(number).is_none() {
         return Ok(Err(NOT_AN_INTEGER));
     }
     let invalid = "ERR invalid expire time in 'getex' command";
-    Ok(time_of(number, unit, "getex", unix_ms()).map_err(|_| invalid))
+    Ok(parse_expiry(number, unit, "getex", unix_ms()).map_err(|_| invalid))
 }
 
 /// Returns the unit in ms of an option with a time, and whether the option is a time of day.
-fn unit_of(option: &[u8]) -> Option<(i64, bool)> {
+fn time_unit(option: &[u8]) -> Option<(i64, bool)> {
     let units = [("ex", (1000, false)), ("px", (1, false)), ("exat", (1000, true)), ("pxat", (1, true))];
     units.into_iter().find(|(name, _)| is(option, name)).map(|(_, unit)| unit)
 }
 
 /// Returns the expiry of an option with a time.
-fn time_of(
+fn parse_expiry(
     number: &[u8],
     (unit_ms, is_absolute): (i64, bool),
     command: &str,
     unix_ms: i64,
 ) -> Result<Expires, Reply<'static>> {
-    let number = number_of(number).ok_or_else(|| Reply::error(NOT_AN_INTEGER))?;
+    let number = parse_integer(number).ok_or_else(|| Reply::error(NOT_AN_INTEGER))?;
     match is_absolute {
         false => time_to_live(number, unit_ms, command, unix_ms),
         true if number <= 0 => Err(invalid_time(command)),
@@ -590,7 +598,7 @@ fn invalid_time(command: &str) -> Reply<'static> {
     Reply::error(format!("ERR invalid expire time in '{command}' command"))
 }
 
-/// Returns the expiry of a value that is set; it must not be in the past.
+/// Returns the expiry after a time to live, which must be positive.
 fn time_to_live(number: i64, unit_ms: i64, command: &str, unix_ms: i64) -> Result<Expires, Reply<'static>> {
     if number <= 0 {
         return Err(invalid_time(command));
@@ -612,14 +620,14 @@ fn expiry(
 }
 
 /// Returns the condition of `EXPIRE` and similar commands.
-fn condition(args: Args<'_>) -> Result<When, Reply<'static>> {
+fn expire_condition(args: Args<'_>) -> Result<When, Reply<'static>> {
     let [mut nx, mut xx, mut gt, mut lt] = [false; 4];
     for option in args.iter().skip(3) {
         let known = [("nx", &mut nx), ("xx", &mut xx), ("gt", &mut gt), ("lt", &mut lt)];
         let found = known.into_iter().find(|(name, _)| is(option, name));
         let Some((_, flag)) = found else {
-            let shown = shown(&option[..option.len().min(SHOWN_BYTES_MAX)]);
-            return Err(Reply::error(format!("ERR Unsupported option {shown}")));
+            let option = printable(&option[..option.len().min(SHOWN_BYTES_MAX)]);
+            return Err(Reply::error(format!("ERR Unsupported option {option}")));
         };
         *flag = true;
     }
@@ -643,13 +651,13 @@ const SCAN_COUNT: i64 = 10;
 
 fn scan<'a>(args: Args<'a>) -> Result<Query<'a>, Reply<'static>> {
     let syntax = || Reply::error(SYNTAX);
-    let cursor = cursor_of(&args[1]).ok_or_else(|| Reply::error("ERR invalid cursor"))?;
+    let cursor = parse_cursor(&args[1]).ok_or_else(|| Reply::error("ERR invalid cursor"))?;
     let (mut count, mut pattern, mut is_of_strings) = (SCAN_COUNT, None, true);
     let mut options = args.iter().skip(2);
     while let Some(option) = options.next() {
         let value = options.next().ok_or_else(syntax)?;
         if is(option, "count") {
-            count = number_of(value).ok_or_else(|| Reply::error(NOT_AN_INTEGER))?;
+            count = parse_integer(value).ok_or_else(|| Reply::error(NOT_AN_INTEGER))?;
             if count < 1 {
                 return Err(syntax());
             }
@@ -664,8 +672,8 @@ fn scan<'a>(args: Args<'a>) -> Result<Query<'a>, Reply<'static>> {
     Ok(Query::Scan { cursor, count: count as u64, pattern, is_of_strings })
 }
 
-/// Parses a cursor as Redis does, by `strtoul` but without spaces.
-fn cursor_of(text: &[u8]) -> Option<u64> {
+/// Parses a cursor as Redis does: like `strtoul`, but without leading spaces.
+fn parse_cursor(text: &[u8]) -> Option<u64> {
     let (is_negative, digits) = match text {
         [] => return Some(0),
         [b'-', digits @ ..] => (true, digits),
@@ -680,7 +688,7 @@ fn cursor_of(text: &[u8]) -> Option<u64> {
 }
 
 impl ReplyKind {
-    /// Returns true if the owner's answer to a request, other than a read, has no fixed length.
+    /// Returns true if the owner's answer to a request other than a read contains bytes of any length.
     pub(super) fn has_value(self) -> bool {
         matches!(self, ReplyKind::Value | ReplyKind::Fields)
     }
@@ -690,9 +698,9 @@ impl ReplyKind {
         match (self, value) {
             (ReplyKind::Length, Some(value)) => Reply::Integer(value.len() as i64),
             (ReplyKind::Length, None) => Reply::Integer(0),
-            (ReplyKind::Complaint(complaint), Some(_)) => Reply::error(complaint),
+            (ReplyKind::ErrorIfPresent(error), Some(_)) => Reply::error(error),
             (ReplyKind::Range(span), value) => Reply::Bulk(span.bytes_of(value.unwrap_or_default())),
-            (ReplyKind::Bit(at), value) => Reply::Integer(bit_of(value.unwrap_or_default(), at).into()),
+            (ReplyKind::Bit(at), value) => Reply::Integer(bit_at(value.unwrap_or_default(), at).into()),
             (ReplyKind::BitCount(span), value) => Reply::Integer(span.count(value.unwrap_or_default())),
             (ReplyKind::BitPosition(span, bit, has_end), Some(value)) => {
                 Reply::Integer(span.find(value, bit, has_end))
@@ -751,8 +759,8 @@ impl ReplyKind {
                     Reply::Integer(ms.saturating_add(unix_ms).saturating_add(unit_ms / 2) / unit_ms)
                 }
                 (ReplyKind::ExpireTime(..), _) => Reply::Integer(-1),
-                (ReplyKind::Complaint(complaint), _) if is_there => Reply::error(complaint),
-                (ReplyKind::Value | ReplyKind::Complaint(_), _) => Reply::Null,
+                (ReplyKind::ErrorIfPresent(error), _) if is_there => Reply::error(error),
+                (ReplyKind::Value | ReplyKind::ErrorIfPresent(_), _) => Reply::Null,
                 (ReplyKind::Length, Some(Answer::Bytes(_, bytes))) => Reply::Integer(bytes.len() as i64),
                 (ReplyKind::Length, _) => Reply::Integer(0),
                 (ReplyKind::Done, _) if is_there => OK,

@@ -9,30 +9,31 @@ use rustix::event::epoll::EventFlags;
 
 use super::super::store::Store;
 use super::backend::{Backend, Queued, Shards, Step};
-use super::client::{About, Client, Then};
-use super::commands::{self, Command, Does, Query};
+use super::client::{AfterReply, Client, ServerInfo};
+use super::commands::{self, Command, CommandKind, Query};
 use super::reply::{OK, Replies, Reply};
 use super::request::{Args, Excess, Parsed, Parser, ProtocolError};
-use super::task::{Left, Operation, Recipient, Watched, refusal};
-use super::transaction::{Part, Queue, Transaction, WATCHED_MAX};
+use super::task::{Operation, PostponedRead, Recipient, Watched, error_reply};
+use super::transaction::{CommandQueue, Part, Transaction, WATCHED_MAX};
 
-/// Maximum number of unsent bytes of replies; beyond it, the client's requests wait.
+/// Number of unsent bytes of replies from which on the client's requests wait.
 pub(super) const UNSENT_BYTES_MAX: usize = 256 << 10;
-/// Maximum number of bytes of waiting requests; beyond it, the server reads no more of them. A client that sends its
-/// whole pipeline before it reads a reply needs that much.
+/// Number of bytes of waiting requests from which on the server reads no more input. It is large for clients that send
+/// their whole pipeline before they read a reply.
 const WAITING_BYTES_MAX: usize = 128 << 20;
 /// Maximum length of an incomplete request of a client that has not given the password.
 const UNAUTHENTICATED_BYTES_MAX: usize = 16 << 10;
 /// Time without progress after which the server disconnects a client that reads no replies.
-const STUCK: Duration = Duration::from_secs(5);
-/// Maximum number of postponed values that are requested at once.
-const LEFT_TOGETHER: usize = 16;
-/// Maximum number of bytes still read after a protocol error, so that the client gets to read the error.
-const LAST_BYTES_MAX: usize = 64 << 20;
-/// Bytes of room for a read.
+const STUCK_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum number of postponed reads that run at the same time.
+const POSTPONED_BATCH_MAX: usize = 16;
+/// Maximum number of bytes that the server reads and discards after a protocol error. If it closed the connection with
+/// unread input, the system would reset it, and the client could lose the error.
+const DISCARD_BYTES_MAX: usize = 64 << 20;
+/// Free bytes of the buffer for a read.
 const READ_BYTES: usize = 16 << 10;
-/// An incomplete request up to this length waits in a buffer of its own length.
-const BEGUN_BYTES: usize = 2 << 10;
+/// An incomplete request of at most this length is moved to a buffer of its length.
+const SHORT_INPUT_BYTES: usize = 2 << 10;
 
 /// A client's connection. An idle connection has no buffers.
 pub(super) struct Connection {
@@ -45,23 +46,23 @@ pub(super) struct Connection {
     client: Client,
     input: Option<Box<Input>>,
     sent: usize,
-    /// Requested values that are read from the store once the client has read its earlier replies.
-    left: VecDeque<Left>,
-    /// True if requests are pending that must wait until the client has read its replies.
-    is_held_back: bool,
+    /// Reads that wait until the client has read its earlier replies.
+    postponed: VecDeque<PostponedRead>,
+    /// True if requests wait until the client has read its replies.
+    awaits_client: bool,
     is_closing: bool,
-    has_erred: bool,
-    /// Number of bytes still read after a protocol error; no replies follow.
-    last_bytes: Option<usize>,
+    has_protocol_error: bool,
+    /// After a protocol error, the number of bytes that the server still reads and discards.
+    discard_bytes: Option<usize>,
     /// True if the client sends no more input.
-    has_ended: bool,
+    input_ended: bool,
     /// Commands after `MULTI`.
-    queue: Option<Box<Queue>>,
+    queue: Option<Box<CommandQueue>>,
     /// Keys that must not change before `EXEC`.
     pub(super) watched_keys: Vec<Watched>,
     /// True if a request waits for the end of a transaction of another client.
-    is_waiting: bool,
-    /// Time since which requests wait up to their limit, and the client reads no reply.
+    awaits_transaction: bool,
+    /// Time at which the client became stuck: its requests reached their limit, and it reads no replies.
     stuck_since: Option<Instant>,
 }
 
@@ -72,7 +73,7 @@ pub(super) struct Input {
     begin: usize,
     end: usize,
     parser: Parser,
-    /// The reason to refuse the last request, once earlier requests are answered.
+    /// The reason to refuse the last request. The refusal follows the replies to earlier requests.
     refusal: Option<Refusal>,
 }
 
@@ -93,8 +94,8 @@ impl Input {
         self.end - self.begin
     }
 
-    /// Makes room behind the unprocessed input, in proportion to its length, so that moving it to the front takes
-    /// linear time in all. A client cannot take memory by announcing input that never comes.
+    /// Makes room after the unprocessed input. The room is in proportion to the input received, so that all moves to
+    /// the front take linear time, and a client cannot occupy memory by announcing input that it does not send.
     fn make_room(&mut self) {
         let missing = self.parser.len_min().saturating_sub(self.len());
         let room = missing.min(self.len()).max(self.len() / 4).max(READ_BYTES);
@@ -109,7 +110,7 @@ impl Input {
     }
 }
 
-/// Spare buffers, which no connection uses.
+/// Buffers for reuse, which no connection holds.
 #[derive(Default)]
 #[expect(
     clippy::vec_box,
@@ -121,23 +122,23 @@ pub(super) struct Buffers {
 }
 
 /// Maximum number of spare buffers, and maximum length of each.
-const KEPT_MAX: usize = 64;
-const KEPT_BYTES_MAX: usize = 64 << 10;
+const SPARE_MAX: usize = 64;
+const SPARE_BYTES_MAX: usize = 64 << 10;
 
 impl Buffers {
     fn input(&mut self) -> Box<Input> {
         self.inputs.pop().unwrap_or_else(|| Box::new(Input::new(READ_BYTES)))
     }
 
-    fn give_back_input(&mut self, mut input: Box<Input>) {
-        if self.inputs.len() < KEPT_MAX && input.bytes.len() <= KEPT_BYTES_MAX {
+    fn recycle_input(&mut self, mut input: Box<Input>) {
+        if self.inputs.len() < SPARE_MAX && input.bytes.len() <= SPARE_BYTES_MAX {
             (input.begin, input.end, input.parser, input.refusal) = (0, 0, Parser::default(), None);
             self.inputs.push(input);
         }
     }
 
-    fn give_back_output(&mut self, mut output: Vec<u8>) {
-        if self.outputs.len() < KEPT_MAX && (1..=KEPT_BYTES_MAX).contains(&output.capacity()) {
+    fn recycle_output(&mut self, mut output: Vec<u8>) {
+        if self.outputs.len() < SPARE_MAX && (1..=SPARE_BYTES_MAX).contains(&output.capacity()) {
             output.clear();
             self.outputs.push(output);
         }
@@ -150,13 +151,13 @@ pub(super) enum Pause {
     /// All input is processed.
     Idle,
     /// Queued work must finish first.
-    UnderWay,
+    QueuedWork,
     /// The batch of a shard is full and must start first.
-    Batch,
+    BatchFull,
     /// The client must read its replies first.
     Unsent,
     /// A transaction of another client must end first.
-    Held,
+    ShardReserved,
 }
 
 /// Returns true for an HTTP request, by which a browser may be tricked into sending commands.
@@ -167,10 +168,10 @@ fn is_http(args: Args<'_>) -> bool {
 impl Connection {
     pub(super) fn new(stream: TcpStream, client: Client) -> Connection {
         let (replies, watched) = (Replies::default(), EventFlags::IN);
-        let (queued, input, sent, left) = (None, None, 0, VecDeque::new());
-        let (is_held_back, is_closing, has_erred) = (false, false, false);
-        let (last_bytes, has_ended, stuck_since) = (None, false, None);
-        let (queue, watched_keys, is_waiting) = (None, Vec::new(), false);
+        let (queued, input, sent, postponed) = (None, None, 0, VecDeque::new());
+        let (awaits_client, is_closing, has_protocol_error) = (false, false, false);
+        let (discard_bytes, input_ended, stuck_since) = (None, false, None);
+        let (queue, watched_keys, awaits_transaction) = (None, Vec::new(), false);
         Connection {
             stream,
             replies,
@@ -179,34 +180,34 @@ impl Connection {
             client,
             input,
             sent,
-            left,
-            is_held_back,
+            postponed,
+            awaits_client,
             is_closing,
-            has_erred,
-            last_bytes,
-            has_ended,
+            has_protocol_error,
+            discard_bytes,
+            input_ended,
             queue,
             watched_keys,
-            is_waiting,
+            awaits_transaction,
             stuck_since,
         }
     }
 
     /// Reads available input. Returns true if the connection continues.
     pub(super) fn read(&mut self, buffers: &mut Buffers) -> io::Result<bool> {
-        if !self.is_read() {
+        if !self.may_read() {
             return Ok(true);
         }
         let mut input = self.input.take().unwrap_or_else(|| buffers.input());
-        if let Some(left) = &mut self.last_bytes {
+        if let Some(remaining) = &mut self.discard_bytes {
             let read = self.stream.read(&mut input.bytes);
-            buffers.give_back_input(input);
+            buffers.recycle_input(input);
             return match read {
                 Ok(count) => {
-                    *left = left.saturating_sub(count);
-                    Ok(count > 0 && *left > 0)
+                    *remaining = remaining.saturating_sub(count);
+                    Ok(count > 0 && *remaining > 0)
                 }
-                Err(error) if is_for_now(&error) => Ok(true),
+                Err(error) if is_transient(&error) => Ok(true),
                 Err(error) => Err(error),
             };
         }
@@ -214,15 +215,15 @@ impl Connection {
         let end = input.end;
         let read = self.stream.read(&mut input.bytes[end..]);
         input.end += *read.as_ref().unwrap_or(&0);
-        self.keep(input, buffers);
+        self.store_input(input, buffers);
         match read {
             Ok(0) => {
                 // Earlier requests are still executed and answered.
-                self.has_ended = true;
+                self.input_ended = true;
                 Ok(true)
             }
             Ok(_) => Ok(true),
-            Err(error) if is_for_now(&error) => Ok(true),
+            Err(error) if is_transient(&error) => Ok(true),
             Err(error) => Err(error),
         }
     }
@@ -233,20 +234,20 @@ impl Connection {
         number: usize,
         backend: &mut Backend,
         store: &mut Store,
-        about: &mut About,
+        server_info: &mut ServerInfo,
         buffers: &mut Buffers,
     ) -> Pause {
-        (self.is_held_back, self.is_waiting) = (false, false);
-        if !self.left.is_empty() {
-            let pause = Box::pin(self.take_up_left(number, backend, store)).await;
-            if !self.left.is_empty() {
-                self.is_held_back = pause == Pause::Unsent;
-                self.is_waiting = pause == Pause::Held;
+        (self.awaits_client, self.awaits_transaction) = (false, false);
+        if !self.postponed.is_empty() {
+            let pause = Box::pin(self.execute_postponed(number, backend, store)).await;
+            if !self.postponed.is_empty() {
+                self.awaits_client = pause == Pause::Unsent;
+                self.awaits_transaction = pause == Pause::ShardReserved;
                 return pause;
             }
         }
-        let Some(mut held) = self.input.take() else { return Pause::Idle };
-        let input = &mut *held;
+        let Some(mut boxed) = self.input.take() else { return Pause::Idle };
+        let input = &mut *boxed;
         if self.replies.bytes.capacity() == 0 {
             self.replies.bytes = buffers.outputs.pop().unwrap_or_default();
         }
@@ -260,10 +261,10 @@ impl Connection {
             }
             if let Some(refusal) = &input.refusal {
                 if self.queued.is_some() {
-                    break Pause::UnderWay;
+                    break Pause::QueuedWork;
                 }
                 match refusal {
-                    Refusal::Malformed(error) => self.refuse(&error.to_string()),
+                    Refusal::Malformed(error) => self.fail_protocol(&error.to_string()),
                     Refusal::Excess(excess) => {
                         self.replies.push(&Reply::error(format!("ERR {excess}")));
                         self.queue.iter_mut().for_each(|queue| queue.is_refused = true);
@@ -272,12 +273,12 @@ impl Connection {
                 input.refusal = None;
                 continue;
             }
-            let there = &input.bytes[input.begin..input.end];
-            match input.parser.parse(there) {
+            let pending = &input.bytes[input.begin..input.end];
+            match input.parser.parse(pending) {
                 Ok(Parsed::Partial)
-                    if !self.client.is_authenticated && there.len() > UNAUTHENTICATED_BYTES_MAX =>
+                    if !self.client.is_authenticated && pending.len() > UNAUTHENTICATED_BYTES_MAX =>
                 {
-                    self.refuse("unauthenticated request is too long");
+                    self.fail_protocol("unauthenticated request is too long");
                 }
                 Ok(Parsed::Partial) => break Pause::Idle,
                 Ok(Parsed::Dropped(len, excess)) => {
@@ -285,12 +286,15 @@ impl Connection {
                     input.refusal = excess.map(Refusal::Excess);
                 }
                 Ok(Parsed::Request(len)) => {
-                    let args = input.parser.args(there);
-                    match self.perform(args, &there[..len], number, backend, store, about).await {
-                        // The plan is tried again then.
-                        Step::Waits => break Pause::UnderWay,
-                        Step::IsFull => break Pause::Batch,
-                        Step::Held => break Pause::Held,
+                    let args = input.parser.args(pending);
+                    match self
+                        .execute_request(args, &pending[..len], number, backend, store, server_info)
+                        .await
+                    {
+                        // The request is parsed and planned again afterwards.
+                        Step::MustWait => break Pause::QueuedWork,
+                        Step::BatchFull => break Pause::BatchFull,
+                        Step::ShardReserved => break Pause::ShardReserved,
                         Step::Queued(queued) => self.queued = Some(queued),
                         Step::Done => {}
                     }
@@ -299,85 +303,92 @@ impl Connection {
                 Err(error) => input.refusal = Some(Refusal::Malformed(error)),
             }
         };
-        self.keep(held, buffers);
-        self.is_held_back = pause == Pause::Unsent;
-        self.is_waiting = pause == Pause::Held;
+        self.store_input(boxed, buffers);
+        self.awaits_client = pause == Pause::Unsent;
+        self.awaits_transaction = pause == Pause::ShardReserved;
         pause
     }
 
-    /// Sends an error, and processes no more input.
-    fn refuse(&mut self, why: &str) {
-        self.replies.push(&Reply::error(format!("ERR Protocol error: {why}")));
-        (self.is_closing, self.has_erred) = (true, true);
+    /// Sends a protocol error, and processes no more input.
+    fn fail_protocol(&mut self, reason: &str) {
+        self.replies.push(&Reply::error(format!("ERR Protocol error: {reason}")));
+        (self.is_closing, self.has_protocol_error) = (true, true);
     }
 
-    /// Executes requests for some of the postponed values.
-    async fn take_up_left(&mut self, number: usize, backend: &mut Backend, store: &mut Store) -> Pause {
+    /// Executes some of the postponed reads.
+    async fn execute_postponed(&mut self, number: usize, backend: &mut Backend, store: &mut Store) -> Pause {
         let to = Recipient { number, id: self.client.id, protocol: self.replies.protocol };
         let mut queued = 0;
-        while let Some(Left { key, reply_kind }) = self.left.front() {
+        while let Some(PostponedRead { key, reply_kind }) = self.postponed.front() {
             if !self.has_room() {
                 return Pause::Unsent;
             }
-            if queued == LEFT_TOGETHER {
-                return Pause::UnderWay;
+            if queued == POSTPONED_BATCH_MAX {
+                return Pause::QueuedWork;
             }
             let query = Query::Get(key, *reply_kind);
-            match backend.carry_out(query, (to, self.queued), store, &mut self.replies).await {
-                Step::Waits => return Pause::UnderWay,
-                Step::IsFull => return Pause::Batch,
-                Step::Held => return Pause::Held,
-                Step::Queued(waited_for) => {
-                    self.queued = Some(waited_for);
+            match backend.execute(query, (to, self.queued), store, &mut self.replies).await {
+                Step::MustWait => return Pause::QueuedWork,
+                Step::BatchFull => return Pause::BatchFull,
+                Step::ShardReserved => return Pause::ShardReserved,
+                Step::Queued(work) => {
+                    self.queued = Some(work);
                     queued += 1;
                 }
                 Step::Done => {}
             }
-            self.left.pop_front();
+            self.postponed.pop_front();
         }
         Pause::Idle
     }
 
-    /// Postpones a value again, before the others that are postponed.
-    pub(super) fn leave(&mut self, left: Left) {
-        self.left.push_front(left);
+    /// Puts a read before the other postponed reads.
+    pub(super) fn postpone(&mut self, read: PostponedRead) {
+        self.postponed.push_front(read);
     }
 
-    /// Starts to close the connection after a protocol error; returns false if it is closed already.
-    pub(super) fn take_leave(&mut self) -> bool {
-        let begins = self.has_erred && self.last_bytes.is_none() && !self.has_ended;
-        if begins {
-            self.last_bytes = Some(LAST_BYTES_MAX);
+    /// Starts to close the connection after a protocol error. Returns false if the connection must be closed at once.
+    pub(super) fn start_closing(&mut self) -> bool {
+        let starts = self.has_protocol_error && self.discard_bytes.is_none() && !self.input_ended;
+        if starts {
+            self.discard_bytes = Some(DISCARD_BYTES_MAX);
         }
-        // The client reads the end of the output while it may still be sending.
-        begins && self.stream.shutdown(Shutdown::Write).is_ok()
+        // The client reads the error and the end of the output, even if it is still sending.
+        starts && self.stream.shutdown(Shutdown::Write).is_ok()
     }
 
-    async fn perform(
+    async fn execute_request(
         &mut self,
         args: Args<'_>,
         request: &[u8],
         number: usize,
         backend: &mut Backend,
         store: &mut Store,
-        about: &mut About,
+        server_info: &mut ServerInfo,
     ) -> Step {
         if args.is_empty() {
             return Step::Done;
         }
         let found = commands::find(args);
         let to = Recipient { number, id: self.client.id, protocol: self.replies.protocol };
-        let does = found.as_ref().map_or(Does::Ping, |command| command.does);
-        let is_about_transactions = self.queue.is_some()
+        let kind = found.as_ref().map_or(CommandKind::Ping, |command| command.kind);
+        let belongs_to_transaction = self.queue.is_some()
             || matches!(
-                does,
-                Does::Multi | Does::Exec | Does::Discard | Does::Watch | Does::Unwatch | Does::Reset
+                kind,
+                CommandKind::Multi
+                    | CommandKind::Exec
+                    | CommandKind::Discard
+                    | CommandKind::Watch
+                    | CommandKind::Unwatch
+                    | CommandKind::Reset
             );
-        if is_about_transactions && self.client.is_authenticated && !is_http(args) {
+        if belongs_to_transaction && self.client.is_authenticated && !is_http(args) {
             if self.queued.is_some() {
-                return Step::Waits;
+                return Step::MustWait;
             }
-            if let Some(step) = self.transact(&found, args, request, to, backend, store, about) {
+            if let Some(step) =
+                self.handle_transaction_command(&found, args, request, to, backend, store, server_info)
+            {
                 return step;
             }
         }
@@ -386,33 +397,35 @@ impl Connection {
             Ok(_) | Err(_) => Ok(None),
         };
         if let Ok(Some(plan)) = plan {
-            let step = backend.carry_out(plan, (to, self.queued), store, &mut self.replies).await;
-            about.commands += u64::from(!matches!(step, Step::Waits | Step::IsFull | Step::Held));
+            let step = backend.execute(plan, (to, self.queued), store, &mut self.replies).await;
+            server_info.commands +=
+                u64::from(!matches!(step, Step::MustWait | Step::BatchFull | Step::ShardReserved));
             return step;
         }
         if self.queued.is_some() {
-            return Step::Waits;
+            return Step::MustWait;
         }
-        about.commands += 1;
+        server_info.commands += 1;
         match (found, plan) {
-            (Err(_), _) if is_http(args) => self.refuse("this is not an HTTP server"),
+            (Err(_), _) if is_http(args) => self.fail_protocol("this is not an HTTP server"),
             (Err(reply), _) | (_, Err(reply)) => self.replies.push(&reply),
-            (Ok(command), _) if command.does == Does::Info && self.client.is_authenticated => {
-                return backend.look(to, info(args, about));
+            (Ok(command), _) if command.kind == CommandKind::Info && self.client.is_authenticated => {
+                return backend.queue_keyless_operation(to, info(args, server_info));
             }
             (Ok(command), _) => {
                 let protocol = &mut self.replies.protocol;
-                let (reply, then) = self.client.perform(command, args, protocol, about);
+                let (reply, after) = self.client.execute(command, args, protocol, server_info);
                 self.replies.push(&reply);
-                self.is_closing = then == Then::Ends;
+                self.is_closing = after == AfterReply::Close;
             }
         }
         Step::Done
     }
 
-    /// Performs a command that is about a transaction, or that is queued for one. Returns `None` if it is neither.
-    #[expect(clippy::too_many_arguments, reason = "as perform")]
-    fn transact(
+    /// Handles a command that controls a transaction, or queues it for one. Returns `None` if the command is executed
+    /// as usual.
+    #[expect(clippy::too_many_arguments, reason = "as execute_request")]
+    fn handle_transaction_command(
         &mut self,
         found: &Result<&'static Command, Reply<'_>>,
         args: Args<'_>,
@@ -420,61 +433,61 @@ impl Connection {
         to: Recipient,
         backend: &mut Backend,
         store: &Store,
-        about: &mut About,
+        server_info: &mut ServerInfo,
     ) -> Option<Step> {
-        about.commands += 1;
-        let does = match (found, &mut self.queue) {
+        server_info.commands += 1;
+        let kind = match (found, &mut self.queue) {
             (Err(reply), Some(queue)) => {
                 queue.is_refused = true;
                 self.replies.push(reply);
                 return Some(Step::Done);
             }
             (Err(_), None) => return None,
-            (Ok(command), _) => command.does,
+            (Ok(command), _) => command.kind,
         };
-        let reply = match (does, &mut self.queue) {
-            (Does::Multi, None) => {
+        let reply = match (kind, &mut self.queue) {
+            (CommandKind::Multi, None) => {
                 self.queue = Some(Box::default());
                 OK
             }
-            (Does::Multi, Some(_)) => Reply::error("ERR MULTI calls can not be nested"),
-            (Does::Exec, None) => Reply::error("ERR EXEC without MULTI"),
-            (Does::Discard, None) => Reply::error("ERR DISCARD without MULTI"),
-            (Does::Watch, Some(_)) => Reply::error("ERR WATCH inside MULTI is not allowed"),
-            (Does::Watch, None) => {
+            (CommandKind::Multi, Some(_)) => Reply::error("ERR MULTI calls can not be nested"),
+            (CommandKind::Exec, None) => Reply::error("ERR EXEC without MULTI"),
+            (CommandKind::Discard, None) => Reply::error("ERR DISCARD without MULTI"),
+            (CommandKind::Watch, Some(_)) => Reply::error("ERR WATCH inside MULTI is not allowed"),
+            (CommandKind::Watch, None) => {
                 let keys: Vec<Vec<u8>> = args.iter().skip(1).map(<[u8]>::to_vec).collect();
                 if self.watched_keys.len() + keys.len() <= WATCHED_MAX {
-                    return Some(backend.look(to, Operation::Watch(keys)));
+                    return Some(backend.queue_keyless_operation(to, Operation::Watch(keys)));
                 }
                 Reply::error(format!("ERR a client watches at most {WATCHED_MAX} keys"))
             }
-            (Does::Exec, Some(_)) => {
+            (CommandKind::Exec, Some(_)) => {
                 let queue = self.queue.take().unwrap_or_default();
-                return Some(self.execute(&queue, to, backend, store, about));
+                return Some(self.start_transaction(&queue, to, backend, store, server_info));
             }
-            (Does::Reset, _) => {
+            (CommandKind::Reset, _) => {
                 (self.queue, self.watched_keys) = Default::default();
                 return None;
             }
-            (Does::Discard, Some(_)) | (Does::Unwatch, None) => {
+            (CommandKind::Discard, Some(_)) | (CommandKind::Unwatch, None) => {
                 (self.queue, self.watched_keys) = Default::default();
                 OK
             }
-            (Does::Quit, _) | (_, None) => return None,
+            (CommandKind::Quit, _) | (_, None) => return None,
             (_, Some(queue)) => queue.push(request).err().unwrap_or(Reply::Status("QUEUED")),
         };
         self.replies.push(&reply);
         Some(Step::Done)
     }
 
-    /// Begins to execute the queued commands.
-    fn execute(
+    /// Starts the transaction of the queued commands.
+    fn start_transaction(
         &mut self,
-        queue: &Queue,
+        queue: &CommandQueue,
         to: Recipient,
         backend: &mut Backend,
         store: &Store,
-        about: &mut About,
+        server_info: &mut ServerInfo,
     ) -> Step {
         let watched = std::mem::take(&mut self.watched_keys);
         if queue.is_refused {
@@ -485,10 +498,12 @@ impl Connection {
         let mut shards = watched.iter().fold(0, |all, (key, _)| all | 1 << store.shard_of(key));
         parts.reserve_exact(queue.count);
         while let Ok(Parsed::Request(len)) = parser.parse(rest) {
-            let part = self.part_of(parser.args(rest), backend, store, about).map(|(operation, of_part)| {
-                shards |= of_part;
-                Part::Work(operation)
-            });
+            let part = self.transaction_part(parser.args(rest), backend, store, server_info).map(
+                |(operation, of_part)| {
+                    shards |= of_part;
+                    Part::Work(operation)
+                },
+            );
             parts.push(part.unwrap_or_else(|reply| {
                 let mut bytes = Vec::new();
                 reply.write(to.protocol, &mut bytes);
@@ -496,29 +511,29 @@ impl Connection {
             }));
             rest = &rest[len..];
         }
-        backend.begin(to, Transaction { watched, parts, is_list: true }, shards)
+        backend.queue_transaction(to, Transaction { watched, parts, is_list: true }, shards)
     }
 
-    /// Returns the operation of a queued command, and its shards; or else its reply.
-    fn part_of<'a>(
+    /// Returns the operation of a queued command, and its shards; the reply if the command has no operation.
+    fn transaction_part<'a>(
         &mut self,
         args: Args<'a>,
         backend: &Backend,
         store: &Store,
-        about: &mut About,
+        server_info: &mut ServerInfo,
     ) -> Result<(Operation, Shards), Reply<'a>> {
         let command = commands::find(args)?;
         if let Some(plan) = commands::plan(command, args, unix_ms)? {
-            return backend.operation_of(plan, store).map_err(|error| refusal(&error));
+            return backend.operation_of(plan, store).map_err(|error| error_reply(&error));
         }
-        if command.does == Does::Info {
-            return Ok((info(args, about), 0));
+        if command.kind == CommandKind::Info {
+            return Ok((info(args, server_info), 0));
         }
-        Err(self.client.perform(command, args, &mut self.replies.protocol, about).0)
+        Err(self.client.execute(command, args, &mut self.replies.protocol, server_info).0)
     }
 
     /// Returns true if the connection has this id, and is not a later connection at the same index.
-    pub(super) fn is(&self, id: u64) -> bool {
+    pub(super) fn has_id(&self, id: u64) -> bool {
         self.client.id == id
     }
 
@@ -537,7 +552,7 @@ impl Connection {
             }
         }
         if self.unsent() == 0 {
-            buffers.give_back_output(std::mem::take(&mut self.replies.bytes));
+            buffers.recycle_output(std::mem::take(&mut self.replies.bytes));
             self.sent = 0;
         } else if self.sent >= UNSENT_BYTES_MAX {
             self.replies.bytes.drain(..self.sent);
@@ -547,47 +562,50 @@ impl Connection {
     }
 
     /// Returns the events to wait for.
-    pub(super) fn wanted(&self) -> EventFlags {
+    pub(super) fn wanted_events(&self) -> EventFlags {
         let mut wanted = EventFlags::empty();
-        wanted.set(EventFlags::IN, self.is_read());
-        // Held-back input continues by an event even if all replies have been sent, so that other connections get their
-        // turn.
-        wanted.set(EventFlags::OUT, self.unsent() > 0 || self.is_held_back);
+        wanted.set(EventFlags::IN, self.may_read());
+        // If requests wait for the client although all replies are sent, this event resumes them in the next turn,
+        // after other connections.
+        wanted.set(EventFlags::OUT, self.unsent() > 0 || self.awaits_client);
         wanted
     }
 
     /// Returns true if all output is sent and no input follows.
-    pub(super) fn is_over(&self) -> bool {
-        let has_all = self.queued.is_none() && !self.is_held_back && !self.is_waiting && self.left.is_empty();
-        let is_done = self.is_closing || self.has_ended && has_all;
-        is_done && self.last_bytes.is_none() && self.unsent() == 0
+    pub(super) fn is_finished(&self) -> bool {
+        let has_all = self.queued.is_none()
+            && !self.awaits_client
+            && !self.awaits_transaction
+            && self.postponed.is_empty();
+        let is_done = self.is_closing || self.input_ended && has_all;
+        is_done && self.discard_bytes.is_none() && self.unsent() == 0
     }
 
-    /// Returns true if input may be read. The pending input of a waiting client is bounded. Requests that wait for the
-    /// store continue by themselves. If they wait for the client, it may be sending the rest of its pipeline first.
-    fn is_read(&self) -> bool {
-        if self.last_bytes.is_some() {
+    /// Returns true if input may be read. The limit is low while requests wait for the store, which ends without the
+    /// client. It is high while they wait for the client, which may send the rest of its pipeline before it reads.
+    fn may_read(&self) -> bool {
+        if self.discard_bytes.is_some() {
             return true;
         }
-        // The rest of a long request is read, too.
+        // A request may be longer than the limit.
         let all = self.input.as_ref().map_or(0, |input| input.parser.len_min());
         let max = if self.queued.is_some() { READ_BYTES } else { WAITING_BYTES_MAX.max(all) };
-        !self.is_closing && !self.has_ended && self.waiting() < max
+        !self.is_closing && !self.input_ended && self.waiting_bytes() < max
     }
 
-    /// Returns the length of the requests that wait.
-    fn waiting(&self) -> usize {
+    /// Returns the number of bytes of input that is not processed yet.
+    fn waiting_bytes(&self) -> usize {
         self.input.as_ref().map_or(0, |input| input.len())
     }
 
-    /// Returns true if requests may be executed, as far as unread replies are concerned.
+    /// Returns true if the unsent replies permit the execution of requests.
     pub(super) fn has_room(&self) -> bool {
         self.unsent() < UNSENT_BYTES_MAX
     }
 
-    /// Returns true if the client sends requests up to their limit, and reads no reply.
-    pub(super) fn look_if_stuck(&mut self) -> bool {
-        if !self.is_held_back || self.has_room() || self.waiting() < WAITING_BYTES_MAX {
+    /// Returns true if the client is stuck: its waiting requests reached their limit, and it reads no replies.
+    pub(super) fn check_stuck(&mut self) -> bool {
+        if !self.awaits_client || self.has_room() || self.waiting_bytes() < WAITING_BYTES_MAX {
             self.stuck_since = None;
             return false;
         }
@@ -596,15 +614,15 @@ impl Connection {
     }
 
     /// Returns the reason to disconnect a client that was stuck for too long.
-    pub(super) fn why_cut_off(&self) -> Option<String> {
-        self.stuck_since.filter(|since| since.elapsed() >= STUCK)?;
+    pub(super) fn disconnect_reason(&self) -> Option<String> {
+        self.stuck_since.filter(|since| since.elapsed() >= STUCK_TIMEOUT)?;
         Some(format!(
             "client {} at {} is disconnected: it has {} bytes of requests waiting (the maximum is \
              {WAITING_BYTES_MAX}), and has read no reply for {} s",
             self.client.id,
             self.client.address,
-            self.waiting(),
-            STUCK.as_secs()
+            self.waiting_bytes(),
+            STUCK_TIMEOUT.as_secs()
         ))
     }
 
@@ -612,19 +630,19 @@ impl Connection {
         self.replies.bytes.len() - self.sent
     }
 
-    /// Keeps unprocessed input in as little memory as possible.
-    fn keep(&mut self, mut input: Box<Input>, buffers: &mut Buffers) {
-        // A request that is being dropped continues without bytes.
+    /// Stores unprocessed input in as little memory as possible.
+    fn store_input(&mut self, mut input: Box<Input>, buffers: &mut Buffers) {
+        // A request that is being dropped has parser state, even without bytes.
         if input.len() == 0 && input.refusal.is_none() && !input.parser.is_dropping() {
-            return buffers.give_back_input(input);
+            return buffers.recycle_input(input);
         }
-        if input.len() <= BEGUN_BYTES && input.bytes.len() > BEGUN_BYTES {
+        if input.len() <= SHORT_INPUT_BYTES && input.bytes.len() > SHORT_INPUT_BYTES {
             let mut short = Box::new(Input::new(input.len()));
             short.bytes.copy_from_slice(&input.bytes[input.begin..input.end]);
             short.end = input.len();
             short.parser = std::mem::take(&mut input.parser);
             short.refusal = input.refusal.take();
-            buffers.give_back_input(input);
+            buffers.recycle_input(input);
             input = short;
         }
         self.input = Some(input);
@@ -632,11 +650,11 @@ impl Connection {
 }
 
 /// Returns the operation of `INFO`.
-fn info(args: Args<'_>, about: &About) -> Operation {
-    Operation::Info(args.iter().skip(1).map(<[u8]>::to_vec).collect(), about.clone())
+fn info(args: Args<'_>, server_info: &ServerInfo) -> Operation {
+    Operation::Info(args.iter().skip(1).map(<[u8]>::to_vec).collect(), server_info.clone())
 }
 
-fn is_for_now(error: &io::Error) -> bool {
+fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 

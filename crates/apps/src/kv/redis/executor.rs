@@ -47,7 +47,7 @@ impl RunQueue {
 
     /// Makes the event unreadable.
     pub(super) fn reset_event(&self) {
-        // There is nothing to read if it was reset before.
+        // The read fails if the event was reset before.
         let _ = rustix::io::read(&self.event, &mut [0; 8]);
     }
 
@@ -63,7 +63,7 @@ impl RunQueue {
     }
 
     /// Marks the loop as awake, and takes the runnable tasks.
-    fn take(&self) -> Vec<usize> {
+    fn take_runnable(&self) -> Vec<usize> {
         let mut state = self.state();
         state.is_asleep = false;
         take(&mut state.runnable)
@@ -75,7 +75,7 @@ impl RunQueue {
         let is_asleep = take(&mut state.is_asleep);
         drop(state);
         if is_asleep {
-            // Fails only after 2^64 unread writes.
+            // Fails only if 2^64 writes are unread.
             let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
         }
     }
@@ -109,13 +109,13 @@ struct Running {
     waker: Arc<TaskWaker>,
 }
 
-/// All waiting tasks. Each serves connections that wait for it alone, so there are no more tasks than connections.
+/// All waiting tasks. A connection waits for at most one task, so there are at most as many tasks as connections.
 pub(super) struct Executor {
     queue: Arc<RunQueue>,
     tasks: Vec<Option<Running>>,
-    /// Free indices for tasks.
+    /// Unused indices of `tasks`.
     free: Vec<usize>,
-    /// Handles of the store from ended tasks, with their mappings, for later tasks.
+    /// Handles of the store, with their mappings, that ended tasks left for later tasks.
     spare: Vec<Store>,
     /// The handle from which others are made.
     origin: Store,
@@ -150,11 +150,11 @@ impl Executor {
         self.is_idle() || self.queue.prepare_sleep()
     }
 
-    /// Starts a task; returns its completion if it need not wait.
+    /// Starts a task, and polls it once. Returns its completion if it does not wait.
     pub(super) fn spawn(&mut self, task: Task) -> Option<Completion> {
-        let mut store = self.spare.pop().unwrap_or_else(|| self.origin.again());
+        let mut store = self.spare.pop().unwrap_or_else(|| self.origin.unmapped_clone());
         let future = Box::pin(async move {
-            let completion = task.carry_out(&mut store).await;
+            let completion = task.execute(&mut store).await;
             (completion, store)
         });
         let number = self.free.pop().unwrap_or_else(|| {
@@ -172,7 +172,7 @@ impl Executor {
         if self.is_idle() {
             return Vec::new();
         }
-        let runnable = self.queue.take();
+        let runnable = self.queue.take_runnable();
         runnable.into_iter().filter_map(|number| self.poll(number)).collect()
     }
 

@@ -19,10 +19,10 @@ mod commands;
 mod connection;
 mod executor;
 mod glob;
+mod multi_key;
 mod reply;
 mod request;
 mod server;
-mod several;
 mod task;
 mod transaction;
 

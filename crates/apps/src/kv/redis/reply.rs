@@ -40,7 +40,7 @@ impl Replies {
         reply.write(self.protocol, &mut self.bytes);
     }
 
-    /// Begins an array of so many replies, which follow.
+    /// Starts an array. The caller pushes its `len` elements afterwards.
     pub(super) fn begin_array(&mut self, len: usize) {
         self.bytes.extend(format!("*{len}\r\n").bytes());
     }
@@ -148,10 +148,10 @@ impl Reply<'_> {
     }
 }
 
-/// Formats a client's bytes for an error; bytes that are not text appear as numbers.
-pub(super) fn shown(said: &[u8]) -> String {
+/// Formats a client's bytes for an error message. Bytes that are not UTF-8 appear in hexadecimal.
+pub(super) fn printable(bytes: &[u8]) -> String {
     let mut text = String::new();
-    for chunk in said.utf8_chunks() {
+    for chunk in bytes.utf8_chunks() {
         text += chunk.valid();
         text.extend(chunk.invalid().iter().map(|byte| format!("\\x{byte:02x}")));
     }
@@ -167,7 +167,7 @@ fn append(
 ) {
     let begin = out.len();
     out.resize(begin + len, 0);
-    let encoded = encode(&mut out[begin..]).expect("room has been made for it");
+    let encoded = encode(&mut out[begin..]).expect("the buffer has room");
     out.truncate(begin + encoded);
 }
 
@@ -175,22 +175,22 @@ fn append(
 mod tests {
     use super::*;
 
-    fn written(reply: &Reply<'_>, protocol: Protocol) -> String {
+    fn encoded_text(reply: &Reply<'_>, protocol: Protocol) -> String {
         let mut out = b"before".to_vec();
         reply.write(protocol, &mut out);
         String::from_utf8(out).unwrap().strip_prefix("before").unwrap().to_owned()
     }
 
-    /// Found with `INCRBY x 999999999999999`, which ended the server.
+    /// `INCRBY x 999999999999999` once ended the server.
     #[test]
     fn numbers_of_any_length_are_written() {
         let powers = (0..19).map(|digits| 10_i64.pow(digits));
         for number in powers.flat_map(|power| [power - 2, power - 1, power, power + 1, 21 - power, 1 - power])
         {
             for protocol in [Protocol::Resp2, Protocol::Resp3] {
-                assert_eq!(written(&Reply::Integer(number), protocol), format!(":{number}\r\n"));
+                assert_eq!(encoded_text(&Reply::Integer(number), protocol), format!(":{number}\r\n"));
                 let list = Reply::Array(vec![Reply::Integer(number), OK]);
-                assert_eq!(written(&list, protocol), format!("*2\r\n:{number}\r\n+OK\r\n"));
+                assert_eq!(encoded_text(&list, protocol), format!("*2\r\n:{number}\r\n+OK\r\n"));
             }
         }
     }

@@ -1,8 +1,8 @@
 //! An incremental parser of requests: an array of bulk strings, or a line.
 //!
-//! The decoder of crate `redis-protocol` is not suitable. It accepts any announced length of a bulk string, so an
-//! oversized request could be refused only after the server had received it into memory. It also parses arrays nested
-//! to any depth, although requests contain no nested arrays.
+//! The decoder of crate `redis-protocol` does not limit the announced length of a bulk string, so the server could
+//! refuse an oversized request only after it had received all of it into memory. It also parses arrays nested to any
+//! depth, although requests contain no nested arrays.
 
 use std::mem::take;
 use std::ops::Range;
@@ -76,10 +76,10 @@ pub struct Parser {
     at: usize,
     /// Minimum length of the request.
     len_min: usize,
-    /// Number of arguments of an array that are still to come.
-    left: Option<usize>,
+    /// Number of arguments of an array that are not parsed yet; `None` before their number is known.
+    args_left: Option<usize>,
     args: Vec<Range<usize>>,
-    /// Arguments of a line with quotes, in place of its bytes.
+    /// Arguments of a line, without quotes and escapes.
     unquoted: Vec<u8>,
     is_line: bool,
     /// The limit that the current request exceeds. Its rest is dropped.
@@ -136,7 +136,7 @@ impl Parser {
         if self.at == 0 {
             self.args.clear();
             self.unquoted.clear();
-            (self.left, self.len_min) = (None, 0);
+            (self.args_left, self.len_min) = (None, 0);
             self.is_line = !bytes.starts_with(b"*");
         }
         let parsed = match (bytes.is_empty(), self.is_line) {
@@ -166,33 +166,33 @@ impl Parser {
     }
 
     fn parse_array(&mut self, bytes: &[u8]) -> Result<Parsed, ProtocolError> {
-        let mut left = match self.left {
-            Some(left) => left,
+        let mut args_left = match self.args_left {
+            Some(args_left) => args_left,
             None => {
-                let Some((line, end)) = line_of(bytes, 1, "too big mbulk count string")? else {
+                let Some((line, end)) = number_line(bytes, 1, "too big mbulk count string")? else {
                     return Ok(Parsed::Partial);
                 };
-                let count = number_of(line).filter(|count| *count <= DROPPED_ARGS_MAX);
+                let count = parse_integer(line).filter(|count| *count <= DROPPED_ARGS_MAX);
                 // Requests with no arguments, or a negative number of them, have no effect.
                 let count = usize::try_from(count.ok_or(ProtocolError::Count)?).unwrap_or(0);
                 self.at = end;
-                self.left = Some(count);
+                self.args_left = Some(count);
                 if count > ARGS_MAX {
-                    return self.exceed(Excess::Args(count), bytes);
+                    return self.start_dropping(Excess::Args(count), bytes);
                 }
                 count
             }
         };
-        while left > 0 {
-            self.left = Some(left);
-            let Some((len, begin)) = self.announced(bytes)? else { return Ok(Parsed::Partial) };
+        while args_left > 0 {
+            self.args_left = Some(args_left);
+            let Some((len, begin)) = self.next_arg_len(bytes)? else { return Ok(Parsed::Partial) };
             // The two bytes after an argument are skipped unchecked, as in Redis.
             let end = begin + len + 2;
             if len > ARG_BYTES_MAX {
-                return self.exceed(Excess::Arg(len), bytes);
+                return self.start_dropping(Excess::Arg(len), bytes);
             }
             if end > REQUEST_BYTES_MAX {
-                return self.exceed(Excess::Request, bytes);
+                return self.start_dropping(Excess::Request, bytes);
             }
             if end > bytes.len() {
                 self.len_min = end;
@@ -200,49 +200,49 @@ impl Parser {
             }
             self.args.push(begin..begin + len);
             self.at = end;
-            left -= 1;
+            args_left -= 1;
         }
         Ok(Parsed::Request(self.at))
     }
 
-    /// Returns the length of the next argument, and its start.
-    fn announced(&self, bytes: &[u8]) -> Result<Option<(usize, usize)>, ProtocolError> {
+    /// Returns the length of the next argument, and its offset; `None` if the announcement of the length is incomplete.
+    fn next_arg_len(&self, bytes: &[u8]) -> Result<Option<(usize, usize)>, ProtocolError> {
         let Some(&first) = bytes.get(self.at) else { return Ok(None) };
         if first != b'$' {
             return Err(ProtocolError::NoBulk(first));
         }
-        let Some((line, begin)) = line_of(bytes, self.at + 1, "too big bulk count string")? else {
+        let Some((line, begin)) = number_line(bytes, self.at + 1, "too big bulk count string")? else {
             return Ok(None);
         };
-        let len = number_of(line).and_then(|len| usize::try_from(len).ok());
+        let len = parse_integer(line).and_then(|len| usize::try_from(len).ok());
         let len = len.filter(|len| *len <= DROPPED_ARG_BYTES_MAX).ok_or(ProtocolError::Length)?;
         Ok(Some((len, begin)))
     }
 
     /// Starts to drop the current request.
-    fn exceed(&mut self, excess: Excess, bytes: &[u8]) -> Result<Parsed, ProtocolError> {
+    fn start_dropping(&mut self, excess: Excess, bytes: &[u8]) -> Result<Parsed, ProtocolError> {
         (self.args, self.len_min) = (Vec::new(), 0);
         (self.excess, self.to_drop) = (Some(excess), 0);
         self.drop_rest(bytes)
     }
 
     fn drop_rest(&mut self, bytes: &[u8]) -> Result<Parsed, ProtocolError> {
-        let mut left = self.left.unwrap_or(0);
+        let mut args_left = self.args_left.unwrap_or(0);
         loop {
-            let there = self.to_drop.min(bytes.len() - self.at);
-            self.at += there;
-            self.to_drop -= there;
+            let available = self.to_drop.min(bytes.len() - self.at);
+            self.at += available;
+            self.to_drop -= available;
             if self.to_drop > 0 {
                 break;
             }
-            if left == 0 {
+            if args_left == 0 {
                 return Ok(Parsed::Dropped(take(&mut self.at), self.excess.take()));
             }
-            let Some((len, begin)) = self.announced(bytes)? else { break };
+            let Some((len, begin)) = self.next_arg_len(bytes)? else { break };
             (self.at, self.to_drop) = (begin, len + 2);
-            left -= 1;
+            args_left -= 1;
         }
-        self.left = Some(left);
+        self.args_left = Some(args_left);
         Ok(match take(&mut self.at) {
             0 => Parsed::Partial,
             len => Parsed::Dropped(len, None),
@@ -295,7 +295,7 @@ impl Parser {
                 (Some(b'"'), [b'\\', b'x', high, low, ..]) if is_hex(*high) && is_hex(*low) => {
                     (4, hex(*high) << 4 | hex(*low))
                 }
-                (Some(b'"'), [b'\\', byte, ..]) => (2, escaped(*byte)),
+                (Some(b'"'), [b'\\', byte, ..]) => (2, unescape(*byte)),
                 (Some(b'\''), [b'\\', b'\'', ..]) => (2, b'\''),
                 (Some(open), [byte, ..]) if open == *byte => {
                     rest = &rest[1..];
@@ -312,15 +312,15 @@ impl Parser {
     }
 }
 
-/// Returns the line from `begin`, and the start of the next.
-fn line_of<'a>(
+/// Returns the line with a number that starts at `begin`, and the offset of the next line; `None` if it is incomplete.
+fn number_line<'a>(
     bytes: &'a [u8],
     begin: usize,
     too_long: &'static str,
 ) -> Result<Option<(&'a [u8], usize)>, ProtocolError> {
     let rest = &bytes[begin..];
-    let looked_through = &rest[..rest.len().min(NUMBER_BYTES_MAX)];
-    match looked_through.iter().position(|byte| *byte == b'\r') {
+    let searched = &rest[..rest.len().min(NUMBER_BYTES_MAX)];
+    match searched.iter().position(|byte| *byte == b'\r') {
         // The line feed is skipped too.
         Some(len) if rest.len() > len + 1 => Ok(Some((&rest[..len], begin + len + 2))),
         None if rest.len() >= NUMBER_BYTES_MAX => Err(ProtocolError::TooLong(too_long)),
@@ -328,12 +328,12 @@ fn line_of<'a>(
     }
 }
 
-/// Maximum number of digits of an accepted number.
+/// Maximum length of a line with a number.
 const NUMBER_BYTES_MAX: usize = 32;
 
 /// Parses a decimal number in its shortest form.
-pub fn number_of(text: &[u8]) -> Option<i64> {
-    super::super::shard::number_of(text)
+pub fn parse_integer(text: &[u8]) -> Option<i64> {
+    super::super::shard::parse_integer(text)
 }
 
 fn is_hex(byte: u8) -> bool {
@@ -344,7 +344,7 @@ fn hex(byte: u8) -> u8 {
     (byte as char).to_digit(16).unwrap_or(0) as u8
 }
 
-fn escaped(byte: u8) -> u8 {
+fn unescape(byte: u8) -> u8 {
     match byte {
         b'n' => b'\n',
         b'r' => b'\r',
@@ -363,13 +363,13 @@ mod tests {
     fn requests(bytes: &[u8], piece: usize) -> Result<Vec<Vec<Vec<u8>>>, ProtocolError> {
         let (mut parser, mut begin, mut found) = (Parser::default(), 0, Vec::new());
         for end in (piece..bytes.len() + piece).step_by(piece) {
-            let there = &bytes[..end.min(bytes.len())];
+            let available = &bytes[..end.min(bytes.len())];
             loop {
-                match parser.parse(&there[begin..])? {
+                match parser.parse(&available[begin..])? {
                     Parsed::Partial => break,
                     Parsed::Request(len) => {
                         assert!(len > 0);
-                        found.push(parser.args(&there[begin..]).iter().map(<[u8]>::to_vec).collect());
+                        found.push(parser.args(&available[begin..]).iter().map(<[u8]>::to_vec).collect());
                         begin += len;
                     }
                     Parsed::Dropped(len, excess) => {
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_the_same_in_whatever_pieces_they_come() {
+    fn requests_parse_alike_in_pieces_of_any_length() {
         let bytes = b"*2\r\n$3\r\nGET\r\n$1\r\na\r\nPING\r\n*0\r\n\r\n*-1\r\nset 'a b' \"\\x41\\n\"\n*1\r\n$0\r\n\r\n";
         let expected: Vec<Vec<&[u8]>> = vec![
             vec![b"GET", b"a"],

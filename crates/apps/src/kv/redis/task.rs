@@ -1,6 +1,5 @@
-//! Tasks execute requests to owners in other processes, by calls or by reads of their memory. A task does not lock the
-//! shards of this process but treats them as remote, because a task may wait, and the holder of a shard's lock must
-//! not.
+//! Tasks execute requests to owners in other processes, by calls or by reads of their memory. A task may wait, and the
+//! holder of a shard's lock must not, so tasks access the shards of this process by calls, too.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -8,21 +7,21 @@ use std::ops::Range;
 use halite::{CallError, PendingCall};
 
 use super::super::error::KvError;
-use super::super::store::{Got, Store, split_cursor};
+use super::super::store::{BoundedRead, Store, split_cursor};
 use super::super::wire::{Answer, Request, parts};
 use super::backend::Shards;
-use super::client::{About, info};
+use super::client::{ServerInfo, info};
 use super::commands::{ReplyKind, Total};
 use super::connection::UNSENT_BYTES_MAX;
 use super::glob;
+use super::multi_key::MultiKeyCommand;
 use super::reply::{OK, Protocol, Replies, Reply};
-use super::several::Several;
 use super::transaction::Transaction;
 
 /// Maximum length of a reply, in bytes; a reply is assembled before it is written.
 pub const REPLY_BYTES_MAX: usize = 64 << 20;
-/// Number of keys per request when a client asks for all.
-const KEYS_AT_A_TIME: u64 = 1_000;
+/// Number of keys per request when a client requests all keys.
+const KEYS_PER_SCAN: u64 = 1_000;
 /// Maximum number of requests in a batch, and of their bytes.
 pub(super) const BATCH_MAX: usize = 256;
 pub(super) const BATCH_BYTES_MAX: usize = 1 << 20;
@@ -37,7 +36,7 @@ pub(super) struct Recipient {
     pub(super) protocol: Protocol,
 }
 
-/// Work that is executed elsewhere.
+/// Work that may wait for owners.
 pub(super) enum Task {
     /// Requests of many clients to one shard.
     Batch(Batch),
@@ -50,27 +49,27 @@ pub(super) enum Task {
 /// An operation of one client that concerns several keys or shards, or returns a value.
 pub(super) enum Operation {
     /// An encoded request to the owner of a shard.
-    Ask { shard: usize, request: Vec<u8>, reply_kind: ReplyKind },
+    Request { shard: usize, request: Vec<u8>, reply_kind: ReplyKind },
     /// Reads the value of a key.
     Get { key: Vec<u8>, reply_kind: ReplyKind },
-    /// Requests to owners, and the sum of the known answers.
-    AskAll { requests: Vec<(usize, Vec<u8>)>, sum: Sum, total: Total },
+    /// Encoded requests, each with its shard, and the sum of the answers received before.
+    Requests { requests: Vec<(usize, Vec<u8>)>, sum: Sum, total: Total },
     /// Values of several keys. `others` holds the indices of the values that are not known yet, with their keys.
-    GetAll { values: Vec<Option<Vec<u8>>>, others: Vec<(usize, Vec<u8>)> },
+    GetMany { values: Vec<Option<Vec<u8>>>, remote: Vec<(usize, Vec<u8>)> },
     /// Some keys, about `count`, that match the pattern.
     Scan { cursor: u64, count: u64, pattern: Vec<u8>, is_of_strings: bool },
     /// All keys that match the pattern.
     Keys(Vec<u8>),
-    /// A command on several keys, which needs their shards for itself.
-    Several(Several),
+    /// A command on several keys. No other request may use their shards meanwhile.
+    MultiKey(MultiKeyCommand),
     /// A key chosen at random.
     RandomKey,
     /// The number of keys.
     Count,
     /// Removes all keys.
     Clear,
-    /// Facts about the server, for these sections.
-    Info(Vec<Vec<u8>>, About),
+    /// The reply to `INFO`, with these sections.
+    Info(Vec<Vec<u8>>, ServerInfo),
     /// Watches keys.
     Watch(Vec<Vec<u8>>),
 }
@@ -81,8 +80,8 @@ pub(super) struct Completion {
     pub(super) bytes: Vec<u8>,
     /// Recipient of each reply, and the offset in `bytes` at which the reply ends.
     pub(super) parts: Vec<(Recipient, usize)>,
-    /// Values that were not read, because their client must read other replies first.
-    pub(super) left: Vec<(Recipient, Left)>,
+    /// Reads that were not executed, because their client must read other replies first.
+    pub(super) postponed: Vec<(Recipient, PostponedRead)>,
     /// Keys that the only recipient watches from now on.
     pub(super) watched: Vec<Watched>,
     /// The shards of the task.
@@ -94,9 +93,9 @@ pub(super) struct Completion {
 /// A key, and the number of its changes when its client began to watch it.
 pub(super) type Watched = (Vec<u8>, i64);
 
-/// A value that is still to be read.
+/// A read of a value that was postponed.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Left {
+pub(super) struct PostponedRead {
     pub(super) key: Vec<u8>,
     pub(super) reply_kind: ReplyKind,
 }
@@ -113,21 +112,21 @@ impl Completion {
         completion
     }
 
-    fn has_left(&self, to: Recipient) -> bool {
-        self.left.iter().any(|(other, _)| *other == to)
+    fn has_postponed(&self, to: Recipient) -> bool {
+        self.postponed.iter().any(|(other, _)| *other == to)
     }
 }
 
-/// Room for the values that each client has requested, over all its entries in a batch.
-struct Rooms {
+/// Limits the bytes of values that a batch reads for each client.
+struct ReplyRoom {
     /// For each read, the index of its client in `taken`.
     clients: Vec<usize>,
     /// For each client, the bytes of its values so far.
-    taken: Vec<usize>,
+    used: Vec<usize>,
 }
 
-impl Rooms {
-    fn of(entries: &[Entry]) -> Rooms {
+impl ReplyRoom {
+    fn new(entries: &[Entry]) -> ReplyRoom {
         let mut places = BTreeMap::new();
         let readers = entries.iter().filter(|entry| entry.is_read);
         let clients = readers.map(|entry| {
@@ -135,15 +134,15 @@ impl Rooms {
             *places.entry(entry.to.number).or_insert(next)
         });
         let clients = clients.collect();
-        Rooms { clients, taken: vec![0; places.len()] }
+        ReplyRoom { clients, used: vec![0; places.len()] }
     }
 
-    /// Takes room for the value of read number `index`, from its client's room. Returns false if the client's room was
-    /// already used up.
-    fn take(&mut self, index: usize, bytes: usize) -> bool {
-        let taken = &mut self.taken[self.clients[index]];
-        let has_room = *taken < UNSENT_BYTES_MAX;
-        *taken += bytes;
+    /// Counts the bytes of the value of read number `index` for its client. Returns false if the client had reached the
+    /// limit before.
+    fn reserve(&mut self, index: usize, bytes: usize) -> bool {
+        let used = &mut self.used[self.clients[index]];
+        let has_room = *used < UNSENT_BYTES_MAX;
+        *used += bytes;
         has_room
     }
 }
@@ -153,20 +152,20 @@ impl Rooms {
 pub(super) struct Sum {
     count: i64,
     /// The first error.
-    failed: Option<String>,
+    first_error: Option<String>,
 }
 
 impl Sum {
-    pub(super) fn note(&mut self, reply: Reply<'_>) {
+    pub(super) fn add(&mut self, reply: Reply<'_>) {
         match reply {
             Reply::Integer(number) => self.count += number,
-            Reply::Error(text) => self.failed = self.failed.take().or(Some(text)),
+            Reply::Error(text) => self.first_error = self.first_error.take().or(Some(text)),
             _ => {}
         }
     }
 
     pub(super) fn reply(self, total: Total) -> Reply<'static> {
-        match (self.failed, total) {
+        match (self.first_error, total) {
             (Some(text), _) => Reply::Error(text),
             (None, Total::Count) => Reply::Integer(self.count),
             (None, Total::Done) => OK,
@@ -204,7 +203,7 @@ impl Batch {
     }
 
     /// Returns the shard if the batch only reads values.
-    pub(super) fn reads_of(&self) -> Option<usize> {
+    pub(super) fn read_only_shard(&self) -> Option<usize> {
         self.entries.iter().all(|entry| entry.is_read).then_some(self.shard)
     }
 
@@ -214,7 +213,13 @@ impl Batch {
     }
 
     /// Adds a request whose answer has no value.
-    pub(super) fn ask(&mut self, to: Recipient, store: u64, request: &Request<'_>, reply_kind: ReplyKind) {
+    pub(super) fn push_request(
+        &mut self,
+        to: Recipient,
+        store: u64,
+        request: &Request<'_>,
+        reply_kind: ReplyKind,
+    ) {
         request.encode(store, &mut self.request);
         let begin = self.bytes.len();
         self.bytes.extend_from_slice(&self.request);
@@ -222,51 +227,53 @@ impl Batch {
     }
 
     /// Adds a read of a key.
-    pub(super) fn read(&mut self, to: Recipient, key: &[u8], reply_kind: ReplyKind) {
+    pub(super) fn push_read(&mut self, to: Recipient, key: &[u8], reply_kind: ReplyKind) {
         let begin = self.bytes.len();
         self.bytes.extend_from_slice(key);
         self.entries.push(Entry { to, range: begin..self.bytes.len(), reply_kind, is_read: true });
     }
 
-    /// Returns the bytes of the reads, or of the other requests.
-    fn some(&self, is_read: bool) -> Vec<&[u8]> {
+    /// Returns the keys of the reads if `is_read`, otherwise the encoded requests.
+    fn inputs(&self, is_read: bool) -> Vec<&[u8]> {
         let some = self.entries.iter().filter(|entry| entry.is_read == is_read);
         some.map(|entry| &self.bytes[entry.range.clone()]).collect()
     }
 
-    async fn carry_out(self, store: &mut Store) -> Completion {
-        let asked = self.some(false);
-        let posted = match asked.is_empty() {
+    async fn execute(self, store: &mut Store) -> Completion {
+        let requests = self.inputs(false);
+        let posted = match requests.is_empty() {
             true => None,
-            false => Some(store.post_together(self.shard, &asked).await),
+            false => Some(store.post_batch(self.shard, &requests).await),
         };
         let mut completion = Completion::default();
-        // Reads and changes wait for each other, because both go to the same owner.
-        let mut rooms = Rooms::of(&self.entries);
-        let mut has_room = |index, bytes| rooms.take(index, bytes);
-        let mut values = store.get_some(&self.some(true), &mut has_room).await.map(Vec::into_iter);
-        let answered = answers_of(posted).await;
+        // The reads run while the call is pending. Replies wait for both, which depend on the same owner.
+        let mut reply_room = ReplyRoom::new(&self.entries);
+        let mut has_room = |index, bytes| reply_room.reserve(index, bytes);
+        let mut values = store.get_many_bounded(&self.inputs(true), &mut has_room).await.map(Vec::into_iter);
+        let answered = await_answers(posted).await;
         let mut answers = answered.as_deref().map(Answer::each);
         for entry in &self.entries {
             if entry.is_read {
                 match &mut values {
-                    Ok(values) => match values.next().expect("there is one for each") {
-                        // Replies keep the order of requests.
-                        Got::Value(value) if !completion.has_left(entry.to) => {
+                    Ok(values) => match values.next().expect("there is one value for each read") {
+                        // After a postponed read, later reads of the client are postponed, too, to keep their order.
+                        BoundedRead::Value(value) if !completion.has_postponed(entry.to) => {
                             completion.push(entry.to, &entry.reply_kind.of_value(value.as_deref()));
                         }
                         _ => {
                             let key = self.bytes[entry.range.clone()].to_vec();
-                            completion.left.push((entry.to, Left { key, reply_kind: entry.reply_kind }));
+                            completion
+                                .postponed
+                                .push((entry.to, PostponedRead { key, reply_kind: entry.reply_kind }));
                         }
                     },
-                    Err(error) => completion.push(entry.to, &refusal(error)),
+                    Err(error) => completion.push(entry.to, &error_reply(error)),
                 }
                 continue;
             }
             match &mut answers {
                 Ok(answers) => completion.push(entry.to, &entry.reply_kind.of(answers.next().flatten())),
-                Err(error) => completion.push(entry.to, &refusal(error)),
+                Err(error) => completion.push(entry.to, &error_reply(error)),
             }
         }
         completion
@@ -275,27 +282,27 @@ impl Batch {
 
 impl Task {
     /// Executes the batch, and waits for owners if necessary.
-    pub(super) async fn carry_out(self, store: &mut Store) -> Completion {
+    pub(super) async fn execute(self, store: &mut Store) -> Completion {
         let shards = self.shards();
         let completion = match self {
-            Task::Batch(batch) => batch.carry_out(store).await,
+            Task::Batch(batch) => batch.execute(store).await,
             Task::ForClient(to, Operation::Watch(keys), _) => match watch(store, keys).await {
                 Ok(watched) => Completion { watched, ..Completion::of(to, &OK) },
-                Err(error) => Completion::of(to, &refusal(&error)),
+                Err(error) => Completion::of(to, &error_reply(&error)),
             },
             Task::ForClient(to, operation, _) => {
                 let mut replies = Replies { protocol: to.protocol, bytes: Vec::new() };
-                if let Err(error) = operation.carry_out(store, &mut replies).await {
-                    replies.push(&refusal(&error));
+                if let Err(error) = operation.execute(store, &mut replies).await {
+                    replies.push(&error_reply(&error));
                 }
                 let parts = vec![(to, replies.bytes.len())];
                 Completion { bytes: replies.bytes, parts, ..Completion::default() }
             }
             Task::Transaction(to, transaction, shards) => {
                 let mut replies = Replies { protocol: to.protocol, bytes: Vec::new() };
-                if let Err(error) = transaction.carry_out(store, shards, &mut replies).await {
+                if let Err(error) = transaction.execute(store, shards, &mut replies).await {
                     replies.bytes.clear();
-                    replies.push(&refusal(&error));
+                    replies.push(&error_reply(&error));
                 }
                 let parts = vec![(to, replies.bytes.len())];
                 Completion { bytes: replies.bytes, parts, transaction: Some(to), ..Completion::default() }
@@ -312,44 +319,44 @@ impl Task {
     }
 }
 
-/// Returns the keys with the numbers of their changes.
+/// Returns the keys with their change counts.
 async fn watch(store: &mut Store, keys: Vec<Vec<u8>>) -> Result<Vec<Watched>, KvError> {
     let mut watched = Vec::with_capacity(keys.len());
     for key in keys {
-        let changes = changes_of(store, &key).await?;
+        let changes = change_count(store, &key).await?;
         watched.push((key, changes));
     }
     Ok(watched)
 }
 
-/// Returns the number of changes of a key.
-pub(super) async fn changes_of(store: &mut Store, key: &[u8]) -> Result<i64, KvError> {
+/// Returns the change count of a key, by the counter that its owner keeps.
+pub(super) async fn change_count(store: &mut Store, key: &[u8]) -> Result<i64, KvError> {
     let shard = store.shard_of(key);
-    let answer = store.ask(shard, &Request::Watch { key }).await?;
+    let answer = store.request(shard, &Request::Watch { key }).await?;
     match Answer::decode(&answer) {
         Some(Answer::Number(changes)) => Ok(changes),
-        other => Err(store.refused(shard, other)),
+        other => Err(store.error_of(shard, other)),
     }
 }
 
 impl Operation {
-    pub(super) async fn carry_out(self, store: &mut Store, replies: &mut Replies) -> Result<(), KvError> {
+    pub(super) async fn execute(self, store: &mut Store, replies: &mut Replies) -> Result<(), KvError> {
         match self {
             Operation::Get { key, reply_kind } => {
                 let value = store.get(&key).await?;
                 replies.push(&reply_kind.of_value(value.as_deref()));
             }
-            Operation::Ask { shard, request, reply_kind } => {
-                let answer = store.call(shard, &request).await?;
+            Operation::Request { shard, request, reply_kind } => {
+                let answer = store.request_encoded(shard, &request).await?;
                 replies.push(&reply_kind.of(Answer::decode(&answer)));
             }
-            Operation::AskAll { requests, mut sum, total } => {
-                ask_all(store, &requests, &mut sum).await;
+            Operation::Requests { requests, mut sum, total } => {
+                send_requests(store, &requests, &mut sum).await;
                 replies.push(&sum.reply(total));
             }
-            Operation::GetAll { mut values, others } => {
+            Operation::GetMany { mut values, remote } => {
                 let mut bytes = 0;
-                for some in others.chunks(BATCH_MAX) {
+                for some in remote.chunks(BATCH_MAX) {
                     let keys: Vec<&[u8]> = some.iter().map(|(_, key)| &key[..]).collect();
                     for ((place, _), value) in some.iter().zip(store.get_many(&keys).await?) {
                         bytes += value.as_ref().map_or(0, Vec::len);
@@ -359,7 +366,7 @@ impl Operation {
                         break;
                     }
                 }
-                replies.push(&all_of(&values));
+                replies.push(&array_reply(&values));
             }
             Operation::Scan { cursor, count, pattern, is_of_strings } => {
                 let (next, mut keys) = scan(store, cursor, count, &pattern).await?;
@@ -372,11 +379,11 @@ impl Operation {
             Operation::Keys(pattern) => {
                 let (mut cursor, mut keys, mut bytes) = (0, Vec::new(), 0);
                 loop {
-                    let (next, some) = scan(store, cursor, KEYS_AT_A_TIME, &pattern).await?;
+                    let (next, some) = scan(store, cursor, KEYS_PER_SCAN, &pattern).await?;
                     bytes += some.iter().map(Vec::len).sum::<usize>();
                     keys.extend(some);
                     if bytes > REPLY_BYTES_MAX {
-                        replies.push(&too_long());
+                        replies.push(&reply_too_long());
                         return Ok(());
                     }
                     if next == 0 {
@@ -386,7 +393,7 @@ impl Operation {
                 }
                 replies.push(&Reply::Array(keys.iter().map(|key| Reply::Bulk(key)).collect()));
             }
-            Operation::Several(several) => several.carry_out(store, replies).await?,
+            Operation::MultiKey(command) => command.execute(store, replies).await?,
             Operation::RandomKey => {
                 let key = random_key(store).await?;
                 replies.push(&key.as_deref().map_or(Reply::Null, Reply::Bulk));
@@ -396,19 +403,21 @@ impl Operation {
                 store.clear().await?;
                 replies.push(&OK);
             }
-            Operation::Info(sections, about) => {
+            Operation::Info(sections, server_info) => {
                 let totals = store.totals().await;
-                replies.push(&info(&sections, &about, totals));
+                replies.push(&info(&sections, &server_info, totals));
             }
-            // Changes nothing in a transaction.
+            // `WATCH` has no effect in a transaction.
             Operation::Watch(_) => replies.push(&OK),
         }
         Ok(())
     }
 }
 
-/// Returns an owner's answer to requests that were posted together; empty if none were.
-pub(super) async fn answers_of(posted: Option<Result<PendingCall, CallError>>) -> Result<Vec<u8>, KvError> {
+/// Waits for an owner's answer to a batch. Returns an empty answer if no batch was posted.
+pub(super) async fn await_answers(
+    posted: Option<Result<PendingCall, CallError>>,
+) -> Result<Vec<u8>, KvError> {
     match posted {
         None => Ok(Vec::new()),
         Some(Ok(call)) => Ok(call.answer().await?),
@@ -416,8 +425,8 @@ pub(super) async fn answers_of(posted: Option<Result<PendingCall, CallError>>) -
     }
 }
 
-/// Executes requests. After an error, executes the remaining requests, and reports the first error.
-async fn ask_all(store: &mut Store, requests: &[(usize, Vec<u8>)], sum: &mut Sum) {
+/// Sends requests to their shards in batches, and adds the answers to `sum`. Continues after an error.
+async fn send_requests(store: &mut Store, requests: &[(usize, Vec<u8>)], sum: &mut Sum) {
     let mut begin = 0;
     while begin < requests.len() {
         let (mut end, mut bytes) = (begin, 0);
@@ -425,21 +434,21 @@ async fn ask_all(store: &mut Store, requests: &[(usize, Vec<u8>)], sum: &mut Sum
             bytes += requests[end].1.len();
             end += 1;
         }
-        let together = &requests[begin..end];
+        let batch = &requests[begin..end];
         let mut posted = Vec::with_capacity(store.shards());
         for shard in 0..store.shards() {
-            let of_shard = together.iter().filter(|(of, _)| *of == shard);
+            let of_shard = batch.iter().filter(|(of, _)| *of == shard);
             let inputs: Vec<&[u8]> = of_shard.map(|(_, request)| &request[..]).collect();
             if !inputs.is_empty() {
-                posted.push((store.post_together(shard, &inputs).await, inputs.len()));
+                posted.push((store.post_batch(shard, &inputs).await, inputs.len()));
             }
         }
         for (call, count) in posted {
-            match answers_of(Some(call)).await {
+            match await_answers(Some(call)).await {
                 Ok(answer) => {
-                    Answer::each(&answer).take(count).for_each(|one| sum.note(ReplyKind::Flag.of(one)))
+                    Answer::each(&answer).take(count).for_each(|one| sum.add(ReplyKind::Flag.of(one)))
                 }
-                Err(error) => sum.note(refusal(&error)),
+                Err(error) => sum.add(error_reply(&error)),
             }
         }
         begin = end;
@@ -453,38 +462,38 @@ async fn scan(
     count: u64,
     pattern: &[u8],
 ) -> Result<(u64, Vec<Vec<u8>>), KvError> {
-    let (mut found, mut looked_at) = (Vec::new(), 0);
+    let (mut found, mut scanned) = (Vec::new(), 0);
     loop {
         let (shard, from) = split_cursor(cursor);
         if shard >= store.shards() {
             return Ok((0, found));
         }
-        let answer = store.ask(shard, &Request::Scan { from, count: count - looked_at }).await?;
+        let answer = store.request(shard, &Request::Scan { from, count: count - scanned }).await?;
         let Some(Answer::Bytes(next, keys)) = Answer::decode(&answer) else {
             return Err(KvError::Damaged { shard, what: "sent an invalid answer" });
         };
         for key in parts(keys) {
-            looked_at += 1;
+            scanned += 1;
             if glob::matches(pattern, key) {
                 found.push(key.to_vec());
             }
         }
         cursor = store.join_cursor(shard, next as u64);
-        // The next shard may have the rest; within a shard, its owner has decided that this is enough.
-        if cursor == 0 || next != 0 || looked_at >= count {
+        // Continues only if this shard has no further keys, because its owner limits each answer.
+        if cursor == 0 || next != 0 || scanned >= count {
             return Ok((cursor, found));
         }
     }
 }
 
-/// Keys from which a random one is chosen.
-const RANDOM_OF: u64 = 16;
+/// Number of keys from which a random one is chosen.
+const RANDOM_CANDIDATES: u64 = 16;
 
-/// Returns a random key: of a random shard, one of those from a random place on.
+/// Returns a random key: of a random shard, one of the keys that follow a random cursor.
 async fn random_key(store: &mut Store) -> Result<Option<Vec<u8>>, KvError> {
     let mut counts = Vec::with_capacity(store.shards());
     for shard in 0..store.shards() {
-        let answer = store.ask(shard, &Request::Count).await?;
+        let answer = store.request(shard, &Request::Count).await?;
         counts.push(match Answer::decode(&answer) {
             Some(Answer::Number(count)) => count as u64,
             _ => return Err(KvError::Damaged { shard, what: "sent an invalid answer" }),
@@ -494,9 +503,9 @@ async fn random_key(store: &mut Store) -> Result<Option<Vec<u8>>, KvError> {
     while shard + 1 < counts.len() && chosen >= counts[shard] {
         (chosen, shard) = (chosen - counts[shard], shard + 1);
     }
-    // If no key follows the random place, those from the beginning do.
+    // If no key follows the random cursor, one of the first keys is chosen.
     for from in [fastrand::u64(..), 0] {
-        let answer = store.ask(shard, &Request::Scan { from, count: RANDOM_OF }).await?;
+        let answer = store.request(shard, &Request::Scan { from, count: RANDOM_CANDIDATES }).await?;
         let Some(Answer::Bytes(_, keys)) = Answer::decode(&answer) else {
             return Err(KvError::Damaged { shard, what: "sent an invalid answer" });
         };
@@ -508,15 +517,15 @@ async fn random_key(store: &mut Store) -> Result<Option<Vec<u8>>, KvError> {
 }
 
 /// Returns all values, unless they are too long together.
-pub(super) fn all_of(values: &[Option<Vec<u8>>]) -> Reply<'_> {
+pub(super) fn array_reply(values: &[Option<Vec<u8>>]) -> Reply<'_> {
     if values.iter().flatten().map(Vec::len).sum::<usize>() > REPLY_BYTES_MAX {
-        return too_long();
+        return reply_too_long();
     }
     Reply::Array(values.iter().map(|value| value.as_deref().map_or(Reply::Null, Reply::Bulk)).collect())
 }
 
 /// Returns the reply that reports `error` to a client.
-pub(super) fn refusal(error: &KvError) -> Reply<'static> {
+pub(super) fn error_reply(error: &KvError) -> Reply<'static> {
     match error {
         KvError::Full => ReplyKind::Done.of(Some(Answer::Full)),
         KvError::NoDirectory => ReplyKind::Done.of(Some(Answer::NoDirectory)),
@@ -527,6 +536,6 @@ pub(super) fn refusal(error: &KvError) -> Reply<'static> {
     }
 }
 
-fn too_long() -> Reply<'static> {
+fn reply_too_long() -> Reply<'static> {
     Reply::error(format!("ERR the reply would have more than {REPLY_BYTES_MAX} bytes"))
 }

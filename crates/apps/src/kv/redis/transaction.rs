@@ -4,9 +4,9 @@
 //!   connection: Queue -> Transaction -> backend: waits until its shards are idle, holds other requests to them -> task
 //! ```
 //!
-//! The server holds all requests of other clients to the shards of a transaction while it runs, so these clients see it
-//! as a whole, although its keys have several owners. It asks all these owners first, and executes nothing if one does
-//! not answer.
+//! While a transaction runs, the server delays requests of other clients to its shards, so these clients see all of its
+//! changes or none, although its keys may have several owners. The server first calls all these owners, and executes no
+//! command if one of them does not answer.
 
 use std::iter::Peekable;
 use std::vec::IntoIter;
@@ -18,7 +18,7 @@ use super::backend::Shards;
 use super::commands::ReplyKind;
 use super::reply::{Replies, Reply};
 use super::task::{
-    BATCH_BYTES_MAX, BATCH_MAX, Operation, REPLY_BYTES_MAX, Watched, answers_of, changes_of, refusal,
+    BATCH_BYTES_MAX, BATCH_MAX, Operation, REPLY_BYTES_MAX, Watched, await_answers, change_count, error_reply,
 };
 
 /// Maximum number of commands of a transaction, and of their bytes.
@@ -29,7 +29,7 @@ pub(super) const WATCHED_MAX: usize = 10_000;
 
 /// The commands between `MULTI` and `EXEC`.
 #[derive(Debug, Default)]
-pub(super) struct Queue {
+pub(super) struct CommandQueue {
     /// The requests as the client sent them.
     pub(super) bytes: Vec<u8>,
     pub(super) count: usize,
@@ -37,7 +37,7 @@ pub(super) struct Queue {
     pub(super) is_refused: bool,
 }
 
-impl Queue {
+impl CommandQueue {
     /// Adds a request; fails if the transaction is too long.
     pub(super) fn push(&mut self, request: &[u8]) -> Result<(), Reply<'static>> {
         if self.count == COMMANDS_MAX || self.bytes.len() + request.len() > BYTES_MAX {
@@ -70,20 +70,20 @@ pub(super) enum Part {
 
 impl Transaction {
     /// Executes the transaction, unless a watched key has changed. After an error, nothing was executed.
-    pub(super) async fn carry_out(
+    pub(super) async fn execute(
         self,
         store: &mut Store,
         shards: Shards,
         replies: &mut Replies,
     ) -> Result<(), KvError> {
         for (key, changes) in &self.watched {
-            if changes_of(store, key).await? != *changes {
+            if change_count(store, key).await? != *changes {
                 replies.push(&Reply::NullArray);
                 return Ok(());
             }
         }
         for shard in (0..store.shards()).filter(|shard| shards >> shard & 1 != 0) {
-            answers_of(Some(store.post_together(shard, &[]).await)).await?;
+            await_answers(Some(store.post_batch(shard, &[]).await)).await?;
         }
         if self.is_list {
             replies.begin_array(self.parts.len());
@@ -93,14 +93,14 @@ impl Transaction {
             match part {
                 Part::Reply(bytes) => replies.bytes.extend(bytes),
                 Part::Work(Operation::Get { key, reply_kind }) => {
-                    get_some(store, (key, reply_kind), &mut parts, replies).await;
+                    read_consecutive(store, (key, reply_kind), &mut parts, replies).await;
                 }
-                Part::Work(Operation::Ask { shard, request, reply_kind }) if !reply_kind.has_value() => {
-                    ask_some(store, (shard, request, reply_kind), &mut parts, replies).await;
+                Part::Work(Operation::Request { shard, request, reply_kind }) if !reply_kind.has_value() => {
+                    send_consecutive(store, (shard, request, reply_kind), &mut parts, replies).await;
                 }
                 Part::Work(operation) => {
-                    if let Err(error) = operation.carry_out(store, replies).await {
-                        replies.push(&refusal(&error));
+                    if let Err(error) = operation.execute(store, replies).await {
+                        replies.push(&error_reply(&error));
                     }
                 }
             }
@@ -119,73 +119,73 @@ impl Transaction {
     }
 }
 
-/// Reads the values of consecutive commands together.
-async fn get_some(
+/// Executes consecutive reads as one batch of reads.
+async fn read_consecutive(
     store: &mut Store,
     first: (Vec<u8>, ReplyKind),
     parts: &mut Peekable<IntoIter<Part>>,
     replies: &mut Replies,
 ) {
-    let mut some = vec![first];
-    while some.len() < BATCH_MAX
+    let mut commands = vec![first];
+    while commands.len() < BATCH_MAX
         && let Some(Part::Work(Operation::Get { key, reply_kind })) =
             parts.next_if(|part| matches!(part, Part::Work(Operation::Get { .. })))
     {
-        some.push((key, reply_kind));
+        commands.push((key, reply_kind));
     }
-    let keys: Vec<&[u8]> = some.iter().map(|(key, _)| &key[..]).collect();
+    let keys: Vec<&[u8]> = commands.iter().map(|(key, _)| &key[..]).collect();
     match store.get_many(&keys).await {
         Ok(values) => {
-            for ((_, reply_kind), value) in some.iter().zip(values) {
+            for ((_, reply_kind), value) in commands.iter().zip(values) {
                 replies.push(&reply_kind.of_value(value.as_deref()));
             }
         }
         Err(_) => {
-            // The keys of the other shards are read.
-            for (key, reply_kind) in some {
+            // Reads each key alone, so that an error concerns only the keys of one shard.
+            for (key, reply_kind) in commands {
                 let operation = Operation::Get { key, reply_kind };
-                if let Err(error) = operation.carry_out(store, replies).await {
-                    replies.push(&refusal(&error));
+                if let Err(error) = operation.execute(store, replies).await {
+                    replies.push(&error_reply(&error));
                 }
             }
         }
     }
 }
 
-/// Sends the requests of consecutive commands together, those to each shard in one call.
-async fn ask_some(
+/// Sends the requests of consecutive commands, in one call per shard.
+async fn send_consecutive(
     store: &mut Store,
     first: (usize, Vec<u8>, ReplyKind),
     parts: &mut Peekable<IntoIter<Part>>,
     replies: &mut Replies,
 ) {
-    let (mut bytes, mut some) = (first.1.len(), vec![first]);
-    let is_one = |part: &Part| matches!(part, Part::Work(Operation::Ask { reply_kind, .. }) if !reply_kind.has_value());
-    while some.len() < BATCH_MAX
+    let (mut bytes, mut commands) = (first.1.len(), vec![first]);
+    let is_request = |part: &Part| matches!(part, Part::Work(Operation::Request { reply_kind, .. }) if !reply_kind.has_value());
+    while commands.len() < BATCH_MAX
         && bytes < BATCH_BYTES_MAX
-        && let Some(Part::Work(Operation::Ask { shard, request, reply_kind })) = parts.next_if(is_one)
+        && let Some(Part::Work(Operation::Request { shard, request, reply_kind })) = parts.next_if(is_request)
     {
         bytes += request.len();
-        some.push((shard, request, reply_kind));
+        commands.push((shard, request, reply_kind));
     }
     let mut posted = Vec::with_capacity(store.shards());
     for shard in 0..store.shards() {
-        let of_shard = some.iter().filter(|(of, ..)| *of == shard);
+        let of_shard = commands.iter().filter(|(of, ..)| *of == shard);
         let inputs: Vec<&[u8]> = of_shard.map(|(_, request, _)| &request[..]).collect();
         posted.push(match inputs.is_empty() {
             true => None,
-            false => Some(store.post_together(shard, &inputs).await),
+            false => Some(store.post_batch(shard, &inputs).await),
         });
     }
     let mut answered = Vec::with_capacity(posted.len());
     for call in posted {
-        answered.push(answers_of(call).await);
+        answered.push(await_answers(call).await);
     }
     let mut answers: Vec<_> = answered.iter().map(|answered| answered.as_deref().map(Answer::each)).collect();
-    for (shard, _, reply_kind) in some {
+    for (shard, _, reply_kind) in commands {
         match &mut answers[shard] {
             Ok(answers) => replies.push(&reply_kind.of(answers.next().flatten())),
-            Err(error) => replies.push(&refusal(error)),
+            Err(error) => replies.push(&error_reply(error)),
         }
     }
 }

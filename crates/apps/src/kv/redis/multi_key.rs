@@ -1,4 +1,4 @@
-//! Commands on several keys that take effect as a whole, as small transactions.
+//! Commands on several keys that other clients of the server see as a whole. Each runs as a transaction.
 
 use std::mem::take;
 
@@ -9,7 +9,7 @@ use super::reply::{OK, Replies, Reply};
 
 /// A command on several keys.
 #[derive(Clone, Debug)]
-pub(super) enum Several {
+pub(super) enum MultiKeyCommand {
     /// Moves or copies a value with its expiry.
     Move { from: Vec<u8>, to: Vec<u8>, only: Only, is_copy: bool },
     /// Sets all keys, if none of them exists.
@@ -26,18 +26,20 @@ pub(super) enum Combination {
     Not,
 }
 
-impl Several {
+impl MultiKeyCommand {
     pub(super) fn keys(&self) -> Vec<&[u8]> {
         match self {
-            Several::Move { from, to, .. } => vec![from, to],
-            Several::SetIfAbsent(pairs) => pairs.iter().map(|(key, _)| &key[..]).collect(),
-            Several::Combine { to, keys, .. } => keys.iter().chain([to]).map(|key| &key[..]).collect(),
+            MultiKeyCommand::Move { from, to, .. } => vec![from, to],
+            MultiKeyCommand::SetIfAbsent(pairs) => pairs.iter().map(|(key, _)| &key[..]).collect(),
+            MultiKeyCommand::Combine { to, keys, .. } => {
+                keys.iter().chain([to]).map(|key| &key[..]).collect()
+            }
         }
     }
 
-    pub(super) async fn carry_out(self, store: &mut Store, replies: &mut Replies) -> Result<(), KvError> {
+    pub(super) async fn execute(self, store: &mut Store, replies: &mut Replies) -> Result<(), KvError> {
         let reply = match self {
-            Several::Move { from, to, only, is_copy } => {
+            MultiKeyCommand::Move { from, to, only, is_copy } => {
                 // RENAME replies OK; RENAMENX and COPY reply with a number.
                 let is_plain = !is_copy && only == Only::Always;
                 match move_value(store, &from, &to, only, is_copy).await? {
@@ -46,7 +48,7 @@ impl Several {
                     moved => Reply::Integer((moved == Some(true)).into()),
                 }
             }
-            Several::SetIfAbsent(pairs) => {
+            MultiKeyCommand::SetIfAbsent(pairs) => {
                 for (key, _) in &pairs {
                     if store.time_left(key).await?.is_some() {
                         replies.push(&Reply::Integer(0));
@@ -58,7 +60,7 @@ impl Several {
                 }
                 Reply::Integer(1)
             }
-            Several::Combine { how, to, keys } => {
+            MultiKeyCommand::Combine { how, to, keys } => {
                 let mut combined = Vec::new();
                 for (index, key) in keys.iter().enumerate() {
                     let value = store.get(key).await?.unwrap_or_default();
@@ -76,7 +78,8 @@ impl Several {
     }
 }
 
-/// Moves or copies a value. Returns false if the other key exists and must not, `None` if there is no value.
+/// Moves or copies a value. Returns `Some(false)` if the condition `only` on the key `to` does not hold, and `None` if
+/// the key `from` does not exist.
 async fn move_value(
     store: &mut Store,
     from: &[u8],
@@ -98,7 +101,7 @@ async fn move_value(
     Ok(Some(is_set))
 }
 
-/// Combines a value with those before. A short value counts as filled up with zeros.
+/// Combines a value with the result of the earlier values. The shorter one is extended with zeros.
 fn combine(how: Combination, combined: &mut Vec<u8>, mut value: Vec<u8>, is_first: bool) {
     match how {
         Combination::Not => *combined = value.iter().map(|byte| !byte).collect(),
