@@ -104,8 +104,8 @@ impl Actor {
         self.harness.world.now_ns()
     }
 
-    /// Records in the trace which region the next operation concerns. `life` is the number of one region from its
-    /// allocation to its end.
+    /// Records in the trace which region the next operation accesses. A *life* is one region from its allocation to its
+    /// end; `life` is its number.
     pub(crate) fn note_life(&self, life: usize) {
         self.note(format_args!("concerns life {life}"));
     }
@@ -123,7 +123,7 @@ impl Actor {
         });
     }
 
-    /// Reports a violation by this session if `has_reason` is false: no known fault caused `error`.
+    /// Reports a violation by this session if `has_reason` is false, which means that no known fault explains `error`.
     pub(crate) fn expect_reason(&self, has_reason: bool, begin_ns: u64, error: &impl Display) {
         self.expect(has_reason, begin_ns, format_args!("{error}, without a known cause"));
     }
@@ -145,11 +145,12 @@ impl Actor {
         let per_mille = self.harness.plan.work.given_up_per_mille;
         let harness = self.harness.clone();
         let result =
-            cancel::or_cancel(&harness.world, self.host, &mut self.random, per_mille, Box::pin(future)).await;
+            cancel::run_or_cancel(&harness.world, self.host, &mut self.random, per_mille, Box::pin(future))
+                .await;
         let end = match &result {
             Some(Ok(_)) => End::Ok,
             Some(Err(_)) => End::Failed,
-            None => End::GivenUp,
+            None => End::Cancelled,
         };
         match &result {
             Some(Err(error)) => {

@@ -5,9 +5,9 @@
 //!        └────────────────  holder  ────────────────────────┘   cut, if at all, for less than a lease
 //! ```
 //!
-//! The mapper accesses the region until its handle fails. Meanwhile the home's session frees the region, and the memory
-//! goes to another region. From then on, no access of the mapper succeeds, and no access that it started earlier
-//! changes the memory.
+//! The mapper accesses the region until its handle fails. Meanwhile the home's session frees the region, and allocates
+//! another one in the same memory. From then on, no access of the mapper may succeed, and no earlier access may change
+//! the memory.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -73,13 +73,13 @@ pub(crate) async fn act(actor: &mut Actor) {
     };
     let end_ns = cut_links(actor, &scene);
     access_until(actor, &scene, lh, end_ns).await;
-    check_next(actor, &scene).await;
+    check_next_region(actor, &scene).await;
 }
 
 /// Returns two distinct nodes other than `own`, chosen by two random numbers.
 fn two_others(own: u32, nodes: u64, first: u64, second: u64) -> [u32; 2] {
     let after = |step: u64| (u64::from(own) + 1 + step) % nodes;
-    // Skips the first node by counting on from it.
+    // Counts from the first node, so that the second one differs.
     let second = (first + 1 + second) % (nodes - 1);
     [after(first) as u32, after(second) as u32]
 }
@@ -93,8 +93,8 @@ async fn prepare(actor: &mut Actor, home: u32, holder: u32) -> Option<Rc<Scene>>
     let (owner, begin_ns, name) =
         (harness.driven(home)?.session(), actor.now_ns(), name(actor.node, actor.number));
     let nodes = Placement::Spread(vec![NodeId(home), NodeId(holder)]);
-    let made = owner.alloc(Some(&name), BYTES, nodes, EVERYONE);
-    match actor.attempt("alloc apart", made).await? {
+    let allocation = owner.alloc(Some(&name), BYTES, nodes, EVERYONE);
+    match actor.attempt("alloc apart", allocation).await? {
         Ok(lh) => {
             let (freed_ns, next) = (Cell::default(), RefCell::default());
             Some(Rc::new(Scene { harness, home, holder, owner, lh, freed_ns, next }))
@@ -162,7 +162,7 @@ async fn access_until(actor: &mut Actor, scene: &Scene, lh: Lh, end_ns: u64) {
         };
         match done {
             Some(Ok(())) => check_success(actor, scene, begin_ns),
-            // During the rest of the time, no earlier access may land.
+            // No earlier access may take effect during the remaining time.
             Some(Err(_)) => {
                 world.sleep(Some(host), Duration::from_nanos(end_ns.saturating_sub(actor.now_ns()))).await
             }
@@ -188,7 +188,7 @@ fn check_success(actor: &Actor, scene: &Scene, begin_ns: u64) {
 }
 
 /// Checks that the region that now has the memory still holds its first contents.
-async fn check_next(actor: &mut Actor, scene: &Scene) {
+async fn check_next_region(actor: &mut Actor, scene: &Scene) {
     let Some(next) = scene.next.take() else { return };
     let (mut bytes, begin_ns) = (vec![0; BYTES as usize], actor.now_ns());
     if scene.owner.read(next, 0, &mut bytes).await.is_ok() {

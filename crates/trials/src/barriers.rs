@@ -13,13 +13,13 @@ use crate::harness::Harness;
 const PARTICIPANTS: [u32; 2] = [2, 3];
 /// Maximum timeout of a participant, in microseconds.
 const TIMEOUT_US_MAX: u64 = 120;
-/// Time for which a barrier may count a participant that has left, without faults.
+/// Maximum time, without faults, for which a barrier still counts a participant that has left.
 const DOUBT_NS: u64 = 20_000;
-/// Maximum time, in addition to that of the round, to find or create the barrier and to learn the result, without
-/// faults: a dozen messages in sequence, each of up to 10 us between queue pairs in software.
+/// Maximum time, without faults, beside that of the round, to find or create the barrier and to receive the result: a
+/// dozen messages in sequence, each of up to 10 us between queue pairs in software.
 const SLACK_NS: u64 = 150_000;
 /// Maximum difference of the hosts' clocks that arises during the longest wait.
-const CLOCKS_NS: u64 = 1_000;
+const CLOCK_SKEW_NS_MAX: u64 = 1_000;
 
 #[derive(Debug, Default)]
 pub(crate) struct Barriers {
@@ -42,37 +42,41 @@ struct Arrival {
     /// End of the participant's timeout.
     deadline_ns: u64,
     /// Time until which the barrier may count the participant.
-    until_ns: u64,
+    counted_until_ns: u64,
 }
 
 impl Barriers {
-    /// Records that a node is cut off from `now_ns` on: barriers may count participants that have just left for longer.
-    pub(crate) fn delay(&mut self, now_ns: u64, duration_ns: u64) {
-        self.barriers.iter_mut().for_each(|barrier| barrier.delay(now_ns, duration_ns));
+    /// Records that a node is cut off from `now_ns` on, so that barriers may count participants that have just left for
+    /// longer.
+    pub(crate) fn extend_doubt(&mut self, now_ns: u64, duration_ns: u64) {
+        self.barriers.iter_mut().for_each(|barrier| barrier.extend_doubt(now_ns, duration_ns));
     }
 }
 
 impl Barrier {
-    fn delay(&mut self, now_ns: u64, duration_ns: u64) {
-        let gone = self.arrivals.values_mut().filter(|each| (now_ns..u64::MAX).contains(&each.until_ns));
-        gone.for_each(|each| each.until_ns = each.until_ns.max(now_ns + duration_ns + DOUBT_NS));
+    fn extend_doubt(&mut self, now_ns: u64, duration_ns: u64) {
+        let counted =
+            self.arrivals.values_mut().filter(|each| (now_ns..u64::MAX).contains(&each.counted_until_ns));
+        counted.for_each(|each| {
+            each.counted_until_ns = each.counted_until_ns.max(now_ns + duration_ns + DOUBT_NS)
+        });
     }
 
     fn arrive(&mut self, now_ns: u64, participants: u32, timeout: Duration) -> u64 {
-        let here = self.arrivals.values().filter(|arrival| arrival.until_ns == u64::MAX);
-        let oldest_ns = here.map(|arrival| arrival.begin_ns).min().unwrap_or(now_ns);
-        self.arrivals.retain(|_, arrival| arrival.until_ns >= oldest_ns);
+        let waiting = self.arrivals.values().filter(|arrival| arrival.counted_until_ns == u64::MAX);
+        let oldest_ns = waiting.map(|arrival| arrival.begin_ns).min().unwrap_or(now_ns);
+        self.arrivals.retain(|_, arrival| arrival.counted_until_ns >= oldest_ns);
         self.last_arrival += 1;
         let deadline_ns = now_ns + timeout.as_nanos() as u64;
-        let arrival = Arrival { participants, begin_ns: now_ns, deadline_ns, until_ns: u64::MAX };
+        let arrival = Arrival { participants, begin_ns: now_ns, deadline_ns, counted_until_ns: u64::MAX };
         self.arrivals.insert(self.last_arrival, arrival);
         self.last_arrival
     }
 
-    /// Records that a participant stops waiting; the barrier may count it until `until_ns`.
-    fn leave(&mut self, arrival: u64, until_ns: u64) {
+    /// Records that a participant stops waiting; the barrier may count it until `counted_until_ns`.
+    fn leave(&mut self, arrival: u64, counted_until_ns: u64) {
         let arrival = self.arrivals.get_mut(&arrival).expect("the participant has arrived");
-        arrival.until_ns = arrival.until_ns.min(until_ns);
+        arrival.counted_until_ns = arrival.counted_until_ns.min(counted_until_ns);
     }
 
     /// Returns the other participants that the barrier may have counted since `arrival`.
@@ -80,21 +84,21 @@ impl Barrier {
         let begin_ns = arrival.begin_ns;
         self.arrivals
             .iter()
-            .filter(move |(other, arrival)| **other != number && arrival.until_ns >= begin_ns)
+            .filter(move |(other, arrival)| **other != number && arrival.counted_until_ns >= begin_ns)
             .map(|(_, arrival)| arrival)
     }
 
     fn pass(&mut self, number: u64, round: u64, is_calm: bool) -> Result<(), String> {
         let arrival = self.arrivals[&number];
-        let there =
+        let present =
             1 + self.others(number, &arrival).filter(|it| it.participants == arrival.participants).count();
         let passed = self.passed.entry(round).or_default();
         *passed += 1;
         match () {
-            () if there < arrival.participants as usize => {
-                Err(format!("the participant passed with {there} of {} participants", arrival.participants))
+            () if present < arrival.participants as usize => {
+                Err(format!("the participant passed with {present} of {} participants", arrival.participants))
             }
-            // A barrier that was created again restarts its rounds.
+            // With faults, the barrier may have been created again, and its rounds start again.
             () if *passed > arrival.participants && is_calm => Err(format!(
                 "{passed} participants have passed round {round} of a barrier of {}",
                 arrival.participants
@@ -109,7 +113,7 @@ impl Barrier {
         let first_ns = deadlines.min().expect("the participant itself has a deadline");
         let latest_ns = arrival.begin_ns + TIMEOUT_US_MAX * 1000 + SLACK_NS;
         match () {
-            () if now_ns + CLOCKS_NS < first_ns => Err(format!(
+            () if now_ns + CLOCK_SKEW_NS_MAX < first_ns => Err(format!(
                 "the participant timed out early: the first deadline of a participant is {first_ns} ns"
             )),
             () if now_ns > latest_ns && is_calm => {
@@ -140,15 +144,15 @@ impl Drop for ArrivalGuard {
         let harness = &self.harness;
         let doubt_ns = match () {
             () if harness.is_fault_free() => DOUBT_NS,
-            // Kernels report all deaths, and all nodes are connected.
-            () if !harness.was_any_node_isolated() && harness.deaths_are_reported() => {
-                harness.notice_ns() + DOUBT_NS
+            // Kernels report all deaths to all nodes, which are connected.
+            () if !harness.was_any_node_isolated() && harness.reports_deaths() => {
+                harness.death_notice_ns() + DOUBT_NS
             }
             // The home may learn late that nodes are cut off.
             () => harness.consequences_ns(),
         };
-        let until_ns = self.harness.world.now_ns() + doubt_ns;
-        self.harness.barriers.borrow_mut().barriers[self.name].leave(self.arrival, until_ns);
+        let counted_until_ns = self.harness.world.now_ns() + doubt_ns;
+        self.harness.barriers.borrow_mut().barriers[self.name].leave(self.arrival, counted_until_ns);
     }
 }
 
@@ -174,10 +178,10 @@ pub(crate) async fn act(actor: &mut Actor) {
     let (now_ns, is_calm) = (actor.now_ns(), actor.harness.is_fault_free());
     let barriers = &mut actor.harness.barriers.borrow_mut().barriers;
     let verdict = check_result(&mut barriers[name], arrival, now_ns, is_calm, result);
-    if let Err(why) = verdict {
+    if let Err(reason) = verdict {
         let (number, node) = (actor.number, actor.node);
         actor.harness.judge.violated(format!(
-            "barrier {text}, session {number} of node {node}, from {begin_ns} to {now_ns} ns: {why}"
+            "barrier {text}, session {number} of node {node}, from {begin_ns} to {now_ns} ns: {reason}"
         ));
     }
 }

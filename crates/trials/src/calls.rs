@@ -1,5 +1,5 @@
-//! Calls of all lengths, one or several at a time: answered, answered late, dropped, refused or cancelled. [`ledger`]
-//! defines the valid outcomes.
+//! Calls of all lengths, one or several at a time. Handlers answer them in time, answer them late, or drop them;
+//! sessions cancel some. [`ledger`] defines the valid outcomes.
 
 mod handler;
 mod ledger;
@@ -17,14 +17,14 @@ use crate::harness::{Harness, PRINCIPALS};
 use crate::plan::Plan;
 pub(crate) use handler::serve;
 use handler::{function_of, is_allowed};
-use ledger::{CallId, Kind, Ledger, NoAnswer, Request, Task};
+use ledger::{CallId, FailureContext, Kind, Ledger, Request, Task};
 
 /// Maximum timeout of a call, in microseconds.
 const TIMEOUT_US_MAX: u64 = 150;
 /// Maximum time from a deadline to the end of the call: the progress thread of the node wakes, and then the session.
 const SLACK_NS: u64 = 20_000;
 /// Maximum number of nodes that are called at once, so that calls do not dominate in large clusters.
-const CALLED_TOGETHER_MAX: u32 = 8;
+const CALL_MANY_NODES_MAX: u32 = 8;
 /// Space that exceeds every answer, in bytes.
 const UNLIMITED_ROOM: u64 = 1 << 30;
 
@@ -37,14 +37,14 @@ pub(crate) async fn act(actor: &mut Actor) {
     match pick(&mut actor.random, &[4, 3, 2, 1]) {
         0 => call(actor).await,
         1 => call_into(actor).await,
-        2 if in_batches(&mut actor.random, &actor.harness.plan) => post_batch(actor).await,
+        2 if uses_batches(&mut actor.random, &actor.harness.plan) => post_batch(actor).await,
         2 => post_calls(actor).await,
         _ => call_many(actor).await,
     }
 }
 
 /// Returns true if calls are posted as a batch. Plans without batches draw no random number here.
-fn in_batches(random: &mut Random, plan: &Plan) -> bool {
+fn uses_batches(random: &mut Random, plan: &Plan) -> bool {
     let per_mille = plan.work.batches_per_mille;
     per_mille > 0 && random.chance(per_mille.into(), 1000)
 }
@@ -79,7 +79,7 @@ impl Attempt {
         payload::input(self.id, self.request.input_bytes as usize)
     }
 
-    /// Waits for the end of the call; gives up only long after its deadline.
+    /// Waits for the end of the call. Returns [`Failure::Endless`] long after its deadline.
     async fn await_end<T>(
         &self,
         actor: &mut Actor,
@@ -97,26 +97,26 @@ impl Attempt {
     }
 
     /// Checks the end of the call.
-    fn end(&self, actor: &Actor, result: Option<Result<Vec<u8>, Failure>>) {
+    fn check_end(&self, actor: &Actor, result: Option<Result<Vec<u8>, Failure>>) {
         let verdict = match result {
             None => Ok(()),
             Some(Ok(output)) => self.check_answer(actor, &output),
             Some(Err(Failure::Endless)) => Err(format!("the call did not end in {:?}", self.timeout)),
             Some(Err(Failure::Refused(error))) => {
-                self.check_refusal(actor, &error).map_err(|why| format!("{error}: {why}"))
+                self.check_refusal(actor, &error).map_err(|reason| format!("{error}: {reason}"))
             }
         };
-        if let Err(why) = verdict {
+        if let Err(reason) = verdict {
             let (number, node, now) = (actor.number, actor.node, actor.now_ns());
             actor.harness.judge.violated(format!(
-                "{:?} by session {number} of node {node} to node {}, from {} to {now} ns: {why}",
+                "{:?} by session {number} of node {node} to node {}, from {} to {now} ns: {reason}",
                 self.id, self.request.to, self.begin_ns
             ));
         }
     }
 
     fn check_answer(&self, actor: &Actor, output: &[u8]) -> Result<(), String> {
-        actor.harness.calls.borrow().ledger.answered(self.id, output.len())?;
+        actor.harness.calls.borrow().ledger.record_answer(self.id, output.len())?;
         if output == payload::output(self.id, output.len()) {
             return Ok(());
         }
@@ -125,9 +125,9 @@ impl Attempt {
 
     fn check_refusal(&self, actor: &Actor, error: &CallError) -> Result<(), String> {
         let overdue_ns = actor.clock_ns() as i64 - self.deadline_ns as i64;
-        let no_answer =
-            NoAnswer { now_ns: actor.now_ns(), overdue_ns, is_calm: actor.harness.is_fault_free() };
-        actor.harness.calls.borrow_mut().ledger.failed(self.id, error, no_answer)
+        let context =
+            FailureContext { now_ns: actor.now_ns(), overdue_ns, is_calm: actor.harness.is_fault_free() };
+        actor.harness.calls.borrow_mut().ledger.record_failure(self.id, error, context)
     }
 }
 
@@ -166,8 +166,8 @@ fn random_request(actor: &mut Actor) -> Request {
 
 /// Returns a length that fits into a usual slot, into a quarter of a ring, or into neither.
 fn random_len(actor: &mut Actor) -> u32 {
-    let most = [0, 64, 1000, 4096, 20_000, 100 << 10][pick(&mut actor.random, &[1, 20, 8, 6, 2, 1])];
-    actor.random.between(0, most) as u32
+    let max = [0, 64, 1000, 4096, 20_000, 100 << 10][pick(&mut actor.random, &[1, 20, 8, 6, 2, 1])];
+    actor.random.between(0, max) as u32
 }
 
 fn random_timeout(actor: &mut Actor) -> Duration {
@@ -182,7 +182,7 @@ async fn call(actor: &mut Actor) {
     let (input, session) = (attempt.input(), actor.session.clone());
     let called = session.call(NodeId(request.to), function_of(request.kind), &input, timeout);
     let result = attempt.await_end(actor, "call", called).await;
-    attempt.end(actor, result);
+    attempt.check_end(actor, result);
 }
 
 async fn call_into(actor: &mut Actor) {
@@ -195,7 +195,7 @@ async fn call_into(actor: &mut Actor) {
     let called =
         session.call_into(NodeId(request.to), function_of(request.kind), &input, &mut output, timeout);
     let result = attempt.await_end(actor, "call into", called).await;
-    attempt.end(
+    attempt.check_end(
         actor,
         result.map(|result| {
             result.map(|len| {
@@ -219,8 +219,8 @@ fn random_room(actor: &mut Actor, output_bytes: u32) -> u64 {
 async fn post_calls(actor: &mut Actor) {
     let session = actor.session.clone();
     let mut posted: Vec<(Attempt, PendingCall)> = Vec::new();
-    let most = actor.harness.plan.work.calls_posted_max;
-    for _ in 0..actor.random.between(2, most.into()) {
+    let max = actor.harness.plan.work.calls_posted_max;
+    for _ in 0..actor.random.between(2, max.into()) {
         let request = random_request(actor);
         let room = random_room(actor, request.output_bytes);
         let (request, timeout) = (Request { room, ..request }, random_timeout(actor));
@@ -230,7 +230,7 @@ async fn post_calls(actor: &mut Actor) {
         let posting = session.post_call(to, function, &input, room as usize, timeout);
         match attempt.await_end(actor, "post a call", posting).await {
             Some(Ok(pending)) => posted.push((attempt, pending)),
-            Some(Err(failure)) => attempt.end(actor, Some(Err(failure))),
+            Some(Err(failure)) => attempt.check_end(actor, Some(Err(failure))),
             None => {}
         }
     }
@@ -242,8 +242,8 @@ async fn post_batch(actor: &mut Actor) {
     let session = actor.session.clone();
     let first = random_request(actor);
     let (room, timeout) = (random_room(actor, first.output_bytes), random_timeout(actor));
-    let most = actor.harness.plan.work.calls_posted_max;
-    let attempts: Vec<_> = (0..actor.random.between(2, most.into()))
+    let max = actor.harness.plan.work.calls_posted_max;
+    let attempts: Vec<_> = (0..actor.random.between(2, max.into()))
         .map(|_| {
             let Request { task, input_bytes, output_bytes, .. } = random_request(actor);
             Attempt::begin(actor, Request { task, input_bytes, output_bytes, room, ..first }, timeout)
@@ -254,7 +254,7 @@ async fn post_batch(actor: &mut Actor) {
     let posting = async { Ok(session.post_calls(to, function, &inputs, room as usize, timeout).await) };
     let posted = match attempts[0].await_end(actor, "post a batch of calls", posting).await {
         Some(Ok(posted)) => posted,
-        Some(Err(failure)) => return attempts[0].end(actor, Some(Err(failure))),
+        Some(Err(failure)) => return attempts[0].check_end(actor, Some(Err(failure))),
         None => return,
     };
     let missing = attempts.len() - posted.len();
@@ -263,7 +263,7 @@ async fn post_batch(actor: &mut Actor) {
     for (attempt, posted) in attempts.into_iter().zip(posted) {
         match posted {
             Ok(posted) => pending.push((attempt, posted)),
-            Err(error) => attempt.end(actor, Some(Err(Failure::Refused(error)))),
+            Err(error) => attempt.check_end(actor, Some(Err(Failure::Refused(error)))),
         }
     }
     await_all(actor, pending).await;
@@ -277,17 +277,18 @@ async fn await_all(actor: &mut Actor, mut posted: Vec<(Attempt, PendingCall)>) {
             drop(pending);
         } else {
             let result = attempt.await_end(actor, "await a posted call", pending.answer()).await;
-            attempt.end(actor, result);
+            attempt.check_end(actor, result);
         }
     }
 }
 
-/// Makes the same call to all nodes, or some, from its own on. Handlers derive their call's number from the first.
+/// Makes the same call to all nodes, or in a large cluster to some nodes from the caller's own on. The input holds the
+/// number of the first call, from which handlers derive the number of theirs.
 async fn call_many(actor: &mut Actor) {
     let (request, timeout) = (random_request(actor), random_timeout(actor));
     let all = actor.harness.nodes();
-    let first = actor.node.min(all.saturating_sub(CALLED_TOGETHER_MAX));
-    let nodes: Vec<NodeId> = (first..all).take(CALLED_TOGETHER_MAX as usize).map(NodeId).collect();
+    let first = actor.node.min(all.saturating_sub(CALL_MANY_NODES_MAX));
+    let nodes: Vec<NodeId> = (first..all).take(CALL_MANY_NODES_MAX as usize).map(NodeId).collect();
     let mut attempts = Vec::new();
     for node in &nodes {
         attempts.push(Attempt::begin(actor, Request { to: node.0, ..request }, timeout));
@@ -298,10 +299,10 @@ async fn call_many(actor: &mut Actor) {
     match attempts[0].await_end(actor, "call many", called).await {
         Some(Ok(results)) => {
             for (attempt, result) in attempts.iter().zip(results) {
-                attempt.end(actor, Some(result.map_err(Failure::Refused)));
+                attempt.check_end(actor, Some(result.map_err(Failure::Refused)));
             }
         }
-        Some(Err(failure)) => attempts[0].end(actor, Some(Err(failure))),
+        Some(Err(failure)) => attempts[0].check_end(actor, Some(Err(failure))),
         None => {}
     }
 }

@@ -13,7 +13,7 @@ const AGE_NS_MAX: u64 = 40_000;
 
 /// Returns the output of `future`. With a probability of `per_mille` thousandths, drops `future` after a random number
 /// of polls or a random time, and returns `None` if `future` had not ended by then.
-pub(crate) async fn or_cancel<F: Future>(
+pub(crate) async fn run_or_cancel<F: Future>(
     world: &World,
     host: HostId,
     random: &mut Random,

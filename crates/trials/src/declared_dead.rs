@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use halite::{CallCause, Function, NodeId, ServeOptions};
 
-use crate::found::{on_hardware, poll_once, session_of};
 use crate::harness::Harness;
+use crate::regressions::{on_hardware, poll_once, session_of};
 
 const FUNCTION: Function = Function(7);
 const LONG: Duration = Duration::from_secs(3600);

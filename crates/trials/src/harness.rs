@@ -29,9 +29,9 @@ use crate::words::Words;
 pub(crate) const ARENA_BYTES: u64 = 4 << 20;
 /// Length of a chunk in bytes; small, so that regions have many chunks.
 pub(crate) const CHUNK_BYTES: u64 = 4096;
-/// Number of leases after the end of a fault for which the fault may have consequences: one until a node is declared
-/// dead, another until that node notices, and as many again for the reactions of both sides.
-const LEASES_OF_CONSEQUENCES: u64 = 4;
+/// Number of leases after the end of a fault during which the fault may have consequences: one until a node is declared
+/// dead, another until that node notices, and two more for the reactions of both sides.
+const CONSEQUENCE_LEASES: u64 = 4;
 /// The principals of sessions, in turn.
 pub(crate) const PRINCIPALS: [&str; 3] = ["ada", "bob", "eve"];
 
@@ -49,11 +49,11 @@ pub(crate) struct Harness {
     pub(crate) watches: RefCell<Watches>,
     pub(crate) logs: RefCell<Logs>,
     pub(crate) kv: RefCell<Kv>,
-    /// True if a node that is cut off does nothing any more, because its host is down: no other event ends a
-    /// connection.
-    pub(crate) cut_off_is_death: bool,
+    /// True if a connection ends only because a node's process is dead, so that a node that is cut off does nothing any
+    /// more.
+    pub(crate) cut_off_kills: bool,
     /// True if adapters connect all nodes, so that a node that is cut off from memory cannot access it.
-    pub(crate) cut_off_is_by_adapters: bool,
+    pub(crate) adapters_cut_off: bool,
     /// Profiles of the networks between nodes.
     profiles: Vec<Profile>,
     slots: Vec<NodeSlot>,
@@ -118,11 +118,11 @@ impl Harness {
             watches: RefCell::default(),
             logs: RefCell::default(),
             kv: RefCell::default(),
-            cut_off_is_death: profiles
+            cut_off_kills: profiles
                 .iter()
                 .all(|profile| !profile.is_adapter() && profile.fence == Fence::Kill)
                 && !plan.faults.break_links(),
-            cut_off_is_by_adapters: profiles.iter().all(Profile::is_adapter),
+            adapters_cut_off: profiles.iter().all(Profile::is_adapter),
             profiles,
             slots,
             any_isolated: Cell::new(false),
@@ -184,12 +184,12 @@ impl Harness {
     }
 
     /// Returns true if kernels report the end of a process, so that nodes learn of it at once, not only by its silence.
-    pub(crate) fn deaths_are_reported(&self) -> bool {
+    pub(crate) fn reports_deaths(&self) -> bool {
         !self.profiles.iter().any(Profile::is_adapter)
     }
 
     /// Returns the time until nodes learn of the end of a process.
-    pub(crate) fn notice_ns(&self) -> u64 {
+    pub(crate) fn death_notice_ns(&self) -> u64 {
         self.profiles.iter().map(|profile| profile.notice_ns).max().unwrap_or(0)
     }
 
@@ -207,7 +207,7 @@ impl Harness {
 
     /// Returns the time for which a fault may have consequences.
     pub(crate) fn consequences_ns(&self) -> u64 {
-        LEASES_OF_CONSEQUENCES * self.plan.lease().as_nanos() as u64
+        CONSEQUENCE_LEASES * self.plan.lease().as_nanos() as u64
     }
 
     pub(crate) fn driven(&self, node: u32) -> Option<Rc<Driven>> {
@@ -245,7 +245,7 @@ impl Harness {
     }
 
     async fn boot(self: &Rc<Harness>, node: u32) -> Result<(), JoinError> {
-        let _turn = JoinTurn::take(self).await;
+        let _turn = JoinTurn::wait(self).await;
         let (driven, config, fabric) = self.create_node(node)?;
         let timeout = self.world.sleep(Some(self.host(node)), self.plan.lease() * 20);
         let joined =
@@ -258,7 +258,7 @@ impl Harness {
             }
         }
         self.slots[node as usize].up.set(true);
-        self.note_change();
+        self.record_change();
         actor::start_all(self, node, &driven);
         Ok(())
     }
@@ -317,7 +317,7 @@ impl Harness {
 
     fn end_incarnation(&self, node: u32) {
         self.judge.note_fault();
-        self.note_change();
+        self.record_change();
         let slot = &self.slots[node as usize];
         slot.up.set(false);
         slot.down.set(true);
@@ -362,14 +362,14 @@ impl Harness {
             true => self.judge.note_fault(),
             false => self.isolate(node),
         }
-        self.barriers.borrow_mut().delay(now_ns, duration_ns);
+        self.barriers.borrow_mut().extend_doubt(now_ns, duration_ns);
         slot.silent_until_ns.set(slot.silent_until_ns.get().max(now_ns + duration_ns + lease_ns));
         slot.stopped.set(true);
-        self.note_change();
+        self.record_change();
         self.world.pause(slot.host);
         self.world.sleep(None, duration).await;
         slot.stopped.set(false);
-        self.note_change();
+        self.record_change();
         if self.incarnation(node) == incarnation {
             self.world.resume(slot.host);
         }
@@ -384,14 +384,14 @@ impl Harness {
     pub(crate) fn change_link(&self, from: HostId, to: HostId, link: Link) {
         self.changed_links.borrow_mut().entry((from, to)).or_insert_with(|| self.world.link(from, to));
         self.world.set_link(from, to, link);
-        self.note_change();
+        self.record_change();
     }
 
     /// Restores a link, unless another fault has already done so.
     pub(crate) fn restore_link(&self, from: HostId, to: HostId) {
         if let Some(before) = self.changed_links.borrow_mut().remove(&(from, to)) {
             self.world.set_link(from, to, before);
-            self.note_change();
+            self.record_change();
         }
     }
 
@@ -399,7 +399,7 @@ impl Harness {
         !self.changed_links.borrow().is_empty()
     }
 
-    fn note_change(&self) {
+    fn record_change(&self) {
         self.last_change_ns.set(self.world.now_ns());
     }
 
@@ -470,7 +470,7 @@ impl Harness {
         !self.stopping.get() && self.judge.is_ok()
     }
 
-    pub(crate) fn working(&self) -> usize {
+    pub(crate) fn working_sessions(&self) -> usize {
         self.working.get()
     }
 
@@ -508,7 +508,7 @@ struct JoinTurn {
 }
 
 impl JoinTurn {
-    async fn take(harness: &Rc<Harness>) -> JoinTurn {
+    async fn wait(harness: &Rc<Harness>) -> JoinTurn {
         let number = harness.join_turns.get();
         harness.join_turns.set(number + 1);
         harness.joining.borrow_mut().push_back(number);

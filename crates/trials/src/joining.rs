@@ -11,8 +11,8 @@ use halite::{
 use halite_sim::{HostId, Profile, RunEnd, World};
 
 use crate::dials::config;
-use crate::found::poll_once;
 use crate::hosted::Birth;
+use crate::regressions::poll_once;
 
 const MEMBERS: u32 = 5;
 const FUNCTION: Function = Function(7);

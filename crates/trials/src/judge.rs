@@ -26,7 +26,7 @@ pub struct Tally {
 pub(crate) enum End {
     Ok,
     Failed,
-    GivenUp,
+    Cancelled,
 }
 
 /// Returns true if a fault may cause this error.
@@ -118,7 +118,7 @@ impl Judge {
                 tally.ok_ns_max = tally.ok_ns_max.max(took_ns);
             }
             End::Failed => tally.failed += 1,
-            End::GivenUp => tally.given_up += 1,
+            End::Cancelled => tally.given_up += 1,
         }
     }
 

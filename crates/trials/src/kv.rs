@@ -24,8 +24,8 @@ const FUNCTION: Function = Function(900);
 const PREFIX: &str = "kv-";
 /// Number of keys of a store in use; few, so that sessions compete.
 const KEYS: usize = 3;
-/// Number of unused keys, after which a few more make the table grow.
-const FILLERS: u64 = 90;
+/// Number of keys that no session uses. They fill the table, so that a few more keys make it grow.
+const FILLER_KEYS: u64 = 90;
 const TIMEOUT: Duration = Duration::from_micros(400);
 /// Maximum lifetime of keys that expire, in microseconds.
 const LIFETIME_US_MAX: u64 = 60;
@@ -69,7 +69,7 @@ impl Key {
     }
 }
 
-/// Checks all histories, after all sessions have ended.
+/// Checks the histories of all keys, after all sessions have ended.
 pub(crate) fn judge(harness: &Harness) {
     for (store, served) in harness.kv.borrow().stores.iter().enumerate() {
         for (number, history) in served.histories.iter().enumerate() {
@@ -129,7 +129,7 @@ async fn run_store(
     });
     let mut store =
         Store::create(&session, &name, &[NodeId(node)], FUNCTION, everyone).await?.with_timeout(TIMEOUT);
-    for filler in 0..FILLERS {
+    for filler in 0..FILLER_KEYS {
         store.set(format!("filler {filler}").as_bytes(), b"", SetOptions::default()).await?;
     }
     {
@@ -139,7 +139,7 @@ async fn run_store(
         let number = kv.stores.len() - 1;
         kv.current.insert(node, number);
     }
-    while harness.is_running() || harness.working() > 0 {
+    while harness.is_running() || harness.working_sessions() > 0 {
         harness.world.sleep(Some(host), CHECK_INTERVAL).await;
     }
     stopper.stop();
@@ -159,7 +159,7 @@ pub(crate) async fn act(actor: &mut Actor) {
     if !actor.kv.open.contains_key(&store) {
         return open(actor, store).await;
     }
-    let key = choose(actor, store);
+    let key = choose_key(actor, store);
     match pick(&mut actor.random, &[10, 6, 2, 3, 3, 2, 1]) {
         0 => get(actor, key).await,
         1 => swap(actor, key, Only::Always).await,
@@ -172,7 +172,7 @@ pub(crate) async fn act(actor: &mut Actor) {
 }
 
 /// Chooses a key of a store. Replaces a key whose history is too long to be checked.
-fn choose(actor: &mut Actor, store: usize) -> Key {
+fn choose_key(actor: &mut Actor, store: usize) -> Key {
     let place = actor.random.index(KEYS);
     let mut kv = actor.harness.kv.borrow_mut();
     let served = &mut kv.stores[store];
@@ -199,7 +199,7 @@ async fn open(actor: &mut Actor, store: usize) {
 
 /// Returns true if a fault may cause this error.
 fn fault_explains(harness: &Harness, error: &KvError) -> bool {
-    let is_such = match error {
+    let can_follow_fault = match error {
         KvError::Full => return true,
         KvError::Ended | KvError::NoDirectory => true,
         KvError::Region(error) => may_follow_fault(error.cause()),
@@ -220,11 +220,11 @@ fn fault_explains(harness: &Harness, error: &KvError) -> bool {
         ),
         _ => false,
     };
-    is_such && !harness.is_fault_free()
+    can_follow_fault && !harness.is_fault_free()
 }
 
 /// Returns true if the operation may have been executed, or may be later, despite the error.
-fn may_be_done(error: &KvError) -> bool {
+fn may_have_run(error: &KvError) -> bool {
     match error {
         KvError::Call(error) => error.may_have_run,
         _ => false,
@@ -238,14 +238,14 @@ struct Pending {
     begin_ns: u64,
 }
 
-fn history_of<T>(actor: &Actor, key: Key, f: impl FnOnce(&mut History) -> T) -> T {
+fn with_history<T>(actor: &Actor, key: Key, f: impl FnOnce(&mut History) -> T) -> T {
     f(&mut actor.harness.kv.borrow_mut().stores[key.store].histories[key.number])
 }
 
 fn begin(actor: &Actor, key: Key, operation: Operation) -> Pending {
     actor.note(format_args!("concerns key {} of store {}: {operation:?}", key.number, key.store));
     let begin_ns = actor.now_ns();
-    let place = history_of(actor, key, |history| history.begin(begin_ns, operation));
+    let place = with_history(actor, key, |history| history.begin(begin_ns, operation));
     Pending { key, place, begin_ns }
 }
 
@@ -262,11 +262,11 @@ impl Pending {
             Some(Ok(result)) => {
                 let (operation, end_ns) = (known(result), actor.now_ns());
                 actor.note(format_args!("has done {operation:?}"));
-                history_of(actor, key, |history| history.end(place, end_ns, operation));
+                with_history(actor, key, |history| history.end(place, end_ns, operation));
             }
             Some(Err(error)) => {
-                if !may_be_done(&error) {
-                    history_of(actor, key, |history| history.forget(place));
+                if !may_have_run(&error) {
+                    with_history(actor, key, |history| history.forget(place));
                 }
                 actor.expect_reason(fault_explains(&actor.harness, &error), begin_ns, &error);
                 actor.kv.open.remove(&key.store);
@@ -290,12 +290,12 @@ async fn get(actor: &mut Actor, key: Key) {
     let pending = begin(actor, key, Operation::Nothing);
     let result = actor.attempt("get a key", store.get(&text)).await;
     put_store(actor, key, store);
-    let Some(found) = seen(actor, &pending, result) else { return };
+    let Some(found) = parse_found(actor, &pending, result) else { return };
     pending.end(actor, found, |found| Operation::Get { found });
 }
 
 /// Returns the value that was read; records a violation if no session wrote it.
-fn seen(
+fn parse_found(
     actor: &Actor,
     pending: &Pending,
     result: Option<Result<Option<Vec<u8>>, KvError>>,
@@ -333,27 +333,27 @@ async fn swap(actor: &mut Actor, key: Key, only: Only) {
     let new = Value::parse(&bytes).expect("the value is well-formed");
     let lifetime_us = actor.random.chance(1, 5).then(|| actor.random.between(1, LIFETIME_US_MAX));
     let expires = lifetime_us.map_or(Expires::Never, |ms| Expires::After { ms });
-    let lapse = lifetime_us.map(|_| token);
-    let pending = begin(actor, key, Operation::Swap { new, only, lapse, found: None });
-    let lapsing = lifetime_us
-        .map(|us| history_of(actor, key, |history| history.begin_lapse(pending.begin_ns, us, token)));
+    let expiry = lifetime_us.map(|_| token);
+    let pending = begin(actor, key, Operation::Swap { new, only, expiry, found: None });
+    let expiry_place = lifetime_us
+        .map(|us| with_history(actor, key, |history| history.begin_expiry(pending.begin_ns, us, token)));
     let result = actor.attempt("set a key", store.swap(&text, &bytes, SetOptions { only, expires })).await;
     put_store(actor, key, store);
-    let Some(found) = seen(actor, &pending, result) else { return };
-    end_lapse(actor, key, lapsing, lifetime_us, &found);
-    pending.end(actor, found, |found| Operation::Swap { new, only, lapse, found: Some(found) });
+    let Some(found) = parse_found(actor, &pending, result) else { return };
+    end_expiry(actor, key, expiry_place, lifetime_us, &found);
+    pending.end(actor, found, |found| Operation::Swap { new, only, expiry, found: Some(found) });
 }
 
 /// Sets the latest time of an expiry, if its start is known.
-fn end_lapse<T>(
+fn end_expiry<T>(
     actor: &Actor,
     key: Key,
-    lapsing: Option<usize>,
+    expiry_place: Option<usize>,
     lifetime_us: Option<u64>,
     result: &Option<Result<T, KvError>>,
 ) {
-    let (Some(place), Some(us), Some(Ok(_))) = (lapsing, lifetime_us, result) else { return };
-    history_of(actor, key, |history| history.end_lapse(place, actor.now_ns(), us));
+    let (Some(place), Some(us), Some(Ok(_))) = (expiry_place, lifetime_us, result) else { return };
+    with_history(actor, key, |history| history.end_expiry(place, actor.now_ns(), us));
 }
 
 async fn append(actor: &mut Actor, key: Key) {
@@ -376,11 +376,11 @@ async fn delete(actor: &mut Actor, key: Key) {
 async fn expire(actor: &mut Actor, key: Key) {
     let (mut store, text, token) = (take_store(actor, key), key.text(), new_token(actor));
     let us = actor.random.below(LIFETIME_US_MAX);
-    let pending = begin(actor, key, Operation::Expire { lapse: token, was: None });
-    let lapsing = history_of(actor, key, |history| history.begin_lapse(pending.begin_ns, us, token));
+    let pending = begin(actor, key, Operation::Expire { expiry: token, was: None });
+    let expiry_place = with_history(actor, key, |history| history.begin_expiry(pending.begin_ns, us, token));
     let expiring = store.expire_when(&text, Expires::After { ms: us }, When::Always);
     let result = actor.attempt("let a key expire", expiring).await;
     put_store(actor, key, store);
-    end_lapse(actor, key, Some(lapsing), Some(us), &result);
-    pending.end(actor, result, |was| Operation::Expire { lapse: token, was: Some(was) });
+    end_expiry(actor, key, Some(expiry_place), Some(us), &result);
+    pending.end(actor, result, |was| Operation::Expire { expiry: token, was: Some(was) });
 }

@@ -80,10 +80,10 @@ fn region_names(harness: &Harness) -> impl Iterator<Item = String> {
 }
 
 async fn free_all(harness: &Harness, session: &Session) {
-    // Two regions got one name during a partition, and one of them was renamed since.
+    // During a partition, two regions may get the same name. One of them is then renamed to NAME@NODE.
     let named = session.list().await.unwrap_or_default();
-    let is_left = |name: &String| name.contains('@') || log::is_name(name) || kv::is_name(name);
-    let remaining = named.into_iter().filter_map(|info| info.name).filter(is_left);
+    let is_leftover = |name: &String| name.contains('@') || log::is_name(name) || kv::is_name(name);
+    let remaining = named.into_iter().filter_map(|info| info.name).filter(is_leftover);
     for name in region_names(harness).chain(remaining) {
         while let Ok(lh) = session.map(&name, Permissions::MASTER).await {
             // Fails if the process that was about to free the region is faster.

@@ -15,11 +15,11 @@
 
 mod actor;
 mod apart;
+#[cfg(test)]
+mod atomics_by_call;
 mod barriers;
 #[cfg(test)]
-mod beside_bulk;
-#[cfg(test)]
-mod by_call;
+mod bulk_traffic;
 mod calls;
 mod cancel;
 #[cfg(test)]
@@ -27,8 +27,6 @@ mod declared_dead;
 #[cfg(test)]
 mod dials;
 mod faults;
-#[cfg(test)]
-mod found;
 mod golden;
 mod harness;
 mod hosted;
@@ -49,6 +47,8 @@ mod plans;
 #[cfg(test)]
 mod priorities;
 mod regions;
+#[cfg(test)]
+mod regressions;
 mod report;
 mod rights;
 mod trial;

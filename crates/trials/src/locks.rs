@@ -17,7 +17,7 @@ use crate::judge::may_follow_fault;
 pub(crate) use data::names as data_names;
 use data::{Data, Opened};
 use ledger::{Context, Ledger, SessionId};
-use stamps::Seen;
+use stamps::KnownValues;
 
 const NAMES: usize = 4;
 /// Maximum number of locks that a session holds.
@@ -56,7 +56,7 @@ struct HeldLock {
     /// True if a release was cancelled, before or after it began.
     is_uncertain: bool,
     /// The protected data as this session last read or wrote it, if known.
-    seen: Option<Seen>,
+    known: Option<KnownValues>,
 }
 
 /// Reports the end of a session when dropped.
@@ -102,14 +102,14 @@ fn check_guards(actor: &Actor) {
             Ok(()) => true,
             Err(error) => {
                 let is_explained = matches!(error.cause, LockCause::Lapsed) && !actor.harness.is_fault_free();
-                if !is_explained && !is_explained_by_its_end(actor, held, &error.cause) {
+                if !is_explained && !is_explained_by_end(actor, held, &error.cause) {
                     violated(actor, held.name, actor.now_ns(), &format!("{error}, without a known cause"));
                 }
                 false
             }
         };
         let ledgers = &actor.harness.locks.borrow().ledgers;
-        if is_kept && let Some(token) = ledgers[held.name].taken_after(held.token) {
+        if is_kept && let Some(token) = ledgers[held.name].later_token(held.token) {
             let what = format!(
                 "the session still holds the lock with token {}, but {token} was granted",
                 held.token
@@ -120,7 +120,7 @@ fn check_guards(actor: &Actor) {
 }
 
 /// Returns true if the error is explained by a leaving node, which holds no lock any more, or by a cancelled release.
-fn is_explained_by_its_end(actor: &Actor, held: &HeldLock, cause: &LockCause) -> bool {
+fn is_explained_by_end(actor: &Actor, held: &HeldLock, cause: &LockCause) -> bool {
     match cause {
         LockCause::NotHeld => held.is_uncertain,
         LockCause::Region(cause) => is_explained_by(actor, cause),
@@ -133,13 +133,13 @@ pub(crate) async fn act(actor: &mut Actor) {
     let held = actor.locks.held.len();
     match pick(&mut actor.random, if held == 0 { &[3, 3, 3, 0, 0, 0, 1] } else { &[0, 2, 2, 9, 1, 9, 1] }) {
         // A session that holds a lock must not wait for another one without limit, which could deadlock.
-        0 => take(actor, Wait::Endless).await,
-        1 if held < HELD_MAX => take(actor, Wait::None).await,
+        0 => acquire(actor, Wait::Endless).await,
+        1 if held < HELD_MAX => acquire(actor, Wait::None).await,
         2 if held < HELD_MAX => {
             let wait = Duration::from_micros(actor.random.between(1, TIMEOUT_US_MAX));
-            take(actor, Wait::For(wait)).await;
+            acquire(actor, Wait::For(wait)).await;
         }
-        4 => take_held_lock(actor).await,
+        4 => try_held_lock(actor).await,
         5 => work(actor).await,
         6 => release_unheld(actor).await,
         _ => release(actor).await,
@@ -168,7 +168,7 @@ enum Wait {
     Endless,
 }
 
-async fn take(actor: &mut Actor, wait: Wait) {
+async fn acquire(actor: &mut Actor, wait: Wait) {
     let name = actor.random.index(NAMES);
     if actor.locks.held.iter().any(|held| held.name == name) {
         return;
@@ -186,21 +186,24 @@ async fn take(actor: &mut Actor, wait: Wait) {
         Wait::Endless => actor.attempt("lock", session.lock(&text)).await,
     };
     match taken {
-        Some(Ok(guard)) => took(actor, name, guard),
+        Some(Ok(guard)) => handle_acquired(actor, name, guard),
         Some(Err(error)) => {
-            let verdict = refused(actor, name, wait, actor.clock_ns() - begin, &error);
-            verdict.unwrap_or_else(|why| violated(actor, name, begin_ns, &format!("{error}: {why}")));
+            let verdict = handle_refusal(actor, name, wait, actor.clock_ns() - begin, &error);
+            verdict.unwrap_or_else(|reason| violated(actor, name, begin_ns, &format!("{error}: {reason}")));
         }
-        None => actor.harness.locks.borrow_mut().ledgers[name].cancelled(session_id(actor), actor.now_ns()),
+        None => {
+            actor.harness.locks.borrow_mut().ledgers[name].record_cancelled(session_id(actor), actor.now_ns())
+        }
     }
 }
 
-fn took(actor: &mut Actor, name: usize, guard: Guard) {
+fn handle_acquired(actor: &mut Actor, name: usize, guard: Guard) {
     let (token, recovered) = (guard.token(), guard.recovered());
-    let verdict =
-        with_ledger(actor, name, |ledger, context| ledger.took(session_id(actor), token, recovered, context));
-    if let Err(why) = verdict {
-        let what = format!("the session took the lock with token {token}: {why}");
+    let verdict = with_ledger(actor, name, |ledger, context| {
+        ledger.record_acquired(session_id(actor), token, recovered, context)
+    });
+    if let Err(reason) = verdict {
+        let what = format!("the session took the lock with token {token}: {reason}");
         violated(actor, name, actor.now_ns(), &what);
     }
     let guard = if actor.random.chance(1, 6) {
@@ -209,16 +212,23 @@ fn took(actor: &mut Actor, name: usize, guard: Guard) {
     } else {
         Some(guard)
     };
-    actor.locks.held.push(HeldLock { name, token, guard, is_uncertain: false, seen: None });
+    actor.locks.held.push(HeldLock { name, token, guard, is_uncertain: false, known: None });
 }
 
-fn refused(actor: &Actor, name: usize, wait: Wait, waited_ns: u64, error: &LockError) -> Result<(), String> {
+fn handle_refusal(
+    actor: &Actor,
+    name: usize,
+    wait: Wait,
+    waited_ns: u64,
+    error: &LockError,
+) -> Result<(), String> {
     match (&error.cause, wait) {
         (LockCause::Held, Wait::None) => {
-            with_ledger(actor, name, |ledger, context| ledger.refused(session_id(actor), context))
+            with_ledger(actor, name, |ledger, context| ledger.record_refused(session_id(actor), context))
         }
         (LockCause::Timeout, Wait::For(timeout)) => {
-            actor.harness.locks.borrow_mut().ledgers[name].cancelled(session_id(actor), actor.now_ns());
+            actor.harness.locks.borrow_mut().ledgers[name]
+                .record_cancelled(session_id(actor), actor.now_ns());
             let is_over = u128::from(waited_ns) >= timeout.as_nanos();
             if is_over {
                 Ok(())
@@ -227,7 +237,8 @@ fn refused(actor: &Actor, name: usize, wait: Wait, waited_ns: u64, error: &LockE
             }
         }
         (cause, _) => {
-            actor.harness.locks.borrow_mut().ledgers[name].cancelled(session_id(actor), actor.now_ns());
+            actor.harness.locks.borrow_mut().ledgers[name]
+                .record_cancelled(session_id(actor), actor.now_ns());
             if is_explained(actor, cause) { Ok(()) } else { Err("without a known cause".to_owned()) }
         }
     }
@@ -251,7 +262,7 @@ fn is_explained_by(actor: &Actor, cause: &RegionCause) -> bool {
 }
 
 /// Tries to take a lock that the session holds, which must fail even if the session has lost it since.
-async fn take_held_lock(actor: &mut Actor) {
+async fn try_held_lock(actor: &mut Actor) {
     let Some(held) = actor.locks.held.iter().find(|held| !held.is_uncertain) else { return };
     let (name, session) = (held.name, actor.session.clone());
     let result = actor.attempt("try to lock twice", session.try_lock(&name_of(name))).await;
@@ -309,16 +320,16 @@ async fn release(actor: &mut Actor) {
                     token,
                     guard: None,
                     is_uncertain: true,
-                    seen: None,
+                    known: None,
                 });
             }
             result
         }
     };
-    released(actor, name, begin_ns, is_uncertain, result);
+    handle_release(actor, name, begin_ns, is_uncertain, result);
 }
 
-fn released(
+fn handle_release(
     actor: &Actor,
     name: usize,
     begin_ns: u64,
@@ -329,28 +340,29 @@ fn released(
     match result {
         Some(Ok(())) => actor.harness.locks.borrow_mut().ledgers[name].end_release(session_id(actor), now_ns),
         Some(Err(error)) => {
-            let lost = with_ledger(actor, name, |ledger, context| ledger.lost(session_id(actor), context));
+            let lost =
+                with_ledger(actor, name, |ledger, context| ledger.record_lost(session_id(actor), context));
             let is_lost = error.cause == LockCause::NotHeld;
             let verdict = match is_lost || is_explained(actor, &error.cause) {
                 true if is_lost && is_uncertain => Ok(()),
                 true => lost,
                 false => Err("without a known cause".to_owned()),
             };
-            verdict.unwrap_or_else(|why| violated(actor, name, begin_ns, &format!("{error}: {why}")));
+            verdict.unwrap_or_else(|reason| violated(actor, name, begin_ns, &format!("{error}: {reason}")));
         }
-        None => actor.harness.locks.borrow_mut().ledgers[name].dropped(session_id(actor), now_ns),
+        None => actor.harness.locks.borrow_mut().ledgers[name].record_dropped(session_id(actor), now_ns),
     }
 }
 
-fn with_ledger<T>(actor: &Actor, name: usize, ask: impl FnOnce(&mut Ledger, Context<'_>) -> T) -> T {
+fn with_ledger<T>(actor: &Actor, name: usize, f: impl FnOnce(&mut Ledger, Context<'_>) -> T) -> T {
     let harness = &actor.harness;
     let context = Context {
         now_ns: harness.world.now_ns(),
         is_calm_since: &|begin_ns| harness.is_calm_since(begin_ns),
         is_up: &|run: SessionId| harness.is_up(run.node) && harness.incarnation(run.node) == run.incarnation,
-        cut_off_is_death: harness.cut_off_is_death,
+        cut_off_kills: harness.cut_off_kills,
     };
-    ask(&mut harness.locks.borrow_mut().ledgers[name], context)
+    f(&mut harness.locks.borrow_mut().ledgers[name], context)
 }
 
 fn violated(actor: &Actor, name: usize, begin_ns: u64, what: &str) {

@@ -22,11 +22,11 @@ const SLOT_BYTES: u64 = 32;
 const SEGMENT_SLOTS: u64 = 16;
 /// Maximum number of slots that a writer reserves at a time.
 const BATCH_MAX: u64 = 4;
-/// Maximum patience of followers: twice this is about the time of an append, so that some slots are skipped.
+/// Maximum patience of followers. Twice this time is about the duration of an append, so followers skip some slots.
 const PATIENCE_NS_MAX: u64 = 20_000;
-/// One of this many tokens begins a call that appends several records; the next constant is their number.
-const EACH_ONE_OF: u64 = 8;
-const EACH: usize = 3;
+/// One in this many tokens starts a call that appends `BATCH_RECORDS` records.
+const BATCH_TOKEN_PERIOD: u64 = 8;
+const BATCH_RECORDS: usize = 3;
 /// Maximum number of polls, with pauses, that bring a follower to the end after the last append.
 const POLLS_MAX: u64 = 400;
 
@@ -50,7 +50,7 @@ struct OpenLog {
 /// Checks all appends and reads, after all sessions have ended.
 pub(crate) fn judge(harness: &Harness) {
     let logs = harness.logs.borrow();
-    logs.judge(harness).unwrap_or_else(|why| harness.judge.violated(why));
+    logs.judge(harness).unwrap_or_else(|reason| harness.judge.violated(reason));
 }
 
 pub(crate) async fn act(actor: &mut Actor) {
@@ -68,7 +68,7 @@ pub(crate) async fn act(actor: &mut Actor) {
     }
 }
 
-/// Follows all open logs to the end; neither a record nor a reservation may stop the follower.
+/// Follows all open logs to the end, and reports a violation if a follower does not reach it.
 pub(crate) async fn finish(actor: &mut Actor) {
     let Holdings { held, session } = std::mem::take(&mut actor.log);
     for mut held in held.into_iter().flatten() {
@@ -156,11 +156,11 @@ fn fault_explains(actor: &Actor, error: &LogError) -> bool {
         }
         LogError::Region(error) => may_follow_fault(error.cause()) && !actor.harness.is_fault_free(),
         LogError::Access(error) => {
-            let is_such = matches!(
+            let can_follow_fault = matches!(
                 error.cause,
                 AccessCause::Stale | AccessCause::PeerDown(_) | AccessCause::NodeClosed
             );
-            is_such && !actor.harness.is_fault_free()
+            can_follow_fault && !actor.harness.is_fault_free()
         }
         _ => false,
     }
@@ -180,30 +180,30 @@ fn continue_after(actor: &Actor, error: &LogError, begin_ns: u64) -> Result<(), 
 
 async fn append(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
     let begin_ns = actor.now_ns();
-    let token = append_begins(actor, held);
+    let token = begin_append(actor, held);
     let records = records::of(token);
-    if let [alone] = &records[..]
-        && token % EACH_ONE_OF == 1
+    if let [single] = &records[..]
+        && token % BATCH_TOKEN_PERIOD == 1
     {
-        return append_each(actor, held, (token, alone.clone())).await;
+        return append_each(actor, held, (token, single.clone())).await;
     }
     let slices: Vec<&[u8]> = records.iter().map(Vec::as_slice).collect();
     let writer = &mut held.writer;
     let appending = async {
         match slices.as_slice() {
-            [alone] => writer.append(alone).await,
+            [single] => writer.append(single).await,
             many => writer.append_all(many).await,
         }
     };
     match actor.attempt("append to a log", appending).await {
         Some(Ok(position)) => {
-            append_is_done(actor, held, begin_ns, token, position).await;
+            record_appended(actor, held, begin_ns, token, position).await;
             Ok(())
         }
         Some(Err(error)) => {
             // As documented: after an access error the record may exist, after other errors it does not.
             if !matches!(error, LogError::Access(_)) {
-                append_is_not_done(actor, held, token);
+                record_not_appended(actor, held, token);
             }
             continue_after(actor, &error, begin_ns)
         }
@@ -215,12 +215,12 @@ async fn append(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
 async fn append_each(actor: &mut Actor, held: &mut OpenLog, first: (u64, Vec<u8>)) -> Result<(), ()> {
     let begin_ns = actor.now_ns();
     let mut records = vec![first];
-    while records.len() < EACH {
-        let token = append_begins(actor, held);
+    while records.len() < BATCH_RECORDS {
+        let token = begin_append(actor, held);
         match <[Vec<u8>; 1]>::try_from(records::of(token)) {
-            Ok([alone]) => records.push((token, alone)),
+            Ok([single]) => records.push((token, single)),
             // This token is a transaction.
-            Err(_) => append_is_not_done(actor, held, token),
+            Err(_) => record_not_appended(actor, held, token),
         }
     }
     let slices: Vec<&[u8]> = records.iter().map(|(_, record)| &record[..]).collect();
@@ -228,39 +228,39 @@ async fn append_each(actor: &mut Actor, held: &mut OpenLog, first: (u64, Vec<u8>
     let appending = held.writer.append_each(&slices, &mut positions);
     let appended = actor.attempt("append several to a log", appending).await;
     for ((token, _), position) in records.iter().zip(&positions) {
-        append_is_done(actor, held, begin_ns, *token, *position).await;
+        record_appended(actor, held, begin_ns, *token, *position).await;
     }
     let Some(Err(error)) = appended else { return Ok(()) };
     // As documented: after an access error, one more record may exist.
     let maybe = usize::from(matches!(error, LogError::Access(_)));
-    for (token, _) in &records[(positions.len() + maybe).min(EACH)..] {
-        append_is_not_done(actor, held, *token);
+    for (token, _) in &records[(positions.len() + maybe).min(BATCH_RECORDS)..] {
+        record_not_appended(actor, held, *token);
     }
     continue_after(actor, &error, begin_ns)
 }
 
-fn append_begins(actor: &Actor, held: &OpenLog) -> u64 {
-    let token = actor.harness.logs.borrow_mut().append_begins(held.life);
+fn begin_append(actor: &Actor, held: &OpenLog) -> u64 {
+    let token = actor.harness.logs.borrow_mut().begin_append(held.life);
     actor.note(format_args!("concerns record {token} of log {}", held.life));
     token
 }
 
-async fn append_is_done(actor: &Actor, held: &OpenLog, begin_ns: u64, token: u64, position: u64) {
+async fn record_appended(actor: &Actor, held: &OpenLog, begin_ns: u64, token: u64, position: u64) {
     actor.note(format_args!("has record {token} at {position}"));
     let outcome = Outcome::Done { position, end_ns: actor.now_ns() };
-    let checked = actor.harness.logs.borrow_mut().append_ends(held.life, token, outcome);
-    checked.unwrap_or_else(|why| actor.expect(false, begin_ns, why));
-    note_home(actor, held, position / SEGMENT_SLOTS).await;
+    let checked = actor.harness.logs.borrow_mut().end_append(held.life, token, outcome);
+    checked.unwrap_or_else(|reason| actor.expect(false, begin_ns, reason));
+    record_home(actor, held, position / SEGMENT_SLOTS).await;
 }
 
-fn append_is_not_done(actor: &Actor, held: &OpenLog, token: u64) {
-    let checked = actor.harness.logs.borrow_mut().append_ends(held.life, token, Outcome::NotDone);
-    checked.unwrap_or_else(|why| actor.harness.judge.violated(why));
+fn record_not_appended(actor: &Actor, held: &OpenLog, token: u64) {
+    let checked = actor.harness.logs.borrow_mut().end_append(held.life, token, Outcome::NotDone);
+    checked.unwrap_or_else(|reason| actor.harness.judge.violated(reason));
 }
 
 /// Records the node that holds a segment.
-async fn note_home(actor: &Actor, held: &OpenLog, segment: u64) {
-    if actor.harness.logs.borrow().knows_home(held.life, segment) {
+async fn record_home(actor: &Actor, held: &OpenLog, segment: u64) {
+    if actor.harness.logs.borrow().has_home(held.life, segment) {
         return;
     }
     let name = format!("{}/{segment}", ledger::name_of(held.life));
@@ -270,13 +270,13 @@ async fn note_home(actor: &Actor, held: &OpenLog, segment: u64) {
     let is_the_same = before.is_some() && before == incarnations(&actor.harness);
     let home =
         found.ok().filter(|_| is_the_same).map(|info| (info.home.0, actor.harness.incarnation(info.home.0)));
-    actor.harness.logs.borrow_mut().note_home(held.life, segment, home);
+    actor.harness.logs.borrow_mut().record_home(held.life, segment, home);
 }
 
 /// Returns the incarnations of all nodes; `None` unless all are up and no node may have been declared dead.
 fn incarnations(harness: &Harness) -> Option<Vec<u32>> {
-    let is_well = |node: &u32| harness.is_up(*node) && !harness.was_isolated(*node);
-    (0..harness.nodes()).map(|node| is_well(&node).then(|| harness.incarnation(node))).collect()
+    let is_undisturbed = |node: &u32| harness.is_up(*node) && !harness.was_isolated(*node);
+    (0..harness.nodes()).map(|node| is_undisturbed(&node).then(|| harness.incarnation(node))).collect()
 }
 
 async fn follow(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
@@ -290,8 +290,8 @@ async fn follow(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
     let polled = actor.attempt("follow a log", polling).await;
     // Records that the callback received count as read, despite an error.
     let to = held.follower.position();
-    let checked = held.reader.passed(from..to, &taken.into_inner());
-    checked.unwrap_or_else(|why| actor.expect(false, begin_ns, why));
+    let checked = held.reader.record_passed(from..to, &taken.into_inner());
+    checked.unwrap_or_else(|reason| actor.expect(false, begin_ns, reason));
     match polled {
         Some(Ok(0)) => {
             let is_appended = is_appended && actor.harness.is_calm_since(begin_ns);
@@ -307,13 +307,13 @@ async fn follow(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
                 format_args!("the log begins at {first}, but was trimmed to {trimmed}"),
             );
             held.follower.skip_to(first);
-            held.reader.skipped_to(first);
+            held.reader.record_skip(first);
             Ok(())
         }
         Some(Err(error)) => {
             if let LogError::Lost { next, .. } = error {
                 held.follower.skip_to(next);
-                held.reader.skipped_to(next);
+                held.reader.record_skip(next);
             }
             continue_after(actor, &error, begin_ns)
         }
@@ -324,7 +324,7 @@ async fn follow(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
 /// Frees the segments that all readers have passed.
 async fn trim(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
     let begin_ns = actor.now_ns();
-    let position = actor.harness.logs.borrow_mut().trim_begins(held.life);
+    let position = actor.harness.logs.borrow_mut().begin_trim(held.life);
     let trimming = held.cleaner.trim(position);
     match actor.attempt("trim a log", trimming).await {
         Some(Err(error)) => continue_after(actor, &error, begin_ns),

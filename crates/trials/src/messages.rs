@@ -70,7 +70,7 @@ impl Receiver {
         let per_mille = self.harness.plan.work.given_up_per_mille;
         loop {
             let next = self.mailbox.recv();
-            match cancel::or_cancel(&world, self.host, &mut self.random, per_mille, next).await {
+            match cancel::run_or_cancel(&world, self.host, &mut self.random, per_mille, next).await {
                 Some(Ok(message)) => self.receive(&message),
                 Some(Err(_)) => return,
                 // A cancelled wait loses no message.
@@ -91,13 +91,13 @@ impl Receiver {
                     == (message.node.0, node, Some(message.from.as_str()));
                 let arrival =
                     self.harness.messages.borrow_mut().ledger.record_arrival(path, incarnation, number);
-                let arrival = arrival.map_err(|why| format!("message {number} of {path:?}: {why}"));
+                let arrival = arrival.map_err(|reason| format!("message {number} of {path:?}: {reason}"));
                 if is_right { arrival } else { Err(format!("{path:?} arrived from {:?}", message.node)) }
             }
             None => Err("the bytes of the message differ from those that were sent".to_owned()),
         };
-        verdict.unwrap_or_else(|why| {
-            self.harness.judge.violated(format!("at {:?} (node, life): {why}", self.at))
+        verdict.unwrap_or_else(|reason| {
+            self.harness.judge.violated(format!("at {:?} (node, life): {reason}", self.at))
         });
     }
 }
@@ -114,28 +114,33 @@ pub(crate) async fn act(actor: &mut Actor) {
     };
     actor.note(format_args!("concerns message {number} to node {to}"));
     let bytes = emit(path, number, actor.principal as u32, len);
-    let tries = actor.random.chance(1, 3);
-    let result = match tries {
+    let is_nonblocking = actor.random.chance(1, 3);
+    let result = match is_nonblocking {
         true => actor.attempt("try to send", session.try_send(NodeId(to), PORT, &bytes)).await,
         false => actor.attempt("send", session.send(NodeId(to), PORT, &bytes)).await,
     };
     let verdict = match result {
         Some(Ok(())) => {
-            actor.harness.messages.borrow_mut().ledger.sent(path, actor.harness.incarnation(to), number);
+            actor.harness.messages.borrow_mut().ledger.record_sent(
+                path,
+                actor.harness.incarnation(to),
+                number,
+            );
             Ok(())
         }
         Some(Err(error)) => {
-            let may_block = tries && may_be_full(actor, path, before);
-            failed(actor, path, number, may_block, &error).map_err(|why| format!("{error}: {why}"))
+            let may_block = is_nonblocking && may_be_full(actor, path, before);
+            check_failure(actor, path, number, may_block, &error)
+                .map_err(|reason| format!("{error}: {reason}"))
         }
         None => Ok(()),
     };
-    if let Err(why) = verdict {
+    if let Err(reason) = verdict {
         let now = actor.now_ns();
         actor
             .harness
             .judge
-            .violated(format!("message {number} of {path:?}, from {begin_ns} to {now} ns: {why}"));
+            .violated(format!("message {number} of {path:?}, from {begin_ns} to {now} ns: {reason}"));
     }
 }
 
@@ -175,14 +180,14 @@ pub(crate) async fn publish(actor: &mut Actor) {
     if errors.is_empty() {
         let incarnation = actor.harness.incarnation(to);
         let ledger = &mut actor.harness.messages.borrow_mut().ledger;
-        begun.into_iter().for_each(|number| ledger.sent(path, incarnation, number));
+        begun.into_iter().for_each(|number| ledger.record_sent(path, incarnation, number));
         return;
     }
-    // The error does not tell which of the messages failed, but its cause is the same for all.
+    // An error does not name the message that failed, but all failures have the same cause.
     for error in errors {
         let is_down = matches!(error.cause, SendCause::PeerDown | SendCause::NodeClosed);
         if !is_down {
-            actor.harness.messages.borrow_mut().ledger.unload(path);
+            actor.harness.messages.borrow_mut().ledger.record_departure(path);
         }
         let is_explained = is_down
             || matches!(error.cause, SendCause::NotMet | SendCause::UnknownNode | SendCause::UnknownPort);
@@ -190,13 +195,19 @@ pub(crate) async fn publish(actor: &mut Actor) {
     }
 }
 
-/// Returns true if the port may be full. Places may be reserved for other senders, which the node has asked to send
+/// Returns true if the port may be full. The node may also have reserved places for other senders, which must send
 /// again.
 fn may_be_full(actor: &Actor, path: Path, before: Load) -> bool {
     actor.harness.messages.borrow().ledger.others_since(path, before) >= QUEUED_MAX as u64
 }
 
-fn failed(actor: &Actor, path: Path, number: u64, may_block: bool, error: &SendError) -> Result<(), String> {
+fn check_failure(
+    actor: &Actor,
+    path: Path,
+    number: u64,
+    may_block: bool,
+    error: &SendError,
+) -> Result<(), String> {
     let ledger = &mut actor.harness.messages.borrow_mut().ledger;
     let is_calm = actor.harness.is_fault_free();
     let is_explained = match error.cause {
@@ -214,18 +225,18 @@ fn failed(actor: &Actor, path: Path, number: u64, may_block: bool, error: &SendE
     }
     if !is_down {
         // A place may be reserved for the message until its port learns that it will not arrive.
-        ledger.unload(path);
+        ledger.record_departure(path);
     }
     if !error.may_have_arrived {
-        ledger.denied(path, number)?;
+        ledger.record_denied(path, number)?;
     }
     if is_explained { Ok(()) } else { Err("without a known cause".to_owned()) }
 }
 
 /// Returns a random message length: one that fits into a ring, or one for which the receiver fetches the bytes.
 fn random_len(actor: &mut Actor) -> usize {
-    let most = [64, 1000, 4000, 30_000][pick(&mut actor.random, &[10, 5, 2, 1])];
-    HEADER_BYTES + actor.random.index(most)
+    let max = [64, 1000, 4000, 30_000][pick(&mut actor.random, &[10, 5, 2, 1])];
+    HEADER_BYTES + actor.random.index(max)
 }
 
 /// Creates a message: a head, and filler that derives from it.

@@ -7,7 +7,7 @@ use crate::harness::Harness;
 /// Checks all nodes whose processes exist, even stopped ones. Ignores the views of nodes that are cut off: such a node
 /// cannot access memory, and if adapters cut it off, the node learns of the cut-off late.
 pub(crate) fn judge(harness: &Harness) {
-    if !harness.deaths_are_reported() {
+    if !harness.reports_deaths() {
         return;
     }
     let mut mapped = Vec::new();
@@ -19,20 +19,20 @@ pub(crate) fn judge(harness: &Harness) {
         mapped.extend(reached.map(|(region, at)| (at.owner, at.key, at.offset, at.len, region, node)));
     }
     mapped.sort_unstable();
-    // Earlier piece of the segment that has the highest end.
+    // The earlier piece of the same segment that ends last.
     let Some(mut furthest) = mapped.first().copied() else { return };
     for piece in mapped.into_iter().skip(1) {
         let (owner, key, offset, len, region, node) = piece;
-        let (its_owner, its_key, its_offset, its_len, its_region, its_node) = furthest;
-        let is_same_segment = (owner, key) == (its_owner, its_key);
-        harness.judge.expect(!is_same_segment || offset >= its_offset + its_len || region == its_region, || {
+        let (other_owner, other_key, other_offset, other_len, other_region, other_node) = furthest;
+        let is_same_segment = (owner, key) == (other_owner, other_key);
+        harness.judge.expect(!is_same_segment || offset >= other_offset + other_len || region == other_region, || {
             format!(
-                "node {node} maps {len} bytes at {offset} of node {} as part of region {region}, and node {its_node} maps \
-                 {its_len} bytes at {its_offset} as part of region {its_region}",
+                "node {node} maps {len} bytes at {offset} of node {} as part of region {region}, and node {other_node} maps \
+                 {other_len} bytes at {other_offset} as part of region {other_region}",
                 owner.node
             )
         });
-        if !is_same_segment || offset + len > its_offset + its_len {
+        if !is_same_segment || offset + len > other_offset + other_len {
             furthest = piece;
         }
     }

@@ -1,5 +1,5 @@
-//! Peace: the time that begins two leases after the last fault between nodes. During peace, everything that is alive
-//! must work.
+//! Peace: the time from two leases after the last fault between nodes to the next fault. During peace, all operations
+//! on living nodes must succeed.
 //!
 //! All nodes are connected, or know each other as unconnected members. Every region whose nodes are alive is found
 //! under its name or as `NAME@NODE`. No operation that begins during peace fails. If processes share memory, nodes that
@@ -38,7 +38,7 @@ impl Harness {
     /// again.
     pub(crate) fn reconnects_soon(&self) -> bool {
         let is_soon = self.plan.dial_us.is_some_and(|dial_us| dial_us <= self.plan.lease_us / 2);
-        self.cut_off_is_by_adapters && self.plan.hosts.is_none() && is_soon
+        self.adapters_cut_off && self.plan.hosts.is_none() && is_soon
     }
 }
 

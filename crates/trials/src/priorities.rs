@@ -9,8 +9,8 @@ use halite::{
     AccessCause, BadQos, CallCause, Function, Lh, NodeId, Placement, Policy, Priority, Qos, Session, WriteOp,
 };
 
-use crate::found::{ALL, on_plan, poll_once, session_of};
 use crate::harness::Harness;
+use crate::regressions::{ALL, on_plan, poll_once, session_of};
 
 const BYTES_PER_US: u64 = 125;
 const OPERATION: usize = 8 << 10;
@@ -91,7 +91,7 @@ fn low_priority_writes_give_way_to_high_ones() {
 }
 
 #[test]
-fn a_delayed_operation_ends_with_its_deadline_its_peer_or_its_policy() {
+fn delayed_operations_end_with_deadline_peer_or_policy() {
     on_slow_link(20_000, |harness, session, lh| async move {
         let slow = Qos { policy: Policy::HwSep, rate: Some(1_000_000) };
         assert_eq!(session.set_qos(Qos { rate: None, ..slow }).await, Err(BadQos::RateNeeded.into()));

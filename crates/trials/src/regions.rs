@@ -86,13 +86,13 @@ async fn read(actor: &mut Actor, holding: Holding) {
     let (offset, len) = (range.start as u64 * WORD, range.len() as u64 * WORD);
     let mut bytes = vec![0; len as usize];
     let access = Access::begin(actor, holding, Permissions::READ);
-    note(actor, "read", holding, &range);
+    note_access(actor, "read", holding, &range);
     let session = actor.session.clone();
     let result = actor.attempt("read", session.read(holding.lh, offset, &mut bytes)).await;
     if let Some(Ok(())) = result {
         let regions = actor.harness.regions.borrow();
         let is_cut_off = actor.harness.was_isolated(actor.node);
-        let found = regions.unexplained(holding.life, access.begin_ns, range.start, &bytes, is_cut_off);
+        let found = regions.find_unexplained(holding.life, access.begin_ns, range.start, &bytes, is_cut_off);
         if let Some((index, value)) = found {
             let name = regions.life(holding.life).name;
             actor.harness.judge.violated(format!(
@@ -114,7 +114,7 @@ async fn write(actor: &mut Actor, holding: Holding) {
     let range = random_words(actor, holding.life);
     let offset = range.start as u64 * WORD;
     let access = Access::begin(actor, holding, Permissions::WRITE);
-    note(actor, "write", holding, &range);
+    note_access(actor, "write", holding, &range);
     let (write, bytes) = actor.harness.regions.borrow_mut().begin_write(access.begin_ns, holding.life, range);
     let session = actor.session.clone();
     let result = actor.attempt("write", session.write(holding.lh, offset, &bytes)).await;
@@ -127,7 +127,7 @@ async fn fill(actor: &mut Actor, holding: Holding) {
     let (offset, len) = (range.start as u64 * WORD, range.len() as u64 * WORD);
     let access = Access::begin(actor, holding, Permissions::WRITE);
     let byte = actor.random.between(1, 255) as u8;
-    note(actor, "fill", holding, &range);
+    note_access(actor, "fill", holding, &range);
     let write = actor.harness.regions.borrow_mut().begin_fill(access.begin_ns, holding.life, range, byte);
     let session = actor.session.clone();
     let result = actor.attempt("fill", session.fill(holding.lh, offset, len, byte)).await;
@@ -138,7 +138,7 @@ async fn fill(actor: &mut Actor, holding: Holding) {
 fn end_write(actor: &Actor, write: &lives::Write, result: &Option<Result<(), AccessError>>) {
     let mut regions = actor.harness.regions.borrow_mut();
     match result {
-        // A node that was declared dead writes to the region's former place, which others do not read.
+        // A node that was declared dead may have written to an earlier place of the region, which others do not read.
         Some(Ok(())) if actor.harness.was_isolated(actor.node) => {}
         Some(Ok(())) => regions.end_write(actor.now_ns(), write),
         Some(Err(error)) if !error.partly => regions.undo_write(write),
@@ -153,8 +153,8 @@ async fn copy(actor: &mut Actor, from: Holding) {
     let count = source.len().min(target_words);
     let first = actor.random.index(target_words - count + 1);
     let target = first..first + count;
-    note(actor, "copy from", from, &source);
-    note(actor, "copy to", to, &target);
+    note_access(actor, "copy from", from, &source);
+    note_access(actor, "copy to", to, &target);
     let accesses =
         [Access::begin(actor, from, Permissions::READ), Access::begin(actor, to, Permissions::WRITE)];
     let begin_ns = accesses[0].begin_ns;
@@ -181,7 +181,7 @@ async fn copy(actor: &mut Actor, from: Holding) {
     }
     let [reading, writing] = accesses;
     match result {
-        // The cause may be the refusal of either side.
+        // The error names the side that refused.
         Some(Err(error)) if error.side == halite::CopySide::Target => {
             reading.cancel(actor);
             writing.end(actor, "copy to", Some(Err(error.cause)));
@@ -201,7 +201,7 @@ async fn copy(actor: &mut Actor, from: Holding) {
     }
 }
 
-/// Accesses bytes beyond the end, partly or completely, or a range that wraps around; that must be refused.
+/// Accesses a range that is partly or completely beyond the end, or wraps around. The access must be refused.
 async fn access_beyond_end(actor: &mut Actor, holding: Holding) {
     let len = actor.harness.regions.borrow().life(holding.life).bytes();
     let offset = match actor.random.below(4) {
@@ -222,7 +222,7 @@ async fn access_beyond_end(actor: &mut Actor, holding: Holding) {
 }
 
 /// Records the next access in the trace.
-fn note(actor: &Actor, what: &str, holding: Holding, words: &Range<usize>) {
+fn note_access(actor: &Actor, what: &str, holding: Holding, words: &Range<usize>) {
     let (life, number) = (holding.life.0, actor.number);
     actor.harness.world.note(
         Some(actor.host),
@@ -234,8 +234,8 @@ fn note(actor: &Actor, what: &str, holding: Holding, words: &Range<usize>) {
 fn random_words(actor: &mut Actor, life: LifeId) -> Range<usize> {
     let words = actor.harness.regions.borrow().life(life).words.len() as u64;
     let is_long = actor.random.chance(actor.harness.plan.work.long_per_mille.into(), 1000);
-    let most = if is_long { LONG_WORDS_MAX } else { WORDS_MAX };
-    let count = actor.random.between(1, most.min(words));
+    let max = if is_long { LONG_WORDS_MAX } else { WORDS_MAX };
+    let count = actor.random.between(1, max.min(words));
     let first = actor.random.below(words - count + 1);
     first as usize..(first + count) as usize
 }
@@ -266,11 +266,11 @@ impl Access {
             Some(Ok(())) => check_success(actor, holding, kind, begin_ns, what == COPY_FROM),
             Some(Err(cause)) => check_refusal(actor, holding, kind, begin_ns, cause),
         };
-        if let Err(why) = verdict {
+        if let Err(reason) = verdict {
             let life = holding.life.0;
             let (number, node, now) = (actor.number, actor.node, actor.now_ns());
             actor.harness.judge.violated(format!(
-                "{what} by session {number} of node {node} in life {life}, from {begin_ns} to {now} ns: {why}"
+                "{what} by session {number} of node {node} in life {life}, from {begin_ns} to {now} ns: {reason}"
             ));
         }
         if let Some(Err(AccessCause::Stale | AccessCause::PeerDown(_))) = result {
@@ -289,9 +289,10 @@ fn check_success(
 ) -> Result<(), String> {
     let regions = actor.harness.regions.borrow();
     let life = regions.life(holding.life);
-    // A node that was declared dead, or was stopped and so declared others dead, has missed changes. Through adapters
-    // it cannot reach anything all the same: a change waits until all mappers have confirmed it or are cut off.
-    let over_ns = match actor.harness.cut_off_is_by_adapters {
+    // A node has missed changes if it was declared dead, or was stopped and then declared others dead. If adapters
+    // connect the nodes, its accesses fail even so, because a change waits until each mapper has confirmed it or is cut
+    // off.
+    let over_ns = match actor.harness.adapters_cut_off {
         // A copy may read long before it writes, and a stopped session learns of its adapter's accesses late.
         true if is_copied || actor.harness.may_have_been_stopped_since(actor.node, begin_ns) => begin_ns,
         true => actor.now_ns() - COMPLETION_DELAY_NS_MAX,
@@ -320,7 +321,7 @@ fn check_refusal(
     let is_calm = actor.harness.judge.is_calm();
     let was_revoked = life.revoked[actor.principal];
     // A handle that was mapped in peace must work if all nodes of its region live.
-    let is_due = actor.harness.was_peace_since(holding.begun_ns) && commands::is_whole(actor, life);
+    let is_due = actor.harness.was_peace_since(holding.begun_ns) && commands::is_intact(actor, life);
     let is_calm = is_calm || is_due;
     let is_explained = match cause {
         AccessCause::Stale => !is_calm || life.end_begun_ns != NEVER || was_revoked,

@@ -90,15 +90,15 @@ pub(crate) async fn free_by_name(actor: &mut Actor, name: &str) {
 async fn revoke_master(actor: &mut Actor, scene: &Scene) {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     let Scene { name, lh, other, grantee } = scene;
-    let raised = async {
+    let granted = async {
         session.grant(*lh, grantee.clone(), Permissions::MASTER).await?;
         other.map(name, Permissions::MASTER).await
     };
-    let Some(Ok(theirs)) = actor.attempt("grant master", raised).await else { return };
+    let Some(Ok(theirs)) = actor.attempt("grant master", granted).await else { return };
     let [revoke_delay_ns, free_delay_ns] = [(); 2].map(|()| actor.random.below(DELAY_NS_MAX));
     let (world, host) = (actor.harness.world.clone(), actor.host);
     let sleep_ns = |ns| world.sleep(Some(host), Duration::from_nanos(ns));
-    let deposing = async {
+    let revoking = async {
         sleep_ns(revoke_delay_ns).await;
         // Commands are queued, so the free may come after both of these, between them, or before them.
         let first = session.revoke(*lh, Who::Everyone, Permissions::ATOMIC);
@@ -108,13 +108,17 @@ async fn revoke_master(actor: &mut Actor, scene: &Scene) {
         sleep_ns(free_delay_ns).await;
         other.free(theirs).await
     };
-    let ended = async { Ok::<_, RegionError>(both(deposing, freeing).await) };
-    let Some(Ok((deposed, freed))) = actor.attempt("revoke master", ended).await else { return };
-    actor.note(format_args!("has deposed: {deposed:?}, freed: {freed:?}"));
+    let ended = async { Ok::<_, RegionError>(both(revoking, freeing).await) };
+    let Some(Ok((revoked, freed))) = actor.attempt("revoke master", ended).await else { return };
+    actor.note(format_args!("revoke: {revoked:?}, free: {freed:?}"));
     // A freed region has no permissions to revoke, and a deposed master cannot free it.
-    let is_valid = deposed.is_err() || freed.is_err();
-    actor.expect(is_valid, begin_ns, format_args!("{name} was freed by a master that had been deposed"));
-    for error in [deposed.err(), freed.err()].into_iter().flatten() {
+    let is_valid = revoked.is_err() || freed.is_err();
+    actor.expect(
+        is_valid,
+        begin_ns,
+        format_args!("{name} was freed by a master whose permission had been revoked"),
+    );
+    for error in [revoked.err(), freed.err()].into_iter().flatten() {
         let is_expected = matches!(
             error.cause,
             RegionCause::Stale | RegionCause::NotFound | RegionCause::PermissionDenied { .. }

@@ -42,7 +42,7 @@ pub fn run(plan: &Plan, seed: u64, keep: Keep) -> Result<Report, PlanError> {
     world.set_steps_max(STEPS_PER_NODE_US * plan.duration_us * u64::from(plan.nodes));
     let harness = Harness::new(world.clone(), plan.clone());
     world.spawn(None, "the scenario", scenario(harness.clone()));
-    let result = panics::caught(|| {
+    let result = panics::catch(|| {
         if let Some(violation) = run_to_end(&harness) {
             harness.judge.violated(violation);
         }
@@ -69,7 +69,7 @@ pub(crate) fn world(plan: &Plan, seed: u64) -> Result<World, PlanError> {
 }
 
 fn report_panic(harness: Rc<Harness>, seed: u64, panic: String) -> Report {
-    let result = panics::caught(|| {
+    let result = panics::catch(|| {
         harness.judge.violated(panic);
         report(&harness, seed)
     });
@@ -143,9 +143,9 @@ async fn wind_down(harness: &Rc<Harness>) {
     // A session may have just begun a pause, which a slow clock lengthens.
     let timeout = harness.plan.lease() * 40 + Duration::from_micros(2 * harness.plan.work.think_us_max);
     let deadline_ns = harness.world.now_ns() + timeout.as_nanos() as u64;
-    while harness.working() > 0 && harness.judge.is_ok() {
+    while harness.working_sessions() > 0 && harness.judge.is_ok() {
         if harness.world.now_ns() > deadline_ns {
-            let working = harness.working();
+            let working = harness.working_sessions();
             return harness.judge.violated(format!("{working} sessions have not ended after {timeout:?}"));
         }
         harness.world.sleep(None, Duration::from_micros(100)).await;

@@ -238,13 +238,13 @@ async fn notify(actor: &mut Actor, name: usize, holding: Holding) {
         Some(Err(error)) => {
             let verdict = check_failure(actor, holding, write, begin_ns, &error);
             handle_error(actor, name, holding, &error).await;
-            verdict.map_err(|why| format!("{error}: {why}"))
+            verdict.map_err(|reason| format!("{error}: {reason}"))
         }
         None => Ok(()),
     };
-    if let Err(why) = verdict {
+    if let Err(reason) = verdict {
         let (number, life) = (write.number, holding.life);
-        actor.expect(false, begin_ns, format_args!("notification {number} of life {life}: {why}"));
+        actor.expect(false, begin_ns, format_args!("notification {number} of life {life}: {reason}"));
     }
 }
 
@@ -287,13 +287,13 @@ fn check_failure(
             if !partly {
                 life.undo_write(write);
             }
-            life.ledger.deny(write.number)
+            life.ledger.record_denied(write.number)
         }
         NotifyCause::Watchers(_) => {
             if !harness.was_isolated(actor.node) {
                 life.end_write(write, now_ns);
             }
-            life.ledger.deny(write.number)
+            life.ledger.record_denied(write.number)
         }
         _ => Ok(()),
     })?;

@@ -48,7 +48,7 @@ struct Holding {
 pub(crate) fn judge(harness: &Harness) {
     for (index, life) in harness.words.borrow().lives.iter().enumerate() {
         for (word, chain) in life.chains.iter().enumerate() {
-            let violated = |why| harness.judge.violated(format!("word {word} of life {index}: {why}"));
+            let violated = |reason| harness.judge.violated(format!("word {word} of life {index}: {reason}"));
             chain.check().unwrap_or_else(violated);
         }
     }
@@ -114,7 +114,7 @@ async fn open(actor: &mut Actor, name: usize) {
         Some(Err(error)) if matches!(error.cause, RegionCause::NotFound | RegionCause::Lost(_)) => {
             create(actor, name, &text).await
         }
-        Some(Err(error)) => actor.expect_reason(is_region_trouble(actor, &error), begin_ns, &error),
+        Some(Err(error)) => actor.expect_reason(is_explained_error(actor, &error), begin_ns, &error),
         None => {}
     }
 }
@@ -138,13 +138,13 @@ async fn create(actor: &mut Actor, name: usize, text: &str) {
         ended => {
             actor.harness.words.borrow_mut().lives[life].ends = true;
             if let Some(Err(error)) = ended {
-                actor.expect_reason(is_region_trouble(actor, &error), begin_ns, &error);
+                actor.expect_reason(is_explained_error(actor, &error), begin_ns, &error);
             }
         }
     }
 }
 
-fn is_region_trouble(actor: &Actor, error: &RegionError) -> bool {
+fn is_explained_error(actor: &Actor, error: &RegionError) -> bool {
     match &error.cause {
         RegionCause::NameTaken | RegionCause::NoSpace { .. } | RegionCause::Stale => true,
         cause => may_follow_fault(cause) && !actor.harness.is_fault_free(),
@@ -167,14 +167,14 @@ async fn change(actor: &mut Actor, name: usize, holding: Holding, word: usize, c
             let verdict = with_chain(actor, holding, word, |chain| chain.changed(number, now_ns, old));
             let is_allowed = holding.rights.contains(Permissions::ATOMIC);
             actor.expect(is_allowed, begin_ns, "a word was changed without permission");
-            verdict.unwrap_or_else(|why| actor.expect(false, begin_ns, why));
-            note_last(actor, name, word, old);
+            verdict.unwrap_or_else(|reason| actor.expect(false, begin_ns, reason));
+            record_last(actor, name, word, old);
         }
         Some(Err(error)) => {
             if !error.partly {
                 with_chain(actor, holding, word, |chain| chain.forget(number));
             }
-            refused(actor, name, holding, Permissions::ATOMIC, begin_ns, &error);
+            check_refusal(actor, name, holding, Permissions::ATOMIC, begin_ns, &error);
         }
         None => {}
     }
@@ -193,20 +193,20 @@ async fn read(actor: &mut Actor, name: usize, holding: Holding, word: usize) {
             let value = u64::from_le_bytes(bytes);
             let span = Span { begin_ns, end_ns: actor.now_ns() };
             actor.harness.words.borrow_mut().lives[holding.life].chains[word].saw(span, value);
-            note_last(actor, name, word, value);
+            record_last(actor, name, word, value);
         }
-        Some(Err(error)) => refused(actor, name, holding, Permissions::READ, begin_ns, &error),
+        Some(Err(error)) => check_refusal(actor, name, holding, Permissions::READ, begin_ns, &error),
         None => {}
     }
 }
 
-fn note_last(actor: &mut Actor, name: usize, word: usize, value: u64) {
+fn record_last(actor: &mut Actor, name: usize, word: usize, value: u64) {
     if let Some(holding) = &mut actor.words.held[name] {
         holding.last[word] = value;
     }
 }
 
-fn refused(
+fn check_refusal(
     actor: &mut Actor,
     name: usize,
     holding: Holding,
@@ -247,7 +247,7 @@ async fn misuse(actor: &mut Actor, name: usize, holding: Holding) {
         }
         Some(Err(error)) => match error.cause {
             AccessCause::Unaligned { .. } | AccessCause::OutOfRange { .. } | AccessCause::Overflow => {}
-            _ => refused(actor, name, holding, Permissions::ATOMIC, begin_ns, &error),
+            _ => check_refusal(actor, name, holding, Permissions::ATOMIC, begin_ns, &error),
         },
         None => {}
     }

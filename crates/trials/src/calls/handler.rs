@@ -7,17 +7,17 @@ use halite::{Call, Driven, Function, ReplyCause, ReplyError, ServeOptions, Serve
 use halite_sim::{HostId, Random};
 
 use super::ledger::{CallId, Kind, Request, Task};
-use super::{TIMEOUT_US_MAX, in_batches, payload};
+use super::{TIMEOUT_US_MAX, payload, uses_batches};
 use crate::cancel;
 use crate::harness::{Harness, PRINCIPALS};
 
 /// The principal that serves the functions.
 const OWNER: usize = 0;
-/// The other principal that may call the closed function.
+/// The other principal that may call the function [`Kind::Closed`].
 const GUEST: usize = 1;
 /// Number of tasks per function.
 const TASKS: u32 = 2;
-/// Queue limit of the narrow function.
+/// Maximum queue length of the function [`Kind::Narrow`].
 const NARROW: usize = 2;
 /// Maximum number of calls that are received together.
 const BATCH_MAX: usize = 8;
@@ -77,9 +77,9 @@ impl Handler {
         let (world, server) = (self.harness.world.clone(), self.server.clone());
         let per_mille = self.harness.plan.work.given_up_per_mille;
         loop {
-            let max = if in_batches(&mut self.random, &self.harness.plan) { BATCH_MAX } else { 1 };
+            let max = if uses_batches(&mut self.random, &self.harness.plan) { BATCH_MAX } else { 1 };
             let receiving = server.recv_many(max);
-            let received = cancel::or_cancel(&world, self.host, &mut self.random, per_mille, receiving);
+            let received = cancel::run_or_cancel(&world, self.host, &mut self.random, per_mille, receiving);
             match received.await {
                 Some(Ok(calls)) => self.handle(calls).await,
                 Some(Err(_)) => return,
@@ -89,7 +89,7 @@ impl Handler {
         }
     }
 
-    /// Answers, together, calls that were received together.
+    /// Handles calls that were received together. Answers those that need an answer together.
     async fn handle(&mut self, calls: Vec<Call>) {
         let (mut answers, mut kept, mut is_late) = (Vec::new(), Vec::new(), false);
         for call in calls {
@@ -100,9 +100,9 @@ impl Handler {
                     is_late |= request.task == Task::AnswerLate;
                     answers.push((call, id, request));
                 }
-                Err(why) => {
+                Err(reason) => {
                     let (kind, node) = (self.kind, self.node);
-                    self.harness.judge.violated(format!("{kind:?} at node {node} got a call: {why}"));
+                    self.harness.judge.violated(format!("{kind:?} at node {node} got a call: {reason}"));
                 }
             }
         }
@@ -127,8 +127,8 @@ impl Handler {
             .ok_or_else(|| format!("{} bytes are not an input", input.len()))?;
         let from = (call.node().0, call.caller());
         let mut ledger = self.harness.calls.borrow_mut();
-        let request = ledger.ledger.execute(id, self.node, self.kind, from);
-        let request = request.map_err(|why| format!("{id:?} by {from:?}: {why}"))?;
+        let request = ledger.ledger.record_execution(id, self.node, self.kind, from);
+        let request = request.map_err(|reason| format!("{id:?} by {from:?}: {reason}"))?;
         if !payload::is_input(input, request.input_bytes as usize) {
             return Err(format!("{id:?}: its {} bytes differ from those that were sent", input.len()));
         }
@@ -151,7 +151,7 @@ impl Handler {
 
     fn check_reply(&self, id: CallId, request: Request, result: Result<(), ReplyError>) {
         let Err(error) = result else {
-            return self.harness.calls.borrow_mut().ledger.replied(id, self.harness.world.now_ns());
+            return self.harness.calls.borrow_mut().ledger.record_reply(id, self.harness.world.now_ns());
         };
         let is_right = match error.cause {
             ReplyCause::CallerGone => true,

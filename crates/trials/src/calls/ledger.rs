@@ -69,9 +69,9 @@ struct CallState {
     replied_ns: Option<u64>,
 }
 
-/// The circumstances of a failed call.
+/// The circumstances in which a call failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct NoAnswer {
+pub(super) struct FailureContext {
     pub(super) now_ns: u64,
     /// Time since the deadline of the call; negative before it.
     pub(super) overdue_ns: i64,
@@ -88,8 +88,8 @@ const IN_RING_BYTES_MAX: u32 = 512;
 
 impl CallState {
     /// Returns true if the call was answered long enough before its deadline.
-    fn lost_answer(&self, no_answer: NoAnswer) -> bool {
-        let due_ns = no_answer.now_ns.saturating_add_signed(-no_answer.overdue_ns);
+    fn has_lost_answer(&self, context: FailureContext) -> bool {
+        let due_ns = context.now_ns.saturating_add_signed(-context.overdue_ns);
         let in_time = self.replied_ns.is_some_and(|at| at + SHORT_ANSWER_NS_MAX < due_ns);
         in_time && self.request.output_bytes <= SHORT_ANSWER_BYTES_MAX
     }
@@ -110,7 +110,7 @@ impl Ledger {
     }
 
     /// Records that a handler at node `at` has received the call; fails if it must not receive it.
-    pub(super) fn execute(
+    pub(super) fn record_execution(
         &mut self,
         id: CallId,
         at: u32,
@@ -150,12 +150,12 @@ impl Ledger {
         }
     }
 
-    pub(super) fn replied(&mut self, id: CallId, now_ns: u64) {
+    pub(super) fn record_reply(&mut self, id: CallId, now_ns: u64) {
         self.calls[id.0 as usize].replied_ns = Some(now_ns);
     }
 
     /// Records that the caller got an answer of `len` bytes; fails if it must not get one.
-    pub(super) fn answered(&self, id: CallId, len: usize) -> Result<(), String> {
+    pub(super) fn record_answer(&self, id: CallId, len: usize) -> Result<(), String> {
         let CallState { request, runs, .. } = self.calls[id.0 as usize];
         match () {
             () if runs != 1 => Err(format!("the call was answered, but executed {runs} times")),
@@ -170,15 +170,15 @@ impl Ledger {
     }
 
     /// Records that the caller got an error; fails if nothing explains the error.
-    pub(super) fn failed(
+    pub(super) fn record_failure(
         &mut self,
         id: CallId,
         error: &CallError,
-        no_answer: NoAnswer,
+        context: FailureContext,
     ) -> Result<(), String> {
         let call = &mut self.calls[id.0 as usize];
         let CallState { request, runs, .. } = *call;
-        let NoAnswer { is_calm, .. } = no_answer;
+        let FailureContext { is_calm, .. } = context;
         call.denied = !error.may_have_run;
         match () {
             () if call.denied && runs > 0 => return Err("the call was executed".to_owned()),
@@ -188,7 +188,7 @@ impl Ledger {
             () => {}
         }
         let is_explained = match error.cause {
-            CallCause::Timeout => no_answer.overdue_ns >= 0 && !(is_calm && call.lost_answer(no_answer)),
+            CallCause::Timeout => context.overdue_ns >= 0 && !(is_calm && call.has_lost_answer(context)),
             CallCause::UnknownFunction => request.kind == Kind::Absent || !is_calm,
             CallCause::Busy => request.kind == Kind::Narrow,
             CallCause::PermissionDenied => !request.is_allowed,

@@ -128,12 +128,12 @@ impl Worker {
 
     pub(super) async fn repeat(&mut self, rounds: u64) {
         for _ in 0..rounds {
-            self.once().await.unwrap_or_else(|error| panic!("{}: {error}", self.job.name()));
+            self.run_once().await.unwrap_or_else(|error| panic!("{}: {error}", self.job.name()));
             self.done += 1;
         }
     }
 
-    async fn once(&mut self) -> Result<(), Box<dyn std::error::Error>> {
+    async fn run_once(&mut self) -> Result<(), Box<dyn std::error::Error>> {
         let (session, name, bytes) = (&self.session, self.name.as_str(), self.bytes);
         let lh = self.lh.expect("the worker has been prepared");
         match self.job {
@@ -142,12 +142,14 @@ impl Worker {
             Job::ReadBatch => {
                 let pieces = self.buffer.chunks_mut((bytes / PIECES) as usize);
                 let piece = |(offset, into)| ReadOp { lh, offset, into };
-                session.read_batch(&mut scattered(bytes).zip(pieces).map(piece).collect::<Vec<_>>()).await?
+                session
+                    .read_batch(&mut piece_offsets(bytes).zip(pieces).map(piece).collect::<Vec<_>>())
+                    .await?
             }
             Job::WriteBatch => {
                 let pieces = self.buffer.chunks((bytes / PIECES) as usize);
                 let piece = |(offset, from)| WriteOp { lh, offset, from };
-                session.write_batch(&scattered(bytes).zip(pieces).map(piece).collect::<Vec<_>>()).await?
+                session.write_batch(&piece_offsets(bytes).zip(pieces).map(piece).collect::<Vec<_>>()).await?
             }
             Job::FetchAdd => drop(session.fetch_add(lh, 0, 1).await?),
             Job::CompareSwap => drop(session.compare_swap(lh, 0, self.done, self.done + 1).await?),
@@ -171,7 +173,7 @@ impl Worker {
 const ALL: Permissions = Permissions::all();
 
 /// Returns the offsets of a batch's pieces: every second piece of those that fit into the region.
-fn scattered(bytes: u64) -> impl Iterator<Item = u64> {
+fn piece_offsets(bytes: u64) -> impl Iterator<Item = u64> {
     (0..PIECES).map(move |piece| 2 * piece * (bytes / PIECES))
 }
 

@@ -81,14 +81,17 @@ fn row(profile: &Profile, job: Job, bytes: u64) -> String {
     let latency_us = alone_ns as f64 / 1e3 / rounds(bytes) as f64;
     let operations = (rounds(bytes) * u64::from(SESSIONS)) as f64;
     let size = if bytes == 0 { "-".to_owned() } else { bytes.to_string() };
-    let rate = per_time(operations * 1e6, all_ns);
-    let throughput =
-        if job.carries_bytes() { per_time(operations * bytes as f64 * 1e3, all_ns) } else { "-".to_owned() };
+    let rate = format_rate(operations * 1e6, all_ns);
+    let throughput = if job.carries_bytes() {
+        format_rate(operations * bytes as f64 * 1e3, all_ns)
+    } else {
+        "-".to_owned()
+    };
     format!("| {} | {size} | {latency_us:.3} | {rate} | {throughput} |\n", job.name())
 }
 
 /// Formats a rate. Loads and stores may take no simulated time at all.
-fn per_time(amount: f64, time_ns: u64) -> String {
+fn format_rate(amount: f64, time_ns: u64) -> String {
     if time_ns == 0 { "-".to_owned() } else { format!("{:.1}", amount / time_ns as f64) }
 }
 
@@ -100,17 +103,17 @@ fn rounds(bytes: u64) -> u64 {
 /// Returns the time until all sessions have done their operations.
 fn elapsed_ns(profile: &Profile, job: Job, bytes: u64, sessions: u32) -> u64 {
     let world = World::new(0, profile.clone());
-    let took_ns = Rc::new(Cell::new(0));
-    let (here, took) = (world.clone(), took_ns.clone());
+    let elapsed_ns_cell = Rc::new(Cell::new(0));
+    let (here, elapsed) = (world.clone(), elapsed_ns_cell.clone());
     world.spawn(None, "golden", async move {
         let cluster = Cluster::start(&here).await;
         let workers = (0..sessions).map(|number| Worker::new(&cluster, job, bytes, number));
-        took.set(run_workers(&here, workers.collect(), rounds(bytes)).await);
+        elapsed.set(run_workers(&here, workers.collect(), rounds(bytes)).await);
     });
     let end = world.run_until(DEADLINE_NS);
     assert_eq!(end, RunEnd::Finished, "{} of {bytes} bytes", job.name());
     world.end();
-    took_ns.get()
+    elapsed_ns_cell.get()
 }
 
 /// Prepares all workers, lets them work, and returns the time of the work.

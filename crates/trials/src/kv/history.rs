@@ -12,7 +12,7 @@ use todc_utils::specifications::Specification;
 use super::values::Value;
 use crate::linearizability::{self, Span};
 
-/// End of an operation that is not known to have ended.
+/// End of an operation without a known end.
 const NEVER: u64 = u64::MAX;
 /// Maximum number of operations that the checker can handle; operations in progress may still exceed it.
 const LEN_MAX: usize = 32;
@@ -32,7 +32,7 @@ pub(super) enum Operation {
     Swap {
         new: Value,
         only: Only,
-        lapse: Option<u64>,
+        expiry: Option<u64>,
         found: Option<Option<Value>>,
     },
     /// Appends; with the resulting length, in entries.
@@ -44,12 +44,12 @@ pub(super) enum Operation {
         was: Option<bool>,
     },
     Expire {
-        lapse: u64,
+        expiry: u64,
         was: Option<bool>,
     },
-    /// Removes the key if this expiry is still in force.
-    Lapse {
-        lapse: u64,
+    /// Removes the key if it still has this expiry.
+    ExpiryElapsed {
+        expiry: u64,
     },
 }
 
@@ -57,7 +57,7 @@ pub(super) enum Operation {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Item {
     value: Value,
-    lapse: Option<u64>,
+    expiry: Option<u64>,
 }
 
 struct Register;
@@ -75,26 +75,26 @@ impl Specification for Register {
         match *operation {
             Operation::Nothing => (true, item),
             Operation::Get { found } => (found == old, item),
-            Operation::Swap { new, only, lapse, found } => {
+            Operation::Swap { new, only, expiry, found } => {
                 let holds = match only {
                     Only::Always => true,
                     Only::IfAbsent => old.is_none(),
                     Only::IfPresent => old.is_some(),
                 };
-                let after = if holds { Some(Item { value: new, lapse }) } else { item };
+                let after = if holds { Some(Item { value: new, expiry }) } else { item };
                 (found.is_none_or(|found| found == old), after)
             }
             Operation::Append { token, len } => {
                 let value = old.map_or(Value::of(token), |old| old.push(token));
-                let after = Item { value, lapse: item.and_then(|item| item.lapse) };
+                let after = Item { value, expiry: item.and_then(|item| item.expiry) };
                 (len.is_none_or(|len| len == value.entries), Some(after))
             }
             Operation::Delete { was } => (was.is_none_or(|was| was == old.is_some()), None),
-            Operation::Expire { lapse, was } => {
-                let after = item.map(|item| Item { lapse: Some(lapse), ..item });
+            Operation::Expire { expiry, was } => {
+                let after = item.map(|item| Item { expiry: Some(expiry), ..item });
                 (was.is_none_or(|was| was == old.is_some()), after)
             }
-            Operation::Lapse { lapse } => (true, item.filter(|item| item.lapse != Some(lapse))),
+            Operation::ExpiryElapsed { expiry } => (true, item.filter(|item| item.expiry != Some(expiry))),
         }
     }
 }
@@ -131,13 +131,13 @@ impl History {
     }
 
     /// Records an expiry that starts now; returns its place.
-    pub(super) fn begin_lapse(&mut self, begin_ns: u64, lifetime_us: u64, lapse: u64) -> usize {
+    pub(super) fn begin_expiry(&mut self, begin_ns: u64, lifetime_us: u64, expiry: u64) -> usize {
         let earliest_ns = (begin_ns + 1000 * lifetime_us).saturating_sub(CLOCK_NS).max(begin_ns);
-        self.begin(earliest_ns, Operation::Lapse { lapse })
+        self.begin(earliest_ns, Operation::ExpiryElapsed { expiry })
     }
 
     /// Sets the latest time of the expiry.
-    pub(super) fn end_lapse(&mut self, place: usize, end_ns: u64, lifetime_us: u64) {
+    pub(super) fn end_expiry(&mut self, place: usize, end_ns: u64, lifetime_us: u64) {
         self.done[place].0.end_ns = end_ns + 1000 * lifetime_us + CLOCK_NS;
     }
 

@@ -125,7 +125,7 @@ impl Chain {
         let mut values = vec![0];
         let mut steps = Vec::new();
         let mut left: Vec<(Span, Change)> = self.unknown.values().copied().collect();
-        // The earliest of equal changes comes first.
+        // Sorted, so that the earliest of equal changes is used first.
         left.sort_by_key(|(span, _)| span.begin_ns);
         let wanted: BTreeMap<u64, ()> = self.reads.iter().map(|(_, value)| (*value, ())).collect();
         let is_wanted = |value: u64| self.done.contains_key(&value) || wanted.contains_key(&value);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use halite::{AccessCause, AccessError, Lh, NodeId, Permissions, Placement, RegionCause};
 
-use super::stamps::{Seen, Stamps, Values, WORDS};
+use super::stamps::{KnownValues, Stamps, Values, WORDS};
 use super::{NAMES, is_explained_by, session_id, violated};
 use crate::actor::Actor;
 use crate::harness::Harness;
@@ -52,7 +52,7 @@ fn name_of(name: usize) -> String {
 pub(super) fn end_session(harness: &Harness, run: super::SessionId) {
     let now_ns = harness.world.now_ns();
     // The writes of a dead holder are over when its lock passes on. But other nodes may learn late of its death.
-    let until_ns = if harness.cut_off_is_death { now_ns } else { now_ns + harness.consequences_ns() };
+    let until_ns = if harness.cut_off_kills { now_ns } else { now_ns + harness.consequences_ns() };
     let lives = &mut harness.locks.borrow_mut().data.lives;
     for Life { stamps, .. } in lives {
         stamps.abandon(run, until_ns);
@@ -102,7 +102,7 @@ async fn open(actor: &mut Actor, name: usize) -> Option<Opened> {
             create(actor, name).await
         }
         Err(error) => {
-            refused(actor, name, &error.cause, &error.to_string());
+            check_refusal(actor, name, &error.cause, &error.to_string());
             None
         }
     };
@@ -125,7 +125,7 @@ async fn create(actor: &mut Actor, name: usize) -> Option<Opened> {
         ended => {
             actor.harness.locks.borrow_mut().data.lives[life].ends = true;
             if let Some(Err(error)) = ended {
-                refused(actor, name, &error.cause, &error.to_string());
+                check_refusal(actor, name, &error.cause, &error.to_string());
             }
             None
         }
@@ -133,9 +133,9 @@ async fn create(actor: &mut Actor, name: usize) -> Option<Opened> {
 }
 
 /// Handles a refused access. An earlier holder may have left a region that is being freed.
-fn refused(actor: &Actor, name: usize, cause: &RegionCause, error: &str) {
-    let is_left = matches!(cause, RegionCause::NameTaken | RegionCause::Stale);
-    if !(is_left || is_explained_by(actor, cause)) {
+fn check_refusal(actor: &Actor, name: usize, cause: &RegionCause, error: &str) {
+    let is_being_freed = matches!(cause, RegionCause::NameTaken | RegionCause::Stale);
+    if !(is_being_freed || is_explained_by(actor, cause)) {
         violated(actor, name, actor.now_ns(), error);
     }
 }
@@ -148,18 +148,18 @@ async fn read(actor: &mut Actor, index: usize, opened: Opened) -> bool {
     let result = actor.attempt("read under a lock", session.read(opened.lh, 0, &mut bytes)).await;
     with_stamps(actor, opened, |stamps| stamps.end_read(run));
     if !matches!(result, Some(Ok(()))) {
-        failed(actor, index, opened, result);
+        check_failure(actor, index, opened, result);
         return false;
     }
     let values: Values =
         std::array::from_fn(|at| u64::from_le_bytes(bytes[at * WORD..][..WORD].try_into().expect("a word")));
-    let seen = actor.locks.held[index].seen;
+    let known = actor.locks.held[index].known;
     let (now_ns, holds) = (actor.now_ns(), holds(actor, index));
     let verdict =
-        with_stamps(actor, opened, |stamps| stamps.read(run, begin_ns, now_ns, values, seen, holds));
+        with_stamps(actor, opened, |stamps| stamps.read(run, begin_ns, now_ns, values, known, holds));
     match verdict {
-        Ok(seen) => actor.locks.held[index].seen = seen,
-        Err(why) => violated(actor, actor.locks.held[index].name, begin_ns, &why),
+        Ok(known) => actor.locks.held[index].known = known,
+        Err(reason) => violated(actor, actor.locks.held[index].name, begin_ns, &reason),
     }
     true
 }
@@ -179,13 +179,13 @@ async fn write(actor: &mut Actor, index: usize, opened: Opened) -> bool {
         let result = actor.attempt("write under a lock", session.write(opened.lh, offset, &part)).await;
         if !matches!(result, Some(Ok(()))) {
             abandon(actor, opened, begin_ns);
-            failed(actor, index, opened, result);
+            check_failure(actor, index, opened, result);
             return false;
         }
     }
     let (now_ns, holds) = (actor.now_ns(), holds(actor, index));
-    let seen: Option<Seen> = with_stamps(actor, opened, |stamps| stamps.end(run, now_ns, holds));
-    actor.locks.held[index].seen = seen;
+    let known: Option<KnownValues> = with_stamps(actor, opened, |stamps| stamps.end(run, now_ns, holds));
+    actor.locks.held[index].known = known;
     true
 }
 
@@ -198,9 +198,9 @@ fn abandon(actor: &Actor, opened: Opened, begin_ns: u64) {
 }
 
 /// Handles an access that failed or was cancelled.
-fn failed(actor: &mut Actor, index: usize, opened: Opened, result: Option<Result<(), AccessError>>) {
+fn check_failure(actor: &mut Actor, index: usize, opened: Opened, result: Option<Result<(), AccessError>>) {
     let name = actor.locks.held[index].name;
-    actor.locks.held[index].seen = None;
+    actor.locks.held[index].known = None;
     let Some(Err(error)) = result else { return };
     let is_explained = match error.cause {
         AccessCause::Stale => {

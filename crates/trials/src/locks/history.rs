@@ -9,12 +9,12 @@ pub(super) struct History {
 }
 
 impl History {
-    pub(super) fn taken(&mut self, span: Span, token: u64) {
+    pub(super) fn record_taken(&mut self, span: Span, token: u64) {
         self.done.push((span, Operation::Take(token)));
     }
 
     /// Records a release or loss of the lock at some time in `span`.
-    pub(super) fn released(&mut self, span: Span, token: u64) {
+    pub(super) fn record_released(&mut self, span: Span, token: u64) {
         self.done.push((span, Operation::GiveUp(token)));
     }
 

@@ -5,7 +5,7 @@ use crate::linearizability::Span;
 
 /// End of a hold that has not ended.
 const NEVER: u64 = u64::MAX;
-/// Time after which a request is in the queue, without faults: a dozen messages at most.
+/// Time after which a request is certainly in the queue, without faults: that of a dozen messages.
 const QUEUED_NS: u64 = 150_000;
 /// Time after which any session can take a released lock, without faults.
 const DOUBT_NS: u64 = 200_000;
@@ -30,7 +30,7 @@ pub(super) struct Context<'s> {
     pub(super) is_up: &'s dyn Fn(SessionId) -> bool,
     /// True if a node that is cut off does nothing any more: a holder then loses the lock only if it or the home is
     /// gone.
-    pub(super) cut_off_is_death: bool,
+    pub(super) cut_off_kills: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,8 +53,8 @@ struct Hold {
 }
 
 impl Hold {
-    /// Returns true if the holder can do nothing any more.
-    fn is_gone(&self, context: Context<'_>) -> bool {
+    /// Returns true if the holder's session or node has ended.
+    fn has_ended(&self, context: Context<'_>) -> bool {
         self.orphaned || !(context.is_up)(self.run)
     }
 }
@@ -90,7 +90,7 @@ impl Ledger {
         self.attempts.remove(index)
     }
 
-    pub(super) fn took(
+    pub(super) fn record_acquired(
         &mut self,
         run: SessionId,
         token: u64,
@@ -117,12 +117,12 @@ impl Ledger {
     /// Records the start of a hold, and the end of the previous hold if that may be over.
     fn record_hold(&mut self, attempt: &Attempt, token: u64, context: Context<'_>) {
         let span = Span { begin_ns: attempt.begin_ns, end_ns: context.now_ns };
-        let is_kept = |hold: &Hold| !hold.is_gone(context) && (context.is_calm_since)(hold.begin_ns);
+        let is_kept = |hold: &Hold| !hold.has_ended(context) && (context.is_calm_since)(hold.begin_ns);
         let is_kept = self.current_hold().is_some_and(is_kept);
         if let Some((begin_ns, before)) = self.open.take().filter(|_| !is_kept) {
-            self.history.released(Span { begin_ns, end_ns: context.now_ns }, before);
+            self.history.record_released(Span { begin_ns, end_ns: context.now_ns }, before);
         }
-        self.history.taken(span, token);
+        self.history.record_taken(span, token);
         self.open = Some((attempt.begin_ns, token));
     }
 
@@ -136,20 +136,20 @@ impl Ledger {
         self.history.has_order()
     }
 
-    /// Checks that no other session holds the lock, unless there is a reason why that hold is over.
+    /// Checks that no other session holds the lock, unless a fault may have ended that hold.
     fn check_displaced(&self, token: u64, recovered: bool, context: Context<'_>) -> Result<(), String> {
         let Some(hold) = self.current_hold() else { return Ok(()) };
-        let is_gone = hold.is_gone(context);
-        // If the lock was created again, its tokens start far above.
+        let has_ended = hold.has_ended(context);
+        // The tokens of a lock that was created again start far above.
         let is_the_same = token.wrapping_sub(hold.token) <= self.attempts_count;
         let Hold { run, begin_ns, .. } = hold;
-        if !is_gone && (context.is_calm_since)(*begin_ns) {
+        if !has_ended && (context.is_calm_since)(*begin_ns) {
             return Err(format!("{run:?} has held it since {begin_ns} ns, with token {}", hold.token));
         }
-        if !is_gone && is_the_same && context.cut_off_is_death {
+        if !has_ended && is_the_same && context.cut_off_kills {
             return Err(format!("{run:?} holds it, lives, and was not cut off; token {}", hold.token));
         }
-        if is_gone && token == hold.token + 1 && !recovered {
+        if has_ended && token == hold.token + 1 && !recovered {
             return Err(format!(
                 "the lock is not marked as recovered from {run:?}, which died with token {}",
                 hold.token
@@ -194,13 +194,13 @@ impl Ledger {
     }
 
     /// Records that the attempt was cancelled, and may have succeeded.
-    pub(super) fn cancelled(&mut self, run: SessionId, now_ns: u64) {
+    pub(super) fn record_cancelled(&mut self, run: SessionId, now_ns: u64) {
         self.end_attempt(run);
         self.doubt_until_ns = self.doubt_until_ns.max(now_ns + DOUBT_NS);
     }
 
     /// Records that the attempt was refused because the lock is held.
-    pub(super) fn refused(&mut self, run: SessionId, context: Context<'_>) -> Result<(), String> {
+    pub(super) fn record_refused(&mut self, run: SessionId, context: Context<'_>) -> Result<(), String> {
         let Attempt { begin_ns, .. } = self.end_attempt(run);
         let may_be_held = !self.attempts.is_empty()
             || !self.holds.is_empty()
@@ -219,7 +219,7 @@ impl Ledger {
 
     /// Returns the highest token granted after `token` by the same incarnation of the lock; a lock that was created
     /// again starts far above.
-    pub(super) fn taken_after(&self, token: u64) -> Option<u64> {
+    pub(super) fn later_token(&self, token: u64) -> Option<u64> {
         let rise = self.token_max.saturating_sub(token);
         (1..=self.attempts_count).contains(&rise).then_some(self.token_max)
     }
@@ -240,7 +240,7 @@ impl Ledger {
     pub(super) fn end_release(&mut self, run: SessionId, now_ns: u64) {
         let ended = self.hold(run).map(|hold| hold.token);
         if let Some((begin_ns, token)) = self.open.take_if(|(_, token)| Some(*token) == ended) {
-            self.history.released(Span { begin_ns, end_ns: now_ns }, token);
+            self.history.record_released(Span { begin_ns, end_ns: now_ns }, token);
         }
         self.forget_hold(run, now_ns);
     }
@@ -251,7 +251,7 @@ impl Ledger {
     }
 
     /// Records that the holder has lost the lock, or does not know whether it has.
-    pub(super) fn lost(&mut self, run: SessionId, context: Context<'_>) -> Result<(), String> {
+    pub(super) fn record_lost(&mut self, run: SessionId, context: Context<'_>) -> Result<(), String> {
         let held = self.hold(run).copied();
         self.forget_hold(run, context.now_ns);
         match held {
@@ -263,7 +263,7 @@ impl Ledger {
     }
 
     /// Records that the release continues in the background.
-    pub(super) fn dropped(&mut self, run: SessionId, now_ns: u64) {
+    pub(super) fn record_dropped(&mut self, run: SessionId, now_ns: u64) {
         self.begin_release(run, now_ns);
         self.forget_hold(run, now_ns);
         self.doubt_until_ns = self.doubt_until_ns.max(now_ns + DOUBT_NS);

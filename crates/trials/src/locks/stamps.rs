@@ -1,9 +1,9 @@
 //! The known facts about the words under a lock. A holder writes one stamp to all words, so the next holder must read
 //! this stamp in each word.
 //!
-//! The rule is suspended while a write that no session awaits may still land: a cancelled write, a write of a dead
-//! holder that is not cut off everywhere, or a write of a holder that has lost the lock. It stays suspended until all
-//! words have been written once more.
+//! The rule is suspended while a write may still take effect although no session waits for it: a cancelled write, a
+//! write of a dead holder that is not cut off everywhere, or a write of a holder that has lost the lock. It stays
+//! suspended until all words have been written again.
 
 use super::ledger::SessionId;
 use crate::regions::words::Words;
@@ -14,7 +14,7 @@ pub(super) type Values = [u64; WORDS];
 
 /// The words that a holder read or wrote.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Seen {
+pub(super) struct KnownValues {
     values: Values,
     at_ns: u64,
 }
@@ -63,7 +63,7 @@ impl Stamps {
     }
 
     /// Records the end of the write. If its session still `holds` the lock, the next reads must return `stamp`.
-    pub(super) fn end(&mut self, run: SessionId, now_ns: u64, holds: bool) -> Option<Seen> {
+    pub(super) fn end(&mut self, run: SessionId, now_ns: u64, holds: bool) -> Option<KnownValues> {
         let PendingWrite { stamp, begin_ns, .. } = self.take(run).expect("the operation began");
         let oldest_ns = self.reads.iter().map(|(_, begin_ns)| *begin_ns).min().unwrap_or(now_ns);
         for index in 0..WORDS {
@@ -73,7 +73,7 @@ impl Stamps {
         if !holds {
             self.doubt_until_ns = self.doubt_until_ns.max(now_ns);
         }
-        self.are_equal.then_some(Seen { values: [stamp; WORDS], at_ns: now_ns })
+        self.are_equal.then_some(KnownValues { values: [stamp; WORDS], at_ns: now_ns })
     }
 
     pub(super) fn begin_read(&mut self, run: SessionId, now_ns: u64) {
@@ -106,12 +106,12 @@ impl Stamps {
         begin_ns: u64,
         now_ns: u64,
         values: Values,
-        seen: Option<Seen>,
+        known: Option<KnownValues>,
         holds: bool,
-    ) -> Result<Option<Seen>, String> {
+    ) -> Result<Option<KnownValues>, String> {
         for (index, value) in values.iter().enumerate() {
             let word = self.words.get(index);
-            if !word.may_be(*value, begin_ns) {
+            if !word.may_hold(*value, begin_ns) {
                 let may = word.history();
                 return Err(format!("the holder read {values:?}, but word {index} may be {may}"));
             }
@@ -122,11 +122,11 @@ impl Stamps {
         if self.are_equal && values.iter().any(|value| *value != values[0]) {
             return Err(format!("the holder read {values:?}, which no session wrote together"));
         }
-        match seen.filter(|seen| seen.at_ns > self.doubt_until_ns && seen.values != values) {
-            Some(Seen { values: before, .. }) => {
+        match known.filter(|known| known.at_ns > self.doubt_until_ns && known.values != values) {
+            Some(KnownValues { values: before, .. }) => {
                 Err(format!("the holder read {values:?}, and {before:?} before, while it held the lock"))
             }
-            None => Ok(Some(Seen { values, at_ns: now_ns })),
+            None => Ok(Some(KnownValues { values, at_ns: now_ns })),
         }
     }
 }

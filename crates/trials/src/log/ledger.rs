@@ -89,13 +89,13 @@ impl Logs {
         }
     }
 
-    pub(super) fn append_begins(&mut self, life: usize) -> u64 {
+    pub(super) fn begin_append(&mut self, life: usize) -> u64 {
         self.last_token += 1;
         self.lives[life].appends.insert(self.last_token, Outcome::Unknown);
         self.last_token
     }
 
-    pub(super) fn append_ends(&mut self, life: usize, token: u64, outcome: Outcome) -> Result<(), String> {
+    pub(super) fn end_append(&mut self, life: usize, token: u64, outcome: Outcome) -> Result<(), String> {
         let life = &mut self.lives[life];
         life.appends.insert(token, outcome);
         match outcome {
@@ -103,15 +103,15 @@ impl Logs {
                 life.record_position(token, position);
                 Ok(())
             }
-            _ => life.expect_unseen(token),
+            _ => life.check_unread(token),
         }
     }
 
-    pub(super) fn knows_home(&self, life: usize, segment: u64) -> bool {
+    pub(super) fn has_home(&self, life: usize, segment: u64) -> bool {
         self.lives[life].homes.contains_key(&segment)
     }
 
-    pub(super) fn note_home(&mut self, life: usize, segment: u64, home: Option<(u32, u32)>) {
+    pub(super) fn record_home(&mut self, life: usize, segment: u64, home: Option<(u32, u32)>) {
         self.lives[life].homes.insert(segment, home);
     }
 
@@ -123,7 +123,7 @@ impl Logs {
     }
 
     /// Starts a trim; returns the position that all readers have reached, to which the log is trimmed.
-    pub(super) fn trim_begins(&mut self, life: usize) -> u64 {
+    pub(super) fn begin_trim(&mut self, life: usize) -> u64 {
         let life = &mut self.lives[life];
         let passed = life.readers.iter().filter_map(|reader| reader.position).min().unwrap_or(0);
         life.trimmed = life.trimmed.max(passed);
@@ -138,7 +138,9 @@ impl Logs {
     /// Checks all logs, after all sessions have ended.
     pub(super) fn judge(&self, harness: &Harness) -> Result<(), String> {
         let mut lives = self.lives.iter().enumerate();
-        lives.try_for_each(|(number, life)| life.judge(harness).map_err(|why| format!("log {number}: {why}")))
+        lives.try_for_each(|(number, life)| {
+            life.judge(harness).map_err(|reason| format!("log {number}: {reason}"))
+        })
     }
 }
 
@@ -147,17 +149,17 @@ impl Life {
     fn record_position(&mut self, token: u64, position: u64) {
         let here = *self.places.entry(position).or_insert(token);
         if here != token {
-            let why = format!("records {here} and {token} are both at {position}");
-            self.conflicts.push((position, why));
+            let reason = format!("records {here} and {token} are both at {position}");
+            self.conflicts.push((position, reason));
         }
         let there = *self.tokens.entry(token).or_insert(position);
         if there != position {
-            let why = format!("record {token} is at {there} and at {position}");
-            self.conflicts.push((there, why));
+            let reason = format!("record {token} is at {there} and at {position}");
+            self.conflicts.push((there, reason));
         }
     }
 
-    fn expect_unseen(&self, token: u64) -> Result<(), String> {
+    fn check_unread(&self, token: u64) -> Result<(), String> {
         match self.tokens.get(&token) {
             Some(position) => Err(format!("record {token} was not appended, but read at {position}")),
             None => Ok(()),
@@ -193,9 +195,10 @@ impl Life {
     }
 
     fn judge(&self, harness: &Harness) -> Result<(), String> {
-        if let Some((_, why)) = self.conflicts.iter().find(|(position, _)| self.is_intact(harness, *position))
+        if let Some((_, reason)) =
+            self.conflicts.iter().find(|(position, _)| self.is_intact(harness, *position))
         {
-            return Err(why.clone());
+            return Err(reason.clone());
         }
         for (token, outcome) in &self.appends {
             let Outcome::Done { position, end_ns } = outcome else { continue };
@@ -228,7 +231,11 @@ impl Reader {
     }
 
     /// Records that the reader has passed `range` and read these records.
-    pub(super) fn passed(&self, range: Range<u64>, read: &[(u64, Vec<Vec<u8>>)]) -> Result<(), String> {
+    pub(super) fn record_passed(
+        &self,
+        range: Range<u64>,
+        read: &[(u64, Vec<Vec<u8>>)],
+    ) -> Result<(), String> {
         let life = &mut self.harness.logs.borrow_mut().lives[self.life];
         for (position, records) in read {
             life.record_read(*position, records)?;
@@ -245,7 +252,7 @@ impl Reader {
     }
 
     /// Records that the reader got the error that earlier records are gone.
-    pub(super) fn skipped_to(&self, position: u64) {
+    pub(super) fn record_skip(&self, position: u64) {
         let reader = &mut self.harness.logs.borrow_mut().lives[self.life].readers[self.number];
         reader.position = reader.position.max(Some(position));
     }

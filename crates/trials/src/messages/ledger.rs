@@ -49,23 +49,24 @@ impl Ledger {
     }
 
     /// Records that the message is in the port's queue; the node's incarnation is now `incarnation`.
-    pub(super) fn sent(&mut self, path: Path, incarnation: u32, number: u64) {
+    pub(super) fn record_sent(&mut self, path: Path, incarnation: u32, number: u64) {
         let stream = self.streams.get_mut(&path).expect("the operation began");
-        // The message may have arrived before its sender learnt that; after the first incarnation, at which is unknown.
+        // The message may have arrived before its sender learnt of it. If the node was restarted, it is unknown which
+        // incarnation received the message.
         if number > stream.last_arrived && incarnation == path.to.1 {
             stream.sent.insert(number);
         }
     }
 
     /// Records that the sender got the error that the message was not sent.
-    pub(super) fn denied(&mut self, path: Path, number: u64) -> Result<(), String> {
+    pub(super) fn record_denied(&mut self, path: Path, number: u64) -> Result<(), String> {
         let stream = self.streams.get_mut(&path).expect("the operation began");
         stream.denied.insert(number);
         if stream.last_arrived == number { Err("the message has arrived".to_owned()) } else { Ok(()) }
     }
 
-    /// Records that the message takes no place at the port any more, and no place is reserved for it.
-    pub(super) fn unload(&mut self, path: Path) {
+    /// Records that the message has left the port's queue, or will not arrive.
+    pub(super) fn record_departure(&mut self, path: Path) {
         if let Some(load) = self.loads.get_mut(&path.to.0) {
             load.in_flight = load.in_flight.saturating_sub(1);
         }
@@ -82,14 +83,14 @@ impl Ledger {
 
     /// Records that the message has arrived at its node in that incarnation.
     pub(super) fn record_arrival(&mut self, path: Path, incarnation: u32, number: u64) -> Result<(), String> {
-        self.unload(path);
+        self.record_departure(path);
         let Some(stream) = self.streams.get_mut(&path).filter(|stream| number <= stream.last_begun) else {
             return Err("no session sent it there".to_owned());
         };
         if stream.denied.contains(&number) {
             return Err("the sender got an error that says that the message was not sent".to_owned());
         }
-        // A message that waits for a dead node goes to the next incarnation.
+        // A message to a node that restarts may arrive at the next incarnation.
         if incarnation < path.to.1 || incarnation > path.to.1 && stream.sent.contains(&number) {
             return Err(format!(
                 "the message arrived in the wrong incarnation of its receiver, {incarnation}"

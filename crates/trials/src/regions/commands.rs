@@ -45,7 +45,7 @@ pub(super) async fn alloc(actor: &mut Actor) {
     let begun =
         actor.harness.regions.borrow_mut().begin_life(begin_ns, name, actor.principal, everyone, is_long);
     let Some((id, len)) = begun else { return };
-    note_places(actor, id, nodes_of(actor, &placement));
+    record_places(actor, id, nodes_of(actor, &placement));
     let session = actor.session.clone();
     let text = name_of(name);
     let number = actor.number;
@@ -56,19 +56,19 @@ pub(super) async fn alloc(actor: &mut Actor) {
     match result {
         Some(Ok(lh)) => {
             check_name_was_free(actor, id, begin_ns);
-            actor.harness.regions.borrow_mut().life_mut(id).made_ns = actor.now_ns();
+            actor.harness.regions.borrow_mut().life_mut(id).allocated_ns = actor.now_ns();
             actor.note_life(id.0);
             actor.regions.held.push(Holding { lh, life: id, wanted: ALL, begun_ns: begin_ns });
         }
         Some(Err(error)) => {
-            let taken = error.cause == RegionCause::NameTaken;
+            let is_taken = error.cause == RegionCause::NameTaken;
             if !may_have_run(&error) {
                 actor.harness.regions.borrow_mut().life_mut(id).ended_ns = actor.now_ns();
             }
             let was_taken = || {
                 let regions = actor.harness.regions.borrow();
                 let others =
-                    regions.named(name).filter(|life| life.begun_ns < begin_ns || life.made_ns != NEVER);
+                    regions.named(name).filter(|life| life.begun_ns < begin_ns || life.allocated_ns != NEVER);
                 others.into_iter().any(|life| life.may_have_lived(begin_ns))
             };
             let is_explained = match &error.cause {
@@ -78,9 +78,9 @@ pub(super) async fn alloc(actor: &mut Actor) {
                 RegionCause::NoSpace { .. } => true,
                 _ => fault_explains(actor, &error, begin_ns),
             };
-            actor.expect_reason(is_explained || (taken && was_taken()), begin_ns, &error);
+            actor.expect_reason(is_explained || (is_taken && was_taken()), begin_ns, &error);
         }
-        // A cancelled allocation is freed again.
+        // The node frees the region of a cancelled allocation.
         None => actor.harness.regions.borrow_mut().life_mut(id).end_begun_ns = begin_ns,
     }
 }
@@ -95,13 +95,13 @@ fn is_contested(actor: &Actor, id: LifeId) -> bool {
 fn check_name_was_free(actor: &Actor, id: LifeId, begin_ns: u64) {
     let regions = actor.harness.regions.borrow();
     let name = regions.life(id).name;
-    let is_there = |life: &&Life| life.has_lived_since(begin_ns) && is_surely_whole(actor, life);
-    let other = regions.named(name).find(is_there);
+    let must_exist = |life: &&Life| life.has_lived_since(begin_ns) && must_be_intact(actor, life);
+    let other = regions.named(name).find(must_exist);
     if let Some(other) = other {
         actor.harness.judge.violated(format!(
             "r{name} was allocated from {begin_ns} to {} ns, but had existed since {} ns",
             actor.now_ns(),
-            other.made_ns
+            other.allocated_ns
         ));
     }
 }
@@ -127,10 +127,10 @@ fn nodes_of(actor: &Actor, placement: &Placement) -> Vec<u32> {
     }
 }
 
-fn note_places(actor: &Actor, id: LifeId, nodes: Vec<u32>) {
+fn record_places(actor: &Actor, id: LifeId, nodes: Vec<u32>) {
     let harness = &actor.harness;
     let places = nodes.into_iter().map(|node| (node, harness.incarnation(node)));
-    harness.regions.borrow_mut().life_mut(id).may_be_on(places);
+    harness.regions.borrow_mut().life_mut(id).add_places(places);
 }
 
 pub(super) async fn map(actor: &mut Actor) {
@@ -150,15 +150,15 @@ pub(super) async fn map(actor: &mut Actor) {
     actor.harness.world.note(Some(actor.host), format_args!("session {number} will map {text}"));
     let result = actor.attempt("map", session.map(&text, wanted)).await;
     match result {
-        Some(Ok(lh)) => mapped(actor, name, wanted, lh, begin_ns),
+        Some(Ok(lh)) => record_mapping(actor, name, wanted, lh, begin_ns),
         Some(Err(error)) => {
             let is_explained = match &error.cause {
                 RegionCause::NotFound | RegionCause::Stale | RegionCause::Lost(_) => {
-                    !is_surely_there(actor, name, begin_ns)
+                    !must_be_found(actor, name, begin_ns)
                 }
                 RegionCause::PermissionDenied { .. } => {
                     let is_stale = actor.harness.was_any_node_isolated();
-                    is_stale || !is_surely_permitted(actor, name, wanted, begin_ns)
+                    is_stale || !must_be_permitted(actor, name, wanted, begin_ns)
                 }
                 _ => fault_explains(actor, &error, begin_ns),
             };
@@ -168,7 +168,7 @@ pub(super) async fn map(actor: &mut Actor) {
     }
 }
 
-fn mapped(actor: &mut Actor, name: usize, wanted: Permissions, lh: halite::Lh, begin_ns: u64) {
+fn record_mapping(actor: &mut Actor, name: usize, wanted: Permissions, lh: halite::Lh, begin_ns: u64) {
     // The region may have been freed since.
     let Ok(len) = actor.session.len(lh) else { return };
     let harness = actor.harness.clone();
@@ -179,7 +179,7 @@ fn mapped(actor: &mut Actor, name: usize, wanted: Permissions, lh: halite::Lh, b
             .violated(format!("r{name} was mapped with {len} bytes, which no such region ever had"));
     };
     let life = regions.life(id);
-    // A directory that was cut off from the home may not have learnt that the region was freed.
+    // A directory that was cut off from the home may not know that the region was freed.
     let is_heard = !harness.was_any_node_isolated();
     harness.judge.expect(life.may_have_lived(begin_ns) || !is_heard, || {
         format!("r{name} (life {}) was mapped at {begin_ns} ns, after its end at {} ns", id.0, life.ended_ns)
@@ -194,26 +194,26 @@ fn mapped(actor: &mut Actor, name: usize, wanted: Permissions, lh: halite::Lh, b
     actor.regions.held.push(Holding { lh, life: id, wanted, begun_ns: begin_ns });
 }
 
-fn is_surely_there(actor: &Actor, name: usize, begin_ns: u64) -> bool {
+fn must_be_found(actor: &Actor, name: usize, begin_ns: u64) -> bool {
     let regions = actor.harness.regions.borrow();
-    regions.named(name).any(|life| life.has_lived_since(begin_ns) && is_surely_whole(actor, life))
+    regions.named(name).any(|life| life.has_lived_since(begin_ns) && must_be_intact(actor, life))
 }
 
 /// Returns true if all nodes that hold the region are up in the same incarnation.
-pub(super) fn is_whole(actor: &Actor, life: &Life) -> bool {
+pub(super) fn is_intact(actor: &Actor, life: &Life) -> bool {
     let harness = &actor.harness;
-    life.is_whole(|node, life| harness.is_up(node) && harness.incarnation(node) == life)
+    life.is_intact(|node, life| harness.is_up(node) && harness.incarnation(node) == life)
 }
 
 /// Returns true if the region can be found by its name: no node has lost a connection to the region's nodes.
-fn is_surely_whole(actor: &Actor, life: &Life) -> bool {
-    actor.harness.judge.is_calm() || (!actor.harness.was_any_node_isolated() && is_whole(actor, life))
+fn must_be_intact(actor: &Actor, life: &Life) -> bool {
+    actor.harness.judge.is_calm() || (!actor.harness.was_any_node_isolated() && is_intact(actor, life))
 }
 
-fn is_surely_permitted(actor: &Actor, name: usize, wanted: Permissions, begin_ns: u64) -> bool {
+fn must_be_permitted(actor: &Actor, name: usize, wanted: Permissions, begin_ns: u64) -> bool {
     let regions = actor.harness.regions.borrow();
-    let mut there = regions.named(name).filter(|life| life.may_have_lived(begin_ns));
-    there.all(|life| life.rights.has_had(actor.principal, wanted, begin_ns))
+    let mut candidates = regions.named(name).filter(|life| life.may_have_lived(begin_ns));
+    candidates.all(|life| life.rights.has_had(actor.principal, wanted, begin_ns))
 }
 
 pub(super) async fn unmap(actor: &mut Actor, holding: Holding) {
@@ -317,7 +317,7 @@ pub(super) async fn move_away(actor: &mut Actor, holding: Holding) {
     }
     let to = NodeId(actor.random.below(actor.harness.nodes().into()) as u32);
     let begin_ns = actor.now_ns();
-    note_places(actor, holding.life, vec![to.0]);
+    record_places(actor, holding.life, vec![to.0]);
     let session = actor.session.clone();
     actor.note_life(holding.life.0);
     let result = actor.attempt("move", session.move_to(holding.lh, to)).await;
@@ -351,7 +351,7 @@ fn may_have_run(error: &RegionError) -> bool {
     )
 }
 
-/// Returns true if a fault of this trial explains the error, if it concerns nothing from before `since_ns`.
+/// Returns true if a fault of this trial explains an error of an operation on an object that exists since `since_ns`.
 fn fault_explains(actor: &Actor, error: &RegionError, since_ns: u64) -> bool {
     let is_due = reports_unreachable_node(&error.cause) && actor.harness.was_peace_since(since_ns);
     may_follow_fault(&error.cause) && !actor.harness.judge.is_calm() && !is_due

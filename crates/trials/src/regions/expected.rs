@@ -19,7 +19,7 @@ pub(crate) struct ExpectedRegion {
     len: u64,
     owner: usize,
     /// Node that looks for the region.
-    seeker: u32,
+    finder: u32,
 }
 
 /// Returns all regions that must exist now.
@@ -28,7 +28,7 @@ pub(crate) fn expected_regions(harness: &Harness) -> Vec<ExpectedRegion> {
     let all = regions.ids().map(|life| {
         let found = regions.life(life);
         let (name, len) = (name_of(found.name), found.bytes());
-        ExpectedRegion { life, name, len, owner: found.owner, seeker: life.0 as u32 % harness.nodes() }
+        ExpectedRegion { life, name, len, owner: found.owner, finder: life.0 as u32 % harness.nodes() }
     });
     all.filter(|expected| expected.must_exist(harness)).collect()
 }
@@ -45,7 +45,7 @@ impl ExpectedRegion {
         let regions = harness.regions.borrow();
         let life = regions.life(self.life);
         let lives = |node, life| harness.is_up(node) && harness.incarnation(node) == life;
-        life.made_ns != NEVER && life.end_begun_ns == NEVER && life.is_whole(lives)
+        life.allocated_ns != NEVER && life.end_begun_ns == NEVER && life.is_intact(lives)
     }
 
     /// Maps the region by its name, or by its alias if another region has taken the name since, and reads a word.
@@ -61,7 +61,7 @@ impl ExpectedRegion {
     }
 
     async fn find_once(&self, harness: &Harness) -> Result<(), String> {
-        let driven = harness.driven(self.seeker).ok_or("the node that looks for it is down")?;
+        let driven = harness.driven(self.finder).ok_or("the node that looks for it is down")?;
         let session = driven.session_of(PRINCIPALS[self.owner]).expect("the principal's name is valid");
         // A reference would keep a node alive that crashes meanwhile, and the futures of its session would never end.
         drop(driven);

@@ -36,7 +36,7 @@ pub(super) struct Life {
     pub(super) rights: Rights,
     pub(super) begun_ns: u64,
     /// Time at which the allocation returned; [`NEVER`] if that is unknown.
-    pub(super) made_ns: u64,
+    pub(super) allocated_ns: u64,
     /// Nodes that may hold the region's home or chunks, with their incarnations.
     places: BTreeSet<(u32, u32)>,
     /// Time at which a session began to free the region.
@@ -87,7 +87,7 @@ impl Regions {
             words: Words::fresh(words as usize),
             rights: Rights::new(owner, everyone),
             begun_ns: now_ns,
-            made_ns: NEVER,
+            allocated_ns: NEVER,
             places: BTreeSet::new(),
             end_begun_ns: NEVER,
             ended_ns: NEVER,
@@ -128,7 +128,7 @@ impl Regions {
     pub(super) fn begin_write(&mut self, now_ns: u64, life: LifeId, words: Range<usize>) -> (Write, Vec<u8>) {
         self.writes += 1;
         let write = Write { life, words, begin_ns: now_ns, kind: WriteKind::Stamped(self.writes) };
-        self.note_begin(&write);
+        self.begin_candidates(&write);
         let mut bytes = Vec::with_capacity(write.words.len() * WORD as usize);
         write.values().for_each(|(_, value)| bytes.extend(value.to_le_bytes()));
         (write, bytes)
@@ -136,11 +136,11 @@ impl Regions {
 
     pub(super) fn begin_fill(&mut self, now_ns: u64, life: LifeId, words: Range<usize>, byte: u8) -> Write {
         let write = Write { life, words, begin_ns: now_ns, kind: WriteKind::Filled(byte) };
-        self.note_begin(&write);
+        self.begin_candidates(&write);
         write
     }
 
-    fn note_begin(&mut self, write: &Write) {
+    fn begin_candidates(&mut self, write: &Write) {
         let life = &mut self.lives[write.life.0];
         for (index, value) in write.values() {
             life.words.get_mut(index).begin(write.begin_ns, value);
@@ -184,19 +184,19 @@ impl Regions {
         for index in words.clone() {
             let source = &self.lives[from.0.0];
             let at = from.1 + index - first;
-            // This copy may be one of the copies in progress; another one may have the same target.
-            let own = usize::from(from.0 == to && words.contains(&at));
+            // If source and target overlap, this copy itself is one of the copies in progress.
+            let own_copies = usize::from(from.0 == to && words.contains(&at));
             let changing = source.copies.iter().filter(|copy| copy.contains(&at)).count();
-            let anything = source.words.get(at).is_anything() || changing > own;
-            // Each value once: copies of copies would multiply them.
+            let is_unknown = source.words.get(at).is_unknown() || changing > own_copies;
+            // A set, because copies of copies would multiply the values.
             let values: BTreeSet<u64> = source.words.get(at).values(begin_ns).collect();
             let target = self.lives[to.0].words.get_mut(index);
             for value in values {
                 target.begin(begin_ns, value);
                 target.end(begin_ns, now_ns, value, oldest_ns);
             }
-            if anything {
-                target.may_be_anything();
+            if is_unknown {
+                target.set_unknown();
             }
         }
         self.forget_copy(to, &words);
@@ -214,7 +214,7 @@ impl Regions {
 
     /// Returns the index and value of the first of the words read that holds an impossible value. A reader that
     /// `is_cut_off` may see values that were overwritten long ago.
-    pub(super) fn unexplained(
+    pub(super) fn find_unexplained(
         &self,
         id: LifeId,
         begin_ns: u64,
@@ -227,9 +227,9 @@ impl Regions {
             .chunks_exact(WORD as usize)
             .map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes")));
         values.enumerate().map(|(at, value)| (first + at, value)).find(|(index, value)| {
-            let is_explained = life.words.get(*index).may_be(*value, begin_ns)
+            let is_explained = life.words.get(*index).may_hold(*value, begin_ns)
                 || (life.is_copied_to(*index) && self.was_written(*value))
-                || (is_cut_off && life.words.get(*index).was_ever(*value));
+                || (is_cut_off && life.words.get(*index).may_have_held(*value));
             !is_explained
         })
     }
@@ -261,16 +261,16 @@ impl Life {
 
     /// Returns true if the region has existed since `begin_ns`, as far as the ledger knows.
     pub(super) fn has_lived_since(&self, begin_ns: u64) -> bool {
-        self.made_ns < begin_ns && self.end_begun_ns == NEVER
+        self.allocated_ns < begin_ns && self.end_begun_ns == NEVER
     }
 
     /// Records that the region may be on these nodes, in these incarnations.
-    pub(super) fn may_be_on(&mut self, places: impl IntoIterator<Item = (u32, u32)>) {
+    pub(super) fn add_places(&mut self, places: impl IntoIterator<Item = (u32, u32)>) {
         self.places.extend(places);
     }
 
     /// Returns true if the region has lost no bytes; `lives` returns true for nodes whose incarnation is alive.
-    pub(super) fn is_whole(&self, lives: impl Fn(u32, u32) -> bool) -> bool {
+    pub(super) fn is_intact(&self, lives: impl Fn(u32, u32) -> bool) -> bool {
         self.places.iter().all(|(node, life)| lives(*node, *life))
     }
 
@@ -296,7 +296,7 @@ impl Life {
     }
 
     fn is_copied_to(&self, index: usize) -> bool {
-        self.words.get(index).is_anything() || self.copies.iter().any(|words| words.contains(&index))
+        self.words.get(index).is_unknown() || self.copies.iter().any(|words| words.contains(&index))
     }
 }
 

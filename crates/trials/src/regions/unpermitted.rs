@@ -32,7 +32,7 @@ async fn command(actor: &mut Actor, holding: Holding, choice: u64) {
     match result {
         Some(Err(error)) if matches!(error.cause, RegionCause::PermissionDenied { .. }) => {}
         Some(Err(error)) => check_command(actor, holding, &error, begin_ns),
-        Some(Ok(())) => succeeded(actor, begin_ns, "gave an order"),
+        Some(Ok(())) => report_success(actor, begin_ns, "executed a command"),
         None => {}
     }
 }
@@ -42,10 +42,10 @@ async fn add(actor: &mut Actor, holding: Holding) {
     let result = actor.attempt("add without permission", session.fetch_add(holding.lh, 0, 1)).await;
     // The operation may be refused for any reason.
     if let Some(Ok(_)) = result {
-        succeeded(actor, begin_ns, "changed a word");
+        report_success(actor, begin_ns, "changed a word");
     }
 }
 
-fn succeeded(actor: &Actor, begin_ns: u64, what: &str) {
+fn report_success(actor: &Actor, begin_ns: u64, what: &str) {
     actor.expect(false, begin_ns, format_args!("{what} without permission"));
 }

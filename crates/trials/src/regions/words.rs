@@ -32,11 +32,11 @@ pub(crate) struct Word {
     candidates: Vec<Candidate>,
     /// Values that only a node that was declared dead can still read.
     past: Vec<u64>,
-    /// True after a copy whose source was itself the target of a copy: all values are possible.
-    anything: bool,
+    /// True after a copy whose source was itself the target of a copy, so that any value is possible.
+    is_unknown: bool,
 }
 
-static FRESH: Word = Word { candidates: Vec::new(), past: Vec::new(), anything: false };
+static FRESH: Word = Word { candidates: Vec::new(), past: Vec::new(), is_unknown: false };
 
 impl Words {
     pub(crate) fn fresh(len: usize) -> Words {
@@ -75,7 +75,7 @@ const CANDIDATES_KEPT: usize = 6;
 
 impl Word {
     fn fresh() -> Word {
-        Word { candidates: Vec::new(), past: Vec::new(), anything: false }
+        Word { candidates: Vec::new(), past: Vec::new(), is_unknown: false }
     }
 
     /// Records the start of a write of `value`.
@@ -111,23 +111,23 @@ impl Word {
         if written.is_empty() { "0, the first value".to_owned() } else { written.join(", ") }
     }
 
-    pub(crate) fn may_be_anything(&mut self) {
-        self.anything = true;
+    pub(crate) fn set_unknown(&mut self) {
+        self.is_unknown = true;
     }
 
-    pub(crate) fn is_anything(&self) -> bool {
-        self.anything
+    pub(crate) fn is_unknown(&self) -> bool {
+        self.is_unknown
     }
 
     /// Returns true if a read that began at `begin_ns` and ends now may return `value`.
-    pub(crate) fn may_be(&self, value: u64, begin_ns: u64) -> bool {
+    pub(crate) fn may_hold(&self, value: u64, begin_ns: u64) -> bool {
         let last_begin = self.last_begin_before(begin_ns);
         let written = self.candidates.iter().any(|each| each.value == value && each.end_ns >= last_begin);
         written || (value == 0 && last_begin == 0)
     }
 
     /// Returns true if the word may ever have held `value`.
-    pub(crate) fn was_ever(&self, value: u64) -> bool {
+    pub(crate) fn may_have_held(&self, value: u64) -> bool {
         value == 0 || self.past.contains(&value) || self.candidates.iter().any(|each| each.value == value)
     }
 

@@ -100,7 +100,7 @@ impl Ledger {
     }
 
     /// Records that the writer got the result that no watcher was notified.
-    pub(super) fn deny(&mut self, number: Number) -> Result<(), String> {
+    pub(super) fn record_denied(&mut self, number: Number) -> Result<(), String> {
         let notice = self.notices.get_mut(&number).expect("the operation began");
         notice.is_denied = true;
         if notice.is_received { Err("a watcher has received it".to_owned()) } else { Ok(()) }

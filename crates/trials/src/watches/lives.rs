@@ -92,7 +92,7 @@ impl Life {
     }
 
     /// Records that a watcher has received the notification, so the write ended before the read that follows.
-    pub(super) fn received(&mut self, number: Number, origin: Origin, now_ns: u64) {
+    pub(super) fn record_received(&mut self, number: Number, origin: Origin, now_ns: u64) {
         let Origin { slot, begin_ns, .. } = origin;
         self.end_write(Write { number, slot, begin_ns }, begin_ns.max(now_ns.saturating_sub(1)));
     }
@@ -108,7 +108,7 @@ impl Life {
 
     /// Describes the first word of `bytes`, read from `slot` since `begin_ns`, whose value no write explains; `None` if
     /// all are explained. A reader that `is_cut_off` may see values that were overwritten long ago.
-    pub(super) fn unexplained(
+    pub(super) fn find_unexplained(
         &self,
         slot: usize,
         bytes: &[u8],
@@ -118,7 +118,7 @@ impl Life {
         let words = bytes.chunks_exact(WORD as usize).map(|it| u64::from_le_bytes(it.try_into().expect("8")));
         let mut each = words.enumerate().map(|(at, value)| (self.words.get(slot * SLOT_WORDS + at), value));
         let (word, value) = each.find(|(word, value)| {
-            let is_explained = word.may_be(*value, begin_ns) || (is_cut_off && word.was_ever(*value));
+            let is_explained = word.may_hold(*value, begin_ns) || (is_cut_off && word.may_have_held(*value));
             !is_explained
         })?;
         Some(format!("{value:#x} in slot {slot}, which may hold {}", word.history()))

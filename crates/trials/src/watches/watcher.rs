@@ -23,10 +23,10 @@ const WATCHERS: u32 = 2;
 const WATCHING_NODES: u32 = 5;
 /// Maximum number of notifications per watch.
 const RECEIVED_MAX: u64 = 60;
-/// Maximum wait until a check whether the watcher should have been woken, in microseconds.
+/// Maximum time that a watcher waits before it checks whether it should have been woken, in microseconds.
 const PATIENCE_US_MAX: u64 = 300;
-/// Maximum time until a waiter wakes, without faults.
-const AWAKE_NS: u64 = 50_000;
+/// Maximum time from the arrival of a notification until its waiting watcher runs, without faults.
+const WAKE_NS_MAX: u64 = 50_000;
 /// Maximum pause of a slow watcher in microseconds: queues fill meanwhile, and writers wait.
 const SLOW_US_MAX: u64 = 2_000;
 /// Maximum pause between two watches, in microseconds.
@@ -118,7 +118,7 @@ impl Listener<'_> {
         Listener { actor, registration, watch, lh, is_unmapped: false }
     }
 
-    /// Receives some notifications, or until the watch ends; returns the cause of that end.
+    /// Receives notifications for a while. Returns the cause if the watch ends meanwhile.
     async fn listen(mut self) -> Option<RegionCause> {
         let mut left = self.actor.random.between(1, RECEIVED_MAX);
         // After the end of all writers, waits until the region is freed, to check that everything has arrived.
@@ -176,10 +176,10 @@ impl Listener<'_> {
                 Ok(())
             }
             Ok(None) => {
-                self.check_nothing_is_left(begin_ns);
+                self.check_queue_is_empty(begin_ns);
                 Ok(())
             }
-            Err(error) => Err(self.ended(begin_ns, error)),
+            Err(error) => Err(self.check_end(begin_ns, error)),
         }
     }
 
@@ -189,7 +189,7 @@ impl Listener<'_> {
         match self.slot_of(received) {
             Ok(slot) if !self.is_unmapped => self.read(slot, received.value).await,
             Ok(_) => {}
-            Err(why) => self.violated(begin_ns, &format!("received {received:?}: {why}")),
+            Err(reason) => self.violated(begin_ns, &format!("received {received:?}: {reason}")),
         }
     }
 
@@ -200,15 +200,15 @@ impl Listener<'_> {
         with_life(harness, self.registration.life, |life| {
             let notice = life.ledger.record_arrival(self.registration.id, received.value, received.node.0)?;
             let from = principal_of(notice.writer.node, notice.writer.session);
-            let is_sound = (received.offset, received.len, received.from.as_str())
+            let is_right = (received.offset, received.len, received.from.as_str())
                 == (SLOTS[notice.slot], SLOT_WORDS as u64 * WORD, PRINCIPALS[from]);
             let is_permitted = harness.was_any_node_isolated()
                 || life.rights.may_have(*principal, Permissions::READ, notice.begin_ns);
             if !harness.was_isolated(received.node.0) {
-                life.received(received.value, notice, now_ns);
+                life.record_received(received.value, notice, now_ns);
             }
             match () {
-                () if !is_sound => {
+                () if !is_right => {
                     Err("the offset, length or sender of the notification is wrong".to_owned())
                 }
                 () if !is_permitted => Err("the watcher has no read permission".to_owned()),
@@ -227,7 +227,7 @@ impl Listener<'_> {
         let wrong = self.with_life(|life| {
             life.end_read(begin_ns);
             let is_read = matches!(result, Some(Ok(())));
-            is_read.then(|| life.unexplained(slot, &bytes, begin_ns, is_cut_off)).flatten()
+            is_read.then(|| life.find_unexplained(slot, &bytes, begin_ns, is_cut_off)).flatten()
         });
         if let Some(wrong) = wrong {
             self.violated(begin_ns, &format!("after notification {number:#x}, the watcher read {wrong}"));
@@ -244,7 +244,7 @@ impl Listener<'_> {
     /// Checks a session that has waited since `begin_ns`: no queued notification should have woken it long ago.
     fn check_awake(&self, begin_ns: u64) {
         let Actor { harness, principal, .. } = &*self.actor;
-        let late_ns = self.actor.now_ns().saturating_sub(AWAKE_NS);
+        let late_ns = self.actor.now_ns().saturating_sub(WAKE_NS_MAX);
         if begin_ns > late_ns || harness.was_any_node_isolated() {
             return;
         }
@@ -269,7 +269,7 @@ impl Listener<'_> {
     }
 
     /// Checks that the queue is empty.
-    fn check_nothing_is_left(&self, begin_ns: u64) {
+    fn check_queue_is_empty(&self, begin_ns: u64) {
         if self.actor.harness.was_any_node_isolated() {
             return;
         }
@@ -282,7 +282,7 @@ impl Listener<'_> {
     }
 
     /// Checks the end of a watch: there must be a reason, and the queue must be empty.
-    fn ended(&self, begin_ns: u64, error: RegionError) -> RegionCause {
+    fn check_end(&self, begin_ns: u64, error: RegionError) -> RegionCause {
         let is_stale = matches!(error.cause, RegionCause::Stale);
         let life = self.registration.life;
         let is_explained = (self.is_unmapped && is_stale)
@@ -290,7 +290,7 @@ impl Listener<'_> {
         self.actor.expect_reason(is_explained, begin_ns, &error);
         // A node that leaves drops its queues.
         if error.cause != RegionCause::NodeClosed {
-            self.check_nothing_is_left(begin_ns);
+            self.check_queue_is_empty(begin_ns);
         }
         error.cause
     }
@@ -299,8 +299,8 @@ impl Listener<'_> {
         with_life(&self.actor.harness, self.registration.life, f)
     }
 
-    fn violated(&self, begin_ns: u64, why: &str) {
+    fn violated(&self, begin_ns: u64, reason: &str) {
         let Registration { life, id, .. } = &self.registration;
-        self.actor.expect(false, begin_ns, format_args!("watch {id} of life {life}: {why}"));
+        self.actor.expect(false, begin_ns, format_args!("watch {id} of life {life}: {reason}"));
     }
 }

@@ -1,5 +1,5 @@
-//! Scenarios over networks that keep order only within a lane: messages, calls and heartbeats do not queue behind long
-//! accesses. A slow writer is not declared dead.
+//! Scenarios with long accesses, over networks that keep order only within a lane. Messages, calls and heartbeats do
+//! not queue behind long accesses, and a slow writer is not declared dead.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use halite::{Function, NodeId, Placement, Port, ServeOptions};
 use halite_sim::Link;
 
-use crate::found::{ALL, alloc_here, on_hardware, poll_once, session_of};
+use crate::regressions::{ALL, alloc_here, on_hardware, poll_once, session_of};
 
 /// Maximum number of bytes that one post sends.
 const LONG: usize = 256 << 10;

@@ -1,4 +1,4 @@
-//! Scenarios that once failed in trials.
+//! Regression tests: scenarios that once failed in trials.
 
 use std::cell::Cell;
 use std::pin::{Pin, pin};

@@ -6,7 +6,7 @@ use std::task::Poll;
 
 use halite::{AccessCause, Atomics, NodeId, Placement};
 
-use crate::found::{ALL, TIMEOUT, alloc_here, on_hardware, poll_once, session_of};
+use crate::regressions::{ALL, TIMEOUT, alloc_here, on_hardware, poll_once, session_of};
 
 /// Profile of hosts between which remote atomics are calls.
 const ADAPTERS: &str = "rnic-100g-hca";
