@@ -25,8 +25,6 @@ use halite::{Congestion, EtcdAddress, Permissions, Policy, Priority, Provider, Q
 
 /// Default time to drain in seconds; below the grace periods of supervisors: Kubernetes 30 s, systemd 90 s.
 const DRAIN_WITHIN_S: u32 = 25;
-/// Same value as in [`halite::Config`], which a test checks.
-const FULL_MESH_NODES_MAX: u32 = 64;
 
 /// The commands by purpose, in the order of `halite --help`.
 const GROUPS: [(&str, &[&str]); 4] = [
@@ -180,7 +178,7 @@ pub struct Networks {
         long,
         env = "HALITE_FULL_MESH_NODES_MAX",
         value_name = "NODES",
-        default_value_t = FULL_MESH_NODES_MAX,
+        default_value_t = halite::Config::FULL_MESH_NODES_MAX as u32,
         value_parser = clap::value_parser!(u32).range(1..)
     )]
     pub full_mesh_nodes_max: u32,

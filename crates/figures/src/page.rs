@@ -193,13 +193,13 @@ which the profiles' files name.";
 
 /// Returns the document `docs/figures.md`, which refers to the images in `docs/figures/`.
 pub fn markdown(figures: &[Shown]) -> String {
-    let mut text =
-        format!("# Published figures, simulated\n\n{ABOUT}\n\n{}\n\n{KEY}\n\n{COMMANDS}", counts(figures));
+    let (about, counts) = (wrapped(ABOUT), wrapped(&counts(figures)));
+    let mut text = format!("# Published figures, simulated\n\n{about}\n\n{counts}\n\n{KEY}\n\n{COMMANDS}");
     for shown in figures {
         let figure = shown.figure;
         let mut add = |line: &str| writeln!(text, "{line}").expect("writing to a string cannot fail");
         add(&format!("\n## {}: {}\n", figure.id, figure.title));
-        add(&format!("{}. {}\n", figure.source, figure.workload));
+        add(&format!("{}\n", wrapped(&format!("{}. {}", figure.source, figure.workload))));
         add(&format!("![{}](figures/{}.svg)\n", figure.title, figure.id));
         add(&format!("| {} |\n|---|---:|---:|---:|---|", POINTS.join(" | ")));
         for point in &shown.points {
@@ -209,7 +209,7 @@ pub fn markdown(figures: &[Shown]) -> String {
         if !notes.is_empty() {
             add("");
         }
-        notes.iter().for_each(|note| add(&format!("- {note}")));
+        notes.iter().for_each(|note| add(&wrapped(&format!("- {note}")).replace('\n', "\n  ")));
     }
     let values = fitted::values(figures);
     if !values.is_empty() {
@@ -217,11 +217,28 @@ pub fn markdown(figures: &[Shown]) -> String {
             values.iter().map(|value| format!("| {} |", value.cells().join(" | "))).collect();
         let head = VALUES.join(" | ");
         text += &format!(
-            "\n## {FITTED}\n\n{FITTED_TEXT}\n\n| {head} |\n|---|---|---:|---|---|\n{}\n",
+            "\n## {FITTED}\n\n{}\n\n| {head} |\n|---|---|---:|---|---|\n{}\n",
+            wrapped(FITTED_TEXT),
             rows.join("\n")
         );
     }
     text
+}
+
+/// Breaks a paragraph into lines of at most 118 characters: 120 with the indent of a list.
+fn wrapped(text: &str) -> String {
+    let (mut lines, mut width) = (String::new(), 0);
+    for word in text.split(' ') {
+        width += 1 + word.chars().count();
+        if width > 119 {
+            width = 1 + word.chars().count();
+            lines.push('\n');
+        } else if !lines.is_empty() {
+            lines.push(' ');
+        }
+        lines.push_str(word);
+    }
+    lines
 }
 
 const COMMANDS: &str = "\

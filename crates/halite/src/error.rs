@@ -22,7 +22,8 @@ use halite_providers::private_dir::DirError;
 pub use halite_tier::access::CopySide;
 use halite_tier::effect::CommandError;
 use halite_tier::hello::PROTOCOL_VERSION;
-use halite_tier::ids::NodeId;
+use halite_tier::ids::{NodeId, Principal};
+use halite_tier::layout::CHUNK_BYTES_MIN;
 use halite_tier::message::{ErrorReply, NAME_BYTES_MAX};
 use halite_tier::permissions::Permissions;
 use halite_tier::quota::QuotaExceeded;
@@ -180,13 +181,13 @@ pub enum RegionCause {
         len: u64,
     },
     /// The chunk size is not a power of two, or too small.
-    #[error("the chunk size {chunk_bytes} is not a power of two of at least 4096")]
+    #[error("the chunk size {chunk_bytes} is not a power of two of at least {CHUNK_BYTES_MIN}")]
     BadChunkSize {
         /// Requested length of a chunk, in bytes.
         chunk_bytes: u64,
     },
     /// The name of a principal is empty or too long.
-    #[error("a principal's name has 1 to 255 bytes, not {len}")]
+    #[error("a principal's name has 1 to {} bytes, not {len}", Principal::BYTES_MAX)]
     BadPrincipal {
         /// Length of the name in bytes.
         len: usize,
@@ -618,23 +619,27 @@ pub enum JoinError {
     },
     /// Another host is founding the cluster with names in the same etcd.
     #[error(
-        "cannot join as node 0: the host at {by} is founding this cluster as node 0, with its names in {address} (key PREFIX/founding, kept for 15 s); start this node with another number, or without one"
+        "cannot join as node 0: the host at {by} is founding this cluster as node 0, with its names in {address} (key PREFIX/founding, kept for {kept_s} s); start this node with another number, or without one"
     )]
     Founding {
         /// The address of etcd, without a password.
         address: String,
         /// The address of the host that is founding the cluster.
         by: String,
+        /// Time in seconds for which that host may found the cluster.
+        kept_s: u64,
     },
     /// Another cluster keeps its names under the same prefix in etcd, and has a live node.
     #[error(
-        "cannot join: another cluster has its names at {address}: its node {node} was alive within the last 15 s (key PREFIX/places/{node}); use another prefix for one of them (etcd://HOST:PORT/PREFIX)"
+        "cannot join: another cluster has its names at {address}: its node {node} was alive within the last {kept_s} s (key PREFIX/places/{node}); use another prefix for one of them (etcd://HOST:PORT/PREFIX)"
     )]
     EtcdTaken {
         /// The address of etcd, without a password.
         address: String,
         /// A node of the other cluster.
         node: NodeId,
+        /// Time in seconds for which etcd keeps the entries of a node that has ended.
+        kept_s: u64,
     },
     /// A live node of another host has this number.
     #[error("node {node} is already running: process {pid} at {address}; choose another number")]

@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Epoch, NodeId, NodeIncarnation, Principal, RegionId, RequestId, SessionId};
-use crate::layout::{Extent, Extents};
+use crate::layout::{CHUNK_BYTES_MIN, Extent, Extents};
 use crate::permissions::{AccessList, Grantee, Permissions};
 use crate::quota::QuotaExceeded;
 
@@ -666,7 +666,7 @@ pub enum ErrorReply {
         max: u64,
     },
     /// The chunk size is not a power of two, or too small.
-    #[error("chunk size {0} is invalid: use a power of two of at least 4096")]
+    #[error("chunk size {0} is invalid: use a power of two of at least {CHUNK_BYTES_MIN}")]
     BadChunkSize(u64),
     /// The node is leaving or has left the cluster.
     #[error("the node is leaving the cluster, or has left it")]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use halite::{Lh, NodeId, Permissions, Placement, RegionCause, RegionError, blocking};
+use halite::{Config, Lh, NodeId, Permissions, Placement, RegionCause, RegionError, blocking};
 use halite_apps::log::{Entry, Follower, Log, LogError, Options, Writer};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
@@ -135,8 +135,8 @@ const PROGRESS_BYTES: u64 = 128;
 /// Maximum length of a record in bytes: 1 MiB less the 8 bytes of the slot's word.
 const RECORD_BYTES_MAX: u64 = (1 << 20) - 8;
 const CALL_BYTES_MAX: u64 = 64 << 20;
-/// Maximum time until freed memory is available again: a stopped process can delay this for its lease of 5 s.
-const FREED_COMES_BACK: Duration = Duration::from_secs(8);
+/// Maximum time until freed memory is available again, beyond the lease for which a stopped process can delay this.
+const FREED_COMES_BACK: Duration = Duration::from_secs(3);
 /// Maximum time until another writer has named the first segment. Until then, no memory can be freed.
 const FIRST_IS_NAMED: Duration = Duration::from_secs(1);
 
@@ -442,7 +442,7 @@ impl Shortage {
             return Ok(());
         }
         let since = *self.since.get_or_insert_with(Instant::now);
-        let patience = if first == 0 { FIRST_IS_NAMED } else { FREED_COMES_BACK };
+        let patience = if first == 0 { FIRST_IS_NAMED } else { Config::default().lease + FREED_COMES_BACK };
         if since.elapsed() > patience { Err(LogError::Full { first }) } else { Ok(()) }
     }
 }

@@ -44,6 +44,15 @@ fn a_supervisor_hears_ready_watchdog_and_stopping() {
     assert!(node.wait().success());
 }
 
+/// Expects that the other nodes know of a node's end before systemd starts the next incarnation.
+#[test]
+fn systemd_restarts_a_node_after_its_lease() {
+    let text = include_str!("../../../../docs/halite-node.service");
+    let seconds = text.lines().find_map(|line| line.strip_prefix("RestartSec=")).expect("the unit sets it");
+    let pause = Duration::from_secs(seconds.parse().expect("it is a number of seconds"));
+    assert!(pause > halite::Config::default().lease, "RestartSec={seconds}");
+}
+
 #[test]
 fn systemd_accepts_the_unit() {
     let scratch = Scratch::new("unit");

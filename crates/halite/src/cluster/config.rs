@@ -30,10 +30,6 @@ pub const EPHEMERAL_NODE_MIN: u32 = NodeId::EPHEMERAL_MIN.0;
 /// not count theirs on a full disk.
 pub(crate) const RANDOM_NODE_BIT: u32 = 1 << 31;
 
-/// Default of [`Config::full_mesh_nodes_max`]. In a cluster of 64, a node has 63 connections, and receives 51
-/// heartbeats a second: each peer sends one every 1.25 s, a quarter of the default lease.
-const FULL_MESH_NODES_MAX: usize = 64;
-
 /// Configuration of a node.
 ///
 /// ```
@@ -197,7 +193,7 @@ impl Default for Config {
             ring_bytes: 256 << 10,
             request_ring_bytes: 256 << 10,
             lease: Duration::from_secs(5),
-            full_mesh_nodes_max: FULL_MESH_NODES_MAX,
+            full_mesh_nodes_max: Config::FULL_MESH_NODES_MAX,
             fence: Fence::Kill,
             principal: None,
             clock_offset_s: 0,
@@ -212,6 +208,10 @@ impl Default for Config {
 }
 
 impl Config {
+    /// Default of [`Config::full_mesh_nodes_max`]. In a cluster of 64, a node has 63 connections, and receives 51
+    /// heartbeats a second: each peer sends one every 1.25 s, a quarter of the default lease.
+    pub const FULL_MESH_NODES_MAX: usize = 64;
+
     /// Default quotas. They exceed the needs of most applications and leave resources for other principals.
     pub const QUOTAS: Amounts = Amounts::UNLIMITED
         .with(Quota::Sessions, 256)

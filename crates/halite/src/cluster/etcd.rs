@@ -31,14 +31,14 @@ use self::watch::{Listener, Watch};
 use crate::error::EtcdError;
 
 pub use address::{BadEtcdAddress, EtcdAddress};
-pub(crate) use enrolment::Announcement;
+pub(crate) use enrolment::{Announcement, MEMBER_TTL};
 pub use health::EtcdHealth;
 
 /// Maximum number of concurrent requests of a node. Each request carries the transactions that were waiting when it was
 /// sent.
 const CARRIERS: usize = 4;
 /// Time for which a node has the exclusive right to found the cluster.
-const FOUNDING: Duration = Duration::from_secs(15);
+pub(crate) const FOUNDING: Duration = Duration::from_secs(15);
 /// Age from which an ephemeral node watches the members in etcd; a node that runs a single command ends earlier.
 const EPHEMERAL_AFTER: Duration = Duration::from_secs(2);
 

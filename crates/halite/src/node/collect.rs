@@ -81,7 +81,7 @@ impl Metrics {
         ];
         let family = self.counter(
             "halite_accesses_total",
-            "Accesses to regions by sessions of this node, in pieces of at most 256 KiB (direct) or 120 KiB (posted).",
+            "Accesses to regions by sessions of this node. A long access counts once for each of its pieces.",
         );
         for (kind, path, count) in ops {
             family.of(&[("kind", kind), ("path", path)], counts.of(count));

@@ -28,7 +28,7 @@ use crate::attach::{Attach, Policy};
 use crate::blocking;
 use crate::cluster::cluster_dir::{self, ClusterDir, JoinLock, Listeners, NodeLock, TakenNumbers};
 use crate::cluster::config::{Config, EPHEMERAL_NODE_MIN, RANDOM_NODE_BIT};
-use crate::cluster::etcd::{Announcement, EtcdAddress};
+use crate::cluster::etcd::{Announcement, EtcdAddress, FOUNDING, MEMBER_TTL};
 use crate::cluster::networks::{self, MetHosts, NodeIdentity, Provider};
 use crate::cluster::ways::{self, Ways};
 use crate::driver::drained::DrainedNode;
@@ -427,7 +427,9 @@ fn other_founder(config: &Config) -> Result<Option<String>, JoinError> {
 /// node 0.
 fn refuse_if_founded(config: &Config) -> Result<(), JoinError> {
     match (other_founder(config)?, &config.directory) {
-        (Some(by), Some(etcd)) => Err(JoinError::Founding { address: format!("{etcd:?}"), by }),
+        (Some(by), Some(etcd)) => {
+            Err(JoinError::Founding { address: format!("{etcd:?}"), by, kept_s: FOUNDING.as_secs() })
+        }
         _ => Ok(()),
     }
 }
@@ -521,7 +523,10 @@ fn to_dial_by_etcd(members: Vec<(NodeId, String)>, own: NodeId, full_mesh_nodes_
 fn refuse_if_taken(etcd: &EtcdAddress, place: &str) -> Result<(), JoinError> {
     let places = etcd.places().map_err(|error| etcd_error(etcd, error))?;
     match places.into_iter().find(|(_, other)| other != place) {
-        Some((node, _)) => Err(JoinError::EtcdTaken { address: format!("{etcd:?}"), node }),
+        Some((node, _)) => {
+            let (address, kept_s) = (format!("{etcd:?}"), MEMBER_TTL.as_secs());
+            Err(JoinError::EtcdTaken { address, node, kept_s })
+        }
         None => Ok(()),
     }
 }

@@ -42,6 +42,7 @@ use crate::runtime::wait::Wakes;
 
 /// Maximum length of one posted operation, in bytes: small requests must get through between the slices of bulk
 /// traffic. Over UDP, a slice fills two whole trains of packets; a train takes up to 64 KiB with all headers.
+/// [`crate::Session::post_write`] documents this as the limit of ordered writes.
 pub(crate) const SLICE_BYTES_MAX: usize = 120 << 10;
 
 #[derive(Debug)]

@@ -365,7 +365,8 @@ impl Session {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// The node of an attached session makes progress by itself.
+    /// Any thread may call this, also many at once, a handler or a waker. The node of an attached session makes progress
+    /// by itself.
     pub fn progress(&self) {
         if let Kind::Embedded(session) = &self.kind {
             session.inner.driver.poll_once();

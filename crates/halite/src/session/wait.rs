@@ -23,8 +23,8 @@ impl Session {
     /// at once. When this method returns, everything that the writing session wrote to the region before the word is
     /// visible.
     ///
-    /// Fails as [`Session::read`] does, also if the region is freed, the permission is revoked or the owner goes down
-    /// during the wait. The offset must be a multiple of 8.
+    /// Goes on while the region moves. Fails as [`Session::read`] does, also if the region is freed, the permission is
+    /// revoked or the owner goes down during the wait. The offset must be a multiple of 8.
     ///
     /// ```
     /// # use halite::{Config, Node, NodeId, Permissions, Placement};

@@ -1,4 +1,8 @@
-//! Compiles the example of README, and checks that README contains the code below.
+//! Runs the example of README, and checks that README contains the code below.
+
+use std::process::Command;
+
+use crate::common::Dir;
 
 /// The code that README contains, between the two markers.
 #[rustfmt::skip]
@@ -17,8 +21,10 @@ let mut bytes = [0; 8];
 session.read(theirs, 4096, &mut bytes)?;
 let written = session.post_write(salt, 0, 7u64.to_le_bytes());              // many may be in flight
 session.wait_until(theirs, 0, |word| word != 0)?;                           // a reader waits for a word
-let (_buffer, outcome) = written.wait();                                    // or `written.await`
-outcome?;
+let posted = session.post_read(theirs, 4096, [0; 8]);                       // owns its buffer until it ends
+session.progress();                                                         // for loops that poll memory themselves
+let (taste, outcome) = posted.wait();                                       // or `posted.await`
+outcome.and(written.wait().1)?;
 
 let server = session.serve(Function(7), ServeOptions::default())?;
 std::thread::spawn(move || {                                                // any number of threads may serve
@@ -32,13 +38,13 @@ let guard = session.lock("till")?;                                          // f
 let till = session.alloc(Some("coins"), 8, Placement::Local, Permissions::ATOMIC)?;
 let before = session.fetch_add(till, 0, 5)?;                                // in one piece, from any process
 // README ends
-    drop((shout, guard, before));
+    assert_eq!((&bytes, &taste, &shout[..], before), (b"crystals", b"crystals", &b"SALT"[..], 0));
+    drop(guard);
     Ok(())
 }
 
 #[test]
-fn the_example_of_the_readme_compiles() {
-    let _compiled: fn() -> Result<(), Box<dyn std::error::Error>> = example;
+fn the_readme_shows_this_example() {
     let between = |text: &'static str, begin: &str, end: &str| {
         let (_, rest) = text.split_once(begin).expect("README contains the first marker");
         rest.split_once(end).expect("README contains the last marker").0
@@ -46,4 +52,21 @@ fn the_example_of_the_readme_compiles() {
     let shown = between(include_str!("../../../../README.md"), "```rust\n", "```");
     let compiled = between(include_str!("readme.rs"), "// README begins\n", "// README ends");
     assert_eq!(shown, compiled);
+}
+
+/// The example finds its cluster directory in the environment, so it runs in a process of its own.
+#[test]
+fn the_example_of_the_readme_runs() {
+    let dir = Dir::new();
+    let mut process = Command::new(std::env::current_exe().expect("this program has a path"));
+    process.args(["--exact", "readme::example_process", "--ignored"]).env("HALITE_DIR", dir.path());
+    let output = process.output().expect("this program runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}
+
+#[test]
+#[ignore = "the program of `the_example_of_the_readme_runs`"]
+fn example_process() {
+    example().expect("the example succeeds");
 }

@@ -10,11 +10,13 @@ use halite::{
 use super::cluster::{ARENA, CHUNK, Cluster, Harness, contents, eventually, everyone, shared};
 use super::refused;
 use super::turns::scope;
+use super::waiting::linger;
 
 /// Names of all cases of this file, so that a harness that cannot kill nodes skips them.
 pub const CASES: &[&str] = &[
     "only_accesses_to_a_killed_node_fail",
     "posted_accesses_to_a_killed_node_fail",
+    "a_wait_for_a_word_of_a_killed_node_fails",
     "names_of_a_killed_node_are_kept_until_its_end_is_known",
     "calls_to_a_killed_node_may_have_run",
     "messages_to_a_killed_node_fail",
@@ -63,6 +65,19 @@ pub fn posted_accesses_to_a_killed_node_fail(h: &dyn Harness) {
     eventually("the end of the node is known", || match session.post_read(there, 0, [0; 8]).wait().1 {
         Err(error) if matches!(error.cause, AccessCause::PeerDown(DOOMED) | AccessCause::Stale) => Ok(()),
         other => Err(format!("{other:?}")),
+    });
+}
+
+/// Expects that a wait for a word fails once the node of its owner is killed, although no event ends its pauses.
+pub fn a_wait_for_a_word_of_a_killed_node_fails(h: &dyn Harness) {
+    let mut cluster = Cluster::new(h, 3);
+    let session = cluster.session(0);
+    let there = session.alloc(None, CHUNK, Placement::On(DOOMED), everyone()).unwrap();
+    scope(|scope| {
+        let waiting = scope.spawn(|| session.wait_until(there, 0, |word| word != 0));
+        linger();
+        cluster.kill(2);
+        refused!(waiting.join().unwrap(), AccessCause::PeerDown(DOOMED) | AccessCause::Stale);
     });
 }
 

@@ -228,8 +228,11 @@ macro_rules! conformance_cases {
             waiting {
                 a_wait_ends_after_earlier_writes_are_visible
                 a_wait_ends_with_its_region
+                a_wait_goes_on_while_its_region_moves
                 a_wait_ends_with_the_read_permission
                 a_wait_needs_an_aligned_word_inside
+                a_loop_of_progress_sees_posted_writes_in_order
+                progress_is_made_in_threads_handlers_and_callbacks
             }
             batch {
                 a_vectored_write_joins_its_pieces
@@ -312,6 +315,7 @@ macro_rules! conformance_cases {
             killed {
                 only_accesses_to_a_killed_node_fail
                 posted_accesses_to_a_killed_node_fail
+                a_wait_for_a_word_of_a_killed_node_fails
                 names_of_a_killed_node_are_kept_until_its_end_is_known
                 calls_to_a_killed_node_may_have_run
                 messages_to_a_killed_node_fail

@@ -182,6 +182,11 @@ impl Session {
         self.0.as_async()
     }
 
+    /// Polls the node once, as [`halite::Session::progress`] does.
+    pub fn progress(&self) {
+        self.0.progress();
+    }
+
     /// Waits for a future.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         block_on(self.as_async(), future)

@@ -53,14 +53,15 @@ const DEADLINE_NS: u64 = 1_000_000_000;
 const HEADER: &str = "\
 # Simulated costs
 
-Costs of operations of a session on one node on a region of another node, in simulated time. Hardware costs are those of the profiles in
-`crates/sim/profiles`. These are not measurements: no machine is as regular, and the time of Halite's own instructions is not
-included. The tables show the number of steps of each operation, and changes of it.
+Costs of operations of a session on one node on a region of another node, in simulated time. Hardware costs are those of
+the profiles in `crates/sim/profiles`. These are not measurements: no machine is as regular, and the time of Halite's
+own instructions is not included. The tables show the number of steps of each operation, and changes of it.
 
-All threads sleep until a message arrives, which is most of the shorter figures: a wake-up takes 5 us in `local` and 6 us in `rnic-100g`. Memory that
-a node fills or copies for another costs nothing there.
+All threads sleep until a message arrives, which is most of the shorter figures: a wake-up takes 5 us in `local` and 6
+us in `rnic-100g`. Memory that a node fills or copies for another costs nothing there.
 
-Latency is the mean of 2 to 32 operations of one session, one after the other; the rate is that of 16 sessions at once. This command writes this file:
+Latency is the mean of 2 to 32 operations of one session, one after the other; the rate is that of 16 sessions at once.
+This command writes this file:
 
 <!-- run: by hand -->
 ```sh
@@ -69,8 +70,8 @@ cargo run --release -p halite-cli -- sim golden > docs/simulated.md
 ";
 
 const BY_CALL_TEXT: &str = "\
-The same adapters, but their atomics are not atomic with respect to processors. So atomics travel as calls, and the node that
-owns the word wakes up for each.";
+The same adapters, but their atomics are not atomic with respect to processors. So atomics travel as calls, and the node
+that owns the word wakes up for each.";
 
 const HEADING: &str = "\
 | operation | bytes | latency [usec] | rate [1/msec] | throughput [MB/s] |

@@ -15,7 +15,7 @@ use super::watch::{Listener, Watch};
 use super::{Deliver, EtcdAddress};
 
 /// Time after which etcd removes the key of a silent member.
-const MEMBER_TTL: Duration = Duration::from_secs(15);
+pub(crate) const MEMBER_TTL: Duration = Duration::from_secs(15);
 
 /// The entries that a node writes to etcd about itself.
 #[derive(Clone, Debug)]

@@ -1,5 +1,6 @@
 //! The process that owns the bytes is killed during a copy, and at random moments.
 
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
@@ -51,7 +52,7 @@ fn kill_amid_a_copy(is_write: bool) -> Duration {
     survivor.run("map kept");
 
     let mut buffer = vec![7; GIB as usize];
-    let (begun, begin) = std::sync::mpsc::channel();
+    let (begun, begin) = channel();
     let took = std::thread::scope(|scope| {
         let session_of_copy = &session;
         let copying = scope.spawn(move || {
@@ -106,6 +107,30 @@ fn a_long_write_to_a_killed_process_fails_at_once() {
 #[test]
 fn a_long_read_from_a_killed_process_fails_at_once() {
     eprintln!("a read of 1 GiB failed {:?} after its owner was killed", kill_amid_a_copy(false));
+}
+
+#[test]
+fn a_wait_for_a_word_of_a_killed_process_fails() {
+    let mut cluster = Cluster::new();
+    // The kernel reports the death, so no node waits for a lease.
+    cluster.config.lease = 2 * PATIENCE;
+    let node = cluster.join(0);
+    let session = node.blocking_session();
+    let mut victim = cluster.start(1);
+    let lh = session.alloc(Some("word"), 8, Placement::On(NodeId(1)), READ_WRITE).expect("there is room");
+    let ((tell_looks, looks), (tell_end, end)) = (channel(), channel());
+    std::thread::spawn(move || {
+        let waited = session.wait_until(lh, 0, |word| {
+            // The test counts the looks, and ends first if it fails.
+            let _ = tell_looks.send(());
+            word != 0
+        });
+        let _ = tell_end.send(waited.map_err(|error| error.cause));
+    });
+    // Until the wait pauses between its looks.
+    (0..300).for_each(|_| looks.recv_timeout(PATIENCE).expect("the wait looks again"));
+    victim.kill();
+    assert_eq!(end.recv_timeout(PATIENCE), Ok(Err(AccessCause::PeerDown(NodeId(1)))));
 }
 
 /// Compares all bytes with the completed writes. Writer `dying` may have died during a write, or before it reported
