@@ -148,7 +148,7 @@ fn a_broken_connection_reports_possible_effects() {
         let written = here.write(lh, 0, b"salt").await.expect_err("the connection is broken");
         let added = adding.await.expect_err("the connection is broken");
         for error in [&written, &added] {
-            assert_eq!(error.cause, AccessCause::PeerDown(NodeId(1)), "the node lives, but is unreachable");
+            assert_eq!(error.cause, AccessCause::LinkLost(NodeId(1)), "the node lives, but is unreachable");
             assert!(error.partly, "{error} although it was done");
         }
         let mut seen = [0; 16];

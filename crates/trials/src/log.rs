@@ -158,7 +158,10 @@ fn fault_explains(actor: &Actor, error: &LogError) -> bool {
         LogError::Access(error) => {
             let is_such = matches!(
                 error.cause,
-                AccessCause::Stale | AccessCause::PeerDown(_) | AccessCause::NodeClosed
+                AccessCause::Stale
+                    | AccessCause::PeerDown(_)
+                    | AccessCause::LinkLost(_)
+                    | AccessCause::NodeClosed
             );
             is_such && !actor.harness.is_fault_free()
         }

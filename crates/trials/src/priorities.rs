@@ -123,7 +123,7 @@ fn a_delayed_operation_ends_with_its_deadline_its_peer_or_its_policy() {
         harness.crash(1);
         let begin_ns = harness.world.now_ns();
         let error = write.await.expect_err("the peer is gone");
-        assert_eq!(error.cause, AccessCause::PeerDown(NodeId(1)));
+        assert_eq!(error.cause, AccessCause::LinkLost(NodeId(1)));
         assert!(harness.world.now_ns() - begin_ns < 60_000_000, "{} ns", harness.world.now_ns() - begin_ns);
     });
 }

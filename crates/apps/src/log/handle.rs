@@ -385,7 +385,7 @@ impl Log {
 
 /// Returns true if a handle is stale. The error of mapping the region again gives the reason.
 pub(crate) fn is_gone(error: &AccessError) -> bool {
-    matches!(error.cause(), AccessCause::Stale | AccessCause::PeerDown(_))
+    matches!(error.cause(), AccessCause::Stale | AccessCause::PeerDown(_) | AccessCause::LinkLost(_))
 }
 
 fn sound(value: u64) -> Result<u64, LogError> {
