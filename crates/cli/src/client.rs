@@ -6,7 +6,9 @@ use std::sync::OnceLock;
 
 use anyhow::{Context, anyhow};
 use halite::cluster_dir::{self, ClusterDirError, Presence};
-use halite::{AttachError, Config, EPHEMERAL_NODE_MIN, JoinError, Node, NodeId, Priority, QosError, blocking};
+use halite::{
+    AttachError, Config, EPHEMERAL_NODE_MIN, JoinError, Node, NodeId, Priority, QosError, blocking,
+};
 use halite_providers::private_dir::DirError;
 
 use crate::congestion;
