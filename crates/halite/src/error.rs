@@ -159,8 +159,11 @@ pub enum RegionCause {
         "node {0} could not be connected and has not been met before; nothing was done: see `halite status`, or try again"
     )]
     NotMet(NodeId),
-    /// The handle is no longer valid: its region was freed, or the node that held the region was restarted.
-    #[error("the handle is stale: the region was freed, or its node was restarted; map the region again")]
+    /// The handle is no longer valid: its region was freed, or the node that held the region was restarted, or was lost
+    /// and is connected again.
+    #[error(
+        "the handle is stale: the region was freed, or its node was restarted or out of reach for longer than a lease; map the region again"
+    )]
     Stale,
     /// The handle was made by another session.
     #[error("the handle belongs to another session; map the region in this one")]
@@ -421,8 +424,11 @@ pub enum AccessCause {
     /// Offset and length together exceed 64 bits; nothing was touched.
     #[error("offset plus length exceeds 64 bits")]
     Overflow,
-    /// The handle is no longer valid: its region was freed, or the node that held the region was restarted.
-    #[error("the handle is stale: the region was freed, or its node was restarted; map the region again")]
+    /// The handle is no longer valid: its region was freed, or the node that held the region was restarted, or was lost
+    /// and is connected again.
+    #[error(
+        "the handle is stale: the region was freed, or its node was restarted or out of reach for longer than a lease; map the region again"
+    )]
     Stale,
     /// The handle was made by another session; nothing was touched.
     #[error("the handle belongs to another session; map the region in this one")]
