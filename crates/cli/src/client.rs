@@ -6,7 +6,9 @@ use std::sync::OnceLock;
 
 use anyhow::{Context, anyhow};
 use halite::cluster_dir::{self, ClusterDirError, Presence};
-use halite::{AttachError, Config, JoinError, Node, NodeId, Priority, QosError, blocking};
+use halite::{
+    AttachError, Config, EPHEMERAL_NODE_MIN, JoinError, Node, NodeId, Priority, QosError, blocking,
+};
 use halite_providers::private_dir::DirError;
 
 use crate::congestion;
@@ -68,6 +70,26 @@ pub fn observe(dir: &Path) -> anyhow::Result<Attached> {
         true => attach(dir),
         false => Client::observe(dir).map(Attached::from),
     }
+}
+
+/// Attaches to a node of this host other than `node`, so that the command sees that node's connection to `node`. Enters as
+/// [`enter`] does if no other node of this host accepts sessions.
+pub fn attach_beside(dir: &Path, node: NodeId) -> anyhow::Result<Attached> {
+    match session_of_host(dir, |other| other != node) {
+        Some(session) => Ok(Attached { session: with_priority(session)?, node: None }),
+        None => enter(dir),
+    }
+}
+
+/// Attaches to the first permanent node of this host that is `fit`. Returns `None` if none accepts a session, if the
+/// cluster directory belongs to another user, and with `--embed`.
+pub fn session_of_host(dir: &Path, fit: impl Fn(NodeId) -> bool) -> Option<blocking::Session> {
+    if EMBEDS.get() == Some(&true) {
+        return None;
+    }
+    let is_fit = |found: &Presence| found.alive && found.node.0 < EPHEMERAL_NODE_MIN && fit(found.node);
+    let nodes = cluster_dir::nodes(dir).unwrap_or_default().into_iter().filter(is_fit);
+    nodes.map(|found| blocking::Session::attach_to(dir, found.node)).find_map(Result::ok)
 }
 
 /// A session of a node of this host, or of a node that exists for the length of one command.

@@ -64,7 +64,7 @@ pub enum ConnectTrouble {
     Ours,
     /// The other end does not exist, or refused the connection.
     Theirs,
-    /// The other end did not answer in time. The network may have lost packets.
+    /// The other end did not answer in time, or hung up without a reason. The network may have lost packets.
     Silent,
     /// The other end belongs to another cluster: the secrets of the two ends differ.
     Stranger,

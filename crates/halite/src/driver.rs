@@ -18,6 +18,7 @@ pub(crate) mod drained;
 pub(crate) mod fetch;
 pub(crate) mod leaving;
 pub(crate) mod progress;
+pub(crate) mod reach;
 pub(crate) mod requests;
 pub(crate) mod runner;
 pub(crate) mod shaping;

@@ -17,6 +17,7 @@ mod watch;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use halite_providers::private_dir::DirError;
 pub use halite_tier::access::CopySide;
@@ -150,8 +151,8 @@ pub enum RegionCause {
     /// No node of the cluster has this number.
     #[error("node {0} is not in the cluster")]
     UnknownNode(NodeId),
-    /// The node died before it answered; the operation may have been done.
-    #[error("node {0} is down; the operation may have been done")]
+    /// The node died, or the network was cut, before it answered; the operation may have been done.
+    #[error("node {0} is down or out of reach; the operation may have been done")]
     PeerDown(NodeId),
     /// The first connection to the node could not be established: the node refuses connections, does not answer within
     /// a lease, or packets are lost. The operation was not done.
@@ -159,8 +160,11 @@ pub enum RegionCause {
         "node {0} could not be connected and has not been met before; nothing was done: see `halite status`, or try again"
     )]
     NotMet(NodeId),
-    /// The handle is no longer valid: its region was freed, or the node that held the region was restarted.
-    #[error("the handle is stale: the region was freed, or its node was restarted; map the region again")]
+    /// The handle is no longer valid: its region was freed, or the node that held the region was restarted, or was lost
+    /// and is connected again.
+    #[error(
+        "the handle is stale: the region was freed, or its node was restarted or out of reach for longer than a lease; map the region again"
+    )]
     Stale,
     /// The handle was made by another session.
     #[error("the handle belongs to another session; map the region in this one")]
@@ -174,6 +178,15 @@ pub enum RegionCause {
     /// Node 0, which has the directory of names, is down.
     #[error("the directory of names is down; restart node 0")]
     DirectoryDown,
+    /// Node 0, which has the directory of names, runs on another host and does not answer. It may live.
+    #[error(
+        "node 0, which has the directory of names, {}; names work again when it answers: check the network, and restart node 0 only if it has ended",
+        unreached(*silent)
+    )]
+    DirectoryUnreachable {
+        /// Time since this node last heard node 0; `None` if the two are about to connect.
+        silent: Option<Duration>,
+    },
     /// The region would exceed [`REGION_BYTES_MAX`](crate::REGION_BYTES_MAX).
     #[error("{len} bytes exceed the maximum length of a region, 128 TiB")]
     TooLarge {
@@ -248,6 +261,16 @@ pub enum RegionCause {
     /// The operation exceeds a quota of the principal; nothing was done.
     #[error("{0}")]
     Quota(QuotaExceeded),
+}
+
+fn unreached(silent: Option<Duration>) -> String {
+    match silent {
+        Some(silent) => format!(
+            "has not been reached for {} s: its host is down, or the network is cut",
+            silent.as_secs()
+        ),
+        None => "is not connected yet".to_owned(),
+    }
 }
 
 impl RegionError {
@@ -402,8 +425,11 @@ pub enum AccessCause {
     /// Offset and length together exceed 64 bits; nothing was touched.
     #[error("offset plus length exceeds 64 bits")]
     Overflow,
-    /// The handle is no longer valid: its region was freed, or the node that held the region was restarted.
-    #[error("the handle is stale: the region was freed, or its node was restarted; map the region again")]
+    /// The handle is no longer valid: its region was freed, or the node that held the region was restarted, or was lost
+    /// and is connected again.
+    #[error(
+        "the handle is stale: the region was freed, or its node was restarted or out of reach for longer than a lease; map the region again"
+    )]
     Stale,
     /// The handle was made by another session; nothing was touched.
     #[error("the handle belongs to another session; map the region in this one")]
@@ -420,11 +446,19 @@ pub enum AccessCause {
         /// The permissions that are missing.
         missing: Permissions,
     },
-    /// The node that holds the bytes is down or unreachable; the access may have been done.
+    /// The node that holds the bytes has ended, or is a process of this host that does not answer. What was under way may
+    /// have been done: see [`AccessError::partly`].
     #[error(
         "node {0}, which holds the bytes, is down or unreachable; if its process has ended, its regions are lost"
     )]
     PeerDown(NodeId),
+    /// The connection to the node that holds the bytes was lost: the network was cut for longer than the lease, or the
+    /// node's host is down. The node may live, and its regions with it. What was under way may have been done: see
+    /// [`AccessError::partly`]. Handles from before the loss stay invalid.
+    #[error(
+        "the connection to node {0}, which holds the bytes, was lost: the network was cut, or its host is down; map the region again when `halite status` shows the node alive"
+    )]
+    LinkLost(NodeId),
     /// The region is sealed, and therefore immutable.
     #[error("the region is sealed, and therefore immutable")]
     Sealed,

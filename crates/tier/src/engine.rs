@@ -21,6 +21,7 @@ mod on_demand;
 mod owner;
 mod sessions;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use halite_fabric::{Key, PeerId};
@@ -487,7 +488,12 @@ impl Engine {
             Notice::Return { extents } => self.owner_side().handle_return(from, extents),
             Notice::Seen { members, ended } => self.handle_seen(members, ended),
             Notice::Killing { incarnation } => self.handle_killing(from, incarnation),
-            Notice::Draining { is_on } => self.membership.note_draining(from, is_on),
+            Notice::Draining { is_on } => {
+                self.membership.note_draining(from, is_on);
+                if !is_on {
+                    self.home_side().withdraw_moves(from, &BTreeSet::new());
+                }
+            }
             // Any message counts as acceptance of an offer, so this may arrive over a connection that is already up.
             Notice::Over => self.end_own_incarnation(from.node),
             Notice::Moved { name, region, epoch, to } => self.handle_moved(name, region, epoch, to),

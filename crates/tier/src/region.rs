@@ -81,6 +81,8 @@ pub struct Moving {
     pub used: u64,
     /// Offset of the current chunk in the region, in bytes.
     pub at: u64,
+    /// True if the chunk that is under way, and all further ones, stay where they are.
+    pub withdrawn: bool,
     /// True if the home has sent the region's layout to the mappers, with the first freeze.
     pub announced: bool,
     /// True if the chunk at `at` is frozen.

@@ -42,7 +42,10 @@ fn an_atomic_with_a_lost_answer_is_not_repeated() {
         harness.world.set_link(from, to, harness.world.link(from, to).down());
         let error = here.fetch_add(lh, 8, 1).await.expect_err("the connection is broken");
         assert!(error.partly, "{error} although it was done");
-        assert!(matches!(error.cause, AccessCause::Stale | AccessCause::PeerDown { .. }), "{error}");
+        assert!(
+            matches!(error.cause, AccessCause::Stale | AccessCause::PeerDown(_) | AccessCause::LinkLost(_)),
+            "{error}"
+        );
         assert_eq!(there.fetch_add(own, 8, 1).await, Ok(1));
     });
 }
@@ -61,7 +64,11 @@ fn an_atomic_fails_when_its_node_dies() {
         harness.crash(1);
         let error = adding.await.expect_err("the node is dead");
         assert!(
-            error.partly && matches!(error.cause, AccessCause::Stale | AccessCause::PeerDown { .. }),
+            error.partly
+                && matches!(
+                    error.cause,
+                    AccessCause::Stale | AccessCause::PeerDown(_) | AccessCause::LinkLost(_)
+                ),
             "{error}"
         );
         here.unmap(lh).await.expect("no operation is in flight any more");

@@ -213,6 +213,7 @@ fn fault_explains(cause: &BarrierCause, is_calm: bool) -> bool {
             RegionCause::NodeClosed
             | RegionCause::NotMet(_)
             | RegionCause::DirectoryDown
+            | RegionCause::DirectoryUnreachable { .. }
             | RegionCause::UnknownNode(_)
             | RegionCause::NoMemoryNode
             | RegionCause::NotFound

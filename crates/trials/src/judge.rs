@@ -37,6 +37,7 @@ pub(crate) fn may_follow_fault(cause: &RegionCause) -> bool {
             | RegionCause::NotMet(_)
             | RegionCause::NodeClosed
             | RegionCause::DirectoryDown
+            | RegionCause::DirectoryUnreachable { .. }
             | RegionCause::UnknownNode(_)
             | RegionCause::NoMemoryNode
             | RegionCause::NotFound

@@ -204,7 +204,13 @@ fn fault_explains(harness: &Harness, error: &KvError) -> bool {
         KvError::Ended | KvError::NoDirectory => true,
         KvError::Region(error) => may_follow_fault(error.cause()),
         KvError::Access(error) => {
-            matches!(error.cause, AccessCause::Stale | AccessCause::PeerDown(_) | AccessCause::NodeClosed)
+            matches!(
+                error.cause,
+                AccessCause::Stale
+                    | AccessCause::PeerDown(_)
+                    | AccessCause::LinkLost(_)
+                    | AccessCause::NodeClosed
+            )
         }
         KvError::Call(error) => matches!(
             error.cause,

@@ -156,7 +156,7 @@ async fn remaining(session: &Session) -> Option<String> {
     let mut remaining: Vec<String> = dirty.collect();
     match session.list().await {
         Ok(named) => remaining.extend(named.iter().filter_map(|info| info.name.clone())),
-        Err(error) if error.cause == RegionCause::DirectoryDown => return None,
+        Err(error) if is_without_names(&error.cause) => return None,
         Err(error) => remaining.push(error.to_string()),
     }
     Some(remaining.join("; "))
@@ -165,4 +165,8 @@ async fn remaining(session: &Session) -> Option<String> {
 fn is_clean(status: &NodeStatus) -> bool {
     let has_regions = (status.bytes_used, status.regions) != (0, 0);
     (status.bytes_quarantined, status.mappings) == (0, 0) && !has_regions
+}
+
+fn is_without_names(cause: &RegionCause) -> bool {
+    matches!(cause, RegionCause::DirectoryDown | RegionCause::DirectoryUnreachable { .. })
 }

@@ -158,7 +158,10 @@ fn fault_explains(actor: &Actor, error: &LogError) -> bool {
         LogError::Access(error) => {
             let can_follow_fault = matches!(
                 error.cause,
-                AccessCause::Stale | AccessCause::PeerDown(_) | AccessCause::NodeClosed
+                AccessCause::Stale
+                    | AccessCause::PeerDown(_)
+                    | AccessCause::LinkLost(_)
+                    | AccessCause::NodeClosed
             );
             can_follow_fault && !actor.harness.is_fault_free()
         }

@@ -94,6 +94,7 @@ pub(crate) fn reports_unreachable_node(cause: &RegionCause) -> bool {
             | RegionCause::NotMet(_)
             | RegionCause::NodeClosed
             | RegionCause::DirectoryDown
+            | RegionCause::DirectoryUnreachable { .. }
             | RegionCause::UnknownNode(_)
             | RegionCause::NoMemoryNode
     )

@@ -123,7 +123,7 @@ fn delayed_operations_end_with_deadline_peer_or_policy() {
         harness.crash(1);
         let begin_ns = harness.world.now_ns();
         let error = write.await.expect_err("the peer is gone");
-        assert_eq!(error.cause, AccessCause::PeerDown(NodeId(1)));
+        assert_eq!(error.cause, AccessCause::LinkLost(NodeId(1)));
         assert!(harness.world.now_ns() - begin_ns < 60_000_000, "{} ns", harness.world.now_ns() - begin_ns);
     });
 }

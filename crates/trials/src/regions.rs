@@ -172,7 +172,10 @@ async fn copy(actor: &mut Actor, from: Holding) {
             }
             Some(Err(error))
                 if !error.partly
-                    && !matches!(error.cause, AccessCause::PeerDown(_) | AccessCause::NodeClosed) =>
+                    && !matches!(
+                        error.cause,
+                        AccessCause::PeerDown(_) | AccessCause::LinkLost(_) | AccessCause::NodeClosed
+                    ) =>
             {
                 regions.forget_copy(to.life, &target)
             }
@@ -273,7 +276,7 @@ impl Access {
                 "{what} by session {number} of node {node} in life {life}, from {begin_ns} to {now} ns: {reason}"
             ));
         }
-        if let Some(Err(AccessCause::Stale | AccessCause::PeerDown(_))) = result {
+        if let Some(Err(AccessCause::Stale | AccessCause::PeerDown(_) | AccessCause::LinkLost(_))) = result {
             actor.regions.held.retain(|each| each.lh != holding.lh);
         }
         self.cancel(actor);
@@ -329,7 +332,7 @@ fn check_refusal(
             let has_right = life.rights.has_had(actor.principal, kind, begin_ns);
             !holding.wanted.contains(kind) || was_revoked || !has_right
         }
-        AccessCause::PeerDown(_) | AccessCause::NodeClosed => !is_calm,
+        AccessCause::PeerDown(_) | AccessCause::LinkLost(_) | AccessCause::NodeClosed => !is_calm,
         _ => false,
     };
     if is_explained { Ok(()) } else { Err(format!("refused without a known cause: {cause}")) }

@@ -148,12 +148,45 @@ fn a_broken_connection_reports_possible_effects() {
         let written = here.write(lh, 0, b"salt").await.expect_err("the connection is broken");
         let added = adding.await.expect_err("the connection is broken");
         for error in [&written, &added] {
-            assert_eq!(error.cause, AccessCause::PeerDown(NodeId(1)), "the node lives, but is unreachable");
+            assert_eq!(error.cause, AccessCause::LinkLost(NodeId(1)), "the node lives, but is unreachable");
             assert!(error.partly, "{error} although it was done");
         }
         let mut seen = [0; 16];
         there.read(own, 0, &mut seen).await.expect("the bytes are local");
         assert_eq!(seen, *b"salt\0\0\0\0\x01\0\0\0\0\0\0\0");
+    });
+}
+
+/// Regression: the node behind a cut link was told as down, and its user was advised to restart it.
+#[test]
+fn a_cut_link_is_not_told_as_a_dead_node() {
+    on_hardware("roce-100g", 2, |harness| async move {
+        let (first, session) = (session_of(&harness, 0), session_of(&harness, 1));
+        alloc_here(&first, "words").await;
+        let lh = session.map("words", ALL).await.expect("the region exists");
+        let ends = [(0, 1), (1, 0)].map(|(from, to)| (harness.host(from), harness.host(to)));
+        let links = ends.map(|(from, to)| harness.world.link(from, to));
+        let cut = harness.plan.lease() * 4;
+        for (from, to) in ends {
+            harness.world.set_link(from, to, harness.world.link(from, to).down());
+        }
+        harness.world.sleep(None, cut).await;
+        let lost = AccessCause::LinkLost(NodeId(0));
+        assert_eq!(session.read(lh, 0, &mut [0]).await.expect_err("the link is cut").cause, lost);
+        assert_eq!(session.fill(lh, 0, 8, 1).await.expect_err("the link is cut").cause, lost);
+        match session.map("words", ALL).await.expect_err("the link is cut").cause {
+            RegionCause::DirectoryUnreachable { silent: Some(silent) } => assert!(silent <= cut),
+            cause => panic!("{cause}"),
+        }
+        for ((from, to), link) in ends.into_iter().zip(links) {
+            harness.world.set_link(from, to, link);
+        }
+        harness.world.sleep(None, cut).await;
+        let again = session.map("words", ALL).await.expect("the nodes have paired again");
+        session.read(again, 0, &mut [0]).await.expect("the region is kept");
+        let before =
+            session.read(lh, 0, &mut [0]).await.expect_err("the handle is from before the cut").cause;
+        assert_eq!(before, AccessCause::Stale);
     });
 }
 

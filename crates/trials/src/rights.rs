@@ -144,9 +144,10 @@ async fn seal(actor: &mut Actor, scene: &Scene) {
             Some(Ok(())) => false,
             Some(Err(error)) => match error.cause {
                 AccessCause::Sealed => true,
-                AccessCause::Stale | AccessCause::PeerDown(_) | AccessCause::NodeClosed => {
-                    !actor.harness.judge.is_calm()
-                }
+                AccessCause::Stale
+                | AccessCause::PeerDown(_)
+                | AccessCause::LinkLost(_)
+                | AccessCause::NodeClosed => !actor.harness.judge.is_calm(),
                 _ => false,
             },
         };

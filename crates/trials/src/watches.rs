@@ -337,7 +337,7 @@ fn is_access_refusal(
     let cause = match cause {
         AccessCause::Stale => RegionCause::Stale,
         AccessCause::PermissionDenied { missing } => RegionCause::PermissionDenied { missing: *missing },
-        AccessCause::PeerDown(node) => RegionCause::PeerDown(*node),
+        AccessCause::PeerDown(node) | AccessCause::LinkLost(node) => RegionCause::PeerDown(*node),
         AccessCause::NodeClosed => RegionCause::NodeClosed,
         _ => return false,
     };

@@ -217,7 +217,9 @@ fn check_refusal(
     let ends = actor.harness.words.borrow().lives[holding.life].ends;
     let is_explained = match error.cause {
         AccessCause::Stale => ends || !actor.harness.is_fault_free(),
-        AccessCause::PeerDown(_) | AccessCause::NodeClosed => !actor.harness.is_fault_free(),
+        AccessCause::PeerDown(_) | AccessCause::LinkLost(_) | AccessCause::NodeClosed => {
+            !actor.harness.is_fault_free()
+        }
         AccessCause::PermissionDenied { .. } => !holding.rights.contains(needed),
         _ => false,
     };

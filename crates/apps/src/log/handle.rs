@@ -385,9 +385,10 @@ impl Log {
     }
 }
 
-/// Returns true if a region was freed or moved, or its node is down. Mapping the region again reveals which.
+/// Returns true if a region was freed or moved, or its node is down or out of reach. Mapping the region again reveals
+/// which.
 pub(crate) fn is_stale_or_down(error: &AccessError) -> bool {
-    matches!(error.cause(), AccessCause::Stale | AccessCause::PeerDown(_))
+    matches!(error.cause(), AccessCause::Stale | AccessCause::PeerDown(_) | AccessCause::LinkLost(_))
 }
 
 fn check_counter(value: u64) -> Result<u64, LogError> {

@@ -1,7 +1,7 @@
 //! `halite explain`: shows which path accesses to a region or node take, and why.
 //!
-//! The answer holds for an application that has just joined on this host. For a user other than the node's, it holds
-//! for an attached session, whose accesses take the paths of its node.
+//! The answer is that of a node of this host: its connections, and the paths that accesses of its attached sessions take.
+//! Without such a node, or with `--embed`, it is that of an application that has just joined.
 
 use std::path::Path;
 
@@ -14,13 +14,15 @@ use crate::output;
 
 /// Explains the path to a node if the argument is a number and no region is asked for, otherwise to the region of that name.
 pub fn run(dir: &Path, args: &Explain) -> anyhow::Result<()> {
-    let client = client::enter(dir)?;
-    let session = &client.session;
-    match args.what.parse() {
-        Ok(node) if !args.region => print(&session.explain_peer(NodeId(node))?, args.listing.json),
+    match args.what.parse().map(NodeId) {
+        Ok(node) if !args.region => {
+            let client = client::attach_beside(dir, node)?;
+            print(&client.session.explain_peer(node)?, args.listing.json)
+        }
         _ => {
-            let lh = map(session, &args.what)?;
-            print(&session.explain(lh)?, args.listing.json)
+            let client = client::attach(dir)?;
+            let lh = map(&client.session, &args.what)?;
+            print(&client.session.explain(lh)?, args.listing.json)
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use anyhow::Context;
-use halite::{NodeId, Permissions, RegionInfo};
+use anyhow::{Context, anyhow};
+use halite::{NodeId, Permissions, RegionCause, RegionError, RegionInfo};
 
 use super::regions::{attempting, holders};
 use crate::args::Move;
@@ -28,16 +28,28 @@ pub fn run(dir: &Path, args: &Move) -> anyhow::Result<()> {
     let listener = Listener::spawn(move || output::note(&waiting), move || output::note(&hurried));
     let listener = listener.context("cannot listen for signals")?;
     let moved = client.session.move_to(lh, NodeId(args.to));
-    let Some(signal) = listener.heard() else { return Ok(moved.map_err(&failed)?) };
+    let signal = listener.heard();
+    let is_half_way = matches!(&moved, Err(RegionError { cause: RegionCause::PeerDown(_), .. }));
+    if signal.is_none() && !is_half_way {
+        return Ok(moved.map_err(&failed)?);
+    }
     let place = client.session.stat(&args.name);
     let place = place.map_or_else(|error| error.to_string(), |region| place_of(&region));
     let outcome = match moved {
         Ok(()) => format!("{:?} has moved; {place}", args.name),
+        Err(RegionError { cause: RegionCause::PeerDown(node), .. }) => {
+            format!("cannot move {:?} to node {to}: node {node} is down or out of reach; {place}", args.name)
+        }
         Err(error) => format!("{}; {place}", failed(error)),
     };
-    Err(Interrupted { signal, outcome }.into())
+    match signal {
+        Some(signal) => Err(Interrupted { signal, outcome }.into()),
+        None => Err(anyhow!(outcome)),
+    }
 }
 
+/// Formats where the bytes of the region are, and how many are missing: a chunk is in one place at a time, so those that a
+/// move had brought to a node that ends then are lost.
 fn place_of(region: &RegionInfo) -> String {
     match region.nodes.len() {
         1 => format!("it is on node {}", holders(region)),

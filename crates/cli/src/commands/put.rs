@@ -7,7 +7,8 @@ use std::path::Path;
 
 use anyhow::{Context, anyhow, bail};
 use halite::{
-    AllocOptions, Lh, NodeId, NodeStatus, Permissions, Placement, RegionCause, RegionError, blocking,
+    AccessError, AllocOptions, Lh, NodeId, NodeStatus, Permissions, Placement, RegionCause, RegionError,
+    blocking,
 };
 use indicatif::ProgressBar;
 use xxhash_rust::xxh3::Xxh3;
@@ -39,7 +40,8 @@ pub fn run(dir: &Path, args: &Put) -> anyhow::Result<()> {
     let filled = put.fill(&mut input, &args.name);
     let (lh, len) = filled.map_err(|error| explain(error, &client, args, &input.source))?;
     let checksum = input.hasher.digest();
-    client.session.write(lh, len, &Trailer { len, checksum }.to_bytes())?;
+    let ended = client.session.write(lh, len, &Trailer { len, checksum }.to_bytes());
+    ended.map_err(|error| explain(error.into(), &client, args, &input.source))?;
     let named = client.session.set_name(lh, &args.name);
     named.map_err(|error| explain(error.into(), &client, args, &input.source))
 }
@@ -52,7 +54,10 @@ fn check_name(client: &Attached, args: &Put) -> anyhow::Result<()> {
             RegionCause::NameEmpty
             | RegionCause::NameTooLong { .. }
             | RegionCause::NameReserved
-            | RegionCause::DirectoryDown => Err(attempting("put", format!("{:?}", args.name))(error).into()),
+            | RegionCause::DirectoryDown
+            | RegionCause::DirectoryUnreachable { .. } => {
+                Err(attempting("put", format!("{:?}", args.name))(error).into())
+            }
             _ => Ok(()),
         },
     }
@@ -216,6 +221,10 @@ fn name_taken(name: &str) -> anyhow::Error {
 /// Adds the next step for the user, if it is known.
 fn explain(error: anyhow::Error, client: &Attached, args: &Put, source: &Source) -> anyhow::Error {
     let name = format!("{:?}", args.name);
+    // The region has no name yet, so the error knows only its handle.
+    if let Some(AccessError { cause, .. }) = error.downcast_ref() {
+        return anyhow!("cannot put {name}: {cause}");
+    }
     let Some(refused) = error.downcast_ref::<RegionError>() else {
         return error.context(format!("cannot put {name}"));
     };

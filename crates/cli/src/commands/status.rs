@@ -64,7 +64,7 @@ pub fn run(dir: &Path, args: &args::Status) -> anyhow::Result<ExitCode> {
     let asked = match &presences {
         Some(presences) => ask(dir, presences),
         // Nothing but the members can be shown.
-        None => Ok(Answers::of(&client::observe(dir)?)?),
+        None => Ok(Answers::of(&client::observe(dir)?, dir)?),
     };
     let presences = presences.unwrap_or_default();
     let mut rows = rows(&presences, asked.as_ref().unwrap_or(&Answers::default()));
@@ -191,12 +191,18 @@ pub(super) struct Answers {
 }
 
 impl Answers {
-    /// Asks all members, except the client itself.
-    pub(super) fn of(client: &Attached) -> anyhow::Result<Answers> {
+    /// Asks all members, except the client itself. Silence, round trips and retransmissions are those of a node of this
+    /// host that answers, because the client's own connections are new.
+    pub(super) fn of(client: &Attached, dir: &Path) -> anyhow::Result<Answers> {
         let (mut statuses, source) = (client.session.status()?, client.membership_source());
         statuses.retain(|status| Some(status.node) != client.own_node());
+        let answers =
+            |node| statuses.iter().any(|status| status.node == node && status.state == NodeState::Alive);
+        let host = client.own_node().and_then(|_| client::session_of_host(dir, answers));
+        let by_host = |node| host.as_ref()?.seen(node).filter(|seen| seen.silent.is_some());
+        let seen = |node| by_host(node).or_else(|| client.session.seen(node));
         let nodes = statuses.iter().map(|status| status.node);
-        let seen = nodes.filter_map(|node| Some((node.0, client.session.seen(node)?))).collect();
+        let seen = nodes.filter_map(|node| Some((node.0, seen(node)?))).collect();
         Ok(Answers { source, statuses, seen })
     }
 
@@ -231,7 +237,7 @@ fn ask(dir: &Path, presences: &[Presence]) -> anyhow::Result<Answers> {
         output::note(&format!("node 0 is not running: showing the state from the lock files{advice}"));
         return Ok(Answers::default());
     }
-    let answers = Answers::of(&client::observe(dir)?)?;
+    let answers = Answers::of(&client::observe(dir)?, dir)?;
     answers.by().iter().for_each(|by| output::note(by));
     Ok(answers)
 }

@@ -26,7 +26,7 @@ impl Job {
         }
         if args.peer.is_some() && plan.needs_server {
             return Err(wrong(
-                "this test needs its own server process: omit --peer (or, for write_lat, add --completion)",
+                "this test needs its own server process, because a running node serves no function and sends no writes for it: omit --peer (or, for write_lat, add --completion)",
             ));
         }
         let is_all = args.all && plan.slowdowns.len() == 1;
@@ -145,6 +145,7 @@ mod tests {
     fn contradicting_flags_are_refused() {
         for line in [
             "write_lat -s 4",
+            "write_lat -s 12",
             "write_lat --peer 1",
             "read_bw -s 65M",
             "alloc_lat --regions 3",

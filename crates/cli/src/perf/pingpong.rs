@@ -10,7 +10,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use halite::{Lh, Permissions, Placement, Posted, blocking};
+use halite::{Lh, NodeId, Permissions, Placement, Posted, blocking};
 
 use super::access::{self, WRITES};
 use super::end::End;
@@ -22,6 +22,9 @@ use super::workload::{Bench, PerfArgs, Plan, Planned, WORD_BYTES};
 
 /// Timeout of an answer, after which the measurement assumes that the other side is dead.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Interval at which a waiting side checks that the other one is still a node.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Longest write that is sent completely when it is posted; below the maximum that one access may have in progress.
 const POSTED_BYTES_MAX: u64 = 512 << 10;
@@ -37,6 +40,11 @@ pub fn plan(args: &PerfArgs) -> Planned {
     if args.is_random() {
         return Err(wrong("a ping-pong writes to one place: add --completion to write at random places"));
     }
+    if args.size.is_some_and(|size| !size.0.is_multiple_of(WORD_BYTES)) {
+        return Err(wrong(
+            "a ping-pong writes whole words: -s must be a multiple of 8; --completion measures other sizes",
+        ));
+    }
     let mut plan = Plan::of::<Player>("half a ping-pong of writes");
     let too_short = "a ping-pong needs -s of at least 8 bytes; --completion measures smaller writes";
     plan.limits.push((WORD_BYTES..=u64::MAX, too_short));
@@ -47,6 +55,7 @@ pub fn plan(args: &PerfArgs) -> Planned {
 /// received the whole write.
 pub struct Player {
     session: blocking::Session,
+    peer: NodeId,
     own: Lh,
     other: Lh,
     payload_bytes: u64,
@@ -92,6 +101,7 @@ impl Partner for Player {
             let payload = pattern(part.size, thread);
             Ok(Player {
                 session: session.clone(),
+                peer: end.peer,
                 own,
                 other,
                 payload_bytes: part.size,
@@ -157,15 +167,24 @@ impl Player {
         }
         let (at, stamp) = (self.payload_bytes - WORD_BYTES, self.stamp);
         let (mut reads, mut begin) = (0u32, None);
-        let is_over =
-            |begin: &mut Option<Instant>| begin.get_or_insert_with(Instant::now).elapsed() > ANSWER_TIMEOUT;
-        let word = self.session.wait_until(self.own, at, |word| {
-            reads = reads.wrapping_add(1);
-            word == stamp || reads.is_multiple_of(READS_PER_CLOCK) && is_over(&mut begin)
-        })?;
-        if word != stamp {
-            bail!("no answer to write number {stamp} within {} s", ANSWER_TIMEOUT.as_secs());
+        loop {
+            let mut look = None;
+            let is_due =
+                |look: &mut Option<Instant>| look.get_or_insert_with(Instant::now).elapsed() > LOOK_INTERVAL;
+            let word = self.session.wait_until(self.own, at, |word| {
+                reads = reads.wrapping_add(1);
+                word == stamp || reads.is_multiple_of(READS_PER_CLOCK) && is_due(&mut look)
+            })?;
+            if word == stamp {
+                return Ok(());
+            }
+            // A write by stores does not fail when its target ends.
+            if self.session.seen(self.peer).is_none_or(|seen| seen.silent.is_none()) {
+                bail!("the other process (node {}) has ended, or the connection to it", self.peer);
+            }
+            if begin.get_or_insert_with(Instant::now).elapsed() > ANSWER_TIMEOUT {
+                bail!("no answer to write number {stamp} within {} s", ANSWER_TIMEOUT.as_secs());
+            }
         }
-        Ok(())
     }
 }

@@ -24,7 +24,7 @@ fn an_address_that_goes_for_a_while_costs_sight_only() {
     take_away(host);
     for (application, node) in [there, here] {
         let missed = application.missed();
-        assert!(missed.contains("missed: PeerDown") && missed.contains(&node.to_string()), "{missed}");
+        assert!(missed.contains("missed: LinkLost") && missed.contains(&node.to_string()), "{missed}");
     }
     for other in [0, 1].map(|other| cluster.host(other)) {
         eventually(|| other.state(2) == "unreachable");

@@ -30,9 +30,9 @@ pub fn files_locks_and_calls_go_from_host_to_host(cluster: Option<Cluster>) {
 
     let explained = cluster.host(last).ok("halite explain 1");
     assert!(explained.contains("provider roce") && explained.contains("directory"), "{explained}");
-    let explained = cluster.host(last).ok("halite explain 1 --congestion delay");
+    let explained = cluster.host(last).ok("halite --embed explain 1 --congestion delay");
     assert!(explained.contains("congestion control: delay"), "{explained}");
-    let explained = cluster.host(1).ok("halite explain model");
+    let explained = cluster.host(1).ok("halite --embed explain model");
     assert!(
         explained.contains("over shm: direct"),
         "commands share memory with the node of their host: {explained}"

@@ -229,6 +229,12 @@ impl Runner {
         if let FabricEvent::ConnectFailed(failure) = &event
             && let Some(Dial::Wanted(mut dialled)) = self.take_dial(&failure.address)
         {
+            tracing::debug!(
+                "a dial of {} has failed: {} ({:?})",
+                failure.address,
+                failure.reason,
+                failure.trouble
+            );
             dialled.is_silent |= failure.trouble == ConnectTrouble::Silent;
             self.dialling.record_unmet(failure.clone());
             return self.dial_next(now, dialled);

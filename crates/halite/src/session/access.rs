@@ -8,7 +8,7 @@ pub(crate) mod posted;
 use halite_fabric::{PeerId, Status};
 use halite_mem::Window;
 use halite_tier::access::{Blocked, Count, Mapping, SlotRef, WORD_BYTES};
-use halite_tier::ids::NodeIncarnation;
+use halite_tier::ids::{NodeId, NodeIncarnation};
 use halite_tier::permissions::Permissions;
 use halite_tier::qos::Priority;
 
@@ -446,12 +446,20 @@ impl Inner {
         incarnation.map_or(AccessCause::Stale, |incarnation| AccessCause::Unmapped(incarnation.node))
     }
 
-    /// Returns [`AccessCause::Stale`] if the node was restarted, because its chunks are then lost. Otherwise returns
-    /// [`AccessCause::PeerDown`], because the node may only be unreachable.
+    /// Returns [`AccessCause::Stale`] if the node was restarted, because its chunks are then lost.
     fn cause_of_down(&self, incarnation: NodeIncarnation) -> AccessCause {
         match self.driver.look(|runner| runner.incarnation_of(incarnation.node)) {
             Some(current) if current != incarnation => AccessCause::Stale,
-            _ => AccessCause::PeerDown(incarnation.node),
+            // They are connected again; handles from before the loss stay invalid.
+            Some(_) => AccessCause::LinkLost(incarnation.node),
+            None => self.cause_of_absence(incarnation.node),
+        }
+    }
+
+    pub(crate) fn cause_of_absence(&self, node: NodeId) -> AccessCause {
+        match self.driver.out_of_reach(node) {
+            Some(_) => AccessCause::LinkLost(node),
+            None => AccessCause::PeerDown(node),
         }
     }
 

@@ -289,9 +289,21 @@ impl Inner {
     fn stop_of(&self, error: CommandError) -> Stop {
         match error {
             CommandError::Access { side, blocked } => Stop::Access(side, blocked),
-            CommandError::Broken { side, refusal } => Stop::HalfWay(side, cause_of_refusal(refusal)),
-            CommandError::Refused(refusal) => Stop::HalfWay(CopySide::Target, cause_of_refusal(refusal)),
+            CommandError::Broken { side, refusal } => Stop::HalfWay(side, self.cause_of_refusal(refusal)),
+            CommandError::Refused(refusal) => Stop::HalfWay(CopySide::Target, self.cause_of_refusal(refusal)),
             _ => Stop::HalfWay(CopySide::Target, AccessCause::Stale),
+        }
+    }
+
+    fn cause_of_refusal(&self, refusal: ErrorReply) -> AccessCause {
+        match refusal {
+            ErrorReply::PeerDown(node) | ErrorReply::NotMet(node) | ErrorReply::UnknownNode(node) => {
+                self.cause_of_absence(node)
+            }
+            ErrorReply::NodeClosed => AccessCause::NodeClosed,
+            ErrorReply::Unmapped { node, owner } => AccessCause::UnmappedBy { node, owner },
+            // The owner of the bytes no longer knows the region.
+            _ => AccessCause::Stale,
         }
     }
 }
@@ -300,16 +312,4 @@ impl Inner {
 enum Stop {
     Access(CopySide, Blocked),
     HalfWay(CopySide, AccessCause),
-}
-
-fn cause_of_refusal(refusal: ErrorReply) -> AccessCause {
-    match refusal {
-        ErrorReply::PeerDown(node) | ErrorReply::NotMet(node) | ErrorReply::UnknownNode(node) => {
-            AccessCause::PeerDown(node)
-        }
-        ErrorReply::NodeClosed => AccessCause::NodeClosed,
-        ErrorReply::Unmapped { node, owner } => AccessCause::UnmappedBy { node, owner },
-        // The owner of the bytes no longer knows the region.
-        _ => AccessCause::Stale,
-    }
 }

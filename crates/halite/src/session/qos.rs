@@ -20,7 +20,7 @@ pub enum QosError {
     NotOwner,
     /// The node's configuration gives the principal low priority (`low_priority`).
     #[error(
-        "this principal has low priority only at its node; the user who runs the node may change `low_priority`"
+        "the node gives this principal low priority only; the user who runs the node may change `low_priority`"
     )]
     HighDenied,
     /// The node of the session has left, or this process is a fork of the node's.

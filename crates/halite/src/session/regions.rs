@@ -11,6 +11,7 @@ use halite_tier::names;
 use halite_tier::permissions::{self, Permissions};
 
 use crate::cluster::config::EtcdAddress;
+use crate::driver::reach::OutOfReach;
 use crate::error::{
     AccessError, Gone, ListedRegions, LostRegion, RegionCause, RegionError, UnreachableRegion,
 };
@@ -123,6 +124,9 @@ impl Session {
 
     /// Moves all bytes of the region, and its home, to another node. Accesses continue during the move; an access waits
     /// only while its own chunk is being moved. Needs [`Permissions::MASTER`].
+    ///
+    /// A chunk is in one place at a time. If `node` ends during the move, the chunks that have moved are lost with it, and
+    /// the move fails with [`RegionCause::PeerDown`]; [`RegionInfo::lost`] counts their bytes.
     pub async fn move_to(&self, lh: Lh, node: NodeId) -> Result<(), RegionError> {
         let session = asking!(self, "move", Object::Slot(lh), Request::MoveTo { lh, node });
         session.order("move", lh, RegionCommand::Move { to: node }).await
@@ -389,12 +393,23 @@ impl Embedded {
                 | Command::TakeNumber
         );
         let ending = Commanded::new(&self.inner, command).await;
-        ending.map_err(|error| match RegionCause::from(error) {
-            RegionCause::PeerDown(NodeId::FIRST) | RegionCause::NotMet(NodeId::FIRST) if by_name => {
-                object.failed(operation, RegionCause::DirectoryDown)
-            }
-            cause => object.failed(operation, cause),
+        ending.map_err(|error| {
+            let cause = RegionCause::from(error);
+            object.failed(operation, if by_name { self.directory_cause(cause) } else { cause })
         })
+    }
+
+    /// Returns the cause of a failed request to the directory: if node 0 does not answer, names are not available.
+    pub(crate) fn directory_cause(&self, cause: RegionCause) -> RegionCause {
+        match cause {
+            RegionCause::PeerDown(NodeId::FIRST) | RegionCause::NotMet(NodeId::FIRST) => {
+                match self.inner.driver.out_of_reach(NodeId::FIRST) {
+                    Some(OutOfReach { silent }) => RegionCause::DirectoryUnreachable { silent },
+                    None => RegionCause::DirectoryDown,
+                }
+            }
+            cause => cause,
+        }
     }
 
     pub(crate) fn own(&self, operation: &'static str, lh: Lh) -> Result<(), RegionError> {

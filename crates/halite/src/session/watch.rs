@@ -382,7 +382,7 @@ fn region_cause(cause: AccessCause) -> RegionCause {
         AccessCause::ForeignHandle => RegionCause::ForeignHandle,
         AccessCause::UnknownHandle => RegionCause::UnknownHandle,
         AccessCause::PermissionDenied { missing } => RegionCause::PermissionDenied { missing },
-        AccessCause::PeerDown(node) => RegionCause::PeerDown(node),
+        AccessCause::PeerDown(node) | AccessCause::LinkLost(node) => RegionCause::PeerDown(node),
         AccessCause::Sealed => RegionCause::Sealed,
         AccessCause::NodeClosed => RegionCause::NodeClosed,
         AccessCause::Forked => RegionCause::Forked,

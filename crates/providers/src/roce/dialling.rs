@@ -157,7 +157,8 @@ impl Core {
             let attempt = attempt.clone();
             control.postpone(&attempt, self.now_ns(), self.handshake_timeout_ns());
         }
-        self.fail(control, token, HUNG_UP);
+        // A host hangs up if packets of this end were lost for longer than its handshakes may take.
+        self.fail_with(control, token, HUNG_UP, ConnectTrouble::Silent);
     }
 
     /// Closes a link as [`Core::fail`] does, because the other end did not answer in time. If the other end hung up
@@ -168,10 +169,9 @@ impl Core {
             return;
         }
         let attempt = control.handshake(token).and_then(Handshake::attempt_mut);
-        match attempt.is_some_and(|attempt| attempt.hang_ups > 0) {
-            true => self.fail(control, token, HUNG_UP),
-            false => self.fail_with(control, token, "it does not answer", ConnectTrouble::Silent),
-        }
+        let has_hung_up = attempt.is_some_and(|attempt| attempt.hang_ups > 0);
+        let reason = if has_hung_up { HUNG_UP } else { "it does not answer" };
+        self.fail_with(control, token, reason, ConnectTrouble::Silent);
     }
 
     /// Dials the hosts whose pause after a hang-up has ended.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use common::Cluster;
-use halite_fabric::{Event, Fabric};
+use halite_fabric::{ConnectTrouble, Event, Fabric};
 use halite_providers::secure::{Secret, Secrets};
 use halite_providers::{Hosts, RoceConfig, RoceFabric};
 
@@ -190,4 +190,20 @@ fn a_dial_is_repeated_after_a_hang_up() {
     one.connect(&fickle.address.to_string(), b"hello");
     world.until_connected([&one, &two]);
     assert_eq!(fickle.dialled.load(Relaxed), 4);
+}
+
+/// Lost packets may have kept the dialler from finishing its handshake, so the operation that waits dials again.
+#[test]
+fn a_hang_up_without_a_reason_is_silence() {
+    let mut world = World::new();
+    let one = world.open("one", secrets(), |config| config.handshake_timeout = Duration::from_millis(200));
+    let fickle = FlakyPort::new(usize::MAX, port_of(&one));
+    one.connect(&fickle.address.to_string(), b"hello");
+    let (begin, mut events) = (Instant::now(), Vec::new());
+    while events.is_empty() {
+        one.poll(&mut events);
+        assert!(begin.elapsed() < PATIENCE, "timed out");
+    }
+    let [Event::ConnectFailed(failure)] = &events[..] else { panic!("{events:?}") };
+    assert_eq!(failure.trouble, ConnectTrouble::Silent, "{failure:?}");
 }

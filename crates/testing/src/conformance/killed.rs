@@ -42,10 +42,20 @@ pub fn only_accesses_to_a_killed_node_fail(h: &dyn Harness) {
     session.write(there, 0, b"salt").unwrap();
     cluster.kill(2);
     eventually("the end of the node is known", || match session.write(there, 0, b"water") {
-        Err(error) if matches!(error.cause(), AccessCause::PeerDown(DOOMED) | AccessCause::Stale) => Ok(()),
+        Err(error)
+            if matches!(
+                error.cause(),
+                AccessCause::PeerDown(DOOMED) | AccessCause::LinkLost(DOOMED) | AccessCause::Stale
+            ) =>
+        {
+            Ok(())
+        }
         other => Err(format!("{other:?}")),
     });
-    refused!(session.read(there, 0, &mut [0; 4]), AccessCause::PeerDown(DOOMED) | AccessCause::Stale);
+    refused!(
+        session.read(there, 0, &mut [0; 4]),
+        AccessCause::PeerDown(DOOMED) | AccessCause::LinkLost(DOOMED) | AccessCause::Stale
+    );
     session.write(elsewhere, 0, b"pepper").unwrap();
     assert_eq!(&contents(&session, elsewhere)[..6], b"pepper");
 }
@@ -59,11 +69,24 @@ pub fn posted_accesses_to_a_killed_node_fail(h: &dyn Harness) {
     cluster.kill(2);
     for write in writes {
         if let (_, Err(error)) = write.wait() {
-            assert!(matches!(error.cause, AccessCause::PeerDown(DOOMED) | AccessCause::Stale), "{error}");
+            assert!(
+                matches!(
+                    error.cause,
+                    AccessCause::PeerDown(DOOMED) | AccessCause::LinkLost(DOOMED) | AccessCause::Stale
+                ),
+                "{error}"
+            );
         }
     }
     eventually("the end of the node is known", || match session.post_read(there, 0, [0; 8]).wait().1 {
-        Err(error) if matches!(error.cause, AccessCause::PeerDown(DOOMED) | AccessCause::Stale) => Ok(()),
+        Err(error)
+            if matches!(
+                error.cause,
+                AccessCause::PeerDown(DOOMED) | AccessCause::LinkLost(DOOMED) | AccessCause::Stale
+            ) =>
+        {
+            Ok(())
+        }
         other => Err(format!("{other:?}")),
     });
 }
@@ -197,7 +220,10 @@ pub fn a_killed_node_returns_as_a_new_one(h: &dyn Harness) {
     eventually("the node is back", || cluster.start(2, "ada", 1 << 20).map_err(|error| error.to_string()));
     let status = cluster.status(2);
     assert!(status.incarnation != incarnation && status.bytes_used == 0, "{status:?}");
-    refused!(session.read(before, 0, &mut [0]), AccessCause::PeerDown(DOOMED) | AccessCause::Stale);
+    refused!(
+        session.read(before, 0, &mut [0]),
+        AccessCause::PeerDown(DOOMED) | AccessCause::LinkLost(DOOMED) | AccessCause::Stale
+    );
     let after = session.alloc(None, CHUNK, Placement::On(DOOMED), everyone()).unwrap();
     session.write(after, 0, b"new").unwrap();
     assert_eq!(&contents(&session, after)[..3], b"new");

@@ -65,7 +65,12 @@ pub fn regions_end_with_their_node(h: &dyn Harness) {
     let lh = session.map("doomed", everyone()).unwrap();
     cluster.leave(2);
     eventually("the handle is refused", || match session.write(lh, 0, b"x") {
-        Err(error) if matches!(error.cause(), AccessCause::PeerDown(NodeId(2)) | AccessCause::Stale) => {
+        Err(error)
+            if matches!(
+                error.cause(),
+                AccessCause::PeerDown(NodeId(2)) | AccessCause::LinkLost(NodeId(2)) | AccessCause::Stale
+            ) =>
+        {
             Ok(())
         }
         other => Err(format!("{other:?}")),
@@ -129,7 +134,12 @@ pub fn a_returned_node_is_a_new_one(h: &dyn Harness) {
         if is_new && status.bytes_used == 0 { Ok(()) } else { Err(format!("{status:?}")) }
     });
     eventually("the old handle is refused", || match session.read(lh, 0, &mut [0]) {
-        Err(error) if matches!(error.cause(), AccessCause::PeerDown(NodeId(1)) | AccessCause::Stale) => {
+        Err(error)
+            if matches!(
+                error.cause(),
+                AccessCause::PeerDown(NodeId(1)) | AccessCause::LinkLost(NodeId(1)) | AccessCause::Stale
+            ) =>
+        {
             Ok(())
         }
         other => Err(format!("{other:?}")),

@@ -68,7 +68,10 @@ pub fn a_wait_ends_with_its_region(h: &dyn Harness) {
         let waiting = scope.spawn(|| wait(to_be_lost));
         linger();
         cluster.leave(1);
-        refused!(waiting.join().unwrap(), AccessCause::PeerDown(NodeId(1)) | AccessCause::Stale);
+        refused!(
+            waiting.join().unwrap(),
+            AccessCause::PeerDown(NodeId(1)) | AccessCause::LinkLost(NodeId(1)) | AccessCause::Stale
+        );
     });
 }
 

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use super::context::Purpose;
 use super::{Engine, Requester};
 use crate::effect::Effect;
-use crate::ids::{NodeId, NodeIncarnation, Principal, RegionId};
+use crate::ids::{NodeId, NodeIncarnation, Principal, RegionId, RequestId};
 use crate::message::{
     Drained, ErrorReply, LEFTOVERS_MAX, Leftover, LeftoverCause, NodeState, Notice, RegionCommand, Reply,
     Request,
@@ -74,6 +74,8 @@ struct Holding {
 struct Attempt {
     holding: Holding,
     to: NodeId,
+    /// The request to the region's home; `None` until it is sent.
+    request: Option<RequestId>,
     /// Nodes that refused the region.
     tried: BTreeSet<NodeId>,
 }
@@ -260,17 +262,22 @@ impl Engine {
         };
         // Only an estimate, to spread regions; the target decides by itself.
         drain.room.insert(to, room.saturating_sub(holding.bytes));
-        drain.moving.insert(holding.region, Attempt { holding, to, tried });
+        drain.moving.insert(holding.region, Attempt { holding, to, request: None, tried });
         let command = RegionCommand::Vacate { to };
         let principal = Principal(String::new().into());
         let request = Request::RegionCommand { region: holding.region, principal, command };
-        self.cx().ask(holding.home, request, Purpose::Vacate(holding.region));
+        let request = self.cx().ask(holding.home, request, Purpose::Vacate(holding.region));
+        if let Some(drain) = self.membership.draining_mut().active()
+            && let Some(attempt) = drain.moving.get_mut(&holding.region)
+        {
+            attempt.request = Some(request);
+        }
     }
 
     /// Handles the end of a region's move.
     pub(super) fn handle_vacated(&mut self, region: RegionId, body: Result<Reply, ErrorReply>) {
         let Some(drain) = self.membership.draining_mut().active() else { return };
-        let Some(Attempt { mut holding, to, mut tried }) = drain.moving.remove(&region) else { return };
+        let Some(Attempt { mut holding, to, mut tried, .. }) = drain.moving.remove(&region) else { return };
         if body.is_err()
             && let Some(room) = drain.room.get_mut(&to)
         {
@@ -323,11 +330,14 @@ impl Engine {
         let Drain { moved, moved_bytes, stays, .. } = *drain;
         let outcome = Drained { moved, moved_bytes, left: named, left_count };
         let requesters = std::mem::take(&mut drain.requesters);
+        let requests = drain.moving.values().filter_map(|attempt| attempt.request).collect();
         drain.outcome = Some(outcome.clone());
         for requester in requesters {
             self.cx().answer(requester, Ok(Reply::Drained(Box::new(outcome.clone()))));
         }
         if stays && left_count > 0 {
+            let me = self.out.incarnation();
+            self.home_side().withdraw_moves(me, &requests);
             self.membership.draining_mut().own = None;
             self.out.push(Effect::Draining { is_on: false });
             self.cx().notify_all(&Notice::Draining { is_on: false });

@@ -13,7 +13,7 @@
 //! So a joining node waits only for the directory. Any other member may have lost power since the directory last heard
 //! from it, so only operations that need the member wait for it. They wait only for a first meeting: an operation that
 //! needs a lost or unreachable peer fails at once. Since packets may get lost, a node repeats an unanswered dial until
-//! the lease is over.
+//! the lease is over. A member that is connected by then gets one more lease to complete the meeting.
 //!
 //! A home may name a member whose announcement by the directory is still in flight. Operations wait for such a member
 //! for as long as for a dial. If this node does not know a number, it asks the directory, which announces all members
@@ -51,6 +51,8 @@ pub(super) struct OnDemand {
 struct Dial {
     /// Time at which it fails, in ns.
     due_ns: u64,
+    /// True if `due_ns` was postponed, because the member was connected by then.
+    is_extended: bool,
     waiting: VecDeque<DialWaiter>,
 }
 
@@ -108,7 +110,11 @@ impl OnDemand {
     }
 
     fn begin(&mut self, incarnation: NodeIncarnation, due_ns: u64) {
-        self.dials.entry(incarnation).or_insert(Dial { due_ns, waiting: VecDeque::new() });
+        self.dials.entry(incarnation).or_insert(Dial {
+            due_ns,
+            is_extended: false,
+            waiting: VecDeque::new(),
+        });
     }
 
     fn wait(&mut self, incarnation: NodeIncarnation, waiting: DialWaiter) {
@@ -398,9 +404,16 @@ impl Engine {
         self.fail_dial(incarnation, ErrorReply::NotMet(incarnation.node));
     }
 
-    /// Fails overdue dials and inquiries.
+    /// Fails overdue dials and inquiries. A member that is connected but not paired yet gets one more lease: it lives, and
+    /// the messages of the meeting are late.
     pub(super) fn fail_overdue_dials(&mut self) {
-        let now_ns = self.out.now_ns();
+        let (now_ns, lease_ns) = (self.out.now_ns(), self.out.config().lease_ns);
+        let meeting = self.membership.meeting();
+        for (incarnation, dial) in &mut self.out.on_demand().dials {
+            if dial.due_ns <= now_ns && !dial.is_extended && meeting.has(*incarnation) {
+                (dial.due_ns, dial.is_extended) = (now_ns + lease_ns, true);
+            }
+        }
         let overdue = self.out.on_demand().dials.iter().filter(|(_, dial)| dial.due_ns <= now_ns);
         let overdue: Vec<NodeIncarnation> = overdue.map(|(incarnation, _)| *incarnation).collect();
         overdue.into_iter().for_each(|unmet| self.fail_first_meeting(unmet));

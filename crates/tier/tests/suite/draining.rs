@@ -111,6 +111,36 @@ fn draining_nodes_refuse_new_regions() {
     assert_eq!(drained(cluster.outcome(0, op).unwrap()).left_count, 0);
 }
 
+/// The time passes while a chunk is being copied.
+#[test]
+fn nothing_moves_after_a_refused_drain() {
+    for home in [1, 2] {
+        let mut cluster = Cluster::of(3);
+        let chunks = Placement::Spread(vec![NodeId(home), NodeId(1)]);
+        let slot = cluster.alloc(0, "a", 4 * CHUNK_BYTES, chunks);
+        cluster.write(0, slot, 0, b"salt");
+        let before = cluster.info(0, "a");
+        let used: Vec<u64> = (0..3).map(|host| cluster.memory(host).0).collect();
+        let within_ns = LEASE_NS / 4;
+        let op = cluster.submit(0, Command::Drain { node: NodeId(1), within_ns, stays: true });
+        cluster.slow_to_copy = true;
+        while cluster.copies_under_way() == 0 && cluster.step() {}
+        cluster.pass(within_ns);
+        cluster.run();
+        cluster.slow_to_copy = false;
+        cluster.run();
+        let outcome = drained(cluster.outcome(0, op).unwrap());
+        assert_eq!((outcome.moved, outcome.left_count), (0, 1), "{outcome:?}");
+        cluster.sleep(2 * LEASE_NS);
+        let after = cluster.info(0, "a");
+        assert_eq!((after.home, &after.nodes), (before.home, &before.nodes));
+        assert_eq!(cluster.read(0, slot, 0, 4), b"salt");
+        assert_eq!((0..3).map(|host| cluster.memory(host).0).collect::<Vec<_>>(), used);
+        // A later drain moves it.
+        assert_eq!(drained(cluster.command(0, drain(1))).left_count, 0);
+    }
+}
+
 // Locks.
 
 #[test]

@@ -93,6 +93,22 @@ fn lost_packets_of_a_first_meeting_cost_time_only() {
 }
 
 #[test]
+fn a_meeting_that_has_begun_gets_another_lease() {
+    let mut cluster = five();
+    let joined = join(&mut cluster, EPHEMERAL, 0, &[]);
+    let asked = begin(&mut cluster, joined, allocation(None, CHUNK_BYTES, Placement::On(NodeId(4))));
+    cluster.lose_dials(joined, 4);
+    cluster.sleep(LEASE_NS / 2);
+    cluster.held = vec![(4, joined)];
+    cluster.finish_dials(joined, 4, true);
+    cluster.sleep(3 * LEASE_NS / 4);
+    assert!(!cluster.has_ended(joined, asked), "the nodes are connected, and a message is late");
+    cluster.held.clear();
+    cluster.run();
+    assert!(matches!(cluster.outcome(joined, asked), Some(Ok(Outcome::Mapped { .. }))));
+}
+
+#[test]
 fn status_awaits_distant_members_that_answer() {
     let mut cluster = five();
     let joined = join(&mut cluster, EPHEMERAL, 0, &[1, 2, 3]);

@@ -348,6 +348,7 @@ fn may_have_run(error: &RegionError) -> bool {
             | RegionCause::NotMet(_)
             | RegionCause::NodeClosed
             | RegionCause::DirectoryDown
+            | RegionCause::DirectoryUnreachable { .. }
     )
 }
 

@@ -87,7 +87,7 @@ fn ask(dir: &Path, client: &mut Option<Attached>) -> anyhow::Result<Answers> {
         Some(client) => client,
         none => none.insert(client::observe(dir)?),
     };
-    Answers::of(client)
+    Answers::of(client, dir)
 }
 
 /// Fetches the metrics of all addresses in parallel, so that a silent address delays no other.

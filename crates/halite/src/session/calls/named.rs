@@ -137,7 +137,7 @@ impl Session {
                 Ok(Server::named(receiver, registration))
             }
             Ok(_) => unreachable!("the command returns a registration"),
-            Err(error) => Err(failed(match directory_cause(error.into()) {
+            Err(error) => Err(failed(match session.directory_cause(error.into()) {
                 RegionCause::NameTaken => ServeCause::NameTaken,
                 cause => ServeCause::Name(cause),
             })),
@@ -236,7 +236,7 @@ impl Embedded {
         match Commanded::new(&self.inner, Command::ListServers(name.map(str::to_owned))).await {
             Ok(Outcome::Servers(servers)) => Ok(servers),
             Ok(_) => unreachable!("the command returns a list"),
-            Err(error) => Err(directory_cause(error.into())),
+            Err(error) => Err(self.directory_cause(error.into())),
         }
     }
 
@@ -300,14 +300,4 @@ fn function_of(name: &str) -> Function {
 fn check_service(name: &str) -> Result<(), RegionCause> {
     check_name(name)?;
     if name.contains('\0') { Err(RegionCause::NameReserved) } else { Ok(()) }
-}
-
-/// Returns the cause of a failed look-up: if the first node is down, the directory of names is down.
-fn directory_cause(cause: RegionCause) -> RegionCause {
-    match cause {
-        RegionCause::PeerDown(NodeId::FIRST) | RegionCause::NotMet(NodeId::FIRST) => {
-            RegionCause::DirectoryDown
-        }
-        cause => cause,
-    }
 }

@@ -13,13 +13,13 @@
 //!   Adopt --------------------------------------------------> is the home now, and informs the mappers
 //! ```
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::HomeSide;
 use crate::engine::context::Purpose;
-use crate::ids::{Epoch, NodeId, NodeIncarnation, RegionId, Requester};
+use crate::ids::{Epoch, NodeId, NodeIncarnation, RegionId, RequestId, Requester};
 use crate::layout::{self, Extent, Extents};
-use crate::message::{Change, ErrorReply, Notice, Record, Reply, Request};
+use crate::message::{Change, ErrorReply, Notice, Record, RegionCommand, Reply, Request};
 use crate::region::{Busy, Moving, Region, Stage};
 
 /// Maximum number of moved regions to remember. The directory knows the homes of older ones.
@@ -105,8 +105,12 @@ impl HomeSide<'_> {
                 if layout::is_sound(&extents, missing, found.chunk_bytes())
                     && extents.iter().all(|extent| extent.owner == moving.to) =>
             {
-                self.moving_mut(region).places = extents;
-                self.next_chunk(region);
+                let moving = self.moving_mut(region);
+                moving.places = extents;
+                match moving.withdrawn {
+                    true => self.end_early(region, ErrorReply::Timeout),
+                    false => self.next_chunk(region),
+                }
             }
             Ok(_) => self.finish_region_command(region, Err(ErrorReply::Malformed)),
             Err(refusal) => self.finish_region_command(region, Err(refusal)),
@@ -142,6 +146,9 @@ impl HomeSide<'_> {
         if moving.closing && moving.of.is_some() {
             return self.finish_region_command(region, Ok(Reply::Done));
         }
+        if moving.withdrawn {
+            return self.abort_move(region, ErrorReply::Timeout);
+        }
         if moving.closing {
             return self.send_record(region);
         }
@@ -157,7 +164,8 @@ impl HomeSide<'_> {
         let Some(found) = self.homes.regions.get_mut(&region) else { return };
         let Some(moving) = found.moving() else { return };
         let (old, new) = chunk_places(found, moving);
-        let (at, owner) = (moving.at, moving.to);
+        let at = moving.at;
+        let body = if moving.withdrawn { body.and(Err(ErrorReply::Timeout)) } else { body };
         let place = if body.is_ok() { new } else { old };
         found.extents = layout::with_range_at(&found.extents, at, place);
         self.moving_mut(region).frozen = false;
@@ -168,14 +176,38 @@ impl HomeSide<'_> {
                 self.moving_mut(region).used += new.len;
                 self.next_chunk(region);
             }
-            Err(refusal) => {
-                let unused = self.unused_places(region);
-                if self.cx.is_present(owner) {
-                    self.return_chunks(&unused);
-                }
-                self.settle_mappers(region, self.cx.incarnation());
-                self.finish_region_command(region, Err(refusal));
+            Err(refusal) => self.end_early(region, refusal),
+        }
+    }
+
+    /// Ends a move between two chunks, and returns the memory that was reserved for the rest.
+    fn end_early(&mut self, region: RegionId, why: ErrorReply) {
+        let (unused, owner) = (self.unused_places(region), self.moving_mut(region).to);
+        if self.cx.is_present(owner) {
+            self.return_chunks(&unused);
+        }
+        self.settle_mappers(region, self.cx.incarnation());
+        self.finish_region_command(region, Err(why));
+    }
+
+    /// Stops the moves that a drain of `node` requested and has given up. `own` are the requests of this node's own drain,
+    /// whose regions move as a whole. A chunk that is being copied stays where it is; a home that was sent moves.
+    pub(in crate::engine) fn withdraw_moves(&mut self, node: NodeIncarnation, own: &BTreeSet<RequestId>) {
+        let is_own = |requester: &Requester| requester.incarnation == node && own.contains(&requester.id);
+        let mut withdrawn = Vec::new();
+        for busy in self.homes.regions.values_mut().filter_map(|found| found.busy.as_mut()) {
+            let Busy { requester, stage, queue, .. } = &mut **busy;
+            if let Stage::Moving(moving) = stage {
+                moving.withdrawn |= moving.of == Some(node) || requester.as_ref().is_some_and(is_own);
             }
+            queue.retain(|(requester, _, command)| {
+                let is_its = matches!(command, RegionCommand::Vacate { .. }) && requester.incarnation == node;
+                withdrawn.extend(is_its.then_some(*requester));
+                !is_its
+            });
+        }
+        for requester in withdrawn {
+            self.cx.answer(requester, Err(ErrorReply::Timeout));
         }
     }
 
@@ -475,6 +507,7 @@ impl Moving {
             places,
             used: 0,
             at: 0,
+            withdrawn: false,
             announced,
             frozen,
             closing,
