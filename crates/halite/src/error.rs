@@ -157,7 +157,7 @@ pub enum RegionCause {
     /// The first connection to the node could not be established: the node refuses connections, does not answer within
     /// a lease, or packets are lost. The operation was not done.
     #[error(
-        "node {0} could not be connected and has not been met before; nothing was done: see `halite status`, or try again"
+        "the first connection to node {0} failed, so nothing was done; see `halite status`, or try again"
     )]
     NotMet(NodeId),
     /// The handle is no longer valid: its region was freed, or the node that held the region was restarted, or was lost

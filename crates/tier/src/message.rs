@@ -736,7 +736,9 @@ pub enum ErrorReply {
     #[error("node {0} is being drained, and accepts no new data")]
     Draining(NodeId),
     /// The node has the maximum number of waiting requests from the requesting node.
-    #[error("this node already has {max} requests, the maximum, waiting at the node that must answer")]
+    #[error(
+        "the requesting node already has {max} requests, the maximum, waiting at the node that must answer"
+    )]
     TooManyRequests {
         /// Maximum number of waiting requests.
         max: u64,

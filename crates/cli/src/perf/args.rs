@@ -25,7 +25,8 @@ pub struct PerfArgs {
     /// Bytes of one operation [default: 8; *_bw: 64K; alloc_lat, map_lat, fill_lat, copy_lat: 4K]
     #[arg(short = 's', long, value_name = "BYTES")]
     pub size: Option<ByteCount>,
-    /// Operations per thread and size (rpc_load: at the full rate) [default: enough for a fraction of a second]
+    /// Operations per thread and size; rpc_load --all: fewer at lower rates [default: enough for a fraction of a second;
+    /// rpc_load: for 2 s]
     #[arg(short = 'n', long = "iters", value_parser = clap::value_parser!(u64).range(1..))]
     pub iterations: Option<u64>,
     /// All sizes from 8 bytes to 64 MiB; rpc_load: all rates

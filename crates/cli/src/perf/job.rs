@@ -47,7 +47,8 @@ impl Job {
         Ok(Job { args: args.clone(), plan, sizes, threads, fabric: args.fabric.name() })
     }
 
-    /// Returns the number of operations of each thread for `size`: the user's choice, or enough for a fraction of a second.
+    /// Returns the number of operations of each thread for `size`: the user's choice, or the plan's
+    /// maximum, but fewer if they are long.
     pub fn iterations(&self, size: u64) -> u64 {
         let Plan { bytes, iterations_max, .. } = self.plan;
         let longer_way = size.max(self.args.reply_size.map_or(1, |size| size.0));

@@ -51,7 +51,9 @@ pub enum CallCause {
     PeerDown,
     /// The first connection to the node could not be established: the node refuses connections, does not answer within
     /// a lease, or packets are lost. The call was not sent.
-    #[error("the node could not be connected and has not been met before; see `halite status`, or try again")]
+    #[error(
+        "the first connection to the node failed, so the call was not sent; see `halite status`, or try again"
+    )]
     NotMet,
     /// The timeout passed. A late answer is dropped.
     #[error("no reply within the deadline")]
@@ -175,7 +177,9 @@ pub enum SendCause {
     PeerDown,
     /// The first connection to the receiver's node could not be established: the node refuses connections, does not
     /// answer within a lease, or packets are lost. The message was not sent.
-    #[error("the node could not be connected and has not been met before; see `halite status`, or try again")]
+    #[error(
+        "the first connection to the node failed, so the message was not sent; see `halite status`, or try again"
+    )]
     NotMet,
     /// No port with this number is open at the receiver's node.
     #[error("the node has no open port with this number; try again when its receiver has started")]

@@ -136,7 +136,11 @@ fn handle(request: Request, shared: &mut Shared) -> anyhow::Result<Answer> {
                 let line = status.lines().find(|line| line.starts_with(name))?;
                 line.split_whitespace().nth(1)?.parse().ok()
             };
-            let bytes = |name| kib(name).map(|kib| 1024 * kib).context("the kernel reports no memory");
+            let bytes = |name| {
+                kib(name)
+                    .map(|kib| 1024 * kib)
+                    .with_context(|| format!("/proc/self/status has no line {name}"))
+            };
             let recorded = match &shared.peers {
                 Peers::Stateless(responder) => responder.recorded() as u64,
                 Peers::Stateful(_) => 0,

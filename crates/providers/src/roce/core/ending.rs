@@ -91,7 +91,7 @@ impl Core {
             return;
         }
         if let Some(change) = connection.address_change().filter(|_| connection.is_up()) {
-            tracing::warn!("the connection to peer {} has ended; {change}", connection.peer.0);
+            tracing::warn!("a connection over roce has ended: {change}");
         }
         self.record_path_mtu(connection);
         {
