@@ -8,6 +8,7 @@ use std::sync::Arc;
 use halite_tier::qos::Priority;
 use halite_tier::quota::{Quota, QuotaExceeded};
 
+use super::buffers::Buffers;
 use super::connection::SHARE_BYTES;
 use crate::metrics::Account;
 use crate::session::calls::{Call, Mailbox, Sender, Server};
@@ -25,6 +26,7 @@ pub(super) struct Desk {
     pub(super) is_owner: bool,
     /// Resource use of the principal in all its sessions.
     pub(super) account: Arc<Account>,
+    pub(super) buffers: Buffers,
     /// Number of objects and handles of this session that the account includes.
     counted: Cell<u64>,
     /// Number of functions and ports of this session.
@@ -51,12 +53,12 @@ impl Object {
 }
 
 impl Desk {
-    pub(super) fn new(session: Embedded, is_owner: bool, account: Arc<Account>) -> Desk {
+    pub(super) fn new(session: Embedded, is_owner: bool, account: Arc<Account>, buffers: Buffers) -> Desk {
         let (objects, next) = (RefCell::default(), Cell::new(0));
         let (counted, services) = (Cell::new(0), Cell::new(0));
         account.change(Quota::Sessions, 0, 1);
         let low = Embedded { priority: Priority::Low, ..session.clone() }.into();
-        Desk { session: session.into(), low, is_owner, account, counted, services, objects, next }
+        Desk { session: session.into(), low, is_owner, account, buffers, counted, services, objects, next }
     }
 
     /// Reserves room in a quota for the object that a request creates, until the request ends.

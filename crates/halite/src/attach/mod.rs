@@ -6,11 +6,12 @@
 //!                            └───────────── reply ────────────────────┘
 //! ```
 //!
-//! One thread serves all clients. It polls the shared memory of active clients, and otherwise sleeps in epoll. In each
-//! turn it receives at most one slice from each readable socket, and polls the futures whose wakers were called. A
-//! short access through shared memory needs no future. For each client, the node keeps an ordinary session of the
-//! client's principal ([`crate::session`]), which checks each operation as it does for an application of this process.
-//! When a connection ends, its session is dropped with all its resources.
+//! One thread serves all clients. It polls the shared memory of active clients, and the node while operations of these
+//! clients are in progress; otherwise it sleeps in epoll. In each turn it receives at most one slice from each readable
+//! socket, and polls the futures whose wakers were called. A short access through shared memory needs no future. For
+//! each client, the node keeps an ordinary session of the client's principal ([`crate::session`]), which checks each
+//! operation as it does for an application of this process. When a connection ends, its session is dropped with all its
+//! resources.
 //!
 //! Clients are untrusted. The thread copies a message, or a line in shared memory, before decoding it; a malformed one
 //! ends the connection. The number of clients, and the operations, objects and bytes of each client have bounds. Beyond
@@ -18,9 +19,10 @@
 //! the node's own user also share quotas ([`crate::metrics::Account`]); the node refuses a request that exceeds a
 //! quota, and names the quota.
 //!
-//! This folder calls [`crate::session`], [`crate::cluster`] and [`crate::metrics`]. Its only lock, around the list of
+//! This folder calls [`crate::session`], [`crate::driver`], [`crate::cluster`] and [`crate::metrics`]. Its only lock, around the list of
 //! woken operations, nests in no other lock.
 
+mod buffers;
 mod connection;
 mod desk;
 mod requests;
@@ -41,6 +43,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use self::server::Server;
 use crate::cluster::cluster_dir::AttachSocket;
 use crate::cluster::config::PrincipalRule;
+use crate::driver::Driver;
 use crate::metrics::AttachedSessions;
 use crate::session::Embedded;
 
@@ -68,13 +71,14 @@ impl Attach {
     pub(crate) fn serve(
         socket: AttachSocket,
         node: NodeId,
-        open: Opener,
+        (driver, open): (Arc<Driver>, Opener),
         (sessions, policy): (Arc<AttachedSessions>, Policy),
     ) -> io::Result<Attach> {
         let ready = Arc::new(Ready::new()?);
         let epoll = server::epoll(&socket, &ready)?;
         let of_thread = ready.clone();
-        let server = move || Server::new(epoll, socket, (node, open), of_thread, (sessions, policy)).run();
+        let server =
+            move || Server::new(epoll, socket, (node, driver, open), of_thread, (sessions, policy)).run();
         let thread = threads::spawn("halite-attach", server)?;
         Ok(Attach { ready, thread: Some(thread) })
     }

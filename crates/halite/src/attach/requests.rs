@@ -31,11 +31,17 @@ const QUEUED_BYTES_OF_OTHERS_MAX: usize = 4 << 20;
 
 /// Executes a request, and returns the reply. Returns `None` if the request is malformed; the connection then ends.
 pub(super) async fn carry_out(desk: Rc<Desk>, id: u64, body: Vec<u8>) -> Option<Vec<u8>> {
-    let (priority, request, data) = wire::decode_request(&body)?;
+    let reply = carry_out_body(&desk, id, &body).await;
+    desk.buffers.give_back(body);
+    reply
+}
+
+async fn carry_out_body(desk: &Desk, id: u64, body: &[u8]) -> Option<Vec<u8>> {
+    let (priority, request, data) = wire::decode_request(body)?;
     let session = desk.session(priority);
     // Frequent operations first; the others are boxed, because a future is as large as its largest operation.
     match request {
-        Request::Read { lh, offset, len } => read(session, id, lh, offset, len).await,
+        Request::Read { lh, offset, len } => read(desk, session, id, lh, offset, len).await,
         Request::Write { lh, offset } => {
             slice(data.len())?;
             Some(reply(id, &session.write(lh, offset, data).await))
@@ -44,7 +50,7 @@ pub(super) async fn carry_out(desk: Rc<Desk>, id: u64, body: Vec<u8>) -> Option<
         Request::CompareSwap { lh, offset, expected, new } => {
             Some(reply(id, &session.compare_swap(lh, offset, expected, new).await))
         }
-        request => Box::pin(carry_out_counted(&desk, priority, id, request, data)).await,
+        request => Box::pin(carry_out_counted(desk, priority, id, request, data)).await,
     }
 }
 
@@ -58,9 +64,11 @@ fn slice(len: usize) -> Option<()> {
     (len <= SLICE_BYTES).then_some(())
 }
 
-async fn read(session: &Session, id: u64, lh: Lh, offset: u64, len: u32) -> Option<Vec<u8>> {
+async fn read(desk: &Desk, session: &Session, id: u64, lh: Lh, offset: u64, len: u32) -> Option<Vec<u8>> {
     slice(len as usize)?;
-    let mut message = wire::message(id, &Ok::<(), AccessError>(()), &[]);
+    let head = wire::message(id, &Ok::<(), AccessError>(()), &[]);
+    let mut message = desk.buffers.take(head.len() + len as usize);
+    message.extend_from_slice(&head);
     let begin = message.len();
     message.resize(begin + len as usize, 0);
     match session.read(lh, offset, &mut message[begin..]).await {

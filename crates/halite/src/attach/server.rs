@@ -14,11 +14,13 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
 use self::rings::Rings;
+use super::buffers::Buffers;
 use super::connection::{Connection, Over, Peer};
 use super::desk::Desk;
 use super::{Opener, Policy, Ready};
 use crate::cluster::cluster_dir::AttachSocket;
 use crate::cluster::principals::principal_of;
+use crate::driver::Driver;
 use crate::metrics::{AttachedSession, AttachedSessions};
 use crate::session::attached::wire::{Refusal, SLICE_BYTES, Welcome};
 
@@ -37,6 +39,7 @@ pub(super) struct Server {
     epoll: OwnedFd,
     socket: AttachSocket,
     node: NodeId,
+    driver: Arc<Driver>,
     open: Opener,
     ready: Arc<Ready>,
     clients: BTreeMap<u64, Connection>,
@@ -52,6 +55,7 @@ pub(super) struct Server {
     own_uid: u32,
     /// True if the thread waits for connections.
     accepts: bool,
+    buffers: Buffers,
     /// Bytes that were just received.
     slice: Vec<u8>,
 }
@@ -69,7 +73,7 @@ impl Server {
     pub(super) fn new(
         epoll: OwnedFd,
         socket: AttachSocket,
-        (node, open): (NodeId, Opener),
+        (node, driver, open): (NodeId, Arc<Driver>, Opener),
         ready: Arc<Ready>,
         (sessions, policy): (Arc<AttachedSessions>, Policy),
     ) -> Server {
@@ -77,6 +81,7 @@ impl Server {
             epoll,
             socket,
             node,
+            driver,
             open,
             ready,
             clients: BTreeMap::new(),
@@ -87,6 +92,7 @@ impl Server {
             next_client: 0,
             own_uid: rustix::process::geteuid().as_raw(),
             accepts: true,
+            buffers: Buffers::default(),
             slice: vec![0; SLICE_BYTES],
         }
     }
@@ -97,6 +103,9 @@ impl Server {
         let mut is_short = false;
         loop {
             let is_polling = self.serve_rings();
+            if !is_polling && std::mem::take(&mut self.rings.has_polled) {
+                self.driver.rest();
+            }
             let timeout_ms = match (!is_polling && self.ready.may_sleep(), is_short) {
                 (false, _) => Some(0),
                 (true, true) => Some(SHORTAGE_MS),
@@ -238,6 +247,9 @@ impl Server {
             max: exceeded.max.try_into().unwrap_or(u32::MAX),
             of_user_only: true,
         })?;
-        Ok((Welcome { node: self.node, principal, highest }, Desk::new(session, is_owner, account)))
+        Ok((
+            Welcome { node: self.node, principal, highest },
+            Desk::new(session, is_owner, account, self.buffers.clone()),
+        ))
     }
 }

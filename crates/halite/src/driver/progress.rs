@@ -128,6 +128,25 @@ impl Arrivals {
     }
 }
 
+/// Polling by a thread that serves attached sessions.
+impl Driver {
+    /// Handles arrivals as a waiting caller does: the progress thread gives up the token. The thread must soon call
+    /// this again, or [`Driver::rest`].
+    pub(crate) fn poll_as_caller(&self) {
+        if let Some(mut token) = self.token_of_progress_thread() {
+            token.drive();
+        }
+    }
+
+    /// Lets later arrivals wake the progress thread. For a thread that stops polling.
+    pub(crate) fn rest(&self) {
+        if let Some(mut token) = self.token_of_progress_thread() {
+            token.drive();
+            token.rest();
+        }
+    }
+}
+
 /// Ends all waits if the progress thread panics; `ProgressThread::drop` then resumes the panic.
 struct PanicGuard<'c>(&'c Driver);
 

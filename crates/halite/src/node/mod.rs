@@ -333,7 +333,12 @@ impl Node {
             let sessions = node.inner.driver.shared.attached.clone();
             let open = Box::new(move |principal| opener.try_session(principal));
             let policy = Policy { principals: config.principals.clone(), quotas: config.quotas };
-            let served = Attach::serve(socket, incarnation.node, open, (sessions, policy));
+            let served = Attach::serve(
+                socket,
+                incarnation.node,
+                (node.inner.driver.clone(), open),
+                (sessions, policy),
+            );
             node.attach = Some(served.map_err(JoinError::Resource)?);
         }
         tracing::info!("node {} has joined the cluster in {}", incarnation.node, config.dir.display());

@@ -134,12 +134,11 @@ impl Connection {
             ring.reads = ring.reads & !(1 << slot) | u32::from(kind == Kind::Read) << slot;
         }
         let body = match kind {
-            Kind::Message => self.bytes_of(&line[1..], slot, len),
+            Kind::Message => self.with_bytes(&[], &line[1..], slot, len),
             Kind::Read => wire::body(&Request::Read { lh, offset, len: len as u32 }),
             Kind::Write => {
-                let mut body = wire::body(&Request::Write { lh, offset });
-                body.extend_from_slice(&self.bytes_of(&line[4..], slot, len));
-                body
+                let request = wire::body(&Request::Write { lh, offset });
+                self.with_bytes(&request, &line[4..], slot, len)
             }
             Kind::FetchAdd => wire::body(&Request::FetchAdd { lh, offset, add: line[4] }),
             Kind::CompareSwap => {
@@ -156,16 +155,20 @@ impl Connection {
         self.start(id_of(slot), body)
     }
 
-    /// Returns a copy of a line's bytes, which are in its slot if they are too long for `words`.
-    fn bytes_of(&self, words: &[u64], slot: usize, len: usize) -> Vec<u8> {
-        let mut bytes = vec![0; len];
+    /// Returns `head` and a copy of a line's bytes, which are in its slot if they are too long for `words`.
+    fn with_bytes(&self, head: &[u8], words: &[u64], slot: usize, len: usize) -> Vec<u8> {
+        let desk = self.desk.as_ref();
+        let mut body = desk.map_or_else(Vec::new, |desk| desk.buffers.take(head.len() + len));
+        body.extend_from_slice(head);
+        body.resize(head.len() + len, 0);
+        let bytes = &mut body[head.len()..];
         match &self.ring {
             Some(ring) if len > size_of_val(words) => {
-                ring.memory.read(slot, &mut bytes).expect("a line has at most the bytes of a slot");
+                ring.memory.read(slot, bytes).expect("a line has at most the bytes of a slot");
             }
-            _ => entry::get(words, &mut bytes),
+            _ => entry::get(words, bytes),
         }
-        bytes
+        body
     }
 
     /// Sends the reply to the request of a slot: over the socket if it is longer than a slot.
@@ -183,8 +186,10 @@ impl Connection {
             ring.memory.write(slot, bytes).expect("the length was checked");
         }
         let line = entry::reply(status, bytes.len(), if is_inline { bytes } else { &[] });
-        if status == Status::Socket {
-            self.queue(message);
+        match (status, &self.desk) {
+            (Status::Socket, _) => self.queue(message),
+            (_, Some(desk)) => desk.buffers.give_back(message),
+            _ => {}
         }
         self.complete(slot, line);
     }

@@ -13,6 +13,8 @@ use crate::runtime::wait::{AdaptiveSpin, SPIN_SHORT_NS, YIELD_LONG_NS};
 const TURN_NS: u64 = 100_000;
 /// Rounds between two clock reads.
 const ROUNDS_PER_CLOCK: u32 = 32;
+/// Rounds between two polls of the node while operations are in progress. A poll takes longer than a round.
+const ROUNDS_PER_POLL: u32 = 8;
 
 /// The clients whose lines the thread polls.
 pub(super) struct Rings {
@@ -21,6 +23,8 @@ pub(super) struct Rings {
     begin: Instant,
     /// Time of the last line of any client, in nanoseconds.
     last_ns: u64,
+    /// True if this thread has polled the node since it last slept. It must then let arrivals wake the progress thread.
+    pub(super) has_polled: bool,
 }
 
 struct Active {
@@ -33,7 +37,13 @@ struct Active {
 
 impl Rings {
     pub(super) fn new() -> Rings {
-        Rings { active: Vec::new(), spin: AdaptiveSpin::NEW, begin: Instant::now(), last_ns: 0 }
+        Rings {
+            active: Vec::new(),
+            spin: AdaptiveSpin::NEW,
+            begin: Instant::now(),
+            last_ns: 0,
+            has_polled: false,
+        }
     }
 
     fn now_ns(&self) -> u64 {
@@ -63,11 +73,16 @@ impl Server {
         let begin_ns = self.rings.now_ns();
         let mut rounds = 0_u32;
         loop {
-            self.serve_round();
+            let waits = self.serve_round();
+            rounds += 1;
+            // Otherwise each completion would wake the progress thread, which would then wake this thread.
+            if waits && rounds.is_multiple_of(ROUNDS_PER_POLL) {
+                self.driver.poll_as_caller();
+                self.rings.has_polled = true;
+            }
             if self.ready.is_rung() {
                 return true;
             }
-            rounds += 1;
             if rounds.is_multiple_of(ROUNDS_PER_CLOCK) {
                 let now_ns = self.rings.now_ns();
                 self.retire(now_ns);
@@ -81,13 +96,14 @@ impl Server {
         }
     }
 
-    /// Serves at most one line of each client.
-    fn serve_round(&mut self) {
-        let mut at = 0;
+    /// Serves at most one line of each client. Returns true if operations of these clients are in progress.
+    fn serve_round(&mut self) -> bool {
+        let (mut at, mut waits) = (0, false);
         while let Some(active) = self.rings.active.get_mut(at) {
             let client = active.client;
             let served = match self.clients.get_mut(&client) {
                 Some(connection) => {
+                    waits |= connection.figures().0 > 0;
                     connection.serve_line().map(|is_served| (is_served, connection.has_output()))
                 }
                 None => Err(Over),
@@ -107,6 +123,7 @@ impl Server {
                 }
             }
         }
+        waits
     }
 
     /// Stops polling clients that have been quiet for long; they then wake the thread over their sockets.
