@@ -25,6 +25,16 @@ use crate::support::{Process, Running, Scratch, bytes, eventually};
 const LONG: Duration = Duration::from_secs(60);
 
 #[test]
+fn a_stopped_node_does_not_hold_clients() {
+    let scratch = Scratch::new("silent");
+    scratch.ok("up --nodes 2 --detach");
+    let stopped = Process::open(scratch.pid(0));
+    stopped.stop();
+    assert_eq!(Session::attach(scratch.cluster()).unwrap().node(), NodeId(1));
+    stopped.resume();
+}
+
+#[test]
 fn a_process_uses_a_cluster_without_being_a_node() {
     let scratch = Scratch::new("attach");
     let refused = Session::attach(scratch.cluster()).unwrap_err();

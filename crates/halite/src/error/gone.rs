@@ -66,6 +66,14 @@ pub enum AttachError {
         /// True if the maximum applies to the sessions of this user.
         of_user_only: bool,
     },
+    /// The node accepted the connection, but did not answer: its process is stopped, or lacks processor time.
+    #[error("cannot attach to the node in {}: it has not answered within {waited_s} s; is its process stopped?", dir.display())]
+    Silent {
+        /// The cluster directory.
+        dir: PathBuf,
+        /// Time that this process waited, in seconds.
+        waited_s: u64,
+    },
     /// The node ended the connection, or sent data that this process cannot decode.
     #[error("cannot attach to the node in {}: it ended the connection", dir.display())]
     Refused {

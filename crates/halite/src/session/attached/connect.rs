@@ -8,6 +8,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use halite_mem::exchange;
 use halite_tier::ids::NodeId;
@@ -20,6 +21,9 @@ use crate::error::AttachError;
 
 /// A connection: its socket, the node's reply, and the memory that the node shares, if any.
 pub(super) type Connected = (UnixStream, Welcome, Option<exchange::Client>);
+
+/// Maximum silence of a node before its hello. The next node is then tried, if there is one.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Connects to the node `wanted`, or to any living node of this host, in the cluster directory.
 pub(super) fn connect(dir: &Path, wanted: Option<NodeId>) -> Result<Connected, AttachError> {
@@ -56,7 +60,10 @@ pub(super) fn connect(dir: &Path, wanted: Option<NodeId>) -> Result<Connected, A
             _ => Err(error),
         });
         match connected {
-            Ok(socket) => return greet(socket, dir, owner),
+            Ok(socket) => match greet(socket, dir, owner) {
+                Err(silent @ AttachError::Silent { .. }) => last = silent,
+                greeted => return greeted,
+            },
             // The node has ended.
             Err(error) if matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound) => {}
             Err(error) => last = io_error(&path.join(&name))(error),
@@ -74,7 +81,13 @@ fn greet(mut socket: UnixStream, dir: &Path, owner: u32) -> Result<Connected, At
     if uid != owner {
         return Err(AttachError::Stranger { dir, uid, owner });
     }
-    let Ok((body, fds)) = exchange_hellos(&mut socket) else { return Err(AttachError::Refused { dir }) };
+    let (body, fds) = match exchange_hellos(&mut socket) {
+        Ok(hello) => hello,
+        Err(error) if error.kind() == ErrorKind::WouldBlock => {
+            return Err(AttachError::Silent { dir, waited_s: HELLO_TIMEOUT.as_secs() });
+        }
+        Err(_) => return Err(AttachError::Refused { dir }),
+    };
     let Some((theirs, rest)) = wire::version_of(&body) else { return Err(AttachError::Refused { dir }) };
     if theirs != VERSION {
         return Err(AttachError::OtherVersion { dir, theirs, ours: VERSION });
@@ -94,6 +107,7 @@ fn greet(mut socket: UnixStream, dir: &Path, owner: u32) -> Result<Connected, At
 
 /// Sends a hello. Returns the body of the node's hello, and the descriptors that came with it.
 fn exchange_hellos(socket: &mut UnixStream) -> io::Result<(Vec<u8>, Option<[OwnedFd; 2]>)> {
+    socket.set_read_timeout(Some(HELLO_TIMEOUT))?;
     socket.write_all(&wire::hello_message(&[]))?;
     let mut header = [0; HEADER_BYTES];
     let (count, fds) = receive_fds(socket, &mut header)?;
