@@ -165,10 +165,15 @@ impl QueuePair {
         self.update_path(now_ns);
     }
 
+    /// Sets an upper bound of the round trip, in ns, for the timeout before the first sample.
+    pub fn expect_round_trip(&mut self, ns: u64) {
+        self.requester.expect_round_trip(ns);
+    }
+
     /// Starts path MTU discovery, unless discovery is already running. Has no effect before
     /// [`QueuePair::ready_to_send`]. The peer must be ready to receive.
     pub fn find_path(&mut self, now_ns: u64) {
-        let trip_ns = self.requester.round_trip_ns();
+        let trip_ns = self.requester.expected_round_trip_ns();
         if let Some(path) = self.path.as_mut().filter(|_| self.state == State::ReadyToSend) {
             path.search(now_ns, trip_ns);
         }

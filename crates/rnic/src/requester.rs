@@ -463,6 +463,14 @@ impl Requester {
         }
     }
 
+    /// Adopts an upper bound of the round trip, in ns, until the first sample.
+    pub fn expect_round_trip(&mut self, ns: u64) {
+        if self.trip.smoothed_ns().is_none() {
+            self.trip.expect(ns);
+            self.timer_ns = self.timer_ns.map(|at_ns| at_ns.saturating_add(ns));
+        }
+    }
+
     fn handle_acknowledge(
         &mut self,
         at: &mut StepContext<'_>,
@@ -751,6 +759,11 @@ impl Requester {
             events.push_back(Event::Completed { id: work.request.id, status, old: None });
         }
         *self = Requester { parts: self.parts, ..Requester::new(self.end) }.configured(config);
+    }
+
+    /// Returns the smoothed round trip or, before the first sample, its upper bound, in ns.
+    pub fn expected_round_trip_ns(&self) -> Option<u64> {
+        self.trip.smoothed_ns().or(self.trip.bound_ns())
     }
 
     pub fn round_trip_ns(&self) -> Option<u64> {

@@ -6,11 +6,22 @@ const WAIT_NS_MIN: u64 = 1_250_000;
 /// Maximum timeout in ns; it bounds the time until a requester notices a restored link.
 const WAIT_NS_MAX: u64 = 200_000_000;
 
-/// Estimates the round-trip time from packets that request a response and were sent only once.
+/// Maximum bound of the round trip in ns, so that a heavy loss or an outage does not count as a long path.
+const BOUND_NS_MAX: u64 = 500_000_000;
+
+/// Timeouts in a row that show a longer path rather than losses.
+const ATTEMPTS_OF_LONGER_PATH: u32 = 3;
+
+/// Estimates the round-trip time from packets that request a response and were sent only once. A response to a packet
+/// sent several times gives an upper bound, because it may answer any copy.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RoundTrip {
     smoothed_ns: Option<u64>,
     min_ns: Option<u64>,
+    /// The last sample, or an upper bound if `is_bound` is true. If the path has become longer than the timeout, each
+    /// packet is sent several times, so there are no samples until the timeout has followed this bound.
+    last_ns: u64,
+    is_bound: bool,
     /// The packet being timed, and its send time.
     timed: Option<(u64, u64)>,
 }
@@ -34,6 +45,28 @@ impl RoundTrip {
     pub fn add_sample(&mut self, sample_ns: u64) {
         self.smoothed_ns = Some(self.smoothed_ns.map_or(sample_ns, |old| old - old / 8 + sample_ns / 8));
         self.min_ns = Some(self.min_ns.map_or(sample_ns, |min| min.min(sample_ns)));
+        (self.last_ns, self.is_bound) = (sample_ns, false);
+    }
+
+    /// Records that the round trip takes at most `ns`: a silence of `attempts` timeouts has ended. This holds until the
+    /// next sample; the first bound is also the first estimate. A second bound may only be lower, because one lost
+    /// packet after the other would raise it without end, unless so many timeouts show that the path has become longer
+    /// again.
+    pub fn add_bound(&mut self, ns: u64, attempts: u32) {
+        let is_raised = !self.is_bound || attempts >= ATTEMPTS_OF_LONGER_PATH;
+        self.last_ns = if is_raised { ns.min(BOUND_NS_MAX) } else { ns.min(self.last_ns) };
+        self.is_bound = true;
+        self.smoothed_ns.get_or_insert(self.last_ns);
+    }
+
+    /// Adopts an upper bound of the round trip, in ns, until the first sample or response.
+    pub fn expect(&mut self, ns: u64) {
+        self.last_ns = ns.min(BOUND_NS_MAX);
+    }
+
+    /// Returns the last sample or upper bound in ns, if there is one.
+    pub fn bound_ns(&self) -> Option<u64> {
+        Some(self.last_ns).filter(|ns| *ns > 0)
     }
 
     /// Returns the smallest sample in ns; 0 before the first sample.
@@ -55,7 +88,10 @@ impl RoundTrip {
     /// Returns the retransmission timeout after `attempts` consecutive timeouts.
     // [ROCE-TIME-1]
     pub fn wait_ns(&self, attempts: u32) -> u64 {
-        let first = self.smoothed_ns.map_or(WAIT_NS_MIN, |ns| (ns.saturating_mul(5) / 2).max(WAIT_NS_MIN));
+        let smoothed_ns = self.smoothed_ns.unwrap_or(0);
+        let first = (smoothed_ns.saturating_mul(5) / 2)
+            .max(self.last_ns.saturating_add(self.last_ns / 4))
+            .max(WAIT_NS_MIN);
         first.saturating_mul(1 << attempts.min(20)).min(WAIT_NS_MAX.max(first))
     }
 }

@@ -61,7 +61,7 @@ fn run(driver: &Driver, stopping: &AtomicBool) {
         if stopping.load(Acquire) {
             return;
         }
-        let looked = look_after(driver, &mut arrivals);
+        let looked = look_after(driver, &mut arrivals, stopping);
         look = looked.unwrap_or(look.again());
         driver.run_jobs();
         fabric.wait(Sleeper::Progress, seen, Some(driver.begin_sleep(look)));
@@ -69,10 +69,11 @@ fn run(driver: &Driver, stopping: &AtomicBool) {
     }
 }
 
-/// Handles arrivals until none is likely to follow soon. Returns when to poll next, or `None` if another thread polls.
-fn look_after(driver: &Driver, arrivals: &mut Arrivals) -> Option<NextPoll> {
+/// Handles arrivals until none is likely to follow soon, or the thread is to stop. Returns when to poll next, or `None` if
+/// another thread polls.
+fn look_after(driver: &Driver, arrivals: &mut Arrivals, stopping: &AtomicBool) -> Option<NextPoll> {
     while let Some(token) = driver.try_token() {
-        let look = poll_until_quiet(driver, token, arrivals);
+        let look = poll_until_quiet(driver, token, arrivals, stopping);
         if look.is_some() {
             return look;
         }
@@ -83,7 +84,12 @@ fn look_after(driver: &Driver, arrivals: &mut Arrivals) -> Option<NextPoll> {
 
 /// Polls until no arrival is likely to follow soon. Returns `None` early if this thread had to give up the token to
 /// wake tasks.
-fn poll_until_quiet(driver: &Driver, mut token: Polling<'_>, arrivals: &mut Arrivals) -> Option<NextPoll> {
+fn poll_until_quiet(
+    driver: &Driver,
+    mut token: Polling<'_>,
+    arrivals: &mut Arrivals,
+    stopping: &AtomicBool,
+) -> Option<NextPoll> {
     let fabric = &driver.shared.fabric;
     loop {
         let (now, traffic) = (driver.now_ns(), fabric.traffic());
@@ -94,6 +100,8 @@ fn poll_until_quiet(driver: &Driver, mut token: Polling<'_>, arrivals: &mut Arri
         let woke = token.has_wakes();
         // A caller that waits for its answer polls better, since it needs no wake-up.
         let leaves = now >= arrivals.quiet_at_ns || driver.has_jobs() || driver.has_polling_caller();
+        // A peer that never falls silent does not keep this node from closing.
+        let leaves = leaves || stopping.load(Acquire);
         if woke || leaves {
             let look = token.keep(now);
             return if woke { None } else { Some(look) };

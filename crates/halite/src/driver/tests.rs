@@ -1,8 +1,8 @@
-//! Tests that frequent operations do not take the engine's lock.
+//! Tests that frequent operations do not take the engine's lock, and that a flood of packets does not hold a node.
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use halite_fabric::{
@@ -100,4 +100,34 @@ fn a_full_queue_does_not_slow_other_peers() {
         assert_eq!(answer.answer().as_deref(), Ok(&b"pepper"[..]));
     }
     assert!(locked < ROUNDS / 10, "the lock was taken {locked} times in {} operations", 2 * ROUNDS);
+}
+
+/// Has traffic at each poll, as if a peer sent packets without end.
+struct Flooded {
+    inner: Arc<dyn Fabric>,
+    polls: AtomicU64,
+}
+
+impl Middleware for Flooded {
+    fn inner(&self) -> &dyn Fabric {
+        &*self.inner
+    }
+
+    fn traffic(&self) -> u64 {
+        self.polls.fetch_add(1, Relaxed)
+    }
+}
+
+#[test]
+fn node_leaves_while_a_peer_sends_without_end() {
+    let dir = crate::runtime::scratch();
+    let config = Config { dir: dir.path().to_owned(), node: Some(NodeId(0)), ..Config::default() };
+    let node = Node::wrap(config, |inner| Arc::new(Flooded { inner, polls: AtomicU64::new(0) }));
+    let node = node.expect("the node joins");
+    let (done, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        drop(node);
+        done.send(()).expect("the test waits");
+    });
+    ended.recv_timeout(Duration::from_secs(60)).expect("the node leaves");
 }

@@ -69,6 +69,8 @@ pub(super) struct Connection {
     end_reason: Mutex<Option<String>>,
     /// True once probing of the path MTU has begun.
     has_begun_path: AtomicBool,
+    /// True once the lanes know how long the handshake took.
+    has_told_round_trip: AtomicBool,
     translated: Translated,
     /// Time of the last packet from the peer, in ns.
     pub(super) heard_ns: AtomicU64,
@@ -153,6 +155,7 @@ impl Connection {
             last: Mutex::new(Vec::new()),
             end_reason: Mutex::default(),
             has_begun_path: AtomicBool::new(false),
+            has_told_round_trip: AtomicBool::new(false),
             translated: Translated::default(),
             heard_ns: AtomicU64::new(now_ns),
             met_ns: now_ns,
@@ -235,6 +238,13 @@ impl Connection {
     /// has answered a path probe.
     pub(super) fn begins_path(&self) -> bool {
         (self.is_up() || self.awaits_answer()) && !self.has_begun_path.swap(true, Relaxed)
+    }
+
+    /// Returns an upper bound of the round trip in ns, once, when the connection is up: the time since this end learned
+    /// both offers, because the peer has answered this end since.
+    pub(super) fn take_round_trip_ns(&self, now_ns: u64) -> Option<u64> {
+        let takes = self.is_up() && !self.has_told_round_trip.swap(true, Relaxed);
+        takes.then(|| now_ns.saturating_sub(self.met_ns))
     }
 
     /// Keeps the connection down until the peer answers a path probe.
@@ -437,6 +447,11 @@ impl Lane {
         self.qp.expect_path(now_ns, mtu);
     }
 
+    /// Sets an upper bound of the round trip, in ns, for the first timeouts.
+    pub(super) fn expect_round_trip(&mut self, ns: u64) {
+        self.qp.expect_round_trip(ns);
+    }
+
     /// Starts path MTU discovery.
     pub(super) fn find_path(&mut self, now_ns: u64) {
         self.qp.find_path(now_ns);
@@ -558,13 +573,14 @@ impl Lane {
 /// The recent timeouts, and the counters at the last of them.
 #[derive(Default, Debug)]
 struct Timeouts {
-    weight: u32,
+    /// Timeouts between which only single packets passed.
+    counted: u32,
     arrived: u64,
     new_sent: u64,
 }
 
-/// Sum of the weights of timeouts at which packets are sent one by one for [`WITHOUT_TRAINS_NS`].
-const TIMEOUT_WEIGHT_MAX: u32 = 6;
+/// Number of counted timeouts at which packets are sent one by one for [`WITHOUT_TRAINS_NS`].
+const TIMEOUTS_MAX: u32 = 3;
 /// Number of new packets between two timeouts that shows that the path carries trains.
 const NEW_PACKETS_MIN: u64 = 32;
 /// Time for which packets are sent one by one after the path seemed to drop trains, in ns.
@@ -573,17 +589,18 @@ const WITHOUT_TRAINS_NS: u64 = 5_000_000_000;
 impl Timeouts {
     /// Adds a timeout. Returns true if trains seem to be dropped.
     ///
-    /// A peer whose process does not run for some ms also causes timeouts, but then the window advances, or no packet
-    /// arrives at all. If the path drops only trains, a timeout advances the window by the single packet that it
-    /// repeats, because the peer acknowledges that packet. Such a timeout counts twice.
+    /// A peer whose process does not run for some ms also causes timeouts, and so does a path that has become longer. But
+    /// then the window advances, or no packet arrives at all. If the path drops only trains, a timeout advances the
+    /// window by the single packet that it repeats, because the peer acknowledges that packet.
     fn add(&mut self, counters: &Counters) -> bool {
         let new_sent = counters.sent.saturating_sub(counters.repeated);
         if new_sent.saturating_sub(self.new_sent) >= NEW_PACKETS_MIN {
-            self.weight = 0;
+            self.counted = 0;
+        } else if counters.arrived > self.arrived {
+            self.counted += 1;
         }
-        self.weight += if counters.arrived > self.arrived { 2 } else { 1 };
         (self.arrived, self.new_sent) = (counters.arrived, new_sent);
-        self.weight >= TIMEOUT_WEIGHT_MAX
+        self.counted >= TIMEOUTS_MAX
     }
 }
 
@@ -637,6 +654,6 @@ mod tests {
             !ends_trains(1000, 256, 9),
             "a peer whose process seldom runs delays each MiB, and then receives all of it"
         );
-        assert!(!ends_trains(5, 0, 0), "a peer is silent for some time");
+        assert!(!ends_trains(1000, 0, 0), "a peer is silent for some time");
     }
 }

@@ -355,9 +355,13 @@ impl Core {
         for connection in self.peers() {
             let mut broken = None;
             let begins_path = connection.begins_path();
+            let round_trip_ns = connection.take_round_trip_ns(now_ns);
             for index in 0..LANES {
                 let mut outcome = Outcome::default();
                 let mut lane = connection.lane(index);
+                if let Some(ns) = round_trip_ns {
+                    lane.expect_round_trip(ns);
+                }
                 if begins_path {
                     lane.find_path(now_ns);
                 }

@@ -161,3 +161,19 @@ fn the_poll_before_a_sleep_reads_control_messages() {
     sleeper.fabric.poll(&mut events);
     assert!(events.iter().any(|event| matches!(event, Event::Disconnected { .. })), "{events:?}");
 }
+
+#[test]
+fn a_socket_that_is_always_full_does_not_hide_a_farewell() {
+    let watched = Watched::new();
+    let [leaving, flooded] = &watched.pair.ends;
+    leaving.fabric.disconnect(leaving.peer);
+    let (stranger, target) = (stranger(), watched.address(1));
+    let mut events = Vec::new();
+    let is_seen = (0..10_000).any(|_| {
+        // One poll receives at most eight.
+        (0..8).for_each(|_| assert_eq!(stranger.send_to(&[7; 64], target).unwrap(), 64));
+        flooded.fabric.poll(&mut events);
+        events.iter().any(|event| matches!(event, Event::Disconnected { .. }))
+    });
+    assert!(is_seen, "{events:?}");
+}

@@ -31,6 +31,9 @@ const DECREASE: f64 = 0.8;
 const DECREASE_MAX: f64 = 0.5;
 /// A base delay expires after one to two of these intervals, in ns.
 const BASE_NS: u64 = 5_000_000_000;
+/// If the delay has been above the target for this time, in ns, and the window is below one packet, the base delay
+/// expires at once: this flow has no queue left, so the path has become longer, or other flows hold the queue.
+const ABOVE_NS_MAX: u64 = 200_000_000;
 /// Losses are counted over at least `COUNTED_MIN` packets. More than one in `LOSS_DIVISOR` counts as congestion; random
 /// losses of 5 % exceed that in one of 60 rounds.
 const COUNTED_MIN: u32 = 64;
@@ -62,6 +65,8 @@ pub(super) struct Delay {
     round_end_ns: u64,
     /// Consecutive round trips below the target.
     rounds_below: u32,
+    /// Time since which each round trip was above the target; `None` if the last one was not.
+    above_since_ns: Option<u64>,
     /// Time before which the window is not cut again.
     next_decrease_ns: u64,
     arrived: u32,
@@ -87,6 +92,7 @@ impl Default for Delay {
             standing_ns: u64::MAX,
             round_end_ns: 0,
             rounds_below: 0,
+            above_since_ns: None,
             next_decrease_ns: 0,
             arrived: 0,
             lost: 0,
@@ -122,6 +128,13 @@ impl Delay {
             }
             _ => {}
         }
+    }
+
+    /// Starts again with the delay of this round trip as the base delay.
+    fn restart(&mut self, now_ns: u64) {
+        self.bases_ns = [self.standing_ns, u64::MAX];
+        self.base_until_ns = now_ns + BASE_NS;
+        (self.is_starting, self.above_since_ns) = (true, None);
     }
 
     /// Returns the target delay.
@@ -209,13 +222,22 @@ impl Controller for Delay {
         }
         self.standing_ns = self.standing_ns.min(network_ns);
         let (trip, target) = (self.standing_ns as f64, self.target_ns());
-        if trip <= target && is_full {
+        // While the window starts to grow, half of it suffices, as in Linux's TCP: it may have doubled since.
+        let is_used = is_full || self.is_starting && f64::from(2 * feedback.in_flight) >= self.window;
+        if trip <= target && is_used {
             self.increase(f64::from(feedback.arrived));
         }
         if now_ns >= self.round_end_ns {
-            self.rounds_below = if trip > target { 0 } else { self.rounds_below + 1 };
-            if trip > target {
+            let is_above = trip > target;
+            self.rounds_below = if is_above { 0 } else { self.rounds_below + 1 };
+            self.above_since_ns = is_above.then(|| self.above_since_ns.unwrap_or(now_ns));
+            if is_above {
                 self.decrease(now_ns, (DECREASE * (trip - target) / trip).min(DECREASE_MAX));
+            }
+            if self.window < 1.0
+                && self.above_since_ns.is_some_and(|since_ns| now_ns.saturating_sub(since_ns) >= ABOVE_NS_MAX)
+            {
+                self.restart(now_ns);
             }
             self.round_end_ns = now_ns + self.trip_ns;
             self.standing_ns = u64::MAX;

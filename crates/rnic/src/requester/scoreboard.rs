@@ -23,8 +23,8 @@ const REORDER_THRESHOLD_MAX: u64 = SPAN_MAX;
 const LOSSES_TO_FORGET: u32 = 64;
 /// Threshold from which the path counts as one that reorders packets: the value after four late packets.
 const REORDERS_FROM: u64 = REORDER_THRESHOLD_MIN << 4;
-/// Maximum transmissions of a packet that may give a first round-trip sample.
-const COPIES_TIMED_MAX: u32 = 6;
+/// Maximum transmissions of a packet whose response bounds the round trip. So many leave in half a second.
+const COPIES_TIMED_MAX: u32 = 10;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum PacketState {

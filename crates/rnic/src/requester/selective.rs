@@ -405,6 +405,7 @@ impl Requester {
             (self.stalls, self.rnr_attempts, self.heard_ns) = (0, 0, now_ns);
         }
         let was_silent = (has_progress || confirms_gap) && std::mem::take(&mut self.is_probing);
+        let attempts = self.attempts;
         if has_progress || was_silent {
             self.attempts = if has_progress { 0 } else { self.attempts.min(1) };
             self.probe_is_due = false;
@@ -414,15 +415,10 @@ impl Requester {
         let trip_ns = sent_ns.map(|sent_ns| now_ns.saturating_sub(sent_ns));
         // The difference excludes scheduling delays at both ends.
         let network_ns = sent_ns.map(|sent_ns| arrived_ns.saturating_sub(sent_ns + waited_ns));
-        // If the first timeout is shorter than the round trip, no packet is acknowledged before it is retransmitted, so
-        // the first sample may be of a retransmitted packet. Only the first: more such samples would inflate the
-        // timeout with every loss.
-        let first_trip_ns = progress
-            .first_sent_ns
-            .filter(|_| self.trip.smoothed_ns().is_none())
-            .map(|sent_ns| now_ns.saturating_sub(sent_ns));
-        if let Some(trip_ns) = trip_ns.or(first_trip_ns) {
+        if let Some(trip_ns) = trip_ns {
             self.trip.add_sample(trip_ns);
+        } else if let Some(sent_ns) = progress.first_sent_ns.filter(|_| was_silent) {
+            self.trip.add_bound(now_ns.saturating_sub(sent_ns), attempts);
         }
         let mut lost = self.find_lost(now_ns);
         let (parts, granted) = (self.parts, self.window.min(at.config.window_packets_max));

@@ -98,7 +98,10 @@ impl Surplus {
             self.best -= self.best / 8;
         }
         self.best = self.best.max(rate);
-        if excess == 0 || rate < self.best / 16 * 13 {
+        if rate < self.best / 4 {
+            // Not a smaller surplus, but the path has changed.
+            (self.packets, self.grown) = (granted, 0);
+        } else if excess == 0 || rate < self.best / 16 * 13 {
             let more = (packets / 8).max(1) << self.grown.saturating_sub(EPOCHS_STEADY);
             self.packets = packets.saturating_add(more).min(granted);
             self.grown = (self.grown + 1).min(EPOCHS_MAX);

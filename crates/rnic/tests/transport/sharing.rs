@@ -238,6 +238,56 @@ fn window_follows_a_path_whose_delay_grows_and_shrinks() {
     }
 }
 
+#[test]
+fn a_path_that_becomes_a_hundred_times_longer_costs_few_repetitions() {
+    for (by, trips) in [(Congestion::Grant, 10), (Congestion::Delay, 25), (Congestion::Loss, 10)] {
+        for operation in [write, read] {
+            let (links, mut flows) = far_flow(by, 400, MS / 5, 1 << 20);
+            goodput(&mut flows, operation, 300 * MS);
+            // A grant of 256 packets over 40 ms is 52 Mb/s. When the path becomes shorter, the next packets overtake a
+            // window.
+            for (delay_ns, least, repeated_max) in [(20 * MS, 40.0, 8), (MS / 5, 250.0, 300)] {
+                links.iter().for_each(|link| link.borrow_mut().delay_ns = delay_ns);
+                let before = flows[0].a().qp.counters();
+                goodput(&mut flows, operation, trips * 40 * MS);
+                let each = goodput(&mut flows, operation, 400 * MS);
+                let after = flows[0].a().qp.counters();
+                let (repeated, timeouts) =
+                    (after.repeated - before.repeated, after.timeouts - before.timeouts);
+                let told =
+                    format!("{by:?}, {delay_ns} ns: {each:?}, {repeated} repeated, {timeouts} timeouts");
+                assert!(each[0] > least && repeated <= repeated_max && timeouts <= 5, "{told}");
+            }
+        }
+    }
+}
+
+#[test]
+fn single_requests_learn_from_their_repetitions_that_the_path_is_longer() {
+    for operation in [|| crate::pair::write(0, &[1; 8], None), || crate::pair::read(0, 0, 8)] {
+        let (links, mut flows) = far_flow(Congestion::Grant, 400, MS / 5, 1 << 20);
+        for delay_ns in [MS / 5, 20 * MS, 200 * MS] {
+            links.iter().for_each(|link| link.borrow_mut().delay_ns = delay_ns);
+            let before = flows[0].a().qp.counters().timeouts;
+            for _ in 0..30 {
+                flows[0].a().post(operation());
+                flows[0].run();
+            }
+            // Until the first response arrives, the timeouts double.
+            let timeouts = flows[0].a().qp.counters().timeouts - before;
+            assert!(timeouts <= 5, "{delay_ns} ns: {timeouts} timeouts");
+        }
+    }
+}
+
+#[test]
+fn expected_round_trip_delays_the_first_timeout() {
+    let (_, mut flows) = far_flow(Congestion::Grant, 400, 20 * MS, 1 << 20);
+    flows[0].a().qp.expect_round_trip(40 * MS);
+    goodput(&mut flows, write, 200 * MS);
+    assert_eq!(flows[0].a().qp.counters().timeouts, 0);
+}
+
 /// The queue has room for a grant and a burst, and the path for four grants.
 const LONG_PATH: (u64, u64, u64) = (400, 10 * MS, 320 * (1024 + 32 + FRAME_BYTES));
 

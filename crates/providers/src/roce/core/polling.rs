@@ -16,8 +16,8 @@ use super::ending::end_cause;
 
 /// Interval at which a busy poller checks for control messages, in ns.
 const CONTROL_NS: u64 = 2_000_000;
-/// Number of consecutive full batches after which due timers run anyway. Before that, they wait, because the packet
-/// that would stop the timer may still be in the socket.
+/// Number of consecutive full batches after which due timers run and control messages are read anyway. Before that, they
+/// wait, because the packet that would stop the timer may still be in the socket.
 const BATCHES_BEFORE_TIMERS: u32 = 16;
 /// Maximum delay of timers, in ns, while packets wait in the sockets of receivers. The receivers may themselves wait
 /// for a core.
@@ -54,7 +54,7 @@ impl Core {
         let seen_ns = self.control_seen_ns.load(Relaxed);
         // Checks the control sockets at a sleeper's request even if packets wait. Unknown senders may have sent these
         // packets, and the sleeper has already consumed the edge of the control message.
-        if seen_ns == 0 || !is_more && now_ns >= seen_ns + CONTROL_NS {
+        if seen_ns == 0 || (!is_more || runs_timers) && now_ns >= seen_ns + CONTROL_NS {
             self.control_seen_ns.store(now_ns, Relaxed);
             self.poll_control(&mut batch, now_ns);
             self.close_unused_ports();
