@@ -61,7 +61,8 @@ pub(super) fn connect(dir: &Path, wanted: Option<NodeId>) -> Result<Connected, A
         });
         match connected {
             Ok(socket) => match greet(socket, dir, owner) {
-                Err(silent @ AttachError::Silent { .. }) => last = silent,
+                // The node is stopped, or has just ended.
+                Err(error @ (AttachError::Silent { .. } | AttachError::Refused { .. })) => last = error,
                 greeted => return greeted,
             },
             // The node has ended.
