@@ -344,7 +344,7 @@ impl From<ErrorReply> for RegionCause {
 
 /// An access to the bytes of a region failed.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
-#[error("cannot {operation} {} at offset {offset} of {region}: {cause}{}", bytes(*len), half_way(*partly))]
+#[error("cannot {operation} {} at offset {offset} of {region}: {cause}{}", bytes(*len), half_way(*partly && &**operation != "read"))]
 pub struct AccessError {
     /// Name of the attempted operation, such as `read` or `write`.
     #[serde(with = "text")]

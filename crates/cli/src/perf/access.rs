@@ -50,7 +50,9 @@ impl<const IS_WRITE: bool> Workload for Access<IS_WRITE> {
         let threads = bench.job.threads as u64;
         // The pid distinguishes measurements that run in one cluster at the same time.
         let name = |thread| format!("perf-{}-{thread}", std::process::id());
-        bench.make_regions(threads, bench.job.size_max(), |thread| Some(name(thread)))?;
+        // Only a server process looks regions up by name. Without names, they end with this process.
+        let has_server = bench.server.is_some();
+        bench.make_regions(threads, bench.job.size_max(), |thread| has_server.then(|| name(thread)))?;
         let share = |(thread, lh): (u64, &Lh)| {
             let bytes = pattern(bench.size, thread as usize);
             // Before a write the region holds other bytes, so that a missing write is detected.

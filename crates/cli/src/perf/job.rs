@@ -5,6 +5,9 @@ use super::cores::Pinning;
 use super::workload::{Plan, SIZE_MAX};
 use crate::output::UsageError;
 
+/// How much longer a short operation takes over UDP than through shared memory, at least.
+const ROCE_SLOWDOWN: u64 = 20;
+
 #[derive(Debug)]
 pub struct Job {
     pub args: PerfArgs,
@@ -52,7 +55,9 @@ impl Job {
     pub fn iterations(&self, size: u64) -> u64 {
         let Plan { bytes, iterations_max, .. } = self.plan;
         let longer_way = size.max(self.args.reply_size.map_or(1, |size| size.0));
-        self.args.iterations.unwrap_or((bytes / longer_way).max(32).min(iterations_max))
+        let iterations_max =
+            if self.fabric == "roce" { iterations_max / ROCE_SLOWDOWN } else { iterations_max };
+        self.args.iterations.unwrap_or((bytes / longer_way).max(32).min(iterations_max.max(1)))
     }
 
     /// Returns the size and slowdown of each row.
