@@ -477,6 +477,9 @@ pub struct Top {
 
 /// Arguments of `halite doctor`
 #[derive(Args, Debug)]
+#[command(
+    after_help = "Of the hosts in --join it tests TCP only. To test UDP, join a node (halite node --join HOST:PORT); the node fails if packets do not get through in both directions."
+)]
 pub struct Doctor {
     /// Memory that the node contributes, for example 512M or 8G
     #[arg(long, env = "HALITE_ARENA", default_value = "1G", value_name = "BYTES")]

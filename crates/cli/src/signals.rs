@@ -135,10 +135,10 @@ pub fn refuse_large_files() {
 pub struct Listener(Arc<AtomicI32>);
 
 impl Listener {
-    /// Starts a thread that calls `first` on the first signal. On the second signal, the thread calls `second` and ends
-    /// the process.
+    /// Starts a thread that calls `first` with the number of the first signal. On the second signal, the thread calls
+    /// `second` and ends the process.
     pub fn spawn(
-        first: impl FnOnce() + Send + 'static,
+        first: impl FnOnce(i32) + Send + 'static,
         second: impl FnOnce() + Send + 'static,
     ) -> io::Result<Listener> {
         let heard = Arc::new(AtomicI32::new(0));
@@ -149,7 +149,7 @@ impl Listener {
             if let Some(signal) = signals.next() {
                 requests.is_second(Instant::now());
                 hears.store(signal, Ordering::Relaxed);
-                first();
+                first(signal);
             }
             if let Some(signal) = signals.find(|_| requests.is_second(Instant::now())) {
                 second();

@@ -1,9 +1,11 @@
 //! `halite mv`: moves all bytes of a region to one node.
 
 use std::path::Path;
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use anyhow::{Context, anyhow};
-use halite::{NodeId, Permissions, RegionCause, RegionError, RegionInfo};
+use halite::{NodeId, Permissions, RegionCause, RegionError, RegionInfo, blocking};
 
 use super::regions::{attempting, holders};
 use crate::args::Move;
@@ -11,11 +13,18 @@ use crate::client;
 use crate::output;
 use crate::shell;
 use crate::signals::{Interrupted, Listener};
+use crate::threads;
+
+/// Time without progress after which an interrupted command stops waiting: the default lease, after which a silent node
+/// counts as unreachable.
+const STALLED: Duration = Duration::from_secs(5);
+/// Interval between looks at the progress of the move.
+const LOOKS: Duration = Duration::from_millis(250);
 
 /// Moves the region; returns when all bytes are on the target node. Existing handles stay valid.
 ///
 /// The region's home performs the move and completes it even if this process ends. So after a signal, the command still
-/// waits for the move and reports where the region is; a second signal ends the wait.
+/// waits for the move and reports where the region is. A second signal ends the wait, or [`STALLED`] without progress.
 pub fn run(dir: &Path, args: &Move) -> anyhow::Result<()> {
     let client = client::attach(dir)?;
     let failed = attempting("move", format!("{:?} to node {}", args.name, args.to));
@@ -23,9 +32,20 @@ pub fn run(dir: &Path, args: &Move) -> anyhow::Result<()> {
     let (name, to) = (args.name.clone(), args.to);
     let stat = format!("halite stat {}", shell::argument(&name));
     let hurried = format!("{name:?} keeps moving to node {to}; `{stat}` shows its place");
+    let stalled = format!("no byte has moved for {} s; {hurried}", STALLED.as_secs());
     let waiting =
         format!("{name:?} is moving to node {to}; waiting until it is there (ctrl-C again stops waiting)");
-    let listener = Listener::spawn(move || output::note(&waiting), move || output::note(&hurried));
+    let session = client.session.clone();
+    let wait = move |signal| {
+        output::note(&waiting);
+        // Without this thread, only a second signal ends the wait.
+        let _ = threads::spawn("halite-stalled", move || {
+            wait_while_moving(session, name);
+            output::note(&stalled);
+            std::process::exit(128 + signal);
+        });
+    };
+    let listener = Listener::spawn(wait, move || output::note(&hurried));
     let listener = listener.context("cannot listen for signals")?;
     let moved = client.session.move_to(lh, NodeId(args.to));
     let signal = listener.heard();
@@ -46,6 +66,28 @@ pub fn run(dir: &Path, args: &Move) -> anyhow::Result<()> {
         Some(signal) => Err(Interrupted { signal, outcome }.into()),
         None => Err(anyhow!(outcome)),
     }
+}
+
+/// Returns when the places of the region's bytes have not changed, or have been unknown, for [`STALLED`].
+fn wait_while_moving(session: blocking::Session, name: String) {
+    let (change, changed) = channel();
+    // A thread of its own, because a request to a home that does not answer may take longer than `STALLED`.
+    let looking = threads::spawn("halite-progress", move || {
+        let mut before = Vec::new();
+        loop {
+            if let Ok(RegionInfo { nodes, .. }) = session.stat(&name)
+                && nodes != before
+            {
+                before = nodes;
+                let _ = change.send(());
+            }
+            std::thread::sleep(LOOKS);
+        }
+    });
+    if looking.is_err() {
+        return std::thread::sleep(STALLED);
+    }
+    while changed.recv_timeout(STALLED).is_ok() {}
 }
 
 /// Formats where the bytes of the region are, and how many are missing: a chunk is in one place at a time, so those that a

@@ -134,6 +134,10 @@ fn port(facts: &PortFacts, runs_here: bool) -> Finding {
     Finding::new("ports", severity, found, remedy, verify)
 }
 
+/// What the doctor does not test of a host, and the test. Only a node of the cluster answers packets.
+const UDP_TEST: &str =
+    "UDP, which carries the packets, is not tested: `halite node --join` tests both directions";
+
 fn reachable(host: &HostToJoin) -> Option<Finding> {
     let name = &host.name;
     let failed = |found: String, remedy: &str, verify: String| {
@@ -150,7 +154,10 @@ fn reachable(host: &HostToJoin) -> Option<Finding> {
             "check that a node listens there, and that no firewall drops TCP or UDP between the two hosts",
             verify_port(addresses),
         ),
-        (Ok(addresses), None) => Some(Finding::ok("join", format!("{name} answers"), verify_port(addresses))),
+        (Ok(addresses), None) => {
+            let found = format!("{name} answers over TCP; {UDP_TEST}");
+            Some(Finding::ok("join", found, verify_port(addresses)))
+        }
     }
 }
 

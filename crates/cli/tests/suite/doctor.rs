@@ -56,6 +56,12 @@ fn taken_ports_and_silent_hosts_are_errors() {
     let found = doctor(format!("--listen {at} --join {at}"));
     assert_eq!((severity(&found, "ports"), severity(&found, "join")), ("error", "ok"));
     assert_eq!(severity(&found, "secret"), "ok");
+    let join = found.iter().find(|finding| finding["check"] == "join").expect("checked just before");
+    let said = join["found"].as_str().unwrap();
+    assert!(
+        said.contains("answers over TCP; UDP") && said.contains("not tested: `halite node --join`"),
+        "{said}"
+    );
     assert!(
         found.iter().any(|finding| finding["check"] == "mtu"),
         "the path to the host that answers is checked"

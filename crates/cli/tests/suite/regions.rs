@@ -4,11 +4,11 @@ use crate::support;
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use halite::{Config, Node, Permissions};
+use halite::{AttachMode, Config, Fence, Node, NodeId, Permissions};
 use rustix::fs::{FileType, Mode};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
@@ -186,24 +186,8 @@ fn a_move_goes_on_without_an_interrupted_client() {
     // The name contains shell metacharacters; the message contains a command to paste.
     let name = "it's$(it)";
     check_round_trip(&scratch, name, &bytes(20 * MIB), "--node 0");
-    let mut mapper = Running::start(&scratch, &format!("--embed get {name}"));
-    mapper.byte();
-    mapper.signal(Signal::STOP);
-
-    let mut mv = scratch.command(&format!("mv {name} --to 1")).stderr(Stdio::piped()).spawn().unwrap();
-    let mut told = BufReader::new(mv.stderr.take().unwrap());
-    let pid = Pid::from_child(&mv);
-    while !catches(pid, Signal::INT) {
-        assert!(mv.try_wait().unwrap().is_none(), "the move ended before it could be interrupted");
-        std::thread::yield_now();
-    }
-    let mut hear = |expected: &str| {
-        let mut line = String::new();
-        told.read_line(&mut line).unwrap();
-        assert!(line.contains(expected), "{line}");
-    };
-    rustix::process::kill_process(pid, Signal::INT).unwrap();
-    hear("waiting until it is there");
+    let (mapper, mut mv, mut told) = interrupt_move(&scratch, name);
+    let (pid, mut hear) = (Pid::from_child(&mv), |expected: &str| hear(&mut told, expected));
     // A second signal that follows at once is not taken for a second request.
     let is_heard = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -223,6 +207,51 @@ fn a_move_goes_on_without_an_interrupted_client() {
     // The next move is queued behind the current one.
     scratch.ok(&format!("mv {name} --to 1"));
     assert_eq!(holders(&scratch.json(&format!("stat {name} --json"))[0]), [1]);
+}
+
+#[test]
+fn an_interrupted_move_without_progress_ends() {
+    let scratch = Scratch::new("stalled-move");
+    let node = |id| {
+        let (dir, attach) = (scratch.cluster(), Some(AttachMode::Owner));
+        // The stopped mapper holds up the move for longer than the command waits.
+        let fence = Fence::Never;
+        let config = Config { dir, node: Some(NodeId(id)), attach, fence, ..Config::default() };
+        Node::embedded(config).unwrap()
+    };
+    let _nodes = [node(0), node(1)];
+    check_round_trip(&scratch, "region", &bytes(20 * MIB), "--node 0");
+    let (mapper, mut mv, mut told) = interrupt_move(&scratch, "region");
+    hear(
+        &mut told,
+        "no byte has moved for 5 s; \"region\" keeps moving to node 1; `halite stat region` shows its place",
+    );
+    assert_eq!(mv.wait().unwrap().code(), Some(130));
+    mapper.signal(Signal::CONT);
+}
+
+/// Starts a move to node 1, which waits for a stopped mapper, and interrupts it once.
+fn interrupt_move(scratch: &Scratch, name: &str) -> (Running, Child, BufReader<ChildStderr>) {
+    let mut mapper = Running::start(scratch, &format!("--embed get {name}"));
+    mapper.byte();
+    mapper.signal(Signal::STOP);
+    let mut mv = scratch.command(&format!("mv {name} --to 1")).stderr(Stdio::piped()).spawn().unwrap();
+    let mut told = BufReader::new(mv.stderr.take().unwrap());
+    let pid = Pid::from_child(&mv);
+    while !catches(pid, Signal::INT) {
+        assert!(mv.try_wait().unwrap().is_none(), "the move ended before it could be interrupted");
+        std::thread::yield_now();
+    }
+    rustix::process::kill_process(pid, Signal::INT).unwrap();
+    hear(&mut told, "waiting until it is there");
+    (mapper, mv, told)
+}
+
+#[track_caller]
+fn hear(told: &mut BufReader<ChildStderr>, expected: &str) {
+    let mut line = String::new();
+    told.read_line(&mut line).unwrap();
+    assert!(line.contains(expected), "{line}");
 }
 
 /// Returns true if a process catches a signal, according to its mask in `/proc`.

@@ -317,8 +317,11 @@ impl EtcdDirectory {
             }
         }
         // Each permanent node records ends of permanent nodes; node 0 also corrects them. Ends of ephemeral nodes,
-        // which come and go with every command, are recorded by node 0, or by a node that finds a name of one.
-        if self.me.node == NodeId::FIRST || !self.me.node.is_ephemeral() && !incarnation.node.is_ephemeral() {
+        // which come and go with every command, are recorded by node 0, by all if it is absent, or by a node that finds
+        // a name of one.
+        let is_first = self.me.node == NodeId::FIRST;
+        let has_first = || self.paired.iter().any(|paired| paired.node == NodeId::FIRST);
+        if is_first || !(self.me.node.is_ephemeral() || incarnation.node.is_ephemeral() && has_first()) {
             self.repair(Task::End { incarnation });
             self.tidy_soon();
         }

@@ -28,7 +28,7 @@ pub const CHUNK_BYTES: u64 = 4096;
 pub const LEASE_NS: u64 = 1_000_000;
 
 /// Creates the directory of a node.
-pub type DirectoryOf = Box<dyn Fn(NodeId) -> Box<dyn Directory>>;
+pub type DirectoryOf = Box<dyn Fn(NodeIncarnation) -> Box<dyn Directory>>;
 
 type Arenas = Arc<Mutex<BTreeMap<(usize, Key), Window>>>;
 
@@ -221,7 +221,7 @@ impl Cluster {
         let reach = Arc::new(Everything { arenas: self.arenas.clone(), posted: self.posted });
         let mut engine = match &self.directory_of {
             None => Engine::new(config, path.clone(), reach, self.now_ns),
-            Some(of) => Engine::with_directory(config, path.clone(), reach, of(NodeId(node)), self.now_ns),
+            Some(of) => Engine::with_directory(config, path.clone(), reach, of(incarnation), self.now_ns),
         };
         let session = engine.open_session(Principal("ada".into())).unwrap();
         let (grace_periods, cut_offs, finished) = (Vec::new(), Vec::new(), BTreeMap::new());

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use halite_tier::directory::{Compare, EtcdDirectory, Pair, Step, StoreFailure, Stored, Transaction};
 use halite_tier::effect::{Command, CommandError, Outcome, Placement};
-use halite_tier::ids::{Incarnation, NodeId, NodeIncarnation};
+use halite_tier::ids::NodeId;
 use halite_tier::message::{ErrorReply, NamesAt, RegionCommand};
 
 use super::{ARENA_BYTES, Cluster, LEASE_NS};
@@ -93,11 +93,8 @@ impl World {
     /// Creates nodes whose names are in the store.
     pub fn of(count: u32) -> World {
         let mut cluster = Cluster::of(0);
-        cluster.directory_of = Some(Box::new(|node| {
-            // As the harness numbers incarnations.
-            let incarnation = NodeIncarnation { node, id: Incarnation(100 + u64::from(node.0)) };
-            Box::new(EtcdDirectory::new(incarnation, "/halite/test", 1_000))
-        }));
+        cluster.directory_of =
+            Some(Box::new(|incarnation| Box::new(EtcdDirectory::new(incarnation, "/halite/test", 1_000))));
         for node in 0..count {
             cluster.add(node, ARENA_BYTES);
         }

@@ -2,8 +2,8 @@
 
 use crate::common;
 
-use common::LEASE_NS;
 use common::store::{A_SECOND_NS, Claims, Etcd, World, is_out};
+use common::{ARENA_BYTES, LEASE_NS};
 use halite_tier::effect::{Command, Outcome};
 use halite_tier::ids::NodeId;
 use halite_tier::message::{ErrorReply, RegionCommand};
@@ -89,6 +89,36 @@ fn homes_free_names_revived_by_a_restore() {
         assert_eq!(forgotten, Err(ErrorReply::NotFound.into()));
         assert_eq!(world.alloc(asker, "stays"), Err(ErrorReply::NameTaken.into()));
         assert_eq!(world.home_of(2, "stays"), Ok(NodeId(1)));
+    }
+}
+
+/// A command that is killed may have names of servers, locks and barriers. Its records go within minutes, also if node 0
+/// was down when it ended.
+#[test]
+fn killed_commands_leave_no_records() {
+    for is_without_first in [false, true] {
+        let mut world = World::of(2);
+        world.alloc(1, "stays").unwrap();
+        if is_without_first {
+            world.cluster.kill(0);
+            world.run();
+        }
+        let command = world.cluster.add(1000, ARENA_BYTES);
+        world.run();
+        let register = Command::Register { service: "run".to_owned(), is_shared: false };
+        world.command(command, register).unwrap();
+        world.cluster.kill(command);
+        world.run();
+        if is_without_first {
+            world.cluster.add(0, ARENA_BYTES);
+            world.run();
+        }
+        world.pass(2 * A_SECOND_NS);
+        world.pass(80 * A_SECOND_NS);
+        world.pass(80 * A_SECOND_NS);
+        let homes: Vec<&String> = world.etcd.keys.keys().filter(|key| key.contains("/homes/1000.")).collect();
+        assert!(homes.is_empty(), "without node 0: {is_without_first}: {homes:?}");
+        assert_eq!(world.names(), ["stays"], "without node 0: {is_without_first}");
     }
 }
 

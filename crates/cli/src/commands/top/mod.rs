@@ -46,7 +46,7 @@ pub fn run(dir: &Path, args: &Top) -> anyhow::Result<()> {
     }
     let (end, ended) = channel();
     // If the main thread has ended already, the send fails, which does not matter.
-    let asked = move || end.send(()).unwrap_or_default();
+    let asked = move |_| end.send(()).unwrap_or_default();
     let _listener = Listener::spawn(asked, || ()).context("cannot listen for signals")?;
     output::print(&format!("{HOME}{ERASE_BELOW}{}", on_screen(&view::text(&sample, None), size())))?;
     let interval = Duration::from_secs(args.interval.into());

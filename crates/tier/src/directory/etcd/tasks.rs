@@ -341,7 +341,9 @@ impl EtcdDirectory {
             }
             Task::Tidy { after, .. } => {
                 let after = after.as_deref().map(|after| keys.name(after));
-                Transaction::read(Step::List { prefix: keys.names(), after, limit: NAMES_PER_ANSWER_MAX })
+                let names = Step::List { prefix: keys.names(), after, limit: NAMES_PER_ANSWER_MAX };
+                let homes = Step::List { prefix: keys.homes(), after: None, limit: HOMES_PER_PAGE_MAX };
+                Transaction { then: vec![names, homes], ..Transaction::default() }
             }
             Task::TidyHomes { .. } => {
                 let (prefix, limit) = (keys.homes(), HOMES_PER_PAGE_MAX);
@@ -686,7 +688,7 @@ impl EtcdDirectory {
     }
 
     /// Returns the ended incarnations among the incarnations that were read together with names.
-    fn endings(&mut self, stored: &Stored) -> BTreeMap<NodeIncarnation, Loss> {
+    pub(super) fn endings(&mut self, stored: &Stored) -> BTreeMap<NodeIncarnation, Loss> {
         let prefix = self.keys.homes();
         let homes = stored.read.get(1).map(Vec::as_slice).unwrap_or_default();
         let mut endings = BTreeMap::new();
