@@ -259,7 +259,8 @@ pub enum Placement {
     On(NodeId),
     /// The chunks are on these nodes in turn. If the list is empty, the chunks are on all nodes that contribute memory.
     Spread(Vec<NodeId>),
-    /// All chunks are on the session's own node if it has enough free memory, else on another node that has.
+    /// All chunks are on the session's own node if it has enough free memory, else on another node that has. Nodes
+    /// without memory begin the search at different nodes, by their numbers.
     Anywhere,
 }
 

@@ -15,6 +15,7 @@ use super::layout::{
 };
 use super::shard::KEPT_BYTES_MAX;
 use super::wire::{Answer, Expires, Only, Request, When, batch_answer_bytes_max, parts, push_part};
+use crate::directory::is_without_directory;
 
 /// Maximum number of keys per batch of lookups.
 const KEYS_TOGETHER_MAX: usize = 128;
@@ -263,6 +264,8 @@ impl Store {
                 Err(KvError::Access(error)) if is_stale(&error) => Lookup::Moved,
                 // The table was replaced during the lookup.
                 Err(KvError::Region(error)) if *error.cause() == RegionCause::NotFound => Lookup::Moved,
+                // The owner needs no names.
+                Err(KvError::Region(error)) if is_without_directory(error.cause()) => Lookup::CallOwner,
                 result => result?,
             };
             match result {

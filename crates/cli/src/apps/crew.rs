@@ -124,6 +124,13 @@ impl Crew {
             let said = [("--node", number.to_string()), ("--arena", over.arena().0.to_string())];
             let said = said.into_iter().chain([("--fabric", over.fabric().name().to_owned())]);
             flags.extend(said.flat_map(|(flag, value)| [flag.to_owned(), value]));
+        } else if let Some(arena) = over.arena {
+            if client::is_of_another_user(&self.dir) {
+                let why =
+                    "the nodes belong to another user, so this run's processes attach to them without memory";
+                return Err(UsageError(format!("--arena {arena}: {why}; omit it")).into());
+            }
+            flags.extend(["--arena".to_owned(), arena.0.to_string()]);
         }
         let metrics = over
             .metrics

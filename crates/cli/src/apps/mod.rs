@@ -59,7 +59,8 @@ struct Over {
     /// Processes of the application, each with its own node
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
     nodes: u32,
-    /// Memory of each process in the private cluster, for example 512M or 8G [default: 2G]
+    /// Memory of each process, for example 512M or 8G [default: 2G in a private cluster; none in the cluster of --dir,
+    /// whose nodes then hold the data]
     #[arg(long, value_name = "BYTES")]
     arena: Option<ByteCount>,
     /// Network of the private cluster [default: shm]
@@ -85,13 +86,11 @@ impl Over {
         self.fabric.unwrap_or(Provider::Shm)
     }
 
-    /// Fails if `dir` names a running cluster and flags configure a private one.
+    /// Fails if `dir` names a running cluster, which has networks already, and `--fabric` is given.
     fn check(&self, dir: Option<&Path>) -> Result<(), UsageError> {
-        let Some(dir) = dir else { return Ok(()) };
-        let said = [("--arena", self.arena.is_some()), ("--fabric", self.fabric.is_some())];
-        let Some((flag, _)) = said.into_iter().find(|(_, is_said)| *is_said) else { return Ok(()) };
+        let (Some(dir), Some(_)) = (dir, self.fabric) else { return Ok(()) };
         Err(UsageError(format!(
-            "{flag} configures a private cluster, but --dir or HALITE_DIR names the cluster in {}; omit one of them",
+            "--fabric configures a private cluster, but --dir or HALITE_DIR names the cluster in {}; omit one of them",
             dir.display()
         )))
     }

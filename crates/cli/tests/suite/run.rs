@@ -11,7 +11,7 @@ use std::process::Command;
 
 use rustix::process::Signal;
 use serde_json::Value;
-use support::{Running, Scratch, eventually};
+use support::{Process, Running, Scratch, eventually};
 
 /// Returns the output of a run on a private cluster.
 #[track_caller]
@@ -350,13 +350,9 @@ fn flags_of_an_own_cluster_are_refused_over_another() {
     let scratch = Scratch::new("run-own-flags");
     let _up = up(&scratch);
     for app in ["log", "ycsb", "kv --listen 127.0.0.1:0"] {
-        for flag in ["--fabric roce", "--arena 1G"] {
-            let name = flag.split(' ').next().unwrap();
-            let expected =
-                format!("{name} configures a private cluster, but --dir or HALITE_DIR names the cluster in");
-            let complaint = scratch.fails(&format!("run {app} {flag}"), 2);
-            assert!(complaint.contains(&expected), "{complaint}");
-        }
+        let expected = "--fabric configures a private cluster, but --dir or HALITE_DIR names the cluster in";
+        let complaint = scratch.fails(&format!("run {app} --fabric roce"), 2);
+        assert!(complaint.contains(expected), "{complaint}");
     }
     assert!(is_clean(&scratch));
 }
@@ -442,6 +438,45 @@ fn runs_that_start_together_do_not_share_a_name() {
         let mut command = scratch.command("run pagerank --kronecker 6 --name");
         assert_eq!(command.arg(name).output().unwrap().status.code(), Some(2), "{name:?}");
     }
+}
+
+/// Without `--arena`, the shards are in the memory of different nodes of the cluster; with it, in that of their processes.
+#[test]
+fn the_shards_of_a_store_are_spread_over_a_cluster() {
+    let scratch = Scratch::new("run-kv-spread");
+    let _up = up(&scratch);
+    for (flags, is_in_cluster) in [("", true), ("--arena 64M", false)] {
+        let mut run = Running::start(&scratch, &format!("run kv --listen 127.0.0.1:0 --json {flags}"));
+        let told: Value = serde_json::from_str(&run.line()).unwrap();
+        ask(told["address"].as_str().unwrap(), "mset a 1 b 2 c 3 d 4\r\n", "+OK\r\n");
+        let homes = ["halite-run-kv/0/t0", "halite-run-kv/1/t0"]
+            .map(|table| scratch.json(&format!("stat {table} --json"))[0]["home"].as_u64().unwrap());
+        assert_ne!(homes[0], homes[1], "{flags}");
+        assert!(homes.iter().all(|home| (*home < 2) == is_in_cluster), "{homes:?} {flags}");
+        run.signal(Signal::TERM);
+        assert!(run.wait().success());
+        eventually(|| is_clean(&scratch));
+    }
+}
+
+#[test]
+fn a_store_goes_on_without_node_0() {
+    let scratch = Scratch::new("run-kv-without-0");
+    scratch.ok("up --nodes 1 --arena 64M --detach");
+    let mut run = Running::start(&scratch, "run kv --listen 127.0.0.1:0 --json --arena 64M");
+    let told: Value = serde_json::from_str(&run.line()).unwrap();
+    let address = told["address"].as_str().unwrap();
+    ask(address, "mset a 1 b 2 c 3 d 4\r\n", "+OK\r\n");
+    Process::open(scratch.pid(0)).kill();
+    // The server has read nothing from the other shard yet, and cannot map it without the directory of names.
+    for (key, value) in [("a", 1), ("b", 2), ("c", 3), ("d", 4)] {
+        ask(address, &format!("get {key}\r\n"), &format!("$1\r\n{value}\r\n"));
+    }
+    ask(address, "mget a b c d\r\n", "*4\r\n$1\r\n1\r\n$1\r\n2\r\n$1\r\n3\r\n$1\r\n4\r\n");
+    ask(address, "incr a\r\nincr b\r\n", ":2\r\n:3\r\n");
+    run.signal(Signal::KILL);
+    run.wait();
+    eventually(|| TcpStream::connect(address).is_err());
 }
 
 #[test]

@@ -100,7 +100,10 @@ pub fn a_wait_for_a_word_of_a_killed_node_fails(h: &dyn Harness) {
         let waiting = scope.spawn(|| session.wait_until(there, 0, |word| word != 0));
         linger();
         cluster.kill(2);
-        refused!(waiting.join().unwrap(), AccessCause::PeerDown(DOOMED) | AccessCause::Stale);
+        refused!(
+            waiting.join().unwrap(),
+            AccessCause::PeerDown(DOOMED) | AccessCause::LinkLost(DOOMED) | AccessCause::Stale
+        );
     });
 }
 

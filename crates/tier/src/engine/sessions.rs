@@ -292,6 +292,11 @@ impl SessionSide<'_> {
             }
             Placement::Anywhere => {
                 let (mut candidates, unconnected) = self.memory_nodes_by_contact();
+                if self.owner.bytes_total() == 0 && !candidates.is_empty() {
+                    // Nodes without memory begin at different nodes, so that their regions are spread.
+                    let first = me.0 as usize % candidates.len();
+                    candidates.rotate_left(first);
+                }
                 candidates.extend(unconnected);
                 if self.owner.bytes_total() > 0 && !self.cx.membership().draining().is_on() {
                     candidates.retain(|node| *node != me);
