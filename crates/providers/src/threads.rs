@@ -80,12 +80,15 @@ pub fn limits() -> Vec<Limit> {
     found
 }
 
+/// Maximum number of threads that have probably ended between the refusal of a thread and the look at the limits.
+const ENDED_MAX: u64 = 16;
+
 /// Names the limit that was reached.
 fn advice(error: &io::Error) -> String {
     if error.kind() != io::ErrorKind::WouldBlock {
         return "the system lacks memory or address space (`ulimit -v`)".to_owned();
     }
-    match limits().into_iter().next().filter(|limit| limit.free() == 0) {
+    match limits().into_iter().next().filter(|limit| limit.free() <= ENDED_MAX) {
         Some(Limit { max, by, .. }) => format!("the maximum of {max} threads is reached; raise {by}"),
         None => "a limit on threads (`ulimit -u`, pids.max of the control group, kernel.threads-max) or \
                  address space (`ulimit -v`) is reached"
