@@ -266,7 +266,7 @@ pub enum RegionCause {
 fn unreached(silent: Option<Duration>) -> String {
     match silent {
         Some(silent) => format!(
-            "has not been reached for {} s: its host is down, or the network is cut",
+            "has not been reached for {} s: its host is down, the network is cut, or a firewall drops its packets (TCP or UDP)",
             silent.as_secs()
         ),
         None => "is not connected yet".to_owned(),
@@ -456,7 +456,7 @@ pub enum AccessCause {
     /// node's host is down. The node may live, and its regions with it. What was under way may have been done: see
     /// [`AccessError::partly`]. Handles from before the loss stay invalid.
     #[error(
-        "the connection to node {0}, which holds the bytes, was lost: the network was cut, or its host is down; map the region again when `halite status` shows the node alive"
+        "the connection to node {0}, which holds the bytes, was lost: the network was cut, a firewall drops its packets (TCP or UDP), or its host is down; map the region again, or repeat the command, when `halite status` shows the node alive"
     )]
     LinkLost(NodeId),
     /// The region is sealed, and therefore immutable.
