@@ -154,10 +154,10 @@ pub enum RegionCause {
     /// The node died, or the network was cut, before it answered; the operation may have been done.
     #[error("node {0} is down or out of reach; the operation may have been done")]
     PeerDown(NodeId),
-    /// The first connection to the node could not be established: the node refuses connections, does not answer within
-    /// a lease, or packets are lost. The operation was not done.
+    /// The node is not connected: it is known to be lost, or the first connection failed, because it refuses connections,
+    /// does not answer within a lease, or packets are lost. The operation was not done.
     #[error(
-        "the first connection to node {0} failed, so nothing was done; see `halite status`, or try again"
+        "node {0} is not connected, so nothing was done: it is down or out of reach; try again when `halite status` shows it alive"
     )]
     NotMet(NodeId),
     /// The handle is no longer valid: its region was freed, or the node that held the region was restarted, or was lost
@@ -266,7 +266,7 @@ pub enum RegionCause {
 fn unreached(silent: Option<Duration>) -> String {
     match silent {
         Some(silent) => format!(
-            "has not been reached for {} s: its host is down, or the network is cut",
+            "has not been reached for {} s: its host is down, the network is cut, or a firewall drops its packets (TCP or UDP)",
             silent.as_secs()
         ),
         None => "is not connected yet".to_owned(),
@@ -456,7 +456,7 @@ pub enum AccessCause {
     /// node's host is down. The node may live, and its regions with it. What was under way may have been done: see
     /// [`AccessError::partly`]. Handles from before the loss stay invalid.
     #[error(
-        "the connection to node {0}, which holds the bytes, was lost: the network was cut, or its host is down; map the region again when `halite status` shows the node alive"
+        "the connection to node {0}, which holds the bytes, was lost: the network was cut, a firewall drops its packets (TCP or UDP), or its host is down; map the region again, or repeat the command, when `halite status` shows the node alive"
     )]
     LinkLost(NodeId),
     /// The region is sealed, and therefore immutable.

@@ -261,7 +261,7 @@ impl Engine {
     fn reject(&mut self, peer: PeerId) {
         self.report_peer(peer, News::Malformed);
         self.out.push(Effect::Disconnect(peer));
-        self.declare_dead(peer, self.out.now_ns());
+        self.declare_dead(peer);
         self.settle();
     }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use halite::cluster_dir::{self, Presence};
 use halite::{Drained, Leftover, NodeId, NodeState, NodeStatus};
 
@@ -20,7 +20,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Drains the node. Returns when the node has left the cluster, or when it stays because regions remain.
 pub fn run(dir: &Path, args: &Drain) -> anyhow::Result<ExitCode> {
-    let client = Client::join(dir)?;
+    let client = Client::join(dir).with_context(|| format!("node {} is not drained", args.node))?;
     let node = NodeId(args.node);
     // `None` for a node of another host.
     let process = cluster_dir::nodes(dir)?.into_iter().find(|known| known.node == node && known.alive);

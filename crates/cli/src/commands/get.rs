@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use futures_util::future::try_join;
-use halite::{Lh, Permissions, RegionInfo, blocking};
+use halite::{AccessError, Lh, Permissions, RegionInfo, blocking};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::regions::attempting;
@@ -28,8 +28,8 @@ pub fn run(dir: &Path, args: &Get) -> anyhow::Result<()> {
     let asked = client.session.block_on(asked);
     let (lh, region) = asked.map_err(attempting("get", format!("{:?}", args.name)))?;
     check_complete(&region, &args.name)?;
-    let region_len = client.session.len(lh)?;
-    let end = End::read(&client.session, lh, region_len)?;
+    let region_len = client.session.len(lh).map_err(naming(&args.name))?;
+    let end = End::read(&client.session, lh, region_len).map_err(naming(&args.name))?;
     let (len, expected) = match end.trailer(region_len, &args.name)? {
         Some(Trailer { len, checksum }) => (len, Some(checksum)),
         None => {
@@ -60,6 +60,11 @@ pub fn run(dir: &Path, args: &Get) -> anyhow::Result<()> {
     sink.finish()
 }
 
+/// Returns a function that makes an error about an access show the region's name.
+fn naming(name: &str) -> impl Fn(AccessError) -> AccessError {
+    move |error| AccessError { region: format!("{name:?}"), ..error }
+}
+
 /// Fails early if chunks are lost: the checksum may be in one of them.
 fn check_complete(region: &RegionInfo, name: &str) -> anyhow::Result<()> {
     match region.lost.first() {
@@ -77,7 +82,7 @@ fn check_complete(region: &RegionInfo, name: &str) -> anyhow::Result<()> {
 struct End(Vec<u8>);
 
 impl End {
-    fn read(session: &blocking::Session, lh: Lh, region_len: u64) -> anyhow::Result<End> {
+    fn read(session: &blocking::Session, lh: Lh, region_len: u64) -> Result<End, AccessError> {
         let is_short = region_len <= PIECE_BYTES as u64;
         let len = if is_short { region_len } else { TRAILER_BYTES as u64 };
         let mut bytes = vec![0; len as usize];
@@ -114,7 +119,7 @@ fn copy(
             bail!("interrupted after {offset} of {len} bytes of {name:?}");
         }
         let piece = &mut buffer[..(len - offset).min(PIECE_BYTES as u64) as usize];
-        session.read(lh, offset, piece)?;
+        session.read(lh, offset, piece).map_err(naming(name))?;
         hasher.update(piece);
         sink.write(piece)?;
         offset += piece.len() as u64;

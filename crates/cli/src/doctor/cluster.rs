@@ -89,7 +89,14 @@ fn members(facts: &ClusterFacts) -> Vec<Finding> {
                     if alive == 1 { "1 node answers".to_owned() } else { format!("{alive} nodes answer") };
                 findings.push(Finding::ok("members", found, verify.clone()));
             } else {
-                let remedy = "start dead nodes again (halite node --id N), or forget them (halite forget N)";
+                let is_dead =
+                    |status: &NodeStatus| status.state == NodeState::Dead && trouble(status).is_some();
+                let remedy = match statuses.iter().any(is_dead) {
+                    true => "start dead nodes again (halite node --id N), or forget them (halite forget N)",
+                    false => {
+                        "check the network between the hosts (TCP and UDP), or start the node if it has ended (halite node --id N)"
+                    }
+                };
                 findings.push(Finding::new(
                     "members",
                     Severity::Warning,

@@ -345,9 +345,9 @@ impl Engine {
         self.pair_all();
     }
 
-    /// Declares a peer dead since `since_ns`, and cuts it off from this node's memory.
-    pub(super) fn declare_dead(&mut self, peer: PeerId, since_ns: u64) {
-        self.lose(peer, NodeState::Unreachable, Parting::now(LossCause::Unreachable, since_ns));
+    /// Declares a peer dead, and cuts it off from this node's memory.
+    pub(super) fn declare_dead(&mut self, peer: PeerId) {
+        self.lose(peer, NodeState::Unreachable, Parting::now(LossCause::Unreachable, self.out.now_ns()));
         self.out.push(Effect::CutOff(peer));
     }
 
@@ -431,7 +431,7 @@ impl Engine {
                 self.report_peer(peer, |process| News::Silent { process, silent_ns });
                 let text = news::kill_warning(self.out.incarnation(), silent_ns);
                 self.out.push(Effect::Warn { peer, text });
-                self.declare_dead(peer, heard_ns);
+                self.declare_dead(peer);
                 self.membership.members.note_silent(peer);
             } else {
                 self.cx().notify(node, Notice::Heartbeat { sent_ns: now_ns, heard_ns: beat_ns, time_ns });
@@ -451,11 +451,10 @@ impl Engine {
 
     /// Cuts off mappers that did not release their mappings in time.
     fn cut_off_unresponsive_mappers(&mut self) {
-        let now_ns = self.out.now_ns();
         for mapper in self.home_side().unresponsive_mappers() {
             let known = self.membership.members.peer_of(mapper.node);
             if let Some((peer, _)) = known.filter(|(_, known)| known.incarnation == mapper) {
-                self.declare_dead(peer, now_ns);
+                self.declare_dead(peer);
                 self.membership.members.note_silent(peer);
             }
         }

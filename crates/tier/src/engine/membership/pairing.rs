@@ -709,7 +709,13 @@ impl Engine {
     // The end of a pairing, and of an incarnation.
 
     /// Ends the pairing with a peer, and fails the operations that need it.
-    pub(in crate::engine) fn lose(&mut self, peer: PeerId, state: NodeState, parting: Parting) {
+    pub(in crate::engine) fn lose(&mut self, peer: PeerId, state: NodeState, mut parting: Parting) {
+        // A node is unreachable since it was last heard: users compare this time with that of a fault.
+        if let Some(known) = self.membership.members.peer_mut(peer)
+            && parting.cause == LossCause::Unreachable
+        {
+            parting = Parting::now(parting.cause, known.heard_ns);
+        }
         let Some(incarnation) = self.membership.members.remove(peer, state, parting, self.out.now_ns())
         else {
             return;
