@@ -55,7 +55,8 @@ fn packets_leave_singly_where_trains_are_dropped() {
     Traffic::new(&pair, 3).run(&mut pair, REQUESTS);
     let dropped = [0, 1].map(|side| network.counted(side)[0]);
     println!("{dropped:?} trains were dropped");
-    assert!(dropped.iter().all(|dropped| (1..100).contains(dropped)), "{dropped:?}");
+    // How many leave before the pause of trains depends on the timing.
+    assert!(dropped.iter().all(|dropped| (1..500).contains(dropped)), "{dropped:?}");
     let refused = pair.ends.each_ref().map(|end| end.fabric.path(end.peer).map(|path| path.trains_refused));
     assert!(refused.iter().all(|refused| *refused > Some(0)), "{refused:?}");
 }
