@@ -444,8 +444,11 @@ impl SessionSide<'_> {
             }
             (UserStep::Act { act: Act::Map { .. }, region, .. }, Err(refusal)) => {
                 self.stop_mapping(region);
-                // Another handle may have been unmapped while this map request was in flight.
-                self.announce_unmapped(region, from);
+                // Another handle may have been unmapped while this map request was in flight. A home without the region
+                // does not list this node; it may be about to make the region for this node, and must list it then.
+                if refusal != ErrorReply::NotFound {
+                    self.announce_unmapped(region, from);
+                }
                 self.cx.finish(op, Err(refusal.into()));
             }
             (UserStep::Act { act, region, hops }, body) => self.continue_act(op, act, region, hops, body),

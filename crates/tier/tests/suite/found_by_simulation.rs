@@ -310,3 +310,29 @@ fn a_dead_claimant_does_not_take_its_successors_number() {
     c.sleep(2 * LEASE_NS);
     assert_eq!(c.hosts[3].engine.incarnation_of(NodeId(1)), Some(c.hosts[third].incarnation));
 }
+
+/// The home had claimed the name, but did not have the region yet. The refused node then reported that it did not map
+/// the region, just when its own allocation ended: the home no longer told it of moves and frees.
+#[test]
+fn a_node_refused_during_its_own_allocation_stays_listed() {
+    let mut c = Cluster::of(4);
+    c.held = vec![(3, 2)];
+    let spread = Placement::Spread(vec![NodeId(2), NodeId(3)]);
+    let allocation = c.submit(1, allocation(Some("salt"), 2 * CHUNK_BYTES, spread));
+    c.run();
+    c.held = vec![(3, 2), (2, 1)];
+    let mapping = c.submit(1, Command::Map { name: "salt".into(), wanted: Permissions::READ });
+    c.run();
+    c.held = vec![(3, 2), (1, 2)];
+    c.run();
+    assert_eq!(c.outcome(1, mapping), Some(Err(ErrorReply::NotFound.into())));
+    c.held = vec![(1, 2)];
+    c.run();
+    let lh = slot(c.outcome(1, allocation).expect("node 3 has reserved its chunk"));
+    c.held.clear();
+    c.run();
+    assert_eq!(c.info(2, "salt").mappers, [NodeId(1)]);
+    let other = c.map(0, "salt");
+    c.command(1, Command::RegionCommand(lh, RegionCommand::Move { to: NodeId(0) })).expect("node 0 has room");
+    assert_eq!(c.extents(1, lh), c.extents(0, other), "the handle goes where the region is");
+}
