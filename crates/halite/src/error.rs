@@ -154,10 +154,10 @@ pub enum RegionCause {
     /// The node died, or the network was cut, before it answered; the operation may have been done.
     #[error("node {0} is down or out of reach; the operation may have been done")]
     PeerDown(NodeId),
-    /// The node is not connected: it is known to be lost, or the first connection failed, because it refuses connections,
-    /// does not answer within a lease, or packets are lost. The operation was not done.
+    /// The first connection to the node could not be established: the node refuses connections, does not answer within
+    /// a lease, or packets are lost. The operation was not done.
     #[error(
-        "node {0} is not connected, so nothing was done: it is down or out of reach; try again when `halite status` shows it alive"
+        "the first connection to node {0} failed, so nothing was done; see `halite status`, or try again"
     )]
     NotMet(NodeId),
     /// The handle is no longer valid: its region was freed, or the node that held the region was restarted, or was lost

@@ -765,8 +765,8 @@ pub enum ErrorReply {
         /// The key of the invalid record.
         key: String,
     },
-    /// The node is not connected, and could not be; the request was not executed.
-    #[error("node {0} is not connected; the request was not executed")]
+    /// The first connection to the node could not be established; the request was not executed.
+    #[error("no first connection to node {0} could be made; the request was not executed")]
     NotMet(NodeId),
     /// The request exceeds a quota of its principal at the home.
     #[error("{0}")]

@@ -402,14 +402,6 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Returns the error of a user's request that is refused before anything is sent.
-    pub(super) fn not_sent(&self, node: NodeId) -> ErrorReply {
-        match self.membership.knows(node) {
-            true => ErrorReply::NotMet(node),
-            false => ErrorReply::UnknownNode(node),
-        }
-    }
-
     pub(super) fn absence_error(&self, node: NodeId) -> ErrorReply {
         match self.membership.knows(node) {
             true if self.membership.is_unmet(node) => ErrorReply::NotMet(node),
@@ -427,10 +419,7 @@ impl<'a> Context<'a> {
                 self.wait_for_inquiry(to, DialWaiter::Message(Message::Request { id, body }));
                 return id;
             }
-            let refusal = match purpose {
-                Purpose::User(..) => self.not_sent(to),
-                _ => self.absence_error(to),
-            };
+            let refusal = self.absence_error(to);
             return self.refuse_locally(refusal, purpose);
         }
         let id = self.out.add_pending(to, purpose);

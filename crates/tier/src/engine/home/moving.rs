@@ -74,7 +74,7 @@ impl HomeSide<'_> {
             connected.or_else(|| self.cx.unmet_member(to))
         };
         let Some(to) = incarnation else {
-            let refusal = self.cx.not_sent(to);
+            let refusal = self.cx.absence_error(to);
             return self.cx.answer(requester, Err(refusal));
         };
         if of.is_none() && self.is_holder_lapsing(region) {
