@@ -1,4 +1,4 @@
-//! The shared state of one roce fabric, and the work of one poll.
+//! The shared state of one roce fabric, and what moves its packets: posts, polls and timers.
 //!
 //! ```text
 //!   poll ── receive ── packets by queue pair ── handled, answered ──┐
@@ -15,44 +15,45 @@
 //! holds a lock calls no code outside the fabric.
 
 mod ending;
-mod polling;
+mod handshakes;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
 use halite_fabric::{ConnectFailure, ConnectTrouble, Event, PeerId, PostCause, WorkRequest};
-use halite_rnic::{Config, Congestion, Mtu, Retry};
+use halite_rnic::Cause;
+use halite_rnic::wire::bth::Bth;
+use halite_rnic::wire::{Headers, Packet};
+use quinn_udp::RecvMeta;
 
-use self::ending::end_reason;
+use self::ending::end_cause;
 use super::bell::Bell;
-use super::connection::{Connection, Lane, LaneContext, Outcome, QUEUE_MAX};
-use super::control::{Accepted, Attempt, Control, Handshake};
+use super::connection::{Connection, Lane, LaneContext, Outcome};
+use super::control::Control;
 use super::events::Events;
-use super::greeting::{Message, Offer};
-use super::line::LineEvent;
 use super::memory::Registered;
 use super::paths::Paths;
-use super::port::Batch;
-use super::ports::{PortUse, Ports};
+use super::port::{Batch, HeldAcks, Port, canonical};
+use super::ports::Ports;
 use super::receivers::Receiver;
 use super::sharing::Sharing;
-use super::{Dropped, LANES, RoceConfig, SEND_BYTES_MAX, lock, read, write};
+use super::stamps::Clock;
+use super::{Dropped, LANES, POISONED, RoceConfig, lock, read};
 
-/// Maximum number of connections that one poll accepts.
-const ACCEPTED_MAX: usize = 64;
-/// Maximum number of batches received after a peer has gone, to find its last messages.
-const LAST_BATCHES_MAX: usize = 64;
-/// Maximum number of outstanding reads and atomics of a lane, and of outstanding packets of their responses. A path
-/// with a long delay holds about as many.
-const READS_MAX: usize = 8192;
-/// Maximum time between the closing of a process's sockets and its exit, in ns.
-const EXIT_NS: u64 = 200_000_000;
+/// Interval at which a busy poller checks for control messages, in ns.
+const CONTROL_NS: u64 = 2_000_000;
+/// Number of consecutive full batches after which due timers run and control messages are read anyway. Before that, they
+/// wait, because the packet that would stop the timer may still be in the socket.
+const BATCHES_BEFORE_TIMERS: u32 = 16;
+/// Maximum delay of timers, in ns, while packets wait in the sockets of receivers. The receivers may themselves wait
+/// for a core.
+const TIMERS_LATE_NS: u64 = 2_000_000;
 /// Deadline if no timer is set.
 const NEVER: u64 = u64::MAX;
 
@@ -87,6 +88,17 @@ pub(super) struct Core {
     paths: Mutex<Paths>,
     /// Why the last connections ended, until the poller asks.
     end_reasons: Mutex<BTreeMap<PeerId, String>>,
+}
+
+/// Result of one receive from a socket.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Received {
+    /// True if further packets may wait in the socket.
+    pub(super) is_more: bool,
+    /// True if the caller must wake sleeping threads.
+    pub(super) rings: bool,
+    /// True if a packet came from a peer.
+    is_from_peer: bool,
 }
 
 /// The connections, by queue pair and by peer.
@@ -250,19 +262,197 @@ impl Core {
     }
 }
 
+/// One poll.
+impl Core {
+    /// Receives and handles packets and control messages, and runs timers. Returns at once if another thread polls.
+    pub(super) fn poll_once(&self) {
+        let Ok(mut batch) = self.batch.try_lock() else { return };
+        let now_ns = self.now_ns();
+        self.send_held_acks(&mut batch, now_ns);
+        let (is_more, runs_timers) = if self.receivers.is_empty() {
+            let is_more = self.receive(&mut batch, now_ns);
+            batch.on_polled(is_more);
+            (is_more, batch.full_in_a_row().is_multiple_of(BATCHES_BEFORE_TIMERS))
+        } else {
+            // With receivers, waiting packets do not delay this thread's handshakes.
+            let full_in_a_row = self.full_in_a_row_of_receivers();
+            let is_late = now_ns >= self.due_ns.load(SeqCst).saturating_add(TIMERS_LATE_NS);
+            assert!(!self.has_receiver_panicked.load(Relaxed), "{POISONED}");
+            (false, full_in_a_row == 0 || full_in_a_row >= BATCHES_BEFORE_TIMERS || is_late)
+        };
+        let seen_ns = self.control_seen_ns.load(Relaxed);
+        // Checks the control sockets at a sleeper's request even if packets wait. Unknown senders may have sent these
+        // packets, and the sleeper has already consumed the edge of the control message.
+        if seen_ns == 0 || (!is_more || runs_timers) && now_ns >= seen_ns + CONTROL_NS {
+            self.control_seen_ns.store(now_ns, Relaxed);
+            self.poll_control(&mut batch, now_ns);
+            self.close_unused_ports();
+        }
+        if runs_timers {
+            self.run_due_timers(now_ns);
+        }
+    }
+
+    /// Sends the acknowledgements that the last poll held back, unless other packets have carried them since.
+    fn send_held_acks(&self, batch: &mut Batch, now_ns: u64) {
+        for (connection, index) in batch.held_acks.drain(..) {
+            let mut outcome = Outcome::default();
+            let mut lane = connection.lane(index);
+            if lane.holds_ack(now_ns) {
+                self.advance_lane(&connection, &mut lane, now_ns, false, &mut outcome);
+            }
+            drop(lane);
+            if outcome.rings {
+                self.bell.on_arrival();
+            }
+            self.end_if_over(&connection, outcome.broken);
+        }
+    }
+
+    /// Requests a check of the control sockets by the last poll before a sleep, if arming consumed an edge of these
+    /// sockets, or if they have unread input.
+    pub(super) fn on_arm(&self, has_control_edge: bool) {
+        if has_control_edge || !self.control_is_empty.load(Relaxed) {
+            self.control_seen_ns.store(0, Relaxed);
+        }
+    }
+
+    /// Receives once from each socket; returns true if more packets may wait.
+    fn receive(&self, batch: &mut Batch, now_ns: u64) -> bool {
+        let mut is_more = false;
+        // A thread that has armed the bell is about to sleep.
+        let mut held_acks = (!self.bell.is_armed()).then(|| std::mem::take(&mut batch.held_acks));
+        self.ports.for_each_ready(|port| {
+            let received = self.receive_from(port, batch, held_acks.as_mut(), now_ns);
+            is_more |= received.is_more;
+            if received.rings {
+                self.bell.on_arrival();
+            }
+            if received.is_from_peer {
+                // The lock of the batch excludes other writers; readers need no ordering.
+                self.traffic.store(self.traffic.load(Relaxed).wrapping_add(1), Relaxed);
+            }
+        });
+        if let Some(held_acks) = held_acks {
+            batch.held_acks = held_acks;
+        }
+        is_more
+    }
+
+    /// Receives once from a socket. If `held_acks` is given, adds the lanes whose acknowledgements may wait to this
+    /// list, instead of sending the acknowledgements.
+    pub(super) fn receive_from(
+        &self,
+        port: &Port,
+        batch: &mut Batch,
+        mut held_acks: Option<&mut HeldAcks>,
+        now_ns: u64,
+    ) -> Received {
+        let is_more = port.receive(batch);
+        let empty = batch.empty();
+        if empty > 0 {
+            self.dropped.strangers.fetch_add(empty, Relaxed);
+        }
+        let clock = Clock::read(batch, || self.now_ns());
+        let mut packets = batch.packets().peekable();
+        let mut received = Received { is_more, ..Received::default() };
+        while let Some((meta, packet)) = packets.next() {
+            let qpn = dest_qp(packet);
+            let Some((connection, index)) = qpn.and_then(|qpn| read(&self.table).lanes.get(&qpn).cloned())
+            else {
+                self.dropped.strangers.fetch_add(1, Relaxed);
+                continue;
+            };
+            let mut outcome = Outcome::default();
+            let was_up = connection.is_up();
+            let (is_answered, mut has_begun, mut has_come);
+            {
+                let mut lane = connection.lane(index);
+                has_come = self.handle(&connection, &mut lane, now_ns, &clock, (meta, packet));
+                while let Some(next) = packets.next_if(|(_, next)| dest_qp(next) == qpn) {
+                    has_come |= self.handle(&connection, &mut lane, now_ns, &clock, next);
+                }
+                has_begun = lane.take_has_begun();
+                if has_begun && !lane.has_heard_requests() {
+                    // The answer to a probe contains the peer's share; an earlier rebalance saves the peer a round
+                    // trip.
+                    drop(lane);
+                    self.rebalance_if_due(&port.sharing, has_begun, now_ns);
+                    has_begun = false;
+                    lane = connection.lane(index);
+                }
+                // With arrival times, the ends measure the network's delay, which needs the exact send time.
+                let leaves_ns = if clock.is_known() { self.now_ns() } else { now_ns };
+                self.advance_lane(&connection, &mut lane, leaves_ns, held_acks.is_some(), &mut outcome);
+                is_answered = lane.qp().is_path_answered();
+                if let Some(held_acks) = held_acks.as_deref_mut().filter(|_| lane.holds_ack(leaves_ns)) {
+                    held_acks.push((connection.clone(), index));
+                }
+            }
+            if has_come {
+                received.is_from_peer = true;
+                self.rebalance_if_due(&port.sharing, has_begun, now_ns);
+            }
+            if !has_come && !connection.is_up() && connection.address_change().is_some() {
+                self.shorten_deadline(&connection, now_ns);
+            }
+            if is_answered && connection.awaits_answer() {
+                self.handle_answered(&connection);
+            }
+            received.rings |= outcome.rings || connection.is_up() != was_up;
+            self.end_if_over(&connection, outcome.broken);
+        }
+        received
+    }
+
+    /// Handles a packet. Returns true if it came from the peer.
+    fn handle(
+        &self,
+        connection: &Connection,
+        lane: &mut Lane,
+        now_ns: u64,
+        clock: &Clock,
+        (meta, bytes): (&RecvMeta, &[u8]),
+    ) -> bool {
+        let Some(body) = connection.open(canonical(meta.addr), bytes) else {
+            self.dropped.refused.fetch_add(1, Relaxed);
+            return false;
+        };
+        let Ok(packet) = Packet::parse(body) else {
+            self.dropped.malformed.fetch_add(1, Relaxed);
+            return false;
+        };
+        connection.heard_ns.store(now_ns, Relaxed);
+        // A peer that sends requests has received this end's answer, although its Ready may arrive later. A peer that
+        // sends a probe may still wait for the answer.
+        let is_probe = matches!(packet.headers, Headers::Probe(_) | Headers::ProbeAnswer(_));
+        if is_probe {
+            if connection.on_probe() {
+                self.bring_up(connection);
+            }
+        } else if !connection.awaits_answer() {
+            self.bring_up(connection);
+        }
+        let arrived_ns = clock.arrived_ns(meta, now_ns);
+        lane.handle_packet(connection, self.context(now_ns), arrived_ns, &packet);
+        true
+    }
+
+    fn end_if_over(&self, connection: &Connection, broken: Option<Cause>) {
+        if let Some(cause) = broken {
+            connection.note_end(end_cause(cause));
+        }
+        if broken.is_some() || connection.is_leaving() && connection.is_idle() {
+            self.end(connection);
+        }
+    }
+}
+
 /// Timers.
 impl Core {
     /// Adds a deadline, and wakes a thread that would sleep beyond it.
     fn add_deadline(&self, at_ns: u64) {
         if at_ns < self.due_ns.fetch_min(at_ns, SeqCst) {
-            self.wake_for(at_ns);
-        }
-    }
-
-    /// Updates the next deadline of the handshakes.
-    pub(super) fn update_handshake_deadline(&self, control: &Control) {
-        let at_ns = control.next_late().unwrap_or(NEVER).min(control.refusals.due_ns());
-        if at_ns < self.handshake_due_ns.swap(at_ns, SeqCst) {
             self.wake_for(at_ns);
         }
     }
@@ -289,61 +479,7 @@ impl Core {
             self.run_lane_timers();
         }
         if now_ns >= self.handshake_due_ns.load(SeqCst) {
-            let mut gone = Vec::new();
-            {
-                let mut control = lock(&self.control);
-                for token in control.late(now_ns) {
-                    self.handle_deadline(&mut control, token, now_ns, &mut gone);
-                }
-                self.dial_postponed(&mut control, now_ns);
-                control.refusals.tell_left_out(now_ns);
-                self.update_handshake_deadline(&control);
-                self.end_failed(control);
-            }
-            gone.iter().for_each(|connection| self.end(connection));
-        }
-    }
-
-    fn handle_deadline(
-        &self,
-        control: &mut Control,
-        token: u64,
-        now_ns: u64,
-        gone: &mut Vec<Arc<Connection>>,
-    ) {
-        let Some(handshake) = control.handshake(token) else { return };
-        match handshake {
-            _ if handshake.end_ns().is_none_or(|end_ns| now_ns < end_ns) => self.dial_also(control, token),
-            Handshake::HungUp { connection, .. } => gone.push(connection.clone()),
-            Handshake::Agreed { connection, .. } if connection.is_up() => {
-                *handshake = Handshake::Connected(connection.clone());
-            }
-            Handshake::Agreed { connection, attempt, .. } if connection.address_change().is_some() => {
-                let is_dialled = attempt.is_none();
-                let reason = connection.address_change().map(|change| change.to_string()).unwrap_or_default();
-                if is_dialled {
-                    control.send(token, &Message::Refused { reason: reason.clone() });
-                }
-                self.fail(control, token, &reason);
-            }
-            Handshake::Agreed { connection, .. } => {
-                let (own, address) = (connection.own_address, connection.address);
-                let reason = format!(
-                    "it answers over TCP, but packets (UDP) between {own} here and {address} there do not get through; check firewalls"
-                );
-                self.fail(control, token, &reason);
-            }
-            _ => self.fail_silent(control, token),
-        }
-    }
-
-    /// Ends the connections whose handshake has failed.
-    pub(super) fn end_failed(&self, mut control: MutexGuard<'_, Control>) {
-        let failed = control.take_failed();
-        drop(control);
-        for connection in failed {
-            self.end(&connection);
-            lock(&self.control).release_qpns(&connection.qpns());
+            self.run_handshake_timers(now_ns);
         }
     }
 
@@ -378,315 +514,8 @@ impl Core {
     }
 }
 
-/// Connections and handshakes.
+/// Shares of the receive buffers.
 impl Core {
-    /// Returns the maximum payload of packets to a host: the configured value, or less if the route permits less.
-    pub(super) fn mtu_to(&self, host: IpAddr) -> Mtu {
-        // For a host without a route, returns the configured value; the dial then reports the error.
-        self.ports.mtu_to(host).map_or(self.config.mtu, |mtu| mtu.min(self.config.mtu))
-    }
-
-    pub(super) fn handshake_deadline_ns(&self) -> u64 {
-        self.now_ns() + self.handshake_timeout_ns()
-    }
-
-    pub(super) fn handshake_timeout_ns(&self) -> u64 {
-        self.config.handshake_timeout.as_nanos() as u64
-    }
-
-    /// Accepts peers, handles their messages and detects their hang-ups.
-    fn poll_control(&self, batch: &mut Batch, now_ns: u64) {
-        let mut gone = Vec::new();
-        {
-            let mut control = lock(&self.control);
-            let (tokens, is_wanted) = control.ready();
-            self.control_is_empty.store(tokens.is_empty() && !is_wanted, Relaxed);
-            if is_wanted {
-                self.accept(&mut control, now_ns, &mut gone);
-            }
-            for token in tokens {
-                self.handle_messages(&mut control, token, now_ns, &mut gone);
-            }
-            control.refusals.tell_left_out(now_ns);
-            self.update_handshake_deadline(&control);
-            self.end_failed(control);
-        }
-        if !gone.is_empty() {
-            // Messages that a peer sent before it closed have arrived; receive them first.
-            if self.receivers.is_empty() {
-                let _ = (0..LAST_BATCHES_MAX).find(|_| !self.receive(batch, now_ns));
-            } else {
-                let theirs = gone.iter().map(|connection| connection.port_use.port().receiver).collect();
-                self.receive_in_place_of(theirs, batch, LAST_BATCHES_MAX);
-            }
-            for connection in gone {
-                if connection.is_up() {
-                    connection.handle_last_packets(self.context(now_ns), |events| self.queue_events(events));
-                }
-                self.end(&connection);
-            }
-        }
-    }
-
-    fn accept(&self, control: &mut Control, now_ns: u64, gone: &mut Vec<Arc<Connection>>) {
-        for _ in 0..ACCEPTED_MAX {
-            let mut line = match control.accept() {
-                Ok(Some(Accepted::Line(line))) => line,
-                Ok(Some(Accepted::Stranger(socket, from))) => {
-                    self.make_room_for(control, from, now_ns, gone);
-                    let Some(line) = control.answer(socket, from) else { return };
-                    line
-                }
-                Ok(None) | Err(_) => return,
-            };
-            if control.len() >= self.config.peers_max {
-                let reason = format!("it has {} connections, and accepts no more", self.config.peers_max);
-                let _ = line.send(&Message::Refused { reason });
-                continue;
-            }
-            let deadline_ns = self.handshake_deadline_ns();
-            // If epoll cannot watch the socket, this closes it, and the other end detects that.
-            let _ = control.add(line, Handshake::Accepted { deadline_ns });
-        }
-    }
-
-    /// If unauthenticated connections have reached their limit, closes one to make room for `from`, so that they cannot
-    /// block other hosts.
-    fn make_room_for(
-        &self,
-        control: &mut Control,
-        from: IpAddr,
-        now_ns: u64,
-        gone: &mut Vec<Arc<Connection>>,
-    ) {
-        let Some(token) = control.link_to_evict_for(from) else { return };
-        // Its authentication may have arrived by now.
-        self.handle_messages(control, token, now_ns, gone);
-        if !control.is_stranger(token) {
-            return;
-        }
-        let evicted = control.from(token).unwrap_or(from);
-        control.remove(token);
-        self.dropped.strangers.fetch_add(1, Relaxed);
-        control.refusals.tell(now_ns, || {
-            tracing::warn!(
-                "closed the unauthenticated connection from {evicted} to make room for one from {from}"
-            );
-        });
-    }
-
-    /// Handles all pending messages of a link, and its hang-up.
-    fn handle_messages(
-        &self,
-        control: &mut Control,
-        token: u64,
-        now_ns: u64,
-        gone: &mut Vec<Arc<Connection>>,
-    ) {
-        if let Some(Handshake::HungUp { connection, .. }) = control.handshake(token) {
-            gone.push(connection.clone());
-            return;
-        }
-        while let Some(event) = control.receive(token) {
-            let Some(handshake) = control.handshake(token) else { return };
-            if let Handshake::Agreed { connection, .. } = handshake
-                && connection.is_up()
-            {
-                *handshake = Handshake::Connected(connection.clone());
-            }
-            match (&*handshake, event) {
-                (Handshake::Accepted { .. }, LineEvent::Message(Message::Dial { offer, hello })) => {
-                    if let Err(reason) = self.answer(control, token, offer, hello, now_ns) {
-                        control.send(token, &Message::Refused { reason: reason.clone() });
-                        self.refuse(control, token, &reason);
-                    }
-                }
-                (
-                    Handshake::Dialled { attempt, offer, port_use, .. },
-                    LineEvent::Message(Message::Accept { offer: theirs, hello }),
-                ) => {
-                    let (attempt, offer, port_use) = (attempt.clone(), *offer, port_use.clone());
-                    if !offer.suits(&theirs) {
-                        return self.fail(control, token, "its address is of another IP version than ours");
-                    }
-                    let address = Some(attempt.address.clone());
-                    let is_elsewhere = control.own_address(token).is_some();
-                    let connection = self.connect(
-                        token,
-                        (&offer, port_use),
-                        &theirs,
-                        (hello, address),
-                        is_elsewhere,
-                        now_ns,
-                    );
-                    let deadline_ns = self.handshake_deadline_ns();
-                    let number = attempt.number;
-                    if let Some(handshake) = control.handshake(token) {
-                        *handshake = Handshake::Agreed {
-                            connection: connection.clone(),
-                            attempt: Some(attempt),
-                            has_sent_ready: false,
-                            deadline_ns,
-                        };
-                    }
-                    if is_elsewhere {
-                        self.add_deadline(now_ns);
-                        self.send_early_ready(control, token, number);
-                    } else {
-                        self.make_ready(control, &connection);
-                    }
-                }
-                (Handshake::Agreed { connection, attempt: None, .. }, LineEvent::Message(Message::Ready)) => {
-                    let connection = connection.clone();
-                    self.handle_ready(control, token, &connection);
-                }
-                (Handshake::Connected(connection), LineEvent::Message(Message::Ready)) => {
-                    let connection = connection.clone();
-                    self.bring_up(&connection);
-                }
-                (Handshake::Connected(connection), LineEvent::Message(Message::Left { packets })) => {
-                    connection.note_end("it closed the connection".to_owned());
-                    connection.store_last_packets(packets);
-                    gone.push(connection.clone());
-                    return;
-                }
-                (Handshake::Connected(connection), event) => {
-                    let connection = connection.clone();
-                    let is_left_open = matches!(event, LineEvent::HungUp(_)) && connection.is_up();
-                    connection.note_end(end_reason(event));
-                    if !(is_left_open && control.await_exit(token, now_ns + EXIT_NS)) {
-                        gone.push(connection);
-                    }
-                    return;
-                }
-                (Handshake::HungUp { .. }, _) => return,
-                (Handshake::Agreed { .. }, LineEvent::Message(Message::Left { .. })) => {
-                    self.fail(control, token, "it hung up")
-                }
-                (_, LineEvent::Message(Message::Refused { reason })) => self.fail(control, token, &reason),
-                (_, LineEvent::Message(_)) => self.refuse(control, token, "it sent an unexpected message"),
-                (_, LineEvent::Malformed(what)) => self.refuse(control, token, &format!("it sent {what}")),
-                (_, LineEvent::Bad(bad)) => self.refuse_bad(control, token, bad),
-                (_, LineEvent::Unreachable(error)) => self.fail(control, token, &error.to_string()),
-                (_, LineEvent::HungUp(_)) => self.fail_hung_up(control, token),
-            }
-        }
-    }
-
-    /// Answers the offer of a dialling peer. An error contains the reason for the refusal.
-    fn answer(
-        &self,
-        control: &mut Control,
-        token: u64,
-        theirs: Offer,
-        hello: Vec<u8>,
-        now_ns: u64,
-    ) -> Result<(), String> {
-        let host = theirs.address.ip();
-        if host.is_loopback() && control.from(token).is_some_and(|from| !from.is_loopback()) {
-            return Err(format!(
-                "it cannot send packets to {host}: a loopback address reaches only processes of the same host"
-            ));
-        }
-        let mtu = self.mtu_to(host);
-        let own = match control.own_address(token) {
-            Some(own) => self.ports.address_as(Some(own)),
-            None => self.ports.address_for(host),
-        };
-        let port_use = self.port_use();
-        let ours = control
-            .offer(port_use.port().at(own), mtu, self.config.selective)
-            .map_err(|error| error.to_string())?;
-        if !ours.suits(&theirs) {
-            control.withdraw(&ours);
-            return Err(format!("{} cannot be reached from {}", theirs.address, ours.address));
-        }
-        let connection = self.connect(token, (&ours, port_use), &theirs, (hello, None), false, now_ns);
-        // The dialling end may be a replay, so it gets no later deadline than a silent one.
-        let deadline_ns = self.handshake_deadline_ns();
-        if let Some(handshake) = control.handshake(token) {
-            *handshake = Handshake::Agreed { connection, attempt: None, has_sent_ready: false, deadline_ns };
-            control.send(token, &Message::Accept { offer: ours, hello: self.config.hello.clone() });
-        }
-        Ok(())
-    }
-
-    /// Creates a connection with the queue pairs of both offers. If `awaits_answer` is true, the connection stays down
-    /// until the peer answers a path probe.
-    fn connect(
-        &self,
-        token: u64,
-        (ours, port_use): (&Offer, Arc<PortUse>),
-        theirs: &Offer,
-        (hello, dialled): (Vec<u8>, Option<String>),
-        awaits_answer: bool,
-        now_ns: u64,
-    ) -> Arc<Connection> {
-        let mtu = ours.mtu.min(theirs.mtu);
-        let selective = ours.selective && theirs.selective;
-        let tells_waits = selective && ours.tells_waits && theirs.tells_waits;
-        let is_elsewhere = !self.ports.is_of_this_host(theirs.address.ip());
-        if tells_waits && is_elsewhere {
-            port_use.port().stamp();
-        }
-        let config = Config {
-            mtu,
-            send_queue_max: QUEUE_MAX,
-            send_bytes_max: SEND_BYTES_MAX,
-            // Writes of one packet: all packets of a long write but the last have equal lengths and leave in one train.
-            write_packets_max: 1,
-            reads_max: READS_MAX,
-            answers_max: READS_MAX,
-            room_packets: 1,
-            fills_path: is_elsewhere,
-            retry: Retry::Lease(self.config.lease),
-            finds_path: true,
-            selective,
-            tells_waits,
-            // Processes of one host share no network, so credits are enough.
-            congestion: if is_elsewhere { self.config.congestion } else { Congestion::Grant },
-            ..Config::default()
-        };
-        let mut table = write(&self.table);
-        table.last += 1;
-        let peer = PeerId(table.last);
-        let connection = Arc::new(Connection::new(peer, token, &config, ours, theirs, port_use, now_ns));
-        connection.store_hello(hello, dialled);
-        if awaits_answer {
-            connection.await_answer();
-        }
-        let before = lock(&self.paths).to(theirs.address.ip());
-        if let Some(before) = before {
-            (0..LANES).for_each(|index| connection.lane(index).expect_path(now_ns, before));
-        }
-        for (index, qpn) in connection.qpns().into_iter().enumerate() {
-            table.lanes.insert(qpn.value(), (connection.clone(), index));
-        }
-        table.peers.insert(peer, connection.clone());
-        drop(table);
-        let sharing = &connection.port_use.port().sharing;
-        sharing.join(&connection);
-        self.share(sharing, now_ns);
-        connection
-    }
-
-    /// Assigns one more peer to a UDP socket.
-    pub(super) fn port_use(&self) -> Arc<PortUse> {
-        // Sockets of failed attempts have no users; close them first.
-        self.close_unused_ports();
-        let (port_use, has_changed) = self.ports.port_use();
-        if has_changed {
-            self.bell.wake();
-        }
-        port_use
-    }
-
-    fn close_unused_ports(&self) {
-        if self.ports.close_unused() {
-            self.bell.wake();
-        }
-    }
-
     fn share(&self, sharing: &Sharing, now_ns: u64) {
         if let Some(due_ns) = sharing.share(now_ns) {
             self.add_deadline(due_ns);
@@ -711,83 +540,9 @@ impl Core {
             }
         }
     }
+}
 
-    /// Handles the first answer to a probe that this end sent as the dialling end.
-    fn handle_answered(&self, connection: &Arc<Connection>) {
-        let mut control = lock(&self.control);
-        self.make_ready(&mut control, connection);
-        self.update_handshake_deadline(&control);
-        self.end_failed(control);
-    }
-
-    /// Shortens the handshake's deadline if the peer's packets come from another address than it offered, so that the
-    /// peer learns this reason before its own deadline.
-    fn shorten_deadline(&self, connection: &Connection, now_ns: u64) {
-        let mut control = lock(&self.control);
-        let soon_ns = connection.met_ns + self.handshake_timeout_ns() / 2;
-        if let Some(Handshake::Agreed { attempt: None, deadline_ns, .. }) =
-            control.handshake(connection.token)
-            && *deadline_ns > soon_ns
-        {
-            *deadline_ns = soon_ns.max(now_ns);
-            self.update_handshake_deadline(&control);
-        }
-    }
-
-    /// Sends Ready to the first address of an attempt that answers, without waiting for the answer to the probe, which
-    /// saves a round trip. The other end brings its connection up when it has received both Ready and a packet.
-    fn send_early_ready(&self, control: &mut Control, token: u64, number: u64) {
-        if control.has_sent_ready(number) {
-            return;
-        }
-        if let Some(Handshake::Agreed { has_sent_ready, .. }) = control.handshake(token) {
-            *has_sent_ready = true;
-            control.send(token, &Message::Ready);
-        }
-    }
-
-    /// Handles Ready from the dialling end, which has proven that it knows the secret. If that end is on another host,
-    /// the connection comes up only after a packet from it has arrived, too.
-    fn handle_ready(&self, control: &mut Control, token: u64, connection: &Arc<Connection>) {
-        let is_elsewhere = control.own_address(token).is_some();
-        let Some(handshake) = control.handshake(token) else { return };
-        if connection.on_ready() || !is_elsewhere {
-            *handshake = Handshake::Connected(connection.clone());
-            self.bring_up(connection);
-        } else if let Handshake::Agreed { deadline_ns, .. } = handshake {
-            // The dialling end may take as long as its own timeout.
-            *deadline_ns = self.handshake_deadline_ns() + self.handshake_timeout_ns();
-        }
-    }
-
-    /// Completes the handshake of a dialling end, and sends Ready unless that was sent early.
-    fn make_ready(&self, control: &mut Control, connection: &Arc<Connection>) {
-        let Some(handshake) = control.handshake(connection.token) else { return };
-        let Handshake::Agreed { attempt: Some(Attempt { number, .. }), has_sent_ready, .. } = *handshake
-        else {
-            return;
-        };
-        *handshake = Handshake::Connected(connection.clone());
-        control.forget_attempt(number);
-        if !has_sent_ready {
-            control.send(connection.token, &Message::Ready);
-        }
-        self.bring_up(connection);
-    }
-
-    fn bring_up(&self, connection: &Connection) {
-        if connection.is_up() {
-            return;
-        }
-        // The lock is held until the connected event is queued, so that the events of other threads follow it.
-        let mut events = self.events.lock();
-        if let Some((hello, dialled)) = connection.bring_up() {
-            let peer = connection.peer;
-            events.push(Event::Connected { peer, hello, dialled });
-            events.extend(connection.take_early());
-            drop(events);
-            // The next timer run begins to probe the path on both lanes. It locks no other lane at that time.
-            self.add_deadline(self.now_ns());
-        }
-    }
+/// Returns the target queue pair number in a packet's header.
+fn dest_qp(packet: &[u8]) -> Option<u32> {
+    Bth::new_checked(packet).ok().map(|bth| bth.dest_qp().value())
 }

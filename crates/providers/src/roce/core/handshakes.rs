@@ -1,0 +1,483 @@
+//! Handshakes with peers: accepts, dials and answers, and detects hang-ups.
+
+use std::net::IpAddr;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::{Arc, MutexGuard};
+
+use halite_fabric::{Event, PeerId};
+use halite_rnic::{Config, Congestion, Mtu, Retry};
+
+use super::super::connection::{Connection, QUEUE_MAX};
+use super::super::control::{Accepted, Attempt, Control, Handshake};
+use super::super::greeting::{Message, Offer};
+use super::super::line::LineEvent;
+use super::super::port::Batch;
+use super::super::ports::PortUse;
+use super::super::{LANES, SEND_BYTES_MAX, lock, write};
+use super::ending::end_reason;
+use super::{Core, NEVER};
+
+/// Maximum number of connections that one poll accepts.
+const ACCEPTED_MAX: usize = 64;
+/// Maximum number of batches received after a peer has gone, to find its last messages.
+const LAST_BATCHES_MAX: usize = 64;
+/// Maximum number of outstanding reads and atomics of a lane, and of outstanding packets of their responses. A path
+/// with a long delay holds about as many.
+const READS_MAX: usize = 8192;
+/// Maximum time between the closing of a process's sockets and its exit, in ns.
+const EXIT_NS: u64 = 200_000_000;
+
+impl Core {
+    /// Accepts peers, handles their messages and detects their hang-ups.
+    pub(super) fn poll_control(&self, batch: &mut Batch, now_ns: u64) {
+        let mut gone = Vec::new();
+        {
+            let mut control = lock(&self.control);
+            let (tokens, is_wanted) = control.ready();
+            self.control_is_empty.store(tokens.is_empty() && !is_wanted, Relaxed);
+            if is_wanted {
+                self.accept(&mut control, now_ns, &mut gone);
+            }
+            for token in tokens {
+                self.handle_messages(&mut control, token, now_ns, &mut gone);
+            }
+            control.refusals.tell_left_out(now_ns);
+            self.update_handshake_deadline(&control);
+            self.end_failed(control);
+        }
+        if !gone.is_empty() {
+            // Messages that a peer sent before it closed have arrived; receive them first.
+            if self.receivers.is_empty() {
+                let _ = (0..LAST_BATCHES_MAX).find(|_| !self.receive(batch, now_ns));
+            } else {
+                let theirs = gone.iter().map(|connection| connection.port_use.port().receiver).collect();
+                self.receive_in_place_of(theirs, batch, LAST_BATCHES_MAX);
+            }
+            for connection in gone {
+                if connection.is_up() {
+                    connection.handle_last_packets(self.context(now_ns), |events| self.queue_events(events));
+                }
+                self.end(&connection);
+            }
+        }
+    }
+
+    fn accept(&self, control: &mut Control, now_ns: u64, gone: &mut Vec<Arc<Connection>>) {
+        for _ in 0..ACCEPTED_MAX {
+            let mut line = match control.accept() {
+                Ok(Some(Accepted::Line(line))) => line,
+                Ok(Some(Accepted::Stranger(socket, from))) => {
+                    self.make_room_for(control, from, now_ns, gone);
+                    let Some(line) = control.answer(socket, from) else { return };
+                    line
+                }
+                Ok(None) | Err(_) => return,
+            };
+            if control.len() >= self.config.peers_max {
+                let reason = format!("it has {} connections, and accepts no more", self.config.peers_max);
+                let _ = line.send(&Message::Refused { reason });
+                continue;
+            }
+            let deadline_ns = self.handshake_deadline_ns();
+            // If epoll cannot watch the socket, this closes it, and the other end detects that.
+            let _ = control.add(line, Handshake::Accepted { deadline_ns });
+        }
+    }
+
+    /// If unauthenticated connections have reached their limit, closes one to make room for `from`, so that they cannot
+    /// block other hosts.
+    fn make_room_for(
+        &self,
+        control: &mut Control,
+        from: IpAddr,
+        now_ns: u64,
+        gone: &mut Vec<Arc<Connection>>,
+    ) {
+        let Some(token) = control.link_to_evict_for(from) else { return };
+        // Its authentication may have arrived by now.
+        self.handle_messages(control, token, now_ns, gone);
+        if !control.is_stranger(token) {
+            return;
+        }
+        let evicted = control.from(token).unwrap_or(from);
+        control.remove(token);
+        self.dropped.strangers.fetch_add(1, Relaxed);
+        control.refusals.tell(now_ns, || {
+            tracing::warn!(
+                "closed the unauthenticated connection from {evicted} to make room for one from {from}"
+            );
+        });
+    }
+
+    /// Handles all pending messages of a link, and its hang-up.
+    fn handle_messages(
+        &self,
+        control: &mut Control,
+        token: u64,
+        now_ns: u64,
+        gone: &mut Vec<Arc<Connection>>,
+    ) {
+        if let Some(Handshake::HungUp { connection, .. }) = control.handshake(token) {
+            gone.push(connection.clone());
+            return;
+        }
+        while let Some(event) = control.receive(token) {
+            let Some(handshake) = control.handshake(token) else { return };
+            if let Handshake::Agreed { connection, .. } = handshake
+                && connection.is_up()
+            {
+                *handshake = Handshake::Connected(connection.clone());
+            }
+            match (&*handshake, event) {
+                (Handshake::Accepted { .. }, LineEvent::Message(Message::Dial { offer, hello })) => {
+                    if let Err(reason) = self.answer(control, token, offer, hello, now_ns) {
+                        control.send(token, &Message::Refused { reason: reason.clone() });
+                        self.refuse(control, token, &reason);
+                    }
+                }
+                (
+                    Handshake::Dialled { attempt, offer, port_use, .. },
+                    LineEvent::Message(Message::Accept { offer: theirs, hello }),
+                ) => {
+                    let (attempt, offer, port_use) = (attempt.clone(), *offer, port_use.clone());
+                    if !offer.suits(&theirs) {
+                        return self.fail(control, token, "its address is of another IP version than ours");
+                    }
+                    let address = Some(attempt.address.clone());
+                    let is_elsewhere = control.own_address(token).is_some();
+                    let connection = self.connect(
+                        token,
+                        (&offer, port_use),
+                        &theirs,
+                        (hello, address),
+                        is_elsewhere,
+                        now_ns,
+                    );
+                    let deadline_ns = self.handshake_deadline_ns();
+                    let number = attempt.number;
+                    if let Some(handshake) = control.handshake(token) {
+                        *handshake = Handshake::Agreed {
+                            connection: connection.clone(),
+                            attempt: Some(attempt),
+                            has_sent_ready: false,
+                            deadline_ns,
+                        };
+                    }
+                    if is_elsewhere {
+                        self.add_deadline(now_ns);
+                        self.send_early_ready(control, token, number);
+                    } else {
+                        self.make_ready(control, &connection);
+                    }
+                }
+                (Handshake::Agreed { connection, attempt: None, .. }, LineEvent::Message(Message::Ready)) => {
+                    let connection = connection.clone();
+                    self.handle_ready(control, token, &connection);
+                }
+                (Handshake::Connected(connection), LineEvent::Message(Message::Ready)) => {
+                    let connection = connection.clone();
+                    self.bring_up(&connection);
+                }
+                (Handshake::Connected(connection), LineEvent::Message(Message::Left { packets })) => {
+                    connection.note_end("it closed the connection".to_owned());
+                    connection.store_last_packets(packets);
+                    gone.push(connection.clone());
+                    return;
+                }
+                (Handshake::Connected(connection), event) => {
+                    let connection = connection.clone();
+                    let is_left_open = matches!(event, LineEvent::HungUp(_)) && connection.is_up();
+                    connection.note_end(end_reason(event));
+                    if !(is_left_open && control.await_exit(token, now_ns + EXIT_NS)) {
+                        gone.push(connection);
+                    }
+                    return;
+                }
+                (Handshake::HungUp { .. }, _) => return,
+                (Handshake::Agreed { .. }, LineEvent::Message(Message::Left { .. })) => {
+                    self.fail(control, token, "it hung up")
+                }
+                (_, LineEvent::Message(Message::Refused { reason })) => self.fail(control, token, &reason),
+                (_, LineEvent::Message(_)) => self.refuse(control, token, "it sent an unexpected message"),
+                (_, LineEvent::Malformed(what)) => self.refuse(control, token, &format!("it sent {what}")),
+                (_, LineEvent::Bad(bad)) => self.refuse_bad(control, token, bad),
+                (_, LineEvent::Unreachable(error)) => self.fail(control, token, &error.to_string()),
+                (_, LineEvent::HungUp(_)) => self.fail_hung_up(control, token),
+            }
+        }
+    }
+
+    /// Answers the offer of a dialling peer. An error contains the reason for the refusal.
+    fn answer(
+        &self,
+        control: &mut Control,
+        token: u64,
+        theirs: Offer,
+        hello: Vec<u8>,
+        now_ns: u64,
+    ) -> Result<(), String> {
+        let host = theirs.address.ip();
+        if host.is_loopback() && control.from(token).is_some_and(|from| !from.is_loopback()) {
+            return Err(format!(
+                "it cannot send packets to {host}: a loopback address reaches only processes of the same host"
+            ));
+        }
+        let mtu = self.mtu_to(host);
+        let own = match control.own_address(token) {
+            Some(own) => self.ports.address_as(Some(own)),
+            None => self.ports.address_for(host),
+        };
+        let port_use = self.port_use();
+        let ours = control
+            .offer(port_use.port().at(own), mtu, self.config.selective)
+            .map_err(|error| error.to_string())?;
+        if !ours.suits(&theirs) {
+            control.withdraw(&ours);
+            return Err(format!("{} cannot be reached from {}", theirs.address, ours.address));
+        }
+        let connection = self.connect(token, (&ours, port_use), &theirs, (hello, None), false, now_ns);
+        // The dialling end may be a replay, so it gets no later deadline than a silent one.
+        let deadline_ns = self.handshake_deadline_ns();
+        if let Some(handshake) = control.handshake(token) {
+            *handshake = Handshake::Agreed { connection, attempt: None, has_sent_ready: false, deadline_ns };
+            control.send(token, &Message::Accept { offer: ours, hello: self.config.hello.clone() });
+        }
+        Ok(())
+    }
+
+    /// Creates a connection with the queue pairs of both offers. If `awaits_answer` is true, the connection stays down
+    /// until the peer answers a path probe.
+    fn connect(
+        &self,
+        token: u64,
+        (ours, port_use): (&Offer, Arc<PortUse>),
+        theirs: &Offer,
+        (hello, dialled): (Vec<u8>, Option<String>),
+        awaits_answer: bool,
+        now_ns: u64,
+    ) -> Arc<Connection> {
+        let mtu = ours.mtu.min(theirs.mtu);
+        let selective = ours.selective && theirs.selective;
+        let tells_waits = selective && ours.tells_waits && theirs.tells_waits;
+        let is_elsewhere = !self.ports.is_of_this_host(theirs.address.ip());
+        if tells_waits && is_elsewhere {
+            port_use.port().stamp();
+        }
+        let config = Config {
+            mtu,
+            send_queue_max: QUEUE_MAX,
+            send_bytes_max: SEND_BYTES_MAX,
+            // Writes of one packet: all packets of a long write but the last have equal lengths and leave in one train.
+            write_packets_max: 1,
+            reads_max: READS_MAX,
+            answers_max: READS_MAX,
+            room_packets: 1,
+            fills_path: is_elsewhere,
+            retry: Retry::Lease(self.config.lease),
+            finds_path: true,
+            selective,
+            tells_waits,
+            // Processes of one host share no network, so credits are enough.
+            congestion: if is_elsewhere { self.config.congestion } else { Congestion::Grant },
+            ..Config::default()
+        };
+        let mut table = write(&self.table);
+        table.last += 1;
+        let peer = PeerId(table.last);
+        let connection = Arc::new(Connection::new(peer, token, &config, ours, theirs, port_use, now_ns));
+        connection.store_hello(hello, dialled);
+        if awaits_answer {
+            connection.await_answer();
+        }
+        let before = lock(&self.paths).to(theirs.address.ip());
+        if let Some(before) = before {
+            (0..LANES).for_each(|index| connection.lane(index).expect_path(now_ns, before));
+        }
+        for (index, qpn) in connection.qpns().into_iter().enumerate() {
+            table.lanes.insert(qpn.value(), (connection.clone(), index));
+        }
+        table.peers.insert(peer, connection.clone());
+        drop(table);
+        let sharing = &connection.port_use.port().sharing;
+        sharing.join(&connection);
+        self.share(sharing, now_ns);
+        connection
+    }
+
+    /// Returns the maximum payload of packets to a host: the configured value, or less if the route permits less.
+    pub(in crate::roce) fn mtu_to(&self, host: IpAddr) -> Mtu {
+        // For a host without a route, returns the configured value; the dial then reports the error.
+        self.ports.mtu_to(host).map_or(self.config.mtu, |mtu| mtu.min(self.config.mtu))
+    }
+
+    /// Assigns one more peer to a UDP socket.
+    pub(in crate::roce) fn port_use(&self) -> Arc<PortUse> {
+        // Sockets of failed attempts have no users; close them first.
+        self.close_unused_ports();
+        let (port_use, has_changed) = self.ports.port_use();
+        if has_changed {
+            self.bell.wake();
+        }
+        port_use
+    }
+
+    pub(super) fn close_unused_ports(&self) {
+        if self.ports.close_unused() {
+            self.bell.wake();
+        }
+    }
+
+    /// Handles the first answer to a probe that this end sent as the dialling end.
+    pub(super) fn handle_answered(&self, connection: &Arc<Connection>) {
+        let mut control = lock(&self.control);
+        self.make_ready(&mut control, connection);
+        self.update_handshake_deadline(&control);
+        self.end_failed(control);
+    }
+
+    /// Shortens the handshake's deadline if the peer's packets come from another address than it offered, so that the
+    /// peer learns this reason before its own deadline.
+    pub(super) fn shorten_deadline(&self, connection: &Connection, now_ns: u64) {
+        let mut control = lock(&self.control);
+        let soon_ns = connection.met_ns + self.handshake_timeout_ns() / 2;
+        if let Some(Handshake::Agreed { attempt: None, deadline_ns, .. }) =
+            control.handshake(connection.token)
+            && *deadline_ns > soon_ns
+        {
+            *deadline_ns = soon_ns.max(now_ns);
+            self.update_handshake_deadline(&control);
+        }
+    }
+
+    /// Sends Ready to the first address of an attempt that answers, without waiting for the answer to the probe, which
+    /// saves a round trip. The other end brings its connection up when it has received both Ready and a packet.
+    fn send_early_ready(&self, control: &mut Control, token: u64, number: u64) {
+        if control.has_sent_ready(number) {
+            return;
+        }
+        if let Some(Handshake::Agreed { has_sent_ready, .. }) = control.handshake(token) {
+            *has_sent_ready = true;
+            control.send(token, &Message::Ready);
+        }
+    }
+
+    /// Handles Ready from the dialling end, which has proven that it knows the secret. If that end is on another host,
+    /// the connection comes up only after a packet from it has arrived, too.
+    fn handle_ready(&self, control: &mut Control, token: u64, connection: &Arc<Connection>) {
+        let is_elsewhere = control.own_address(token).is_some();
+        let Some(handshake) = control.handshake(token) else { return };
+        if connection.on_ready() || !is_elsewhere {
+            *handshake = Handshake::Connected(connection.clone());
+            self.bring_up(connection);
+        } else if let Handshake::Agreed { deadline_ns, .. } = handshake {
+            // The dialling end may take as long as its own timeout.
+            *deadline_ns = self.handshake_deadline_ns() + self.handshake_timeout_ns();
+        }
+    }
+
+    /// Completes the handshake of a dialling end, and sends Ready unless that was sent early.
+    fn make_ready(&self, control: &mut Control, connection: &Arc<Connection>) {
+        let Some(handshake) = control.handshake(connection.token) else { return };
+        let Handshake::Agreed { attempt: Some(Attempt { number, .. }), has_sent_ready, .. } = *handshake
+        else {
+            return;
+        };
+        *handshake = Handshake::Connected(connection.clone());
+        control.forget_attempt(number);
+        if !has_sent_ready {
+            control.send(connection.token, &Message::Ready);
+        }
+        self.bring_up(connection);
+    }
+
+    pub(super) fn bring_up(&self, connection: &Connection) {
+        if connection.is_up() {
+            return;
+        }
+        // The lock is held until the connected event is queued, so that the events of other threads follow it.
+        let mut events = self.events.lock();
+        if let Some((hello, dialled)) = connection.bring_up() {
+            let peer = connection.peer;
+            events.push(Event::Connected { peer, hello, dialled });
+            events.extend(connection.take_early());
+            drop(events);
+            // The next timer run begins to probe the path on both lanes. It locks no other lane at that time.
+            self.add_deadline(self.now_ns());
+        }
+    }
+
+    /// Ends the handshakes whose deadline has passed, and begins the dials that are due.
+    pub(super) fn run_handshake_timers(&self, now_ns: u64) {
+        let mut gone = Vec::new();
+        {
+            let mut control = lock(&self.control);
+            for token in control.late(now_ns) {
+                self.handle_deadline(&mut control, token, now_ns, &mut gone);
+            }
+            self.dial_postponed(&mut control, now_ns);
+            control.refusals.tell_left_out(now_ns);
+            self.update_handshake_deadline(&control);
+            self.end_failed(control);
+        }
+        gone.iter().for_each(|connection| self.end(connection));
+    }
+
+    fn handle_deadline(
+        &self,
+        control: &mut Control,
+        token: u64,
+        now_ns: u64,
+        gone: &mut Vec<Arc<Connection>>,
+    ) {
+        let Some(handshake) = control.handshake(token) else { return };
+        match handshake {
+            _ if handshake.end_ns().is_none_or(|end_ns| now_ns < end_ns) => self.dial_also(control, token),
+            Handshake::HungUp { connection, .. } => gone.push(connection.clone()),
+            Handshake::Agreed { connection, .. } if connection.is_up() => {
+                *handshake = Handshake::Connected(connection.clone());
+            }
+            Handshake::Agreed { connection, attempt, .. } if connection.address_change().is_some() => {
+                let is_dialled = attempt.is_none();
+                let reason = connection.address_change().map(|change| change.to_string()).unwrap_or_default();
+                if is_dialled {
+                    control.send(token, &Message::Refused { reason: reason.clone() });
+                }
+                self.fail(control, token, &reason);
+            }
+            Handshake::Agreed { connection, .. } => {
+                let (own, address) = (connection.own_address, connection.address);
+                let reason = format!(
+                    "it answers over TCP, but packets (UDP) between {own} here and {address} there do not get through; check firewalls"
+                );
+                self.fail(control, token, &reason);
+            }
+            _ => self.fail_silent(control, token),
+        }
+    }
+
+    /// Updates the next deadline of the handshakes.
+    pub(in crate::roce) fn update_handshake_deadline(&self, control: &Control) {
+        let at_ns = control.next_late().unwrap_or(NEVER).min(control.refusals.due_ns());
+        if at_ns < self.handshake_due_ns.swap(at_ns, SeqCst) {
+            self.wake_for(at_ns);
+        }
+    }
+
+    /// Ends the connections whose handshake has failed.
+    pub(in crate::roce) fn end_failed(&self, mut control: MutexGuard<'_, Control>) {
+        let failed = control.take_failed();
+        drop(control);
+        for connection in failed {
+            self.end(&connection);
+            lock(&self.control).release_qpns(&connection.qpns());
+        }
+    }
+
+    pub(in crate::roce) fn handshake_deadline_ns(&self) -> u64 {
+        self.now_ns() + self.handshake_timeout_ns()
+    }
+
+    pub(in crate::roce) fn handshake_timeout_ns(&self) -> u64 {
+        self.config.handshake_timeout.as_nanos() as u64
+    }
+}
