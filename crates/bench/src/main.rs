@@ -22,7 +22,7 @@ enum Command {
     /// Run Halite, UCX, gRPC, Redis and the bare machine in alternating rounds and print the ratios
     Peers(Options),
     #[cfg(target_arch = "x86_64")]
-    /// Count instructions, locked instructions and allocations of each operation
+    /// Count instructions, locked instructions, allocations and system calls of each operation
     Price(price::Options),
     #[cfg(target_arch = "x86_64")]
     /// Run the operations that `price` counts

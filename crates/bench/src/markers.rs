@@ -25,7 +25,7 @@ pub enum MarkersError {
     },
 }
 
-/// Checks that the document at `path` has both markers.
+/// Checks that the document at `path` has both markers, in order.
 pub fn check(path: &Path, name: &'static str) -> Result<(), MarkersError> {
     replaced(path, name, &read(path)?, "").map(|_| ())
 }

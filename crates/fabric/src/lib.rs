@@ -132,8 +132,8 @@ pub trait Fabric: Send + Sync {
     /// without blocking and without side effects. Has no effect if the fabric may not cut peers off.
     fn warn(&self, _peer: PeerId, _text: &str) {}
 
-    /// Returns why the connection to `peer` has ended, for users; `None` if that is unknown. The first call after
-    /// [`Event::Disconnected`] returns it.
+    /// Returns the reason why the connection to `peer` has ended, as text for users; `None` if the reason is unknown.
+    /// Only the first call after [`Event::Disconnected`] returns the reason.
     fn take_end_reason(&self, _peer: PeerId) -> Option<String> {
         None
     }

@@ -35,6 +35,7 @@ pub struct Sleepers {
     edges: AtomicU64,
 }
 
+/// State of the sleepers.
 #[derive(Debug, Default)]
 struct Watch {
     /// True if a thread is the watcher: it sleeps in epoll.
@@ -128,8 +129,8 @@ impl Sleepers {
         }
     }
 
-    /// Wakes another sleeper to become the watcher. The calling sleeper leaves, and may be the one that an earlier
-    /// watcher woke for this.
+    /// Wakes another sleeper to become the watcher, if there is none. The caller stops sleeping, and may be the sleeper
+    /// that an earlier watcher woke to take over.
     fn wake_next_watcher(&self, watch: &Watch) {
         if !watch.has_watcher && watch.others > 0 {
             self.condition.notify_one();

@@ -1,5 +1,4 @@
-//! Clocks of simulated hosts. Each clock has its own offset and rate, and futures that resolve at a given time of the
-//! clock.
+//! Clocks of simulated hosts. Each clock has its own offset and rate. Futures resolve when a clock shows a given time.
 
 use std::pin::Pin;
 use std::sync::atomic::AtomicU64;
@@ -54,7 +53,7 @@ impl Rate {
         let wanted = local_ns.saturating_sub(self.local_ns);
         let scaled = i128::from(wanted) * MILLION;
         let speed = MILLION + i128::from(self.drift_ppm);
-        // Rounded up: an alarm may ring late, never early.
+        // Rounded up: a timer may fire late, never early.
         let passed = (scaled + speed - 1) / speed;
         self.true_ns.saturating_add(u64::try_from(passed).unwrap_or(u64::MAX))
     }
@@ -113,7 +112,7 @@ impl HostClock {
     }
 }
 
-const POISONED: &str = "no code panics while it holds a clock's lock";
+const POISONED: &str = "a thread panicked while it held a clock's lock";
 
 /// The future that [`HostClock::sleep_until`] returns.
 pub struct Sleep {
@@ -130,7 +129,7 @@ impl Future for Sleep {
         if self.clock.now_ns() >= self.local_ns {
             return Poll::Ready(());
         }
-        // Set again each time, because the rate of the clock may have changed.
+        // Sets the timer again at each poll, because the rate of the clock may have changed.
         let due_ns = self.clock.true_ns_at(self.local_ns);
         self.timer = Some(self.clock.shared.set_timer(due_ns, context.waker().clone()));
         Poll::Pending

@@ -2,7 +2,7 @@
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-/// Folds events, in order. Integers are little-endian bytes, so all machines agree.
+/// Folds events in order. Integers are folded as little-endian bytes, so the digest is the same on all machines.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Digest {
     state: u64,

@@ -68,12 +68,12 @@ impl Link {
     }
 }
 
-/// A link and the packets queueing for it.
+/// A link, and the time until which it is busy.
 #[derive(Clone, Debug)]
 pub(crate) struct Wire {
     link: Link,
     clean: bool,
-    /// Time at which the packets sent so far have left.
+    /// Time at which all packets sent so far have left.
     free_ns: u64,
 }
 
@@ -93,7 +93,7 @@ pub(crate) enum Transit {
 pub(crate) struct Delivery {
     /// Arrival time without jitter and reordering.
     pub(crate) on_time_ns: u64,
-    /// Delays of the datagram and of its duplicate; `None` for one that does not arrive.
+    /// Delays of the datagram and of its duplicate; `None` if that copy does not arrive.
     pub(crate) delays_ns: [Option<u64>; 2],
     /// True if a bit is flipped.
     pub(crate) is_damaged: bool,
@@ -113,7 +113,8 @@ impl Wire {
         self.link = link;
     }
 
-    /// Sends a piece of a copy, of `len` bytes, ready at `now_ns`. Damage and duplication only cost time.
+    /// Sends a piece of a copy: `len` bytes that are ready at `now_ns`. A damaged piece counts as lost, and a duplicate
+    /// only occupies the wire.
     #[inline]
     pub(crate) fn send(
         &mut self,
@@ -182,7 +183,7 @@ impl Wire {
         self.free_ns
     }
 
-    /// Returns a delay by jitter and reordering.
+    /// Draws the delay of a packet by jitter and reordering.
     fn delay_ns(&self, random: &mut Random, counters: &mut Counters) -> u64 {
         let jitter_ns = match self.link.jitter_ns {
             0 => 0,

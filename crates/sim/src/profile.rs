@@ -99,7 +99,7 @@ pub struct Adapter {
     pub cached_keys: u64,
     /// Maximum number of cached page-table entries.
     pub cached_pages: u64,
-    /// Time to take a posted receive: for each message, and each write with an immediate value.
+    /// Time to take a posted receive, for each message and each write with immediate.
     pub receive_ns: u64,
     /// Time for which a thread that waits for events polls before it sleeps: events in this time cost `poll_ns`, later
     /// ones `interrupt_ns`.
@@ -320,7 +320,7 @@ impl Profile {
     }
 
     fn built_in(name: &str) -> Profile {
-        Profile::named(name).expect("a test reads it")
+        Profile::named(name).expect("tests check the built-in profiles")
     }
 
     /// Checks that all values are in range and fit together. Fails at the first value that does not.

@@ -25,8 +25,8 @@ impl Random {
 
     /// Returns a number below `bound`. Panics if `bound` is 0.
     ///
-    /// Implemented here because a library may draw differently in its next version. The probability of each number
-    /// deviates by less than `bound` / 2^64.
+    /// This is implemented here, because the next version of a library might draw other numbers. The probability of
+    /// each number deviates by less than `bound` / 2^64.
     pub fn below(&mut self, bound: u64) -> u64 {
         assert!(bound > 0, "no number is below zero");
         ((u128::from(self.bits()) * u128::from(bound)) >> 64) as u64

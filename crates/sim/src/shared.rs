@@ -1,7 +1,7 @@
 //! The state that tasks, clocks and fabrics of one world share.
 //!
-//! Everything runs in one thread, but a fabric must be `Sync`, hence the lock. It is never held while a waker or other
-//! foreign code runs.
+//! Everything runs in one thread. There is a lock only because a fabric must be `Sync`. The lock is never held while a
+//! waker or other foreign code runs.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -14,7 +14,7 @@ use crate::net::Net;
 pub(crate) type TimerKey = (u64, u64);
 
 pub(crate) struct Shared {
-    /// Copy of the network's time for clocks, which are read most often.
+    /// The network's time, for clocks, which read it often and without the lock.
     now_ns: Arc<AtomicU64>,
     net: Mutex<Net>,
 }
@@ -29,7 +29,7 @@ impl Shared {
         self.now_ns.load(Relaxed)
     }
 
-    /// Changes the network, then wakes the tasks concerned.
+    /// Calls `change` with the network, and then wakes the tasks that it made ready.
     pub(crate) fn with<R>(&self, change: impl FnOnce(&mut Net) -> R) -> R {
         let (result, wakers) = {
             let mut net = self.net.lock().expect("the network does not panic");

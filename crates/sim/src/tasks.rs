@@ -24,6 +24,7 @@ impl TaskId {
 
 pub(crate) type BoxFuture = Pin<Box<dyn Future<Output = ()>>>;
 
+/// All tasks of a world.
 #[derive(Default)]
 pub(crate) struct Tasks {
     slots: Vec<Slot>,
@@ -56,7 +57,7 @@ pub(crate) struct Task {
 /// Ids of woken tasks, in the order of the wakes.
 type ReadyQueue = Mutex<Vec<TaskId>>;
 
-const POISONED: &str = "no code panics while it holds the queue of ready tasks";
+const POISONED: &str = "a thread panicked while it held the queue of ready tasks";
 
 struct WakeHandle {
     id: TaskId,
@@ -133,7 +134,8 @@ impl Tasks {
         Some((future, task.waker.clone()))
     }
 
-    /// Returns the future if its task has been removed, so that the caller drops it without borrows.
+    /// Puts the future of a polled task back. If the task has been removed, returns the future, so that the caller
+    /// drops it without borrows.
     pub(crate) fn restore(&mut self, id: TaskId, future: BoxFuture) -> Option<BoxFuture> {
         match self.task_mut(id) {
             Some(task) => {

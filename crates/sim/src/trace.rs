@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-/// Which trace lines a world keeps. Formatting a line costs far more than simulating the event that it describes.
+/// The trace lines that a world keeps. Formatting a line costs much more than simulating the event that it describes.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Trace {
     /// The world keeps no lines.

@@ -72,7 +72,7 @@ struct Inner {
     tasks: RefCell<Tasks>,
     order: RefCell<Random>,
     steps_left: Cell<u64>,
-    /// True if the network's log is on; readable without its lock.
+    /// True if the network's log is on. It is stored here too, so that reading it needs no lock.
     is_tracing: Cell<bool>,
 }
 
@@ -142,7 +142,7 @@ impl World {
     /// Returns a new random generator for the purpose `stream`. Every generator of one purpose returns the same
     /// sequence.
     pub fn random(&self, stream: &str) -> Random {
-        // A prefix keeps it apart from the world's own streams.
+        // The prefix separates this stream from the world's own streams.
         Random::new(self.inner.seed, &format!("story: {stream}"))
     }
 
@@ -371,7 +371,7 @@ impl World {
         Ok(())
     }
 
-    /// Polls ready tasks until none is left; returns the last one's name if the limit of steps is reached.
+    /// Polls ready tasks until none is left. If the limit of steps is reached, returns the name of the last task.
     fn poll_ready(&self) -> Option<String> {
         let mut polls = 0;
         loop {

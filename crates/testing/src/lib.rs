@@ -1,4 +1,4 @@
-//! Test suites over the public API, as a library, so that every provider passes the same functions. Applications do not
-//! link this crate.
+//! Test suites over the public API. They are a library, so that the same cases run over every fabric. Applications do
+//! not link this crate.
 
 pub mod conformance;

@@ -1,4 +1,4 @@
-//! `halite run`, and the peers of its applications: a map in one process, and a file with one writer.
+//! Runs `halite run`, and the peers of its applications: a hash map in one process, and a file with one writer.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -16,12 +16,12 @@ use super::cores::{CLIENT_CORE, on_core};
 use super::probe::{ProbeError, Sample};
 
 const RUN_LIMIT: Duration = Duration::from_secs(120);
-/// Exponent of YCSB's distribution of keys.
+/// Exponent of the Zipf distribution of YCSB's keys.
 const EXPONENT: f64 = 0.99;
-/// Length of a value.
 const VALUE_BYTES: usize = 64;
+const RECORD_BYTES: usize = 16;
 
-/// Output of an application, which has one of the two rates.
+/// Output of an application. It contains one of the two rates.
 #[derive(Deserialize)]
 struct Line {
     operations_per_s: Option<f64>,
@@ -75,8 +75,8 @@ fn value_of(key: u64) -> Vec<u8> {
     value
 }
 
-/// Appends records of 16 bytes to a file, on one thread, `together` records per system call, without flushing them to
-/// disk.
+/// Appends records of 16 bytes to a file, on one thread, with `together` records per system call. The file is not
+/// synced to disk.
 pub fn file(together: u64, iterations: u64) -> Result<Sample, ProbeError> {
     let failed = |source| ProbeError::Conversation { peer: "the file", source };
     let elapsed = on_core(CLIENT_CORE, || {
@@ -94,8 +94,6 @@ pub fn file(together: u64, iterations: u64) -> Result<Sample, ProbeError> {
     })?;
     Ok(Sample::of_operations(iterations, elapsed.map_err(|error| failed(error.into()))?))
 }
-
-const RECORD_BYTES: usize = 16;
 
 #[cfg(test)]
 mod tests {

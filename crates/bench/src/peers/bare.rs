@@ -8,7 +8,7 @@ use super::cores::{CLIENT_CORE, SERVER_CORE, on_core};
 use super::laps::Laps;
 use super::probe::{ProbeError, Sample};
 
-/// Round trips per reading of the clock. They take about 6 us, and a reading takes half a percent of this time.
+/// Round trips per reading of the clock. They take about 6 us, and the reading adds half a percent.
 const TURNS_PER_LAP: u64 = 64;
 
 /// A word on its own cache line; 128 bytes, because processors fetch lines in pairs.

@@ -1,8 +1,8 @@
 //! Child processes: pinned to a core, limited in time, and killed when this program ends.
 //!
-//! A child must end when this program ends, even if this program is killed. The kernel kills a child on its parent's
-//! death only if the child requests it. So each program is started through the subcommand `tethered`, which sends the
-//! request and then executes the program.
+//! A child must end when this program ends, even if this program is killed. The kernel kills a child on the death of
+//! its parent only if the child has requested this. So each program is started through the subcommand `tethered`, which
+//! makes the request and then executes the program.
 
 use std::ffi::OsString;
 use std::io::{self, Read};
@@ -62,7 +62,15 @@ pub enum ChildError {
     Orphaned,
 }
 
-/// A running program, which is killed when this value is dropped.
+/// Time limit for a program that prints its version.
+const QUERY_LIMIT: Duration = Duration::from_secs(10);
+
+/// Runs `program` with one argument, such as `--version`, and returns its output; `None` if the program fails.
+pub fn query(program: &Path, argument: &str) -> Option<String> {
+    Tethered::start(program, &[argument.to_owned()], None, &[]).ok()?.output(QUERY_LIMIT).ok()
+}
+
+/// A running program. Dropping this value kills the program.
 pub struct Tethered {
     child: Child,
     command: String,

@@ -1,4 +1,4 @@
-//! The two cores of the measurements: one for servers, one for clients.
+//! Pins threads to the two cores of the measurements: one for servers, one for clients.
 
 use std::io;
 
@@ -6,9 +6,9 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::probe::ProbeError;
 
-/// Core of servers.
+/// The core on which servers run.
 pub const SERVER_CORE: usize = 0;
-/// Core of clients, which measure.
+/// The core on which clients run. They measure.
 pub const CLIENT_CORE: usize = 1;
 
 /// Pins the calling thread, and threads that it starts later, to `core`.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::child::Tethered;
+use super::child::{Tethered, query};
 use super::probe::{ProbeError, Sample};
 
 /// Time limit of a run, enough to create and touch a million regions.
@@ -27,7 +27,7 @@ pub enum HalitePathError {
     Missing(PathBuf),
 }
 
-/// Returns `given`, or else the path of `halite` in this program's folder. Builds `halite` first if it does not exist
+/// Returns `given` or, by default, the path of `halite` in this program's folder. Builds `halite` if it does not exist
 /// there.
 pub fn locate(given: Option<&Path>) -> Result<PathBuf, HalitePathError> {
     let path = match given {
@@ -49,8 +49,7 @@ fn build() -> Result<(), HalitePathError> {
 
 /// Returns the first line of `halite --version`.
 pub fn version(program: &Path) -> Option<String> {
-    let running = Tethered::start(program, &["--version".to_owned()], None, &[]).ok()?;
-    running.output(Duration::from_secs(10)).ok()?.lines().next().map(str::to_owned)
+    query(program, "--version")?.lines().next().map(str::to_owned)
 }
 
 /// Runs `halite perf` with `arguments`, which must name a single size, and parses the one line of JSON that it prints.
@@ -63,7 +62,7 @@ pub fn run(program: &Path, arguments: &[String]) -> Result<Sample, ProbeError> {
     parse_line(&output).ok_or(ProbeError::Unreadable { program: "halite perf", output })
 }
 
-/// The fields of a result that rows use. Other fields are ignored.
+/// A line of output, with the fields that rows use. Other fields are ignored.
 #[derive(Deserialize)]
 struct Line {
     lat_us: Option<Latency>,
@@ -127,7 +126,7 @@ pub fn parse_line(output: &str) -> Option<Sample> {
 }
 
 impl Baseline {
-    /// Returns the latency of the test's baseline, which is in one of these fields.
+    /// Returns the latency of the baseline, in us. Each test prints it in one of several fields.
     fn latency_us(&self) -> Option<f64> {
         let word_ns = self.store_ns.or(self.atomic_ns);
         let bytes_us = self.memcpy_lat_us.or(self.memset_lat_us).or(self.read_write_lat_us);
@@ -176,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_and_further_lines_are_not_a_sample() {
+    fn output_with_errors_or_further_lines_is_refused() {
         assert!(parse_line(&line().replace("\"errors\":0", "\"errors\":1")).is_none());
         assert!(parse_line(&format!("{0}\n{0}\n", line())).is_none());
         assert!(parse_line("no JSON").is_none());

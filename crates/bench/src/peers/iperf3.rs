@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::child::Tethered;
+use super::child::{Tethered, query};
 use super::cores::{CLIENT_CORE, SERVER_CORE};
 use super::probe::{ProbeError, Sample};
 use super::ucx::{free_port, is_listening};
@@ -17,9 +17,7 @@ const RUN_LIMIT: Duration = Duration::from_secs(120);
 
 /// Returns the first line of `iperf3 --version`, such as `iperf 3.12 (cJSON 1.7.15)`.
 pub fn version() -> Option<String> {
-    let program = Tethered::start(Path::new(PROGRAM), &["--version".to_owned()], None, &[]).ok()?;
-    let text = program.output(Duration::from_secs(10)).ok()?;
-    text.lines().next().map(str::to_owned)
+    query(Path::new(PROGRAM), "--version")?.lines().next().map(str::to_owned)
 }
 
 /// Returns the client's arguments without address and port.
@@ -28,7 +26,7 @@ pub fn arguments(size: u64, iterations: u64) -> Vec<String> {
     ["-n", &bytes.to_string(), "-l", &size.to_string(), "-J"].map(str::to_owned).to_vec()
 }
 
-/// Runs a server for one test and its client, and parses the server's figures in the client's output.
+/// Runs a server for one test, and its client. Parses the figures of the receiving side in the client's output.
 pub fn run(size: u64, iterations: u64) -> Result<Sample, ProbeError> {
     let port = free_port()?;
     let on_port = ["-p".to_owned(), port.to_string()];
@@ -40,11 +38,10 @@ pub fn run(size: u64, iterations: u64) -> Result<Sample, ProbeError> {
     let client_arguments = [&to_server[..], &on_port, &arguments(size, iterations)].concat();
     let output = Tethered::start(program, &client_arguments, Some(CLIENT_CORE), &[])?.output(RUN_LIMIT)?;
     server.output(RUN_LIMIT)?;
-    let unreadable = || ProbeError::Unreadable { program: PROGRAM, output: output.clone() };
-    parse(&output, size).ok_or_else(unreadable)
+    parse(&output, size).ok_or(ProbeError::Unreadable { program: PROGRAM, output })
 }
 
-/// Parses the output. An operation is `size` bytes.
+/// Parses the output. An operation of the sample is a transfer of `size` bytes.
 fn parse(output: &str, size: u64) -> Option<Sample> {
     let report: Value = serde_json::from_str(output).ok()?;
     let received = &report["end"]["sum_received"];

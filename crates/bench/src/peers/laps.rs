@@ -1,10 +1,10 @@
-//! Durations of consecutive laps. A lap is a fixed number of operations between two readings of the clock.
+//! Measures consecutive laps. A lap is a fixed number of operations between two readings of the clock.
 
 use std::time::{Duration, Instant};
 
 use super::probe::Sample;
 
-/// The end of each lap, from which medians and percentiles are computed.
+/// The times at which laps ended, for medians and percentiles of their durations.
 pub struct Laps {
     begin: Instant,
     ends: Vec<Instant>,
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn one_lap_in_a_hundred_exceeds_the_99th_percentile() {
+    fn one_percent_of_laps_exceeds_the_99th_percentile() {
         let times = (1..=200).map(Duration::from_micros).collect();
         let sample = sample_of(times, 1);
         assert_close(sample.latency_us, 100.0);

@@ -1,10 +1,10 @@
-//! libfabric, the network library of MPI: its `fi_pingpong` over TCP, with the reliable datagrams of its message layer.
+//! libfabric, the network library of MPI: its `fi_pingpong` over TCP, with reliable datagram endpoints (`ofi_rxm`).
 
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::time::Duration;
 
-use super::child::Tethered;
+use super::child::{Tethered, query};
 use super::cores::{CLIENT_CORE, SERVER_CORE};
 use super::probe::{ProbeError, Sample};
 use super::ucx::{free_port, is_listening};
@@ -15,8 +15,7 @@ const RUN_LIMIT: Duration = Duration::from_secs(120);
 
 /// Returns the line of `fi_info --version` with the version of the library, such as `libfabric: 1.17.0`.
 pub fn version() -> Option<String> {
-    let program = Tethered::start(Path::new("fi_info"), &["--version".to_owned()], None, &[]).ok()?;
-    let text = program.output(Duration::from_secs(10)).ok()?;
+    let text = query(Path::new("fi_info"), "--version")?;
     text.lines().find(|line| line.starts_with("libfabric:")).map(str::to_owned)
 }
 
@@ -41,11 +40,11 @@ pub fn run(size: u64, iterations: u64) -> Result<Sample, ProbeError> {
     let client = Tethered::start(program, &arguments_with(&["-P", &on_port, &at]), Some(CLIENT_CORE), &[])?;
     let output = client.output(RUN_LIMIT)?;
     server.output(RUN_LIMIT)?;
-    let unreadable = || ProbeError::Unreadable { program: PROGRAM, output: output.clone() };
-    parse(&output).ok_or_else(unreadable)
+    parse(&output).ok_or(ProbeError::Unreadable { program: PROGRAM, output })
 }
 
-/// Parses the last line. The time of a one-way transfer is a mean; there is no median.
+/// Parses the last line. The latency of the sample is the mean time of a one-way transfer, because no median is
+/// printed.
 ///
 /// ```text
 /// bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec

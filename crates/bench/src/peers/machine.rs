@@ -1,4 +1,4 @@
-//! Describes the machine, and the versions of the compared programs.
+//! Describes the machine and the versions of the compared programs, and measures processor time.
 
 use std::fs;
 use std::time::Duration;

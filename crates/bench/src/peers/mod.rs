@@ -1,8 +1,8 @@
 //! `halite-bench peers`: measures Halite, its usual alternatives and the bare machine in alternating rounds on the same
 //! two cores.
 //!
-//! Each ratio compares two figures of the same round; the table shows the median ratio over all rounds with its spread.
-//! This module only runs programs and small loops, and compares their results; `halite perf` measures Halite.
+//! Each ratio compares two figures of the same round. The table shows the median ratio over all rounds, and its range.
+//! This module runs programs and small loops, and compares their results; `halite perf` measures Halite.
 
 pub mod applications;
 pub mod bare;
@@ -43,7 +43,7 @@ pub struct Options {
     /// Number of rounds; each runs every probe once
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
-    /// Run two short rounds, to check that all programs work; their figures are no measurements
+    /// Run two short rounds, to check that all programs work; the figures are not measurements
     #[arg(long)]
     pub smoke: bool,
     /// Fail if a peer is not installed, instead of omitting its rows

@@ -1,4 +1,4 @@
-//! Probes: each runs once per round and returns one sample.
+//! Probes: the measurements of the table. Each runs once per round and returns one sample.
 
 use std::fmt;
 use std::io;
@@ -261,7 +261,7 @@ fn value_of(arguments: &[String], flag: &str) -> Option<u64> {
     arguments.get(at + 1)?.parse().ok()
 }
 
-/// Formats the command line, or a description of a probe without one.
+/// Formats the command line, or a description if the probe runs no program.
 impl fmt::Display for Probe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use super::child::Tethered;
+use super::child::query;
 use super::cores::{CLIENT_CORE, on_core};
 use super::laps::Laps;
 use super::probe::{ProbeError, Sample};
@@ -65,8 +65,7 @@ impl Command {
 
 /// Returns the server's version, such as `7.0.15`.
 pub fn version() -> Option<String> {
-    let running = Tethered::start(Path::new(PROGRAM), &["--version".to_owned()], None, &[]).ok()?;
-    let text = running.output(Duration::from_secs(10)).ok()?;
+    let text = query(Path::new(PROGRAM), "--version")?;
     text.split_whitespace().find_map(|word| word.strip_prefix("v=")).map(str::to_owned)
 }
 
@@ -75,7 +74,7 @@ pub fn run(command: Command, window: u64, iterations: u64) -> Result<Sample, Pro
     let server = SocketServer::start(Path::new(PROGRAM), arguments)?;
     let measured = on_core(CLIENT_CORE, || {
         let mut stream = UnixStream::connect(server.path())?;
-        // Without a timeout, a reply that is too short would block for ever.
+        // Without a timeout, a reply that is too short would block the client for ever.
         stream.set_read_timeout(Some(REPLY_LIMIT))?;
         // A value must exist for GET.
         Batch::new(Command::Set, 1).exchange(&mut stream)?;
@@ -86,7 +85,7 @@ pub fn run(command: Command, window: u64, iterations: u64) -> Result<Sample, Pro
     Ok(laps.sample(window))
 }
 
-/// Returns the arguments of a server that has no other listener and writes nothing to disk.
+/// Returns the arguments of a server that listens only on `socket` and writes nothing to disk.
 fn arguments(socket: &Path) -> Vec<String> {
     let socket = socket.display().to_string();
     ["--port", "0", "--unixsocket", &socket, "--save", "", "--appendonly", "no", "--loglevel", "warning"]

@@ -1,4 +1,4 @@
-//! `redis-benchmark`, Redis' own benchmark, on `redis-server` and `halite run kv` over TCP and loopback.
+//! Runs Redis' own benchmark, `redis-benchmark`, on `redis-server` and on `halite run kv`, over TCP and loopback.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -18,7 +18,6 @@ const RUN_LIMIT: Duration = Duration::from_secs(120);
 const CLIENTS: u64 = 50;
 /// Number of keys, which clients choose at random.
 const KEYS: u64 = 100_000;
-/// Length of a value.
 const VALUE_BYTES: u64 = 64;
 
 /// The measured server.
@@ -43,7 +42,7 @@ impl Server {
             }
             Server::Halite { nodes } => {
                 let line = format!("run kv --listen {}:{port} --nodes {nodes}", Ipv4Addr::LOCALHOST);
-                // Several processes need several cores.
+                // Several processes need several cores, so they are not pinned.
                 (&*tools.halite, line, (nodes == 1).then_some(SERVER_CORE))
             }
         };

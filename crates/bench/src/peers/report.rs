@@ -68,7 +68,7 @@ impl Report {
         text
     }
 
-    /// Draws the ratio of each row that has one.
+    /// Draws the ratios of all rows that have one, as an SVG image.
     pub fn svg(&self) -> String {
         let drawn = |line: &MeasuredRow| {
             let Spread { median, min, max } = line.ratio?;
@@ -79,16 +79,16 @@ impl Report {
     }
 
     fn note(&self) -> String {
-        let smoke = if self.is_smoke { "A smoke run, whose figures mean nothing. " } else { "" };
+        let smoke = if self.is_smoke { "Smoke run: the figures are not measurements. " } else { "" };
         format!(
-            "{smoke}Medians of {} alternating rounds with their range; each ratio, Halite over peer, is taken within a round.",
+            "{smoke}Medians of {} alternating rounds with their range; each ratio (Halite / peer) is within one round.",
             self.rounds
         )
     }
 }
 
 const COLUMNS: usize = 7;
-const HEADINGS: [&str; COLUMNS] = ["what", "unit", "Halite", "peer", "peer's", "ratio", "wanted"];
+const HEADINGS: [&str; COLUMNS] = ["operation", "unit", "Halite", "peer", "peer's figure", "ratio", "target"];
 
 impl MeasuredRow {
     fn new(row: &Row, probes: &[Probe], samples: &[Vec<Sample>]) -> Result<MeasuredRow, ProbeError> {
@@ -190,7 +190,7 @@ mod tests {
             target: Some(target),
         };
         let sample = |latency_us| Sample { latency_us: Some(latency_us), ..Sample::default() };
-        // The machine was half as fast in the second round, which does not change ratios within a round.
+        // The machine was half as fast in the second round. This does not change the ratios within a round.
         let samples = [vec![sample(1.0), sample(2.0)], vec![sample(2.0), sample(4.0)]];
         Report::new(&[row], &samples, 2, false, vec!["kernel: Linux".to_owned()])
             .expect("the samples have all figures")

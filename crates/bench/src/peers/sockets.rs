@@ -1,4 +1,4 @@
-//! The bare network of one machine: sockets over loopback without any library, both ends polling.
+//! The bare network of one machine: sockets over loopback without any library. In the ping-pong, both ends poll.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
@@ -59,7 +59,7 @@ fn receive(socket: &UdpSocket) -> io::Result<()> {
     }
 }
 
-/// Sends one stream of TCP, as iperf3 does with one stream; writes and reads have `size` bytes.
+/// Sends one stream of TCP, as iperf3 does. Each write and each read has `size` bytes.
 pub fn tcp_stream(size: usize, iterations: u64) -> Result<Sample, ProbeError> {
     let listener = TcpListener::bind("127.0.0.1:0").map_err(ProbeError::Port)?;
     let address = listener.local_addr().map_err(ProbeError::Port)?;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The median and the range of some values.
+/// The median and the range of several values.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Spread {
     /// The median; for an even number of values, the mean of the middle two.
@@ -35,7 +35,7 @@ impl fmt::Display for Spread {
 
 /// Formats with at least three significant digits and no exponent.
 fn significant(value: f64) -> String {
-    // The ratio to a flow without any goodput is infinite.
+    // The ratio to a figure of zero is infinite.
     if !value.is_finite() {
         return value.to_string();
     }

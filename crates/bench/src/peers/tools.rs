@@ -1,10 +1,10 @@
-//! The programs of the peers, and which of them are installed.
+//! Finds the programs of the peers that are installed.
 
 use std::path::PathBuf;
 
 use super::{iperf3, libfabric, redis, ucx};
 
-/// A program that must be installed before the rows with it can run.
+/// A program that some rows need. If it is not installed, these rows are omitted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Program {
     /// UCX (both ends).
@@ -46,7 +46,7 @@ impl Program {
     }
 }
 
-/// The path of `halite`, and which programs of the peers are missing.
+/// The path of `halite`, and the programs of peers that are not installed.
 pub struct Tools {
     /// Path of the `halite` program.
     pub halite: PathBuf,

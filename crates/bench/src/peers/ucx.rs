@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::child::Tethered;
+use super::child::{Tethered, query};
 use super::cores::{CLIENT_CORE, SERVER_CORE};
 use super::probe::{ProbeError, Sample};
 
@@ -34,8 +34,7 @@ const RUN_LIMIT: Duration = Duration::from_secs(120);
 
 /// Returns the first line of `ucx_info -v`, such as `Version 1.13.1`.
 pub fn version() -> Option<String> {
-    let info = Tethered::start(Path::new("ucx_info"), &["-v".to_owned()], None, &[]).ok()?;
-    let text = info.output(Duration::from_secs(10)).ok()?;
+    let text = query(Path::new("ucx_info"), "-v")?;
     text.lines().next().map(|line| line.trim_start_matches(['#', ' ']).to_owned())
 }
 
@@ -57,12 +56,11 @@ pub fn run(over: Transport, test: &str, size: u64, iterations: u64) -> Result<Sa
     to_server.extend(arguments(test, size, iterations));
     let output = Tethered::start(&program, &to_server, Some(CLIENT_CORE), environment)?.output(RUN_LIMIT)?;
     server.output(RUN_LIMIT)?;
-    let unreadable = || ProbeError::Unreadable { program: PROGRAM, output: output.clone() };
-    parse_final(&output).ok_or_else(unreadable)
+    parse_final(&output).ok_or(ProbeError::Unreadable { program: PROGRAM, output })
 }
 
-/// Parses the last line that begins with `Final:`. The latency is the median, as for Halite; the rate is that of the
-/// whole run.
+/// Parses the last line that begins with `Final:`. The latency is the median, as for Halite, and the rate is that of
+/// the whole run.
 ///
 /// ```text
 /// Final:  iterations  50.0%ile  average  overall(us)  average  overall(MB/s)  average  overall(msg/s)
@@ -88,8 +86,8 @@ pub(super) fn free_port() -> Result<u16, ProbeError> {
     Ok(listener.local_addr().map_err(ProbeError::Port)?.port())
 }
 
-/// Returns true if a server listens on `port`, according to the kernel's table of sockets. A test connection is not
-/// possible, because the server accepts only one connection.
+/// Returns true if a server listens on `port`, according to the kernel's table of sockets. This cannot be tested by a
+/// connection, because the server accepts only one.
 pub(super) fn is_listening(port: u16) -> bool {
     ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
         let table = fs::read_to_string(table).unwrap_or_default();
@@ -137,13 +135,13 @@ Final:                   500     21.694    22.142    22.150    45163.17   45150.
     }
 
     #[test]
-    fn the_final_line_has_the_median_latency_and_the_overall_rate() {
+    fn the_final_line_has_the_median_latency_and_the_rate() {
         check(PUT_LATENCY, 0.055, 17_114_369.0);
         check(PUT_BANDWIDTH, 21.694, 45_150.0);
     }
 
     #[test]
-    fn output_without_a_complete_final_line_is_not_a_sample() {
+    fn an_incomplete_final_line_is_refused() {
         assert!(parse_final("").is_none());
         assert!(parse_final("Final:  500  21.694  22.142").is_none());
         assert!(parse_final(&PUT_LATENCY.replace("17114369", "0")).is_none());

@@ -1,9 +1,9 @@
-//! `halite-bench price`: counts the instructions of an operation. A child process runs each operation several times,
-//! and the parent single-steps it and counts.
+//! `halite-bench price`: counts the instructions of each operation. A child process runs the operation several times,
+//! and the parent single-steps the child and counts.
 //!
 //! One thread of the child drives two nodes over shared memory, and the instructions of both ends count. So the result
-//! depends neither on the speed nor on the load of the machine, nor on which thread polls first. Only the path of a
-//! thread that finds its result on the first poll is counted. A mark is a system call that delimits the counted part.
+//! does not depend on the speed and load of the machine, or on the order in which threads poll. The counted path is
+//! that of a thread that finds its result on the first poll. A mark is a system call that delimits the counted part.
 //!
 //! ```text
 //!  parent                                            child
@@ -36,7 +36,7 @@ pub struct Options {
     addresses: Option<PathBuf>,
 }
 
-/// The reason why `price` fails: it cannot count, or operations exceed their bounds.
+/// Cause of a failed run: `price` cannot count, or operations exceed their bounds.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The process could not be started or single-stepped.
@@ -107,8 +107,8 @@ pub fn run(options: &Options) -> Result<(), Error> {
     }
 }
 
-/// Writes, per executed instruction: its address in the file of the program or library, the number of executions, and
-/// the file.
+/// Writes one line per executed instruction: its offset in the file of the program or library, the number of
+/// executions, and the file.
 fn write_addresses(file: &mut File, kind: Kind, count: &Count) -> io::Result<()> {
     writeln!(file, "{}", kind.name())?;
     for (place, times) in &count.addresses {

@@ -17,6 +17,7 @@ pub(super) struct Stepper {
     pid: Pid,
     /// Addresses of the allocation functions.
     allocators: Vec<u64>,
+    /// Classes of the instructions so far, by address.
     classes: HashMap<u64, Class>,
     mappings: Vec<Mapping>,
 }
@@ -31,19 +32,19 @@ pub(super) struct Count {
     pub(super) addresses: BTreeMap<Place, u64>,
 }
 
-/// Address of an instruction in a file.
+/// Location of an instruction in the file of a program or library.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Place {
     pub(super) file: String,
-    /// Offset in the file.
     pub(super) offset: u64,
 }
 
+/// A mapped range of a file.
 #[derive(Debug)]
 struct Mapping {
     from: u64,
     to: u64,
-    /// Address at which the start of the file would be mapped.
+    /// Address of the file's first mapping. Offsets are relative to it.
     base: u64,
     file: String,
 }
@@ -59,7 +60,7 @@ impl Stepper {
         Ok(Stepper { pid, allocators, classes: HashMap::new(), mappings })
     }
 
-    /// Counts between the next two marks. Returns `None` if the process ends before.
+    /// Counts the instructions between the next two marks. Returns `None` if the process ends first.
     pub(super) fn count_between_marks(&mut self) -> io::Result<Option<Count>> {
         if !self.run_to_mark(|_, _, _| ())? {
             return Ok(None);
@@ -77,8 +78,8 @@ impl Stepper {
         Ok(is_whole.then_some(count))
     }
 
-    /// Single-steps the process to its next mark, and reports each instruction before it. Returns false if the process
-    /// ends before.
+    /// Single-steps the process to its next mark, and reports each instruction before the mark. Returns false if the
+    /// process ends first.
     fn run_to_mark(&mut self, mut report: impl FnMut(&Stepper, u64, Class)) -> io::Result<bool> {
         let mut before = None;
         loop {
@@ -86,7 +87,7 @@ impl Stepper {
             let address = registers.rip;
             let class = self.class_at(address)?;
             let is_mark = class == Class::SystemCall && registers.rax == MARK;
-            // A repeated instruction takes several steps, but counts once.
+            // An instruction with a repeat prefix takes several steps, but counts once.
             if !is_mark && before != Some(address) {
                 report(self, address, class);
             }
@@ -100,6 +101,7 @@ impl Stepper {
         }
     }
 
+    /// Executes one instruction, and delivers pending signals. Returns false if the process ends.
     fn step(&self) -> io::Result<bool> {
         let mut signal: Option<Signal> = None;
         loop {

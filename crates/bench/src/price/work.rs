@@ -27,14 +27,14 @@ use halite_providers::{ShmConfig, ShmFabric};
 /// Number of the system call `getppid`, which marks the start and the end of the counted part and occurs nowhere else.
 pub(super) const MARK: u64 = 110;
 pub(super) const WORD_BYTES: usize = size_of::<u64>();
-/// Rounds of each operation that are counted.
+/// Number of counted rounds of each operation.
 pub(super) const ROUNDS: u64 = 8;
-/// Rounds before the counted ones, until tables have grown and adaptive polling has settled.
+/// Number of rounds before the counted ones. They let tables grow and adaptive polling settle.
 const ROUNDS_BEFORE: u64 = 200;
+/// Calls per batch.
 const BATCH: usize = 8;
-/// Length of a long write.
 const LONG_BYTES: usize = 1 << 20;
-/// Records appended by one call.
+/// Records that one call appends.
 const RECORDS_PER_CALL: usize = 64;
 
 const ALL: Permissions = Permissions::READ.union(Permissions::WRITE).union(Permissions::ATOMIC);
@@ -109,7 +109,7 @@ impl Kind {
         }
     }
 
-    /// Returns the operations of a round.
+    /// Returns the number of operations in a round.
     pub(super) fn operations(self) -> u64 {
         match self {
             Kind::Calls => BATCH as u64,
@@ -118,7 +118,7 @@ impl Kind {
         }
     }
 
-    /// Returns the bound, a little above the present cost in a release build, so that no increase goes unnoticed.
+    /// Returns the bound: a little above the present cost in a release build, so that any notable increase exceeds it.
     pub(super) fn bound(self) -> Bound {
         let (instructions, locked, allocations) = match self {
             Kind::Call => (2_250, 12, 0),
@@ -140,11 +140,11 @@ impl Kind {
     }
 }
 
-/// Time advances only while the nodes connect, so that no timer expires while operations are counted.
+/// A clock that advances only in [`World::step`], so that no timer expires while operations are counted.
 #[derive(Default)]
 struct Clock(AtomicU64);
 
-/// Advance per step of the nodes, in ns.
+/// Advance of the clock per step, in ns.
 const STEP_NS: u64 = 100_000;
 
 impl Env for Clock {
@@ -169,7 +169,7 @@ type Failure = Box<dyn std::error::Error>;
 /// A round of an operation.
 type Work<'p> = Box<dyn FnMut() -> Result<(), Failure> + 'p>;
 
-/// Runs all operations, in the process that is single-stepped.
+/// Runs all operations. This is the main function of the process that is single-stepped.
 pub fn run() -> Result<(), Failure> {
     let private_dir = || tempfile::Builder::new().permissions(Mode::from_mode(0o700)).tempdir();
     let dirs = [private_dir()?, private_dir()?];
@@ -206,24 +206,25 @@ pub fn run() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Runs a future that never waits, as a task of an executor would.
+/// Polls a future once, as an executor does. The future must be ready.
 fn poll_once<F: Future>(future: F) -> F::Output {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(output) => output,
-        Poll::Pending => unreachable!("an operation by loads and stores never waits"),
+        Poll::Pending => unreachable!("an operation by loads and stores does not wait"),
     }
 }
 
+/// Makes the system call that delimits the counted part.
 fn mark() {
     let _ = rustix::process::getppid();
 }
 
-/// Parses the output of [`run`].
+/// Parses the addresses of allocation functions in the output of [`run`].
 pub(super) fn parse_allocators(line: &str) -> Vec<u64> {
     line.split_whitespace().filter_map(|word| u64::from_str_radix(word, 16).ok()).collect()
 }
 
-/// Two nodes; the first one calls the second.
+/// Two nodes with sessions. The first node calls the second.
 struct Pair {
     sessions: [Session; 2],
     server: Server,
@@ -240,7 +241,7 @@ struct Shard<'p> {
     clock_reads: Rc<Cell<u32>>,
 }
 
-/// Two nodes, and their clock.
+/// Two nodes and their clock.
 struct World {
     nodes: [Driven; 2],
     clock: Arc<Clock>,
@@ -345,18 +346,18 @@ impl Pair {
         })
     }
 
-    /// Creates a log with a writer. The writer's segment is at the other node and mapped.
+    /// Creates a log with a writer, whose segment is on the other node and already mapped.
     fn writer(&self) -> Result<Writer, Failure> {
         let session = self.sessions[0].as_async();
         let options = Options { nodes: vec![NodeId(1)], ..Options::default() };
-        // The time makes the name unique.
+        // The clock makes the name unique.
         let name = format!("log-{}", self.world.clock.now_ns());
         let mut writer = Writer::new(self.world.run(Log::create(session, &name, &options))?, 1);
         self.world.run(writer.append(&RECORD))?;
         Ok(writer)
     }
 
-    /// Creates a store whose only shard is at the other node.
+    /// Creates a store whose only shard is on the other node.
     fn shard(&self, name: &str) -> Result<Shard<'_>, Failure> {
         let [session, theirs] = self.sessions.each_ref().map(Session::as_async);
         let none = Permissions::empty();
@@ -369,7 +370,8 @@ impl Pair {
             reads.set(reads.get() + 1);
             1
         }));
-        // The first write creates the first part of the heap; the client must learn its name before the count.
+        // The first write creates the first part of the heap. The client must learn its name before operations are
+        // counted.
         {
             let mut setting = pin!(store.set(KEY, &VALUE, SetOptions::default()));
             self.world.run(poll_fn(|context| {
@@ -380,7 +382,7 @@ impl Pair {
         Ok(Shard { store, owner, clock_reads })
     }
 
-    /// Sets the key of a store, and drives the store's owner meanwhile.
+    /// Sets a key of the store, and polls the store's owner meanwhile.
     fn set(&self, Shard { store, owner, clock_reads }: &mut Shard<'_>) -> Result<(), Failure> {
         let [ours, theirs] = &self.sessions;
         let mut setting = pin!(store.set(KEY, &VALUE, SetOptions::default()));
@@ -423,7 +425,7 @@ impl World {
         std::thread::yield_now();
     }
 
-    /// Runs a future, and steps the nodes meanwhile.
+    /// Runs a future to its end, and steps the nodes meanwhile.
     fn run<F: Future>(&self, future: F) -> F::Output {
         let mut future = pin!(future);
         let mut context = Context::from_waker(Waker::noop());

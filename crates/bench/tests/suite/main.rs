@@ -1,4 +1,4 @@
-//! Tests of processes that a benchmark starts.
+//! Tests of the processes that a benchmark starts.
 
 #[path = "../../../cli/tests/support/process.rs"]
 mod process;

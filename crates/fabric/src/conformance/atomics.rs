@@ -5,18 +5,18 @@ use super::{Harness, skip};
 use crate::{Atomics, CompletionKind, Operation, Status};
 
 /// Returns true if the provider has atomics; otherwise prints that the case is skipped.
-fn are_offered(pair: &Pair<'_>) -> bool {
-    let offered = pair.one.fabric.capabilities(pair.to_two).atomics != Atomics::None;
-    if !offered {
+fn has_atomics(pair: &Pair<'_>) -> bool {
+    let has_atomics = pair.one.fabric.capabilities(pair.to_two).atomics != Atomics::None;
+    if !has_atomics {
         skip("the provider has no atomics");
     }
-    offered
+    has_atomics
 }
 
 /// Expects that an atomic returns the previous value of the word, whether or not the atomic changes the word.
 pub fn atomics_return_the_previous_value(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
-    if !are_offered(&pair) {
+    if !has_atomics(&pair) {
         return;
     }
     let remote = pair.at(16);
@@ -49,7 +49,7 @@ pub fn atomics_return_the_previous_value(harness: &dyn Harness) {
 pub fn no_concurrent_atomic_is_lost(harness: &dyn Harness) {
     const EACH: u64 = 50;
     let mut pair = Pair::new(harness);
-    if !are_offered(&pair) {
+    if !has_atomics(&pair) {
         return;
     }
     let mut three = Node::open(harness, "three");

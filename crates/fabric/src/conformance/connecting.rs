@@ -25,6 +25,7 @@ pub fn both_ends_receive_each_others_hello(harness: &dyn Harness) {
     assert_eq!(one.received(), (b"likewise".to_vec(), 2));
 }
 
+/// Dials, and expects that the attempt fails.
 fn failure(node: &mut Node<'_>, name: &str, hello: &[u8]) -> ConnectFailure {
     let address = node.harness.address(name);
     node.fabric.connect(&address, hello);
@@ -46,7 +47,7 @@ pub fn a_closed_fabric_neither_dials_nor_answers(harness: &dyn Harness) {
     one.expect_nothing();
 }
 
-/// Expects one or two connections if both ends dial at the same time. (The layer above closes the second connection.)
+/// Expects one or two connections if both ends dial at the same time. The tier above closes the second connection.
 pub fn simultaneous_dials_connect(harness: &dyn Harness) {
     let mut nodes = [Node::open(harness, "one"), Node::open(harness, "two")];
     nodes[0].fabric.connect(&harness.address("two"), b"");

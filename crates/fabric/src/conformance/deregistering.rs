@@ -8,14 +8,14 @@ use super::node::{Node, Pair, bytes_of, connect, request};
 use super::{Harness, skip};
 use crate::{Atomics, CompletionKind, Event, Key, Local, Operation, PostCause, RemoteAddress, Status};
 
-/// Waits for [`Event::Deregistered`] of `key`, while the other end polls.
+/// Deregisters `key`, and waits for its [`Event::Deregistered`] while the other end polls.
 fn expect_deregistered(node: &mut Node<'_>, other: &mut Node<'_>, key: Key) {
     node.fabric.deregister(key);
-    let told = node.until(|node| {
+    let event = node.until(|node| {
         assert_eq!(other.try_event(), None, "the peer receives no event");
         node.try_event()
     });
-    assert_eq!(told, Event::Deregistered { key });
+    assert_eq!(event, Event::Deregistered { key });
 }
 
 /// Expects that a request with a deregistered key fails like a request with a wrong key, and has no effect.
@@ -119,10 +119,10 @@ pub fn posted_work_completes_before_its_memory_is_released(harness: &dyn Harness
     let refused = pair.one.try_post(pair.to_two, &[request(3, write)]).expect_err("the key is deregistered");
     assert_eq!((refused.posted, refused.cause), (0, PostCause::Malformed));
     let mut ended = Vec::new();
-    let mut told = 0;
-    while ended.len() < 2 || told == 0 {
+    let mut confirmed = 0;
+    while ended.len() < 2 || confirmed == 0 {
         match pair.one.event() {
-            Event::Deregistered { key: which } if which == key => told += 1,
+            Event::Deregistered { key: gone } if gone == key => confirmed += 1,
             Event::Completed(completion) => {
                 let CompletionKind::Done { id } = completion.kind else { panic!("{completion:?}") };
                 ended.push((id.0, completion.status));
@@ -130,7 +130,7 @@ pub fn posted_work_completes_before_its_memory_is_released(harness: &dyn Harness
             event => panic!("unexpected {event:?}"),
         }
     }
-    assert_eq!((ended, told), (vec![(1, Status::Success), (2, Status::Success)], 1));
+    assert_eq!((ended, confirmed), (vec![(1, Status::Success), (2, Status::Success)], 1));
     assert_eq!(bytes_of(&pair.target.1, 0, 50_000), vec![7; 50_000]);
     assert_eq!(bytes_of(&window, 50_000, 50_000), vec![9; 50_000]);
     pair.one.expect_nothing();

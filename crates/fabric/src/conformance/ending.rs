@@ -96,15 +96,15 @@ pub fn a_held_window_delays_the_cut_off(harness: &dyn Harness) {
         assert!(pair.one.fabric.direct(to_two, pair.target.0).is_none(), "the connection has ended");
         held.write(0, b"late").expect("the range lies within the segment");
         assert_eq!(bytes_of(&pair.target.1, 0, 4), b"late");
-        // The departure may be reported at once, or together with the end.
-        let mut heard = pair.two.rest();
-        assert!(heard.is_empty() || heard == [Event::Disconnected { peer: to_one }], "{heard:?}");
+        // The disconnection may be reported at once, or together with the cut-off.
+        let mut events = pair.two.rest();
+        assert!(events.is_empty() || events == [Event::Disconnected { peer: to_one }], "{events:?}");
         drop(held);
-        while heard.len() < 2 {
-            heard.push(pair.two.event());
+        while events.len() < 2 {
+            events.push(pair.two.event());
         }
         let ends = [Event::Disconnected { peer: to_one }, Event::CutOff { peer: to_one, exited: false }];
-        assert_eq!(heard, ends);
+        assert_eq!(events, ends);
         assert_eq!(pair.one.event(), Event::CutOff { peer: to_two, exited: false });
     }
 }

@@ -9,7 +9,7 @@ fn write_to(key: Key) -> Operation<'static> {
 }
 
 /// Expects that a peer can use a key as soon as it reads the key in a message.
-pub fn a_key_mentioned_in_a_message_can_be_used_at_once(harness: &dyn Harness) {
+pub fn a_key_in_a_message_can_be_used_at_once(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     for round in 0..100u32 {
         let (key, window) = pair.two.register(4096);
@@ -47,15 +47,15 @@ pub fn memory_registered_while_connecting_is_reached(harness: &dyn Harness) {
     }
 }
 
-/// Registers more segments than one message announces, before and after connecting, and expects that peers reach these
-/// segments. Only the checked segments have memory of their own.
+/// Expects that peers reach hundreds of segments, more than one message announces, which are registered before and
+/// after connecting. Only the checked segments have their own memory.
 pub fn hundreds_of_segments_are_reached_at_once(harness: &dyn Harness) {
     let (mut one, mut two) = (Node::open(harness, "one"), Node::open(harness, "two"));
     let register = |node: &Node<'_>| {
         let mut all = vec![node.register(4096)];
         for number in 1..400 {
-            let is_looked_at = [1, 398, 399].contains(&number);
-            all.push(if is_looked_at { node.register(4096) } else { node.register_again(&all[0].1) });
+            let is_checked = [1, 398, 399].contains(&number);
+            all.push(if is_checked { node.register(4096) } else { node.register_again(&all[0].1) });
         }
         all
     };

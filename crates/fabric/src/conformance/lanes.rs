@@ -10,12 +10,12 @@ const SMALL: Lane = Lane::FIRST;
 const LONG: Lane = Lane { number: 1, class: Class::Bulk };
 
 /// Returns true if the provider has two lanes; otherwise prints that the case is skipped.
-fn are_two(pair: &Pair<'_>) -> bool {
-    let are_two = pair.one.fabric.capabilities(pair.to_two).lanes > 1;
-    if !are_two {
+fn has_two_lanes(pair: &Pair<'_>) -> bool {
+    let has_two_lanes = pair.one.fabric.capabilities(pair.to_two).lanes > 1;
+    if !has_two_lanes {
         skip("the provider has a single lane");
     }
-    are_two
+    has_two_lanes
 }
 
 /// Returns a write of the whole segment.
@@ -41,10 +41,10 @@ pub fn each_lane_keeps_its_order(harness: &dyn Harness) {
     }
     let mut heard = BTreeMap::new();
     let mut ended = BTreeMap::new();
-    let next = |of: &mut BTreeMap<usize, u32>, imm: u32, lane: u32| {
+    let check_next = |last: &mut BTreeMap<usize, u32>, imm: u32, lane: u32| {
         let order = Lane { number: lane as u8, class: Class::Bulk }.order_among(orders);
-        assert!(of.get(&order).is_none_or(|before| before & 0xffff <= imm & 0xffff), "lane {lane}: {imm}");
-        of.insert(order, imm);
+        assert!(last.get(&order).is_none_or(|before| before & 0xffff <= imm & 0xffff), "lane {lane}: {imm}");
+        last.insert(order, imm);
     };
     for _ in 0..EACH * lanes.len() as u32 {
         let (_, imm) = pair.two.received();
@@ -53,11 +53,11 @@ pub fn each_lane_keeps_its_order(harness: &dyn Harness) {
             .1
             .load_u64(u64::from(imm >> 16) * 8)
             .expect("the word is aligned and within the segment");
-        assert!(landed >= u64::from(imm & 0xffff), "the write before the message has landed");
-        next(&mut heard, imm, imm >> 16);
+        assert!(landed >= u64::from(imm & 0xffff), "the message arrived before the write that precedes it");
+        check_next(&mut heard, imm, imm >> 16);
         let (id, status) = pair.one.ended();
         assert_eq!(status, Status::Success);
-        next(&mut ended, id as u32, id as u32 >> 16);
+        check_next(&mut ended, id as u32, id as u32 >> 16);
     }
     pair.one.expect_nothing();
     pair.two.expect_nothing();
@@ -70,21 +70,21 @@ pub fn small_requests_overtake_only_other_lanes(harness: &dyn Harness) {
         return skip("the long request may complete before the small one is posted");
     }
     let mut pair = Pair::new(harness);
-    let are_two = are_two(&pair);
+    let has_two_lanes = has_two_lanes(&pair);
     pair.source.1.fill(0, SEGMENT_BYTES, 7).expect("the range lies within the segment");
     let send = |imm| Operation::Send { bytes: b"small", imm };
     pair.one.post_in(pair.to_two, LONG, &[request(1, long(&pair)), request(2, send(2))]);
     pair.one.post_in(pair.to_two, SMALL, &[request(3, send(3))]);
-    let order = if are_two { [3, 2] } else { [2, 3] };
+    let order = if has_two_lanes { [3, 2] } else { [2, 3] };
     let last = SEGMENT_BYTES - 1;
     for imm in order {
         assert_eq!(pair.two.received(), (b"small".to_vec(), imm));
-        let is_behind = !are_two || imm == 2;
+        let is_behind = !has_two_lanes || imm == 2;
         let landed = bytes_of(&pair.target.1, last, 1) == [7];
         assert_eq!(landed, is_behind, "when message {imm} arrived");
     }
     let ended: Vec<u64> = (0..3).map(|_| pair.one.ended().0).collect();
-    assert_eq!(ended, if are_two { [3, 1, 2] } else { [1, 2, 3] });
+    assert_eq!(ended, if has_two_lanes { [3, 1, 2] } else { [1, 2, 3] });
     pair.one.expect_nothing();
 }
 
@@ -95,8 +95,8 @@ pub fn completed_work_precedes_later_posts_in_any_lane(harness: &dyn Harness) {
         pair.source.1.fill(0, SEGMENT_BYTES, round).expect("the range lies within the segment");
         pair.one.post_in(pair.to_two, first, &[request(1, long(&pair))]);
         assert_eq!(pair.one.ended(), (1, Status::Success));
-        let tell = Operation::Send { bytes: b"done", imm: 0 };
-        pair.one.post_in(pair.to_two, then, &[quiet(2, tell)]);
+        let message = Operation::Send { bytes: b"done", imm: 0 };
+        pair.one.post_in(pair.to_two, then, &[quiet(2, message)]);
         assert_eq!(pair.two.received().0, b"done");
         let bytes = bytes_of(&pair.target.1, 0, SEGMENT_BYTES as usize);
         assert!(bytes.iter().all(|byte| *byte == round), "round {round}");
@@ -107,7 +107,7 @@ pub fn completed_work_precedes_later_posts_in_any_lane(harness: &dyn Harness) {
 /// for the full lane.
 pub fn a_full_lane_blocks_no_other(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
-    if !are_two(&pair) {
+    if !has_two_lanes(&pair) {
         return;
     }
     let refused = (0..100_000).find_map(|_| {

@@ -1,4 +1,4 @@
-//! Cases about lines of 64 bytes. The reader finds a line by polling memory, or by a completion.
+//! Cases about lines: 64-byte messages that the reader finds by polling its memory.
 
 use halite_mem::Window;
 
@@ -9,7 +9,7 @@ use crate::{LINE_BYTES, LINE_WORDS, Lines};
 const ROW: u64 = 64 << 10;
 const COUNT: u32 = 64;
 
-/// Returns lines at the other end; `None` if stores do not reach it.
+/// Returns lines in the memory of the other end; `None` if stores do not reach this memory.
 fn lines(pair: &Pair<'_>) -> Option<Box<dyn Lines>> {
     let lines = pair.one.fabric.lines(pair.to_two, pair.at(ROW), COUNT);
     if lines.is_none() {
@@ -47,7 +47,7 @@ pub fn a_ring_wakes_a_sleeper_that_polls_lines(harness: &dyn Harness) {
     let Pair { two, target: (_, window), .. } = &mut pair;
     let seen = two.fabric.doorbell();
     lines.ring();
-    assert_eq!(two.fabric.doorbell(), seen, "there was no ring yet");
+    assert_eq!(two.fabric.doorbell(), seen, "a ring reached a sleeper that was not armed");
     two.fabric.arm(Some(crate::Sleeper::Progress));
     lines.put(0, &[9]);
     lines.ring();

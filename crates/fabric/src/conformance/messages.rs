@@ -18,7 +18,7 @@ pub fn messages_of_all_lengths_arrive_whole(harness: &dyn Harness) {
 }
 
 /// Expects that the written bytes are in memory when the target polls the immediate, for inline and registered sources.
-pub fn a_write_with_immediate_has_landed_when_it_is_reported(harness: &dyn Harness) {
+pub fn an_immediate_is_reported_after_its_bytes(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let longest = pair.one.fabric.capabilities(pair.to_two).inline_bytes_max.min(100_000);
     let lens = [0, 1, 48, 49, 496, 497, 5000, 100_000];
@@ -29,9 +29,9 @@ pub fn a_write_with_immediate_has_landed_when_it_is_reported(harness: &dyn Harne
         let local = if is_inline && len <= longest { Local::Inline(&bytes) } else { fetched };
         let write = Operation::WriteImm { local, remote: pair.at(3), imm: id.into() };
         pair.one.post(pair.to_two, id.into(), write);
-        let told = pair.two.completion();
-        assert_eq!((told.peer, told.status), (pair.to_one, Status::Success));
-        assert_eq!(told.kind, CompletionKind::Notified { imm: id.into() });
+        let completion = pair.two.completion();
+        assert_eq!((completion.peer, completion.status), (pair.to_one, Status::Success));
+        assert_eq!(completion.kind, CompletionKind::Notified { imm: id.into() });
         assert_eq!(bytes_of(&pair.target.1, 3, len), bytes);
         assert_eq!(pair.one.ended(), (id.into(), Status::Success));
     }
@@ -48,24 +48,24 @@ pub fn an_endless_sender_does_not_starve_others(harness: &dyn Harness) {
             (other, to_hub)
         })
         .collect();
-    let (talker, to_hub) = others.remove(0);
-    let talk = [quiet(0, Operation::Send { bytes: b"and another thing", imm: 0 }); 100];
-    let talk_on = || while talker.try_post(to_hub, &talk).is_ok() {};
-    talk_on();
+    let (sender, to_hub) = others.remove(0);
+    let messages = [quiet(0, Operation::Send { bytes: b"and another thing", imm: 0 }); 100];
+    let send_more = || while sender.try_post(to_hub, &messages).is_ok() {};
+    send_more();
     for (imm, (other, to_hub)) in (1..).zip(&others) {
         other.send(*to_hub, b"may I?", imm);
     }
-    let mut unheard = others.len();
+    let mut missing = others.len();
     for _ in 0..500 {
         let mut polled = Vec::new();
         hub.fabric.poll(&mut polled);
         for event in polled {
             let Event::Completed(completion) = event else { panic!("unexpected {event:?}") };
             let CompletionKind::Received { imm, .. } = completion.kind else { panic!("{completion:?}") };
-            unheard -= usize::from(imm > 0);
+            missing -= usize::from(imm > 0);
         }
-        talk_on();
+        send_more();
         harness.settle();
     }
-    assert_eq!(unheard, 0);
+    assert_eq!(missing, 0);
 }

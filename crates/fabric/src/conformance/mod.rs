@@ -76,7 +76,7 @@ macro_rules! fabric_conformance_suite {
             }
             refused {
                 a_wrong_key_or_range_is_refused
-                requests_that_could_never_be_posted_are_malformed
+                malformed_requests_are_refused
             }
             atomics {
                 atomics_return_the_previous_value
@@ -84,7 +84,7 @@ macro_rules! fabric_conformance_suite {
             }
             messages {
                 messages_of_all_lengths_arrive_whole
-                a_write_with_immediate_has_landed_when_it_is_reported
+                an_immediate_is_reported_after_its_bytes
                 an_endless_sender_does_not_starve_others
             }
             room {
@@ -108,7 +108,7 @@ macro_rules! fabric_conformance_suite {
                 only_the_armed_sleeper_has_edges
             }
             keys {
-                a_key_mentioned_in_a_message_can_be_used_at_once
+                a_key_in_a_message_can_be_used_at_once
                 memory_registered_while_connecting_is_reached
                 hundreds_of_segments_are_reached_at_once
             }
@@ -128,7 +128,7 @@ macro_rules! fabric_conformance_suite {
     };
     (@cases $harness:expr; $($area:ident { $($case:ident)* })*) => {
         $(mod $area {
-            #[allow(unused_imports, reason = "the harness may be named in full")]
+            #[allow(unused_imports, reason = "the expression may name the harness by its full path")]
             use super::*;
             $(#[test]
             fn $case() {

@@ -1,11 +1,12 @@
-//! Cases about requests that the target refuses, and about requests that the post refuses.
+//! Cases about requests that the target refuses, and about requests that are not even posted.
 
 use super::Harness;
 use super::node::{Pair, SEGMENT_BYTES, bytes_of, quiet, request};
 use crate::{Atomics, Key, Local, Operation, PostCause, RemoteAddress, Status};
 
-/// Returns requests of 4 bytes, of a word, and of several packets, to an invalid range at `remote`.
-fn wrong(pair: &Pair<'_>, remote: RemoteAddress) -> Vec<Operation<'static>> {
+/// Returns operations on an invalid range at `remote`, of 4 bytes and of a word, and operations of several packets that
+/// exceed the segment by one byte.
+fn invalid_operations(pair: &Pair<'_>, remote: RemoteAddress) -> Vec<Operation<'static>> {
     let mut operations = vec![
         Operation::Write { local: Local::Inline(b"1234"), remote },
         Operation::Write { local: pair.local(0, 4), remote },
@@ -13,7 +14,7 @@ fn wrong(pair: &Pair<'_>, remote: RemoteAddress) -> Vec<Operation<'static>> {
         Operation::WriteImm { local: pair.local(0, 4), remote, imm: 1 },
         Operation::Read { local: pair.local(0, 4), remote },
     ];
-    // Only the last byte is outside.
+    // Only the last byte is outside of the segment.
     let beyond = pair.at(SEGMENT_BYTES - 8999);
     operations.push(Operation::Write { local: pair.local(0, 9000), remote: beyond });
     operations.push(Operation::WriteImm { local: pair.local(0, 9000), remote: beyond, imm: 1 });
@@ -38,7 +39,8 @@ pub fn a_wrong_key_or_range_is_refused(harness: &dyn Harness) {
     });
     let mut pair = pairs.next().expect("the sequence of pairs is endless");
     assert_eq!(pair.target.0, Key(0));
-    let mut operations: Vec<_> = places.into_iter().flat_map(|remote| wrong(&pair, remote)).collect();
+    let mut operations: Vec<_> =
+        places.into_iter().flat_map(|remote| invalid_operations(&pair, remote)).collect();
     if pair.one.fabric.capabilities(pair.to_two).atomics != Atomics::None {
         operations.push(Operation::FetchAdd { remote: offset(4), add: 1 });
     }
@@ -76,7 +78,7 @@ fn expect_refused(pair: &mut Pair<'_>, operation: Operation<'_>) {
 
 /// Expects that a post that contains a malformed request posts the requests before that request, but none after it, and
 /// that the connection stays up.
-pub fn requests_that_could_never_be_posted_are_malformed(harness: &dyn Harness) {
+pub fn malformed_requests_are_refused(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let capabilities = pair.one.fabric.capabilities(pair.to_two);
     let too_long = vec![0; capabilities.send_bytes_max + 1];

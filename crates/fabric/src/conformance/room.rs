@@ -8,12 +8,12 @@ const MESSAGE: [u8; 1000] = [7; 1000];
 /// A number of requests that exceeds every queue.
 const MANY: u32 = 8000;
 
-/// One end of a flood: posts until the queue is full, then polls.
+/// One of two ends that post at the same time: it posts until the queue is full, and then polls.
 struct Flood<'a, 'h> {
     node: &'a mut Node<'h>,
     peer: PeerId,
     posted: u32,
-    heard: u32,
+    received: u32,
     may_post: bool,
     refused: u32,
 }
@@ -56,10 +56,10 @@ impl Flood<'_, '_> {
                     };
                     assert_eq!(
                         (imm, &bytes[..]),
-                        (self.heard, &MESSAGE[..]),
-                        "messages arrive in order and once"
+                        (self.received, &MESSAGE[..]),
+                        "a message was lost, repeated or out of order"
                     );
-                    self.heard += 1;
+                    self.received += 1;
                 }
                 event => panic!("unexpected {event:?}"),
             }
@@ -68,18 +68,18 @@ impl Flood<'_, '_> {
     }
 }
 
-/// Expects that if both ends fill their queues and continue only after [`Event::Room`], every request arrives once and
-/// in order.
+/// Expects that every request arrives once and in order if both ends fill their queues, and post again only after
+/// [`Event::Room`].
 pub fn a_flood_both_ways_loses_nothing(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
-    let flood = |node, peer| Flood { node, peer, posted: 0, heard: 0, may_post: true, refused: 0 };
+    let flood = |node, peer| Flood { node, peer, posted: 0, received: 0, may_post: true, refused: 0 };
     let mut floods = [flood(&mut pair.one, pair.to_two), flood(&mut pair.two, pair.to_one)];
     let mut idle = 0;
-    while floods.iter().any(|flood| flood.heard < MANY) {
+    while floods.iter().any(|flood| flood.received < MANY) {
         floods.iter_mut().for_each(Flood::post);
         let is_any = floods.iter_mut().fold(false, |is_any, flood| flood.handle_events() | is_any);
         idle = if is_any { 0 } else { idle + 1 };
-        assert!(idle < 100, "the flood has stalled");
+        assert!(idle < 100, "no event arrives, although messages are missing");
         harness.settle();
     }
     assert!(floods.iter().all(|flood| flood.refused > 0), "no queue was ever full");
@@ -106,18 +106,18 @@ pub fn room_in_a_full_queue_wakes_the_poster(harness: &dyn Harness) {
     for round in 0..3 {
         let posted = fill(&pair.one, pair.to_two);
         assert!(posted > 0, "round {round}");
-        let mut heard = 0;
+        let mut received = 0;
         let room = pair.one.until(|one| {
             // The other end polls only while this one sleeps.
             let event = one.try_event();
-            heard += std::iter::from_fn(|| pair.two.try_event()).count() as u32;
+            received += std::iter::from_fn(|| pair.two.try_event()).count() as u32;
             event
         });
         assert_eq!(room, Event::Room { peer: pair.to_two });
         pair.one.post(pair.to_two, 1, Operation::Send { bytes: b"at last", imm: 0 });
         assert_eq!(pair.one.ended().0, 1);
-        heard += pair.two.rest().len() as u32;
-        assert_eq!(heard, posted + 1);
+        received += pair.two.rest().len() as u32;
+        assert_eq!(received, posted + 1);
     }
     pair.one.expect_nothing();
 }

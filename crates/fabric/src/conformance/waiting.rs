@@ -56,7 +56,7 @@ pub fn arrivals_before_the_last_poll_are_not_missed(harness: &dyn Harness) {
         if early.is_none() {
             assert!(
                 harness.sleep(&*pair.two.fabric, seen),
-                "the sleeper missed the message posted at {moment}"
+                "the sleeper missed the message posted at moment {moment}"
             );
         }
         let event = early.unwrap_or_else(|| pair.two.event());
@@ -65,8 +65,8 @@ pub fn arrivals_before_the_last_poll_are_not_missed(harness: &dyn Harness) {
     pair.two.expect_nothing();
 }
 
-/// Expects that ringing the doorbell makes only one descriptor readable: that of the armed kind of sleeper. A thread
-/// that sleeps on several fabrics watches these descriptors by epoll.
+/// Expects that a ring of the doorbell makes only the descriptor of the armed kind of sleeper readable. A thread that
+/// sleeps on several fabrics watches these descriptors by epoll.
 pub fn only_the_armed_sleeper_has_edges(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     pair.one.expect_nothing();
@@ -93,7 +93,7 @@ pub fn only_the_armed_sleeper_has_edges(harness: &dyn Harness) {
     let kinds = [(Sleeper::Progress, &progress, [1, 0]), (Sleeper::Caller, &caller, [0, 1])];
     for (imm, (kind, own, expected)) in kinds.into_iter().cycle().take(6).enumerate() {
         harness.settle();
-        // An edge that was taken requires arming again: other traffic of a network has edges, too.
+        // Other traffic of a network has edges, too. A consumed edge may disarm the doorbell, so this arms it again.
         loop {
             fabric.arm(Some(kind));
             pair.two.expect_nothing();

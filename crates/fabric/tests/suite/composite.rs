@@ -1,4 +1,4 @@
-//! Several fabrics as one: numbers of peers, keys, addresses, and sleepers.
+//! Several fabrics combined into one: ids of peers, keys, addresses, and sleepers.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use halite_mem::{PagePolicy, Segment};
 
 use crate::scripted::Scripted;
 
-/// Time limit that turns a hang into a failure.
+/// Time limit after which a hang becomes a failure.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn composite(one: &Arc<Scripted>, two: &Arc<Scripted>) -> Composite {
@@ -45,8 +45,8 @@ fn notified(peer: PeerId) -> Event {
     Event::Completed(Completion { peer, status: Status::Success, kind })
 }
 
-/// Connects `peer` of `part`, and returns its number in `both`.
-fn meet(both: &Composite, part: &Scripted, peer: u32) -> PeerId {
+/// Connects `peer` of `part`, and returns its id in `both`.
+fn connect_peer(both: &Composite, part: &Scripted, peer: u32) -> PeerId {
     part.add_event(connected(peer));
     match &poll_events(both)[..] {
         [Event::Connected { peer, .. }] => *peer,
@@ -55,10 +55,15 @@ fn meet(both: &Composite, part: &Scripted, peer: u32) -> PeerId {
 }
 
 #[test]
-fn every_event_has_the_composites_number_of_the_peer() {
+fn events_have_the_composites_id_of_the_peer() {
     let (one, two) = scripts();
     let both = composite(&one, &two);
-    let peers = [meet(&both, &one, 1), meet(&both, &one, 2), meet(&both, &two, 1), meet(&both, &two, 2)];
+    let peers = [
+        connect_peer(&both, &one, 1),
+        connect_peer(&both, &one, 2),
+        connect_peer(&both, &two, 1),
+        connect_peer(&both, &two, 2),
+    ];
     assert_eq!(BTreeSet::from(peers).len(), 4);
     for (index, part) in [&one, &two].into_iter().enumerate() {
         for (theirs, peer) in [(1, peers[2 * index]), (2, peers[2 * index + 1])] {
@@ -73,7 +78,7 @@ fn every_event_has_the_composites_number_of_the_peer() {
 }
 
 #[test]
-fn a_key_is_deregistered_when_all_fabrics_have_confirmed() {
+fn a_key_is_deregistered_after_all_fabrics_confirm() {
     let (one, two) = scripts();
     let both = composite(&one, &two);
     both.deregister(Key(0));
@@ -169,7 +174,7 @@ fn each_fabric_wakes_every_sleeper() {
                 for _ in 0..ROUNDS {
                     let seen = both.doorbell();
                     round.wait();
-                    // A sleeper may wake early, so it checks again. A lost ring makes it wait for ever.
+                    // A sleeper may wake early, so it checks again. If a ring is lost, it waits until the time limit.
                     let begin = std::time::Instant::now();
                     while both.doorbell() == seen {
                         assert!(begin.elapsed() < PATIENCE, "a ring was lost");
@@ -195,10 +200,10 @@ fn each_fabric_wakes_every_sleeper() {
 fn each_kind_of_sleeper_is_woken_alone() {
     let (one, two) = scripts();
     let both = composite(&one, &two);
-    let sleeps = |kind, long| {
+    let sleeps = |kind, duration| {
         let begin = std::time::Instant::now();
-        both.wait(kind, both.doorbell(), Some(long));
-        begin.elapsed() >= long
+        both.wait(kind, both.doorbell(), Some(duration));
+        begin.elapsed() >= duration
     };
     let short = Duration::from_millis(20);
     for part in [&one, &two] {
@@ -208,7 +213,11 @@ fn each_kind_of_sleeper_is_woken_alone() {
             let taken = [&one, &two].map(|part| part.edges_taken(kind));
             assert!(!sleeps(kind, PATIENCE), "{kind:?} was not woken");
             let each = [&one, &two].map(|part| part.edges_taken(kind));
-            assert_eq!(each, taken.map(|taken| taken + 1), "each part is told once that the edge was taken");
+            assert_eq!(
+                each,
+                taken.map(|taken| taken + 1),
+                "each part learns once that the edge was consumed"
+            );
             assert!(sleeps(kind, short), "one ring woke the sleeper twice");
         }
     }

@@ -1,4 +1,4 @@
-//! A fabric for tests: reports prepared events, and records requests.
+//! A fabric for tests: it reports prepared events, and records requests.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,7 +15,7 @@ use halite_mem::{Segment, Window};
 pub struct Scripted {
     name: &'static str,
     events: Mutex<VecDeque<Event>>,
-    asked: Mutex<Vec<String>>,
+    requests: Mutex<Vec<String>>,
     segments: Mutex<Vec<Arc<Segment>>>,
     /// True if the fabric refuses registrations.
     pub refuses: AtomicBool,
@@ -42,7 +42,7 @@ impl Scripted {
         Scripted {
             name,
             events: Mutex::default(),
-            asked: Mutex::default(),
+            requests: Mutex::default(),
             segments: Mutex::default(),
             refuses: AtomicBool::new(false),
             is_silent: false,
@@ -73,7 +73,7 @@ impl Scripted {
 
     /// Returns the requests since the last call.
     pub fn take_requests(&self) -> Vec<String> {
-        std::mem::take(&mut self.asked.lock().unwrap())
+        std::mem::take(&mut self.requests.lock().unwrap())
     }
 
     /// Returns the registered segments, by key.
@@ -81,8 +81,8 @@ impl Scripted {
         self.segments.lock().unwrap().clone()
     }
 
-    fn record(&self, what: String) {
-        self.asked.lock().unwrap().push(what);
+    fn record(&self, request: String) {
+        self.requests.lock().unwrap().push(request);
     }
 }
 

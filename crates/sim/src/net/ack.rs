@@ -1,7 +1,7 @@
 //! Acknowledgements of requests that processors copy. An acknowledgement gives the requester the result of a request.
 //!
-//! Most acknowledgements are *lazy*: they have no event of their own. The world records them with the request, and
-//! processes them at the next post.
+//! Most acknowledgements are *lazy*: they have no event of their own. The world records them with their requests, and
+//! processes them at the next post. So a large cluster needs far fewer events.
 
 use halite_fabric::{Completion, CompletionKind, Status};
 
@@ -11,7 +11,7 @@ use super::{Event, Net};
 use crate::link::Transit;
 
 impl Net {
-    /// Schedules the acknowledgement of a request, done or refused, after `delay_ns`.
+    /// Schedules the acknowledgement of an executed or refused request after `delay_ns`.
     pub(super) fn acknowledge(&mut self, qp: u32, number: u64, status: Status, delay_ns: u64) {
         let (from, to) = self.hosts_of(qp);
         // The request may have been flushed.
@@ -34,8 +34,8 @@ impl Net {
         }
     }
 
-    /// Records a lazy acknowledgement, which arrives at `at_ns`. A large cluster would need too many events otherwise.
-    /// Returns false if this acknowledgement, or an earlier one, needs an event.
+    /// Records a lazy acknowledgement, which arrives at `at_ns`. Returns false if this acknowledgement, or an earlier
+    /// one, needs an event.
     fn record_lazy_ack(&mut self, qp: u32, number: u64, at_ns: u64) -> bool {
         let queue = &mut self.qps[qp as usize];
         let is_behind_others = number > queue.first;
@@ -66,7 +66,8 @@ impl Net {
         self.report_room(qp);
     }
 
-    /// Schedules an event for the last lazy acknowledgement among the first `count` requests. It covers earlier ones.
+    /// Schedules an event for the last lazy acknowledgement among the first `count` requests. It also acknowledges the
+    /// requests before it.
     pub(super) fn schedule_lazy_ack(&mut self, qp: u32, count: usize) {
         let queue = &self.qps[qp as usize];
         let lazy = queue.outstanding.iter().take(count).map_while(|work| work.lazy_ack_ns);
@@ -152,7 +153,7 @@ impl Net {
         }
     }
 
-    /// Counts a retry of a request; breaks the connection off and returns false if the limit is reached.
+    /// Counts a retry of a request. If the limit is reached, breaks the connection off and returns false.
     pub(super) fn count_retry(&mut self, qp: u32, number: u64) -> bool {
         let retries_max = self.profile_of(qp).retries_max;
         let Some(work) = self.qps[qp as usize].work(number) else {
@@ -167,7 +168,7 @@ impl Net {
         true
     }
 
-    /// Ends all requests of a closing end: with `status` if they may be partly executed, otherwise as flushed.
+    /// Completes all requests of a closing end: with `status` if a part may have been executed, otherwise as flushed.
     pub(super) fn flush(&mut self, qp: u32, status: Status) {
         self.close_lane(qp);
         self.process_lazy_acks(qp);

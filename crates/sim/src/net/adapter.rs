@@ -1,4 +1,4 @@
-//! Atomics executed by an adapter: atomic among themselves, but not with the accesses of processors.
+//! Atomics that an adapter executes: atomic among themselves, but not with respect to the accesses of processors.
 //!
 //! ```text
 //!   arrives ──> waits its turn ──> the word is read ── atomic_ns ──> the queue pair writes the new value, and answers
@@ -48,7 +48,7 @@ impl Net {
         }
         let Some(next) = atomics.waiting.pop_front() else { return };
         let to = next.datagram.to;
-        // The write refuses an invalid address.
+        // An invalid address gives `None` here, and the write then refuses it.
         let word = self.pair_and_view(to, None).and_then(|(_, view)| view.load(&next.eth));
         let at_ns = self.now_ns + self.profile_of(to).atomic_ns;
         self.endpoints[endpoint as usize].atomics.current = Some((next, word));

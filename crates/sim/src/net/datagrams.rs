@@ -28,11 +28,11 @@ fn transfer_ns(profile: &Profile, packet: &Packet<'_>) -> u64 {
         return 2 * profile.dma_ns(packet.headers.len_bytes() as u64 + bytes) + profile.pcie_ns;
     }
     match packet.headers {
-        // Follows the adapter's access to memory.
+        // The request that it acknowledges has already paid for the access to memory.
         Headers::Acknowledge(_) => 0,
         Headers::AtomicAcknowledge { .. } if profile.atomics == AtomicsBy::Processor => profile.atomic_ns,
         Headers::AtomicAcknowledge { .. } => 0,
-        // To memory and back; the adapter fetches the response and stores it.
+        // The adapter at the target fetches the bytes over its bus, there and back.
         Headers::ReadRequest(_) => 2 * profile.pcie_ns,
         headers if headers.opcode().is_response() => 2 * (profile.dma_ns(bytes) + profile.pcie_ns),
         _ => 2 * profile.dma_ns(bytes) + profile.pcie_ns,
@@ -51,7 +51,7 @@ impl Net {
             // does not wait for another turn.
             let is_turn_over = sent_bytes == 0 || sent_bytes >= mtu;
             if let Some(at_ns) = self.next_fetch_ns(qp).filter(|_| is_turn_over && !lane.has_ended()) {
-                // Queue pairs that already wait for the same wire come first.
+                // Queue pairs that already wait for the same wire take their turns first.
                 next_turn_ns = Some(at_ns + u64::from(sent_bytes > 0));
                 break;
             }
@@ -172,8 +172,8 @@ impl Net {
             return self.drop_datagram(Datagram { to, bytes });
         };
         let has_ended = queue_pair.state() == State::Error;
-        // The packet was parsed when it arrived.
-        let packet = Packet::parse(&bytes[..bytes.len() - ICRC_BYTES]).expect("it was parsed before");
+        let packet =
+            Packet::parse(&bytes[..bytes.len() - ICRC_BYTES]).expect("the packet was parsed when it arrived");
         queue_pair.handle_packet(now_ns, &packet, &view);
         self.counters.dropped += u64::from(has_ended);
         let (host, from) = self.hosts_of(to);

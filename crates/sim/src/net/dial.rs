@@ -30,7 +30,7 @@ pub(super) struct Dial {
 
 impl Net {
     pub(crate) fn open(&mut self, host: HostId, address: &str, hello: Vec<u8>) -> u32 {
-        assert_eq!(self.state(host), HostState::Running, "only a host that runs opens a fabric");
+        assert_eq!(self.state(host), HostState::Running, "only a running host can open a fabric");
         assert!(hello.len() <= HELLO_BYTES_MAX, "a hello of {} bytes is too long", hello.len());
         let index = self.endpoints.len() as u32;
         let taken = self.addresses.insert(address.to_owned(), index);
@@ -110,7 +110,7 @@ impl Net {
         self.send_dial_answer(dial, Some(dialling_end), to_host, from_host);
     }
 
-    /// Creates both ends and opens that of the target. Returns the dialling end.
+    /// Creates both ends, and opens the end of the target. Returns the dialling end.
     fn create_ends(&mut self, dial: u32, from_host: u32, to_host: u32) -> EndId {
         let Dial { from, to, keys, .. } = self.dials[dial as usize];
         let dialling_hello = std::mem::take(&mut self.dials[dial as usize].hello);

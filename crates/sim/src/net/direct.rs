@@ -32,7 +32,7 @@ impl Mapped {
         self.unmapped.extend(segment.map(|segment| Arc::downgrade(&segment)));
     }
 
-    /// Hides later writes of this killed process through these windows.
+    /// Hides further writes of this killed process to the peer's segments.
     fn hide_writes(&self, owned: &[Option<Window>]) {
         for (segment, owned) in self.segments.iter().zip(owned) {
             if let (Some(segment), Some(owned)) = (segment, owned) {
@@ -69,7 +69,7 @@ impl Net {
         mapped.window(0, mapped.len())
     }
 
-    /// Hides further writes of a killed process while its values are dropped.
+    /// Hides further writes of a killed process: destructors of its values may still write.
     pub(super) fn hide_writes(&self, index: usize) {
         if !self.hardware.has_processes() {
             return;
@@ -106,7 +106,7 @@ impl Net {
         if reach == Reach::Within && !self.runs_or_defers(host, event) {
             return;
         }
-        // The peer's notice that it has closed, which may wait for a copy, must be handled first.
+        // The peer's notice that it has closed must be handled first, but may still wait for a copy in progress.
         if reach == Reach::Within && is_open {
             let at_ns = self.now_ns + self.profile(end).wire_ns.max(1);
             return self.schedule(at_ns, event);
@@ -115,6 +115,7 @@ impl Net {
     }
 }
 
+/// Hides later writes to `segment` from other processes, as if this process had been killed.
 fn make_private(segment: &Segment, owned: &Window) {
     segment.make_private(owned.segment()).expect("the same length of the same memory can be mapped again");
 }

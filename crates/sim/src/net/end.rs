@@ -1,7 +1,7 @@
 //! Ends of connections. An end is the state that one fabric keeps about a peer, for all lanes together.
 //!
-//! Each lane is a pair of queue pairs, one at either end; lanes share the wire, and all lanes of a connection are
-//! closed together.
+//! Each lane is a pair of queue pairs, one at either end. All lanes of a connection share the wire, and are closed
+//! together.
 //!
 //! ```text
 //!   end 4 ── qp 6 ═════ lane 0 ═════ qp 7 ── end 5
@@ -42,7 +42,7 @@ pub(super) enum EndState {
 #[derive(Debug)]
 pub(super) struct End {
     pub(super) endpoint: u32,
-    /// Id of the peer here; set when the end opens.
+    /// Id that this end's fabric gave the peer; set when the end opens.
     pub(super) peer: PeerId,
     /// The other end's hello, until this end is open.
     pub(super) hello: Vec<u8>,
@@ -59,7 +59,7 @@ pub(super) struct End {
     pub(super) first_qp: u32,
     /// Number of lanes.
     pub(super) lanes: u32,
-    /// The queue pairs of messages and immediates from the peer that wait to be polled.
+    /// For each message or immediate of the peer that waits to be polled: the queue pair that received it.
     pub(super) unpolled: VecDeque<u32>,
     /// Time of the last packet from the peer's process; maintained only if processes acknowledge in software.
     pub(super) heard_ns: u64,

@@ -12,6 +12,7 @@ use super::end::EndId;
 /// Maximum number of events that one poll returns.
 const POLL_EVENTS_MAX: usize = 256;
 
+/// One fabric; see the header of this file.
 #[derive(Debug)]
 pub(super) struct Endpoint {
     pub(super) host: u32,
@@ -31,10 +32,10 @@ pub(super) struct Endpoint {
     visible_ns: u64,
     pub(super) doorbell: u32,
     pub(super) armed: bool,
-    /// Time at which a thread that waits was last woken, or began to wait.
+    /// Time at which the waiting thread was last woken, or began to wait.
     pub(super) awake_ns: u64,
     wakers: Vec<Waker>,
-    /// Atomics that the adapter executes, and those that wait.
+    /// The atomic that the adapter executes, and the waiting ones.
     pub(super) atomics: Atomics,
 }
 
@@ -67,7 +68,7 @@ impl Endpoint {
         self.peers.get(index).copied()
     }
 
-    /// Queues an event that becomes visible at `at_ns`, or after earlier ones. Returns that time.
+    /// Queues an event. It becomes visible at `at_ns`, but not before earlier events. Returns the time.
     pub(super) fn push(&mut self, at_ns: u64, event: Event) -> u64 {
         self.visible_ns = self.visible_ns.max(at_ns);
         self.events.push_back((self.visible_ns, event));
@@ -94,14 +95,14 @@ impl Endpoint {
         events.len() - before
     }
 
-    /// Rings the doorbell whether it is armed or not.
+    /// Rings the doorbell, even if it is not armed.
     pub(super) fn wake(&mut self, now_ns: u64, wakers: &mut Vec<Waker>) {
         self.awake_ns = now_ns;
         self.doorbell = self.doorbell.wrapping_add(1);
         wakers.append(&mut self.wakers);
     }
 
-    /// Returns true if the thread that waits for events sleeps at `at_ns`: it has polled in vain for `spin_ns`.
+    /// Returns true if the waiting thread sleeps at `at_ns`, because it has polled for `spin_ns` without an event.
     pub(super) fn is_asleep(&self, at_ns: u64, spin_ns: u64) -> bool {
         self.armed && at_ns >= self.awake_ns + spin_ns
     }

@@ -24,7 +24,7 @@ impl Net {
         self.notify_closed(end);
     }
 
-    /// Closes one end: fails outstanding requests, and informs the fabric.
+    /// Closes one end: completes outstanding requests with `status`, and reports the disconnection to the fabric.
     pub(super) fn close_end(&mut self, end: EndId, status: Status) {
         let this = &mut self.ends[end];
         let (endpoint, peer, was_open) = (this.endpoint, this.peer, this.is_active());
@@ -49,7 +49,7 @@ impl Net {
         self.release_memory(other as usize);
     }
 
-    /// Records that the peer can no longer access this end's memory; `exited` if it has crashed.
+    /// Records and reports that the peer can no longer access this end's memory. `exited` is true if it has crashed.
     pub(super) fn mark_cut_off(&mut self, end: EndId, exited: bool) {
         let this = &mut self.ends[end];
         if this.is_cut_off {
@@ -63,8 +63,8 @@ impl Net {
         }
     }
 
-    /// Sends a kernel message behind the packets on the wire. While the link is down, the message waits, as kernels
-    /// retransmit: without it, the peer of an isolated end would never be cut off.
+    /// Sends a kernel message behind the packets on the wire. While the link is down, the message waits, because
+    /// kernels retransmit. If it were lost, the peer of an isolated end would never be cut off.
     fn send_kernel_message(&mut self, end: EndId, event: Event, after_ns: u64) {
         let this = &self.ends[end];
         let landed_ns = this.qps().map(|qp| self.qps[qp as usize].landed_ns).max().unwrap_or(0);
@@ -184,7 +184,7 @@ impl Net {
 
     // Fabrics.
 
-    /// Leaves all peers, after all posted requests have ended.
+    /// Closes a fabric: its connections end after all posted requests have completed.
     pub(crate) fn close(&mut self, endpoint: u32) {
         if !self.endpoints[endpoint as usize].alive {
             return;
@@ -262,7 +262,7 @@ impl Net {
     fn crash_endpoint(&mut self, index: usize, is_reported: bool) {
         self.hide_writes(index);
         self.endpoints[index].crash();
-        // Includes ends that are not open yet, because their peers may be.
+        // Includes ends that are not open yet, because their peers' ends may already be open.
         let ends = self.ends.all().filter(|end| self.ends[*end].endpoint as usize == index);
         for end in ends.collect::<Vec<_>>() {
             let this = &mut self.ends[end];
@@ -279,7 +279,7 @@ impl Net {
         self.release_memory(index);
     }
 
-    /// Drops the memory of a closed fabric, once no peer can access it.
+    /// Drops the memory of a closed fabric if no peer can access it any more.
     fn release_memory(&mut self, index: usize) {
         let is_over = |end: &EndId| {
             let is_reached = self.copies_by_processor(*end) && self.ends[end.other()].is_active();

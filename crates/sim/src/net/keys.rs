@@ -17,11 +17,11 @@ use super::{Event, Net};
 use crate::hardware::Reach;
 use crate::profile::Profile;
 
-/// A request for the peer's keys, which `number`, the next request of the lane, needs. Later requests may need newer
-/// keys.
+/// A request for the peer's keys, which the next work request of a lane needs. Later work requests may need newer keys.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct KeyRequest {
     pub(super) qp: u32,
+    /// Number of the work request that needs the keys.
     pub(super) number: u64,
 }
 
@@ -38,7 +38,7 @@ impl Net {
         }
     }
 
-    /// Sends the peer of an end the keys that were registered since the last time.
+    /// Announces to the peer of an end the keys that were registered since the last announcement.
     pub(super) fn announce(&mut self, end: EndId) {
         let this = &self.ends[end];
         let keys = self.endpoints[this.endpoint as usize].segments.len() as u32;
@@ -99,7 +99,7 @@ impl Net {
         if self.has_adapter(end) { self.ends[end.other()].keys_known } else { u32::MAX }
     }
 
-    /// Sends a message between providers; returns the time of its arrival, unless it is lost.
+    /// Sends a message between providers. Returns the time of its arrival; `None` if it is lost.
     fn carry_message(&mut self, from: u32, to: u32) -> Option<u64> {
         let bytes = MESSAGE_BYTES + self.hardware.of(Reach::Across).header_bytes;
         let wire = &mut self.wires[from as usize][to as usize];
@@ -109,7 +109,7 @@ impl Net {
         delay_ns.filter(|_| !delivery.is_damaged).map(|delay_ns| delivery.on_time_ns + delay_ns)
     }
 
-    /// Requests the peer's keys, again and again until they arrive; meanwhile, the lane sends nothing.
+    /// Requests the peer's keys, and repeats the request until they arrive. Meanwhile, the lane sends nothing.
     pub(super) fn request_keys(&mut self, qp: u32) {
         let end = self.end_of(qp);
         let this = &self.ends[end];

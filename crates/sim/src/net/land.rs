@@ -20,7 +20,7 @@ impl Net {
         }
     }
 
-    /// Returns true if copies to this end reach its memory: the target cannot refuse them, only the exit of the copying
+    /// Returns true if copies to this end reach its memory. The target cannot refuse them: only the exit of the copying
     /// process stops them.
     pub(super) fn accepts_copies(&self, end: EndId) -> bool {
         !self.ends[end].is_cut_off
@@ -65,7 +65,7 @@ impl Net {
         !consumes || end.unpolled.len() < self.profile_of(target).receive_depth
     }
 
-    /// Retries the packet, and the packets behind it, later.
+    /// Holds a packet that found no posted receive, and retries it later, before the packets behind it.
     fn stall(&mut self, target: u32, packet: Packet) {
         self.counters.receiver_not_ready += 1;
         let index = self.packets.add(packet);
@@ -206,7 +206,7 @@ impl Net {
             unreachable!("only reads are answered with bytes");
         };
         if let Some(work) = self.qps[qp as usize].work(number) {
-            let window = work.local.as_ref().expect("it was looked up when it was posted");
+            let window = work.local.as_ref().expect("the segment was looked up when the read was posted");
             window.write(offset + piece, &bytes).expect("the range was checked when it was posted");
             if last {
                 self.schedule(self.now_ns, Event::Acknowledge { qp, number });

@@ -134,7 +134,7 @@ fn config(profile: &Profile) -> Config {
     let mtu = Mtu::ALL.into_iter().find(|mtu| u64::from(mtu.bytes()) == profile.mtu_bytes);
     let timeout = Duration::from_nanos(profile.retransmit_ns);
     let common = Config {
-        mtu: mtu.expect("it was checked with the profile"),
+        mtu: mtu.expect("the profile has a valid MTU"),
         send_queue_max: profile.queue_depth,
         send_bytes_max: profile.send_bytes_max,
         rnr_wait: Duration::from_nanos(profile.rnr_ns),
@@ -166,7 +166,7 @@ fn config(profile: &Profile) -> Config {
 fn flow(from: u32, to: u32) -> Flow {
     let address = |host: u32| {
         let [_, high, middle, low] = host.to_be_bytes();
-        format!("10.{high}.{middle}.{low}:{PORT}").parse().expect("an address")
+        format!("10.{high}.{middle}.{low}:{PORT}").parse().expect("the address is valid")
     };
     Flow::new(address(from), address(to))
 }
@@ -318,7 +318,7 @@ impl Net {
             let operation = operation(&verb, written.inline, lane.held.next_key());
             let Written { id: WorkId(id), signalled, solicited, window, .. } = written;
             let taken = lane.qp.post(Request { id, operation, signalled, solicited });
-            taken.expect("it was checked when it was posted, and there is room");
+            taken.expect("the request was checked when it was posted, and the queue has room");
             lane.held.push(window);
             lane.submitted += 1;
         }

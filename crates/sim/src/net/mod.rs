@@ -188,12 +188,12 @@ impl Net {
     }
 
     pub(crate) fn set_now(&mut self, now_ns: u64) {
-        // Never backwards, because a deadline may have passed already.
+        // Time never moves backwards, although a deadline may already have passed.
         self.now_ns = self.now_ns.max(now_ns);
         self.clock.store(self.now_ns, Relaxed);
     }
 
-    /// Handles the next timer or event; there must be one.
+    /// Handles the next timer or event. Panics if there is none.
     fn handle_next(&mut self) {
         let timer = self.timers.first_key_value().map(|(key, _)| *key);
         let timer_is_next = match (timer, self.queue.next()) {
@@ -201,11 +201,11 @@ impl Net {
             (timer, _) => timer.is_some(),
         };
         if timer_is_next {
-            let (key, waker) = self.timers.pop_first().expect("looked up just before");
+            let (key, waker) = self.timers.pop_first().expect("it was found just before");
             self.digest.fold([self.now_ns, 0, key.1, 0]);
             self.wakers.push(waker);
         } else {
-            let event = self.queue.pop().expect("looked up just before");
+            let event = self.queue.pop().expect("it was found just before");
             self.handle(event);
         }
     }
@@ -457,7 +457,7 @@ impl Net {
         self.endpoints[endpoint as usize].push(at_ns, FabricEvent::Completed(completion));
     }
 
-    /// Rings for visible events if the doorbell is armed.
+    /// Rings the doorbell for visible events, if it is armed.
     fn show(&mut self, endpoint: u32) {
         if self.endpoints[endpoint as usize].armed {
             self.wake(endpoint);
@@ -485,8 +485,9 @@ impl Net {
             let FabricEvent::Completed(completion) = event else { continue };
             self.counters.completions += 1;
             if let CompletionKind::Received { .. } | CompletionKind::Notified { .. } = completion.kind {
-                let end = self.endpoints[endpoint as usize].end(completion.peer).expect("it sent something");
-                let qp = self.ends[end].unpolled.pop_front().expect("it was counted");
+                let end =
+                    self.endpoints[endpoint as usize].end(completion.peer).expect("a sender has an end");
+                let qp = self.ends[end].unpolled.pop_front().expect("it was recorded on delivery");
                 self.add_receive(qp);
             }
         }
@@ -521,9 +522,10 @@ impl Net {
 fn describe(event: &FabricEvent) -> String {
     match event {
         FabricEvent::Connected { peer, dialled, .. } => {
-            format!("connected to peer {}, {}", peer.0, if dialled.is_some() { "by us" } else { "by it" })
+            let dialler = if dialled.is_some() { "this end" } else { "the peer" };
+            format!("connected to peer {}, dialled by {dialler}", peer.0)
         }
-        FabricEvent::Completed(_) => "a request has ended, or something has arrived".to_owned(),
+        FabricEvent::Completed(_) => "a request completed, or a message or immediate arrived".to_owned(),
         FabricEvent::ConnectFailed(ConnectFailure { address, reason, .. }) => {
             format!("not connected to {address}: {reason}")
         }
@@ -534,9 +536,9 @@ fn describe(event: &FabricEvent) -> String {
     }
 }
 
-/// Maximum number of events per step, so that the limit of steps is checked.
+/// Maximum number of events per call of [`Net::step`], so that the world checks its limit of steps in between.
 const STEP_EVENTS_MAX: u64 = 1024;
-/// First words in the digest: of polls, of [`Net::fold`], and of posts. They differ from those of events.
+/// Tags in the digest of polls, of [`Net::fold`], and of posts. They differ from the tags of events.
 const POLL_TAG: u64 = 100;
 const FOLD_TAG: u64 = 101;
 const POST_TAG: u64 = 101;

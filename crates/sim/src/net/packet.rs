@@ -1,4 +1,4 @@
-//! Packets on the wire, stored apart from their requests, because a packet can outlive its sender.
+//! Packets on the wire. They are stored apart from their requests, because a packet can outlive its sender.
 
 use super::qp::Verb;
 use super::slab::Slab;
@@ -18,7 +18,7 @@ pub(super) struct Packet {
     pub(super) qp: u32,
     pub(super) number: u64,
     pub(super) kind: PacketKind,
-    /// Position of its bytes in the request.
+    /// Offset of its bytes in the request.
     pub(super) offset: u64,
     pub(super) last: bool,
     /// True if the arrival rings the doorbell.
@@ -33,7 +33,7 @@ pub(super) struct Packets {
     buffers: Vec<Vec<u8>>,
 }
 
-/// Maximum number of free buffers, a few megabytes.
+/// Maximum number of free buffers. They take a few megabytes.
 const BUFFERS_MAX: usize = 256;
 
 impl Packets {

@@ -22,14 +22,14 @@ impl Net {
         if segments.len() >= max {
             return Err(RegisterError::TooManyKeys { max });
         }
-        let window = segment.window(0, segment.len()).expect("the whole segment");
+        let window = segment.window(0, segment.len()).expect("the window is the whole segment");
         segments.push(Some(window));
         let key = Key(segments.len() as u32 - 1);
         self.announce_to_all(endpoint);
         Ok(key)
     }
 
-    /// From now on, accesses to the key's segment need a page-table entry for each `page_bytes`.
+    /// Sets the length of the pages of a segment: accesses need a page-table entry for each page.
     pub(crate) fn set_page_bytes(&mut self, endpoint: u32, key: Key, page_bytes: u64) {
         self.endpoints[endpoint as usize].page_bytes.insert(key.0, page_bytes);
     }
@@ -115,7 +115,7 @@ impl Net {
         Ok(())
     }
 
-    /// Queues the room event when a quarter of a full queue is free, so that posters can post lists.
+    /// Reports room when a quarter of a full queue is free, so that posters can post several requests at once.
     pub(super) fn report_room(&mut self, qp: u32) {
         let most = self.profile_of(qp).queue_depth / 4 * 3;
         let end = &self.ends[self.end_of(qp)];
@@ -142,7 +142,7 @@ impl Net {
         self.trace(from, |_| format!("post {} of {bytes} B to host-{to}", kind::name(&request.operation)));
     }
 
-    /// Parses an operation and its inline bytes; checks the requester's side.
+    /// Parses an operation and its inline bytes, and checks its lengths and local memory.
     pub(super) fn parse<'r>(
         &self,
         qp: u32,

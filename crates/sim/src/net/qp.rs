@@ -11,13 +11,13 @@ use super::end::EndId;
 /// The source of a request's bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Source {
-    /// The bytes were copied when posted.
+    /// The bytes were copied when the request was posted.
     Inline,
     /// The bytes are in a registered segment, which is read when they leave.
     Registered { key: usize, offset: u64 },
 }
 
-/// The operation of a request; the requester has checked lengths and places.
+/// The operation of a request. Its lengths and local memory were checked when it was posted.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Verb {
     Read { key: usize, offset: u64, remote: RemoteAddress, len: u64 },
@@ -90,7 +90,7 @@ pub(super) struct Work {
     pub(super) verb: Verb,
     /// Local segment of the request, which may be deregistered by now.
     pub(super) local: Option<Window>,
-    /// Earliest start.
+    /// Time from which the request may be sent.
     pub(super) ready_ns: u64,
     /// True if a packet of the request has left.
     pub(super) departed: bool,

@@ -13,7 +13,7 @@ pub(super) enum Event {
     Depart { qp: u32 },
     /// A packet reaches memory.
     Land { packet: u32 },
-    /// Packets that found no receive are tried again.
+    /// Packets that found no posted receive are tried again.
     ReceiverRetry { qp: u32 },
     /// The target of the read `number` of `qp` sends the next piece of the answer.
     Respond { qp: u32, number: u64 },
@@ -82,7 +82,7 @@ impl Event {
     }
 }
 
-/// Future events; those of one time in the order of insertion.
+/// Future events, ordered by time. Events of the same time keep the order of insertion.
 #[derive(Debug, Default)]
 pub(super) struct EventQueue {
     heap: BinaryHeap<Entry>,

@@ -71,7 +71,7 @@ impl Net {
         let work = self.qps[qp as usize].work(piece.number).expect("the departing request is outstanding");
         if let Verb::Write { source: Source::Registered { offset, .. }, .. } = piece.verb {
             let mut bytes = self.packets.buffer();
-            let window = work.local.as_ref().expect("it was looked up when it was posted");
+            let window = work.local.as_ref().expect("the segment was looked up when the write was posted");
             read_into(window, offset + piece.offset, piece.len, &mut bytes);
             return bytes;
         }
@@ -172,7 +172,7 @@ impl Net {
         let queue = &mut self.qps[qp as usize];
         queue.answered_ns = queue.answered_ns.max(arrives_ns);
         let lands_ns = queue.answered_ns;
-        let work = queue.work(piece.number).expect("it is answered");
+        let work = queue.work(piece.number).expect("the read is outstanding");
         work.answered += piece.len;
         work.attempts = 0;
         let Piece { number, verb, offset, last, .. } = *piece;

@@ -7,10 +7,10 @@
 //!                   └───── state of the queue pair, key, pages ─────┘ each a cache; a miss stalls the unit for `fetch_ns`
 //! ```
 //!
-//! Caches replace a random entry, so their hit rate falls smoothly as more entries are in use, as in measurements. If
-//! they replaced the least recently used entry, the hit rate would fall to zero at once. A message reads the page-table
-//! entries of all its pages with its first packet. Acknowledgements are free: the unit that handles the request
-//! generates them.
+//! Caches replace a random entry. So their hit rate falls smoothly as more entries are in use, as measurements show. If
+//! they replaced the least recently used entry, the hit rate would fall to zero abruptly. A message reads the
+//! page-table entries of all its pages with its first packet. Acknowledgements are free: the unit that handles the
+//! request generates them.
 //!
 //! Units are reserved in the order in which packets are sent. So a packet keeps its place at the receiving unit, even
 //! if a packet that was sent later arrives earlier.
@@ -59,7 +59,7 @@ struct Arrival {
     access: Option<MemoryAccess>,
 }
 
-/// Maximum number of page-table entries that one message reads; a longer one is limited by the wire.
+/// Maximum number of page-table entries that one message reads. The wire limits longer messages anyway.
 const PAGES_MAX: u64 = 1 << 12;
 
 impl Stages {
@@ -275,13 +275,13 @@ mod tests {
     }
 
     #[test]
-    fn a_payload_is_gathered_unless_its_queue_pair_has_just_sent() {
+    fn a_queue_pair_that_has_just_sent_prefetches_its_payload() {
         let (mut stages, mut random) = (Stages::new(adapter()), random());
         let mut sent = |now_ns, wire_free_ns, qp| stages.send(now_ns, wire_free_ns, qp, true, &mut random);
         assert_eq!(sent(0, 0, 1), 630);
         assert_eq!(sent(0, 900, 1), 730, "prefetched while the previous packet is sent");
         assert_eq!(sent(0, 900, 2), 900 + 630, "the change of queue pairs waits for the wire");
-        assert_eq!(sent(9_000, 2_000, 2), 9_130, "nothing was prefetched long ago");
+        assert_eq!(sent(9_000, 2_000, 2), 9_130, "the unit does not prefetch while it is idle");
     }
 
     #[test]

@@ -26,8 +26,8 @@ impl View<'_> {
         segment.and_then(Option::as_ref).ok_or(Refused)
     }
 
-    /// Executes an atomic: as a whole, atomic with respect to processors, or only the adapter's write, which overwrites
-    /// changes since its read.
+    /// Executes an atomic: with `whole`, atomically with respect to processors; or, if the adapter has already read the
+    /// word, only its write with `half`, which overwrites changes since the read.
     fn change(
         &self,
         key: u32,

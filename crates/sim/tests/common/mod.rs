@@ -18,6 +18,7 @@ pub const SEGMENT_BYTES: u64 = 1 << 20;
 /// Longer than all operations of a test.
 pub const LONG_NS: u64 = 1_000_000_000;
 
+/// A host with a fabric.
 pub struct Side {
     pub host: HostId,
     pub fabric: Arc<SimFabric>,
@@ -25,7 +26,7 @@ pub struct Side {
     pub memory: Window,
     /// Id of the other side as a peer.
     pub peer: PeerId,
-    /// Events that the test has not taken yet.
+    /// Completions, and other events below, that the test has not taken yet.
     completions: RefCell<Vec<Completion>>,
     events: RefCell<Vec<Event>>,
 }
@@ -36,7 +37,7 @@ pub struct Pair {
     pub two: Side,
 }
 
-/// Creates hosts 0 and 1, connected by host 0, with armed doorbells.
+/// Creates hosts 0 and 1 with armed doorbells. Host 0 has connected to host 1.
 pub fn pair(seed: u64, profile: Profile) -> Pair {
     let world = World::new(seed, profile);
     let (mut one, mut two) = (open(&world, "one"), open(&world, "two"));
@@ -125,8 +126,8 @@ impl Side {
         bytes
     }
 
-    /// Returns how many bytes from the start are equal to `byte`; each piece of `piece` bytes landed as a whole or not
-    /// at all.
+    /// Returns the number of bytes from the start of the memory that are equal to `byte`. Checks that each piece of
+    /// `piece` bytes landed as a whole or not at all.
     pub fn landed(&self, byte: u8, piece: usize) -> usize {
         let bytes = self.bytes(0, SEGMENT_BYTES as usize);
         let landed = bytes.iter().take_while(|found| **found == byte).count();
@@ -135,7 +136,7 @@ impl Side {
         landed
     }
 
-    /// Returns the whole local segment from its start, as a source.
+    /// Returns the first `len` bytes of the local segment, as a source.
     pub fn source(&self, len: u64) -> Local<'static> {
         Local::Registered { key: self.key, offset: 0, len }
     }
@@ -161,7 +162,7 @@ impl Pair {
         self.world.set_link(from, to, change(self.world.link(from, to)));
     }
 
-    /// Fills the memory of host 0 with `byte`, and posts a write of `len` bytes of it to host 1, as request 1.
+    /// Fills `len` bytes in the memory of host 0 with `byte`, and posts their write to host 1 as request 1.
     pub fn post_long_write(&self, byte: u8, len: u64) {
         self.one.memory.fill(0, len, byte).unwrap();
         let operation = Operation::Write { local: self.one.source(len), remote: remote(self.two.key, 0) };
@@ -169,7 +170,7 @@ impl Pair {
     }
 }
 
-/// Posts 200 requests of many kinds, five at a time, over links changed by `change`, and checks that each is executed
+/// Changes both links with `change`, and posts 200 requests of many kinds, five at a time. Checks that each is executed
 /// once and in order.
 #[track_caller]
 pub fn check_faults_are_hidden(profile: Profile, change: impl Fn(Link) -> Link) -> Counters {
@@ -190,9 +191,9 @@ pub fn check_faults_are_hidden(profile: Profile, change: impl Fn(Link) -> Link) 
         assert_eq!(one.ended(), vec![(round, Status::Success); 5]);
         assert_eq!(two.bytes(4096, 9_000), vec![round as u8 + 1; 9_000]);
         assert_eq!(one.bytes(20_000, 9_000), vec![round as u8 + 1; 9_000]);
-        let heard: Vec<_> = two.poll().into_iter().map(|completion| completion.kind).collect();
+        let received: Vec<_> = two.poll().into_iter().map(|completion| completion.kind).collect();
         let sent = CompletionKind::Received { bytes: round.to_le_bytes().to_vec(), imm: 0 };
-        assert_eq!(heard, [sent, CompletionKind::Notified { imm: round as u32 }]);
+        assert_eq!(received, [sent, CompletionKind::Notified { imm: round as u32 }]);
     }
     assert_eq!(two.memory.load_u64(0), Ok(40), "an atomic was executed twice, or not at all");
     world.counters()

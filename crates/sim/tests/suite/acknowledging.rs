@@ -10,8 +10,8 @@ fn small_write(pair: &Pair) -> Operation<'static> {
     Operation::Write { local: Local::Inline(b"12345678"), remote: remote(pair.two.key, 0) }
 }
 
-/// Short packets are sent together; otherwise an acknowledgement, which is sent last, would wait behind one message
-/// after another.
+/// A queue pair sends several short packets in one turn. Otherwise an acknowledgement, which is sent last, would wait
+/// behind one message after another.
 #[test]
 fn acknowledgements_do_not_wait_behind_bulk() {
     // A packet takes 264 us, and the test posts a message every 250 us.
@@ -41,7 +41,7 @@ fn an_acknowledgement_shows_that_its_peer_is_alive() {
     one.post(1, small_write(&pair));
     run_for(world, 500_000);
     assert!((490..500).contains(&heard_us(one)) && (490..500).contains(&heard_us(two)));
-    // Quiet, so that no sleeper is woken, and the acknowledgement may be delayed by half a millisecond.
+    // No thread waits for this write, so its acknowledgement may be delayed by half a millisecond.
     let quiet = WorkRequest { signalled: false, ..common::request(2, small_write(&pair)) };
     one.fabric.post(one.peer, Lane::FIRST, &[quiet]).unwrap();
     run_for(world, 600_000);

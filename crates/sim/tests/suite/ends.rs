@@ -7,9 +7,9 @@ use halite_fabric::{CutOff, Event, Fabric, Lane, Operation, Status};
 use halite_mem::{PagePolicy, Segment};
 use halite_sim::{Fence, Link, Profile};
 
-/// Ends a connection or crashes a host while a megabyte is in flight; returns the bytes that have landed then, and
-/// later.
-fn landed_then_and_later(pair: &Pair, end: impl FnOnce(&Pair)) -> (usize, usize) {
+/// Ends a connection or crashes a host while 1 MiB is in flight. Returns the numbers of bytes that have landed at that
+/// time, and much later.
+fn landed_at_end_and_later(pair: &Pair, end: impl FnOnce(&Pair)) -> (usize, usize) {
     pair.post_long_write(7, 1 << 20);
     run_for(&pair.world, 40_000);
     end(pair);
@@ -22,19 +22,19 @@ fn landed_then_and_later(pair: &Pair, end: impl FnOnce(&Pair)) -> (usize, usize)
 #[test]
 fn an_adapter_drops_packets_after_a_cut_off() {
     let pair = pair(1, Profile::rnic_100g());
-    let (then, later) = landed_then_and_later(&pair, |pair| {
+    let (at_end, later) = landed_at_end_and_later(&pair, |pair| {
         let two = &pair.two;
         assert_eq!(two.fabric.cut_off(two.peer), CutOff::Done);
         let peer = two.peer;
         assert_eq!(two.events(), [Event::Disconnected { peer }, Event::CutOff { peer, exited: false }]);
         assert_eq!(two.fabric.cut_off(two.peer), CutOff::Done);
     });
-    assert_eq!(then, later);
-    assert!(pair.world.counters().dropped > 0, "packets were on the wire");
+    assert_eq!(at_end, later);
+    assert!(pair.world.counters().dropped > 0, "no packet was on the wire");
     assert_eq!(pair.one.ended(), [(1, Status::PeerGone)]);
 }
 
-/// Otherwise each process would keep in quarantine for ever all memory that the other may still write to.
+/// Without the cut-off, each process would keep all memory that the other can write to in quarantine for ever.
 #[test]
 fn processes_are_cut_off_once_their_link_is_up() {
     let pair = pair(1, Profile::local());
@@ -90,7 +90,7 @@ fn a_restarted_host_is_a_new_peer() {
     assert_eq!((one.ended(), memory.load_u64(0)), (vec![(2, Status::Success)], Ok(1)));
 }
 
-// Where processors copy.
+// Hosts without adapters, where processors copy.
 
 fn without_kill() -> Profile {
     Profile { fence: Fence::Never, ..Profile::local() }
@@ -100,7 +100,7 @@ fn without_kill() -> Profile {
 fn a_paused_copy_continues_after_a_refused_cut_off() {
     let pair = pair(1, without_kill());
     let Pair { world, one, two } = &pair;
-    let (then, later) = landed_then_and_later(&pair, |pair| {
+    let (at_end, later) = landed_at_end_and_later(&pair, |pair| {
         world.pause(one.host);
         // The last stores still become visible.
         run_for(world, 1_000);
@@ -113,11 +113,15 @@ fn a_paused_copy_continues_after_a_refused_cut_off() {
         assert_eq!(two.fabric.cut_off(two.peer), CutOff::NotPermitted);
         assert_eq!(two.events(), [Event::Disconnected { peer: two.peer }]);
     });
-    assert_eq!(then, later, "the process is stopped");
-    assert_eq!(two.events(), [], "no event may report that it is cut off");
+    assert_eq!(at_end, later, "the process is stopped");
+    assert_eq!(two.events(), [], "a stopped process was reported as cut off");
     world.resume(one.host);
     run_for(world, LONG_NS);
-    assert_eq!(two.landed(7, 4096), 1 << 20, "it does not know that it was declared dead");
+    assert_eq!(
+        two.landed(7, 4096),
+        1 << 20,
+        "the resumed process, which does not know that it was declared dead, finishes its copy"
+    );
     // Host 0 then learns this, unmaps the memory of host 1, and reports it.
     assert_eq!(one.events()[0], Event::Disconnected { peer: one.peer });
     assert_eq!(two.events(), [Event::CutOff { peer: two.peer, exited: false }]);
@@ -127,14 +131,14 @@ fn a_paused_copy_continues_after_a_refused_cut_off() {
 fn a_killed_process_never_finishes_its_copy() {
     let pair = pair(1, Profile::local());
     let Pair { world, one, two } = &pair;
-    let (then, later) = landed_then_and_later(&pair, |_| {
+    let (at_end, later) = landed_at_end_and_later(&pair, |_| {
         world.pause(one.host);
         run_for(world, 1_000);
         two.fabric.disconnect(two.peer);
         assert_eq!(two.fabric.cut_off(two.peer), CutOff::Started);
         assert_eq!(two.events(), [Event::Disconnected { peer: two.peer }]);
     });
-    assert_eq!(then, later);
+    assert_eq!(at_end, later);
     assert_eq!(two.events(), [Event::CutOff { peer: two.peer, exited: true }]);
     assert_eq!(two.fabric.cut_off(two.peer), CutOff::Done);
     world.resume(one.host);

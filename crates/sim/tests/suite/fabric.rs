@@ -1,4 +1,4 @@
-//! Effects and times of requests between two hosts, as the profile defines them, beyond the suite of all providers.
+//! Effects and times of requests between two hosts that the profile defines, beyond the conformance suite.
 
 use crate::common;
 
@@ -7,7 +7,7 @@ use halite_fabric::{Class, Event, Fabric, Key, Lane, Local, Operation, Status};
 use halite_mem::{PagePolicy, Segment, Window};
 use halite_sim::{Link, Profile};
 
-/// Returns true if one of two additions is lost, when a processor adds while an adapter executes the other.
+/// Lets a processor add to a word while an adapter executes an atomic addition. Returns true if one of them is lost.
 fn loses_an_addition(profile: Profile) -> bool {
     let Pair { world, one, two } = pair(1, profile);
     let far = remote(two.key, 16);
@@ -24,12 +24,12 @@ fn loses_an_addition(profile: Profile) -> bool {
 }
 
 #[test]
-fn an_adapters_atomic_overwrites_a_processors() {
+fn an_adapters_atomic_loses_a_processors_addition() {
     assert!(loses_an_addition(Profile::rnic_100g_hca()));
     assert!(!loses_an_addition(Profile::rnic_100g()));
 }
 
-/// Registers another segment; its announcement is still in flight.
+/// Registers another segment, whose announcement is then in flight.
 fn another_key(side: &common::Side) -> (Key, Window) {
     let segment = Segment::create("late", 4096, PagePolicy::Normal).unwrap();
     let window = segment.window(0, 4096).unwrap();
@@ -49,11 +49,7 @@ fn a_request_with_an_unknown_key_blocks_its_lane() {
         one.post(1, Operation::Write { local: Local::Inline(b"salt"), remote: remote(key, 0) });
         one.post(2, Operation::Send { bytes: b"behind", imm: 0 });
         run_for(world, 3_000);
-        assert_eq!(
-            (one.ended(), two.poll()),
-            (vec![], vec![]),
-            "with a known key they would be complete now"
-        );
+        assert_eq!((one.ended(), two.poll()), (vec![], vec![]), "a request did not wait for its key");
         run_for(world, LONG_NS);
         assert_eq!(one.ended(), [(1, Status::Success), (2, Status::Success)]);
         let mut seen = [0; 4];
@@ -68,7 +64,11 @@ fn a_request_with_an_unknown_key_blocks_its_lane() {
             world.now_ns() - began_ns
         };
         let to = |key| Operation::Write { local: Local::Inline(b"salt"), remote: remote(key, 0) };
-        assert_eq!(took_ns(to(key)), took_ns(to(two.key)), "a known key costs no extra time");
+        assert_eq!(
+            took_ns(to(key)),
+            took_ns(to(two.key)),
+            "a key that became known late must cost no extra time"
+        );
     }
 }
 
@@ -90,7 +90,7 @@ fn each_lane_gets_an_answer_to_its_own_key_request() {
     let other = Lane { number: 1, class: Class::Bulk };
     one.fabric.post(one.peer, other, &[common::request(2, write(unannounced_key()))]).unwrap();
     run_for(world, 30_000);
-    assert_eq!(one.ended(), [], "neither request has been sent");
+    assert_eq!(one.ended(), [], "a request was sent before its key was known");
     run_for(world, LONG_NS);
     assert_eq!(one.ended(), [(1, Status::Success), (2, Status::Success)]);
 }
@@ -111,12 +111,12 @@ fn deregistration_ends_requests_in_flight() {
             run_for(world, 40_000);
             two.fabric.deregister(two.key);
             let half = two.bytes(0, 1 << 20);
-            assert!(is_read || half.contains(&7) && half.contains(&0), "the write was half complete");
+            assert!(is_read || half.contains(&7) && half.contains(&0), "the write was not in progress");
             run_for(world, LONG_NS);
             assert_eq!(one.ended(), [(1, Status::RemoteAccess)], "{is_adapter} {is_read}");
-            assert!(two.bytes(0, 1 << 20) == half, "no more bytes land");
+            assert!(two.bytes(0, 1 << 20) == half, "bytes landed after the deregistration");
             assert!(two.events().contains(&Event::Deregistered { key: two.key }));
-            assert_eq!(one.events().is_empty(), !is_adapter, "an adapter ends the connection");
+            assert_eq!(one.events().is_empty(), !is_adapter, "only an adapter ends the connection");
         }
     }
 }

@@ -43,14 +43,14 @@ fn uncaught_damage_flips_one_bit() {
     let local = Local::Inline(&[0; 64]);
     pair.one.post(1, Operation::Write { local, remote: remote(pair.two.key, 0) });
     run_for(&pair.world, LONG_NS);
-    assert_eq!(pair.one.ended(), [(1, Status::Success)], "neither end notices");
+    assert_eq!(pair.one.ended(), [(1, Status::Success)], "an end noticed the damage");
     let flipped: u32 = pair.two.bytes(0, 64).iter().map(|byte| byte.count_ones()).sum();
     assert_eq!(flipped, 1);
     assert_eq!(pair.world.counters().corrupted_uncaught, 1);
 }
 
 #[test]
-fn requests_to_a_peer_that_cannot_be_reached_fail() {
+fn requests_to_an_unreachable_peer_fail() {
     let pair = pair(1, profile());
     let Pair { world, one, two } = &pair;
     pair.change_forward_link(Link::down);
@@ -59,7 +59,7 @@ fn requests_to_a_peer_that_cannot_be_reached_fail() {
     one.post(1, Operation::Write { local: one.source(9_000), remote: remote(two.key, 0) });
     one.post(2, Operation::Send { bytes: b"behind it", imm: 0 });
     run_for(world, 8 * 100_000 - 1);
-    assert!(one.ended().is_empty(), "the requester retries seven times");
+    assert!(one.ended().is_empty(), "the request failed before seven retries");
     run_for(world, 10_000);
     // Both requests have been sent, and their results are unknown.
     assert_eq!(one.ended(), [(1, Status::RetryExceeded), (2, Status::PeerGone)]);
@@ -69,7 +69,7 @@ fn requests_to_a_peer_that_cannot_be_reached_fail() {
     );
     let refused = one.fabric.post(one.peer, halite_fabric::Lane::FIRST, &[]).unwrap_err();
     assert_eq!(refused.cause, PostCause::NotConnected);
-    assert_eq!(two.events(), [], "no packet gets through");
+    assert_eq!(two.events(), [], "a packet got through a link that is down");
 }
 
 #[test]
@@ -87,7 +87,8 @@ fn a_one_way_partition_loses_only_acknowledgements() {
     assert_eq!(two.events()[0], Event::Disconnected { peer: two.peer });
 }
 
-/// Host 1 sees the connection, but its confirmation is lost; then `end` runs, and its notices arrive.
+/// Creates a connection that only host 1 knows, because its confirmation is lost. Then calls `end`. Returns the events
+/// of both hosts.
 fn end_half_open_connection(
     profile: Profile,
     end: impl FnOnce(&halite_sim::World, &common::Side),

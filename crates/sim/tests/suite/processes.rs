@@ -39,11 +39,11 @@ fn each_peer_is_reached_by_the_shortest_path() {
     let Capabilities { direct, inline_bytes_max, .. } = a.fabric.capabilities(to_c);
     assert_eq!((direct, inline_bytes_max), (false, Profile::rnic_100g().inline_bytes_max));
 
-    let window = a.fabric.direct(a.peer, b.key).expect("they share a host");
+    let window = a.fabric.direct(a.peer, b.key).expect("the processes share a host");
     window.write(0, b"salt").unwrap();
     assert_eq!(b.bytes(0, 4), b"salt");
-    assert!(a.fabric.direct(to_c, c.key).is_none(), "an adapter is in between");
-    assert!(a.fabric.direct(a.peer, halite_fabric::Key(1)).is_none(), "there is no such memory");
+    assert!(a.fabric.direct(to_c, c.key).is_none(), "no stores reach another host");
+    assert!(a.fabric.direct(a.peer, halite_fabric::Key(1)).is_none(), "there is no such key");
 
     // The duration of a posted request depends on the path.
     let took_ns = [a.peer, to_c].map(|peer| {
@@ -59,7 +59,7 @@ fn each_peer_is_reached_by_the_shortest_path() {
     assert!(took_ns[0] + 1_000 < took_ns[1], "{took_ns:?}");
 }
 
-/// Killing a process drops its values; their destructors execute accesses that a dead process would not make.
+/// A simulated kill drops the values of the process. Their destructors may write, which a dead process would not do.
 #[test]
 fn stores_of_a_killed_process_are_invisible() {
     let Three { world, a, b, .. } = three();
@@ -95,7 +95,7 @@ fn kernels_report_dead_processes_but_not_dead_hosts() {
         if whole {
             c.post(1, Operation::Send { bytes: b"hello?", imm: 0 });
             run_for(&world, LONG_NS);
-            assert_eq!(c.ended(), [(1, Status::RetryExceeded)], "a timeout ends the request");
+            assert_eq!(c.ended(), [(1, Status::RetryExceeded)], "a timeout must end the request");
         }
     }
 }

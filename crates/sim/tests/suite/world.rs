@@ -83,7 +83,7 @@ fn each_host_has_its_own_clock() {
     assert_eq!(slow_clock.now_ns() - slow_begin, 900_000_000);
 }
 
-/// A task that counts milliseconds.
+/// Starts a task that counts the milliseconds of its host's clock. Returns the count.
 fn count(world: &World, host: halite_sim::HostId) -> Rc<RefCell<u64>> {
     let counted = Rc::new(RefCell::new(0));
     let (inner, shared) = (world.clone(), counted.clone());
@@ -119,7 +119,7 @@ fn a_crash_drops_only_the_tasks_of_its_host() {
     let (counted, others) = (count(&world, host), count(&world, other));
     world.run_until(3_500_000);
     world.crash(host);
-    assert_eq!(Rc::strong_count(&counted), 1, "the task is dropped at once");
+    assert_eq!(Rc::strong_count(&counted), 1, "the task was not dropped at once");
     let late = world.spawn(Some(host), "too late", pending());
     assert!(!world.is_alive(late));
     world.run_until(6_500_000);

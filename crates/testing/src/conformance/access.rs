@@ -1,4 +1,4 @@
-//! Reads and writes: refused accesses, and the location of every byte.
+//! Reads and writes: bounds checks, and the location of every byte.
 
 use fastrand::Rng;
 use halite::{AccessCause, Placement};
@@ -81,8 +81,8 @@ pub fn a_region_behaves_like_an_array(h: &dyn Harness) {
     assert_eq!(contents(&sessions[2], handles[2]), model);
 }
 
-/// Expects that accesses of small sizes are exact at each alignment, for which copies have special cases, and change no
-/// neighbouring bytes.
+/// Expects that short accesses are exact at each alignment, and change no neighbouring bytes. Copies have special cases
+/// for short lengths and for alignments.
 pub fn every_alignment_is_exact(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [_, (session, lh)] = in_common(&cluster, "small", 256);

@@ -5,7 +5,7 @@ use halite::{AllocOptions, NodeId, Permissions, Placement, RegionCause};
 use super::cluster::{ARENA, CHUNK, Cluster, Harness, contents, eventually, everyone, pattern, shared};
 use super::refused;
 
-/// Expects that a new region reads as zero, whatever an earlier region left in its memory.
+/// Expects that a new region of several chunks reads as zero.
 pub fn a_fresh_region_reads_as_zero(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
@@ -49,7 +49,7 @@ pub fn a_region_needs_no_name(h: &dyn Harness) {
     assert_eq!(session.stat_handle(lh).unwrap().name, None);
 }
 
-/// Expects that a region may have any length from one byte on, and that its handle returns this length.
+/// Expects that a region may have any length from one byte up, and that its handle returns this length.
 pub fn a_region_has_the_requested_length(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
@@ -63,7 +63,7 @@ pub fn a_region_has_the_requested_length(h: &dyn Harness) {
 }
 
 /// Expects that an allocation of no bytes is refused, because an empty region has no address.
-pub fn a_region_of_no_bytes_is_refused(h: &dyn Harness) {
+pub fn an_empty_region_is_refused(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     refused!(
         cluster.session(0).alloc(Some("none"), 0, Placement::Local, everyone()),
@@ -73,9 +73,9 @@ pub fn a_region_of_no_bytes_is_refused(h: &dyn Harness) {
     cluster.expect_empty();
 }
 
-/// Expects that the refusal of a region that does not fit reserves no memory, leaves its name free, and lets a smaller
-/// region fit.
-pub fn a_region_larger_than_the_memory_is_refused_and_leaves_nothing(h: &dyn Harness) {
+/// Expects that a refused allocation reserves no memory, and that its name and the memory are free for a smaller
+/// region.
+pub fn a_region_larger_than_the_memory_is_refused(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
     let refusal = session.alloc(Some("large"), ARENA + CHUNK, Placement::Local, everyone());
@@ -161,7 +161,7 @@ pub fn local_placement_needs_local_memory(h: &dyn Harness) {
     refused!(refusal, RegionCause::NoSpace { .. } | RegionCause::NoMemoryNode);
 }
 
-/// Expects that freed memory can be allocated again, however often.
+/// Expects that freed memory can be allocated again, many times.
 pub fn freed_memory_can_always_be_reused(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);

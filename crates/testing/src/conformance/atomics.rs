@@ -22,14 +22,14 @@ pub fn atomics_return_the_previous_value(h: &dyn Harness) {
     let [(owner, near), (remote, far)] = in_common(&cluster, "word", 64);
     assert_eq!(owner.fetch_add(near, 8, 5).unwrap(), 0);
     assert_eq!(remote.fetch_add(far, 8, 2).unwrap(), 5);
-    assert_eq!(remote.compare_swap(far, 8, 6, 100).unwrap(), 7, "the word holds another value");
+    assert_eq!(remote.compare_swap(far, 8, 6, 100).unwrap(), 7, "a failed swap returns the current value");
     assert_eq!(owner.compare_swap(near, 8, 7, 100).unwrap(), 7);
     assert_eq!(remote.compare_swap(far, 8, 100, 3).unwrap(), 100);
     assert_eq!(word(&owner, near, 8), 3);
     assert_eq!((word(&owner, near, 0), word(&owner, near, 16)), (0, 0), "a neighbouring word has changed");
 }
 
-/// Expects that swaps up to the first failure are executed, and that no later swap is.
+/// Expects that the swaps before the first failed one take effect, and that later swaps are not attempted.
 pub fn swaps_run_until_one_fails(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [(owner, near), (remote, far)] = in_common(&cluster, "words", 64);
@@ -43,7 +43,7 @@ pub fn swaps_run_until_one_fails(h: &dyn Harness) {
         assert_eq!(session.compare_swap_while(lh, &swaps[2..]).unwrap(), 1, "the second holds 9");
         let words: Vec<u64> = (0..5).map(|at| word(&owner, near, at * 8)).collect();
         assert_eq!(words, [1, 2, 3, 9, 0]);
-        // Each swap sees the result of the one before.
+        // Each swap sees the result of the previous one.
         let chain =
             [(0, 1, 7), (0, 7, 8), (0, 7, 9)].map(|(offset, expected, new)| SwapOp { offset, expected, new });
         assert_eq!(session.compare_swap_while(lh, &chain).unwrap(), 2);
@@ -51,8 +51,8 @@ pub fn swaps_run_until_one_fails(h: &dyn Harness) {
     }
 }
 
-/// Expects that the error of a batch of swaps contains the index of the failed swap, and that the swaps before it are
-/// executed.
+/// Expects that the error of a batch of swaps contains the index of the invalid swap, and that the swaps before it take
+/// effect.
 pub fn swaps_stop_at_an_error(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [(owner, near), (remote, far)] = in_common(&cluster, "words", 64);
@@ -91,7 +91,7 @@ pub fn a_word_is_eight_bytes_in_native_order(h: &dyn Harness) {
     assert_eq!(word(&owner, near, 0), after);
 }
 
-/// Expects that each number is drawn once if threads of all nodes draw numbers by additions.
+/// Expects that concurrent additions by threads of all nodes return each number exactly once.
 pub fn no_addition_is_lost_among_many(h: &dyn Harness) {
     const EACH: u64 = 300;
     let cluster = Cluster::new(h, 3);
@@ -112,7 +112,7 @@ pub fn no_addition_is_lost_among_many(h: &dyn Harness) {
     assert_eq!(drawn, (0..6 * EACH).collect::<Vec<_>>());
 }
 
-/// Expects that exactly one thread wins each round if threads of all nodes compete for a word by swaps.
+/// Expects that exactly one of several concurrent swaps of the same value succeeds, in each round.
 pub fn one_swap_wins_among_many(h: &dyn Harness) {
     const ROUNDS: u64 = 200;
     let cluster = Cluster::new(h, 3);
@@ -132,7 +132,7 @@ pub fn one_swap_wins_among_many(h: &dyn Harness) {
     assert_eq!((wins, word(&owner, near, 0)), (ROUNDS, ROUNDS));
 }
 
-/// Expects that permissions to read and to write do not permit atomics.
+/// Expects that atomics need the atomic permission: permissions to read and to write do not suffice.
 pub fn atomics_need_their_permission(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob"]);
     let owner = cluster.session(0);

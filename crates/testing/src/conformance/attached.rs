@@ -17,7 +17,7 @@ impl Harness for Attached {
     }
 
     fn create(&self) -> Box<dyn Place> {
-        Box::new(Remote(Embedded::new(|config| Node::embedded(accepting(config)))))
+        Box::new(AttachedNodes(Embedded::new(|config| Node::embedded(with_attach(config)))))
     }
 }
 
@@ -27,29 +27,29 @@ impl Harness for AttachedOverRoce {
     }
 
     fn create(&self) -> Box<dyn Place> {
-        let over = |config| Node::embedded(Config { providers: vec![Provider::Roce], ..accepting(config) });
-        Box::new(Remote(Embedded::new(over)))
+        let over = |config| Node::embedded(Config { providers: vec![Provider::Roce], ..with_attach(config) });
+        Box::new(AttachedNodes(Embedded::new(over)))
     }
 }
 
-fn accepting(config: Config) -> Config {
+fn with_attach(config: Config) -> Config {
     Config { attach: Some(AttachMode::Owner), ..config }
 }
 
-/// Cases that attached sessions cannot pass, and why.
+/// Cases that attached sessions cannot pass, with the reason.
 const CANNOT: &[(&str, &str)] = &[
-    ("batches_without_a_server_fail", AT_THE_ANSWER),
+    ("batches_without_a_server_fail", LATE_POST_ERROR),
     (
         "calls_in_flight_are_explained",
-        "the node takes an answer as soon as it arrives, and keeps none at its server",
+        "the node fetches an answer as soon as it arrives, so the server keeps none",
     ),
-    ("waiting_senders_are_not_overtaken", RUNS),
-    ("an_abandoned_send_leaves_its_room_to_others", RUNS),
-    ("a_slow_receiver_delays_publishers", RUNS),
+    ("waiting_senders_are_not_overtaken", NODE_DRIVES_SENDS),
+    ("an_abandoned_send_leaves_its_room_to_others", NODE_DRIVES_SENDS),
+    ("a_slow_receiver_delays_publishers", NODE_DRIVES_SENDS),
 ];
 
-const AT_THE_ANSWER: &str = "an attached session learns with the answer that a call was not posted";
-const RUNS: &str = "the node runs the task of a waiting send, although the client does not poll it";
+const LATE_POST_ERROR: &str = "an attached session learns only from the answer that a call was not posted";
+const NODE_DRIVES_SENDS: &str = "the node drives a waiting send even if the client does not poll it";
 
 fn attached_cannot(case: &str) -> Option<&'static str> {
     let listed = CANNOT.iter().find(|(name, _)| *name == case).map(|(_, why)| *why);
@@ -57,9 +57,9 @@ fn attached_cannot(case: &str) -> Option<&'static str> {
 }
 
 /// Nodes of this process whose sessions are attached.
-struct Remote(Embedded);
+struct AttachedNodes(Embedded);
 
-impl Nodes for Remote {
+impl Nodes for AttachedNodes {
     fn start(&self, config: Config) -> Result<(), JoinError> {
         self.0.start(config)
     }
@@ -77,7 +77,7 @@ impl Nodes for Remote {
     }
 }
 
-impl Sessions for Remote {
+impl Sessions for AttachedNodes {
     fn session(&self, node: NodeId) -> halite::Session {
         halite::Session::attach_to(self.0.dir(), node).expect("the node accepts sessions")
     }

@@ -29,7 +29,7 @@ pub fn no_participant_passes_before_all_have_arrived(h: &dyn Harness) {
         assert!(second.as_mut().poll(&mut context).is_pending());
         cluster.session(0).status().unwrap();
     }
-    // All three are polled, because the first two may not have arrived yet if names take long.
+    // All three are polled, because the requests of the first two may still be in flight.
     let third = pin!(sessions[2].barrier("gate", 3, LONG));
     let mut waiting: Vec<(usize, Pin<&mut dyn Future<Output = _>>)> =
         vec![(0, first), (1, second), (2, third)];
@@ -70,8 +70,8 @@ pub fn a_barrier_is_reusable(h: &dyn Harness) {
     });
 }
 
-/// Expects that the first timeout ends the wait of all participants, even of those with a longer timeout, and that the
-/// next round starts from zero.
+/// Expects that the first timeout ends the wait of all participants, even of participants with a longer timeout, and
+/// that the next round starts from zero.
 pub fn a_missing_participant_is_a_timeout_for_all(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (patient, hasty) = (cluster.futures(0), cluster.session(1));
@@ -112,7 +112,7 @@ pub fn another_number_of_participants_is_refused(h: &dyn Harness) {
     assert_eq!(block_on(&first, waiting), Ok(1));
 }
 
-/// Expects that a dropped future withdraws its arrival, whenever it is dropped.
+/// Expects that a dropped future withdraws its arrival, after any number of polls.
 pub fn an_abandoned_arrival_is_not_counted(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (quitter, other) = (cluster.futures(1), cluster.session(0));

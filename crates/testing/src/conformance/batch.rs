@@ -7,7 +7,7 @@ use halite::{AccessCause, Placement, ReadOp, WriteOp};
 use super::cluster::{CHUNK, Cluster, Harness, contents, everyone, in_common, pattern, shared};
 use super::refused;
 
-/// Expects that a vectored write writes its pieces one after the other, even across borders between chunks.
+/// Expects that a vectored write stores its pieces one after the other, even across chunk borders.
 pub fn a_vectored_write_joins_its_pieces(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [_, (session, lh)] = in_common(&cluster, "pieces", 2 * CHUNK);
@@ -84,7 +84,7 @@ pub fn a_batch_reaches_many_regions_in_order(h: &dyn Harness) {
 
 /// Expects that a batch executes the operations before the failed one and none after it, and that the error contains
 /// the index of the failed operation.
-pub fn a_batch_stops_at_its_first_error_and_names_it(h: &dyn Harness) {
+pub fn a_batch_stops_at_its_first_error(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
     let lh = shared(&session, "list", 100);

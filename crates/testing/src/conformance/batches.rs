@@ -5,7 +5,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use halite::{Call, CallCause, Function, NodeId, ReplyCause, ServeCause, ServeOptions};
 
-use super::calls::{Closing, PATIENCE, backwards, serve_echo, with_echo};
+use super::calls::{Closing, PATIENCE, await_caller_gone, backwards, serve_echo, with_echo};
 use super::cluster::{Cluster, Harness, pattern};
 use super::dropped::at_every_wait;
 use super::refused;
@@ -40,7 +40,7 @@ fn with_batches<T>(session: &Session, max: usize, case: impl FnOnce() -> T) -> T
         let serving = scope.spawn(|| serve_batches(&server, max));
         let result = case();
         drop(closing);
-        assert!(serving.join().expect("the thread does not panic"), "a caller has gone");
+        assert!(serving.join().expect("the thread does not panic"), "a caller did not wait for its answer");
         result
     })
 }
@@ -55,7 +55,8 @@ fn check_batch(session: &Session, node: NodeId, inputs: &[Vec<u8>], answer_bytes
     }
 }
 
-fn calls(server: &Server, count: usize) -> Vec<Call> {
+/// Receives `count` calls.
+fn receive_calls(server: &Server, count: usize) -> Vec<Call> {
     let mut calls = Vec::new();
     while calls.len() < count {
         calls.extend(server.recv_many(count - calls.len()).expect("the server is open"));
@@ -94,7 +95,7 @@ pub fn a_batch_may_have_calls_of_all_lengths(h: &dyn Harness) {
     });
 }
 
-/// Expects that servers that receive single calls, and tasks that await answers, work with batches.
+/// Expects that single calls and batches can be combined: at the caller, in tasks, and at the server.
 pub fn batches_and_single_calls_mix(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let inputs: Vec<_> = (0..40).map(|number| pattern(number, number)).collect();
@@ -115,7 +116,7 @@ pub fn batches_and_single_calls_mix(h: &dyn Harness) {
     });
 }
 
-/// Expects that batches complete even if they must wait for space in a ring that holds only a few calls.
+/// Expects that a batch completes even if the ring has room for only a few of its calls at a time.
 pub fn batches_wait_for_room_in_a_small_ring(h: &dyn Harness) {
     let cluster = Cluster::tuned(h, 2, |config| config.request_ring_bytes = 4096);
     with_batches(&cluster.session(1), 16, || {
@@ -168,12 +169,11 @@ pub fn each_call_of_a_batch_fails_alone(h: &dyn Harness) {
     for _ in 0..2 {
         refused!(posted.pop().expect("there are seven").answer(), CallCause::Busy);
     }
-    let mut calls = calls(&server, 5);
-    // The first call is answered in time, the second too late, the third is dropped, and the fourth is abandoned.
+    let mut calls = receive_calls(&server, 5);
+    // The first and the last call get answers, the answer to the second is too long, the server drops the third, and
+    // the caller abandons the fourth.
     drop(posted.remove(3));
-    super::cluster::eventually("the handler knows", || {
-        if calls[3].is_wanted() { Err(String::new()) } else { Ok(()) }
-    });
+    await_caller_gone(&calls[3]);
     drop(calls.remove(2));
     let answers = [vec![1; 100], vec![2; 101], vec![4; 4], vec![5; 5]];
     let answered = server.reply_all(calls.into_iter().zip(answers));
@@ -203,7 +203,7 @@ pub fn batches_without_a_server_fail(h: &dyn Harness) {
     for call in here.post_calls(THERE, ECHO, &inputs, 100, Duration::from_millis(2)) {
         refused!(call.and_then(PendingCall::answer), CallCause::Timeout);
     }
-    // The first calls are sent in any case, as a single one would be; the others are not sent after the timeout.
+    // The first calls are sent although the timeout is zero, like a single call. The others are not sent.
     let posted = here.post_calls(THERE, ECHO, &[b"input"; 1000], 100, Duration::ZERO);
     assert!(posted.iter().filter(|call| call.is_ok()).count() <= 16);
     assert_eq!(posted.len(), 1000);
@@ -220,31 +220,29 @@ pub fn batches_end_with_either_node(h: &dyn Harness) {
     let (here, leaving) = (cluster.session(0), cluster.session(2));
     let server = leaving.serve(ECHO, ServeOptions::default()).unwrap();
     let posted = here.post_calls(NodeId(2), ECHO, &[b"input"; 20], 100, PATIENCE);
-    let of_leaving = calls(&server, 20);
+    let calls_from_here = receive_calls(&server, 20);
     let other = cluster.session(1).serve(ECHO, ServeOptions::default()).unwrap();
-    let of_its_own = leaving.post_calls(THERE, ECHO, &[b"input"; 20], 100, PATIENCE);
-    let mut of_other = calls(&other, 20);
+    let calls_by_leaving = leaving.post_calls(THERE, ECHO, &[b"input"; 20], 100, PATIENCE);
+    let mut calls_from_leaving = receive_calls(&other, 20);
     cluster.leave(2);
     for call in posted {
         refused!(call.expect("the call is posted").answer(), CallCause::PeerDown);
     }
-    for call in of_its_own {
+    for call in calls_by_leaving {
         refused!(call.expect("the call is posted").answer(), CallCause::NodeClosed);
     }
     refused!(server.recv_many(16), ServeCause::NodeClosed);
-    for answered in server.reply_all(of_leaving.into_iter().map(|call| (call, b"from beyond"))) {
+    for answered in server.reply_all(calls_from_here.into_iter().map(|call| (call, b"from beyond"))) {
         assert!(answered.is_err());
     }
-    super::cluster::eventually("the handler knows", || {
-        if of_other[0].is_wanted() { Err(String::new()) } else { Ok(()) }
-    });
-    // One of the answers is for a caller that is still alive.
-    let here_too = here.post_call(THERE, ECHO, b"input", 100, PATIENCE).unwrap();
-    of_other.insert(7, other.recv().unwrap());
-    let answered = other.reply_all(of_other.into_iter().map(|call| (call, b"yes")));
+    await_caller_gone(&calls_from_leaving[0]);
+    // One call in the batch has a caller that is still alive.
+    let pending = here.post_call(THERE, ECHO, b"input", 100, PATIENCE).unwrap();
+    calls_from_leaving.insert(7, other.recv().unwrap());
+    let answered = other.reply_all(calls_from_leaving.into_iter().map(|call| (call, b"yes")));
     let taken: Vec<_> = (0..answered.len()).filter(|index| answered[*index].is_ok()).collect();
     assert_eq!(taken, [7]);
-    assert_eq!(here_too.answer().unwrap(), b"yes");
+    assert_eq!(pending.answer().unwrap(), b"yes");
     refused!(leaving.post_calls(THERE, ECHO, &[b"input"], 100, PATIENCE).remove(0), CallCause::NodeClosed);
 }
 

@@ -1,4 +1,4 @@
-//! Calls of functions of other nodes and of the own node.
+//! Calls to functions on other nodes and on the caller's own node.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use fastrand::Rng;
-use halite::{CallCause, CallError, Function, NodeId, ReplyCause, ServeCause, ServeOptions};
+use halite::{Call, CallCause, CallError, Function, NodeId, ReplyCause, ServeCause, ServeOptions};
 
 use super::cluster::{Cluster, Harness, eventually, pattern};
 use super::refused;
@@ -64,6 +64,13 @@ impl Drop for Closing<'_> {
     }
 }
 
+/// Waits until the server learns that the caller no longer waits for the answer.
+pub(super) fn await_caller_gone(call: &Call) {
+    eventually("the server learns that the caller has gone", || {
+        if call.is_wanted() { Err("the call is still wanted".to_owned()) } else { Ok(()) }
+    });
+}
+
 fn check_echo(session: &Session, node: NodeId, len: u64, seed: u64) {
     let input = pattern(len, seed);
     let answer = session.call(node, ECHO, &input, PATIENCE).expect("the function is served");
@@ -88,8 +95,8 @@ pub(super) async fn join_all<F: Future>(futures: Vec<F>) -> Vec<F::Output> {
     outputs.into_values().collect()
 }
 
-/// Expects that payloads arrive unchanged: from zero bytes up to lengths that the server reads from the caller's
-/// memory, and lengths around each limit at which the transfer method changes.
+/// Expects that payloads of all lengths arrive unchanged: from zero bytes up to lengths that the server reads from the
+/// caller's memory, and around each limit at which the transfer method changes.
 pub fn payloads_of_any_length_arrive_whole(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (here, there) = (cluster.session(0), cluster.session(1));
@@ -270,7 +277,7 @@ pub fn an_unanswered_call_times_out(h: &dyn Harness) {
                 }
                 held.join().expect("the thread does not panic")
             });
-            eventually("the handler knows", || if held.is_wanted() { Err(String::new()) } else { Ok(()) });
+            await_caller_gone(&held);
             refused!(held.reply(&vec![7; len]), ReplyCause::CallerGone);
             check_echo(&here, THERE, 100, 1);
             assert!(
@@ -414,7 +421,7 @@ pub fn a_node_serves_thousands_of_functions(h: &dyn Harness) {
     });
 }
 
-/// Expects that calls of another function overtake those that wait for a function without a receiver.
+/// Expects that calls of another function overtake the calls that wait for a function without a receiver.
 pub fn an_unserved_function_blocks_only_itself(h: &dyn Harness) {
     let cluster = Cluster::tuned(h, 2, |config| config.request_ring_bytes = 4096);
     let here = cluster.session(0);
@@ -497,8 +504,8 @@ pub fn thousands_of_calls_wait_at_once(h: &dyn Harness) {
     });
 }
 
-/// Expects that calls still work after far more calls than slots were abandoned: before, during and after their
-/// handling.
+/// Expects that calls still work after many more abandoned calls than there are slots. The calls are abandoned before,
+/// during and after their handling.
 pub fn abandoned_calls_leak_nothing(h: &dyn Harness) {
     const CALLS: usize = 100_000;
     let cluster = Cluster::new(h, 2);
@@ -551,8 +558,8 @@ pub fn calls_end_with_the_servers_node(h: &dyn Harness) {
     with_echo(&cluster.session(1), 1, || check_echo(&here, THERE, 100, 1));
 }
 
-/// Expects that an answer to a caller whose node has left has no effect, and that the handler serves the next caller.
-pub fn a_handler_continues_when_its_callers_node_leaves(h: &dyn Harness) {
+/// Expects that an answer to a caller whose node has left is refused, and that the handler serves the next caller.
+pub fn a_handler_survives_its_callers_node(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let server = cluster.session(1).serve(ECHO, ServeOptions::default()).unwrap();
     let leaving = cluster.session(2);
@@ -564,7 +571,7 @@ pub fn a_handler_continues_when_its_callers_node_leaves(h: &dyn Harness) {
         call
     });
     refused!(leaving.call(THERE, ECHO, b"", PATIENCE), CallCause::NodeClosed);
-    eventually("the handler knows", || if call.is_wanted() { Err(String::new()) } else { Ok(()) });
+    await_caller_gone(&call);
     refused!(call.reply(&vec![1; 100_000]), ReplyCause::CallerGone);
     scope(|scope| {
         let _closing = Closing(&server);

@@ -4,7 +4,7 @@ use halite::{NodeId, Placement};
 
 use super::cluster::{CHUNK, Cluster, Harness, contents, everyone, in_common, pattern};
 
-/// Expects that accesses of a few bytes around each border reach both chunks.
+/// Expects that accesses of a few bytes across each chunk border reach both chunks.
 pub fn every_border_between_chunks_is_seamless(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [_, (session, lh)] = in_common(&cluster, "seams", 5 * CHUNK + 9);
@@ -53,7 +53,7 @@ pub fn a_spread_region_is_one_region(h: &dyn Harness) {
     }
 }
 
-/// Expects that the last chunk of a spread region may be short, and is on the next node in turn, too.
+/// Expects that the last chunk of a spread region may be short, and is placed on the next node in turn like the others.
 pub fn a_spread_region_may_end_within_a_chunk(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(0);
@@ -78,7 +78,7 @@ pub fn a_spread_region_is_freed_on_all_nodes(h: &dyn Harness) {
 }
 
 /// Expects that an allocation that one node refuses leaves no memory reserved on the others.
-pub fn a_spread_region_that_does_not_fit_leaves_nothing(h: &dyn Harness) {
+pub fn a_refused_spread_region_leaves_nothing(h: &dyn Harness) {
     let cluster = Cluster::with(h, &[("ada", 64 * CHUNK), ("ada", 4 * CHUNK)]);
     let session = cluster.session(0);
     let nodes = vec![NodeId(0), NodeId(1)];

@@ -14,7 +14,7 @@ pub const CHUNK: u64 = 64 << 10;
 /// Default memory of each node, in bytes.
 pub const ARENA: u64 = 16 << 20;
 
-/// An environment that runs the nodes of a case.
+/// An environment that runs the nodes of a case: real or simulated nodes over one kind of fabric.
 pub trait Harness {
     /// Creates an empty cluster. Dropping the result makes its nodes leave.
     fn create(&self) -> Box<dyn Place>;
@@ -25,7 +25,8 @@ pub trait Harness {
         many
     }
 
-    /// Returns true if nodes learn that the process of another node has exited. Otherwise they only notice its silence.
+    /// Returns true if nodes learn at once that the process of another node has exited. Otherwise they declare the node
+    /// dead when its lease expires.
     fn sees_exits(&self) -> bool {
         true
     }
@@ -36,7 +37,7 @@ pub trait Harness {
     }
 }
 
-/// Starts and ends nodes.
+/// Starts nodes, and makes them leave or die.
 pub trait Nodes {
     /// Starts the node with the number in `config`. It joins the other nodes of this cluster, or is the first one.
     fn start(&self, config: Config) -> Result<(), JoinError>;
@@ -102,7 +103,7 @@ impl Cluster {
         cluster
     }
 
-    /// Waits until every node knows every other. A join may return earlier: as soon as the new node knows the others.
+    /// Waits until every node knows every other. A join may return before the others know the new node.
     fn await_full_mesh(&self) {
         for index in 0..self.nodes {
             let session = self.session(index);
@@ -133,7 +134,7 @@ impl Cluster {
         Session::new(&self.futures(index))
     }
 
-    /// Opens a session as [`Cluster::session`] does, but one whose operations return futures.
+    /// Opens an asynchronous session of node `index`: its operations return futures.
     pub fn futures(&self, index: usize) -> halite::Session {
         self.place.session(NodeId(index as u32))
     }
@@ -176,12 +177,12 @@ impl Cluster {
 pub fn eventually<T>(what: &str, mut attempt: impl FnMut() -> Result<T, String>) -> T {
     const ATTEMPTS_MAX: u32 = 20_000;
     let mut last = String::new();
-    for looks in 0..ATTEMPTS_MAX {
+    for attempts in 0..ATTEMPTS_MAX {
         match attempt() {
             Ok(value) => return value,
             Err(why) => last = why,
         }
-        pause_again(looks);
+        pause_again(attempts);
     }
     panic!("gave up waiting until {what}: {last}");
 }

@@ -49,17 +49,17 @@ pub fn the_epoch_counts_changes(h: &dyn Harness) {
     let session = cluster.session(0);
     let lh = shared(&session, "aging", CHUNK);
     let mut last = session.stat("aging").unwrap().epoch;
-    let mut check_older = |what: &str| {
+    let mut expect_advance = |what: &str| {
         let epoch = session.stat("aging").unwrap().epoch;
         assert!(epoch > last, "{what} left the epoch at {epoch}");
         last = epoch;
     };
     session.grant(lh, halite::Who::Principal("bob".to_owned()), Permissions::READ).unwrap();
-    check_older("a grant");
+    expect_advance("a grant");
     session.move_to(lh, NodeId(1)).unwrap();
-    check_older("a move");
+    expect_advance("a move");
     session.seal(lh).unwrap();
-    check_older("a seal");
+    expect_advance("a seal");
 }
 
 /// Expects that the description of a name or handle without a region fails.

@@ -1,6 +1,6 @@
 //! Futures that are dropped at each of their await points.
 //!
-//! A dropped operation must be done completely or not at all, and nothing may leak.
+//! A dropped operation must take effect completely or not at all, and must leak nothing.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -41,7 +41,7 @@ pub fn an_abandoned_nameless_alloc_is_undone(h: &dyn Harness) {
     });
 }
 
-/// Expects that an abandoned `alloc` with a name either creates the whole region or is undone, and that the name is
+/// Expects that an abandoned allocation with a name either creates the whole region or is undone, and that the name is
 /// usable in both cases.
 pub fn an_abandoned_alloc_is_whole_or_undone(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
@@ -67,7 +67,7 @@ pub fn an_abandoned_map_leaves_no_mapping(h: &dyn Harness) {
         if let Poll::Ready(lh) = mapped {
             Session::new(&session).unmap(lh.expect("the completed map succeeds")).unwrap();
         }
-        // The session stays open, because its end would release lost mappings.
+        // The session stays open: its end would release leaked mappings, and so hide them.
         eventually("node 0 maps nothing", || match cluster.status(0).mappings {
             0 => Ok(()),
             left => Err(format!("{left} mappings")),
@@ -244,14 +244,14 @@ pub fn an_abandoned_send_leaks_nothing(h: &dyn Harness) {
         cluster.session(0).send(NodeId(1), PORT, b"").unwrap();
         let received = received.join().expect("the thread does not panic");
         assert!(
-            received.is_sorted_by(|one, next| number_of(one) < number_of(next)),
+            received.is_sorted_by(|one, next| number_in(one) < number_in(next)),
             "a message arrived twice or out of order"
         );
         assert!(sent.iter().all(|number| received.contains(number)), "a sent message is missing");
     });
 }
 
-fn number_of(bytes: &[u8]) -> u32 {
+fn number_in(bytes: &[u8]) -> u32 {
     u32::from_le_bytes(bytes.try_into().expect("four bytes"))
 }
 
@@ -303,7 +303,7 @@ fn claim_and_free(cluster: &Cluster) {
             Err(error) if matches!(error.cause(), RegionCause::NameTaken) => {}
             Err(error) => return Err(error.to_string()),
         }
-        // Without the permission to write, because the region may be sealed.
+        // Maps without the permission to write, because the region may be sealed.
         let lh =
             session.map(NAME, Permissions::READ | Permissions::MASTER).map_err(|error| error.to_string())?;
         // An alloc that is being undone may free the region at any moment.

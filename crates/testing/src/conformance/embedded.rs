@@ -78,7 +78,7 @@ pub(super) fn cannot(case: &str) -> Option<&'static str> {
     super::killed::CASES.contains(&case).then_some(KILLS_ITSELF)
 }
 
-/// Nodes of this process, with their own cluster directory. Dropping it makes them leave, the first node last.
+/// Nodes of this process, with their own cluster directory. Dropping this value makes the nodes leave, node 0 last.
 pub(super) struct Embedded {
     start: fn(Config) -> Result<Node, JoinError>,
     // Dropped before the directory, so that the nodes have left when it is removed.
@@ -134,7 +134,7 @@ impl Sessions for Embedded {
 
 impl Drop for Embedded {
     fn drop(&mut self) {
-        // Node 0 has the directory of names, and the other nodes report to it that they leave.
+        // Node 0 leaves last: it has the directory of names, to which the other nodes report that they leave.
         while let Some((_, node)) = self.nodes.get_mut().pop_last() {
             drop(node);
         }

@@ -8,8 +8,8 @@ use super::calls::PATIENCE;
 use super::cluster::{CHUNK, Cluster, Harness, eventually, everyone, shared};
 use super::refused;
 
-/// Expects that an explanation accounts for every byte under the node that holds it. If a node's pieces are reached in
-/// the same way, the explanation has one entry for all of them.
+/// Expects that an explanation assigns every byte to the node that holds it. It has one entry for all pieces of a node
+/// that are reached in the same way.
 pub fn an_explanation_covers_every_byte(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let session = cluster.session(1);
@@ -55,7 +55,7 @@ pub fn only_valid_handles_are_explained(h: &dyn Harness) {
     refused!(session.explain(lh), RegionCause::Stale);
 }
 
-/// Expects that bytes of a node that has left are listed as down, and that no request is sent to that node.
+/// Expects that the bytes of a node that has left are listed as down. The epoch is unknown, because the home has left.
 pub fn lost_bytes_are_explained(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 2);
     let session = cluster.session(0);
@@ -69,8 +69,8 @@ pub fn lost_bytes_are_explained(h: &dyn Harness) {
     assert_eq!(explained.pieces[0].verbs.read, "fails");
 }
 
-/// Expects that the caller counts its pending calls, and that the node that keeps long answers counts those not fetched
-/// yet.
+/// Expects that the caller's node counts its pending calls, and that the server's node counts the long answers that
+/// have not been fetched yet.
 pub fn calls_in_flight_are_explained(h: &dyn Harness) {
     const FUNCTION: Function = Function(7);
     let cluster = Cluster::new(h, 2);
@@ -80,23 +80,23 @@ pub fn calls_in_flight_are_explained(h: &dyn Harness) {
         let (from, to) = (here.explain_peer(NodeId(1)).unwrap(), there.explain_peer(NodeId(0)).unwrap());
         [from.calls_under_way, from.answers_kept, to.calls_under_way, to.answers_kept]
     };
-    let given_up = here.post_call(NodeId(1), FUNCTION, b"given up", 64, PATIENCE).unwrap();
+    let abandoned = here.post_call(NodeId(1), FUNCTION, b"given up", 64, PATIENCE).unwrap();
     let long = here.post_call(NodeId(1), FUNCTION, b"long", 1 << 30, PATIENCE).unwrap();
     let (_unanswered, call) = (server.recv().unwrap(), server.recv().unwrap());
     assert_eq!(in_flight(), [2, 0, 0, 0]);
     assert_eq!(here.explain_peer(NodeId(0)).unwrap().calls_under_way, 0, "the calls go to the other node");
     call.reply(&[7; 1 << 20]).unwrap();
-    assert_eq!(in_flight(), [2, 0, 0, 1], "an answer too long for a slot must be fetched");
+    assert_eq!(in_flight(), [2, 0, 0, 1], "the server keeps an answer that is too long for a slot");
     assert_eq!(long.answer().unwrap(), [7; 1 << 20]);
-    drop(given_up);
+    drop(abandoned);
     eventually("no call is in flight", || match in_flight() {
         [0, 0, 0, 0] => Ok(()),
         others => Err(format!("{others:?}")),
     });
 }
 
-/// Expects that the explanation of a node shows whether the node is connected, by which kind of connection, and why not
-/// otherwise.
+/// Expects that the explanation of a node shows the properties of its connection, or the reason why the node is not
+/// connected.
 pub fn a_peer_is_explained(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let session = cluster.session(0);

@@ -34,7 +34,7 @@ pub fn freed_memory_is_returned(h: &dyn Harness) {
     }
 }
 
-/// Expects that a new region reads as zero, whatever the previous region held.
+/// Expects that a region in reused memory reads as zero.
 pub fn reused_memory_reads_as_zero(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(1);

@@ -11,7 +11,7 @@ pub fn a_handle_is_invalid_in_other_sessions(h: &dyn Harness) {
     let owner = cluster.session(0);
     let lh = shared(&owner, "own", 100);
     for stranger in [cluster.session(0), cluster.session(1)] {
-        // Even if the other session has handles of its own.
+        // The handle stays invalid when the other session has handles of its own.
         shared(&stranger, &format!("other {}", cluster.session(0).list().unwrap().len()), 100);
         refused!(stranger.read(lh, 0, &mut [0]), AccessCause::ForeignHandle);
         refused!(stranger.write(lh, 0, &[1]), AccessCause::ForeignHandle);
@@ -47,7 +47,7 @@ pub fn a_handle_ends_with_unmap(h: &dyn Harness) {
     session.map("passing", everyone()).unwrap();
 }
 
-/// Expects that an old handle never reaches a later region, however often its slot is reused.
+/// Expects that an unmapped handle never reaches a later region, even after many reuses of its slot.
 pub fn an_old_handle_never_reaches_a_later_region(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);

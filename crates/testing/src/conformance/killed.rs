@@ -3,28 +3,28 @@
 use std::time::Duration;
 
 use halite::{
-    AccessCause, BarrierCause, CallCause, Function, LossCause, NodeId, Placement, Port, RegionCause,
-    SendCause, ServeOptions,
+    BarrierCause, CallCause, Function, LossCause, NodeId, Placement, Port, RegionCause, SendCause,
+    ServeOptions,
 };
 
 use super::cluster::{ARENA, CHUNK, Cluster, Harness, contents, eventually, everyone, shared};
-use super::refused;
 use super::turns::scope;
-use super::waiting::linger;
+use super::waiting::await_pause;
+use super::{node_lost, refused};
 
-/// Names of all cases of this file, so that a harness that cannot kill nodes skips them.
+/// Names of all cases in this file. Harnesses that cannot kill nodes skip these cases.
 pub const CASES: &[&str] = &[
     "only_accesses_to_a_killed_node_fail",
     "posted_accesses_to_a_killed_node_fail",
     "a_wait_for_a_word_of_a_killed_node_fails",
-    "names_of_a_killed_node_are_kept_until_its_end_is_known",
+    "names_of_a_killed_node_are_lost_with_its_exit",
     "calls_to_a_killed_node_may_have_run",
     "messages_to_a_killed_node_fail",
     "the_lock_of_a_killed_node_is_recovered",
     "a_barrier_does_not_wait_for_a_killed_node",
     "a_killed_node_returns_as_a_new_one",
     "memory_mapped_by_a_killed_node_is_returned",
-    "every_owner_reports_that_a_killed_node_is_cut_off",
+    "every_owner_reports_a_killed_node_as_cut_off",
 ];
 
 /// Longer than any operation takes here; a silent node is declared dead after a lease of five seconds.
@@ -32,8 +32,8 @@ const LONG: Duration = Duration::from_secs(60);
 const FUNCTION: Function = Function(7);
 const DOOMED: NodeId = NodeId(2);
 
-/// Expects that accesses to the killed node's memory fail, at the latest when its lease has expired. Other memory is
-/// unaffected.
+/// Expects that accesses to the killed node's memory fail, at the latest when its lease has expired, and that other
+/// memory stays accessible.
 pub fn only_accesses_to_a_killed_node_fail(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
@@ -42,20 +42,10 @@ pub fn only_accesses_to_a_killed_node_fail(h: &dyn Harness) {
     session.write(there, 0, b"salt").unwrap();
     cluster.kill(2);
     eventually("the end of the node is known", || match session.write(there, 0, b"water") {
-        Err(error)
-            if matches!(
-                error.cause(),
-                AccessCause::PeerDown(DOOMED) | AccessCause::LinkLost(DOOMED) | AccessCause::Stale
-            ) =>
-        {
-            Ok(())
-        }
+        Err(error) if matches!(error.cause(), node_lost!(DOOMED)) => Ok(()),
         other => Err(format!("{other:?}")),
     });
-    refused!(
-        session.read(there, 0, &mut [0; 4]),
-        AccessCause::PeerDown(DOOMED) | AccessCause::LinkLost(DOOMED) | AccessCause::Stale
-    );
+    refused!(session.read(there, 0, &mut [0; 4]), node_lost!(DOOMED));
     session.write(elsewhere, 0, b"pepper").unwrap();
     assert_eq!(&contents(&session, elsewhere)[..6], b"pepper");
 }
@@ -69,47 +59,31 @@ pub fn posted_accesses_to_a_killed_node_fail(h: &dyn Harness) {
     cluster.kill(2);
     for write in writes {
         if let (_, Err(error)) = write.wait() {
-            assert!(
-                matches!(
-                    error.cause,
-                    AccessCause::PeerDown(DOOMED) | AccessCause::LinkLost(DOOMED) | AccessCause::Stale
-                ),
-                "{error}"
-            );
+            assert!(matches!(error.cause, node_lost!(DOOMED)), "{error}");
         }
     }
     eventually("the end of the node is known", || match session.post_read(there, 0, [0; 8]).wait().1 {
-        Err(error)
-            if matches!(
-                error.cause,
-                AccessCause::PeerDown(DOOMED) | AccessCause::LinkLost(DOOMED) | AccessCause::Stale
-            ) =>
-        {
-            Ok(())
-        }
+        Err(error) if matches!(error.cause, node_lost!(DOOMED)) => Ok(()),
         other => Err(format!("{other:?}")),
     });
 }
 
-/// Expects that a wait for a word fails once the node of its owner is killed, although no event ends its pauses.
+/// Expects that a wait for a word fails once the owner's node is killed.
 pub fn a_wait_for_a_word_of_a_killed_node_fails(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
     let there = session.alloc(None, CHUNK, Placement::On(DOOMED), everyone()).unwrap();
     scope(|scope| {
         let waiting = scope.spawn(|| session.wait_until(there, 0, |word| word != 0));
-        linger();
+        await_pause();
         cluster.kill(2);
-        refused!(
-            waiting.join().unwrap(),
-            AccessCause::PeerDown(DOOMED) | AccessCause::LinkLost(DOOMED) | AccessCause::Stale
-        );
+        refused!(waiting.join().unwrap(), node_lost!(DOOMED));
     });
 }
 
 /// Expects that the names of a killed node are lost if the exit of its process is reported. Otherwise the directory
 /// keeps the names until the node is forgotten.
-pub fn names_of_a_killed_node_are_kept_until_its_end_is_known(h: &dyn Harness) {
+pub fn names_of_a_killed_node_are_lost_with_its_exit(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let owner = cluster.session(2);
     shared(&owner, "lost", CHUNK);
@@ -190,7 +164,7 @@ pub fn the_lock_of_a_killed_node_is_recovered(h: &dyn Harness) {
     assert!(!guard.recovered(), "the recovery is reported once");
 }
 
-/// Expects that participants that wait for a killed node get an error, and that none passes.
+/// Expects that participants that wait for a killed node time out, and that none passes.
 pub fn a_barrier_does_not_wait_for_a_killed_node(h: &dyn Harness) {
     // Only the first node has memory, so the barrier is placed there.
     let mut cluster = Cluster::with(h, &[("ada", ARENA), ("ada", 0), ("ada", 0)]);
@@ -223,16 +197,13 @@ pub fn a_killed_node_returns_as_a_new_one(h: &dyn Harness) {
     eventually("the node is back", || cluster.start(2, "ada", 1 << 20).map_err(|error| error.to_string()));
     let status = cluster.status(2);
     assert!(status.incarnation != incarnation && status.bytes_used == 0, "{status:?}");
-    refused!(
-        session.read(before, 0, &mut [0]),
-        AccessCause::PeerDown(DOOMED) | AccessCause::LinkLost(DOOMED) | AccessCause::Stale
-    );
+    refused!(session.read(before, 0, &mut [0]), node_lost!(DOOMED));
     let after = session.alloc(None, CHUNK, Placement::On(DOOMED), everyone()).unwrap();
     session.write(after, 0, b"new").unwrap();
     assert_eq!(&contents(&session, after)[..3], b"new");
 }
 
-/// Expects that neither mappings of the killed node nor quarantine keep memory for ever.
+/// Expects that memory that the killed node had mapped leaves quarantine and is free again.
 pub fn memory_mapped_by_a_killed_node_is_returned(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let owner = cluster.session(1);
@@ -249,9 +220,9 @@ pub fn memory_mapped_by_a_killed_node_is_returned(h: &dyn Harness) {
     });
 }
 
-/// Expects that each owner reports when the killed node can no longer touch its memory. A node needs these reports
-/// before it reuses memory that the killed node could write.
-pub fn every_owner_reports_that_a_killed_node_is_cut_off(h: &dyn Harness) {
+/// Expects that each owner reports when the killed node can no longer access the owner's memory. A node waits for these
+/// reports before it reuses memory that the killed node could write to.
+pub fn every_owner_reports_a_killed_node_as_cut_off(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
     let before = [0, 1].map(|owner| session.reach(DOOMED, NodeId(owner)).unwrap());

@@ -17,7 +17,7 @@ use super::turns::scope;
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(2);
 
-/// Expects that a lock is refused to other sessions while a session holds it.
+/// Expects that no other session gets a lock while a session holds it.
 pub fn a_lock_is_held_by_one_session(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let sessions = [0, 1, 2].map(|index| cluster.session(index));
@@ -166,7 +166,7 @@ pub fn an_abandoned_wait_for_a_lock_blocks_no_other(h: &dyn Harness) {
             let mut context = Context::from_waker(Waker::noop());
             for _ in 0..polls {
                 assert!(wait.as_mut().poll(&mut context).is_pending());
-                // Lets messages arrive between polls.
+                // A round trip between polls lets messages arrive.
                 holder.status().unwrap();
             }
             if polls % 2 == 0 {
@@ -179,8 +179,8 @@ pub fn an_abandoned_wait_for_a_lock_blocks_no_other(h: &dyn Harness) {
     }
 }
 
-/// Expects that the lock of a session that has ended is recovered, and that the next holder learns this, whether that
-/// holder waited already or requests the lock later.
+/// Expects that the lock of a session that has ended is recovered, and that the next holder learns of the recovery,
+/// whether it waited already or requests the lock later.
 pub fn a_lock_kept_until_the_session_ends_is_recovered(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     for holder in [0, 1] {
@@ -269,7 +269,7 @@ pub fn locks_are_hidden_from_lists_and_names(h: &dyn Harness) {
     drop(guard);
 }
 
-/// Expects that `check` fails once the lock is freed or its home has left.
+/// Expects that a check of the lock fails once the lock is freed or its home has left.
 pub fn a_holder_learns_that_it_lost_the_lock(h: &dyn Harness) {
     // Only the second node has memory, so locks are placed there.
     let mut cluster = Cluster::with(h, &[("ada", 0), ("ada", 1 << 20)]);
@@ -317,7 +317,7 @@ pub fn a_lock_is_created_again_after_its_home_left(h: &dyn Harness) {
     let guard = session.lock("phoenix").unwrap();
     cluster.leave(1);
     let token = guard.token();
-    // The lock was lost with its home; the holder may not know that yet.
+    // The lock was lost with its home, but the holder may not know this yet. So both results are valid.
     let _ = guard.unlock();
     cluster.start(1, "ada", 1 << 20).unwrap();
     let anew = eventually("the lock is created again", || {

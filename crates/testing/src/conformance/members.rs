@@ -3,11 +3,12 @@
 use halite::{AccessCause, JoinError, LossCause, NodeId, NodeState, Permissions, Placement, RegionCause};
 
 use super::cluster::{ARENA, CHUNK, Cluster, Harness, contents, eventually, everyone, shared};
+use super::{node_lost, refused};
 
 /// Expects that the status lists all nodes with their memory, and is equal on every node.
 pub fn the_status_lists_every_node(h: &dyn Harness) {
     let cluster = Cluster::with(h, &[("ada", ARENA), ("ada", 2 * ARENA), ("ada", 0)]);
-    // The session stays open, because its mapping ends with it.
+    // The session stays open, because its mapping would end with it.
     let session = cluster.session(1);
     shared(&session, "held", 3 * CHUNK);
     for index in 0..3 {
@@ -35,7 +36,7 @@ pub fn a_number_is_taken_while_its_node_lives(h: &dyn Harness) {
     cluster.session(1).list().unwrap();
 }
 
-/// Expects that the status lists a node that left as left, and that the other nodes continue.
+/// Expects that the status no longer lists a node that left as alive, and that the other nodes continue.
 pub fn other_nodes_continue_when_a_node_leaves(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let session = cluster.session(1);
@@ -54,8 +55,8 @@ pub fn other_nodes_continue_when_a_node_leaves(h: &dyn Harness) {
     assert_eq!(&contents(&other, far)[..2], b"on");
 }
 
-/// Expects that accesses to the regions of a node that has left fail with a cause; they neither hang nor return other
-/// bytes.
+/// Expects that accesses to the regions of a node that has left fail with the cause: they neither hang nor return
+/// wrong bytes.
 pub fn regions_end_with_their_node(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let owner = cluster.session(2);
@@ -65,14 +66,7 @@ pub fn regions_end_with_their_node(h: &dyn Harness) {
     let lh = session.map("doomed", everyone()).unwrap();
     cluster.leave(2);
     eventually("the handle is refused", || match session.write(lh, 0, b"x") {
-        Err(error)
-            if matches!(
-                error.cause(),
-                AccessCause::PeerDown(NodeId(2)) | AccessCause::LinkLost(NodeId(2)) | AccessCause::Stale
-            ) =>
-        {
-            Ok(())
-        }
+        Err(error) if matches!(error.cause(), node_lost!(NodeId(2))) => Ok(()),
         other => Err(format!("{other:?}")),
     });
     eventually("the name is refused", || match session.map("doomed", Permissions::READ) {
@@ -88,7 +82,7 @@ pub fn regions_end_with_their_node(h: &dyn Harness) {
 }
 
 /// Expects that names of a node that left are reported as lost, together with the node, until a session removes them.
-pub fn names_of_a_node_that_left_are_reported_as_lost(h: &dyn Harness) {
+pub fn names_of_a_node_that_left_are_lost(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let owner = cluster.session(2);
     let incarnation = cluster.status(2).incarnation;
@@ -96,9 +90,9 @@ pub fn names_of_a_node_that_left_are_reported_as_lost(h: &dyn Harness) {
         shared(&owner, name, CHUNK);
     }
     let session = cluster.session(1);
-    super::refused!(session.forget_name("noted"), RegionCause::NotFound);
-    super::refused!(session.forget_node(NodeId(2)), RegionCause::NodeLives(NodeId(2)));
-    super::refused!(session.forget_node(NodeId(77)), RegionCause::UnknownNode(NodeId(77)));
+    refused!(session.forget_name("noted"), RegionCause::NotFound);
+    refused!(session.forget_node(NodeId(2)), RegionCause::NodeLives(NodeId(2)));
+    refused!(session.forget_node(NodeId(77)), RegionCause::UnknownNode(NodeId(77)));
     cluster.leave(2);
     eventually("the loss is known", || match session.stat("noted") {
         Err(error) if matches!(error.cause(), RegionCause::Lost(_)) => Ok(()),
@@ -114,7 +108,7 @@ pub fn names_of_a_node_that_left_are_reported_as_lost(h: &dyn Harness) {
     }
     shared(&session, "anew", CHUNK);
     session.forget_name("noted").unwrap();
-    super::refused!(session.map("noted", Permissions::READ), RegionCause::NotFound);
+    refused!(session.map("noted", Permissions::READ), RegionCause::NotFound);
     session.forget_node(NodeId(2)).unwrap();
     assert_eq!(session.list_lost().unwrap(), []);
     assert_eq!(cluster.session(0).status().unwrap().len(), 2);
@@ -134,14 +128,7 @@ pub fn a_returned_node_is_a_new_one(h: &dyn Harness) {
         if is_new && status.bytes_used == 0 { Ok(()) } else { Err(format!("{status:?}")) }
     });
     eventually("the old handle is refused", || match session.read(lh, 0, &mut [0]) {
-        Err(error)
-            if matches!(
-                error.cause(),
-                AccessCause::PeerDown(NodeId(1)) | AccessCause::LinkLost(NodeId(1)) | AccessCause::Stale
-            ) =>
-        {
-            Ok(())
-        }
+        Err(error) if matches!(error.cause(), node_lost!(NodeId(1))) => Ok(()),
         other => Err(format!("{other:?}")),
     });
     let new = cluster.session(1).alloc(Some("after"), 64, Placement::Local, everyone()).unwrap();

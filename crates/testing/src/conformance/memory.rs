@@ -3,12 +3,12 @@
 use fastrand::Rng;
 use halite::{AccessCause, CopySide, Lh, NodeId, Permissions, Placement};
 
-use super::cluster::{CHUNK, Cluster, Harness, contents, everyone, pattern, shared};
+use super::cluster::{CHUNK, Cluster, Harness, contents, eventually, everyone, pattern, shared};
 use super::refused;
 use super::session::Session;
 use super::turns::scope;
 
-/// Allocates a region spread over these nodes, maps it by `session`, and fills it with random bytes.
+/// Allocates a region that is spread over `nodes`, and fills it with random bytes. Returns its handle and the bytes.
 fn spread(session: &Session, nodes: &[u32], len: u64, seed: u64) -> (Lh, Vec<u8>) {
     let nodes = nodes.iter().map(|node| NodeId(*node)).collect();
     let lh = session.alloc(None, len, Placement::Spread(nodes), everyone()).unwrap();
@@ -17,7 +17,7 @@ fn spread(session: &Session, nodes: &[u32], len: u64, seed: u64) -> (Lh, Vec<u8>
     (lh, bytes)
 }
 
-/// Expects that a fill changes exactly its bytes, over every border between chunks and nodes, and at every alignment.
+/// Expects that a fill changes only the bytes in its range, across borders of chunks and nodes, at any alignment.
 pub fn a_fill_changes_only_its_bytes(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
@@ -32,8 +32,8 @@ pub fn a_fill_changes_only_its_bytes(h: &dyn Harness) {
     assert!(contents(&session, lh) == model);
 }
 
-/// Expects that copies work between regions at all combinations of nodes: local, remote, both at one remote node, or at
-/// two remote nodes.
+/// Expects that copies work between regions on all combinations of nodes: local and remote, both on one remote node, or
+/// on two remote nodes.
 pub fn a_copy_works_between_all_nodes(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
@@ -88,7 +88,7 @@ pub fn copies_match_arrays(h: &dyn Harness) {
     }
 }
 
-/// Expects that overlapping copies of more bytes than a single command can copy are correct in both directions.
+/// Expects that overlapping copies that need several commands are correct in both directions.
 pub fn long_copies_overlap_in_both_directions(h: &dyn Harness) {
     let cluster = Cluster::with(h, &[("ada", 32 << 20), ("ada", 32 << 20)]);
     let session = cluster.session(0);
@@ -105,8 +105,8 @@ pub fn long_copies_overlap_in_both_directions(h: &dyn Harness) {
     assert!(contents(&session, lh) == model);
 }
 
-/// Expects that fills and copies are checked before any byte is changed, and that an error names the region that caused
-/// it.
+/// Expects that a refused fill or copy changes no byte, and that the error of a copy names the side, source or target,
+/// that caused it.
 pub fn a_refused_memory_operation_changes_nothing(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(0);
@@ -162,7 +162,7 @@ pub fn empty_memory_operations_succeed_up_to_the_end(h: &dyn Harness) {
     refused!(session.copy(lh, 0, lh, CHUNK + 1, 0), AccessCause::OutOfRange { .. });
 }
 
-/// Expects that fills and copies during a move are not lost: each takes effect where the region is at that time.
+/// Expects that fills and copies during a move are not lost.
 pub fn memory_operations_during_a_move_are_kept(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let owner = cluster.session(0);
@@ -197,7 +197,7 @@ pub fn memory_operations_on_lost_bytes_fail(h: &dyn Harness) {
     let (gone, _) = spread(&session, &[0, 2], 2 * CHUNK, 10);
     let here = shared(&session, "here", 2 * CHUNK);
     cluster.leave(2);
-    super::cluster::eventually("the node is known to have left", || match session.fill(gone, CHUNK, 1, 1) {
+    eventually("the node is known to have left", || match session.fill(gone, CHUNK, 1, 1) {
         Err(_) => Ok(()),
         Ok(()) => Err("filled".to_owned()),
     });

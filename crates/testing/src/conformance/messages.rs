@@ -1,4 +1,4 @@
-//! Messages: each is received once and in order, with slow senders and slow receivers.
+//! Messages to ports: each is received once and in order, even if senders or receivers are slow.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -13,10 +13,11 @@ use super::refused;
 use super::session::{Session, block_on};
 use super::turns::scope;
 
-const PORT: Port = Port(3);
-const THERE: NodeId = NodeId(1);
+pub(super) const PORT: Port = Port(3);
+pub(super) const THERE: NodeId = NodeId(1);
 
-fn room_for(requests_max: usize) -> ServeOptions {
+/// Returns options of a port whose queue holds `requests_max` messages.
+pub(super) fn room_for(requests_max: usize) -> ServeOptions {
     ServeOptions { requests_max, ..ServeOptions::default() }
 }
 
@@ -26,8 +27,8 @@ fn expect_wait<F: Future + Unpin>(future: &mut F) {
     assert!(polled.is_pending(), "the operation does not wait");
 }
 
-/// Waits until earlier messages have arrived at a full port: requests of one node are handled in order.
-fn await_arrival(session: &Session, node: NodeId) {
+/// Waits until earlier messages have arrived at a full port: its node handles the requests of one node in order.
+pub(super) fn await_arrival(session: &Session, node: NodeId) {
     refused!(session.try_send(node, PORT, b"too late"), SendCause::WouldBlock);
 }
 
@@ -99,8 +100,8 @@ pub fn every_message_is_received_once(h: &dyn Harness) {
     assert_eq!(received, (0..SENDERS * EACH).collect::<Vec<_>>());
 }
 
-/// Expects that no message is lost if hundreds of messages of each node wait for room in a port at once.
-pub fn a_slow_receiver_delays_senders_and_loses_nothing(h: &dyn Harness) {
+/// Expects that a slow receiver delays senders and loses no message, even if hundreds of messages of each node wait.
+pub fn a_slow_receiver_loses_no_message(h: &dyn Harness) {
     const EACH: u32 = 400;
     let cluster = Cluster::tuned(h, 2, |config| config.request_ring_bytes = 4096);
     let mailbox = cluster.session(1).open_port(PORT, room_for(3)).unwrap();
@@ -119,7 +120,7 @@ pub fn a_slow_receiver_delays_senders_and_loses_nothing(h: &dyn Harness) {
         let mut received = BTreeSet::new();
         for _ in 0..2 * EACH {
             let message = mailbox.recv().unwrap();
-            // They are sent concurrently, so their order is undefined.
+            // The messages are sent concurrently, so their order is undefined.
             assert!(received.insert((message.node, message.bytes)), "a message arrived twice");
         }
         for sender in senders {
@@ -160,7 +161,7 @@ pub fn waiting_senders_are_not_overtaken(h: &dyn Harness) {
     expect_wait(&mut second);
     await_arrival(&here, THERE);
     assert_eq!(mailbox.recv().unwrap().bytes, b"first");
-    // Room is reserved for the second message, whose task does not run.
+    // The room is reserved for the second message, although its task does not run.
     refused!(here.try_send(THERE, PORT, b"third"), SendCause::WouldBlock);
     assert_eq!(mailbox.try_recv(), Ok(None));
     here.block_on(second).unwrap();
@@ -183,7 +184,7 @@ pub fn an_abandoned_send_leaves_its_room_to_others(h: &dyn Harness) {
         await_arrival(&here, THERE);
         drop(waiting.remove(1));
         assert_eq!(mailbox.recv().unwrap().bytes, b"first");
-        // Room is reserved for the first of them, or will be.
+        // The room is or will be reserved for the first of the waiting messages.
         drop(waiting.remove(0));
         drop(waiting);
         here.block_on(last).unwrap();
@@ -219,7 +220,7 @@ pub fn messages_to_closed_ports_fail(h: &dyn Harness) {
     }
 }
 
-/// Expects that a port with a list of principals receives messages of these principals only.
+/// Expects that a port with a list of principals receives messages only from these and from its own principal.
 pub fn only_listed_principals_may_send(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob", "eve"]);
     let options = ServeOptions { callers: Some(vec!["bob".to_owned()]), ..ServeOptions::default() };

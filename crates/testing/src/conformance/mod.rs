@@ -1,12 +1,12 @@
 //! The conformance suite of the public API.
 //!
-//! Each case is a function over a [`Harness`]. Its name says what the case expects. [`conformance_suite!`] instantiates
-//! all cases for one harness, such as one with another fabric, with middleware, or in virtual time. Cases use only the
+//! Each case is a function over a [`Harness`], and its name states the expectation. [`conformance_suite!`] instantiates
+//! all cases for one harness: for example with another fabric, with middleware, or in virtual time. Cases use only the
 //! public API, and depend neither on the internals of a node nor on its fabric.
 //!
-//! A case uses sessions ([`cluster::Sessions`]), and starts and ends nodes ([`cluster::Nodes`]); two objects may
-//! provide sessions and nodes. A case waits and starts threads with the functions of [`turns`], so it runs in real time
-//! over [`embedded`], and in virtual time over [`sim`].
+//! A case opens sessions ([`cluster::Sessions`]), and starts and ends nodes ([`cluster::Nodes`]). A case waits and
+//! starts threads with the functions of [`turns`], so it runs in real time over [`embedded`], and in virtual time over
+//! [`sim`].
 //!
 //! [`conformance_suite!`]: crate::conformance_suite
 
@@ -48,24 +48,34 @@ pub mod watching;
 pub use cluster::{Cluster, Harness};
 pub use session::Session;
 
-/// Fails unless the operation was refused with a cause that matches the pattern.
+/// Asserts that the operation was refused with a cause that matches the pattern.
 macro_rules! refused {
     ($result:expr, $cause:pat) => {
         match $result {
             Ok(_) => panic!("`{}` was not refused", stringify!($result)),
             Err(error) => assert!(
                 matches!(error.cause(), $cause),
-                "`{}` was not refused by {}, but by {error} ({:?})",
+                "`{}` was refused by {error} ({:?}), expected {}",
                 stringify!($result),
-                stringify!($cause),
                 error.cause(),
+                stringify!($cause),
             ),
         }
     };
 }
 pub(crate) use refused;
 
-/// Turns every case into a `#[test]` over the harness that the expression returns.
+/// A pattern of the causes of an access that fails because the node has left or died.
+macro_rules! node_lost {
+    ($node:pat) => {
+        halite::AccessCause::PeerDown($node)
+            | halite::AccessCause::LinkLost($node)
+            | halite::AccessCause::Stale
+    };
+}
+pub(crate) use node_lost;
+
+/// Defines a `#[test]` for every case, over the harness that the expression returns.
 #[macro_export]
 macro_rules! conformance_suite {
     ($harness:expr) => {
@@ -73,13 +83,13 @@ macro_rules! conformance_suite {
     };
 }
 
-/// Defines one module of tests per area.
+/// Defines one module of tests per subject, with a `#[test]` for each listed case.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! conformance_tests {
     ($harness:expr; $($area:ident { $($case:ident)* })*) => {
         $(mod $area {
-            #[allow(unused_imports, reason = "the harness may be named in full")]
+            #[allow(unused_imports, reason = "the expression may name the harness by its full path")]
             use super::*;
             $(#[test]
             fn $case() {
@@ -105,8 +115,8 @@ macro_rules! conformance_cases {
                 a_region_reads_back_what_was_written
                 a_region_needs_no_name
                 a_region_has_the_requested_length
-                a_region_of_no_bytes_is_refused
-                a_region_larger_than_the_memory_is_refused_and_leaves_nothing
+                an_empty_region_is_refused
+                a_region_larger_than_the_memory_is_refused
                 an_absurd_length_is_refused
                 regions_do_not_overlap
                 a_region_goes_to_the_named_node
@@ -118,20 +128,20 @@ macro_rules! conformance_cases {
             }
             named {
                 calls_find_the_server_of_a_name
-                a_name_has_one_server_unless_all_share_it
+                a_name_has_one_server_unless_shared
                 calls_alternate_between_servers_that_share
-                impossible_names_of_servers_are_refused
+                invalid_server_names_are_refused
             }
             names {
                 a_name_is_unique
-                a_name_is_free_after_its_region
+                a_freed_region_releases_its_name
                 one_of_many_claims_of_a_name_succeeds
                 the_empty_name_is_refused
                 a_name_has_at_most_255_bytes
                 any_text_is_a_name
-                a_name_matches_only_whole
+                only_the_whole_name_matches
                 a_region_can_be_named_later
-                naming_later_refuses_a_taken_name
+                a_region_cannot_take_a_used_name
                 a_region_cannot_be_renamed
                 only_masters_name_regions
             }
@@ -209,30 +219,30 @@ macro_rules! conformance_cases {
                 a_slow_watcher_delays_only_the_writer
                 a_dropped_watch_delays_no_writer
                 an_abandoned_watch_leaks_nothing
-                watching_needs_read_and_notifying_write_permission
+                watches_and_notifications_need_permissions
                 a_watch_survives_moves_of_its_region
                 a_watch_ends_with_its_handle
                 a_watch_ends_with_the_read_permission
-                a_watcher_that_left_causes_no_error
+                a_watcher_that_left_delays_no_writer
                 a_writer_whose_node_leaves_may_have_notified
                 a_watch_ends_with_its_home
                 ports_of_watches_are_reserved
             }
             posted {
-                posted_accesses_end_with_their_bytes
+                posted_accesses_complete_with_their_bytes
                 posted_writes_land_in_order
-                a_posted_access_ends_while_it_is_polled
+                polling_completes_a_posted_access
                 a_refused_access_returns_its_buffer
                 dropped_accesses_leak_nothing
             }
             waiting {
                 a_wait_ends_after_earlier_writes_are_visible
                 a_wait_ends_with_its_region
-                a_wait_goes_on_while_its_region_moves
+                a_wait_continues_while_its_region_moves
                 a_wait_ends_with_the_read_permission
                 a_wait_needs_an_aligned_word_inside
-                a_loop_of_progress_sees_posted_writes_in_order
-                progress_is_made_in_threads_handlers_and_callbacks
+                a_progress_loop_sees_posted_writes_in_order
+                progress_may_be_called_from_anywhere
             }
             batch {
                 a_vectored_write_joins_its_pieces
@@ -240,7 +250,7 @@ macro_rules! conformance_cases {
                 a_vectored_operation_is_refused_whole
                 empty_lists_do_nothing
                 a_batch_reaches_many_regions_in_order
-                a_batch_stops_at_its_first_error_and_names_it
+                a_batch_stops_at_its_first_error
                 an_owned_buffer_is_always_returned
             }
             chunks {
@@ -249,7 +259,7 @@ macro_rules! conformance_cases {
                 a_spread_region_is_one_region
                 a_spread_region_may_end_within_a_chunk
                 a_spread_region_is_freed_on_all_nodes
-                a_spread_region_that_does_not_fit_leaves_nothing
+                a_refused_spread_region_leaves_nothing
             }
             permissions {
                 the_creator_has_all_permissions
@@ -257,7 +267,7 @@ macro_rules! conformance_cases {
                 a_handle_has_only_the_requested_permissions
                 a_grant_affects_only_its_principal
                 everyone_can_be_granted_and_revoked
-                a_revoked_permission_is_gone_from_open_handles
+                open_handles_lose_a_revoked_permission
                 only_masters_give_commands
                 a_handle_commands_only_with_its_permissions
                 a_handle_gains_no_permissions
@@ -308,7 +318,7 @@ macro_rules! conformance_cases {
                 a_number_is_taken_while_its_node_lives
                 other_nodes_continue_when_a_node_leaves
                 regions_end_with_their_node
-                names_of_a_node_that_left_are_reported_as_lost
+                names_of_a_node_that_left_are_lost
                 a_returned_node_is_a_new_one
                 a_node_that_joins_later_sees_all_regions
             }
@@ -316,14 +326,14 @@ macro_rules! conformance_cases {
                 only_accesses_to_a_killed_node_fail
                 posted_accesses_to_a_killed_node_fail
                 a_wait_for_a_word_of_a_killed_node_fails
-                names_of_a_killed_node_are_kept_until_its_end_is_known
+                names_of_a_killed_node_are_lost_with_its_exit
                 calls_to_a_killed_node_may_have_run
                 messages_to_a_killed_node_fail
                 the_lock_of_a_killed_node_is_recovered
                 a_barrier_does_not_wait_for_a_killed_node
                 a_killed_node_returns_as_a_new_one
                 memory_mapped_by_a_killed_node_is_returned
-                every_owner_reports_that_a_killed_node_is_cut_off
+                every_owner_reports_a_killed_node_as_cut_off
             }
             explain {
                 an_explanation_covers_every_byte
@@ -355,7 +365,7 @@ macro_rules! conformance_cases {
                 thousands_of_calls_wait_at_once
                 abandoned_calls_leak_nothing
                 calls_end_with_the_servers_node
-                a_handler_continues_when_its_callers_node_leaves
+                a_handler_survives_its_callers_node
             }
             batches {
                 calls_in_a_batch_get_their_answers
@@ -371,7 +381,7 @@ macro_rules! conformance_cases {
             messages {
                 messages_of_one_sender_arrive_in_order
                 every_message_is_received_once
-                a_slow_receiver_delays_senders_and_loses_nothing
+                a_slow_receiver_loses_no_message
                 try_send_fails_while_the_port_is_full
                 waiting_senders_are_not_overtaken
                 an_abandoned_send_leaves_its_room_to_others

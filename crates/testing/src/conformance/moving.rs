@@ -8,7 +8,7 @@ use super::cluster::{ARENA, CHUNK, Cluster, Harness, contents, eventually, every
 use super::refused;
 use super::turns::scope;
 
-/// Expects that a moved region has all its bytes and its home at the new node, and that its old memory is free.
+/// Expects that a move brings all bytes and the home of a region to the new node, and frees the old memory.
 pub fn a_moved_region_keeps_its_bytes(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
@@ -103,7 +103,7 @@ pub fn a_move_to_an_unknown_node_is_refused(h: &dyn Harness) {
     assert_eq!(session.stat("stay").unwrap().home, NodeId(0));
 }
 
-/// Expects that a move that does not fit is refused, loses no byte, and leaves nothing at the target.
+/// Expects that a move to a node with too little memory is refused, loses no byte, and leaves nothing at the target.
 pub fn a_move_that_does_not_fit_changes_nothing(h: &dyn Harness) {
     let cluster = Cluster::with(h, &[("ada", ARENA), ("ada", 4 * CHUNK)]);
     let session = cluster.session(0);

@@ -25,7 +25,7 @@ pub fn a_name_is_unique(h: &dyn Harness) {
 }
 
 /// Expects that the name of a freed region can be used again, on any node.
-pub fn a_name_is_free_after_its_region(h: &dyn Harness) {
+pub fn a_freed_region_releases_its_name(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(0);
     let lh = shared(&session, "again", 100);
@@ -90,8 +90,8 @@ pub fn any_text_is_a_name(h: &dyn Harness) {
     }
 }
 
-/// Expects that neither a prefix of a name nor the name in other letter case matches.
-pub fn a_name_matches_only_whole(h: &dyn Harness) {
+/// Expects that a name matches neither a prefix, nor a longer name, nor a name in another letter case.
+pub fn only_the_whole_name_matches(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
     shared(&session, "Region", 10);
@@ -121,7 +121,7 @@ pub fn a_region_can_be_named_later(h: &dyn Harness) {
 }
 
 /// Expects that a region without a name cannot get a taken name, stays unchanged, and can get another name.
-pub fn naming_later_refuses_a_taken_name(h: &dyn Harness) {
+pub fn a_region_cannot_take_a_used_name(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(1);
     shared(&cluster.session(0), "taken", 10);

@@ -1,9 +1,16 @@
-//! Tests that permissions are granted, denied and revoked, and that only masters command regions.
+//! Permissions: granting, denying and revoking them. Only masters command regions.
 
 use halite::{AccessCause, NodeId, Permissions, Placement, RegionCause, Who};
 
 use super::cluster::{Cluster, Harness, contents, eventually, everyone};
 use super::refused;
+
+/// Asserts that the command was refused because the session lacks the permission of a master.
+macro_rules! needs_master {
+    ($result:expr) => {
+        refused!($result, RegionCause::PermissionDenied { missing: Permissions::MASTER })
+    };
+}
 
 fn bob() -> Who {
     Who::Principal("bob".to_owned())
@@ -81,8 +88,8 @@ pub fn everyone_can_be_granted_and_revoked(h: &dyn Harness) {
     refused!(after, RegionCause::PermissionDenied { missing: Permissions::READ });
 }
 
-/// Expects that open handles lack the permission once `revoke` has returned, and keep the others.
-pub fn a_revoked_permission_is_gone_from_open_handles(h: &dyn Harness) {
+/// Expects that open handles lack the revoked permission once `revoke` has returned, and keep the others.
+pub fn open_handles_lose_a_revoked_permission(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob"]);
     let ada = cluster.session(0);
     let near = ada.alloc(Some("loan"), 100, Placement::Local, Permissions::empty()).unwrap();
@@ -100,7 +107,7 @@ pub fn a_revoked_permission_is_gone_from_open_handles(h: &dyn Harness) {
     ada.write(near, 0, b"mine").unwrap();
 }
 
-/// Expects that commands of masters are refused to other principals, without any effect.
+/// Expects that commands by other principals than masters are refused, and have no effect.
 pub fn only_masters_give_commands(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob"]);
     let ada = cluster.session(0);
@@ -109,17 +116,12 @@ pub fn only_masters_give_commands(h: &dyn Harness) {
     let before = ada.stat("throne").unwrap();
     let session = cluster.session(1);
     let lh = session.map("throne", everyone()).unwrap();
-    macro_rules! denied {
-        ($result:expr) => {
-            refused!($result, RegionCause::PermissionDenied { missing: Permissions::MASTER })
-        };
-    }
-    denied!(session.free(lh));
-    denied!(session.grant(lh, bob(), Permissions::MASTER));
-    denied!(session.revoke(lh, Who::Principal("ada".to_owned()), Permissions::all()));
-    denied!(session.add_master(lh, "bob"));
-    denied!(session.seal(lh));
-    denied!(session.move_to(lh, NodeId(1)));
+    needs_master!(session.free(lh));
+    needs_master!(session.grant(lh, bob(), Permissions::MASTER));
+    needs_master!(session.revoke(lh, Who::Principal("ada".to_owned()), Permissions::all()));
+    needs_master!(session.add_master(lh, "bob"));
+    needs_master!(session.seal(lh));
+    needs_master!(session.move_to(lh, NodeId(1)));
     let after = ada.stat("throne").unwrap();
     assert_eq!((before.home, before.grants, before.sealed), (after.home, after.grants, after.sealed));
     assert_eq!(&contents(&ada, near)[..4], b"kept");
@@ -134,26 +136,21 @@ pub fn a_handle_commands_only_with_its_permissions(h: &dyn Harness) {
     let session = cluster.session(1);
     let nameless = session.alloc(None, 100, Placement::On(NodeId(0)), Permissions::empty()).unwrap();
     let before = session.stat("lent").unwrap();
-    macro_rules! denied {
-        ($result:expr) => {
-            refused!($result, RegionCause::PermissionDenied { missing: Permissions::MASTER })
-        };
-    }
     for wanted in [Permissions::READ, Permissions::all() - Permissions::MASTER] {
         let lh = session.map("lent", wanted).unwrap();
-        denied!(session.free(lh));
-        denied!(session.grant(lh, bob(), Permissions::READ));
-        denied!(session.revoke(lh, Who::Everyone, Permissions::READ));
-        denied!(session.add_master(lh, "bob"));
-        denied!(session.seal(lh));
-        denied!(session.move_to(lh, NodeId(1)));
-        denied!(session.set_name(lh, "stolen"));
+        needs_master!(session.free(lh));
+        needs_master!(session.grant(lh, bob(), Permissions::READ));
+        needs_master!(session.revoke(lh, Who::Everyone, Permissions::READ));
+        needs_master!(session.add_master(lh, "bob"));
+        needs_master!(session.seal(lh));
+        needs_master!(session.move_to(lh, NodeId(1)));
+        needs_master!(session.set_name(lh, "stolen"));
         assert_eq!(&contents(&session, lh)[..4], b"kept");
     }
     let after = session.stat("lent").unwrap();
     assert_eq!((before.home, before.sealed, before.everyone), (after.home, after.sealed, after.everyone));
     assert_eq!(before.grants, after.grants);
-    // The creator has a handle with all permissions, and a master can map one at any time.
+    // The handle from `alloc` has all permissions, and a master can map such a handle at any time.
     session.set_name(nameless, "named").unwrap();
     let master = session.map("lent", Permissions::MASTER).unwrap();
     session.free(master).unwrap();

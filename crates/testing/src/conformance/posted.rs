@@ -1,4 +1,4 @@
-//! Posted reads and writes: each completes with its bytes, in order, or with the cause of its failure.
+//! Posted reads and writes: each completes in order, with its bytes or with the cause of its failure.
 
 use halite::{AccessCause, NodeId, Permissions};
 
@@ -16,7 +16,7 @@ fn wait_all<B: Unpin>(posted: Vec<Posted<B>>) -> Vec<B> {
 }
 
 /// Expects that posted accesses complete with their bytes: short ones, and long ones that span chunks.
-pub fn posted_accesses_end_with_their_bytes(h: &dyn Harness) {
+pub fn posted_accesses_complete_with_their_bytes(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let len = 4 * CHUNK;
     let [(owner, near), (session, far)] = in_common(&cluster, "board", len);
@@ -48,14 +48,14 @@ pub fn posted_writes_land_in_order(h: &dyn Harness) {
 }
 
 /// Expects that repeated calls of `is_ended` suffice to complete an access.
-pub fn a_posted_access_ends_while_it_is_polled(h: &dyn Harness) {
+pub fn polling_completes_a_posted_access(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [(owner, near), (session, far)] = in_common(&cluster, "board", 8);
     let mut write = session.post_write(far, 0, *b"finished");
     while !write.is_ended() {
         super::turns::pause_again(0);
     }
-    assert!(write.is_ended(), "the end is permanent");
+    assert!(write.is_ended(), "a completed access stays completed");
     write.wait().1.unwrap();
     assert_eq!(contents(&owner, near), b"finished");
 }
@@ -73,7 +73,7 @@ pub fn a_refused_access_returns_its_buffer(h: &dyn Harness) {
     refused!(session.post_read(read_only, 0, [0; 8]).wait().1, AccessCause::ForeignHandle);
 }
 
-/// Expects that thousands of dropped accesses leave memory for others, and do not delay changes of the region.
+/// Expects that thousands of dropped accesses release their memory, and do not delay changes of the region.
 pub fn dropped_accesses_leak_nothing(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let owner = cluster.session(0);
@@ -84,7 +84,7 @@ pub fn dropped_accesses_leak_nothing(h: &dyn Harness) {
         let len = if round % 100 == 0 { CHUNK } else { 8 };
         drop(session.post_write(far, 0, vec![round as u8; len as usize]));
         drop(session.post_read(far, 0, vec![0; len as usize]));
-        // The fabric's queue is limited.
+        // The fabric's queue is limited, so this read waits until it is empty.
         if round % 100 == 99 {
             session.read(far, 0, &mut [0; 8]).unwrap();
         }

@@ -1,4 +1,4 @@
-//! Published messages: the sender does not wait for each message, and the messages arrive in order.
+//! Published messages: a sender does not wait for the acceptance of each message, and the messages arrive in order.
 
 use std::future::Future;
 use std::task::{Context, Waker};
@@ -7,20 +7,15 @@ use fastrand::Rng;
 use halite::{NodeId, Port, SendCause, ServeOptions};
 
 use super::cluster::{Cluster, Harness, pattern};
+use super::messages::{PORT, THERE, await_arrival, room_for};
 use super::refused;
 use super::session::{Mailbox, Session};
 use super::turns::scope;
 
-const PORT: Port = Port(3);
-const THERE: NodeId = NodeId(1);
 /// Maximum number of messages of one sender in flight.
 const IN_FLIGHT_MAX: u64 = 64;
 
-fn room_for(requests_max: usize) -> ServeOptions {
-    ServeOptions { requests_max, ..ServeOptions::default() }
-}
-
-/// Receives these numbers in order.
+/// Expects messages with these numbers, in order.
 fn expect_numbers(mailbox: &Mailbox, numbers: std::ops::Range<u64>) {
     for number in numbers {
         assert_eq!(mailbox.recv().unwrap().bytes, number.to_le_bytes());
@@ -73,8 +68,8 @@ pub fn messages_of_a_dropped_sender_arrive(h: &dyn Harness) {
     // The sender is dropped with more messages in flight than the port has room for.
     (40..50_u64).for_each(|number| sender.send(&number.to_le_bytes()).unwrap());
     drop(sender);
-    // The port drops messages of callers that have gone, and must keep these.
-    await_full(&cluster.session(0), THERE);
+    // A server drops calls of callers that have gone, but a port must keep published messages.
+    await_arrival(&cluster.session(0), THERE);
     expect_numbers(&mailbox, 40..50);
     assert_eq!(mailbox.try_recv(), Ok(None));
 }
@@ -137,19 +132,19 @@ pub fn many_senders_publish_to_one_port(h: &dyn Harness) {
 pub fn publishers_learn_of_refused_messages(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let here = cluster.session(0);
-    let mut unreceived = here.sender(THERE, PORT);
-    unreceived.send(b"still there?").unwrap();
-    refused!(unreceived.flush(), SendCause::UnknownPort);
-    unreceived.flush().expect("the error is reported once");
+    let mut to_closed = here.sender(THERE, PORT);
+    to_closed.send(b"still there?").unwrap();
+    refused!(to_closed.flush(), SendCause::UnknownPort);
+    to_closed.flush().expect("the error is reported once");
     refused!(here.sender(NodeId(9), PORT).send(b""), SendCause::UnknownNode);
-    refused!(unreceived.send(&vec![0; (1 << 30) + 1]), SendCause::TooLong);
+    refused!(to_closed.send(&vec![0; (1 << 30) + 1]), SendCause::TooLong);
     refused!(here.sender(THERE, Port::RESERVED_MIN).send(b""), SendCause::Reserved);
 
     let mailbox = cluster.session(1).open_port(PORT, room_for(1)).unwrap();
     let mut sender = here.sender(THERE, PORT);
     sender.send(b"accepted").unwrap();
     sender.send(b"waits").unwrap();
-    await_full(&here, THERE);
+    await_arrival(&here, THERE);
     mailbox.close();
     refused!(sender.flush(), SendCause::UnknownPort);
 
@@ -157,16 +152,11 @@ pub fn publishers_learn_of_refused_messages(h: &dyn Harness) {
     let mut sender = here.sender(NodeId(2), PORT);
     sender.send(b"accepted").unwrap();
     sender.send(b"waits").unwrap();
-    await_full(&here, NodeId(2));
+    await_arrival(&here, NodeId(2));
     cluster.leave(2);
     let error = sender.flush().unwrap_err();
     assert!(error.cause == SendCause::PeerDown && error.may_have_arrived, "{error}");
     drop(mailbox);
-}
-
-/// Waits until earlier messages have arrived at a full port: requests of one node are handled in order.
-fn await_full(session: &Session, node: NodeId) {
-    refused!(session.try_send(node, PORT, b"too late"), SendCause::WouldBlock);
 }
 
 /// Expects that a port without a receiver limits the number of waiting messages of one node.
@@ -182,7 +172,7 @@ pub fn a_full_port_limits_the_messages_of_a_node(h: &dyn Harness) {
         sender
     });
     let mut senders: Vec<_> = senders.collect();
-    // The last sender's messages are all refused; earlier ones have arrived before.
+    // All messages of the last sender are refused, because the earlier messages arrived first.
     let last = senders.last_mut().expect("there are senders");
     for _ in 0..IN_FLIGHT_MAX {
         refused!(last.flush(), SendCause::WouldBlock);
@@ -198,7 +188,7 @@ pub fn a_full_port_limits_the_messages_of_a_node(h: &dyn Harness) {
     expect_numbers(&mailbox, 0..1);
 }
 
-/// Expects that only listed principals can publish to a port, as for other messages.
+/// Expects that only listed principals can publish to a port.
 pub fn only_listed_principals_may_publish(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob"]);
     let options = ServeOptions { callers: Some(vec!["bob".to_owned()]), ..ServeOptions::default() };

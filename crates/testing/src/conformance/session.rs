@@ -1,7 +1,7 @@
 //! Sessions for conformance cases.
 //!
-//! Over real nodes, a session only wraps a blocking session. In a simulated world, virtual time passes while a session
-//! waits.
+//! Over real nodes, the types here only wrap blocking objects of `halite`. In a simulated world, virtual time passes
+//! while they wait.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
@@ -57,14 +57,14 @@ pub struct Watch(Kind<blocking::Watch, halite::Watch>);
 #[derive(Debug)]
 pub struct Posted<B>(halite::Posted<B>);
 
-/// Calls a method of the wrapped object that does not wait.
+/// Calls a non-blocking method of the wrapped object.
 macro_rules! plain {
     ($object:expr, $method:ident($($argument:expr),*)) => {
         $object.$method($($argument),*)
     };
 }
 
-/// Calls a method of either kind that does not wait.
+/// Calls a non-blocking method of an object of either [`Kind`].
 macro_rules! immediate {
     ($object:expr, $method:ident($($argument:expr),*)) => {
         match $object {
@@ -74,7 +74,7 @@ macro_rules! immediate {
     };
 }
 
-/// Calls a method of either kind, and waits for its result.
+/// Calls a method of an object of either [`Kind`], and waits for its result.
 macro_rules! waiting {
     ($object:expr, $method:ident($($argument:expr),*)) => {
         match $object {
@@ -84,7 +84,7 @@ macro_rules! waiting {
     };
 }
 
-/// Calls a blocking method over real nodes, or waits in virtual time.
+/// Calls a blocking method over real nodes, or waits for the async method in virtual time.
 macro_rules! either {
     ($object:expr, $method:ident($($argument:expr),*)) => {
         if is_simulated() {
@@ -95,7 +95,7 @@ macro_rules! either {
     };
 }
 
-/// Defines a method with the same name, arguments and result, by the named macro.
+/// Defines a method that forwards to the wrapped object through the macro `$how`.
 macro_rules! method {
     ($type:ident, [$($by:tt)*] $self:ident, $how:ident, $method:ident($($argument:ident: $of:ty),*) -> $result:ty) => {
         #[doc = concat!("Calls [`halite::", stringify!($type), "::", stringify!($method), "`].")]
@@ -105,7 +105,7 @@ macro_rules! method {
     };
 }
 
-/// Defines several such methods.
+/// Defines several methods by `method!`.
 macro_rules! methods {
     ($type:ident, $by:tt $self:ident, $how:ident: $(fn $method:ident($($argument:ident: $of:ty),*) -> $result:ty;)*) => {
         impl $type {
@@ -114,7 +114,7 @@ macro_rules! methods {
     };
 }
 
-/// Defines methods whose caller copies a number of bytes, which takes virtual time.
+/// Defines methods of [`Session`] that copy bytes. In a simulated world, the copy takes virtual time.
 macro_rules! copying {
     ($($bytes:expr => fn $method:ident($($argument:ident: $of:ty),*) -> $result:ty;)*) => {
         impl Session {
@@ -131,7 +131,7 @@ macro_rules! copying {
     };
 }
 
-/// Defines methods that return an object of either kind.
+/// Defines methods of [`Session`] that return an object of either [`Kind`].
 macro_rules! opening {
     ($(fn $method:ident($($argument:ident: $type:ty),*) -> Result<$object:ident, $error:ty>;)*) => {
         $(
@@ -171,8 +171,7 @@ impl Session {
 }
 
 impl Session {
-    /// Wraps a session for the conformance tests: it blocks over real nodes, and lets virtual time pass while it waits
-    /// in a simulated world.
+    /// Wraps a session. The result blocks over real nodes; in a simulated world, virtual time passes while it waits.
     pub fn new(session: &halite::Session) -> Session {
         Session(session.blocking())
     }

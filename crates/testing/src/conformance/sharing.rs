@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use halite::{Permissions, Placement, RegionCause};
 
-use super::cluster::{CHUNK, Cluster, Harness, contents, everyone, in_common, pattern, shared};
+use super::cluster::{CHUNK, Cluster, Harness, contents, eventually, everyone, in_common, pattern, shared};
 use super::refused;
 use super::turns::scope;
 
@@ -57,7 +57,7 @@ pub fn a_region_lists_its_mappers(h: &dyn Harness) {
     let lh = session.map("seen", Permissions::READ).unwrap();
     assert!(owner.stat("seen").unwrap().mappers.contains(&halite::NodeId(2)));
     session.unmap(lh).unwrap();
-    super::cluster::eventually("node 2 no longer maps the region", || {
+    eventually("node 2 no longer maps the region", || {
         let mappers = owner.stat("seen").unwrap().mappers;
         if mappers.contains(&halite::NodeId(2)) { Err(format!("{mappers:?}")) } else { Ok(()) }
     });
@@ -84,7 +84,7 @@ pub fn threads_share_a_session(h: &dyn Harness) {
     });
 }
 
-/// Expects that an aligned word of eight bytes is never torn.
+/// Expects that a read of an aligned 8-byte word never returns parts of two writes.
 pub fn an_aligned_word_never_tears(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let writer = cluster.session(0);
@@ -97,7 +97,7 @@ pub fn an_aligned_word_never_tears(h: &dyn Harness) {
             for value in 1..=20_000u64 {
                 writer.write(lh, 8, &(value * 0x0001_0001_0001_0001).to_le_bytes()).unwrap();
             }
-            // Pairs with the Acquire below: the reader then reads once more.
+            // Pairs with the Acquire below: the reader reads once more after the last write.
             is_done.store(true, Ordering::Release);
         });
         let mut last = 0;
@@ -108,7 +108,7 @@ pub fn an_aligned_word_never_tears(h: &dyn Harness) {
             let word = u64::from_le_bytes(bytes);
             let value = word / 0x0001_0001_0001_0001;
             assert_eq!(word % 0x0001_0001_0001_0001, 0, "{word:#018x} was never written");
-            assert!(value >= last, "{value} was read after the later {last}");
+            assert!(value >= last, "read {value} after {last}, which was written later");
             last = value;
             if was_done {
                 assert_eq!(last, 20_000);

@@ -18,7 +18,7 @@ const SEED: u64 = 1;
 const SEED_VARIABLE: &str = "HALITE_SIM_SEED";
 /// Interval between checks whether a leaving node has left.
 const LEAVE_CHECK_INTERVAL: Duration = Duration::from_micros(50);
-/// Time for which a process continues after its node has left.
+/// Time for which a process continues after its node has left, so that its last messages arrive.
 const LINGER: Duration = Duration::from_millis(1);
 
 /// Nodes on simulated hosts, one per host, with the hardware of a profile.
@@ -42,16 +42,16 @@ impl Harness for Simulated {
     fn create(&self) -> Box<dyn Place> {
         let world = World::new(self.seed, self.profile.clone());
         let in_world = InWorld::enter(&world);
-        let (lives, nodes) = Default::default();
-        Box::new(Hosts { seed: self.seed, world, lives, nodes, in_world })
+        let (incarnations, nodes) = Default::default();
+        Box::new(Hosts { seed: self.seed, world, incarnations, nodes, in_world })
     }
 
-    /// Repetitions of a deterministic run add nothing.
+    /// Returns `enough`, because repetitions of a deterministic run find no more faults.
     fn count(&self, enough: usize, _many: usize) -> usize {
         enough
     }
 
-    /// Adapters of other hosts do not report the exit of a process.
+    /// Returns true only if the profile's adapters report the exit of a process.
     fn sees_exits(&self) -> bool {
         self.profile.cut_off == CutOffBy::Exit
     }
@@ -70,10 +70,10 @@ pub const CANNOT: &[(&str, &str)] = &[(
 struct Hosts {
     seed: u64,
     world: World,
-    /// Number of incarnations of each node number.
-    lives: RefCell<BTreeMap<NodeId, u32>>,
+    /// Number of incarnations so far, by node number.
+    incarnations: RefCell<BTreeMap<NodeId, u32>>,
     nodes: RefCell<BTreeMap<NodeId, (HostId, Rc<Driven>)>>,
-    /// The thread waits in virtual time until this is dropped.
+    /// Makes the thread of the case wait in virtual time.
     #[expect(dead_code, reason = "dropping it ends the virtual time")]
     in_world: InWorld,
 }
@@ -81,8 +81,12 @@ struct Hosts {
 impl Nodes for Hosts {
     fn start(&self, config: Config) -> Result<(), JoinError> {
         let node = config.node.expect("cases number their nodes");
-        let incarnation =
-            *self.lives.borrow_mut().entry(node).and_modify(|incarnation| *incarnation += 1).or_insert(1);
+        let incarnation = *self
+            .incarnations
+            .borrow_mut()
+            .entry(node)
+            .and_modify(|incarnation| *incarnation += 1)
+            .or_insert(1);
         let host = self.world.add_host();
         let birth = Birth { host, incarnation, stream: format!("node {node} incarnation {incarnation}") };
         let (driven, fabric) = birth.of(&self.world, &config)?;

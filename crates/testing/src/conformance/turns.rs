@@ -1,9 +1,9 @@
 //! Threads and waiting, in real or in virtual time.
 //!
-//! Cases are written for threads. Over real nodes these are ordinary threads. In a simulated world, one thread runs at
-//! a time. The thread that started the case advances the world, but only while all threads wait. So the same code runs
-//! in virtual time, determined by the seed. Threads of a case must wait for each other only by the functions of this
-//! file. Otherwise a waiting thread keeps its turn, and virtual time stops.
+//! Cases use threads. Over real nodes these are ordinary threads. In a simulated world, the threads take turns: one
+//! runs at a time, and the thread that started the case advances the world while all threads wait. So the same code
+//! runs in virtual time, and the seed determines the run. Threads of a case must wait for each other only by the
+//! functions of this file. Otherwise a waiting thread keeps its turn, and virtual time stops.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, VecDeque};
@@ -20,24 +20,25 @@ use halite_sim::{HostClock, World};
 const OPERATION_NS: u64 = 50;
 /// Bytes that a caller copies per ns.
 const BYTES_PER_NS: u64 = 10;
-/// Maximum number of bytes charged for one copy: operations with absurd lengths are refused without a copy.
+/// Maximum number of bytes charged for one copy: operations with huge lengths are refused without a copy.
 const BYTES_MAX: u64 = 1 << 26;
-/// First pause between repeated checks.
+/// First pause between repeated checks, in ns.
 const PAUSE_NS: u64 = 1_000;
 /// Number of checks in real time after which a thread yields instead of sleeping.
 const YIELDS: u32 = 100;
 /// Maximum pause in real time, in ns.
 const PAUSE_NS_MAX: u64 = 1_000_000;
-/// Time limit of a case.
-const LATE: Duration = Duration::from_secs(3600);
+/// Time limit of a case, in virtual time.
+const CASE_LIMIT: Duration = Duration::from_secs(3600);
 
 thread_local! {
-    /// Place of this thread among the threads that take turns.
+    /// Place of this thread among the threads that take turns; `None` in real time.
     static PLACE: RefCell<Option<Place>> = const { RefCell::new(None) };
-    /// The world, on the thread that advances it.
+    /// The world, only on the thread that advances it.
     static WORLD: RefCell<Option<World>> = const { RefCell::new(None) };
 }
 
+/// A thread of a case in virtual time.
 #[derive(Clone)]
 struct Place {
     turns: Arc<Turns>,
@@ -49,6 +50,7 @@ struct Place {
 struct Turns {
     state: Mutex<TurnsState>,
     changed: Condvar,
+    /// Number of threads so far, and id of the next one.
     places: AtomicUsize,
     clock: HostClock,
 }
@@ -80,7 +82,7 @@ impl Turns {
     }
 }
 
-/// While this value exists, the case of this thread runs in a world.
+/// Makes the case of this thread run in a world, until this value is dropped.
 pub struct InWorld(());
 
 impl InWorld {
@@ -126,7 +128,8 @@ pub fn wait_for_bytes<F: Future>(bytes: u64, future: F) -> F::Output {
     }
 }
 
-/// Resolves after `duration`. A future can't call [`pause`], because a wait inside of another loses wake-ups.
+/// Resolves after `duration`. A future must use this instead of [`pause`], because a wait within another wait loses
+/// wake-ups.
 pub async fn sleep(duration: Duration) {
     match PLACE.with_borrow(Clone::clone) {
         Some(place) => {
@@ -142,14 +145,14 @@ pub fn pause() {
     pause_again(0);
 }
 
-/// Pauses as [`pause`] does, after `looks` checks. Pauses grow with `looks`, so that a limited number of checks also
-/// covers events that take a lease.
-pub fn pause_again(looks: u32) {
-    let pause_ns = PAUSE_NS * (1 + u64::from(looks));
+/// Pauses as [`pause`] does, after `checks` checks. Pauses grow with `checks`, so that a limited number of checks also
+/// covers events that take a whole lease.
+pub fn pause_again(checks: u32) {
+    let pause_ns = PAUSE_NS * (1 + u64::from(checks));
     match PLACE.with_borrow(Clone::clone) {
         Some(place) => place.sleep_ns(pause_ns),
-        // Most events follow at once; others need a thread that has no core yet.
-        None if looks < YIELDS => thread::yield_now(),
+        // Most events happen at once; the others need a thread that waits for a core.
+        None if checks < YIELDS => thread::yield_now(),
         None => thread::sleep(Duration::from_nanos(pause_ns.min(PAUSE_NS_MAX))),
     }
 }
@@ -176,7 +179,7 @@ impl Wake for Unpark {
 }
 
 impl Place {
-    /// Waits, for at least `least_ns` in virtual time even if the future is ready at once.
+    /// Waits for a future. If it is ready without a wait, sleeps for `least_ns` in virtual time.
     fn wait<F: Future>(&self, least_ns: u64, future: F) -> F::Output {
         let begin_ns = self.turns.clock.now_ns();
         let output = self.wait_only(future);
@@ -186,9 +189,9 @@ impl Place {
         output
     }
 
-    fn sleep_ns(&self, long_ns: u64) {
+    fn sleep_ns(&self, duration_ns: u64) {
         let clock = &self.turns.clock;
-        self.wait_only(clock.sleep_until(clock.now_ns() + long_ns));
+        self.wait_only(clock.sleep_until(clock.now_ns() + duration_ns));
     }
 
     fn wait_only<F: Future>(&self, future: F) -> F::Output {
@@ -212,7 +215,7 @@ impl Place {
     /// Gives turns to other threads, and advances the world while all of them wait.
     fn advance_world_until(&self, bell: &Bell) {
         let world = WORLD.with_borrow(Clone::clone).expect("this thread advances the world");
-        let late_ns = LATE.as_nanos() as u64;
+        let limit_ns = CASE_LIMIT.as_nanos() as u64;
         loop {
             let next = self.turns.lock().woken.pop_front();
             assert!(!self.turns.lock().is_over, "another thread of the case has failed");
@@ -225,7 +228,7 @@ impl Place {
                 }
                 None => world.advance_unless(|| !self.turns.lock().woken.is_empty()),
             };
-            let hangs = world.now_ns() > late_ns;
+            let hangs = world.now_ns() > limit_ns;
             if end.is_err() || hangs {
                 self.turns.end();
                 panic!("the case hangs at {} ns: {end:?}", world.now_ns());
@@ -308,7 +311,7 @@ where
     })
 }
 
-/// Ends all waits if the thread panics, so that the failure is reported instead of a hang.
+/// Ends all waits if the thread panics, so that the test fails instead of hanging.
 struct EndOnPanic;
 
 impl Drop for EndOnPanic {
@@ -324,7 +327,7 @@ impl Drop for EndOnPanic {
 /// The scope of threads that [`scope`] passes to its body.
 pub struct Scope<'scope, 'env> {
     threads: &'scope thread::Scope<'scope, 'env>,
-    /// The threads in virtual time.
+    /// States of the threads that run in virtual time.
     jobs: Mutex<Vec<Arc<Job>>>,
 }
 
@@ -370,7 +373,7 @@ impl<T> Handle<'_, T> {
     }
 }
 
-/// State of a thread: true once it has ended, and the wakers of threads that wait for its end.
+/// State of a thread: whether it has ended, and the wakers of the threads that wait for its end.
 #[derive(Default)]
 struct Job(Mutex<(bool, Vec<Waker>)>);
 
@@ -463,18 +466,18 @@ mod tests {
     }
 
     #[test]
-    fn threads_take_turns_and_time_passes_while_they_wait() {
+    fn virtual_time_passes_while_threads_wait() {
         let took = [0, 1].map(|_| {
             let world = World::new(1, Profile::local());
             let _in_world = InWorld::enter(&world);
             meet(&world, 5)
         });
-        assert!(took[0] >= PAUSE_NS, "the first threads have waited");
-        assert_eq!(took[0], took[1], "the same threads take the same time");
+        assert!(took[0] >= PAUSE_NS, "virtual time did not pass while threads waited");
+        assert_eq!(took[0], took[1], "two runs with one seed took different times");
     }
 
     #[test]
-    fn an_ended_thread_gets_no_turn_when_it_is_woken() {
+    fn a_woken_thread_that_has_ended_gets_no_turn() {
         let world = World::new(1, Profile::local());
         let _in_world = InWorld::enter(&world);
         let late = Mutex::new(None);

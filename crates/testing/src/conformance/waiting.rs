@@ -1,5 +1,5 @@
-//! Waits for words: each wait ends when the word has the expected value, or can no longer get it. And loops that poll
-//! memory and make progress themselves.
+//! Waits for words, and loops that poll memory and make progress themselves. A wait ends when the word has the expected
+//! value, or can no longer get it.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use halite::{AccessCause, Function, NodeId, Permissions, ServeOptions, Who};
 
 use super::calls::{Closing, PATIENCE};
 use super::cluster::{CHUNK, Cluster, Harness, everyone, in_common, shared};
-use super::refused;
 use super::turns::{pause, pause_again, scope, wait};
+use super::{node_lost, refused};
 
-/// Waits until a wait has begun to pause.
-pub(super) fn linger() {
+/// Waits long enough that a concurrent wait pauses between its reads.
+pub(super) fn await_pause() {
     (0..20).for_each(pause_again);
 }
 
@@ -30,9 +30,9 @@ pub fn a_wait_ends_after_earlier_writes_are_visible(h: &dyn Harness) {
             for round in 1..=ROUNDS {
                 writer.write(board, 0, &[round as u8; 4096]).unwrap();
                 writer.write(board, 4096, &round.to_ne_bytes()).unwrap();
-                // Some words are written at once, others after the reader has begun to pause.
+                // Most words are written at once, some after the reader has begun to pause.
                 if round % 10 == 0 {
-                    linger();
+                    await_pause();
                 }
             }
         });
@@ -59,33 +59,30 @@ pub fn a_wait_ends_with_its_region(h: &dyn Harness) {
     let wait = |lh| reader.wait_until(lh, 0, |word| word != 0);
     scope(|scope| {
         let waiting = scope.spawn(|| wait(to_be_freed));
-        linger();
+        await_pause();
         owner.free(freed).unwrap();
         refused!(waiting.join().unwrap(), AccessCause::Stale);
     });
     drop(owner);
     scope(|scope| {
         let waiting = scope.spawn(|| wait(to_be_lost));
-        linger();
+        await_pause();
         cluster.leave(1);
-        refused!(
-            waiting.join().unwrap(),
-            AccessCause::PeerDown(NodeId(1)) | AccessCause::LinkLost(NodeId(1)) | AccessCause::Stale
-        );
+        refused!(waiting.join().unwrap(), node_lost!(NodeId(1)));
     });
 }
 
 /// Expects that a wait reads the region's new place after each move.
-pub fn a_wait_goes_on_while_its_region_moves(h: &dyn Harness) {
+pub fn a_wait_continues_while_its_region_moves(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let [(owner, near), (reader, far)] = in_common(&cluster, "board", 8);
-    // To a third node, to the reader's own node, and back.
+    // The region moves to a third node, to the reader's own node, and back.
     for (node, word) in [(2, 1u64), (1, 2), (0, 3)] {
         scope(|scope| {
             let waiting = scope.spawn(|| reader.wait_until(far, 0, |found| found >= word));
-            linger();
+            await_pause();
             owner.move_to(near, NodeId(node)).unwrap();
-            linger();
+            await_pause();
             owner.write(near, 0, &word.to_ne_bytes()).unwrap();
             assert_eq!(waiting.join().unwrap().unwrap(), word, "after the move to node {node}");
         });
@@ -100,7 +97,7 @@ pub fn a_wait_ends_with_the_read_permission(h: &dyn Harness) {
     let lh = reader.map("board", Permissions::READ).unwrap();
     scope(|scope| {
         let waiting = scope.spawn(|| reader.wait_until(lh, 0, |word| word != 0));
-        linger();
+        await_pause();
         master.revoke(board, Who::Everyone, Permissions::READ).unwrap();
         refused!(waiting.join().unwrap(), AccessCause::PermissionDenied { .. });
     });
@@ -116,14 +113,14 @@ pub fn a_wait_needs_an_aligned_word_inside(h: &dyn Harness) {
 }
 
 /// Expects that a loop of `progress` and reads sees a posted word, and then all bytes that were posted before it.
-pub fn a_loop_of_progress_sees_posted_writes_in_order(h: &dyn Harness) {
+pub fn a_progress_loop_sees_posted_writes_in_order(h: &dyn Harness) {
     const ROUNDS: u64 = 20;
     let cluster = Cluster::new(h, 2);
     let [(reader, near), (writer, far)] = in_common(&cluster, "board", CHUNK + 8);
     scope(|scope| {
         scope.spawn(|| {
             for round in 1..=ROUNDS {
-                // Many packets, which a word in another lane would overtake.
+                // These bytes take many packets. In another lane, the word would overtake them.
                 let bytes = writer.post_write(far, 0, vec![round as u8; CHUNK as usize]);
                 let word = writer.post_write(far, CHUNK, round.to_ne_bytes());
                 bytes.wait().1.unwrap();
@@ -154,7 +151,7 @@ impl Wake for Progress {
     }
 }
 
-/// Ends loops of threads, even if the case fails.
+/// Ends the loops of threads when dropped, even if the case fails.
 struct Ending<'a>(&'a AtomicBool);
 
 impl Drop for Ending<'_> {
@@ -165,7 +162,7 @@ impl Drop for Ending<'_> {
 
 /// Expects that `progress` may be called by many threads of both nodes at once, by a handler before it replies, by the
 /// predicate of a wait, and by a waker.
-pub fn progress_is_made_in_threads_handlers_and_callbacks(h: &dyn Harness) {
+pub fn progress_may_be_called_from_anywhere(h: &dyn Harness) {
     const FUNCTION: Function = Function(7);
     let cluster = Cluster::new(h, 2);
     let [(caller, near), (there, far)] = in_common(&cluster, "board", 8);

@@ -1,4 +1,4 @@
-//! Watching: a write with a notification notifies the watchers, after the bytes have landed.
+//! Watches: a write with a notification notifies all watchers of the region, after its bytes have landed.
 
 use std::pin::pin;
 use std::task::{Context, Waker};
@@ -92,18 +92,18 @@ pub fn a_slow_watcher_delays_only_the_writer(h: &dyn Harness) {
         blocking.write_notify(board, 0, &[1], value).unwrap();
         assert_eq!(quick_watch.recv().unwrap().value, value);
     }
-    let mut held_up = pin!(writer.write_notify(board, 0, &[2], FULL));
+    let mut blocked = pin!(writer.write_notify(board, 0, &[2], FULL));
     let mut context = Context::from_waker(Waker::noop());
     while quick_watch.try_recv().unwrap().is_none() {
-        assert!(held_up.as_mut().poll(&mut context).is_pending());
+        assert!(blocked.as_mut().poll(&mut context).is_pending());
         quick.status().unwrap();
     }
     for _ in 0..100 {
-        assert!(held_up.as_mut().poll(&mut context).is_pending());
+        assert!(blocked.as_mut().poll(&mut context).is_pending());
         quick.status().unwrap();
     }
     expect_values(&slow_watch, 0, 1);
-    assert_eq!(blocking.block_on(held_up), Ok(()));
+    assert_eq!(blocking.block_on(blocked), Ok(()));
     expect_values(&slow_watch, 1, FULL);
     assert_eq!(slow_watch.try_recv(), Ok(None));
 }
@@ -120,21 +120,20 @@ pub fn a_dropped_watch_delays_no_writer(h: &dyn Harness) {
     for value in 0..FULL {
         blocking.write_notify(board, 0, &[1], value).unwrap();
     }
-    let mut held_up = pin!(writer.write_notify(board, 0, &[2], FULL));
+    let mut blocked = pin!(writer.write_notify(board, 0, &[2], FULL));
     let mut context = Context::from_waker(Waker::noop());
     for _ in 0..100 {
-        assert!(held_up.as_mut().poll(&mut context).is_pending());
+        assert!(blocked.as_mut().poll(&mut context).is_pending());
         reader.status().unwrap();
     }
     drop(watch);
-    assert_eq!(blocking.block_on(held_up), Ok(()));
+    assert_eq!(blocking.block_on(blocked), Ok(()));
     for value in 0..2 * FULL {
         blocking.write_notify(board, 0, &[3], value).unwrap();
     }
 }
 
-/// Expects that dropping the future of `watch`, after any number of polls, leaves no queue behind that could delay
-/// writers.
+/// Expects that a future of `watch` that is dropped, after any number of polls, leaves no queue that delays writers.
 pub fn an_abandoned_watch_leaks_nothing(h: &dyn Harness) {
     const FULL: u64 = NOTIFICATIONS_MAX as u64;
     let cluster = Cluster::new(h, 2);
@@ -158,7 +157,7 @@ pub fn an_abandoned_watch_leaks_nothing(h: &dyn Harness) {
 
 /// Expects that both the principal and the handle need the read permission to watch, and the write permission to
 /// notify.
-pub fn watching_needs_read_and_notifying_write_permission(h: &dyn Harness) {
+pub fn watches_and_notifications_need_permissions(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob"]);
     let (ada, bob) = (cluster.session(0), cluster.session(1));
     let board = shared(&ada, "board", 8);
@@ -205,8 +204,8 @@ pub fn a_watch_survives_moves_of_its_region(h: &dyn Harness) {
     assert_eq!(watch.try_recv(), Ok(None));
 }
 
-/// Expects that, after the handle of a watch has ended, the watcher receives all queued notifications and then the end
-/// of the watch, even if the watcher is waiting.
+/// Expects that a watch ends when its handle is unmapped or its region is freed. The watcher first receives all queued
+/// notifications, and then an error, even if it is waiting.
 pub fn a_watch_ends_with_its_handle(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (owner, reader) = (cluster.session(0), cluster.session(1));
@@ -250,7 +249,7 @@ pub fn a_watch_ends_with_the_read_permission(h: &dyn Harness) {
 }
 
 /// Expects that a writer does not wait for a watcher whose node has left.
-pub fn a_watcher_that_left_causes_no_error(h: &dyn Harness) {
+pub fn a_watcher_that_left_delays_no_writer(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let (owner, stays) = (cluster.session(0), cluster.session(1));
     let board = shared(&owner, "board", 8);
@@ -281,14 +280,14 @@ pub fn a_writer_whose_node_leaves_may_have_notified(h: &dyn Harness) {
         blocking.write_notify(board, 0, &[1], value).unwrap();
         assert_eq!(quick_watch.recv().unwrap().value, value);
     }
-    let mut held_up = pin!(writer.write_notify(board, 0, &[2], FULL));
+    let mut blocked = pin!(writer.write_notify(board, 0, &[2], FULL));
     let mut context = Context::from_waker(Waker::noop());
     while quick_watch.try_recv().unwrap().is_none() {
-        assert!(held_up.as_mut().poll(&mut context).is_pending());
+        assert!(blocked.as_mut().poll(&mut context).is_pending());
         quick.status().unwrap();
     }
     cluster.leave(2);
-    let error = blocking.block_on(held_up).unwrap_err();
+    let error = blocking.block_on(blocked).unwrap_err();
     let (node, cause) = (NodeId(0), SendCause::NodeClosed);
     assert_eq!(error.cause, NotifyCause::Telling { node, cause, may_have_arrived: true });
     assert!(error.is_written() && error.to_string().contains("may not have been notified"), "{error}");

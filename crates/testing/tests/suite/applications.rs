@@ -1,4 +1,4 @@
-//! Applications in virtual time, on nodes that die.
+//! Applications in virtual time, on nodes of which one dies.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ use halite_testing::conformance::turns::{
     self, StartingLine, pause, pause_again, scope, sleep, virtual_now_ns, wait,
 };
 
-/// Ranks a small graph with a worker for each session; returns the sums of their ranks.
+/// Ranks a small graph with one worker per session, and runs `meanwhile`. Returns the sum of the ranks of each worker.
 fn rank(
     sessions: Vec<Session>,
     name: &str,
@@ -67,7 +67,7 @@ fn a_graph_run_ends_when_a_worker_dies() {
     for error in ended.into_iter().map(Result::unwrap_err) {
         assert!(matches!(error, GraphError::Barrier(_) | GraphError::Access(_)), "{error}");
     }
-    // The others go on.
+    // The other workers can run again.
     assert!((sum_with(&cluster, 2, "after") - 1.0).abs() < 1e-9);
 }
 
@@ -82,7 +82,7 @@ fn can_share_pages() -> bool {
     }
 }
 
-/// Opens a range of pages in three nodes, and runs a worker on each beside `meanwhile`.
+/// Opens a range of shared pages on three nodes, and runs `work` on each node and `meanwhile` concurrently.
 fn share_pages(
     cluster: &mut Cluster,
     name: &str,
@@ -107,7 +107,7 @@ fn share_pages(
     });
 }
 
-/// Adds 1 to the first word of each page in `pages`, in one section.
+/// Adds 1 to the first word of each page in `pages`, in one critical section.
 fn add_to(member: &Member, pages: Range<u64>) -> Result<(), DsmError> {
     let page = member.page_bytes();
     wait(async {
@@ -121,7 +121,7 @@ fn add_to(member: &Member, pages: Range<u64>) -> Result<(), DsmError> {
 }
 
 #[test]
-fn shared_pages_lose_only_what_a_dead_worker_had_not_released() {
+fn shared_pages_lose_only_unreleased_stores() {
     const ROUNDS: u64 = 12;
     if !can_share_pages() {
         return;
@@ -130,7 +130,7 @@ fn shared_pages_lose_only_what_a_dead_worker_had_not_released() {
     let (holds, lines) = (AtomicBool::new(false), [StartingLine::new(2), StartingLine::new(2)]);
     let work = |me: usize, member: &Member| {
         let page = member.page_bytes();
-        // Pages 0 and 1 have their homes at workers that live on.
+        // Pages 0 and 1 have their homes at workers that survive.
         (0..ROUNDS).for_each(|_| add_to(member, 0..2).unwrap());
         wait(member.meet()).unwrap();
         if me == 2 {
@@ -138,7 +138,7 @@ fn shared_pages_lose_only_what_a_dead_worker_had_not_released() {
             wait(member.touch(0..page)).unwrap();
             member.store_u64(0, 1 << 40).unwrap();
             holds.store(true, Ordering::Relaxed);
-            // Waits for itself until it dies.
+            // The worker holds the section, so this acquire waits until the worker dies.
             let ended = wait(member.acquire(0..page, Access::Write)).unwrap_err();
             assert!(matches!(ended, DsmError::Locks(_)), "{ended}");
             drop(held);
@@ -147,7 +147,7 @@ fn shared_pages_lose_only_what_a_dead_worker_had_not_released() {
         while !holds.load(Ordering::Relaxed) {
             pause();
         }
-        // They wait until the death of the holder is known, and later releases go on without it.
+        // These sections wait until the death of the holder is known. Their releases skip the dead worker.
         (0..ROUNDS).for_each(|_| add_to(member, 0..2).unwrap());
         lines[0].wait();
         let held = wait(member.acquire(0..2 * page, Access::Read)).unwrap();
@@ -174,18 +174,18 @@ fn shared_pages_lose_only_what_a_dead_worker_had_not_released() {
 }
 
 #[test]
-fn shared_pages_end_with_an_error_when_the_lock_server_dies() {
+fn shared_pages_fail_when_the_lock_server_dies() {
     if !can_share_pages() {
         return;
     }
     let mut cluster = Cluster::new(&Simulated::profile("rnic-100g"), 3);
-    let is_under_way = AtomicBool::new(false);
+    let has_begun = AtomicBool::new(false);
     let work = |me: usize, member: &Member| {
         let error = loop {
             if let Err(error) = add_to(member, 1..3) {
                 break error;
             }
-            is_under_way.store(true, Ordering::Relaxed);
+            has_begun.store(true, Ordering::Relaxed);
         };
         let is_typed = matches!(
             error,
@@ -194,7 +194,7 @@ fn shared_pages_end_with_an_error_when_the_lock_server_dies() {
         assert!(is_typed, "worker {me}: {error}");
     };
     share_pages(&mut cluster, "pages", work, |cluster| {
-        while !is_under_way.load(Ordering::Relaxed) {
+        while !has_begun.load(Ordering::Relaxed) {
             pause();
         }
         cluster.kill(0);
@@ -210,7 +210,7 @@ fn a_release_does_not_wait_for_the_lock_server() {
     let now_ns = || virtual_now_ns().expect("the run is simulated");
     let work = |me: usize, member: &Member| {
         let page = member.page_bytes();
-        // More than may be unanswered at a time, so that some answers are looked at.
+        // More releases than may be unanswered at a time, so that the member also checks answers.
         for round in 0..30 {
             let own = 4 * me as u64 * page..(4 * me as u64 + 1) * page;
             let begin_ns = now_ns();
@@ -219,9 +219,12 @@ fn a_release_does_not_wait_for_the_lock_server() {
             wait(member.release(held)).unwrap();
             let (acquire_ns, release_ns) = (acquired_ns - begin_ns, now_ns() - acquired_ns);
             let is_quick = 2 * release_ns < acquire_ns;
-            assert!(is_quick || me == 0, "worker {me}, {round}: {release_ns} ns, not below {acquire_ns}");
+            assert!(
+                is_quick || me == 0,
+                "worker {me}, round {round}: a release took {release_ns} ns, an acquire {acquire_ns} ns"
+            );
         }
-        // Held together, more sections than may be unanswered are released at once.
+        // Releases more sections at once than may be unanswered.
         let held: Vec<_> = (0..20).map(|_| wait(member.acquire(0..page, Access::Read)).unwrap()).collect();
         held.into_iter().for_each(|held| wait(member.release(held)).unwrap());
         wait(member.meet()).unwrap();
@@ -234,14 +237,14 @@ fn a_release_does_not_wait_for_the_lock_server() {
 
 /// Counts words, and records the progress of a worker.
 #[derive(Default)]
-struct Watched {
+struct Tracked {
     /// True once the worker has mapped a text.
     has_mapped: AtomicBool,
     /// True once the worker has reduced a part.
     has_reduced: AtomicBool,
 }
 
-impl Job for Watched {
+impl Job for Tracked {
     type Value = u64;
     type Record = Counted;
 
@@ -275,7 +278,7 @@ impl Job for Watched {
 
 const COUNT: WordCount = WordCount { top: 1000 };
 
-/// The virtual time.
+/// The clock of the simulated world.
 struct VirtualClock;
 
 impl Clock for VirtualClock {
@@ -289,18 +292,18 @@ impl Clock for VirtualClock {
 }
 
 #[test]
-fn words_are_counted_without_a_worker_whose_node_dies() {
+fn words_are_counted_although_a_worker_dies() {
     let dir = tempfile::tempdir().unwrap();
     let (path, words) = (dir.path().join("text"), ["node", "dies", "others", "count"]);
     // Several tasks for each worker.
     std::fs::write(&path, (words.join(" ") + "\n").repeat(250_000)).unwrap();
     let mut expected: Vec<_> = words.iter().map(|word| (250_000, (*word).to_owned())).collect();
     expected.sort();
-    // The worker dies with unpublished results, or with published ones that others need.
+    // The worker dies with unpublished results, or with published results that other workers need.
     for dies_late in [false, true] {
         let mut cluster = Cluster::new(&Simulated::profile("rnic-100g"), 3);
         let nodes = [0, 1, 2].map(NodeId);
-        let (jobs, is_over): ([Watched; 3], AtomicBool) = Default::default();
+        let (jobs, is_over): ([Tracked; 3], AtomicBool) = Default::default();
         let (clock, run) = (VirtualClock, "words");
         let sessions: Vec<Session> = nodes.iter().map(|node| cluster.futures(node.0 as usize)).collect();
         let desk = wait(Desk::open(&sessions[0], run)).unwrap();
@@ -314,10 +317,10 @@ fn words_are_counted_without_a_worker_whose_node_dies() {
                 let worker = Worker { session, run, number, workers: 3, is_over: &is_over, clock: &clock };
                 scope.spawn(move || wait(worker.work(job)))
             };
-            // Alone at first, it has all results so far.
+            // The worker is alone at first, so it holds all results so far.
             let dying = work(2);
-            let is_time = if dies_late { &jobs[2].has_reduced } else { &jobs[2].has_mapped };
-            while !is_time.load(Ordering::Relaxed) {
+            let progress = if dies_late { &jobs[2].has_reduced } else { &jobs[2].has_mapped };
+            while !progress.load(Ordering::Relaxed) {
                 pause();
             }
             cluster.kill(2);

@@ -1,5 +1,5 @@
-//! The conformance suite over each fabric: all cases over shared memory, a tenth of them over others. The feature
-//! `deep` adds the rest.
+//! The conformance suite over each fabric: all cases over shared memory, and a sample of them over the other fabrics.
+//! The feature `deep` adds all other combinations.
 
 #[cfg(not(feature = "deep"))]
 macro_rules! sample {
@@ -17,20 +17,20 @@ macro_rules! sample {
             watching { every_watcher_is_notified_once }
             posted { posted_writes_land_in_order }
             waiting {
-                a_wait_goes_on_while_its_region_moves
-                a_loop_of_progress_sees_posted_writes_in_order
-                progress_is_made_in_threads_handlers_and_callbacks
+                a_wait_continues_while_its_region_moves
+                a_progress_loop_sees_posted_writes_in_order
+                progress_may_be_called_from_anywhere
             }
             batch { a_batch_reaches_many_regions_in_order }
             chunks { every_border_between_chunks_is_seamless }
-            permissions { a_revoked_permission_is_gone_from_open_handles }
+            permissions { open_handles_lose_a_revoked_permission }
             moving { writes_during_a_move_are_kept }
             free { reused_memory_reads_as_zero }
             members { a_returned_node_is_a_new_one }
             killed { only_accesses_to_a_killed_node_fail a_wait_for_a_word_of_a_killed_node_fails }
             calls { payloads_of_any_length_arrive_whole a_full_function_refuses_calls }
             batches { calls_in_a_batch_get_their_answers }
-            messages { a_slow_receiver_delays_senders_and_loses_nothing }
+            messages { a_slow_receiver_loses_no_message }
             senders { published_messages_arrive_in_order }
             dropped { an_abandoned_call_leaks_nothing }
         }

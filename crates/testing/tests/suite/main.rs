@@ -1,4 +1,4 @@
-//! Tests of the public API on each fabric, of clusters of processes, and of the tree itself.
+//! Tests of the public API over each fabric, of applications, of clusters of processes, and of the source tree.
 
 mod applications;
 mod conformance;

@@ -1,4 +1,4 @@
-//! Rows for the applications, compared with the usual alternatives: Redis, a hash map in one process, a plain file.
+//! Rows for the applications, compared with their usual alternatives: Redis, a hash map in one process, and a file.
 
 use super::{Figure, Row, Sizes, Source, Target, figure_of, row};
 use crate::peers::probe::Probe;
@@ -28,7 +28,7 @@ fn redis(command: Command, window: u64, sizes: &Sizes) -> Option<Source> {
 }
 
 fn store(sizes: &Sizes) -> Vec<Row> {
-    let name = "YCSB C, 10,000 keys of 64 B, one thread, half of the keys elsewhere";
+    let name = "YCSB C, 10,000 keys of 64 B, one thread, half of the keys remote";
     let ours = || run(&["ycsb", "--workload", "c", "--keys", &KEYS.to_string(), "--threads", "1"], sizes);
     let map = figure_of(&Probe::DashMap { keys: KEYS, iterations: sizes.small }, Figure::Rate);
     vec![
@@ -65,25 +65,25 @@ fn log(sizes: &Sizes) -> Vec<Row> {
         run(&["log", "--writers", "2", "--readers", "0", "--size", "16", option, &count], sizes)
     };
     let file = |together| figure_of(&Probe::File { together, iterations: sizes.small }, Figure::Rate);
-    let (alone, many) =
+    let (single, reserved) =
         ("log, records of 16 B, two writers", "log, records of 16 B, two writers, 64 reserved together");
-    let each = "log, records of 16 B, two writers, 64 appended by one call";
+    let appended = "log, records of 16 B, two writers, 64 appended by one call";
     let wanted = Target::RatioAtLeast(1.0);
     vec![
-        row(alone, "Mops", log("--batch", 1), "Redis XADD", redis(Command::Append, 1, sizes)).target(wanted),
-        row(alone, "Mops", log("--batch", 1), "file, one writer, a write for each", file(1)).target(wanted),
+        row(single, "Mops", log("--batch", 1), "Redis XADD", redis(Command::Append, 1, sizes)).target(wanted),
+        row(single, "Mops", log("--batch", 1), "file, one writer, a write for each", file(1)).target(wanted),
         row(
-            many,
+            reserved,
             "Mops",
             log("--batch", BATCH),
             "Redis XADD, 16 sent together",
             redis(Command::Append, 16, sizes),
         )
         .target(wanted),
-        row(many, "Mops", log("--batch", BATCH), "file, one writer, a write for each", file(1))
+        row(reserved, "Mops", log("--batch", BATCH), "file, one writer, a write for each", file(1))
             .target(wanted),
-        row(many, "Mops", log("--batch", BATCH), "file, one writer, a write for 64", file(BATCH)),
-        row(each, "Mops", log("--together", BATCH), "file, one writer, a write for 64", file(BATCH))
+        row(reserved, "Mops", log("--batch", BATCH), "file, one writer, a write for 64", file(BATCH)),
+        row(appended, "Mops", log("--together", BATCH), "file, one writer, a write for 64", file(BATCH))
             .target(Target::AtLeast(10.0)),
     ]
 }

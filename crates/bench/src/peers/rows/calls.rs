@@ -51,7 +51,7 @@ fn tails(sizes: &Sizes) -> Vec<Row> {
 
 fn rates(sizes: &Sizes) -> Vec<Row> {
     let name = format!("calls, 8 B there and back, {WINDOW} in flight");
-    let in_rows = format!("{name}, {BATCH} posted together");
+    let batched_name = format!("{name}, {BATCH} posted together");
     let redis = |command| redis(command, WINDOW, sizes.pipelined, Figure::Rate);
     let one_by_one = || figure_of(&many_calls(1, sizes), Figure::Rate);
     let together = || figure_of(&many_calls(BATCH, sizes), Figure::Rate);
@@ -60,8 +60,8 @@ fn rates(sizes: &Sizes) -> Vec<Row> {
         row(&name, "Mops", one_by_one(), "gRPC", grpc(WINDOW, sizes.pipelined, Figure::Rate)).target(wanted),
         row(&name, "Mops", one_by_one(), "Redis GET", redis(Command::Get)),
         row(&name, "Mops", one_by_one(), "Redis SET", redis(Command::Set)),
-        row(&in_rows, "Mops", together(), "Redis GET", redis(Command::Get)).target(wanted),
-        row(&in_rows, "Mops", together(), "Redis SET", redis(Command::Set)),
+        row(&batched_name, "Mops", together(), "Redis GET", redis(Command::Get)).target(wanted),
+        row(&batched_name, "Mops", together(), "Redis SET", redis(Command::Set)),
     ]
 }
 
@@ -107,7 +107,7 @@ fn resources(sizes: &Sizes) -> Vec<Row> {
         processor_time("both ends on one core", &shared),
         processor_time("ends on two cores", &apart),
         row(
-            "memory for requests that holds requests",
+            "memory for requests, share in use",
             "%",
             figure_of(&memory, Figure::Used),
             "4 receive queues",

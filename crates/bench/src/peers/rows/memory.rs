@@ -63,7 +63,7 @@ fn control(sizes: &Sizes) -> Vec<Row> {
         halite(&["alloc_lat", "--populate", "-s", &(4 * MIB).to_string()], sizes.control.min(1000));
     vec![
         row("map", "us", latency_of(&map), "", None).target(Target::AtMost(20.0)),
-        // Pages are touched on first use only, so the time must not depend on the size.
+        // Pages are provided on first use, so the time must not depend on the size.
         row("alloc 4 GiB, against 4 KiB", "us", latency_of(&large), "Halite", latency_of(&small))
             .target(Target::RatioAtMost(2.0)),
         row("alloc 4 MiB, populated", "us", latency_of(&populated), "bare pages", baseline_of(&populated)),
@@ -73,18 +73,18 @@ fn control(sizes: &Sizes) -> Vec<Row> {
 fn random_access(sizes: &Sizes) -> Vec<Row> {
     let regions = sizes.regions.to_string();
     let over_regions = halite(&["write_lat", "--completion", "-s", "8", "--regions", &regions], sizes.small);
-    let mut rows = against_stores(&format!("write 8 B at random in {regions} regions"), over_regions);
+    let mut rows = compared_with_stores(&format!("write 8 B at random in {regions} regions"), over_regions);
     for span in &sizes.spans {
         let over_span =
             halite(&["write_lat", "--completion", "-s", "8", "--span", &span.to_string()], sizes.small);
-        rows.extend(against_stores(&format!("write 8 B at random in {} MiB", span / MIB), over_span));
+        rows.extend(compared_with_stores(&format!("write 8 B at random in {} MiB", span / MIB), over_span));
     }
     rows
 }
 
-/// Compares with bare stores to the same random addresses. The bare stores have the same cache misses, so the
-/// difference is Halite's cost.
-fn against_stores(name: &str, probe: Probe) -> Vec<Row> {
+/// Returns rows that compare random writes with bare stores to the same addresses. The bare stores have the same cache
+/// misses, so the difference is the cost of Halite.
+fn compared_with_stores(name: &str, probe: Probe) -> Vec<Row> {
     let beyond = format!("{name}, beyond a bare store");
     vec![
         row(name, "us", latency_of(&probe), "bare store", baseline_of(&probe)),

@@ -38,7 +38,7 @@ pub enum Figure {
     Rate,
     /// Time of the same operation by bare loads and stores in the same run, in us.
     BaselineLatency,
-    /// Bandwidth of bare copies in the same run.
+    /// Bandwidth of bare copies in the same run, in the unit of `PrintedBandwidth`.
     BaselineBandwidth,
     /// Time of an operation beyond its baseline, in ns.
     Overhead,
@@ -48,9 +48,9 @@ pub enum Figure {
     PollingCpu,
     /// Processor time per operation of all processes of a run, including their start and end, in us.
     ProcessesCpu,
-    /// Used part of the memory that the server reserves for requests, %.
+    /// Used part of the memory that the server reserves for requests, in percent.
     Used,
-    /// Used part of the receive buffers, of four sizes, that RDMA send would need for the same requests, %.
+    /// Used part of the receive buffers, of four sizes, that RDMA send would need for the same requests, in percent.
     UsedByQueues,
 }
 
@@ -100,9 +100,9 @@ pub struct Row {
 pub struct Sizes {
     /// Iterations of operations on a few bytes.
     pub small: u64,
-    /// Iterations of bandwidth tests at 64 KiB; tests at 1 MiB have a sixteenth of that.
+    /// Iterations of bandwidth tests at 64 KiB. Tests at 1 MiB have a sixteenth of this number.
     pub bulk: u64,
-    /// Iterations of control operations.
+    /// Iterations of control operations: allocation, mapping and barriers.
     pub control: u64,
     /// Iterations of calls and messages: fewer than `small`, because a call takes microseconds on a busy machine.
     pub calls: u64,
@@ -118,7 +118,7 @@ pub struct Sizes {
     pub application_s: f64,
     /// Regions in the random-access row.
     pub regions: u64,
-    /// Sizes of the memory that is accessed at random, in bytes; the table has a row for each.
+    /// Sizes of the memory that is accessed at random, in bytes. The table has rows for each.
     pub spans: Vec<u64>,
 }
 
@@ -204,7 +204,7 @@ impl Row {
 
     /// Returns true if the row's topic, name or peer contains `text`.
     pub fn mentions(&self, text: &str) -> bool {
-        [self.topic, &self.name, self.peer].iter().any(|of_row| of_row.contains(text))
+        [self.topic, &self.name, self.peer].iter().any(|field| field.contains(text))
     }
 }
 
@@ -314,12 +314,12 @@ mod tests {
     fn calls_on_one_core_are_compared_with_polling_on_one_core() {
         let mut rows = rows(&sizes());
         rows.retain(|row| row.mentions("endless polling"));
-        let of_row =
+        let probes_of =
             |row: &Row| [&row.ours, &row.theirs].map(|source| source.clone().unwrap().probe.to_string());
         let load = "halite perf rpc_load -t 8 --rate 1000";
         let (shared, apart) = (format!("{load} --cores shared -n 1 --json"), format!("{load} -n 1 --json"));
         let expected = [[shared.clone(), shared], [apart.clone(), apart]];
-        assert_eq!(rows.iter().map(of_row).collect::<Vec<_>>(), expected);
+        assert_eq!(rows.iter().map(probes_of).collect::<Vec<_>>(), expected);
     }
 
     #[test]

@@ -51,7 +51,7 @@ fn large(sizes: &Sizes) -> Vec<Row> {
     let iperf3 = || figure_of(&Probe::Iperf3 { size: MIB, iterations }, Figure::Bandwidth);
     let ours = |test| figure_of(&over_roce(&[test, "-s", "1048576"], iterations), Figure::Bandwidth);
     let ucx = |test| ucx_over_tcp(test, MIB, iterations, Figure::Bandwidth);
-    // Long enough that the start and end of the processes cost little.
+    // The run is long, so that the start and end of the processes add little.
     let long = &["write_bw", "-s", "1048576", "--check-memcpy=false"];
     let ours_cpu = figure_of(&over_roce(long, 2 * iterations), Figure::ProcessesCpu);
     let iperf3_cpu = Probe::Iperf3 { size: MIB, iterations: 2 * iterations };

@@ -27,7 +27,7 @@ fn locks(sizes: &Sizes) -> Vec<Row> {
     let barrier = halite(&["barrier_lat"], sizes.control);
     let rate = |waiters| figure_of(&contended(sizes, waiters), Figure::Rate);
     vec![
-        row("free lock, take and give up", "us", latency_of(&free), "", None).target(Target::AtMost(1.0)),
+        row("free lock, acquire and release", "us", latency_of(&free), "", None).target(Target::AtMost(1.0)),
         row("lock contended by 4, against 64", "Mops", rate(4), "Halite", rate(64))
             .target(Target::RatioAtMost(1.5)),
         row("barrier of two processes", "us", latency_of(&barrier), "", None),
@@ -47,13 +47,14 @@ fn memory_operations(sizes: &Sizes) -> Vec<Row> {
         [(4 * KIB, "4 KiB", sizes.small / 8), (64 * KIB, "64 KiB", sizes.bulk), (MIB, "1 MiB", bulk)];
     let copy = |(size, label, iterations): (u64, &str, u64)| {
         let probe = halite(&["copy_lat", "-s", &size.to_string()], iterations.max(1));
-        against_the_caller(&format!("copy {label} at the peer"), &probe)
+        compared_with_caller(&format!("copy {label} at the peer"), &probe)
     };
     let fill = row("fill 1 MiB", "MB/s", filled, "memset", memset).target(Target::RatioAtLeast(0.95));
     [vec![fill], copies.map(copy).to_vec()].concat()
 }
 
-fn against_the_caller(name: &str, probe: &Probe) -> Row {
+/// Returns a row that compares a copy at the peer with a read and a write by the caller.
+fn compared_with_caller(name: &str, probe: &Probe) -> Row {
     row(name, "us", latency_of(probe), "read, then write", baseline_of(probe))
         .target(Target::RatioAtMost(1.0))
 }

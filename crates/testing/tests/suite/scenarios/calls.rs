@@ -1,4 +1,4 @@
-//! Callers and servers that die or stop during calls: waiting callers get errors, and other callers are served.
+//! Callers and servers that die or stop during calls: waiting callers get errors, and servers serve the other callers.
 
 use std::future::Future;
 use std::task::{Context, Waker};
@@ -9,16 +9,17 @@ use fastrand::Rng;
 use halite::blocking::Session;
 use halite::{CallCause, CallError, Function, NodeId, ReplyCause, ServeOptions};
 
+use super::churn::{await_resources, private_bytes};
 use super::cluster::{Cluster, EVENT, PATIENCE, Process};
-use super::coming_and_going::{await_resources, private};
 use super::role::print;
 
 const FUNCTION: Function = Function(7);
 const SERVER: NodeId = NodeId(1);
-/// Short lengths, and lengths that are read from the other node's memory.
+/// Lengths of inputs: short ones, and ones that the server reads from the caller's memory.
 const LENS: [u64; 5] = [0, 100, 5000, 60_000, 300_000];
 
-/// Serves a function as `how` says: `echo` the input, `hold` received calls, or `leave` calls in the queue.
+/// Serves a function. `how` is `echo` (answers with the input), `hold` (receives calls and does not answer), or `leave`
+/// (leaves calls in the queue).
 pub fn serve(session: &Session, function: u32, how: &str) -> String {
     let server =
         session.serve(Function(function), ServeOptions::default()).expect("no other session serves it");
@@ -44,12 +45,12 @@ pub fn serve(session: &Session, function: u32, how: &str) -> String {
     "ok".to_owned()
 }
 
-/// Calls a function that echoes; returns the cause of a failure.
+/// Calls a function that echoes its input. Returns the cause of a failure.
 pub fn call(session: &Session, node: u32, function: u32, len: u64) -> Result<(), CallCause> {
     let input = vec![len as u8; len as usize];
     let answer = session.call(NodeId(node), Function(function), &input, PATIENCE);
     let answer = answer.map_err(|error| error.cause)?;
-    assert!(answer == input, "the answer belongs to another call");
+    assert!(answer == input, "the caller got the answer to another call");
     Ok(())
 }
 
@@ -72,7 +73,7 @@ pub fn burst(session: &Session, node: u32, function: u32) -> String {
 }
 
 #[test]
-fn calls_end_with_their_server_before_and_during_the_handler() {
+fn calls_fail_when_their_server_is_killed() {
     for how in ["leave", "hold"] {
         let cluster = Cluster::new();
         let node = cluster.join(0);
@@ -91,7 +92,7 @@ fn calls_end_with_their_server_before_and_during_the_handler() {
             }
             server.kill();
             for caller in callers {
-                // Without a handler, the call may also be sent after the death.
+                // Without a handler, a caller may send its call only after the death of the server.
                 let cause = caller.join().expect("the thread does not panic").unwrap_err();
                 assert!([CallCause::PeerDown, CallCause::UnknownNode].contains(&cause), "{cause}");
             }
@@ -102,7 +103,7 @@ fn calls_end_with_their_server_before_and_during_the_handler() {
     }
 }
 
-/// Starts a process that joins without a number, and serves; returns the number that it got.
+/// Starts a process that joins without a number, and serves. Returns the process and the number that it got.
 fn application(cluster: &Cluster, how: &str) -> (Process, u32) {
     let mut process = Process::start("application");
     process.run(&cluster.join_line("any"));
@@ -122,7 +123,7 @@ fn call_and_kill(session: &Session, server: &mut Process, node: u32) -> CallErro
 }
 
 #[test]
-fn a_repeated_call_to_a_killed_application_reaches_no_other_node() {
+fn a_repeated_call_to_a_killed_node_reaches_no_other() {
     let cluster = Cluster::new();
     let node = cluster.join(0);
     let session = node.blocking_session();
@@ -131,7 +132,7 @@ fn a_repeated_call_to_a_killed_application_reaches_no_other_node() {
         let (mut server, number) = application(&cluster, "hold");
         let ended = call_and_kill(&session, &mut server, number);
         assert_eq!((ended.cause, ended.may_have_run), (CallCause::PeerDown, true), "{ended}");
-        // A node that joins now would answer.
+        // A node that joins now must not get the number: it would answer the repeated call.
         strangers.push(application(&cluster, "echo"));
         for (_, stranger) in &strangers {
             assert_ne!(*stranger, number);
@@ -144,7 +145,7 @@ fn a_repeated_call_to_a_killed_application_reaches_no_other_node() {
 }
 
 #[test]
-fn a_call_ends_with_its_incarnation_and_the_next_one_serves_later_calls() {
+fn the_next_incarnation_serves_later_calls() {
     let cluster = Cluster::new();
     let node = cluster.join(0);
     let session = node.blocking_session();
@@ -155,7 +156,7 @@ fn a_call_ends_with_its_incarnation_and_the_next_one_serves_later_calls() {
     let call_again = || session.call(SERVER, FUNCTION, b"", PATIENCE);
     let gone = call_again().expect_err("no node has the number");
     assert_eq!((gone.cause, gone.may_have_run), (CallCause::PeerDown, false), "{gone}");
-    // The same number in another incarnation, which does not serve yet.
+    // The next incarnation of the number does not serve yet.
     let mut next = cluster.start(1);
     let anew = call_again().expect_err("no session serves the function");
     assert_eq!((anew.cause, anew.may_have_run), (CallCause::UnknownFunction, false), "{anew}");
@@ -193,7 +194,7 @@ fn a_killed_server_leaves_whole_answers_or_none() {
 }
 
 #[test]
-fn a_handler_learns_that_its_caller_was_killed_and_serves_the_next() {
+fn a_handler_learns_that_its_caller_was_killed() {
     let cluster = Cluster::new();
     let node = cluster.join(0);
     let session = node.blocking_session();
@@ -205,7 +206,7 @@ fn a_handler_learns_that_its_caller_was_killed_and_serves_the_next() {
         client.kill();
         let deadline = Instant::now() + PATIENCE;
         while call.is_wanted() {
-            assert!(Instant::now() < deadline, "the handler does not learn of its caller's death");
+            assert!(Instant::now() < deadline, "the handler did not learn of its caller's death");
         }
         let refused = call.reply(&vec![1; len as usize]).expect_err("the caller has gone");
         assert_eq!(refused.cause, ReplyCause::CallerGone);
@@ -229,10 +230,10 @@ fn callers_killed_during_a_burst_leak_nothing() {
     server.run("serve 7 echo");
     let mut steady = cluster.start(1);
     let before = await_resources(&mut server, None);
-    let mut private_warm = 0;
+    let mut warm_bytes = 0;
     for round in 0..ROUNDS {
         if round == WARM_UP {
-            private_warm = private(&mut server);
+            warm_bytes = private_bytes(&mut server);
         }
         let mut client = Process::start("killed");
         client.run(&cluster.join_line("any"));
@@ -243,7 +244,7 @@ fn callers_killed_during_a_burst_leak_nothing() {
         steady.run("call 0 7 300000");
     }
     let after = await_resources(&mut server, Some(&before));
-    let growth = private(&mut server).saturating_sub(private_warm);
+    let growth = private_bytes(&mut server).saturating_sub(warm_bytes);
     eprintln!("resources: {before} before, {after} after; private memory grew by {growth} bytes");
     assert!(growth < 1 << 20, "{growth} bytes of private memory leaked");
 }
@@ -265,10 +266,10 @@ fn calls_to_a_stopped_server_time_out_until_it_resumes() {
     for len in LENS {
         let late = session.call(SERVER, FUNCTION, &vec![1; len as usize], Duration::from_millis(50));
         assert_eq!(late.expect_err("no server answers").cause, CallCause::Timeout);
-        assert_eq!(call(&session, 2, 7, len), Ok(()), "a stopped node delays calls to another one");
+        assert_eq!(call(&session, 2, 7, len), Ok(()), "a stopped node must not delay calls to another node");
     }
     eprintln!("{} deadlines of 50 ms took {:?}", LENS.len(), begin.elapsed());
-    // More calls than the ring has room for.
+    // These calls fill the ring.
     for _ in 0..8 {
         let late = session.call(SERVER, FUNCTION, &[1; 60_000], Duration::from_millis(1));
         assert_eq!(late.expect_err("no server answers").cause, CallCause::Timeout);
@@ -279,12 +280,12 @@ fn calls_to_a_stopped_server_time_out_until_it_resumes() {
     assert!(many.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     assert!(
         own.try_recv().expect("the server is open").is_some(),
-        "a node without room delays calls to another one"
+        "a node with a full ring must not delay calls to another node"
     );
     drop(many);
     server.resume();
     for len in LENS {
-        assert_eq!(call(&session, 1, 7, len), Ok(()), "the node that was stopped answers again");
+        assert_eq!(call(&session, 1, 7, len), Ok(()), "the resumed node answers again");
         assert_eq!(call(&session, 2, 7, len), Ok(()));
     }
 }

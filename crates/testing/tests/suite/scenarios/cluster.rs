@@ -14,18 +14,18 @@ use halite::blocking::Session;
 use halite::{Config, Fence, Node, NodeId, NodeState, NodeStatus, Permissions};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
-/// Time limit that turns a hang into a failure. Tests take far less.
+/// Time limit after which a hang becomes a failure. Tests take much less time.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 /// Permissions of all principals on the tests' regions.
 pub const READ_WRITE: Permissions = Permissions::READ.union(Permissions::WRITE);
-/// Prefix of a process's answers, which distinguishes them from output of the test harness.
+/// Prefix of a process's answers. It distinguishes them from the output of the test harness.
 pub const ANSWER: &str = "> ";
-/// Prefix of events that a process reports without a request.
+/// Prefix of the events that a process reports by itself.
 pub const EVENT: &str = "! ";
 /// Environment variable with the pid of the process's parent.
 pub const PARENT: &str = "HALITE_SCENARIO_PARENT";
 
-/// A cluster directory that is removed at the end of the test.
+/// A cluster directory. Dropping this value removes it.
 pub struct Cluster {
     dir: PathBuf,
     /// Configuration of all nodes.
@@ -137,6 +137,15 @@ impl Process {
         assert_eq!(answer, "ok", "{}: {line}", self.name);
     }
 
+    /// Stops the writer of the process (`halt`), and returns the number of its completed writes. Panics if a write
+    /// failed.
+    #[track_caller]
+    pub fn halt(&mut self) -> u64 {
+        let answer = self.ask("halt");
+        let count = answer.strip_prefix("done ").and_then(|count| count.parse().ok());
+        count.unwrap_or_else(|| panic!("a write of {} failed: {answer}", self.name))
+    }
+
     /// Waits for the next event.
     pub fn event(&mut self) -> String {
         let event = self.events.recv_timeout(PATIENCE);
@@ -160,7 +169,7 @@ impl Process {
         let (_, status) = waitpid(Some(Pid::from_child(&self.child)), WaitOptions::UNTRACED)
             .expect("the process can be waited for")
             .expect("the wait blocks until the process stops");
-        assert!(status.stopped(), "{} ended instead of being stopped: {status:?}", self.name);
+        assert!(status.stopped(), "{} ended before it was stopped: {status:?}", self.name);
     }
 
     /// Resumes the process.
@@ -216,7 +225,7 @@ pub fn was_killed(status: ExitStatus) -> bool {
     status.signal() == Some(Signal::KILL.as_raw())
 }
 
-/// Queries the status of the cluster until `found` returns a result.
+/// Queries the status of the cluster until `found` returns a value, and returns that value.
 #[track_caller]
 pub fn await_status<T>(session: &Session, mut found: impl FnMut(&[NodeStatus]) -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;

@@ -8,7 +8,7 @@ use halite::{Lh, Placement, RegionCause};
 use super::cluster::{Cluster, PATIENCE, READ_WRITE, await_state};
 
 /// Maps a region by name, with retries until the directory answers again.
-fn map_again(session: &Session, name: &str) -> Lh {
+fn map_with_retries(session: &Session, name: &str) -> Lh {
     let deadline = Instant::now() + PATIENCE;
     loop {
         match session.map(name, READ_WRITE) {
@@ -20,7 +20,7 @@ fn map_again(session: &Session, name: &str) -> Lh {
 }
 
 #[test]
-fn handles_survive_the_directory_and_names_return_with_it() {
+fn handles_survive_the_death_of_the_directory() {
     let cluster = Cluster::new();
     let mut directory = cluster.start(0);
     let node = cluster.join(1);
@@ -45,7 +45,7 @@ fn handles_survive_the_directory_and_names_return_with_it() {
         session.move_to(unnamed, halite::NodeId(1)).expect("the directory is not needed");
         session.free(unnamed).expect("the session is a master");
 
-        // Operations with names fail with the cause.
+        // Operations with names fail, with the cause.
         let refused = session.map("theirs", READ_WRITE).expect_err("the directory is down");
         assert_eq!(refused.cause, RegionCause::DirectoryDown);
         let refused =
@@ -54,18 +54,18 @@ fn handles_survive_the_directory_and_names_return_with_it() {
         assert_eq!(other.ask("map mine"), "DirectoryDown");
 
         directory = cluster.start(0);
-        // The directory itself must not answer before it knows all names again.
+        // The new directory must not answer before it knows all names again, not even on its own node.
         assert_eq!(directory.ask("alloc mine 4096 here"), "NameTaken");
         directory.run("map theirs");
         directory.run(&format!("check theirs 1048576 {incarnation}"));
-        let again = map_again(&session, "theirs");
+        let again = map_with_retries(&session, "theirs");
         session.unmap(again).expect("the session is a master");
         let taken =
             session.alloc(Some("theirs"), 64, Placement::Local, READ_WRITE).expect_err("the name is taken");
         assert_eq!(taken.cause, RegionCause::NameTaken);
         let gone = session.map("gone", READ_WRITE).expect_err("the region died with the first node");
         assert_eq!(gone.cause, RegionCause::NotFound);
-        // A refused name leaves no memory allocated.
+        // The refused allocations left no region.
         let names: Vec<_> =
             session.list().expect("the directory lives").into_iter().map(|info| info.name).collect();
         assert_eq!(names, [Some("mine".to_owned()), Some("theirs".to_owned())]);

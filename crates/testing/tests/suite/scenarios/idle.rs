@@ -1,18 +1,19 @@
-//! Checks that an idle cluster uses almost no processor time. No other scenario waits for time to pass.
+//! An idle cluster uses almost no processor time. No other scenario sleeps for a fixed time.
 
 use std::time::Duration;
 
 use super::cluster::{Cluster, Process};
 
+/// Duration of the measurement.
 const SPAN: Duration = Duration::from_secs(2);
 
-/// Returns the user and system time of a process, in ticks of the kernel's clock (100 per second).
+/// Returns the user and system time of a process, in ticks of the kernel's clock.
 fn ticks(process: &Process) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.pid())).expect("the process lives");
-    // The second field is the name in brackets, which may contain any character.
-    let (_, fields) = stat.rsplit_once(')').expect("the name is in brackets");
+    // The second field is the name in parentheses, which may contain any character.
+    let (_, fields) = stat.rsplit_once(')').expect("the name is in parentheses");
     let fields: Vec<&str> = fields.split_whitespace().collect();
-    fields[11..13].iter().map(|field| field.parse::<u64>().expect("the answer is a number")).sum()
+    fields[11..13].iter().map(|field| field.parse::<u64>().expect("the field is a number")).sum()
 }
 
 #[test]

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use halite::{Fence, LockCause, NodeId, NodeState, Permissions, Placement, RegionCause};
 
-use super::cluster::{Cluster, PATIENCE, await_state};
+use super::cluster::{Cluster, PATIENCE, await_state, await_status};
 
 const NAME: &str = "ledger";
-/// Time in which another session would get the lock if it could.
+/// Timeout of attempts that must fail: long enough to get a lock that is free.
 const SHORT: Duration = Duration::from_millis(20);
-/// Time in which a waiter learns that a lock is lost.
+/// Timeout of an attempt that may end earlier, when the loss of the lock is known.
 const LONG: Duration = Duration::from_secs(3);
 
 #[test]
@@ -34,18 +34,14 @@ fn the_next_waiter_recovers_the_lock_of_a_killed_process() {
     // Without a waiter, the next session that takes the lock learns of the recovery.
     holder.run(&format!("lock {NAME}"));
     holder.kill();
-    await_state_gone(&session);
+    // Waits until the dead node is no longer listed. A dead node with memory would stay listed.
+    await_status(&session, |nodes| nodes.iter().all(|node| node.node.0 != 1).then_some(()));
     let guard = session.lock_within(NAME, PATIENCE).expect("the holder is dead");
     assert!(guard.recovered());
 }
 
-/// Waits until a dead node without memory is no longer listed.
-fn await_state_gone(session: &halite::blocking::Session) {
-    super::cluster::await_status(session, |nodes| nodes.iter().all(|node| node.node.0 != 1).then_some(()));
-}
-
 #[test]
-fn the_lock_of_a_stopped_process_is_kept_until_it_can_no_longer_write() {
+fn the_lock_of_a_stopped_process_is_kept() {
     let mut cluster = Cluster::new();
     cluster.config.fence = Fence::Never;
     let node = cluster.join(0);
@@ -60,14 +56,14 @@ fn the_lock_of_a_stopped_process_is_kept_until_it_can_no_longer_write() {
     holder.kill();
     await_state(&session, 1, NodeState::Dead);
     // If the lock was placed on the stopped node, it is lost with that node and created again.
-    let was_elsewhere = cause == LockCause::Region(RegionCause::PeerDown(NodeId(1)));
-    assert!(was_elsewhere || cause == LockCause::Timeout, "{cause:?}");
+    let was_lost = cause == LockCause::Region(RegionCause::PeerDown(NodeId(1)));
+    assert!(was_lost || cause == LockCause::Timeout, "{cause:?}");
     let recovered = session.lock_within(NAME, PATIENCE).expect("the holder is dead").recovered();
-    assert!(!(recovered && was_elsewhere), "a lock that was created again was never held");
+    assert!(!(recovered && was_lost), "a lock that was created again was never held");
 }
 
 #[test]
-fn waits_end_with_the_home_of_a_lock_which_is_created_again() {
+fn waits_for_a_lock_end_with_its_home() {
     let mut cluster = Cluster::new();
     cluster.config.arena_bytes = 0;
     let node = cluster.join(0);

@@ -1,9 +1,8 @@
 //! Scenarios of clusters in which each node is a process that can be killed, stopped and started at any moment.
-//! Scenarios within one process are tests of the library.
 
 mod calls;
+mod churn;
 mod cluster;
-mod coming_and_going;
 mod directory_dies;
 mod freeing;
 mod idle;
@@ -16,7 +15,7 @@ mod role;
 mod stopped;
 mod stripes;
 
-/// The program of a scenario's processes. [`cluster::Process::start`] runs it.
+/// The program of the processes in scenarios. [`cluster::Process::start`] runs it.
 #[test]
 #[ignore = "scenarios start it, and send commands to its standard input"]
 fn node_process() {

@@ -7,19 +7,20 @@ use halite::{AccessCause, Lh, NodeId, NodeState, Placement};
 use super::cluster::{Cluster, Process, READ_WRITE, await_state, await_status};
 use super::pattern::{bytes, first_difference};
 
-/// Length of a region whose move takes long enough to kill a node meanwhile.
+/// Length of a region whose move takes so long that a node can be killed during the move.
 const LARGE_BYTES: u64 = 48 << 20;
-/// Length of a region whose move is so short that the kill may come while the home moves, or after that.
+/// Length of a region whose move is so short that the kill may come while the home is handed over, or later.
 const SMALL_BYTES: u64 = 256 << 10;
-/// Length of each survivor's own region.
+/// Length of the region that each process owns.
 const ANCHOR_BYTES: u64 = 1 << 20;
 
-/// Roles of the processes, by node. The test's own process is node 0.
+// Roles of the nodes. The test's own process is node 0.
 const HOME: usize = 1;
 const SOURCE: usize = 2;
 const TARGET: usize = 3;
 const MOVER: usize = 4;
 
+/// Checks that each read of the region succeeds, or fails because of the dead node.
 fn check_access(session: &Session, lh: Lh, len: u64, dead: NodeId) {
     let mut found = vec![0; 4096];
     for offset in (0..len).step_by(64 << 10) {
@@ -38,7 +39,7 @@ fn check_access(session: &Session, lh: Lh, len: u64, dead: NodeId) {
 }
 
 /// Moves a region from two nodes to a third, kills `victim` meanwhile, and checks the remaining nodes.
-fn kill_amid_a_move(victim: usize, seed: u64) {
+fn kill_during_a_move(victim: usize, seed: u64) {
     let mut numbers = Rng::with_seed(seed);
     let (len, rounds_max) = if seed.is_multiple_of(2) { (SMALL_BYTES, 12) } else { (LARGE_BYTES, 150) };
     eprintln!("node {victim} dies, seed {seed}");
@@ -75,12 +76,12 @@ fn kill_amid_a_move(victim: usize, seed: u64) {
     check_access(&session, lh, len, NodeId(victim as u32));
     check_survivors(&session, &mut processes);
 
-    // The region is freed, if it still exists; then the survivors hold only their own regions.
+    // The region is freed if it still exists. Then each survivor holds only its own region.
     if let Err(error) = session.free(lh) {
         eprintln!("  {error}");
     }
     for process in processes.iter_mut().flatten() {
-        assert_ne!(process.ask("map moved"), "ok", "the name still leads to a region");
+        assert_ne!(process.ask("map moved"), "ok", "the name of the freed or lost region was mapped");
     }
     await_status(&session, |nodes| {
         let is_clean = |node: &halite::NodeStatus| {
@@ -92,6 +93,7 @@ fn kill_amid_a_move(victim: usize, seed: u64) {
     check_survivors(&session, &mut processes);
 }
 
+/// Checks that all remaining processes and the test can still read the processes' own regions.
 fn check_survivors(session: &Session, processes: &mut [Option<Process>]) {
     for (node, process) in processes.iter_mut().enumerate() {
         let Some(process) = process else { continue };
@@ -106,20 +108,20 @@ fn check_survivors(session: &Session, processes: &mut [Option<Process>]) {
 
 #[test]
 fn the_home_may_die_during_a_move() {
-    (1..=8).for_each(|seed| kill_amid_a_move(HOME, seed));
+    (1..=8).for_each(|seed| kill_during_a_move(HOME, seed));
 }
 
 #[test]
 fn the_source_may_die_during_a_move() {
-    (1..=8).for_each(|seed| kill_amid_a_move(SOURCE, seed));
+    (1..=8).for_each(|seed| kill_during_a_move(SOURCE, seed));
 }
 
 #[test]
 fn the_target_may_die_during_a_move() {
-    (1..=8).for_each(|seed| kill_amid_a_move(TARGET, seed));
+    (1..=8).for_each(|seed| kill_during_a_move(TARGET, seed));
 }
 
 #[test]
 fn the_requester_may_die_during_a_move() {
-    (1..=8).for_each(|seed| kill_amid_a_move(MOVER, seed));
+    (1..=8).for_each(|seed| kill_during_a_move(MOVER, seed));
 }

@@ -1,4 +1,4 @@
-//! The process that owns the bytes is killed during a copy, and at random moments.
+//! The process that owns the bytes of a region is killed during a copy, and at random moments.
 
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -13,8 +13,8 @@ use super::stripes::{self, WRITERS};
 
 const GIB: u64 = 1 << 30;
 
-/// Repeats an access until it fails; returns the time and the cause.
-fn until_it_fails(mut access: impl FnMut() -> Result<(), halite::AccessError>) -> (Instant, AccessCause) {
+/// Repeats an access until it fails. Returns the time of the failure and its cause.
+fn repeat_until_error(mut access: impl FnMut() -> Result<(), halite::AccessError>) -> (Instant, AccessCause) {
     let deadline = Instant::now() + PATIENCE;
     loop {
         if let Err(error) = access() {
@@ -34,8 +34,8 @@ fn await_byte(session: &Session, lh: Lh, offset: u64, value: u8) {
     }
 }
 
-/// Kills the owner of 1 GiB while this process copies to or from it; returns the time until the call failed.
-fn kill_amid_a_copy(is_write: bool) -> Duration {
+/// Kills the owner of 1 GiB while this process writes or reads it. Returns the time from the kill to the failure.
+fn kill_during_a_copy(is_write: bool) -> Duration {
     let mut cluster = Cluster::new();
     cluster.config.arena_bytes = GIB + (64 << 20);
     cluster.config.segment_bytes = cluster.config.arena_bytes;
@@ -54,28 +54,28 @@ fn kill_amid_a_copy(is_write: bool) -> Duration {
     let mut buffer = vec![7; GIB as usize];
     let (begun, begin) = channel();
     let took = std::thread::scope(|scope| {
-        let session_of_copy = &session;
+        let copy_session = &session;
         let copying = scope.spawn(move || {
             let mut round = 0;
-            until_it_fails(|| {
+            repeat_until_error(|| {
                 round += 1;
                 if round == 2 {
                     begun.send(()).expect("the other thread waits");
                 }
                 match is_write {
-                    true => session_of_copy.write(lh, 0, &buffer),
-                    false => session_of_copy.read(lh, 0, &mut buffer),
+                    true => copy_session.write(lh, 0, &buffer),
+                    false => copy_session.read(lh, 0, &mut buffer),
                 }
             })
         });
         match is_write {
-            // During the very first copy.
+            // The first copy is in progress.
             true => await_byte(&session, lh, GIB / 4, 7),
             false => begin.recv().expect("the first copy succeeds"),
         }
         let killed = Instant::now();
         victim.begin_kill();
-        // Other nodes are unaffected meanwhile.
+        // Other nodes continue to work.
         survivor.run("check kept 1048576 1");
         let (failed, cause) = copying.join().expect("the thread does not panic");
         assert_eq!(cause, AccessCause::PeerDown(NodeId(1)));
@@ -85,13 +85,13 @@ fn kill_amid_a_copy(is_write: bool) -> Duration {
     await_state(&session, 1, NodeState::Dead);
     survivor.run("check kept 1048576 1");
     victim.kill();
-    // The same number in another incarnation.
-    let mut reborn = cluster.start(1);
-    let (_, cause) = until_it_fails(|| session.read(lh, 0, &mut [0]));
+    // The next incarnation gets the same number.
+    let mut restarted = cluster.start(1);
+    let (_, cause) = repeat_until_error(|| session.read(lh, 0, &mut [0]));
     assert_eq!(cause, AccessCause::Stale);
-    reborn.run("alloc large 1048576 here");
-    reborn.run("zero large");
-    reborn.run("fill large 1048576 2");
+    restarted.run("alloc large 1048576 here");
+    restarted.run("zero large");
+    restarted.run("fill large 1048576 2");
     let again = session.map("large", READ_WRITE).expect("the name is found");
     let mut found = vec![0; 1 << 20];
     session.read(again, 0, &mut found).expect("the object exists");
@@ -101,12 +101,12 @@ fn kill_amid_a_copy(is_write: bool) -> Duration {
 
 #[test]
 fn a_long_write_to_a_killed_process_fails_at_once() {
-    eprintln!("a write of 1 GiB failed {:?} after its owner was killed", kill_amid_a_copy(true));
+    eprintln!("a write of 1 GiB failed {:?} after its owner was killed", kill_during_a_copy(true));
 }
 
 #[test]
 fn a_long_read_from_a_killed_process_fails_at_once() {
-    eprintln!("a read of 1 GiB failed {:?} after its owner was killed", kill_amid_a_copy(false));
+    eprintln!("a read of 1 GiB failed {:?} after its owner was killed", kill_during_a_copy(false));
 }
 
 #[test]
@@ -118,23 +118,23 @@ fn a_wait_for_a_word_of_a_killed_process_fails() {
     let session = node.blocking_session();
     let mut victim = cluster.start(1);
     let lh = session.alloc(Some("word"), 8, Placement::On(NodeId(1)), READ_WRITE).expect("there is room");
-    let ((tell_looks, looks), (tell_end, end)) = (channel(), channel());
+    let ((report_check, checks), (report_end, end)) = (channel(), channel());
     std::thread::spawn(move || {
         let waited = session.wait_until(lh, 0, |word| {
-            // The test counts the looks, and ends first if it fails.
-            let _ = tell_looks.send(());
+            // The test counts the checks. If it fails, it drops the receiver first.
+            let _ = report_check.send(());
             word != 0
         });
-        let _ = tell_end.send(waited.map_err(|error| error.cause));
+        let _ = report_end.send(waited.map_err(|error| error.cause));
     });
-    // Until the wait pauses between its looks.
-    (0..300).for_each(|_| looks.recv_timeout(PATIENCE).expect("the wait looks again"));
+    // After so many checks, the wait pauses between them.
+    (0..300).for_each(|_| checks.recv_timeout(PATIENCE).expect("the wait checks again"));
     victim.kill();
     assert_eq!(end.recv_timeout(PATIENCE), Ok(Err(AccessCause::PeerDown(NodeId(1)))));
 }
 
-/// Compares all bytes with the completed writes. Writer `dying` may have died during a write, or before it reported
-/// one.
+/// Compares all bytes with the completed writes. Writer `dying` may have died during a write, or before it reported a
+/// completed write.
 fn check_stripes(session: &Session, lh: Lh, counts: Lh, len: u64, dying: u64, others: [u64; 3]) {
     let count_of = |writer: u64| {
         let mut word = [0; 8];
@@ -145,7 +145,8 @@ fn check_stripes(session: &Session, lh: Lh, counts: Lh, len: u64, dying: u64, ot
     session.read(lh, 0, &mut found).expect("the bytes are local");
     let mut done = others;
     done[dying as usize] = count_of(dying);
-    // A part of the write after the last reported one may have landed: the model gets that write completely.
+    // A part of the write after the last reported one may have landed. Each of its bytes must be old or new; then the
+    // old record is restored for the comparison.
     let next = stripes::offset(dying, done[dying as usize] + 1, len) as usize;
     let record = stripes::record(dying, done[dying as usize] + 1);
     let torn = &found[next..next + stripes::RECORD_BYTES];
@@ -154,7 +155,10 @@ fn check_stripes(session: &Session, lh: Lh, counts: Lh, len: u64, dying: u64, ot
         Some(count) => stripes::record(dying, count),
     };
     for (at, byte) in torn.iter().enumerate() {
-        assert!(*byte == before[at] || *byte == record[at], "byte {at} of a torn write was never written");
+        assert!(
+            *byte == before[at] || *byte == record[at],
+            "byte {at} of a torn write is neither the old nor the new one"
+        );
     }
     found[next..next + stripes::RECORD_BYTES].copy_from_slice(&before);
     assert_eq!(stripes::check(&found, &done), Ok(()));
@@ -176,7 +180,7 @@ fn a_killed_process_loses_only_its_own_bytes() {
             session.alloc(Some("counts"), 4096, Placement::Local, READ_WRITE).expect("there is room");
         let mut victim = cluster.start(1);
         if let Some(lost) = lost {
-            assert_eq!(until_it_fails(|| session.read(lost, 0, &mut [0])).1, AccessCause::Stale);
+            assert_eq!(repeat_until_error(|| session.read(lost, 0, &mut [0])).1, AccessCause::Stale);
         }
         for process in [&mut survivor, &mut victim] {
             process.run("map shared");
@@ -187,21 +191,18 @@ fn a_killed_process_loses_only_its_own_bytes() {
         victim.run("alloc own 1048576 here");
         let own = session.map("own", READ_WRITE).expect("the process has allocated the region");
         survivor.run("map own");
-        survivor.run("flood own 1048576");
+        survivor.run("rewrite own 1048576");
         for _ in 0..numbers.u64(0..300) {
             session.status().expect("the directory answers");
         }
         victim.begin_kill();
-        assert_eq!(until_it_fails(|| session.write(own, 0, &[1])).1, AccessCause::PeerDown(NodeId(1)));
+        assert_eq!(repeat_until_error(|| session.write(own, 0, &[1])).1, AccessCause::PeerDown(NodeId(1)));
         assert_eq!(survivor.event(), "own begun");
         assert_eq!(survivor.event(), "own ended PeerDown(NodeId(1))");
         await_state(&session, 1, NodeState::Dead);
         victim.kill();
-        let answer = survivor.ask("halt");
-        let count = answer.strip_prefix("done ").and_then(|count| count.parse().ok());
-        let count: u64 = count.unwrap_or_else(|| panic!("the survivor was disturbed: {answer}"));
         let mut others = [0; WRITERS as usize];
-        others[0] = count;
+        others[0] = survivor.halt();
         check_stripes(&session, lh, counts, LEN, 1, others);
         session.free(lh).expect("the session is a master");
         session.free(counts).expect("the session is a master");

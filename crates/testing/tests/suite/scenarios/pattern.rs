@@ -1,16 +1,16 @@
-//! Bytes that show by themselves whether they are correct.
+//! Bytes that follow from a seed, so that a reader can check them.
 
 use fastrand::Rng;
 
-/// Returns `len` bytes that are different for each seed.
+/// Returns `len` pseudorandom bytes, different for each seed.
 pub fn bytes(seed: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     Rng::with_seed(seed).fill(&mut bytes);
     bytes
 }
 
-/// Returns the offset of the first difference, and the found and wanted byte at this offset. This is short enough for a
-/// message.
+/// Returns the offset of the first difference, and the found and wanted byte at this offset; `None` if all bytes are
+/// equal.
 pub fn first_difference(found: &[u8], wanted: &[u8]) -> Option<(usize, u8, u8)> {
     assert_eq!(found.len(), wanted.len());
     if found == wanted {

@@ -1,16 +1,17 @@
-//! The program of a scenario's process: reads commands, one per line, and answers each with one line.
+//! The program of the processes in scenarios. It reads commands, one per line, and answers each with one line.
 //!
 //! ```text
 //!   join NODE ARENA SEGMENT CHUNK LEASE_MS FENCE DIR      quit
 //!   alloc NAME LEN here|on:N|spread:N,N    map NAME    unmap NAME    free NAME    move NAME NODE
 //!   fill NAME LEN SEED    check NAME LEN SEED    zero NAME
-//!   stripes NAME COUNTS WRITER DONE  ->  halt: `done N`, and the cause if it ended by itself
-//!   flood NAME LEN, gulp NAME LEN    write or read again and again; the events are `NAME begun`, `NAME ended CAUSE`
-//!   lock NAME    unlock NAME    await NAME (as lock, with the answer as event)
+//!   stripes NAME COUNTS WRITER DONE    start a writer of `stripes.rs`
+//!   halt                               stop it; the answer is `done N`, followed by the cause if a write failed
+//!   rewrite NAME LEN, reread NAME LEN  write or read repeatedly; the events are `NAME begun`, `NAME ended CAUSE`
+//!   lock NAME    unlock NAME    await NAME (as lock, but the result is an event)
 //!   serve FUNCTION echo|hold|leave    call NODE FUNCTION LEN    burst NODE FUNCTION    see `calls.rs`
-//!   id       the number of its node
-//!   held     file descriptors, shared mappings of memory, threads
-//!   private  bytes of private memory
+//!   id             the number of the node
+//!   resources      numbers of file descriptors, shared mappings and threads
+//!   private-bytes  bytes of private memory
 //! ```
 //!
 //! Answers are `ok`, or the cause of the error.
@@ -48,12 +49,14 @@ pub fn run() {
 
 pub fn print(prefix: &str, text: &str) {
     let mut output = std::io::stdout().lock();
-    // The test may have closed the pipe; then this process is about to be killed.
+    // If the test has closed the pipe, this process is killed soon.
     let _ = writeln!(output, "{prefix}{text}").and_then(|()| output.flush());
 }
 
+/// The answer to a command: `Err` for the cause of a failure.
 type Answer = Result<String, String>;
 
+/// State of the process.
 #[derive(Default)]
 struct Role {
     handles: BTreeMap<String, Lh>,
@@ -72,24 +75,24 @@ impl Role {
             ["alloc", name, len, place] => {
                 let lh = self.session().alloc(Some(name), number(len), placement(place), READ_WRITE);
                 self.handles.insert(name.to_owned(), lh.map_err(|error| cause(error.cause))?);
-                done()
+                ok()
             }
             ["map", name] => {
                 let wanted = READ_WRITE | Permissions::MASTER;
                 let lh = self.session().map(name, wanted).map_err(|error| cause(error.cause))?;
                 self.handles.insert(name.to_owned(), lh);
-                done()
+                ok()
             }
-            ["unmap", name] => ended(self.session().unmap(self.handle(name)).map_err(|error| error.cause)),
-            ["free", name] => ended(self.session().free(self.handle(name)).map_err(|error| error.cause)),
+            ["unmap", name] => answer(self.session().unmap(self.handle(name)).map_err(|error| error.cause)),
+            ["free", name] => answer(self.session().free(self.handle(name)).map_err(|error| error.cause)),
             ["move", name, to] => {
                 let moved = self.session().move_to(self.handle(name), NodeId(number(to) as u32));
-                ended(moved.map_err(|error| error.cause))
+                answer(moved.map_err(|error| error.cause))
             }
             ["fill", name, len, seed] => {
                 let filled =
                     self.session().write(self.handle(name), 0, &bytes(number(seed), number(len) as usize));
-                ended(filled.map_err(|error| error.cause))
+                answer(filled.map_err(|error| error.cause))
             }
             ["check", name, len, seed] => self.check(name, &bytes(number(seed), number(len) as usize)),
             ["zero", name] => self.zero(name),
@@ -97,22 +100,22 @@ impl Role {
                 self.start_writer(name, counts, number(writer), number(done))
             }
             ["halt"] => self.halt(),
-            ["flood", name, len] => self.flood(name, number(len) as usize),
-            ["gulp", name, len] => self.gulp(name, number(len) as usize),
+            ["rewrite", name, len] => self.rewrite(name, number(len) as usize),
+            ["reread", name, len] => self.reread(name, number(len) as usize),
             ["lock", name] => lock(self.session(), name),
-            ["unlock", name] => ended(self.session().unlock(name).map_err(|error| error.cause)),
+            ["unlock", name] => answer(self.session().unlock(name).map_err(|error| error.cause)),
             ["await", name] => self.await_lock(name),
             ["serve", function, how] => Ok(calls::serve(self.session(), number(function) as u32, how)),
             ["call", node, function, len] => {
                 let (node, function) = (number(node) as u32, number(function) as u32);
-                ended(calls::call(self.session(), node, function, number(len)))
+                answer(calls::call(self.session(), node, function, number(len)))
             }
             ["burst", node, function] => {
                 Ok(calls::burst(self.session(), number(node) as u32, number(function) as u32))
             }
             ["id"] => Ok(self.node.as_ref().expect("the process has joined").id().to_string()),
-            ["held"] => held(),
-            ["private"] => private(),
+            ["resources"] => resources(),
+            ["private-bytes"] => private_bytes(),
             _ => panic!("unknown command: {line:?}"),
         }
     }
@@ -129,7 +132,7 @@ impl Role {
         let node = Node::embedded(config.clone()).map_err(|error| error.to_string())?;
         self.session = Some(node.blocking_session());
         self.node = Some(node);
-        done()
+        ok()
     }
 
     fn read(&self, name: &str, len: usize) -> Result<Vec<u8>, String> {
@@ -140,7 +143,7 @@ impl Role {
 
     fn check(&self, name: &str, wanted: &[u8]) -> Answer {
         match first_difference(&self.read(name, wanted.len())?, wanted) {
-            None => done(),
+            None => ok(),
             Some(difference) => Err(format!("{name} differs: {difference:?}")),
         }
     }
@@ -148,7 +151,7 @@ impl Role {
     fn zero(&self, name: &str) -> Answer {
         let len = self.session().len(self.handle(name)).map_err(|error| cause(error.cause))?;
         match first_nonzero(&self.read(name, len as usize)?) {
-            None => done(),
+            None => ok(),
             Some(at) => Err(format!("{name} is not zero at {at}")),
         }
     }
@@ -156,7 +159,7 @@ impl Role {
     fn start_writer(&mut self, name: &str, counts: &str, writer: u64, done_before: u64) -> Answer {
         let (lh, counts) = (self.handle(name), self.handle(counts));
         self.writer = Some(Writer::start(self.session().clone(), lh, counts, writer, done_before));
-        done()
+        ok()
     }
 
     fn halt(&mut self) -> Answer {
@@ -167,11 +170,11 @@ impl Role {
         }
     }
 
-    fn flood(&self, name: &str, len: usize) -> Answer {
+    fn rewrite(&self, name: &str, len: usize) -> Answer {
         let (session, lh) = (self.session().clone(), self.handle(name));
         let mut value = 0_u8;
         repeat_until_error(name, move || {
-            // Never zero, the value of fresh memory.
+            // Never writes zero, the value of fresh memory.
             value = value % 255 + 1;
             session.write(lh, 0, &vec![value; len]).map_err(|error| error.cause)
         })
@@ -183,10 +186,10 @@ impl Role {
             let ended = lock(&session, &name).unwrap_or_else(|cause| cause);
             print(EVENT, &format!("{name} {ended}"));
         });
-        done()
+        ok()
     }
 
-    fn gulp(&self, name: &str, len: usize) -> Answer {
+    fn reread(&self, name: &str, len: usize) -> Answer {
         let (session, lh) = (self.session().clone(), self.handle(name));
         let mut bytes = vec![0; len];
         repeat_until_error(name, move || session.read(lh, 0, &mut bytes).map_err(|error| error.cause))
@@ -197,10 +200,10 @@ fn lock(session: &Session, name: &str) -> Answer {
     let guard = session.lock(name).map_err(|error| cause(error.cause))?;
     let recovered = guard.recovered();
     guard.keep();
-    if recovered { Ok("recovered".to_owned()) } else { done() }
+    if recovered { Ok("recovered".to_owned()) } else { ok() }
 }
 
-/// Repeats an operation in a thread of its own until it fails.
+/// Repeats an operation in a new thread until it fails. Reports its first completion and its end as events.
 fn repeat_until_error<C: Debug>(
     name: &str,
     mut once: impl FnMut() -> Result<(), C> + Send + 'static,
@@ -214,20 +217,20 @@ fn repeat_until_error<C: Debug>(
         }
         print(EVENT, &format!("{name} ended {}", ended.err().map(cause).unwrap_or_default()));
     });
-    done()
+    ok()
 }
 
-/// Returns the numbers of file descriptors, shared mappings of memory, and threads.
-fn held() -> Answer {
+/// Returns the numbers of file descriptors, shared memory mappings, and threads.
+fn resources() -> Answer {
     let count = |dir: &str| std::fs::read_dir(dir).map(Iterator::count).map_err(|error| error.to_string());
     let maps = std::fs::read_to_string("/proc/self/maps").map_err(|error| error.to_string())?;
-    // Only shared mappings: private memory belongs to the allocator and to stacks.
+    // Counts only shared mappings: private ones belong to the allocator and to stacks.
     let shared = maps.lines().filter(|line| line.split(' ').nth(1).is_some_and(|mode| mode.ends_with('s')));
     Ok(format!("{} {} {}", count("/proc/self/fd")?, shared.count(), count("/proc/self/task")?))
 }
 
 /// Returns the private memory in use, in bytes.
-fn private() -> Answer {
+fn private_bytes() -> Answer {
     let status = std::fs::read_to_string("/proc/self/status").map_err(|error| error.to_string())?;
     let line =
         status.lines().find_map(|line| line.strip_prefix("RssAnon:")).ok_or("the kernel reports none")?;
@@ -262,12 +265,12 @@ fn number(word: &str) -> u64 {
     word.parse().unwrap_or_else(|_| panic!("{word:?} is not a number"))
 }
 
-fn done() -> Answer {
+fn ok() -> Answer {
     Ok("ok".to_owned())
 }
 
-fn ended<C: Debug>(result: Result<(), C>) -> Answer {
-    result.map_err(cause).and_then(|()| done())
+fn answer<C: Debug>(result: Result<(), C>) -> Answer {
+    result.map_err(cause).and_then(|()| ok())
 }
 
 fn cause<C: Debug>(cause: C) -> String {

@@ -1,5 +1,5 @@
-//! A writer is stopped during a copy. The other nodes declare the writer dead, but it may still write. So the memory
-//! that the writer can reach is not reused before the process of the writer has ended.
+//! A writer is stopped during a copy. The other nodes declare it dead, but it may still write when it is resumed. So
+//! they do not reuse the memory that the writer can reach before the writer's process has ended.
 
 use halite::blocking::Session;
 use halite::{AccessCause, Fence, Lh, Node, NodeId, NodeState, Placement, RegionCause};
@@ -10,8 +10,8 @@ use super::pattern::first_nonzero;
 const REGION_BYTES: u64 = 64 << 20;
 const ARENA_BYTES: u64 = 256 << 20;
 
-/// Starts a cluster of this process and of a process that is stopped while it writes to a region here.
-fn stop_amid_a_copy(fence: Fence) -> (Cluster, Node, Session, Lh, Process) {
+/// Starts a cluster of this process and a writer, which is stopped while it writes to a region of this process.
+fn stop_during_a_copy(fence: Fence) -> (Cluster, Node, Session, Lh, Process) {
     let mut cluster = Cluster::new();
     cluster.config.arena_bytes = ARENA_BYTES;
     cluster.config.segment_bytes = ARENA_BYTES;
@@ -23,14 +23,14 @@ fn stop_amid_a_copy(fence: Fence) -> (Cluster, Node, Session, Lh, Process) {
         session.alloc(Some("region"), REGION_BYTES, Placement::Local, READ_WRITE).expect("there is room");
     let mut writer = cluster.start(1);
     writer.run("map region");
-    writer.run(&format!("flood region {REGION_BYTES}"));
+    writer.run(&format!("rewrite region {REGION_BYTES}"));
     assert_eq!(writer.event(), "region begun");
     writer.stop();
     (cluster, node, session, lh, writer)
 }
 
-/// Allocates all available memory, in pieces.
-fn take_everything(session: &Session) -> Vec<Lh> {
+/// Allocates all free memory, in pieces of 16 MiB.
+fn alloc_everything(session: &Session) -> Vec<Lh> {
     let piece = || session.alloc(None, 16 << 20, Placement::Local, READ_WRITE).ok();
     std::iter::from_fn(piece).collect()
 }
@@ -45,34 +45,36 @@ fn check_zero(session: &Session, regions: &[Lh]) {
 
 #[test]
 #[ignore = "slow: .ci/deep slow"]
-fn memory_that_a_stopped_process_can_write_to_is_not_reused() {
-    let (_cluster, _node, session, lh, mut writer) = stop_amid_a_copy(Fence::Never);
+fn memory_that_a_stopped_process_writes_is_not_reused() {
+    let (_cluster, _node, session, lh, mut writer) = stop_during_a_copy(Fence::Never);
     let refused = session.free(lh).expect_err("the stopped writer does not acknowledge");
     assert_eq!(refused.cause, RegionCause::PeerDown(NodeId(1)));
     await_state(&session, 1, NodeState::Unreachable);
     let refused = session.read(lh, 0, &mut [0]).expect_err("the region is being freed");
     assert_eq!(refused.cause, AccessCause::Stale);
 
-    let fresh = take_everything(&session);
+    let fresh = alloc_everything(&session);
     assert_eq!(fresh.len() as u64, (ARENA_BYTES - REGION_BYTES) / (16 << 20));
     check_zero(&session, &fresh);
     writer.resume();
     // The writer continues where it was stopped, perhaps for several rounds, until it learns that it was declared dead.
-    assert!(writer.event().starts_with("region ended "), "the writer learns that it was given up");
+    assert!(writer.event().starts_with("region ended "), "the writer learns that it was declared dead");
     let rest = await_status(&session, |nodes| {
-        (nodes[0].bytes_used < ARENA_BYTES).then(|| take_everything(&session)).filter(|rest| !rest.is_empty())
+        (nodes[0].bytes_used < ARENA_BYTES)
+            .then(|| alloc_everything(&session))
+            .filter(|rest| !rest.is_empty())
     });
     assert_eq!(rest.len() as u64, REGION_BYTES / (16 << 20));
     check_zero(&session, &rest);
     check_zero(&session, &fresh);
-    // The writer is not dead, and joins the others again.
+    // The writer is still alive, and joins the other nodes again.
     await_state(&session, 1, NodeState::Alive);
 }
 
 #[test]
 #[ignore = "slow: .ci/deep slow"]
-fn a_region_moves_away_from_a_stopped_writer_only_after_its_end() {
-    let (cluster, _node, session, lh, mut writer) = stop_amid_a_copy(Fence::Never);
+fn a_region_moves_only_after_the_end_of_a_stopped_writer() {
+    let (cluster, _node, session, lh, mut writer) = stop_during_a_copy(Fence::Never);
     let mut other = cluster.start(2);
     let refused = session.move_to(lh, NodeId(2)).expect_err("the writer could still write to the old place");
     assert_eq!(refused.cause, RegionCause::PeerDown(NodeId(1)));
@@ -83,7 +85,7 @@ fn a_region_moves_away_from_a_stopped_writer_only_after_its_end() {
     session.write(lh, 0, &vec![0; REGION_BYTES as usize]).expect("the new owner lives");
     let old_place = status_of(&session, 0);
     assert_eq!((old_place.bytes_used, old_place.bytes_quarantined), (0, 0));
-    check_zero(&session, &take_everything(&session));
+    check_zero(&session, &alloc_everything(&session));
     other.run("map region");
     other.run("zero region");
     session.free(lh).expect("the session is a master");
@@ -93,11 +95,11 @@ fn a_region_moves_away_from_a_stopped_writer_only_after_its_end() {
 
 #[test]
 fn a_stopped_process_is_killed_before_its_memory_is_reused() {
-    let (_cluster, _node, session, lh, mut writer) = stop_amid_a_copy(Fence::Kill);
+    let (_cluster, _node, session, lh, mut writer) = stop_during_a_copy(Fence::Kill);
     session.free(lh).expect("a stopped node is killed after its lease");
     let fresh =
         await_status(&session, |_| session.alloc(None, ARENA_BYTES, Placement::Local, READ_WRITE).ok());
-    let status = writer.exit_status().expect("memory was used again while the process still ran");
+    let status = writer.exit_status().expect("memory was reused while the process still ran");
     assert!(was_killed(status), "{status}");
     let mut found = vec![1; ARENA_BYTES as usize];
     session.read(fresh, 0, &mut found).expect("the session is a master");

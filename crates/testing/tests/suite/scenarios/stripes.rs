@@ -1,13 +1,13 @@
-//! Regions that several writers fill concurrently, each with its own records, so that lost and stray writes are
-//! detected.
+//! Regions that several writers fill concurrently, each with its own records, so that tests detect lost and misplaced
+//! writes.
 //!
 //! ```text
 //!   record 0        record 1        record 2        record 3 ...
 //!   writer 0        writer 1        writer 2        writer 0 ...
 //! ```
 //!
-//! Writer `w` writes its records in turn, over and over; its `n`th write depends on `w` and `n` only. So the number of
-//! the last completed write determines the content of all its records.
+//! Writer `w` writes its records in order, and then starts again with the first. The bytes of its `n`th write depend
+//! only on `w` and `n`. So the number of completed writes determines the contents of all its records.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -49,17 +49,17 @@ pub fn check(found: &[u8], done: &[u64; WRITERS as usize]) -> Result<(), String>
     let turns = turns(found.len() as u64);
     for (writer, done) in (0..).zip(done) {
         for turn in 0..turns {
-            // Number of the last write to this record, if any.
-            let laps = (done + turns - 1 - turn) / turns;
-            let wanted = match laps {
+            // Number of completed writes to this record.
+            let rounds = (done + turns - 1 - turn) / turns;
+            let wanted = match rounds {
                 0 => [0; RECORD_BYTES],
-                _ => record(writer, (laps - 1) * turns + turn + 1),
+                _ => record(writer, (rounds - 1) * turns + turn + 1),
             };
             let at = ((turn * WRITERS + writer) as usize) * RECORD_BYTES;
             let found = &found[at..at + RECORD_BYTES];
             if let Some(difference) = first_difference(found, &wanted) {
                 return Err(format!(
-                    "record {turn} of writer {writer}, which has done {done}: {difference:?}; count {} for {}",
+                    "record {turn} of writer {writer} after {done} writes: {difference:?}; write {}, expected {}",
                     u64::from_le_bytes(found[..8].try_into().expect("eight bytes")),
                     u64::from_le_bytes(wanted[..8].try_into().expect("eight bytes")),
                 ));
@@ -83,7 +83,7 @@ impl Writer {
         let stop = stopping.clone();
         let thread = std::thread::spawn(move || {
             let mut done = done;
-            // Relaxed, because the join orders everything else.
+            // Relaxed suffices, because the join orders everything else.
             while !stop.load(Relaxed) {
                 match write_one(&session, lh, counts, writer, done + 1) {
                     Ok(()) => done += 1,
@@ -95,7 +95,7 @@ impl Writer {
         Writer { stopping, thread }
     }
 
-    /// Stops the writer. Returns the number of completed writes, and the error that ended the writes, if any.
+    /// Stops the writer. Returns the number of completed writes, and the cause if a write failed.
     pub fn stop(self) -> (u64, Option<AccessCause>) {
         self.stopping.store(true, Relaxed);
         self.thread.join().expect("the writer does not panic")

@@ -8,9 +8,10 @@ use syn::visit::Visit;
 
 use super::File;
 
-/// Imports among the folders within a folder: importer and imported, and the first file with such an import.
+/// Imports among the folders within a folder: importer and imported folder, with the first file that has the import.
 type Imports = BTreeMap<(String, String), String>;
 
+/// Returns a finding for each import between folders that is part of a cycle.
 pub fn findings(files: &[File]) -> Vec<String> {
     let mut imports: BTreeMap<Vec<String>, Imports> = BTreeMap::new();
     let folders: BTreeSet<Vec<String>> = files.iter().flat_map(|file| ancestors(&file.path)).collect();
@@ -34,7 +35,7 @@ pub fn findings(files: &[File]) -> Vec<String> {
     imports.values().flat_map(cycles).collect()
 }
 
-/// Returns the module of a file, beginning with its crate.
+/// Returns the path of a file's module, beginning with the crate.
 fn module(path: &str) -> Vec<String> {
     let (krate, path) = path.split_once("/src/").expect("the path is that of a source");
     let path = path.trim_end_matches(".rs");
@@ -49,7 +50,7 @@ fn ancestors(path: &str) -> Vec<Vec<String>> {
     (2..parts.len()).map(|len| parts[..len].to_vec()).collect()
 }
 
-/// The paths into the crate in `use` items and in other code.
+/// Collects the paths that start with `crate`, `super` or `self`, in `use` items and in other code.
 struct Mentions {
     module: Vec<String>,
     found: Vec<Vec<String>>,
@@ -104,7 +105,7 @@ impl<'a> Visit<'a> for Mentions {
     }
 }
 
-/// Returns a finding for each import that is part of a cycle.
+/// Returns a finding for each of the imports that is part of a cycle.
 fn cycles(imports: &Imports) -> Vec<String> {
     let reaches = |from: &str, to: &str| {
         let (mut seen, mut next) = (BTreeSet::new(), vec![from.to_owned()]);

@@ -22,7 +22,7 @@ const EDGES: [(&str, &[&str]); 10] = [
     ("halite-apps", &["halite", "halite-mem"]),
 ];
 
-/// The permitted dependencies of the program.
+/// The permitted dependencies of `halite-cli`, the `halite` program.
 const PROGRAM: &[&str] = &[
     "halite",
     "halite-apps",
@@ -35,7 +35,7 @@ const PROGRAM: &[&str] = &[
     "halite-mem",
 ];
 
-/// Maximum length of a file. A longer one holds more than one idea.
+/// Maximum length of a source file, in lines. A longer file holds more than one idea.
 const LINES_MAX: usize = 900;
 
 /// A text file, with its path below the root.
@@ -69,8 +69,8 @@ fn folders_have_no_import_cycles() {
 #[test]
 fn every_crate_inherits_the_lints() {
     let manifests = files("Cargo.toml").into_iter().filter(|file| file.path.starts_with("crates/"));
-    let deviant = manifests.filter(|file| !file.text.contains("[lints]\nworkspace = true\n"));
-    check(deviant.map(|file| format!("{}: lacks `[lints] workspace = true`", file.path)).collect());
+    let without_lints = manifests.filter(|file| !file.text.contains("[lints]\nworkspace = true\n"));
+    check(without_lints.map(|file| format!("{}: lacks `[lints] workspace = true`", file.path)).collect());
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn links_in_documents_have_targets() {
     check(findings);
 }
 
-/// Checks paths `crates/...`, `` `FILE.rs: function` `` and `CONSTANTS`.
+/// Checks `` `crates/PATH` ``, `` `FILE.rs: FUNCTION` `` and `` `CONSTANT` ``.
 #[test]
 fn names_in_the_architecture_exist() {
     let (sources, text) = (files(".rs"), read(&root().join("ARCHITECTURE.md")));
@@ -124,10 +124,11 @@ fn names_in_the_architecture_exist() {
 }
 
 fn is_constant(code: &str) -> bool {
-    let may_stand = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
-    code.contains('_') && code.bytes().all(may_stand) && !code.starts_with("HALITE_")
+    let is_allowed = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
+    code.contains('_') && code.bytes().all(is_allowed) && !code.starts_with("HALITE_")
 }
 
+/// Returns true if the source declares a function or constant with this name.
 fn declares(source: &str, name: &str) -> bool {
     ["fn", "const"].iter().any(|kind| {
         let declaration = format!("{kind} {name}");
@@ -174,7 +175,7 @@ fn check(findings: Vec<String>) {
     assert!(findings.is_empty(), "{} findings:\n{}", findings.len(), findings.join("\n"));
 }
 
-/// Returns the files of the tree whose names end with `end`, without results of builds.
+/// Returns the files of the tree whose names end with `end`, without build outputs.
 fn files(end: &str) -> Vec<File> {
     let mut found = Vec::new();
     walk(&root(), end, &mut found);
