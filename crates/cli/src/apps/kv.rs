@@ -20,9 +20,11 @@ use super::Over;
 use super::crew::Crew;
 use super::shards::{self, Place};
 use super::worker::{self, Line, Worker, say, say_failed};
+use crate::coworker;
 use crate::limits;
 use crate::output::{self, UsageError};
-use crate::signals::{Ending, Interrupt, Woken};
+use crate::scratch;
+use crate::signals::{Ending, Listener, Woken};
 use crate::threads;
 
 /// Arguments of `halite run kv`
@@ -75,7 +77,12 @@ pub fn run(dir: Option<&Path>, args: &KvArgs) -> anyhow::Result<()> {
     check_listen(&args.listen, password.is_some())?;
     // The listener comes first, so that no signal is lost. A second signal ends the process at once.
     let mut ending = Ending::listen().context("cannot listen for signals")?;
-    let _at_once = Interrupt::listen().context("cannot listen for signals")?;
+    let end_at_once = || {
+        // The workers would use the directory that is removed.
+        coworker::kill_all();
+        scratch::remove_own();
+    };
+    Listener::spawn(|_| {}, end_at_once).context("cannot listen for signals")?;
     Crew::start_unguarded(dir, &args.over)?
         .play(|crew| serve(crew, dir.is_none(), args, password, &mut ending))
 }

@@ -265,6 +265,49 @@ fn a_served_store_leaves_nothing() {
     eventually(|| is_clean(&scratch));
 }
 
+/// A shard that does not answer delays the end, so users ask again.
+#[test]
+fn a_store_that_is_ended_by_a_second_signal_leaves_nothing() {
+    let scratch = Scratch::new("run-kv-twice");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_halite"));
+    command.args("run kv --listen 127.0.0.1:0 --json --arena 64M".split(' '));
+    let mut run = Running::of({
+        command.env("TMPDIR", scratch.file("")).env_remove("HALITE_DIR");
+        command
+    });
+    run.line();
+    Process::open(support::children(run.pid())[1]).stop();
+    let process = Process::open(run.pid());
+    eventually(|| {
+        run.signal(Signal::TERM);
+        !process.lives()
+    });
+    run.wait();
+    assert_eq!(std::fs::read_dir(scratch.file("")).unwrap().count(), 0);
+}
+
+#[test]
+#[ignore = "slow: .ci/deep slow"]
+fn the_log_tells_why_a_client_is_disconnected() {
+    let scratch = Scratch::new("run-kv-log");
+    let log = scratch.write("log", b"");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_halite"));
+    command.args("run kv --listen 127.0.0.1:0 --json --arena 64M".split(' ')).env_remove("HALITE_DIR");
+    let mut run = Running::of({
+        command.stderr(std::fs::File::create(&log).unwrap());
+        command
+    });
+    let told: Value = serde_json::from_str(&run.line()).unwrap();
+    let mut stream = TcpStream::connect(told["address"].as_str().unwrap()).unwrap();
+    // The client sends requests without end, and reads no reply.
+    let echo = format!("*2\r\n$4\r\necho\r\n$1000000\r\n{}\r\n", "x".repeat(1_000_000));
+    while stream.write_all(echo.as_bytes()).is_ok() {}
+    let log = std::fs::read_to_string(log).unwrap();
+    assert!(log.contains("is disconnected: it has"), "{log}");
+    run.signal(Signal::TERM);
+    assert!(run.wait().success());
+}
+
 #[test]
 fn a_served_store_replaces_a_killed_process() {
     let scratch = Scratch::new("run-kv-killed");
