@@ -309,6 +309,27 @@ fn the_log_tells_why_a_client_is_disconnected() {
 }
 
 #[test]
+fn the_memory_of_a_served_store_is_limited() {
+    let scratch = Scratch::new("run-kv-limited");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_halite"));
+    // The tables of the shards have more than this limit.
+    let line =
+        "run kv --listen 127.0.0.1:0 --json --arena 64M --maxmemory 1K --maxmemory-policy volatile-ttl";
+    command.args(line.split(' ')).env("TMPDIR", scratch.file("")).env_remove("HALITE_DIR");
+    let mut run = Running::of(command);
+    let told: Value = serde_json::from_str(&run.line()).unwrap();
+    let (limit, policy) =
+        ("$9\r\nmaxmemory\r\n$4\r\n1024\r\n", "$16\r\nmaxmemory-policy\r\n$12\r\nvolatile-ttl\r\n");
+    ask(
+        told["address"].as_str().unwrap(),
+        "config get maxmemory*\r\nset a 1\r\n",
+        &format!("*4\r\n{limit}{policy}-OOM command not allowed"),
+    );
+    run.signal(Signal::TERM);
+    assert!(run.wait().success());
+}
+
+#[test]
 fn a_served_store_replaces_a_killed_process() {
     let scratch = Scratch::new("run-kv-killed");
     let up = up(&scratch);
@@ -375,6 +396,7 @@ fn wrong_sizes_and_counts_are_refused() {
         ("run log --nodes 65", "65 is not in 1..=64"),
         ("run kv --clients-max 0", "0 is not in 1..="),
         ("run kv --listen 0.0.0.0:0", "clients of other hosts could do everything; give a password"),
+        ("run kv --maxmemory-policy allkeys-lru", "noeviction, allkeys-random, volatile-ttl"),
         ("run kv --password-file /dev/null", "--password-file /dev/null: other users may access the file"),
         ("run ycsb --value 15", "--value 15 is out of range: a value has 16 to 1048576 bytes"),
         ("run ycsb --nodes 62", "--nodes 62 is too large: a store has at most 61 shards"),

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::super::shard::parse_integer;
+use super::super::decimal::parse_integer;
 use super::super::wire::{Answer, Expires, Only, Request, When};
 use super::bits::{Span, bit_at, parse_bit_offset, parse_fields};
 use super::multi_key::{Combination, MultiKeyCommand};

@@ -16,6 +16,7 @@ mod backend;
 mod bits;
 mod client;
 mod commands;
+mod config;
 mod connection;
 mod executor;
 mod glob;

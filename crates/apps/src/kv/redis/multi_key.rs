@@ -55,8 +55,14 @@ impl MultiKeyCommand {
                         return Ok(());
                     }
                 }
-                for (key, value) in pairs {
-                    store.set(&key, &value, SetOptions::default()).await?;
+                for (count, (key, value)) in pairs.iter().enumerate() {
+                    if let Err(error) = store.set(key, value, SetOptions::default()).await {
+                        // All keys or none: none of them existed before.
+                        for (key, _) in &pairs[..count] {
+                            store.delete(key).await?;
+                        }
+                        return Err(error);
+                    }
                 }
                 Reply::Integer(1)
             }
