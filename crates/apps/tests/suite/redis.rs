@@ -24,6 +24,8 @@ fn keys_and_values_may_contain_any_bytes() {
     one.check_args(&[b"get", b""], "$0\r\n\r\n");
     one.check_args(&[b"append", &key, b"1"], format!(":{}\r\n", value.len() + 1));
     one.check_args(&[b"setrange", &key, b"536870911", b"12"], TOO_LONG);
+    one.send(request(&[b"lcs", &key, &key]));
+    assert!(matches!(one.reply(), Value::Line(line) if line.ends_with("the maximum product is 16777216")));
     let long = vec![b'k'; KEY_BYTES_MAX + 1];
     for command in [&b"get"[..], b"del", b"incr", b"ttl"] {
         one.check_args(&[command, &long], "-ERR the key has 65537 bytes; the maximum is 65536\r\n");
@@ -278,6 +280,11 @@ fn clients_can_select_version_3_of_the_protocol() {
         assert!(key != b"proto" || value == Value::Number(3));
     }
     one.check("client getname", "$2\r\nme\r\n");
+    for command in ["client", "config", "command"] {
+        one.send(format!("{command} help\r\n"));
+        let Value::List(lines) = one.reply() else { panic!("HELP replies with lines") };
+        assert_eq!(lines.last(), Some(&Value::Line("+    Print this help.".to_owned())));
+    }
     one.check("get none", "_\r\n");
     one.check("mget none none", "*2\r\n_\r\n_\r\n");
     one.check("config get save", "%1\r\n$4\r\nsave\r\n$0\r\n\r\n");

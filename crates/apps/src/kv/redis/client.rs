@@ -208,7 +208,7 @@ impl Client {
         let arg = |index: usize| args.get(index).unwrap_or_default();
         let name = String::from_utf8_lossy(arg(1)).to_ascii_lowercase();
         let arity = match name.as_str() {
-            "id" | "getname" | "info" => 2,
+            "id" | "getname" | "info" | "help" => 2,
             "setname" | "no-evict" | "no-touch" | "reply" => 3,
             "setinfo" => 4,
             _ => return unknown_subcommand(args),
@@ -217,6 +217,7 @@ impl Client {
             return reply;
         }
         match name.as_str() {
+            "help" => help(CLIENT_HELP),
             "id" => Reply::Integer(self.id as i64),
             "getname" if self.name.is_empty() => Reply::Null,
             "getname" => Reply::Text(String::from_utf8_lossy(&self.name).into_owned()),
@@ -285,6 +286,43 @@ pub(super) fn unknown_subcommand(args: Args<'_>) -> Reply<'static> {
     Reply::error(format!("ERR unknown subcommand '{subcommand}'. Try {command} HELP."))
 }
 
+const CLIENT_HELP: &[&str] = &[
+    "CLIENT <subcommand> [<arg> [value] [opt] ...]. Subcommands are:",
+    "GETNAME",
+    "    Return the name of the current connection.",
+    "ID",
+    "    Return the ID of the current connection.",
+    "INFO",
+    "    Return information about the current connection.",
+    "NO-EVICT (ON|OFF), NO-TOUCH (ON|OFF), REPLY ON",
+    "    Accepted without effect.",
+    "SETINFO (LIB-NAME|LIB-VER) <value>",
+    "    Assign the library's name or version to the current connection.",
+    "SETNAME <name>",
+    "    Assign the name <name> to the current connection.",
+    "HELP",
+    "    Print this help.",
+];
+
+const COMMAND_HELP: &[&str] = &[
+    "COMMAND [<subcommand> [<arg> ...]]. Without a subcommand, return all commands. Subcommands are:",
+    "COUNT",
+    "    Return the number of commands.",
+    "DOCS [<name> ...]",
+    "    Return nothing: this server has no documentation of commands.",
+    "INFO [<name> ...]",
+    "    Return information about commands.",
+    "LIST",
+    "    Return the names of the commands.",
+    "HELP",
+    "    Print this help.",
+];
+
+/// Returns the reply to `HELP`: a line each.
+pub(super) fn help(lines: &'static [&'static str]) -> Reply<'static> {
+    Reply::Array(lines.iter().map(|line| Reply::Status(line)).collect())
+}
+
 /// Returns true if the user is `default`, the only one, and the password is right or none is required.
 fn is_password_valid(user: &[u8], given: &[u8], server_info: &ServerInfo) -> bool {
     user == b"default" && server_info.password.as_ref().is_none_or(|password| password.equals(given))
@@ -301,7 +339,9 @@ fn list_commands(args: Args<'_>) -> Reply<'_> {
     };
     let rest = || args.iter().skip(2);
     let find = |name: &[u8]| known().find(|command| is(name, command.name));
-    if is(subcommand, "count") {
+    if is(subcommand, "help") && args.len() == 2 {
+        help(COMMAND_HELP)
+    } else if is(subcommand, "count") {
         if let Err(reply) = check_arity("command|count", 2, args) {
             return reply;
         }
@@ -335,6 +375,7 @@ fn describe(command: &'static Command) -> Reply<'static> {
             | CommandKind::BitCount
             | CommandKind::BitPosition
             | CommandKind::BitFields { is_read_only: true }
+            | CommandKind::Lcs
             | CommandKind::Length
             | CommandKind::Exists
             | CommandKind::Type

@@ -3,7 +3,7 @@
 use super::super::decimal::parse_integer;
 use super::super::layout::VALUE_BYTES_MAX;
 use super::super::limit::{Eviction, MemoryLimit};
-use super::client::{ServerInfo, unknown_subcommand};
+use super::client::{ServerInfo, help, unknown_subcommand};
 use super::commands::{SYNTAX, check_arity, is};
 use super::glob;
 use super::reply::{OK, Reply, printable};
@@ -18,7 +18,7 @@ pub(super) fn execute<'a>(args: Args<'a>, server_info: &mut ServerInfo) -> Reply
     let arity = match name.as_str() {
         "get" => -3,
         "set" => -4,
-        "resetstat" => 2,
+        "resetstat" | "help" => 2,
         _ => return unknown_subcommand(args),
     };
     if let Err(reply) = check_arity(&format!("config|{name}"), arity, args) {
@@ -36,12 +36,25 @@ pub(super) fn execute<'a>(args: Args<'a>, server_info: &mut ServerInfo) -> Reply
             )
         }
         "set" => parse_set(args, server_info).err().unwrap_or(OK),
+        "help" => help(HELP),
         _ => {
             (server_info.connections, server_info.commands) = (0, 0);
             OK
         }
     }
 }
+
+const HELP: &[&str] = &[
+    "CONFIG <subcommand> [<arg> [value] [opt] ...]. Subcommands are:",
+    "GET <pattern>",
+    "    Return the settings that match the glob-like <pattern>, and their values.",
+    "SET <directive> <value>",
+    "    Set maxmemory or maxmemory-policy.",
+    "RESETSTAT",
+    "    Reset the statistics of INFO.",
+    "HELP",
+    "    Print this help.",
+];
 
 fn settings(server_info: &ServerInfo) -> [(&'static str, String); 9] {
     [

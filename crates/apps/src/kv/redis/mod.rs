@@ -20,6 +20,7 @@ mod config;
 mod connection;
 mod executor;
 mod glob;
+mod lcs;
 mod multi_key;
 mod reply;
 mod request;
