@@ -61,6 +61,8 @@ fn by_default(command: &Command) -> &'static str {
         // Nodes of `halite up` in the foreground share a terminal, so they log less.
         Command::Node(node) if node.parent.is_none() => "info",
         Command::Node(_) | Command::Up(_) => "warn",
+        // The server of `halite run kv` warns, for example of clients that it disconnects.
+        Command::RunWorker(_) => "error,halite_apps=warn",
         _ => "error",
     }
 }

@@ -1,13 +1,13 @@
 //! A private directory that exists for the length of a run, even if a signal ends the run.
 
-use std::fs::DirBuilder;
+use std::fs::{DirBuilder, DirEntry};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use halite::cluster_dir;
-use rustix::process::{Pid, test_kill_process};
+use rustix::process::{Pid, getpid, test_kill_process};
 
 use crate::coworker;
 use crate::signals::{Ending, Woken};
@@ -78,11 +78,26 @@ fn remove(path: &Path) {
     });
 }
 
+/// Removes the directories of this process, which is about to end.
+pub fn remove_own() {
+    for (entry, _) in directories().filter(|(_, pid)| *pid == getpid()) {
+        remove(&entry.path());
+    }
+}
+
+/// Returns the directories of all runs, each with the pid of its process.
+fn directories() -> impl Iterator<Item = (DirEntry, Pid)> {
+    let entries = std::fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten();
+    entries.filter_map(|entry| {
+        let pid = entry.file_name().to_str().and_then(owner)?;
+        Some((entry, pid))
+    })
+}
+
 /// Removes the directories of runs that were killed.
 fn remove_residue() {
-    let Ok(entries) = std::fs::read_dir(std::env::temp_dir()) else { return };
-    for entry in entries.flatten() {
-        let is_dead = entry.file_name().to_str().and_then(owner).is_some_and(|pid| !exists(pid));
+    for (entry, pid) in directories() {
+        let is_dead = !exists(pid);
         // The pid may be from another pid namespace, but a held lock shows that the owner lives.
         let is_used =
             || cluster_dir::nodes(&entry.path()).is_ok_and(|nodes| nodes.iter().any(|node| node.alive));

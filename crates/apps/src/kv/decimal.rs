@@ -1,4 +1,4 @@
-//! Sums of decimal numbers with a fraction.
+//! Decimal numbers: integers, and sums of numbers with a fraction.
 //!
 //! Redis adds in the 80-bit format of x86 and prints 17 digits after the point. Sums of numbers in fixed point have the
 //! same digits, but for the rounding of that format; numbers that are too large for that are added as `f64`.
@@ -68,6 +68,28 @@ fn print(number: i128) -> String {
     let (whole, fraction) = (number / ONE as u128, number % ONE as u128);
     let text = format!("{sign}{whole}.{fraction:017}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+/// Numbers with at most this many digits fit into 64 bits, so they are parsed without overflow checks.
+const UNCHECKED_DIGITS_MAX: usize = 18;
+
+/// Parses a decimal number in its shortest form.
+pub(super) fn parse_integer(text: &[u8]) -> Option<i64> {
+    // Fast path for lengths, which are the most frequent numbers.
+    if let [b'1'..=b'9', rest @ ..] = text
+        && rest.len() < UNCHECKED_DIGITS_MAX
+    {
+        return text.iter().try_fold(0, |number, digit| {
+            digit.is_ascii_digit().then(|| number * 10 + i64::from(digit - b'0'))
+        });
+    }
+    let number: i64 = std::str::from_utf8(text).ok()?.parse().ok()?;
+    let begins_well = match text {
+        [b'0'] => true,
+        [b'-', first, ..] | [first, ..] => (b'1'..=b'9').contains(first),
+        [] => false,
+    };
+    begins_well.then_some(number)
 }
 
 #[cfg(test)]

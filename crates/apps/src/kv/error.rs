@@ -25,8 +25,8 @@ pub enum KvError {
         /// Maximum length in bytes.
         max: usize,
     },
-    /// The node of the shard has no memory left; nothing was changed.
-    #[error("the node that holds the key's shard is out of memory; remove keys or use a larger arena")]
+    /// The node of the shard has no memory left, or the shard has reached its limit; nothing was changed.
+    #[error("the key's shard is out of memory, or at its limit; remove keys, or use a larger arena or limit")]
     Full,
     /// The directory of names does not answer, so the store cannot allocate memory. Nothing was changed.
     #[error("the directory of names does not answer, so the shard cannot get more memory; try again later")]

@@ -38,6 +38,8 @@ pub(super) struct Heap {
     /// Units at the start of the last part that were allocated at least once.
     last_part_used: u64,
     free: FreeBlocks,
+    /// Bytes of all blocks in use.
+    bytes_used: u64,
     /// Set when a block is freed; cleared when the heap is searched for empty parts.
     may_shrink: bool,
     /// Long entries, by number.
@@ -120,7 +122,7 @@ impl From<Slot> for Block {
 impl Heap {
     pub(super) fn new(session: Session, name: &str, shard: usize, everyone: Permissions) -> Heap {
         let (name, parts, free) = (name.to_owned(), Vec::new(), FreeBlocks::new());
-        let (units_total, last_part_units, last_part_used, may_shrink) = (0, 0, 0, false);
+        let (units_total, last_part_units, last_part_used, bytes_used, may_shrink) = (0, 0, 0, 0, false);
         let (long, next_long, retired, deferred) = (BTreeMap::new(), 0, Vec::new(), Vec::new());
         Heap {
             session,
@@ -132,6 +134,7 @@ impl Heap {
             last_part_units,
             last_part_used,
             free,
+            bytes_used,
             may_shrink,
             long,
             next_long,
@@ -145,6 +148,12 @@ impl Heap {
         if class >= CLASSES {
             return Box::pin(self.allocate_long(class, bytes)).await;
         }
+        let block = self.allocate_short(class).await?;
+        self.bytes_used += units_of(block.class) * UNIT;
+        Ok(block)
+    }
+
+    async fn allocate_short(&mut self, class: u8) -> Result<Block, KvError> {
         if let Some(block) = self.free.find(class, LARGER_CLASSES_MAX) {
             return Ok(block);
         }
@@ -186,13 +195,25 @@ impl Heap {
         };
         self.next_long = number.wrapping_add(1);
         self.long.insert(number, Long { lh, bytes });
+        self.bytes_used += bytes;
         Ok(Block { place: number, class })
     }
 
     /// Returns the bytes of all blocks in use.
     pub(super) fn bytes_used(&self) -> u64 {
+        debug_assert_eq!(self.bytes_used, self.count_bytes_used());
+        self.bytes_used
+    }
+
+    /// Returns true if at least `1 / divisor` of the heap is free.
+    pub(super) fn is_part_free(&self, divisor: u64) -> bool {
+        self.free.units() * divisor >= self.units_total
+    }
+
+    fn count_bytes_used(&self) -> u64 {
         let long: u64 = self.long.values().map(|long| long.bytes).sum();
-        (self.units_total - (self.last_part_units - self.last_part_used) - self.free.units()) * UNIT + long
+        let unused_units = self.last_part_units - self.last_part_used;
+        (self.units_total - unused_units - self.free.units()) * UNIT + long
     }
 
     /// Returns the start of the range as long as a block of `class` that contains the fewest live units; `None` if the
@@ -257,9 +278,10 @@ impl Heap {
         self.free = FreeBlocks::new();
         // The lowest run is added last, and taken first.
         runs.into_iter().rev().for_each(|run| self.free.add(run));
+        self.bytes_used = self.count_bytes_used();
     }
 
-    /// Takes a free block of `class`, or of a larger class, without growing.
+    /// Takes a free block of `class`, or of a larger class, without growing. The caller then rebuilds the free blocks.
     pub(super) fn allocate_without_growing(&mut self, class: u8) -> Option<Block> {
         self.free.find(class, LARGER_CLASSES_MAX).or_else(|| self.free.split(class))
     }
@@ -267,9 +289,13 @@ impl Heap {
     /// Makes a block free. The region of a long entry is freed by [`Heap::free_retired`].
     pub(super) fn release(&mut self, block: Block) {
         if block.class >= CLASSES {
-            self.retired.extend(self.long.remove(&block.place).map(|long| long.lh));
+            if let Some(long) = self.long.remove(&block.place) {
+                self.retired.push(long.lh);
+                self.bytes_used -= long.bytes;
+            }
             return;
         }
+        self.bytes_used -= units_of(block.class) * UNIT;
         self.free.release(block);
         self.may_shrink = true;
     }
@@ -380,7 +406,7 @@ impl Heap {
     /// Frees the whole heap.
     pub(super) async fn clear(&mut self) -> Result<(), KvError> {
         self.free = FreeBlocks::new();
-        (self.units_total, self.last_part_units, self.last_part_used) = (0, 0, 0);
+        (self.units_total, self.last_part_units, self.last_part_used, self.bytes_used) = (0, 0, 0, 0);
         self.retired.extend(std::mem::take(&mut self.long).into_values().map(|long| long.lh));
         let mut freed = self.free_retired().await;
         while let Some(part) = self.parts.pop() {

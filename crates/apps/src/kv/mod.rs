@@ -17,6 +17,7 @@ mod error;
 mod fields;
 mod heap;
 mod layout;
+mod limit;
 mod owner;
 pub mod redis;
 mod shard;
@@ -25,6 +26,7 @@ mod wire;
 
 pub use error::KvError;
 pub use layout::{KEY_BYTES_MAX, SHARDS_MAX, VALUE_BYTES_MAX};
+pub use limit::{Eviction, MemoryLimit, UnknownEviction};
 pub use owner::{Local, Owner, Stopper};
 pub use store::{SetOptions, Store};
 pub use wire::{Expires, Only, When};

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use halite::{AllocOptions, Lh, Permissions, Session, WriteOp};
 
-use super::decimal::{self, NoSum};
+use super::decimal::{self, NoSum, parse_integer};
 use super::error::KvError;
 use super::fields::Field;
 use super::heap::{self, Block, Heap, Live};
@@ -15,6 +15,7 @@ use super::layout::{
     BUCKET_BYTES, BUCKET_SLOTS, BUCKETS_MAX, CLASSES, Entry, Hash, KEY_BYTES_MAX, MOVED, ROOT_BYTES, Slot,
     VALUE_BYTES_MAX, WORD, bucket_of, class_of, encode_words, root_name, table_name, units_of,
 };
+use super::limit::{Eviction, Limit};
 use super::wire::{Answer, Expires, Only, Request, When, push_part};
 
 /// Buckets of a new table.
@@ -34,6 +35,13 @@ const SCAN_BYTES_MAX: usize = 1 << 20;
 const CHANGE_COUNTERS: usize = 1 << 16;
 /// Maximum length of a buffer that is kept for the next request.
 pub(super) const KEPT_BYTES_MAX: usize = 2 << 20;
+/// Number of random slots that are tried to find a key to evict. One in two or three is in use, unless keys were removed.
+const EVICTION_PROBES: usize = 64;
+/// If there is no block for an entry, keys with at least this many bytes are evicted, or a part of all bytes in use if
+/// that is less; then twice as many, for this number of rounds.
+const EVICTED_BYTES_MIN: u64 = 1 << 20;
+const EVICTED_DIVISOR: u64 = 16;
+const EVICTION_ROUNDS: u32 = 4;
 /// Bytes per write when a table is overwritten.
 const FILL_BYTES: usize = 64 << 10;
 
@@ -51,6 +59,7 @@ pub(super) struct Shard {
     expiring: BTreeSet<(u64, Box<[u8]>)>,
     /// Change counters, for clients that watch keys. Empty until a client watches one.
     change_counts: Vec<u64>,
+    limit: Limit,
     /// Total number of removed or replaced entries.
     removals: u64,
     /// Value of `removals`, and the class of the requested block, when the last compaction failed.
@@ -133,6 +142,7 @@ impl Shard {
         let heap = Heap::new(session.clone(), name, number, everyone);
         let (name, expiring, entry, written) = (name.to_owned(), BTreeSet::new(), Vec::new(), Vec::new());
         let (keys, change_counts, removals, failed_compaction) = (0, Vec::new(), 0, None);
+        let limit = Limit::new(number as u64);
         Ok(Shard {
             session,
             name,
@@ -144,6 +154,7 @@ impl Shard {
             keys,
             expiring,
             change_counts,
+            limit,
             removals,
             failed_compaction,
             entry,
@@ -168,7 +179,14 @@ impl Shard {
         request: &Request<'_>,
         answer: &mut Vec<u8>,
     ) -> Result<(), KvError> {
-        let done = self.try_execute(now_ms, request, answer).await;
+        self.limit.is_bucket_full = false;
+        let mut done = self.try_execute(now_ms, request, answer).await;
+        if let Err(KvError::Full) = done
+            && self.limit.eviction != Eviction::Never
+        {
+            // Boxed, because it is rare, and so the futures of get and set stay small.
+            done = Box::pin(self.execute_with_eviction(now_ms, request, answer)).await;
+        }
         for buffer in [&mut self.entry, &mut self.written] {
             if buffer.capacity() > KEPT_BYTES_MAX {
                 *buffer = Vec::new();
@@ -187,12 +205,43 @@ impl Shard {
         }
     }
 
+    /// Executes a request that has found no memory, after the eviction of some keys.
+    async fn execute_with_eviction(
+        &mut self,
+        now_ms: u64,
+        request: &Request<'_>,
+        answer: &mut Vec<u8>,
+    ) -> Result<(), KvError> {
+        let mut done = Err(KvError::Full);
+        self.limit.evicts_first = false;
+        for round in 0..EVICTION_ROUNDS {
+            // Keys can be chosen to fill one bucket, and other keys must not suffer.
+            if self.limit.is_bucket_full {
+                break;
+            }
+            let bytes = EVICTED_BYTES_MIN.min(self.bytes_used() / EVICTED_DIVISOR) << round;
+            let is_smaller = self.evict_down_to(now_ms, self.bytes_used().saturating_sub(bytes)).await?;
+            done = self.try_execute(now_ms, request, answer).await;
+            if !is_smaller || !matches!(done, Err(KvError::Full)) {
+                break;
+            }
+        }
+        self.limit.evicts_first = true;
+        done
+    }
+
     async fn try_execute(
         &mut self,
         now_ms: u64,
         request: &Request<'_>,
         answer: &mut Vec<u8>,
     ) -> Result<(), KvError> {
+        if self.bytes_used() > self.limit.bytes && request.may_grow() {
+            let is_within = Box::pin(self.evict_down_to(now_ms, self.limit.bytes)).await?;
+            if !is_within {
+                return Err(KvError::Full);
+            }
+        }
         let outcome = match *request {
             Request::Get { key } => match self.find(now_ms, key).await? {
                 Some(found) => {
@@ -295,8 +344,14 @@ impl Shard {
                 Answer::Number(1)
             }
             Request::Memory => {
-                let table = self.table.buckets * BUCKET_BYTES;
-                Answer::Number((self.heap.bytes_used() + table) as i64)
+                let evicted = self.limit.evicted.to_le_bytes();
+                Answer::Bytes(self.bytes_used() as i64, &evicted).encode(answer);
+                return Ok(());
+            }
+            Request::Limit { bytes, eviction } => {
+                (self.limit.bytes, self.limit.eviction) = (bytes, eviction);
+                self.limit.evicts_first = eviction != Eviction::Never;
+                Answer::Number(1)
             }
             Request::Close => Answer::Number(1),
             // The owner splits these first.
@@ -310,6 +365,51 @@ impl Shard {
     #[cfg(test)]
     pub(super) fn heap(&self) -> &Heap {
         &self.heap
+    }
+
+    /// Returns the bytes of all entries and of the table.
+    fn bytes_used(&self) -> u64 {
+        self.heap.bytes_used() + self.table.buckets * BUCKET_BYTES
+    }
+
+    /// Evicts keys until at most `bytes` bytes are used. Returns false if the policy does not permit that.
+    async fn evict_down_to(&mut self, now_ms: u64, bytes: u64) -> Result<bool, KvError> {
+        while self.bytes_used() > bytes {
+            if !self.evict(now_ms).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Removes an expired key, or else a key that the policy chooses. Returns false if there is none.
+    async fn evict(&mut self, now_ms: u64) -> Result<bool, KvError> {
+        let eviction = self.limit.eviction;
+        let may_go = |at: u64| at <= now_ms || eviction == Eviction::SoonestExpiry;
+        if let Some((at, key)) = self.expiring.first().filter(|(at, _)| may_go(*at)).cloned() {
+            self.limit.evicted += u64::from(at > now_ms);
+            // At this time the key has expired, so `find` removes it.
+            self.find(at, &key).await?;
+            return Ok(true);
+        }
+        if eviction != Eviction::Random || self.keys == 0 {
+            return Ok(false);
+        }
+        let (slots, random) = (&self.table.slots, &mut self.limit.random);
+        let begin = random.usize(..slots.len());
+        // Slots in order would prefer the first slots of buckets, so they are only the last resort.
+        let mut indices = (0..EVICTION_PROBES).map(|_| random.usize(..slots.len()));
+        let index = indices.find(|index| slots[*index] != 0);
+        let index = index.or_else(|| (begin..slots.len()).chain(0..begin).find(|index| slots[*index] != 0));
+        let Some((index, slot)) = index.and_then(|index| Some((index, Slot::decode(slots[index])?))) else {
+            return Ok(false);
+        };
+        self.heap.read(slot, &mut self.entry).await?;
+        let Some(entry) = Entry::decode(&self.entry, slot.place) else { return Err(self.damaged()) };
+        let (key, expires_ms) = (entry.key.to_vec(), entry.expires_ms);
+        self.limit.evicted += 1;
+        self.remove(&key, Found { index, slot, expires_ms, value_at: 0, value_len: 0 }).await?;
+        Ok(true)
     }
 
     /// Removes at most `keys_max` expired keys.
@@ -382,6 +482,10 @@ impl Shard {
         }
         let block = match self.heap.allocate(class, bytes).await {
             // Boxed, because it is rare, and a large future otherwise.
+            // Eviction takes less time than compaction, which gains more if much is free.
+            Err(KvError::Full) if self.limit.evicts_first && !self.heap.is_part_free(EVICTED_DIVISOR) => {
+                return Err(KvError::Full);
+            }
             Err(error @ (KvError::Full | KvError::NoDirectory)) => {
                 Box::pin(self.compact(class)).await?.ok_or(error)?
             }
@@ -642,6 +746,7 @@ impl Shard {
         let (buckets, generation) = (2 * self.table.buckets, self.table.generation + 1);
         let is_sparse = (self.keys + 1) * SLOTS_PER_KEY_MAX < buckets * BUCKET_SLOTS as u64;
         if buckets > BUCKETS_MAX || is_sparse {
+            self.limit.is_bucket_full = true;
             return Err(KvError::Full);
         }
         let mut table = match self.create_table(generation, buckets).await {
@@ -736,28 +841,6 @@ fn edit_value(
         _ => return Err(Answer::Malformed),
     }
     Ok(true)
-}
-
-/// Numbers with at most this many digits fit into 64 bits, so they are parsed without overflow checks.
-const UNCHECKED_DIGITS_MAX: usize = 18;
-
-/// Parses a decimal number in its shortest form.
-pub(super) fn parse_integer(text: &[u8]) -> Option<i64> {
-    // Fast path for lengths, which are the most frequent numbers.
-    if let [b'1'..=b'9', rest @ ..] = text
-        && rest.len() < UNCHECKED_DIGITS_MAX
-    {
-        return text.iter().try_fold(0, |number, digit| {
-            digit.is_ascii_digit().then(|| number * 10 + i64::from(digit - b'0'))
-        });
-    }
-    let number: i64 = std::str::from_utf8(text).ok()?.parse().ok()?;
-    let begins_well = match text {
-        [b'0'] => true,
-        [b'-', first, ..] | [first, ..] => (b'1'..=b'9').contains(first),
-        [] => false,
-    };
-    begins_well.then_some(number)
 }
 
 /// Returns true if the condition allows a change of expiry from `old_ms` to `new_ms`.

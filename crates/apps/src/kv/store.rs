@@ -13,6 +13,7 @@ use super::layout::{
     Slot, VALUE_BYTES_MAX, WORD, bucket_of, decode_words, encode_words, long_entry_name, part_name,
     root_name, store_id, table_name,
 };
+use super::limit::MemoryLimit;
 use super::shard::KEPT_BYTES_MAX;
 use super::wire::{Answer, Expires, Only, Request, When, batch_answer_bytes_max, parts, push_part};
 use crate::directory::is_without_directory;
@@ -78,6 +79,16 @@ enum BatchLookup {
 pub(super) enum BoundedRead {
     Value(Option<Vec<u8>>),
     NoRoom,
+}
+
+/// Totals of a store.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct Totals {
+    pub(super) keys: i64,
+    /// Bytes of all entries and tables.
+    pub(super) bytes_used: i64,
+    /// Number of evicted keys.
+    pub(super) evicted: u64,
 }
 
 /// Options for setting a value.
@@ -582,17 +593,35 @@ impl Store {
         Ok(sum)
     }
 
-    /// Returns the number of keys, and the bytes of all entries and tables, of the shards that answer.
-    pub(super) async fn totals(&mut self) -> (i64, i64) {
-        let (mut keys, mut bytes) = (0, 0);
+    /// Returns totals of the shards that answer.
+    pub(super) async fn totals(&mut self) -> Totals {
+        let mut totals = Totals::default();
         for shard in 0..self.shards.len() {
             if let Ok(Some(count)) = self.request_number_of_shard(shard, Request::Count).await
-                && let Ok(Some(used)) = self.request_number_of_shard(shard, Request::Memory).await
+                && let Ok(answer) = self.request(shard, &Request::Memory).await
+                && let Some(Answer::Bytes(used, evicted)) = Answer::decode(&answer)
             {
-                (keys, bytes) = (keys + count, bytes + used);
+                totals.keys += count;
+                totals.bytes_used += used;
+                totals.evicted += decode_words(evicted).sum::<u64>();
             }
         }
-        (keys, bytes)
+        totals
+    }
+
+    /// Limits the memory of all shards. A shard whose owner is replaced later has no limit. After an error, the other
+    /// shards have the limit.
+    pub async fn set_limit(&mut self, limit: MemoryLimit) -> Result<(), KvError> {
+        let bytes = match limit.bytes {
+            0 => u64::MAX,
+            bytes => bytes / self.shards.len() as u64,
+        };
+        let mut done = Ok(());
+        for shard in 0..self.shards.len() {
+            let request = Request::Limit { bytes, eviction: limit.eviction };
+            done = done.and(self.request_number_of_shard(shard, request).await.map(drop));
+        }
+        done
     }
 
     /// Returns true if a node has a shard.

@@ -7,6 +7,9 @@
 //!   together  len u32 | request | len u32 | request ...     as a request's value; its answer holds the answers
 //! ```
 
+use super::fields::Field;
+use super::limit::Eviction;
+
 /// A client's request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Request<'a> {
@@ -58,8 +61,13 @@ pub(super) enum Request<'a> {
         count: u64,
     },
     Count,
-    /// Returns the bytes of all entries and of the table.
+    /// Returns the bytes of all entries and of the table, and the number of evicted keys.
     Memory,
+    /// Limits the memory of the shard.
+    Limit {
+        bytes: u64,
+        eviction: Eviction,
+    },
     Clear,
     /// Ends the owner and frees its memory.
     Close,
@@ -197,6 +205,23 @@ pub(super) fn batch_answer_bytes_max(count: usize) -> usize {
 }
 
 impl<'a> Request<'a> {
+    /// Returns true if the request is refused at the limit of the shard's memory, as in Redis: if it sets a value or a
+    /// part of one.
+    pub(super) fn may_grow(&self) -> bool {
+        match self {
+            Request::Set { .. }
+            | Request::Append { .. }
+            | Request::Add { .. }
+            | Request::AddFloat { .. }
+            | Request::SetRange { .. }
+            | Request::SetBit { .. } => true,
+            Request::BitFields { value, .. } => {
+                Field::decode_all(value).is_some_and(|fields| fields.iter().any(Field::writes))
+            }
+            _ => false,
+        }
+    }
+
     /// Returns true if the answer has no value, so that the request may be sent together with others: the answers are
     /// never longer than the requests.
     pub(super) fn has_short_answer(&self) -> bool {
@@ -238,6 +263,7 @@ impl<'a> Request<'a> {
             Request::Scan { from, count } => (7, (from as i64, count as i64, &[][..], &[][..])),
             Request::Count => (8, none),
             Request::Memory => (20, none),
+            Request::Limit { bytes, eviction } => (21, (bytes as i64, eviction as i64, &[][..], &[][..])),
             Request::Clear => (9, none),
             Request::Close => (10, none),
             Request::Take { key } => (11, (0, 0, key, &[][..])),
@@ -289,6 +315,10 @@ impl<'a> Request<'a> {
             7 => Request::Scan { from: one as u64, count: two as u64 },
             8 => Request::Count,
             20 => Request::Memory,
+            21 => {
+                let (eviction, _) = *Eviction::NAMES.get(usize::try_from(two).ok()?)?;
+                Request::Limit { bytes: one as u64, eviction }
+            }
             9 => Request::Clear,
             10 => Request::Close,
             11 => Request::Take { key },
@@ -412,6 +442,7 @@ mod tests {
             Request::Scan { from: 1 << 60, count: 9 },
             Request::Count,
             Request::Memory,
+            Request::Limit { bytes: u64::MAX, eviction: Eviction::SoonestExpiry },
             Request::Clear,
             Request::Close,
             Request::Take { key },
@@ -435,6 +466,6 @@ mod tests {
             assert_eq!(Answer::decode(&bytes), Some(answer));
             assert_eq!(Answer::decode(&bytes[..8]), None);
         }
-        assert_eq!((Request::decode(&[21; 30]), Answer::decode(&[12; 9])), (None, None));
+        assert_eq!((Request::decode(&[22; 30]), Answer::decode(&[12; 9])), (None, None));
     }
 }

@@ -5,6 +5,7 @@ use crate::common;
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use common::redis::{Client, Served, Value, bulk, request};
 use common::{MIB, SetAtEnd};
@@ -23,6 +24,8 @@ fn keys_and_values_may_contain_any_bytes() {
     one.check_args(&[b"get", b""], "$0\r\n\r\n");
     one.check_args(&[b"append", &key, b"1"], format!(":{}\r\n", value.len() + 1));
     one.check_args(&[b"setrange", &key, b"536870911", b"12"], TOO_LONG);
+    one.send(request(&[b"lcs", &key, &key]));
+    assert!(matches!(one.reply(), Value::Line(line) if line.ends_with("the maximum product is 16777216")));
     let long = vec![b'k'; KEY_BYTES_MAX + 1];
     for command in [&b"get"[..], b"del", b"incr", b"ttl"] {
         one.check_args(&[command, &long], "-ERR the key has 65537 bytes; the maximum is 65536\r\n");
@@ -85,6 +88,9 @@ fn half_a_million_keys_are_set_by_one_request() {
     client.send(format!("*{}\r\n$4\r\nmset\r\n{}", (1 << 20) + 1, args.collect::<String>()));
     client.expect("+OK\r\n");
     client.check("dbsize", ":524288\r\n");
+    // A scan returns about 10,000 keys at a time, and the rest of the last bucket.
+    let (_, keys) = client.scan("0", "count 1000000");
+    assert!((10_000..10_016).contains(&keys.len()), "{}", keys.len());
     served.end();
 }
 
@@ -274,6 +280,11 @@ fn clients_can_select_version_3_of_the_protocol() {
         assert!(key != b"proto" || value == Value::Number(3));
     }
     one.check("client getname", "$2\r\nme\r\n");
+    for command in ["client", "config", "command"] {
+        one.send(format!("{command} help\r\n"));
+        let Value::List(lines) = one.reply() else { panic!("HELP replies with lines") };
+        assert_eq!(lines.last(), Some(&Value::Line("+    Print this help.".to_owned())));
+    }
     one.check("get none", "_\r\n");
     one.check("mget none none", "*2\r\n_\r\n_\r\n");
     one.check("config get save", "%1\r\n$4\r\nsave\r\n$0\r\n\r\n");
@@ -364,6 +375,9 @@ fn keys_of_a_lost_owner_fail_until_it_is_replaced() {
         assert!(matches!(one.reply(), Value::Line(line) if line.starts_with("-CLUSTERDOWN ")));
     }
     one.check(&format!("get {here}"), "$1\r\ny\r\n");
+    // The limit of memory holds for the next owner, too.
+    one.send("config set maxmemory 1\r\n");
+    assert!(matches!(one.reply(), Value::Line(line) if line.starts_with("-CLUSTERDOWN ")));
     // The next owner starts without keys, at another node.
     served.shards.replace(1, 2);
     served.control.reopen();
@@ -375,6 +389,17 @@ fn keys_of_a_lost_owner_fail_until_it_is_replaced() {
             other => panic!("{other:?}"),
         }
     }
+    one.check(&format!("set {here} 1"), OOM);
+    let begin = Instant::now();
+    loop {
+        one.send(format!("set {there} 1\r\n"));
+        let Value::Line(line) = one.reply() else { panic!("SET replies with a line") };
+        if format!("{line}\r\n") == OOM {
+            break;
+        }
+        assert!(begin.elapsed().as_secs() < 60, "the new owner has no limit");
+    }
+    one.check("config set maxmemory 0", "+OK\r\n");
     one.check(&format!("mset {here} 1 {there} 2"), "+OK\r\n");
     one.check(&format!("mget {here} {there}"), "*2\r\n$1\r\n1\r\n$1\r\n2\r\n");
     served.end();
@@ -414,16 +439,168 @@ fn memory_of_short_values_is_reused_for_long_ones() {
         }
     }
     // INFO reports the memory of the values, including the unused rest of their blocks.
-    other.send("info memory\r\n");
-    let Value::Bytes(replies) = other.reply() else { panic!("INFO replies with a text") };
-    let replies = String::from_utf8(replies).unwrap();
-    let number = |name: &str| {
-        let line = replies.lines().find_map(|line| line.strip_prefix(name)).unwrap();
-        line.parse::<u64>().unwrap()
+    assert!((60_000_000..128_000_000).contains(&info(&mut other, "used_memory")));
+    assert_eq!(info(&mut other, "maxmemory"), 2 * 64 * MIB);
+    served.end();
+}
+
+/// Returns a number of `INFO`.
+fn info(client: &mut Client, name: &str) -> u64 {
+    client.send("info\r\n");
+    let Value::Bytes(text) = client.reply() else { panic!("INFO replies with a text") };
+    let text = String::from_utf8(text).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap();
+    line.parse().unwrap()
+}
+
+const OOM: &str = "-OOM command not allowed when used memory > 'maxmemory'.\r\n";
+
+/// Sets values of new keys of both shards until each shard has refused one. Returns the keys that were set.
+fn fill(client: &mut Client, begin: &str, value: &[u8]) -> Vec<String> {
+    let (mut keys, mut is_full) = (Vec::new(), [false; 2]);
+    for number in 0.. {
+        let (key, shard) = (key_of(number % 2, &format!("{begin}{number}")), number as usize % 2);
+        client.send(request(&[b"set", key.as_bytes(), value]));
+        match client.reply() {
+            Value::Line(line) if line == "+OK" => keys.push(key),
+            Value::Line(line) => {
+                assert_eq!(format!("{line}\r\n"), OOM);
+                is_full[shard] = true;
+            }
+            other => panic!("{other:?}"),
+        }
+        if is_full == [true; 2] {
+            break;
+        }
+    }
+    keys
+}
+
+#[test]
+fn writes_are_refused_at_the_limit_of_memory() {
+    let served = Served::new();
+    let mut client = served.client();
+    client.check("config set maxmemory 4mb maxmemory-policy NoEviction", "+OK\r\n");
+    client.check("config get maxmemory", "*2\r\n$9\r\nmaxmemory\r\n$7\r\n4194304\r\n");
+    client.check_args(&[b"setex", b"brief", b"10", &[b'v'; 100_000]], "+OK\r\n");
+    let keys = fill(&mut client, "k", &[b'v'; 10_000]);
+    assert!(info(&mut client, "used_memory").abs_diff(4 * MIB) < 64 << 10);
+    for line in ["append K x", "incr n", "setbit K 1 1", "bitfield K set u1 0 0", "setnx K x", "rename K to"]
+    {
+        client.check(&line.replace('K', &keys[0]), OOM);
+    }
+    // Commands that take no memory succeed.
+    client.check(&format!("strlen {}", keys[0]), ":10000\r\n");
+    client.check_args(&[b"bitfield_ro", keys[0].as_bytes(), b"get", b"u8", b"0"], "*1\r\n:118\r\n");
+    client.check(&format!("expire {} 100", keys[0]), ":1\r\n");
+    // The first value fits, and none remains.
+    client.check(&format!("del {}", keys[0]), ":1\r\n");
+    let (one, two) = (key_of(0, "one"), key_of(0, "two"));
+    let args: &[&[u8]] = &[b"msetnx", one.as_bytes(), &[b'v'; 20_000], two.as_bytes(), b"v"];
+    client.check_args(args, OOM);
+    client.check(&format!("exists {one} {two}"), ":0\r\n");
+    client.check(&format!("del {} {}", keys[1], keys[2]), ":2\r\n");
+    client.check(&format!("mset {} x {} y", keys[0], keys[1]), "+OK\r\n");
+    // Expired keys make room.
+    served.pass_ms(10_000);
+    fill(&mut client, "more", &[b'v'; 10_000]);
+    client.check("exists brief", ":0\r\n");
+    assert_eq!(info(&mut client, "evicted_keys"), 0);
+    // The limit can be raised, also by a transaction.
+    client.send("multi\r\nconfig set maxmemory 0\r\nset n 1\r\nexec\r\n");
+    client.expect("+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n+OK\r\n+OK\r\n");
+    assert_eq!(info(&mut client, "maxmemory"), 2 * 64 * MIB);
+    served.end();
+}
+
+#[test]
+fn keys_are_evicted_at_the_limit_of_memory() {
+    let served = Served::new();
+    let mut client = served.client();
+    client.check("config set maxmemory 4000000 maxmemory-policy volatile-ttl", "+OK\r\n");
+    for shard in 0..2 {
+        let value = [b'v'; 100_000];
+        client.check_args(&[b"set", key_of(shard, "stays").as_bytes(), &value], "+OK\r\n");
+        for (key, seconds) in [("later", "1000"), ("soon", "100")] {
+            client.check_args(
+                &[b"setex", key_of(shard, key).as_bytes(), seconds.as_bytes(), &value],
+                "+OK\r\n",
+            );
+        }
+    }
+    let exists = |client: &mut Client, key: &str| {
+        client.send(format!("exists {} {}\r\n", key_of(0, key), key_of(1, key)));
+        client.reply()
     };
-    assert!((60_000_000..128_000_000).contains(&number("used_memory:")), "{replies}");
-    assert_eq!(number("maxmemory:"), 2 * 64 * MIB);
-    assert!(replies.ends_with("maxmemory_policy:noeviction\r\n"), "{replies}");
+    // The keys that expire first are evicted first, and keys that do not expire stay.
+    let mut number = 0;
+    while exists(&mut client, "soon") != Value::Number(0) {
+        assert_eq!(exists(&mut client, "later"), Value::Number(2));
+        for shard in 0..2 {
+            let key = key_of(shard, &format!("filler{number}"));
+            client.check_args(&[b"set", key.as_bytes(), &[b'v'; 10_000]], "+OK\r\n");
+        }
+        number += 1;
+    }
+    fill(&mut client, "k", &[b'v'; 10_000]);
+    assert_eq!(
+        (exists(&mut client, "later"), exists(&mut client, "stays")),
+        (Value::Number(0), Value::Number(2))
+    );
+    assert_eq!(info(&mut client, "evicted_keys"), 4);
+    // With the other policy, any key may be evicted, and no request is refused.
+    client.check("config set maxmemory-policy allkeys-random", "+OK\r\n");
+    let mut other = served.client();
+    other.check(&format!("watch {}", key_of(0, "stays")), "+OK\r\n");
+    while exists(&mut client, "stays") != Value::Number(0) {
+        let key = format!("random{number}");
+        client.check_args(&[b"set", key.as_bytes(), &[b'r'; 10_000]], "+OK\r\n");
+        client.check_args(&[b"get", key.as_bytes()], bulk(&[b'r'; 10_000]));
+        number += 1;
+    }
+    assert!((3_500_000..4_050_000).contains(&info(&mut client, "used_memory")));
+    // Eviction is a change of a watched key.
+    other.send("multi\r\nping\r\nexec\r\n");
+    other.expect("+OK\r\n+QUEUED\r\n*-1\r\n");
+    served.end();
+}
+
+#[test]
+fn keys_are_evicted_when_the_memory_of_a_shard_is_full() {
+    let served = Served::with_memory(4 * MIB);
+    let mut client = served.client();
+    client.check("config set maxmemory-policy allkeys-random", "+OK\r\n");
+    for (kind, len, count) in [("short", 10_000, 1000), ("long", 300_000, 40), ("tiny", 10, 5_000)] {
+        let value = vec![b'v'; len];
+        for number in 0..count {
+            let key = format!("{kind}{number}");
+            client.check_args(&[b"set", key.as_bytes(), &value], "+OK\r\n");
+            client.check_args(&[b"get", key.as_bytes()], bulk(&value));
+        }
+    }
+    assert!(info(&mut client, "used_memory") > 4_000_000);
+    served.end();
+}
+
+#[test]
+fn invalid_limits_of_memory_are_refused() {
+    let served = Served::new();
+    let mut client = served.client();
+    let failed =
+        |name, why| format!("-ERR CONFIG SET failed (possibly related to argument '{name}') - {why}\r\n");
+    for value in ["-1", "1.5gb", "x", "1tb", "99999999999gb"] {
+        let expected = failed("maxmemory", "argument must be a memory value");
+        client.check(&format!("config set maxmemory {value}"), &expected);
+    }
+    let policies = "argument(s) must be one of the following: noeviction, allkeys-random, volatile-ttl";
+    client
+        .check("config set maxmemory 1 maxmemory-policy allkeys-lru", &failed("maxmemory-policy", policies));
+    client.check("config set maxmemory 1 save", "-ERR syntax error\r\n");
+    client.check("config set maxmemory 1 save x", &failed("save", "can't set immutable config"));
+    client.check(
+        "config get maxmemory*",
+        "*4\r\n$9\r\nmaxmemory\r\n$9\r\n134217728\r\n$16\r\nmaxmemory-policy\r\n$10\r\nnoeviction\r\n",
+    );
     served.end();
 }
 

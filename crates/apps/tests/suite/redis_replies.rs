@@ -121,6 +121,23 @@ const REPLIES: &[(&str, &str)] = &[
     ("exists dest", ":0\r\n"),
     ("bitop not dest bits more", "-ERR BITOP NOT must be called with a single source key.\r\n"),
     ("bitop nor dest bits", SYNTAX),
+    ("mset text1 ohmytext text2 mynewtext", "+OK\r\n"),
+    ("lcs text1 text2", "$6\r\nmytext\r\n"),
+    ("lcs text1 text2 len", ":6\r\n"),
+    ("lcs text1 none", "$0\r\n\r\n"),
+    (
+        "lcs text1 text2 idx",
+        "*4\r\n$7\r\nmatches\r\n*2\r\n*2\r\n*2\r\n:4\r\n:7\r\n*2\r\n:5\r\n:8\r\n*2\r\n*2\r\n:2\r\n:3\r\n\
+         *2\r\n:0\r\n:1\r\n$3\r\nlen\r\n:6\r\n",
+    ),
+    (
+        "lcs text1 text2 idx minmatchlen 4 withmatchlen",
+        "*4\r\n$7\r\nmatches\r\n*1\r\n*3\r\n*2\r\n:4\r\n:7\r\n*2\r\n:5\r\n:8\r\n:4\r\n$3\r\nlen\r\n:6\r\n",
+    ),
+    ("lcs text1 text2 len idx", "-ERR If you want both the length and indexes, please just use IDX.\r\n"),
+    ("lcs text1 text2 minmatchlen", SYNTAX),
+    ("lcs text1 text2 minmatchlen x", NOT_AN_INTEGER),
+    ("del text1 text2", ":2\r\n"),
     ("bitfield fields incrby u2 100 1 overflow sat incrby u2 102 1", "*2\r\n:1\r\n:1\r\n"),
     ("bitfield fields set i8 #1 -100 get u8 #1", "*2\r\n:0\r\n:156\r\n"),
     (

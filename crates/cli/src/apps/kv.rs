@@ -13,16 +13,19 @@ use anyhow::{Context, bail};
 use clap::Args;
 use halite::{Function, NodeId, Permissions};
 use halite_apps::kv::redis::{CLIENTS_MAX, Clock, Server, ServerControl};
-use halite_apps::kv::{Local, Store};
+use halite_apps::kv::{Eviction, Local, MemoryLimit, Store};
 use serde::{Deserialize, Serialize};
 
 use super::Over;
 use super::crew::Crew;
 use super::shards::{self, Place};
 use super::worker::{self, Line, Worker, say, say_failed};
+use crate::bytes::ByteCount;
+use crate::coworker;
 use crate::limits;
 use crate::output::{self, UsageError};
-use crate::signals::{Ending, Interrupt, Woken};
+use crate::scratch;
+use crate::signals::{Ending, Listener, Woken};
 use crate::threads;
 
 /// Arguments of `halite run kv`
@@ -37,6 +40,12 @@ pub struct KvArgs {
     /// Maximum number of client connections
     #[arg(long, default_value_t = CLIENTS_MAX as u64, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     clients_max: u64,
+    /// Maximum memory of keys and values, for example 512M; the shards have equal parts [default: all of their memory]
+    #[arg(long, value_name = "BYTES")]
+    maxmemory: Option<ByteCount>,
+    /// What happens at that limit, or when a shard's memory is full: noeviction, allkeys-random or volatile-ttl
+    #[arg(long, default_value_t, value_name = "POLICY")]
+    maxmemory_policy: Eviction,
     /// Name of the store; it is removed at the end
     #[arg(long, default_value = "halite-run-kv")]
     name: String,
@@ -54,6 +63,8 @@ pub struct Task {
     listen: Option<String>,
     password: Option<Vec<u8>>,
     clients_max: usize,
+    maxmemory: u64,
+    maxmemory_policy: String,
 }
 
 /// The printed result.
@@ -75,7 +86,12 @@ pub fn run(dir: Option<&Path>, args: &KvArgs) -> anyhow::Result<()> {
     check_listen(&args.listen, password.is_some())?;
     // The listener comes first, so that no signal is lost. A second signal ends the process at once.
     let mut ending = Ending::listen().context("cannot listen for signals")?;
-    let _at_once = Interrupt::listen().context("cannot listen for signals")?;
+    let end_at_once = || {
+        // The workers would use the directory that is removed.
+        coworker::kill_all();
+        scratch::remove_own();
+    };
+    Listener::spawn(|_| {}, end_at_once).context("cannot listen for signals")?;
     Crew::start_unguarded(dir, &args.over)?
         .play(|crew| serve(crew, dir.is_none(), args, password, &mut ending))
 }
@@ -132,6 +148,8 @@ fn serve(
             listen: (number == 0).then(|| args.listen.clone()),
             password: password.clone().filter(|_| number == 0),
             clients_max: args.clients_max as usize,
+            maxmemory: args.maxmemory.map_or(0, |bytes| bytes.0),
+            maxmemory_policy: args.maxmemory_policy.to_string(),
         }))
     };
     for number in 0..workers {
@@ -185,7 +203,9 @@ fn play_part(worker: &Worker, task: &Task, shard: (usize, Local), clock: Clock) 
         session.block_on(creating).with_context(|| format!("cannot create the store {:?}", task.name))?;
     let listener = TcpListener::bind(listen).with_context(|| format!("cannot listen at {listen}"))?;
     let clients_max = limits::clients_within(task.clients_max)?;
-    let mut server = Server::new(session.clone(), listener, store, vec![shard], clock, clients_max)?;
+    let limit = MemoryLimit { bytes: task.maxmemory, eviction: task.maxmemory_policy.parse()? };
+    let server = Server::new(session.clone(), listener, store, vec![shard], clock, clients_max)?;
+    let mut server = server.with_limit(limit);
     if let Some(password) = &task.password {
         server = server.with_password(password);
     }

@@ -265,6 +265,70 @@ fn a_served_store_leaves_nothing() {
     eventually(|| is_clean(&scratch));
 }
 
+/// A shard that does not answer delays the end, so users ask again.
+#[test]
+fn a_store_that_is_ended_by_a_second_signal_leaves_nothing() {
+    let scratch = Scratch::new("run-kv-twice");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_halite"));
+    command.args("run kv --listen 127.0.0.1:0 --json --arena 64M".split(' '));
+    let mut run = Running::of({
+        command.env("TMPDIR", scratch.file("")).env_remove("HALITE_DIR");
+        command
+    });
+    run.line();
+    Process::open(support::children(run.pid())[1]).stop();
+    let process = Process::open(run.pid());
+    eventually(|| {
+        run.signal(Signal::TERM);
+        !process.lives()
+    });
+    run.wait();
+    assert_eq!(std::fs::read_dir(scratch.file("")).unwrap().count(), 0);
+}
+
+#[test]
+#[ignore = "slow: .ci/deep slow"]
+fn the_log_tells_why_a_client_is_disconnected() {
+    let scratch = Scratch::new("run-kv-log");
+    let log = scratch.write("log", b"");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_halite"));
+    command.args("run kv --listen 127.0.0.1:0 --json --arena 64M".split(' ')).env_remove("HALITE_DIR");
+    let mut run = Running::of({
+        command.stderr(std::fs::File::create(&log).unwrap());
+        command
+    });
+    let told: Value = serde_json::from_str(&run.line()).unwrap();
+    let mut stream = TcpStream::connect(told["address"].as_str().unwrap()).unwrap();
+    // The client sends requests without end, and reads no reply.
+    let echo = format!("*2\r\n$4\r\necho\r\n$1000000\r\n{}\r\n", "x".repeat(1_000_000));
+    while stream.write_all(echo.as_bytes()).is_ok() {}
+    let log = std::fs::read_to_string(log).unwrap();
+    assert!(log.contains("is disconnected: it has"), "{log}");
+    run.signal(Signal::TERM);
+    assert!(run.wait().success());
+}
+
+#[test]
+fn the_memory_of_a_served_store_is_limited() {
+    let scratch = Scratch::new("run-kv-limited");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_halite"));
+    // The tables of the shards have more than this limit.
+    let line =
+        "run kv --listen 127.0.0.1:0 --json --arena 64M --maxmemory 1K --maxmemory-policy volatile-ttl";
+    command.args(line.split(' ')).env("TMPDIR", scratch.file("")).env_remove("HALITE_DIR");
+    let mut run = Running::of(command);
+    let told: Value = serde_json::from_str(&run.line()).unwrap();
+    let (limit, policy) =
+        ("$9\r\nmaxmemory\r\n$4\r\n1024\r\n", "$16\r\nmaxmemory-policy\r\n$12\r\nvolatile-ttl\r\n");
+    ask(
+        told["address"].as_str().unwrap(),
+        "config get maxmemory*\r\nset a 1\r\n",
+        &format!("*4\r\n{limit}{policy}-OOM command not allowed"),
+    );
+    run.signal(Signal::TERM);
+    assert!(run.wait().success());
+}
+
 #[test]
 fn a_served_store_replaces_a_killed_process() {
     let scratch = Scratch::new("run-kv-killed");
@@ -332,6 +396,7 @@ fn wrong_sizes_and_counts_are_refused() {
         ("run log --nodes 65", "65 is not in 1..=64"),
         ("run kv --clients-max 0", "0 is not in 1..="),
         ("run kv --listen 0.0.0.0:0", "clients of other hosts could do everything; give a password"),
+        ("run kv --maxmemory-policy allkeys-lru", "noeviction, allkeys-random, volatile-ttl"),
         ("run kv --password-file /dev/null", "--password-file /dev/null: other users may access the file"),
         ("run ycsb --value 15", "--value 15 is out of range: a value has 16 to 1048576 bytes"),
         ("run ycsb --nodes 62", "--nodes 62 is too large: a store has at most 61 shards"),

@@ -1,7 +1,7 @@
 //! Parts of values: ranges of bytes, and bits.
 
+use super::super::decimal::parse_integer;
 use super::super::fields::{Action, Field, Overflow};
-use super::super::shard::parse_integer;
 use super::commands::{NOT_AN_INTEGER, SYNTAX, is};
 use super::reply::Reply;
 use super::request::Args;

@@ -5,10 +5,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
-use super::super::layout::VALUE_BYTES_MAX;
-use super::super::shard::parse_integer;
+use super::super::decimal::parse_integer;
+use super::super::limit::MemoryLimit;
+use super::super::store::Totals;
 use super::commands::{COMMANDS, Command, CommandKind, check_arity, is};
-use super::glob;
+use super::config;
 use super::reply::{OK, Protocol, Reply, printable};
 use super::request::Args;
 
@@ -40,7 +41,15 @@ pub(super) struct ServerInfo {
     pub(super) commands: u64,
     /// Memory of the nodes that hold the shards, in bytes; 0 if unknown.
     pub(super) memory: u64,
+    pub(super) limit: MemoryLimit,
     pub(super) password: Option<Password>,
+}
+
+impl ServerInfo {
+    /// Returns the limit of memory; without one, the memory of the nodes.
+    pub(super) fn memory_max(&self) -> u64 {
+        if self.limit.bytes == 0 { self.memory } else { self.limit.bytes }
+    }
 }
 
 /// The password of the server. The `Debug` output does not contain it.
@@ -115,7 +124,7 @@ impl Client {
                 Reply::Array(parts.map(Reply::Text).into())
             }
             CommandKind::Client => self.client(args, *protocol, server_info),
-            CommandKind::Config => config(args, server_info),
+            CommandKind::Config => config::execute(args, server_info),
             _ => list_commands(args),
         };
         (reply, AfterReply::Continue)
@@ -199,7 +208,7 @@ impl Client {
         let arg = |index: usize| args.get(index).unwrap_or_default();
         let name = String::from_utf8_lossy(arg(1)).to_ascii_lowercase();
         let arity = match name.as_str() {
-            "id" | "getname" | "info" => 2,
+            "id" | "getname" | "info" | "help" => 2,
             "setname" | "no-evict" | "no-touch" | "reply" => 3,
             "setinfo" => 4,
             _ => return unknown_subcommand(args),
@@ -208,6 +217,7 @@ impl Client {
             return reply;
         }
         match name.as_str() {
+            "help" => help(CLIENT_HELP),
             "id" => Reply::Integer(self.id as i64),
             "getname" if self.name.is_empty() => Reply::Null,
             "getname" => Reply::Text(String::from_utf8_lossy(&self.name).into_owned()),
@@ -218,7 +228,7 @@ impl Client {
             }
             "setinfo" => self.set_info(arg(2), arg(3)),
             "info" => Reply::Text(self.info_line(protocol, server_info)),
-            // There is no eviction, and commands do not change any access time.
+            // No client is evicted, and commands do not change any access time.
             "no-evict" | "no-touch" if is(arg(2), "on") || is(arg(2), "off") => OK,
             "reply" if is(arg(2), "on") => OK,
             _ => Reply::error("ERR syntax error"),
@@ -270,64 +280,52 @@ fn wrong_password() -> Reply<'static> {
     Reply::error("WRONGPASS invalid username-password pair or user is disabled.")
 }
 
-fn unknown_subcommand(args: Args<'_>) -> Reply<'static> {
+pub(super) fn unknown_subcommand(args: Args<'_>) -> Reply<'static> {
     let subcommand = printable(&args[1]).chars().take(128).collect::<String>();
     let command = String::from_utf8_lossy(&args[0]).to_ascii_uppercase();
     Reply::error(format!("ERR unknown subcommand '{subcommand}'. Try {command} HELP."))
 }
 
+const CLIENT_HELP: &[&str] = &[
+    "CLIENT <subcommand> [<arg> [value] [opt] ...]. Subcommands are:",
+    "GETNAME",
+    "    Return the name of the current connection.",
+    "ID",
+    "    Return the ID of the current connection.",
+    "INFO",
+    "    Return information about the current connection.",
+    "NO-EVICT (ON|OFF), NO-TOUCH (ON|OFF), REPLY ON",
+    "    Accepted without effect.",
+    "SETINFO (LIB-NAME|LIB-VER) <value>",
+    "    Assign the library's name or version to the current connection.",
+    "SETNAME <name>",
+    "    Assign the name <name> to the current connection.",
+    "HELP",
+    "    Print this help.",
+];
+
+const COMMAND_HELP: &[&str] = &[
+    "COMMAND [<subcommand> [<arg> ...]]. Without a subcommand, return all commands. Subcommands are:",
+    "COUNT",
+    "    Return the number of commands.",
+    "DOCS [<name> ...]",
+    "    Return nothing: this server has no documentation of commands.",
+    "INFO [<name> ...]",
+    "    Return information about commands.",
+    "LIST",
+    "    Return the names of the commands.",
+    "HELP",
+    "    Print this help.",
+];
+
+/// Returns the reply to `HELP`: a line each.
+pub(super) fn help(lines: &'static [&'static str]) -> Reply<'static> {
+    Reply::Array(lines.iter().map(|line| Reply::Status(line)).collect())
+}
+
 /// Returns true if the user is `default`, the only one, and the password is right or none is required.
 fn is_password_valid(user: &[u8], given: &[u8], server_info: &ServerInfo) -> bool {
     user == b"default" && server_info.password.as_ref().is_none_or(|password| password.equals(given))
-}
-
-fn config<'a>(args: Args<'a>, server_info: &mut ServerInfo) -> Reply<'a> {
-    let name = String::from_utf8_lossy(&args[1]).to_ascii_lowercase();
-    let arity = match name.as_str() {
-        "get" => -3,
-        "set" => -4,
-        "resetstat" => 2,
-        _ => return unknown_subcommand(args),
-    };
-    if let Err(reply) = check_arity(&format!("config|{name}"), arity, args) {
-        return reply;
-    }
-    let settings = [
-        ("appendonly", "no".to_owned()),
-        ("databases", "1".to_owned()),
-        ("maxclients", server_info.clients_max.to_string()),
-        ("maxmemory", server_info.memory.to_string()),
-        ("maxmemory-policy", "noeviction".to_owned()),
-        ("port", server_info.address.port().to_string()),
-        ("proto-max-bulk-len", VALUE_BYTES_MAX.to_string()),
-        ("save", String::new()),
-        ("timeout", "0".to_owned()),
-    ];
-    match name.as_str() {
-        "get" => {
-            let is_requested = |name: &str| {
-                let mut patterns = args.iter().skip(2);
-                patterns.any(|pattern| glob::matches(&pattern.to_ascii_lowercase(), name.as_bytes()))
-            };
-            let requested = settings.into_iter().filter(|(name, _)| is_requested(name));
-            Reply::Map(
-                requested.map(|(name, value)| (Reply::Bulk(name.as_bytes()), Reply::Text(value))).collect(),
-            )
-        }
-        "set" => {
-            let option = printable(&args[2]);
-            if settings.iter().any(|(name, _)| is(&args[2], name)) {
-                return Reply::error(format!(
-                    "ERR CONFIG SET failed (possibly related to argument '{option}') - can't set immutable config"
-                ));
-            }
-            Reply::error(format!("ERR Unknown option or number of arguments for CONFIG SET - '{option}'"))
-        }
-        _ => {
-            (server_info.connections, server_info.commands) = (0, 0);
-            OK
-        }
-    }
 }
 
 /// Maximum number of arguments of `COMMAND INFO`, whose reply is about a hundred times as long as they are.
@@ -341,7 +339,9 @@ fn list_commands(args: Args<'_>) -> Reply<'_> {
     };
     let rest = || args.iter().skip(2);
     let find = |name: &[u8]| known().find(|command| is(name, command.name));
-    if is(subcommand, "count") {
+    if is(subcommand, "help") && args.len() == 2 {
+        help(COMMAND_HELP)
+    } else if is(subcommand, "count") {
         if let Err(reply) = check_arity("command|count", 2, args) {
             return reply;
         }
@@ -375,6 +375,7 @@ fn describe(command: &'static Command) -> Reply<'static> {
             | CommandKind::BitCount
             | CommandKind::BitPosition
             | CommandKind::BitFields { is_read_only: true }
+            | CommandKind::Lcs
             | CommandKind::Length
             | CommandKind::Exists
             | CommandKind::Type
@@ -404,11 +405,8 @@ fn describe(command: &'static Command) -> Reply<'static> {
 }
 
 /// `INFO`, for the requested sections.
-pub(super) fn info(
-    requested: &[Vec<u8>],
-    server_info: &ServerInfo,
-    (keys, used): (i64, i64),
-) -> Reply<'static> {
+pub(super) fn info(requested: &[Vec<u8>], server_info: &ServerInfo, totals: Totals) -> Reply<'static> {
+    let Totals { keys, bytes_used, evicted } = totals;
     let uptime = server_info.since.elapsed().as_secs();
     let sections = [
         (
@@ -433,15 +431,16 @@ pub(super) fn info(
         (
             "Memory",
             format!(
-                "used_memory:{used}\r\nmaxmemory:{}\r\nmaxmemory_policy:noeviction\r\n",
-                server_info.memory
+                "used_memory:{bytes_used}\r\nmaxmemory:{}\r\nmaxmemory_policy:{}\r\n",
+                server_info.memory_max(),
+                server_info.limit.eviction
             ),
         ),
         ("Persistence", "loading:0\r\nrdb_bgsave_in_progress:0\r\naof_enabled:0\r\n".to_owned()),
         (
             "Stats",
             format!(
-                "total_connections_received:{}\r\ntotal_commands_processed:{}\r\n",
+                "total_connections_received:{}\r\ntotal_commands_processed:{}\r\nevicted_keys:{evicted}\r\n",
                 server_info.connections, server_info.commands
             ),
         ),

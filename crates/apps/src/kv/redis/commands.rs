@@ -2,9 +2,10 @@
 
 use std::fmt::Write;
 
-use super::super::shard::parse_integer;
+use super::super::decimal::parse_integer;
 use super::super::wire::{Answer, Expires, Only, Request, When};
 use super::bits::{Span, bit_at, parse_bit_offset, parse_fields};
+use super::lcs::Lcs;
 use super::multi_key::{Combination, MultiKeyCommand};
 use super::reply::{OK, Reply, printable};
 use super::request::Args;
@@ -63,6 +64,7 @@ pub(super) enum CommandKind {
     IncrementByFloat,
     Info,
     Keys,
+    Lcs,
     GetMany,
     Multi,
     SetMany,
@@ -149,6 +151,7 @@ pub(super) const COMMANDS: &[Command] = &[
     command("incrbyfloat", 3, ONE_KEY, CommandKind::IncrementByFloat),
     command("info", -1, NO_KEY, CommandKind::Info),
     command("keys", 2, NO_KEY, CommandKind::Keys),
+    command("lcs", -3, (1, 2, 1), CommandKind::Lcs),
     command("mget", -2, ALL_KEYS, CommandKind::GetMany),
     command("mset", -3, (1, -1, 2), CommandKind::SetMany),
     command("msetnx", -3, (1, -1, 2), CommandKind::SetManyIfAbsent),
@@ -433,6 +436,10 @@ pub(super) fn plan<'a>(
         }
         CommandKind::Copy => copy(args).map(Some),
         CommandKind::Combine => combine(args).map(Some),
+        CommandKind::Lcs => {
+            let keys = [key.to_vec(), arg(2).to_vec()];
+            Ok(Some(Query::MultiKey(MultiKeyCommand::Lcs(Lcs::parse(args)?, keys))))
+        }
         CommandKind::SetManyIfAbsent if args.len().is_multiple_of(2) => Err(wrong_number(command.name)),
         CommandKind::SetManyIfAbsent => {
             let pair = |at: usize| (arg(at).to_vec(), arg(at + 1).to_vec());

@@ -11,6 +11,7 @@ use super::super::store::Store;
 use super::backend::{Backend, Queued, Shards, Step};
 use super::client::{AfterReply, Client, ServerInfo};
 use super::commands::{self, Command, CommandKind, Query};
+use super::config;
 use super::reply::{OK, Replies, Reply};
 use super::request::{Args, Excess, Parsed, Parser, ProtocolError};
 use super::task::{Operation, PostponedRead, Recipient, Watched, error_reply};
@@ -409,10 +410,12 @@ impl Connection {
         match (found, plan) {
             (Err(_), _) if is_http(args) => self.fail_protocol("this is not an HTTP server"),
             (Err(reply), _) | (_, Err(reply)) => self.replies.push(&reply),
-            (Ok(command), _) if command.kind == CommandKind::Info && self.client.is_authenticated => {
-                return backend.queue_keyless_operation(to, info(args, server_info));
-            }
             (Ok(command), _) => {
+                if self.client.is_authenticated
+                    && let Some(operation) = keyless_operation(command, args, server_info)
+                {
+                    return backend.queue_keyless_operation(to, operation);
+                }
                 let protocol = &mut self.replies.protocol;
                 let (reply, after) = self.client.execute(command, args, protocol, server_info);
                 self.replies.push(&reply);
@@ -526,8 +529,8 @@ impl Connection {
         if let Some(plan) = commands::plan(command, args, unix_ms)? {
             return backend.operation_of(plan, store).map_err(|error| error_reply(&error));
         }
-        if command.kind == CommandKind::Info {
-            return Ok((info(args, server_info), 0));
+        if let Some(operation) = keyless_operation(command, args, server_info) {
+            return Ok((operation, 0));
         }
         Err(self.client.execute(command, args, &mut self.replies.protocol, server_info).0)
     }
@@ -649,9 +652,18 @@ impl Connection {
     }
 }
 
-/// Returns the operation of `INFO`.
-fn info(args: Args<'_>, server_info: &ServerInfo) -> Operation {
-    Operation::Info(args.iter().skip(1).map(<[u8]>::to_vec).collect(), server_info.clone())
+/// Returns the operation of a command without keys that concerns the owners.
+fn keyless_operation(command: &Command, args: Args<'_>, server_info: &mut ServerInfo) -> Option<Operation> {
+    match command.kind {
+        CommandKind::Info => {
+            Some(Operation::Info(args.iter().skip(1).map(<[u8]>::to_vec).collect(), server_info.clone()))
+        }
+        CommandKind::Config => {
+            server_info.limit = config::parse_set(args, server_info).ok()?;
+            Some(Operation::SetLimit(server_info.limit))
+        }
+        _ => None,
+    }
 }
 
 fn is_transient(error: &io::Error) -> bool {

@@ -5,6 +5,7 @@ use std::mem::take;
 use super::super::error::KvError;
 use super::super::store::{SetOptions, Store};
 use super::super::wire::{Expires, Only};
+use super::lcs::Lcs;
 use super::reply::{OK, Replies, Reply};
 
 /// A command on several keys.
@@ -14,6 +15,8 @@ pub(super) enum MultiKeyCommand {
     Move { from: Vec<u8>, to: Vec<u8>, only: Only, is_copy: bool },
     /// Sets all keys, if none of them exists.
     SetIfAbsent(Vec<(Vec<u8>, Vec<u8>)>),
+    /// Compares two values.
+    Lcs(Lcs, [Vec<u8>; 2]),
     /// Combines values bit by bit, and sets a key to the result.
     Combine { how: Combination, to: Vec<u8>, keys: Vec<Vec<u8>> },
 }
@@ -31,6 +34,7 @@ impl MultiKeyCommand {
         match self {
             MultiKeyCommand::Move { from, to, .. } => vec![from, to],
             MultiKeyCommand::SetIfAbsent(pairs) => pairs.iter().map(|(key, _)| &key[..]).collect(),
+            MultiKeyCommand::Lcs(_, keys) => keys.iter().map(|key| &key[..]).collect(),
             MultiKeyCommand::Combine { to, keys, .. } => {
                 keys.iter().chain([to]).map(|key| &key[..]).collect()
             }
@@ -55,10 +59,21 @@ impl MultiKeyCommand {
                         return Ok(());
                     }
                 }
-                for (key, value) in pairs {
-                    store.set(&key, &value, SetOptions::default()).await?;
+                for (count, (key, value)) in pairs.iter().enumerate() {
+                    if let Err(error) = store.set(key, value, SetOptions::default()).await {
+                        // All keys or none: none of them existed before.
+                        for (key, _) in &pairs[..count] {
+                            store.delete(key).await?;
+                        }
+                        return Err(error);
+                    }
                 }
                 Reply::Integer(1)
+            }
+            MultiKeyCommand::Lcs(lcs, [one, other]) => {
+                let (one, other) = (store.get(&one).await?, store.get(&other).await?);
+                lcs.reply([&one.unwrap_or_default(), &other.unwrap_or_default()], replies);
+                return Ok(());
             }
             MultiKeyCommand::Combine { how, to, keys } => {
                 let mut combined = Vec::new();

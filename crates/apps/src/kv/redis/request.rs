@@ -333,7 +333,7 @@ const NUMBER_BYTES_MAX: usize = 32;
 
 /// Parses a decimal number in its shortest form.
 pub fn parse_integer(text: &[u8]) -> Option<i64> {
-    super::super::shard::parse_integer(text)
+    super::super::decimal::parse_integer(text)
 }
 
 fn is_hex(byte: u8) -> bool {

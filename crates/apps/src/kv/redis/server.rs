@@ -14,6 +14,7 @@ use rustix::fd::OwnedFd;
 use rustix::net::sockopt;
 
 use super::super::error::KvError;
+use super::super::limit::MemoryLimit;
 use super::super::owner::Local;
 use super::super::store::Store;
 use super::backend::{Backend, Clock, Queued};
@@ -145,6 +146,7 @@ impl Server {
         };
         let server_info = ServerInfo {
             memory,
+            limit: MemoryLimit::default(),
             address,
             since: Instant::now(),
             shards: store.shards(),
@@ -181,6 +183,12 @@ impl Server {
         self
     }
 
+    /// Makes the server limit the memory of the store. Clients can change the limit with `CONFIG SET`.
+    pub fn with_limit(mut self, limit: MemoryLimit) -> Server {
+        self.server_info.limit = limit;
+        self
+    }
+
     /// Returns the address of the listener.
     pub fn address(&self) -> SocketAddr {
         self.server_info.address
@@ -194,6 +202,10 @@ impl Server {
     /// Serves clients until a [`ServerControl`] stops the server.
     pub fn run(mut self) -> Result<(), ServerError> {
         let session = self.session.clone();
+        let limit = self.server_info.limit;
+        if limit != MemoryLimit::default() {
+            session.block_on(self.store.set_limit(limit))?;
+        }
         let mut executor = Executor::new(self.queue.clone(), self.store.unmapped_clone());
         let mut events = Vec::with_capacity(EVENTS_MAX);
         loop {
@@ -233,6 +245,11 @@ impl Server {
             Ok(()) => {
                 self.backend.reset_direct_reads();
                 self.must_reopen = false;
+                let limit = self.server_info.limit;
+                if limit != MemoryLimit::default() {
+                    // If it completes at once, there is nothing to deliver.
+                    let _ = executor.spawn(Task::RestoreLimit(limit));
+                }
             }
             Err(error) => {
                 tracing::warn!("cannot open the store again: {error}; the server retries every second")
@@ -314,7 +331,7 @@ impl Server {
     /// Starts a task. Adds connections that receive replies at once to `active`.
     fn start_task(&mut self, task: Task, executor: &mut Executor, active: &mut Vec<usize>) {
         let read_only_shard = match &task {
-            Task::ForClient(..) | Task::Transaction(..) => None,
+            Task::ForClient(..) | Task::Transaction(..) | Task::RestoreLimit(_) => None,
             Task::Batch(batch) => {
                 for to in batch.recipients() {
                     if let Some(connection) = &mut self.connections[to.number] {

@@ -7,6 +7,7 @@ use std::ops::Range;
 use halite::{CallError, PendingCall};
 
 use super::super::error::KvError;
+use super::super::limit::MemoryLimit;
 use super::super::store::{BoundedRead, Store, split_cursor};
 use super::super::wire::{Answer, Request, parts};
 use super::backend::Shards;
@@ -44,6 +45,8 @@ pub(super) enum Task {
     ForClient(Recipient, Operation, Shards),
     /// A transaction of one client on some shards.
     Transaction(Recipient, Transaction, Shards),
+    /// Limits the memory of all shards, one of which has another owner.
+    RestoreLimit(MemoryLimit),
 }
 
 /// An operation of one client that concerns several keys or shards, or returns a value.
@@ -68,6 +71,8 @@ pub(super) enum Operation {
     Count,
     /// Removes all keys.
     Clear,
+    /// Limits the memory of all shards.
+    SetLimit(MemoryLimit),
     /// The reply to `INFO`, with these sections.
     Info(Vec<Vec<u8>>, ServerInfo),
     /// Watches keys.
@@ -290,6 +295,12 @@ impl Task {
                 Ok(watched) => Completion { watched, ..Completion::of(to, &OK) },
                 Err(error) => Completion::of(to, &error_reply(&error)),
             },
+            Task::RestoreLimit(limit) => {
+                if let Err(error) = store.set_limit(limit).await {
+                    tracing::warn!("cannot set the limit of the memory of a shard: {error}");
+                }
+                Completion::default()
+            }
             Task::ForClient(to, operation, _) => {
                 let mut replies = Replies { protocol: to.protocol, bytes: Vec::new() };
                 if let Err(error) = operation.execute(store, &mut replies).await {
@@ -315,6 +326,7 @@ impl Task {
         match self {
             Task::Batch(batch) => 1 << batch.shard,
             Task::ForClient(_, _, shards) | Task::Transaction(_, _, shards) => *shards,
+            Task::RestoreLimit(_) => 0,
         }
     }
 }
@@ -401,6 +413,10 @@ impl Operation {
             Operation::Count => replies.push(&Reply::Integer(store.count().await? as i64)),
             Operation::Clear => {
                 store.clear().await?;
+                replies.push(&OK);
+            }
+            Operation::SetLimit(limit) => {
+                store.set_limit(limit).await?;
                 replies.push(&OK);
             }
             Operation::Info(sections, server_info) => {
