@@ -483,7 +483,7 @@ impl QueuePair {
             self.find_path(now_ns);
         }
         if let Some(path) = &mut self.path {
-            path.handle_timeout(now_ns);
+            path.handle_timeout(now_ns, self.requester.expected_round_trip_ns());
         }
         self.update_path(now_ns);
     }

@@ -7,7 +7,7 @@ const WAIT_NS_MIN: u64 = 1_250_000;
 const WAIT_NS_MAX: u64 = 200_000_000;
 
 /// Maximum bound of the round trip in ns, so that a heavy loss or an outage does not count as a long path.
-const BOUND_NS_MAX: u64 = 500_000_000;
+pub(crate) const BOUND_NS_MAX: u64 = 500_000_000;
 
 /// Timeouts without a sample between them that show a longer path rather than losses.
 const TIMEOUTS_OF_LONGER_PATH: u32 = 3;
