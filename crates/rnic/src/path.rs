@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   goal, e.g. 4096 ── probe it and the smallest size ──┬─► goal answered: use it
-//!                                                       ├─► no answer: the link is down, keep the last result
+//!                                                       ├─► no answer: the first search goes on; a later one
+//!                                                       │   keeps the last result, because the link is down
 //!                                                       └─► only the smallest: probe all sizes between, up
 //!                                                           to 3 times, and use the largest answered
 //! ```
@@ -14,12 +15,13 @@
 use std::collections::VecDeque;
 
 use crate::config::Mtu;
+use crate::round_trip::BOUND_NS_MAX;
 use crate::wire::path_eth::packet_bytes_max;
 use crate::wire::{Headers, PathEthRepr, Psn};
 
 /// Minimum time to wait for an answer, in ns.
 const WAIT_NS_MIN: u64 = 5_000_000;
-/// Maximum number of rounds without an answer. Waits double from 5 ms, if no round trip is known: 315 ms in all.
+/// Maximum number of rounds without an answer, except of the first search. Waits double.
 const ROUNDS: u32 = 6;
 /// Maximum number of rounds of larger probes after an answer to a smaller one.
 const ROUNDS_AFTER_ANSWER: u32 = 3;
@@ -45,10 +47,8 @@ pub(crate) struct Path {
     probes: VecDeque<Mtu>,
     answers: VecDeque<(Psn, Mtu)>,
     raise_at_ns: Option<u64>,
-    /// True if a search has finished.
+    /// True if a search has finished; the first one finishes only after an answer.
     is_known: bool,
-    /// True if the peer has answered a probe of any search.
-    is_answered: bool,
 }
 
 #[derive(Debug)]
@@ -76,7 +76,6 @@ impl Path {
             answers: VecDeque::new(),
             raise_at_ns: None,
             is_known: false,
-            is_answered: false,
         }
     }
 
@@ -89,8 +88,9 @@ impl Path {
         self.is_known && self.mtu() == self.agreed
     }
 
+    /// Returns true if the peer has answered a probe.
     pub fn is_answered(&self) -> bool {
-        self.is_answered
+        self.is_known || self.search.as_ref().is_some_and(|search| search.answered.is_some())
     }
 
     /// Returns the MTU that the path delivers in both directions: the smaller of the two that the ends have found.
@@ -164,7 +164,6 @@ impl Path {
 
     /// Records an answer. Returns false if the answer does not belong to the running search.
     pub fn handle_answer(&mut self, now_ns: u64, number: Psn, answer: PathEthRepr) -> bool {
-        self.is_answered = true;
         let Some(search) = self.search.as_mut().filter(|_| number == self.number) else { return false };
         self.peer_found = answer.found.min(self.agreed);
         if answer.size > search.goal || search.answered.is_some_and(|answered| answered >= answer.size) {
@@ -177,7 +176,7 @@ impl Path {
         } else if is_first {
             // The peer is reachable: answers to larger probes are in flight, or lost.
             search.rounds_left = ROUNDS_AFTER_ANSWER;
-            search.wait_ns = wait_ns(Some(now_ns.saturating_sub(search.started_ns)));
+            search.wait_ns = wait_ns(Some(now_ns.saturating_sub(search.started_ns).min(BOUND_NS_MAX)));
             search.deadline_ns = now_ns + search.wait_ns;
         }
         true
@@ -215,20 +214,21 @@ impl Path {
         self.search.as_ref().map(|search| search.deadline_ns).or(self.raise_at_ns)
     }
 
-    pub fn handle_timeout(&mut self, now_ns: u64) {
+    pub fn handle_timeout(&mut self, now_ns: u64, round_trip_ns: Option<u64>) {
         if self.poll_timeout().is_none_or(|at| now_ns < at) {
             return;
         }
         let Some(search) = &mut self.search else {
             self.raise_at_ns = None;
-            return self.search_up_to(self.agreed, now_ns, None);
+            return self.search_up_to(self.agreed, now_ns, round_trip_ns);
         };
-        if search.rounds_left == 0 {
+        // An answer over a long path may come after any number of rounds; until the first one, the path is unknown.
+        if search.rounds_left == 0 && (self.is_known || search.answered.is_some()) {
             return self.finish_search(now_ns);
         }
-        search.rounds_left -= 1;
+        search.rounds_left = search.rounds_left.saturating_sub(1);
         if search.answered.is_none() {
-            search.wait_ns *= 2;
+            search.wait_ns = (2 * search.wait_ns).min(RAISE_NS);
         }
         search.deadline_ns = now_ns + search.wait_ns;
         self.queue_probes();

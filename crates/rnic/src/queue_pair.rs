@@ -126,7 +126,7 @@ impl QueuePair {
         self.counters
     }
 
-    /// Returns the smoothed time from a request to its response, in ns; `None` before the first sample.
+    /// Returns the present time from a request to its response, in ns; `None` before the first sample.
     pub fn round_trip_ns(&self) -> Option<u64> {
         self.requester.round_trip_ns()
     }
@@ -483,7 +483,7 @@ impl QueuePair {
             self.find_path(now_ns);
         }
         if let Some(path) = &mut self.path {
-            path.handle_timeout(now_ns);
+            path.handle_timeout(now_ns, self.requester.expected_round_trip_ns());
         }
         self.update_path(now_ns);
     }

@@ -761,13 +761,13 @@ impl Requester {
         *self = Requester { parts: self.parts, ..Requester::new(self.end) }.configured(config);
     }
 
-    /// Returns the smoothed round trip or, before the first sample, its upper bound, in ns.
+    /// Returns the present round trip or, before the first sample, its upper bound, in ns.
     pub fn expected_round_trip_ns(&self) -> Option<u64> {
-        self.trip.smoothed_ns().or(self.trip.bound_ns())
+        self.trip.present_ns().or(self.trip.bound_ns())
     }
 
     pub fn round_trip_ns(&self) -> Option<u64> {
-        self.trip.smoothed_ns()
+        self.trip.present_ns()
     }
 
     /// Returns the maximum number of packets in flight.

@@ -7,10 +7,13 @@ const WAIT_NS_MIN: u64 = 1_250_000;
 const WAIT_NS_MAX: u64 = 200_000_000;
 
 /// Maximum bound of the round trip in ns, so that a heavy loss or an outage does not count as a long path.
-const BOUND_NS_MAX: u64 = 500_000_000;
+pub(crate) const BOUND_NS_MAX: u64 = 500_000_000;
 
-/// Timeouts in a row that show a longer path rather than losses.
-const ATTEMPTS_OF_LONGER_PATH: u32 = 3;
+/// Timeouts without a sample between them that show a longer path rather than losses.
+const TIMEOUTS_OF_LONGER_PATH: u32 = 3;
+
+/// Maximum time between packets that request a response, in ns, so that the estimate follows the path.
+const ASK_NS: u64 = 1_000_000_000;
 
 /// Estimates the round-trip time from packets that request a response and were sent only once. A response to a packet
 /// sent several times gives an upper bound, because it may answer any copy.
@@ -22,6 +25,12 @@ pub(crate) struct RoundTrip {
     /// packet is sent several times, so there are no samples until the timeout has followed this bound.
     last_ns: u64,
     is_bound: bool,
+    /// Timeouts since the last sample, or since the bound was raised.
+    timeouts: u32,
+    /// The sample or bound before the last one.
+    before_ns: u64,
+    /// Send time of the last packet that requested a response or, before that, of the first packet.
+    asked_ns: Option<u64>,
     /// The packet being timed, and its send time.
     timed: Option<(u64, u64)>,
 }
@@ -45,7 +54,8 @@ impl RoundTrip {
     pub fn add_sample(&mut self, sample_ns: u64) {
         self.smoothed_ns = Some(self.smoothed_ns.map_or(sample_ns, |old| old - old / 8 + sample_ns / 8));
         self.min_ns = Some(self.min_ns.map_or(sample_ns, |min| min.min(sample_ns)));
-        (self.last_ns, self.is_bound) = (sample_ns, false);
+        (self.before_ns, self.last_ns) = (self.last_ns, sample_ns);
+        (self.is_bound, self.timeouts) = (false, 0);
     }
 
     /// Records that the round trip takes at most `ns`: a silence of `attempts` timeouts has ended. This holds until the
@@ -53,9 +63,14 @@ impl RoundTrip {
     /// packet after the other would raise it without end, unless so many timeouts show that the path has become longer
     /// again.
     pub fn add_bound(&mut self, ns: u64, attempts: u32) {
-        let is_raised = !self.is_bound || attempts >= ATTEMPTS_OF_LONGER_PATH;
-        self.last_ns = if is_raised { ns.min(BOUND_NS_MAX) } else { ns.min(self.last_ns) };
+        self.timeouts += attempts;
+        let is_raised = !self.is_bound || self.timeouts >= TIMEOUTS_OF_LONGER_PATH;
+        self.before_ns = self.last_ns;
+        self.last_ns = ns.min(if is_raised { BOUND_NS_MAX } else { self.last_ns });
         self.is_bound = true;
+        if is_raised {
+            self.timeouts = 0;
+        }
         self.smoothed_ns.get_or_insert(self.last_ns);
     }
 
@@ -67,6 +82,23 @@ impl RoundTrip {
     /// Returns the last sample or upper bound in ns, if there is one.
     pub fn bound_ns(&self) -> Option<u64> {
         Some(self.last_ns).filter(|ns| *ns > 0)
+    }
+
+    /// Returns the present round-trip time in ns; `None` before the first sample: the median of the smoothed time and of
+    /// the last two samples or bounds. The smoothed time follows a changed path slowly; one outlier has no effect.
+    pub fn present_ns(&self) -> Option<u64> {
+        let (low, high) = (self.before_ns.min(self.last_ns), self.before_ns.max(self.last_ns));
+        self.smoothed_ns.map(|ns| ns.clamp(low, high))
+    }
+
+    /// Returns true if the next packet must request a response, because none has for a while.
+    pub fn asks(&mut self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(*self.asked_ns.get_or_insert(now_ns)) >= ASK_NS
+    }
+
+    /// Records that a packet that requests a response leaves.
+    pub fn on_asked(&mut self, now_ns: u64) {
+        self.asked_ns = Some(now_ns);
     }
 
     /// Returns the smallest sample in ns; 0 before the first sample.

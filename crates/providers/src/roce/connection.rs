@@ -262,7 +262,7 @@ impl Connection {
         let mut found = None;
         for lane in &self.lanes {
             let lane = lock(lane);
-            if !(lane.qp.knows_path() && lane.qp.is_path_answered()) {
+            if !lane.qp.knows_path() {
                 return None;
             }
             let mtu = lane.qp.path_mtu();

@@ -502,10 +502,6 @@ impl Core {
                     lane.find_path(now_ns);
                 }
                 lane.handle_timeout(now_ns);
-                if connection.awaits_answer() && lane.qp().knows_path() {
-                    // The peer has answered no probe: probe again until the handshake's deadline.
-                    lane.find_path(now_ns);
-                }
                 self.advance_lane(&connection, &mut lane, now_ns, false, &mut outcome);
                 broken = broken.or(outcome.broken);
             }

@@ -199,7 +199,8 @@ impl Requester {
         let ack_request = !returns_data
             && (work.request.signalled && piece.is_end
                 || sequence + 1 - self.ack_end.min(sequence) >= quarter
-                || lost.is_some());
+                || lost.is_some()
+                || self.trip.asks(now_ns));
         let (wants_response, trip_ns) = (returns_data || ack_request, self.trip.smoothed_ns());
         // [ROCE-CC-2]
         if let Some(pace) = selective.pace(config, granted, trip_ns, parts) {
@@ -223,6 +224,7 @@ impl Requester {
         self.sent_end = self.next;
         if wants_response {
             self.ack_end = self.ack_end.max(end);
+            self.trip.on_asked(now_ns);
         }
         let wait_ns = self.wait_ns(config);
         self.timer_ns.get_or_insert(now_ns.saturating_add(wait_ns));

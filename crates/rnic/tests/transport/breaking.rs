@@ -1,6 +1,6 @@
 //! Ends of connections: the causes, the status of posted requests, and no access to memory afterwards.
 
-use halite_rnic::{Cause, Event, PostError, Request, State, Status};
+use halite_rnic::{Cause, Config, Event, Mtu, PostError, Request, State, Status};
 
 use crate::pair::*;
 
@@ -26,6 +26,49 @@ fn requester_gives_up_when_the_lease_ends() {
     assert_eq!(break_cause(&mut pair, A), Some(Cause::RetryExceeded));
     assert!(pair.log.len() < 40, "{} packets", pair.log.len());
     assert_eq!(pair.a().qp.poll_timeout(), None);
+}
+
+#[test]
+fn read_whose_target_dies_in_the_middle_ends_with_the_lease() {
+    for selective in [false, true] {
+        let config = Config {
+            mtu: Mtu::Bytes256,
+            reads_max: 64,
+            answers_max: 64,
+            room_packets: 64,
+            selective,
+            ..lease_ms(5000)
+        };
+        let mut pair = Pair::with(config, [0, 0]);
+        pair.a().write(0, b"before");
+        pair.run();
+        let (begin, text) = (pair.now_ns, pattern(40 * 256, 5));
+        pair.b().memory.put(0, &text);
+        let mut is_dead = false;
+        pair.set_filter(move |sent| {
+            is_dead |= sent.from == B && sent.psn >= 20;
+            match (sent.from, sent.psn, sent.repetition) {
+                // The last answer waits in the network until the reader has given up.
+                (B, 19, 0) => Fate::Delayed(6_000_000_000),
+                _ if is_dead => Fate::Lost,
+                _ => Fate::Delivered,
+            }
+        });
+        let target = 1 << 16;
+        let reads = [pair.a().read(target, 0, 40 * 256), pair.a().read(2 * target, 0, 40 * 256)];
+        pair.run_until(begin + 5_001_000_000);
+        let ended = [(reads[0], Status::RetryExceeded), (reads[1], Status::Aborted)];
+        assert_eq!(pair.a().completions()[1..], ended, "selective: {selective}");
+        assert_eq!(break_cause(&mut pair, A), Some(Cause::RetryExceeded));
+        assert_eq!(pair.a().memory.get(target, 18 * 256), text[..18 * 256], "answers land as they come");
+        assert_eq!(pair.a().memory.get(target + 18 * 256, 22 * 256), [0; 22 * 256]);
+        assert_eq!((pair.a().qp.posted(), pair.a().qp.poll_timeout()), (0, None));
+        // The memory belongs to its owner again.
+        pair.a().memory.put(target, &[9; 40 * 256]);
+        pair.run();
+        assert!(pair.now_ns > begin + 6_000_000_000, "the last answer has arrived");
+        assert_eq!(pair.a().memory.get(target, 40 * 256), [9; 40 * 256]);
+    }
 }
 
 #[test]

@@ -129,6 +129,28 @@ fn larger_path_mtu_is_found_after_a_minute() {
 }
 
 #[test]
+fn longer_packets_pass_again_over_a_path_longer_than_a_search() {
+    let path = both(Mtu::Bytes1024);
+    let mut pair = pair_over(&path);
+    let limits = path.clone();
+    pair.set_filter(move |sent| match sent.bytes > limits.get()[sent.from as usize] {
+        true => Fate::Lost,
+        false => Fate::Delayed(200_000_000),
+    });
+    // The earlier connection found a smaller MTU.
+    pair.a().qp.expect_path(0, Mtu::Bytes512);
+    pair.a().qp.find_path(0);
+    run_ms(&mut pair, 399);
+    assert!(!pair.a().qp.is_path_answered());
+    run_ms(&mut pair, 5000);
+    assert_eq!(path_mtus(&mut pair), [Mtu::Bytes1024; 2]);
+    pair.a().qp.expect_round_trip(400_000_000);
+    path.set([5000; 2]);
+    run_ms(&mut pair, 60_000);
+    assert_eq!(path_mtus(&mut pair), [Mtu::Bytes4096; 2]);
+}
+
+#[test]
 fn lost_duplicated_or_late_parts_corrupt_nothing() {
     for seed in 0..50 {
         let path = both(Mtu::Bytes512);

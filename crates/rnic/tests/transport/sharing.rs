@@ -266,17 +266,37 @@ fn a_path_that_becomes_a_hundred_times_longer_costs_few_repetitions() {
 fn single_requests_learn_from_their_repetitions_that_the_path_is_longer() {
     for operation in [|| crate::pair::write(0, &[1; 8], None), || crate::pair::read(0, 0, 8)] {
         let (links, mut flows) = far_flow(Congestion::Grant, 400, MS / 5, 1 << 20);
-        for delay_ns in [MS / 5, 20 * MS, 200 * MS] {
-            links.iter().for_each(|link| link.borrow_mut().delay_ns = delay_ns);
+        // The last change of the path reaches one direction a request earlier than the other.
+        for delays_ns in
+            [[MS / 5; 2], [20 * MS; 2], [200 * MS; 2], [MS / 5; 2], [MS / 5, 20 * MS], [20 * MS; 2]]
+        {
+            let requests = if delays_ns[0] == delays_ns[1] { 30 } else { 1 };
+            links.iter().zip(delays_ns).for_each(|(link, delay_ns)| link.borrow_mut().delay_ns = delay_ns);
             let before = flows[0].a().qp.counters().timeouts;
-            for _ in 0..30 {
+            for _ in 0..requests {
                 flows[0].a().post(operation());
                 flows[0].run();
             }
             // Until the first response arrives, the timeouts double.
             let timeouts = flows[0].a().qp.counters().timeouts - before;
-            assert!(timeouts <= 5, "{delay_ns} ns: {timeouts} timeouts");
+            assert!(timeouts <= 5, "{delays_ns:?} ns: {timeouts} timeouts");
         }
+    }
+}
+
+#[test]
+fn rare_requests_show_the_present_round_trip() {
+    let (links, mut flows) = far_flow(Congestion::Grant, 400, MS / 5, 1 << 20);
+    for delay_ns in [MS / 5, 20 * MS, 200 * MS, MS / 5] {
+        links.iter().for_each(|link| link.borrow_mut().delay_ns = delay_ns);
+        for _ in 0..6 {
+            // A call waits for its reply, not for the acknowledgement.
+            flows[0].a().post_as(crate::pair::write(0, &[1; 8], None), false);
+            let until_ns = flows[0].now_ns + 700 * MS;
+            flows[0].run_until(until_ns);
+        }
+        let shown_ns = flows[0].a().qp.round_trip_ns().expect("measured");
+        assert!((2 * delay_ns..4 * delay_ns).contains(&shown_ns), "{delay_ns} ns: {shown_ns} ns");
     }
 }
 
