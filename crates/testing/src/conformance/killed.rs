@@ -126,7 +126,7 @@ pub fn names_of_a_killed_node_are_kept_until_its_end_is_known(h: &dyn Harness) {
         assert_ne!(lost[0].lost.cause, LossCause::Left, "the node did not leave");
     } else {
         eventually("the silence of the node is known", || match session.stat("lost") {
-            Err(error) if *error.cause() == RegionCause::PeerDown(DOOMED) => Ok(()),
+            Err(error) if *error.cause() == RegionCause::NotMet(DOOMED) => Ok(()),
             other => Err(format!("{other:?}")),
         });
         refused!(session.alloc(Some("lost"), CHUNK, Placement::Local, everyone()), RegionCause::NameTaken);
@@ -266,5 +266,5 @@ pub fn every_owner_reports_that_a_killed_node_is_cut_off(h: &dyn Harness) {
         });
         assert_eq!(cut_off.incarnation, before[0].incarnation, "another incarnation was reported");
     }
-    refused!(session.reach(NodeId(0), DOOMED), RegionCause::PeerDown(DOOMED));
+    refused!(session.reach(NodeId(0), DOOMED), RegionCause::NotMet(DOOMED));
 }
