@@ -46,3 +46,30 @@ fn logs_say_why_a_connection_has_ended() {
     eventually(|| log().contains("its connection has ended ("));
     assert!(log().contains("closed without a farewell") || log().contains("reset by peer"), "{}", log());
 }
+
+/// Packets are blocked under running nodes: commands of either host, its status and its explanations say so.
+#[test]
+fn commands_say_why_a_node_is_out_of_reach() {
+    let Some(world) = World::new(2, Processes::Shared) else { return };
+    share_secret(&world);
+    let _nodes =
+        [(0, None), (1, Some("10.0.0.1"))].map(|(number, join)| start(world.host(number), number, join));
+    let hosts = world.hosts();
+    hosts[1].ok("head -c 4096 /dev/zero | halite put theirs - --on 1");
+    hosts[0].mute_packets();
+    let asked = [(0, 1, "halite get theirs"), (1, 0, "halite rm theirs"), (0, 1, "halite drain 1")];
+    for (at, other, line) in asked {
+        let here = &hosts[at];
+        let why = |text: &str| text.contains("answers over TCP, but packets (UDP)");
+        eventually(|| why(&here.ok(&format!("halite explain {other}"))));
+        let explained = here.ok(&format!("halite explain {other}"));
+        assert!(explained.contains("has been unreachable for"), "{explained}");
+        let row = &here.nodes()[other];
+        assert!(row["reason"].as_str().is_some_and(why), "{row}");
+        let complaint = here.fails(line);
+        assert!(complaint.contains("nothing was done") && why(&complaint), "{complaint}");
+    }
+    hosts[0].let_all_arrive();
+    eventually(|| hosts.iter().all(|host| host.state(0) == "alive" && host.state(1) == "alive"));
+    assert!(hosts[0].nodes()[1]["reason"].is_null(), "they are connected again");
+}
