@@ -84,6 +84,12 @@ pub fn attach_beside(dir: &Path, node: NodeId) -> anyhow::Result<Attached> {
     }
 }
 
+/// Attaches to `node`, if it is a node of this host that accepts sessions.
+pub fn attach_to(dir: &Path, node: NodeId) -> Option<Attached> {
+    let session = session_of_host(dir, |other| other == node)?;
+    with_priority(session).ok().map(|session| Attached { session, node: None })
+}
+
 /// Attaches to the first permanent node of this host that is `fit`. Returns `None` if none accepts a session, if the
 /// cluster directory belongs to another user, and with `--embed`.
 pub fn session_of_host(dir: &Path, fit: impl Fn(NodeId) -> bool) -> Option<blocking::Session> {

@@ -73,3 +73,21 @@ fn commands_say_why_a_node_is_out_of_reach() {
     eventually(|| hosts.iter().all(|host| host.state(0) == "alive" && host.state(1) == "alive"));
     assert!(hosts[0].nodes()[1]["reason"].is_null(), "they are connected again");
 }
+
+/// The directory of names is out of reach of the only node on the command's host.
+#[test]
+fn a_node_is_drained_without_node_0() {
+    let Some(world) = World::new(3, Processes::Shared) else { return };
+    share_secret(&world);
+    let _first = start(world.host(0), 0, None);
+    let mut second = start(world.host(1), 1, Some("10.0.0.1"));
+    let _third = start(world.host(2), 2, Some("10.0.0.1"));
+    let host = world.host(1);
+    host.ok("echo kept | halite put model - --on 1");
+    host.drop_arrivals("ip saddr 10.0.0.1");
+    eventually(|| host.ok("halite explain 0").contains("has been unreachable for"));
+    let said = host.ok("halite drain 1");
+    assert!(said.contains("moved 1 regions") && said.contains("node 1 has left"), "{said}");
+    assert!(second.wait().success());
+    eventually(|| world.host(2).run("halite get model").stdout == b"kept\n");
+}
