@@ -162,7 +162,9 @@ impl News {
     /// Returns true if the event is that an ephemeral node joined or left as planned, which happens with each command.
     pub fn is_routine(&self) -> bool {
         match self {
-            News::Joined(process) | News::Left(process) => process.incarnation.node.is_ephemeral(),
+            News::Joined(process) | News::PairedAgain { process, .. } | News::Left(process) => {
+                process.incarnation.node.is_ephemeral()
+            }
             _ => false,
         }
     }

@@ -4,9 +4,9 @@
 //!   | length of the body, u32 | id, u64 | body: request or result (postcard) | data |       all numbers little-endian
 //! ```
 //!
-//! The first message of each end is a hello with id 0: [`MAGIC`], the version, and in the node's hello a `Result<Welcome,
-//! Refusal>`, with the two descriptors of an [exchange](halite_mem::exchange) if the node has memory for one
-//! ([`entry`](super::entry) has its lines). Each request then gets exactly one reply with its id, in any order: a
+//! The first message of each end is a hello with id 0: [`MAGIC`], the version, and in the node's hello a
+//! `Result<Welcome, Refusal>`, with the two descriptors of an [exchange](halite_mem::exchange) if the node has memory
+//! for one ([`entry`](super::entry) has its lines). Each request then gets exactly one reply with its id, in any order: a
 //! result, or [`refused`]. The reply to a cancelled request is empty. Both ends have the same version, so requests and
 //! results may change with it; the hello may not.
 
