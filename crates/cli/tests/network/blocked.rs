@@ -1,6 +1,8 @@
 //! Hosts between which TCP works and UDP is blocked, for example by a firewall without a rule for UDP.
 
-use crate::cluster::{line, share_secret, start};
+use serde_json::Value;
+
+use crate::cluster::{SECRET, line, share_secret, start};
 use crate::support::eventually;
 use crate::world::{Processes, World};
 
@@ -9,6 +11,16 @@ fn a_join_over_blocked_udp_says_so() {
     let Some(world) = World::new(2, Processes::Shared) else { return };
     share_secret(&world);
     let _first = start(world.host(0), 0, None);
+    let examine = || {
+        let doctor = "halite doctor --json --listen 10.0.0.2:7000 --join 10.0.0.1:7000 --secret-file";
+        let text = String::from_utf8(world.host(1).run(&format!("{doctor} {SECRET}")).stdout).unwrap();
+        let found = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        found
+            .filter(|finding| finding["check"] == "join")
+            .map(|finding| finding.to_string())
+            .collect::<String>()
+    };
+    assert!(examine().contains("pass in both directions"), "{}", examine());
     // The result does not depend on which end drops packets.
     for deaf in world.hosts() {
         deaf.mute_packets();
@@ -22,6 +34,7 @@ fn a_join_over_blocked_udp_says_so() {
             let ends = ["between 10.0.0.2:", " here and 10.0.0.1:", " there do not get through"];
             assert!(ends.iter().all(|end| complaint.contains(end)), "{line}: {complaint}");
         }
+        assert!(examine().contains("answers over TCP, but packets (UDP)"), "{}", examine());
         deaf.let_all_arrive();
     }
     assert_eq!(world.host(0).state(0), "alive");
