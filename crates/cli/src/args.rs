@@ -478,7 +478,7 @@ pub struct Top {
 /// Arguments of `halite doctor`
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Of the hosts in --join it tests TCP only. To test UDP, join a node (halite node --join HOST:PORT); the node fails if packets do not get through in both directions."
+    after_help = "With --secret-file it joins through each host in --join as a temporary node, which tests UDP in both directions. Without, it tests TCP only."
 )]
 pub struct Doctor {
     /// Memory that the node contributes, for example 512M or 8G

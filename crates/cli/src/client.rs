@@ -1,5 +1,6 @@
 //! Connects a command to the cluster: attaches it to a node of this host, or joins as an ephemeral node without memory.
 
+use std::error::Error;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -7,11 +8,13 @@ use std::sync::OnceLock;
 use anyhow::{Context, anyhow};
 use halite::cluster_dir::{self, ClusterDirError, Presence};
 use halite::{
-    AttachError, Config, EPHEMERAL_NODE_MIN, JoinError, Node, NodeId, Priority, QosError, blocking,
+    AccessCause, AccessError, AttachError, Config, CopyError, EPHEMERAL_NODE_MIN, JoinError, Node, NodeId,
+    Priority, QosError, RegionCause, RegionError, blocking,
 };
 use halite_providers::private_dir::DirError;
 
 use crate::congestion;
+use crate::output;
 
 /// Name of node 0 in errors about connections.
 const FIRST: &str = "node 0";
@@ -81,6 +84,12 @@ pub fn attach_beside(dir: &Path, node: NodeId) -> anyhow::Result<Attached> {
     }
 }
 
+/// Attaches to `node`, if it is a node of this host that accepts sessions.
+pub fn attach_to(dir: &Path, node: NodeId) -> Option<Attached> {
+    let session = session_of_host(dir, |other| other == node)?;
+    with_priority(session).ok().map(|session| Attached { session, node: None })
+}
+
 /// Attaches to the first permanent node of this host that is `fit`. Returns `None` if none accepts a session, if the
 /// cluster directory belongs to another user, and with `--embed`.
 pub fn session_of_host(dir: &Path, fit: impl Fn(NodeId) -> bool) -> Option<blocking::Session> {
@@ -90,6 +99,38 @@ pub fn session_of_host(dir: &Path, fit: impl Fn(NodeId) -> bool) -> Option<block
     let is_fit = |found: &Presence| found.alive && found.node.0 < EPHEMERAL_NODE_MIN && fit(found.node);
     let nodes = cluster_dir::nodes(dir).unwrap_or_default().into_iter().filter(is_fit);
     nodes.map(|found| blocking::Session::attach_to(dir, found.node)).find_map(Result::ok)
+}
+
+/// Adds to an error about a node out of reach why a node of this host does not reach it.
+pub fn with_reason(dir: &Path, error: anyhow::Error) -> anyhow::Error {
+    let reason_of = |node| {
+        let session = match EMBEDS.get() {
+            Some(true) => None,
+            _ => blocking::Session::attach(dir).ok(),
+        };
+        session?.seen(node)?.reason
+    };
+    match error.chain().find_map(node_out_of_reach).and_then(reason_of) {
+        Some(reason) => anyhow!("{} ({reason})", output::reasons(&error)),
+        None => error,
+    }
+}
+
+fn node_out_of_reach(error: &(dyn Error + 'static)) -> Option<NodeId> {
+    let of_access = |cause: &AccessCause| match cause {
+        AccessCause::LinkLost(node) | AccessCause::PeerDown(node) => Some(*node),
+        _ => None,
+    };
+    if let Some(error) = error.downcast_ref::<RegionError>() {
+        return match error.cause {
+            RegionCause::PeerDown(node) | RegionCause::NotMet(node) => Some(node),
+            RegionCause::DirectoryUnreachable { .. } => Some(NodeId(0)),
+            _ => None,
+        };
+    }
+    let access = error.downcast_ref::<AccessError>().map(AccessError::cause);
+    let copy = || error.downcast_ref::<CopyError>().map(CopyError::cause);
+    access.or_else(copy).and_then(of_access)
 }
 
 /// A session of a node of this host, or of a node that exists for the length of one command.

@@ -37,6 +37,8 @@ mod trailer;
 
 use std::process::ExitCode;
 
+use halite::Config;
+
 pub use bytes::{ByteCount, ByteCountError};
 
 /// Runs the program and returns its exit status: 0 for success, 1 for failure, 2 for invalid arguments, 3 for a
@@ -47,8 +49,12 @@ pub fn run() -> ExitCode {
     arguments.notes().for_each(|unknown| output::note(&unknown.to_string()));
     congestion::choose(arguments.congestion);
     client::choose(arguments.embed, arguments.priority);
+    let dir = arguments.dir.clone();
     match diagnostics::start(&arguments).and_then(|()| commands::run(arguments)) {
         Ok(status) => status,
-        Err(error) => output::failure(&loss::explain(error)),
+        Err(error) => {
+            let dir = dir.unwrap_or_else(|| Config::default().dir);
+            output::failure(&client::with_reason(&dir, loss::explain(error)))
+        }
     }
 }

@@ -26,6 +26,7 @@ pub(crate) mod shaping;
 mod tests;
 pub(crate) mod ticket;
 pub(crate) mod timers;
+pub(crate) mod troubles;
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;

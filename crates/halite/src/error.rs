@@ -154,10 +154,10 @@ pub enum RegionCause {
     /// The node died, or the network was cut, before it answered; the operation may have been done.
     #[error("node {0} is down or out of reach; the operation may have been done")]
     PeerDown(NodeId),
-    /// The first connection to the node could not be established: the node refuses connections, does not answer within
-    /// a lease, or packets are lost. The operation was not done.
+    /// The node was not connected when the operation began, and could not be reached: it was lost before, or the first
+    /// connection to it failed. The operation was not done. [`crate::Session::seen`] has the reason.
     #[error(
-        "the first connection to node {0} failed, so nothing was done; see `halite status`, or try again"
+        "node {0} is not connected: it is down or out of reach; nothing was done; try again when `halite status` shows it alive"
     )]
     NotMet(NodeId),
     /// The handle is no longer valid: its region was freed, or the node that held the region was restarted, or was lost
@@ -180,10 +180,13 @@ pub enum RegionCause {
     DirectoryDown,
     /// Node 0, which has the directory of names, runs on another host and does not answer. It may live.
     #[error(
-        "node 0, which has the directory of names, {}; names work again when it answers: check the network, and restart node 0 only if it has ended",
-        unreached(*silent)
+        "node 0, which has the directory of names, {}; {}; names work again when it answers: check the network, and restart node 0 only if it has ended",
+        unreached(*silent),
+        if *maybe_done { "the operation may have been done" } else { "nothing was done" }
     )]
     DirectoryUnreachable {
+        /// True if node 0 was lost before it answered; false if it was not asked.
+        maybe_done: bool,
         /// Time since this node last heard node 0; `None` if the two are about to connect.
         silent: Option<Duration>,
     },

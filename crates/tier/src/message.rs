@@ -312,8 +312,8 @@ pub enum LeftoverCause {
     /// The deadline passed before the region's turn, or before a mapper acknowledged a freeze.
     #[error("the deadline of the drain passed before the region could move")]
     TimeOver,
-    /// No permanent node except the drained node has memory.
-    #[error("no other node that stays in the cluster has memory")]
+    /// No permanent node except the drained node has memory and is connected.
+    #[error("no other node that stays in the cluster has memory and is connected")]
     NoOtherNode,
 }
 
@@ -765,8 +765,8 @@ pub enum ErrorReply {
         /// The key of the invalid record.
         key: String,
     },
-    /// The first connection to the node could not be established; the request was not executed.
-    #[error("no first connection to node {0} could be made; the request was not executed")]
+    /// The node is not connected, and could not be; the request was not executed.
+    #[error("node {0} is not connected; the request was not executed")]
     NotMet(NodeId),
     /// The request exceeds a quota of its principal at the home.
     #[error("{0}")]

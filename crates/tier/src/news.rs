@@ -162,8 +162,27 @@ impl News {
     /// Returns true if the event is that an ephemeral node joined or left as planned, which happens with each command.
     pub fn is_routine(&self) -> bool {
         match self {
-            News::Joined(process) | News::Left(process) => process.incarnation.node.is_ephemeral(),
+            News::Joined(process) | News::PairedAgain { process, .. } | News::Left(process) => {
+                process.incarnation.node.is_ephemeral()
+            }
             _ => false,
+        }
+    }
+
+    /// Returns the node that is unreachable from now on, and the reason; `None` for other events.
+    pub fn unreachable(&self) -> Option<(&NodeProcess, String)> {
+        match self {
+            News::Disconnected { process, reason: None } => {
+                Some((process, "its connection has ended".to_owned()))
+            }
+            News::Disconnected { process, reason: Some(reason) } => {
+                Some((process, format!("its connection has ended ({reason})")))
+            }
+            News::Silent { process, silent_ns } => {
+                Some((process, format!("silent for {}, longer than its lease", Seconds(*silent_ns))))
+            }
+            News::Malformed(process) => Some((process, "it sent a malformed message".to_owned())),
+            _ => None,
         }
     }
 
@@ -180,31 +199,21 @@ impl News {
 
 impl fmt::Display for News {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some((process, reason)) = self.unreachable() {
+            return write!(f, "{process} is unreachable for this node: {reason}");
+        }
         match self {
+            News::Disconnected { .. } | News::Silent { .. } | News::Malformed(_) => unreachable!("see above"),
             News::Joined(process) => write!(f, "{process} has joined"),
             News::PairedAgain { process, pairing } => {
                 write!(f, "paired again with {process}, pairing {pairing}")
             }
             News::Left(process) => write!(f, "{process} has left"),
-            News::Disconnected { process, reason } => {
-                write!(f, "{process} is unreachable for this node: its connection has ended")?;
-                reason.as_ref().map_or(Ok(()), |reason| write!(f, " ({reason})"))
-            }
-            News::Silent { process, silent_ns } => {
-                write!(
-                    f,
-                    "{process} is unreachable for this node: silent for {}, longer than its lease",
-                    Seconds(*silent_ns)
-                )
-            }
             News::Renamed { name, alias } => {
                 write!(
                     f,
                     "renamed the region {name:?} of this node to {alias:?}, because another region has its name"
                 )
-            }
-            News::Malformed(process) => {
-                write!(f, "{process} is unreachable for this node: it sent a malformed message")
             }
             News::Killing(process) => {
                 write!(

@@ -10,7 +10,7 @@ use halite::{Drained, Leftover, NodeId, NodeState, NodeStatus};
 
 use crate::args::Drain;
 use crate::bytes::ByteCount;
-use crate::client::Client;
+use crate::client::{self, Attached};
 use crate::output;
 
 /// Maximum time for a drained node to leave.
@@ -20,8 +20,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Drains the node. Returns when the node has left the cluster, or when it stays because regions remain.
 pub fn run(dir: &Path, args: &Drain) -> anyhow::Result<ExitCode> {
-    let client = Client::join(dir).with_context(|| format!("node {} is not drained", args.node))?;
     let node = NodeId(args.node);
+    let client = enter(dir, node).with_context(|| format!("node {node} is not drained"))?;
     // `None` for a node of another host.
     let process = cluster_dir::nodes(dir)?.into_iter().find(|known| known.node == node && known.alive);
     let drained = client.session.drain(node, Duration::from_secs(args.within.into()), args.destroy)?;
@@ -38,16 +38,26 @@ pub fn run(dir: &Path, args: &Drain) -> anyhow::Result<ExitCode> {
     Ok(status(drained.left_count))
 }
 
+/// Attaches to another node of this host, joins, or, if node 0 cannot be reached, attaches to the node itself.
+fn enter(dir: &Path, node: NodeId) -> anyhow::Result<Attached> {
+    let joined = client::attach_beside(dir, node);
+    joined.or_else(|error| client::attach_to(dir, node).ok_or(error))
+}
+
 /// Waits until all members know that the node has left, and its process, if it is on this host, has ended. The node's
-/// number can then be used again.
-fn await_end(dir: &Path, client: &Client, node: NodeId, process: Option<&Presence>) -> anyhow::Result<()> {
+/// number can then be used again. A session of the node itself ends with it, and sees the end of the process only.
+fn await_end(dir: &Path, client: &Attached, node: NodeId, process: Option<&Presence>) -> anyhow::Result<()> {
     let deadline = Instant::now() + LEAVE_PATIENCE;
     let is_there =
         |state: NodeState| state.is_there() || matches!(state, NodeState::Draining | NodeState::Silent);
     let is_known =
         |nodes: Vec<NodeStatus>| nodes.iter().any(|known| known.node == node && is_there(known.state));
     let is_running = |nodes: Vec<Presence>| nodes.iter().any(|known| process == Some(known));
-    while is_known(client.session.status()?) || is_running(cluster_dir::nodes(dir)?) {
+    let is_listed = || match client.session.status() {
+        Err(_) if client.session.node() == node => Ok(false),
+        listed => listed.map(is_known),
+    };
+    while is_listed()? || is_running(cluster_dir::nodes(dir)?) {
         if Instant::now() >= deadline {
             bail!(
                 "node {node} is drained, but has not left within {} s; see `halite status`",

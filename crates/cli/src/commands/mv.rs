@@ -58,7 +58,9 @@ pub fn run(dir: &Path, args: &Move) -> anyhow::Result<()> {
     let outcome = match moved {
         Ok(()) => format!("{:?} has moved; {place}", args.name),
         Err(RegionError { cause: RegionCause::PeerDown(node), .. }) => {
-            format!("cannot move {:?} to node {to}: node {node} is down or out of reach; {place}", args.name)
+            let reason = client.session.seen(node).and_then(|seen| seen.reason);
+            let reason = reason.map_or(String::new(), |reason| format!(" ({reason})"));
+            format!("cannot move {:?} to node {to}: node {node} was lost{reason}; {place}", args.name)
         }
         Err(error) => format!("{}; {place}", failed(error)),
     };

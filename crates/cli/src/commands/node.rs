@@ -151,7 +151,7 @@ fn stay(
         Ok(drained) => {
             match drained.left_count {
                 0 => tracing::info!("{}", drain::sentence(node.id().0, &drained)),
-                _ => tracing::warn!("{}", drain::sentence(node.id().0, &drained)),
+                _ => tracing::warn!("{}, and are lost", drain::sentence(node.id().0, &drained)),
             }
             drain::leftovers(&drained).into_iter().for_each(|line| tracing::warn!("{line}"));
             Ok(drained.left_count)

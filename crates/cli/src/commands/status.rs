@@ -47,6 +47,9 @@ pub(super) struct Row {
     pub(super) heard_ms_ago: Option<u64>,
     pub(super) round_trip_us: Option<f64>,
     pub(super) repeated_percent: Option<f64>,
+    /// Why this host has no connection to the node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reason: Option<String>,
     /// Sessions of other processes of this host that are attached to the node.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) sessions: Vec<AttachedSession>,
@@ -85,6 +88,9 @@ pub fn run(dir: &Path, args: &args::Status) -> anyhow::Result<ExitCode> {
         output::print(&rows.iter().map(|row| output::json_line(row) + "\n").collect::<String>())?;
     } else {
         output::print(&table(&rows).to_string())?;
+        for (row, reason) in rows.iter().filter_map(|row| Some((row, row.reason.as_ref()?))) {
+            output::note(&format!("node {}: {reason}", row.node));
+        }
         if rows.iter().any(|row| !row.sessions.is_empty()) {
             output::print(&format!("\n{}", session_table(&rows)))?;
         }
@@ -199,8 +205,12 @@ impl Answers {
         let answers =
             |node| statuses.iter().any(|status| status.node == node && status.state == NodeState::Alive);
         let host = client.own_node().and_then(|_| client::session_of_host(dir, answers));
-        let by_host = |node| host.as_ref()?.seen(node).filter(|seen| seen.silent.is_some());
-        let seen = |node| by_host(node).or_else(|| client.session.seen(node));
+        let seen = |node| {
+            let views = [host.as_ref().and_then(|host| host.seen(node)), client.session.seen(node)];
+            let (connected, others): (Vec<_>, Vec<_>) =
+                views.into_iter().flatten().partition(|seen| seen.silent.is_some());
+            connected.into_iter().chain(others).next()
+        };
         let nodes = statuses.iter().map(|status| status.node);
         let seen = nodes.filter_map(|node| Some((node.0, seen(node)?))).collect();
         Ok(Answers { source, statuses, seen })
@@ -295,6 +305,8 @@ impl Row {
         self.heard_ms_ago = seen.silent.map(|silent| silent.as_millis() as u64);
         self.round_trip_us = seen.round_trip.map(|time| time.as_nanos() as f64 / 1e3);
         self.repeated_percent = seen.repeated.map(|part| 100.0 * part);
+        let is_out_of_reach = matches!(self.state, "unreachable" | "silent");
+        self.reason = seen.reason.clone().filter(|_| is_out_of_reach);
     }
 
     fn set_loss(&mut self, loss: Option<Loss>) {
@@ -467,6 +479,7 @@ mod tests {
             silent: None,
             round_trip: None,
             repeated: None,
+            reason: None,
         };
         let asked = Answers {
             source: None,

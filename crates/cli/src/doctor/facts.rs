@@ -1,4 +1,5 @@
-//! Gathers the state of the host, its networks and the cluster. Changes nothing; closes each connection at once.
+//! Gathers the state of the host, its networks and the cluster. Changes nothing; closes each connection at once. With a
+//! secret, joins through other hosts as a temporary node, as commands do.
 
 use std::fs;
 use std::io;
@@ -9,7 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
 use halite::cluster_dir::{self, ClusterDir, ClusterDirError, Presence};
-use halite::{Config, EPHEMERAL_NODE_MIN, Hosts, NodeId, NodeState, NodeStatus, Provider, blocking};
+use halite::{Config, EPHEMERAL_NODE_MIN, Hosts, Node, NodeId, NodeState, NodeStatus, Provider, blocking};
 use halite_providers::roce::{SocketProbe, probe};
 use halite_providers::secure::{SecretError, Secrets};
 use rustix::fs::{MemfdFlags, memfd_create, statvfs};
@@ -23,6 +24,7 @@ use crate::args;
 use crate::client;
 use crate::limits;
 use crate::output;
+use crate::scratch::Scratch;
 use crate::threads;
 
 /// Maximum time for a host to answer.
@@ -113,6 +115,9 @@ pub struct HostToJoin {
     pub refused: Option<String>,
     /// Maximum payload of packets to the host, as far as this host knows; `None` without a route.
     pub payload_bytes: Option<u32>,
+    /// Maximum payload of the packets that passed between a temporary node of this host and the host's node, or the
+    /// reason why the temporary node did not join; `None` without a secret, or if the host does not answer over TCP.
+    pub joined: Option<Result<u32, String>>,
 }
 
 /// The cluster in the cluster directory.
@@ -202,7 +207,8 @@ impl HostFacts {
 
 impl NetworkFacts {
     fn gather(args: &args::Doctor, runs_here: bool) -> NetworkFacts {
-        let hosts: Vec<HostToJoin> = args.hosts.join.iter().map(|name| HostToJoin::gather(name)).collect();
+        let mut hosts: Vec<HostToJoin> =
+            args.hosts.join.iter().map(|name| HostToJoin::gather(name)).collect();
         let listen = &args.hosts.listen;
         let mut own: Vec<IpAddr> = listen.iter().map(SocketAddr::ip).collect();
         if own.is_empty() {
@@ -223,10 +229,17 @@ impl NetworkFacts {
             }),
             found: args.hosts.found,
             directory: args.names.directory.clone(),
+            address: args.networks.address,
             ..Config::default()
         };
+        let contradiction = config.check_hosts().err().map(|error| error.to_string());
+        if contradiction.is_none() {
+            let in_use: Vec<SocketAddr> =
+                ports.iter().filter(|port| port.refused.is_some()).map(|port| port.address).collect();
+            hosts.iter_mut().for_each(|host| host.join(&config, &in_use));
+        }
         NetworkFacts {
-            contradiction: config.check_hosts().err().map(|error| error.to_string()),
+            contradiction,
             uses_packets: is_spread || args.networks.fabric.contains(&Provider::Roce),
             runs_here,
             sockets: sockets.collect(),
@@ -265,8 +278,37 @@ impl HostToJoin {
                 Err(error) => refused = Some(format!("{address}: {error}")),
             }
         }
-        HostToJoin { name: name.to_owned(), addresses, refused, payload_bytes }
+        HostToJoin { name: name.to_owned(), addresses, refused, payload_bytes, joined: None }
     }
+
+    /// Joins through this host as a temporary node without memory, if there is a secret. Only a member of the cluster
+    /// gets answers to its packets, so nodes answer no strangers.
+    fn join(&mut self, config: &Config, in_use: &[SocketAddr]) {
+        if let (Some(hosts), Ok(addresses), None) = (&config.hosts, &self.addresses, &self.refused) {
+            let free =
+                |at: &SocketAddr| SocketAddr::new(at.ip(), if in_use.contains(at) { 0 } else { at.port() });
+            let listen = hosts.listen.iter().map(free).collect();
+            let hosts = Hosts { listen, join: addresses.clone(), secret_file: hosts.secret_file.clone() };
+            let config = Config { node: None, arena_bytes: 0, hosts: Some(hosts), ..config.clone() };
+            self.joined = Some(payload_between(config, addresses).map_err(|error| output::reasons(&error)));
+        }
+    }
+}
+
+/// Joins a cluster, and returns the maximum payload of the packets to the node at `addresses`.
+fn payload_between(config: Config, addresses: &[SocketAddr]) -> anyhow::Result<u32> {
+    let scratch = Scratch::create_unguarded()?;
+    ClusterDir::found(scratch.path())?;
+    let node = Node::client(Config { dir: scratch.path().to_owned(), ..config })?;
+    let session = node.blocking_session();
+    let is_there = |other: &NodeId| {
+        let address = session.seen(*other).and_then(|seen| seen.address);
+        address.is_some_and(|address| addresses.contains(&address))
+    };
+    let other = session.status()?.into_iter().map(|status| status.node).find(is_there);
+    let other = other.context("no node of the cluster has this address")?;
+    let path = session.explain_peer(other)?.path;
+    Ok(path.context("no packets are sent to the node that answers there")?.mtu_bytes)
 }
 
 /// Returns the maximum payload of packets to a host; the kernel chooses the source address.

@@ -134,9 +134,8 @@ fn port(facts: &PortFacts, runs_here: bool) -> Finding {
     Finding::new("ports", severity, found, remedy, verify)
 }
 
-/// What the doctor does not test of a host, and the test. Only a node of the cluster answers packets.
-const UDP_TEST: &str =
-    "UDP, which carries the packets, is not tested: `halite node --join` tests both directions";
+/// What the doctor does not test of a host without a secret. Only a member of the cluster gets answers to packets.
+const UDP_TEST: &str = "UDP, which carries the packets, is not tested: give --secret-file and --listen";
 
 fn reachable(host: &HostToJoin) -> Option<Finding> {
     let name = &host.name;
@@ -154,10 +153,23 @@ fn reachable(host: &HostToJoin) -> Option<Finding> {
             "check that a node listens there, and that no firewall drops TCP or UDP between the two hosts",
             verify_port(addresses),
         ),
-        (Ok(addresses), None) => {
-            let found = format!("{name} answers over TCP; {UDP_TEST}");
-            Some(Finding::ok("join", found, verify_port(addresses)))
-        }
+        (Ok(addresses), None) => match &host.joined {
+            None => {
+                let found = format!("{name} answers over TCP; {UDP_TEST}");
+                Some(Finding::ok("join", found, verify_port(addresses)))
+            }
+            Some(Ok(bytes)) => {
+                let found = format!(
+                    "a temporary node has joined through {name}: packets (UDP) pass in both directions, with up to {bytes} bytes to {name}"
+                );
+                Some(Finding::ok("join", found, verify_port(addresses)))
+            }
+            Some(Err(reason)) => failed(
+                format!("{name} answers over TCP, but a temporary node did not join through it: {reason}"),
+                "check the secret, and that firewalls let TCP and UDP pass in both directions",
+                verify_port(addresses),
+            ),
+        },
     }
 }
 

@@ -1,6 +1,8 @@
 //! Hosts between which TCP works and UDP is blocked, for example by a firewall without a rule for UDP.
 
-use crate::cluster::{line, share_secret, start};
+use serde_json::Value;
+
+use crate::cluster::{SECRET, line, share_secret, start};
 use crate::support::eventually;
 use crate::world::{Processes, World};
 
@@ -9,6 +11,16 @@ fn a_join_over_blocked_udp_says_so() {
     let Some(world) = World::new(2, Processes::Shared) else { return };
     share_secret(&world);
     let _first = start(world.host(0), 0, None);
+    let examine = || {
+        let doctor = "halite doctor --json --listen 10.0.0.2:7000 --join 10.0.0.1:7000 --secret-file";
+        let text = String::from_utf8(world.host(1).run(&format!("{doctor} {SECRET}")).stdout).unwrap();
+        let found = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        found
+            .filter(|finding| finding["check"] == "join")
+            .map(|finding| finding.to_string())
+            .collect::<String>()
+    };
+    assert!(examine().contains("pass in both directions"), "{}", examine());
     // The result does not depend on which end drops packets.
     for deaf in world.hosts() {
         deaf.mute_packets();
@@ -22,6 +34,7 @@ fn a_join_over_blocked_udp_says_so() {
             let ends = ["between 10.0.0.2:", " here and 10.0.0.1:", " there do not get through"];
             assert!(ends.iter().all(|end| complaint.contains(end)), "{line}: {complaint}");
         }
+        assert!(examine().contains("answers over TCP, but packets (UDP)"), "{}", examine());
         deaf.let_all_arrive();
     }
     assert_eq!(world.host(0).state(0), "alive");
@@ -45,4 +58,49 @@ fn logs_say_why_a_connection_has_ended() {
     second.kill();
     eventually(|| log().contains("its connection has ended ("));
     assert!(log().contains("closed without a farewell") || log().contains("reset by peer"), "{}", log());
+}
+
+/// Packets are blocked under running nodes: commands of either host, its status and its explanations say so.
+#[test]
+fn commands_say_why_a_node_is_out_of_reach() {
+    let Some(world) = World::new(2, Processes::Shared) else { return };
+    share_secret(&world);
+    let _nodes =
+        [(0, None), (1, Some("10.0.0.1"))].map(|(number, join)| start(world.host(number), number, join));
+    let hosts = world.hosts();
+    hosts[1].ok("head -c 4096 /dev/zero | halite put theirs - --on 1");
+    hosts[0].mute_packets();
+    let asked = [(0, 1, "halite get theirs"), (1, 0, "halite rm theirs"), (0, 1, "halite drain 1")];
+    for (at, other, line) in asked {
+        let here = &hosts[at];
+        let why = |text: &str| text.contains("answers over TCP, but packets (UDP)");
+        eventually(|| why(&here.ok(&format!("halite explain {other}"))));
+        let explained = here.ok(&format!("halite explain {other}"));
+        assert!(explained.contains("has been unreachable for"), "{explained}");
+        let row = &here.nodes()[other];
+        assert!(row["reason"].as_str().is_some_and(why), "{row}");
+        let complaint = here.fails(line);
+        assert!(complaint.contains("nothing was done") && why(&complaint), "{complaint}");
+    }
+    hosts[0].let_all_arrive();
+    eventually(|| hosts.iter().all(|host| host.state(0) == "alive" && host.state(1) == "alive"));
+    assert!(hosts[0].nodes()[1]["reason"].is_null(), "they are connected again");
+}
+
+/// The directory of names is out of reach of the only node on the command's host.
+#[test]
+fn a_node_is_drained_without_node_0() {
+    let Some(world) = World::new(3, Processes::Shared) else { return };
+    share_secret(&world);
+    let _first = start(world.host(0), 0, None);
+    let mut second = start(world.host(1), 1, Some("10.0.0.1"));
+    let _third = start(world.host(2), 2, Some("10.0.0.1"));
+    let host = world.host(1);
+    host.ok("echo kept | halite put model - --on 1");
+    host.drop_arrivals("ip saddr 10.0.0.1");
+    eventually(|| host.ok("halite explain 0").contains("has been unreachable for"));
+    let said = host.ok("halite drain 1");
+    assert!(said.contains("moved 1 regions") && said.contains("node 1 has left"), "{said}");
+    assert!(second.wait().success());
+    eventually(|| world.host(2).run("halite get model").stdout == b"kept\n");
 }

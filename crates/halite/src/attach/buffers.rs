@@ -1,6 +1,7 @@
 //! Buffers of long requests and replies, which the thread uses again.
 //!
-//! The allocator would give the pages of each freed buffer back to the system, and fault them in again for the next one.
+//! The allocator would give the pages of each freed buffer back to the system, and fault them in again for the next
+//! one.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -27,7 +28,7 @@ impl Buffers {
         buffer
     }
 
-    /// Keeps a buffer for its next use, if it is as long as a slice and there is room.
+    /// Keeps a buffer for its next use, if its capacity is within the bounds and there is room.
     pub(super) fn give_back(&self, mut buffer: Vec<u8>) {
         let mut kept = self.0.borrow_mut();
         if (CAPACITY_MIN..=CAPACITY_MAX).contains(&buffer.capacity()) && kept.len() < BUFFERS_MAX {

@@ -134,6 +134,11 @@ impl Connection {
         (self.operations.len() as u64, self.memory() as u64)
     }
 
+    /// Returns true if operations of the client are in progress.
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.operations.is_empty()
+    }
+
     /// Returns true if requests come through memory shared with the client.
     pub(super) fn shares_memory(&self) -> bool {
         self.ring.is_some()

@@ -19,8 +19,8 @@
 //! the node's own user also share quotas ([`crate::metrics::Account`]); the node refuses a request that exceeds a
 //! quota, and names the quota.
 //!
-//! This folder calls [`crate::session`], [`crate::driver`], [`crate::cluster`] and [`crate::metrics`]. Its only lock, around the list of
-//! woken operations, nests in no other lock.
+//! This folder calls [`crate::session`], [`crate::driver`], [`crate::cluster`] and [`crate::metrics`]. Its only lock,
+//! around the list of woken operations, nests in no other lock.
 
 mod buffers;
 mod connection;

@@ -169,7 +169,8 @@ impl Server {
             return Ok(());
         };
         let of_user = self.clients.values().filter(|other| other.peer().uid == uid).count();
-        // Sessions beyond the maximum are refused with a reason; connections that never say hello must not starve others.
+        // Sessions beyond the maximum are refused with a reason; connections that never say hello must not starve
+        // others.
         let most = self.policy.quotas.of(Quota::Sessions).saturating_mul(2);
         if uid != self.own_uid && of_user as u64 >= most {
             return Ok(());

@@ -29,6 +29,7 @@ use crate::driver::drained::DrainedNode;
 use crate::driver::shaping::Shaping;
 use crate::driver::ticket::{Begun, Chore, Tickets, Undo};
 use crate::driver::timers::Timers;
+use crate::driver::troubles::Troubles;
 use crate::metrics::{AttachedSessions, Queues, Timings};
 use crate::posted::{Fetch, Fetches, InFlight, Mark};
 use crate::rpc::Rpc;
@@ -86,6 +87,7 @@ pub(crate) struct Runner {
     /// Time of the next retry of operations that no event announces.
     retry_ns: Option<u64>,
     pub(crate) dialling: Dialling,
+    troubles: Troubles,
     /// Limits the number of log messages about refused peers.
     refusals: Refusals,
     /// Protocol version of the last peer that was refused because its version differs.
@@ -184,6 +186,7 @@ impl Runner {
             timers: Timers::default(),
             retry_ns: None,
             dialling: Dialling::default(),
+            troubles: Troubles::default(),
             refusals: Refusals::default(),
             other_version: None,
             over: None,
@@ -236,6 +239,7 @@ impl Runner {
                 failure.trouble
             );
             dialled.is_silent |= failure.trouble == ConnectTrouble::Silent;
+            self.troubles.note_dial(&dialled.announced, failure);
             self.dialling.record_unmet(failure.clone());
             return self.dial_next(now, dialled);
         }
@@ -482,9 +486,7 @@ impl Runner {
                 }
                 self.refusals.tell(now, || tracing::warn!("{}", News::Refused(why)));
             }
-            Effect::News(news) if news.is_trouble() => tracing::warn!("{news}"),
-            Effect::News(news) if news.is_routine() => tracing::debug!("{news}"),
-            Effect::News(news) => tracing::info!("{news}"),
+            Effect::News(news) => self.hear(&news),
             Effect::NumbersTaken { next } => {
                 self.shared.numbers.iter().for_each(|numbers| numbers.note(next))
             }
@@ -539,6 +541,20 @@ impl Runner {
                 self.shared.handle_changes.happen_to(&handles, &mut self.wakes)
             }
         }
+    }
+
+    fn hear(&mut self, news: &News) {
+        self.troubles.hear(news, |node| self.engine.as_ref()?.address_of(node));
+        match news {
+            news if news.is_trouble() => tracing::warn!("{news}"),
+            news if news.is_routine() => tracing::debug!("{news}"),
+            news => tracing::info!("{news}"),
+        }
+    }
+
+    /// Returns why a node is out of reach; `None` if that is unknown.
+    pub(crate) fn trouble_of(&self, node: NodeId) -> Option<String> {
+        self.troubles.of(node, self.engine.as_ref()?.address_of(node))
     }
 
     fn cut_off(&mut self, now: u64, peer: PeerId) {

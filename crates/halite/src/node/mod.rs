@@ -66,6 +66,7 @@ pub struct Node {
     /// Serves attached sessions; `None` if the node accepts none.
     attach: Option<Attach>,
     lease: Duration,
+    role: Role,
     addresses: Vec<SocketAddr>,
 }
 
@@ -75,11 +76,13 @@ impl std::fmt::Debug for Node {
     }
 }
 
-/// Role of a node. As soon as a node has joined, other nodes may send requests to a member, but not to a client.
+/// Role of a node. As soon as a node has joined, other nodes may send requests to a member, but not to a client or a
+/// [scout].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Role {
     Member,
     Client,
+    Scout,
 }
 
 /// Joining a cluster.
@@ -144,7 +147,7 @@ impl Node {
 
     /// Joins as [`Node::client`] does, and waits for the first node for at most `first_timeout`.
     pub(crate) fn embedded_within(config: Config, first_timeout: Duration) -> Result<Node, JoinError> {
-        Node::join(config, FirstNode::Required(first_timeout), Role::Client, networks::open)
+        Node::join(config, FirstNode::Required(first_timeout), Role::Scout, networks::open)
     }
 
     fn join(
@@ -260,6 +263,7 @@ impl Node {
             responder: None,
             attach: None,
             lease: config.lease,
+            role,
             addresses: dialled,
         };
         // From here on, dropping `node` leaves the cluster.
@@ -316,7 +320,7 @@ impl Node {
         }
         // A client's requests follow its hello, at node 0 and at each node that it dials, so node 0's connection
         // suffices.
-        let is_enough = role == Role::Client && is_spread && etcd.is_none();
+        let is_enough = role != Role::Member && is_spread && etcd.is_none();
         if !(is_enough && node.inner.driver.look(|runner| runner.is_connected_to(NodeId::FIRST))) {
             node.inner.driver.block_on(node.inner.wait_until_admitted());
         }
@@ -341,7 +345,11 @@ impl Node {
             );
             node.attach = Some(served.map_err(JoinError::Resource)?);
         }
-        tracing::info!("node {} has joined the cluster in {}", incarnation.node, config.dir.display());
+        let text = format!("node {} has joined the cluster in {}", incarnation.node, config.dir.display());
+        match role {
+            Role::Member | Role::Client => tracing::info!("{text}"),
+            Role::Scout => tracing::debug!("{text}"),
+        }
         Ok(node)
     }
 
@@ -670,7 +678,12 @@ impl Drop for Node {
             std::mem::forget(self.inner.driver.clone());
             return;
         }
-        tracing::info!("node {} is leaving the cluster", self.inner.incarnation.node);
+        match self.role {
+            Role::Member | Role::Client => {
+                tracing::info!("node {} is leaving the cluster", self.inner.incarnation.node)
+            }
+            Role::Scout => tracing::debug!("node {} is leaving the cluster", self.inner.incarnation.node),
+        }
         self.responder = None;
         let driver = &self.inner.driver;
         driver.shared.carriers.withdraw();

@@ -251,6 +251,8 @@ pub struct PeerSeen {
     /// Share of this node's packets to the other node that were retransmitted, from 0 to 1; `None` if the network does
     /// not count packets.
     pub repeated: Option<f64>,
+    /// Why this node is not connected to the other node, as text; `None` if it is connected.
+    pub reason: Option<String>,
 }
 
 fn failed(node: NodeId, cause: RegionCause) -> RegionError {
@@ -271,10 +273,13 @@ impl Session {
             return None;
         }
         let now = driver.now_ns();
-        let (known, announced) = driver.look(|runner| {
+        let (known, is_self, announced, trouble) = driver.look(|runner| {
             let engine = runner.engine()?;
-            Some((engine.known_peer(now, node)?, engine.address_of(node).map(str::to_owned)))
+            let announced = engine.address_of(node).map(str::to_owned);
+            let is_self = engine.incarnation().node == node;
+            Some((engine.known_peer(now, node)?, is_self, announced, runner.trouble_of(node)))
         })?;
+        let is_absent = known.peer.is_none() && !is_self;
         let fabric = &driver.shared.fabric;
         let heard = known.peer.and_then(|peer| fabric.heard(peer)).unwrap_or(Duration::MAX);
         let path = known.peer.and_then(|peer| fabric.path(peer));
@@ -286,6 +291,7 @@ impl Session {
             silent: known.silent_ns.map(|ns| Duration::from_nanos(ns).min(heard)),
             round_trip: known.peer.and_then(|peer| fabric.round_trip(peer)),
             repeated: path.map(|path| path.repeated as f64 / path.sent.max(1) as f64),
+            reason: is_absent.then(|| peer_reason(&known, false, trouble)),
         })
     }
 
@@ -353,8 +359,10 @@ impl Session {
             (engine.and_then(|engine| engine.known_peer(now, node)), is_self)
         });
         let known = found.ok_or_else(|| failed(RegionCause::UnknownNode(node)))?;
-        let announced = driver.look(|runner| runner.engine()?.address_of(node).map(str::to_owned));
-        let announced = announced.unwrap_or_default();
+        let (announced, trouble) = driver.look(|runner| {
+            let announced = runner.engine().and_then(|engine| engine.address_of(node)).map(str::to_owned);
+            (announced.unwrap_or_default(), runner.trouble_of(node))
+        });
         let (calls_under_way, answers_kept) = driver.shared.rpc.under_way(node);
         let fabric = &driver.shared.fabric;
         let capabilities = known.peer.map(|peer| fabric.capabilities(peer));
@@ -382,7 +390,7 @@ impl Session {
             priority: session.priority,
             policy: driver.shared.shaping.qos().policy,
             limits_bytes_per_s: driver.shared.shaping.limits(session.priority),
-            reason: peer_reason(&known, is_self),
+            reason: peer_reason(&known, is_self, trouble),
         })
     }
 }
@@ -503,15 +511,19 @@ fn state(known: &KnownPeer, statuses: &[NodeStatus], is_self: bool) -> NodeState
     }
 }
 
-fn peer_reason(known: &KnownPeer, is_self: bool) -> String {
+fn peer_reason(known: &KnownPeer, is_self: bool, trouble: Option<String>) -> String {
+    let trouble = trouble.filter(|_| known.peer.is_none() && known.state != NodeState::Left);
+    let trouble = trouble.map_or(String::new(), |trouble| format!(": {trouble}"));
     let reason = match (known.state, known.peer) {
         _ if is_self => "this is the session's own node".to_owned(),
         (_, Some(_)) => "both handshakes have completed, and the node sends heartbeats".to_owned(),
         (NodeState::Alive | NodeState::Draining | NodeState::Silent, None) => {
-            "alive in the directory, but not connected: stopped or joining".to_owned()
+            format!("alive in the directory, but not connected (stopped or joining){trouble}")
         }
-        (NodeState::Unconnected, None) => "alive in the directory; the nodes connect on first use".to_owned(),
-        (NodeState::Unreachable | NodeState::Dead, None) => reason_of_death(known.loss),
+        (NodeState::Unconnected, None) => {
+            format!("alive in the directory; the nodes connect on first use{trouble}")
+        }
+        (NodeState::Unreachable | NodeState::Dead, None) => reason_of_death(known.loss) + &trouble,
         (NodeState::Left, None) => "the node left the cluster".to_owned(),
     };
     match known.is_zombie {
@@ -534,7 +546,7 @@ fn reason_of_death(loss: Option<Loss>) -> String {
             format!("the node was killed {age_s} s ago, after it was silent for longer than its lease")
         }
         LossCause::Unreachable => {
-            format!("the node has been unreachable for {age_s} s; its process may still run")
+            format!("the node has been unreachable for {age_s} s, and its process may still run")
         }
     }
 }

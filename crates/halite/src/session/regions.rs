@@ -401,14 +401,14 @@ impl Embedded {
 
     /// Returns the cause of a failed request to the directory: if node 0 does not answer, names are not available.
     pub(crate) fn directory_cause(&self, cause: RegionCause) -> RegionCause {
-        match cause {
-            RegionCause::PeerDown(NodeId::FIRST) | RegionCause::NotMet(NodeId::FIRST) => {
-                match self.inner.driver.out_of_reach(NodeId::FIRST) {
-                    Some(OutOfReach { silent }) => RegionCause::DirectoryUnreachable { silent },
-                    None => RegionCause::DirectoryDown,
-                }
-            }
-            cause => cause,
+        let maybe_done = match cause {
+            RegionCause::PeerDown(NodeId::FIRST) => true,
+            RegionCause::NotMet(NodeId::FIRST) => false,
+            cause => return cause,
+        };
+        match self.inner.driver.out_of_reach(NodeId::FIRST) {
+            Some(OutOfReach { silent }) => RegionCause::DirectoryUnreachable { maybe_done, silent },
+            None => RegionCause::DirectoryDown,
         }
     }
 

@@ -100,7 +100,7 @@ pub fn names_of_a_killed_node_are_lost_with_its_exit(h: &dyn Harness) {
         assert_ne!(lost[0].lost.cause, LossCause::Left, "the node did not leave");
     } else {
         eventually("the silence of the node is known", || match session.stat("lost") {
-            Err(error) if *error.cause() == RegionCause::PeerDown(DOOMED) => Ok(()),
+            Err(error) if *error.cause() == RegionCause::NotMet(DOOMED) => Ok(()),
             other => Err(format!("{other:?}")),
         });
         refused!(session.alloc(Some("lost"), CHUNK, Placement::Local, everyone()), RegionCause::NameTaken);
@@ -237,5 +237,5 @@ pub fn every_owner_reports_a_killed_node_as_cut_off(h: &dyn Harness) {
         });
         assert_eq!(cut_off.incarnation, before[0].incarnation, "another incarnation was reported");
     }
-    refused!(session.reach(NodeId(0), DOOMED), RegionCause::PeerDown(DOOMED));
+    refused!(session.reach(NodeId(0), DOOMED), RegionCause::NotMet(DOOMED));
 }

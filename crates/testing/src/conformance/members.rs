@@ -70,7 +70,7 @@ pub fn regions_end_with_their_node(h: &dyn Harness) {
         other => Err(format!("{other:?}")),
     });
     eventually("the name is refused", || match session.map("doomed", Permissions::READ) {
-        Err(error) if matches!(error.cause(), RegionCause::PeerDown(NodeId(2)) | RegionCause::Lost(_)) => {
+        Err(error) if matches!(error.cause(), RegionCause::NotMet(NodeId(2)) | RegionCause::Lost(_)) => {
             Ok(())
         }
         other => Err(format!("{other:?}")),

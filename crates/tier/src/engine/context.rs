@@ -402,10 +402,10 @@ impl<'a> Context<'a> {
         }
     }
 
+    /// Returns the error of a request to an absent node, which is refused before anything is sent.
     pub(super) fn absence_error(&self, node: NodeId) -> ErrorReply {
         match self.membership.knows(node) {
-            true if self.membership.is_unmet(node) => ErrorReply::NotMet(node),
-            true => ErrorReply::PeerDown(node),
+            true => ErrorReply::NotMet(node),
             false => ErrorReply::UnknownNode(node),
         }
     }

@@ -47,6 +47,8 @@ struct Drain {
     deadline_ns: u64,
     /// True if the node stays if some data could not be moved.
     stays: bool,
+    /// The nodes with memory that have been asked for their free memory since they were connected last.
+    asked: BTreeSet<NodeId>,
     /// Free bytes of each node that has answered.
     room: BTreeMap<NodeId, u64>,
     rooms_missing: BTreeSet<NodeId>,
@@ -86,6 +88,14 @@ struct Refused {
     retries_left: u32,
 }
 
+impl Refused {
+    /// Returns true if the region may move when another node is connected again.
+    fn is_for_lack_of_nodes(&self) -> bool {
+        use ErrorReply::{NotMet, PeerDown};
+        matches!(self.cause, LeftoverCause::NoOtherNode | LeftoverCause::Refused(NotMet(_) | PeerDown(_)))
+    }
+}
+
 impl Draining {
     /// Returns true if this node is draining.
     pub(super) fn is_on(&self) -> bool {
@@ -113,6 +123,11 @@ impl Draining {
         }
     }
 
+    /// Returns true if this node waits for the free memory of other nodes.
+    fn is_asking(&self) -> bool {
+        self.own.as_ref().is_some_and(|drain| !drain.rooms_missing.is_empty())
+    }
+
     fn active(&mut self) -> Option<&mut Drain> {
         self.own.as_deref_mut().filter(|drain| drain.outcome.is_none())
     }
@@ -137,15 +152,13 @@ impl Engine {
     }
 
     fn start_draining(&mut self, requester: Requester, deadline_ns: u64, stays: bool) {
-        let me = self.out.incarnation().node;
-        let others: BTreeSet<NodeId> =
-            self.session_side().memory_nodes().into_iter().filter(|node| *node != me).collect();
         self.membership.draining_mut().own = Some(Box::new(Drain {
             requesters: vec![requester],
             deadline_ns,
             stays,
+            asked: BTreeSet::new(),
             room: BTreeMap::new(),
-            rooms_missing: others.clone(),
+            rooms_missing: BTreeSet::new(),
             waiting: VecDeque::new(),
             moving: BTreeMap::new(),
             refused: BTreeMap::new(),
@@ -156,10 +169,35 @@ impl Engine {
         }));
         self.out.push(Effect::Draining { is_on: true });
         self.cx().notify_all(&Notice::Draining { is_on: true });
-        for node in others {
+        self.continue_draining();
+    }
+
+    /// Asks nodes that were connected since the last time for their free memory. Regions that lacked a node then move
+    /// again.
+    fn ask_for_rooms(&mut self) {
+        let me = self.out.incarnation().node;
+        let others: BTreeSet<NodeId> =
+            self.session_side().memory_nodes().into_iter().filter(|node| *node != me).collect();
+        let Some(drain) = self.membership.draining_mut().active() else { return };
+        let new: BTreeSet<NodeId> = others.difference(&drain.asked).copied().collect();
+        drain.room.retain(|node, _| others.contains(node));
+        drain.asked = others;
+        drain.rooms_missing = new.clone();
+        if !new.is_empty() {
+            drain.refused.retain(|_, refused| !refused.is_for_lack_of_nodes());
+        }
+        for node in new {
             self.cx().ask(node, Request::Status, Purpose::Room(node));
         }
-        self.continue_draining();
+    }
+
+    /// Returns true if a permanent node with memory is out of reach, and may be connected again.
+    fn may_gain_a_node(&self) -> bool {
+        let mut members = self.membership.members().all();
+        members.any(|member| {
+            let is_permanent = !member.incarnation.node.is_ephemeral();
+            is_permanent && member.bytes_total > 0 && member.state == NodeState::Unreachable
+        })
     }
 
     /// Handles a node's reply with its free memory, or its loss.
@@ -194,6 +232,10 @@ impl Engine {
             return;
         }
         if drain.waiting.is_empty() && drain.moving.is_empty() {
+            self.ask_for_rooms();
+            if self.membership.draining().is_asking() {
+                return;
+            }
             let found = self.movable_holdings();
             let Some(drain) = self.membership.draining_mut().active() else { return };
             drain.waiting = found.into();
@@ -204,14 +246,15 @@ impl Engine {
         {
             self.vacate(holding, BTreeSet::new(), None);
         }
-        let makes_any = self.homes.makes_any();
+        let (makes_any, may_gain) = (self.homes.makes_any(), self.may_gain_a_node());
         let retry_ns = self.out.now_ns() + self.out.config().lease_ns / RETRY_PARTS;
         let Some(drain) = self.membership.draining_mut().active() else { return };
         if !drain.moving.is_empty() || !drain.waiting.is_empty() {
             return;
         }
         let may_change = drain.refused.values().any(|refused| refused.retries_left > 0);
-        match makes_any || may_change {
+        let lacks_nodes = drain.refused.values().any(Refused::is_for_lack_of_nodes);
+        match makes_any || may_change || lacks_nodes && may_gain {
             true => drain.retry_ns = retry_ns,
             false => self.finish_draining(),
         }

@@ -231,9 +231,11 @@ impl HomeSide<'_> {
                 making.reserved.insert(from.node, extents);
             }
             Ok(_) => making.failure = Some(ErrorReply::Malformed),
-            Err(refusal) => {
-                making.failure.get_or_insert(refusal);
+            // A name that a lost directory may have claimed counts more than a node that was asked nothing.
+            Err(refusal) if matches!(making.failure, None | Some(ErrorReply::NotMet(_))) => {
+                making.failure = Some(refusal);
             }
+            Err(_) => {}
         }
         if making.answers_missing == 0 {
             let making = self.homes.making.remove(&region).expect("looked up just before");

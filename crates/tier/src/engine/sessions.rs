@@ -95,6 +95,8 @@ pub(super) enum UserStep {
         others: Vec<NodeId>,
         /// Number of homes so far that could not register the name.
         directory_failures: u8,
+        /// The first home that was lost before it answered: it may have made the region.
+        lost: Option<NodeId>,
     },
     Find {
         name: String,
@@ -270,7 +272,8 @@ impl SessionSide<'_> {
         };
         let Wanted { name, len, chunk_bytes, everyone, populate } = wanted;
         let request = Request::Alloc { name, len, chunk_bytes, nodes, maker, everyone, populate };
-        let step = UserStep::Alloc { session, request: request.clone(), others, directory_failures: 0 };
+        let step =
+            UserStep::Alloc { session, request: request.clone(), others, directory_failures: 0, lost: None };
         self.cx.ask(home, request, Purpose::User(op, step));
     }
 
@@ -431,8 +434,8 @@ impl SessionSide<'_> {
         body: Result<Reply, ErrorReply>,
     ) {
         match (step, body) {
-            (UserStep::Alloc { session, request, others, directory_failures }, body) => {
-                self.continue_alloc(op, session, request, (others, directory_failures), body)
+            (UserStep::Alloc { session, request, others, directory_failures, lost }, body) => {
+                self.continue_alloc(op, session, request, (others, directory_failures, lost), body)
             }
             (UserStep::Find { name, then }, Ok(Reply::Found { region, home })) => {
                 self.note_name(&name, region, home);
@@ -481,9 +484,12 @@ impl SessionSide<'_> {
         op: OpId,
         session: SessionId,
         mut request: Request,
-        (mut others, mut directory_failures): (Vec<NodeId>, u8),
+        (mut others, mut directory_failures, mut lost): (Vec<NodeId>, u8, Option<NodeId>),
         body: Result<Reply, ErrorReply>,
     ) {
+        if let Err(ErrorReply::PeerDown(node)) = body {
+            lost.get_or_insert(node);
+        }
         let is_directory_out = matches!(body, Err(ErrorReply::DirectoryOut { .. }));
         directory_failures += u8::from(is_directory_out);
         match body {
@@ -515,10 +521,15 @@ impl SessionSide<'_> {
                 if let Request::Alloc { nodes, .. } = &mut request {
                     *nodes = vec![next];
                 }
-                let step = UserStep::Alloc { session, request: request.clone(), others, directory_failures };
+                let step = UserStep::Alloc { session, request: request.clone(), others, directory_failures, lost };
                 self.cx.ask(next, request, Purpose::User(op, step));
             }
             Ok(_) => self.cx.finish(op, Err(ErrorReply::Malformed.into())),
+            // Only the last home certainly did nothing.
+            Err(ErrorReply::NotMet(node)) => {
+                let refusal = lost.map_or(ErrorReply::NotMet(node), ErrorReply::PeerDown);
+                self.cx.finish(op, Err(refusal.into()))
+            }
             Err(refusal) => self.cx.finish(op, Err(refusal.into())),
         }
     }

@@ -150,3 +150,20 @@ fn makers_die_before_or_after_naming() {
         assert_eq!(cluster.memory(1).0 > 0, survives);
     }
 }
+
+/// A home that was lost before it answered may have made the region, whatever other homes certainly did not do.
+#[test]
+fn an_alloc_is_in_doubt_if_any_home_was_lost_before_it_answered() {
+    let mut cluster = Cluster::of(3);
+    let without_memory = cluster.add(3, 0);
+    cluster.held = vec![(without_memory, 0)];
+    let asked = cluster.submit(without_memory, allocation(None, LEN, Placement::Anywhere));
+    cluster.run();
+    for node in [1, 2, 0] {
+        cluster.kill(node);
+    }
+    cluster.run();
+    assert_eq!(cluster.outcome(without_memory, asked), Some(Err(ErrorReply::PeerDown(NodeId(0)).into())));
+    let again = cluster.command(without_memory, allocation(None, LEN, Placement::On(NodeId(1))));
+    assert_eq!(again, Err(ErrorReply::NotMet(NodeId(1)).into()), "nothing was sent");
+}

@@ -190,3 +190,26 @@ fn moved_locks_wait_for_guards_of_unconnected_holders() {
     cluster.sleep(2 * LEASE_NS);
     assert!(locked(&mut cluster, next, waiting).1, "recovered");
 }
+
+/// A node that is cut off keeps trying until its deadline, because its regions are lost when it leaves.
+#[test]
+fn a_drain_waits_for_nodes_out_of_reach() {
+    for heals in [true, false] {
+        let mut cluster = Cluster::of(2);
+        cluster.adapters = true;
+        region_on(&mut cluster, "salt", 1);
+        cluster.part(&[0], &[1]);
+        // The other node is lost before the drain, or during it.
+        cluster.sleep(if heals { 3 } else { 0 } * LEASE_NS);
+        let draining =
+            cluster.submit(1, Command::Drain { node: NodeId(1), within_ns: 8 * LEASE_NS, stays: false });
+        cluster.sleep(4 * LEASE_NS);
+        assert!(!cluster.has_ended(1, draining), "there is time left");
+        if heals {
+            cluster.cut.clear();
+        }
+        cluster.sleep(5 * LEASE_NS);
+        let outcome = drained(cluster.outcome(1, draining).expect("the time is over"));
+        assert_eq!((outcome.moved, outcome.left_count), if heals { (1, 0) } else { (0, 1) }, "{outcome:?}");
+    }
+}

@@ -32,7 +32,7 @@ fn edits_of_unreachable_nodes_prove_nothing() {
     for edit in ["ended left 7", "hello"] {
         world.etcd.revision += 1;
         world.etcd.keys.insert("/halite/test/homes/2.66".to_owned(), (edit.to_owned(), world.etcd.revision));
-        assert_eq!(world.home_of(1, "a"), Err(ErrorReply::PeerDown(NodeId(2)).into()), "{edit}");
+        assert_eq!(world.home_of(1, "a"), Err(ErrorReply::NotMet(NodeId(2)).into()), "{edit}");
         assert_eq!(world.alloc(1, "a"), Err(ErrorReply::NameTaken.into()), "{edit}");
         assert_eq!(world.command(1, Command::ListLost), Ok(Outcome::Lost(Vec::new())), "{edit}");
     }

@@ -103,7 +103,7 @@ impl Server {
             let client = active.client;
             let served = match self.clients.get_mut(&client) {
                 Some(connection) => {
-                    waits |= connection.figures().0 > 0;
+                    waits |= connection.is_waiting();
                     connection.serve_line().map(|is_served| (is_served, connection.has_output()))
                 }
                 None => Err(Over),

@@ -4,9 +4,9 @@
 //!   | length of the body, u32 | id, u64 | body: request or result (postcard) | data |       all numbers little-endian
 //! ```
 //!
-//! The first message of each end is a hello with id 0: [`MAGIC`], the version, and in the node's hello a `Result<Welcome,
-//! Refusal>`, with the two descriptors of an [exchange](halite_mem::exchange) if the node has memory for one
-//! ([`entry`](super::entry) has its lines). Each request then gets exactly one reply with its id, in any order: a
+//! The first message of each end is a hello with id 0: [`MAGIC`], the version, and in the node's hello a
+//! `Result<Welcome, Refusal>`, with the two descriptors of an [exchange](halite_mem::exchange) if the node has memory
+//! for one ([`entry`](super::entry) has its lines). Each request then gets exactly one reply with its id, in any order: a
 //! result, or [`refused`]. The reply to a cancelled request is empty. Both ends have the same version, so requests and
 //! results may change with it; the hello may not.
 
@@ -25,7 +25,7 @@ use crate::session::{AllocOptions, Lh, SwapOp, Who};
 /// First bytes of each hello.
 pub(crate) const MAGIC: [u8; 8] = *b"halite\0s";
 /// Version of this protocol; changes with every change of a message.
-pub(crate) const VERSION: u16 = 4;
+pub(crate) const VERSION: u16 = 5;
 /// Length of a message's header, in bytes.
 pub(crate) const HEADER_BYTES: usize = 12;
 /// Maximum length of the data of one access request, in bytes. The client splits longer accesses, so that the node can

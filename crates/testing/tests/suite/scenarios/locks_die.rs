@@ -56,7 +56,7 @@ fn the_lock_of_a_stopped_process_is_kept() {
     holder.kill();
     await_state(&session, 1, NodeState::Dead);
     // If the lock was placed on the stopped node, it is lost with that node and created again.
-    let was_lost = cause == LockCause::Region(RegionCause::PeerDown(NodeId(1)));
+    let was_lost = cause == LockCause::Region(RegionCause::NotMet(NodeId(1)));
     assert!(was_lost || cause == LockCause::Timeout, "{cause:?}");
     let recovered = session.lock_within(NAME, PATIENCE).expect("the holder is dead").recovered();
     assert!(!(recovered && was_lost), "a lock that was created again was never held");
