@@ -327,6 +327,7 @@ impl Engine {
                 self.home_side().serve_map(requester, region, principal, wanted)
             }
             Request::Stat { region } => self.home_side().serve_stat(requester, region),
+            Request::Describe { regions } => self.home_side().serve_describe(requester, &regions),
             Request::RegionCommand { region, principal, command } => {
                 self.home_side().serve_region_command(requester, region, principal, command)
             }

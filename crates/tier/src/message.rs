@@ -132,6 +132,8 @@ pub enum Request {
     MoveNames { to: NamesAt },
     /// To any node: check whether you reach this store.
     TryNames { at: NamesAt },
+    /// To a home: describe these regions, as many as fit into the reply.
+    Describe { regions: Vec<RegionId> },
 }
 
 /// Location of the store of names outside the cluster.
@@ -272,6 +274,19 @@ pub enum Reply {
     Drained(Box<Drained>),
     /// Reply to `MoveNames`: this many names, and this many lost names, have moved.
     NamesMoved { names: u64, lost: u64 },
+    /// Reply to `Describe`: one description for each of the first regions in the request, at least for one.
+    Described { found: Vec<Description> },
+}
+
+/// A home's answer about one region of a [`Request::Describe`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum Description {
+    /// The region's home is the replying node.
+    Region(Box<RegionInfo>),
+    /// The region has moved to this home.
+    MovedTo(NodeId),
+    /// The replying node does not know the region.
+    NotFound,
 }
 
 /// Maximum number of remaining regions that a drained node lists.
@@ -426,6 +441,16 @@ pub struct RegionInfo {
     pub epoch: u64,
     /// True if the region is immutable.
     pub sealed: bool,
+}
+
+impl RegionInfo {
+    /// Returns about the length of the encoded description, in bytes.
+    pub(crate) fn encoded_bytes(&self) -> usize {
+        let grants: usize = self.grants.iter().map(|(who, _)| who.len() + 3).sum();
+        let shares = self.nodes.len() + self.unreachable.len() + self.lost.len();
+        let name = self.name.as_ref().map_or(0, String::len);
+        48 + name + self.owner.len() + grants + 12 * shares + 5 * self.mappers.len()
+    }
 }
 
 /// The description of a node for users.

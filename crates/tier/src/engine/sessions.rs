@@ -1,6 +1,7 @@
 //! Commands of sessions. Each command is a short series of requests to other nodes.
 
 mod known;
+mod listing;
 pub(super) mod memory;
 mod servers;
 mod status;
@@ -10,6 +11,7 @@ use std::collections::BTreeMap;
 
 use self::known::KnownNames;
 use self::memory::IssuedCopies;
+use self::listing::Page;
 use self::servers::ServerStep;
 use self::status::Statuses;
 use self::waits::Waits;
@@ -24,7 +26,7 @@ use crate::ids::{NodeId, NodeIncarnation, Principal, RegionId, RequestId, Sessio
 use crate::layout::CHUNK_BYTES_MIN;
 use crate::lockword::LOCK_BYTES;
 use crate::mapper::Mapper;
-use crate::message::{ErrorReply, LostName, MappedReply, Notice, RegionCommand, RegionInfo, Reply, Request};
+use crate::message::{ErrorReply, LostName, MappedReply, Notice, RegionCommand, Reply, Request};
 use crate::names::Service;
 use crate::permissions::Permissions;
 
@@ -38,33 +40,12 @@ const DIRECTORY_FAILURES_MAX: u8 = 3;
 pub(super) struct Commands {
     waits: Waits,
     memory: IssuedCopies,
-    lists: BTreeMap<OpId, Listing>,
+    pages: BTreeMap<OpId, Page>,
     statuses: Statuses,
     /// Number of map requests in flight per region. Once the home has replied to one, it lists this node as a mapper.
     mapping: BTreeMap<RegionId, usize>,
     /// Regions and homes of names used before, if names are kept outside the cluster.
     known: KnownNames,
-}
-
-#[derive(Debug)]
-struct Gathering<T> {
-    missing: usize,
-    found: Vec<T>,
-}
-
-/// The regions of a list command, as their homes describe them.
-#[derive(Debug)]
-struct Listing {
-    infos: Gathering<RegionInfo>,
-    unreachable: Vec<(String, NodeId)>,
-    damaged: Vec<String>,
-}
-
-/// Names listed so far, and names whose records are damaged.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Listed {
-    names: Vec<(String, RegionId, NodeId)>,
-    damaged: Vec<String>,
 }
 
 /// The engine state that session commands may use.
@@ -105,13 +86,16 @@ pub(super) enum UserStep {
         region: RegionId,
         hops: u8,
     },
-    ListNames(Listed),
-    ListOne {
-        name: String,
+    ListNames {
+        after: Option<String>,
+    },
+    Describe {
         home: NodeId,
     },
     ListLost {
         names: Vec<LostName>,
+        names: Vec<(String, RegionId)>,
+        hops: u8,
     },
     Servers(ServerStep),
     Forget,
@@ -201,7 +185,7 @@ impl SessionSide<'_> {
             },
             Command::Fill { at, len, byte } => self.start_fill(op, session, at, len, byte),
             Command::Copy { to, from, len } => self.start_copy(op, session, to, from, len),
-            Command::List => self.list_names(op, Listed::default()),
+            Command::List { after } => self.list_names(op, after),
             Command::ListLost => self.list_lost(op, Vec::new()),
             Command::Register { service, is_shared } => self.register(op, service, is_shared),
             Command::Unregister(id) => self.unregister(op, id, Ok(Outcome::Done)),
@@ -452,8 +436,10 @@ impl SessionSide<'_> {
                 self.cx.finish(op, Err(refusal.into()));
             }
             (UserStep::Act { act, region, hops }, body) => self.continue_act(op, act, region, hops, body),
-            (UserStep::ListNames(listed), body) => self.continue_list(op, listed, body),
-            (UserStep::ListOne { name, home }, body) => self.gather_info(op, name, home, body),
+            (UserStep::ListNames { after }, body) => self.continue_list(op, after, body),
+            (UserStep::Describe { home, names, hops }, body) => {
+                self.continue_describe(op, (home, names, hops), body)
+            }
             (UserStep::ListLost { names }, body) => self.continue_list_lost(op, names, body),
             (UserStep::Servers(step), body) => self.continue_servers(op, step, body),
             (UserStep::Forget, Ok(Reply::Done)) => self.cx.finish(op, Ok(Outcome::Done)),
@@ -628,60 +614,6 @@ impl SessionSide<'_> {
         match self.mapper.home_of(region) {
             Some(home) => self.act(op, Act::Unwatch { port }, region, home.node, 0),
             None => self.cx.finish(op, Ok(Outcome::Done)),
-        }
-    }
-
-    fn list_names(&mut self, op: OpId, listed: Listed) {
-        let last = listed.names.last().map(|(name, ..)| name);
-        let after = last.max(listed.damaged.last()).cloned();
-        self.cx.ask_directory(Request::ListNames { after }, Purpose::User(op, UserStep::ListNames(listed)));
-    }
-
-    fn continue_list(&mut self, op: OpId, mut listed: Listed, body: Result<Reply, ErrorReply>) {
-        match body {
-            Ok(Reply::Names { names: found, damaged, more }) => {
-                let progress = !(found.is_empty() && damaged.is_empty());
-                listed.names.extend(found);
-                listed.damaged.extend(damaged);
-                if more && progress {
-                    return self.list_names(op, listed);
-                }
-                let Listed { names, damaged } = listed;
-                let infos = Gathering { missing: names.len(), found: Vec::new() };
-                self.commands.lists.insert(op, Listing { infos, unreachable: Vec::new(), damaged });
-                for (name, region, home) in names {
-                    let step = UserStep::ListOne { name, home };
-                    self.cx.ask(home, Request::Stat { region }, Purpose::User(op, step));
-                }
-                self.finish_list(op);
-            }
-            Ok(_) => self.cx.finish(op, Err(ErrorReply::Malformed.into())),
-            Err(refusal) => self.cx.finish(op, Err(refusal.into())),
-        }
-    }
-
-    /// Collects the description of a listed region. Skips regions freed since their names were listed.
-    fn gather_info(&mut self, op: OpId, name: String, home: NodeId, body: Result<Reply, ErrorReply>) {
-        let Some(Listing { infos, unreachable, .. }) = self.commands.lists.get_mut(&op) else { return };
-        infos.missing -= 1;
-        match body {
-            Ok(Reply::Info(info)) => infos.found.push(*info),
-            // A node that joined recently may not know former members.
-            Err(ErrorReply::PeerDown(_) | ErrorReply::NotMet(_) | ErrorReply::UnknownNode(_)) => {
-                unreachable.push((name, home))
-            }
-            _ => {}
-        }
-        self.finish_list(op);
-    }
-
-    fn finish_list(&mut self, op: OpId) {
-        if self.commands.lists.get(&op).is_some_and(|list| list.infos.missing == 0) {
-            let list = self.commands.lists.remove(&op).expect("looked up just before");
-            let (mut regions, mut unreachable) = (list.infos.found, list.unreachable);
-            regions.sort_by(|a, b| a.name.cmp(&b.name));
-            unreachable.sort();
-            self.cx.finish(op, Ok(Outcome::List { regions, unreachable, damaged: list.damaged }));
         }
     }
 
