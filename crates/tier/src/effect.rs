@@ -262,8 +262,9 @@ pub enum Placement {
     On(NodeId),
     /// The chunks are on these nodes in turn. If the list is empty, the chunks are on all nodes that contribute memory.
     Spread(Vec<NodeId>),
-    /// All chunks are on the session's own node if it has enough free memory, else on another node that has. Nodes
-    /// without memory begin the search at different nodes, by their numbers.
+    /// All chunks are on one node that has enough free memory. The session's own node is preferred, whose memory is the
+    /// fastest for the session, until it uses more than another node, chosen at random, by a sixteenth of the memory:
+    /// so all nodes fill evenly. If its own node has no memory, the emptier of two random nodes is preferred.
     Anywhere,
 }
 
@@ -300,9 +301,9 @@ pub enum Outcome {
         unreachable: Vec<(String, NodeId)>,
         /// Names whose records in etcd are invalid.
         damaged: Vec<String>,
-    },
         /// The name after which the next page begins; `None` for the last page.
         next: Option<String>,
+    },
     /// The statuses of the nodes, ordered by node number.
     Status(Vec<NodeStatus>),
     /// A number for a new node.

@@ -449,9 +449,9 @@ impl Engine {
 
     fn handle_notice(&mut self, from: NodeIncarnation, notice: Notice) {
         match notice {
-            Notice::Heartbeat { sent_ns, heard_ns, time_ns } => {
+            Notice::Heartbeat { sent_ns, heard_ns, time_ns, bytes_taken } => {
                 self.out.note_time(time_ns);
-                self.membership.note_beat(from, sent_ns);
+                self.membership.note_beat(from, sent_ns, bytes_taken);
                 self.membership.note_acknowledged(from, heard_ns, self.out.now_ns());
             }
             // Repeats an earlier welcome, so it changes nothing.

@@ -593,8 +593,8 @@ impl Member {
 pub enum Notice {
     /// The sender was alive at `sent_ns` on its own clock. `heard_ns` names the last heartbeat that the sender has
     /// received, by the time at which the receiver sent it, on the receiver's clock; 0 if there is none. `time_ns` is
-    /// the time since 1970 on the fastest clock that the sender knows.
-    Heartbeat { sent_ns: u64, heard_ns: u64, time_ns: u64 },
+    /// the time since 1970 on the fastest clock that the sender knows. `bytes_taken` of the sender's memory are not free.
+    Heartbeat { sent_ns: u64, heard_ns: u64, time_ns: u64, bytes_taken: u64 },
     /// The sender leaves, and can no longer access the receiver's memory.
     Leave,
     /// To a home: the sender no longer has mappings of this region from map requests up to `upto`.

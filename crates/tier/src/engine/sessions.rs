@@ -3,6 +3,7 @@
 mod known;
 mod listing;
 pub(super) mod memory;
+mod placing;
 mod servers;
 mod status;
 mod waits;
@@ -10,8 +11,9 @@ mod waits;
 use std::collections::BTreeMap;
 
 use self::known::KnownNames;
-use self::memory::IssuedCopies;
 use self::listing::Page;
+use self::memory::IssuedCopies;
+use self::placing::Placed;
 use self::servers::ServerStep;
 use self::status::Statuses;
 use self::waits::Waits;
@@ -21,7 +23,7 @@ use super::on_demand::DialWaiter;
 use super::owner::Owner;
 use crate::access::SlotRef;
 use crate::directory::LOST_NAMES_MAX;
-use crate::effect::{Command, CommandError, Effect, OpId, Outcome, Placement};
+use crate::effect::{Command, CommandError, Effect, OpId, Outcome};
 use crate::ids::{NodeId, NodeIncarnation, Principal, RegionId, RequestId, SessionId};
 use crate::layout::CHUNK_BYTES_MIN;
 use crate::lockword::LOCK_BYTES;
@@ -44,6 +46,7 @@ pub(super) struct Commands {
     statuses: Statuses,
     /// Number of map requests in flight per region. Once the home has replied to one, it lists this node as a mapper.
     mapping: BTreeMap<RegionId, usize>,
+    placed: Placed,
     /// Regions and homes of names used before, if names are kept outside the cluster.
     known: KnownNames,
 }
@@ -91,11 +94,11 @@ pub(super) enum UserStep {
     },
     Describe {
         home: NodeId,
+        names: Vec<(String, RegionId)>,
+        hops: u8,
     },
     ListLost {
         names: Vec<LostName>,
-        names: Vec<(String, RegionId)>,
-        hops: u8,
     },
     Servers(ServerStep),
     Forget,
@@ -256,60 +259,6 @@ impl SessionSide<'_> {
         let request = Request::Alloc { name, len, chunk_bytes, nodes, maker, everyone, populate };
         let step = UserStep::Alloc { session, request: request.clone(), others, directory_failures: 0 };
         self.cx.ask(home, request, Purpose::User(op, step));
-    }
-
-    /// Returns the nodes that are to hold a region, and the alternatives in case that they lack space.
-    fn nodes_for(&self, placement: Placement) -> (Vec<NodeId>, Vec<NodeId>) {
-        let me = self.cx.incarnation().node;
-        match placement {
-            Placement::Local => (vec![me], Vec::new()),
-            Placement::On(node) => (vec![node], Vec::new()),
-            Placement::Spread(nodes) if nodes.is_empty() => (self.memory_nodes(), Vec::new()),
-            Placement::Spread(nodes) => {
-                let mut distinct = Vec::new();
-                for node in nodes {
-                    if !distinct.contains(&node) {
-                        distinct.push(node);
-                    }
-                }
-                (distinct, Vec::new())
-            }
-            Placement::Anywhere => {
-                let (mut candidates, unconnected) = self.memory_nodes_by_contact();
-                if self.owner.bytes_total() == 0 && !candidates.is_empty() {
-                    // Nodes without memory begin at different nodes, so that their regions are spread.
-                    let first = me.0 as usize % candidates.len();
-                    candidates.rotate_left(first);
-                }
-                candidates.extend(unconnected);
-                if self.owner.bytes_total() > 0 && !self.cx.membership().draining().is_on() {
-                    candidates.retain(|node| *node != me);
-                    candidates.insert(0, me);
-                }
-                let others = candidates.split_off(candidates.len().min(1));
-                (candidates, others)
-            }
-        }
-    }
-
-    /// Returns the nodes of [`SessionSide::memory_nodes`], split into connected nodes and nodes that this node is still
-    /// meeting.
-    fn memory_nodes_by_contact(&self) -> (Vec<NodeId>, Vec<NodeId>) {
-        let nodes = self.memory_nodes();
-        nodes.into_iter().partition(|node| !self.cx.is_awaited(*node))
-    }
-
-    /// Returns the permanent nodes that contribute memory. Returns ephemeral nodes only if no permanent node does,
-    /// since their memory leaves with the application.
-    pub(super) fn memory_nodes(&self) -> Vec<NodeId> {
-        let with_memory =
-            self.cx.members().all().filter(|member| member.bytes_total > 0 && member.state.is_there());
-        let draining = self.cx.membership().draining();
-        let taking = with_memory.filter(|member| !draining.covers(self.cx.incarnation(), member.incarnation));
-        let nodes: Vec<NodeId> = taking.map(|member| member.incarnation.node).collect();
-        let (ephemeral, permanent): (Vec<NodeId>, Vec<NodeId>) =
-            nodes.iter().partition(|node| node.is_ephemeral());
-        if permanent.is_empty() { ephemeral } else { permanent }
     }
 
     /// Finds a region by name. If names are outside, tries the known home first, even while the store is down.
@@ -485,6 +434,7 @@ impl SessionSide<'_> {
                 if let Request::Alloc { name: Some(name), .. } = &request {
                     self.note_name(name, reply.region, reply.home.node);
                 }
+                self.note_placed(&reply.extents);
                 self.insert_mapping(op, session, (Permissions::all(), Vec::new()), &reply)
             }
             // A draining node may refuse before this node hears that it drains.
