@@ -600,7 +600,7 @@ pub struct Put {
     pub name: String,
     /// File; - for standard input
     pub file: PathBuf,
-    /// Node that holds the bytes [default: the node that executes the command, or else one with room]
+    /// Node that holds the bytes [default: the node that executes the command, until another one has clearly more room]
     #[arg(long, visible_alias = "on", value_name = "NODE")]
     pub node: Option<u32>,
     /// Spread the bytes over all nodes that contribute memory

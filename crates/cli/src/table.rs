@@ -1,7 +1,7 @@
 //! Text tables: each column is as wide as its widest cell.
-//!
 
-use std::fmt;
+use std::fmt::{self, Write};
+use std::iter;
 
 /// The alignment of a column.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -16,20 +16,41 @@ pub enum Align {
 #[derive(Clone, Debug)]
 pub struct Table {
     align: Vec<Align>,
+    widths: Vec<usize>,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
     /// Creates an empty table with these headings.
     pub fn new(columns: &[(&str, Align)]) -> Table {
-        let heading = columns.iter().map(|(heading, _)| printable(heading)).collect();
-        Table { align: columns.iter().map(|(_, align)| *align).collect(), rows: vec![heading] }
+        let align: Vec<Align> = columns.iter().map(|(_, align)| *align).collect();
+        let mut table = Table { widths: vec![0; align.len()], align, rows: Vec::new() };
+        table.row(columns.iter().map(|(heading, _)| (*heading).to_owned()).collect());
+        table
     }
 
     /// Adds a row, one cell for each column.
-    pub fn row(&mut self, cells: Vec<String>) {
+    pub fn row(&mut self, mut cells: Vec<String>) {
         assert_eq!(cells.len(), self.align.len(), "a row has one cell for each column");
-        self.rows.push(cells.into_iter().map(|cell| printable(&cell)).collect());
+        for (cell, width) in cells.iter_mut().zip(&mut self.widths) {
+            if !cell.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
+                *cell = printable(cell);
+            }
+            *width = cell.chars().count().max(*width);
+        }
+        self.rows.push(cells);
+    }
+
+    /// Returns the number of rows without the heading.
+    pub fn len(&self) -> usize {
+        self.rows.len() - 1
+    }
+
+    /// Removes the rows, and returns them as text. Later rows go under the same heading; a column only gets wider.
+    pub fn take_text(&mut self) -> String {
+        let text = self.to_string();
+        self.rows.clear();
+        text
     }
 }
 
@@ -57,20 +78,25 @@ fn is_invisible(letter: char) -> bool {
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let width =
-            |column: usize| self.rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-        let widths: Vec<usize> = (0..self.align.len()).map(width).collect();
+        let mut line = String::new();
         for row in &self.rows {
-            let mut line = String::new();
-            for ((cell, width), align) in row.iter().zip(&widths).zip(&self.align) {
-                let padded = match align {
-                    Align::Left => format!("{cell:<width$}"),
-                    Align::Right => format!("{cell:>width$}"),
-                };
-                line.push_str(&padded);
+            line.clear();
+            for ((cell, width), align) in row.iter().zip(&self.widths).zip(&self.align) {
+                let padding = iter::repeat_n(' ', width - cell.chars().count());
+                match align {
+                    Align::Left => {
+                        line.push_str(cell);
+                        line.extend(padding);
+                    }
+                    Align::Right => {
+                        line.extend(padding);
+                        line.push_str(cell);
+                    }
+                }
                 line.push_str("  ");
             }
-            writeln!(f, "{}", line.trim_end())?;
+            f.write_str(line.trim_end())?;
+            f.write_char('\n')?;
         }
         Ok(())
     }

@@ -82,8 +82,11 @@ pub enum Command {
     Stat(String),
     /// Describe the region of a handle.
     StatHandle(SlotRef),
-    /// Describe all named regions.
-    List,
+    /// Describe the named regions after this name in order, as many as fit into a page.
+    List {
+        /// The last name of the previous page; `None` for the first page.
+        after: Option<String>,
+    },
     /// Ask all nodes for their status.
     Status,
     /// Ask one node for its status, without asking the directory for the node.
@@ -211,7 +214,7 @@ impl Command {
             Command::Unmap(_) => "unmap",
             Command::RegionCommand(_, command) => command.name(),
             Command::Stat(_) | Command::StatHandle(_) => "stat",
-            Command::List => "list",
+            Command::List { .. } => "list",
             Command::Status | Command::StatusOf(_) | Command::Greet => "status",
             Command::Fill { .. } => "fill",
             Command::Copy { .. } => "copy",
@@ -259,8 +262,9 @@ pub enum Placement {
     On(NodeId),
     /// The chunks are on these nodes in turn. If the list is empty, the chunks are on all nodes that contribute memory.
     Spread(Vec<NodeId>),
-    /// All chunks are on the session's own node if it has enough free memory, else on another node that has. Nodes
-    /// without memory begin the search at different nodes, by their numbers.
+    /// All chunks are on one node that has enough free memory. The session's own node is preferred, whose memory is the
+    /// fastest for the session, until it uses more than another node, chosen at random, by a sixteenth of the memory:
+    /// so all nodes fill evenly. If its own node has no memory, the emptier of two random nodes is preferred.
     Anywhere,
 }
 
@@ -289,7 +293,7 @@ pub enum Outcome {
     },
     /// The description of one region.
     Info(Box<RegionInfo>),
-    /// Named regions, ordered by name.
+    /// A page of the named regions, ordered by name.
     List {
         /// Regions whose homes have answered.
         regions: Vec<RegionInfo>,
@@ -297,6 +301,8 @@ pub enum Outcome {
         unreachable: Vec<(String, NodeId)>,
         /// Names whose records in etcd are invalid.
         damaged: Vec<String>,
+        /// The name after which the next page begins; `None` for the last page.
+        next: Option<String>,
     },
     /// The statuses of the nodes, ordered by node number.
     Status(Vec<NodeStatus>),

@@ -327,6 +327,7 @@ impl Engine {
                 self.home_side().serve_map(requester, region, principal, wanted)
             }
             Request::Stat { region } => self.home_side().serve_stat(requester, region),
+            Request::Describe { regions } => self.home_side().serve_describe(requester, &regions),
             Request::RegionCommand { region, principal, command } => {
                 self.home_side().serve_region_command(requester, region, principal, command)
             }
@@ -448,9 +449,9 @@ impl Engine {
 
     fn handle_notice(&mut self, from: NodeIncarnation, notice: Notice) {
         match notice {
-            Notice::Heartbeat { sent_ns, heard_ns, time_ns } => {
+            Notice::Heartbeat { sent_ns, heard_ns, time_ns, bytes_taken } => {
                 self.out.note_time(time_ns);
-                self.membership.note_beat(from, sent_ns);
+                self.membership.note_beat(from, sent_ns, bytes_taken);
                 self.membership.note_acknowledged(from, heard_ns, self.out.now_ns());
             }
             // Repeats an earlier welcome, so it changes nothing.

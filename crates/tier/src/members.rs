@@ -24,6 +24,8 @@ pub struct Peer {
     pub heard_ns: u64,
     /// Time, in ns of the peer's clock, at which the peer sent its last heartbeat.
     pub beat_ns: u64,
+    /// Bytes of the peer's memory that were not free at its last heartbeat; `None` before the first one.
+    pub bytes_taken: Option<u64>,
     /// Time at which this node sent the last message that the peer has certainly received, in ns. The peer considers
     /// this node alive for at least a lease from that time.
     pub acknowledged_ns: u64,
@@ -160,6 +162,7 @@ impl Members {
             assembler,
             heard_ns: now_ns,
             beat_ns: 0,
+            bytes_taken: None,
             acknowledged_ns: 0,
             has_reported_names: false,
             has_reported_held: false,
@@ -457,10 +460,12 @@ impl Members {
         }
     }
 
-    /// Records a heartbeat that a peer sent at `sent_ns` of the peer's clock.
-    pub fn note_beat(&mut self, incarnation: NodeIncarnation, sent_ns: u64) {
+    /// Records a heartbeat that a peer sent at `sent_ns` of the peer's clock, while `bytes_taken` of its memory were not
+    /// free.
+    pub fn note_beat(&mut self, incarnation: NodeIncarnation, sent_ns: u64, bytes_taken: u64) {
         if let Some(peer) = self.peers.values_mut().find(|peer| peer.incarnation == incarnation) {
             peer.beat_ns = peer.beat_ns.max(sent_ns);
+            peer.bytes_taken = Some(bytes_taken);
         }
     }
 

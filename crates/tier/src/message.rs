@@ -132,6 +132,8 @@ pub enum Request {
     MoveNames { to: NamesAt },
     /// To any node: check whether you reach this store.
     TryNames { at: NamesAt },
+    /// To a home: describe these regions, as many as fit into the reply.
+    Describe { regions: Vec<RegionId> },
 }
 
 /// Location of the store of names outside the cluster.
@@ -272,6 +274,19 @@ pub enum Reply {
     Drained(Box<Drained>),
     /// Reply to `MoveNames`: this many names, and this many lost names, have moved.
     NamesMoved { names: u64, lost: u64 },
+    /// Reply to `Describe`: one description for each of the first regions in the request, at least for one.
+    Described { found: Vec<Description> },
+}
+
+/// A home's answer about one region of a [`Request::Describe`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum Description {
+    /// The region's home is the replying node.
+    Region(Box<RegionInfo>),
+    /// The region has moved to this home.
+    MovedTo(NodeId),
+    /// The replying node does not know the region.
+    NotFound,
 }
 
 /// Maximum number of remaining regions that a drained node lists.
@@ -428,6 +443,16 @@ pub struct RegionInfo {
     pub sealed: bool,
 }
 
+impl RegionInfo {
+    /// Returns about the length of the encoded description, in bytes.
+    pub(crate) fn encoded_bytes(&self) -> usize {
+        let grants: usize = self.grants.iter().map(|(who, _)| who.len() + 3).sum();
+        let shares = self.nodes.len() + self.unreachable.len() + self.lost.len();
+        let name = self.name.as_ref().map_or(0, String::len);
+        48 + name + self.owner.len() + grants + 12 * shares + 5 * self.mappers.len()
+    }
+}
+
 /// The description of a node for users.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NodeStatus {
@@ -568,8 +593,8 @@ impl Member {
 pub enum Notice {
     /// The sender was alive at `sent_ns` on its own clock. `heard_ns` names the last heartbeat that the sender has
     /// received, by the time at which the receiver sent it, on the receiver's clock; 0 if there is none. `time_ns` is
-    /// the time since 1970 on the fastest clock that the sender knows.
-    Heartbeat { sent_ns: u64, heard_ns: u64, time_ns: u64 },
+    /// the time since 1970 on the fastest clock that the sender knows. `bytes_taken` of the sender's memory are not free.
+    Heartbeat { sent_ns: u64, heard_ns: u64, time_ns: u64, bytes_taken: u64 },
     /// The sender leaves, and can no longer access the receiver's memory.
     Leave,
     /// To a home: the sender no longer has mappings of this region from map requests up to `upto`.

@@ -1,9 +1,10 @@
 //! `halite ls`: lists the regions, or the servers, that have names.
 
+use std::io;
 use std::path::Path;
 
 use futures_util::future::try_join;
-use halite::{ListedRegions, Lost, LostRegion, NamedServer, RegionInfo, UnreachableRegion};
+use halite::{ListedRegions, Lost, LostRegion, NamedServer, RegionInfo, Session, UnreachableRegion};
 use serde::Serialize;
 
 use super::regions::{RegionJson, holders};
@@ -23,32 +24,78 @@ pub fn run(dir: &Path, args: &Ls) -> anyhow::Result<()> {
     if args.services {
         return print_servers(&client.session.servers(None)?, args.listing.json);
     }
-    let session = client.session.as_async();
-    let asked = client.session.block_on(try_join(session.list_all(), session.list_lost()))?;
-    let (ListedRegions { regions, unreachable, damaged }, lost) = asked;
-    let mut text = String::new();
-    if args.listing.json {
-        text.extend(regions.iter().map(|region| output::json_line(&RegionJson::from(region)) + "\n"));
-        text.extend(
-            unreachable.iter().map(|region| output::json_line(&UnreachableJson::from(region)) + "\n"),
-        );
-        text.extend(
-            damaged.iter().map(|name| output::json_line(&DamagedJson { name, damaged: true }) + "\n"),
-        );
-        text.extend(lost.iter().map(|region| output::json_line(&LostJson::from(region)) + "\n"));
-    } else {
-        text.push_str(&table(&regions).to_string());
-        if !unreachable.is_empty() {
-            text.push_str(&format!("\n{}", unreachable_table(&unreachable)));
-        }
-        if !damaged.is_empty() {
-            text.push_str(&format!("\n{}", damaged_table(&damaged)));
-        }
-        if !lost.is_empty() {
-            text.push_str(&format!("\n{}", lost_table(&lost)));
+    client.session.block_on(print_regions(client.session.as_async(), args.listing.json))
+}
+
+/// Prints each page while the node gathers the next one.
+async fn print_regions(session: &Session, is_json: bool) -> anyhow::Result<()> {
+    let lost = session.list_lost().await?;
+    let mut listing = Printed::new(is_json);
+    let mut page = session.list_page(None).await?;
+    while let Some(after) = page.next.take() {
+        let printing = async { Ok(listing.print(page)?) };
+        let next = async { Ok::<_, anyhow::Error>(session.list_page(Some(&after)).await?) };
+        (page, _) = try_join(next, printing).await?;
+    }
+    listing.print(page)?;
+    listing.end(&lost)
+}
+
+/// The listing as printed so far.
+struct Printed {
+    is_json: bool,
+    regions: Table,
+    unreachable: Table,
+    damaged: Table,
+    text: String,
+}
+
+impl Printed {
+    fn new(is_json: bool) -> Printed {
+        Printed {
+            is_json,
+            regions: Table::new(&REGION_COLUMNS),
+            unreachable: Table::new(&[("unreachable", Align::Left), ("home", Align::Left)]),
+            damaged: Table::new(&[("damaged in etcd", Align::Left)]),
+            text: String::new(),
         }
     }
-    Ok(output::print(&text)?)
+
+    fn json(&mut self, object: &impl Serialize) {
+        self.text.push_str(&output::json_line(object));
+        self.text.push('\n');
+    }
+
+    /// Prints the regions of a page. Tables of other names follow in [`Printed::end`].
+    fn print(&mut self, page: ListedRegions) -> io::Result<()> {
+        self.text.clear();
+        if self.is_json {
+            page.regions.iter().for_each(|region| self.json(&RegionJson::from(region)));
+            page.unreachable.iter().for_each(|region| self.json(&UnreachableJson::from(region)));
+            page.damaged.iter().for_each(|name| self.json(&DamagedJson { name, damaged: true }));
+            return output::print(&self.text);
+        }
+        for UnreachableRegion { name, home } in page.unreachable {
+            self.unreachable.row(vec![name, format!("node {home}")]);
+        }
+        page.damaged.into_iter().for_each(|name| self.damaged.row(vec![name]));
+        page.regions.into_iter().for_each(|region| self.regions.row(region_row(region)));
+        output::print(&self.regions.take_text())
+    }
+
+    fn end(mut self, lost: &[LostRegion]) -> anyhow::Result<()> {
+        self.text.clear();
+        if self.is_json {
+            lost.iter().for_each(|region| self.json(&LostJson::from(region)));
+        } else {
+            let lost = lost_table(lost);
+            for table in [&self.unreachable, &self.damaged, &lost].into_iter().filter(|table| table.len() > 0)
+            {
+                self.text.push_str(&format!("\n{table}"));
+            }
+        }
+        Ok(output::print(&self.text)?)
+    }
 }
 
 fn print_servers(servers: &[NamedServer], is_json: bool) -> anyhow::Result<()> {
@@ -96,25 +143,11 @@ impl<'a> From<&'a UnreachableRegion> for UnreachableJson<'a> {
     }
 }
 
-fn unreachable_table(unreachable: &[UnreachableRegion]) -> Table {
-    let mut table = Table::new(&[("unreachable", Align::Left), ("home", Align::Left)]);
-    for region in unreachable {
-        table.row(vec![region.name.clone(), format!("node {}", region.home)]);
-    }
-    table
-}
-
 /// One JSON object for a name with a damaged record.
 #[derive(Serialize, Debug)]
 struct DamagedJson<'a> {
     name: &'a str,
     damaged: bool,
-}
-
-fn damaged_table(damaged: &[String]) -> Table {
-    let mut table = Table::new(&[("damaged in etcd", Align::Left)]);
-    damaged.iter().for_each(|name| table.row(vec![name.clone()]));
-    table
 }
 
 /// One JSON object for a lost region.
@@ -151,25 +184,17 @@ fn lost_table(lost: &[LostRegion]) -> Table {
     table
 }
 
-fn table(regions: &[RegionInfo]) -> Table {
-    let columns = [
-        ("name", Align::Left),
-        ("bytes", Align::Right),
-        ("size", Align::Right),
-        ("nodes", Align::Left),
-        ("owner", Align::Left),
-        ("everyone", Align::Left),
-    ];
-    let mut table = Table::new(&columns);
-    for region in regions {
-        table.row(vec![
-            region.name.clone().unwrap_or_default(),
-            region.len.to_string(),
-            ByteCount(region.len).to_string(),
-            holders(region),
-            region.owner.clone(),
-            letters::format(region.everyone),
-        ]);
-    }
-    table
+const REGION_COLUMNS: [(&str, Align); 6] = [
+    ("name", Align::Left),
+    ("bytes", Align::Right),
+    ("size", Align::Right),
+    ("nodes", Align::Left),
+    ("owner", Align::Left),
+    ("everyone", Align::Left),
+];
+
+fn region_row(region: RegionInfo) -> Vec<String> {
+    let (bytes, nodes) = (region.len.to_string(), holders(&region));
+    let (size, everyone) = (ByteCount(region.len).to_string(), letters::format(region.everyone));
+    vec![region.name.unwrap_or_default(), bytes, size, nodes, region.owner, everyone]
 }

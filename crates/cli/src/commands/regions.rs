@@ -8,17 +8,17 @@ use crate::letters;
 
 /// A region as one JSON object.
 #[derive(Serialize, Debug)]
-pub struct RegionJson {
-    name: Option<String>,
+pub struct RegionJson<'a> {
+    name: Option<&'a str>,
     len: u64,
     chunk_bytes: u64,
     home: u32,
     nodes: Vec<Share>,
     unreachable: Vec<Share>,
     lost: Vec<Share>,
-    owner: String,
+    owner: &'a str,
     everyone: String,
-    grants: Vec<GrantJson>,
+    grants: Vec<GrantJson<'a>>,
     mappers: Vec<u32>,
     epoch: u64,
     sealed: bool,
@@ -31,26 +31,26 @@ struct Share {
 }
 
 #[derive(Serialize, Debug)]
-struct GrantJson {
-    who: String,
+struct GrantJson<'a> {
+    who: &'a str,
     permissions: String,
 }
 
-impl From<&RegionInfo> for RegionJson {
-    fn from(region: &RegionInfo) -> RegionJson {
-        let grant = |(who, permissions): &(String, _)| GrantJson {
-            who: who.clone(),
+impl<'a> From<&'a RegionInfo> for RegionJson<'a> {
+    fn from(region: &'a RegionInfo) -> RegionJson<'a> {
+        let grant = |(who, permissions): &'a (String, _)| GrantJson {
+            who,
             permissions: letters::format(*permissions),
         };
         RegionJson {
-            name: region.name.clone(),
+            name: region.name.as_deref(),
             len: region.len,
             chunk_bytes: region.chunk_bytes,
             home: region.home.0,
             nodes: shares(&region.nodes),
             unreachable: shares(&region.unreachable),
             lost: shares(&region.lost),
-            owner: region.owner.clone(),
+            owner: &region.owner,
             everyone: letters::format(region.everyone),
             grants: region.grants.iter().map(grant).collect(),
             mappers: region.mappers.iter().map(|node| node.0).collect(),

@@ -8,6 +8,7 @@ use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use halite::blocking::Session;
 use halite::{AttachMode, Config, Fence, Node, NodeId, Permissions};
 use rustix::fs::{FileType, Mode};
 use rustix::process::{Pid, Signal};
@@ -419,4 +420,44 @@ fn a_foreign_region_is_copied_with_a_notice() {
         assert_eq!(output.stdout, expected);
         assert!(String::from_utf8_lossy(&output.stderr).contains("not verified"));
     }
+}
+
+/// Expects that `ls` lists names of more than one page, while other names come, go, and move to another node.
+#[test]
+fn a_long_list_has_each_name_once() {
+    let scratch = Scratch::new("pages");
+    let _up = scratch.up(2);
+    let session = Session::attach(scratch.cluster()).unwrap();
+    let alloc = |name: &str, node: u32| {
+        let placement = halite::Placement::On(NodeId(node));
+        session.alloc(Some(name), 64, placement, Permissions::READ).unwrap()
+    };
+    let staying: Vec<String> = (0..2500).map(|index| format!("name {index:04}")).collect();
+    let handles: Vec<_> =
+        staying.iter().zip(0..).map(|(name, index)| alloc(name, u32::from(index % 3 == 0))).collect();
+    let going: Vec<_> = (0..100).map(|index| alloc(&format!("name {:04}a", 25 * index), 0)).collect();
+    let mut listed = Vec::new();
+    let mut after = None;
+    loop {
+        let page = session.list_page(after.as_deref()).unwrap();
+        assert!(page.regions.len() <= 1024 && page.unreachable.is_empty());
+        listed.extend(page.regions.into_iter().filter_map(|region| region.name));
+        let Some(next) = page.next else { break };
+        if after.is_none() {
+            going.iter().for_each(|lh| session.free(*lh).unwrap());
+            for index in 0..100 {
+                alloc(&format!("name {:04}b", 25 * index), 1);
+            }
+            handles.iter().step_by(40).for_each(|lh| session.move_to(*lh, NodeId(1)).unwrap());
+        }
+        after = Some(next);
+    }
+    let is_staying = |name: &&String| !name.ends_with(['a', 'b']);
+    assert!(listed.is_sorted() && listed.iter().filter(is_staying).eq(&staying));
+
+    assert!(names(&scratch).iter().filter(is_staying).eq(&staying));
+    let text = scratch.ok("ls");
+    let rows: Vec<&str> = text.lines().collect();
+    assert_eq!((rows.len(), rows[0].split_whitespace().next()), (1 + 2600, Some("name")));
+    assert!(rows[1..].iter().all(|row| row.starts_with("name ") && row.len() == rows[1].len()));
 }

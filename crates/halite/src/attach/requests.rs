@@ -143,7 +143,7 @@ async fn carry_out_other(
         Request::SetName { lh, name } => reply(id, &session.set_name(lh, name).await),
         Request::Stat(name) => reply(id, &session.stat(name).await),
         Request::StatHandle(lh) => reply(id, &session.stat_handle(lh).await),
-        Request::ListAll => reply(id, &session.list_all().await),
+        Request::ListPage(after) => reply(id, &session.list_page(after).await),
         Request::ListLost => reply(id, &session.list_lost().await),
         Request::ForgetName(name) => reply(id, &session.forget_name(name).await),
         Request::ForgetNode(node) => match desk.is_owner {

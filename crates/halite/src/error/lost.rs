@@ -48,6 +48,8 @@ pub struct ListedRegions {
     /// Names in etcd whose entries were overwritten, so that they point to no region.
     /// [`Session::forget_name`](crate::Session::forget_name) frees such a name.
     pub damaged: Vec<String>,
+    /// The name after which the list continues; `None` if the list is complete.
+    pub next: Option<String>,
 }
 
 impl Lost {

@@ -116,6 +116,7 @@ impl Session {
         fn stat_handle(lh: Lh) -> Result<RegionInfo, RegionError>;
         fn list() -> Result<Vec<RegionInfo>, RegionError>;
         fn list_all() -> Result<ListedRegions, RegionError>;
+        fn list_page(after: Option<&str>) -> Result<ListedRegions, RegionError>;
         fn list_lost() -> Result<Vec<LostRegion>, RegionError>;
         fn forget_name(name: &str) -> Result<(), RegionError>;
         fn forget_node(node: NodeId) -> Result<(), RegionError>;

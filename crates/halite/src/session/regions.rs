@@ -168,14 +168,33 @@ impl Session {
         self.list_all().await.map(|listed| listed.regions)
     }
 
-    /// Lists all names in use in the cluster. Each list in the result is ordered by name.
+    /// Lists all names in use in the cluster, as [`Session::list_page`] does. Each list in the result is ordered by
+    /// name.
     pub async fn list_all(&self) -> Result<ListedRegions, RegionError> {
-        let session = asking!(self, "list", Object::All("regions"), Request::ListAll);
-        match session.command("list", Object::All("regions"), Command::List).await? {
-            Outcome::List { regions, unreachable, damaged } => {
+        let mut all = self.list_page(None).await?;
+        while let Some(after) = all.next.take() {
+            let ListedRegions { regions, unreachable, damaged, next } = self.list_page(Some(&after)).await?;
+            all.regions.extend(regions);
+            all.unreachable.extend(unreachable);
+            all.damaged.extend(damaged);
+            all.next = next;
+        }
+        Ok(all)
+    }
+
+    /// Lists the names after `after`, in order: at most 1024, and fewer if their descriptions exceed 4 MiB.
+    /// [`ListedRegions::next`] is the argument for the next page.
+    ///
+    /// A name that exists from the first page to the last is listed exactly once. A name that is added or removed
+    /// meanwhile is listed once or not at all.
+    pub async fn list_page(&self, after: Option<&str>) -> Result<ListedRegions, RegionError> {
+        let session = asking!(self, "list", Object::All("regions"), Request::ListPage(after));
+        let command = Command::List { after: after.map(str::to_owned) };
+        match session.command("list", Object::All("regions"), command).await? {
+            Outcome::List { regions, unreachable, damaged, next } => {
                 let named = |(name, home)| UnreachableRegion { name, home };
                 let unreachable = unreachable.into_iter().map(named).collect();
-                Ok(ListedRegions { regions, unreachable, damaged })
+                Ok(ListedRegions { regions, unreachable, damaged, next })
             }
             _ => unreachable!("the command returns a list"),
         }
@@ -385,7 +404,7 @@ impl Embedded {
             Command::Alloc { name: Some(_), .. }
                 | Command::Map { .. }
                 | Command::Stat(_)
-                | Command::List
+                | Command::List { .. }
                 | Command::RegionCommand(_, RegionCommand::SetName { .. })
                 | Command::ListLost
                 | Command::ForgetName(_)

@@ -373,6 +373,10 @@ impl<'a> Context<'a> {
         self.membership.members()
     }
 
+    pub(super) fn last_number(&self) -> u64 {
+        self.out.last_number()
+    }
+
     /// Returns true if an incarnation is this node's or connected.
     pub(super) fn is_present(&self, incarnation: NodeIncarnation) -> bool {
         incarnation == self.incarnation() || self.members().is_alive(incarnation)

@@ -21,13 +21,17 @@ use self::watching::Watching;
 use super::context::{Context, Purpose};
 use super::on_demand::DialWaiter;
 use super::owner::{HomeExtents, Owner, OwnerSide};
+use crate::directory::NAMES_PER_ANSWER_MAX;
 use crate::ids::{Epoch, NodeId, NodeIncarnation, Principal, RegionId, RequestId, Requester};
 use crate::layout::{self, Extent, Extents};
-use crate::message::{Change, ErrorReply, Notice, RegionCommand, Reply, Request};
+use crate::message::{Change, Description, ErrorReply, Notice, RegionCommand, Reply, Request};
 use crate::names;
 use crate::permissions::{AccessList, Permissions};
 use crate::quota::RegionUse;
 use crate::region::{Busy, Moving, Presence, Region, Stage};
+
+/// Bytes of descriptions from which on a reply ends.
+const DESCRIBED_BYTES_MAX: usize = 1 << 20;
 
 /// The regions whose home is this node, that this node is allocating, or that have moved away.
 #[derive(Debug, Default)]
@@ -367,6 +371,26 @@ impl HomeSide<'_> {
             }
             None => self.answer_unknown_region(requester, region),
         }
+    }
+
+    pub(super) fn serve_describe(&mut self, requester: Requester, regions: &[RegionId]) {
+        let (mut found, mut bytes) = (Vec::with_capacity(regions.len().min(NAMES_PER_ANSWER_MAX)), 0);
+        for region in regions {
+            found.push(match (self.homes.regions.get(region), self.homes.moved.home_of(*region)) {
+                (Some(known), _) => {
+                    let presence = |incarnation| self.cx.presence_of(incarnation);
+                    let info = known.info(*region, self.cx.incarnation(), presence);
+                    bytes += info.encoded_bytes();
+                    Description::Region(Box::new(info))
+                }
+                (None, Some(home)) => Description::MovedTo(home),
+                (None, None) => Description::NotFound,
+            });
+            if bytes > DESCRIBED_BYTES_MAX || found.len() == NAMES_PER_ANSWER_MAX {
+                break;
+            }
+        }
+        self.cx.answer(requester, Ok(Reply::Described { found }));
     }
 
     pub(super) fn serve_region_command(

@@ -132,9 +132,10 @@ impl Membership {
         Some(ReceivedFrame { from: from.incarnation, message: from.assembler.handle_frame(frame) })
     }
 
-    /// Records a heartbeat that the peer sent at `sent_ns` by its own clock.
-    pub(super) fn note_beat(&mut self, from: NodeIncarnation, sent_ns: u64) {
-        self.members.note_beat(from, sent_ns);
+    /// Records a heartbeat that the peer sent at `sent_ns` by its own clock, while `bytes_taken` of its memory were not
+    /// free.
+    pub(super) fn note_beat(&mut self, from: NodeIncarnation, sent_ns: u64, bytes_taken: u64) {
+        self.members.note_beat(from, sent_ns, bytes_taken);
     }
 
     /// Records that a peer has received a message that this node sent at `said_ns`.
@@ -424,7 +425,7 @@ impl Engine {
             .peers()
             .map(|(id, peer)| (id, peer.incarnation.node, peer.heard_ns, peer.beat_ns))
             .collect();
-        let time_ns = self.out.time_of_day_ns();
+        let (time_ns, bytes_taken) = (self.out.time_of_day_ns(), self.owner.bytes_taken());
         for (peer, node, heard_ns, beat_ns) in peers {
             let silent_ns = now_ns.saturating_sub(heard_ns);
             if silent_ns > lease_ns {
@@ -434,7 +435,8 @@ impl Engine {
                 self.declare_dead(peer);
                 self.membership.members.note_silent(peer);
             } else {
-                self.cx().notify(node, Notice::Heartbeat { sent_ns: now_ns, heard_ns: beat_ns, time_ns });
+                let beat = Notice::Heartbeat { sent_ns: now_ns, heard_ns: beat_ns, time_ns, bytes_taken };
+                self.cx().notify(node, beat);
             }
         }
         self.drop_late_candidates();

@@ -116,6 +116,11 @@ impl Owner {
         self.store.bytes_total()
     }
 
+    /// Returns the number of bytes that belong to regions or are in quarantine.
+    pub(super) fn bytes_taken(&self) -> u64 {
+        self.store.bytes_used() + self.store.bytes_quarantined()
+    }
+
     /// Returns the size of the arena in bytes, and the number of its free bytes.
     pub(super) fn bytes_grown_and_free(&self) -> (u64, u64) {
         (self.store.bytes_grown(), self.store.bytes_free())

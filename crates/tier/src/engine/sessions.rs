@@ -1,7 +1,9 @@
 //! Commands of sessions. Each command is a short series of requests to other nodes.
 
 mod known;
+mod listing;
 pub(super) mod memory;
+mod placing;
 mod servers;
 mod status;
 mod waits;
@@ -9,7 +11,9 @@ mod waits;
 use std::collections::BTreeMap;
 
 use self::known::KnownNames;
+use self::listing::Page;
 use self::memory::IssuedCopies;
+use self::placing::Placed;
 use self::servers::ServerStep;
 use self::status::Statuses;
 use self::waits::Waits;
@@ -19,12 +23,12 @@ use super::on_demand::DialWaiter;
 use super::owner::Owner;
 use crate::access::SlotRef;
 use crate::directory::LOST_NAMES_MAX;
-use crate::effect::{Command, CommandError, Effect, OpId, Outcome, Placement};
+use crate::effect::{Command, CommandError, Effect, OpId, Outcome};
 use crate::ids::{NodeId, NodeIncarnation, Principal, RegionId, RequestId, SessionId};
 use crate::layout::CHUNK_BYTES_MIN;
 use crate::lockword::LOCK_BYTES;
 use crate::mapper::Mapper;
-use crate::message::{ErrorReply, LostName, MappedReply, Notice, RegionCommand, RegionInfo, Reply, Request};
+use crate::message::{ErrorReply, LostName, MappedReply, Notice, RegionCommand, Reply, Request};
 use crate::names::Service;
 use crate::permissions::Permissions;
 
@@ -38,33 +42,13 @@ const DIRECTORY_FAILURES_MAX: u8 = 3;
 pub(super) struct Commands {
     waits: Waits,
     memory: IssuedCopies,
-    lists: BTreeMap<OpId, Listing>,
+    pages: BTreeMap<OpId, Page>,
     statuses: Statuses,
     /// Number of map requests in flight per region. Once the home has replied to one, it lists this node as a mapper.
     mapping: BTreeMap<RegionId, usize>,
+    placed: Placed,
     /// Regions and homes of names used before, if names are kept outside the cluster.
     known: KnownNames,
-}
-
-#[derive(Debug)]
-struct Gathering<T> {
-    missing: usize,
-    found: Vec<T>,
-}
-
-/// The regions of a list command, as their homes describe them.
-#[derive(Debug)]
-struct Listing {
-    infos: Gathering<RegionInfo>,
-    unreachable: Vec<(String, NodeId)>,
-    damaged: Vec<String>,
-}
-
-/// Names listed so far, and names whose records are damaged.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Listed {
-    names: Vec<(String, RegionId, NodeId)>,
-    damaged: Vec<String>,
 }
 
 /// The engine state that session commands may use.
@@ -107,10 +91,13 @@ pub(super) enum UserStep {
         region: RegionId,
         hops: u8,
     },
-    ListNames(Listed),
-    ListOne {
-        name: String,
+    ListNames {
+        after: Option<String>,
+    },
+    Describe {
         home: NodeId,
+        names: Vec<(String, RegionId)>,
+        hops: u8,
     },
     ListLost {
         names: Vec<LostName>,
@@ -203,7 +190,7 @@ impl SessionSide<'_> {
             },
             Command::Fill { at, len, byte } => self.start_fill(op, session, at, len, byte),
             Command::Copy { to, from, len } => self.start_copy(op, session, to, from, len),
-            Command::List => self.list_names(op, Listed::default()),
+            Command::List { after } => self.list_names(op, after),
             Command::ListLost => self.list_lost(op, Vec::new()),
             Command::Register { service, is_shared } => self.register(op, service, is_shared),
             Command::Unregister(id) => self.unregister(op, id, Ok(Outcome::Done)),
@@ -275,60 +262,6 @@ impl SessionSide<'_> {
         let step =
             UserStep::Alloc { session, request: request.clone(), others, directory_failures: 0, lost: None };
         self.cx.ask(home, request, Purpose::User(op, step));
-    }
-
-    /// Returns the nodes that are to hold a region, and the alternatives in case that they lack space.
-    fn nodes_for(&self, placement: Placement) -> (Vec<NodeId>, Vec<NodeId>) {
-        let me = self.cx.incarnation().node;
-        match placement {
-            Placement::Local => (vec![me], Vec::new()),
-            Placement::On(node) => (vec![node], Vec::new()),
-            Placement::Spread(nodes) if nodes.is_empty() => (self.memory_nodes(), Vec::new()),
-            Placement::Spread(nodes) => {
-                let mut distinct = Vec::new();
-                for node in nodes {
-                    if !distinct.contains(&node) {
-                        distinct.push(node);
-                    }
-                }
-                (distinct, Vec::new())
-            }
-            Placement::Anywhere => {
-                let (mut candidates, unconnected) = self.memory_nodes_by_contact();
-                if self.owner.bytes_total() == 0 && !candidates.is_empty() {
-                    // Nodes without memory begin at different nodes, so that their regions are spread.
-                    let first = me.0 as usize % candidates.len();
-                    candidates.rotate_left(first);
-                }
-                candidates.extend(unconnected);
-                if self.owner.bytes_total() > 0 && !self.cx.membership().draining().is_on() {
-                    candidates.retain(|node| *node != me);
-                    candidates.insert(0, me);
-                }
-                let others = candidates.split_off(candidates.len().min(1));
-                (candidates, others)
-            }
-        }
-    }
-
-    /// Returns the nodes of [`SessionSide::memory_nodes`], split into connected nodes and nodes that this node is still
-    /// meeting.
-    fn memory_nodes_by_contact(&self) -> (Vec<NodeId>, Vec<NodeId>) {
-        let nodes = self.memory_nodes();
-        nodes.into_iter().partition(|node| !self.cx.is_awaited(*node))
-    }
-
-    /// Returns the permanent nodes that contribute memory. Returns ephemeral nodes only if no permanent node does,
-    /// since their memory leaves with the application.
-    pub(super) fn memory_nodes(&self) -> Vec<NodeId> {
-        let with_memory =
-            self.cx.members().all().filter(|member| member.bytes_total > 0 && member.state.is_there());
-        let draining = self.cx.membership().draining();
-        let taking = with_memory.filter(|member| !draining.covers(self.cx.incarnation(), member.incarnation));
-        let nodes: Vec<NodeId> = taking.map(|member| member.incarnation.node).collect();
-        let (ephemeral, permanent): (Vec<NodeId>, Vec<NodeId>) =
-            nodes.iter().partition(|node| node.is_ephemeral());
-        if permanent.is_empty() { ephemeral } else { permanent }
     }
 
     /// Finds a region by name. If names are outside, tries the known home first, even while the store is down.
@@ -455,8 +388,10 @@ impl SessionSide<'_> {
                 self.cx.finish(op, Err(refusal.into()));
             }
             (UserStep::Act { act, region, hops }, body) => self.continue_act(op, act, region, hops, body),
-            (UserStep::ListNames(listed), body) => self.continue_list(op, listed, body),
-            (UserStep::ListOne { name, home }, body) => self.gather_info(op, name, home, body),
+            (UserStep::ListNames { after }, body) => self.continue_list(op, after, body),
+            (UserStep::Describe { home, names, hops }, body) => {
+                self.continue_describe(op, (home, names, hops), body)
+            }
             (UserStep::ListLost { names }, body) => self.continue_list_lost(op, names, body),
             (UserStep::Servers(step), body) => self.continue_servers(op, step, body),
             (UserStep::Forget, Ok(Reply::Done)) => self.cx.finish(op, Ok(Outcome::Done)),
@@ -505,6 +440,7 @@ impl SessionSide<'_> {
                 if let Request::Alloc { name: Some(name), .. } = &request {
                     self.note_name(name, reply.region, reply.home.node);
                 }
+                self.note_placed(&reply.extents);
                 self.insert_mapping(op, session, (Permissions::all(), Vec::new()), &reply)
             }
             // A draining node may refuse before this node hears that it drains.
@@ -639,60 +575,6 @@ impl SessionSide<'_> {
         match self.mapper.home_of(region) {
             Some(home) => self.act(op, Act::Unwatch { port }, region, home.node, 0),
             None => self.cx.finish(op, Ok(Outcome::Done)),
-        }
-    }
-
-    fn list_names(&mut self, op: OpId, listed: Listed) {
-        let last = listed.names.last().map(|(name, ..)| name);
-        let after = last.max(listed.damaged.last()).cloned();
-        self.cx.ask_directory(Request::ListNames { after }, Purpose::User(op, UserStep::ListNames(listed)));
-    }
-
-    fn continue_list(&mut self, op: OpId, mut listed: Listed, body: Result<Reply, ErrorReply>) {
-        match body {
-            Ok(Reply::Names { names: found, damaged, more }) => {
-                let progress = !(found.is_empty() && damaged.is_empty());
-                listed.names.extend(found);
-                listed.damaged.extend(damaged);
-                if more && progress {
-                    return self.list_names(op, listed);
-                }
-                let Listed { names, damaged } = listed;
-                let infos = Gathering { missing: names.len(), found: Vec::new() };
-                self.commands.lists.insert(op, Listing { infos, unreachable: Vec::new(), damaged });
-                for (name, region, home) in names {
-                    let step = UserStep::ListOne { name, home };
-                    self.cx.ask(home, Request::Stat { region }, Purpose::User(op, step));
-                }
-                self.finish_list(op);
-            }
-            Ok(_) => self.cx.finish(op, Err(ErrorReply::Malformed.into())),
-            Err(refusal) => self.cx.finish(op, Err(refusal.into())),
-        }
-    }
-
-    /// Collects the description of a listed region. Skips regions freed since their names were listed.
-    fn gather_info(&mut self, op: OpId, name: String, home: NodeId, body: Result<Reply, ErrorReply>) {
-        let Some(Listing { infos, unreachable, .. }) = self.commands.lists.get_mut(&op) else { return };
-        infos.missing -= 1;
-        match body {
-            Ok(Reply::Info(info)) => infos.found.push(*info),
-            // A node that joined recently may not know former members.
-            Err(ErrorReply::PeerDown(_) | ErrorReply::NotMet(_) | ErrorReply::UnknownNode(_)) => {
-                unreachable.push((name, home))
-            }
-            _ => {}
-        }
-        self.finish_list(op);
-    }
-
-    fn finish_list(&mut self, op: OpId) {
-        if self.commands.lists.get(&op).is_some_and(|list| list.infos.missing == 0) {
-            let list = self.commands.lists.remove(&op).expect("looked up just before");
-            let (mut regions, mut unreachable) = (list.infos.found, list.unreachable);
-            regions.sort_by(|a, b| a.name.cmp(&b.name));
-            unreachable.sort();
-            self.cx.finish(op, Ok(Outcome::List { regions, unreachable, damaged: list.damaged }));
         }
     }
 

@@ -124,6 +124,26 @@ fn anywhere_prefers_permanent_nodes() {
     order(&mut cluster, command, lh, RegionCommand::Free);
 }
 
+#[test]
+fn anywhere_fills_nodes_evenly() {
+    let mut cluster = Cluster::of(4);
+    cluster.pass(common::LEASE_NS);
+    let len = common::ARENA_BYTES / 32;
+    cluster.alloc(0, "first", len, Placement::Anywhere);
+    assert_eq!(cluster.info(0, "first").home, NodeId(0), "own memory is the fastest");
+    for index in 0..23 {
+        cluster.alloc(0, &format!("before a heartbeat {index}"), len, Placement::Anywhere);
+    }
+    cluster.pass(common::LEASE_NS);
+    for index in 0..24 {
+        cluster.alloc(0, &format!("after it {index}"), len, Placement::Anywhere);
+    }
+    for host in 0..4 {
+        let regions = cluster.memory(host).0 / len;
+        assert!((8..=16).contains(&regions), "node {host} holds {regions} of 48 regions");
+    }
+}
+
 fn unnamed(cluster: &mut Cluster, host: usize, placement: Placement) -> SlotRef {
     slot(cluster.command(host, allocation(None, LEN, placement)))
 }

@@ -23,7 +23,7 @@ fn conversation() -> Vec<Vec<u8>> {
     cluster.command(1, Command::Watch { slot: lh, port: 7 }).unwrap();
     cluster.command(1, Command::ListWatchers(lh)).unwrap();
     cluster.command(1, Command::Status).unwrap();
-    cluster.command(1, Command::List).unwrap();
+    cluster.command(1, Command::List { after: None }).unwrap();
     cluster.command(1, Command::RegionCommand(lh, RegionCommand::Move { to: NodeId(0) })).unwrap();
     cluster.command(1, Command::RegionCommand(lh, RegionCommand::Seal)).unwrap();
     cluster.command(1, Command::RegionCommand(lh, RegionCommand::Free)).unwrap();

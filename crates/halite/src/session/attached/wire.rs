@@ -100,7 +100,7 @@ pub(crate) enum Request<'a> {
     },
     Stat(&'a str),
     StatHandle(Lh),
-    ListAll,
+    ListPage(#[serde(borrow)] Option<&'a str>),
     ListLost,
     ForgetName(&'a str),
     ForgetNode(NodeId),
