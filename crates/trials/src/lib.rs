@@ -46,6 +46,7 @@ mod plan;
 mod plans;
 #[cfg(test)]
 mod priorities;
+mod qos;
 mod regions;
 #[cfg(test)]
 mod regressions;
@@ -59,5 +60,6 @@ pub use golden::golden;
 pub use hosted::Birth;
 pub use judge::Tally;
 pub use plan::{Faults, Plan, PlanError, Work};
+pub use qos::qos;
 pub use report::Report;
 pub use trial::{Keep, run};

@@ -25,6 +25,16 @@ pub enum SimCommand {
     List(Listing),
     /// Print the simulated cost of each operation without faults
     Golden,
+    /// Sessions of two priorities beside each other under each policy, as in LITE's figure 16
+    Qos(QosArgs),
+}
+
+/// Arguments of `halite sim qos`
+#[derive(Args, Debug)]
+pub struct QosArgs {
+    /// Hardware profile, from `halite sim list`
+    #[arg(long, value_name = "NAME", default_value = "cx3-40g")]
+    pub profile: String,
 }
 
 /// Arguments of `halite sim run`

@@ -16,6 +16,8 @@ mod walk;
 
 use std::path::{Path, PathBuf};
 
+use halite_sim::Profile;
+
 pub use args::SimArgs;
 
 use crate::output;
@@ -27,6 +29,7 @@ pub fn run(args: &SimArgs) -> anyhow::Result<()> {
         SimCommand::Run(args) => run::run(args),
         SimCommand::Soak(args) => soak::run(args),
         SimCommand::List(args) => list::run(args),
+        SimCommand::Qos(args) => Ok(output::print(&halite_trials::qos(&Profile::named(&args.profile)?))?),
         SimCommand::Golden => Ok(output::print(&halite_trials::golden())?),
     }
 }

@@ -99,6 +99,11 @@ pub(crate) enum Stop {
     Closed,
 }
 
+/// Length in bytes up to which an access never waits for the parts of others to leave.
+const SHORT_BYTES_MAX: usize = 4096;
+/// Minimum length of a part that the path's rate shortens, in bytes.
+const SLICE_BYTES_MIN: usize = 32 << 10;
+
 /// Reason why no more parts can become ready now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Hold {
@@ -161,7 +166,8 @@ impl Driver {
         if self.delay(transfer).is_some() {
             return None;
         }
-        let mut part = self.prepare(transfer, at, peer, true).ok().filter(|part| part.len == rest)?;
+        let mut part =
+            self.prepare(transfer, at, peer, SLICE_BYTES_MAX, true).ok().filter(|part| part.len == rest)?;
         let time = self.begin_time(transfer.kind());
         self.expect_round_trip(peer);
         self.shared.fabric.post(peer, lane_of(&part), &[request(transfer, &part, is_awaited)]).ok()?;
@@ -230,13 +236,14 @@ impl Driver {
         Ok(())
     }
 
-    /// Begins a part at `at` if its memory still belongs to `peer`; later changes of that memory wait for the part.
-    /// `is_only` is true if no other part of the transfer holds staging memory.
+    /// Begins a part of at most `len_max` bytes at `at` if its memory still belongs to `peer`; later changes of that memory
+    /// wait for the part. `is_only` is true if no other part of the transfer holds staging memory.
     fn prepare<T: Transfer>(
         &self,
         transfer: &T,
         at: Cursor,
         peer: PeerId,
+        len_max: usize,
         is_only: bool,
     ) -> Result<Part<'_>, Unready> {
         let shared = &self.shared;
@@ -249,7 +256,7 @@ impl Driver {
             Err(Blocked::Post { peer: found, address, len }) if found == peer => (address, len),
             _ => return Err(Unready::Moved),
         };
-        let len = len.min(SLICE_BYTES_MAX as u64) as usize;
+        let len = len.min(len_max as u64) as usize;
         let is_staged = match kind {
             Kind::Read => true,
             Kind::Write => len > capabilities().inline_bytes_max,
@@ -489,10 +496,14 @@ impl<'a, T: Transfer> Carrying<'a, T> {
                     if let Some(turn_ns) = self.driver.delay(&*self.transfer) {
                         return Hold::Turn(turn_ns);
                     }
+                    let len_max = self.len_max(peer, bytes);
+                    if len_max == 0 {
+                        return Hold::Window;
+                    }
                     // A transfer with nothing posted must not wait for staging memory, because other transfers wait for
                     // it in turn.
                     let is_only = self.ready.is_empty() && self.pipeline.is_empty();
-                    match self.driver.prepare(&*self.transfer, at, peer, is_only) {
+                    match self.driver.prepare(&*self.transfer, at, peer, len_max, is_only) {
                         Ok(part) => {
                             self.at = self.after(at, part.len);
                             bytes += part.len;
@@ -508,6 +519,19 @@ impl<'a, T: Transfer> Carrying<'a, T> {
             }
         }
         Hold::End
+    }
+
+    /// Returns the maximum length of the next part, if `ready` bytes are prepared; 0 if the part must wait. Short accesses
+    /// wait behind the parts of long ones, so a long access posts only as much as the path soon takes.
+    fn len_max(&self, peer: PeerId, ready: usize) -> usize {
+        let left = self.transfer.len(self.at.index) - self.at.done;
+        if ready + left <= SHORT_BYTES_MAX || matches!(self.transfer.kind(), Kind::Atomic(_)) {
+            return SLICE_BYTES_MAX;
+        }
+        match self.driver.shared.fabric.bulk_room(peer, ACCESSES) {
+            room if room <= ready => 0,
+            room => (room - ready).clamp(SLICE_BYTES_MIN, SLICE_BYTES_MAX),
+        }
     }
 
     /// Posts the ready parts, in one call for each peer, until the fabric refuses one.

@@ -97,7 +97,8 @@ impl Chunk {
         let Fetch { peer, from, key, offset, len } = self.fetch;
         let slice = SLICE_BYTES as u64;
         let bytes_max = bytes_max(fabric.round_trip(peer));
-        let starts = (self.posted..len).step_by(SLICE_BYTES).enumerate();
+        let room = fabric.bulk_room(peer, ACCESSES).div_ceil(SLICE_BYTES);
+        let starts = (self.posted..len).step_by(SLICE_BYTES).enumerate().take(room);
         let fits = starts.take_while(|(count, _)| {
             let slices = self.slices + count;
             has_room(slices, slices * SLICE_BYTES, bytes_max)

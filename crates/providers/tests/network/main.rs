@@ -8,6 +8,7 @@ mod common;
 mod damage;
 mod drops;
 mod forged;
+mod room;
 mod traffic;
 mod translated;
 mod wire;

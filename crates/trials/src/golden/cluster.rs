@@ -16,21 +16,26 @@ pub(super) const FUNCTION: Function = Function(1);
 pub(super) const PORT: Port = Port(1);
 
 /// Node 0, which runs the sessions, and node 1, which serves their calls.
-pub(super) struct Cluster {
+pub(crate) struct Cluster {
     pub(super) world: World,
+    hosts: [HostId; 2],
     nodes: [Rc<Driven>; 2],
 }
 
 impl Cluster {
-    pub(super) async fn start(world: &World) -> Cluster {
+    pub(crate) async fn start(world: &World) -> Cluster {
         let hosts = [world.add_host(), world.add_host()];
         let nodes = [start(world, hosts[0], 0).await, start(world, hosts[1], 1).await];
-        let cluster = Cluster { world: world.clone(), nodes };
+        let cluster = Cluster { world: world.clone(), hosts, nodes };
         cluster.serve(hosts[1]);
         cluster
     }
 
-    pub(super) fn session(&self, node: usize) -> Session {
+    pub(crate) fn host(&self, node: usize) -> HostId {
+        self.hosts[node]
+    }
+
+    pub(crate) fn session(&self, node: usize) -> Session {
         self.nodes[node].session()
     }
 

@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 use halite_sim::{Profile, RunEnd, World};
 
-use cluster::Cluster;
+pub(crate) use cluster::Cluster;
 use jobs::{Job, Worker};
 
 /// Maximum number of operations whose mean is the latency.

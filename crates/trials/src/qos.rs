@@ -1,0 +1,191 @@
+//! Sessions of two priorities beside each other in simulated time, as in LITE's figure 16.
+
+use std::cell::{Cell, RefCell};
+use std::fmt::Write;
+use std::ops::Range;
+use std::rc::Rc;
+use std::time::Duration;
+
+use halite::{Lh, NodeId, Permissions, Placement, Policy, Priority, Qos, Session, WriteOp};
+use halite_sim::{HostId, Profile, RunEnd, World};
+
+use crate::golden::Cluster;
+
+const OPERATION: usize = 8 << 10;
+const SMALL: usize = 64;
+/// Number of independent streams of writes of a session, and the writes that each posts together.
+const STREAMS: usize = 8;
+const TOGETHER: usize = 8;
+const REGION_BYTES: u64 = (OPERATION * TOGETHER) as u64;
+/// Time before a measurement, in which the policy adapts to the load.
+const WARM_UP: Duration = Duration::from_millis(200);
+const MEASURED: Duration = Duration::from_millis(60);
+/// Time at which all phases have ended.
+const DEADLINE_NS: u64 = 10_000_000_000;
+
+/// Load of a session.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Load {
+    None,
+    /// Writes of 8 KiB, up to 64 outstanding.
+    Bulk,
+    /// Writes of 64 bytes, one outstanding.
+    Small,
+}
+
+/// Loads of high and low priority in each phase.
+const PHASES: [[Load; 2]; 5] = [
+    [Load::Bulk, Load::None],
+    [Load::Bulk, Load::Bulk],
+    [Load::None, Load::Bulk],
+    [Load::Small, Load::None],
+    [Load::Small, Load::Bulk],
+];
+
+/// What one session wrote in a phase.
+#[derive(Default)]
+struct Written {
+    bytes: Cell<u64>,
+    /// Times of the operations, in ns.
+    times_ns: RefCell<Vec<u64>>,
+}
+
+/// Returns a table of all policies: throughput of both priorities alone and beside each other, and times of small writes
+/// beside long ones, between two nodes with the hardware of `profile`.
+pub fn qos(profile: &Profile) -> String {
+    let link = profile.bandwidth_bytes_per_us * 1_000_000;
+    let mut text = HEADING.to_owned();
+    for policy in [Policy::SwPri, Policy::HwSep, Policy::None] {
+        let rate = (policy == Policy::HwSep).then_some(link);
+        text.push_str(&row(profile, Qos { policy, rate }));
+    }
+    text
+}
+
+const HEADING: &str = "\
+| policy | high alone [MB/s] | high beside low | low alone | low beside high | 64 B alone, p99 [usec] | 64 B beside low |
+|---|---:|---:|---:|---:|---:|---:|
+";
+
+fn row(profile: &Profile, qos: Qos) -> String {
+    let world = World::new(0, profile.clone());
+    let measured = Rc::new(RefCell::new(Vec::new()));
+    let (here, phases) = (world.clone(), measured.clone());
+    world.spawn(None, "qos", async move {
+        let cluster = Cluster::start(&here).await;
+        let high = cluster.session(0);
+        high.set_qos(qos).await.expect("the settings are valid");
+        let low = high.with_priority(Priority::Low).expect("no principal is limited");
+        let mut lhs = Vec::new();
+        for stream in 0..2 * STREAMS {
+            let name = format!("stream {stream}");
+            let made =
+                high.alloc(Some(&name), REGION_BYTES, Placement::On(NodeId(1)), Permissions::all()).await;
+            lhs.push(made.expect("there is room"));
+        }
+        for loads in PHASES {
+            let written = run(&here, cluster.host(0), [&high, &low], &lhs, loads).await;
+            phases.borrow_mut().push(written);
+        }
+    });
+    let end = world.run_until(DEADLINE_NS);
+    assert_eq!(end, RunEnd::Finished, "the phases of {}", qos.policy);
+    world.end();
+    let phases = measured.borrow();
+    let rate = |phase: usize, session: usize| {
+        phases[phase][session].bytes.get() as f64 / MEASURED.as_micros() as f64
+    };
+    let tail_us = |phase: usize| {
+        let mut times_ns = phases[phase][0].times_ns.borrow_mut();
+        times_ns.sort_unstable();
+        times_ns[times_ns.len() * 99 / 100] as f64 / 1e3
+    };
+    let mut text = String::new();
+    writeln!(
+        text,
+        "| {} | {:.0} | {:.0} | {:.0} | {:.0} | {:.1} | {:.1} |",
+        qos.policy,
+        rate(0, 0),
+        rate(1, 0),
+        rate(2, 1),
+        rate(1, 1),
+        tail_us(3),
+        tail_us(4)
+    )
+    .expect("writing to a string cannot fail");
+    text
+}
+
+/// Runs one phase. Returns what high and low priority wrote in its second part.
+async fn run(
+    world: &World,
+    host: HostId,
+    sessions: [&Session; 2],
+    lhs: &[Lh],
+    loads: [Load; 2],
+) -> [Rc<Written>; 2] {
+    let begin_ns = world.now_ns() + WARM_UP.as_nanos() as u64;
+    let end_ns = begin_ns + MEASURED.as_nanos() as u64;
+    let writing = Rc::new(Cell::new(0));
+    let written = [0, 1].map(|index: usize| {
+        let written = Rc::new(Written::default());
+        let streams = match loads[index] {
+            Load::None => 0,
+            Load::Bulk => STREAMS,
+            Load::Small => 1,
+        };
+        for stream in 0..streams {
+            let stream = Stream {
+                world: world.clone(),
+                session: sessions[index].clone(),
+                lh: lhs[index * STREAMS + stream],
+                is_small: loads[index] == Load::Small,
+                written: written.clone(),
+            };
+            let writing = writing.clone();
+            writing.set(writing.get() + 1);
+            world.spawn(Some(host), "stream", async move {
+                stream.write(begin_ns..end_ns).await;
+                writing.set(writing.get() - 1);
+            });
+        }
+        written
+    });
+    while writing.get() > 0 {
+        world.sleep(None, Duration::from_micros(100)).await;
+    }
+    written
+}
+
+/// Writes of one task, one after the other.
+struct Stream {
+    world: World,
+    session: Session,
+    lh: Lh,
+    is_small: bool,
+    written: Rc<Written>,
+}
+
+impl Stream {
+    /// Writes until the end of `measured`, and counts what is written in this time.
+    async fn write(&self, measured: Range<u64>) {
+        let bytes = vec![7; OPERATION];
+        let op = |index: usize| WriteOp { lh: self.lh, offset: (index * OPERATION) as u64, from: &bytes };
+        let ops: Vec<_> = (0..TOGETHER).map(op).collect();
+        while self.world.now_ns() < measured.end {
+            let before_ns = self.world.now_ns();
+            let len = if self.is_small {
+                self.session.write(self.lh, 0, &bytes[..SMALL]).await.expect("the peer lives");
+                SMALL
+            } else {
+                self.session.write_batch(&ops).await.expect("the peer lives");
+                OPERATION * TOGETHER
+            };
+            let now_ns = self.world.now_ns();
+            if measured.contains(&now_ns) {
+                self.written.bytes.set(self.written.bytes.get() + len as u64);
+                self.written.times_ns.borrow_mut().push(now_ns - before_ns);
+            }
+        }
+    }
+}
