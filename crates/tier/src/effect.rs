@@ -264,7 +264,7 @@ pub enum Placement {
     Spread(Vec<NodeId>),
     /// All chunks are on one node that has enough free memory. The session's own node is preferred, whose memory is the
     /// fastest for the session, until it uses more than another node, chosen at random, by a sixteenth of the memory:
-    /// so all nodes fill evenly. If its own node has no memory, the emptier of two random nodes is preferred.
+    /// so all nodes fill evenly. If its own node has no memory, its number chooses the preferred node.
     Anywhere,
 }
 

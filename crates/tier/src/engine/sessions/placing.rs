@@ -1,8 +1,8 @@
 //! Chooses the nodes that hold a new region.
 //!
-//! A region that may be anywhere goes to the session's own node, whose memory is the fastest for its owner. If another
-//! node, chosen at random, has clearly more of its memory free, the region goes there: so nodes fill evenly, and two
-//! choices suffice for that. Heartbeats tell how much of its memory a node uses.
+//! A region that may be anywhere goes to the session's own node, whose memory is the fastest for its owner; from a node
+//! without memory, to one that follows from its number. If another node, chosen at random, has clearly more of its memory
+//! free, the region goes there: so nodes fill evenly, and two choices suffice for that. Heartbeats tell how much of its memory a node uses.
 
 use std::collections::BTreeMap;
 
@@ -38,13 +38,19 @@ impl SessionSide<'_> {
             }
             Placement::Anywhere => {
                 let (mut candidates, unconnected) = self.memory_nodes_by_contact();
-                candidates.retain(|node| *node != me);
-                if !candidates.is_empty() {
-                    let first = self.chance() % candidates.len() as u64;
-                    candidates.rotate_left(first as usize);
-                }
                 if self.owner.bytes_total() > 0 && !self.cx.membership().draining().is_on() {
+                    candidates.retain(|node| *node != me);
                     candidates.insert(0, me);
+                } else if !candidates.is_empty() {
+                    // Nodes without memory begin at different nodes, so that their regions are spread.
+                    let first = me.0 as usize % candidates.len();
+                    candidates.rotate_left(first);
+                }
+                if let [_, others @ ..] = &mut candidates[..]
+                    && !others.is_empty()
+                {
+                    let other = self.chance() % others.len() as u64;
+                    others.swap(0, other as usize);
                 }
                 if let [first, second, ..] = candidates[..]
                     && self.is_fuller(first, second)
