@@ -166,6 +166,10 @@ impl Driver {
         if self.delay(transfer).is_some() {
             return None;
         }
+        // A posted access must not be passed by a later one, so it does not wait.
+        if is_awaited && self.bulk_room(transfer.kind(), peer, rest) == 0 {
+            return None;
+        }
         let mut part =
             self.prepare(transfer, at, peer, SLICE_BYTES_MAX, true).ok().filter(|part| part.len == rest)?;
         let time = self.begin_time(transfer.kind());
@@ -183,6 +187,15 @@ impl Driver {
             return None;
         }
         self.shared.shaping.delay(self.now_ns(), direction_of(transfer.kind()), transfer.priority()?)
+    }
+
+    /// Returns how many bytes an access with `left` bytes should post to a peer now. Short accesses wait behind the parts
+    /// of long ones, so a long access posts only as much as the path soon takes.
+    fn bulk_room(&self, kind: Kind, peer: PeerId, left: usize) -> usize {
+        match left <= SHORT_BYTES_MAX || matches!(kind, Kind::Atomic(_)) {
+            true => usize::MAX,
+            false => self.shared.fabric.bulk_room(peer, ACCESSES),
+        }
     }
 
     #[inline]
@@ -521,14 +534,10 @@ impl<'a, T: Transfer> Carrying<'a, T> {
         Hold::End
     }
 
-    /// Returns the maximum length of the next part, if `ready` bytes are prepared; 0 if the part must wait. Short accesses
-    /// wait behind the parts of long ones, so a long access posts only as much as the path soon takes.
+    /// Returns the maximum length of the next part, if `ready` bytes are prepared; 0 if the part must wait.
     fn len_max(&self, peer: PeerId, ready: usize) -> usize {
         let left = self.transfer.len(self.at.index) - self.at.done;
-        if ready + left <= SHORT_BYTES_MAX || matches!(self.transfer.kind(), Kind::Atomic(_)) {
-            return SLICE_BYTES_MAX;
-        }
-        match self.driver.shared.fabric.bulk_room(peer, ACCESSES) {
+        match self.driver.bulk_room(self.transfer.kind(), peer, ready + left) {
             room if room <= ready => 0,
             room => (room - ready).clamp(SLICE_BYTES_MIN, SLICE_BYTES_MAX),
         }
