@@ -356,10 +356,6 @@ impl Fabric for Composite {
         part.fabric.round_trip(peer)
     }
 
-    fn bulk_room(&self, peer: PeerId, lane: Lane) -> usize {
-        self.route(peer).map_or(usize::MAX, |(part, peer)| part.fabric.bulk_room(peer, lane))
-    }
-
     fn is_being_answered(&self) -> bool {
         self.parts.iter().any(|part| part.fabric.is_being_answered())
     }

@@ -178,13 +178,6 @@ pub trait Fabric: Send + Sync {
         None
     }
 
-    /// Returns how many bytes a long transfer should post to a lane now, so that shorter requests, which wait behind them,
-    /// start soon. After a value of 0, [`Event::Room`] reports that there is room. Returns `usize::MAX` if the provider
-    /// does not know the rate of the path. The lane takes more than this.
-    fn bulk_room(&self, _peer: PeerId, _lane: Lane) -> usize {
-        usize::MAX
-    }
-
     /// Returns true during a dial if the peer or its host has answered, but the connection is not complete yet. Such a
     /// peer is distant or slow, but has not gone. A provider that cannot distinguish the two cases returns true.
     fn is_being_answered(&self) -> bool {

@@ -58,7 +58,6 @@ forward! {
     fn poll_timeout(&self) -> Option<Duration>;
     fn heard(&self, peer: PeerId) -> Option<Duration>;
     fn round_trip(&self, peer: PeerId) -> Option<Duration>;
-    fn bulk_room(&self, peer: PeerId, lane: Lane) -> usize;
     fn is_being_answered(&self) -> bool;
     fn path(&self, peer: PeerId) -> Option<Path>;
     fn polls_by_system_calls(&self) -> bool;

@@ -777,16 +777,6 @@ impl Requester {
         congestion.map_or(packets, |window| packets.min(window.ceil() as u32))
     }
 
-    /// Returns the number of packets that were posted and have not been sent.
-    pub fn unsent(&self) -> u64 {
-        self.end - self.next
-    }
-
-    /// Returns the number of packets that the path to another host delivers in `ns`, if this has been measured.
-    pub fn delivered_in(&self, config: &Config, ns: u64) -> Option<u64> {
-        self.selective.as_ref().filter(|_| config.fills_path)?.delivered_in(ns)
-    }
-
     pub fn posted(&self) -> usize {
         self.works.len()
     }

@@ -99,11 +99,6 @@ pub(crate) enum Stop {
     Closed,
 }
 
-/// Length in bytes up to which an access never waits for the parts of others to leave.
-const SHORT_BYTES_MAX: usize = 4096;
-/// Minimum length of a part that the path's rate shortens, in bytes.
-const SLICE_BYTES_MIN: usize = 32 << 10;
-
 /// Reason why no more parts can become ready now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Hold {
@@ -166,12 +161,7 @@ impl Driver {
         if self.delay(transfer).is_some() {
             return None;
         }
-        // A posted access must not be passed by a later one, so it does not wait.
-        if is_awaited && self.bulk_room(transfer.kind(), peer, rest) == 0 {
-            return None;
-        }
-        let mut part =
-            self.prepare(transfer, at, peer, SLICE_BYTES_MAX, true).ok().filter(|part| part.len == rest)?;
+        let mut part = self.prepare(transfer, at, peer, true).ok().filter(|part| part.len == rest)?;
         let time = self.begin_time(transfer.kind());
         self.expect_round_trip(peer);
         self.shared.fabric.post(peer, lane_of(&part), &[request(transfer, &part, is_awaited)]).ok()?;
@@ -187,15 +177,6 @@ impl Driver {
             return None;
         }
         self.shared.shaping.delay(self.now_ns(), direction_of(transfer.kind()), transfer.priority()?)
-    }
-
-    /// Returns how many bytes an access with `left` bytes should post to a peer now. Short accesses wait behind the parts
-    /// of long ones, so a long access posts only as much as the path soon takes.
-    fn bulk_room(&self, kind: Kind, peer: PeerId, left: usize) -> usize {
-        match left <= SHORT_BYTES_MAX || matches!(kind, Kind::Atomic(_)) {
-            true => usize::MAX,
-            false => self.shared.fabric.bulk_room(peer, ACCESSES),
-        }
     }
 
     #[inline]
@@ -249,14 +230,13 @@ impl Driver {
         Ok(())
     }
 
-    /// Begins a part of at most `len_max` bytes at `at` if its memory still belongs to `peer`; later changes of that memory
-    /// wait for the part. `is_only` is true if no other part of the transfer holds staging memory.
+    /// Begins a part at `at` if its memory still belongs to `peer`; later changes of that memory wait for the part.
+    /// `is_only` is true if no other part of the transfer holds staging memory.
     fn prepare<T: Transfer>(
         &self,
         transfer: &T,
         at: Cursor,
         peer: PeerId,
-        len_max: usize,
         is_only: bool,
     ) -> Result<Part<'_>, Unready> {
         let shared = &self.shared;
@@ -269,7 +249,7 @@ impl Driver {
             Err(Blocked::Post { peer: found, address, len }) if found == peer => (address, len),
             _ => return Err(Unready::Moved),
         };
-        let len = len.min(len_max as u64) as usize;
+        let len = len.min(SLICE_BYTES_MAX as u64) as usize;
         let is_staged = match kind {
             Kind::Read => true,
             Kind::Write => len > capabilities().inline_bytes_max,
@@ -509,14 +489,10 @@ impl<'a, T: Transfer> Carrying<'a, T> {
                     if let Some(turn_ns) = self.driver.delay(&*self.transfer) {
                         return Hold::Turn(turn_ns);
                     }
-                    let len_max = self.len_max(peer, bytes);
-                    if len_max == 0 {
-                        return Hold::Window;
-                    }
                     // A transfer with nothing posted must not wait for staging memory, because other transfers wait for
                     // it in turn.
                     let is_only = self.ready.is_empty() && self.pipeline.is_empty();
-                    match self.driver.prepare(&*self.transfer, at, peer, len_max, is_only) {
+                    match self.driver.prepare(&*self.transfer, at, peer, is_only) {
                         Ok(part) => {
                             self.at = self.after(at, part.len);
                             bytes += part.len;
@@ -532,15 +508,6 @@ impl<'a, T: Transfer> Carrying<'a, T> {
             }
         }
         Hold::End
-    }
-
-    /// Returns the maximum length of the next part, if `ready` bytes are prepared; 0 if the part must wait.
-    fn len_max(&self, peer: PeerId, ready: usize) -> usize {
-        let left = self.transfer.len(self.at.index) - self.at.done;
-        match self.driver.bulk_room(self.transfer.kind(), peer, ready + left) {
-            room if room <= ready => 0,
-            room => (room - ready).clamp(SLICE_BYTES_MIN, SLICE_BYTES_MAX),
-        }
     }
 
     /// Posts the ready parts, in one call for each peer, until the fabric refuses one.

@@ -97,8 +97,7 @@ impl Chunk {
         let Fetch { peer, from, key, offset, len } = self.fetch;
         let slice = SLICE_BYTES as u64;
         let bytes_max = bytes_max(fabric.round_trip(peer));
-        let room = fabric.bulk_room(peer, ACCESSES).div_ceil(SLICE_BYTES);
-        let starts = (self.posted..len).step_by(SLICE_BYTES).enumerate().take(room);
+        let starts = (self.posted..len).step_by(SLICE_BYTES).enumerate();
         let fits = starts.take_while(|(count, _)| {
             let slices = self.slices + count;
             has_room(slices, slices * SLICE_BYTES, bytes_max)

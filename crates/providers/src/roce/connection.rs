@@ -383,20 +383,6 @@ impl Lane {
         }
     }
 
-    /// Returns how many bytes a long transfer should post now; if 0, requests the room event. A transfer that finds no
-    /// room keeps all others out until half of the backlog has left, so that it is not overtaken for ever.
-    pub(super) fn bulk_room(&mut self) -> usize {
-        let Some(limit) = self.backlog_max() else { return usize::MAX };
-        let room = if self.wants_room { 0 } else { limit.saturating_sub(self.qp.unsent()) };
-        self.wants_room |= room == 0;
-        usize::try_from(room).unwrap_or(usize::MAX).saturating_mul(self.qp.path_mtu().bytes() as usize)
-    }
-
-    /// Returns the maximum number of unsent packets of long transfers; `None` if the path's rate is unknown.
-    fn backlog_max(&self) -> Option<u64> {
-        Some(self.qp.delivered_in(BACKLOG_NS)?.max(BACKLOG_PACKETS_MIN))
-    }
-
     /// Converts an operation to the type that the queue pair takes. Returns the converted operation, and the window of
     /// the local memory that the operation uses.
     fn convert(
@@ -563,12 +549,7 @@ impl Lane {
             outcome.events.push(Event::Completed(Completion { peer, status, kind }));
         }
         self.held.keep_last(self.qp.posted());
-        let backlog_max = || self.backlog_max().unwrap_or(u64::MAX);
-        if self.wants_room
-            && outcome.broken.is_none()
-            && self.qp.posted() <= ROOM_AT
-            && self.qp.unsent() <= backlog_max() / 2
-        {
+        if self.wants_room && outcome.broken.is_none() && self.qp.posted() <= ROOM_AT {
             self.wants_room = false;
             outcome.rings = true;
             outcome.events.push(Event::Room { peer });
@@ -625,11 +606,6 @@ impl Timeouts {
 
 /// Maximum number of outstanding requests of a lane.
 pub(super) const QUEUE_MAX: usize = 1024;
-/// Time in which the path delivers the packets of long transfers that wait in a lane, in ns. Short requests wait behind
-/// them. A thread that is woken for room posts within this time, so that the path never idles.
-const BACKLOG_NS: u64 = 200_000;
-/// Minimum of that number of packets.
-const BACKLOG_PACKETS_MIN: u64 = 16;
 /// Number of outstanding requests at which a poster that found the queue full gets the room event.
 const ROOM_AT: usize = QUEUE_MAX / 4 * 3;
 

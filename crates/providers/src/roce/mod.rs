@@ -496,11 +496,6 @@ impl Fabric for RoceFabric {
         (0..LANES).find_map(of_lane).map(Duration::from_nanos)
     }
 
-    fn bulk_room(&self, peer: PeerId, lane: Lane) -> usize {
-        let Some(connection) = self.core.peer(peer) else { return usize::MAX };
-        connection.lane(lane.order_among(LANES)).bulk_room()
-    }
-
     fn is_being_answered(&self) -> bool {
         lock(&self.core.control).is_being_answered()
     }

@@ -8,7 +8,6 @@ mod common;
 mod damage;
 mod drops;
 mod forged;
-mod room;
 mod traffic;
 mod translated;
 mod wire;
