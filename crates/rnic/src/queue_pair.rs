@@ -301,7 +301,8 @@ impl QueuePair {
                 false => self.counters.stale += 1,
             },
             Headers::Part(eth) => {
-                let Some(whole) = self.assembly.add(eth, packet.payload, self.config.mtu) else { return };
+                let whole = self.assembly.add(eth, packet.psn, packet.payload, self.config.mtu);
+                let Some(whole) = whole else { return };
                 match Packet::parse(&whole) {
                     Ok(whole) if matches_parts(&whole, packet.dest_qp, packet.psn) => {
                         self.handle_whole(now_ns, &whole, memory);
@@ -513,6 +514,7 @@ impl QueuePair {
         self.state = State::Error;
         self.requester.flush(&self.config, failure, &mut self.events);
         self.cutter.clear();
+        self.assembly.clear();
         self.responder.end();
         self.events.push_back(Event::Broken { cause });
     }
