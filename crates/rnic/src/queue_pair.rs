@@ -492,7 +492,7 @@ impl QueuePair {
 
     /// Runs the timer of path MTU discovery, and restarts discovery after repeated timeouts.
     fn run_path_timer(&mut self, now_ns: u64, timeouts: u64) {
-        if self.counters.timeouts > timeouts && self.requester.is_stuck() {
+        if self.counters.timeouts > timeouts && self.requester.is_stuck(&self.config) {
             self.find_path(now_ns);
         }
         if let Some(path) = &mut self.path {

@@ -201,3 +201,30 @@ fn parts_of_many_packets_may_arrive_in_any_order() {
     let repeated = pair.a().qp.counters().repeated - before;
     assert!(repeated <= 10, "{repeated} of 500 packets were repeated");
 }
+
+#[test]
+fn long_path_may_begin_to_drop_long_packets() {
+    let config = Config { selective: true, fills_path: true, ..config() };
+    let mut pair = Pair::with(config, [0x11, 0x22]);
+    let most = Rc::new(Cell::new(5000));
+    let limit = most.clone();
+    pair.set_filter(move |sent| match sent.bytes > limit.get() {
+        true => Fate::Lost,
+        false => Fate::Delayed(200_000_000 - ONE_WAY_NS),
+    });
+    [A, B].into_iter().for_each(|side| pair.end(side).qp.find_path(0));
+    run_ms(&mut pair, 2000);
+    let text = pattern(100_000, 3);
+    pair.a().write(0, &text);
+    run_ms(&mut pair, 5000);
+    assert_eq!(pair.a().completions().len(), 1);
+    for _ in 0..10 {
+        pair.a().write(0, &text);
+    }
+    run_ms(&mut pair, 300);
+    most.set(900);
+    run_ms(&mut pair, 30_000);
+    let ended = pair.a().completions();
+    assert!(ended.len() == 11 && ended.iter().all(|(_, status)| *status == Status::Success), "{ended:?}");
+    assert_eq!(pair.b().memory.get(0, text.len()), text);
+}
