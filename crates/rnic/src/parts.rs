@@ -5,14 +5,20 @@
 //!   parts                 | BTH | PartETH | chunk | ICRC |  | BTH | PartETH | chunk, zeros | ICRC |
 //! ```
 //!
-//! All parts of a packet have equal length, so they leave as one train. If a part is lost or reordered, the whole
-//! packet counts as lost and is retransmitted.
+//! All parts of a packet have equal length, so they leave as one train. Parts of several packets may arrive in any order.
+//! If a part is lost, the whole packet counts as lost and is retransmitted.
 
 use crate::config::Mtu;
 use crate::wire::bth::{BTH_BYTES, Bth};
 use crate::wire::part_eth::PART_ETH_BYTES;
 use crate::wire::path_eth::packet_bytes_max;
 use crate::wire::{HEADER_BYTES_MAX, Headers, ICRC_BYTES, Packet, PartEthRepr, Psn, Qpn};
+
+/// Maximum number of packets being reassembled: a window of 256 packets, each in at least two parts, may arrive in any
+/// order. Together with [`HEADER_BYTES_MAX`] and the MTU, it bounds what a peer can make this end allocate.
+const PACKETS_MAX: usize = 128;
+/// Maximum number of parts of a packet; a packet of 4096 bytes has 16 over the smallest MTU.
+const PARTS_MAX: usize = 64;
 
 /// Splits one packet at a time.
 #[derive(Debug, Default)]
@@ -65,34 +71,73 @@ impl Cutter {
     }
 }
 
-/// Reassembles one packet at a time.
+/// Reassembles the newest packets.
 #[derive(Debug, Default)]
 pub(crate) struct Assembly {
-    /// The number of the packet being reassembled; `None` before the first.
-    number: Option<u32>,
+    /// The packet with number `n` is in place `n % PACKETS_MAX`, from which a newer packet displaces it. Without places
+    /// before the first part.
+    places: Vec<Option<Partial>>,
+}
+
+/// A packet of which some parts have arrived.
+#[derive(Clone, Debug)]
+struct Partial {
+    eth: PartEthRepr,
+    psn: Psn,
+    chunk: usize,
+    /// One bit for each part.
+    arrived: u64,
+    /// Empty once the packet is complete, so that late duplicates of its parts are dropped.
     bytes: Vec<u8>,
 }
 
 impl Assembly {
-    /// Adds a part. Returns the packet, without its ICRC, once all parts have arrived.
+    /// Adds a part of the packet with the sequence number `psn`. Returns the packet, without its ICRC, once all parts
+    /// have arrived.
     // [ROCE-PART-2]
-    pub fn add(&mut self, part: PartEthRepr, chunk: &[u8], mtu_max: Mtu) -> Option<Vec<u8>> {
-        let whole = usize::from(part.whole);
-        if chunk.is_empty() || whole > HEADER_BYTES_MAX + mtu_max.bytes() as usize {
+    pub fn add(&mut self, part: PartEthRepr, psn: Psn, chunk: &[u8], mtu_max: Mtu) -> Option<Vec<u8>> {
+        let (whole, begin) = (usize::from(part.whole), usize::from(part.offset));
+        let is_part = !chunk.is_empty() && begin.is_multiple_of(chunk.len()) && begin < whole;
+        if !is_part
+            || whole > HEADER_BYTES_MAX + mtu_max.bytes() as usize
+            || whole.div_ceil(chunk.len()) > PARTS_MAX
+        {
             return None;
         }
-        let is_newer = self.number.is_none_or(|number| (part.number.wrapping_sub(number) as i32) > 0);
-        if part.offset == 0 && is_newer {
-            self.number = Some(part.number);
-            self.bytes.clear();
+        if self.places.is_empty() {
+            self.places.resize(PACKETS_MAX, None);
         }
-        if self.number != Some(part.number) || self.bytes.len() != usize::from(part.offset) {
+        let place = &mut self.places[part.number as usize % PACKETS_MAX];
+        if place.as_ref().is_none_or(|old| (part.number.wrapping_sub(old.eth.number) as i32) > 0) {
+            *place = Some(Partial { eth: part, psn, chunk: chunk.len(), arrived: 0, bytes: vec![0; whole] });
+        }
+        let partial = place.as_mut()?;
+        let known = (partial.eth.number, partial.eth.whole, partial.psn, partial.chunk);
+        if known != (part.number, part.whole, psn, chunk.len()) || partial.bytes.is_empty() {
             return None;
         }
-        let wanted = chunk.len().min(whole.saturating_sub(self.bytes.len()));
-        self.bytes.extend_from_slice(&chunk[..wanted]);
-        // A duplicate of the last part adds nothing.
-        (wanted > 0 && self.bytes.len() == whole).then(|| self.bytes.clone())
+        let end = whole.min(begin + chunk.len());
+        partial.bytes[begin..end].copy_from_slice(&chunk[..end - begin]);
+        partial.arrived |= 1 << (begin / chunk.len());
+        if partial.arrived.count_ones() as usize != whole.div_ceil(chunk.len()) {
+            return None;
+        }
+        let bytes = std::mem::take(&mut partial.bytes);
+        self.release_copies(psn, bytes[0]);
+        Some(bytes)
+    }
+
+    /// Releases other copies of a complete packet, which was retransmitted after the loss of a part.
+    fn release_copies(&mut self, psn: Psn, opcode: u8) {
+        let is_copy = |copy: &&mut Partial| copy.psn == psn && copy.bytes.first() == Some(&opcode);
+        for copy in self.places.iter_mut().flatten().filter(is_copy) {
+            copy.bytes = Vec::new();
+        }
+    }
+
+    /// Drops all parts.
+    pub fn clear(&mut self) {
+        self.places = Vec::new();
     }
 }
 
@@ -129,7 +174,7 @@ mod tests {
     fn add(assembly: &mut Assembly, part: &[u8]) -> Option<Vec<u8>> {
         let packet = Packet::parse(part).unwrap();
         let Headers::Part(eth) = packet.headers else { panic!("{packet:?}") };
-        assembly.add(eth, packet.payload, Mtu::Bytes4096)
+        assembly.add(eth, packet.psn, packet.payload, Mtu::Bytes4096)
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //!                                                       ├─► no answer: the first search goes on; a later one
 //!                                                       │   keeps the last result, because the link is down
 //!                                                       └─► only the smallest: probe all sizes between, up
-//!                                                           to 3 times, and use the largest answered
+//!                                                           to 3 times; use the largest answered meanwhile
 //! ```
 //!
 //! A path may drop long frames silently, because of a misconfiguration or a route change. So both ends probe the path
@@ -175,9 +175,10 @@ impl Path {
             self.finish_search(now_ns);
         } else if is_first {
             // The peer is reachable: answers to larger probes are in flight, or lost.
+            let trip_ns = now_ns.saturating_sub(search.started_ns).min(BOUND_NS_MAX);
             search.rounds_left = ROUNDS_AFTER_ANSWER;
-            search.wait_ns = wait_ns(Some(now_ns.saturating_sub(search.started_ns).min(BOUND_NS_MAX)));
-            search.deadline_ns = now_ns + search.wait_ns;
+            search.wait_ns = (trip_ns * 3 / 2).max(WAIT_NS_MIN);
+            search.deadline_ns = now_ns + (trip_ns / 2).max(WAIT_NS_MIN);
         }
         true
     }
@@ -187,13 +188,16 @@ impl Path {
         let Some(search) = self.search.take() else { return };
         self.is_known = true;
         self.probes.clear();
-        let before = self.found;
-        self.found = search.answered.unwrap_or(before);
-        if self.found != before {
+        self.adopt(search.answered.unwrap_or(self.found));
+        self.raise_at_ns = (self.found < self.agreed).then_some(now_ns + RAISE_NS);
+    }
+
+    fn adopt(&mut self, found: Mtu) {
+        if self.found != found {
+            self.found = found;
             // Reports the result to the peer. If this probe is lost, the next one reports it.
             self.probes.push_back(SMALLEST);
         }
-        self.raise_at_ns = (self.found < self.agreed).then_some(now_ns + RAISE_NS);
     }
 
     /// Returns the next packet to send: its headers, its number, and the length in bytes of its payload, which consists
@@ -226,12 +230,15 @@ impl Path {
         if search.rounds_left == 0 && (self.is_known || search.answered.is_some()) {
             return self.finish_search(now_ns);
         }
+        // A whole round has been answered: more rounds over a long path could take longer than the lease.
+        let adopted = search.answered.filter(|_| search.rounds_left < ROUNDS_AFTER_ANSWER);
         search.rounds_left = search.rounds_left.saturating_sub(1);
         if search.answered.is_none() {
             search.wait_ns = (2 * search.wait_ns).min(RAISE_NS);
         }
         search.deadline_ns = now_ns + search.wait_ns;
         self.queue_probes();
+        self.adopt(adopted.unwrap_or(self.found));
     }
 
     /// Returns true if a packet of this length in bytes must be sent in parts.

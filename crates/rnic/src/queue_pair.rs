@@ -289,7 +289,8 @@ impl QueuePair {
                 false => self.counters.stale += 1,
             },
             Headers::Part(eth) => {
-                let Some(whole) = self.assembly.add(eth, packet.payload, self.config.mtu) else { return };
+                let whole = self.assembly.add(eth, packet.psn, packet.payload, self.config.mtu);
+                let Some(whole) = whole else { return };
                 match Packet::parse(&whole) {
                     Ok(whole) if matches_parts(&whole, packet.dest_qp, packet.psn) => {
                         self.handle_whole(now_ns, &whole, memory);
@@ -479,7 +480,7 @@ impl QueuePair {
 
     /// Runs the timer of path MTU discovery, and restarts discovery after repeated timeouts.
     fn run_path_timer(&mut self, now_ns: u64, timeouts: u64) {
-        if self.counters.timeouts > timeouts && self.requester.is_stuck() {
+        if self.counters.timeouts > timeouts && self.requester.is_stuck(&self.config) {
             self.find_path(now_ns);
         }
         if let Some(path) = &mut self.path {
@@ -501,6 +502,7 @@ impl QueuePair {
         self.state = State::Error;
         self.requester.flush(&self.config, failure, &mut self.events);
         self.cutter.clear();
+        self.assembly.clear();
         self.responder.end();
         self.events.push_back(Event::Broken { cause });
     }

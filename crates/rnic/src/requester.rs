@@ -25,7 +25,7 @@ use crate::context::StepContext;
 use crate::counters::Counters;
 use crate::layout::{Layout, Piece};
 use crate::memory::Memory;
-use crate::round_trip::RoundTrip;
+use crate::round_trip::{RoundTrip, WAIT_NS_MAX};
 use crate::wire::{
     AethRepr, AtomicEthRepr, Credit, Headers, Nak, Packet, Psn, Qpn, RethRepr, SEQUENCE_WINDOW, Syndrome,
 };
@@ -727,10 +727,12 @@ impl Requester {
         Ok(())
     }
 
-    /// Returns true after 3, 6, 12 and so on consecutive timeouts, which suggest that the path has changed.
+    /// Returns true after 3, 6, 12 and so on consecutive timeouts, which suggest that the path has changed. Over a long
+    /// path, the first one counts, too: three could take most of the lease.
     // [ROCE-PATH-4]
-    pub fn is_stuck(&self) -> bool {
-        self.stalls.is_multiple_of(3) && (self.stalls / 3).is_power_of_two()
+    pub fn is_stuck(&self, config: &Config) -> bool {
+        let is_long = self.trip.wait_ns(0) > WAIT_NS_MAX && matches!(config.retry, Retry::Lease(_));
+        self.stalls.is_multiple_of(3) && (self.stalls / 3).is_power_of_two() || is_long && self.stalls == 1
     }
 
     /// Sets the number of parts of the longest packet. If the number has changed, probes the packets in flight at once.

@@ -4,7 +4,7 @@
 const WAIT_NS_MIN: u64 = 1_250_000;
 
 /// Maximum timeout in ns; it bounds the time until a requester notices a restored link.
-const WAIT_NS_MAX: u64 = 200_000_000;
+pub(crate) const WAIT_NS_MAX: u64 = 200_000_000;
 
 /// Maximum bound of the round trip in ns, so that a heavy loss or an outage does not count as a long path.
 pub(crate) const BOUND_NS_MAX: u64 = 500_000_000;

@@ -16,15 +16,22 @@ fn longest(mtu: Mtu) -> usize {
     44 + mtu.bytes() as usize
 }
 
-/// Two ends with a negotiated MTU of 4096 bytes and path MTU discovery.
-fn pair_over(limits: &Limits) -> Pair {
-    let config = Config {
+/// A negotiated MTU of 4096 bytes and path MTU discovery.
+fn config() -> Config {
+    Config {
         mtu: Mtu::Bytes4096,
         finds_path: true,
         write_packets_max: 1,
         read_packets_max: 1,
         ..Config::default()
-    };
+    }
+}
+
+fn pair_over(limits: &Limits) -> Pair {
+    pair_with(config(), limits)
+}
+
+fn pair_with(config: Config, limits: &Limits) -> Pair {
     let mut pair = Pair::with(config, [0x11, 0x22]);
     let limits = limits.clone();
     pair.set_filter(move |sent| match limits.get()[sent.from as usize] {
@@ -166,4 +173,58 @@ fn lost_duplicated_or_late_parts_corrupt_nothing() {
         });
         check_all_operations(&mut pair);
     }
+}
+
+#[test]
+fn parts_of_many_packets_may_arrive_in_any_order() {
+    let config = Config { selective: true, fills_path: true, reads_max: 128, answers_max: 128, ..config() };
+    let mut pair = pair_with(config, &both(Mtu::Bytes512));
+    discover(&mut pair);
+    let text = pattern(100_000, 3);
+    pair.b().memory.put(100_000, &text);
+    let mut random = Random(1);
+    pair.set_filter(move |sent| Fate::Delayed(if sent.bytes > 200 { random.below(2_000_000) } else { 0 }));
+    // The first requests show how far this path reorders packets.
+    for _ in 0..2 {
+        pair.a().write(0, &text);
+        pair.a().read(0, 100_000, text.len() as u32);
+        run_ms(&mut pair, 1000);
+    }
+    let before = pair.a().qp.counters().repeated;
+    for _ in 0..10 {
+        pair.a().write(0, &text);
+        pair.a().read(0, 100_000, text.len() as u32);
+    }
+    run_ms(&mut pair, 4000);
+    let ended = pair.a().completions();
+    assert!(ended.len() == 24 && ended.iter().all(|(_, status)| *status == Status::Success), "{ended:?}");
+    let repeated = pair.a().qp.counters().repeated - before;
+    assert!(repeated <= 10, "{repeated} of 500 packets were repeated");
+}
+
+#[test]
+fn long_path_may_begin_to_drop_long_packets() {
+    let config = Config { selective: true, fills_path: true, ..config() };
+    let mut pair = Pair::with(config, [0x11, 0x22]);
+    let most = Rc::new(Cell::new(5000));
+    let limit = most.clone();
+    pair.set_filter(move |sent| match sent.bytes > limit.get() {
+        true => Fate::Lost,
+        false => Fate::Delayed(200_000_000 - ONE_WAY_NS),
+    });
+    [A, B].into_iter().for_each(|side| pair.end(side).qp.find_path(0));
+    run_ms(&mut pair, 2000);
+    let text = pattern(100_000, 3);
+    pair.a().write(0, &text);
+    run_ms(&mut pair, 5000);
+    assert_eq!(pair.a().completions().len(), 1);
+    for _ in 0..10 {
+        pair.a().write(0, &text);
+    }
+    run_ms(&mut pair, 300);
+    most.set(900);
+    run_ms(&mut pair, 30_000);
+    let ended = pair.a().completions();
+    assert!(ended.len() == 11 && ended.iter().all(|(_, status)| *status == Status::Success), "{ended:?}");
+    assert_eq!(pair.b().memory.get(0, text.len()), text);
 }
