@@ -128,7 +128,8 @@ fn node_out_of_reach(error: &(dyn Error + 'static)) -> Option<NodeId> {
             _ => None,
         };
     }
-    let access = error.downcast_ref::<AccessError>().map(AccessError::cause);
+    let cause = error.downcast_ref::<AccessCause>();
+    let access = cause.or_else(|| error.downcast_ref::<AccessError>().map(AccessError::cause));
     let copy = || error.downcast_ref::<CopyError>().map(CopyError::cause);
     access.or_else(copy).and_then(of_access)
 }

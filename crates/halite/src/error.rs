@@ -229,7 +229,7 @@ pub enum RegionCause {
     #[error("the region would have no master left; add another master first")]
     LastMaster,
     /// The session's own node is leaving or has left.
-    #[error("the node has left the cluster")]
+    #[error("the node of this session has ended or has left the cluster")]
     NodeClosed,
     /// This process is a fork of the process that joined the cluster.
     #[error("this process is a fork of the node's process; join the cluster anew after the fork")]
@@ -455,11 +455,11 @@ pub enum AccessCause {
         "node {0}, which holds the bytes, is down or unreachable; if its process has ended, its regions are lost"
     )]
     PeerDown(NodeId),
-    /// The connection to the node that holds the bytes was lost: the network was cut for longer than the lease, or the
-    /// node's host is down. The node may live, and its regions with it. What was under way may have been done: see
-    /// [`AccessError::partly`]. Handles from before the loss stay invalid.
+    /// The connection to the node that holds the bytes was lost: its process or its host has ended, or the network was
+    /// cut for longer than the lease. The node may live, and its regions with it. What was under way may have been done:
+    /// see [`AccessError::partly`]. Handles from before the loss stay invalid.
     #[error(
-        "the connection to node {0}, which holds the bytes, was lost: the network was cut, a firewall drops its packets (TCP or UDP), or its host is down; map the region again, or repeat the command, when `halite status` shows the node alive"
+        "the connection to node {0}, which holds the bytes, was lost: its process or its host has ended, or the network between (TCP or UDP) is cut; map the region again, or repeat the command, when `halite status` shows the node alive"
     )]
     LinkLost(NodeId),
     /// The region is sealed, and therefore immutable.
@@ -472,7 +472,7 @@ pub enum AccessCause {
         alignment: u64,
     },
     /// The session's own node is leaving or has left.
-    #[error("the node has left the cluster")]
+    #[error("the node of this session has ended or has left the cluster")]
     NodeClosed,
     /// This process is a fork of the process that joined the cluster.
     #[error("this process is a fork of the node's process; join the cluster anew after the fork")]

@@ -38,8 +38,16 @@ pub fn run(dir: &Path, args: &Drain) -> anyhow::Result<ExitCode> {
     Ok(status(drained.left_count))
 }
 
-/// Attaches to another node of this host, joins, or, if node 0 cannot be reached, attaches to the node itself.
+/// Attaches to another node of this host, joins, or, if node 0 cannot be reached, attaches to the node itself: at once if
+/// no other node of this host accepts sessions and the node itself has lost node 0.
 fn enter(dir: &Path, node: NodeId) -> anyhow::Result<Attached> {
+    let has_lost_first =
+        |own: &Attached| own.session.seen(NodeId(0)).is_some_and(|seen| seen.reason.is_some());
+    if client::session_of_host(dir, |other| other != node).is_none()
+        && let Some(own) = client::attach_to(dir, node).filter(has_lost_first)
+    {
+        return Ok(own);
+    }
     let joined = client::attach_beside(dir, node);
     joined.or_else(|error| client::attach_to(dir, node).ok_or(error))
 }

@@ -7,7 +7,7 @@ use futures_util::future::try_join;
 use halite::{ListedRegions, Lost, LostRegion, NamedServer, RegionInfo, Session, UnreachableRegion};
 use serde::Serialize;
 
-use super::regions::{RegionJson, holders};
+use super::regions::{RegionJson, attempting, holders};
 use super::status::hexadecimal;
 use crate::args::Ls;
 use crate::bytes::ByteCount;
@@ -29,7 +29,7 @@ pub fn run(dir: &Path, args: &Ls) -> anyhow::Result<()> {
 
 /// Prints each page while the node gathers the next one.
 async fn print_regions(session: &Session, is_json: bool) -> anyhow::Result<()> {
-    let lost = session.list_lost().await?;
+    let lost = session.list_lost().await.map_err(attempting("list", "regions".to_owned()))?;
     let mut listing = Printed::new(is_json);
     let mut page = session.list_page(None).await?;
     while let Some(after) = page.next.take() {

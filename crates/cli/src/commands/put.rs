@@ -223,7 +223,7 @@ fn explain(error: anyhow::Error, client: &Attached, args: &Put, source: &Source)
     let name = format!("{:?}", args.name);
     // The region has no name yet, so the error knows only its handle.
     if let Some(AccessError { cause, .. }) = error.downcast_ref() {
-        return anyhow!("cannot put {name}: {cause}");
+        return anyhow::Error::new(*cause).context(format!("cannot put {name}"));
     }
     let Some(refused) = error.downcast_ref::<RegionError>() else {
         return error.context(format!("cannot put {name}"));
@@ -238,7 +238,7 @@ fn explain(error: anyhow::Error, client: &Attached, args: &Put, source: &Source)
         RegionCause::NoSpace { wanted, .. } if !args.spread && has_room_when_spread(client, wanted) => {
             anyhow!("cannot put {name}: {}; or add --spread: all nodes together have room", refused.cause())
         }
-        _ => anyhow!("cannot put {name}: {}", refused.cause()),
+        _ => attempting("put", name)(refused.clone()).into(),
     }
 }
 

@@ -47,7 +47,7 @@ pub(super) struct Row {
     pub(super) heard_ms_ago: Option<u64>,
     pub(super) round_trip_us: Option<f64>,
     pub(super) repeated_percent: Option<f64>,
-    /// Why this host has no connection to the node.
+    /// Why this host has no connection to the node, or that it has one although the node's state tells otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) reason: Option<String>,
     /// Sessions of other processes of this host that are attached to the node.
@@ -231,7 +231,7 @@ pub(super) fn rows(presences: &[Presence], asked: &Answers) -> Vec<Row> {
             status.node.0 == row.node && hexadecimal(status.incarnation) == row.incarnation
         };
         if let Some(seen) = asked.seen.get(&row.node).filter(|_| asked.statuses.iter().any(|it| is_of(&it))) {
-            row.set_seen(seen);
+            row.set_seen(seen, asked.source.unwrap_or(NodeId(0)));
         }
     }
     rows
@@ -298,15 +298,24 @@ impl Row {
         }
     }
 
-    /// Adds this host's view.
-    fn set_seen(&mut self, seen: &PeerSeen) {
+    /// Adds this host's view. The state is the opinion of `source`, which lists the members, or of this command.
+    fn set_seen(&mut self, seen: &PeerSeen, source: NodeId) {
         self.address = seen.address.map(|address| address.to_string());
         self.here = Some(seen.is_here);
         self.heard_ms_ago = seen.silent.map(|silent| silent.as_millis() as u64);
         self.round_trip_us = seen.round_trip.map(|time| time.as_nanos() as f64 / 1e3);
         self.repeated_percent = seen.repeated.map(|part| 100.0 * part);
-        let is_out_of_reach = matches!(self.state, "unreachable" | "silent");
-        self.reason = seen.reason.clone().filter(|_| is_out_of_reach);
+        let differing = match (self.state, self.heard_ms_ago) {
+            ("silent", Some(ms)) => {
+                format!("it has not answered this command; this host heard it {ms} ms ago")
+            }
+            ("unreachable", Some(ms)) => {
+                format!("it is unreachable for node {source}; this host heard it {ms} ms ago")
+            }
+            ("silent" | "unreachable", None) => return self.reason = seen.reason.clone(),
+            _ => return,
+        };
+        self.reason = Some(seen.reason.clone().unwrap_or(differing));
     }
 
     fn set_loss(&mut self, loss: Option<Loss>) {
@@ -461,6 +470,30 @@ mod tests {
         assert!(table(&rows).to_string().trim_end().ends_with(", killed"));
         // The report of another incarnation has no effect.
         assert_eq!(merge(&[presence(1, 9, true)], &[told])[0].loss, None);
+    }
+
+    #[test]
+    fn a_state_that_this_host_does_not_share_has_a_reason() {
+        let seen = |silent, reason| PeerSeen {
+            address: None,
+            is_here: false,
+            silent,
+            round_trip: None,
+            repeated: None,
+            reason,
+        };
+        let heard = Some(Duration::from_millis(45));
+        let reason = |state, seen| {
+            let (statuses, seen) = (vec![status(1, 9, state)], BTreeMap::from([(1, seen)]));
+            rows(&[], &Answers { source: Some(NodeId(2)), statuses, seen })[0].reason.clone()
+        };
+        let opinion = reason(NodeState::Unreachable, seen(heard, None)).unwrap();
+        assert_eq!(opinion, "it is unreachable for node 2; this host heard it 45 ms ago");
+        let unanswered = reason(NodeState::Silent, seen(heard, None)).unwrap();
+        assert_eq!(unanswered, "it has not answered this command; this host heard it 45 ms ago");
+        let lost = Some("it was silent".to_owned());
+        assert_eq!(reason(NodeState::Unreachable, seen(None, lost.clone())), lost);
+        assert_eq!(reason(NodeState::Alive, seen(heard, None)), None);
     }
 
     #[test]

@@ -70,7 +70,13 @@ fn commands_say_why_a_node_is_out_of_reach() {
     let hosts = world.hosts();
     hosts[1].ok("head -c 4096 /dev/zero | halite put theirs - --on 1");
     hosts[0].mute_packets();
-    let asked = [(0, 1, "halite get theirs"), (1, 0, "halite rm theirs"), (0, 1, "halite drain 1")];
+    let asked = [
+        (0, 1, "halite get theirs"),
+        (0, 1, "halite put more /tmp/secret --on 1"),
+        (1, 0, "halite rm theirs"),
+        (1, 0, "halite ls"),
+        (0, 1, "halite drain 1"),
+    ];
     for (at, other, line) in asked {
         let here = &hosts[at];
         let why = |text: &str| text.contains("answers over TCP, but packets (UDP)");
@@ -81,6 +87,7 @@ fn commands_say_why_a_node_is_out_of_reach() {
         assert!(row["reason"].as_str().is_some_and(why), "{row}");
         let complaint = here.fails(line);
         assert!(complaint.contains("nothing was done") && why(&complaint), "{complaint}");
+        assert!(!complaint.contains("lost regions"), "{complaint}");
     }
     hosts[0].let_all_arrive();
     eventually(|| hosts.iter().all(|host| host.state(0) == "alive" && host.state(1) == "alive"));

@@ -99,7 +99,7 @@ pub enum CallCause {
     #[error("too many calls of this node are outstanding; try again later")]
     TooManyCalls,
     /// The session's own node is leaving or has left.
-    #[error("the node has left the cluster")]
+    #[error("the node of this session has ended or has left the cluster")]
     NodeClosed,
     /// This process is a fork of the process that joined the cluster.
     #[error("this process is a fork of the node's process; join the cluster anew after the fork")]
@@ -205,7 +205,7 @@ pub enum SendCause {
     #[error("too many calls and messages of this node are outstanding; try again later")]
     TooManyCalls,
     /// The session's own node is leaving or has left.
-    #[error("the node has left the cluster")]
+    #[error("the node of this session has ended or has left the cluster")]
     NodeClosed,
     /// This process is a fork of the process that joined the cluster.
     #[error("this process is a fork of the node's process; join the cluster anew after the fork")]
@@ -298,7 +298,7 @@ pub enum ServeCause {
     #[error("the server or port was closed")]
     Closed,
     /// The session's own node is leaving or has left.
-    #[error("the node has left the cluster")]
+    #[error("the node of this session has ended or has left the cluster")]
     NodeClosed,
     /// This process is a fork of the process that joined the cluster.
     #[error("this process is a fork of the node's process; join the cluster anew after the fork")]

@@ -24,7 +24,9 @@ pub enum QosError {
     )]
     HighDenied,
     /// The node of the session has left, or this process is a fork of the node's.
-    #[error("the node has left the cluster, or this process is a fork of the node's process")]
+    #[error(
+        "the node of this session has ended or has left the cluster, or this process is a fork of the node's process"
+    )]
     NodeClosed,
 }
 

@@ -411,17 +411,19 @@ impl Embedded {
                 | Command::ForgetNode(_)
                 | Command::TakeNumber
         );
+        let is_read = matches!(&command, Command::Stat(_) | Command::List { .. } | Command::ListLost);
         let ending = Commanded::new(&self.inner, command).await;
         ending.map_err(|error| {
             let cause = RegionCause::from(error);
-            object.failed(operation, if by_name { self.directory_cause(cause) } else { cause })
+            object.failed(operation, if by_name { self.directory_cause(cause, is_read) } else { cause })
         })
     }
 
-    /// Returns the cause of a failed request to the directory: if node 0 does not answer, names are not available.
-    pub(crate) fn directory_cause(&self, cause: RegionCause) -> RegionCause {
+    /// Returns the cause of a failed request to the directory: if node 0 does not answer, names are not available. A
+    /// request that only reads does nothing.
+    pub(crate) fn directory_cause(&self, cause: RegionCause, is_read: bool) -> RegionCause {
         let maybe_done = match cause {
-            RegionCause::PeerDown(NodeId::FIRST) => true,
+            RegionCause::PeerDown(NodeId::FIRST) => !is_read,
             RegionCause::NotMet(NodeId::FIRST) => false,
             cause => return cause,
         };

@@ -137,7 +137,7 @@ impl Session {
                 Ok(Server::named(receiver, registration))
             }
             Ok(_) => unreachable!("the command returns a registration"),
-            Err(error) => Err(failed(match session.directory_cause(error.into()) {
+            Err(error) => Err(failed(match session.directory_cause(error.into(), false) {
                 RegionCause::NameTaken => ServeCause::NameTaken,
                 cause => ServeCause::Name(cause),
             })),
@@ -236,7 +236,7 @@ impl Embedded {
         match Commanded::new(&self.inner, Command::ListServers(name.map(str::to_owned))).await {
             Ok(Outcome::Servers(servers)) => Ok(servers),
             Ok(_) => unreachable!("the command returns a list"),
-            Err(error) => Err(self.directory_cause(error.into())),
+            Err(error) => Err(self.directory_cause(error.into(), true)),
         }
     }
 
