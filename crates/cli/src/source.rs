@@ -2,7 +2,9 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek};
+use std::ops::Range;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use halite_providers::inherited::{Standard, was_closed};
@@ -11,8 +13,22 @@ use rustix::io::Errno;
 
 use crate::signals::Interrupt;
 
-/// Length in bytes of one piece of a transfer.
+/// Length in bytes of the first piece of a transfer.
 pub const PIECE_BYTES: usize = 1 << 20;
+
+/// Maximum length of a piece in bytes.
+const PIECE_BYTES_MAX: usize = 16 << 20;
+
+/// Durations of a piece after which the next one is longer: a shorter one gains nothing, and a longer one would delay an
+/// interrupt.
+const WORTHWHILE: Range<Duration> = Duration::from_millis(4)..Duration::from_secs(2);
+
+/// Doubles the buffer of a transfer if a whole piece took long, because each piece waits for a round trip at its end.
+pub fn adapt(buffer: &mut Vec<u8>, piece_len: usize, took: Duration) {
+    if piece_len == buffer.len() && WORTHWHILE.contains(&took) {
+        buffer.resize((2 * piece_len).min(PIECE_BYTES_MAX), 0);
+    }
+}
 
 /// Interval between checks for an interrupt while there is no input.
 const LOOK_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };

@@ -1,6 +1,7 @@
 //! `halite get`: copies a region to a file, and verifies it if `put` made it.
 
 use std::path::Path;
+use std::time::Instant;
 
 use anyhow::{Context, bail};
 use futures_util::future::try_join;
@@ -14,7 +15,7 @@ use crate::output;
 use crate::progress;
 use crate::signals::Interrupt;
 use crate::sink::Sink;
-use crate::source::PIECE_BYTES;
+use crate::source::{self, PIECE_BYTES};
 use crate::trailer::{TRAILER_BYTES, Trailer};
 
 /// Copies a region. A file appears when all its bytes are verified; standard output receives bytes as they are read.
@@ -118,11 +119,15 @@ fn copy(
         if interrupt.is_some_and(Interrupt::is_asked) {
             bail!("interrupted after {offset} of {len} bytes of {name:?}");
         }
-        let piece = &mut buffer[..(len - offset).min(PIECE_BYTES as u64) as usize];
+        let piece_len = (len - offset).min(buffer.len() as u64) as usize;
+        let piece = &mut buffer[..piece_len];
+        let begin = Instant::now();
         session.read(lh, offset, piece).map_err(naming(name))?;
+        let took = begin.elapsed();
         hasher.update(piece);
         sink.write(piece)?;
-        offset += piece.len() as u64;
+        source::adapt(&mut buffer, piece_len, took);
+        offset += piece_len as u64;
         bar.set_position(offset);
     }
     bar.finish_and_clear();

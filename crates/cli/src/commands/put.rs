@@ -4,6 +4,7 @@
 //! early, even by a crash, the memory is freed, because a region without a name is freed with its last mapping.
 
 use std::path::Path;
+use std::time::Instant;
 
 use anyhow::{Context, anyhow, bail};
 use halite::{
@@ -18,7 +19,7 @@ use crate::args::Put;
 use crate::client::{self, Attached, memory_nodes};
 use crate::progress;
 use crate::signals::Interrupt;
-use crate::source::{PIECE_BYTES, Source};
+use crate::source::{self, PIECE_BYTES, Source};
 use crate::trailer::{TRAILER_BYTES, Trailer};
 
 /// Length in bytes of the first part, for input of unknown length. Each further part is twice as long, up to 1 GiB.
@@ -101,11 +102,14 @@ impl Putting<'_> {
         let bar = progress::bar(len, name);
         let mut offset = 0;
         while offset < len {
-            let piece = &mut input.buffer[..(len - offset).min(PIECE_BYTES as u64) as usize];
+            let piece_len = (len - offset).min(input.buffer.len() as u64) as usize;
+            let piece = &mut input.buffer[..piece_len];
             input.source.read_all(piece, &input.interrupt)?;
             input.hasher.update(piece);
+            let begin = Instant::now();
             self.session.write(lh, offset, piece)?;
-            offset += piece.len() as u64;
+            source::adapt(&mut input.buffer, piece_len, begin.elapsed());
+            offset += piece_len as u64;
             bar.set_position(offset);
         }
         input.source.finish(&input.interrupt)?;
@@ -119,7 +123,7 @@ impl Putting<'_> {
         loop {
             let piece_len = input.source.read(&mut input.buffer, &input.interrupt)?;
             let piece = &input.buffer[..piece_len];
-            let is_last = piece_len < PIECE_BYTES;
+            let is_last = piece_len < input.buffer.len();
             input.hasher.update(piece);
             bar.inc(piece_len as u64);
             if is_last && parts.filled.is_empty() {
@@ -127,7 +131,9 @@ impl Putting<'_> {
                 self.session.write(whole, 0, piece)?;
                 return Ok((whole, piece_len as u64));
             }
+            let begin = Instant::now();
             parts.push(piece)?;
+            source::adapt(&mut input.buffer, piece_len, begin.elapsed());
             if is_last {
                 break;
             }

@@ -35,6 +35,9 @@ const PAGE_BYTES: usize = 4096;
 /// Maximum number of parts of one access in flight. With this number, both ends copy all the time, and the slots still
 /// fit into the processor's caches.
 const PARTS_MAX: usize = 8;
+/// Maximum number of parts of one access in flight, if a part takes longer than a spin: then the path is long, and more
+/// parts fill it. Some slots remain for other threads.
+const FAR_PARTS_MAX: usize = SLOTS - SLOTS / 4;
 
 /// The requests in shared memory. The lock of [`Line`] protects this state.
 pub(super) struct Ring {
@@ -164,8 +167,8 @@ impl Line {
         }
     }
 
-    /// Executes a longer read or write in parts, with up to [`PARTS_MAX`] in flight, so that both ends copy at the same
-    /// time. If a part does not finish, returns its begin and end: the parts before it are done, and the parts after it
+    /// Executes a longer read or write in parts, with [`PARTS_MAX`] or [`FAR_PARTS_MAX`] in flight, so that both ends copy
+    /// at the same time. If a part does not finish, returns its begin and end: the parts before it are done, and the parts after it
     /// may be.
     pub(crate) fn access_parts(
         self: &Arc<Line>,
@@ -174,8 +177,9 @@ impl Line {
         access: &mut Access<'_>,
     ) -> Result<(), (usize, usize, Unfinished)> {
         let (len, mut next, mut under_way) = (access.len(), 0, VecDeque::with_capacity(PARTS_MAX));
+        let mut parts_max = PARTS_MAX;
         loop {
-            while next < len && under_way.len() < PARTS_MAX {
+            while next < len && under_way.len() < parts_max {
                 let end = len.min(next + SLOT_BYTES);
                 let part = access.part(next, end);
                 let Some(claim) = self.submit_access(lh, offset + next as u64, &part) else { break };
@@ -188,7 +192,10 @@ impl Line {
             let mut part = access.part(begin, end);
             let awaited = match self.await_access(claim, &mut part) {
                 // The node may still execute the parts after it.
-                Err(Unfinished::Sent(pending)) => part.land(self.block_on_after(pending, true)),
+                Err(Unfinished::Sent(pending)) => {
+                    parts_max = FAR_PARTS_MAX;
+                    part.land(self.block_on_after(pending, true))
+                }
                 awaited => awaited.map(|_| ()),
             };
             if let Err(unfinished) = awaited {
