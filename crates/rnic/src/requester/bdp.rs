@@ -17,10 +17,12 @@ const ROUNDS: usize = 8;
 /// Interval between measurements of the smallest round trip, in ns; a measurement counts for two intervals.
 const WINDOW_NS: u64 = 5_000_000_000;
 
-/// The smallest of the times sampled in the current and in the previous window.
+/// The smallest of the times sampled in the current and in the previous window. The larger one of each two consecutive
+/// samples counts, because a single packet that a path delivers early says nothing about the other packets.
 #[derive(Debug, Default)]
 pub(super) struct Smallest {
     ns: [Option<u64>; 2],
+    last_ns: u64,
     window_begin_ns: Option<u64>,
 }
 
@@ -31,7 +33,10 @@ impl Smallest {
 
     /// Adds a time. Returns true if a new window begins, except for the first window.
     pub fn add(&mut self, now_ns: u64, sample_ns: Option<u64>) -> bool {
-        self.ns[0] = self.ns[0].into_iter().chain(sample_ns).min();
+        if let Some(sample_ns) = sample_ns {
+            let larger_ns = sample_ns.max(std::mem::replace(&mut self.last_ns, sample_ns));
+            self.ns[0] = Some(self.ns[0].map_or(larger_ns, |ns| ns.min(larger_ns)));
+        }
         let window_begin_ns = *self.window_begin_ns.get_or_insert(now_ns);
         let is_next = now_ns.saturating_sub(window_begin_ns) >= WINDOW_NS;
         if is_next {

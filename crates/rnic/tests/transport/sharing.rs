@@ -25,6 +25,8 @@ struct Link {
     lost: u64,
     train_lost: u64,
     train_ns: u64,
+    /// Packets per million that take half the delay.
+    early: u64,
     free_ns: u64,
     train_until_ns: u64,
     random: Random,
@@ -35,7 +37,7 @@ struct Link {
 impl Link {
     /// Returns a link that loses packets only if its queue is full.
     fn new(bits_per_second: u64, delay_ns: u64, queue_bytes: u64) -> Link {
-        let (lost, train_lost, train_ns, free_ns, train_until_ns) = (0, 0, 0, 0, 0);
+        let (lost, train_lost, train_ns, early, free_ns, train_until_ns) = (0, 0, 0, 0, 0, 0);
         let random = Random(1);
         Link {
             bits_per_second,
@@ -44,6 +46,7 @@ impl Link {
             lost,
             train_lost,
             train_ns,
+            early,
             free_ns,
             train_until_ns,
             random,
@@ -62,10 +65,11 @@ impl Link {
         if occurs(self.train_lost) {
             self.train_until_ns = self.free_ns + self.train_ns;
         }
-        match occurs(self.lost) || self.free_ns < self.train_until_ns {
-            true => Fate::Lost,
-            false => Fate::Delayed(self.free_ns + self.delay_ns - ONE_WAY_NS - sent.at_ns),
+        if occurs(self.lost) || self.free_ns < self.train_until_ns {
+            return Fate::Lost;
         }
+        let delay_ns = if occurs(self.early) { self.delay_ns / 2 } else { self.delay_ns };
+        Fate::Delayed(self.free_ns + delay_ns - ONE_WAY_NS - sent.at_ns)
     }
 }
 
@@ -235,6 +239,17 @@ fn window_follows_a_path_whose_delay_grows_and_shrinks() {
             let each = goodput(&mut flows, operation, 1000 * MS);
             assert!(each[0] > 80.0, "{} ms: {each:?}", delay_ns / MS);
         }
+    }
+}
+
+#[test]
+fn single_early_packets_do_not_shorten_the_path() {
+    for operation in [write, read] {
+        let (links, mut flows) = far_flow(Congestion::Grant, 400, 20 * MS, 1 << 20);
+        links.iter().for_each(|link| link.borrow_mut().early = 300);
+        goodput(&mut flows, operation, 2000 * MS);
+        let each = goodput(&mut flows, operation, 2000 * MS);
+        assert!(each[0] > 300.0, "{each:?}");
     }
 }
 
