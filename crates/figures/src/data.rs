@@ -1,4 +1,4 @@
-//! Published figures, as data; see the files in `data/`.
+//! Published figures, parsed from the files in `data/`.
 
 use std::sync::LazyLock;
 
@@ -8,7 +8,7 @@ use serde::Deserialize;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Figure {
-    /// Name, such as `lite-4`.
+    /// Name, such as `lite-4`: the paper, and the number of the figure.
     pub id: String,
     /// Title: the quantity that the figure shows.
     pub title: String,
@@ -40,7 +40,7 @@ pub struct Panel {
 pub struct Axis {
     /// Quantity, with its unit in brackets.
     pub label: String,
-    /// Scale of the axis, as in the paper.
+    /// Scale of the axis; the same as in the paper.
     pub scale: Scale,
 }
 
@@ -60,15 +60,15 @@ pub enum Scale {
 pub struct Line {
     /// Name in the legend.
     pub name: String,
-    /// Hardware profile of the simulation, if an adapter is simulated.
+    /// Name of the hardware profile, if the line is simulated on an adapter.
     pub profile: Option<String>,
-    /// Profile of the sockets, if the line shows sockets, which a formula models.
+    /// Name of the profile of sockets, if a formula models the line.
     pub sockets: Option<String>,
     /// The reason why the line is not simulated, if it is not.
     pub published_only: Option<String>,
-    /// Error of the published values, in percent: 5 if they were read off a linear axis, 20 off a logarithmic one.
+    /// Error of the published values, in percent: 5 if they were read off a linear axis, 20 if off a logarithmic axis.
     pub reading_percent: f64,
-    /// Values of x at which the paper's text prints the published value; these values have no reading error.
+    /// Values of x at which the paper's text prints the published value. These points have no reading error.
     #[serde(default)]
     pub printed: Vec<f64>,
     /// Values of x to which the profile was fitted.
@@ -87,7 +87,7 @@ pub struct Line {
 pub enum FittedAt {
     /// The points at these values of x.
     Some(Vec<f64>),
-    /// All points. Written in the file as the string `all`.
+    /// All points; in the file, the string `all`.
     All(String),
 }
 
@@ -122,7 +122,7 @@ impl Line {
     }
 }
 
-/// Texts of all figures, in the order in which they are shown.
+/// Texts of all figures, in the order of the page.
 const TEXTS: [&str; 9] = [
     include_str!("../data/lite-4.toml"),
     include_str!("../data/lite-5.toml"),
@@ -144,12 +144,12 @@ impl Figure {
         &FIGURES
     }
 
-    /// Returns the figure of this name.
+    /// Returns the figure with this name; `None` if there is none.
     pub fn named(id: &str) -> Option<&'static Figure> {
         Figure::all().iter().find(|figure| figure.id == id)
     }
 
-    /// Returns all lines.
+    /// Returns the lines of all panels.
     pub fn lines(&self) -> impl Iterator<Item = &Line> {
         self.panels.iter().flat_map(|panel| &panel.lines)
     }

@@ -8,8 +8,8 @@ use crate::tier::{Level, Writes, call_ns};
 use crate::verbs::{PAGE_BYTES, Run, Verb, one_way_ns};
 
 const MB: u64 = 1 << 20;
-/// Requests that fill the caches before a measurement: enough for the largest cache.
-const FILLS: u64 = 40_000;
+/// Number of requests before a measurement that fill the caches, enough for the largest cache.
+const CACHE_WARM_UP: u64 = 40_000;
 
 /// The reason why a point has no simulated value.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -22,7 +22,7 @@ pub(crate) enum Unsimulated {
     NotConnected,
     #[error("a request failed with status {0:?}")]
     Request(Status),
-    #[error("the experiment waits for an event that never comes")]
+    #[error("the simulation stopped: each task waits for an event that no task causes")]
     Stuck,
     #[error("the experiment takes too many steps, for example because packets are sent again and again")]
     Endless,
@@ -51,7 +51,8 @@ pub(crate) fn adapter(figure: &str, line: &str, x: f64, profile: &Profile) -> Re
     let processor = profile.processor.ok_or(Unsimulated::NoProcessor);
     Ok(match (figure, line) {
         ("lite-4", "verbs") => {
-            let run = Run { regions: n, warm_up: FILLS, requests: 5_000, ..Run::single(Verb::Write, 64) };
+            let run =
+                Run { regions: n, warm_up: CACHE_WARM_UP, requests: 5_000, ..Run::single(Verb::Write, 64) };
             us(run.mean_ns(profile)?)
         }
         ("lite-4", "LITE") => {
@@ -91,14 +92,14 @@ pub(crate) fn adapter(figure: &str, line: &str, x: f64, profile: &Profile) -> Re
                 connections: n as usize,
                 targets: 3,
                 active: 192,
-                warm_up: FILLS,
+                warm_up: CACHE_WARM_UP,
                 requests: 60_000,
                 ..Run::single(Verb::Read, 32)
             };
             1e3 / run.mean_ns(profile)?
         }
         ("slow-2", "RDMA, throughput") => {
-            // More long messages would not change the mean.
+            // More messages would not change the mean.
             let requests = (64 * MB / n).clamp(100, 5_000);
             x / Run { depth: 64, requests, ..Run::single(Verb::Write, n) }.mean_ns(profile)?
         }
@@ -123,7 +124,13 @@ pub(crate) fn sockets(line: &str, bytes: f64, sockets: &Sockets) -> f64 {
 }
 
 fn verbs_over(region_bytes: u64, bytes: u64) -> Run {
-    Run { region_bytes, depth: 16, warm_up: FILLS, requests: 10_000, ..Run::single(Verb::Write, bytes) }
+    Run {
+        region_bytes,
+        depth: 16,
+        warm_up: CACHE_WARM_UP,
+        requests: 10_000,
+        ..Run::single(Verb::Write, bytes)
+    }
 }
 
 fn tier_over(region_bytes: u64, bytes: u64) -> Writes {

@@ -1,4 +1,4 @@
-//! The fitted values of profiles, from the comments of their files.
+//! The values of profiles that were fitted to published points, read from comments in the files of the profiles.
 
 use std::collections::BTreeSet;
 
@@ -7,12 +7,12 @@ use halite_sim::Profile;
 use crate::shown::Shown;
 use crate::sockets::Sockets;
 
-/// A value that was chosen for points of the figures.
+/// A value of a profile that was fitted to points of the figures.
 pub(crate) struct Fitted {
     profile: String,
     parameter: String,
     value: String,
-    /// The points that the value was fitted to, as the file names them.
+    /// The points to which the value was fitted, as the comment in the file names them.
     points: String,
 }
 
@@ -24,7 +24,7 @@ impl Fitted {
     }
 }
 
-/// Returns the fitted values of the profiles that figures name.
+/// Returns the fitted values of the profiles that these figures use.
 pub(crate) fn values(figures: &[Shown]) -> Vec<Fitted> {
     let mut files: Vec<(&str, &str)> = Vec::new();
     for line in figures.iter().flat_map(|shown| shown.figure.lines()) {
@@ -42,7 +42,8 @@ pub(crate) fn values(figures: &[Shown]) -> Vec<Fitted> {
         .collect()
 }
 
-/// Reads a line `parameter = value # fitted: points`, or `# fitted with another: points`.
+/// Parses a line `parameter = value # fitted: points`, or `# fitted with another: points`. Returns `None` for all other
+/// lines.
 fn parse_line(profile: &str, line: &str) -> Option<Fitted> {
     let (assignment, comment) = line.split_once('#')?;
     let (parameter, value) = assignment.split_once('=')?;
@@ -55,7 +56,7 @@ fn parse_line(profile: &str, line: &str) -> Option<Fitted> {
     })
 }
 
-/// Returns the unit that the name of a parameter ends with.
+/// Returns the unit with which the name of a parameter ends, or "entries".
 fn unit(parameter: &str) -> &'static str {
     const UNITS: [(&str, &str); 7] = [
         ("_ns_per_kib", "ns/KiB"),

@@ -1,4 +1,4 @@
-//! Published measurements of RDMA adapters, each beside the result of a simulation.
+//! Published measurements of RDMA adapters, each beside a simulated value.
 //!
 //! ```text
 //!   data/ID.toml ── published points ────────────┐
@@ -7,7 +7,7 @@
 //!       └── profiles of crate `sim`
 //! ```
 //!
-//! Everything follows from the data, the profiles and a fixed seed. The crate measures nothing on this machine and
+//! All results follow from the data, the profiles and a fixed seed. The crate measures nothing on this machine and
 //! writes no files.
 
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! Figures for readers: plots, a page, and a table in Markdown.
+//! Formats figures: plots in SVG, a page in HTML, and a document in Markdown.
 
 use std::fmt::Write;
 
@@ -38,8 +38,8 @@ impl Shown {
         Plot { title: self.figure.title.clone(), x: axis(&panel.x), y: axis(&panel.y), series }
     }
 
-    /// Lists lines that are not simulated, points that miss with the figure's own profiles, and points whose simulation
-    /// failed, each with the reason.
+    /// Lists the lines that are not simulated, the points that miss (with the figure's own profiles only), and the
+    /// points whose simulation failed, each with the reason.
     fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         for line in self.figure.lines() {
@@ -79,10 +79,10 @@ impl Shown {
     }
 }
 
-/// A part of a page: a plot, its points as a table, and remarks.
+/// A part of a page: a plot, its points as a table, and notes.
 #[derive(Clone, Debug, Default)]
 pub struct Section {
-    /// Name, to which links within the page refer; shown before the heading, unless the heading contains it.
+    /// Name, which is the target of links. The page shows it before the heading, unless the heading contains it.
     pub id: String,
     /// Heading.
     pub title: String,
@@ -94,11 +94,11 @@ pub struct Section {
     pub head: Vec<&'static str>,
     /// Rows of the table.
     pub rows: Vec<Vec<String>>,
-    /// Remarks below the plot.
+    /// Notes below the plot.
     pub notes: Vec<String>,
 }
 
-/// Returns a page as one HTML file without references to others. Texts may contain any characters.
+/// Returns a page as one HTML file without references to other files. Escapes all texts except the SVG.
 pub fn html(title: &str, paragraphs: &[&str], sections: &[Section]) -> String {
     let paragraph = |text: &&str| format!("<p>{}</p>\n", escaped(text));
     let body: String = paragraphs.iter().map(paragraph).chain(sections.iter().map(section)).collect();
@@ -164,7 +164,7 @@ pub fn page(figures: &[Shown]) -> String {
     html("Published figures, simulated", &[ABOUT, &counts(figures), KEY], &sections)
 }
 
-/// Marks of predicted points that miss the published value, and of points whose simulation failed.
+/// Marks in the error column: of predicted points that miss the published value, and of points whose simulation failed.
 const MISS: &str = "miss";
 const NOT_SIMULATED: &str = "not simulated";
 
@@ -191,7 +191,7 @@ const FITTED: &str = "Fitted values";
 const FITTED_TEXT: &str = "These values of the profiles were chosen for single points of the figures; all others have a source of their own, \
 which the profiles' files name.";
 
-/// Returns the document `docs/figures.md`, which refers to the images in `docs/figures/`.
+/// Returns the text of `docs/figures.md`, which refers to the images in `docs/figures/`.
 pub fn markdown(figures: &[Shown]) -> String {
     let (about, counts) = (wrapped(ABOUT), wrapped(&counts(figures)));
     let mut text = format!("# Published figures, simulated\n\n{about}\n\n{counts}\n\n{KEY}\n\n{COMMANDS}");
@@ -251,7 +251,7 @@ cargo run --release -p halite-cli -- figure all --out docs/figures --force && rm
 ```
 ";
 
-/// Returns the sentences that sum up the errors of figures.
+/// Returns sentences that summarise the errors of figures.
 pub fn counts(figures: &[Shown]) -> String {
     let Summary { fitted, predicted, within_10, within_25 } = summary(figures);
     let mut text = String::new();

@@ -31,15 +31,15 @@ pub struct Axis {
 pub struct Series {
     /// Name in the legend.
     pub name: String,
-    /// Number of the colour; lines of equal colour have one entry in the legend.
+    /// Number of the colour. Lines of one colour share an entry in the legend.
     pub colour: usize,
     /// True for a dashed line with hollow marks.
     pub is_dashed: bool,
-    /// Points: x and y; on a logarithmic axis, only positive values are drawn.
+    /// Points: x and y. A logarithmic axis shows only points with a positive value.
     pub points: Vec<[f64; 2]>,
 }
 
-/// A ratio with its range: one row of [`ratios`].
+/// One row of [`ratios`]: a ratio and its range.
 #[derive(Clone, Debug)]
 pub struct Ratio {
     /// Description of the compared operation.
@@ -48,10 +48,11 @@ pub struct Ratio {
     pub values: [f64; 3],
 }
 
-/// Width of an image, and height of a plot without its legend, in pixels; still legible when scaled to a width of 390.
+/// Width of an image, and height of a plot without its legend, in pixels. Text stays legible if the image is scaled to
+/// a width of 390 pixels.
 const WIDTH: u32 = 480;
 const HEIGHT: u32 = 330;
-/// Height of a line of the legend.
+/// Height of a line of the legend, in pixels.
 const LEGEND_LINE: u32 = 22;
 /// Sizes of text in pixels.
 const SMALL: u32 = 17;
@@ -70,7 +71,7 @@ const COLOURS: [RGBColor; 11] = [
     RGBColor(0x00, 0x00, 0x00),
 ];
 
-/// Draws plots below each other on a white background; returns the SVG.
+/// Draws the plots one below the other on a white background, and returns the SVG.
 pub fn svg(plots: &[Plot]) -> String {
     let mut text = String::new();
     let heights: Vec<u32> = plots.iter().map(|plot| HEIGHT + legend_lines(plot) * LEGEND_LINE).collect();
@@ -81,8 +82,8 @@ pub fn svg(plots: &[Plot]) -> String {
     text
 }
 
-/// Draws ratios below each other on one logarithmic axis, around a line at 1; returns the SVG. A ratio that is not
-/// positive or not finite has only its name.
+/// Draws the ratios as rows on one logarithmic axis with a line at 1, and returns the SVG. A row whose values are not
+/// all positive and finite shows only its name.
 pub fn ratios(title: &str, rows: &[Ratio]) -> String {
     let is_shown = |row: &&Ratio| row.values.iter().all(|value| value.is_finite() && *value > 0.0);
     let shown = rows.iter().filter(is_shown).flat_map(|row| row.values);
@@ -96,7 +97,7 @@ pub fn ratios(title: &str, rows: &[Ratio]) -> String {
     text
 }
 
-/// Height of title and axis of [`ratios`], and the part of the width that names take.
+/// Height of title and axis in [`ratios`], and width of the names, in pixels.
 const HEADER: u32 = 60;
 const NAMES: i32 = 270;
 
@@ -208,7 +209,7 @@ fn draw_legend<'a>(area: &Area<'a>, plot: &Plot) -> DrawResult<'a> {
     Ok(())
 }
 
-/// Returns one line of each colour, solid if there is one.
+/// Returns the lines of the legend: one of each colour, a solid line if the colour has one.
 fn legend(plot: &Plot) -> impl Iterator<Item = &Series> {
     let is_shown = |(index, series): &(usize, &Series)| {
         let mut others = plot.series.iter().enumerate().filter(|(_, other)| other.colour == series.colour);
@@ -261,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plot_skips_points_that_a_logarithm_cannot_show() {
+    fn a_logarithmic_axis_omits_points_without_a_logarithm() {
         let series = |points: &[[f64; 2]]| Series {
             name: "salt".to_owned(),
             colour: 0,
@@ -279,15 +280,15 @@ mod tests {
         for text in ["salt", "title", "bytes", "us"] {
             assert!(image.contains(text), "{text}");
         }
-        assert_eq!(image.matches("<circle").count(), 3, "two points, and the mark of the legend");
+        assert_eq!(image.matches("<circle").count(), 3, "two points, and the mark in the legend");
         assert!(svg(&[plot(&[])]).contains("title"), "a plot may be empty");
     }
 
     #[test]
-    fn a_ratio_that_a_logarithm_cannot_show_has_only_its_name() {
+    fn a_ratio_without_a_logarithm_shows_only_its_name() {
         let row = |name: &str, median| Ratio { name: name.to_owned(), values: [0.5, median, 2.0] };
-        let image = ratios("ratios", &[row("one", 1.0), row("none", 0.0), row("endless", f64::INFINITY)]);
-        assert!(["one", "none", "endless"].iter().all(|name| image.contains(name)));
+        let image = ratios("ratios", &[row("one", 1.0), row("zero", 0.0), row("infinite", f64::INFINITY)]);
+        assert!(["one", "zero", "infinite"].iter().all(|name| image.contains(name)));
         assert_eq!(image.matches("<circle").count(), 1);
     }
 }

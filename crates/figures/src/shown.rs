@@ -17,7 +17,7 @@ pub struct Shown {
     pub figure: &'static Figure,
     /// The points of the figure, line by line.
     pub points: Vec<Point>,
-    /// Name of the profile that replaces the profiles of the figure's adapters, if any.
+    /// Name of the profile that the caller of [`show`] gave; it replaces the profiles of adapters.
     pub profile: Option<String>,
 }
 
@@ -36,21 +36,22 @@ pub struct Point {
     pub failure: Option<String>,
     /// Relative error of the simulated value: 0.1 if the value is 10 % too high.
     pub error: Option<f64>,
-    /// Error of the published value, in percent, from reading the paper's plot.
+    /// Error of the published value from reading the paper's plot, in percent.
     pub reading_percent: f64,
     /// True if the profile was fitted to this point.
     pub fitted: bool,
 }
 
 impl Point {
-    /// Returns true if the point is predicted, and its error exceeds `percent` plus the reading error.
+    /// Returns true if the point is predicted (simulated, and not fitted), and its error exceeds `percent` plus the
+    /// reading error.
     pub fn misses(&self, percent: f64) -> bool {
         let limit = (percent + self.reading_percent) / 100.0;
         !self.fitted && self.error.is_some_and(|error| error.abs() > limit)
     }
 }
 
-/// Numbers of fitted points, and of predicted points by their error.
+/// The number of fitted points, and the numbers of predicted points by error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Summary {
     /// Points to which profiles were fitted.
@@ -63,9 +64,9 @@ pub struct Summary {
     pub within_25: usize,
 }
 
-/// Simulates figures on all processors; calls `done` after each point, with the number of finished points and of all
-/// points. If `given` names a profile, this profile replaces the profiles of adapters, and points of adapters do not
-/// count as fitted.
+/// Simulates figures on all processors. After each point, calls `done` with the number of finished points and the
+/// number of all points. If `given` is a profile with its name, it replaces the profiles of adapters, and the points of
+/// adapters do not count as fitted. Fails if a line names an unknown profile.
 pub fn show(
     figures: &[&'static Figure],
     given: Option<(&str, &Profile)>,
@@ -96,7 +97,7 @@ pub fn show(
     };
     std::thread::scope(|scope| {
         for _ in 1..std::thread::available_parallelism().map_or(1, usize::from) {
-            // Fewer threads do if the system refuses more.
+            // If the system refuses a thread, the others do its work.
             let _ = std::thread::Builder::new().spawn_scoped(scope, work);
         }
         work();
@@ -111,7 +112,7 @@ pub fn show(
 }
 
 fn point(figure: &str, line: &'static Line, profile: Option<&Profile>, x: f64, published: f64) -> Point {
-    let of_sockets = || {
+    let sockets_value = || {
         let sockets = Sockets::named(line.sockets.as_deref()?)?;
         Some(experiments::sockets(&line.name, x, &sockets))
     };
@@ -120,7 +121,7 @@ fn point(figure: &str, line: &'static Line, profile: Option<&Profile>, x: f64, p
             Ok(simulated) => (Some(simulated), None),
             Err(cause) => (None, Some(cause.to_string())),
         },
-        None => (of_sockets(), None),
+        None => (sockets_value(), None),
     };
     Point {
         line: &line.name,
@@ -134,7 +135,7 @@ fn point(figure: &str, line: &'static Line, profile: Option<&Profile>, x: f64, p
     }
 }
 
-/// Counts the points of figures by their error.
+/// Counts the fitted points, and the predicted points by error.
 pub fn summary(figures: &[Shown]) -> Summary {
     let mut summary = Summary::default();
     for point in figures.iter().flat_map(|shown| &shown.points).filter(|point| point.simulated.is_some()) {
@@ -150,7 +151,7 @@ pub fn summary(figures: &[Shown]) -> Summary {
 }
 
 impl Shown {
-    /// Returns the explanation of a point that misses, if the data has one.
+    /// Returns the explanation of a point that misses; `None` if the data contains none.
     pub fn why(&self, point: &Point) -> Option<&str> {
         let line = self.figure.lines().find(|line| line.name == point.line)?;
         line.misses.iter().find(|miss| miss.at.contains(&point.x)).map(|miss| miss.why.as_str())

@@ -1,18 +1,18 @@
-//! TCP sockets by a formula: a fixed latency, a bandwidth, and processor cycles for each window of bytes. Their costs
-//! are those of a kernel, which this crate does not simulate.
+//! Models TCP sockets by a formula: a fixed latency, a bandwidth, and processor cycles for each window of bytes. The
+//! costs are those of a kernel, which this crate does not simulate.
 
 use serde::Deserialize;
 
-/// Costs of one network with sockets.
+/// Costs of TCP sockets over one network.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Sockets {
-    /// Half a round trip of a short message.
+    /// Half of the round-trip time of a short message.
     latency_ns: u64,
-    /// Time of the slower side for each message of a stream.
+    /// Processing time per message of a stream, at the slower side.
     message_ns: u64,
     bandwidth_bytes_per_us: u64,
-    /// Cycles of both sides for each window that a message begins.
+    /// Processor cycles per window of a message, the sum of both sides. A short message costs one window.
     cycles_per_window: u64,
     window_bytes: u64,
 }
@@ -32,7 +32,7 @@ impl Sockets {
         }
     }
 
-    /// Returns half the round trip of a message, in us.
+    /// Returns half of the round-trip time of a message, in us.
     pub(crate) fn latency_us(&self, bytes: f64) -> f64 {
         self.latency_ns as f64 / 1e3 + bytes / self.bandwidth_bytes_per_us as f64
     }
@@ -43,7 +43,7 @@ impl Sockets {
         bytes / wire_ns.max(self.message_ns as f64)
     }
 
-    /// Returns the cycles of both sides for a message.
+    /// Returns the processor cycles for a message, the sum of both sides.
     pub(crate) fn cycles(&self, bytes: f64) -> f64 {
         self.cycles_per_window as f64 * (bytes / self.window_bytes as f64).max(1.0)
     }

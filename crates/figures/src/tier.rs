@@ -1,5 +1,5 @@
-//! Operations of Halite's own sessions on simulated adapters. Simulated programs run in no time, so each operation also
-//! sleeps for the time of its instructions on the profile's processor.
+//! Operations of Halite's own sessions on simulated adapters. Simulated programs take no virtual time, so each
+//! operation also sleeps for the time of its instructions on the profile's processor.
 
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use halite_trials::Birth;
 
 use crate::experiments::Unsimulated;
 
-/// Instructions of a write of 8 B, and of both ends of a call of 8 B; counted by `halite-bench price`.
+/// Number of instructions of a write of 8 B, and of a call of 8 B at both ends. `halite-bench price` counts them.
 const WRITE_INSTRUCTIONS: u64 = 181;
 const CALL_INSTRUCTIONS: u64 = 2_100;
 
@@ -31,7 +31,7 @@ pub(crate) enum Level {
     SystemCall,
 }
 
-/// Writes of several threads of a node to regions of another.
+/// Writes of several threads of one node to regions of another node.
 #[derive(Clone, Debug)]
 pub(crate) struct Writes {
     pub(crate) level: Level,
@@ -48,7 +48,7 @@ impl Writes {
         Writes { level, bytes, threads: 1, regions: 1, region_bytes: bytes.max(4096), requests: 200 }
     }
 
-    /// Returns the time of the run by the number of writes of all threads, in ns.
+    /// Returns the mean time per write in ns: the time of the run divided by the number of writes of all threads.
     pub(crate) fn mean_ns(&self, profile: &Profile) -> Result<f64, Unsimulated> {
         let cost = Cost::new(profile, WRITE_INSTRUCTIONS, self.level)?;
         let writes = self.clone();
@@ -95,9 +95,9 @@ impl Writes {
 
 /// State that the threads of a run share.
 struct Progress {
-    /// Time at which the last thread began its measured writes.
+    /// Time at which the last thread began its measured writes, in ns.
     begin_ns: Cell<u64>,
-    /// Time at which the last thread ended.
+    /// Time at which the last thread ended, in ns.
     end_ns: Cell<u64>,
     /// Number of threads that have not ended.
     running: Cell<u64>,
@@ -143,7 +143,8 @@ impl Writer {
 /// Returns the mean latency in ns of calls with 8 B of input and an answer of `bytes`.
 pub(crate) fn call_ns(profile: &Profile, level: Level, bytes: u64) -> Result<f64, Unsimulated> {
     let requests = 200;
-    // Each end executes half of the instructions. The client also makes the one system call that LITE does not hide.
+    // Each end executes half of the instructions. The client also pays for one system call, because LITE hides all
+    // others.
     let client_cost = Cost::new(profile, CALL_INSTRUCTIONS / 2, level)?;
     let server_cost = Cost::new(profile, CALL_INSTRUCTIONS / 2, Level::Same)?;
     let took_ns = measure(profile, 0, WARM_UP + requests, move |world, nodes| async move {
@@ -153,7 +154,7 @@ pub(crate) fn call_ns(profile: &Profile, level: Level, bytes: u64) -> Result<f64
             let answer = vec![7; bytes as usize];
             while let Ok(call) = server.recv().await {
                 server_cost.charge(&inner).await;
-                // If the reply fails, so does the client's call, which reports it.
+                // If the reply fails, the client's call fails, too, and reports the error.
                 let _ = call.reply(&answer);
             }
         });
@@ -189,13 +190,13 @@ impl Cost {
     }
 }
 
-/// Maximum number of the world's steps to start the nodes, and for each operation: about 100 times what they need. They
-/// end a run in which a profile keeps the tier from making progress.
+/// Maximum number of simulation steps to start the nodes, and in addition per operation: about 100 times the needed
+/// number. They end a run in which a profile prevents progress.
 const STEPS_TO_START: u64 = 200_000;
 const STEPS_MAX: u64 = 500;
 
-/// Runs `work`, of this number of operations, on two nodes without faults; returns its result. Node 1 has memory for
-/// `bytes`.
+/// Runs `work`, which makes `operations` operations, on two nodes without faults, and returns its result. Node 1 has
+/// memory for regions of `bytes` in all.
 fn measure<W: Future<Output = Result<u64, Unsimulated>> + 'static>(
     profile: &Profile,
     bytes: u64,

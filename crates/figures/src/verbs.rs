@@ -1,4 +1,4 @@
-//! Requests of applications that use an adapter directly, with their own queue pairs and registered memory.
+//! Requests of an application that uses an adapter directly, with its own queue pairs and registered memory.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -30,27 +30,27 @@ pub(crate) enum Verb {
 pub(crate) struct Run {
     pub(crate) verb: Verb,
     pub(crate) bytes: u64,
-    /// Number of queue pairs, each with a thread of its own.
+    /// Number of queue pairs.
     pub(crate) connections: usize,
-    /// Number of hosts with targets; connections alternate between them.
+    /// Number of target hosts. Connections alternate between the hosts.
     pub(crate) targets: u32,
-    /// Number of requests in flight of a connection.
+    /// Number of requests in flight per connection.
     pub(crate) depth: u64,
-    /// Number of connections with requests in flight. If it is less than `connections`, each request goes to a random
-    /// idle connection.
+    /// Number of threads, which is the number of connections with requests in flight. If it is less than `connections`,
+    /// each request goes to a random idle connection.
     pub(crate) active: usize,
-    /// Number of registered regions of a target. A request accesses a random place in a random region.
+    /// Number of registered regions per target. A request accesses a random place in a random region.
     pub(crate) regions: u64,
     /// Length of each region in bytes.
     pub(crate) region_bytes: u64,
-    /// Number of requests that fill the caches, before those that are measured.
+    /// Number of requests before the measurement, which fill the caches.
     pub(crate) warm_up: u64,
-    /// Number of requests that are measured.
+    /// Number of measured requests.
     pub(crate) requests: u64,
 }
 
 impl Run {
-    /// Requests of one thread, one after the other, to one region.
+    /// Returns a run of one thread that makes one request at a time to one region.
     pub(crate) fn single(verb: Verb, bytes: u64) -> Run {
         Run {
             verb,
@@ -76,7 +76,7 @@ impl Run {
     }
 }
 
-/// Returns the time from the post of a write with an immediate value until a thread of its target sees it, in ns.
+/// Returns the time in ns from the post of a write with immediate until a thread of the target polls its notification.
 pub(crate) fn one_way_ns(profile: &Profile, bytes: u64) -> Result<f64, Unsimulated> {
     let run = Run::single(Verb::Write, bytes);
     let bench = Bench::new(&run, profile)?;
@@ -95,8 +95,8 @@ pub(crate) fn one_way_ns(profile: &Profile, bytes: u64) -> Result<f64, Unsimulat
     Ok((bench.world.now_ns() - begin_ns) as f64)
 }
 
-/// Maximum number of the world's steps to open connections, and for each request and connection; far more than they
-/// need.
+/// Maximum number of simulation steps to open the connections, and in addition per request and connection. A run needs
+/// far fewer.
 const STEPS_TO_START: u64 = 200_000;
 const STEPS_MAX: u64 = 500;
 
@@ -107,11 +107,11 @@ struct Bench {
     targets: Vec<Arc<SimFabric>>,
     idle: Rc<RefCell<Vec<Rc<Connection>>>>,
     random: Rc<RefCell<Random>>,
-    /// The first failure of a thread.
+    /// The first error of a thread.
     failed: Rc<RefCell<Option<Unsimulated>>>,
 }
 
-/// A queue pair, as its thread sees it.
+/// The initiator's end of a queue pair.
 struct Connection {
     fabric: Arc<SimFabric>,
     peer: PeerId,
@@ -119,7 +119,7 @@ struct Connection {
     key: Key,
     /// Keys of the remote regions.
     remote: Rc<[Key]>,
-    /// Source of inline writes; empty if they are too long.
+    /// Source of inline writes; empty if the writes are too long to be inline.
     inline: Vec<u8>,
 }
 
@@ -179,7 +179,7 @@ impl Bench {
         for thread in 0..active {
             let share = requests / active + u64::from(thread < requests % active);
             let (run, idle, random) = (self.run.clone(), self.idle.clone(), self.random.clone());
-            // An unshared connection keeps `depth` requests in flight from start to end.
+            // A thread with its own connection keeps `depth` requests in flight until its end.
             let burst = if run.active < run.connections { 1 } else { share.max(1) };
             self.spawn("thread", async move {
                 for _ in 0..share / burst {
@@ -217,7 +217,7 @@ fn open(world: &World, host: HostId, address: &str) -> Arc<SimFabric> {
 }
 
 impl Connection {
-    /// Returns a source of `len` bytes; short sources are inline, as in the papers' benchmarks.
+    /// Returns a source of `len` bytes. Short sources are inline, as in the papers' benchmarks.
     fn local(&self, len: u64) -> Local<'_> {
         match self.inline.get(..len as usize) {
             Some(bytes) => Local::Inline(bytes),
@@ -266,7 +266,7 @@ async fn completions(
     fabric: &SimFabric,
     is_counted: impl Fn(&CompletionKind) -> bool,
 ) -> Result<u64, Unsimulated> {
-    // A thread that begins to wait spins; see `Adapter::spin_ns`.
+    // Arming again makes the simulated thread spin before it sleeps; see `Adapter::spin_ns`.
     fabric.arm(None);
     fabric.arm(Some(Sleeper::Progress));
     loop {

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use halite_figures::{Figure, Shown, show, summary};
 use halite_sim::Profile;
 
-/// The figures that take less than a second in a release build.
+/// The figures whose simulation takes less than a second in a release build.
 const SHORT: [&str; 6] = ["lite-6", "lite-7", "lite-8", "lite-10", "slow-2", "slow-3"];
 
 static SHOWN: LazyLock<Vec<Shown>> = LazyLock::new(|| simulate(&SHORT));
@@ -44,7 +44,7 @@ fn lines_without_a_simulation_give_a_reason() {
 fn a_given_profile_replaces_the_figures_own() {
     for name in Profile::NAMES {
         let given = Profile::named(name).expect("it exists");
-        let [figure] = with(name, &given, &["lite-6"]).try_into().expect("one figure");
+        let [figure] = show_with_profile(name, &given, &["lite-6"]).try_into().expect("one figure");
         assert!(figure.points.iter().all(|point| !point.fitted), "{name}");
         let verbs = figure.points.iter().filter(|point| point.line == "verbs");
         assert!(verbs.clone().all(|point| point.simulated.is_some()), "{name}: {:?}", figure.failures());
@@ -53,10 +53,10 @@ fn a_given_profile_replaces_the_figures_own() {
     }
 }
 
-/// No profile makes a simulation panic or run for ever.
+/// A simulation with an unsuitable profile neither panics nor runs for ever.
 #[test]
 fn an_unsuitable_profile_gives_a_reason() {
-    let hostile = [
+    let unsuitable = [
         ("keys_max", 1),
         ("inline_bytes_max", 0),
         ("queue_depth", 1),
@@ -68,10 +68,10 @@ fn an_unsuitable_profile_gives_a_reason() {
         ("clock_mhz", 1),
     ];
     let text = Profile::toml("cx3-40g").expect("it exists");
-    for (field, value) in hostile {
+    for (field, value) in unsuitable {
         let given = text.replace(&format!("\n{field} ="), &format!("\n{field} = {value} #"));
         let given = Profile::from_toml(&given).unwrap_or_else(|error| panic!("{field} = {value}: {error}"));
-        for figure in with(field, &given, &["lite-6", "lite-10"]) {
+        for figure in show_with_profile(field, &given, &["lite-6", "lite-10"]) {
             for point in &figure.points {
                 assert!(point.simulated.is_none_or(|value| value > 0.0), "{field} = {value}: {point:?}");
             }
@@ -79,6 +79,6 @@ fn an_unsuitable_profile_gives_a_reason() {
     }
 }
 
-fn with(name: &str, given: &Profile, ids: &[&str]) -> Vec<Shown> {
+fn show_with_profile(name: &str, given: &Profile, ids: &[&str]) -> Vec<Shown> {
     show(&figures(ids), Some((name, given)), |_, _| {}).expect("built-in profiles are valid")
 }

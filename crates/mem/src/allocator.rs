@@ -1,9 +1,9 @@
 //! Allocates byte ranges of segments.
 //!
 //! The allocator works on offsets only and never touches the segments. Its state stays in private memory, so processes
-//! that write to the segments cannot corrupt it. Objects of up to 4 KiB come from slabs of equal objects; larger
-//! objects come from free extents, which are ordered by size and by address. The time of an allocation does not depend
-//! on its size. The allocator is not thread-safe: callers must hold a lock.
+//! that write to the segments cannot corrupt it. Objects of up to 4 KiB come from slabs, which are cut into objects of
+//! one size; larger objects come from free extents, which are ordered by size and by address. The time of an allocation
+//! does not depend on its size. The allocator is not thread-safe: callers must hold a lock.
 
 mod extents;
 mod slab;
@@ -35,7 +35,7 @@ pub struct BadFree {
     pub extent: Extent,
 }
 
-/// Allocates extents from a growing list of segments. Keeps all of its state in private memory.
+/// Allocates extents from a growing list of segments.
 ///
 /// ```
 /// # use halite_mem::Allocator;
@@ -100,7 +100,7 @@ impl Allocator {
 
     /// Allocates `len` contiguous bytes. Returns `None` if no free extent is large enough, or if `len` is zero.
     pub fn allocate(&mut self, len: u64) -> Option<Extent> {
-        // Where no new slab fits, an extent of this length may.
+        // An extent of this length may fit even if a new slab does not.
         self.allocate_small(len).or_else(|| self.allocate_extent(len))
     }
 
@@ -133,9 +133,9 @@ impl Allocator {
         Ok(())
     }
 
-    /// Frees a range: a part of an allocated extent, or several adjacent extents. A boundary of the range inside an
-    /// extent must be aligned. The range must contain each small object as a whole. Only the last object of the range
-    /// may be shorter than its size class. Fails if a part of the range is not allocated.
+    /// Frees a range: a part of an allocated extent, or several adjacent extents. If a boundary of the range is inside
+    /// an extent, it must be a multiple of the alignment. The range must contain each small object as a whole. Only the
+    /// last object of the range may be shorter than its size class. Fails if a part of the range is not allocated.
     pub fn free_range(&mut self, range: Extent) -> Result<(), BadFree> {
         let mut parts = Vec::new();
         let mut offset = range.offset;
@@ -169,7 +169,7 @@ impl Allocator {
     /// Splits the extent around `part`, so that `part` is an extent of its own.
     fn split_around(&mut self, part: Extent) {
         let place = (part.segment, part.offset);
-        let (&(_, start), &block) = self.used.range(..=place).next_back().expect("the part was found used");
+        let (&(_, start), &block) = self.used.range(..=place).next_back().expect("the part is allocated");
         let Block::Extent(len) = block else { return };
         let (end, part_end) = (start + len, part.offset + part.len);
         let cut = part_end.next_multiple_of(self.alignment);
@@ -193,7 +193,7 @@ impl Allocator {
         self.bytes_total
     }
 
-    /// Returns the length in bytes of the largest free extent; free objects inside slabs do not count.
+    /// Returns the length in bytes of the largest free extent. Free objects inside slabs do not count.
     pub fn largest_free(&self) -> u64 {
         self.free.largest()
     }

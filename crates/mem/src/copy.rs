@@ -20,7 +20,7 @@ use portable as machine;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use x86_64 as machine;
 
-/// Copies `len` bytes; the ranges may overlap.
+/// Copies `len` bytes. The ranges may overlap.
 ///
 /// # Safety
 /// `source` is readable and `target` writable for `len` bytes, and both stay so during the call.
@@ -36,12 +36,12 @@ pub(crate) unsafe fn copy(target: *mut u8, source: *const u8, len: usize) {
         2 => unsafe { machine::copy_2(target, source) },
         // SAFETY: per the caller.
         1 => unsafe { machine::copy_1(target, source) },
-        // SAFETY: per the caller; upwards, a source byte is overwritten before it is read only if the target
-        // begins inside of the source.
+        // SAFETY: per the caller. An upward copy overwrites a source byte before it reads the byte only if the target
+        // begins inside the source.
         _ if target.addr().wrapping_sub(source.addr()) >= len => unsafe {
             machine::copy_upwards(target, source, len)
         },
-        // SAFETY: per the caller; the target begins inside of the source, so downwards is the safe way.
+        // SAFETY: per the caller. The target begins inside the source, so it does not end inside the source.
         _ => unsafe { machine::copy_downwards(target, source, len) },
     }
 }
@@ -150,12 +150,12 @@ mod tests {
         };
         // SAFETY: as above.
         let by_fill = |target: *mut u8, byte: u8, size| unsafe { fill(target, byte, size) };
-        never_tear(by_copy);
-        never_tear(by_fill);
+        check_no_tearing(by_copy);
+        check_no_tearing(by_fill);
     }
 
     /// A writer alternates between two patterns; every copy must be one of them.
-    fn never_tear(write: impl Fn(*mut u8, u8, usize) + Sync) {
+    fn check_no_tearing(write: impl Fn(*mut u8, u8, usize) + Sync) {
         for size in [2, 4, 8] {
             let mut word = 0u64;
             let word = (&raw mut word) as usize;

@@ -6,7 +6,7 @@
 //! ```text
 //!   offset 0      4      8
 //!          | seq  | armed |       seq: changes with every wake-up; the futex; written by ringers
-//!                                 armed: the sleeper to wake, and how; written by the sleepers
+//!                                 armed: which sleeper to wake, and by which mechanism; written by the sleepers
 //!
 //!   armed   0 no sleeper
 //!           1 the progress thread, by the futex
@@ -23,10 +23,10 @@
 //!
 //! Two threads may sleep on one doorbell: a caller that waits for a completion, and the progress thread, which handles
 //! arrivals while no caller sleeps. A ring must wake only the right thread, and directly. So each thread sleeps on the
-//! futex under its own bit of the mask, or on its own descriptor. A store to `armed` selects the thread to wake.
+//! futex under its own bit of the mask, or on its own descriptor. The value of `armed` selects the thread to wake.
 //!
-//! Both fences are sequentially consistent, so either the ringer sees `armed`, or the sleeper's poll sees the message;
-//! after a ring between `seq()` and `wait()`, `wait` returns at once. A hostile process that maps the doorbell can only
+//! Both fences are sequentially consistent, so either the ringer sees `armed`, or the sleeper's poll sees the message.
+//! After a ring between `seq()` and `wait()`, `wait` returns at once. A hostile process that maps the doorbell can only
 //! suppress or add wake-ups, so a sleeper that must not miss a wake-up passes a timeout. The same holds for a process
 //! that has the descriptor; a process that receives such a descriptor must check its kind. Sleepers watch the eventfd
 //! edge-triggered and never read it. A ringer reads the eventfd only if its counter is full.
@@ -138,7 +138,8 @@ impl Doorbell {
 
     /// Wakes all sleepers, armed or not.
     pub fn wake(&self) {
-        // The number changes first, so a thread sees the change even if another thread has taken the edge.
+        // The number changes first: a thread sees the change even if another thread has consumed the edge of the
+        // descriptor.
         self.memory.advance();
         match &self.eventfds {
             Some(eventfds) => eventfds.iter().for_each(Eventfd::ring),
@@ -154,13 +155,13 @@ impl Doorbell {
             (CALLER_BY_FUTEX, _) => self.memory.wake(Sleeper::Caller.bit()),
             (PROGRESS_BY_DESCRIPTOR, Some(eventfds)) => eventfds[Sleeper::Progress.place()].ring(),
             (CALLER_BY_DESCRIPTOR, Some(eventfds)) => eventfds[Sleeper::Caller.place()].ring(),
-            // An invalid value costs a wake-up at most.
+            // A hostile process may store any value. Waking all sleepers is harmless.
             _ => self.memory.wake(ALL),
         }
     }
 
-    /// Selects the kind of sleeper that [`Doorbell::ring`] wakes; with `None`, a ring wakes no thread. After arming,
-    /// the caller polls once more before it waits.
+    /// Selects the kind of sleeper that [`Doorbell::ring`] wakes; with `None`, a ring wakes no thread. After this call,
+    /// the caller must poll once more before it waits.
     pub fn arm(&self, sleeper: Option<Sleeper>) {
         self.memory.set_armed(match (sleeper, &self.eventfds) {
             (None, _) => UNARMED,
@@ -175,7 +176,7 @@ impl Doorbell {
         }
     }
 
-    /// Returns the wake-up count, a number that changes with every wake-up.
+    /// Returns the number of wake-ups so far, modulo 2^32.
     pub fn seq(&self) -> u32 {
         self.memory.seq()
     }
@@ -277,7 +278,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn loom_a_ring_is_seen_though_its_edge_was_taken() {
+    fn loom_a_wake_is_seen_after_its_edge_was_consumed() {
         loom::model(|| {
             let doorbell = doorbell_with_descriptors();
             let seen = doorbell.seq();

@@ -2,11 +2,12 @@
 //!
 //! The server creates two memfds and passes them to the client. The client writes requests into the first one; the
 //! second one holds the replies and is sealed against writes by the client. An exchange does not interpret requests and
-//! replies. It wakes no thread: it only informs its caller that the other side sleeps.
+//! replies. It wakes no thread: it only reports to its caller that the other side sleeps.
 //!
 //! ```text
 //!   requests, written by the client           replies, written by the server
 //!   line 0       wakes: a bit for each slot   line 0       naps: odd while the server sleeps
+//!                whose reply wakes the client              (+1 at each sleep and each wake)
 //!   lines 1..33  requests, in order           lines 1..33  the last reply of each slot
 //!   page 1..     data area of each slot: 64 KiB
 //!
@@ -19,8 +20,9 @@
 //! per direction. The server may answer in any order. If a slot is free, the next line is free too: the server has
 //! answered at least one of the requests in the lines, and has taken all requests before it.
 //!
-//! A side that goes to sleep publishes this, executes a fence, and checks for lines once more. The other side publishes
-//! its line, executes a fence, and checks whether the first side sleeps. So at least one side sees the other's store.
+//! Before a side sleeps, it publishes that it sleeps, executes a fence, and checks for lines once more. The other side
+//! publishes its line, executes a fence, and checks whether the first side sleeps. So at least one side sees the
+//! other's store.
 //!
 //! The server trusts nothing in the requests. It keeps its own positions, and copies each line before its caller checks
 //! the line. So a client that writes garbage only receives wrong replies. The client trusts the server.
@@ -44,8 +46,8 @@ pub const WORDS: usize = if cfg!(loom) { 2 } else { 8 };
 /// Length of each slot's data area, in bytes.
 pub const SLOT_BYTES: usize = 64 << 10;
 
-/// A line: one request or one reply. The caller defines the upper 48 bits of the first word and all other words; the
-/// exchange sets the lower 16 bits of the first word. Words that the sender did not publish have arbitrary values.
+/// A line: one request or one reply. The exchange sets the lower 16 bits of the first word; the caller chooses the
+/// upper 48 bits and all other words. Words that the sender did not publish have arbitrary values.
 pub type Line = [u64; WORDS];
 
 /// Number of low bits in a line's first word that the exchange sets. These bits hold the tag, which distinguishes a new
@@ -108,6 +110,7 @@ pub struct Server {
     uses: [u16; SLOTS],
     /// Bitmap of the slots with an outstanding request.
     busy: u32,
+    /// The value in the header line of the replies: odd while the server sleeps.
     naps: u64,
 }
 
@@ -117,7 +120,7 @@ pub struct Server {
 pub struct BadSlot;
 
 /// Creates an exchange. Returns the server's end, and the two descriptors that the client passes to [`Client::open`].
-/// Fails if the system lacks memory or descriptors, or is older than Linux 5.1.
+/// Fails if the system lacks memory or descriptors, or if the kernel is older than Linux 5.1.
 #[cfg(not(loom))]
 pub fn create() -> io::Result<(Server, [OwnedFd; 2])> {
     use rustix::fs::SealFlags;
@@ -162,8 +165,8 @@ impl Default for Claims {
 }
 
 impl Claims {
-    /// Claims a free slot; returns `None` if no slot is free. If the request or its reply uses the slot's data area,
-    /// `has_data` must be true. The method then claims the lowest free slot, so that few data areas ever take memory.
+    /// Claims a free slot; returns `None` if no slot is free. `has_data` must be true if the request or its reply uses
+    /// the slot's data area. The method then claims the lowest free slot, so that few data areas ever take memory.
     #[inline]
     pub fn claim(&mut self, client: &Client, has_data: bool) -> Option<Claim> {
         if self.free == 0 || has_data {
@@ -180,9 +183,9 @@ impl Claims {
 
     fn find_freed(&mut self, client: &Client) {
         for (slot, is_free) in client.freed.iter().enumerate() {
-            // Pairs with the Release in release(): the slot's last user is done with its data.
+            // Pairs with the Release in release(): the slot's last user no longer accesses its data.
             if is_free.load(Ordering::Acquire) {
-                // Only the slot's next user sets it again, later than this.
+                // Relaxed: only the slot's next user sets it again, after this store.
                 is_free.store(false, Ordering::Relaxed);
                 self.free |= 1 << slot;
             }
@@ -204,8 +207,8 @@ impl Claims {
         client.requests.publish(place, &tagged(line, tag)[..words]);
     }
 
-    /// Requests a wake-up of the client for each reply in `slots`, a bitmap of slots. After this call, the client looks
-    /// for replies once more before it sleeps.
+    /// Requests a wake-up of the client when a reply arrives in one of `slots`, a bitmap of slots. After this call, the
+    /// client must look for replies once more before it sleeps.
     pub fn ask_for_wakes(&mut self, client: &Client, slots: u32) {
         if self.wakes & slots != slots {
             self.wakes |= slots;
@@ -236,8 +239,8 @@ impl Client {
         Ok(Client { requests, replies, data, freed })
     }
 
-    /// Returns the number of the server's current sleep; `None` while the server is awake. The client calls this after
-    /// [`Claims::submit`], and wakes the server once per sleep.
+    /// Returns a number that identifies the server's current sleep; `None` while the server is awake. The client calls
+    /// this method after [`Claims::submit`], and wakes the server once per number.
     #[inline]
     pub fn nap(&self) -> Option<u64> {
         // Pairs with the fence in Server::sleep(): the server sees the request, or this sees its sleep.
@@ -282,16 +285,16 @@ fn data_at(slot: usize, len: usize) -> Result<u64, OutOfBounds> {
 }
 
 impl Server {
-    /// Returns a new copy of the next request without taking the request; `None` if no request waits. Copies of two
-    /// calls may differ, because the client can write to the line.
+    /// Returns a copy of the next request, which stays in its line; `None` if no request waits. The copies of two calls
+    /// may differ, because the client can write to the line.
     #[inline]
     pub fn peek(&self) -> Option<Line> {
         let (place, tag) = place_of(self.taken);
         self.requests.take(place, tag)
     }
 
-    /// Takes the request that [`Server::peek`] returned. Its reply will go into `slot`. Fails if `slot` does not exist
-    /// or still has an outstanding request.
+    /// Removes the request that [`Server::peek`] returned. Its reply will go into `slot`. Fails if `slot` does not
+    /// exist or still has an outstanding request.
     #[inline]
     pub fn take(&mut self, slot: usize) -> Result<(), BadSlot> {
         if slot >= SLOTS || self.busy & 1 << slot != 0 {
@@ -320,7 +323,8 @@ impl Server {
         self.requests.flag() & 1 << slot != 0
     }
 
-    /// Announces to the client that the server is about to sleep. The caller then peeks once more before it sleeps.
+    /// Announces to the client that the server is about to sleep. The caller must [peek](Server::peek) once more before
+    /// it sleeps.
     pub fn sleep(&mut self) {
         self.set_naps(self.naps | 1);
         // Pairs with the fence in Client::nap().

@@ -1,8 +1,8 @@
 //! Detects that a process is a fork of the process that created a value.
 //!
-//! A forked child has copies of its parent's values and descriptors, but none of its parent's threads, and no shared
-//! memory, because children do not inherit segments. So a child must not use values that need threads or segments. A
-//! child that executes another program loses all values of its parent.
+//! A forked child has copies of its parent's values and descriptors, but not its parent's threads, and not its
+//! segments, because children do not inherit segments. So a child must not use values that need threads or segments. A
+//! child that executes another program has no values of its parent.
 
 use std::sync::Once;
 use std::sync::atomic::AtomicU32;
@@ -28,8 +28,8 @@ impl Process {
         Process(FORKS.load(Relaxed))
     }
 
-    /// Returns true if the calling process created this value, and false in a fork of that process. Costs one load of a
-    /// word that never changes.
+    /// Returns true if the calling process created this value; false in a fork of that process. Costs one load of a
+    /// word that rarely changes.
     #[inline]
     pub fn is_current(self) -> bool {
         FORKS.load(Relaxed) == self.0
@@ -52,8 +52,8 @@ unsafe extern "C" {
 /// For tests: runs `child` in a fork of this process, and returns the exit status of the fork; `None` if a signal
 /// killed the fork.
 ///
-/// The fork has only the calling thread. `child` must take no lock that another thread may hold, so `child` must not
-/// print.
+/// The fork has only the calling thread, so `child` must take no lock that another thread may hold. In particular,
+/// `child` must not print.
 pub fn run_in_fork(child: impl FnOnce() -> u8) -> std::io::Result<Option<i32>> {
     // SAFETY: the child runs on a copy of this thread and all memory; the caller takes care of locks.
     match unsafe { fork() } {
@@ -82,7 +82,7 @@ mod tests {
             let own = Process::current();
             u8::from(process.is_current()) + 2 * u8::from(own.is_current())
         });
-        assert_eq!(ended.unwrap(), Some(2), "only values that the fork creates are its own");
+        assert_eq!(ended.unwrap(), Some(2), "only a value that the fork created is current in the fork");
         assert!(process.is_current());
     }
 }

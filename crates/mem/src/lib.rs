@@ -1,9 +1,9 @@
 //! Memory that other processes may write.
 //!
 //! A [`Segment`] is memory that several processes map at once; a [`Window`] is a bounds-checked view of a part of a
-//! segment. Other processes may write to this memory at any time, so no method lends it as `&[u8]`: callers copy bytes
-//! or use atomics. A [`Paged`] is private memory; the program provides each page at the first access. This crate knows
-//! no network, names or permissions.
+//! segment. Other processes may write to this memory at any time, so no method returns a `&[u8]` of it: callers copy
+//! bytes or use atomics. A [`Paged`] is private memory; the program provides each page at the first access. This crate
+//! knows no networks, names or permissions.
 
 #![allow(unsafe_code)]
 

@@ -1,7 +1,7 @@
 //! Pages that the program provides at the first access.
 //!
 //! ```text
-//!  load or store ── page absent, or store to a protected page ── SIGBUS ── handler of this thread's Paged
+//!  load or store ── page absent, or store to a protected page ── SIGBUS ── on_fault of the accessed Paged
 //!                                                                             │ fill(), unprotect()
 //!  the instruction repeats <── return from the signal ────────────────────────┘
 //! ```
@@ -38,7 +38,7 @@ pub struct Fault {
     pub is_write: bool,
 }
 
-/// Makes the page of a fault present, and unprotected if the fault was a store.
+/// Makes the page of a fault present and, if the fault was a store, unprotected.
 type OnFault = dyn Fn(&Paged, Fault) + Send + Sync;
 
 /// A range of pages that are absent until [`Paged::fill`] provides them.
@@ -145,8 +145,8 @@ impl Paged {
         (self.pages * self.page_bytes) as u64
     }
 
-    /// Makes an absent page present with these bytes, at the same time for all threads. If `is_protected` is true, the
-    /// next store to the page faults. Returns false, and changes nothing, if the page is already present.
+    /// Makes an absent page present with these bytes, atomically for all threads. If `is_protected` is true, the next
+    /// store to the page faults. Returns false and changes nothing if the page is already present.
     ///
     /// # Panics
     /// Panics if the page does not exist, or if `bytes` does not have the length of a page.
@@ -215,7 +215,7 @@ impl Paged {
     /// Copies `target.len()` bytes from `offset` to `target`. Fails if the range is out of bounds.
     pub fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), OutOfBounds> {
         let source = self.range(offset, target.len() as u64)?;
-        let _faults = sigbus::handled_by(self);
+        let _access = sigbus::begin_access(self);
         // SAFETY: range() checked the source, and faults there are handled; the target is a slice of the same length.
         unsafe { copy::copy(target.as_mut_ptr(), source.as_ptr(), target.len()) };
         Ok(())
@@ -224,7 +224,7 @@ impl Paged {
     /// Copies the bytes of `source` to `offset`. Fails if the range is out of bounds.
     pub fn write(&self, offset: u64, source: &[u8]) -> Result<(), OutOfBounds> {
         let target = self.range(offset, source.len() as u64)?;
-        let _faults = sigbus::handled_by(self);
+        let _access = sigbus::begin_access(self);
         // SAFETY: range() checked the target, and faults there are handled; the source is a slice of the same length.
         unsafe { copy::copy(target.as_ptr(), source.as_ptr(), source.len()) };
         Ok(())
@@ -233,7 +233,7 @@ impl Paged {
     /// Returns the aligned 8-byte word at `offset`.
     pub fn load_u64(&self, offset: u64) -> Result<u64, AccessError> {
         let word = self.word(offset)?;
-        let _faults = sigbus::handled_by(self);
+        let _access = sigbus::begin_access(self);
         // Pairs with the Release in store_u64().
         Ok(word.load(Acquire))
     }
@@ -241,7 +241,7 @@ impl Paged {
     /// Stores `value` in the aligned 8-byte word at `offset`.
     pub fn store_u64(&self, offset: u64, value: u64) -> Result<(), AccessError> {
         let word = self.word(offset)?;
-        let _faults = sigbus::handled_by(self);
+        let _access = sigbus::begin_access(self);
         // Pairs with the Acquire in load_u64().
         word.store(value, Release);
         Ok(())
@@ -253,8 +253,8 @@ impl Paged {
         if !offset.is_multiple_of(alignment) {
             return Err(AccessError::Misaligned { offset, alignment });
         }
-        // SAFETY: bounds and alignment were checked (a page is aligned to more than a word); the bytes stay mapped while
-        // &self is borrowed; other code reaches them only in ways made for races.
+        // SAFETY: bounds and alignment were checked (a page is aligned to more than a word); the bytes stay mapped
+        // while &self is borrowed; this process accesses them only by atomics and the copies of `crate::copy`.
         Ok(unsafe { AtomicU64::from_ptr(word.cast().as_ptr()) })
     }
 
@@ -266,7 +266,7 @@ impl Paged {
         Ok(unsafe { self.base.add(offset as usize) })
     }
 
-    /// Handles a fault at `address`. Returns false if the address is outside.
+    /// Handles a fault at `address`. Returns false if this range does not contain the address.
     fn on_signal(&self, address: usize, is_write: bool) -> bool {
         let offset = address.wrapping_sub(self.base.addr().get());
         let is_inside = offset < self.pages * self.page_bytes;

@@ -1,5 +1,4 @@
-//! Pins: threads of this process publish that they use shared objects, and a reclaimer waits until the threads have
-//! finished.
+//! Pins: a thread publishes that it uses shared objects, and a reclaimer waits until such threads have finished.
 //!
 //! A reader holds a [`Pin`] while it uses an object that it looked up. A writer first makes the object unreachable,
 //! then starts a [`GracePeriod`], and frees the object when the grace period is over. By then, every thread that was
@@ -27,7 +26,7 @@ use rustix::thread::{MembarrierCommand, membarrier, membarrier_query};
 
 use crate::sync::{AtomicU64, Mutex, fence, lock, thread_locals};
 
-/// The pins of threads that read one family of objects. Each node has its own set of pins.
+/// The pins of the threads that read one group of objects. Each node has its own `Pins`.
 ///
 /// ```
 /// # use halite_mem::Pins;
@@ -49,8 +48,8 @@ pub struct Pins {
     registry: Arc<Registry>,
 }
 
-/// A guard of the thread that created it. A grace period that starts while the guard exists ends only after the guard
-/// is dropped, so objects that the thread looks up stay valid until then. A pin cannot move to another thread.
+/// Keeps the objects that its thread looks up valid until it is dropped: a grace period that starts while the pin
+/// exists ends only after the pin is dropped. A pin cannot move to another thread.
 #[derive(Debug)]
 pub struct Pin<'a> {
     pins: &'a Pins,
@@ -76,7 +75,7 @@ pub struct Elapsed {
 }
 
 impl Pins {
-    /// Creates a set of pins that no thread holds.
+    /// Creates a set without pinned threads.
     #[allow(clippy::new_without_default)]
     pub fn new() -> Pins {
         Pins::with_asymmetry(has_membarrier())
@@ -102,7 +101,8 @@ impl Pins {
         self.pin_with(unsafe { &*slot })
     }
 
-    /// Starts a grace period for all threads that are pinned now. Never blocks; takes a few microseconds.
+    /// Starts a grace period, which ends once all threads that are pinned now have unpinned. Never blocks; takes a few
+    /// microseconds.
     pub fn start_grace_period(&self) -> GracePeriod {
         // Release: threads that pin with the new epoch see what the caller unlinked before (pairs with the Acquire in
         // publish()). SeqCst only to be no weaker than epoch_now().
@@ -159,7 +159,7 @@ impl Pins {
     /// false if the kernel refused.
     fn fence_heavy(&self) -> bool {
         fence(SeqCst);
-        // The kernel may lack memory; the grace period then retries before it ends.
+        // The kernel may lack memory. The grace period then retries before it ends.
         !self.asymmetric || membarrier(MembarrierCommand::PrivateExpedited).is_ok()
     }
 
@@ -228,14 +228,14 @@ impl GracePeriod {
     /// Returns true if all threads that were pinned at the start of this period have unpinned at least once. Never
     /// blocks.
     ///
-    /// `pins` must be the set that started this grace period. The grace period may also wait for a thread that was
-    /// about to pin at the start.
+    /// The grace period may also wait for a thread that was about to pin at the start. Panics if `pins` did not start
+    /// this grace period.
     pub fn is_over(&self, pins: &Pins) -> bool {
         self.elapsed(pins).is_some()
     }
 
     /// Returns the proof that the grace period is over, which [`crate::Slots`] requires; `None` if the grace period is
-    /// not over. See [`GracePeriod::is_over`].
+    /// not over. Panics as [`GracePeriod::is_over`] does.
     pub fn elapsed(&self, pins: &Pins) -> Option<Elapsed> {
         assert_eq!(self.pins_id, pins.id, "a grace period must be checked against the Pins that started it");
         if !self.fenced.load(Acquire) {
@@ -265,10 +265,10 @@ impl Elapsed {
     }
 }
 
-/// Number of counters per thread; with 30, a thread's slot takes 256 bytes.
+/// Number of counters per thread. With 30 counters, the state of a thread takes 256 bytes.
 pub const COUNTS: usize = 30;
 
-/// A thread's published pin, and its counters. Aligned to a pair of cache lines, since processors fetch pairs.
+/// A thread's published pin, and its counters. Aligned to two cache lines, because processors fetch lines in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct ThreadSlot {
@@ -283,7 +283,7 @@ struct ThreadSlot {
 /// Flag of a temporary slot, which returns to the registry when its pin is dropped, not when its thread ends.
 const TEMPORARY: u64 = 1 << 63;
 
-/// All slots of one `Pins`, including the unused ones, which belong to no thread.
+/// All slots of one `Pins`, including unused slots, which belong to no thread.
 #[derive(Debug, Default)]
 struct Registry {
     slots: Mutex<RegistrySlots>,
@@ -386,29 +386,29 @@ mod loom_tests {
     use super::*;
 
     /// An object to unlink and then destroy. loom reports a use that races with the destruction.
-    struct World {
+    struct Shared {
         pins: Pins,
         is_linked: AtomicU64,
         object: UnsafeCell<u64>,
     }
 
     // SAFETY: the model checks this claim.
-    unsafe impl Sync for World {}
+    unsafe impl Sync for Shared {}
 
-    fn read(world: &World) {
-        let _pin = world.pins.pin();
-        if world.is_linked.load(Relaxed) == 1 {
+    fn read(shared: &Shared) {
+        let _pin = shared.pins.pin();
+        if shared.is_linked.load(Relaxed) == 1 {
             // SAFETY: as claimed.
-            world.object.with(|object| assert_eq!(unsafe { *object }, 7));
+            shared.object.with(|object| assert_eq!(unsafe { *object }, 7));
         }
     }
 
-    fn unlink_and_destroy(world: &World) {
-        world.is_linked.store(0, Relaxed);
-        let grace = world.pins.start_grace_period();
-        if grace.is_over(&world.pins) {
+    fn unlink_and_destroy(shared: &Shared) {
+        shared.is_linked.store(0, Relaxed);
+        let grace = shared.pins.start_grace_period();
+        if grace.is_over(&shared.pins) {
             // SAFETY: as claimed.
-            world.object.with_mut(|object| unsafe { *object = 0 });
+            shared.object.with_mut(|object| unsafe { *object = 0 });
         }
     }
 
@@ -416,16 +416,16 @@ mod loom_tests {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(3);
         model.check(move || {
-            let world = Arc::new(World {
+            let shared = Arc::new(Shared {
                 pins: Pins::new(),
                 is_linked: AtomicU64::new(1),
                 object: UnsafeCell::new(7),
             });
             let reader = {
-                let world = world.clone();
-                thread::spawn(move || (0..reads).for_each(|_| read(&world)))
+                let shared = shared.clone();
+                thread::spawn(move || (0..reads).for_each(|_| read(&shared)))
             };
-            unlink_and_destroy(&world);
+            unlink_and_destroy(&shared);
             reader.join().unwrap();
         });
     }

@@ -12,14 +12,17 @@
 //!
 //!   record, at the beginning of a line of 64 bytes:
 //!          | header u64: imm, len, kind, lap | payload of len bytes, which may wrap | padding to 64 |
+//!
+//!   imm: the immediate, 32 bits that the caller chooses, as in verbs
 //! ```
 //!
 //! A message of up to 56 bytes is one cache line, and only that line moves between the processes: the consumer polls
-//! the line where the next record begins, and the producer publishes by one store of its header. A producer that is
-//! killed before that store has published nothing; a producer that is killed after it has published the whole message.
+//! the line where the next record begins, and the producer publishes the record by one store of its header. A producer
+//! that is killed before that store has published nothing; a producer that is killed after it has published the whole
+//! message.
 //!
 //! A lap is one pass over the ring. A header is valid only if it contains the number of the current lap at its
-//! position. Otherwise the line holds a header of the previous lap, or zero, as fresh memory does. Before the consumer
+//! position. Otherwise the line contains a header of the previous lap, or zero, as new memory does. Before the consumer
 //! moves the head, it clears the first word of every line of a record except the first line, since payload there may
 //! look like a valid header. (Clearing costs both sides a cache miss; a record of one line needs none.)
 //!
@@ -28,9 +31,9 @@
 //! miss. So at least 7/8 of the ring are free once the consumer has consumed all messages, and a message of half the
 //! ring always fits eventually.
 //!
-//! A producer without room sets a request, checks once more and may then sleep. The consumer moves the head, then
-//! checks for a request. A sequentially consistent fence between the two steps, on both sides, makes one side see the
-//! other's write: either the producer finds the room, or the consumer wakes the producer.
+//! A producer without room sets a request (`waiting`), checks for room once more and may then sleep. The consumer moves
+//! the head, then checks for a request. A sequentially consistent fence between the two steps, on both sides, makes one
+//! side see the other's write: either the producer finds the room, or the consumer wakes the producer.
 //!
 //! Each side keeps its own position in private memory and trusts only this position. It copies each word of the other
 //! side once and then checks the copy. So a hostile side can only cause the refusal of its own messages.
@@ -147,7 +150,7 @@ pub struct Consumer {
     /// The `head` last published to the producer.
     head_published: u64,
     /// Lines from `head_published` to `head` with payload where a later header may begin. The consumer clears them
-    /// together: they are in the producer's cache, and a cache miss for each would delay replies.
+    /// together, when it publishes the head, because each costs a cache miss, which would delay replies.
     lines_to_clear: Vec<Range<u64>>,
     /// True if the consumer has freed room that the producer requested.
     made_room: bool,
@@ -165,16 +168,16 @@ impl Producer {
     /// Opens the producer's end of the ring in `window`, whose bytes must all be zero. Fails if the length or the
     /// alignment of the window is invalid.
     pub fn new(window: Window) -> Result<Producer, BadRing> {
-        Ok(Producer::over(Memory::new(window)?))
+        Ok(Producer::from_memory(Memory::new(window)?))
     }
 
-    fn over(memory: Memory) -> Producer {
+    fn from_memory(memory: Memory) -> Producer {
         Producer { memory, tail: 0, head_seen: 0, waiting: false }
     }
 
     /// Returns true if a payload of `len` bytes fits now. Otherwise returns false and sets a request for room, which
-    /// the consumer sees until a later call of this method finds room. Fails if `len` exceeds the maximum, or if the
-    /// consumer has corrupted the ring.
+    /// stays set until a call of this method finds room. Fails if `len` exceeds the maximum, or if the consumer has
+    /// corrupted the ring.
     pub fn has_or_asks_for_room(&mut self, len: u64) -> Result<bool, PushError> {
         if self.has_room(len)? {
             if std::mem::take(&mut self.waiting) {
@@ -192,7 +195,7 @@ impl Producer {
         self.has_room(len)
     }
 
-    /// Returns true while the producer requests room.
+    /// Returns true while a request for room is set; see [`Producer::has_or_asks_for_room`].
     pub fn asks_for_room(&self) -> bool {
         self.waiting
     }
@@ -211,7 +214,7 @@ impl Producer {
         payload_bytes_max(self.memory.capacity())
     }
 
-    /// Publishes the concatenation of `parts` as one message. If this fails, the producer has published no byte.
+    /// Publishes the concatenation of `parts` as one message, or fails and publishes nothing.
     ///
     /// The caller chooses the meaning of `kind` and of `imm` (the immediate). Panics if `kind` is not below 8.
     #[inline]
@@ -263,10 +266,10 @@ impl Consumer {
     /// Opens the consumer's end of the ring in `window`, whose bytes must all have been zero when the producer opened
     /// its end. Fails if the length or the alignment of the window is invalid.
     pub fn new(window: Window) -> Result<Consumer, BadRing> {
-        Ok(Consumer::over(Memory::new(window)?))
+        Ok(Consumer::from_memory(Memory::new(window)?))
     }
 
-    fn over(memory: Memory) -> Consumer {
+    fn from_memory(memory: Memory) -> Consumer {
         Consumer {
             memory,
             head: 0,
@@ -288,7 +291,7 @@ impl Consumer {
         // Pairs with the Release in the producer's store_header().
         let word = self.memory.load_header(self.head);
         let capacity = self.memory.capacity();
-        if !Lap::of(self.head, capacity).is_of(word) || self.corrupt {
+        if !Lap::of(self.head, capacity).matches(word) || self.corrupt {
             return self.detect_corruption(word).then_some(Err(Corrupt));
         }
         let header = Header::unpack(word);
@@ -303,7 +306,7 @@ impl Consumer {
     /// ring is corrupt.
     fn detect_corruption(&mut self, word: u64) -> bool {
         let capacity = self.memory.capacity();
-        let is_previous_header = |head: u64| Lap::of(head, capacity).is_of(word);
+        let is_previous_header = |head: u64| Lap::of(head, capacity).matches(word);
         let is_valid = word == 0 || self.head.checked_sub(capacity).is_some_and(is_previous_header);
         self.corrupt |= !is_valid;
         self.corrupt
@@ -337,8 +340,8 @@ impl Consumer {
         self.made_room |= self.memory.is_waiting();
     }
 
-    /// Returns true if the producer has requested room and the consumer has freed room since the last call. The caller
-    /// must then wake the producer, which may sleep.
+    /// Returns true if, since the last call, the consumer has freed room while the producer was requesting room. The
+    /// caller must then wake the producer, which may sleep.
     #[inline]
     pub fn take_made_room(&mut self) -> bool {
         std::mem::take(&mut self.made_room)
@@ -374,8 +377,8 @@ impl Message<'_> {
     /// Copies `target.len()` bytes of the payload, from byte `from` on, to `target`. Panics if the payload is shorter.
     #[inline]
     pub fn read(&self, from: u64, target: &mut [u8]) {
-        let left = self.len().checked_sub(from).expect("reading begins inside of the payload");
-        assert!(target.len() as u64 <= left, "reading ends inside of the payload");
+        let left = self.len().checked_sub(from).expect("reads must begin inside the payload");
+        assert!(target.len() as u64 <= left, "reads must end inside the payload");
         self.consumer.memory.read(self.payload_at() + from, target);
     }
 
@@ -390,7 +393,7 @@ impl Message<'_> {
     /// fit into `target`. Panics if `from` is beyond the end of the payload.
     #[inline]
     pub fn copy_to(&self, from: u64, target: &Window, offset: u64) -> Result<(), OutOfBounds> {
-        let left = self.len().checked_sub(from).expect("copying begins inside of the payload");
+        let left = self.len().checked_sub(from).expect("copies must begin inside the payload");
         self.consumer.memory.copy_to(self.payload_at() + from, left as usize, target, offset)
     }
 

@@ -27,7 +27,7 @@ use crate::window::{OutOfBounds, Window};
 /// ```
 #[derive(Debug)]
 pub struct Segment {
-    /// Descriptor; `None` for a peer's segment, since a mapping needs none and a process has few.
+    /// `None` for a peer's segment: a mapping needs no descriptor, and the number of descriptors is limited.
     fd: Option<OwnedFd>,
     base: NonNull<u8>,
     len: usize,
@@ -45,8 +45,8 @@ unsafe impl Sync for Segment {}
 pub enum PagePolicy {
     /// Huge pages if the kernel has free huge pages, otherwise normal pages.
     ///
-    /// This requests transparent huge pages, not `MFD_HUGETLB`: when the reserve of hugetlb pages is used up, the first
-    /// access to an untouched page kills the process with SIGBUS.
+    /// The segment uses transparent huge pages. It does not use `MFD_HUGETLB`: if the reserve of hugetlb pages is
+    /// empty, the first access to a page kills the process with SIGBUS.
     Huge,
     /// Pages of the default size.
     Normal,
@@ -101,12 +101,12 @@ impl Segment {
         Ok(Arc::new(segment))
     }
 
-    /// Creates a segment with `seals` in addition to those that fix its size. Returns the segment and its descriptor,
-    /// which the caller may close once a peer has a copy.
+    /// Creates a segment with `seals` in addition to the seals that fix its size. Returns the segment and its
+    /// descriptor, which the caller may close once a peer has a copy.
     pub(crate) fn create_sealed(name: &str, len: u64, seals: SealFlags) -> io::Result<(Segment, OwnedFd)> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         // Beyond the limit, the system would kill the process by a signal instead of returning an error.
-        if getrlimit(Resource::Fsize).current.is_some_and(|most| len > most) {
+        if getrlimit(Resource::Fsize).current.is_some_and(|limit| len > limit) {
             return Err(Errno::FBIG.into());
         }
         let fd = rustix::fs::memfd_create(name, flags)?;
@@ -117,10 +117,10 @@ impl Segment {
         Ok((segment, fd))
     }
 
-    /// Checks that the peer cannot shrink its segment, and maps the first `len` bytes of the segment. The caller may
-    /// close the descriptor afterwards.
+    /// Opens a peer's segment: checks that the peer cannot shrink the segment, and maps the first `len` bytes. The
+    /// caller may close the descriptor afterwards.
     ///
-    /// The descriptor is untrusted. Its owner can still write to the memory at any time.
+    /// The descriptor is untrusted. The peer can still write to the memory at any time.
     pub fn open(fd: impl AsFd, len: u64) -> Result<Arc<Segment>, OpenError> {
         Segment::open_for(fd.as_fd(), len, ProtFlags::READ | ProtFlags::WRITE)
     }
@@ -178,8 +178,8 @@ impl Segment {
 
     /// Makes `len` bytes from `offset` read as zero, and returns the whole pages among them to the system.
     ///
-    /// A concurrent write to the same bytes may be lost or take effect. Every process that maps the segment sees the
-    /// zeros.
+    /// Every process that maps the segment sees the zeros. A concurrent write to the same bytes may be lost or take
+    /// effect. Fails if the range is not inside the segment, or if it contains whole pages of a peer's segment.
     pub fn discard(self: &Arc<Segment>, offset: u64, len: u64) -> Result<(), DiscardError> {
         let window = self.window(offset, len);
         let window = window.ok_or(OutOfBounds { offset, len, window_len: self.len() })?;
@@ -203,7 +203,8 @@ impl Segment {
     /// Allocates the pages of `len` bytes from `offset` now and charges them to this process, without changing their
     /// content. The system charges a page that is not populated to the process that first accesses the page.
     ///
-    /// May race with any use of the same bytes. After a failure, some of the pages may be allocated.
+    /// Other threads and processes may use the same bytes meanwhile. After a failure, some of the pages may be
+    /// allocated.
     pub fn populate(self: &Arc<Segment>, offset: u64, len: u64) -> io::Result<()> {
         let (begin, len) = self.pages_around(offset, len)?;
         if len == 0 {
@@ -256,9 +257,9 @@ impl Segment {
         Ok(())
     }
 
-    /// Hides later writes through this mapping from all other processes, as if this process had been killed. For
-    /// simulations: after a simulated kill, destructors still run and may write to the segment. `owned` is the owner's
-    /// view of the same segment.
+    /// For simulations: hides later writes through this mapping from all other processes, as if this process had been
+    /// killed. After a simulated kill, destructors still run and may write to the segment. `owned` is the owner's value
+    /// of the same segment. Fails if `owned` belongs to a peer or is shorter.
     pub fn make_private(&self, owned: &Segment) -> io::Result<()> {
         let fd = owned.fd().ok_or(io::ErrorKind::Unsupported)?;
         if owned.len < self.len {
@@ -312,7 +313,7 @@ impl Drop for Segment {
 }
 
 /// Returns true if no page of the range has been accessed, so all pages read as zero and need no freeing. The check
-/// takes a tenth of the time of punching an existing large hole.
+/// takes a tenth of the time of punching a large hole again.
 fn is_hole(fd: BorrowedFd<'_>, offset: u64, len: u64) -> bool {
     match rustix::fs::seek(fd, rustix::fs::SeekFrom::Data(offset)) {
         Ok(next_data) => next_data >= offset + len,

@@ -1,4 +1,4 @@
-//! Slots: a table of objects by index and generation, read without locks.
+//! Slots: a table of objects by index and generation, which readers access without locks.
 //!
 //! Readers look up under a [`Pin`]; an internal mutex serialises writers. A writer replaces or removes an object in two
 //! steps, so no reader ever holds a reference to a removed object:
@@ -11,10 +11,10 @@
 //!   |                  +------------------------------------+ |
 //!   +---------------------------------------------------------+
 //!                             reclaim*
-//!         * takes a proof that a grace period that began after freeze or retire is over
+//!         * requires the proof that a grace period which began after freeze or retire is over
 //! ```
 //!
-//! Slots do not interpret their objects. They start no grace periods: their caller starts them, with [`Pins`].
+//! Slots do not interpret their objects. Their caller starts the grace periods, with [`Pins`].
 
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
@@ -46,7 +46,7 @@ use crate::sync::{AtomicPtr, AtomicU64, Mutex, MutexGuard, lock};
 #[derive(Debug)]
 pub struct Slots<T> {
     pins: Arc<Pins>,
-    /// Block `b` holds `FIRST_BLOCK_SLOTS << b` slots; null until its first slot is needed.
+    /// Block `b` holds `block_slots(b)` slots; null until its first slot is needed.
     blocks: [AtomicPtr<Slot<T>>; BLOCKS],
     writer: Mutex<Writer>,
 }
@@ -56,7 +56,7 @@ pub struct Slots<T> {
 pub enum Lookup<'p, T> {
     /// The table holds the object.
     Found(&'p T),
-    /// The object is being replaced. The caller looks the object up again later, or takes a slower path.
+    /// The slot is frozen: a writer is replacing the object. The caller must try again later, or take a slower path.
     Busy,
     /// No object has this index and generation, and no later object will have both.
     Stale,
@@ -86,7 +86,7 @@ pub enum SlotError {
 }
 
 impl<T> Slots<T> {
-    /// Creates an empty table. Readers look up under pins of `pins`.
+    /// Creates an empty table, whose readers use pins of `pins`.
     pub fn new(pins: Arc<Pins>) -> Slots<T> {
         let blocks = std::array::from_fn(|_| AtomicPtr::new(null_mut()));
         let writer = Writer { slots_used: 0, free_head: NO_SLOT, len: 0 };
@@ -125,19 +125,20 @@ impl<T> Slots<T> {
         (index, generation)
     }
 
-    /// Makes lookups return [`Lookup::Busy`] from now on; readers that have found the value may still use it.
+    /// Makes lookups return [`Lookup::Busy`] from now on. Readers that have already found the value may still use it.
+    /// Fails unless the slot is live.
     pub fn freeze(&self, index: u32) -> Result<(), SlotError> {
         let _writer = lock(&self.writer);
-        let slot = self.slot_in(index, &[LIVE], "freeze")?;
+        let slot = self.slot_in_state(index, &[LIVE], "freeze")?;
         slot.set_state(slot.generation(), FROZEN);
         slot.next_or_epoch.store(self.pins.epoch_now(), Relaxed);
         Ok(())
     }
 
-    /// Ends a freeze: lookups return the value again.
+    /// Ends a freeze: lookups return the value again. Fails unless the slot is frozen.
     pub fn thaw(&self, index: u32) -> Result<(), SlotError> {
         let _writer = lock(&self.writer);
-        let slot = self.slot_in(index, &[FROZEN], "thaw")?;
+        let slot = self.slot_in_state(index, &[FROZEN], "thaw")?;
         slot.set_state(slot.generation(), LIVE);
         Ok(())
     }
@@ -147,7 +148,7 @@ impl<T> Slots<T> {
     /// `elapsed` must prove that a grace period which began after [`Slots::freeze`] is over.
     pub fn update(&self, index: u32, elapsed: Elapsed, value: T) -> Result<T, SlotError> {
         let _writer = lock(&self.writer);
-        let slot = self.slot_in(index, &[FROZEN], "update")?;
+        let slot = self.slot_in_state(index, &[FROZEN], "update")?;
         self.check_grace(slot, index, elapsed, "update")?;
         // SAFETY: after the grace period no reader holds a reference, no reader gets one while the slot is frozen, and
         // we hold the writers' lock; a frozen slot holds a value.
@@ -156,10 +157,11 @@ impl<T> Slots<T> {
         Ok(old)
     }
 
-    /// Makes lookups return [`Lookup::Stale`] from now on; readers that have found the value may still use it.
+    /// Makes lookups return [`Lookup::Stale`] from now on. Readers that have already found the value may still use it.
+    /// Fails unless the slot is live or frozen.
     pub fn retire(&self, index: u32) -> Result<(), SlotError> {
         let mut writer = lock(&self.writer);
-        let slot = self.slot_in(index, &[LIVE, FROZEN], "retire")?;
+        let slot = self.slot_in_state(index, &[LIVE, FROZEN], "retire")?;
         slot.set_state(slot.generation(), RETIRED);
         slot.next_or_epoch.store(self.pins.epoch_now(), Relaxed);
         writer.len -= 1;
@@ -172,7 +174,7 @@ impl<T> Slots<T> {
     /// `elapsed` must prove that a grace period which began after [`Slots::retire`] is over.
     pub fn reclaim(&self, index: u32, elapsed: Elapsed) -> Result<T, SlotError> {
         let mut writer = lock(&self.writer);
-        let slot = self.slot_in(index, &[RETIRED], "reclaim")?;
+        let slot = self.slot_in_state(index, &[RETIRED], "reclaim")?;
         self.check_grace(slot, index, elapsed, "reclaim")?;
         let generation = slot.generation();
         slot.set_state(generation, FREE);
@@ -221,7 +223,7 @@ impl<T> Slots<T> {
     #[inline]
     fn slot(&self, index: u32) -> Option<&Slot<T>> {
         let (block, offset) = locate(index);
-        // Pairs with the Release in take_free(). A u32 may name a block beyond the last one.
+        // Pairs with the Release in take_free(). The block of a large index may not exist.
         let slots = self.blocks.get(block)?.load(Acquire);
         if slots.is_null() {
             return None;
@@ -232,7 +234,12 @@ impl<T> Slots<T> {
         Some(unsafe { &*slot })
     }
 
-    fn slot_in(&self, index: u32, allowed: &[u32], attempted: &'static str) -> Result<&Slot<T>, SlotError> {
+    fn slot_in_state(
+        &self,
+        index: u32,
+        allowed: &[u32],
+        attempted: &'static str,
+    ) -> Result<&Slot<T>, SlotError> {
         let slot = self.slot(index).filter(|slot| allowed.contains(&slot.status()));
         slot.ok_or(SlotError::WrongState { attempted, index })
     }
@@ -260,7 +267,7 @@ impl<T> Slots<T> {
             // Pairs with the Acquire in slot().
             self.blocks[block].store(slots.cast(), Release);
         }
-        let slot = self.slot(index).expect("the block was just made");
+        let slot = self.slot(index).expect("the block exists");
         if writer.free_head != NO_SLOT {
             writer.free_head = slot.next_or_epoch.load(Relaxed);
         } else {
@@ -284,7 +291,7 @@ impl<T> Drop for Slots<T> {
                 return;
             }
             let slots = std::ptr::slice_from_raw_parts_mut(slots, block_slots(block));
-            // SAFETY: take_free() made it from a box of this length, and the table has no other users any more.
+            // SAFETY: take_free() created it from a box of this length, and the table has no other users any more.
             let mut slots = unsafe { Box::from_raw(slots) };
             for slot in slots.iter_mut().filter(|slot| slot.status() != FREE) {
                 // SAFETY: slots that are not free hold a value, and it is dropped only here.

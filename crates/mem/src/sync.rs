@@ -1,7 +1,7 @@
-//! Synchronisation primitives of the lock-free parts: those of the standard library or, while a model is checked, those
-//! of loom.
+//! Synchronisation primitives of the lock-free parts: from the standard library or, while loom checks a model, from
+//! loom.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p halite-mem --release --lib loom` explores the models.
+//! `RUSTFLAGS="--cfg loom" cargo test -p halite-mem --release --lib loom` checks the models.
 
 #[cfg(loom)]
 pub(crate) use loom::{
@@ -14,7 +14,8 @@ pub(crate) use std::sync::{
     atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, fence},
 };
 
-/// Locks `mutex`, even after a panic under it: critical sections that can panic leave the state consistent.
+/// Locks `mutex`, even if a thread panicked while it held the lock: critical sections that can panic leave the state
+/// consistent.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

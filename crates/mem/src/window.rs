@@ -101,7 +101,7 @@ impl Window {
         Some(unsafe { Window::new(self.segment.clone(), base, len) })
     }
 
-    /// Copies `target.len()` bytes from `offset` to `target`.
+    /// Copies `target.len()` bytes from `offset` to `target`. Fails if the range is not inside the window.
     #[inline]
     pub fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), OutOfBounds> {
         let source = self.range(offset, target.len() as u64)?;
@@ -110,7 +110,7 @@ impl Window {
         Ok(())
     }
 
-    /// Copies the bytes of `source` to `offset`.
+    /// Copies the bytes of `source` to `offset`. Fails if the range is not inside the window.
     #[inline]
     pub fn write(&self, offset: u64, source: &[u8]) -> Result<(), OutOfBounds> {
         let target = self.range(offset, source.len() as u64)?;
@@ -119,7 +119,7 @@ impl Window {
         Ok(())
     }
 
-    /// Sets `len` bytes from `offset` to `byte`.
+    /// Sets `len` bytes from `offset` to `byte`. Fails if the range is not inside the window.
     pub fn fill(&self, offset: u64, len: u64, byte: u8) -> Result<(), OutOfBounds> {
         let target = self.range(offset, len)?;
         // SAFETY: range() checked the target.
@@ -149,8 +149,8 @@ impl Window {
     #[inline]
     pub fn atomic_u64(&self, offset: u64) -> Result<&AtomicU64, AccessError> {
         let word = self.word(offset, 8)?;
-        // SAFETY: word() checked bounds and alignment; the bytes stay mapped while &self, which holds the
-        // segment, is borrowed; other code of this process reaches them only in ways made for races.
+        // SAFETY: word() checked bounds and alignment; the bytes stay mapped while &self, which holds the segment, is
+        // borrowed; this process accesses them only by atomics and the copies of `crate::copy`.
         Ok(unsafe { AtomicU64::from_ptr(word.cast().as_ptr()) })
     }
 
@@ -162,7 +162,7 @@ impl Window {
         Ok(unsafe { AtomicU32::from_ptr(word.cast().as_ptr()) })
     }
 
-    /// Stores `words` as consecutive 8-byte words from `offset` on, and stores the first word last. So a reader whose
+    /// Stores `words` as consecutive 8-byte words from `offset` on. Stores the first word last, so a reader whose
     /// [`Window::load_words`] returns the new first word also gets the other new words.
     #[inline]
     pub fn publish_words(&self, offset: u64, words: &[u64]) -> Result<(), AccessError> {
@@ -184,13 +184,13 @@ impl Window {
         let row: &[AtomicU64; N] = row.try_into().expect("words() returns N words");
         let mut words = [0; N];
         for at in 0..N {
-            // Pairs with the Release in publish_words(), for the first.
+            // The Acquire of the first load pairs with the Release in publish_words().
             words[at] = row[at].load(Acquire);
         }
         Ok(words)
     }
 
-    /// Returns `count` words at `offset` as atomics, which other processes may change, too.
+    /// Returns `count` words at `offset` as atomics. Other processes may also change the words.
     #[inline(always)]
     fn words(&self, offset: u64, count: usize) -> Result<&[AtomicU64], AccessError> {
         let first = self.range(offset, (count * size_of::<u64>()) as u64)?;
@@ -201,7 +201,7 @@ impl Window {
         Ok(unsafe { std::slice::from_raw_parts(first.cast().as_ptr(), count) })
     }
 
-    /// Returns the address of `len` bytes at `offset`. Fails if some of them are outside.
+    /// Returns the address of `len` bytes at `offset`. Fails if the range is not inside the window.
     #[inline(always)]
     fn range(&self, offset: u64, len: u64) -> Result<NonNull<u8>, OutOfBounds> {
         // Untrusted numbers could overflow an addition, but not this subtraction.

@@ -1,8 +1,8 @@
 //! Detects standard descriptors that were closed when this process started.
 //!
 //! Rust opens `/dev/null` in place of such descriptors before `main`, so output to them would vanish without an error.
-//! If the user redirected output to `/dev/null`, the program must stay silent. If the user closed standard output
-//! (`>&-`), the program must report an error. So the program has to distinguish these two cases.
+//! A user who redirects output to `/dev/null` expects no error. A user who closes standard output (`>&-`) expects an
+//! error. This module distinguishes the two cases.
 
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
@@ -28,12 +28,12 @@ pub fn was_closed(standard: Standard) -> bool {
 }
 
 // SAFETY: the loader calls the function that this section points to once, before `main` and in the only thread; the C
-// convention lets a function ignore its arguments. `look` needs no state that `main` would have to set up first.
+// convention lets a function ignore its arguments. `record_closed` needs no state that `main` sets up.
 #[used]
 #[unsafe(link_section = ".init_array")]
-static LOOK: extern "C" fn() = look;
+static RECORD_CLOSED: extern "C" fn() = record_closed;
 
-extern "C" fn look() {
+extern "C" fn record_closed() {
     for fd in [Standard::Input, Standard::Output, Standard::Error] {
         // SAFETY: the call only queries the flags of a descriptor; it fails if the descriptor is closed.
         if unsafe { libc::fcntl(fd as i32, libc::F_GETFD) } == -1 {

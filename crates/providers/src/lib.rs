@@ -1,9 +1,9 @@
-//! The fabric providers.
+//! The fabric providers, and other services of the operating system for nodes.
 //!
 //! [`shm`] and [`roce`] implement [`halite_fabric::Fabric`]; names, permissions and clusters belong to the tier above.
-//! [`private_dir`], [`inherited`], [`scheduling`] and [`threads`] give nodes further services of the operating system:
-//! private directories, the state of inherited descriptors, thread scheduling, and limits on threads. [`secure`] encrypts
-//! control messages between hosts, and [`refusals`] limits the log lines about refused connections.
+//! [`private_dir`] opens private directories, [`inherited`] detects closed standard descriptors, [`scheduling`] sets
+//! the time slices of threads, and [`threads`] starts threads and names the limits on them. [`secure`] encrypts control
+//! messages between hosts, and [`refusals`] limits the log lines about refused connections.
 
 #![allow(unsafe_code)]
 

@@ -1,9 +1,9 @@
-//! Rendezvous in a cluster directory: a fabric listens under a name, peers connect to this name, and each end
-//! identifies the process at the other end.
+//! Sockets in a cluster directory: a fabric listens under a name, peers connect to this name, and each end identifies
+//! the process at the other end.
 //!
 //! ```text
 //!   DIR/NAME.sock    the fabric's listening socket (SOCK_SEQPACKET)
-//!   DIR/NAME.lock    locked while the fabric exists; unlocked files were left by a dead process
+//!   DIR/NAME.lock    locked while the fabric exists; if it is not locked, the process that created the files is dead
 //! ```
 //!
 //! All calls are non-blocking. The fabric that listens at a socket defines the protocol of the messages on this socket.
@@ -23,7 +23,7 @@ use crate::private_dir::{DirError, Kind, NameLock, PrivateDir};
 /// Maximum number of connections that wait to be accepted.
 pub(crate) const BACKLOG: i32 = 128;
 /// Maximum number of retries while one process replaces another as the listener of a name.
-const SUCCESSORS_MAX: usize = 10;
+const REPLACEMENTS_MAX: usize = 10;
 /// Suffix of every socket's file name.
 pub(crate) const SUFFIX: &str = ".sock";
 
@@ -37,8 +37,8 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// Listens at `dir/name.sock`. Replaces the files that a dead process left. Fails with `AddrInUse` if a running
-    /// process holds the name.
+    /// Listens at `dir/name.sock`. Replaces the files of a dead process. Fails with `AddrInUse` if a running process
+    /// uses the name.
     pub(crate) fn bind(dir: &Path, name: &str) -> io::Result<Listener> {
         let dir = Arc::new(PrivateDir::open_or_create(dir)?);
         let file_name = format!("{name}{SUFFIX}");
@@ -50,11 +50,11 @@ impl Listener {
         let socket = new_socket()?;
         with_address(&path, |address| rustix::net::bind(&socket, address))?;
         let listener = Listener { socket, dir, file_name, lock };
-        // `bind` resolves the path, which may lead to another directory by now.
+        // `bind` resolved the path, and another process may have moved the directory before.
         if !listener.dir.has(&listener.file_name, Kind::Socket)? {
             return Err(io::Error::new(io::ErrorKind::NotFound, "the directory was moved"));
         }
-        // Other users may be able to reach the socket. This sets its mode before the socket accepts connections.
+        // Other users may be able to traverse the directory, so the mode is set before the socket accepts connections.
         listener.dir.set_private(&listener.file_name)?;
         rustix::net::listen(&listener.socket, BACKLOG)?;
         Ok(listener)
@@ -100,7 +100,7 @@ pub fn listeners(dir: &PrivateDir) -> Result<Vec<String>, DirError> {
         let Some(name) = name.to_str().filter(|name| name.ends_with(SUFFIX)) else {
             continue;
         };
-        // A socket without a held lock belongs to no living fabric.
+        // If the lock is not held, the fabric of the socket is dead.
         if NameLock::is_held(dir, &lock_name(name)).unwrap_or(false) {
             names.push(name.to_owned());
         }
@@ -118,20 +118,20 @@ pub struct Listening {
     pub pidfd: OwnedFd,
 }
 
-/// Returns the process that listens at the socket `name` in `dir`, or `None` if no process does. The kernel reports
-/// this process when the call connects to the socket. The call does not trust the content of files.
+/// Returns the process that listens at the socket `name` in `dir`, or `None` if no process does. The call connects to
+/// the socket, and the kernel reports the process. The call does not trust the content of files.
 ///
 /// Error kinds: `PermissionDenied` if the process belongs to another user, `NotFound` if the process is in another pid
 /// namespace, `WouldBlock` if the process cannot accept a connection at the moment or another process is replacing it.
 pub fn listening(dir: &PrivateDir, name: &str) -> io::Result<Option<Listening>> {
-    for _ in 0..SUCCESSORS_MAX {
+    for _ in 0..REPLACEMENTS_MAX {
         let Some(pid) = listener_pid(dir, name)? else { return Ok(None) };
         let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
             Ok(pidfd) => pidfd,
             Err(Errno::SRCH) => continue,
             Err(error) => return Err(error.into()),
         };
-        // It still listens after the pidfd was opened, so its process id was not reused in between.
+        // The process still listens, so its process id was not reused before the pidfd was opened.
         if listener_pid(dir, name)? == Some(pid) {
             return Ok(Some(Listening { pid: pid.as_raw_nonzero().get(), pidfd }));
         }
@@ -151,7 +151,8 @@ fn listener_pid(dir: &PrivateDir, name: &str) -> io::Result<Option<Pid>> {
         Err(error) => return Err(error),
     };
     let pid = peer_pid(socket.as_fd())?.and_then(Pid::from_raw);
-    pid.map(Some).ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "it runs in another pid namespace"))
+    pid.map(Some)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the process runs in another pid namespace"))
 }
 
 /// Calls `with` with the address of the socket at `path`. An address has at most 107 bytes. For a longer path, the
@@ -187,12 +188,14 @@ pub(crate) fn connect(path: &Path) -> io::Result<OwnedFd> {
     let socket = new_socket()?;
     with_address(path, |address| rustix::net::connect(&socket, address)).map_err(|error| {
         match Errno::from_io_error(&error) {
-            // As a raw error, EAGAIN would count as a shortage of this process.
-            Some(Errno::AGAIN) => io::Error::other("it does not accept connections, and its backlog is full"),
+            // Not the raw error, because EAGAIN also means that this process lacks a resource.
+            Some(Errno::AGAIN) => io::Error::other(
+                "the process at this socket does not accept connections, and its backlog is full",
+            ),
             _ => error,
         }
     })?;
-    // A path is resolved anew each time: another user may have put a socket in its place.
+    // The kernel resolves the path anew, so another user may have replaced the socket.
     let uid = peer_credentials(socket.as_fd())?.uid;
     if uid != rustix::process::geteuid().as_raw() {
         let reason = format!("a process of user {uid} listens at this socket");
@@ -225,7 +228,7 @@ fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
     socket_option(socket, libc::SO_PEERCRED, libc::ucred { pid: 0, uid: 0, gid: 0 })
 }
 
-/// Reads a socket option; `value` gives its type and length.
+/// Reads a socket option. The type of `value` is the type of the option.
 fn socket_option<T: Copy>(socket: BorrowedFd<'_>, name: libc::c_int, mut value: T) -> io::Result<T> {
     let mut len = size_of::<T>() as libc::socklen_t;
     // SAFETY: the kernel writes at most `len` bytes to `value`, and both outlive the call; callers pass the option's

@@ -1,15 +1,15 @@
 //! Directories that only one user may read and change, and checked files in such directories.
 //!
 //! ```text
-//!   PrivateDir      opened once, its owner and mode checked; everything in it is reached through its descriptor;
+//!   PrivateDir      opened once, after a check of owner and mode; all accesses to entries use its descriptor;
 //!                   other users may at most traverse it, to reach an entry whose name they know
 //!     file          a regular file of this user with one hard link; opening follows no symbolic link and never blocks
 //!     NameLock      such a file with a flock, which the kernel releases when its holder dies
 //!   DirHold         a numbered lock on the directory itself, which the removal of files does not affect
 //! ```
 //!
-//! An entry with the expected name may be of another kind: a FIFO, a link, a device. In this case, a call returns an
-//! error that names the entry, and neither opens nor removes the entry.
+//! An entry with the expected name may be of another kind: a FIFO, a link, a device. A call then returns an error that
+//! names the entry, and neither opens nor removes the entry.
 
 mod hold;
 
@@ -30,7 +30,7 @@ use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-/// Time in ms after which a held lock counts as in use: a process that only tests the lock holds it for microseconds.
+/// Time in ms after which a held lock counts as in use. A process that only tests the lock holds it for microseconds.
 const TEST_MS_MAX: u32 = 20;
 /// Retries while another process keeps removing and creating a file.
 const RACES_MAX: u32 = 1000;
@@ -72,7 +72,7 @@ pub enum DirError {
     },
 }
 
-/// Describes the defect and, unless another user owns the directory, the remedy.
+/// Returns the text of [`DirError::NotPrivate`].
 fn not_private(dir: &Path, mode: u32, uid: u32, uid_wanted: u32) -> String {
     let dir = dir.display();
     if uid != uid_wanted {
@@ -162,7 +162,7 @@ impl PrivateDir {
             Err(DirError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
             opened => return opened,
         }
-        make_all(path).map_err(io_error(path))?;
+        create_all(path).map_err(io_error(path))?;
         PrivateDir::open(path)
     }
 
@@ -171,7 +171,7 @@ impl PrivateDir {
         let path = self.path.join(name);
         if create == Create::Yes {
             let made = match rustix::fs::mkdirat(&self.fd, name, Mode::RWXU) {
-                // The umask may have taken permissions away.
+                // The umask may have removed permissions.
                 Ok(()) => rustix::fs::chmodat(&self.fd, name, Mode::RWXU, AtFlags::empty()),
                 Err(Errno::EXIST) => Ok(()),
                 Err(error) => Err(error),
@@ -181,7 +181,7 @@ impl PrivateDir {
         PrivateDir::open_at(self.fd.as_fd(), Path::new(name), path, 0)
     }
 
-    /// Opens a subdirectory as [`PrivateDir::subdirectory`] does, but also permits that other users read it (see
+    /// Opens a subdirectory as [`PrivateDir::subdirectory`] does, but does not fail if other users may read it (see
     /// [`PrivateDir::admit`]).
     pub fn shared_subdirectory(&self, name: &str, create: Create) -> Result<PrivateDir, DirError> {
         match self.subdirectory(name, create) {
@@ -192,13 +192,13 @@ impl PrivateDir {
         }
     }
 
-    /// Removes a subdirectory if it is empty.
+    /// Removes a subdirectory if it is empty. Ignores errors.
     pub fn remove_subdirectory(&self, name: &str) {
         let _ = rustix::fs::unlinkat(&self.fd, name, AtFlags::REMOVEDIR);
     }
 
-    /// Sets the mode of the directory, which gives other users no access (0700), access to entries whose names they
-    /// know (0711), or also the list of entries (0755).
+    /// Sets the mode of the directory: 0700 gives other users no access, 0711 gives access to entries whose names they
+    /// know, and 0755 also permits them to list the entries.
     pub fn admit(&self, mode: u32) -> io::Result<()> {
         Ok(rustix::fs::fchmod(&self.fd, Mode::from_raw_mode(mode))?)
     }
@@ -208,12 +208,12 @@ impl PrivateDir {
         Ok(rustix::fs::chmodat(&self.fd, name, Mode::RUSR | Mode::WUSR, AtFlags::empty())?)
     }
 
-    /// Creates a Unix socket `name` with this mode, and listens at it. Fails if the entry exists.
+    /// Creates a Unix socket `name` with these mode bits, and listens at it. Fails if the entry exists.
     pub fn listen(&self, name: &str, mode: u32) -> io::Result<UnixListener> {
         let flags = SocketFlags::CLOEXEC;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         with_address(&self.path.join(name), |address| rustix::net::bind(&socket, address))?;
-        // Sets the mode before the socket accepts connections. Fails if the path leads to another directory by now.
+        // Set before the socket accepts connections. Fails if another process has moved the directory.
         let mode = Mode::from_raw_mode(mode);
         rustix::fs::chmodat(&self.fd, name, mode, AtFlags::empty())?;
         rustix::net::listen(&socket, BACKLOG)?;
@@ -260,7 +260,7 @@ impl PrivateDir {
     /// Returns true if an entry `name` of this `kind` exists. Fails with [`DirError::Foreign`] if the entry is of
     /// another kind.
     pub fn has(&self, name: &str, kind: Kind) -> Result<bool, DirError> {
-        Ok(self.look(name, kind)?.is_some())
+        Ok(self.find(name, kind)?.is_some())
     }
 
     /// Opens a regular file of this user for reading and writing. Fails with [`DirError::Foreign`] if the entry is of
@@ -268,8 +268,8 @@ impl PrivateDir {
     pub fn file(&self, name: &str, create: Create) -> Result<File, DirError> {
         let usual = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         for _ in 0..RACES_MAX {
-            // Checked before opening: opening a device can have effects.
-            let found = self.look(name, Kind::File)?;
+            // Checked before the open, because opening a device can have effects.
+            let found = self.find(name, Kind::File)?;
             let flags = match (found, create) {
                 (Some(_), _) => usual,
                 (None, Create::Yes) => usual | OFlags::CREATE | OFlags::EXCL,
@@ -280,7 +280,7 @@ impl PrivateDir {
                     let stat = rustix::fs::fstat(&fd).map_err(|error| self.failed(name, error))?;
                     self.check(name, Kind::File, &stat)?;
                     if found.is_none() {
-                        // The umask may have taken permissions away.
+                        // The umask may have removed permissions.
                         let private = Mode::RUSR | Mode::WUSR;
                         rustix::fs::fchmod(&fd, private).map_err(|error| self.failed(name, error))?;
                     }
@@ -303,7 +303,7 @@ impl PrivateDir {
 
     /// Removes the entry `name` of this `kind`. Fails with [`DirError::Foreign`] if the entry is of another kind.
     pub fn remove(&self, name: &str, kind: Kind) -> Result<(), DirError> {
-        if self.look(name, kind)?.is_none() {
+        if self.find(name, kind)?.is_none() {
             return Ok(());
         }
         match rustix::fs::unlinkat(&self.fd, name, AtFlags::empty()) {
@@ -312,7 +312,7 @@ impl PrivateDir {
         }
     }
 
-    fn look(&self, name: &str, kind: Kind) -> Result<Option<Stat>, DirError> {
+    fn find(&self, name: &str, kind: Kind) -> Result<Option<Stat>, DirError> {
         match rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => self.check(name, kind, &stat).map(|()| Some(stat)),
             Err(Errno::NOENT) => Ok(None),
@@ -332,8 +332,8 @@ impl PrivateDir {
     }
 }
 
-/// Creates a directory and missing parents with mode 0700, whatever the umask.
-fn make_all(path: &Path) -> io::Result<()> {
+/// Creates a directory and missing parents, with mode 0700 independent of the umask.
+fn create_all(path: &Path) -> io::Result<()> {
     let make = || match std::fs::DirBuilder::new().mode(0o700).create(path) {
         Ok(()) => std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700)),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -342,7 +342,7 @@ fn make_all(path: &Path) -> io::Result<()> {
     match (make(), path.parent()) {
         (Err(error), Some(parent)) if error.kind() == io::ErrorKind::NotFound => {
             if !parent.as_os_str().is_empty() {
-                make_all(parent)?;
+                create_all(parent)?;
             }
             make()
         }
@@ -382,7 +382,7 @@ impl NameLock {
     }
 
     /// Acquires the lock as [`NameLock::take`] does, but creates the file if it is absent, and retries for up to 20 ms,
-    /// because another process may hold the lock briefly to test it.
+    /// because another process may hold the lock briefly in [`NameLock::is_held`].
     pub fn take_patiently(dir: &Arc<PrivateDir>, name: &str) -> Result<Option<NameLock>, DirError> {
         for _ in 0..TEST_MS_MAX {
             if let Some(lock) = NameLock::take(dir, name, Create::Yes)? {
@@ -411,13 +411,13 @@ impl NameLock {
     /// Removes the file from the directory, unless another file has replaced it.
     pub fn remove(&self) {
         if self.is_in_place().unwrap_or(false) {
-            // If this fails, the next process removes the file.
+            // Ignores a failure: the next process with this name removes the file.
             let _ = self.dir.remove(&self.name, Kind::File);
         }
     }
 
     fn is_in_place(&self) -> Result<bool, DirError> {
-        let Some(found) = self.dir.look(&self.name, Kind::File)? else { return Ok(false) };
+        let Some(found) = self.dir.find(&self.name, Kind::File)? else { return Ok(false) };
         let locked = rustix::fs::fstat(&self.file).map_err(|error| self.dir.failed(&self.name, error))?;
         Ok((locked.st_dev, locked.st_ino) == (found.st_dev, found.st_ino))
     }

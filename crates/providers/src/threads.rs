@@ -1,4 +1,4 @@
-//! Threads and processes that the system may refuse, and the limit that refuses them.
+//! Starts threads. If the system refuses a thread or a process, names the limit that was reached.
 
 use std::fs;
 use std::io;
@@ -13,7 +13,7 @@ use rustix::process::{Resource, getrlimit, getuid};
 pub struct Refused {
     what: String,
     error: io::Error,
-    /// The limit that was reached then.
+    /// The limit that was reached, and how to raise it.
     advice: String,
 }
 
@@ -30,7 +30,7 @@ impl From<Refused> for io::Error {
     }
 }
 
-/// Starts a thread.
+/// Starts a thread with this name.
 pub fn spawn<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
@@ -52,14 +52,14 @@ pub fn spawn_in<'scope, T: Send + 'scope>(
 pub struct Limit {
     /// Maximum number of threads.
     pub max: u64,
-    /// Number of threads that count against it now; `None` if the system does not tell.
+    /// Number of threads that count towards the limit now; `None` if the system does not report it.
     pub used: Option<u64>,
-    /// What sets the limit, and how to raise it.
+    /// Name of the limit, with the setting that raises it.
     pub by: String,
 }
 
 impl Limit {
-    /// Returns the number of threads that can still be started, as far as it is known.
+    /// Returns the number of threads that can still be started. If `used` is unknown, returns the limit itself.
     pub fn free(&self) -> u64 {
         self.max.saturating_sub(self.used.unwrap_or(0))
     }
@@ -68,7 +68,7 @@ impl Limit {
 /// Returns the limits on threads that apply to this process, the tightest first.
 pub fn limits() -> Vec<Limit> {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let mut found = groups_of(&own, Path::new("/sys/fs/cgroup"));
+    let mut found = cgroup_limits(&own, Path::new("/sys/fs/cgroup"));
     // The kernel exempts root.
     let max = getrlimit(Resource::Nproc).current.filter(|_| !getuid().is_root());
     found.extend(max.map(|max| {
@@ -80,15 +80,16 @@ pub fn limits() -> Vec<Limit> {
     found
 }
 
-/// Maximum number of threads that have probably ended between the refusal of a thread and the look at the limits.
-const ENDED_MAX: u64 = 16;
+/// A limit with at most this number of free threads counts as reached, because threads may have ended since the
+/// refusal.
+const FREE_MAX: u64 = 16;
 
-/// Names the limit that was reached.
+/// Returns the limit that was reached, and how to raise it.
 fn advice(error: &io::Error) -> String {
     if error.kind() != io::ErrorKind::WouldBlock {
         return "the system lacks memory or address space (`ulimit -v`)".to_owned();
     }
-    match limits().into_iter().next().filter(|limit| limit.free() <= ENDED_MAX) {
+    match limits().into_iter().next().filter(|limit| limit.free() <= FREE_MAX) {
         Some(Limit { max, by, .. }) => format!("the maximum of {max} threads is reached; raise {by}"),
         None => "a limit on threads (`ulimit -u`, pids.max of the control group, kernel.threads-max) or \
                  address space (`ulimit -v`) is reached"
@@ -97,7 +98,7 @@ fn advice(error: &io::Error) -> String {
 }
 
 /// Returns the limits of the control groups that contain this process. `own` is the text of `/proc/self/cgroup`.
-fn groups_of(own: &str, root: &Path) -> Vec<Limit> {
+fn cgroup_limits(own: &str, root: &Path) -> Vec<Limit> {
     let mut found = Vec::new();
     for line in own.lines() {
         let mut fields = line.splitn(3, ':').skip(1);
@@ -107,7 +108,7 @@ fn groups_of(own: &str, root: &Path) -> Vec<Limit> {
             _ if controllers.split(',').any(|one| one == "pids") => root.join("pids"),
             _ => continue,
         };
-        // Inside a container the path may be the host's, of which only the root is visible.
+        // Inside a container, the path may be that of the host, and only the root is visible.
         for ancestor in Path::new(path.trim_start_matches('/')).ancestors() {
             let dir = hierarchy.join(ancestor);
             let number = |name: &str| fs::read_to_string(dir.join(name)).ok()?.trim().parse().ok();
@@ -126,8 +127,8 @@ fn threads_of(uid: u32) -> u64 {
     let status = processes.filter_map(|process| fs::read_to_string(process.path().join("status")).ok());
     let count = |status: String| {
         let field = |name| status.lines().find_map(|line: &str| line.strip_prefix(name));
-        let is_theirs = field("Uid:")?.split_whitespace().next()? == uid.to_string();
-        field("Threads:")?.trim().parse::<u64>().ok().filter(|_| is_theirs)
+        let is_of_user = field("Uid:")?.split_whitespace().next()? == uid.to_string();
+        field("Threads:")?.trim().parse::<u64>().ok().filter(|_| is_of_user)
     };
     status.filter_map(count).sum()
 }
@@ -144,7 +145,7 @@ mod tests {
             fs::write(root.path().join(dir).join("pids.max"), max).unwrap();
             fs::write(root.path().join(dir).join("pids.current"), used).unwrap();
         }
-        let found = groups_of("4:memory:/a\n3:pids:/a/b\n0::/u\n", root.path());
+        let found = cgroup_limits("4:memory:/a\n3:pids:/a/b\n0::/u\n", root.path());
         let free: Vec<(u64, u64)> = found.iter().map(|limit| (limit.max, limit.free())).collect();
         assert_eq!(free, [(40, 2), (20, 19)]);
     }

@@ -12,9 +12,9 @@ pub(super) struct FreeExtents {
 }
 
 impl FreeExtents {
-    /// Takes `len` bytes from the end of the smallest extent that is long enough; if several such extents have equal
-    /// length, from the first one. The rest of the extent keeps its start, so the bytes join the extent again when they
-    /// are freed.
+    /// Removes `len` bytes from the end of the smallest extent that is long enough, and returns their segment and
+    /// offset. Among extents of equal length, uses the first one. The rest keeps its start, so the bytes join the
+    /// extent again when they are freed.
     pub(super) fn take(&mut self, len: u64) -> Option<(u32, u64)> {
         let &(found_len, segment, offset) = self.by_len.range((len, 0, 0)..).next()?;
         let left = found_len - len;

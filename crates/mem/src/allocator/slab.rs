@@ -6,13 +6,13 @@
 /// Length of a slab in bytes.
 pub(super) const SLAB_BYTES: u64 = 64 << 10;
 
-/// Maximum length of objects in slabs, in bytes: for longer objects, a slab would save little.
+/// Maximum length of objects in slabs, in bytes. For longer objects, a slab would save little memory.
 const OBJECT_BYTES_MAX: u64 = 4096;
 
 const BITMAP_WORDS: usize = (SLAB_BYTES / 64 / 64) as usize;
 
 /// Size classes, in units of the alignment: every length up to 16 units, and then four classes per doubling. So
-/// rounding up to a class wastes at most a fifth.
+/// rounding up to a class wastes at most a fifth of an object.
 const CLASS_UNITS: [u8; 24] =
     [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 20, 24, 28, 32, 40, 48, 56, 64];
 
@@ -34,7 +34,7 @@ impl Class {
     }
 }
 
-/// The number of a slab, until it is removed.
+/// The number of a slab. Another slab may get the number after this slab is removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct SlabId(u32);
 
@@ -94,7 +94,7 @@ impl Slab {
 pub(super) struct Slabs {
     alignment: u64,
     slabs: Vec<Slab>,
-    /// Indices in `slabs` without a slab.
+    /// Indices in `slabs` whose slab was removed.
     unused: Vec<SlabId>,
     /// The slabs of each class that have a free object.
     with_room: [Vec<SlabId>; CLASS_UNITS.len()],
@@ -148,7 +148,7 @@ impl Slabs {
     /// Allocates an object of a class that has room; returns the segment and the offset of the object.
     pub(super) fn allocate(&mut self, class: Class) -> (u32, u64) {
         let with_room = &self.with_room[usize::from(class.index)];
-        let id = *with_room.last().expect("the caller made room");
+        let id = *with_room.last().expect("the class has a slab with room");
         let slab = &mut self.slabs[id.0 as usize];
         let place = (slab.segment, slab.allocate());
         if slab.objects_free == 0 {

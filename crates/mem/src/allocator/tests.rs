@@ -59,16 +59,16 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The allocator, and a model of all allocated ranges.
-struct Pair {
+/// The allocator, and a model of the allocated ranges.
+struct Checked {
     allocator: Allocator,
     segments: Vec<u64>,
-    /// End and length by start.
+    /// Length of each allocated range, by segment and offset.
     live: BTreeMap<(u32, u64), u64>,
     freed: Vec<Extent>,
 }
 
-impl Pair {
+impl Checked {
     fn handle_allocated(&mut self, extent: Extent) {
         let Extent { segment, offset, len } = extent;
         assert!(len > 0 && offset.is_multiple_of(64));
@@ -145,12 +145,12 @@ proptest! {
     ) {
         let nonempty = segments.iter().filter(|len| **len >= 64).count();
         let allocator = allocator(&segments);
-        let mut pair = Pair { allocator, segments, live: BTreeMap::new(), freed: Vec::new() };
-        steps.into_iter().for_each(|step| pair.apply(step));
-        while !pair.live.is_empty() {
-            pair.free_any(pair.live.len() / 2);
+        let mut checked = Checked { allocator, segments, live: BTreeMap::new(), freed: Vec::new() };
+        steps.into_iter().for_each(|step| checked.apply(step));
+        while !checked.live.is_empty() {
+            checked.free_any(checked.live.len() / 2);
         }
-        check_all_free(&pair.allocator, nonempty);
+        check_all_free(&checked.allocator, nonempty);
     }
 }
 
@@ -162,7 +162,7 @@ fn a_range_of_joined_extents_is_freed_whole() {
     let large = allocator.allocate(8192).expect("there is room");
     let mut all: Vec<Extent> = small.iter().copied().chain([large]).collect();
     all.sort_by_key(|extent| extent.offset);
-    // Joins adjacent extents, as in a region with chunks from several reservations.
+    // A region with chunks from several reservations frees adjacent extents as one range.
     let mut joined: Vec<Extent> = Vec::new();
     for extent in all {
         match joined.last_mut() {
@@ -170,13 +170,13 @@ fn a_range_of_joined_extents_is_freed_whole() {
             _ => joined.push(extent),
         }
     }
-    assert!(joined.len() < 17, "some of them touch");
+    assert!(joined.len() < 17, "some extents are adjacent");
     for range in joined {
         let half = Extent { len: 4096, ..range };
         allocator.free_range(half).expect("a chunk of a joined range");
         if range.len > 4096 {
             let rest = Extent { offset: range.offset + 4096, len: range.len - 4096, ..range };
-            allocator.free_range(rest).expect("the rest of it");
+            allocator.free_range(rest).expect("the rest of a joined range");
         }
     }
     assert_eq!(allocator.bytes_free(), allocator.bytes_total());

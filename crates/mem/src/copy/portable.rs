@@ -1,7 +1,7 @@
 //! Copies by volatile accesses, for machines without an assembly version.
 //!
-//! The compiler may neither merge nor split volatile accesses; aligned ones of up to 8 bytes are one instruction on the
-//! supported 64-bit machines.
+//! The compiler may neither merge nor split volatile accesses. On the supported 64-bit machines, an aligned access of
+//! up to 8 bytes is one instruction.
 
 use std::ptr::{read_volatile, write_volatile};
 
@@ -15,7 +15,7 @@ macro_rules! copy_word {
         pub(super) unsafe fn $name(target: *mut u8, source: *const u8) {
             let len = size_of::<$word>();
             if (target.addr() | source.addr()) % len != 0 {
-                // Overlapping words must still look as if copied at once.
+                // The words may overlap, so this reads the whole source first.
                 let mut bytes = [0u8; size_of::<$word>()];
                 // SAFETY: per the caller; `bytes` is ours.
                 unsafe { copy_upwards(bytes.as_mut_ptr(), source, len) };

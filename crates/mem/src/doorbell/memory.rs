@@ -1,4 +1,4 @@
-//! The words of a doorbell with its futex and descriptors; under loom, models of these.
+//! The words, the futex and the descriptors of a doorbell; under loom, models of them.
 
 #[cfg(loom)]
 pub(super) use model::fence;
@@ -64,16 +64,15 @@ mod shared {
         }
 
         pub(crate) fn wake(&self, mask: NonZeroU32) {
-            // Not a private futex: the sleeper maps the same memfd elsewhere. This cannot fail on a mapped word, and a
-            // failure would only cost a wake-up.
+            // Not a private futex: the sleeper maps the same memfd elsewhere. The call cannot fail on a mapped word.
             let flags = futex::Flags::empty();
             let _ = futex::wake_bitset(self.word(SEQ_OFFSET), flags, i32::MAX as u32, mask);
         }
 
         pub(crate) fn wait(&self, mask: NonZeroU32, seen: u32, timeout: Option<Duration>) {
-            // A timeout that the kernel cannot represent counts as none.
+            // A timeout that the kernel cannot represent counts as no timeout.
             let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
-            // With a mask, the timeout is a point in time.
+            // FUTEX_WAIT_BITSET takes an absolute time.
             let until = timeout.and_then(|timeout| clock_gettime(ClockId::Monotonic).checked_add(timeout));
             let flags = futex::Flags::empty();
             // The caller checks again after any error: a changed word, a signal, or the timeout.
@@ -82,7 +81,7 @@ mod shared {
 
         #[inline]
         fn word(&self, offset: u64) -> &AtomicU32 {
-            self.window.atomic_u32(offset).expect("new() found both words inside")
+            self.window.atomic_u32(offset).expect("new() checked both words")
         }
     }
 
@@ -102,7 +101,7 @@ mod shared {
         /// Signals the descriptor. Each write causes an edge, even if no thread has read the previous one.
         pub(crate) fn ring(&self) {
             let one = 1u64.to_ne_bytes();
-            // A full counter is the work of another process: 2^64 rings would take centuries.
+            // Only a hostile process can fill the counter: 2^64 rings would take centuries.
             if let Err(Errno::AGAIN) = rustix::io::write(&self.0, &one) {
                 let _ = rustix::io::read(&self.0, &mut [0; 8]);
                 let _ = rustix::io::write(&self.0, &one);

@@ -27,7 +27,7 @@ fn serve(server: &mut Server, line: Line) -> bool {
 fn loom_lines_arrive_whole_and_in_order() {
     loom::model(|| {
         let (client, mut server) = pair();
-        let serving = loom::thread::spawn(move || {
+        let server_thread = loom::thread::spawn(move || {
             for _ in 0..3 {
                 let line = loop {
                     match server.peek() {
@@ -39,7 +39,7 @@ fn loom_lines_arrive_whole_and_in_order() {
             }
         });
         let mut claims = Claims::default();
-        let mut ask = |content: u64| {
+        let mut submit = |content: u64| {
             let claim = loop {
                 match claims.claim(&client, false) {
                     Some(claim) => break claim,
@@ -49,7 +49,7 @@ fn loom_lines_arrive_whole_and_in_order() {
             claims.submit(&client, request(claim.slot, content), WORDS);
             claim
         };
-        let answer = |claim, content: u64| {
+        let await_reply = |claim, content: u64| {
             let line = loop {
                 match client.reply(claim) {
                     Some(line) => break line,
@@ -59,12 +59,12 @@ fn loom_lines_arrive_whole_and_in_order() {
             assert_eq!(line[1], content + 1);
             client.release(claim);
         };
-        let (first, second) = (ask(10), ask(20));
-        answer(second, 20);
-        let third = ask(30);
-        answer(first, 10);
-        answer(third, 30);
-        serving.join().unwrap();
+        let (first, second) = (submit(10), submit(20));
+        await_reply(second, 20);
+        let third = submit(30);
+        await_reply(first, 10);
+        await_reply(third, 30);
+        server_thread.join().unwrap();
     });
 }
 
@@ -95,7 +95,7 @@ fn loom_a_server_that_sleeps_is_woken() {
     loom::model(|| {
         let (client, mut server) = pair();
         let socket = Arc::new(Socket::default());
-        let asking = loom::thread::spawn({
+        let client_thread = loom::thread::spawn({
             let socket = socket.clone();
             move || {
                 let mut claims = Claims::default();
@@ -113,7 +113,7 @@ fn loom_a_server_that_sleeps_is_woken() {
         server.wake();
         let line = server.peek().expect("the wake comes after the request");
         serve(&mut server, line);
-        asking.join().unwrap();
+        client_thread.join().unwrap();
     });
 }
 
@@ -126,7 +126,7 @@ fn loom_a_client_that_sleeps_is_woken() {
         let claim = claims.claim(&client, false).unwrap();
         claims.submit(&client, request(claim.slot, 10), WORDS);
         let is_sent = Arc::new(AtomicBool::new(false));
-        let serving = loom::thread::spawn({
+        let server_thread = loom::thread::spawn({
             let (socket, is_sent) = (socket.clone(), is_sent.clone());
             move || {
                 let line = server.peek().unwrap();
@@ -142,6 +142,6 @@ fn loom_a_client_that_sleeps_is_woken() {
             assert!(is_sent.load(Ordering::Relaxed));
         }
         assert_eq!(client.reply(claim).map(|line| line[1]), Some(11));
-        serving.join().unwrap();
+        server_thread.join().unwrap();
     });
 }

@@ -33,10 +33,10 @@ mod shared {
             lines
         }
 
-        /// Stores the first words of a line, the very first one last.
+        /// Stores the first words of a line. Stores the first word, which contains the tag, last.
         #[inline]
         pub(in super::super) fn publish(&self, at: usize, words: &[u64]) {
-            // Its Release pairs with the Acquire in take().
+            // The Release of publish_words() pairs with the Acquire in take().
             self.0.publish_words(at as u64 * LINE_BYTES, words).expect(INSIDE);
         }
 
@@ -48,9 +48,8 @@ mod shared {
             if self.0.load_u64(offset).expect(INSIDE) as u16 != tag {
                 return None;
             }
-            let line: Line = self.0.load_words(offset).expect(INSIDE);
-            // A hostile client may have changed the tag meanwhile, which the server need not notice.
-            Some(line)
+            // A hostile client may have changed the tag meanwhile. It then only gets wrong replies.
+            Some(self.0.load_words(offset).expect(INSIDE))
         }
 
         #[inline]

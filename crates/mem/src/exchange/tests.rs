@@ -38,10 +38,10 @@ fn replies_come_in_any_order_and_lines_are_reused() {
             client.release(claim);
         }
     }
-    // More uses of a slot than its tag counts.
+    // The tag of each slot wraps.
     for number in 0..200_000 {
         let claim = claims.claim(&client, false).unwrap();
-        assert_eq!(client.reply(claim), None, "the old reply is not taken for a new one");
+        assert_eq!(client.reply(claim), None, "the reply of the previous use is stale");
         claims.submit(&client, request(claim.slot, number), WORDS);
         assert_eq!(server.peek().unwrap()[1], number);
         server.take(claim.slot).unwrap();
@@ -70,7 +70,7 @@ fn a_client_cannot_change_replies_or_the_size_of_the_memory() {
         unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, &replies, 0) };
     assert_eq!(mapped, Err(Errno::PERM));
 
-    // It may punch holes into its requests, which then read as zero.
+    // The client may punch holes into the requests, which then read as zero.
     let fd = requests.try_clone().unwrap();
     let client = Client::open([requests, replies]).unwrap();
     let mut claims = Claims::default();

@@ -19,24 +19,24 @@ thread_local! {
     static CURRENT: Cell<*const Paged> = const { Cell::new(null()) };
 }
 
-/// Restores the previous [`Paged`] of this thread when dropped.
-pub(super) struct Handled<'a> {
-    /// Not null if `on_fault` itself accesses pages, which it may if they are present. As a pointer, it keeps this type
-    /// from being `Send`.
+/// An access of this thread to a [`Paged`]. Dropping it makes the previous [`Paged`] current again.
+pub(super) struct Access<'a> {
+    /// Not null if `on_fault` itself accesses present pages. The pointer type also keeps this type from being `Send`.
     previous: *const Paged,
     paged: PhantomData<&'a Paged>,
 }
 
-/// Makes `paged` handle the faults of this thread in its range, until the result is dropped.
+/// Makes `paged` the current [`Paged`] of this thread, which handles the faults in its range, until the result is
+/// dropped.
 #[inline]
-pub(super) fn handled_by(paged: &Paged) -> Handled<'_> {
+pub(super) fn begin_access(paged: &Paged) -> Access<'_> {
     let previous = CURRENT.replace(paged);
-    // The signal arrives on this thread: the compiler alone could move accesses over the store.
+    // The signal arrives on this thread, so only the compiler could reorder the store and the accesses.
     compiler_fence(SeqCst);
-    Handled { previous, paged: PhantomData }
+    Access { previous, paged: PhantomData }
 }
 
-impl Drop for Handled<'_> {
+impl Drop for Access<'_> {
     #[inline]
     fn drop(&mut self) {
         compiler_fence(SeqCst);
@@ -59,8 +59,8 @@ pub(super) fn install() -> io::Result<()> {
     installed.map_err(io::Error::from_raw_os_error)
 }
 
-/// Makes an action for SIGBUS. The handler runs on the thread's own stack: alternate stacks are too small for the code
-/// that provides pages.
+/// Returns an action for SIGBUS. The handler runs on the thread's own stack: alternate stacks are too small for the
+/// code that provides pages.
 fn action(handler: libc::sighandler_t) -> libc::sigaction {
     // SAFETY: all fields are integers, addresses or `None`.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -69,12 +69,12 @@ fn action(handler: libc::sighandler_t) -> libc::sigaction {
     action
 }
 
-/// Sets the action of SIGBUS, if one is given. Returns the previous one, or the error number.
+/// Sets the action of SIGBUS to `action`, if it is given. Returns the previous action, or the error number.
 fn swap_action(action: Option<&libc::sigaction>) -> Result<libc::sigaction, i32> {
     // SAFETY: all fields are integers, addresses or `None`.
     let mut previous: libc::sigaction = unsafe { std::mem::zeroed() };
     let action = action.map_or(null(), std::ptr::from_ref);
-    // SAFETY: both arguments are null or valid, and the only handler given here keeps to its duties, see on_signal().
+    // SAFETY: both arguments are null or valid, and callers pass only on_signal() or the default action.
     match unsafe { libc::sigaction(libc::SIGBUS, action, &mut previous) } {
         0 => Ok(previous),
         _ => Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL)),
@@ -82,7 +82,7 @@ fn swap_action(action: Option<&libc::sigaction>) -> Result<libc::sigaction, i32>
 }
 
 /// Handles SIGBUS. If the address is in the current [`Paged`], the signal has interrupted one of its copies or atomics,
-/// so any code may run here. Otherwise, the handler only calls the previous one.
+/// so any code may run here. Otherwise, calls the previous handler.
 extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let current = CURRENT.get();
     // SAFETY: the kernel passes a valid siginfo_t.
@@ -90,14 +90,14 @@ extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut
     // SAFETY: its union has an address for SIGBUS.
     let address = unsafe { info_ref.si_addr() } as usize;
     if !current.is_null() {
-        // SAFETY: handled_by() borrows the value until the access is over, and this thread is within the access.
+        // SAFETY: begin_access() borrows the value until the access ends, and this thread is within the access.
         let paged = unsafe { &*current };
         // SAFETY: the kernel passes a valid ucontext_t.
         if paged.on_signal(address, unsafe { is_write(context) }) {
             return;
         }
     }
-    // SAFETY: the arguments are those that the kernel passed.
+    // SAFETY: the kernel passed these arguments.
     unsafe { call_previous(signal, info, context) }
 }
 
@@ -128,7 +128,7 @@ unsafe fn call_previous(signal: c_int, info: *mut libc::siginfo_t, context: *mut
     type WithInfo = extern "C" fn(c_int, *mut libc::siginfo_t, *mut libc::c_void);
     type Plain = extern "C" fn(c_int);
     let previous = PREVIOUS.get().filter(|previous| {
-        // A fault that is ignored would repeat for ever.
+        // An ignored fault would repeat for ever.
         previous.sa_sigaction != libc::SIG_DFL && previous.sa_sigaction != libc::SIG_IGN
     });
     let Some(previous) = previous else {

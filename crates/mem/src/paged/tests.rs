@@ -5,24 +5,24 @@ use super::*;
 
 type Faults = Arc<Mutex<Vec<Fault>>>;
 
-/// Returns pages that a load fills with their number plus one and protects, and the list of their faults; `None` if the
-/// system refuses.
+/// Returns pages and the list of their faults; `None` if the system refuses. A fault fills its page with the page
+/// number plus one. After a load, the page is protected.
 fn pages(count: usize) -> Option<(Paged, Faults)> {
     let faults = Faults::default();
     let seen = faults.clone();
-    let made = Paged::new(count, move |pages, fault| {
+    let created = Paged::new(count, move |pages, fault| {
         seen.lock().unwrap().push(fault);
         let bytes = vec![fault.page as u8 + 1; pages.page_bytes()];
         if !pages.fill(fault.page, &bytes, !fault.is_write).unwrap() && fault.is_write {
             pages.unprotect(fault.page..fault.page + 1).unwrap();
         }
     });
-    match made {
+    match created {
         Err(why @ (PagedError::Refused | PagedError::Unsupported)) => {
             eprintln!("skipped: {why}");
             None
         }
-        made => Some((made.unwrap(), faults)),
+        created => Some((created.unwrap(), faults)),
     }
 }
 
@@ -40,7 +40,7 @@ fn first_touches_and_first_stores_fault_once() {
     pages.store_u64(8, 7).unwrap();
     pages.write(16, b"salt").unwrap();
     assert_eq!(take(&faults), [(0, true)]);
-    // A store to an absent page faults once, as a store; a copy over a border, once per page.
+    // A store to an absent page faults once, as a store. A copy across a page border faults once per page.
     pages.store_u64(3 * page_bytes, 5).unwrap();
     let mut border = [0; 4];
     pages.read(2 * page_bytes - 2, &mut border).unwrap();
@@ -102,7 +102,7 @@ fn a_system_call_on_an_absent_page_fails() {
     assert_eq!(rustix::io::write(&file, bytes), Ok(4));
 }
 
-/// The last line of a child process before its fault outside of all pages.
+/// The last line that a child process prints before its fault outside all pages.
 const OUTSIDE: &str = "about to fault outside";
 
 #[test]
@@ -115,7 +115,7 @@ fn an_unrelated_fault_still_kills_the_process() {
         let output = String::from_utf8_lossy(&child.stdout).into_owned();
         let is_skipped = child.status.success() && String::from_utf8_lossy(&child.stderr).contains("skipped");
         assert!(is_skipped || output.contains(OUTSIDE), "{output}");
-        // The signal or a sanitizer's handler has ended the child, not the end of the test or a panic.
+        // The signal or a sanitizer's handler ended the child: the exit status is neither success nor a panic.
         assert!(is_skipped || !matches!(child.status.code(), Some(0 | 101)), "{:?}", child.status);
         return;
     }
@@ -129,8 +129,8 @@ fn an_unrelated_fault_still_kills_the_process() {
     println!("{OUTSIDE}");
     // The page lies behind the end of its file, so the kernel sends SIGBUS.
     let mut byte = [0_u8];
-    let _faults = sigbus::handled_by(&pages);
-    // SAFETY: none is needed: the load never ends.
+    let _access = sigbus::begin_access(&pages);
+    // SAFETY: the load faults, and the process ends.
     unsafe { copy::copy(byte.as_mut_ptr(), beyond_the_end.unwrap().cast(), 1) };
     unreachable!("{byte:?}");
 }

@@ -1,4 +1,4 @@
-//! The part of the interface of userfaultfd that [`Paged`](super::Paged) uses, from `linux/userfaultfd.h`.
+//! The part of the userfaultfd interface that [`Paged`](super::Paged) uses, from `linux/userfaultfd.h`.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -68,7 +68,7 @@ const UFFDIO_WRITEPROTECT: Opcode = ioctl::opcode::read_write::<WriteProtect>(UF
 /// Opens a descriptor whose faults arrive as SIGBUS.
 pub(super) fn open() -> Result<OwnedFd, PagedError> {
     if !cfg!(target_arch = "x86_64") {
-        // Only there can the handler distinguish stores from loads; see sigbus::is_write.
+        // On other processors, the handler cannot distinguish stores from loads; see sigbus::is_write().
         return Err(PagedError::Unsupported);
     }
     let flags = UserfaultfdFlags::CLOEXEC
@@ -133,7 +133,7 @@ pub(super) unsafe fn write_protect(
     unsafe { update::<UFFDIO_WRITEPROTECT, _>(fd, &mut write_protect) }
 }
 
-/// Repeats a request while the kernel changes the mappings of this process.
+/// Executes a request, and repeats it while the kernel changes the mappings of this process.
 ///
 /// # Safety
 /// `argument` is of the type that `OPCODE` expects, and names only memory that the request may change.

@@ -68,11 +68,11 @@ fn destructors_of_an_exiting_thread_can_still_pin() {
     }
     thread_local!(static LATE: RefCell<Option<PinsInDrop>> = const { RefCell::new(None) });
     let pins = Arc::new(Pins::new());
-    let theirs = pins.clone();
+    let pins_of_thread = pins.clone();
     let exiting = thread::spawn(move || {
-        // Registered first, so destroyed before or after the thread-locals of the pins: both orders must work.
-        LATE.with(|late| *late.borrow_mut() = Some(PinsInDrop(theirs.clone())));
-        drop(theirs.pin());
+        // The order in which the destructors run is unspecified: a pin must work in both orders.
+        LATE.with(|late| *late.borrow_mut() = Some(PinsInDrop(pins_of_thread.clone())));
+        drop(pins_of_thread.pin());
     });
     exiting.join().unwrap();
     assert!(pins.start_grace_period().is_over(&pins));

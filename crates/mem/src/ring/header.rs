@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The lap, which is one pass over the ring, distinguishes a record from an older record at the same offset. The number
-//! of a lap is never 0, so fresh and cleared lines hold no header.
+//! of a lap is never 0, so new and cleared lines contain no header.
 
 const LAP_BITS: u32 = 3;
 const KIND_SHIFT: u32 = LAP_BITS;
@@ -42,7 +42,7 @@ impl Lap {
     }
 
     /// Returns true if `word` is the header of a record of this lap.
-    pub(super) fn is_of(self, word: u64) -> bool {
+    pub(super) fn matches(self, word: u64) -> bool {
         word as u8 % (1 << LAP_BITS) == self.0
     }
 }

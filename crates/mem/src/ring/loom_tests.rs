@@ -4,8 +4,8 @@ use super::*;
 fn check(lines: u64, payloads: &'static [&'static [u8]]) {
     loom::model(move || {
         let memory = Memory::private(lines * LINE_BYTES);
-        let mut producer = Producer::over(memory.clone());
-        let mut consumer = Consumer::over(memory);
+        let mut producer = Producer::from_memory(memory.clone());
+        let mut consumer = Consumer::from_memory(memory);
         let sender = loom::thread::spawn(move || {
             for (imm, payload) in (0..).zip(payloads) {
                 while producer.try_push(1, imm, &[payload]).is_err() {
@@ -47,8 +47,8 @@ const HEADER_LIKE: &[u8] = &{
 };
 
 #[test]
-fn loom_payload_is_never_taken_for_a_header() {
-    // Messages of two lines each: the second and the fourth wrap, and the last one begins at an old payload.
+fn loom_payload_that_looks_like_a_header_is_ignored() {
+    // The second message wraps, and the last one begins at an old payload.
     check(4, &[b"one", HEADER_LIKE, HEADER_LIKE, b"four"]);
 }
 
@@ -63,15 +63,15 @@ fn loom_a_waiting_producer_finds_room_or_is_woken() {
     loom::model(|| {
         // The head moves at every message, because one of the two lines must be free.
         let memory = Memory::private(2 * LINE_BYTES);
-        let mut producer = Producer::over(memory.clone());
-        let mut consumer = Consumer::over(memory);
+        let mut producer = Producer::from_memory(memory.clone());
+        let mut consumer = Consumer::from_memory(memory);
         producer.try_push(1, 0, &[]).unwrap();
         producer.try_push(1, 1, &[]).unwrap();
         let waiter = loom::thread::spawn(move || (producer.has_or_asks_for_room(0).unwrap(), producer));
         consumer.try_pop().unwrap().unwrap();
-        let (found, mut producer) = waiter.join().unwrap();
-        let is_known = consumer.take_made_room();
-        assert!(found || is_known, "it would sleep for ever");
+        let (has_room, mut producer) = waiter.join().unwrap();
+        let must_wake = consumer.take_made_room();
+        assert!(has_room || must_wake, "a producer without room would sleep for ever");
         assert_eq!(producer.has_or_asks_for_room(0), Ok(true));
         consumer.try_pop().unwrap().unwrap();
         assert!(!consumer.take_made_room(), "the producer no longer waits");

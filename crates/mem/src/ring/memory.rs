@@ -10,7 +10,7 @@ pub(crate) use shared::Memory;
 /// Offset of the consumer's position.
 #[cfg_attr(loom, allow(dead_code))]
 pub(super) const HEAD_OFFSET: u64 = 0;
-/// Offset of the producer's request for room. The consumer reads its line only to publish its position.
+/// Offset of the producer's request for room. The consumer reads it only when it publishes its position.
 #[cfg_attr(loom, allow(dead_code))]
 pub(super) const WAITING_OFFSET: u64 = 64;
 
@@ -62,7 +62,7 @@ mod shared {
 
         /// Clears the header word of the line at `position`.
         pub(crate) fn clear_header(&self, position: u64) {
-            // Ordered before the producer's next use of the line by store_head().
+            // Relaxed: the Release in store_head() orders it before the producer's next use of the line.
             self.line_word(position).store(0, Relaxed);
         }
 
@@ -123,7 +123,7 @@ mod shared {
             let (at, first) = self.split(position, len);
             let after = len - first;
             if after > 0 {
-                // The higher part goes first: if it fits, the lower one does, too.
+                // Copies the second part first: if it fits, the first part fits, too.
                 let offset = offset.saturating_add(first as u64);
                 target.copy_from(offset, &self.window, DATA_OFFSET, after as u64)?;
             }
@@ -185,7 +185,7 @@ mod model {
         rest: UnsafeCell<[u8; LINE]>,
     }
 
-    // SAFETY: loom reports any race on the cells; finding none is what the model is for.
+    // SAFETY: loom reports any race on the cells.
     unsafe impl Send for Words {}
     // SAFETY: as above.
     unsafe impl Sync for Words {}

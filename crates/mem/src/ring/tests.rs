@@ -63,7 +63,7 @@ fn payload(len: usize, imm: u32, like_headers: bool) -> Vec<u8> {
 proptest! {
     #[test]
     fn messages_arrive_unchanged_until_a_crash(
-        steps in prop::collection::vec(step(), 1..400), torn in 0..240usize
+        steps in prop::collection::vec(step(), 1..400), partial_len in 0..240usize
     ) {
         let (mut producer, mut consumer, window) = ring(512);
         let mut model: VecDeque<(u32, Vec<u8>)> = VecDeque::new();
@@ -94,8 +94,8 @@ proptest! {
             }
         }
         // The producer dies in the middle of its next message, if the ring has room for one.
-        if producer.check_room(torn as u64).is_ok() {
-            let bytes = payload(torn, 0, true);
+        if producer.check_room(partial_len as u64).is_ok() {
+            let bytes = payload(partial_len, 0, true);
             producer.memory.write(producer.tail + HEADER_BYTES, &bytes);
         }
         for expected in model {
@@ -106,7 +106,7 @@ proptest! {
     }
 
     #[test]
-    fn no_corruption_makes_either_side_panic(
+    fn corrupt_words_make_neither_side_panic(
         words in prop::collection::vec((0..48u64, any::<u64>(), 0..4u64), 0..40)
     ) {
         let (mut producer, mut consumer, window) = ring(256);

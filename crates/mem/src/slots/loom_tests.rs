@@ -1,4 +1,4 @@
-//! Models: readers race with writers in every order that the memory model allows.
+//! Models: a reader races with a writer in every order that the memory model permits.
 
 use loom::cell::UnsafeCell;
 use loom::thread;
@@ -39,12 +39,12 @@ fn check(
         let pins = Arc::new(Pins::new());
         let slots = Arc::new(Slots::new(pins.clone()));
         assert_eq!(slots.insert(Tracked::new(7)), (0, 1));
-        let reading = {
+        let reader_thread = {
             let (pins, slots) = (pins.clone(), slots.clone());
             thread::spawn(move || reader(&pins, &slots))
         };
         writer(&pins, &slots);
-        reading.join().unwrap();
+        reader_thread.join().unwrap();
     });
 }
 

@@ -17,13 +17,13 @@ fn elapsed(pins: &Pins) -> Elapsed {
 }
 
 #[test]
-fn an_earlier_grace_period_proves_nothing() {
+fn an_update_requires_a_later_grace_period() {
     let (pins, slots) = table();
     let (index, _) = slots.insert(1);
-    let early = elapsed(&pins);
+    let earlier = elapsed(&pins);
     slots.freeze(index).unwrap();
     let refused = Err(SlotError::WrongGrace { attempted: "update", index });
-    assert_eq!(slots.update(index, early, 2), refused);
+    assert_eq!(slots.update(index, earlier, 2), refused);
     let others = Pins::new();
     let foreign = (0..10).map(|_| elapsed(&others)).last().unwrap();
     assert_eq!(slots.update(index, foreign, 2), refused);
@@ -86,7 +86,7 @@ proptest! {
         for step in steps {
             if let Step::Insert(value) = step {
                 let handle = slots.insert(value);
-                prop_assert!(model.insert(handle, Model::Live(value)).is_none(), "handle given twice");
+                prop_assert!(model.insert(handle, Model::Live(value)).is_none(), "the handle is in use");
                 handles.push(handle);
                 continue;
             }

@@ -1,10 +1,11 @@
-//! Locks on a directory itself, which stand even if all files in the directory were removed.
+//! Locks on a directory itself, which remain held even if all files in the directory are removed.
 //!
-//! A holder has two locks on one open file description of the directory. The kernel releases both when the holder ends.
+//! A running process holds a number, such as its node number, by two locks on one open file description of the
+//! directory. The kernel releases both locks when the process ends.
 //!
 //! ```text
 //!   OFD read lock of byte N      shows that number N is in use; a directory cannot be opened for write locks
-//!   shared flock                 makes systemd-tmpfiles skip the directory when it removes old files
+//!   shared flock                 makes systemd-tmpfiles, which removes old files, skip the directory
 //! ```
 
 use std::io;
@@ -16,7 +17,7 @@ use super::PrivateDir;
 
 /// A number that this process holds in a directory until it drops the value or dies.
 #[derive(Debug)]
-pub struct DirHold(#[allow(dead_code, reason = "its locks are held")] OwnedFd);
+pub struct DirHold(#[allow(dead_code, reason = "the open descriptor holds the locks")] OwnedFd);
 
 impl PrivateDir {
     /// Holds `number` in this directory. Several holders may hold the same number.
@@ -24,7 +25,7 @@ impl PrivateDir {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(self.fd.as_fd(), ".", flags, Mode::empty())?;
         fcntl(fd.as_fd(), libc::F_OFD_SETLK, lock(libc::F_RDLCK, number, number))?;
-        // Fails while systemd-tmpfiles is in the directory. Then the holder is only not protected from it.
+        // Fails while systemd-tmpfiles reads the directory. The number is then held, but old files may be removed.
         let _ = rustix::fs::flock(&fd, FlockOperation::NonBlockingLockShared);
         Ok(DirHold(fd))
     }
@@ -33,7 +34,7 @@ impl PrivateDir {
     pub fn held(&self) -> io::Result<Vec<u32>> {
         let (mut numbers, mut ranges) = (Vec::new(), vec![(0, u32::MAX)]);
         while let Some((first, last)) = ranges.pop() {
-            // The kernel returns any lock of the range, not the first.
+            // The kernel returns any lock in the range, not the first.
             let Some(number) = self.holder_between(first, last)? else { continue };
             numbers.push(number);
             ranges.extend(number.checked_sub(1).filter(|end| *end >= first).map(|end| (first, end)));
@@ -80,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_held_until_dropped_whatever_happens_to_files() {
+    fn numbers_are_held_until_dropped() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("dir");
         let dir = PrivateDir::open_or_create(&path).unwrap();

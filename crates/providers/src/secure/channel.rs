@@ -1,4 +1,4 @@
-//! An encrypted message stream between two nodes that know the cluster's secret.
+//! An encrypted stream of messages between two nodes that know the cluster's secret.
 //!
 //! ```text
 //!   dialling end                                    answering end
@@ -7,14 +7,13 @@
 //!   message: up to 64 KiB ─────────────────────────>  decryption proves that the sender knows the secret
 //! ```
 //!
-//! Frames are `kind u8 | length u16, little-endian | bytes`. The hellos follow the Noise pattern NNpsk0. The hello of
-//! each end contains the end's first message, so this message costs no extra round trip. Each channel has its own keys.
-//! An attacker that learns the secret later cannot decrypt earlier messages, except the first message of the dialling
-//! end.
+//! Frames are `kind u8 | length u16, little-endian | bytes`. The hellos follow the Noise pattern NNpsk0. Each hello
+//! contains the first message of its end, so this message costs no extra round trip. Each channel has its own keys. An
+//! attacker that learns the secret later cannot decrypt earlier messages, except the first message of the dialling end.
 //!
-//! An attacker can replay a recorded hello and the first message inside, but cannot decrypt the answer. So the dialling
-//! end counts as *proven* only from its second message on ([`Channel::is_proven`]). The first message must have no
-//! lasting effect.
+//! An attacker can replay a recorded hello with the first message inside, but cannot decrypt the answer. So the
+//! dialling end counts as *proven* only from its second message on ([`Channel::is_proven`]), and its first message must
+//! have no lasting effect.
 //!
 //! If a hello's header gives a length above the maximum, the channel fails before it reads the rest.
 
@@ -49,7 +48,7 @@ const KIND_REFUSED: u8 = 3;
 /// The reason why a channel failed. The caller must ignore all further bytes of the stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadChannel {
-    /// The other end is another program, which does not speak this protocol.
+    /// The other end is a program that does not speak this protocol.
     #[error("the other end does not speak Halite's control protocol; is this the address of a Halite node?")]
     Stranger,
     /// The other end uses another version of the protocol.
@@ -74,14 +73,14 @@ pub enum BadChannel {
 /// One end of an encrypted message stream.
 pub struct Channel {
     state: ChannelState,
-    /// The dialling end uses the first secret. The answering end tries each of them on the hello.
+    /// The dialling end uses the first secret. The answering end tries each secret on the hello.
     secrets: Secrets,
     received: Vec<u8>,
     /// True once the other end has sent its version.
     has_version: bool,
     /// True if the other end has proven that it knows the secret and that its messages are no replay.
     is_proven: bool,
-    /// Messages that wait for the handshake.
+    /// Messages to be sent once the handshake is complete.
     waiting: VecDeque<Vec<u8>>,
     output: Vec<u8>,
 }
@@ -93,7 +92,7 @@ enum ChannelState {
     Dialled(Box<HandshakeState>),
     /// The answering end, waiting for a hello.
     Answering,
-    /// The answering end has received a valid hello, and waits for a first message to answer with.
+    /// The answering end has received a valid hello, and waits until its caller sends the first message.
     HelloReceived(Box<HandshakeState>),
     Up(Box<TransportState>),
     Broken(BadChannel),
@@ -105,7 +104,7 @@ impl std::fmt::Debug for Channel {
             ChannelState::Dialling(_) => "dialling",
             ChannelState::Dialled(_) => "dialled",
             ChannelState::Answering => "answering",
-            ChannelState::HelloReceived(_) => "asked",
+            ChannelState::HelloReceived(_) => "hello received",
             ChannelState::Up(_) => "up",
             ChannelState::Broken(_) => "broken",
         };
@@ -132,10 +131,10 @@ impl Channel {
         Channel { state, secrets, received, has_version: false, is_proven: false, waiting, output }
     }
 
-    /// Queues a message of at most [`MESSAGE_BYTES_MAX`] bytes. The first message of an end has at most
-    /// [`FIRST_BYTES_MAX`] bytes.
+    /// Queues a message. Panics if it is longer than [`MESSAGE_BYTES_MAX`] or, for the first message of an end, longer
+    /// than [`FIRST_BYTES_MAX`].
     pub fn send(&mut self, message: &[u8]) {
-        assert!(message.len() <= MESSAGE_BYTES_MAX, "the sender keeps to the limit");
+        assert!(message.len() <= MESSAGE_BYTES_MAX, "a message is longer than {MESSAGE_BYTES_MAX} bytes");
         match std::mem::replace(&mut self.state, ChannelState::Answering) {
             ChannelState::Dialling(hello) => self.send_hello(hello, message, ChannelState::Dialled),
             ChannelState::HelloReceived(hello) => self.send_hello(hello, message, up),
@@ -154,7 +153,7 @@ impl Channel {
         message: &[u8],
         then: impl FnOnce(Box<HandshakeState>) -> ChannelState,
     ) {
-        assert!(message.len() <= FIRST_BYTES_MAX, "the sender keeps to the limit");
+        assert!(message.len() <= FIRST_BYTES_MAX, "a first message is longer than {FIRST_BYTES_MAX} bytes");
         let mut bytes = [0; HELLO_BYTES_MAX];
         self.state = match hello.write_message(message, &mut bytes) {
             Ok(len) => {
@@ -189,11 +188,11 @@ impl Channel {
 
     /// Returns the maximum number of bytes to read from the stream next, so that at most one whole frame is buffered.
     pub fn wanted(&self) -> usize {
-        let most = match self.state {
+        let bytes_max = match self.state {
             ChannelState::Up(_) => HEADER_BYTES + FRAME_BYTES_MAX,
             _ => PREFACE_BYTES + HEADER_BYTES + HELLO_BYTES_MAX,
         };
-        most.saturating_sub(self.received.len())
+        bytes_max.saturating_sub(self.received.len())
     }
 
     /// Decrypts and returns the next message; returns `None` if more bytes are needed. After an error, the channel is
@@ -206,8 +205,8 @@ impl Channel {
                 _ => self.take_frame(),
             };
             match step {
-                Ok(Step::More) => return Ok(None),
-                Ok(Step::Again) => {}
+                Ok(Step::NeedsBytes) => return Ok(None),
+                Ok(Step::Continue) => {}
                 Ok(Step::Message(message)) => return Ok(Some(message)),
                 Err(why) => {
                     self.state = ChannelState::Broken(why);
@@ -222,17 +221,17 @@ impl Channel {
         if self.received[..known] != MAGIC[..known] {
             return Err(BadChannel::Stranger);
         }
-        let Some(&theirs) = self.received.get(MAGIC.len()) else { return Ok(Step::More) };
+        let Some(&theirs) = self.received.get(MAGIC.len()) else { return Ok(Step::NeedsBytes) };
         if theirs != VERSION {
             return Err(BadChannel::Version { theirs });
         }
         self.received.drain(..PREFACE_BYTES);
         self.has_version = true;
-        Ok(Step::Again)
+        Ok(Step::Continue)
     }
 
     fn take_frame(&mut self) -> Result<Step, BadChannel> {
-        let Some(&[kind, low, high]) = self.received.first_chunk() else { return Ok(Step::More) };
+        let Some(&[kind, low, high]) = self.received.first_chunk() else { return Ok(Step::NeedsBytes) };
         let len = usize::from(u16::from_le_bytes([low, high]));
         let is_expected = match (&self.state, kind) {
             (ChannelState::Up(_), KIND_MESSAGE) => len >= TAG_BYTES,
@@ -246,7 +245,7 @@ impl Channel {
             return Err(if self.is_up() { BadChannel::Damaged } else { BadChannel::Stranger });
         }
         if self.received.len() < HEADER_BYTES + len {
-            return Ok(Step::More);
+            return Ok(Step::NeedsBytes);
         }
         let frame: Vec<u8> = self.received.drain(..HEADER_BYTES + len).skip(HEADER_BYTES).collect();
         match (&mut self.state, kind) {
@@ -275,7 +274,7 @@ impl Channel {
         }
     }
 
-    /// Accepts the hello if one of our secrets decrypts it; answers at once if a message waits.
+    /// Accepts the hello if one of this end's secrets decrypts it. Answers at once if a message waits.
     fn take_hello(&mut self, frame: &[u8]) -> Result<Step, BadChannel> {
         for secret in self.secrets.all() {
             let mut hello = noise(secret, |builder| builder.build_responder())?;
@@ -300,7 +299,7 @@ impl Channel {
             && let Some(message) = self.waiting.pop_front()
         {
             let mut frame = vec![0; message.len() + TAG_BYTES];
-            // The encryption fails only after 2^64 messages.
+            // Encryption fails only after 2^64 messages.
             match state.write_message(&message, &mut frame) {
                 Ok(len) => self.push_frame(KIND_MESSAGE, &frame[..len]),
                 Err(_) => self.state = ChannelState::Broken(BadChannel::Damaged),
@@ -316,13 +315,15 @@ impl Channel {
     }
 }
 
+/// The result of parsing the received bytes.
 enum Step {
-    More,
-    Again,
+    NeedsBytes,
+    /// The bytes had no message; more may follow.
+    Continue,
     Message(Vec<u8>),
 }
 
-/// Returns the first message, which is inside the hello; `None` if our secret does not decrypt it.
+/// Returns the first message, which is inside the hello; `None` if the secret does not decrypt it.
 fn open_hello(hello: &mut HandshakeState, frame: &[u8]) -> Option<Vec<u8>> {
     let mut first = vec![0; frame.len()];
     let len = hello.read_message(frame, &mut first).ok()?;
@@ -358,15 +359,15 @@ mod tests {
         Secret::new().unwrap()
     }
 
-    /// Carries the output of one end to the other, byte by byte; returns the messages that arrive.
-    fn carry(from: &mut Channel, to: &mut Channel) -> Result<Vec<Vec<u8>>, BadChannel> {
-        let mut heard = Vec::new();
+    /// Moves the output of one end to the other, byte by byte; returns the messages that arrive.
+    fn transfer(from: &mut Channel, to: &mut Channel) -> Result<Vec<Vec<u8>>, BadChannel> {
+        let mut messages = Vec::new();
         for byte in from.output().to_vec() {
             from.sent(1);
             to.receive(&[byte]);
-            heard.extend(to.next_message()?);
+            messages.extend(to.next_message()?);
         }
-        Ok(heard)
+        Ok(messages)
     }
 
     /// Returns two ends after their handshake.
@@ -379,9 +380,9 @@ mod tests {
 
     fn handshake(one: &mut Channel, two: &mut Channel) {
         one.send(b"ping");
-        assert_eq!(carry(one, two), Ok(vec![b"ping".to_vec()]));
+        assert_eq!(transfer(one, two), Ok(vec![b"ping".to_vec()]));
         two.send(b"pong");
-        assert_eq!(carry(two, one), Ok(vec![b"pong".to_vec()]));
+        assert_eq!(transfer(two, one), Ok(vec![b"pong".to_vec()]));
     }
 
     #[test]
@@ -391,9 +392,9 @@ mod tests {
         one.send(b"swordfish");
         one.send(&long);
         assert!(!one.output().windows(9).any(|bytes| bytes == b"swordfish"));
-        assert_eq!(carry(&mut one, &mut two), Ok(vec![b"swordfish".to_vec(), long]));
+        assert_eq!(transfer(&mut one, &mut two), Ok(vec![b"swordfish".to_vec(), long]));
         two.send(b"");
-        assert_eq!(carry(&mut two, &mut one), Ok(vec![vec![]]));
+        assert_eq!(transfer(&mut two, &mut one), Ok(vec![vec![]]));
     }
 
     #[test]
@@ -407,25 +408,25 @@ mod tests {
     }
 
     #[test]
-    fn a_replayed_hello_proves_nothing() {
+    fn a_replayed_hello_is_not_proven() {
         let secrets = Secrets::from(secret());
         let (mut one, mut two) = (Channel::dial(secrets.clone()).unwrap(), Channel::answer(secrets.clone()));
         one.send(b"ping");
         let recorded = one.output().to_vec();
-        assert_eq!(carry(&mut one, &mut two), Ok(vec![b"ping".to_vec()]));
+        assert_eq!(transfer(&mut one, &mut two), Ok(vec![b"ping".to_vec()]));
         two.send(b"pong");
-        let answered = two.output().to_vec();
-        assert_eq!(carry(&mut two, &mut one), Ok(vec![b"pong".to_vec()]));
+        let answer = two.output().to_vec();
+        assert_eq!(transfer(&mut two, &mut one), Ok(vec![b"pong".to_vec()]));
         one.send(b"do this");
-        let said = one.output().to_vec();
-        let mut again = Channel::answer(secrets);
-        again.receive(&recorded);
-        assert_eq!(again.next_message(), Ok(Some(b"ping".to_vec())), "as it was said");
-        again.send(b"pong");
-        assert_ne!(again.output(), answered, "by keys of its own");
-        again.receive(&said);
-        assert_eq!(again.next_message(), Err(BadChannel::Damaged), "its keys are others");
-        assert!(!again.is_proven());
+        let second = one.output().to_vec();
+        let mut replayed = Channel::answer(secrets);
+        replayed.receive(&recorded);
+        assert_eq!(replayed.next_message(), Ok(Some(b"ping".to_vec())), "a replayed hello is valid");
+        replayed.send(b"pong");
+        assert_ne!(replayed.output(), answer, "each channel has its own keys");
+        replayed.receive(&second);
+        assert_eq!(replayed.next_message(), Err(BadChannel::Damaged), "a later message cannot be replayed");
+        assert!(!replayed.is_proven());
     }
 
     #[test]
@@ -433,7 +434,7 @@ mod tests {
         let mut two = Channel::answer(secret().into());
         let mut one = Channel::dial(two.secrets.clone()).unwrap();
         one.send(b"ping");
-        carry(&mut one, &mut two).unwrap();
+        transfer(&mut one, &mut two).unwrap();
         two.receive(b"\x02\x30\x00");
         assert_eq!(two.next_message(), Err(BadChannel::Stranger));
     }

@@ -14,7 +14,7 @@ const BYTES: usize = 32;
 const DIGITS: usize = 2 * BYTES;
 /// Maximum length of a file, in bytes.
 const FILE_BYTES_MAX: u64 = 4096;
-/// Maximum number of secrets in a file: the current one, and its predecessor or successor.
+/// Maximum number of secrets in a file: the current secret, and the previous or next secret.
 const SECRETS_MAX: usize = 2;
 /// Mode bits that give other users access.
 const OTHERS: u32 = 0o077;
@@ -24,11 +24,11 @@ const OTHERS: u32 = 0o077;
 pub struct Secret([u8; BYTES]);
 
 impl Secret {
-    /// Creates a secret from the system's random numbers.
+    /// Creates a secret from the system's random numbers. Fails if the system provides none.
     pub fn new() -> io::Result<Secret> {
         let mut bytes = [0; BYTES];
         let filled = getrandom(&mut bytes, GetRandomFlags::empty())?;
-        debug_assert_eq!(filled, BYTES, "so few are given whole");
+        debug_assert_eq!(filled, BYTES, "getrandom fills up to 256 bytes at once");
         Ok(Secret(bytes))
     }
 
@@ -66,8 +66,8 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// The secrets of a cluster. This end dials with the first secret, and accepts an incoming connection that uses any of
-/// them.
+/// The secrets of a cluster: one, or two while a secret is being replaced. This end dials with the first secret, and
+/// accepts incoming connections that use any of them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Secrets(Vec<Secret>);
 
@@ -131,8 +131,8 @@ impl Secrets {
         let lines = (1..).zip(text.lines().map(str::trim));
         let mut secrets = Vec::new();
         for (number, line) in lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')) {
-            let wrong = || format!("line {number} is not {DIGITS} hexadecimal digits");
-            secrets.push(Secret::parse(line).ok_or_else(wrong)?);
+            let malformed = || format!("line {number} is not {DIGITS} hexadecimal digits");
+            secrets.push(Secret::parse(line).ok_or_else(malformed)?);
         }
         match secrets.len() {
             0 => Err("it is empty".to_owned()),
@@ -178,14 +178,14 @@ mod tests {
         assert_eq!(Secrets::read(&path).unwrap(), Secrets::from(secret.clone()));
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o600);
         let error = secret.write_new(&path).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::AlreadyExists, "a secret in use is not overwritten");
+        assert_eq!(error.kind(), io::ErrorKind::AlreadyExists, "an existing secret is not overwritten");
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
         let error = Secrets::read(&path).unwrap_err().to_string();
         assert!(error.contains("mode 0640"), "{error}");
     }
 
     #[test]
-    fn a_bad_secret_file_is_refused_without_showing_it() {
+    fn errors_of_secret_files_do_not_quote_the_file() {
         let [one, two] = ["0".repeat(64), "aB".repeat(32)];
         let parsed = Secrets::parse(&format!("# since May\n{one}\n\n  {two}\n")).unwrap();
         assert_eq!(parsed.0, [Secret([0; 32]), Secret([0xab; 32])]);

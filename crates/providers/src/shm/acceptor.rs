@@ -27,24 +27,24 @@ const REPORTS_MAX: usize = 64;
 pub(super) fn run(core: &Core) {
     let mut acceptor = Acceptor { core, spare: Acceptor::new_spare(core) };
     let mut reports = Vec::with_capacity(REPORTS_MAX);
-    let mut ticking = false;
+    let mut has_timers = false;
     while !core.is_stopping() {
-        acceptor.wait(&mut reports, ticking.then_some(TICK));
+        acceptor.wait(&mut reports, has_timers.then_some(TICK));
         for report in reports.drain(..) {
             acceptor.handle(Source::unpack(report.data.u64()));
         }
         let now = Instant::now();
-        ticking = core.log_suppressed_refusals();
+        has_timers = core.log_suppressed_refusals();
         for link in core.all_links() {
-            ticking |= link.handle_time(core, now);
+            has_timers |= link.handle_time(core, now);
         }
     }
 }
 
 struct Acceptor<'a> {
     core: &'a Core,
-    /// A spare descriptor. If this process has no other descriptors left, closing the spare makes room to accept and
-    /// close a waiting connection. Otherwise epoll would report that connection without end.
+    /// A spare descriptor. If this process has reached its limit of descriptors, the acceptor closes the spare, so that
+    /// it can accept and close a waiting connection. Otherwise epoll would report that connection without end.
     spare: Option<OwnedFd>,
 }
 
@@ -62,7 +62,7 @@ impl Acceptor<'_> {
         match source {
             Source::Listener => self.accept(),
             Source::Kick => self.core.take_kick(),
-            // The link of a report may have ended since.
+            // The link may have ended since epoll reported it.
             Source::Socket { token } => {
                 if let Some(link) = self.core.link(token) {
                     link.serve(self.core);
@@ -92,9 +92,9 @@ impl Acceptor<'_> {
 
     fn admit(&self, accepted: OwnedFd) {
         let socket = Arc::new(accepted);
-        let refusal = match self.core.has_too_many_events() {
+        let refusal = match self.core.must_refuse_peers() {
             true => Err(Trouble::from("the accepting node has its maximum number of peers")),
-            // Fails if this process lacks memory or descriptors for the new link.
+            // Link::open() fails if this process lacks memory or descriptors for the new link.
             false => Link::open(self.core, socket.clone(), None, &self.core.config.hello).map_err(Into::into),
         };
         if let Err(trouble) = refusal {
@@ -103,7 +103,7 @@ impl Acceptor<'_> {
         }
     }
 
-    /// Accepts and closes one waiting connection, because no descriptor is left for it.
+    /// Accepts and closes one waiting connection, after this process has reached its limit of descriptors.
     fn refuse_one(&mut self) {
         self.spare = None;
         if let Some(listener) = &*lock(&self.core.listener) {
@@ -111,7 +111,7 @@ impl Acceptor<'_> {
         }
         self.spare = Acceptor::new_spare(self.core);
         if self.spare.is_none() {
-            // Other threads took the descriptor; wait until some are closed instead of spinning.
+            // Another thread took the descriptor. Waits until descriptors are closed, instead of spinning.
             std::thread::sleep(TICK);
         }
     }

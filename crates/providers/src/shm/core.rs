@@ -46,14 +46,15 @@ pub(super) struct Core {
     /// Keys that are being deregistered.
     pub(super) withdrawn: Mutex<Withdrawn>,
     pub(super) links: Mutex<Links>,
-    /// The peers that are connected or not cut off yet.
+    /// All peers that are not cut off yet.
     pub(super) peers: RwLock<BTreeMap<PeerId, Arc<Peer>>>,
     pub(super) inbox: Mutex<Inbox>,
     pub(super) events: Events,
     /// Peers whose ring was full at a post.
     pub(super) waiters: Waiters,
     refusals: Mutex<Refusals>,
-    begin: Instant,
+    /// Time at which the fabric was opened.
+    opened_at: Instant,
 }
 
 /// The parts of the hello that this fabric sends to every peer.
@@ -103,7 +104,7 @@ impl Core {
             events: Events::default(),
             waiters: Waiters::default(),
             refusals: Mutex::default(),
-            begin: Instant::now(),
+            opened_at: Instant::now(),
             config,
         };
         core.watch(&core.kick, Source::Kick, epoll::EventFlags::IN)?;
@@ -114,28 +115,32 @@ impl Core {
 
     /// Logs that this fabric refused an incoming connection.
     pub(super) fn log_refusal(&self, reason: &str) {
-        let now_ns = self.begin.elapsed().as_nanos() as u64;
+        let now_ns = self.opened_at.elapsed().as_nanos() as u64;
         lock(&self.refusals).tell(now_ns, || tracing::warn!("refused the connection of a process: {reason}"));
     }
 
-    /// Logs the number of refusals that were only counted, if the interval has ended. Returns true if some still remain
-    /// to be logged later.
+    /// Logs the number of refusals that were only counted, if the interval has ended. Returns true if the caller must
+    /// call this method again later.
     pub(super) fn log_suppressed_refusals(&self) -> bool {
         let mut refusals = lock(&self.refusals);
-        refusals.tell_left_out(self.begin.elapsed().as_nanos() as u64);
+        refusals.tell_left_out(self.opened_at.elapsed().as_nanos() as u64);
         refusals.due_ns() != u64::MAX
     }
 
     /// Queues an event and wakes the waiting threads.
-    pub(super) fn event(&self, event: Event) {
+    pub(super) fn push_event(&self, event: Event) {
         self.events.extend([event]);
         self.own.doorbell.wake();
     }
 
-    /// Queues the event which reports that an outgoing connection failed.
+    /// Queues the event that an outgoing connection failed.
     pub(super) fn fail_to_connect(&self, address: &str, trouble: &Trouble) {
         let (reason, trouble) = (trouble.to_string(), trouble.end());
-        self.event(Event::ConnectFailed(ConnectFailure { address: address.to_owned(), reason, trouble }));
+        self.push_event(Event::ConnectFailed(ConnectFailure {
+            address: address.to_owned(),
+            reason,
+            trouble,
+        }));
     }
 
     /// Wakes a peer that sleeps until its outgoing ring has room.
@@ -148,10 +153,10 @@ impl Core {
         }
     }
 
-    /// Returns true if so many events wait that the acceptor must accept no more peers.
-    pub(super) fn has_too_many_events(&self) -> bool {
+    /// Returns true if so many links or events exist that the acceptor must refuse peers.
+    pub(super) fn must_refuse_peers(&self) -> bool {
         let links = lock(&self.links).by_token.len();
-        let events = self.events.of_connections();
+        let events = self.events.count_connection_events();
         links >= self.config.peers_max || events >= 4 * self.config.peers_max
     }
 
@@ -196,7 +201,7 @@ impl Core {
         change(&mut withdrawn);
         let done = withdrawn.take_done();
         drop(withdrawn);
-        done.into_iter().for_each(|key| self.event(Event::Deregistered { key: Key(key) }));
+        done.into_iter().for_each(|key| self.push_event(Event::Deregistered { key: Key(key) }));
     }
 
     pub(super) fn next_peer_id(&self) -> PeerId {
@@ -225,7 +230,7 @@ impl Core {
 
     /// Wakes the acceptor to check its timers.
     pub(super) fn kick(&self) {
-        // Fails only if the counter is full, and then the acceptor has been woken already.
+        // Fails only if the counter is full. The acceptor has then been woken already.
         let _ = rustix::io::write(&self.kick, &1u64.to_ne_bytes());
     }
 
@@ -240,7 +245,7 @@ impl Core {
     }
 
     pub(super) fn is_stopping(&self) -> bool {
-        // The kick's system calls order this load after the store in stop().
+        // Relaxed: the system calls of the kick order this load after the store in stop().
         self.stopping.load(Relaxed)
     }
 
@@ -254,16 +259,16 @@ impl Own {
         let pid = rustix::process::getpid();
         let mailbox = Segment::create("halite-mailbox", DOORBELL_BYTES, PagePolicy::Normal)?;
         let window = mailbox.window(0, DOORBELL_BYTES);
-        let window = window.expect("the mailbox is exactly a doorbell");
+        let window = window.expect("the mailbox has the length of a doorbell");
         let doorbell = match sleep {
             Sleep::Futex => Doorbell::new(window),
             Sleep::Descriptor => Doorbell::with_descriptors(window, [eventfd()?, eventfd()?]),
         };
         let doorbell = doorbell.expect("mappings begin at a page");
-        let of_kind =
+        let new_sleepers =
             |kind| doorbell.descriptor(kind).map(|descriptor| Sleepers::new([descriptor])).transpose();
         let [progress, caller] = Sleeper::KINDS;
-        let sleepers = of_kind(progress)?.zip(of_kind(caller)?).map(<[Sleepers; 2]>::from);
+        let sleepers = new_sleepers(progress)?.zip(new_sleepers(caller)?).map(<[Sleepers; 2]>::from);
         Ok(Own {
             pid: pid.as_raw_nonzero().get(),
             pidfd: rustix::process::pidfd_open(pid, PidfdFlags::empty())?,

@@ -25,15 +25,15 @@ impl Events {
         self.len.load(Acquire)
     }
 
-    /// Returns the number of events other than completions.
-    pub(super) fn of_connections(&self) -> usize {
+    /// Returns the number of events that are not completions.
+    pub(super) fn count_connection_events(&self) -> usize {
         lock(&self.queue).iter().filter(|event| !matches!(event, Event::Completed(_))).count()
     }
 
     pub(super) fn extend(&self, events: impl IntoIterator<Item = Event>) {
         let mut queue = lock(&self.queue);
         queue.extend(events);
-        // Pairs with the Acquire in len(), as does the one in take().
+        // Pairs with the Acquire in len(), as does the store in take().
         self.len.store(queue.len(), Release);
     }
 

@@ -1,4 +1,5 @@
-//! Checks a peer's hello message, and the process, the mailbox and the ring whose descriptors come with the hello.
+//! Checks a peer's hello message, and the process, the mailbox (which contains the doorbell) and the ring whose
+//! descriptors are attached to the hello.
 //!
 //! All fields and descriptors of a hello are untrusted. This module checks them once, so the resulting [`Greeting`]
 //! needs no further checks.
@@ -53,7 +54,7 @@ pub(super) enum BadGreeting {
 }
 
 impl Greeting {
-    /// Checks a hello. `fds` are the descriptors that came with the hello.
+    /// Checks a hello. `fds` are the descriptors that were attached to the hello.
     pub(super) fn check(
         socket: BorrowedFd<'_>,
         hello: Vec<u8>,
@@ -71,11 +72,11 @@ impl Greeting {
     }
 }
 
-/// Checks that the pidfd refers to the process that the kernel reports at the other end. Without this check, a peer
-/// could make this process watch, and kill, another process.
+/// Checks that the pidfd refers to the process that the kernel reports at the other end of the socket. Without this
+/// check, a peer could make this process watch, and kill, another process.
 fn check_process(socket: BorrowedFd<'_>, pidfd: OwnedFd) -> Result<Process, BadGreeting> {
     let Some(pid) = meeting::peer_pid(socket)? else {
-        // The peer has no pid in this namespace, so this uses a pidfd from the kernel instead of the peer's.
+        // The peer has no pid in this namespace, so the check is impossible: use a pidfd from the kernel instead.
         let pidfd = meeting::peer_pidfd(socket).ok_or(BadGreeting::ForeignNamespace)?;
         return Ok(Process { pid: None, pidfd });
     };
@@ -112,8 +113,8 @@ fn open_mailbox(fd: OwnedFd, bells: Option<(OwnedFd, OwnedFd)>) -> Result<Doorbe
 }
 
 /// Checks that the descriptor is a non-blocking eventfd, so that a write to it only wakes its watcher, and neither
-/// blocks nor extends a file. A peer could still make the eventfd blocking later and fill it, to block threads that
-/// ring it. But the peer runs as the same user, and could also stop these threads by a signal.
+/// blocks nor extends a file. Later, a peer could still make the eventfd blocking and fill it, to block threads that
+/// ring it. But the peer runs as the same user, so it could also stop these threads by a signal.
 fn check_bell(bell: &OwnedFd) -> Result<(), BadGreeting> {
     let is_eventfd = field(bell, "eventfd-count:")?.is_some();
     let flags = rustix::fs::fcntl_getfl(bell.as_fd()).map_err(io::Error::from)?;

@@ -17,9 +17,9 @@ pub(super) struct Inbox {
     incoming: Vec<Incoming>,
     /// Index of the ring that the next poll starts with.
     first: usize,
-    /// Peers that may wait for room in their rings, and whose rings have room again.
+    /// Peers that were waiting for room in their rings, and whose rings now have room.
     made_room: Vec<PeerId>,
-    /// A copy of `Core::registered`, to avoid its lock, which all threads share.
+    /// A copy of `Core::registered`, which avoids its lock.
     registered: Vec<Option<Window>>,
 }
 
@@ -78,7 +78,8 @@ impl Inbox {
         None
     }
 
-    /// Returns the peers that may sleep until their rings have room, and whose rings have got room since the last call.
+    /// Returns the peers that were waiting for room, and whose rings have got room since the last call. The caller must
+    /// wake these peers.
     #[inline]
     pub(super) fn take_made_room(&mut self) -> Vec<PeerId> {
         std::mem::take(&mut self.made_room)
@@ -91,7 +92,7 @@ impl Inbox {
         let found = self.incoming.iter().position(|incoming| incoming.peer == peer);
         if let Some(index) = found {
             let mut incoming = self.incoming.remove(index);
-            // The peer may still be alive and pushing: stop after as many messages as a ring holds.
+            // The peer may still push messages, so this stops after as many messages as a ring can hold.
             let len_max = 1 + incoming.ring.messages_max() as usize;
             let _ = incoming.take(&mut rest, len_max, &self.registered);
         }
@@ -128,15 +129,15 @@ fn receive(message: &Message<'_>, registered: &[Option<Window>]) -> Option<Optio
         record::NOTICE if message.is_empty() => Some(Some(CompletionKind::Notified { imm })),
         record::SEND => Some(Some(CompletionKind::Received { bytes: message.to_vec(), imm })),
         record::WRITE => {
-            let has_landed = land(message, registered)?;
-            Some(has_landed.then_some(CompletionKind::Notified { imm }))
+            let is_executed = execute_write(message, registered)?;
+            Some(is_executed.then_some(CompletionKind::Notified { imm }))
         }
         _ => None,
     }
 }
 
-/// Executes the write in `message`, unless its key is deregistered; `None` if the address is invalid.
-fn land(message: &Message<'_>, registered: &[Option<Window>]) -> Option<bool> {
+/// Executes the write in `message`. Returns false if its key is deregistered, and `None` if the address is invalid.
+fn execute_write(message: &Message<'_>, registered: &[Option<Window>]) -> Option<bool> {
     if message.len() < record::ADDRESS_BYTES as u64 {
         return None;
     }

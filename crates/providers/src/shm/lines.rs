@@ -1,4 +1,4 @@
-//! Lines in a peer's memory: threads of this process write the lines by stores, and the peer polls the lines.
+//! Lines (64 bytes each) in a peer's memory. Threads of this process write lines by stores, and the peer polls them.
 
 use std::sync::Arc;
 
@@ -27,13 +27,13 @@ impl Lines for PeerLines {
     #[inline]
     fn put(&self, index: u32, words: &[u64]) {
         assert!(words.len() <= LINE_WORDS, "{} words exceed a line of {LINE_WORDS} words", words.len());
-        self.window.publish_words(offset(index), words).expect("the row has that line");
+        self.window.publish_words(offset(index), words).expect("the array contains the line");
     }
 
     #[inline]
     fn last_word(&self, index: u32) -> u64 {
         let last = (LINE_WORDS - 1) * size_of::<u64>();
-        self.window.load_u64(offset(index) + last as u64).expect("the row has that line")
+        self.window.load_u64(offset(index) + last as u64).expect("the array contains the line")
     }
 
     #[inline]

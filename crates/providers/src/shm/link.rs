@@ -13,7 +13,7 @@
 //! still map this process's memory, so the acceptor still watches the peer's process. In the same way, this process
 //! sends Detached only once none of its threads holds a window of the peer's memory.
 //!
-//! If a handshake fails after this process sent its segments, the other process maps the segments until it learns of
+//! If a handshake fails after this process has sent its segments, the other process maps the segments until it detects
 //! the failure. The other process does not know what the segments contain, so the failure puts no memory into
 //! quarantine.
 
@@ -69,25 +69,25 @@ enum Phase {
     Leaving {
         peer: Arc<Peer>,
         /// The peer's segments that threads of this process may still hold.
-        theirs: Vec<Weak<Segment>>,
+        segments: Vec<Weak<Segment>>,
         cut_off: bool,
     },
     Over,
 }
 
-#[derive(Debug, Default)]
 /// Progress of this end's messages to the peer.
+#[derive(Debug, Default)]
 struct Sent {
     hello: bool,
     segments: usize,
     ready: bool,
     detached: bool,
-    /// Messages about deregistered keys that are still to be sent.
+    /// Messages about deregistered keys that this end has not sent yet.
     pending_key_messages: VecDeque<Message>,
 }
 
-#[derive(Debug, Default)]
 /// Messages and state changes that this end has received from the peer.
+#[derive(Debug, Default)]
 struct FromPeer {
     /// Taken when the link is connected.
     greeting: Option<Greeting>,
@@ -126,10 +126,10 @@ impl Link {
         }
         link.serve(core);
         if core.is_closed() {
-            // The closing thread may have listed the links before this one was added.
+            // The closing thread may not have seen this link.
             link.leave(core, "this fabric is closed");
         }
-        // Makes the acceptor see the new deadline.
+        // The acceptor must check the new deadline.
         core.kick();
         Ok(())
     }
@@ -147,7 +147,7 @@ impl Link {
             self.break_off(core, state, reason);
             false
         });
-        self.settle(core, state);
+        self.advance_phase(core, state);
         has_more
     }
 
@@ -155,7 +155,7 @@ impl Link {
         let state = &mut *lock(&self.state);
         state.from_peer.exited = true;
         self.break_off(core, state, "the process exited");
-        self.settle(core, state);
+        self.advance_phase(core, state);
     }
 
     /// Ends the connection from this side.
@@ -165,7 +165,7 @@ impl Link {
             Phase::Greeting { .. } => self.break_off(core, state, reason),
             _ => self.begin_leaving(core, state),
         }
-        self.settle(core, state);
+        self.advance_phase(core, state);
     }
 
     /// Ends the handshake if its deadline has passed. Returns true if the caller must call this method again soon.
@@ -177,7 +177,7 @@ impl Link {
             let reason = format!("no answer within {:?}", core.config.handshake_timeout);
             self.break_off(core, state, reason);
         }
-        self.settle(core, state);
+        self.advance_phase(core, state);
         match state.phase {
             Phase::Greeting { .. } => true,
             Phase::Leaving { .. } => state.socket.is_some() && !state.sent.detached,
@@ -187,27 +187,27 @@ impl Link {
 
     /// Sends all segments registered so far to the peer, or disconnects the peer if that fails.
     ///
-    /// A peer that does not read its socket, such as a stopped process, is disconnected when the time limit ends.
+    /// A peer that does not read its socket, such as a stopped process, is disconnected after the handshake timeout.
     pub(super) fn announce_segments(&self, core: &Core) {
         let deadline = Instant::now() + core.config.handshake_timeout;
         loop {
             let socket = {
                 let state = &mut *lock(&self.state);
                 self.send_pending(core, state);
-                let is_all_sent = state.sent.segments == super::read(&core.registered).len();
-                let told = is_all_sent && state.sent.pending_key_messages.is_empty();
+                let are_segments_sent = state.sent.segments == super::read(&core.registered).len();
+                let is_all_sent = are_segments_sent && state.sent.pending_key_messages.is_empty();
                 match (&state.phase, &state.socket) {
-                    (Phase::Connected { .. }, Some(socket)) if !told => socket.clone(),
+                    (Phase::Connected { .. }, Some(socket)) if !is_all_sent => socket.clone(),
                     // During the handshake, try_connect() waits until the rest is sent.
                     _ => return,
                 }
             };
-            // Waits without the lock, so that the acceptor can receive meanwhile. Otherwise two ends with full sockets
+            // Waits without the lock, so that the acceptor can receive meanwhile. Otherwise, two ends with full sockets
             // would wait for each other.
             if !messages::wait_for_room(&socket, deadline) {
                 let state = &mut *lock(&self.state);
                 self.break_off(core, state, "the peer does not read its socket");
-                self.settle(core, state);
+                self.advance_phase(core, state);
                 return;
             }
         }
@@ -234,9 +234,9 @@ impl Link {
     }
 
     fn try_connect(&self, core: &Core, state: &mut LinkState) -> Result<(), Trouble> {
-        let told = state.sent.segments == super::read(&core.registered).len();
-        let ready = state.sent.ready && state.from_peer.ready && told;
-        if !ready || !matches!(state.phase, Phase::Greeting { .. }) {
+        let are_segments_sent = state.sent.segments == super::read(&core.registered).len();
+        let is_ready = state.sent.ready && state.from_peer.ready && are_segments_sent;
+        if !is_ready || !matches!(state.phase, Phase::Greeting { .. }) {
             return Ok(());
         }
         let Some(greeting) = state.from_peer.greeting.take() else {
@@ -256,7 +256,7 @@ impl Link {
         core.add_peer(peer);
         let connected = Event::Connected { peer: id, hello: greeting.hello, dialled: self.dialled.clone() };
         lock(&core.inbox).add(id, connected, greeting.incoming);
-        // A doorbell ring before the inbox had this ring caused no poll of it.
+        // The peer may have rung the doorbell before the inbox contained this ring.
         core.own.doorbell.wake();
         Ok(())
     }
@@ -269,13 +269,14 @@ impl Link {
             self.refuse(core, state, &trouble);
         } else {
             self.begin_leaving(core, state);
-            // Sends Detached now if no mapping is left, because that is impossible after the hang-up.
-            self.settle(core, state);
+            // Sends Detached now if no mapping remains, because this is impossible after the hang-up.
+            self.advance_phase(core, state);
         }
         self.hang_up(core, state);
     }
 
-    /// Logs why the connection ends. Does not log processes that only list the members of a cluster and then hang up.
+    /// Logs why the connection ends. Does not log a peer that hangs up during the handshake, because processes that
+    /// only list the members of a cluster do so.
     fn report(&self, core: &Core, state: &LinkState, trouble: &Trouble) {
         // Limits the text that an unauthenticated peer can add to the log.
         let reason: String = trouble.to_string().chars().take(REASON_CHARS_MAX).collect();
@@ -295,13 +296,13 @@ impl Link {
             core.unwatch(&greeting.process.pidfd);
         }
         state.from_peer.segments.clear();
-        let farewell = match &self.dialled {
-            // An acceptor that is connected already has this end's segments. Detached tells it that this end has
-            // dropped the acceptor's segments.
+        let last_message = match &self.dialled {
+            // The acceptor may be connected already. Detached reports that this end has dropped the acceptor's
+            // segments.
             Some(_) => Message::Detached,
             None => Message::Refused { reason: trouble.to_string() },
         };
-        self.try_send(state, &farewell, &[]);
+        self.try_send(state, &last_message, &[]);
         state.phase = Phase::Over;
         core.remove_link(self.token);
         if let Some(address) = &self.dialled {
@@ -314,41 +315,41 @@ impl Link {
             return;
         };
         let peer = peer.clone();
-        let theirs = peer.disconnect();
+        let segments = peer.disconnect();
         // Delivers the peer's messages before the disconnected event. Executes its small writes now, because the memory
         // may have another use later.
         let last_events = lock(&core.inbox).remove(peer.id);
         core.events.extend(last_events);
-        core.event(Event::Disconnected { peer: peer.id });
-        state.phase = Phase::Leaving { peer, theirs, cut_off: false };
-        // Makes the acceptor check whether threads still hold the peer's memory.
+        core.push_event(Event::Disconnected { peer: peer.id });
+        state.phase = Phase::Leaving { peer, segments, cut_off: false };
+        // The acceptor must check whether threads still hold the peer's memory.
         core.kick();
     }
 
     /// Advances the phase as far as the sent and received messages and the released mappings permit.
-    fn settle(&self, core: &Core, state: &mut LinkState) {
+    fn advance_phase(&self, core: &Core, state: &mut LinkState) {
         if state.from_peer.detached {
             self.begin_leaving(core, state);
         }
-        let Phase::Leaving { theirs, .. } = &mut state.phase else {
+        let Phase::Leaving { segments, .. } = &mut state.phase else {
             return;
         };
-        theirs.retain(|segment| segment.strong_count() > 0);
-        if theirs.is_empty() && !state.sent.detached {
+        segments.retain(|segment| segment.strong_count() > 0);
+        if segments.is_empty() && !state.sent.detached {
             state.sent.detached = self.try_send(state, &Message::Detached, &[]);
         }
-        let proven = state.from_peer.detached || state.from_peer.exited;
-        let untold = state.socket.is_some() && !state.sent.detached;
+        let has_no_access = state.from_peer.detached || state.from_peer.exited;
+        let must_send_detached = state.socket.is_some() && !state.sent.detached;
         let Phase::Leaving { peer, cut_off, .. } = &mut state.phase else {
             return;
         };
-        if proven && !*cut_off {
+        if has_no_access && !*cut_off {
             *cut_off = true;
             core.remove_peer(peer.id);
             core.update_withdrawn(|withdrawn| withdrawn.forget_link(self.token));
-            core.event(Event::CutOff { peer: peer.id, exited: state.from_peer.exited });
+            core.push_event(Event::CutOff { peer: peer.id, exited: state.from_peer.exited });
         }
-        if *cut_off && !untold {
+        if *cut_off && !must_send_detached {
             core.unwatch(&peer.process.pidfd);
             state.phase = Phase::Over;
             self.hang_up(core, state);

@@ -1,8 +1,9 @@
 //! A fabric over shared memory between the processes of one host.
 //!
-//! Connected processes map each other's registered segments. For a write, the posting thread copies the bytes into the
+//! Connected processes map each other's registered segments. To write, the posting thread copies the bytes into the
 //! peer's segment. Sends, and the immediates of writes, go through rings, one per ordered pair of processes, and a
-//! doorbell wakes sleepers. The acceptor thread accepts peers and detects when their processes exit, but moves no data.
+//! doorbell wakes sleeping threads. The acceptor thread accepts peers and detects when their processes exit, but moves
+//! no data.
 //!
 //! The bytes of a small inline write with immediate (up to 496 bytes) are instead part of the ring record of the write,
 //! and the receiver copies these bytes to their address when it polls. So such a write moves one cache line between
@@ -12,7 +13,7 @@
 //!
 //! ```text
 //!   dir/node-1.sock      Unix sockets: greetings, and the descriptors of segments
-//!   dir/node-1.lock      locked while node-1 runs; an unlocked file was left by a dead process
+//!   dir/node-1.lock      locked while node-1 runs; if the file is not locked, node-1 is dead
 //!
 //!   poster --copy--> peer's segment --push--> ring --ring--> doorbell --> peer's poll
 //!   poster --push small write--> ring --ring--> doorbell --> peer's poll --copy--> peer's segment
@@ -77,7 +78,7 @@ const POLL_EVENTS_MAX: usize = 256;
 /// The configuration of a shm fabric.
 #[derive(Clone, Debug)]
 pub struct ShmConfig {
-    /// The cluster directory. The fabric creates the directory if it does not exist.
+    /// The cluster directory. [`ShmFabric::open`] creates the directory if it does not exist.
     pub dir: PathBuf,
     /// The name of this fabric in the directory; `node-3` listens at `dir/node-3.sock`.
     pub name: String,
@@ -88,14 +89,13 @@ pub struct ShmConfig {
     pub ring_bytes: u64,
     /// Maximum number of segments that this fabric registers, and that each peer may register.
     pub segments_max: usize,
-    /// Maximum number of connections at one time, including peers that are not cut off yet.
+    /// Maximum number of connections at one time, including disconnected peers that are not cut off yet.
     pub peers_max: usize,
-    /// Maximum number of completions that wait for a poll. The fabric refuses posts while this number of completions
-    /// waits.
+    /// Maximum number of completions that wait for a poll. The fabric refuses posts while so many completions wait.
     pub completions_max: usize,
     /// Time limit of a handshake, and of announcing a new segment to a peer.
     pub handshake_timeout: Duration,
-    /// The action against a peer that must be cut off: kill its process, or wait until it exits.
+    /// The action of [`Fabric::cut_off`]: kill the peer's process, or only wait until it exits.
     pub fence: Fence,
     /// The mechanism by which threads sleep until an event arrives.
     pub sleep: Sleep,
@@ -114,13 +114,13 @@ pub enum Sleep {
     Descriptor,
 }
 
-/// The action of a fabric against a peer that must no longer access the memory of this process.
+/// The action of [`Fabric::cut_off`] against a peer that must no longer access the memory of this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fence {
     /// The fabric kills the peer's process.
     Kill,
-    /// The fabric does not kill the peer's process. The layers above must not reuse memory that this process can access
-    /// until it exits.
+    /// The fabric does not kill the peer's process. Until that process exits, the caller must not reuse memory that it
+    /// can access.
     Never,
 }
 
@@ -241,7 +241,7 @@ impl ShmFabric {
     /// Opens a fabric: listens in the cluster directory, and starts the acceptor thread.
     ///
     /// Raises this process's soft limit of descriptors to the hard limit, because each peer takes three descriptors, or
-    /// five if it sleeps on descriptors. The usual soft limit of 1024 only protects programs that use `select`.
+    /// five if its threads sleep on descriptors. The usual soft limit of 1024 only protects programs that use `select`.
     pub fn open(config: ShmConfig) -> Result<Arc<ShmFabric>, OpenError> {
         config.check()?;
         let (dir, name) = (config.dir.clone(), config.name.clone());
@@ -274,7 +274,7 @@ impl Fabric for ShmFabric {
         vec!["shm"]
     }
 
-    /// Always returns false: on the same host, a process that does not answer in time is stopped, not distant.
+    /// Always returns false: on one host, a process that does not answer in time is stopped, not far away.
     fn is_being_answered(&self) -> bool {
         false
     }
@@ -302,11 +302,11 @@ impl Fabric for ShmFabric {
                 return Err(RegisterError::TooManyKeys { max });
             }
             registered.push(Some(window.clone()));
-            // Adds the segment before any peer can learn the key, and in the order of the keys.
+            // Registered before a peer can receive the key, and in the order of the keys.
             lock(&self.core.inbox).register(window);
             Key(registered.len() as u32 - 1)
         };
-        // A new link reads the table instead.
+        // A link that is added meanwhile reads the table itself.
         for link in self.core.all_links() {
             link.announce_segments(&self.core);
         }
@@ -314,18 +314,18 @@ impl Fabric for ShmFabric {
     }
 
     fn deregister(&self, key: Key) {
-        let is_ours = {
+        let is_registered = {
             let mut registered = write(&self.core.registered);
             let taken = registered.get_mut(key.0 as usize).and_then(Option::take);
-            // Small writes that still wait in rings must not be executed either.
+            // Drops small writes that still wait in rings.
             lock(&self.core.inbox).withdraw(key);
             taken.is_some()
         };
-        if !is_ours {
+        if !is_registered {
             return;
         }
         self.core.update_withdrawn(|withdrawn| withdrawn.begin(key.0));
-        // A new link reads the table instead.
+        // A link that is added meanwhile reads the table itself.
         for link in self.core.all_links() {
             link.withdraw(&self.core, key.0);
         }
@@ -348,13 +348,13 @@ impl Fabric for ShmFabric {
     fn poll(&self, events: &mut Vec<Event>) -> usize {
         let before = events.len();
         let len_max = before + POLL_EVENTS_MAX;
-        // Takes at most half of the events from this queue, so that arrivals get a share, too.
+        // Takes at most half of the events from this queue, so that messages of peers get the other half.
         self.core.events.take(events, POLL_EVENTS_MAX / 2);
         let (corrupt, made_room) = {
             let inbox = &mut *lock(&self.core.inbox);
             (inbox.poll(events, len_max), inbox.take_made_room())
         };
-        // leave() takes the lock of the inbox, so this call must not hold it.
+        // leave() takes the lock of the inbox, so this thread must not hold it here.
         if let Some(CorruptRing(peer)) = corrupt {
             self.leave(peer, "the peer corrupted its ring");
         }
@@ -386,7 +386,7 @@ impl Fabric for ShmFabric {
     }
 
     fn cut_off(&self, peer: PeerId) -> CutOff {
-        // The table contains each peer until the peer is cut off.
+        // The table contains a peer until the peer is cut off.
         let Some(peer) = self.core.peer(peer) else {
             return CutOff::Done;
         };
@@ -407,7 +407,7 @@ impl Fabric for ShmFabric {
     }
 
     fn disconnect(&self, peer: PeerId) {
-        self.leave(peer, "we disconnected");
+        self.leave(peer, "this process disconnected");
     }
 
     fn arm(&self, sleeper: Option<Sleeper>) {
@@ -435,8 +435,8 @@ impl Fabric for ShmFabric {
     }
 
     /// Closes the fabric. The caller must first drop the windows from [`Fabric::direct`]. While a thread of this
-    /// process holds such a window, the peer is not notified that this process has detached, and keeps the memory that
-    /// this process can access in quarantine.
+    /// process holds such a window, this process does not report to the peer that it has unmapped the peer's memory, so
+    /// the peer does not reuse that memory.
     fn close(&self) {
         if let Some(listener) = lock(&self.core.listener).take() {
             self.core.unwatch(&listener);

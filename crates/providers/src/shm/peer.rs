@@ -16,7 +16,7 @@ use super::{lock, read, record, write};
 /// A process, identified by its pidfd, because the kernel may reuse a process id.
 #[derive(Debug)]
 pub(super) struct Process {
-    /// `None` in another pid namespace: this process can watch such a process, but cannot kill it.
+    /// `None` if the process is in another pid namespace. This process can watch such a process, but cannot kill it.
     pub(super) pid: Option<i32>,
     pub(super) pidfd: OwnedFd,
 }
@@ -30,7 +30,7 @@ impl fmt::Display for Process {
     }
 }
 
-/// A connected peer. The value exists until the peer is cut off.
+/// A peer. The value exists from its connection until it is cut off.
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) id: PeerId,
@@ -138,8 +138,8 @@ impl Peer {
         }
     }
 
-    /// Calls `queue`, which may queue events, and returns its result. Returns `None` once the peer is disconnected. The
-    /// peer stays connected during the call.
+    /// Calls `queue`, which may queue events, and returns its result; `None` if the peer is disconnected. The peer
+    /// stays connected during the call.
     pub(super) fn while_connected<T>(&self, queue: impl FnOnce() -> T) -> Option<T> {
         read(&self.segments).as_ref().map(|_| queue())
     }
@@ -191,10 +191,10 @@ impl Peer {
         read(&self.segments).as_ref().map_or(0, Vec::len)
     }
 
-    /// Unmaps the peer's memory. Returns its segments, to which other threads may still hold windows.
+    /// Drops the peer's segments and ring. Returns the segments, of which other threads may still hold windows.
     pub(super) fn disconnect(&self) -> Vec<Weak<Segment>> {
         *lock(&self.send_port) = None;
-        // Waits for copies in progress, each of which is at most as long as one request.
+        // The lock waits for copies in progress, each of which belongs to one request.
         let segments = write(&self.segments).take().unwrap_or_default();
         let mapped = segments.iter().filter_map(|segment| match segment {
             PeerSegment::Mapped(window) => Some(Arc::downgrade(window.segment())),
@@ -205,7 +205,7 @@ impl Peer {
     }
 }
 
-/// Methods do not wake the peer unless documented, because one wake-up suffices for many messages.
+/// Unless documented, methods do not wake the peer, because one wake-up suffices for many messages.
 impl Outgoing {
     pub(super) fn new(ring: Producer, mailbox: Doorbell, segments: &[PeerSegment]) -> Outgoing {
         let segment_bytes = segments.iter().map(PeerSegment::len).collect();
@@ -254,13 +254,13 @@ impl Outgoing {
         self.ring.check_room(0).map_err(cause_of)
     }
 
-    /// Returns true if a message of `len` bytes fits into the ring. Otherwise asks the peer to ring this process's
-    /// doorbell once the ring has room. The first such request wakes the peer, because the peer may sleep although
+    /// Returns true if a message of `len` bytes fits into the ring. Otherwise requests that the peer rings this
+    /// process's doorbell once the ring has room. The first request wakes the peer, which may sleep although
     /// unsolicited messages wait.
     pub(super) fn check_or_request_room(&mut self, len: usize) -> Result<bool, PostCause> {
-        let had_asked = self.ring.asks_for_room();
+        let was_requested = self.ring.asks_for_room();
         let has_room = self.ring.has_or_asks_for_room(len as u64).map_err(cause_of)?;
-        if !has_room && !had_asked {
+        if !has_room && !was_requested {
             self.ring();
         }
         Ok(has_room)
@@ -278,9 +278,9 @@ impl Outgoing {
     fn small_write_address(&self, remote: RemoteAddress, bytes: &[u8]) -> Option<u64> {
         let segment_bytes = (*self.segment_bytes.get(remote.key.0 as usize)?)?;
         let address = record::pack(remote)?;
-        // An offset that fits into the packed address is too small for the sum to overflow.
-        let inside = remote.offset + bytes.len() as u64 <= segment_bytes;
-        (bytes.len() <= record::SMALL_WRITE_BYTES_MAX && inside).then_some(address)
+        // The sum cannot overflow, because the offset fits into the packed address.
+        let is_inside = remote.offset + bytes.len() as u64 <= segment_bytes;
+        (bytes.len() <= record::SMALL_WRITE_BYTES_MAX && is_inside).then_some(address)
     }
 
     #[inline]

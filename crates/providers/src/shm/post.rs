@@ -14,8 +14,8 @@ use super::peer::{Lookup, Outgoing, Peer, Pushed};
 use super::read;
 use super::send_port::{SendPort, with_send_port};
 
-/// Maximum number of times that the lookup of a key receives messages: enough for the announcements of all segments.
-/// The limit matters if a peer sends without end.
+/// Maximum number of times that the lookup of an unknown key receives messages. This is enough for the announcements of
+/// all segments. The limit stops the lookup if a peer sends without end.
 const TURNS_MAX: usize = 32;
 
 /// Progress of posting a list of requests.
@@ -29,6 +29,7 @@ struct Progress {
 /// Result of a request that was posted.
 enum Outcome {
     Done,
+    /// The atomic was executed; this is the previous value of the word.
     Old(u64),
     /// The peer has no such key, or the range is not inside the segment of the key.
     Refused,
@@ -84,8 +85,8 @@ impl Core {
         if progress.posted < requests.len() { self.post_rest(id, requests, progress) } else { Ok(()) }
     }
 
-    /// Posts the requests before the first one that needs more than a ring record. Each locked instruction costs 5 ns
-    /// here, so they share one lock and one wake-up, and bypass the table of peers.
+    /// Posts the requests before the first request that needs more than a ring record. Each locked instruction costs 5
+    /// ns here, so these requests share one lock and one wake-up, and bypass the table of peers.
     fn post_messages(
         &self,
         id: PeerId,
@@ -130,7 +131,7 @@ impl Core {
         progress: &mut Progress,
     ) -> Result<(), PostCause> {
         let peer = self.peer(id).ok_or(PostCause::NotConnected)?;
-        let mut rings = false;
+        let mut is_solicited = false;
         let mut result = Ok(());
         for request in &requests[progress.posted..] {
             match self.execute(&peer, request) {
@@ -140,10 +141,10 @@ impl Core {
                     break;
                 }
             }
-            rings |= is_message(request) && request.solicited;
+            is_solicited |= is_message(request) && request.solicited;
         }
-        if rings {
-            // Ignores a peer that has left.
+        if is_solicited {
+            // Ignores a disconnected peer.
             let _ = Outgoing::with_lock(&peer.send_port, |outgoing| {
                 outgoing.ring();
                 Ok(())
@@ -152,11 +153,11 @@ impl Core {
         result
     }
 
-    /// Makes a later poll queue a room event for `id`, whose ring was full.
+    /// Makes a later poll return a room event for `id`, whose ring was full.
     #[cold]
     fn wait_for_room(&self, id: PeerId) {
         self.waiters.add(id);
-        // Makes the poller check at once, because the ring may have room already.
+        // The ring may have room already, so the poller must check at once.
         self.own.doorbell.ring();
     }
 
@@ -165,7 +166,7 @@ impl Core {
     #[cold]
     pub(super) fn push_room_events(&self, events: &mut Vec<Event>) {
         for id in self.waiters.take_all() {
-            // The table no longer contains a peer that is cut off.
+            // The table does not contain peers that are cut off.
             let Some(peer) = self.peer(id) else { continue };
             let has_room = Outgoing::with_lock(&peer.send_port, |outgoing| {
                 outgoing.check_or_request_room(self.config.send_bytes_max())
@@ -191,8 +192,8 @@ impl Core {
         }
     }
 
-    /// Executes a request and queues its completion, both while the peer is connected. So a refused request has not
-    /// been executed, and no completion of a peer follows its disconnection. Returns true if a completion was queued.
+    /// Executes a request and queues its completion, both while the peer stays connected. So a refused request was not
+    /// executed, and no completion of a peer follows its disconnection. Returns true if a completion was queued.
     fn execute(&self, peer: &Peer, request: &WorkRequest<'_>) -> Result<bool, PostCause> {
         let complete = |outcome| self.complete_request(peer.id, request, outcome);
         match request.operation {
@@ -273,7 +274,7 @@ impl Core {
                 outgoing.push_notice(imm)?;
                 Ok(self.complete_request(peer.id, request, Outcome::Done))
             }),
-            // As on a network, the peer is not notified of a failed write.
+            // As on a network, a failed write does not notify the peer.
             outcome => {
                 let complete = || self.complete_request(peer.id, request, outcome);
                 peer.while_connected(complete).ok_or(PostCause::NotConnected)
@@ -359,7 +360,8 @@ impl Core {
         window.ok_or(PostCause::Malformed)
     }
 
-    /// Queues the completion of a request that is signalled or failed; returns true if it did.
+    /// Queues the completion of a request if the request is signalled or has failed. Returns true if a completion was
+    /// queued.
     #[inline]
     fn complete_request(&self, peer: PeerId, request: &WorkRequest<'_>, outcome: Outcome) -> bool {
         let id = request.id;
@@ -369,10 +371,10 @@ impl Core {
             Outcome::Refused => (Status::RemoteAccess, CompletionKind::Done { id }),
             Outcome::Unmapped => (Status::Unmapped, CompletionKind::Done { id }),
         };
-        let due = request.signalled || status != Status::Success;
-        if due {
+        let is_queued = request.signalled || status != Status::Success;
+        if is_queued {
             self.events.extend([Event::Completed(Completion { peer, status, kind })]);
         }
-        due
+        is_queued
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!   kind        payload
-//!   0 Notice    -                                   a write with this immediate has been made
+//!   0 Notice    -                                   the sender has executed a write with this immediate
 //!   1 Send      the message                         a message with this immediate
-//!   2 Write     address u64, bytes to the end       a write to be made by the receiver, then as Notice
+//!   2 Write     address u64, bytes to the end       a write that the receiver must execute, with this immediate
 //!
 //!   address:    | offset, 48 bits | key, 16 bits |
 //! ```
@@ -20,11 +20,11 @@ pub(super) const WRITE: u8 = 2;
 
 /// Bytes of the address in front of the data.
 pub(super) const ADDRESS_BYTES: usize = 8;
-/// Maximum number of bytes of a write inside the ring: with its header and address, eight cache lines. The header of
+/// Maximum number of bytes of a write inside the ring: with header and address, eight cache lines. The header of
 /// [`super`] describes such writes.
 ///
-/// Round trips in ns between two processes on a busy virtual machine, best of 50 runs, of which
-/// two bare cache lines take 281:
+/// Round trips in ns between two processes on a busy virtual machine, best of 50 runs; two cache lines without any
+/// other work take 281 ns:
 ///
 /// ```text
 ///   bytes               48   112   240   496
@@ -32,7 +32,7 @@ pub(super) const ADDRESS_BYTES: usize = 8;
 ///   copied when posted 588   629   750  1109
 /// ```
 ///
-/// Longer writes would cost more for the second copy and delay the bytes.
+/// For longer writes, the second copy would cost more than the ring saves, and would delay the bytes.
 pub(super) const SMALL_WRITE_BYTES_MAX: usize = 496;
 
 const OFFSET_BITS: u32 = 48;
@@ -40,8 +40,8 @@ const OFFSET_BITS: u32 = 48;
 /// Packs an address into a word. Returns `None` if key or offset is too large; the poster then copies the bytes itself.
 pub(super) fn pack(address: RemoteAddress) -> Option<u64> {
     let RemoteAddress { key, offset } = address;
-    let packs = key.0 <= u16::MAX.into() && offset < 1 << OFFSET_BITS;
-    packs.then_some(offset | u64::from(key.0) << OFFSET_BITS)
+    let fits = key.0 <= u16::MAX.into() && offset < 1 << OFFSET_BITS;
+    fits.then_some(offset | u64::from(key.0) << OFFSET_BITS)
 }
 
 /// Unpacks an address from a word. Accepts any word; the caller must check that the address exists.

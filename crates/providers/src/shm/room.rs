@@ -14,7 +14,7 @@ use super::lock;
 /// lock.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
-    /// Number of `peers`. Written under their lock, read without it.
+    /// Number of `peers`. Written under the lock of `peers`, and read without it.
     count: AtomicUsize,
     peers: Mutex<BTreeSet<PeerId>>,
 }

@@ -1,8 +1,8 @@
-//! Send ports: handles of the rings to peers, cached by each thread that posts.
+//! Send ports: handles of the rings to peers. Each posting thread caches them.
 //!
 //! To look a peer up in the table, a thread takes a lock that all posting threads share. To use a cached send port, a
 //! thread only accesses its own cache line. A cached entry never refers to another peer, because the numbers of fabrics
-//! and peers are not reused. If the peer has left, the mutex of its send port is empty.
+//! and peers are not reused. After a peer's disconnection, the mutex of its send port contains `None`.
 
 use std::cell::RefCell;
 use std::sync::atomic::AtomicU64;
@@ -32,34 +32,34 @@ impl FabricNumber {
 const SEND_PORTS_MAX: usize = 16;
 
 thread_local! {
-    static SEND_PORTS: RefCell<[Option<Known>; SEND_PORTS_MAX]> =
+    static SEND_PORTS: RefCell<[Option<CachedPort>; SEND_PORTS_MAX]> =
         const { RefCell::new([const { None }; SEND_PORTS_MAX]) };
 }
 
-struct Known {
+struct CachedPort {
     fabric: FabricNumber,
     peer: PeerId,
     send_port: Arc<SendPort>,
 }
 
-/// Calls `enter` with the send port to `peer`, which this thread has cached or `find` returns. `enter` must not call
-/// this function again. Returns `None` if there is no send port to the peer.
+/// Calls `action` with the send port to `peer`, from this thread's cache or from `find`. `action` must not call this
+/// function again. Returns `None` if `find` returns `None`.
 #[inline]
 pub(super) fn with_send_port<T>(
     fabric: FabricNumber,
     peer: PeerId,
     find: impl Fn() -> Option<Arc<SendPort>>,
-    mut enter: impl FnMut(&SendPort) -> T,
+    mut action: impl FnMut(&SendPort) -> T,
 ) -> Option<T> {
-    let entered = SEND_PORTS.try_with(|send_ports| {
+    let result = SEND_PORTS.try_with(|send_ports| {
         // Includes the fabric's number, because two fabrics of one process may use the same number for different peers.
-        let place = (u64::from(peer.0) + fabric.0) % SEND_PORTS_MAX as u64;
-        let known = &mut send_ports.borrow_mut()[place as usize];
-        if !matches!(known, Some(known) if known.fabric == fabric && known.peer == peer) {
-            *known = Some(Known { fabric, peer, send_port: find()? });
+        let index = (u64::from(peer.0) + fabric.0) % SEND_PORTS_MAX as u64;
+        let cached = &mut send_ports.borrow_mut()[index as usize];
+        if !matches!(cached, Some(cached) if cached.fabric == fabric && cached.peer == peer) {
+            *cached = Some(CachedPort { fabric, peer, send_port: find()? });
         }
-        known.as_ref().map(|known| enter(&known.send_port))
+        cached.as_ref().map(|cached| action(&cached.send_port))
     });
-    // An ending thread has no cache any more.
-    entered.unwrap_or_else(|_| find().map(|send_port| enter(&send_port)))
+    // The cache of an ending thread is destroyed.
+    result.unwrap_or_else(|_| find().map(|send_port| action(&send_port)))
 }

@@ -58,12 +58,12 @@ impl From<io::Error> for Trouble {
 
 impl From<BadGreeting> for Trouble {
     fn from(error: BadGreeting) -> Trouble {
-        let lack = match &error {
+        let shortage = match &error {
             BadGreeting::Mailbox(OpenError::Io(error)) | BadGreeting::Ring(OpenError::Io(error)) => of(error),
             BadGreeting::Io(error) => of(error),
             _ => None,
         };
-        lack.map_or_else(|| Trouble::Peer(error.to_string()), Trouble::Ours)
+        shortage.map_or_else(|| Trouble::Peer(error.to_string()), Trouble::Ours)
     }
 }
 
@@ -87,16 +87,16 @@ pub(super) fn of(error: &io::Error) -> Option<String> {
     match Errno::from_io_error(error)? {
         Errno::NOMEM => Some(match getrlimit(Resource::As).current {
             Some(bytes) => {
-                format!("it has no addresses left: its limit (`ulimit -v`) is {} KiB", bytes >> 10)
+                format!("its address space is used up: its limit (`ulimit -v`) is {} KiB", bytes >> 10)
             }
             None => "the system has no memory or no mappings left (`sysctl vm.max_map_count`)".to_owned(),
         }),
         Errno::FBIG => Some(match getrlimit(Resource::Fsize).current {
             Some(bytes) => format!(
-                "it may make no larger segments: its limit on files (`ulimit -f`) is {} KiB",
+                "it may not create larger segments: its limit on file sizes (`ulimit -f`) is {} KiB",
                 bytes >> 10
             ),
-            None => "it may make no larger segments".to_owned(),
+            None => "it may not create larger segments".to_owned(),
         }),
         Errno::MFILE => Some(descriptors()),
         Errno::NFILE => Some("the system has no descriptors left (`sysctl fs.file-max`)".to_owned()),
@@ -111,10 +111,10 @@ pub(super) fn of(error: &io::Error) -> Option<String> {
     }
 }
 
-/// Returns the text for a process that has no descriptors left.
+/// Returns the text for a process that has reached its limit of descriptors.
 pub(super) fn descriptors() -> String {
     match getrlimit(Resource::Nofile).current {
-        Some(most) => format!("it has no descriptors left: its limit (`ulimit -n`) is {most}"),
+        Some(limit) => format!("it has no descriptors left: its limit (`ulimit -n`) is {limit}"),
         None => "the system has no descriptors left for it".to_owned(),
     }
 }

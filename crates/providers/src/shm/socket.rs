@@ -20,13 +20,13 @@ const FDS_MAX: usize = 5;
 
 /// Sends one message; returns false if the socket has no room for it.
 pub(super) fn send(socket: BorrowedFd<'_>, message: &Message, fds: &[BorrowedFd<'_>]) -> io::Result<bool> {
-    assert_eq!(fds.len(), message.fds(), "each kind of message has its descriptors");
+    assert_eq!(fds.len(), message.fds(), "each kind of message has a fixed number of descriptors");
     let packet = message.encode();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() {
         let pushed = control.push(SendAncillaryMessage::ScmRights(fds));
-        assert!(pushed, "the space is that of FDS_MAX descriptors");
+        assert!(pushed, "the buffer has space for FDS_MAX descriptors");
     }
     // NOSIGNAL: SIGPIPE must not kill this process when a peer hangs up.
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -80,7 +80,7 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> Result<Received, ReceiveError> 
     let received = match received {
         Ok(received) => received,
         Err(Errno::AGAIN) => return Ok(Received::Nothing),
-        // Any other error is final.
+        // All other errors are permanent.
         Err(_) => return Ok(Received::HungUp),
     };
     let mut fds = Vec::new();

@@ -1,8 +1,8 @@
 //! Writes a line to the standard error of a process that is about to be killed.
 //!
-//! The user may have stopped that process with ctrl-Z or in a debugger, and sees the line at the terminal of that
-//! process. This process writes the line only to a terminal, a pipe or the end of a regular file, and only if the
-//! stopped process belongs to the same user.
+//! The user may have stopped that process with ctrl-Z or in a debugger, and sees the line at its terminal. This process
+//! writes the line only to a terminal, a pipe or the end of a regular file, and only if the stopped process belongs to
+//! the same user.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
@@ -17,14 +17,14 @@ use rustix::termios::{LocalModes, tcgetattr};
 
 use super::peer::Process;
 
-/// Time limit of the write. Only a file on a hanging file system takes longer.
-const PATIENCE: Duration = Duration::from_millis(100);
+/// Time limit of the write. Only a write to a hanging file system takes longer.
+const WRITE_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Writes a line to the standard error of `process`, if possible. Returns after at most 100 ms.
 pub(super) fn write_line(process: &Arc<Process>, text: &str) {
     let (process, line) = (process.clone(), format!("{text}\n"));
     let (done, is_done) = mpsc::channel();
-    // Uses a thread, since no flag keeps a write to a file from waiting for its file system.
+    // A separate thread writes, because a write to a file may block despite O_NONBLOCK.
     let spawned = std::thread::Builder::new().name("halite-shm-warn".to_owned()).spawn(move || {
         if let Some(stderr) = standard_error_of(&process) {
             let _ = rustix::io::write(&stderr, line.as_bytes());
@@ -32,31 +32,31 @@ pub(super) fn write_line(process: &Arc<Process>, text: &str) {
         let _ = done.send(());
     });
     if spawned.is_ok() {
-        let _ = is_done.recv_timeout(PATIENCE);
+        let _ = is_done.recv_timeout(WRITE_TIMEOUT);
     }
 }
 
-/// Opens the standard error of `process`; `None` unless its kind and owner permit a write.
+/// Opens the standard error of `process`; `None` if a write to it could have other effects.
 fn standard_error_of(process: &Process) -> Option<OwnedFd> {
     let dir = PathBuf::from(format!("/proc/{}", process.pid?));
     let is_ours = std::fs::metadata(&dir).ok()?.uid() == rustix::process::geteuid().as_raw();
-    let opened = if is_ours { open_harmless(&dir.join("fd/2"))? } else { return None };
+    let opened = if is_ours { open_if_safe(&dir.join("fd/2"))? } else { return None };
     // The process is still alive, so its process id was not reused before the file was opened.
-    lives(process).then_some(opened)
+    is_alive(process).then_some(opened)
 }
 
-fn lives(process: &Process) -> bool {
-    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-    matches!(poll(&mut [PollFd::new(&process.pidfd, PollFlags::IN)], Some(&at_once)), Ok(0))
+fn is_alive(process: &Process) -> bool {
+    let no_wait = Timespec { tv_sec: 0, tv_nsec: 0 };
+    matches!(poll(&mut [PollFd::new(&process.pidfd, PollFlags::IN)], Some(&no_wait)), Ok(0))
 }
 
-fn open_harmless(path: &Path) -> Option<OwnedFd> {
-    // Checked before opening: opening some devices has effects.
-    is_harmless(&stat(path).ok()?).then_some(())?;
+fn open_if_safe(path: &Path) -> Option<OwnedFd> {
+    // Checked before the open, because opening some devices has effects.
+    is_safe(&stat(path).ok()?).then_some(())?;
     let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let opened = open(path, flags, Mode::empty()).ok()?;
     let status = fstat(&opened).ok()?;
-    is_harmless(&status).then_some(())?;
+    is_safe(&status).then_some(())?;
     if FileType::from_raw_mode(status.st_mode) == FileType::CharacterDevice {
         // A terminal with TOSTOP stops background processes that write to it.
         let modes = tcgetattr(&opened).ok()?.local_modes;
@@ -65,7 +65,7 @@ fn open_harmless(path: &Path) -> Option<OwnedFd> {
     Some(opened)
 }
 
-fn is_harmless(status: &rustix::fs::Stat) -> bool {
+fn is_safe(status: &rustix::fs::Stat) -> bool {
     match FileType::from_raw_mode(status.st_mode) {
         FileType::Fifo | FileType::RegularFile => true,
         FileType::CharacterDevice => TERMINALS.contains(&major(status.st_rdev)),
@@ -73,5 +73,5 @@ fn is_harmless(status: &rustix::fs::Stat) -> bool {
     }
 }
 
-/// Major numbers of terminals: of virtual consoles and serial lines, of the controlling one, and of pseudo-terminals.
+/// Major numbers of terminals: virtual consoles and serial lines, the controlling terminal, and pseudo-terminals.
 const TERMINALS: [u32; 10] = [4, 5, 136, 137, 138, 139, 140, 141, 142, 143];

@@ -18,9 +18,9 @@
 //!
 //!   initiator   Hello Segment* Ready ----------------------->
 //!   acceptor    <----------------------- Hello Segment* Ready      now both ends are connected
-//!   either      Segment* as they are registered
+//!   either      Segment when it registers a segment
 //!   either      Withdrawn when a key is deregistered; the peer answers Forgotten once it has unmapped the segment. If
-//!               the peer was never sent the segment, Withdrawn takes the place of Segment, and has no answer
+//!               the sender never sent the segment, Withdrawn takes the place of Segment, and has no answer
 //!   either      Detached once it has unmapped all memory of the peer
 //! ```
 //!
@@ -79,7 +79,7 @@ pub(super) enum Message {
 /// The reason why a packet is not a valid message.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum BadMessage {
-    #[error("a packet that is not of this protocol")]
+    #[error("a packet of another protocol")]
     Magic,
     #[error(
         "a packet of protocol version {theirs}; this process uses version {VERSION}; run one release on this host"

@@ -1,4 +1,4 @@
-//! Shared by the tests of the shm fabric: a cluster directory, and a fabric that the test polls.
+//! Shared by the tests of both fabrics: a cluster directory, a fabric that the test polls, and processes with a role.
 #![allow(dead_code, missing_docs)]
 
 pub mod pair;
@@ -21,7 +21,7 @@ use halite_providers::private_dir::PrivateDir;
 use halite_providers::{ShmConfig, ShmFabric, listeners};
 
 /// Time limit that turns a hang into a failure; no test should come near it.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A cluster directory. Dropping it removes the directory.
 pub struct Cluster(pub PathBuf);
@@ -72,7 +72,7 @@ impl Node {
 
     /// Sleeps on the doorbell until `find` returns a value.
     fn wait_for<T>(&mut self, mut find: impl FnMut(&mut Node) -> Option<T>) -> T {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             self.fabric.arm(Some(Sleeper::Progress));
             let seen = self.fabric.doorbell();
@@ -81,7 +81,7 @@ impl Node {
                 return found;
             }
             assert!(Instant::now() < deadline, "timed out: a wake-up or an event is missing");
-            let timeout = self.fabric.poll_timeout().unwrap_or(PATIENCE).min(PATIENCE);
+            let timeout = self.fabric.poll_timeout().unwrap_or(TIMEOUT).min(TIMEOUT);
             self.fabric.wait(Sleeper::Progress, seen, Some(timeout));
         }
     }
@@ -93,10 +93,10 @@ impl Node {
         let before = (self.completions.len(), self.events.len());
         self.poll();
         if before == (self.completions.len(), self.events.len()) {
-            let timeout = self.fabric.poll_timeout().unwrap_or(PATIENCE).min(PATIENCE);
+            let timeout = self.fabric.poll_timeout().unwrap_or(TIMEOUT).min(TIMEOUT);
             let begin = Instant::now();
             self.fabric.wait(Sleeper::Progress, seen, Some(timeout));
-            assert!(begin.elapsed() < PATIENCE, "timed out: a wake-up or an event is missing");
+            assert!(begin.elapsed() < TIMEOUT, "timed out: a wake-up or an event is missing");
         }
         self.fabric.arm(None);
     }
@@ -135,7 +135,7 @@ impl Node {
         }
     }
 
-    /// Returns the reason why a connection fails.
+    /// Connects to `address`, and returns the reason why the connection fails.
     pub fn failure(&mut self, address: &str, hello: &[u8]) -> ConnectFailure {
         self.fabric.connect(address, hello);
         match self.event() {
@@ -189,12 +189,12 @@ impl Node {
     }
 }
 
-/// Polls until the condition holds.
+/// Waits until the condition holds.
 #[track_caller]
 pub fn until(mut condition: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !condition() {
-        assert!(begin.elapsed() < PATIENCE, "the condition does not hold in time");
+        assert!(begin.elapsed() < TIMEOUT, "the condition does not hold in time");
         std::thread::yield_now();
     }
 }
@@ -219,11 +219,11 @@ pub fn bytes_of(window: &Window, offset: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// A child process that runs one ignored test of this program as its main function. Dropping this value kills the
-/// process.
+/// A child process that plays a role: it runs one ignored test of this program as its main function. Dropping this
+/// value kills the process.
 pub struct Role(pub Child);
 
-/// Variable that makes a test play a role; its value is the cluster directory.
+/// Environment variable that makes a test play a role. Its value is the cluster directory.
 const DIR_VARIABLE: &str = "HALITE_TEST_DIR";
 
 impl Role {
@@ -271,7 +271,8 @@ impl Drop for Role {
     }
 }
 
-/// Returns the cluster's directory if this process plays a role. The process then dies with the test that started it.
+/// Returns the cluster directory if this process plays a role. The kernel then kills the process with the test that
+/// started it.
 pub fn role_dir() -> Option<PathBuf> {
     let dir = std::env::var_os(DIR_VARIABLE)?;
     let signal = Some(rustix::process::Signal::KILL);

@@ -13,7 +13,7 @@ use halite_providers::roce::Counters;
 use halite_providers::{RoceConfig, RoceFabric};
 
 /// Time limit that turns a hang into a failure; no test should come near it.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Time for which one end sleeps before the other is polled.
 const NAP: Duration = Duration::from_micros(100);
 
@@ -81,7 +81,7 @@ impl Pair {
         Pair::connect([one, two].map(|config| RoceFabric::open(config).unwrap()))
     }
 
-    /// Polls both ends; sleeps shortly if neither has an event.
+    /// Polls both ends. Sleeps for at most [`NAP`] if neither has an event.
     pub fn turn(&mut self) {
         let mut count = 0;
         for end in &mut self.ends {
@@ -101,12 +101,12 @@ impl Pair {
     /// Polls both ends until `find` returns a value.
     #[track_caller]
     pub fn until<T>(&mut self, what: &str, mut find: impl FnMut(&mut Pair) -> Option<T>) -> T {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(found) = find(self) {
                 return found;
             }
-            assert!(Instant::now() < deadline, "waited in vain for {what}");
+            assert!(Instant::now() < deadline, "timed out waiting for {what}");
             self.turn();
         }
     }
@@ -151,7 +151,7 @@ impl Pair {
         self.until("the end of all requests", |pair| {
             let is_quiet = |end: &End| end.fabric.is_idle() && end.fabric.poll_timeout().is_none();
             quiet = if pair.ends.iter().all(is_quiet) { quiet + 1 } else { 0 };
-            // The other end receives the last packets of one end in its next turn.
+            // Several turns, because an end receives the last packets of the other end in its next turn.
             (quiet > 3).then_some(())
         });
     }

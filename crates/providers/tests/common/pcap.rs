@@ -10,7 +10,7 @@ use std::time::Duration;
 pub struct Datagram {
     pub source: SocketAddr,
     pub target: SocketAddr,
-    /// Time since the epoch, in microseconds or nanoseconds.
+    /// Time since the Unix epoch, with the resolution of the capture: 1 us or 1 ns.
     pub time: Duration,
     /// Bytes from the IP header on.
     pub ip: Vec<u8>,
@@ -49,7 +49,7 @@ impl Datagram {
         // Ethernet pads short packets.
         let ip = ip.get(..total)?.to_vec();
         let (from, to) = (u16_at(&ip, udp), u16_at(&ip, udp + 2));
-        assert_eq!(usize::from(u16_at(&ip, udp + 4)), total - udp, "the length in UDP's header");
+        assert_eq!(usize::from(u16_at(&ip, udp + 4)), total - udp, "the length in the UDP header");
         Some(Datagram { source: (source, from).into(), target: (target, to).into(), time, ip, at: udp + 8 })
     }
 }
@@ -57,7 +57,7 @@ impl Datagram {
 /// Returns all datagrams of a complete capture.
 pub fn datagrams(path: &Path) -> Vec<Datagram> {
     let bytes = fs::read(path).unwrap();
-    assert!(bytes.len() >= 24, "{} is no capture", path.display());
+    assert!(bytes.len() >= 24, "{} is not a capture", path.display());
     let fraction_ns = match u32_at(&bytes, 0) {
         0xa1b2_3c4d => 1,
         0xa1b2_c3d4 => 1000,
@@ -71,7 +71,7 @@ pub fn datagrams(path: &Path) -> Vec<Datagram> {
     let (mut found, mut rest) = (Vec::new(), &bytes[24..]);
     while !rest.is_empty() {
         let len = u32_at(rest, 8) as usize;
-        assert_eq!(len, u32_at(rest, 12) as usize, "packets are kept whole");
+        assert_eq!(len, u32_at(rest, 12) as usize, "the capture contains whole packets");
         let (frame, next) = rest[16..].split_at(len);
         let time = Duration::new(u32_at(rest, 0).into(), u32_at(rest, 4) * fraction_ns);
         found.extend(Datagram::parse(&frame[link..], time));
@@ -89,8 +89,8 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
 }
 
-/// Returns the ICRC of a datagram, computed bit by bit from its IP header on. The last four bytes, the place of the
-/// ICRC, may have any value.
+/// Computes the ICRC of a datagram bit by bit, from its IP header on. Ignores the last four bytes, which contain the
+/// ICRC of the sender.
 pub fn icrc_of(ip: &[u8]) -> u32 {
     let mut masked = ip.to_vec();
     let transport = match ip[0] >> 4 {

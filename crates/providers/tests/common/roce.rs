@@ -1,4 +1,4 @@
-//! Roce fabrics in this process. The harness polls all of them while a test sleeps.
+//! Roce fabrics in this process. While a test sleeps, the harness polls all of them.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -12,9 +12,9 @@ use halite_providers::{Hosts, Mtu, RoceConfig, RoceFabric};
 
 use super::Cluster;
 
-/// Number of consecutive idle checks, one nap apart, after which all fabrics count as idle: long enough for several
-/// polls of the sockets on which fabrics set up connections.
-const QUIET_LOOKS: u32 = 4;
+/// Number of consecutive idle checks, one [`NAP`] apart, after which all fabrics count as idle. They take long enough
+/// for several polls of the sockets on which fabrics set up connections.
+const IDLE_CHECKS: u32 = 4;
 /// Time for which a test sleeps before the other fabrics are polled.
 const NAP: Duration = Duration::from_micros(100);
 
@@ -24,15 +24,15 @@ pub type Configure = fn(RoceConfig) -> RoceConfig;
 pub struct Roce {
     cluster: Cluster,
     configure: Configure,
-    /// Secret with which fabrics connect, if they do not share a directory.
+    /// The secret of the fabrics, if they do not share a directory.
     secrets: Option<Secrets>,
-    fabrics: Mutex<Vec<Arc<Attended>>>,
+    fabrics: Mutex<Vec<Arc<Polled>>>,
     /// Time limit that turns a hang into a failure; no test should come near it.
     deadline: Instant,
 }
 
-/// A fabric, and the events that were polled from it while its test did something else.
-struct Attended {
+/// A fabric, and the events that the harness has polled from it.
+struct Polled {
     name: String,
     fabric: Arc<RoceFabric>,
     events: Mutex<VecDeque<Event>>,
@@ -50,20 +50,20 @@ impl Roce {
         Roce { secrets: Some(secret.into()), ..Roce::new(configure) }
     }
 
-    /// Uses another address and smaller packets.
+    /// Uses IPv6 and smaller packets.
     pub fn small_packets_over_ipv6(config: RoceConfig) -> RoceConfig {
         let address: IpAddr = "::1".parse().expect("an address");
         RoceConfig { address, mtu: Mtu::Bytes256, ..config }
     }
 
-    fn fabrics(&self) -> Vec<Arc<Attended>> {
+    fn fabrics(&self) -> Vec<Arc<Polled>> {
         self.fabrics.lock().unwrap().clone()
     }
 }
 
-impl Attended {
-    /// Polls all fabrics. Returns true if a poll returned events.
-    fn attend(&self) -> bool {
+impl Polled {
+    /// Polls the fabric. Returns true if the poll returned events.
+    fn poll_events(&self) -> bool {
         let mut polled = Vec::new();
         let count = self.fabric.poll(&mut polled);
         self.events.lock().unwrap().extend(polled);
@@ -82,12 +82,12 @@ impl Harness for Roce {
             config.hosts = Some(Hosts::listen(listen, secrets.clone()).unwrap());
         }
         let fabric = RoceFabric::open(config).unwrap();
-        let attended = Arc::new(Attended { name: name.to_owned(), fabric, events: Mutex::default() });
+        let polled = Arc::new(Polled { name: name.to_owned(), fabric, events: Mutex::default() });
         let mut fabrics = self.fabrics.lock().unwrap();
-        // Fabrics that the test has dropped would only hold descriptors.
+        // Drops fabrics that the test has dropped, because they hold descriptors.
         fabrics.retain(|other| Arc::strong_count(other) > 1);
-        fabrics.push(attended.clone());
-        attended
+        fabrics.push(polled.clone());
+        polled
     }
 
     fn address(&self, name: &str) -> String {
@@ -97,14 +97,14 @@ impl Harness for Roce {
         let fabrics = self.fabrics();
         let found = fabrics.iter().rev().find(|other| other.name == name);
         let port = found.and_then(|found| found.fabric.control_port());
-        // The address refuses connections, because no such fabric existed or it is closed.
+        // Without a fabric, returns an address that refuses connections.
         port.map_or_else(|| "127.0.0.1:1".to_owned(), |port| port.to_string())
     }
 
     fn sleep(&self, fabric: &dyn Fabric, seen: u32) -> bool {
         for other in self.fabrics() {
             if !std::ptr::addr_eq(Arc::as_ptr(&other), fabric) {
-                other.attend();
+                other.poll_events();
             }
         }
         fabric.wait(Sleeper::Progress, seen, Some(NAP));
@@ -112,15 +112,16 @@ impl Harness for Roce {
     }
 
     fn settle(&self) {
-        let mut quiet_looks = 0;
-        while quiet_looks < QUIET_LOOKS && Instant::now() < self.deadline {
+        let mut idle_checks = 0;
+        while idle_checks < IDLE_CHECKS && Instant::now() < self.deadline {
             let fabrics = self.fabrics();
-            let is_any = fabrics.iter().fold(false, |is_any, fabric| fabric.attend() | is_any);
-            if is_any || !fabrics.iter().all(|fabric| fabric.fabric.is_idle()) {
-                quiet_looks = 0;
+            let has_events =
+                fabrics.iter().fold(false, |has_events, fabric| fabric.poll_events() | has_events);
+            if has_events || !fabrics.iter().all(|fabric| fabric.fabric.is_idle()) {
+                idle_checks = 0;
                 continue;
             }
-            quiet_looks += 1;
+            idle_checks += 1;
             std::thread::sleep(NAP);
         }
     }
@@ -134,13 +135,13 @@ impl Harness for Roce {
     }
 }
 
-impl Middleware for Attended {
+impl Middleware for Polled {
     fn inner(&self) -> &dyn Fabric {
         &*self.fabric
     }
 
     fn poll(&self, events: &mut Vec<Event>) -> usize {
-        self.attend();
+        self.poll_events();
         let mut polled = self.events.lock().unwrap();
         let count = polled.len();
         events.extend(polled.drain(..));

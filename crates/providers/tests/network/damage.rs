@@ -10,12 +10,13 @@ use crate::world::Network;
 /// Number of requests that each end makes.
 const REQUESTS: usize = 250;
 
-/// Returns the number of packets, or trains, that the rule changed on arrival at each side, and the packets dropped
-/// there. In a rule, `@th` counts bits from the start of the UDP header, which has 64 bits.
-fn with_rule(rule: &str, singly: bool) -> Option<[(u64, Dropped); 2]> {
+/// Runs traffic while `rule` changes packets on arrival. Returns, for each side, the number of changed packets or
+/// trains, and the counters of dropped packets. In a rule, `@th` counts bits from the start of the UDP header, which
+/// has 64 bits.
+fn run_with_rule(rule: &str, singly: bool) -> Option<[(u64, Dropped); 2]> {
     let network = Network::new()?;
     if singly {
-        network.cut_trains();
+        network.disable_offload();
     }
     let cluster = Cluster::new();
     let mut pair = network.connect([0, 1].map(|side| network.config(&cluster, side)));
@@ -26,8 +27,8 @@ fn with_rule(rule: &str, singly: bool) -> Option<[(u64, Dropped); 2]> {
     let counted = || [0, 1].map(|side| network.counted(side)[0]);
     let dropped = |pair: &Pair| pair.ends.each_ref().map(|end| end.fabric.dropped());
     let mut changed = counted();
-    // The last packets may not have been received yet.
-    pair.until("all that was changed", |pair| {
+    // The fabric may not have received the last packets yet.
+    pair.until("all changed packets", |pair| {
         let refused = dropped(pair).map(|dropped| dropped.refused + dropped.strangers);
         changed = counted();
         (refused == [0, 0] || refused == changed).then_some(())
@@ -36,10 +37,10 @@ fn with_rule(rule: &str, singly: bool) -> Option<[(u64, Dropped); 2]> {
     Some([0, 1].map(|side| (changed[side], dropped(&pair)[side])))
 }
 
-/// Checks that the fabric refuses each changed packet, or counts it as unknown if `is_stranger` is true, and that it
-/// accepts all other packets.
+/// Checks that the fabric drops each changed packet and accepts all other packets. If `is_stranger` is true, it must
+/// count the changed packets as packets of strangers, otherwise as refused.
 fn check_damage(rule: &str, singly: bool, is_stranger: bool) {
-    let Some(sides) = with_rule(rule, singly) else { return };
+    let Some(sides) = run_with_rule(rule, singly) else { return };
     for (changed, dropped) in sides {
         assert!(changed > 10, "{changed} packets were changed");
         let expected = if is_stranger { (0, changed) } else { (changed, 0) };
@@ -56,8 +57,7 @@ fn a_changed_payload_is_refused() {
 
 #[test]
 fn a_changed_train_is_refused() {
-    // Changes the first packet of each train, if it is the first or only packet of a long write, recognized by its
-    // RETH.
+    // Changes the first packet of a train if it is the first or only packet of a long write, which its RETH shows.
     let rule =
         "@th,64,8 { 0x06, 0x0a } @th,256,32 > 1000 numgen random mod 3 == 0 @th,1000,8 set 0xee counter";
     check_damage(rule, false, false);
@@ -65,7 +65,7 @@ fn a_changed_train_is_refused() {
 
 #[test]
 fn a_changed_packet_number_is_refused() {
-    // One in 2^16 packet numbers has this value already.
+    // A rare packet that has this packet number already does not change.
     check_damage("udp length > 8 numgen random mod 12 == 0 @th,144,16 set 0x5aa5 counter", true, false);
 }
 
@@ -75,11 +75,11 @@ fn an_unknown_queue_pair_counts_as_a_stranger() {
 }
 
 #[test]
-fn changes_that_routers_may_make_cost_nothing() {
+fn changes_that_routers_may_make_are_accepted() {
     // Changes the type of service, congestion bits, hop limit and identification, which routers may rewrite where
     // fragmentation is forbidden.
     let rule = "udp length > 8 ip dscp set cs5 ip ecn set ce ip ttl set 3 ip id set 0x1234 counter";
-    let Some(sides) = with_rule(rule, false) else { return };
+    let Some(sides) = run_with_rule(rule, false) else { return };
     for (changed, dropped) in sides {
         assert!(changed > 100, "{changed} packets were changed");
         assert_eq!(dropped, Dropped::default());

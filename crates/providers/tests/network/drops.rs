@@ -14,7 +14,7 @@ const REQUESTS: usize = 400;
 const DROPS: [&str; 2] = ["udp length > 8 counter", "udp length > 8 numgen random mod 12 == 0 counter drop"];
 
 #[test]
-fn lost_trains_are_repeated() {
+fn lost_trains_are_retransmitted() {
     let Some(network) = Network::new() else { return };
     let cluster = Cluster::new();
     let mut pair = network.connect([0, 1].map(|side| network.config(&cluster, side)));
@@ -24,13 +24,13 @@ fn lost_trains_are_repeated() {
     let [from, to] = pair.ends.each_ref().map(|end| end.counters());
     println!("{lost} of {arrived} lost; sender: {from:?}; receiver: {to:?}");
     assert!(lost > 10, "{lost} of {arrived}");
-    assert!(from.repeated > 0 && to.repeated > 0, "lost requests and answers were retransmitted");
+    assert!(from.repeated > 0 && to.repeated > 0, "the ends retransmitted lost requests and answers");
     assert!(from.duplicates > 0, "a retransmitted request had been executed before");
     assert_eq!(pair.ends.each_ref().map(|end| end.fabric.dropped().refused), [0, 0]);
 }
 
 #[test]
-fn go_back_n_repeats_what_was_lost() {
+fn go_back_n_retransmits_lost_packets() {
     let Some(network) = Network::new() else { return };
     let cluster = Cluster::new();
     // The second end supports the retransmission of single packets, the first does not, so neither uses it.
@@ -45,7 +45,7 @@ fn go_back_n_repeats_what_was_lost() {
 
 /// A router may treat a train as one packet that is too long.
 #[test]
-fn packets_leave_singly_where_trains_are_dropped() {
+fn packets_leave_singly_if_a_router_drops_trains() {
     let Some(network) = Network::new() else { return };
     let cluster = Cluster::new();
     let mut pair = network.connect([0, 1].map(|side| network.config(&cluster, side)));
@@ -55,7 +55,7 @@ fn packets_leave_singly_where_trains_are_dropped() {
     Traffic::new(&pair, 3).run(&mut pair, REQUESTS);
     let dropped = [0, 1].map(|side| network.counted(side)[0]);
     println!("{dropped:?} trains were dropped");
-    // How many leave before the pause of trains depends on the timing.
+    // The number of trains before the fabric stops sending trains depends on timing.
     assert!(dropped.iter().all(|dropped| (1..500).contains(dropped)), "{dropped:?}");
     let refused = pair.ends.each_ref().map(|end| end.fabric.path(end.peer).map(|path| path.trains_refused));
     assert!(refused.iter().all(|refused| *refused > Some(0)), "{refused:?}");

@@ -13,9 +13,10 @@ use crate::common::pcap::{Datagram, datagrams};
 use crate::traffic::Traffic;
 use crate::world::Network;
 
-/// Number of forged packets between two polls of the fabric, few enough to fit its socket buffer.
+/// Number of forged packets between two polls of the fabric. They fit into its socket buffer.
 const AT_ONCE: usize = 16;
-/// Two ends, of which the first captures its packets, and a sender on its side that forges packets.
+
+/// Two ends, of which the first captures its packets, and a raw socket on the first side that sends forged packets.
 struct Setup {
     _network: Network,
     cluster: Cluster,
@@ -34,7 +35,7 @@ struct Counted {
 impl Setup {
     fn new() -> Option<Setup> {
         let network = Network::new()?;
-        network.cut_trains();
+        network.disable_offload();
         let cluster = Cluster::new();
         let pcap = Some(cluster.0.join("one.pcap"));
         let one = RoceConfig { pcap, ..network.config(&cluster, 0) };
@@ -60,7 +61,7 @@ impl Setup {
         Counted { dropped: end.fabric.dropped(), queue_pairs: end.counters() }
     }
 
-    /// Sends whole datagrams, and checks that the second end counts each one in `count`; they have no other effect.
+    /// Sends whole datagrams, and checks that the second end counts each of them in `count`, without any other effect.
     #[track_caller]
     fn inject(&mut self, datagrams: &[Vec<u8>], count: fn(&Counted) -> u64) {
         self.pair.settle();
@@ -79,10 +80,10 @@ impl Setup {
             });
         }
         assert_eq!(count(&self.counted()) - before, datagrams.len() as u64);
-        self.expect_no_harm();
+        self.check_unchanged();
     }
 
-    fn expect_no_harm(&mut self) {
+    fn check_unchanged(&mut self) {
         self.pair.settle();
         for end in &self.pair.ends {
             assert!(end.events.is_empty(), "{:?}", end.events);
@@ -91,7 +92,7 @@ impl Setup {
     }
 
     /// Checks that the connection still works.
-    fn expect_traffic(mut self) {
+    fn check_traffic(mut self) {
         self.traffic.run(&mut self.pair, 100);
     }
 }
@@ -116,5 +117,5 @@ fn repeated_packets_have_no_effect() {
         counted.queue_pairs.duplicates + counted.queue_pairs.stale + counted.queue_pairs.malformed
     };
     assert_eq!(kinds(&after) - kinds(&before), all.len() as u64);
-    setup.expect_traffic();
+    setup.check_traffic();
 }

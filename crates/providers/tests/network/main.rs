@@ -1,7 +1,7 @@
 //! The roce fabric over a wire that loses, damages, translates and forges packets.
 //!
-//! Each test creates networks, which requires root and some programs; where these are missing it is skipped, or fails
-//! if `HALITE_NETWORK` is set.
+//! Each test creates networks, which requires root and some programs. Where these are missing, the test is skipped, or
+//! fails if `HALITE_NETWORK` is set.
 
 #[path = "../common/mod.rs"]
 mod common;

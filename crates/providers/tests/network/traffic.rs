@@ -1,10 +1,10 @@
 //! Requests of all kinds in both directions at the same time. Each request is executed once and in order, although the
 //! network loses, repeats and reorders packets.
 //!
-//! In one lane, an end writes parts of constant data to random places of the other end's memory, and reads constant
-//! data there; in the other lane it sends messages and notifications, and executes fetch-adds and swaps. No other
-//! request touches the same memory, so the result of each request is known when it is posted. No transmitted byte is
-//! above 0x7f.
+//! In one lane, an end writes parts of its constant data to random places of the other end's memory, and reads constant
+//! data of the other end. In the other lane, it sends messages and notifications, and executes fetch-adds and swaps. No
+//! other request accesses the same memory, so the test knows the result of each request when it posts the request. No
+//! transmitted byte is above 0x7f, so other tests can recognise changed bytes.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -107,10 +107,13 @@ impl Traffic {
         self.check_memory();
     }
 
-    /// Checks that memory has the expected contents, to the byte.
+    /// Checks that memory has exactly the expected contents.
     pub fn check_memory(&self) {
         for side in &self.sides {
-            assert!(bytes_of(&side.written.1, 0, BYTES) == side.model, "memory is not what was written");
+            assert!(
+                bytes_of(&side.written.1, 0, BYTES) == side.model,
+                "the memory has other bytes than were written"
+            );
             for (at, value) in side.word_values.iter().enumerate() {
                 assert_eq!(side.words.1.load_u64(8 * at as u64), Ok(*value));
             }
@@ -218,7 +221,7 @@ impl Traffic {
     }
 }
 
-/// Returns a random range within `bytes`, at most `len_max` long; every other range is short.
+/// Returns a random range within `bytes`, at most `len_max` long. Half of the ranges have at most 64 bytes.
 fn range(random: &mut Rng, bytes: usize, len_max: usize) -> Range<usize> {
     let bound = if random.bool() { 64 } else { len_max };
     let len = random.usize(1..=bound);

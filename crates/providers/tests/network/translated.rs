@@ -1,4 +1,4 @@
-//! A translator on the path changes addresses, from the start or later.
+//! A network address translator (NAT) on the path changes addresses, from the start or later.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -13,25 +13,25 @@ use crate::common::{bytes_of, inline, remote};
 use crate::traffic::Traffic;
 use crate::world::Network;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// From now on, UDP packets of the first side leave from other ports.
+/// Makes UDP packets of the first side leave from other ports.
 fn translate(network: &Network) {
     let chain = "type nat hook postrouting priority 100 ; policy accept ;";
-    network.must(0, "nft add table ip translated");
-    network.must(0, &format!("nft add chain ip translated leaving {{ {chain} }}"));
-    network.must(0, "nft add rule ip translated leaving ip protocol udp snat to 10.77.0.1:40000-40010");
+    network.run_ok(0, "nft add table ip translated");
+    network.run_ok(0, &format!("nft add chain ip translated leaving {{ {chain} }}"));
+    network.run_ok(0, "nft add rule ip translated leaving ip protocol udp snat to 10.77.0.1:40000-40010");
 }
 
 fn is_translated(address: SocketAddr) -> bool {
     address.ip().to_string() == "10.77.0.1" && (40_000..=40_010).contains(&address.port())
 }
 
-/// Posts a write whose packets arrive from another address; returns when the other end has reported that address.
-fn write_refused(pair: &mut Pair) -> halite_fabric::Key {
+/// Posts a write whose packets arrive from another address. Returns when the other end has reported that address.
+fn write_from_other_address(pair: &mut Pair) -> halite_fabric::Key {
     let key = pair.ends[1].register(64).0;
-    pair.post(0, Operation::Write { local: inline(b"from elsewhere"), remote: remote(key, 0) });
-    let change = pair.until("packets from elsewhere", |pair| {
+    pair.post(0, Operation::Write { local: inline(b"translated"), remote: remote(key, 0) });
+    let change = pair.until("packets from another address", |pair| {
         let end = &pair.ends[1];
         end.fabric.address_change(end.peer).filter(|change| change.packets >= 3)
     });
@@ -41,7 +41,7 @@ fn write_refused(pair: &mut Pair) -> halite_fabric::Key {
 }
 
 #[test]
-fn a_rebound_peer_is_reported_and_goes_on_later() {
+fn a_rebound_peer_is_reported_and_recovers() {
     let Some(network) = Network::new() else { return };
     let cluster = Cluster::new();
     let mut pair = network.connect(
@@ -52,10 +52,10 @@ fn a_rebound_peer_is_reported_and_goes_on_later() {
     let (key, memory) = pair.ends[1].register(64);
     translate(&network);
     let id = pair.post(0, Operation::Write { local: inline(b"salt"), remote: remote(key, 0) });
-    write_refused(&mut pair);
-    assert!(pair.ends.iter().all(|end| end.events.is_empty()), "no connection ends because of it");
+    write_from_other_address(&mut pair);
+    assert!(pair.ends.iter().all(|end| end.events.is_empty()), "no connection ends");
     assert_eq!(bytes_of(&memory, 0, 4), [0; 4]);
-    network.must(0, "nft delete table ip translated");
+    network.run_ok(0, "nft delete table ip translated");
     let completion = pair.until("a completion", |pair| pair.ends[0].take_completion());
     assert_eq!(
         (completion.status, completion.kind),
@@ -89,7 +89,7 @@ fn dialling_through_a_translation_fails_with_a_reason() {
     let begin = Instant::now();
     let mut events = Vec::new();
     while events.is_empty() {
-        assert!(begin.elapsed() < PATIENCE, "timed out");
+        assert!(begin.elapsed() < TIMEOUT, "timed out");
         network.inside(1, || to.poll(&mut Vec::new()));
         network.inside(0, || from.poll(&mut events));
     }

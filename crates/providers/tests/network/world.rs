@@ -4,8 +4,8 @@
 //!   side 0: left, 10.77.0.1, fd77::1  ◄── veth pair ──►  side 1: right, 10.77.0.2, fd77::2
 //! ```
 //!
-//! The networks have no names, so the kernel removes them with their last descriptor and process, even if the test
-//! fails.
+//! The networks (network namespaces) have no names, so the kernel removes them with their last descriptor and process,
+//! even if the test fails.
 
 use std::fs::File;
 use std::io::Write;
@@ -20,7 +20,7 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space}
 use crate::common::Cluster;
 use crate::common::pair::Pair;
 
-/// Variable that makes a skipped test a failure.
+/// Environment variable that turns a skipped test into a failure.
 const REQUIRED: &str = "HALITE_NETWORK";
 /// MTU for packets with a payload of 4096 bytes and all headers.
 const MTU: u32 = 4200;
@@ -41,21 +41,21 @@ impl Network {
             Ok(network) => return Some(network),
             Err(why) => why,
         };
-        assert!(std::env::var_os(REQUIRED).is_none(), "{REQUIRED} is set, and there is no network: {why}");
-        println!("left out: {why}");
+        assert!(std::env::var_os(REQUIRED).is_none(), "{REQUIRED} is set, but the test cannot run: {why}");
+        println!("skipped: {why}");
         None
     }
 
     fn try_new() -> Result<Network, String> {
         if !rustix::process::geteuid().is_root() {
-            return Err("only root may make networks".to_owned());
+            return Err("only root may create networks".to_owned());
         }
         if let Some(missing) = TOOLS.into_iter().find(|tool| !is_installed(tool)) {
             return Err(format!("{missing} is not installed"));
         }
-        let said = |error: std::io::Error| error.to_string();
-        let home = current().map_err(said)?;
-        let network = Network { home, sides: [fresh().map_err(said)?, fresh().map_err(said)?] };
+        let text = |error: std::io::Error| error.to_string();
+        let home = current().map_err(text)?;
+        let network = Network { home, sides: [new_network().map_err(text)?, new_network().map_err(text)?] };
         let other = format!("/proc/{}/fd/{}", std::process::id(), network.sides[1].as_raw_fd());
         let [left, right] = DEVICES;
         network.run(
@@ -74,7 +74,7 @@ impl Network {
 
     /// Runs `then` in one of the two networks: sockets and processes that it creates belong to that network.
     pub fn inside<R>(&self, side: usize, then: impl FnOnce() -> R) -> R {
-        let _back = Back(self.home.as_fd());
+        let _restore = Restore(self.home.as_fd());
         enter(self.sides[side].as_fd());
         then()
     }
@@ -92,18 +92,19 @@ impl Network {
 
     /// Runs a command that must succeed.
     #[track_caller]
-    pub fn must(&self, side: usize, line: &str) -> String {
+    pub fn run_ok(&self, side: usize, line: &str) -> String {
         self.run(side, line).unwrap()
     }
 
-    /// Turns offload off: the kernel splits trains before they reach the wire, so each packet can be lost separately.
-    pub fn cut_trains(&self) {
+    /// Turns segmentation offload off: the kernel splits trains before they reach the wire, so each packet can be lost
+    /// separately.
+    pub fn disable_offload(&self) {
         for (side, device) in DEVICES.into_iter().enumerate() {
-            self.must(side, &format!("ethtool -K {device} tx-udp-segmentation off gso off gro off"));
+            self.run_ok(side, &format!("ethtool -K {device} tx-udp-segmentation off gso off gro off"));
         }
     }
 
-    /// Applies nftables statements to packets that arrive at one side; each statement counts its packets.
+    /// Applies nftables statements to packets that arrive at one side. Each statement counts its packets.
     pub fn on_arrival(&self, side: usize, rules: &[&str]) {
         let rules = rules.join("\n");
         let text = format!(
@@ -116,9 +117,9 @@ impl Network {
         assert!(child.wait().unwrap().success(), "nft refuses:\n{text}");
     }
 
-    /// Returns the numbers of packets, or whole trains, that the counters of one side's rules have seen, in order.
+    /// Returns the numbers of packets, or of whole trains, that the rules of one side have counted, in order.
     pub fn counted(&self, side: usize) -> Vec<u64> {
-        let listed = self.must(side, "nft list ruleset");
+        let listed = self.run_ok(side, "nft list ruleset");
         let words: Vec<&str> = listed.split_whitespace().collect();
         let counts = words.windows(3).filter(|words| words[..2] == ["counter", "packets"]);
         counts.map(|words| words[2].parse().unwrap()).collect()
@@ -140,9 +141,9 @@ impl Network {
 }
 
 /// Switches the thread back to its original network when dropped.
-struct Back<'a>(BorrowedFd<'a>);
+struct Restore<'a>(BorrowedFd<'a>);
 
-impl Drop for Back<'_> {
+impl Drop for Restore<'_> {
     fn drop(&mut self) {
         enter(self.0);
     }
@@ -157,14 +158,14 @@ fn current() -> std::io::Result<OwnedFd> {
 }
 
 /// Returns a new, empty network.
-fn fresh() -> std::io::Result<OwnedFd> {
+fn new_network() -> std::io::Result<OwnedFd> {
     #[allow(unsafe_code)]
     let make = || {
         // SAFETY: only UnshareFlags::FILES would affect other threads.
         unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }?;
         current()
     };
-    std::thread::scope(|scope| scope.spawn(make).join().expect("it does not panic"))
+    std::thread::scope(|scope| scope.spawn(make).join().expect("the thread does not panic"))
 }
 
 fn is_installed(tool: &str) -> bool {

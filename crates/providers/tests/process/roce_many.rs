@@ -5,7 +5,7 @@ use crate::common;
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
-use crate::alone;
+use crate::serialize;
 use common::{Cluster, Node, bytes_of, remote, until};
 use halite_fabric::{
     Completion, CompletionKind, Event, Fabric, Key, Lane, Local, Operation, PeerId, Status, WorkId,
@@ -15,14 +15,15 @@ use halite_mem::{PagePolicy, Segment, Window};
 use halite_providers::{RoceConfig, RoceFabric};
 
 /// Time limit that turns a hang into a failure; no test should come near it.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Largest receive buffer that a default kernel grants (`net.core.rmem_max`); the kernel accounts for twice that.
-const STOCK_BYTES: usize = 212_992;
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Largest receive buffer in bytes that a kernel with default settings grants (`net.core.rmem_max`). The kernel
+/// reserves twice this size.
+const DEFAULT_RECEIVE_BYTES: usize = 212_992;
 const WRITE_BYTES: u64 = 16 << 10;
 /// Number of writes that each sender posts at once.
 const WRITES: u64 = 8;
-/// Maximum number of attempts: the thread must not be preempted during one of them.
-const CROWDS_MAX: usize = 20;
+/// Maximum number of attempts. The kernel must not preempt the thread during one of them.
+const ATTEMPTS_MAX: usize = 20;
 
 /// One receiver and many senders, all polled in turn.
 struct Crowd {
@@ -31,7 +32,7 @@ struct Crowd {
     key: Key,
     memory: Window,
     senders: Vec<Sender>,
-    _alone: MutexGuard<'static, ()>,
+    _serial: MutexGuard<'static, ()>,
 }
 
 struct Sender {
@@ -49,11 +50,11 @@ fn register(fabric: &RoceFabric, len: u64) -> (Key, Window) {
 
 impl Crowd {
     fn new(senders: u64, configure: impl Fn(RoceConfig) -> RoceConfig) -> Crowd {
-        let alone = alone();
+        let serial = serialize();
         let cluster = Cluster::new();
         let receiver = RoceFabric::open(configure(RoceConfig::new(&cluster.0, "receiver"))).unwrap();
         let (key, memory) = register(&receiver, senders * WRITES * WRITE_BYTES);
-        let mut crowd = Crowd { cluster, receiver, key, memory, senders: Vec::new(), _alone: alone };
+        let mut crowd = Crowd { cluster, receiver, key, memory, senders: Vec::new(), _serial: serial };
         (0..senders).for_each(|_| crowd.join());
         crowd
     }
@@ -88,14 +89,14 @@ impl Crowd {
 
     #[track_caller]
     fn until(&mut self, what: &str, mut condition: impl FnMut(&mut Crowd) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !condition(self) {
-            assert!(Instant::now() < deadline, "waited in vain for {what}");
+            assert!(Instant::now() < deadline, "timed out waiting for {what}");
             self.turn();
         }
     }
 
-    /// All senders begin to write before the receiver polls; expects that all writes land.
+    /// All senders begin to write before the receiver polls. Expects that all writes are executed.
     fn write_at_once(&mut self) {
         for (index, sender) in self.senders.iter().enumerate() {
             let (own, window) = register(&sender.fabric, WRITE_BYTES);
@@ -111,8 +112,8 @@ impl Crowd {
         self.until("all writes", |crowd| crowd.senders.iter().all(|sender| sender.done == WRITES));
         for index in 0..self.senders.len() {
             let bytes = WRITES * WRITE_BYTES;
-            let landed = bytes_of(&self.memory, index as u64 * bytes, bytes as usize);
-            assert!(landed.iter().all(|byte| *byte == index as u8 + 1), "what sender {index} wrote");
+            let written = bytes_of(&self.memory, index as u64 * bytes, bytes as usize);
+            assert!(written.iter().all(|byte| *byte == index as u8 + 1), "sender {index} wrote other bytes");
         }
     }
 
@@ -129,23 +130,23 @@ impl Crowd {
     }
 }
 
-fn stock(config: RoceConfig) -> RoceConfig {
-    RoceConfig { receive_bytes: STOCK_BYTES, ..config }
+fn with_default_buffer(config: RoceConfig) -> RoceConfig {
+    RoceConfig { receive_bytes: DEFAULT_RECEIVE_BYTES, ..config }
 }
 
 #[test]
 #[ignore = "measures: .ci/deep slow"]
-fn sixty_four_writers_overflow_no_stock_buffer() {
-    for _ in 0..CROWDS_MAX {
-        let mut crowd = Crowd::new(64, stock);
+fn default_buffers_hold_packets_of_64_writers() {
+    for _ in 0..ATTEMPTS_MAX {
+        let mut crowd = Crowd::new(64, with_default_buffer);
         assert_eq!(crowd.ports().iter().map(|(_, count)| *count).collect::<Vec<_>>(), [16; 4]);
         let (before, preempted) = (crowd.overflowed(), times_preempted());
         crowd.write_at_once();
         if crowd.overflowed() == before {
             return;
         }
-        // A thread that is preempted retransmits, for each sender, packets that it has not received yet as the
-        // receiver.
+        // After a preemption, this thread retransmits packets of each sender before it polls the receiver, which has
+        // received them already.
         assert!(times_preempted() > preempted, "a receive buffer overflowed without a preemption");
     }
     panic!("a receive buffer overflowed in each attempt");
@@ -159,12 +160,12 @@ fn times_preempted() -> u64 {
 }
 
 #[test]
-fn sixty_four_writers_to_one_socket_all_land() {
-    let mut crowd = Crowd::new(64, |config| RoceConfig { sockets_max: 1, ..stock(config) });
+fn writes_of_64_peers_to_one_socket_complete() {
+    let mut crowd = Crowd::new(64, |config| RoceConfig { sockets_max: 1, ..with_default_buffer(config) });
     assert_eq!(crowd.ports().len(), 1);
     let before = crowd.overflowed();
     crowd.write_at_once();
-    assert!(crowd.overflowed() > before, "64 packets are more than the buffer holds");
+    assert!(crowd.overflowed() > before, "the buffer has no space for 64 packets");
 }
 
 #[test]
@@ -193,29 +194,30 @@ fn packets_to_any_socket_wake_a_sleeper() {
     check_wakes(2);
 }
 
-/// Three peers with a socket each wake a sleeper whose packets are received by this many threads.
+/// Three peers with a socket each wake a sleeper, for which this number of threads receives packets.
 fn check_wakes(receivers: usize) {
-    let _alone = alone();
+    let _serial = serialize();
     let cluster = Cluster::new();
     let config =
         |name: &str| RoceConfig { peers_per_socket: 1, receivers, ..RoceConfig::new(&cluster.0, name) };
     let sleeper = RoceFabric::open(config("sleeper")).unwrap();
     std::thread::scope(|scope| {
-        let slept = sleeper.clone();
+        let fabric = sleeper.clone();
         let asleep = scope.spawn(move || {
-            let mut node = Node::of(slept);
-            let mut heard = Vec::new();
-            while heard.len() < 6 {
+            let mut node = Node::of(fabric);
+            let mut received = Vec::new();
+            while received.len() < 6 {
                 // The sleeper polls only when it is woken.
                 if let Some(completion) = node.try_completion() {
-                    heard.push(completion.peer);
+                    received.push(completion.peer);
                 } else {
                     node.sleep();
                 }
             }
-            heard
+            received
         });
-        // Each peer has its own socket at the sleeper. It sends once when it has connected, and again when all have.
+        // Each peer has its own socket at the sleeper. It sends one message when it has connected, and another when all
+        // peers have connected.
         let mut others: Vec<Node> = Vec::new();
         for name in ["one", "two", "three"] {
             let mut node = Node::of(RoceFabric::open(config(name)).unwrap());
@@ -229,37 +231,37 @@ fn check_wakes(receivers: usize) {
             let (status, _) = node.run(PeerId(1), Operation::Send { bytes: b"again", imm: 0 });
             assert_eq!(status, Status::Success);
         }
-        let heard = asleep.join().unwrap();
-        assert_eq!(heard.len(), 6);
+        let received = asleep.join().unwrap();
+        assert_eq!(received.len(), 6);
     });
     assert!(sleeper.local_addresses().len() <= 3);
 }
 
-/// Opens a node whose packets are received by a thread, and a peer that is connected to it.
-fn node_with_a_receiver_thread(cluster: &Cluster) -> (Node, Node, PeerId) {
+/// Opens a node whose fabric has a receiver thread, and a peer that is connected to this node.
+fn open_with_receiver_thread(cluster: &Cluster) -> (Node, Node, PeerId) {
     // The lease does not end during the test, so its timer wakes no sleeper.
-    let lease = 2 * PATIENCE;
+    let lease = 2 * TIMEOUT;
     let config = |name, receivers| RoceConfig { receivers, lease, ..RoceConfig::new(&cluster.0, name) };
     let mut busy = Node::of(RoceFabric::open(config("busy", 1)).unwrap());
     let mut peer = Node::of(RoceFabric::open(config("peer", 0)).unwrap());
     peer.fabric.connect("busy.sock", b"");
-    let (mut here, mut there) = (None, None);
+    let (mut at_peer, mut at_busy) = (None, None);
     let begin = Instant::now();
-    while here.is_none() || there.is_none() {
-        assert!(begin.elapsed() < PATIENCE, "they do not connect");
-        here = here.or(peer.try_event());
-        there = there.or(busy.try_event());
+    while at_peer.is_none() || at_busy.is_none() {
+        assert!(begin.elapsed() < TIMEOUT, "the fabrics do not connect");
+        at_peer = at_peer.or(peer.try_event());
+        at_busy = at_busy.or(busy.try_event());
     }
-    let Some(Event::Connected { peer: to_busy, .. }) = here else { panic!("{here:?}") };
+    let Some(Event::Connected { peer: to_busy, .. }) = at_peer else { panic!("{at_peer:?}") };
     (busy, peer, to_busy)
 }
 
 /// Requests of peers are executed and answered although no thread of the application polls.
 #[test]
 fn receivers_serve_peers_while_no_thread_polls() {
-    let _alone = alone();
+    let _serial = serialize();
     let cluster = Cluster::new();
-    let (busy, mut peer, to_busy) = node_with_a_receiver_thread(&cluster);
+    let (busy, mut peer, to_busy) = open_with_receiver_thread(&cluster);
     let (key, memory) = busy.register(4096);
     let (own, window) = peer.register(4096);
     // From here on, no thread polls the node.
@@ -278,27 +280,27 @@ fn receivers_serve_peers_while_no_thread_polls() {
     }
 }
 
-/// Unsolicited messages fill the queue until the node receives no more. Then the fabric wakes the sleeper, which makes
-/// room.
+/// Unsolicited messages fill the queue until the node receives no further message. Then the fabric wakes the sleeper,
+/// which makes room.
 #[test]
 fn receivers_without_room_wake_a_sleeper() {
-    let _alone = alone();
+    let _serial = serialize();
     let cluster = Cluster::new();
-    let (mut busy, mut peer, to_busy) = node_with_a_receiver_thread(&cluster);
-    let (say_who, who) = std::sync::mpsc::channel();
+    let (mut busy, mut peer, to_busy) = open_with_receiver_thread(&cluster);
+    let (send_tid, tid) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
         let asleep = scope.spawn(move || {
-            say_who.send(rustix::thread::gettid().as_raw_pid()).unwrap();
-            let mut heard = 0;
-            while heard <= 1100 {
+            send_tid.send(rustix::thread::gettid().as_raw_pid()).unwrap();
+            let mut received = 0;
+            while received <= 1100 {
                 // The sleeper polls only when it is woken.
                 match busy.try_completion() {
-                    Some(_) => heard += 1,
+                    Some(_) => received += 1,
                     None => busy.sleep(),
                 }
             }
         });
-        let state = format!("/proc/self/task/{}/stat", who.recv().unwrap());
+        let state = format!("/proc/self/task/{}/stat", tid.recv().unwrap());
         until(|| std::fs::read_to_string(&state).unwrap().contains(") S "));
         let quiet = Operation::Send { bytes: b"hello", imm: 0 };
         let request = WorkRequest { id: WorkId(0), operation: quiet, signalled: false, solicited: false };
@@ -319,14 +321,13 @@ fn receivers_without_room_wake_a_sleeper() {
     });
 }
 
-/// Sends messages until the node accepts none for a while; returns their number.
+/// Sends messages until the node accepts no message for 200 ms; returns the number of messages.
 fn flood(peer: &mut Node, to_busy: PeerId) -> u32 {
     let mut sent = 0;
     let begin = Instant::now();
     let mut refused_since = None;
-    // Ends when the node accepts no message for a while.
     while refused_since.is_none_or(|since: Instant| since.elapsed() < Duration::from_millis(200)) {
-        assert!(begin.elapsed() < PATIENCE, "the node accepts all messages");
+        assert!(begin.elapsed() < TIMEOUT, "the node accepts all messages");
         match peer.send(to_busy, b"hello", sent) {
             Ok(()) => (sent, refused_since) = (sent + 1, None),
             Err(_) => refused_since = refused_since.or_else(|| Some(Instant::now())),
@@ -338,16 +339,16 @@ fn flood(peer: &mut Node, to_busy: PeerId) -> u32 {
 
 #[test]
 fn a_fabric_closes_while_its_threads_wait_for_room() {
-    let _alone = alone();
+    let _serial = serialize();
     let cluster = Cluster::new();
-    let (busy, mut peer, to_busy) = node_with_a_receiver_thread(&cluster);
+    let (busy, mut peer, to_busy) = open_with_receiver_thread(&cluster);
     flood(&mut peer, to_busy);
-    // No thread waits for the events either.
+    // No thread polls the event of the disconnection either.
     busy.fabric.disconnect(PeerId(1));
-    let (say_done, done) = std::sync::mpsc::channel();
+    let (send_done, done) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         drop(busy);
-        say_done.send(()).unwrap();
+        send_done.send(()).unwrap();
     });
-    done.recv_timeout(PATIENCE).expect("it waits for a thread to poll");
+    done.recv_timeout(TIMEOUT).expect("the fabric closes although no thread polls");
 }

@@ -1,5 +1,4 @@
-//! A closed shm fabric leaves no descriptors, mappings or threads. In its own test binary, because it counts the
-//! process's descriptors.
+//! A closed shm fabric leaves no descriptors, mappings or threads.
 
 use crate::common;
 
@@ -16,7 +15,7 @@ fn shared_mappings() -> usize {
     maps.lines().filter(|line| line.contains("memfd:")).count()
 }
 
-/// Returns the threads of fabrics: threads of other tests start and end meanwhile.
+/// Returns the number of threads of fabrics. Threads of other tests start and end meanwhile.
 fn threads() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
@@ -25,7 +24,7 @@ fn threads() -> usize {
 
 #[test]
 fn fabrics_leave_nothing_behind() {
-    let _alone = crate::alone();
+    let _serial = crate::serialize();
     let cluster = Cluster::new();
     until(|| threads() == 0);
     let before = (descriptors(), shared_mappings());
@@ -46,7 +45,7 @@ fn fabrics_leave_nothing_behind() {
         connect(&mut two, &mut one, "one.sock");
     }
     assert_eq!((descriptors(), shared_mappings()), before);
-    // A joined thread disappears a moment later.
+    // The kernel removes the entry of a thread some time after the join.
     until(|| threads() == 0);
     assert_eq!(std::fs::read_dir(&cluster.0).unwrap().count(), 0);
 }

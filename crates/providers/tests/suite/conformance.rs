@@ -1,4 +1,4 @@
-//! The conformance suite of providers: over shared memory (direct, posted, and as part of a composite) and over UDP.
+//! The conformance suite of providers: over shared memory (direct, posted, as part of a composite) and over UDP.
 
 use crate::common;
 
@@ -23,7 +23,7 @@ struct Shm {
     deadline: Instant,
 }
 
-/// Opens a fabric in the first directory, and possibly one in the second.
+/// Opens a fabric in the first directory, and may open another in the second directory.
 type Open = fn(first: ShmConfig, other: ShmConfig) -> Arc<dyn Fabric>;
 
 impl Shm {
@@ -57,8 +57,8 @@ impl Harness for Shm {
         !left.is_zero()
     }
 
-    /// Posted requests are complete when the post returns; the acceptor is asynchronous, and tests wait for its
-    /// events.
+    /// Has nothing to wait for: posted requests are complete when the post returns, and tests wait for the events of
+    /// the acceptor.
     fn settle(&self) {}
 
     fn refusal_ends_connection(&self) -> bool {
@@ -83,7 +83,7 @@ mod posted {
     halite_fabric::fabric_conformance_suite!(Shm::new(|config, _| open(config)));
 }
 
-/// The second of two parts reaches the peers.
+/// A composite of two fabrics, of which the second reaches the peers.
 mod composite_of_two {
     use super::*;
 
@@ -101,7 +101,7 @@ mod over_udp {
     halite_fabric::fabric_conformance_suite!(Roce::new(|config| config));
 }
 
-/// Two threads of each fabric receive packets.
+/// Each fabric has two receiver threads.
 mod over_udp_by_receivers {
     use super::*;
 

@@ -1,4 +1,4 @@
-//! Shared memory and RoCE beyond the conformance suite.
+//! The conformance suite for shared memory and RoCE, and further tests of both.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -18,7 +18,7 @@ fn config(cluster: &Cluster, name: &str) -> RoceConfig {
 }
 
 /// Posts each kind of request, some with many packets.
-fn use_all(pair: &mut Pair) {
+fn post_all_kinds(pair: &mut Pair) {
     let (key, window) = pair.ends[1].register(1 << 20);
     let (own_key, own) = pair.ends[0].register(1 << 20);
     let bytes: Vec<u8> = (0..300_000).map(|at| (at % 251) as u8).collect();
@@ -48,7 +48,7 @@ fn both_ends_write_the_same_packets() {
     let cluster = Cluster::new();
     let [one, two] = ["one", "two"].map(|name| config(&cluster, name));
     let mut pair = Pair::open(one, two);
-    use_all(&mut pair);
+    post_all_kinds(&mut pair);
     let ports = [0, 1].map(|end: usize| pair.ends[end].fabric.local_address().port());
     let sent = pair.ends[0].counters().sent;
     let [one, two] = ["one.pcap", "two.pcap"].map(|name| cluster.0.join(name));
@@ -56,7 +56,10 @@ fn both_ends_write_the_same_packets() {
     assert!(there.len() > 90 && there.len() as u64 >= sent, "{} packets of {sent}", there.len());
     assert!(datagrams(&one).iter().all(|sent| sent.payload().ends_with(&icrc_of(&sent.ip).to_le_bytes())));
     let span = begin..=now();
-    assert!(datagrams(&one).iter().all(|datagram| span.contains(&datagram.time)), "each has its time");
+    assert!(
+        datagrams(&one).iter().all(|datagram| span.contains(&datagram.time)),
+        "a packet has a wrong time"
+    );
     let (back, files) = (between(&two, ports[1], ports[0]), [&two, &one]);
     for (sent, at) in [(there, 0), (back, 1)] {
         let received = between(files[at], ports[at], ports[1 - at]);
@@ -71,7 +74,7 @@ fn a_capture_of_another_fabric_is_refused() {
     let cluster = Cluster::new();
     let one = config(&cluster, "one");
     let two = RoceConfig { pcap: one.pcap.clone(), ..config(&cluster, "two") };
-    let _writes = RoceFabric::open(one).unwrap();
+    let _one = RoceFabric::open(one).unwrap();
     match RoceFabric::open(two) {
         Err(OpenError::Pcap { path, .. }) => assert_eq!(path, cluster.0.join("one.pcap")),
         other => panic!("{other:?}"),

@@ -1,4 +1,4 @@
-//! Hostile packets and greetings: a roce fabric counts and drops them, and its good connection continues.
+//! Hostile packets and greetings: a roce fabric counts and drops them, and its other connection continues.
 
 use crate::common;
 
@@ -45,23 +45,23 @@ impl Watched {
         sent
     }
 
-    /// Executes each kind of request once, and checks that nothing else was executed.
+    /// Executes a write, a fetch-add and a send, and checks that no other request was executed.
     fn use_once(&mut self, round: u8) {
         let Watched { pair, key, memory, .. } = self;
         pair.run(0, Operation::Write { local: inline(&[round; 16]), remote: remote(*key, 64) });
         let before = pair.run(0, Operation::FetchAdd { remote: remote(*key, 0), add: 1 });
-        assert_eq!(before, u64::from(round) - 1, "each addition was made once");
+        assert_eq!(before, u64::from(round) - 1, "each addition was executed once");
         pair.run(0, Operation::Send { bytes: &[round], imm: 0 });
-        let told = pair.until("a message", |pair| pair.ends[1].take_message());
-        assert_eq!(told, (vec![round], 0));
+        let message = pair.until("a message", |pair| pair.ends[1].take_message());
+        assert_eq!(message, (vec![round], 0));
         assert_eq!(bytes_of(memory, 64, 16), [round; 16]);
         pair.settle();
-        assert!(pair.ends.iter().all(|end| end.events.is_empty()), "nothing else has happened");
+        assert!(pair.ends.iter().all(|end| end.events.is_empty()), "there are no other events");
     }
 
     /// Waits until the second end has dropped this many packets.
     fn until_dropped(&mut self, count: u64) {
-        self.pair.until("packets that are dropped", |pair| {
+        self.pair.until("dropped packets", |pair| {
             let dropped = pair.ends[1].fabric.dropped();
             (dropped.strangers + dropped.refused + dropped.malformed >= count).then_some(())
         });
@@ -98,8 +98,8 @@ fn packets_replayed_by_a_stranger_are_refused() {
     watched.until_dropped(sent.len() as u64);
     let end = &watched.pair.ends[1];
     assert_eq!(end.fabric.dropped().refused, sent.len() as u64);
-    // The replay looks like a peer that NAT has rebound, and is reported as such; the connection does not follow it.
-    let change = end.fabric.address_change(end.peer).expect("they came from elsewhere");
+    // The fabric reports the replay as a peer whose address NAT has changed, but the connection keeps its address.
+    let change = end.fabric.address_change(end.peer).expect("packets came from another address");
     let (agreed, seen) = (watched.address(0), stranger.local_addr().unwrap());
     assert_eq!((change.agreed, change.seen, change.packets), (agreed, seen, sent.len() as u64));
     assert_eq!(end.fabric.path(end.peer).unwrap().elsewhere, Some((seen, sent.len() as u64)));
@@ -119,9 +119,9 @@ fn dial(cluster: &Cluster) -> OwnedFd {
 #[test]
 fn bad_and_missing_greetings_end_the_connection() {
     let cluster = Cluster::new();
-    let brief =
+    let config =
         |name| RoceConfig { handshake_timeout: Duration::from_secs(5), ..RoceConfig::new(&cluster.0, name) };
-    let mut pair = Pair::open(brief("one"), brief("two"));
+    let mut pair = Pair::open(config("one"), config("two"));
     let greetings: [&[u8]; 6] =
         [b"", b"?", b"roce", &[b'r', b'o', b'c', b'e', 9, 1], &[b'r', b'o', b'c', b'e', 1, 1, 0], &[7; 3000]];
     for greeting in greetings {
@@ -162,14 +162,14 @@ fn the_poll_before_a_sleep_reads_control_messages() {
 }
 
 #[test]
-fn a_socket_that_is_always_full_does_not_hide_a_farewell() {
+fn a_flooded_socket_does_not_hide_a_disconnection() {
     let watched = Watched::new();
     let [leaving, flooded] = &watched.pair.ends;
     leaving.fabric.disconnect(leaving.peer);
     let (stranger, target) = (stranger(), watched.address(1));
     let mut events = Vec::new();
     let is_seen = (0..10_000).any(|_| {
-        // One poll receives at most eight.
+        // One poll receives at most eight packets.
         (0..8).for_each(|_| assert_eq!(stranger.send_to(&[7; 64], target).unwrap(), 64));
         flooded.fabric.poll(&mut events);
         events.iter().any(|event| matches!(event, Event::Disconnected { .. }))

@@ -1,4 +1,5 @@
-//! Connections between hosts: only peers that know the secret connect, even while unauthenticated senders use the port.
+//! Connections between hosts: only peers that know the secret can connect, even while unauthenticated senders use the
+//! port.
 
 use crate::common;
 
@@ -14,9 +15,9 @@ use halite_providers::secure::{Secret, Secrets};
 use halite_providers::{Hosts, RoceConfig, RoceFabric};
 
 /// Time limit that turns a hang into a failure; no test should come near it.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Fabrics that share no directory.
+/// Fabrics that share no directory, as on different hosts.
 struct World {
     cluster: Cluster,
     fabrics: Vec<Arc<RoceFabric>>,
@@ -51,7 +52,7 @@ impl World {
                     events => panic!("{events:?}"),
                 }
             }
-            assert!(begin.elapsed() < PATIENCE, "timed out");
+            assert!(begin.elapsed() < TIMEOUT, "timed out");
         }
     }
 
@@ -82,7 +83,7 @@ impl World {
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
                 Err(_) => return read,
             }
-            assert!(begin.elapsed() < PATIENCE, "the connection stays open");
+            assert!(begin.elapsed() < TIMEOUT, "the connection stays open");
         }
     }
 }
@@ -118,9 +119,9 @@ fn connections_without_the_secret_are_closed() {
     let secrets = secrets();
     let one = world.open("one", secrets.clone(), unchanged);
     let two = world.open("two", secrets, with_short_timeouts);
-    for says in [&b"GET / HTTP/1.1\r\n\r\n"[..], b"HLT\x09", b"HLT\x02\x02\xff\xff", &[0xff; 5000]] {
+    for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], b"HLT\x09", b"HLT\x02\x02\xff\xff", &[0xff; 5000]] {
         let mut stranger = TcpStream::connect(port_of(&two)).unwrap();
-        stranger.write_all(says).unwrap();
+        stranger.write_all(bytes).unwrap();
         let read = world.read_all(&mut stranger);
         assert!(read.len() <= 7, "{read:?}");
     }
@@ -140,15 +141,16 @@ fn unauthenticated_connections_are_limited() {
     let secrets = secrets();
     let one = world.open("one", secrets.clone(), unchanged);
     let two = world.open("two", secrets, with_short_timeouts);
-    let mut crowd: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(port_of(&two)).unwrap()).collect();
-    for stranger in &mut crowd {
+    let mut strangers: Vec<TcpStream> =
+        (0..100).map(|_| TcpStream::connect(port_of(&two)).unwrap()).collect();
+    for stranger in &mut strangers {
         world.read_all(stranger);
     }
     assert!(two.dropped().strangers >= 100 - 2 * 8, "{:?}", two.dropped());
     world.connect(&one, &two);
 }
 
-/// A port that closes the first connections, and forwards later connections to another port.
+/// A port that closes the first connections, and forwards later connections to the port of a fabric.
 struct FlakyPort {
     address: SocketAddr,
     dialled: Arc<AtomicUsize>,
@@ -159,7 +161,7 @@ impl FlakyPort {
         let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let (address, dialled) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
         let count = dialled.clone();
-        // The thread ends with the process, like the forwarding ones.
+        // The thread ends with the process, as do the forwarding threads.
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 if count.fetch_add(1, Relaxed) >= hang_ups {
@@ -186,23 +188,23 @@ fn a_dial_is_repeated_after_a_hang_up() {
     let secrets = secrets();
     let one = world.open("one", secrets.clone(), unchanged);
     let two = world.open("two", secrets, unchanged);
-    let fickle = FlakyPort::new(3, port_of(&two));
-    one.connect(&fickle.address.to_string(), b"hello");
+    let flaky = FlakyPort::new(3, port_of(&two));
+    one.connect(&flaky.address.to_string(), b"hello");
     world.until_connected([&one, &two]);
-    assert_eq!(fickle.dialled.load(Relaxed), 4);
+    assert_eq!(flaky.dialled.load(Relaxed), 4);
 }
 
-/// Lost packets may have kept the dialler from finishing its handshake, so the operation that waits dials again.
+/// The other end may hang up because packets of the handshake were lost, so the caller must be able to dial again.
 #[test]
-fn a_hang_up_without_a_reason_is_silence() {
+fn a_hang_up_without_a_reason_counts_as_silence() {
     let mut world = World::new();
     let one = world.open("one", secrets(), |config| config.handshake_timeout = Duration::from_millis(200));
-    let fickle = FlakyPort::new(usize::MAX, port_of(&one));
-    one.connect(&fickle.address.to_string(), b"hello");
+    let flaky = FlakyPort::new(usize::MAX, port_of(&one));
+    one.connect(&flaky.address.to_string(), b"hello");
     let (begin, mut events) = (Instant::now(), Vec::new());
     while events.is_empty() {
         one.poll(&mut events);
-        assert!(begin.elapsed() < PATIENCE, "timed out");
+        assert!(begin.elapsed() < TIMEOUT, "timed out");
     }
     let [Event::ConnectFailed(failure)] = &events[..] else { panic!("{events:?}") };
     assert_eq!(failure.trouble, ConnectTrouble::Silent, "{failure:?}");

@@ -27,7 +27,7 @@ const REFUSED: u8 = 5;
 const WITHDRAWN: u8 = 6;
 const FORGOTTEN: u8 = 7;
 
-/// A client with a handwritten implementation of the protocol.
+/// A client with an independent implementation of the protocol.
 struct Client(OwnedFd);
 
 impl Client {
@@ -40,7 +40,7 @@ impl Client {
         Client(socket)
     }
 
-    /// Sends a packet; the victim may have closed the connection already.
+    /// Sends a packet. Ignores errors, because the victim may have closed the connection already.
     fn send(&self, packet: &[u8], fds: &[BorrowedFd<'_>]) {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -56,7 +56,7 @@ impl Client {
         self.send(&packet(HELLO, b"\0hostile"), &fds);
     }
 
-    /// Sends a hello. The client's progress thread sleeps on the first of these descriptors, its callers on the second.
+    /// Sends a hello with these descriptors for the client's progress thread and for its callers.
     fn hello_with(&self, hello: &Hello, [progress, caller]: [BorrowedFd<'_>; 2]) {
         let fds =
             [hello.pidfd.as_fd(), hello.mailbox.fd().unwrap(), hello.ring.fd().unwrap(), progress, caller];
@@ -155,14 +155,14 @@ fn connect_as_peer(cluster: &Cluster, hello: &Hello) -> (Node, Client, PeerId) {
     (victim, client, peer)
 }
 
-/// The victim finds corrupted memory when it polls.
+/// Polls until the victim returns an event. The victim detects corrupt memory when it polls.
 fn poll_until_event(victim: &mut Node) -> Event {
     let begin = std::time::Instant::now();
     loop {
         if let Some(event) = victim.try_event() {
             return event;
         }
-        assert!(begin.elapsed().as_secs() < 60, "the victim does not detect it");
+        assert!(begin.elapsed().as_secs() < 60, "the victim does not detect the corruption");
     }
 }
 
@@ -239,8 +239,8 @@ fn a_doorbell_that_could_block_is_refused() {
     check(|client| client.send(&packet(HELLO, b"\x02"), &fds));
 }
 
-/// Connects a client that sleeps on `bell`, runs `corrupt` on its mailbox, and sends it this many messages.
-fn check_rung(bell: Option<&OwnedFd>, corrupt: impl FnOnce(&Arc<Segment>), words: u32) {
+/// Connects a client that sleeps on `bell`, runs `corrupt` on its mailbox, and sends this number of messages to it.
+fn check_rung(bell: Option<&OwnedFd>, corrupt: impl FnOnce(&Arc<Segment>), messages: u32) {
     let cluster = Cluster::new();
     let mut victim = cluster.open("victim");
     let (client, hello) = (Client::dial(&cluster), Hello::good());
@@ -252,13 +252,13 @@ fn check_rung(bell: Option<&OwnedFd>, corrupt: impl FnOnce(&Arc<Segment>), words
     client.expect_ready();
     let peer = victim.connected();
     corrupt(&hello.mailbox);
-    for word in 0..words {
-        victim.send(peer, b"wake up", word).unwrap();
+    for message in 0..messages {
+        victim.send(peer, b"wake up", message).unwrap();
     }
 }
 
-fn arm(mailbox: &Arc<Segment>, way: u32) {
-    mailbox.window(0, 8).unwrap().write(4, &way.to_ne_bytes()).unwrap();
+fn arm(mailbox: &Arc<Segment>, armed: u32) {
+    mailbox.window(0, 8).unwrap().write(4, &armed.to_ne_bytes()).unwrap();
 }
 
 #[test]
@@ -274,7 +274,7 @@ fn a_corrupt_doorbell_does_not_block_the_ringer() {
     rustix::io::write(&bell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
     check_rung(Some(&bell), |mailbox| arm(mailbox, 2), 1);
     assert_eq!(count(), Ok(1));
-    // An undefined word, and one that asks for a descriptor that does not exist.
+    // An undefined value, and a value that requires a descriptor of a client without descriptors.
     check_rung(Some(&bell), |mailbox| arm(mailbox, 77), 1);
     check_rung(None, |mailbox| arm(mailbox, 2), 1);
     assert!(count().is_err());
@@ -307,7 +307,7 @@ fn wrong_withdrawals_of_keys_end_the_connection() {
         });
         check(|client| {
             client.hello(&Hello::good());
-            // It withdraws a key that was never announced.
+            // The client never announced the key.
             keys.iter().for_each(|key| withdraw(client, *key));
         });
         check_connected(|client, _| {
@@ -346,7 +346,7 @@ fn connections_beyond_the_maximum_are_refused() {
 
 #[test]
 fn a_corrupt_ring_ends_the_connection() {
-    // Record headers with an impossible lap, with a payload that is too long, and of an unknown kind.
+    // Record headers with an impossible lap, with too long a payload, and of an unknown kind.
     for header in [u64::MAX, u64::from(u32::MAX) << 6 | 1, 7 << 3 | 1] {
         check_connected(|_, hello| hello.ring.window(128, 8).unwrap().store_u64(0, header).unwrap());
     }

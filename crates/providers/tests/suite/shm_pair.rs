@@ -1,4 +1,4 @@
-//! Tests of shm fabrics in one process, beyond the suite of all providers.
+//! Tests of shm fabrics in one process that are not in the conformance suite.
 
 use crate::common;
 
@@ -21,25 +21,25 @@ fn a_name_belongs_to_one_open_fabric() {
     drop(cluster.open("one"));
 }
 
-/// A full backlog was once reported as a lack of memory that this process may lock.
+/// EAGAIN from connect() was once reported as a limit on locked memory.
 #[test]
 fn a_full_backlog_is_not_a_local_shortage() {
     let cluster = Cluster::new();
     let mut one = cluster.open("one");
-    let new =
+    let new_socket =
         || socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK, None).unwrap();
-    let address = SocketAddrUnix::new(cluster.0.join("deaf.sock")).unwrap();
-    let deaf = new();
-    bind(&deaf, &address).unwrap();
-    listen(&deaf, 1).unwrap();
-    let waiting = || Some(new()).filter(|socket| rustix::net::connect(socket, &address).is_ok());
+    let address = SocketAddrUnix::new(cluster.0.join("busy.sock")).unwrap();
+    let busy = new_socket();
+    bind(&busy, &address).unwrap();
+    listen(&busy, 1).unwrap();
+    let waiting = || Some(new_socket()).filter(|socket| rustix::net::connect(socket, &address).is_ok());
     let waiting: Vec<_> = std::iter::from_fn(waiting).collect();
-    let failure = one.failure("deaf.sock", b"");
-    assert_eq!(failure.trouble, ConnectTrouble::Theirs, "after {} that wait: {failure:?}", waiting.len());
+    let failure = one.failure("busy.sock", b"");
+    assert_eq!(failure.trouble, ConnectTrouble::Theirs, "{} connections wait: {failure:?}", waiting.len());
 }
 
 #[test]
-fn nothing_completes_after_the_end_of_a_peer() {
+fn no_completion_follows_a_disconnection() {
     let cluster = Cluster::new();
     for round in 0..300 {
         let (mut one, mut two) = (cluster.open("one"), cluster.open("two"));
@@ -58,7 +58,7 @@ fn nothing_completes_after_the_end_of_a_peer() {
                 }
             }
         });
-        // The request is in flight.
+        // Waits until the thread posts.
         one.completion();
         two.fabric.disconnect(to_one);
         let mut events = Vec::new();

@@ -1,4 +1,4 @@
-//! The shm fabric between processes: death, stops and cut-off.
+//! The shm fabric between processes, which exit, stop, and are cut off.
 //!
 //! Ignored tests are roles, which other tests start as separate processes.
 
@@ -9,13 +9,14 @@ use halite_fabric::{CutOff, Event, PeerId, PostCause};
 use halite_providers::{Fence, ShmConfig};
 use rustix::process::{Signal, WaitOptions, kill_process, waitpid};
 
-/// Message that ends an `echo`.
+/// Immediate of the message that makes `echo` exit.
 const END: u32 = u32::MAX;
 
-/// Stops the process, and waits until it has stopped, because the signal takes effect some time later.
+/// Stops the process. Waits until it has stopped, because the signal takes effect asynchronously.
 fn stop(role: &Role) {
     kill_process(role.pid(), Signal::STOP).unwrap();
-    let (_, status) = waitpid(Some(role.pid()), WaitOptions::UNTRACED).unwrap().expect("it is our child");
+    let (_, status) =
+        waitpid(Some(role.pid()), WaitOptions::UNTRACED).unwrap().expect("the role is a child process");
     assert!(status.stopped(), "{status:?}");
 }
 
@@ -31,14 +32,14 @@ fn echo() {
     loop {
         let (bytes, imm) = node.received();
         if imm == END {
-            // Exits without dropping the fabric, so the peer gets no message.
+            // Exits without dropping the fabric, so the fabric sends no message to the peer.
             std::process::exit(0);
         }
         node.send(tester, &bytes, imm).unwrap();
     }
 }
 
-/// Connects to an `echo` that is in a pid namespace unknown to this process.
+/// Accepts an `echo` whose pid namespace is invisible to this process.
 #[test]
 #[ignore = "a role"]
 fn tester_in_a_namespace() {
@@ -49,9 +50,9 @@ fn tester_in_a_namespace() {
     assert_eq!(tester.received(), (b"alive?".to_vec(), 1));
     let window = tester.fabric.direct(peer, halite_fabric::Key(0)).unwrap();
     window.store_u64(0, 3).unwrap();
-    assert_eq!(tester.fabric.cut_off(peer), CutOff::NotPermitted, "it has no pid in this namespace");
+    assert_eq!(tester.fabric.cut_off(peer), CutOff::NotPermitted, "the peer has no pid in this namespace");
     tester.send(peer, b"", END).unwrap();
-    expect_gone(&mut tester, peer);
+    check_cut_off(&mut tester, peer);
 }
 
 /// Starts a process that plays `echo`, and waits until it is connected and answers.
@@ -63,7 +64,7 @@ fn start_echo(cluster: &Cluster, tester: &mut Node) -> (Role, PeerId) {
     (role, peer)
 }
 
-fn expect_gone(tester: &mut Node, peer: PeerId) {
+fn check_cut_off(tester: &mut Node, peer: PeerId) {
     assert_eq!(tester.event(), Event::Disconnected { peer });
     assert_eq!(tester.event(), Event::CutOff { peer, exited: true });
     let error = tester.send(peer, b"still there?", 1).unwrap_err();
@@ -78,10 +79,10 @@ fn a_killed_peer_is_disconnected_and_cut_off() {
     let (mut role, peer) = start_echo(&cluster, &mut tester);
     let window = tester.fabric.direct(peer, halite_fabric::Key(0)).unwrap();
     role.0.kill().unwrap();
-    expect_gone(&mut tester, peer);
+    check_cut_off(&mut tester, peer);
     window.store_u64(0, 3).unwrap();
-    assert_eq!(window.load_u64(0), Ok(3), "its memory can still be accessed");
-    // Its name is free again: the next fabric replaces the files that the dead one left in the directory.
+    assert_eq!(window.load_u64(0), Ok(3), "the peer's memory is still mapped");
+    // The next fabric can use the name: it replaces the files of the dead process.
     assert_eq!(cluster.listeners(), ["tester.sock"]);
     let (_again, next) = start_echo(&cluster, &mut tester);
     assert_ne!(next, peer);
@@ -92,12 +93,12 @@ fn a_killed_peer_is_disconnected_and_cut_off() {
 fn peers_in_sibling_pid_namespaces_detect_exits() {
     let cluster = Cluster::new();
     let Some(mut tester) = Role::start_in_namespace(&cluster, "shm_processes::tester_in_a_namespace") else {
-        println!("left out: making a pid namespace takes root, and the programs setpriv and unshare");
+        println!("skipped: creating a pid namespace requires root, and the programs setpriv and unshare");
         return;
     };
     let _outside = cluster.open("outside");
     while !cluster.listeners().contains(&"tester.sock".to_owned()) {
-        assert_eq!(tester.0.try_wait().unwrap(), None, "the role has failed");
+        assert_eq!(tester.0.try_wait().unwrap(), None, "the role exited too early");
         std::thread::yield_now();
     }
     let _echo =
@@ -112,7 +113,7 @@ fn a_stopped_peer_can_be_cut_off() {
     let (role, peer) = start_echo(&cluster, &mut tester);
     stop(&role);
     assert_eq!(tester.fabric.cut_off(peer), CutOff::Started);
-    expect_gone(&mut tester, peer);
+    check_cut_off(&mut tester, peer);
 }
 
 #[test]
@@ -126,7 +127,7 @@ fn without_permission_to_kill_a_peer_is_only_watched() {
     tester.send(peer, b"still there?", 1).unwrap();
     assert_eq!(tester.received().0, b"still there?");
     role.0.kill().unwrap();
-    expect_gone(&mut tester, peer);
+    check_cut_off(&mut tester, peer);
 }
 
 #[test]
@@ -137,7 +138,7 @@ fn a_stopped_peer_is_cut_off_when_it_dies() {
     stop(&role);
     tester.fabric.disconnect(peer);
     assert_eq!(tester.event(), Event::Disconnected { peer });
-    // It may access our memory as soon as it resumes.
+    // The stopped process may access this process's memory once it resumes.
     assert_eq!(tester.try_event(), None);
     role.0.kill().unwrap();
     assert_eq!(tester.event(), Event::CutOff { peer, exited: true });
@@ -151,7 +152,7 @@ fn a_stopped_peer_cannot_block_a_registration() {
     let mut tester = Node::open(config);
     let (mut role, peer) = start_echo(&cluster, &mut tester);
     stop(&role);
-    // A socket's buffer holds some hundreds of messages.
+    // More messages than fit into the buffer of a socket, which holds some hundreds.
     for _ in 0..1000 {
         tester.register(4096);
     }

@@ -1,4 +1,4 @@
-//! A process with low resource limits, and peers that do not know these limits.
+//! A process with low resource limits.
 //!
 //! The ignored test is a role, which the other test starts as a separate process, because limits apply to a whole
 //! process.
@@ -23,8 +23,8 @@ fn limited_role() {
     node.fabric.connect("rich.sock", b"limited");
     let rich = node.connected();
     loop {
-        let (order, key) = node.received();
-        let answer = match &order[..] {
+        let (command, key) = node.received();
+        let answer = match &command[..] {
             b"few addresses" => limit(Resource::As, Some(mapped_bytes() + LARGE_BYTES / 2)),
             b"many addresses" => limit(Resource::As, None),
             b"no descriptors" => limit(Resource::Nofile, Some(lowest_free_descriptor())),
@@ -33,7 +33,7 @@ fn limited_role() {
                 let operation = Operation::Write { local: inline(b"salt"), remote: remote(Key(key), 0) };
                 format!("{:?}", node.run(rich, operation).0)
             }
-            order => panic!("{order:?} is no order"),
+            command => panic!("unknown command {command:?}"),
         };
         node.send(rich, answer.as_bytes(), 0).unwrap();
     }
@@ -61,13 +61,13 @@ struct LimitedRole<'n> {
 }
 
 impl LimitedRole<'_> {
-    fn run(&mut self, order: &str, key: u32) -> String {
-        self.node.send(self.role, order.as_bytes(), key).unwrap();
+    fn run(&mut self, command: &str, key: u32) -> String {
+        self.node.send(self.role, command.as_bytes(), key).unwrap();
         String::from_utf8(self.node.received().0).unwrap()
     }
 
-    fn set_limit(&mut self, order: &str) {
-        assert_eq!(self.run(order, 0), "done");
+    fn set_limit(&mut self, command: &str) {
+        assert_eq!(self.run(command, 0), "done");
     }
 }
 
@@ -83,9 +83,9 @@ fn an_unmapped_segment_keeps_the_connection() {
     limited.set_limit("few addresses");
     let (_, large) = limited.node.register(LARGE_BYTES);
     assert_eq!(limited.run("write", 1), "Unmapped");
-    assert_eq!(limited.run("write", 0), "Success", "segments that fit can still be used");
+    assert_eq!(limited.run("write", 0), "Success", "mapped segments can still be used");
     limited.set_limit("many addresses");
-    assert_eq!(limited.run("write", 1), "Success", "mapping is retried");
+    assert_eq!(limited.run("write", 1), "Success", "the next access maps the segment");
     assert_eq!(common::bytes_of(&large, 0, 4), b"salt");
 
     limited.set_limit("no descriptors");
@@ -98,6 +98,6 @@ fn an_unmapped_segment_keeps_the_connection() {
     assert_eq!(
         limited.run("write", 4),
         "RemoteAccess",
-        "a key that does not exist gives another error than an unmapped segment"
+        "an unknown key gives another error than an unmapped segment"
     );
 }

@@ -64,21 +64,21 @@ impl Link {
         message: Message,
         fds: Vec<OwnedFd>,
     ) -> Result<(), Trouble> {
-        let greeted = state.from_peer.greeting.is_some();
+        let is_greeted = state.from_peer.greeting.is_some();
         let is_connected = matches!(state.phase, Phase::Connected { .. });
         match (message, &state.phase) {
-            (Message::Hello { hello, .. }, Phase::Greeting { .. }) if !greeted => {
+            (Message::Hello { hello, .. }, Phase::Greeting { .. }) if !is_greeted => {
                 self.handle_hello(core, state, socket, hello, fds)
             }
-            (Message::Segment { key, len }, Phase::Greeting { .. }) if greeted => {
+            (Message::Segment { key, len }, Phase::Greeting { .. }) if is_greeted => {
                 let known = state.from_peer.segments.len();
                 check_key(core, known, key)?;
-                state.from_peer.segments.push(PeerSegment::Mapped(open_segment(only(&fds), len)?));
+                state.from_peer.segments.push(PeerSegment::Mapped(open_segment(only_descriptor(&fds), len)?));
                 Ok(())
             }
             (Message::Segment { key, len }, Phase::Connected { peer }) => {
                 check_key(core, peer.segments(), key)?;
-                let segment = match open_segment(only(&fds), len) {
+                let segment = match open_segment(only_descriptor(&fds), len) {
                     Ok(window) => PeerSegment::Mapped(window),
                     // This process lacks a resource, which affects only this segment.
                     Err(trouble @ Trouble::Ours(_)) => {
@@ -91,7 +91,7 @@ impl Link {
                 Ok(())
             }
             (Message::Withdrawn { key }, Phase::Greeting { .. } | Phase::Connected { .. })
-                if greeted || is_connected =>
+                if is_greeted || is_connected =>
             {
                 self.handle_withdrawn(core, state, key)
             }
@@ -103,9 +103,9 @@ impl Link {
             }
             // The segment is no longer needed, so this only drops its descriptor.
             (Message::Segment { .. }, Phase::Leaving { .. }) => Ok(()),
-            // In the phase Leaving, only Detached or the peer's exit ends the peer's access.
+            // In this phase, only Detached or the peer's exit ends the peer's access.
             (Message::Withdrawn { .. } | Message::Forgotten { .. }, Phase::Leaving { .. }) => Ok(()),
-            (Message::Ready, Phase::Greeting { .. }) if greeted && !state.from_peer.ready => {
+            (Message::Ready, Phase::Greeting { .. }) if is_greeted && !state.from_peer.ready => {
                 state.from_peer.ready = true;
                 Ok(())
             }
@@ -122,7 +122,8 @@ impl Link {
         }
     }
 
-    /// Drops a segment that the peer deregistered. If the peer never sent that segment, reserves its key.
+    /// Drops a segment that the peer has deregistered. If the peer never sent the segment, adds a placeholder for its
+    /// key.
     fn handle_withdrawn(&self, core: &Core, state: &mut LinkState, key: u32) -> Result<(), Trouble> {
         let LinkState { phase, from_peer, sent, .. } = state;
         let known = match phase {
@@ -146,29 +147,29 @@ impl Link {
             }
         };
         if !is_dropped {
-            return Err(format!("key {key} was deregistered before").into());
+            return Err(format!("the peer deregistered key {key} twice").into());
         }
         sent.pending_key_messages.push_back(Message::Forgotten { key });
         Ok(())
     }
 
-    /// Handles a message that arrived without its descriptors, because this process has no descriptors left.
+    /// Handles a message that arrived without its descriptors, because this process has reached its limit.
     fn handle_without_descriptors(
         &self,
         core: &Core,
         state: &LinkState,
         message: Message,
     ) -> Result<(), Trouble> {
-        let lack = Trouble::Ours(shortage::descriptors());
+        let shortage = Trouble::Ours(shortage::descriptors());
         match (message, &state.phase) {
             (Message::Segment { key, len }, Phase::Connected { peer }) => {
                 check_key(core, peer.segments(), key)?;
-                log_unmapped(peer, len, &lack);
+                log_unmapped(peer, len, &shortage);
                 peer.push_segment(PeerSegment::Unmapped { fd: None, len });
                 Ok(())
             }
             (_, Phase::Leaving { .. } | Phase::Over) => Ok(()),
-            _ => Err(lack),
+            _ => Err(shortage),
         }
     }
 
@@ -183,18 +184,17 @@ impl Link {
         let greeting = Greeting::check(socket, hello, fds)?;
         let source = Source::Exit { token: self.token };
         core.watch(&greeting.process.pidfd, source, EventFlags::IN | EventFlags::ET)
-            .map_err(|error| format!("cannot watch the process: {error}"))?;
+            .map_err(|error| format!("cannot watch the process of the peer: {error}"))?;
         state.from_peer.greeting = Some(greeting);
         Ok(())
     }
 
-    /// Sends the pending messages for which the socket has room. The link sends the others when the socket has room
-    /// again.
+    /// Sends the pending messages for which the socket has room. The link sends the other messages once the socket has
+    /// room again.
     pub(super) fn send_pending(&self, core: &Core, state: &mut LinkState) {
-        let greeting = matches!(state.phase, Phase::Greeting { .. });
-        let connected = matches!(state.phase, Phase::Connected { .. });
-        let silent = self.dialled.is_none() && !state.from_peer.ready;
-        if silent || !(greeting || connected) {
+        let may_send = matches!(state.phase, Phase::Greeting { .. } | Phase::Connected { .. });
+        let must_wait = self.dialled.is_none() && !state.from_peer.ready;
+        if must_wait || !may_send {
             return;
         }
         if !state.sent.hello {
@@ -248,7 +248,7 @@ impl Link {
         let Some(socket) = &state.socket else {
             return false;
         };
-        // Ignores a broken socket: receive_messages() reports it, after the messages that may still wait in it.
+        // Ignores a broken socket: receive_messages() reports it, after the messages that still wait there.
         socket::send(socket.as_fd(), message, fds).unwrap_or(false)
     }
 }
@@ -266,12 +266,12 @@ fn check_key(core: &Core, known: usize, key: u32) -> Result<(), Trouble> {
     Ok(())
 }
 
-fn only(fds: &[OwnedFd]) -> &OwnedFd {
+fn only_descriptor(fds: &[OwnedFd]) -> &OwnedFd {
     fds.first().expect("the socket counted the descriptors")
 }
 
-fn log_unmapped(peer: &Peer, len: u64, lack: &Trouble) {
-    tracing::warn!("this process cannot map {len} bytes of {}: {lack}", peer.process);
+fn log_unmapped(peer: &Peer, len: u64, shortage: &Trouble) {
+    tracing::warn!("this process cannot map {len} bytes of {}: {shortage}", peer.process);
 }
 
 fn open_segment(fd: &OwnedFd, len: u64) -> Result<Window, Trouble> {
