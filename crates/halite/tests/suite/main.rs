@@ -1,5 +1,6 @@
 //! Tests of the library with nodes of one process, beyond the conformance suite (crates/testing).
 
+mod attached;
 mod batches;
 mod calls;
 mod calls_found;

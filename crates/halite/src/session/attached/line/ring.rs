@@ -196,6 +196,8 @@ impl Line {
                     parts_max = FAR_PARTS_MAX;
                     part.land(self.block_on_after(pending, true))
                 }
+                // A part that the node could not finish at once replies with a body.
+                Err(Unfinished::Ended(body)) => part.land(body),
                 awaited => awaited.map(|_| ()),
             };
             if let Err(unfinished) = awaited {
