@@ -6,7 +6,8 @@
 //!                  └ lane 1: slices of long accesses ─────> in order among themselves
 //! ```
 //!
-//! Requests in one lane take effect, arrive and complete in order. Between lanes there is one guarantee: an operation
+//! Requests of one flow in one lane take effect, arrive and complete in order. A request may overtake requests of other
+//! flows that still wait at the sender. Between lanes there is one guarantee: an operation
 //! that completes with success takes effect before any operation that a caller posts after polling this completion. So
 //! a caller that needs an order between two lanes waits for the completion of the first operation. A connection ends as
 //! a whole: requests in all lanes complete before [`Event::Disconnected`](crate::Event::Disconnected).
@@ -21,6 +22,9 @@ pub struct Lane {
     pub number: u8,
     /// Traffic class of the requests.
     pub class: Class,
+    /// Requests of different flows need no order, so a provider may let flows take turns. Requests of flow 0 never wait
+    /// for a turn.
+    pub flow: u32,
 }
 
 /// Traffic class of requests.
@@ -34,7 +38,7 @@ pub enum Class {
 
 impl Lane {
     /// The default lane, for callers that need only one lane.
-    pub const FIRST: Lane = Lane { number: 0, class: Class::Latency };
+    pub const FIRST: Lane = Lane { number: 0, class: Class::Latency, flow: 0 };
 
     /// Returns the index of this lane at a provider with `orders` lanes: the number of the lane modulo `orders`. Treats
     /// `orders` 0 as 1.

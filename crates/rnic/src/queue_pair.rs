@@ -184,6 +184,18 @@ impl QueuePair {
         self.requester.posted()
     }
 
+    /// Returns the number of packets of posted requests that have not been sent. For a read, returns the packets of its
+    /// response that have not been requested.
+    pub fn unsent(&self) -> u64 {
+        self.requester.unsent()
+    }
+
+    /// Returns the number of packets that the path delivers in `ns`, by the last measurements; `None` before the first one,
+    /// and without [`Config::fills_path`].
+    pub fn delivered_in(&self, ns: u64) -> Option<u64> {
+        self.requester.delivered_in(&self.config, ns)
+    }
+
     /// Returns the length in bytes of the longest packet that [`QueuePair::poll_transmit`] writes.
     pub fn packet_bytes_max(&self) -> usize {
         packet_bytes_max(self.config.mtu)

@@ -782,6 +782,16 @@ impl Requester {
     pub fn posted(&self) -> usize {
         self.works.len()
     }
+
+    /// Returns the number of packets of posted requests that have not been sent.
+    pub fn unsent(&self) -> u64 {
+        self.end - self.next
+    }
+
+    /// Returns the number of packets that the path delivers in `ns`, if this has been measured.
+    pub fn delivered_in(&self, config: &Config, ns: u64) -> Option<u64> {
+        self.selective.as_ref().filter(|_| config.fills_path)?.delivered_in(ns)
+    }
 }
 
 fn window_of(config: &Config, credit: Credit) -> u32 {

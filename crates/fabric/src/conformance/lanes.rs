@@ -7,7 +7,7 @@ use super::{Harness, skip};
 use crate::{Class, Event, Lane, Local, Operation, PostCause, Status};
 
 const SMALL: Lane = Lane::FIRST;
-const LONG: Lane = Lane { number: 1, class: Class::Bulk };
+const LONG: Lane = Lane { number: 1, class: Class::Bulk, flow: 0 };
 
 /// Returns true if the provider has two lanes; otherwise prints that the case is skipped.
 fn has_two_lanes(pair: &Pair<'_>) -> bool {
@@ -27,7 +27,7 @@ fn long(pair: &Pair<'_>) -> Operation<'static> {
 pub fn each_lane_keeps_its_order(harness: &dyn Harness) {
     const EACH: u32 = 20;
     let mut pair = Pair::new(harness);
-    let lanes = [SMALL, LONG, Lane { number: 255, class: Class::Bulk }];
+    let lanes = [SMALL, LONG, Lane { number: 255, class: Class::Bulk, flow: 0 }];
     let orders = pair.one.fabric.capabilities(pair.to_two).lanes;
     for number in 0..EACH {
         for lane in lanes {
@@ -42,7 +42,7 @@ pub fn each_lane_keeps_its_order(harness: &dyn Harness) {
     let mut heard = BTreeMap::new();
     let mut ended = BTreeMap::new();
     let check_next = |last: &mut BTreeMap<usize, u32>, imm: u32, lane: u32| {
-        let order = Lane { number: lane as u8, class: Class::Bulk }.order_among(orders);
+        let order = Lane { number: lane as u8, class: Class::Bulk, flow: 0 }.order_among(orders);
         assert!(last.get(&order).is_none_or(|before| before & 0xffff <= imm & 0xffff), "lane {lane}: {imm}");
         last.insert(order, imm);
     };

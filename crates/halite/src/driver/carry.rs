@@ -26,7 +26,7 @@ use crate::posted::{
     Cursor, DetachedOperation, Ended, NoStaging, Part, PendingOperation, Pipeline, SLICE_BYTES_MAX,
     bytes_max, low,
 };
-use crate::runtime::lanes::{ACCESSES, CALLS};
+use crate::runtime::lanes::{CALLS, TRANSFERS};
 
 /// A list of accesses of one kind, which are executed in order.
 pub(crate) trait Transfer {
@@ -51,6 +51,11 @@ pub(crate) trait Transfer {
     /// Returns the priority of the accesses; `None` if they are never delayed and count for no priority.
     fn priority(&self) -> Option<Priority> {
         None
+    }
+
+    /// Returns the lane of the accesses.
+    fn lane(&self) -> Lane {
+        TRANSFERS
     }
 
     /// Returns the `len` bytes from `at` on that a write stores.
@@ -164,7 +169,10 @@ impl Driver {
         let mut part = self.prepare(transfer, at, peer, true).ok().filter(|part| part.len == rest)?;
         let time = self.begin_time(transfer.kind());
         self.expect_round_trip(peer);
-        self.shared.fabric.post(peer, lane_of(&part), &[request(transfer, &part, is_awaited)]).ok()?;
+        self.shared
+            .fabric
+            .post(peer, lane_of(transfer, &part), &[request(transfer, &part, is_awaited)])
+            .ok()?;
         part.operation.set_posted();
         let shaped = self.record_posted(transfer, rest, is_awaited);
         Some(SinglePart { operation: part.operation, peer, at, time, shaped })
@@ -301,8 +309,8 @@ fn direction_of(kind: Kind) -> Direction {
     if matches!(kind, Kind::Read) { Direction::In } else { Direction::Out }
 }
 
-fn lane_of(part: &Part<'_>) -> Lane {
-    if part.call.is_some() { CALLS } else { ACCESSES }
+fn lane_of<T: Transfer>(transfer: &T, part: &Part<'_>) -> Lane {
+    if part.call.is_some() { CALLS } else { transfer.lane() }
 }
 
 /// Returns the histogram of an operation's kind, and its counters of operations and bytes.
@@ -546,7 +554,7 @@ impl<'a, T: Transfer> Carrying<'a, T> {
 
     /// Posts `parts`. Returns how many were posted, and why the others were refused.
     fn post(&self, peer: PeerId, parts: &[Part<'_>]) -> (usize, Option<PostCause>) {
-        let lane = lane_of(&parts[0]);
+        let lane = lane_of(&*self.transfer, &parts[0]);
         let requests: SmallVec<[WorkRequest<'_>; 1]> =
             parts.iter().map(|part| request(&*self.transfer, part, true)).collect();
         match self.driver.shared.fabric.post(peer, lane, &requests) {

@@ -11,7 +11,7 @@ use halite_fabric::{
 use halite_tier::effect::{CopyFailure, Token};
 
 use super::pipeline::{bytes_max, has_room, low};
-use crate::runtime::lanes::ACCESSES;
+use crate::runtime::lanes::TRANSFERS;
 
 /// Length of a slice in bytes: shorter than the slices of accesses, so that other operations on the same peer do not
 /// wait long behind a move.
@@ -110,7 +110,7 @@ impl Chunk {
             WorkRequest { id, operation: Operation::Read { local, remote }, signalled: true, solicited: true }
         };
         let requests: Vec<WorkRequest<'_>> = fits.map(request).collect();
-        let count = match fabric.post(peer, ACCESSES, &requests) {
+        let count = match fabric.post(peer, TRANSFERS, &requests) {
             Ok(()) => requests.len(),
             Err(error) => {
                 // A full queue: retried when the runner settles, which it does once there is room.

@@ -6,9 +6,15 @@
 //! lists these cases.
 
 use halite_fabric::{Class, Lane};
+use halite_tier::ids::SessionId;
 
 /// Lane of messages, control messages, calls, and atomics that travel as calls.
-pub(crate) const CALLS: Lane = Lane { number: 0, class: Class::Latency };
+pub(crate) const CALLS: Lane = Lane { number: 0, class: Class::Latency, flow: 0 };
 
-/// Lane of reads, writes and atomics of regions, and of other transfers in slices.
-pub(crate) const ACCESSES: Lane = Lane { number: 1, class: Class::Bulk };
+/// Lane of transfers in slices that belong to no session.
+pub(crate) const TRANSFERS: Lane = Lane { number: 1, class: Class::Bulk, flow: 1 };
+
+/// Returns the lane of a session's reads, writes and atomics of regions. Sessions take turns in it.
+pub(crate) fn accesses(session: SessionId) -> Lane {
+    Lane { flow: 2 + u32::from(session.0), ..TRANSFERS }
+}

@@ -5,7 +5,7 @@
 
 pub(crate) mod posted;
 
-use halite_fabric::{PeerId, Status};
+use halite_fabric::{Lane, PeerId, Status};
 use halite_mem::Window;
 use halite_tier::access::{Blocked, Count, Mapping, SlotRef, WORD_BYTES};
 use halite_tier::ids::{NodeId, NodeIncarnation};
@@ -15,6 +15,7 @@ use halite_tier::qos::Priority;
 use crate::driver::carry::{Failed, Kind, SinglePart, Stop, Transfer};
 use crate::error::{AccessCause, AccessError, BatchError};
 use crate::posted::{Cursor, Ended};
+use crate::runtime::lanes;
 use crate::session::{Inner, Lh, ReadOp, WriteOp};
 
 /// A list of reads, which are executed in order.
@@ -74,6 +75,10 @@ impl Transfer for Reads<'_, '_> {
         Some(self.priority)
     }
 
+    fn lane(&self) -> Lane {
+        lanes::accesses(self.inner.id)
+    }
+
     fn target(&mut self, at: Cursor, len: usize) -> &mut [u8] {
         &mut self.ops[at.index].into[at.done..at.done + len]
     }
@@ -109,6 +114,10 @@ impl Transfer for Writes<'_, '_> {
 
     fn priority(&self) -> Option<Priority> {
         Some(self.priority)
+    }
+
+    fn lane(&self) -> Lane {
+        lanes::accesses(self.inner.id)
     }
 
     fn source(&self, at: Cursor, len: usize) -> &[u8] {

@@ -5,6 +5,7 @@
 //! ([`halite_tier::rpc::atomic`]). An atomic is never repeated: if its completion or answer is lost, the atomic fails
 //! and may have taken effect.
 
+use halite_fabric::Lane;
 use halite_tier::access::{Atomic, Blocked, SlotRef, WORD_BYTES};
 use halite_tier::permissions::Permissions;
 
@@ -12,6 +13,7 @@ use crate::blocking;
 use crate::driver::carry::{Kind, Transfer};
 use crate::error::{AccessError, BatchError};
 use crate::posted::Cursor;
+use crate::runtime::lanes;
 use crate::session::access::Accesses;
 use crate::session::attached::Access;
 use crate::session::{self, Embedded, Inner, Lh, Session, SwapOp, embedded};
@@ -203,6 +205,10 @@ impl Transfer for Change<'_> {
 
     fn kind(&self) -> Kind {
         Kind::Atomic(self.atomic)
+    }
+
+    fn lane(&self) -> Lane {
+        lanes::accesses(self.inner.id)
     }
 
     fn set_old(&mut self, old: u64) {

@@ -16,14 +16,15 @@ use halite_rnic::room::Share;
 use halite_rnic::wire::{Flow, Packet, Qpn};
 use halite_rnic::{
     Cause, Config, Counters, Held, Mtu, Operation as RnicOperation, PostError, QueuePair, Remote, Request,
-    Source, Status as RnicStatus,
+    Source, State, Status as RnicStatus,
 };
 
+use super::backlog::Backlog;
 use super::greeting::Offer;
 use super::memory::{Registered, View};
 use super::ports::PortUse;
 use super::translated::{AddressChanged, Translated};
-use super::{INLINE_BYTES_MAX, LANES, lock, read};
+use super::{INLINE_BYTES_MAX, LANES, SEND_BYTES_MAX, lock, read};
 
 /// A connection to a peer; see the header of this file.
 #[derive(Debug)]
@@ -83,6 +84,8 @@ pub(super) struct Connection {
 pub(super) struct Lane {
     qp: QueuePair,
     held: Held<Window>,
+    /// Requests that wait for their flow's turn.
+    backlog: Backlog<Waiting>,
     /// True after a post failed because the queue was full.
     wants_room: bool,
     timeouts: Timeouts,
@@ -90,6 +93,13 @@ pub(super) struct Lane {
     singly_until_ns: u64,
     /// Number of trains that the system refused, and of times that the path seemed to drop them.
     trains_refused: u64,
+}
+
+/// A request that waits for its flow's turn, and the window of the local memory that it uses.
+#[derive(Debug)]
+struct Waiting {
+    request: Request,
+    window: Option<Window>,
 }
 
 /// Arguments that all steps of a lane take.
@@ -127,8 +137,8 @@ impl Connection {
             // The fabric delivers arrivals at once, so there is always room.
             qp.add_receives(u32::MAX);
             let (timeouts, singly_until_ns, trains_refused) = (Timeouts::default(), 0, 0);
-            let (held, wants_room) = (Held::default(), false);
-            Mutex::new(Lane { qp, held, wants_room, timeouts, singly_until_ns, trains_refused })
+            let (held, backlog, wants_room) = (Held::default(), Backlog::default(), false);
+            Mutex::new(Lane { qp, held, backlog, wants_room, timeouts, singly_until_ns, trains_refused })
         };
         Connection {
             peer,
@@ -282,7 +292,7 @@ impl Connection {
 
     /// Returns true if no posted request is outstanding on either lane.
     pub(super) fn is_idle(&self) -> bool {
-        self.lanes.iter().all(|lane| lock(lane).qp.posted() == 0)
+        self.lanes.iter().all(|lane| lock(lane).outstanding() == 0)
     }
 
     /// Returns the packets that the peer still needs to execute all posted requests. Returns `None` if the packets of a
@@ -291,6 +301,9 @@ impl Connection {
         let mut packets = Vec::new();
         for lane in &self.lanes {
             let lane = lock(lane);
+            if lane.backlog.len() > 0 {
+                return None;
+            }
             let view = View { registered, salt: self.salt, held: &lane.held };
             packets.extend(lane.qp.rest(&view, bytes_max)?);
         }
@@ -345,6 +358,7 @@ impl Connection {
             lane.qp.close();
             lane.wants_room = false;
             lane.drain(self.peer, &mut outcome);
+            lane.flush_backlog(self.peer, &mut outcome);
         }
         if was_up {
             let peer = self.peer;
@@ -357,11 +371,13 @@ impl Connection {
 
 /// Steps of a lane; the caller holds its lock.
 impl Lane {
-    /// Posts a request, or returns the reason why the lane refuses the request.
+    /// Posts a request of a flow, or returns the reason why the lane refuses the request. A request of flow 0 does not wait
+    /// for a turn.
     pub(super) fn post(
         &mut self,
         connection: &Connection,
         registered: &Registered,
+        flow: u32,
         request: &WorkRequest<'_>,
     ) -> Result<(), PostCause> {
         if !connection.is_up() || connection.is_leaving() || connection.has_ended.load(Relaxed) {
@@ -369,7 +385,27 @@ impl Lane {
         }
         let (operation, window) = self.convert(connection, registered, &request.operation)?;
         let WorkRequest { id, signalled, solicited, .. } = *request;
-        match self.qp.post(Request { id: id.0, operation, signalled, solicited }) {
+        let waiting = Waiting { request: Request { id: id.0, operation, signalled, solicited }, window };
+        if self.outstanding() >= QUEUE_MAX {
+            self.wants_room = true;
+            return Err(PostCause::QueueFull);
+        }
+        if flow == 0 || self.backlog.len() == 0 && self.qp.unsent() < self.unsent_max() {
+            return self.post_to_queue_pair(waiting);
+        }
+        let bytes = u64::from(waiting.request.operation.len_bytes());
+        self.backlog.push(flow, bytes, waiting);
+        Ok(())
+    }
+
+    fn post_to_queue_pair(&mut self, waiting: Waiting) -> Result<(), PostCause> {
+        let Waiting { mut request, window } = waiting;
+        match &mut request.operation {
+            RnicOperation::Write { source: Source::Registered { local, .. }, .. }
+            | RnicOperation::Read { local, .. } => local.key = self.held.next_key(),
+            _ => {}
+        }
+        match self.qp.post(request) {
             Ok(()) => {
                 self.held.push(window);
                 Ok(())
@@ -380,6 +416,26 @@ impl Lane {
             }
             Err(PostError::NotReady) => Err(PostCause::NotConnected),
             Err(PostError::Malformed) => Err(PostCause::Malformed),
+        }
+    }
+
+    /// Returns the number of requests that have not completed.
+    fn outstanding(&self) -> usize {
+        self.qp.posted() + self.backlog.len()
+    }
+
+    /// Returns the number of unsent packets in the queue pair from which further requests wait for their turn. Before the
+    /// path's rate is known, there is no limit.
+    fn unsent_max(&self) -> u64 {
+        self.qp.delivered_in(UNSENT_NS).map_or(u64::MAX, |packets| packets.max(UNSENT_PACKETS_MIN))
+    }
+
+    /// Completes the requests of the backlog of a connection that has ended.
+    fn flush_backlog(&mut self, peer: PeerId, outcome: &mut Outcome) {
+        while let Some(Waiting { request, .. }) = self.backlog.pop() {
+            let kind = CompletionKind::Done { id: WorkId(request.id) };
+            outcome.events.push(Event::Completed(Completion { peer, status: Status::Flushed, kind }));
+            outcome.rings = true;
         }
     }
 
@@ -403,7 +459,7 @@ impl Lane {
                 Local::Inline(_) => return Err(PostCause::Malformed),
                 Local::Registered { key, offset, len } => {
                     let (len, window) = own_window(registered, key, offset, len)?;
-                    let local = halite_rnic::Local { key: self.held.next_key(), address: offset };
+                    let local = halite_rnic::Local { key: 0, address: offset };
                     (Source::Registered { local, len }, Some(window))
                 }
             };
@@ -414,10 +470,11 @@ impl Lane {
             Operation::WriteImm { local, remote, imm } => write(&local, remote, Some(imm)),
             Operation::Read { local: Local::Registered { key, offset, len }, remote: from } => {
                 let (len, window) = own_window(registered, key, offset, len)?;
-                let local = halite_rnic::Local { key: self.held.next_key(), address: offset };
+                let local = halite_rnic::Local { key: 0, address: offset };
                 Ok((RnicOperation::Read { local, remote: remote(from), len }, Some(window)))
             }
             Operation::Read { local: Local::Inline(_), .. } => Err(PostCause::Malformed),
+            Operation::Send { bytes, .. } if bytes.len() > SEND_BYTES_MAX => Err(PostCause::Malformed),
             Operation::Send { bytes, imm } => {
                 Ok((RnicOperation::Send { bytes: bytes.to_vec(), imm: Some(imm) }, None))
             }
@@ -485,18 +542,23 @@ impl Lane {
         holds_acks: bool,
     ) -> Option<u64> {
         let Connection { outwards, address, own_address, salt, port_use, .. } = connection;
-        let view = View { registered: context.registered, salt: *salt, held: &self.held };
-        let qp = &mut self.qp;
-        qp.hold_acks(holds_acks);
+        self.qp.hold_acks(holds_acks);
         let singly = context.now_ns < self.singly_until_ns;
-        self.trains_refused += port_use.port().send_all(
-            outwards,
-            (*own_address, *address),
-            qp.packet_bytes_max(),
-            singly,
-            |bytes| qp.poll_transmit(context.now_ns, &view, bytes),
-        );
-        qp.poll_timeout()
+        let (ends, bytes_max, unsent_max) =
+            ((*own_address, *address), self.qp.packet_bytes_max(), self.unsent_max());
+        let refused = port_use.port().send_all(outwards, ends, bytes_max, singly, |bytes| {
+            while self.qp.unsent() < unsent_max
+                && self.qp.state() == State::ReadyToSend
+                && let Some(waiting) = self.backlog.pop()
+            {
+                let posted = self.post_to_queue_pair(waiting);
+                debug_assert_eq!(posted, Ok(()), "the lane has checked the request");
+            }
+            let view = View { registered: context.registered, salt: *salt, held: &self.held };
+            self.qp.poll_transmit(context.now_ns, &view, bytes)
+        });
+        self.trains_refused += refused;
+        self.qp.poll_timeout()
     }
 
     /// Sets the lane's share of the socket's receive buffer. Returns the time of the next timer, in ns.
@@ -549,7 +611,7 @@ impl Lane {
             outcome.events.push(Event::Completed(Completion { peer, status, kind }));
         }
         self.held.keep_last(self.qp.posted());
-        if self.wants_room && outcome.broken.is_none() && self.qp.posted() <= ROOM_AT {
+        if self.wants_room && outcome.broken.is_none() && self.outstanding() <= ROOM_AT {
             self.wants_room = false;
             outcome.rings = true;
             outcome.events.push(Event::Room { peer });
@@ -606,6 +668,11 @@ impl Timeouts {
 
 /// Maximum number of outstanding requests of a lane.
 pub(super) const QUEUE_MAX: usize = 1024;
+/// Time in which the path delivers the packets that wait in the queue pair while other requests wait for their turn, in
+/// ns. A short request waits behind these packets.
+const UNSENT_NS: u64 = 50_000;
+/// Minimum number of these packets.
+const UNSENT_PACKETS_MIN: u64 = 16;
 /// Number of outstanding requests at which a poster that found the queue full gets the room event.
 const ROOM_AT: usize = QUEUE_MAX / 4 * 3;
 

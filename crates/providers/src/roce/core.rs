@@ -26,7 +26,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
-use halite_fabric::{ConnectFailure, ConnectTrouble, Event, PeerId, PostCause, WorkRequest};
+use halite_fabric::{
+    ConnectFailure, ConnectTrouble, Event, Lane as FabricLane, PeerId, PostCause, WorkRequest,
+};
 use halite_rnic::Cause;
 use halite_rnic::wire::bth::Bth;
 use halite_rnic::wire::{Headers, Packet};
@@ -219,13 +221,14 @@ impl Core {
     pub(super) fn post(
         &self,
         peer: PeerId,
-        order: usize,
+        lane: FabricLane,
         requests: &[WorkRequest<'_>],
     ) -> Result<(), (usize, PostCause)> {
         let connection = self.peer(peer).ok_or((0, PostCause::NotConnected))?;
-        let mut lane = connection.lane(order);
+        let flow = lane.flow;
+        let mut lane = connection.lane(lane.order_among(LANES));
         let refused = requests.iter().enumerate().find_map(|(posted, request)| {
-            Some((posted, lane.post(&connection, &self.registered, request).err()?))
+            Some((posted, lane.post(&connection, &self.registered, flow, request).err()?))
         });
         let mut outcome = Outcome::default();
         self.advance_lane(&connection, &mut lane, self.now_ns(), false, &mut outcome);

@@ -27,6 +27,7 @@
 //! socket of a connection stays open; when the other end closes it, that end has left or died. An end that closes its
 //! fabric first waits until peers have acknowledged its requests.
 
+mod backlog;
 mod bell;
 mod capture;
 mod connection;
@@ -438,7 +439,7 @@ impl Fabric for RoceFabric {
     }
 
     fn post(&self, peer: PeerId, lane: Lane, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
-        let posted = self.core.post(peer, lane.order_among(LANES), requests);
+        let posted = self.core.post(peer, lane, requests);
         posted.map_err(|(posted, cause)| PostError { peer, posted, cause })
     }
 

@@ -7,6 +7,7 @@
 mod common;
 mod damage;
 mod drops;
+mod flows;
 mod forged;
 mod traffic;
 mod translated;

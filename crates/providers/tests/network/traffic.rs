@@ -24,7 +24,7 @@ const READ_BYTES_MAX: usize = 1 << 14;
 const POSTED_MAX: usize = 24;
 /// Number of words that atomics change.
 const WORDS: u64 = 4;
-const BULK: Lane = Lane { number: 1, class: halite_fabric::Class::Bulk };
+const BULK: Lane = Lane { number: 1, class: halite_fabric::Class::Bulk, flow: 2 };
 
 /// State of one end.
 struct Side {

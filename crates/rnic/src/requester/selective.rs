@@ -91,6 +91,12 @@ impl Selective {
         self.controller.as_ref().map(|controller| controller.window_packets())
     }
 
+    /// Returns the number of packets that the path delivers in `ns`; `None` before the first measurement.
+    pub fn delivered_in(&self, ns: u64) -> Option<u64> {
+        let (product, trip_ns) = self.bdp.product()?;
+        Some(u64::from(product) * ns / trip_ns.max(1))
+    }
+
     /// Returns the pace at which packets leave; `None` if packets are not paced.
     // [ROCE-CC-2]
     fn pace(&self, config: &Config, granted: u32, trip_ns: Option<u64>, parts: u32) -> Option<Pace> {

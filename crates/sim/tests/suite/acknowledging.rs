@@ -17,7 +17,7 @@ fn acknowledgements_do_not_wait_behind_bulk() {
     // A packet takes 264 us, and the test posts a message every 250 us.
     let slow = Profile { bandwidth_bytes_per_us: 16, ..Profile::rnic_100g() };
     let Pair { world, one, two } = &pair(1, slow);
-    let bulk = Lane { number: 1, class: Class::Bulk };
+    let bulk = Lane { number: 1, class: Class::Bulk, flow: 0 };
     let write = Operation::Write { local: one.source(256 << 10), remote: remote(two.key, 0) };
     one.fabric.post(one.peer, bulk, &[common::request(0, write)]).unwrap();
     let mut newest = 0;

@@ -87,7 +87,7 @@ fn each_lane_gets_an_answer_to_its_own_key_request() {
     one.post(1, write(unannounced_key()));
     run_for(world, 60_000);
     // The answer is in flight.
-    let other = Lane { number: 1, class: Class::Bulk };
+    let other = Lane { number: 1, class: Class::Bulk, flow: 0 };
     one.fabric.post(one.peer, other, &[common::request(2, write(unannounced_key()))]).unwrap();
     run_for(world, 30_000);
     assert_eq!(one.ended(), [], "a request was sent before its key was known");

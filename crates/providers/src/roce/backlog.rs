@@ -1,0 +1,107 @@
+//! Requests that wait for their turn in a lane's queue pair.
+//!
+//! A queue pair sends requests in the order in which they were posted. So a lane posts only as many as the path soon
+//! takes. The others wait in one queue for each flow, and the flows take turns, so that a short request overtakes the
+//! long ones of other flows:
+//!
+//! ```text
+//!   flow 2: [120 KiB][120 KiB][120 KiB] ─┐
+//!                                        ├─ turns ─> queue pair: few unsent packets ─> path
+//!   flow 3: [64 B] ──────────────────────┘
+//! ```
+//!
+//! The turns follow deficit round robin (Shreedhar and Varghese, SIGCOMM 1995): each turn entitles a flow to a number of
+//! bytes, and unused bytes remain while the flow has requests.
+
+use std::collections::VecDeque;
+
+/// Bytes to which each turn entitles a flow.
+const TURN_BYTES: u64 = 16 << 10;
+/// Bytes that each request costs in addition to its length.
+const REQUEST_BYTES: u64 = 256;
+
+/// The waiting requests, by flow.
+#[derive(Debug)]
+pub(super) struct Backlog<T> {
+    /// The flows with requests, in the order of their turns.
+    flows: VecDeque<Flow<T>>,
+    len: usize,
+}
+
+#[derive(Debug)]
+struct Flow<T> {
+    number: u32,
+    /// Bytes to which the flow is entitled.
+    credit: u64,
+    /// Requests and their cost in bytes.
+    requests: VecDeque<(T, u64)>,
+}
+
+impl<T> Default for Backlog<T> {
+    fn default() -> Backlog<T> {
+        Backlog { flows: VecDeque::new(), len: 0 }
+    }
+}
+
+impl<T> Backlog<T> {
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Appends a request of `bytes` bytes to the queue of its flow.
+    pub(super) fn push(&mut self, flow: u32, bytes: u64, request: T) {
+        self.len += 1;
+        let entry = (request, bytes.saturating_add(REQUEST_BYTES));
+        match self.flows.iter_mut().find(|waiting| waiting.number == flow) {
+            Some(waiting) => waiting.requests.push_back(entry),
+            None => self.flows.push_back(Flow { number: flow, credit: 0, requests: VecDeque::from([entry]) }),
+        }
+    }
+
+    /// Removes the request whose turn it is.
+    pub(super) fn pop(&mut self) -> Option<T> {
+        loop {
+            let is_alone = self.flows.len() == 1;
+            let flow = self.flows.front_mut()?;
+            let (_, cost) = flow.requests.front()?;
+            if is_alone || flow.credit >= *cost {
+                flow.credit = flow.credit.saturating_sub(*cost);
+                let (request, _) = flow.requests.pop_front()?;
+                if flow.requests.is_empty() {
+                    self.flows.pop_front();
+                }
+                self.len -= 1;
+                return Some(request);
+            }
+            flow.credit += TURN_BYTES;
+            self.flows.rotate_left(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flows_share_by_bytes_and_keep_their_order() {
+        let mut backlog = Backlog::default();
+        for number in 0..10 {
+            backlog.push(2, 120 << 10, (2, number));
+        }
+        for number in 0..100 {
+            backlog.push(3, 8 << 10, (3, number));
+        }
+        backlog.push(4, 64, (4, 0));
+        let all: Vec<_> = std::iter::from_fn(|| backlog.pop()).collect();
+        assert!(backlog.len() == 0 && all.len() == 111, "{all:?}");
+        let of_flow =
+            |flow: u32| all.iter().filter(move |request| request.0 == flow).map(|request| request.1);
+        assert!((2..5).all(|flow| of_flow(flow).is_sorted()), "{all:?}");
+        let alone = all.iter().position(|request| request.0 == 4);
+        assert!(alone.is_some_and(|index| index < 4), "a short request waits for no long one: {all:?}");
+        // 16 of these cost as much as one of flow 2, with 256 bytes for each request.
+        let beside = all.iter().take_while(|request| **request != (2, 5)).filter(|request| request.0 == 3);
+        assert!((70..=80).contains(&beside.count()), "{all:?}");
+    }
+}

@@ -1,0 +1,66 @@
+//! Flows of one lane take turns.
+
+use halite_fabric::{Class, Completion, CompletionKind, Fabric, Key, Lane, Local, Operation, Status, WorkId};
+
+use crate::common::pair::Pair;
+use crate::common::{Cluster, inline, remote};
+use crate::world::Network;
+
+const SLICE: u64 = 120 << 10;
+/// More than any window, so that most slices wait.
+const SLICES: usize = 256;
+
+fn lane(flow: u32) -> Lane {
+    Lane { number: 1, class: Class::Bulk, flow }
+}
+
+/// Posts [`SLICES`] long writes of flow 2 and then a short one of flow 3. Returns the ids of the long ones, and of the
+/// short one.
+fn post_long_and_short(pair: &mut Pair, own: Key, theirs: Key) -> (Vec<WorkId>, WorkId) {
+    let slice = || {
+        let local = Local::Registered { key: own, offset: 0, len: SLICE };
+        Operation::Write { local, remote: remote(theirs, 0) }
+    };
+    let long = (0..SLICES).map(|_| pair.post_to(0, lane(2), slice())).collect();
+    let short = Operation::Write { local: inline(b"short"), remote: remote(theirs, SLICE) };
+    (long, pair.post_to(0, lane(3), short))
+}
+
+fn ended(pair: &mut Pair) -> Option<(WorkId, Status)> {
+    match pair.ends[0].take_completion()? {
+        Completion { status, kind: CompletionKind::Done { id }, .. } => Some((id, status)),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_short_request_overtakes_the_waiting_ones_of_another_flow() {
+    let Some(network) = Network::new() else { return };
+    let cluster = Cluster::new();
+    let mut pair = network.connect([0, 1].map(|side| network.config(&cluster, side)));
+    let ((own, _), (theirs, _)) = (pair.ends[0].register(1 << 20), pair.ends[1].register(1 << 20));
+    // The first round measures the path.
+    for round in 0..2 {
+        let (long, short) = post_long_and_short(&mut pair, own, theirs);
+        let mut order = Vec::new();
+        while order.len() <= SLICES {
+            let (id, status) = pair.until("a completion", ended);
+            assert_eq!(status, Status::Success);
+            order.push(id);
+        }
+        let at = order.iter().position(|id| *id == short).expect("it has completed");
+        order.remove(at);
+        assert_eq!(order, long, "the requests of a flow keep their order");
+        assert!(round == 0 || at < SLICES / 2, "{at} long requests went first");
+    }
+
+    let (long, short) = post_long_and_short(&mut pair, own, theirs);
+    pair.ends[1].fabric.close();
+    let mut left: Vec<WorkId> = long.into_iter().chain([short]).collect();
+    while !left.is_empty() {
+        let (id, _) = pair.until("the end of each request", ended);
+        let before = left.len();
+        left.retain(|other| *other != id);
+        assert_eq!(left.len() + 1, before, "each request ends once");
+    }
+}
