@@ -41,13 +41,12 @@ pub fn in_short(cause: LossCause, age: Duration) -> String {
     }
 }
 
-/// Formats how a region was lost: its node, and the cause of that node's loss.
+/// Formats how a region was lost: its node, and the cause of that node's loss. If no node has seen its process end,
+/// another process with its number or `halite forget` has shown that it is over.
 pub fn in_words(lost: &Lost) -> String {
     let short = in_short(lost.cause, lost.age);
-    match lost.cause {
-        LossCause::Unreachable => format!("node {} is {short}", lost.node),
-        _ => format!("lost with node {} ({short})", lost.node),
-    }
+    let end = if lost.cause == LossCause::Unreachable { ", then restarted or forgotten" } else { "" };
+    format!("lost with node {} ({short}{end})", lost.node)
 }
 
 /// Replaces an error about a lost region by one that shows the time of the loss in local time.

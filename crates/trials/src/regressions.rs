@@ -167,10 +167,15 @@ fn a_cut_link_is_not_told_as_a_dead_node() {
         let ends = [(0, 1), (1, 0)].map(|(from, to)| (harness.host(from), harness.host(to)));
         let links = ends.map(|(from, to)| harness.world.link(from, to));
         let cut = harness.plan.lease() * 4;
+        let mut mapping = pin!(session.map("words", ALL));
+        assert!(poll_once(mapping.as_mut()).is_pending());
         for (from, to) in ends {
             harness.world.set_link(from, to, harness.world.link(from, to).down());
         }
         harness.world.sleep(None, cut).await;
+        let asked = mapping.await.expect_err("the link is cut").cause;
+        let is_undone = matches!(asked, RegionCause::DirectoryUnreachable { maybe_done: false, .. });
+        assert!(is_undone, "a map changes nothing: {asked}");
         let lost = AccessCause::LinkLost(NodeId(0));
         assert_eq!(session.read(lh, 0, &mut [0]).await.expect_err("the link is cut").cause, lost);
         assert_eq!(session.fill(lh, 0, 8, 1).await.expect_err("the link is cut").cause, lost);

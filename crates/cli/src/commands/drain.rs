@@ -4,9 +4,9 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use halite::cluster_dir::{self, Presence};
-use halite::{Drained, Leftover, NodeId, NodeState, NodeStatus};
+use halite::{Drained, Leftover, NodeId, NodeState, NodeStatus, RegionError, RegionInfo};
 
 use crate::args::Drain;
 use crate::bytes::ByteCount;
@@ -24,7 +24,9 @@ pub fn run(dir: &Path, args: &Drain) -> anyhow::Result<ExitCode> {
     let client = enter(dir, node).with_context(|| format!("node {node} is not drained"))?;
     // `None` for a node of another host.
     let process = cluster_dir::nodes(dir)?.into_iter().find(|known| known.node == node && known.alive);
-    let drained = client.session.drain(node, Duration::from_secs(args.within.into()), args.destroy)?;
+    let drained = client.session.drain(node, Duration::from_secs(args.within.into()), args.destroy);
+    let mut drained = drained.map_err(|error| explain(error, &client, node))?;
+    name_chunks(&client, &mut drained);
     output::print(&(sentence(args.node, &drained) + "\n"))?;
     for line in leftovers(&drained) {
         output::print(&(line + "\n"))?;
@@ -50,6 +52,32 @@ fn enter(dir: &Path, node: NodeId) -> anyhow::Result<Attached> {
     }
     let joined = client::attach_beside(dir, node);
     joined.or_else(|error| client::attach_to(dir, node).ok_or(error))
+}
+
+/// Replaces an error that advises to wait for the node, if its process is over.
+fn explain(error: RegionError, client: &Attached, node: NodeId) -> anyhow::Error {
+    // If no node answers, the error stays.
+    let nodes = client.session.status().unwrap_or_default();
+    match nodes.iter().find(|known| known.node == node).map(|known| known.state) {
+        Some(NodeState::Left) => anyhow!("node {node} is not drained: it has left the cluster before"),
+        Some(NodeState::Dead) => {
+            anyhow!("node {node} is not drained: its process has ended, and its regions are lost")
+        }
+        _ => error.into(),
+    }
+}
+
+/// Adds the names of regions of which the node has only chunks: their homes, on other nodes, know the names.
+fn name_chunks(client: &Attached, drained: &mut Drained) {
+    if drained.left.iter().all(|left| left.name.is_some()) {
+        return;
+    }
+    // Without an answer, the regions stay unnamed.
+    for RegionInfo { region, name, .. } in client.session.list().unwrap_or_default() {
+        if let Some(left) = drained.left.iter_mut().find(|left| left.region == region) {
+            left.name = name;
+        }
+    }
 }
 
 /// Waits until all members know that the node has left, and its process, if it is on this host, has ended. The node's

@@ -59,8 +59,13 @@ pub fn run(dir: &Path, args: &Move) -> anyhow::Result<()> {
         Ok(()) => format!("{:?} has moved; {place}", args.name),
         Err(RegionError { cause: RegionCause::PeerDown(node), .. }) => {
             let reason = client.session.seen(node).and_then(|seen| seen.reason);
-            let reason = reason.map_or(String::new(), |reason| format!(" ({reason})"));
-            format!("cannot move {:?} to node {to}: node {node} was lost{reason}; {place}", args.name)
+            let reason = reason.unwrap_or_else(|| {
+                "its process or its host has ended, or the network to it (TCP or UDP) is cut".to_owned()
+            });
+            format!(
+                "cannot move {:?} to node {to}: node {node} is out of reach: {reason}; {place}",
+                args.name
+            )
         }
         Err(error) => format!("{}; {place}", failed(error)),
     };

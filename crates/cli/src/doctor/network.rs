@@ -181,7 +181,21 @@ fn verify_port(addresses: &[SocketAddr]) -> String {
 fn payload(host: &HostToJoin) -> Option<Finding> {
     let ip = host.addresses.as_ref().ok()?.first()?.ip();
     let verify = format!("tracepath -n {ip}");
-    match host.payload_bytes? {
+    let sent = host.payload_bytes?;
+    if let Some(Ok(passed)) = host.joined
+        && passed < sent
+    {
+        return Some(Finding::new(
+            "mtu",
+            Severity::Warning,
+            format!(
+                "packets with {sent} bytes, as the MTU here allows, do not pass between this host and {ip}; those with {passed} bytes do: longer accesses cost more packets"
+            ),
+            "set the same MTU on both hosts and on all switches and tunnels between them",
+            verify,
+        ));
+    }
+    match sent {
         PAYLOAD_BYTES_MAX => Some(Finding::ok(
             "mtu",
             format!("packets to {ip} carry {PAYLOAD_BYTES_MAX} bytes, the maximum"),

@@ -82,7 +82,10 @@ fn commands_say_why_a_node_is_out_of_reach() {
         let why = |text: &str| text.contains("answers over TCP, but packets (UDP)");
         eventually(|| why(&here.ok(&format!("halite explain {other}"))));
         let explained = here.ok(&format!("halite explain {other}"));
-        assert!(explained.contains("has been unreachable for"), "{explained}");
+        assert!(
+            explained.contains("has been unreachable for") && !explained.contains("may still"),
+            "{explained}"
+        );
         let row = &here.nodes()[other];
         assert!(row["reason"].as_str().is_some_and(why), "{row}");
         let complaint = here.fails(line);

@@ -109,7 +109,7 @@ fn names_in_etcd_go_on_without_node_0() {
     eventually(|| cluster.is_whole());
     assert!(cluster.get(0, "model") == bytes(100_000));
     let complaint = cluster.host(0).fails("halite get gone");
-    assert!(complaint.contains("node 0 is unreachable since"), "{complaint}");
+    assert!(complaint.contains("lost with node 0 (unreachable since"), "{complaint}");
     assert!(counting.stop(cluster.host(1)).contains("counted to"));
 }
 

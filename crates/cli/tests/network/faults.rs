@@ -70,7 +70,7 @@ fn regions_of_a_host_without_power_are_missed() {
     cluster.restart(2, Some(1));
     eventually(|| cluster.is_whole());
     let complaint = cluster.host(1).fails("halite get model");
-    assert!(complaint.contains("node 2 is unreachable since"), "{complaint}");
+    assert!(complaint.contains("lost with node 2 (unreachable since"), "{complaint}");
     assert!(cluster.get(2, "other") == bytes(100_000));
     cluster.put(1, "model", &bytes(50_000), 2);
     assert!(cluster.get(0, "model") == bytes(50_000));

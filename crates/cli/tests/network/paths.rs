@@ -37,6 +37,10 @@ fn hosts_meet_over_a_path_that_swallows_long_packets() {
     assert!(cluster.get(1, "model") == bytes(1_000_000));
     assert!(cluster.get(0, "model") == bytes(1_000_000));
     eventually(|| is_reached_by(&cluster, 1024));
+    let doctor = "halite doctor --listen 10.0.0.2:7000 --join 10.0.0.1:7000 --secret-file";
+    let said = cluster.host(1).run(&format!("{doctor} {SECRET}"));
+    let said = String::from_utf8_lossy(&said.stdout);
+    assert!(said.contains("do not pass between this host and 10.0.0.1; those with 1024 bytes do"), "{said}");
 }
 
 #[test]

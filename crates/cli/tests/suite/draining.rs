@@ -127,6 +127,8 @@ fn a_node_that_is_signalled_twice_is_drained() {
         assert_eq!(scratch.ok(&format!("get {name}")), "bytes");
         // The node said goodbye: otherwise other nodes would report it as dead.
         eventually(|| scratch.states() == ["alive", "left"]);
+        let complaint = scratch.fails("drain 1", 1);
+        assert!(complaint.contains("it has left the cluster before"), "{complaint}");
     }
 }
 
@@ -149,4 +151,19 @@ fn regions_that_cannot_move_are_named_and_kept() {
     let said = drain("drain 0 --destroy");
     assert!(said.contains("node 0 has left"), "{said}");
     assert_eq!(node.wait().code(), Some(3));
+}
+
+#[test]
+fn chunks_that_cannot_move_are_named_after_their_regions() {
+    let scratch = Scratch::new("chunks");
+    let _nodes = [0, 1].map(|id| start(&scratch, id, None));
+    scratch.write("file", &vec![1; 40 << 20]);
+    let file = scratch.file("file").display().to_string();
+    scratch.ok(&format!("put model {file} --node 0"));
+    scratch.ok("mv model --to 1");
+    scratch.ok(&format!("put other {file} --node 0"));
+    let output = scratch.run("drain 1 --within 1");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(said.contains("\"model\", 40"), "{said}");
 }

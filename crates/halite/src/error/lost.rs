@@ -75,7 +75,10 @@ impl fmt::Display for Lost {
                 write!(f, "node {node}, which was killed {age_s} s ago after it was silent for its lease")
             }
             LossCause::Unreachable => {
-                write!(f, "node {node}, which has been unreachable for {age_s} s")
+                write!(
+                    f,
+                    "node {node}, which was last heard {age_s} s ago and was restarted or forgotten since"
+                )
             }
         }
     }

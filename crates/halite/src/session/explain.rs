@@ -523,7 +523,7 @@ fn peer_reason(known: &KnownPeer, is_self: bool, trouble: Option<String>) -> Str
         (NodeState::Unconnected, None) => {
             format!("alive in the directory; the nodes connect on first use{trouble}")
         }
-        (NodeState::Unreachable | NodeState::Dead, None) => reason_of_death(known.loss) + &trouble,
+        (NodeState::Unreachable | NodeState::Dead, None) => reason_of_death(known.loss, &trouble),
         (NodeState::Left, None) => "the node left the cluster".to_owned(),
     };
     match known.is_zombie {
@@ -534,21 +534,25 @@ fn peer_reason(known: &KnownPeer, is_self: bool, trouble: Option<String>) -> Str
     }
 }
 
-fn reason_of_death(loss: Option<Loss>) -> String {
+/// Returns why a node was lost. `trouble` is what this host knows of its connection to the node, after a colon; empty if
+/// it knows nothing.
+fn reason_of_death(loss: Option<Loss>, trouble: &str) -> String {
     let Some(Loss { cause, age_ns }) = loss else {
-        return "the node was killed, crashed, or was silent for longer than its lease".to_owned();
+        return format!("the node was killed, crashed, or was silent for longer than its lease{trouble}");
     };
     let age_s = age_ns / 1_000_000_000;
-    match cause {
+    let reason = match cause {
         LossCause::Left => format!("the node left the cluster {age_s} s ago"),
         LossCause::Exited => format!("the node's process exited {age_s} s ago, without leaving the cluster"),
         LossCause::Killed => {
             format!("the node was killed {age_s} s ago, after it was silent for longer than its lease")
         }
-        LossCause::Unreachable => {
+        LossCause::Unreachable if trouble.is_empty() => {
             format!("the node has been unreachable for {age_s} s, and its process may still run")
         }
-    }
+        LossCause::Unreachable => format!("the node has been unreachable for {age_s} s"),
+    };
+    reason + trouble
 }
 
 // JSON contains texts; attached sessions receive the serde format of the type itself.

@@ -411,19 +411,23 @@ impl Embedded {
                 | Command::ForgetNode(_)
                 | Command::TakeNumber
         );
-        let is_read = matches!(&command, Command::Stat(_) | Command::List { .. } | Command::ListLost);
+        let changes_nothing = matches!(
+            &command,
+            Command::Map { .. } | Command::Stat(_) | Command::List { .. } | Command::ListLost
+        );
         let ending = Commanded::new(&self.inner, command).await;
         ending.map_err(|error| {
             let cause = RegionCause::from(error);
-            object.failed(operation, if by_name { self.directory_cause(cause, is_read) } else { cause })
+            let cause = if by_name { self.directory_cause(cause, changes_nothing) } else { cause };
+            object.failed(operation, cause)
         })
     }
 
     /// Returns the cause of a failed request to the directory: if node 0 does not answer, names are not available. A
-    /// request that only reads does nothing.
-    pub(crate) fn directory_cause(&self, cause: RegionCause, is_read: bool) -> RegionCause {
+    /// request that changes nothing, such as a map without an answer, has done nothing.
+    pub(crate) fn directory_cause(&self, cause: RegionCause, changes_nothing: bool) -> RegionCause {
         let maybe_done = match cause {
-            RegionCause::PeerDown(NodeId::FIRST) => !is_read,
+            RegionCause::PeerDown(NodeId::FIRST) => !changes_nothing,
             RegionCause::NotMet(NodeId::FIRST) => false,
             cause => return cause,
         };

@@ -21,8 +21,9 @@ use crate::secure::BadChannel;
 /// Time in ns before the fabric dials the next address in parallel. Most answers arrive earlier, so the first address
 /// is usually used; and an unreachable first address delays a command only slightly.
 const NEXT_NS: u64 = 25_000_000;
-/// Reason of a dial that failed because the other end closed the socket.
-const HUNG_UP: &str = "it hung up";
+/// Reason of a dial that failed because the other end closed the socket. Where the network drops packets of a few hundred
+/// bytes, a connection over TCP comes up, and then the first message is lost.
+const HUNG_UP: &str = "it closed the connection before it answered: its node ends or has too many new connections, or the network drops packets of a few hundred bytes";
 /// Maximum length of a peer's refusal reason that is reported.
 const REASON_CHARS_MAX: usize = 200;
 

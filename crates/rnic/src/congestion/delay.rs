@@ -54,6 +54,8 @@ const WINDOW_MIN: f64 = 1.0 / 64.0;
 pub(super) struct Delay {
     window: f64,
     is_starting: bool,
+    /// Window up to which, after a silence, arrivals without a measured delay add packets: a repeated packet gives none.
+    start_max: f64,
     /// The smallest delays in the current and the previous interval.
     bases_ns: [u64; 2],
     /// End of the current interval.
@@ -86,6 +88,7 @@ impl Default for Delay {
         Delay {
             window: WINDOW_FIRST,
             is_starting: true,
+            start_max: 0.0,
             bases_ns: [u64::MAX; 2],
             base_until_ns: 0,
             trip_ns: 0,
@@ -164,24 +167,29 @@ impl Delay {
     /// Cuts the window, at most once per round trip, since packets sent after a cut show its effect only then.
     fn decrease(&mut self, now_ns: u64, by: f64) {
         if now_ns >= self.next_decrease_ns {
-            self.is_starting = false;
+            (self.is_starting, self.start_max) = (false, 0.0);
             self.window = (self.window * (1.0 - by)).max(WINDOW_MIN);
             self.next_decrease_ns = now_ns + self.trip_ns;
         }
     }
 
     /// Ends a silence. If nearly all packets in flight arrived, the peer was only descheduled, so the previous window
-    /// is restored. Otherwise the window restarts from its initial size.
-    fn end_silence(&mut self, feedback: Feedback) {
+    /// is restored. Otherwise the window starts again from one packet, and returns true: the losses of the silence do not
+    /// count further.
+    fn end_silence(&mut self, now_ns: u64, feedback: Feedback) -> bool {
         if feedback.arrived + feedback.lost == 0 {
-            return;
+            return false;
         }
-        let Some(window) = self.window_before_silence.take() else { return };
-        if feedback.lost * LOSS_DIVISOR > feedback.arrived + feedback.lost {
-            self.is_starting = true;
+        let Some(window) = self.window_before_silence.take() else { return false };
+        let is_lossy = feedback.lost * LOSS_DIVISOR > feedback.arrived + feedback.lost;
+        if is_lossy {
+            (self.is_starting, self.start_max) = (true, self.start_max.max(window / 2.0));
+            (self.arrived, self.lost, self.is_lossy) = (0, 0, false);
+            self.counted_until_ns = now_ns + self.trip_ns;
         } else {
             self.window = window;
         }
+        is_lossy
     }
 
     /// Counts losses. Returns true if there are too many to be random.
@@ -208,12 +216,17 @@ impl Controller for Delay {
     }
 
     fn handle_feedback(&mut self, now_ns: u64, feedback: Feedback) {
-        self.end_silence(feedback);
-        if self.count_losses(now_ns, feedback) {
+        if !self.end_silence(now_ns, feedback) && self.count_losses(now_ns, feedback) {
             self.decrease(now_ns, DECREASE_FOR_LOSS);
         }
         self.trip_ns = feedback.trip_ns.unwrap_or(self.trip_ns);
-        let Some(network_ns) = feedback.network_ns else { return };
+        let is_half_full = f64::from(2 * feedback.in_flight) >= self.window;
+        let Some(network_ns) = feedback.network_ns else {
+            if self.is_starting && is_half_full && self.window < self.start_max {
+                self.increase(f64::from(feedback.arrived));
+            }
+            return;
+        };
         self.update_base(now_ns, network_ns);
         let is_full = is_window_full(self.window, feedback.in_flight);
         self.yield_queue(now_ns, is_full);
@@ -223,7 +236,7 @@ impl Controller for Delay {
         self.standing_ns = self.standing_ns.min(network_ns);
         let (trip, target) = (self.standing_ns as f64, self.target_ns());
         // While the window starts to grow, half of it suffices, as in Linux's TCP: it may have doubled since.
-        let is_used = is_full || self.is_starting && f64::from(2 * feedback.in_flight) >= self.window;
+        let is_used = is_full || self.is_starting && is_half_full;
         if trip <= target && is_used {
             self.increase(f64::from(feedback.arrived));
         }

@@ -2,18 +2,24 @@
 
 use super::{Controller, Feedback, WINDOW_FIRST, WINDOW_MAX, is_window_full};
 
+/// Fraction of the window from which it counts as full: a long read waits until a quarter of the window is free.
+const FULL: f64 = 0.75;
+
 #[derive(Debug)]
 pub(super) struct Loss {
     window: f64,
-    is_starting: bool,
+    /// Window below which each arrival adds a packet (slow start); above, each round trip does.
+    threshold: f64,
     trip_ns: u64,
     /// Time before which a further loss belongs to the same loss event and causes no cut.
     decrease_at_ns: u64,
+    /// True until a response ends the silence. The losses that it shows have had their effect.
+    is_silent: bool,
 }
 
 impl Default for Loss {
     fn default() -> Loss {
-        Loss { window: WINDOW_FIRST, is_starting: true, trip_ns: 0, decrease_at_ns: 0 }
+        Loss { window: WINDOW_FIRST, threshold: WINDOW_MAX, trip_ns: 0, decrease_at_ns: 0, is_silent: false }
     }
 }
 
@@ -24,20 +30,28 @@ impl Controller for Loss {
 
     fn handle_feedback(&mut self, now_ns: u64, feedback: Feedback) {
         self.trip_ns = feedback.trip_ns.unwrap_or(self.trip_ns);
+        if feedback.arrived + feedback.lost > 0 && std::mem::take(&mut self.is_silent) {
+            self.decrease_at_ns = now_ns + self.trip_ns;
+        }
         if feedback.lost > 0 {
             if now_ns >= self.decrease_at_ns {
                 self.window = (self.window / 2.0).max(1.0);
+                self.threshold = self.window;
                 self.decrease_at_ns = now_ns + self.trip_ns;
             }
-            self.is_starting = false;
-        } else if is_window_full(self.window, feedback.in_flight) {
+        } else if is_window_full(self.window * FULL, feedback.in_flight) {
             let arrived = f64::from(feedback.arrived);
-            self.window += if self.is_starting { arrived } else { arrived / self.window };
+            let is_starting = self.window < self.threshold;
+            self.window += if is_starting { arrived } else { arrived / self.window };
             self.window = self.window.min(WINDOW_MAX);
         }
     }
 
     fn handle_silence(&mut self) {
-        *self = Loss { window: 1.0, ..Loss::default() };
+        // A second silence before the window has recovered does not lower the threshold.
+        if self.window >= self.threshold {
+            self.threshold = self.window / 2.0;
+        }
+        (self.window, self.is_silent) = (1.0, true);
     }
 }

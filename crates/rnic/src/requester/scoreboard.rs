@@ -364,7 +364,7 @@ impl Scoreboard {
     // [ROCE-SEL-5]
     pub fn find_lost(&mut self, now_ns: u64, wait_ns: u64) -> (u32, Option<u64>) {
         let reorder_threshold = self.reorder_threshold;
-        let (lost, at_ns) = self.mark_lost(|behind, sent_ns| {
+        let (lost, at_ns) = self.mark_lost(|_, behind, sent_ns| {
             let at_ns = if behind == 0 { u64::MAX } else { sent_ns + wait_ns };
             (behind < reorder_threshold && now_ns < at_ns).then_some(at_ns)
         });
@@ -376,21 +376,22 @@ impl Scoreboard {
         (lost, at_ns)
     }
 
-    /// After a silence, marks packets as lost: the packets sent before an arrived packet or, if `stalled` is true, all
-    /// packets in flight. `stalled` is true if a response brought no progress; the probe may then have been beyond the
-    /// span that the peer keeps. Returns the number of losses.
+    /// After a silence, marks packets as lost: the packets sent before an arrived packet, among them the responses to
+    /// all executed requests, or, if `stalled` is true, all packets in flight. `stalled` is true if a response brought
+    /// no progress; the probe may then have been beyond the span that the peer keeps. Returns the number of losses.
     pub fn find_lost_after_silence(&mut self, stalled: bool) -> u32 {
-        self.mark_lost(|behind, _| (behind == 0 && !stalled).then_some(u64::MAX)).0
+        let is_behind = |stream, behind| behind > 0 || stream == Stream::Responses;
+        self.mark_lost(|stream, behind, _| (!is_behind(stream, behind) && !stalled).then_some(u64::MAX)).0
     }
 
-    /// Marks as lost the packets in flight for which `until` returns `None`, given the number of places by which the
-    /// newest arrival of the stream is ahead, and the send time. Returns the number of losses and the earliest time that
-    /// `until` returned.
+    /// Marks as lost the packets in flight for which `until` returns `None`, given the stream, the number of places by
+    /// which the newest arrival of the stream is ahead, and the send time. Returns the number of losses and the earliest
+    /// time that `until` returned.
     ///
     /// A lost request is one packet on the path, however many response packets it requests. So these count as one loss.
     /// But if the peer has executed the request, the response packets themselves were lost, and each counts.
     // [ROCE-SEL-7]
-    fn mark_lost(&mut self, until: impl Fn(u64, u64) -> Option<u64>) -> (u32, Option<u64>) {
+    fn mark_lost(&mut self, until: impl Fn(Stream, u64, u64) -> Option<u64>) -> (u32, Option<u64>) {
         let (mut losses, mut next_ns) = (0, u64::MAX);
         for stream in [Stream::Sent, Stream::Responses] {
             let mut lost_request = None;
@@ -402,7 +403,7 @@ impl Scoreboard {
                         Stream::Sent => self.order_arrived.map_or(0, |arrived| arrived.saturating_sub(order)),
                         Stream::Responses => self.executed_end - 1 - sequence,
                     };
-                    if let Some(at_ns) = until(behind, sent_ns) {
+                    if let Some(at_ns) = until(stream, behind, sent_ns) {
                         next_ns = next_ns.min(at_ns);
                         break;
                     }

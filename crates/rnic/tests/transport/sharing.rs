@@ -351,6 +351,35 @@ fn reads_start_as_fast_as_writes_over_a_long_path() {
     assert!(totals[1] > 0.5 * 12.0 * mbps as f64, "{reads:?}");
 }
 
+/// Runs a transfer of 20 MB over a round trip of 20 ms. Returns its duration in ns or, if both directions lose all packets
+/// for 2 s in the middle of it, the duration after that.
+fn transfer_ns(by: Congestion, operation: fn() -> Operation, is_cut: bool) -> u64 {
+    let (links, mut flows) = far_flow(by, 400, 10 * MS, 1 << 20);
+    let (mut megabits, mut begin_ns) = (160.0, 0);
+    while megabits > 0.0 {
+        megabits -= goodput(&mut flows, operation, MS)[0] / 1000.0;
+        if is_cut && begin_ns == 0 && megabits < 80.0 {
+            links.iter().for_each(|link| link.borrow_mut().lost = 1_000_000);
+            goodput(&mut flows, operation, 2_000 * MS);
+            links.iter().for_each(|link| link.borrow_mut().lost = 0);
+            begin_ns = flows[0].now_ns;
+        }
+    }
+    flows[0].now_ns - begin_ns
+}
+
+#[test]
+fn transfers_recover_from_a_cut_within_some_round_trips() {
+    for by in Congestion::ALL {
+        for operation in [write, read] {
+            let [uncut_ns, after_ns] = [false, true].map(|is_cut| transfer_ns(by, operation, is_cut));
+            let told = format!("{by:?}: {} ms without a cut, {} ms after it", uncut_ns / MS, after_ns / MS);
+            // The remaining half, the last timeout of 200 ms, and slow start.
+            assert!(after_ns <= uncut_ns, "{told}");
+        }
+    }
+}
+
 #[test]
 fn two_flows_share_a_short_queue() {
     let (links, mut flows) = far_flow(Congestion::Delay, 200, 5 * MS, 50_000);

@@ -216,3 +216,22 @@ fn a_drain_waits_for_nodes_out_of_reach() {
         assert_eq!((outcome.moved, outcome.left_count), if heals { (1, 0) } else { (0, 1) }, "{outcome:?}");
     }
 }
+
+/// The goodbye does not reach the directory's node, but a node that heard it tells the directory.
+#[test]
+fn a_node_that_left_behind_a_cut_link_counts_as_left() {
+    let mut cluster = Cluster::of(3);
+    cluster.adapters = true;
+    cluster.part(&[0], &[1]);
+    cluster.sleep(3 * LEASE_NS);
+    let state = |cluster: &mut Cluster| match cluster.command(0, Command::Status) {
+        Ok(Outcome::Status(nodes)) => nodes[1].state,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(state(&mut cluster), NodeState::Unreachable);
+    cluster.hosts[1].engine.leave(cluster.now_ns);
+    cluster.run();
+    cluster.stop(1);
+    cluster.sleep(LEASE_NS);
+    assert_eq!(state(&mut cluster), NodeState::Left);
+}

@@ -25,7 +25,7 @@ use crate::engine::deferred::Unmapping;
 use crate::ids::{NodeId, NodeIncarnation, RegionId};
 use crate::layout::Extents;
 use crate::members::Parting;
-use crate::message::{LossCause, Member, NodeState, Notice};
+use crate::message::{Loss, LossCause, Member, NodeState, Notice};
 
 /// Maximum nodes accepted from one report, more than any cluster has.
 const REPORTED_MAX: usize = 4096;
@@ -417,7 +417,13 @@ impl Engine {
         if self.directory.seat() != self.out.incarnation().node {
             return;
         }
-        self.note_ended(ended);
+        for incarnation in ended {
+            // A witness of the end describes the incarnation, with the cause.
+            let loss = members
+                .iter()
+                .find_map(|(member, _)| member.loss.filter(|_| member.incarnation == incarnation));
+            self.note_ended_as(incarnation, loss);
+        }
         for (member, address) in members.into_iter().take(REPORTED_MAX) {
             let incarnation = member.incarnation;
             if incarnation.node == self.out.incarnation().node
@@ -470,12 +476,16 @@ impl Engine {
 
     /// Records incarnations as ended. Only marks a connected incarnation, since a report alone does not end it.
     fn note_ended(&mut self, ended: impl IntoIterator<Item = NodeIncarnation>) {
-        for incarnation in ended {
-            if self.membership.members.is_alive(incarnation) {
-                self.membership.pairings.note_succeeded(incarnation);
-            } else if incarnation != self.out.incarnation() {
-                self.end_incarnation(incarnation, Parting::now(LossCause::Unreachable, self.out.now_ns()));
-            }
+        ended.into_iter().for_each(|incarnation| self.note_ended_as(incarnation, None));
+    }
+
+    fn note_ended_as(&mut self, incarnation: NodeIncarnation, loss: Option<Loss>) {
+        let now_ns = self.out.now_ns();
+        if self.membership.members.is_alive(incarnation) {
+            self.membership.pairings.note_succeeded(incarnation);
+        } else if incarnation != self.out.incarnation() {
+            let unseen = Parting::now(LossCause::Unreachable, now_ns);
+            self.end_incarnation(incarnation, loss.map_or(unseen, |loss| Parting::of(loss, now_ns)));
         }
     }
 
@@ -848,7 +858,11 @@ impl Engine {
                 ended: vec![incarnation],
             });
         } else if parting.cause != LossCause::Unreachable {
-            self.cx().notify(seat, Notice::Seen { members: Vec::new(), ended: vec![incarnation] });
+            let described = self.membership.members.described(self.out.now_ns());
+            let witnessed = described.filter(|member| member.incarnation == incarnation);
+            // The directory has the address.
+            let members = witnessed.map(|member| (member, String::new())).collect();
+            self.cx().notify(seat, Notice::Seen { members, ended: vec![incarnation] });
         }
     }
 
