@@ -23,6 +23,10 @@ pub(crate) struct Pending<'c> {
 /// thread registers a waker, which only its own reply wakes, and checks its deadline.
 const LOOKS_MAX: usize = 64;
 
+/// Interval between attempts to post a request for which there is no room. The peer publishes its ring's head by a plain
+/// write, which wakes no task.
+const RETRY: Duration = Duration::from_millis(1);
+
 /// Result of a spin for a reply.
 pub(crate) enum Spun {
     Taken(Reply),
@@ -106,9 +110,7 @@ impl Driver {
             if request.to.is_none() {
                 return Err(PostFailure::PeerDown);
             }
-            // The peer publishes its ring's head by a plain write, which wakes no task.
-            self.with(|runner, now| runner.schedule_retry(now));
-            self.within(left, self.shared.posted.progress_after(seen)).await;
+            self.within(left.min(RETRY), self.shared.posted.progress_after(seen)).await;
         }
     }
 
