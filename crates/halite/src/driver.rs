@@ -158,7 +158,7 @@ impl Driver {
 
     /// Returns the error of all commands that begin after the node has left, or in a fork.
     pub(crate) fn closed_error(&self) -> CommandError {
-        self.closed_or_forked(node_closed(), CommandError::Forked)
+        self.closed_or_forked(node_closed(self.shared.node), CommandError::Forked)
     }
 
     /// Changes the runner, lets it settle, and wakes the tasks that wait for the changes.

@@ -51,7 +51,7 @@ pub(crate) enum PostFailure {
     },
     NoMemory,
     TooManyCalls,
-    NodeClosed,
+    NodeClosed(NodeId),
     /// This process is a fork of the node's process.
     Forked,
 }
@@ -140,7 +140,7 @@ impl Driver {
     }
 
     fn closed_failure(&self) -> PostFailure {
-        self.closed_or_forked(PostFailure::NodeClosed, PostFailure::Forked)
+        self.closed_or_forked(PostFailure::NodeClosed(self.shared.node), PostFailure::Forked)
     }
 
     /// Posts a request. Returns `Err(None)` if there is no room for it now.
@@ -174,7 +174,7 @@ impl Driver {
             Err(NotPosted::Gone) => Err(Some(PostFailure::PeerDown)),
             Err(NotPosted::NoMemory) => Err(Some(PostFailure::NoMemory)),
             Err(NotPosted::TooManyCalls) => Err(Some(PostFailure::TooManyCalls)),
-            Err(NotPosted::Closed) => Err(Some(PostFailure::NodeClosed)),
+            Err(NotPosted::Closed) => Err(Some(PostFailure::NodeClosed(self.shared.node))),
         }
     }
 

@@ -47,6 +47,7 @@ const GRACE_CHECK_NS: u64 = 50_000;
 
 /// State of a node that threads use without the runner's lock.
 pub(crate) struct Shared {
+    pub(crate) node: NodeId,
     pub(crate) fabric: Arc<dyn Fabric>,
     pub(crate) path: Arc<DataPath>,
     pub(crate) posted: Arc<InFlight>,
@@ -727,7 +728,7 @@ impl Runner {
         self.timers.ring(u64::MAX, &mut self.wakes);
         self.jobs.clear();
         self.grace_periods.clear();
-        self.tickets.end_all(&mut self.wakes);
+        self.tickets.end_all(self.shared.node, &mut self.wakes);
         self.shared.posted.close(&mut self.wakes);
         self.shared.rpc.close(&mut self.wakes);
         self.shared.member_changes.happen(&mut self.wakes);

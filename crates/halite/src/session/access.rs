@@ -370,7 +370,7 @@ impl Inner {
     }
 
     fn closed(&self) -> AccessCause {
-        self.driver.closed_or_forked(AccessCause::NodeClosed, AccessCause::Forked)
+        self.driver.closed_or_forked(AccessCause::NodeClosed(self.node), AccessCause::Forked)
     }
 
     /// Checks rights and bounds of a whole access before any part of it is made.
