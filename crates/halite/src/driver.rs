@@ -85,8 +85,6 @@ pub(crate) struct Driver {
     env: NodeEnv,
     /// Time at which the runner next needs attention even if nothing arrives; 0 while jobs wait.
     attention_ns: AtomicU64,
-    /// Time until which the progress thread sleeps; 0 while it is awake. Changed under the runner's lock.
-    progress_sleeps_until_ns: AtomicU64,
     /// Number of application threads that have waited for at least a microsecond and do not sleep yet.
     callers_polling: AtomicUsize,
     /// Maximum number of these threads that may spin for long: half of the cores, because each peer needs a core too.
@@ -120,7 +118,6 @@ impl Driver {
             poll_token: PollToken::new(Poller::default()),
             arena: Arena::default(),
             attention_ns: AtomicU64::new(0),
-            progress_sleeps_until_ns: AtomicU64::new(0),
             callers_polling: AtomicUsize::new(0),
             spinners_max: env.parallelism().div_ceil(2),
             crowd: Crowd::default(),
@@ -161,7 +158,7 @@ impl Driver {
 
     /// Returns the error of all commands that begin after the node has left, or in a fork.
     pub(crate) fn closed_error(&self) -> CommandError {
-        self.closed_or_forked(node_closed(), CommandError::Forked)
+        self.closed_or_forked(node_closed(self.shared.node), CommandError::Forked)
     }
 
     /// Changes the runner, lets it settle, and wakes the tasks that wait for the changes.
@@ -183,7 +180,7 @@ impl Driver {
         let attention = runner.attention_ns(now);
         // The lock orders this for the progress thread; pollers use it as a hint.
         self.attention_ns.store(attention, Relaxed);
-        let progress_is_late = attention < self.progress_sleeps_until_ns.load(Relaxed);
+        let progress_is_late = attention < runner.progress_sleeps_until_ns;
         let wakes = std::mem::take(&mut runner.wakes);
         drop(runner);
         if progress_is_late {
@@ -525,7 +522,7 @@ impl Driver {
     }
 
     fn begin_sleep_until(&self, look: NextPoll) -> u64 {
-        let runner = self.runner();
+        let mut runner = self.runner();
         let now = self.now_ns();
         let attention_ns = runner.attention_ns(now);
         let until = match look {
@@ -537,13 +534,12 @@ impl Driver {
             // interrupted so many calls over UDP that the 99th percentile was 50 us instead of 27.
             NextPoll::Within(watch_ns) => attention_ns.min(now + watch_ns),
         };
-        self.progress_sleeps_until_ns.store(until, Relaxed);
+        runner.progress_sleeps_until_ns = until;
         until
     }
 
     pub(crate) fn end_sleep(&self) {
-        let _runner = self.runner();
-        self.progress_sleeps_until_ns.store(0, Relaxed);
+        self.runner().progress_sleeps_until_ns = 0;
     }
 
     // The end.

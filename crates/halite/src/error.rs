@@ -229,8 +229,8 @@ pub enum RegionCause {
     #[error("the region would have no master left; add another master first")]
     LastMaster,
     /// The session's own node is leaving or has left.
-    #[error("the node of this session has ended or has left the cluster")]
-    NodeClosed,
+    #[error("node {0}, which serves this session, has ended or has left the cluster")]
+    NodeClosed(NodeId),
     /// This process is a fork of the process that joined the cluster.
     #[error("this process is a fork of the node's process; join the cluster anew after the fork")]
     Forked,
@@ -327,7 +327,7 @@ impl From<ErrorReply> for RegionCause {
             ErrorReply::LastMaster => RegionCause::LastMaster,
             ErrorReply::TooManyPieces { pieces, max } => RegionCause::TooManyPieces { pieces, max },
             ErrorReply::BadChunkSize(chunk_bytes) => RegionCause::BadChunkSize { chunk_bytes },
-            ErrorReply::NodeClosed => RegionCause::NodeClosed,
+            ErrorReply::NodeClosed(node) => RegionCause::NodeClosed(node),
             ErrorReply::Lost { home, loss } => RegionCause::Lost(Lost::new(home, loss)),
             ErrorReply::NodeLives(node) => RegionCause::NodeLives(node),
             ErrorReply::NoNumbers => RegionCause::NoNumbers,
@@ -472,8 +472,8 @@ pub enum AccessCause {
         alignment: u64,
     },
     /// The session's own node is leaving or has left.
-    #[error("the node of this session has ended or has left the cluster")]
-    NodeClosed,
+    #[error("node {0}, which serves this session, has ended or has left the cluster")]
+    NodeClosed(NodeId),
     /// This process is a fork of the process that joined the cluster.
     #[error("this process is a fork of the node's process; join the cluster anew after the fork")]
     Forked,

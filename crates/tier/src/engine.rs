@@ -220,7 +220,8 @@ impl Engine {
         self.out.set_now(now_ns);
         let op = OpId(self.out.next_number());
         if self.membership.is_leaving() {
-            self.cx().finish(op, Err(ErrorReply::NodeClosed.into()));
+            let node = self.out.config().incarnation.node;
+            self.cx().finish(op, Err(ErrorReply::NodeClosed(node).into()));
             return op;
         }
         self.session_side().start(op, session, command);

@@ -693,9 +693,9 @@ pub enum ErrorReply {
     /// The chunk size is not a power of two, or too small.
     #[error("chunk size {0} is invalid: use a power of two of at least {CHUNK_BYTES_MIN}")]
     BadChunkSize(u64),
-    /// The node is leaving or has left the cluster.
-    #[error("the node is leaving the cluster, or has left it")]
-    NodeClosed,
+    /// This node is leaving or has left the cluster.
+    #[error("node {0} is leaving the cluster, or has left it")]
+    NodeClosed(NodeId),
     /// Another session holds the lock.
     #[error("another session holds the lock")]
     Held,

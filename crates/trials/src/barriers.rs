@@ -210,7 +210,7 @@ fn fault_explains(cause: &BarrierCause, is_calm: bool) -> bool {
         BarrierCause::Region(RegionCause::NoSpace { .. }) => true,
         BarrierCause::PeerDown(_)
         | BarrierCause::Region(
-            RegionCause::NodeClosed
+            RegionCause::NodeClosed(_)
             | RegionCause::NotMet(_)
             | RegionCause::DirectoryDown
             | RegionCause::DirectoryUnreachable { .. }

@@ -200,7 +200,7 @@ fn a_call_that_waits_for_a_dial_ends_with_its_node() {
         assert!(poll_once(calling.as_mut()).is_pending());
         joined.begin_to_leave();
         let called = calling.await;
-        assert_eq!((called.cause, called.may_have_run), (CallCause::NodeClosed, false));
+        assert_eq!((called.cause, called.may_have_run), (CallCause::NodeClosed(NodeId(MEMBERS)), false));
     });
 }
 

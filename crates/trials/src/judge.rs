@@ -35,7 +35,7 @@ pub(crate) fn may_follow_fault(cause: &RegionCause) -> bool {
         cause,
         RegionCause::PeerDown(_)
             | RegionCause::NotMet(_)
-            | RegionCause::NodeClosed
+            | RegionCause::NodeClosed(_)
             | RegionCause::DirectoryDown
             | RegionCause::DirectoryUnreachable { .. }
             | RegionCause::UnknownNode(_)

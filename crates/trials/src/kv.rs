@@ -209,7 +209,7 @@ fn fault_explains(harness: &Harness, error: &KvError) -> bool {
                 AccessCause::Stale
                     | AccessCause::PeerDown(_)
                     | AccessCause::LinkLost(_)
-                    | AccessCause::NodeClosed
+                    | AccessCause::NodeClosed(_)
             )
         }
         KvError::Call(error) => matches!(
@@ -219,7 +219,7 @@ fn fault_explains(harness: &Harness, error: &KvError) -> bool {
                 | CallCause::UnknownNode
                 | CallCause::UnknownFunction
                 | CallCause::Timeout
-                | CallCause::NodeClosed
+                | CallCause::NodeClosed(_)
                 | CallCause::ServerClosed
                 | CallCause::Draining
                 | CallCause::NoReply

@@ -270,7 +270,7 @@ async fn try_held_lock(actor: &mut Actor) {
         None => true,
         Some(Ok(_)) => false,
         Some(Err(error)) => {
-            matches!(error.cause, LockCause::AlreadyHeld | LockCause::Region(RegionCause::NodeClosed))
+            matches!(error.cause, LockCause::AlreadyHeld | LockCause::Region(RegionCause::NodeClosed(_)))
         }
     };
     if !is_right {

@@ -161,7 +161,7 @@ fn fault_explains(actor: &Actor, error: &LogError) -> bool {
                 AccessCause::Stale
                     | AccessCause::PeerDown(_)
                     | AccessCause::LinkLost(_)
-                    | AccessCause::NodeClosed
+                    | AccessCause::NodeClosed(_)
             );
             can_follow_fault && !actor.harness.is_fault_free()
         }

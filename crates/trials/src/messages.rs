@@ -185,7 +185,7 @@ pub(crate) async fn publish(actor: &mut Actor) {
     }
     // An error does not name the message that failed, but all failures have the same cause.
     for error in errors {
-        let is_down = matches!(error.cause, SendCause::PeerDown | SendCause::NodeClosed);
+        let is_down = matches!(error.cause, SendCause::PeerDown | SendCause::NodeClosed(_));
         if !is_down {
             actor.harness.messages.borrow_mut().ledger.record_departure(path);
         }
@@ -216,10 +216,10 @@ fn check_failure(
         | SendCause::NotMet
         | SendCause::UnknownNode
         | SendCause::UnknownPort
-        | SendCause::NodeClosed => !is_calm,
+        | SendCause::NodeClosed(_) => !is_calm,
         _ => false,
     };
-    let is_down = matches!(error.cause, SendCause::PeerDown | SendCause::NodeClosed);
+    let is_down = matches!(error.cause, SendCause::PeerDown | SendCause::NodeClosed(_));
     if error.may_have_arrived && !is_down {
         return Err("the message cannot have arrived".to_owned());
     }

@@ -92,7 +92,7 @@ pub(crate) fn reports_unreachable_node(cause: &RegionCause) -> bool {
         cause,
         RegionCause::PeerDown(_)
             | RegionCause::NotMet(_)
-            | RegionCause::NodeClosed
+            | RegionCause::NodeClosed(_)
             | RegionCause::DirectoryDown
             | RegionCause::DirectoryUnreachable { .. }
             | RegionCause::UnknownNode(_)

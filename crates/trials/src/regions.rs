@@ -174,7 +174,7 @@ async fn copy(actor: &mut Actor, from: Holding) {
                 if !error.partly
                     && !matches!(
                         error.cause,
-                        AccessCause::PeerDown(_) | AccessCause::LinkLost(_) | AccessCause::NodeClosed
+                        AccessCause::PeerDown(_) | AccessCause::LinkLost(_) | AccessCause::NodeClosed(_)
                     ) =>
             {
                 regions.forget_copy(to.life, &target)
@@ -332,7 +332,7 @@ fn check_refusal(
             let has_right = life.rights.has_had(actor.principal, kind, begin_ns);
             !holding.wanted.contains(kind) || was_revoked || !has_right
         }
-        AccessCause::PeerDown(_) | AccessCause::LinkLost(_) | AccessCause::NodeClosed => !is_calm,
+        AccessCause::PeerDown(_) | AccessCause::LinkLost(_) | AccessCause::NodeClosed(_) => !is_calm,
         _ => false,
     };
     if is_explained { Ok(()) } else { Err(format!("refused without a known cause: {cause}")) }

@@ -235,8 +235,7 @@ fn handles_of_a_leaving_node_keep_their_regions() {
 }
 
 fn is_closed<T>(ended: Poll<Result<T, LockError>>) -> bool {
-    let closed = LockCause::Region(RegionCause::NodeClosed);
-    matches!(ended, Poll::Ready(Err(error)) if error.cause == closed)
+    matches!(ended, Poll::Ready(Err(error)) if matches!(error.cause, LockCause::Region(RegionCause::NodeClosed(_))))
 }
 
 /// Regression: leaving wakes all timers, which looked like a timeout.
@@ -294,7 +293,10 @@ fn a_server_that_leaves_reports_that_it_closed() {
             .serve(FUNCTION, ServeOptions::default())
             .expect("no other session serves it");
         let handler = harness.world.spawn(Some(harness.host(1)), "a handler", async move {
-            assert_eq!(server.recv().await.expect_err("no input arrives").cause, ServeCause::NodeClosed);
+            assert_eq!(
+                server.recv().await.expect_err("no input arrives").cause,
+                ServeCause::NodeClosed(NodeId(1))
+            );
         });
         let leaving = harness.clone();
         harness.world.spawn(None, "the server leaves", async move {
@@ -501,8 +503,8 @@ fn leaving_reports_possible_effects() {
         assert!(poll_once(adding.as_mut()).is_pending() && poll_once(writing.as_mut()).is_pending());
         harness.driven(0).expect("the node is up").begin_to_leave();
         let (added, written) = (adding.await.unwrap_err(), writing.await.unwrap_err());
-        assert_eq!((added.cause, added.partly), (AccessCause::NodeClosed, true));
-        assert_eq!((written.cause, written.partly), (AccessCause::NodeClosed, true));
+        assert_eq!((added.cause, added.partly), (AccessCause::NodeClosed(NodeId(0)), true));
+        assert_eq!((written.cause, written.partly), (AccessCause::NodeClosed(NodeId(0)), true));
         let mut bytes = [0; 12];
         other.read(theirs, 0, &mut bytes).await.expect("the session may read");
         assert_eq!(&bytes, b"\x07\0\0\0\0\0\0\0salt");

@@ -147,7 +147,7 @@ async fn seal(actor: &mut Actor, scene: &Scene) {
                 AccessCause::Stale
                 | AccessCause::PeerDown(_)
                 | AccessCause::LinkLost(_)
-                | AccessCause::NodeClosed => !actor.harness.judge.is_calm(),
+                | AccessCause::NodeClosed(_) => !actor.harness.judge.is_calm(),
                 _ => false,
             },
         };

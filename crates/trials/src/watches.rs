@@ -338,7 +338,7 @@ fn is_access_refusal(
         AccessCause::Stale => RegionCause::Stale,
         AccessCause::PermissionDenied { missing } => RegionCause::PermissionDenied { missing: *missing },
         AccessCause::PeerDown(node) | AccessCause::LinkLost(node) => RegionCause::PeerDown(*node),
-        AccessCause::NodeClosed => RegionCause::NodeClosed,
+        AccessCause::NodeClosed(node) => RegionCause::NodeClosed(*node),
         _ => return false,
     };
     is_refusal(actor, life, needed, begin_ns, &cause)

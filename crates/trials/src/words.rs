@@ -217,7 +217,7 @@ fn check_refusal(
     let ends = actor.harness.words.borrow().lives[holding.life].ends;
     let is_explained = match error.cause {
         AccessCause::Stale => ends || !actor.harness.is_fault_free(),
-        AccessCause::PeerDown(_) | AccessCause::LinkLost(_) | AccessCause::NodeClosed => {
+        AccessCause::PeerDown(_) | AccessCause::LinkLost(_) | AccessCause::NodeClosed(_) => {
             !actor.harness.is_fault_free()
         }
         AccessCause::PermissionDenied { .. } => !holding.rights.contains(needed),

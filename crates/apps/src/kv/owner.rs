@@ -146,7 +146,9 @@ impl Owner {
         loop {
             let calls = match self.server.recv_many(CALLS_MAX).await {
                 Ok(calls) => calls,
-                Err(error) if *error.cause() == ServeCause::NodeClosed => return Ok(End::NodeClosed),
+                Err(error) if matches!(error.cause(), ServeCause::NodeClosed(_)) => {
+                    return Ok(End::NodeClosed);
+                }
                 Err(error) if *error.cause() == ServeCause::Closed => return Ok(End::Requested),
                 Err(error) => return Err(error.into()),
             };

@@ -110,9 +110,9 @@ fn a_process_uses_a_cluster_without_being_a_node() {
     });
     Process::open(scratch.pid(1)).kill();
     let (ended, is_served) = waiting.join().unwrap();
-    assert_eq!(ended.unwrap_err().cause, AccessCause::NodeClosed);
+    assert_eq!(ended.unwrap_err().cause, AccessCause::NodeClosed(NodeId(1)));
     assert!(is_served, "the other node accepts sessions");
-    assert_eq!(other.map("salt", Permissions::READ).unwrap_err().cause, RegionCause::NodeClosed);
+    assert_eq!(other.map("salt", Permissions::READ).unwrap_err().cause, RegionCause::NodeClosed(NodeId(1)));
     scratch.ok("down");
 }
 

@@ -28,6 +28,9 @@ use crate::posted::{
 };
 use crate::runtime::lanes::{CALLS, TRANSFERS};
 
+/// The number of bytes that loads and stores reached, or why they reached none.
+pub(crate) type Reached = Result<usize, Blocked>;
+
 /// A list of accesses of one kind, which are executed in order.
 pub(crate) trait Transfer {
     fn count(&self) -> usize;
@@ -36,10 +39,10 @@ pub(crate) trait Transfer {
     fn len(&self, index: usize) -> usize;
 
     /// Executes the access at `at` for the next bytes that loads and stores reach. Returns the number of bytes.
-    fn step(&mut self, at: Cursor) -> Result<usize, Blocked>;
+    fn step(&mut self, at: Cursor) -> Reached;
 
     /// Returns how many bytes from `at` on loads and stores reach, or why they reach none. Has no side effects.
-    fn locate(&self, at: Cursor) -> Result<usize, Blocked>;
+    fn locate(&self, at: Cursor) -> Reached;
 
     /// Returns the handle of access `index`, which a change of its region blocks.
     fn handle(&self, _index: usize) -> SlotRef {
@@ -146,27 +149,22 @@ impl Driver {
         carrying.run().await
     }
 
-    /// Posts the rest of an access from `at` on, if it is a single part, the most common case; [`Driver::land_single`]
-    /// completes it. Returns `None`, without side effects, if the rest needs more parts or must wait first.
-    /// [`SinglePart`] is small, so a task can keep it in its own future without an allocation.
+    /// Posts an access that stopped with `reached`, if it is a single part, the most common case;
+    /// [`Driver::land_single`] completes it. Returns `None`, without side effects, if the access needs more parts or must
+    /// wait first. [`SinglePart`] is small, so a task can keep it in its own future without an allocation.
     pub(crate) fn post_single<T: Transfer>(
         &self,
         transfer: &T,
-        at: Cursor,
+        reached: &Reached,
         is_awaited: bool,
     ) -> Option<SinglePart<'_>> {
-        if at.index + 1 != transfer.count() {
+        let Err(Blocked::Post { peer, len, .. }) = *reached else { return None };
+        let whole = transfer.len(0);
+        if len != whole as u64 || whole > SLICE_BYTES_MAX || self.delay(transfer).is_some() {
             return None;
         }
-        let rest = transfer.len(at.index) - at.done;
-        let Err(Blocked::Post { peer, len, .. }) = transfer.locate(at) else { return None };
-        if len != rest as u64 || rest > SLICE_BYTES_MAX {
-            return None;
-        }
-        if self.delay(transfer).is_some() {
-            return None;
-        }
-        let mut part = self.prepare(transfer, at, peer, true).ok().filter(|part| part.len == rest)?;
+        let part = self.prepare(transfer, Cursor::default(), peer, true);
+        let mut part = part.ok().filter(|part| part.len == whole)?;
         let time = self.begin_time(transfer.kind());
         self.expect_round_trip(peer);
         self.shared
@@ -174,8 +172,8 @@ impl Driver {
             .post(peer, lane_of(transfer, &part), &[request(transfer, &part, is_awaited)])
             .ok()?;
         part.operation.set_posted();
-        let shaped = self.record_posted(transfer, rest, is_awaited);
-        Some(SinglePart { operation: part.operation, peer, at, time, shaped })
+        let shaped = self.record_posted(transfer, whole, is_awaited);
+        Some(SinglePart { operation: part.operation, peer, time, shaped })
     }
 
     /// Returns the time at which the transfer must ask again, if the node's policy delays it now.
@@ -210,8 +208,8 @@ impl Driver {
     }
 
     pub(crate) fn attach(&self, part: DetachedPart) -> SinglePart<'_> {
-        let DetachedPart { operation, peer, at, time, shaped } = part;
-        SinglePart { operation: self.shared.posted.attach(operation), peer, at, time, shaped }
+        let DetachedPart { operation, peer, time, shaped } = part;
+        SinglePart { operation: self.shared.posted.attach(operation), peer, time, shaped }
     }
 
     /// Completes an operation posted by [`Driver::post_single`].
@@ -221,17 +219,16 @@ impl Driver {
         single: &SinglePart<'_>,
         ended: Ended,
     ) -> Result<(), Failed> {
-        let (kind, at) = (transfer.kind(), single.at);
-        let len = transfer.len(at.index) - at.done;
+        let (kind, len) = (transfer.kind(), transfer.len(0));
         self.end_time(kind, single.time);
         self.count_landed(kind, len, ended.status);
         self.record_landed(transfer, len, single.shaped);
         match kind {
             _ if ended.status != Status::Success => {
                 let stop = Stop::Status(single.peer, ended.status);
-                return Err(Failed { index: at.index, stop, partly: at.done > 0, later: false });
+                return Err(Failed { index: 0, stop, partly: false, later: false });
             }
-            Kind::Read => single.operation.unstage(transfer.target(at, len)),
+            Kind::Read => single.operation.unstage(transfer.target(Cursor::default(), len)),
             Kind::Write => {}
             Kind::Atomic(_) => transfer.set_old(ended.old),
         }
@@ -351,7 +348,6 @@ fn request<'s, T: Transfer>(transfer: &'s T, part: &'s Part<'_>, solicited: bool
 pub(crate) struct SinglePart<'a> {
     operation: PendingOperation<'a>,
     peer: PeerId,
-    at: Cursor,
     time: Time,
     /// Record of the operation under the node's policy; `None` without a policy.
     shaped: Option<shaping::Posted>,
@@ -362,7 +358,6 @@ pub(crate) struct SinglePart<'a> {
 pub(crate) struct DetachedPart {
     operation: DetachedOperation,
     peer: PeerId,
-    at: Cursor,
     time: Time,
     /// Record of the operation under the node's policy; `None` without a policy.
     shaped: Option<shaping::Posted>,
@@ -370,8 +365,8 @@ pub(crate) struct DetachedPart {
 
 impl SinglePart<'_> {
     pub(crate) fn detach(self) -> DetachedPart {
-        let SinglePart { operation, peer, at, time, shaped } = self;
-        DetachedPart { operation: operation.detach(), peer, at, time, shaped }
+        let SinglePart { operation, peer, time, shaped } = self;
+        DetachedPart { operation: operation.detach(), peer, time, shaped }
     }
 
     pub(crate) fn ended(&mut self) -> impl Future<Output = Ended> {

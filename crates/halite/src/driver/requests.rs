@@ -23,6 +23,10 @@ pub(crate) struct Pending<'c> {
 /// thread registers a waker, which only its own reply wakes, and checks its deadline.
 const LOOKS_MAX: usize = 64;
 
+/// Interval between attempts to post a request for which there is no room. The peer publishes its ring's head by a plain
+/// write, which wakes no task.
+const RETRY: Duration = Duration::from_millis(1);
+
 /// Result of a spin for a reply.
 pub(crate) enum Spun {
     Taken(Reply),
@@ -47,7 +51,7 @@ pub(crate) enum PostFailure {
     },
     NoMemory,
     TooManyCalls,
-    NodeClosed,
+    NodeClosed(NodeId),
     /// This process is a fork of the node's process.
     Forked,
 }
@@ -106,9 +110,7 @@ impl Driver {
             if request.to.is_none() {
                 return Err(PostFailure::PeerDown);
             }
-            // The peer publishes its ring's head by a plain write, which wakes no task.
-            self.with(|runner, now| runner.schedule_retry(now));
-            self.within(left, self.shared.posted.progress_after(seen)).await;
+            self.within(left.min(RETRY), self.shared.posted.progress_after(seen)).await;
         }
     }
 
@@ -138,7 +140,7 @@ impl Driver {
     }
 
     fn closed_failure(&self) -> PostFailure {
-        self.closed_or_forked(PostFailure::NodeClosed, PostFailure::Forked)
+        self.closed_or_forked(PostFailure::NodeClosed(self.shared.node), PostFailure::Forked)
     }
 
     /// Posts a request. Returns `Err(None)` if there is no room for it now.
@@ -172,7 +174,7 @@ impl Driver {
             Err(NotPosted::Gone) => Err(Some(PostFailure::PeerDown)),
             Err(NotPosted::NoMemory) => Err(Some(PostFailure::NoMemory)),
             Err(NotPosted::TooManyCalls) => Err(Some(PostFailure::TooManyCalls)),
-            Err(NotPosted::Closed) => Err(Some(PostFailure::NodeClosed)),
+            Err(NotPosted::Closed) => Err(Some(PostFailure::NodeClosed(self.shared.node))),
         }
     }
 

@@ -39,8 +39,7 @@ use crate::runtime::jobs::{Done, Job};
 use crate::runtime::outbox::{OutMessage, Outbox};
 use crate::runtime::wait::Wakes;
 
-/// Interval in nanoseconds between retries of operations that no event announces: while they wait for room in a peer's
-/// request ring, for a free place for an atomic by call, or for memory.
+/// Interval in nanoseconds between retries of deferred posts. They may wait for memory, which no event reports.
 const RETRY_NS: u64 = 1_000_000;
 /// Interval in nanoseconds between checks whether local accesses have ended. Each access takes at most 26 us, unless
 /// its thread is descheduled.
@@ -48,6 +47,7 @@ const GRACE_CHECK_NS: u64 = 50_000;
 
 /// State of a node that threads use without the runner's lock.
 pub(crate) struct Shared {
+    pub(crate) node: NodeId,
     pub(crate) fabric: Arc<dyn Fabric>,
     pub(crate) path: Arc<DataPath>,
     pub(crate) posted: Arc<InFlight>,
@@ -84,8 +84,8 @@ pub(crate) struct Runner {
     grace_periods: Vec<PendingToken>,
     fetches: Fetches,
     pub(crate) timers: Timers,
-    /// Time of the next retry of operations that no event announces.
-    retry_ns: Option<u64>,
+    /// Time until which the progress thread sleeps; 0 while it is awake.
+    pub(crate) progress_sleeps_until_ns: u64,
     pub(crate) dialling: Dialling,
     troubles: Troubles,
     /// Limits the number of log messages about refused peers.
@@ -184,7 +184,7 @@ impl Runner {
             grace_periods: Vec::new(),
             fetches: Fetches::default(),
             timers: Timers::default(),
-            retry_ns: None,
+            progress_sleeps_until_ns: 0,
             dialling: Dialling::default(),
             troubles: Troubles::default(),
             refusals: Refusals::default(),
@@ -430,11 +430,6 @@ impl Runner {
         }
         self.timers.ring(now, &mut self.wakes);
         self.refusals.tell_left_out(now);
-        if self.retry_ns.is_some_and(|due| due <= now) {
-            self.retry_ns = None;
-            self.shared.rpc.poster.end_shortage();
-            self.shared.posted.retry(&mut self.wakes);
-        }
         if self.shared.rpc.client.next_deadline_ns() <= now {
             self.shared.rpc.client.handle_time(now, &mut self.wakes);
         }
@@ -449,9 +444,6 @@ impl Runner {
             }
         }
         self.settle_calls();
-        if self.shared.rpc.poster.is_short() {
-            self.schedule_retry(now);
-        }
         let Shared { fabric, rpc, .. } = &*self.shared;
         self.outbox.flush(&**fabric, |peer, post| rpc.post_counted(peer, post));
     }
@@ -647,13 +639,8 @@ impl Runner {
         let grace = if self.grace_periods.is_empty() { u64::MAX } else { now + GRACE_CHECK_NS };
         let overdue = self.shared.rpc.client.next_deadline_ns();
         let timer = self.timers.next_ns().unwrap_or(u64::MAX);
-        let retry = self.retry_ns.unwrap_or(u64::MAX);
+        let retry = if self.shared.rpc.poster.has_deferred() { now + RETRY_NS } else { u64::MAX };
         timeout.min(grace).min(retry).min(overdue).min(timer).min(self.refusals.due_ns())
-    }
-
-    /// Schedules a retry for a task that waits in [`InFlight::progress_after`] and that no event wakes.
-    pub(crate) fn schedule_retry(&mut self, now: u64) {
-        self.retry_ns.get_or_insert(now + RETRY_NS);
     }
 
     pub(crate) fn queues(&self) -> Queues {
@@ -741,7 +728,7 @@ impl Runner {
         self.timers.ring(u64::MAX, &mut self.wakes);
         self.jobs.clear();
         self.grace_periods.clear();
-        self.tickets.end_all(&mut self.wakes);
+        self.tickets.end_all(self.shared.node, &mut self.wakes);
         self.shared.posted.close(&mut self.wakes);
         self.shared.rpc.close(&mut self.wakes);
         self.shared.member_changes.happen(&mut self.wakes);

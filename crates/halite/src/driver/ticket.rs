@@ -17,7 +17,7 @@ use std::task::{Context, Poll, Waker};
 
 use halite_tier::access::SlotRef;
 use halite_tier::effect::{Command, CommandError, OpId, Outcome, Release};
-use halite_tier::ids::SessionId;
+use halite_tier::ids::{NodeId, SessionId};
 use halite_tier::message::{ErrorReply, RegionCommand};
 
 use crate::metrics::Histogram;
@@ -27,8 +27,8 @@ use crate::runtime::wait::Wakes;
 pub(crate) type Ending = Result<Outcome, CommandError>;
 
 /// Returns the error of all commands that begin after the node has left.
-pub(crate) fn node_closed() -> CommandError {
-    CommandError::Refused(ErrorReply::NodeClosed)
+pub(crate) fn node_closed(node: NodeId) -> CommandError {
+    CommandError::Refused(ErrorReply::NodeClosed(node))
 }
 
 /// The commands that undo a command whose caller does not take its result.
@@ -245,12 +245,12 @@ impl Tickets {
         Some(session)
     }
 
-    /// Fails all commands in progress, because the node closes.
-    pub(crate) fn end_all(&mut self, wakes: &mut Wakes) {
+    /// Fails all commands in progress, because `node`, their node, closes.
+    pub(crate) fn end_all(&mut self, node: NodeId, wakes: &mut Wakes) {
         for ticket in self.ops.values_mut() {
             if let TicketState::Waiting(waker) = &mut ticket.state {
                 wakes.add(waker.take());
-                ticket.state = TicketState::Done(Err(node_closed()));
+                ticket.state = TicketState::Done(Err(node_closed(node)));
             }
         }
     }

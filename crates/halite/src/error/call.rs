@@ -99,8 +99,8 @@ pub enum CallCause {
     #[error("too many calls of this node are outstanding; try again later")]
     TooManyCalls,
     /// The session's own node is leaving or has left.
-    #[error("the node of this session has ended or has left the cluster")]
-    NodeClosed,
+    #[error("node {0}, which serves this session, has ended or has left the cluster")]
+    NodeClosed(NodeId),
     /// This process is a fork of the process that joined the cluster.
     #[error("this process is a fork of the node's process; join the cluster anew after the fork")]
     Forked,
@@ -121,7 +121,7 @@ impl CallCause {
             | CallCause::ReplyTooLong { .. }
             | CallCause::NoReply
             | CallCause::NoMemory
-            | CallCause::NodeClosed
+            | CallCause::NodeClosed(_)
             | CallCause::Forked
             | CallCause::NotUnderstood
             | CallCause::Quota(_) => true,
@@ -205,8 +205,8 @@ pub enum SendCause {
     #[error("too many calls and messages of this node are outstanding; try again later")]
     TooManyCalls,
     /// The session's own node is leaving or has left.
-    #[error("the node of this session has ended or has left the cluster")]
-    NodeClosed,
+    #[error("node {0}, which serves this session, has ended or has left the cluster")]
+    NodeClosed(NodeId),
     /// This process is a fork of the process that joined the cluster.
     #[error("this process is a fork of the node's process; join the cluster anew after the fork")]
     Forked,
@@ -298,8 +298,8 @@ pub enum ServeCause {
     #[error("the server or port was closed")]
     Closed,
     /// The session's own node is leaving or has left.
-    #[error("the node of this session has ended or has left the cluster")]
-    NodeClosed,
+    #[error("node {0}, which serves this session, has ended or has left the cluster")]
+    NodeClosed(NodeId),
     /// This process is a fork of the process that joined the cluster.
     #[error("this process is a fork of the node's process; join the cluster anew after the fork")]
     Forked,

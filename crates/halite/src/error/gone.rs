@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use halite_tier::ids::NodeId;
 use halite_tier::quota::QuotaExceeded;
 
 use super::{
@@ -97,15 +98,17 @@ fn of_user(of_user_only: bool) -> &'static str {
 /// Reason why an attached session gets no reply from its node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Gone {
-    /// The connection had ended before the client sent the request.
-    Closed,
-    /// The connection ended after the client sent the request, so the node may have executed it.
-    Lost,
+    /// The connection to this node had ended before the client sent the request.
+    Closed(NodeId),
+    /// The connection to this node ended after the client sent the request, so the node may have executed it.
+    Lost(NodeId),
     /// This process is a fork of the process that attached.
     Forked,
     /// The client did not send the request, because it exceeds the maximum length. Only a name longer than any valid
     /// name can cause this.
     TooLong {
+        /// The node of the session.
+        node: NodeId,
         /// Length of the request in bytes.
         len: usize,
     },
@@ -116,19 +119,20 @@ pub(crate) enum Gone {
 impl Gone {
     /// Returns true if the node may have executed the request.
     pub(crate) fn maybe_done(self) -> bool {
-        self == Gone::Lost
+        matches!(self, Gone::Lost(_))
     }
 }
 
 macro_rules! causes {
-    ($($cause:ident: $closed:ident, $forked:ident;)*) => {
+    ($($cause:ident)*) => {
         $(
             impl From<Gone> for $cause {
                 fn from(gone: Gone) -> $cause {
                     match gone {
-                        Gone::Closed | Gone::Lost => $cause::$closed,
-                        Gone::Forked => $cause::$forked,
-                        Gone::TooLong { .. } => $cause::$closed,
+                        Gone::Closed(node) | Gone::Lost(node) | Gone::TooLong { node, .. } => {
+                            $cause::NodeClosed(node)
+                        }
+                        Gone::Forked => $cause::Forked,
                         Gone::Quota(exceeded) => $cause::Quota(exceeded),
                     }
                 }
@@ -137,19 +141,24 @@ macro_rules! causes {
     };
 }
 
-causes! {
-    AccessCause: NodeClosed, Forked;
-    CallCause: NodeClosed, Forked;
-    SendCause: NodeClosed, Forked;
-    ReplyCause: CallerGone, Forked;
+causes! { AccessCause CallCause SendCause }
+
+impl From<Gone> for ReplyCause {
+    fn from(gone: Gone) -> ReplyCause {
+        match gone {
+            Gone::Forked => ReplyCause::Forked,
+            Gone::Quota(exceeded) => ReplyCause::Quota(exceeded),
+            Gone::Closed(_) | Gone::Lost(_) | Gone::TooLong { .. } => ReplyCause::CallerGone,
+        }
+    }
 }
 
 impl From<Gone> for RegionCause {
     fn from(gone: Gone) -> RegionCause {
         match gone {
-            Gone::Closed | Gone::Lost => RegionCause::NodeClosed,
+            Gone::Closed(node) | Gone::Lost(node) => RegionCause::NodeClosed(node),
             Gone::Forked => RegionCause::Forked,
-            Gone::TooLong { len } => RegionCause::NameTooLong { len },
+            Gone::TooLong { len, .. } => RegionCause::NameTooLong { len },
             Gone::Quota(exceeded) => RegionCause::Quota(exceeded),
         }
     }
@@ -158,7 +167,7 @@ impl From<Gone> for RegionCause {
 impl From<Gone> for ServeCause {
     fn from(gone: Gone) -> ServeCause {
         match gone {
-            Gone::Closed | Gone::Lost => ServeCause::NodeClosed,
+            Gone::Closed(node) | Gone::Lost(node) => ServeCause::NodeClosed(node),
             Gone::Forked => ServeCause::Forked,
             Gone::TooLong { .. } => ServeCause::Name(gone.into()),
             Gone::Quota(exceeded) => ServeCause::Quota(exceeded),

@@ -151,6 +151,7 @@ impl NodeInner {
         shaping.set(now_ns, config.qos).map_err(bad_qos)?;
         shaping.limit_to_low(config.low_priority.clone());
         let shared = Shared {
+            node: incarnation.node,
             fabric,
             path,
             posted,

@@ -12,7 +12,7 @@ use halite_tier::ids::{NodeId, NodeIncarnation};
 use halite_tier::permissions::Permissions;
 use halite_tier::qos::Priority;
 
-use crate::driver::carry::{Failed, Kind, SinglePart, Stop, Transfer};
+use crate::driver::carry::{Failed, Kind, Reached, SinglePart, Stop, Transfer};
 use crate::error::{AccessCause, AccessError, BatchError};
 use crate::posted::{Cursor, Ended};
 use crate::runtime::lanes;
@@ -161,18 +161,17 @@ impl From<AccessCause> for Stopped {
 /// Accesses by tasks. Loads and stores run on the caller's thread. The slower paths are boxed, because a future is as
 /// large as its longest path and is copied when it starts.
 impl Inner {
-    /// Reads as many bytes from the offset as loads reach. Returns their number, or `None` if loads reach none or the
-    /// read is not allowed.
+    /// Reads as many bytes from the offset as loads reach. Returns their number, or why the read must go another way.
     #[inline]
-    pub(crate) fn read_now(&self, lh: Lh, offset: u64, into: &mut [u8]) -> Option<usize> {
-        if self.owns(lh) { self.path.read(self.id, lh.slot, offset, into).ok() } else { None }
+    pub(crate) fn read_now(&self, lh: Lh, offset: u64, into: &mut [u8]) -> Reached {
+        if self.owns(lh) { self.path.read(self.id, lh.slot, offset, into) } else { Err(Blocked::Unknown) }
     }
 
-    /// Writes as many bytes from the offset as stores reach. Returns their number, or `None` if stores reach none or
-    /// the write is not allowed.
+    /// Writes as many bytes from the offset as stores reach. Returns their number, or why the write must go another
+    /// way.
     #[inline]
-    pub(crate) fn write_now(&self, lh: Lh, offset: u64, from: &[u8]) -> Option<usize> {
-        if self.owns(lh) { self.path.write(self.id, lh.slot, offset, from).ok() } else { None }
+    pub(crate) fn write_now(&self, lh: Lh, offset: u64, from: &[u8]) -> Reached {
+        if self.owns(lh) { self.path.write(self.id, lh.slot, offset, from) } else { Err(Blocked::Unknown) }
     }
 
     /// Reads as [`Inner::read_now`] does, into the memory of an attached session's client. `into` is the client's
@@ -195,18 +194,19 @@ impl Inner {
         offset: u64,
         into: &mut [u8],
     ) -> Result<(), AccessError> {
-        let done = match self.read_now(lh, offset, into) {
-            Some(done) if done == into.len() => return Ok(()),
-            done => done.unwrap_or(0),
+        let reached = match self.read_now(lh, offset, into) {
+            Ok(done) if done == into.len() => return Ok(()),
+            reached => reached,
         };
-        let at = Cursor { index: 0, done };
         let ops = &mut [ReadOp { lh, offset, into }];
-        if let Some(mut single) = self.post_single(&Reads { inner: self, priority, ops }, at, true) {
+        if let Some(mut single) =
+            self.driver.post_single(&Reads { inner: self, priority, ops }, &reached, true)
+        {
             let ended = single.ended().await;
             return self.land_single(&mut Reads { inner: self, priority, ops }, &single, ended);
         }
         let [ReadOp { into, .. }] = ops;
-        Box::pin(self.read(priority, lh, offset, into, done)).await
+        Box::pin(self.read(priority, lh, offset, into, reached)).await
     }
 
     #[inline]
@@ -217,21 +217,16 @@ impl Inner {
         offset: u64,
         from: &[u8],
     ) -> Result<(), AccessError> {
-        let done = match self.write_now(lh, offset, from) {
-            Some(done) if done == from.len() => return Ok(()),
-            done => done.unwrap_or(0),
+        let reached = match self.write_now(lh, offset, from) {
+            Ok(done) if done == from.len() => return Ok(()),
+            reached => reached,
         };
-        let at = Cursor { index: 0, done };
-        if let Some(mut single) = self.post_single(
-            &Writes { inner: self, priority, ops: &[WriteOp { lh, offset, from }] },
-            at,
-            true,
-        ) {
+        let mut access = Writes { inner: self, priority, ops: &[WriteOp { lh, offset, from }] };
+        if let Some(mut single) = self.driver.post_single(&access, &reached, true) {
             let ended = single.ended().await;
-            let access = &mut Writes { inner: self, priority, ops: &[WriteOp { lh, offset, from }] };
-            return self.land_single(access, &single, ended);
+            return self.land_single(&mut access, &single, ended);
         }
-        Box::pin(self.write(priority, lh, offset, from, done)).await
+        Box::pin(self.write(priority, lh, offset, from, reached)).await
     }
 
     pub(crate) async fn read_each(
@@ -244,7 +239,7 @@ impl Inner {
             let own = ops[index..].iter_mut().take_while(|op| self.owns(op.lh));
             match self.path.read_each(self.id, own.map(|op| (op.lh.slot, op.offset, &mut *op.into))) {
                 0 => {
-                    let read = Box::pin(self.read_from(priority, &mut ops[index..], 0)).await;
+                    let read = Box::pin(self.read_from(priority, &mut ops[index..], Ok(0))).await;
                     return read.map_err(|error| BatchError { index: index + error.index, ..error });
                 }
                 read => index += read,
@@ -259,7 +254,7 @@ impl Inner {
             let own = ops[index..].iter().take_while(|op| self.owns(op.lh));
             match self.path.write_each(self.id, own.map(|op| (op.lh.slot, op.offset, op.from))) {
                 0 => {
-                    let written = Box::pin(self.write_from(priority, &ops[index..], 0)).await;
+                    let written = Box::pin(self.write_from(priority, &ops[index..], Ok(0))).await;
                     return written.map_err(|error| BatchError { index: index + error.index, ..error });
                 }
                 written => index += written,
@@ -270,73 +265,64 @@ impl Inner {
 }
 
 impl Inner {
-    /// Continues a read; its first `done` bytes are already copied.
+    /// Continues a read after [`Inner::read_now`].
     pub(crate) async fn read(
         &self,
         priority: Priority,
         lh: Lh,
         offset: u64,
         into: &mut [u8],
-        done: usize,
+        reached: Reached,
     ) -> Result<(), AccessError> {
         let ops = &mut [ReadOp { lh, offset, into }];
-        self.read_from(priority, ops, done).await.map_err(|error| error.source)
+        self.read_from(priority, ops, reached).await.map_err(|error| error.source)
     }
 
-    /// Continues a write; its first `done` bytes are already copied.
+    /// Continues a write after [`Inner::write_now`].
     pub(crate) async fn write(
         &self,
         priority: Priority,
         lh: Lh,
         offset: u64,
         from: &[u8],
-        done: usize,
+        reached: Reached,
     ) -> Result<(), AccessError> {
-        self.write_from(priority, &[WriteOp { lh, offset, from }], done).await.map_err(|error| error.source)
+        self.write_from(priority, &[WriteOp { lh, offset, from }], reached)
+            .await
+            .map_err(|error| error.source)
     }
 
-    /// Executes reads; the first `done` bytes of the first read are already copied.
+    /// Executes reads. `reached` is the result of the first read by loads; `Ok(0)` if there was no attempt.
     pub(crate) async fn read_from(
         &self,
         priority: Priority,
         ops: &mut [ReadOp<'_>],
-        done: usize,
+        reached: Reached,
     ) -> Result<(), BatchError> {
         let own = ops.iter().take_while(|op| self.owns(op.lh)).count();
-        self.make(&mut Reads { inner: self, priority, ops: &mut ops[..own] }, done).await?;
+        self.make(&mut Reads { inner: self, priority, ops: &mut ops[..own] }, reached).await?;
         match ops.get(own) {
             None => Ok(()),
             Some(ReadOp { lh, offset, into }) => Err(self.foreign("read", own, *lh, *offset, into.len())),
         }
     }
 
-    /// Executes writes; the first `done` bytes of the first write are already copied.
+    /// Executes writes. `reached` is the result of the first write by stores; `Ok(0)` if there was no attempt.
     pub(crate) async fn write_from(
         &self,
         priority: Priority,
         ops: &[WriteOp<'_>],
-        done: usize,
+        reached: Reached,
     ) -> Result<(), BatchError> {
         let own = ops.iter().take_while(|op| self.owns(op.lh)).count();
-        self.make(&mut Writes { inner: self, priority, ops: &ops[..own] }, done).await?;
+        self.make(&mut Writes { inner: self, priority, ops: &ops[..own] }, reached).await?;
         match ops.get(own) {
             None => Ok(()),
             Some(WriteOp { lh, offset, from }) => Err(self.foreign("write", own, *lh, *offset, from.len())),
         }
     }
 
-    /// Posts the rest of an access from `at` on, if it is a single part that need not wait first. Otherwise returns
-    /// `None` and does nothing.
-    pub(crate) fn post_single<A: Accesses>(
-        &self,
-        access: &A,
-        at: Cursor,
-        is_awaited: bool,
-    ) -> Option<SinglePart<'_>> {
-        if self.owns(access.place(0).0) { self.driver.post_single(access, at, is_awaited) } else { None }
-    }
-
-    /// Completes an access that [`Inner::post_single`] posted.
+    /// Completes an access that [`Driver::post_single`](crate::driver::Driver::post_single) posted.
     pub(crate) fn land_single<A: Accesses>(
         &self,
         access: &mut A,
@@ -347,18 +333,21 @@ impl Inner {
         landed.map_err(|failed| self.batch_error(access, failed).source)
     }
 
-    /// Executes accesses; the first `done` bytes of the first access are already copied.
-    pub(crate) async fn make<A: Accesses>(&self, accesses: &mut A, done: usize) -> Result<(), BatchError> {
+    /// Executes accesses. `reached` is the result of the first one by loads and stores; `Ok(0)` if there was no attempt.
+    pub(crate) async fn make<A: Accesses>(
+        &self,
+        accesses: &mut A,
+        reached: Reached,
+    ) -> Result<(), BatchError> {
         if accesses.count() == 0 {
             return Ok(());
         }
-        let at = Cursor { index: 0, done };
-        let carried = match self.driver.post_single(accesses, at, true) {
+        let carried = match self.driver.post_single(accesses, &reached, true) {
             Some(mut single) => {
                 let ended = single.ended().await;
                 self.driver.land_single(accesses, &single, ended)
             }
-            None => self.driver.carry(accesses, at).await,
+            None => self.driver.carry(accesses, Cursor { index: 0, done: reached.unwrap_or(0) }).await,
         };
         carried.map_err(|failed| self.batch_error(accesses, failed))
     }
@@ -390,7 +379,7 @@ impl Inner {
     }
 
     fn closed(&self) -> AccessCause {
-        self.driver.closed_or_forked(AccessCause::NodeClosed, AccessCause::Forked)
+        self.driver.closed_or_forked(AccessCause::NodeClosed(self.node), AccessCause::Forked)
     }
 
     /// Checks rights and bounds of a whole access before any part of it is made.

@@ -10,7 +10,7 @@ use halite_tier::access::{Atomic, Blocked, SlotRef, WORD_BYTES};
 use halite_tier::permissions::Permissions;
 
 use crate::blocking;
-use crate::driver::carry::{Kind, Transfer};
+use crate::driver::carry::{Kind, Reached, Transfer};
 use crate::error::{AccessError, BatchError};
 use crate::posted::Cursor;
 use crate::runtime::lanes;
@@ -112,8 +112,8 @@ impl blocking::Session {
             }
         };
         match session.inner.atomic_now(lh, offset, atomic) {
-            Some(old) => Ok(old),
-            None => self.finish_atomic(session, lh, offset, atomic),
+            Ok(old) => Ok(old),
+            Err(blocked) => self.finish_atomic(session, lh, offset, atomic, blocked),
         }
     }
 
@@ -124,17 +124,17 @@ impl blocking::Session {
         lh: Lh,
         offset: u64,
         atomic: Atomic,
+        blocked: Blocked,
     ) -> Result<u64, AccessError> {
-        self.block_on(session.inner.atomic(lh, offset, atomic))
+        self.block_on(session.inner.atomic(lh, offset, atomic, Err(blocked)))
     }
 }
 
 impl Inner {
-    /// Changes a word by loads and stores. Returns its old value, or `None` if they do not reach it or the change is
-    /// not allowed.
+    /// Changes a word by loads and stores. Returns its old value, or why the change must go another way.
     #[inline]
-    pub(crate) fn atomic_now(&self, lh: Lh, offset: u64, atomic: Atomic) -> Option<u64> {
-        if self.owns(lh) { self.path.atomic(self.id, lh.slot, offset, atomic).ok() } else { None }
+    pub(crate) fn atomic_now(&self, lh: Lh, offset: u64, atomic: Atomic) -> Result<u64, Blocked> {
+        if self.owns(lh) { self.path.atomic(self.id, lh.slot, offset, atomic) } else { Err(Blocked::Unknown) }
     }
 
     /// Executes compare-swaps by loads and stores while they succeed. Returns how many succeeded, and true if one found
@@ -148,24 +148,31 @@ impl Inner {
     /// Changes a word for a task; [`Inner::read_all`] explains why the slower path is boxed.
     #[inline]
     async fn change(&self, lh: Lh, offset: u64, atomic: Atomic) -> Result<u64, AccessError> {
-        if let Some(old) = self.atomic_now(lh, offset, atomic) {
-            return Ok(old);
-        }
+        let reached = match self.atomic_now(lh, offset, atomic) {
+            Ok(old) => return Ok(old),
+            Err(blocked) => Err(blocked),
+        };
         let mut change = Change { inner: self, lh, offset, atomic, old: 0 };
-        if let Some(mut single) = self.post_single(&change, Cursor::default(), true) {
+        if let Some(mut single) = self.driver.post_single(&change, &reached, true) {
             let ended = single.ended().await;
             return self.land_single(&mut change, &single, ended).map(|()| change.old);
         }
-        Box::pin(self.atomic(lh, offset, atomic)).await
+        Box::pin(self.atomic(lh, offset, atomic, reached)).await
     }
 
-    /// Changes a word, and waits if necessary.
-    pub(crate) async fn atomic(&self, lh: Lh, offset: u64, atomic: Atomic) -> Result<u64, AccessError> {
+    /// Changes a word, and waits if necessary. `reached` is the result of [`Inner::atomic_now`].
+    pub(crate) async fn atomic(
+        &self,
+        lh: Lh,
+        offset: u64,
+        atomic: Atomic,
+        reached: Reached,
+    ) -> Result<u64, AccessError> {
         if !self.owns(lh) {
             return Err(self.access_error(name(atomic), lh, offset, WORD_BYTES, self.not_owned()));
         }
         let mut change = Change { inner: self, lh, offset, atomic, old: 0 };
-        self.make(&mut change, 0).await.map_err(|error| error.source)?;
+        self.make(&mut change, reached).await.map_err(|error| error.source)?;
         Ok(change.old)
     }
 }

@@ -29,6 +29,7 @@ use halite_tier::message::{Drained, NodeStatus, Reach, RegionInfo};
 use halite_tier::permissions::Permissions;
 
 use crate::cluster::config::EtcdAddress;
+use crate::driver::carry::Reached;
 use crate::error::{
     AccessError, AttachError, BatchError, CallError, ListedRegions, LostRegion, NamedCallError, RegionError,
     ReplyError, SendError, ServeError,
@@ -159,8 +160,8 @@ impl Session {
             Kind::Attached(client) => return client.access(lh, offset, Access::Read(into)).map(|_| ()),
         };
         match session.inner.read_now(lh, offset, into) {
-            Some(done) if done == into.len() => Ok(()),
-            done => self.finish_read(session, lh, offset, into, done.unwrap_or(0)),
+            Ok(done) if done == into.len() => Ok(()),
+            reached => self.finish_read(session, lh, offset, into, reached),
         }
     }
 
@@ -172,8 +173,8 @@ impl Session {
             Kind::Attached(client) => return client.access(lh, offset, Access::Write(from)).map(|_| ()),
         };
         match session.inner.write_now(lh, offset, from) {
-            Some(done) if done == from.len() => Ok(()),
-            done => self.finish_write(session, lh, offset, from, done.unwrap_or(0)),
+            Ok(done) if done == from.len() => Ok(()),
+            reached => self.finish_write(session, lh, offset, from, reached),
         }
     }
 
@@ -214,9 +215,9 @@ impl Session {
         lh: Lh,
         offset: u64,
         into: &mut [u8],
-        done: usize,
+        reached: Reached,
     ) -> Result<(), AccessError> {
-        self.block_on(session.inner.read(session.priority, lh, offset, into, done))
+        self.block_on(session.inner.read(session.priority, lh, offset, into, reached))
     }
 
     #[cold]
@@ -226,9 +227,9 @@ impl Session {
         lh: Lh,
         offset: u64,
         from: &[u8],
-        done: usize,
+        reached: Reached,
     ) -> Result<(), AccessError> {
-        self.block_on(session.inner.write(session.priority, lh, offset, from, done))
+        self.block_on(session.inner.write(session.priority, lh, offset, from, reached))
     }
 }
 

@@ -302,7 +302,7 @@ impl Session {
         session.own("explain", lh)?;
         let driver = &session.inner.driver;
         if driver.is_closed() {
-            return Err(session.failed_on("explain", lh, RegionCause::NodeClosed));
+            return Err(session.failed_on("explain", lh, RegionCause::NodeClosed(session.inner.node)));
         }
         let info = self.stat_handle(lh).await.ok();
         let now = driver.now_ns();

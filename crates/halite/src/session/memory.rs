@@ -300,7 +300,7 @@ impl Inner {
             ErrorReply::PeerDown(node) | ErrorReply::NotMet(node) | ErrorReply::UnknownNode(node) => {
                 self.cause_of_absence(node)
             }
-            ErrorReply::NodeClosed => AccessCause::NodeClosed,
+            ErrorReply::NodeClosed(node) => AccessCause::NodeClosed(node),
             ErrorReply::Unmapped { node, owner } => AccessCause::UnmappedBy { node, owner },
             // The owner of the bytes no longer knows the region.
             _ => AccessCause::Stale,

@@ -494,7 +494,7 @@ impl Inner {
     /// Returns the cause of an operation's failure on a closed node.
     #[cold]
     pub(crate) fn closed_region(&self) -> RegionCause {
-        self.driver.closed_or_forked(RegionCause::NodeClosed, RegionCause::Forked)
+        self.driver.closed_or_forked(RegionCause::NodeClosed(self.node), RegionCause::Forked)
     }
 
     /// Returns the cause of an access's failure if this session does not own the handle.

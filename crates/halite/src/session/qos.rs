@@ -25,9 +25,9 @@ pub enum QosError {
     HighDenied,
     /// The node of the session has left, or this process is a fork of the node's.
     #[error(
-        "the node of this session has ended or has left the cluster, or this process is a fork of the node's process"
+        "node {0}, which serves this session, has ended or has left the cluster, or this process is a fork of the node's process"
     )]
-    NodeClosed,
+    NodeClosed(NodeId),
 }
 
 /// The policy of a node, and its current limits.
@@ -86,21 +86,20 @@ impl Session {
     /// otherwise this fails with [`QosError::NotOwner`].
     pub async fn set_qos(&self, qos: Qos) -> Result<(), QosError> {
         qos.check()?;
-        let session =
-            embedded!(self, client => client.ask(&Request::SetQos(qos), |_| QosError::NodeClosed).await);
+        let session = embedded!(self, client => client.ask(&Request::SetQos(qos), |_| QosError::NodeClosed(client.node())).await);
         let driver = &session.inner.driver;
         if driver.is_closed() {
-            return Err(QosError::NodeClosed);
+            return Err(QosError::NodeClosed(session.inner.node));
         }
         Ok(driver.shared.shaping.set(driver.now_ns(), qos)?)
     }
 
     /// Returns the policy of this session's node, and its current limits.
     pub async fn qos(&self) -> Result<QosNow, QosError> {
-        let session = embedded!(self, client => client.ask(&Request::Qos, |_| QosError::NodeClosed).await);
+        let session = embedded!(self, client => client.ask(&Request::Qos, |_| QosError::NodeClosed(client.node())).await);
         let driver = &session.inner.driver;
         if driver.is_closed() {
-            return Err(QosError::NodeClosed);
+            return Err(QosError::NodeClosed(session.inner.node));
         }
         let shaping = &driver.shared.shaping;
         let [high, low] = [Priority::High, Priority::Low].map(|priority| shaping.limits(priority));

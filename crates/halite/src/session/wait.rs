@@ -98,7 +98,7 @@ impl Embedded {
         let receives = self.inner.driver.polls_by_system_calls();
         for _ in 0..READS_BEFORE_PAUSE {
             let mut word = [0; WORD_BYTES as usize];
-            self.inner.read_now(lh, offset, &mut word).filter(|read| *read == word.len())?;
+            self.inner.read_now(lh, offset, &mut word).ok().filter(|read| *read == word.len())?;
             let word = u64::from_ne_bytes(word);
             if is_reached(word) {
                 return Some(word);

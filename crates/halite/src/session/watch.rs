@@ -384,7 +384,7 @@ fn region_cause(cause: AccessCause) -> RegionCause {
         AccessCause::PermissionDenied { missing } => RegionCause::PermissionDenied { missing },
         AccessCause::PeerDown(node) | AccessCause::LinkLost(node) => RegionCause::PeerDown(node),
         AccessCause::Sealed => RegionCause::Sealed,
-        AccessCause::NodeClosed => RegionCause::NodeClosed,
+        AccessCause::NodeClosed(node) => RegionCause::NodeClosed(node),
         AccessCause::Forked => RegionCause::Forked,
         AccessCause::OutOfRange { .. }
         | AccessCause::Overflow

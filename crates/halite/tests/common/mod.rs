@@ -6,11 +6,14 @@ pub mod no_direct;
 pub mod posting;
 pub mod threads;
 
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use halite::{Config, Env, JoinError, Node, NodeId};
+use halite::{Config, Driven, Env, JoinError, Node, NodeId, NodeIdentity};
+use halite_fabric::Fabric;
+use halite_providers::{ShmConfig, ShmFabric};
 use tempfile::TempDir;
 
 /// A cluster directory that does not exist yet, and is removed with the test.
@@ -41,6 +44,17 @@ impl Dir {
 
     pub fn try_join(&self, config: Config) -> Result<Node, JoinError> {
         Node::embedded(config)
+    }
+
+    /// Creates a driven node, the only one of its cluster.
+    pub fn driven(&self, env: Arc<dyn Env>) -> Driven {
+        std::fs::DirBuilder::new().mode(0o700).create(&self.path).unwrap();
+        let open = |identity: &NodeIdentity| -> Result<Arc<dyn Fabric>, JoinError> {
+            let config =
+                ShmConfig { hello: identity.hello.clone(), ..ShmConfig::new(&self.path, &identity.name) };
+            Ok(ShmFabric::open(config).map_err(|error| JoinError::Fabric(Box::new(error)))?)
+        };
+        Driven::new(self.config(0), env, open).unwrap()
     }
 
     /// Joins a node that reaches the memory of others only by posting.

@@ -33,7 +33,7 @@ fn a_late_answer_to_the_own_node_is_refused() {
         let call = server.recv().unwrap();
         node.leave();
         let error = caller.join().expect("no panic").unwrap_err();
-        assert_eq!(error.cause, CallCause::NodeClosed);
+        assert_eq!(error.cause, CallCause::NodeClosed(NodeId(0)));
         assert_eq!(call.reply(b"late").unwrap_err().cause, ReplyCause::CallerGone);
     });
 }

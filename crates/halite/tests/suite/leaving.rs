@@ -4,19 +4,16 @@ use crate::common;
 
 use std::fmt::Debug;
 use std::io::{IoSlice, IoSliceMut};
-use std::os::unix::fs::DirBuilderExt;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use common::{Dir, Process, until};
 use halite::blocking::{self, Mailbox, Server, Watch};
 use halite::{
-    Driven, Function, Guard, JoinError, Lh, NodeId, Permissions, Placement, Port, ReadOp, ServeOptions, Step,
-    Who, WriteOp,
+    Driven, Function, Guard, Lh, NodeId, Permissions, Placement, Port, ReadOp, ServeOptions, Step, Who,
+    WriteOp,
 };
-use halite_providers::{ShmConfig, ShmFabric};
 
 const ALL: Permissions = Permissions::all();
 const LONG: Duration = Duration::from_secs(3600);
@@ -158,13 +155,7 @@ fn check(answers: Vec<(&str, String)>, state: &str) {
 }
 
 fn node(dir: &Dir) -> Driven {
-    std::fs::DirBuilder::new().mode(0o700).create(dir.path()).unwrap();
-    let open = |identity: &halite::NodeIdentity| -> Result<Arc<dyn halite_fabric::Fabric>, JoinError> {
-        let config =
-            ShmConfig { hello: identity.hello.clone(), ..ShmConfig::new(dir.path(), &identity.name) };
-        Ok(ShmFabric::open(config).map_err(|error| JoinError::Fabric(Box::new(error)))?)
-    };
-    Driven::new(dir.config(0), Process::begin(), open).unwrap()
+    dir.driven(Process::begin())
 }
 
 #[test]

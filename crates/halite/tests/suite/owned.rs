@@ -97,6 +97,6 @@ fn a_pending_call_outlives_its_node() {
         (waits, answered.lend_answer().unwrap())
     };
     second.leave();
-    assert_eq!(waits.answer().unwrap_err().cause, CallCause::NodeClosed);
+    assert_eq!(waits.answer().unwrap_err().cause, CallCause::NodeClosed(NodeId(1)));
     assert_eq!(lent.to_vec(), b"salt");
 }

@@ -2,14 +2,15 @@
 
 use crate::common;
 
+use std::pin::pin;
 use std::sync::{Arc, mpsc};
-use std::task::{Context, Wake, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::Duration;
 
 use common::Dir;
 use common::threads::{number_of_this_thread, wait_until_asleep};
-use halite::{CallError, Config, Function, Node, NodeId, ServeOptions};
+use halite::{CallError, Config, Env, Function, Node, NodeId, Permissions, Placement, ServeOptions};
 
 /// Timeout of calls, in which every answered call ends.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -82,4 +83,47 @@ fn a_task_is_woken_after_a_sleeping_thread_has_gone() {
         told.recv_timeout(PATIENCE).expect("the task is woken");
         assert!(task.as_mut().poll(&mut Context::from_waker(&waker)).is_ready());
     }
+}
+
+/// A clock that stands still, so no interval passes.
+struct Frozen;
+
+impl Env for Frozen {
+    fn now_ns(&self) -> u64 {
+        1
+    }
+
+    fn since_1970_ns(&self) -> u64 {
+        1
+    }
+
+    fn random(&self) -> u64 {
+        1
+    }
+
+    fn pid(&self) -> u32 {
+        std::process::id()
+    }
+}
+
+#[test]
+fn a_notification_ends_the_pause_of_a_wait() {
+    let dir = Dir::new();
+    let node = dir.driven(Arc::new(Frozen));
+    let (reader, writer) = (node.session(), node.session());
+    let blocking = reader.clone().blocking();
+    let board = blocking.alloc(Some("board"), 64, Placement::Local, Permissions::all()).unwrap();
+    let theirs = blocking.block_on(writer.map("board", Permissions::all())).unwrap();
+    let context = &mut Context::from_waker(Waker::noop());
+    let mut waiting = pin!(reader.wait_until(board, 0, |word| word == 7));
+    for _ in 0..16 {
+        assert!(waiting.as_mut().poll(context).is_pending());
+        node.step();
+    }
+    blocking.block_on(writer.write(theirs, 0, &7u64.to_ne_bytes())).unwrap();
+    node.step();
+    assert!(waiting.as_mut().poll(context).is_pending(), "a write ends no pause");
+    blocking.block_on(writer.write_notify(theirs, 8, &[], 1)).unwrap();
+    node.step();
+    assert_eq!(waiting.as_mut().poll(context), Poll::Ready(Ok(7)));
 }

@@ -20,6 +20,7 @@ use halite_rnic::{
 };
 
 use super::backlog::Backlog;
+use super::events::Events;
 use super::greeting::Offer;
 use super::memory::{Registered, View};
 use super::ports::PortUse;
@@ -112,7 +113,6 @@ pub(super) struct LaneContext<'a> {
 /// The results of one or more steps of a lane.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
-    pub(super) events: Vec<Event>,
     /// True if one of the new events rings the doorbell.
     pub(super) rings: bool,
     /// What ended the queue pair; `None` if it has not ended.
@@ -231,13 +231,12 @@ impl Connection {
         self.is_ready.load(SeqCst)
     }
 
-    /// Stores `events` until the connection is up. Leaves `events` unchanged if the connection is already up.
-    pub(super) fn store_early(&self, events: &mut Vec<Event>) {
-        let mut early = lock(&self.early);
-        // The thread that takes the early events has set `is_up` before.
-        if !self.is_up() {
-            early.append(events);
-        }
+    /// Returns the queue for the connection's events: `events`, or the early events, which wait until the connected event
+    /// is in `events`.
+    fn queue<'q>(&'q self, events: &'q Events) -> MutexGuard<'q, Vec<Event>> {
+        // The connection comes up under this lock.
+        let events = events.lock();
+        if self.is_up() { events } else { lock(&self.early) }
     }
 
     pub(super) fn take_early(&self) -> Vec<Event> {
@@ -324,8 +323,8 @@ impl Connection {
         *lock(&self.last) = packets;
     }
 
-    /// Handles the packets of the peer's last message, unless the connection has ended. `report` receives the events.
-    pub(super) fn handle_last_packets(&self, context: LaneContext<'_>, report: impl FnOnce(Vec<Event>)) {
+    /// Handles the packets of the peer's last message, unless the connection has ended.
+    pub(super) fn handle_last_packets(&self, context: LaneContext<'_>, events: &Events) {
         let mut lanes = self.lanes.each_ref().map(lock);
         if self.has_ended.load(Relaxed) {
             return;
@@ -335,15 +334,14 @@ impl Connection {
             let Ok(packet) = Packet::parse(&packet) else { continue };
             let Some(index) = self.qpns.iter().position(|qpn| *qpn == packet.dest_qp) else { continue };
             lanes[index].handle_packet(self, context, context.now_ns, &packet);
-            lanes[index].drain(self.peer, &mut outcome);
+            lanes[index].drain(self, events, &mut outcome);
         }
-        report(outcome.events);
     }
 
     /// Ends the connection, unless it has already ended: completes all posted requests, and stops the peer's access to
-    /// memory. `report` receives the last events, of which the disconnected event is the last. `exited` is true if the
-    /// peer's process has exited.
-    pub(super) fn end(&self, exited: bool, report: impl FnOnce(Vec<Event>)) -> bool {
+    /// memory. Queues the last events; the disconnected event is the last one of the peer. `exited` is true if the peer's
+    /// process has exited.
+    pub(super) fn end(&self, exited: bool, events: &Events) -> bool {
         let mut lanes = self.lanes.each_ref().map(lock);
         let was_up = {
             // The lock orders this with `bring_up`, which does nothing after the end.
@@ -357,14 +355,13 @@ impl Connection {
         for lane in &mut lanes {
             lane.qp.close();
             lane.wants_room = false;
-            lane.drain(self.peer, &mut outcome);
-            lane.flush_backlog(self.peer, &mut outcome);
+            lane.drain(self, events, &mut outcome);
+            lane.flush_backlog(self, events);
         }
         if was_up {
             let peer = self.peer;
-            outcome.events.extend([Event::Disconnected { peer }, Event::CutOff { peer, exited }]);
+            events.lock().extend([Event::Disconnected { peer }, Event::CutOff { peer, exited }]);
         }
-        report(outcome.events);
         true
     }
 }
@@ -430,12 +427,12 @@ impl Lane {
         self.qp.delivered_in(UNSENT_NS).map_or(u64::MAX, |packets| packets.max(UNSENT_PACKETS_MIN))
     }
 
-    /// Completes the requests of the backlog of a connection that has ended.
-    fn flush_backlog(&mut self, peer: PeerId, outcome: &mut Outcome) {
+    /// Completes the waiting requests of a connection that has ended.
+    fn flush_backlog(&mut self, connection: &Connection, events: &Events) {
+        let peer = connection.peer;
         while let Some(Waiting { request, .. }) = self.backlog.pop() {
             let kind = CompletionKind::Done { id: WorkId(request.id) };
-            outcome.events.push(Event::Completed(Completion { peer, status: Status::Flushed, kind }));
-            outcome.rings = true;
+            connection.queue(events).push(Event::Completed(Completion { peer, status: Status::Flushed, kind }));
         }
     }
 
@@ -577,8 +574,13 @@ impl Lane {
         self.qp.take_has_begun()
     }
 
-    /// Moves the queue pair's events and completions to `outcome`, as events of the fabric.
-    pub(super) fn drain(&mut self, peer: PeerId, outcome: &mut Outcome) {
+    /// Moves the queue pair's events and completions to the connection's queue, as events of the fabric.
+    pub(super) fn drain(&mut self, connection: &Connection, events: &Events, outcome: &mut Outcome) {
+        self.held.keep_last(self.qp.posted());
+        let peer = connection.peer;
+        // Most steps cause no event, and take no lock.
+        let mut queue = None;
+        let mut report = |event| queue.get_or_insert_with(|| connection.queue(events)).push(event);
         while let Some(event) = self.qp.poll_event() {
             let (status, kind) = match event {
                 halite_rnic::Event::Completed { id, status, old } => {
@@ -608,13 +610,12 @@ impl Lane {
             };
             let is_end = !matches!(kind, CompletionKind::Received { .. } | CompletionKind::Notified { .. });
             outcome.rings |= is_end;
-            outcome.events.push(Event::Completed(Completion { peer, status, kind }));
+            report(Event::Completed(Completion { peer, status, kind }));
         }
-        self.held.keep_last(self.qp.posted());
         if self.wants_room && outcome.broken.is_none() && self.outstanding() <= ROOM_AT {
             self.wants_room = false;
             outcome.rings = true;
-            outcome.events.push(Event::Room { peer });
+            report(Event::Room { peer });
         }
     }
 

@@ -178,14 +178,9 @@ impl Core {
         self.traffic.load(Relaxed)
     }
 
-    /// Queues events without waking a thread, for the poller.
-    fn queue_events(&self, events: Vec<Event>) {
-        self.events.lock().extend(events);
-    }
-
     /// Queues an event and wakes sleeping threads.
     pub(super) fn queue_and_wake(&self, event: Event) {
-        self.queue_events(vec![event]);
+        self.events.lock().push(event);
         self.bell.wake();
     }
 
@@ -251,14 +246,7 @@ impl Core {
         outcome: &mut Outcome,
     ) {
         let due = lane.transmit(connection, self.context(now_ns), holds_acks);
-        lane.drain(connection.peer, outcome);
-        if !outcome.events.is_empty() && !connection.is_up() {
-            // Events of a peer must follow its connected event.
-            connection.store_early(&mut outcome.events);
-        }
-        if !outcome.events.is_empty() {
-            self.events.lock().append(&mut outcome.events);
-        }
+        lane.drain(connection, &self.events, outcome);
         if let Some(due) = due {
             self.add_deadline(due);
         }

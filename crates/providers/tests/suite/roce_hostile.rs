@@ -86,6 +86,40 @@ fn garbage_from_strangers_is_counted_and_dropped() {
     watched.use_once(2);
 }
 
+/// A poller polls again while `Fabric::traffic` changes.
+#[test]
+fn empty_packets_of_a_peer_keep_a_poller_busy_only_while_they_arrive() {
+    const COUNT: u64 = 200;
+    let mut watched = Watched::new();
+    watched.use_once(1);
+    let arrived = watched.pair.ends[1].counters().arrived;
+    let empty = Operation::Write { local: inline(&[]), remote: remote(watched.key, 0) };
+    for _ in 0..COUNT {
+        watched.pair.post(0, empty);
+    }
+    let [sender, poller] = &watched.pair.ends;
+    let (mut busy, mut completions) = (0, Vec::new());
+    while completions.len() < COUNT as usize {
+        sender.fabric.poll(&mut completions);
+        let before = poller.fabric.traffic();
+        assert_eq!(poller.fabric.poll(&mut Vec::new()), 0);
+        busy += u64::from(poller.fabric.traffic() != before);
+    }
+    watched.pair.settle();
+    let end = &watched.pair.ends[1];
+    let packets = end.counters().arrived - arrived;
+    assert!((1..=packets).contains(&busy), "{busy} busy polls for {packets} packets");
+    // Datagrams without a packet, whoever sends them, are not work.
+    let quiet = end.fabric.traffic();
+    let (stranger, target) = (stranger(), watched.address(1));
+    (0..COUNT).for_each(|_| assert_eq!(stranger.send_to(&[], target).unwrap(), 0));
+    let before = end.fabric.dropped().strangers;
+    (0..COUNT).for_each(|_| assert_eq!(end.fabric.poll(&mut Vec::new()), 0));
+    assert_eq!(end.fabric.dropped().strangers - before, COUNT);
+    assert_eq!(end.fabric.traffic(), quiet);
+    assert_eq!(end.fabric.poll_timeout(), None, "no timer is due");
+}
+
 #[test]
 fn packets_replayed_by_a_stranger_are_refused() {
     let mut watched = Watched::new();

@@ -229,9 +229,9 @@ pub fn batches_end_with_either_node(h: &dyn Harness) {
         refused!(call.expect("the call is posted").answer(), CallCause::PeerDown);
     }
     for call in calls_by_leaving {
-        refused!(call.expect("the call is posted").answer(), CallCause::NodeClosed);
+        refused!(call.expect("the call is posted").answer(), CallCause::NodeClosed(NodeId(2)));
     }
-    refused!(server.recv_many(16), ServeCause::NodeClosed);
+    refused!(server.recv_many(16), ServeCause::NodeClosed(NodeId(2)));
     for answered in server.reply_all(calls_from_here.into_iter().map(|call| (call, b"from beyond"))) {
         assert!(answered.is_err());
     }
@@ -243,7 +243,10 @@ pub fn batches_end_with_either_node(h: &dyn Harness) {
     let taken: Vec<_> = (0..answered.len()).filter(|index| answered[*index].is_ok()).collect();
     assert_eq!(taken, [7]);
     assert_eq!(pending.answer().unwrap(), b"yes");
-    refused!(leaving.post_calls(THERE, ECHO, &[b"input"], 100, PATIENCE).remove(0), CallCause::NodeClosed);
+    refused!(
+        leaving.post_calls(THERE, ECHO, &[b"input"], 100, PATIENCE).remove(0),
+        CallCause::NodeClosed(NodeId(2))
+    );
 }
 
 /// Expects that a batch that is abandoned at any moment leaves neither calls nor slots behind, nor affects later calls.

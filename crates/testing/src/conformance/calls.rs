@@ -551,7 +551,7 @@ pub fn calls_end_with_the_servers_node(h: &dyn Harness) {
     });
     assert!(done.load(Ordering::Relaxed));
     assert!(call.reply(b"from beyond").is_err());
-    refused!(server.recv(), ServeCause::NodeClosed);
+    refused!(server.recv(), ServeCause::NodeClosed(NodeId(2)));
     let late = here.call(NodeId(2), ECHO, b"", PATIENCE).unwrap_err();
     assert!(matches!(late.cause, CallCause::PeerDown | CallCause::UnknownNode), "{late}");
     assert!(!late.may_have_run, "an unsent call cannot have run: {late}");
@@ -567,10 +567,10 @@ pub fn a_handler_survives_its_callers_node(h: &dyn Harness) {
         let caller = scope.spawn(|| leaving.call(THERE, ECHO, &vec![1; 100_000], PATIENCE));
         let call = server.recv().unwrap();
         cluster.leave(2);
-        refused!(caller.join().expect("the thread does not panic"), CallCause::NodeClosed);
+        refused!(caller.join().expect("the thread does not panic"), CallCause::NodeClosed(NodeId(2)));
         call
     });
-    refused!(leaving.call(THERE, ECHO, b"", PATIENCE), CallCause::NodeClosed);
+    refused!(leaving.call(THERE, ECHO, b"", PATIENCE), CallCause::NodeClosed(NodeId(2)));
     await_caller_gone(&call);
     refused!(call.reply(&vec![1; 100_000]), ReplyCause::CallerGone);
     scope(|scope| {

@@ -76,7 +76,7 @@ pub fn regions_end_with_their_node(h: &dyn Harness) {
         other => Err(format!("{other:?}")),
     });
     match owner.write(near, 0, b"x") {
-        Err(error) => assert!(matches!(error.cause(), AccessCause::NodeClosed), "{error}"),
+        Err(error) => assert!(matches!(error.cause(), AccessCause::NodeClosed(NodeId(2))), "{error}"),
         Ok(()) => panic!("a node that left has written"),
     }
 }

@@ -267,7 +267,7 @@ pub fn waiting_senders_fail_when_the_node_leaves(h: &dyn Harness) {
     }
     let late = here.send(NodeId(2), PORT, b"late").unwrap_err();
     assert!(!late.may_have_arrived, "an unsent message cannot have arrived: {late}");
-    refused!(mailbox.recv(), ServeCause::NodeClosed);
+    refused!(mailbox.recv(), ServeCause::NodeClosed(NodeId(2)));
 }
 
 /// Expects that messages arrive in order even if they stay in their sender's memory until the receiver reads them.

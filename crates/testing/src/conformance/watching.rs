@@ -262,7 +262,7 @@ pub fn a_watcher_that_left_delays_no_writer(h: &dyn Harness) {
         owner.write_notify(board, 0, &[1], value).unwrap();
         expect_values(&watch, value - 1, 1);
     }
-    refused!(lost.recv(), RegionCause::NodeClosed);
+    refused!(lost.recv(), RegionCause::NodeClosed(NodeId(2)));
 }
 
 /// Expects that a writer whose node leaves during a notification gets an error that says that the slow watcher may not
@@ -288,7 +288,7 @@ pub fn a_writer_whose_node_leaves_may_have_notified(h: &dyn Harness) {
     }
     cluster.leave(2);
     let error = blocking.block_on(blocked).unwrap_err();
-    let (node, cause) = (NodeId(0), SendCause::NodeClosed);
+    let (node, cause) = (NodeId(0), SendCause::NodeClosed(NodeId(2)));
     assert_eq!(error.cause, NotifyCause::Telling { node, cause, may_have_arrived: true });
     assert!(error.is_written() && error.to_string().contains("may not have been notified"), "{error}");
 }

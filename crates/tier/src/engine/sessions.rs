@@ -480,7 +480,8 @@ impl SessionSide<'_> {
         let sound = crate::layout::is_sound(&reply.extents, reply.len, reply.chunk_bytes);
         if self.cx.membership().is_leaving() {
             // Peers rely on the notice that this node leaves, so it must map nothing more.
-            return self.cx.finish(op, Err(ErrorReply::NodeClosed.into()));
+            let node = self.cx.incarnation().node;
+            return self.cx.finish(op, Err(ErrorReply::NodeClosed(node).into()));
         }
         if !sound || self.mapper.principal(session).is_none() {
             self.announce_unmapped(reply.region, reply.home);

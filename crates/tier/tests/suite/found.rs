@@ -154,7 +154,7 @@ fn map_replies_after_leaving_give_no_handles() {
     c.run();
     c.held = vec![];
     c.run();
-    assert_eq!(c.outcome(2, op), Some(Err(ErrorReply::NodeClosed.into())));
+    assert_eq!(c.outcome(2, op), Some(Err(ErrorReply::NodeClosed(NodeId(2)).into())));
     assert_eq!(c.command(0, Command::RegionCommand(lh, RegionCommand::Free)), Ok(Outcome::Done));
 }
 

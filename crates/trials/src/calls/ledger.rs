@@ -201,7 +201,7 @@ impl Ledger {
             | CallCause::NotMet
             | CallCause::ServerClosed
             | CallCause::Draining
-            | CallCause::NodeClosed => !is_calm,
+            | CallCause::NodeClosed(_) => !is_calm,
             _ => false,
         };
         if is_explained { Ok(()) } else { Err(format!("without a known cause: {request:?}")) }

@@ -207,7 +207,7 @@ fn check_failure(actor: &mut Actor, index: usize, opened: Opened, result: Option
             let ends = actor.harness.locks.borrow().data.lives[opened.life].ends;
             ends || !actor.harness.is_fault_free()
         }
-        AccessCause::PeerDown(_) | AccessCause::LinkLost(_) | AccessCause::NodeClosed => {
+        AccessCause::PeerDown(_) | AccessCause::LinkLost(_) | AccessCause::NodeClosed(_) => {
             !actor.harness.is_fault_free()
         }
         _ => false,

@@ -346,7 +346,7 @@ fn may_have_run(error: &RegionError) -> bool {
         error.cause,
         RegionCause::PeerDown(_)
             | RegionCause::NotMet(_)
-            | RegionCause::NodeClosed
+            | RegionCause::NodeClosed(_)
             | RegionCause::DirectoryDown
             | RegionCause::DirectoryUnreachable { .. }
     )

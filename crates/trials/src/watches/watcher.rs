@@ -54,7 +54,7 @@ async fn work(mut actor: Actor) {
         let rights = if actor.random.chance(1, 12) { Permissions::WRITE } else { EVERYONE };
         match map(&mut actor, name, rights).await {
             Some(Ok(holding)) if watch(&mut actor, holding.lh, holding.life, rights).await => {}
-            Some(Ok(_) | Err(RegionCause::NodeClosed)) => return,
+            Some(Ok(_) | Err(RegionCause::NodeClosed(_))) => return,
             Some(Err(_)) | None => {}
         }
     }
@@ -83,7 +83,7 @@ async fn watch(actor: &mut Actor, lh: Lh, life: usize, rights: Permissions) -> b
         // The region may have ended meanwhile.
         let _ = actor.attempt("unmap after watching", session.unmap(lh)).await;
     }
-    cause != Some(RegionCause::NodeClosed)
+    !matches!(cause, Some(RegionCause::NodeClosed(_)))
 }
 
 /// An entry in the ledger; removed when dropped.
@@ -289,7 +289,7 @@ impl Listener<'_> {
             || is_refusal(self.actor, life, Permissions::READ, begin_ns, &error.cause);
         self.actor.expect_reason(is_explained, begin_ns, &error);
         // A node that leaves drops its queues.
-        if error.cause != RegionCause::NodeClosed {
+        if !matches!(error.cause, RegionCause::NodeClosed(_)) {
             self.check_queue_is_empty(begin_ns);
         }
         error.cause

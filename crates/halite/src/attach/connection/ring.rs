@@ -98,10 +98,10 @@ impl Connection {
         let inner = &desk.embedded(Priority::High).inner;
         let mut bytes = [0; INLINE_BYTES_MAX];
         let done = match kind {
-            Kind::Read if len <= INLINE_BYTES_MAX => inner.read_now(lh, offset, &mut bytes[..len]),
+            Kind::Read if len <= INLINE_BYTES_MAX => inner.read_now(lh, offset, &mut bytes[..len]).ok(),
             Kind::Write if len <= OPERAND_BYTES_MAX => {
                 entry::get(&line[4..], &mut bytes[..len]);
-                inner.write_now(lh, offset, &bytes[..len])
+                inner.write_now(lh, offset, &bytes[..len]).ok()
             }
             Kind::Read => inner.read_into_memory(lh, (offset, len as u64), ring.memory.data(slot)),
             Kind::Write => inner.write_from_memory(lh, (offset, len as u64), ring.memory.data(slot)),
@@ -110,7 +110,7 @@ impl Connection {
                     Kind::FetchAdd => Atomic::FetchAdd { add: line[4] },
                     _ => Atomic::CompareSwap { expected: line[4], new: line[5] },
                 };
-                inner.atomic_now(lh, offset, atomic).map(|old| {
+                inner.atomic_now(lh, offset, atomic).ok().map(|old| {
                     bytes[..8].copy_from_slice(&old.to_ne_bytes());
                     len
                 })

@@ -38,8 +38,6 @@ pub(crate) struct Poster {
     dirty: AtomicBool,
     /// True if an answer, a head, a notification or a handshake may be deferred.
     deferred: AtomicBool,
-    /// True if a post waits for memory.
-    short: AtomicBool,
 }
 
 /// Distinguishes the first attempt to post from a retry.
@@ -64,7 +62,6 @@ impl Poster {
             controls: Mutex::default(),
             dirty: AtomicBool::new(false),
             deferred: AtomicBool::new(false),
-            short: AtomicBool::new(false),
         }
     }
 
@@ -178,10 +175,8 @@ impl Poster {
         if bytes.len() <= link.inline_bytes_max {
             return Ok(Source { id: CALL_WORK, local: Local::Inline(bytes) });
         }
-        let Some(block) = self.allocate(bytes.len() as u64) else {
-            self.set_short();
-            return Err(PostCause::QueueFull);
-        };
+        // Without memory, the post is retried as one that finds the queue full.
+        let block = self.allocate(bytes.len() as u64).ok_or(PostCause::QueueFull)?;
         block.window().write(0, bytes).expect("the block is as long");
         let local = block.local();
         Ok(Source { id: self.posted.keep(peer, Box::new(block)), local })
@@ -229,7 +224,7 @@ impl Poster {
         self.is_dirty() && self.dirty.swap(false, AcqRel)
     }
 
-    /// Makes the runner retry a refused post, once the fabric reports room.
+    /// Makes the runner retry a refused post whenever it settles, and at least once per interval.
     pub(in crate::rpc) fn set_deferred(&self, attempt: Attempt) {
         self.deferred.store(true, Relaxed);
         match attempt {
@@ -249,21 +244,6 @@ impl Poster {
     pub(crate) fn has_deferred(&self) -> bool {
         // A hint: a thread that sets it also makes the runner settle, which checks again.
         self.deferred.load(Relaxed)
-    }
-
-    /// Records that a post waits for memory. No event reports free memory, so the runner retries after an interval.
-    pub(crate) fn set_short(&self) {
-        self.short.store(true, Relaxed);
-        self.set_dirty();
-    }
-
-    pub(crate) fn is_short(&self) -> bool {
-        self.short.load(Relaxed)
-    }
-
-    /// Clears the flag of posts that wait for memory, before the runner retries these posts.
-    pub(crate) fn end_shortage(&self) {
-        self.short.store(false, Relaxed);
     }
 }
 

@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Waker};
 use super::{Reads, Writes};
 use crate::driver::carry::{DetachedPart, SinglePart};
 use crate::error::AccessError;
-use crate::posted::{Cursor, Ended};
+use crate::posted::Ended;
 use crate::session::{Embedded, Kind, Lh, ReadOp, Session, WriteOp};
 
 /// A posted read or write. Await it, or call [`Posted::wait`], to get its buffer and its outcome. Like a clone of the
@@ -95,12 +95,12 @@ impl Session {
         };
         let priority = session.priority;
         let (inner, bytes) = (&*session.inner, from.as_ref());
-        let done = match inner.write_now(lh, offset, bytes) {
-            Some(done) if done == bytes.len() => return Posted { state: State::Done(from) },
-            done => done.unwrap_or(0),
+        let reached = match inner.write_now(lh, offset, bytes) {
+            Ok(done) if done == bytes.len() => return Posted { state: State::Done(from) },
+            reached => reached,
         };
         let access = Writes { inner, priority, ops: &[WriteOp { lh, offset, from: bytes }] };
-        if let Some(part) = inner.post_single(&access, Cursor { index: 0, done }, false) {
+        if let Some(part) = inner.driver.post_single(&access, &reached, false) {
             let part = part.detach();
             return Posted::single(
                 session,
@@ -116,7 +116,7 @@ impl Session {
         }
         let session = session.clone();
         Posted::carried(self, async move {
-            let outcome = session.inner.write(priority, lh, offset, from.as_ref(), done).await;
+            let outcome = session.inner.write(priority, lh, offset, from.as_ref(), reached).await;
             (from, outcome)
         })
     }
@@ -133,12 +133,12 @@ impl Session {
         };
         let priority = session.priority;
         let (inner, bytes) = (&*session.inner, into.as_mut());
-        let done = match inner.read_now(lh, offset, bytes) {
-            Some(done) if done == bytes.len() => return Posted { state: State::Done(into) },
-            done => done.unwrap_or(0),
+        let reached = match inner.read_now(lh, offset, bytes) {
+            Ok(done) if done == bytes.len() => return Posted { state: State::Done(into) },
+            reached => reached,
         };
         let access = Reads { inner, priority, ops: &mut [ReadOp { lh, offset, into: bytes }] };
-        if let Some(part) = inner.post_single(&access, Cursor { index: 0, done }, false) {
+        if let Some(part) = inner.driver.post_single(&access, &reached, false) {
             let part = part.detach();
             return Posted::single(
                 session,
@@ -154,7 +154,7 @@ impl Session {
         }
         let session = session.clone();
         Posted::carried(self, async move {
-            let outcome = session.inner.read(priority, lh, offset, into.as_mut(), done).await;
+            let outcome = session.inner.read(priority, lh, offset, into.as_mut(), reached).await;
             (into, outcome)
         })
     }

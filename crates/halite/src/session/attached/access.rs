@@ -102,14 +102,15 @@ impl Client {
         match access {
             Access::Read(into) => {
                 let lost = lost("read", lh, offset, into.len() as u64);
-                take(&decoded(body, &lost)?, into).ok_or_else(|| lost(Gone::Lost)).map(|()| 0)
+                let answer = decoded(self.node(), body, &lost)?;
+                take(&answer, into).ok_or_else(|| lost(Gone::Lost(self.node()))).map(|()| 0)
             }
             Access::Write(from) => {
-                let written = decoded(body, lost("write", lh, offset, from.len() as u64));
+                let written = decoded(self.node(), body, lost("write", lh, offset, from.len() as u64));
                 written.map(|_: Answer<()>| 0)
             }
-            Access::FetchAdd { .. } => old_of(body, lost("fetch_add", lh, offset, WORD_BYTES)),
-            Access::CompareSwap { .. } => old_of(body, lost("compare_swap", lh, offset, WORD_BYTES)),
+            Access::FetchAdd { .. } => self.old_of(body, lost("fetch_add", lh, offset, WORD_BYTES)),
+            Access::CompareSwap { .. } => self.old_of(body, lost("compare_swap", lh, offset, WORD_BYTES)),
         }
     }
 
@@ -121,10 +122,14 @@ impl Client {
             Access::CompareSwap { expected, new } => self.compare_swap(lh, offset, expected, new).await,
         }
     }
-}
 
-fn old_of(body: Result<Vec<u8>, Gone>, lost: impl FnOnce(Gone) -> AccessError) -> Result<u64, AccessError> {
-    decoded(body, lost).map(|answer: Answer<u64>| answer.value)
+    fn old_of(
+        &self,
+        body: Result<Vec<u8>, Gone>,
+        lost: impl FnOnce(Gone) -> AccessError,
+    ) -> Result<u64, AccessError> {
+        decoded(self.node(), body, lost).map(|answer: Answer<u64>| answer.value)
+    }
 }
 
 /// Accesses of tasks.
@@ -139,7 +144,7 @@ impl Client {
         if into.len() <= SLICE_BYTES {
             let request = Request::Read { lh, offset, len: len as u32 };
             let answer = self.ask_with(&request, &[], None, &lost).await?;
-            return take(&answer, into).ok_or_else(|| lost(Gone::Lost));
+            return take(&answer, into).ok_or_else(|| lost(Gone::Lost(self.node())));
         }
         self.check("read", lh, Permissions::READ, offset, len).await?;
         let send = |begin: usize, end: usize| {
@@ -154,9 +159,10 @@ impl Client {
                 Ok(pending) => pending.await,
                 Err(gone) => Err(gone),
             };
-            let read = decoded(reply, &lost);
-            let read =
-                read.and_then(|answer| take(&answer, &mut into[begin..end]).ok_or_else(|| lost(Gone::Lost)));
+            let read = decoded(self.node(), reply, &lost);
+            let read = read.and_then(|answer| {
+                take(&answer, &mut into[begin..end]).ok_or_else(|| lost(Gone::Lost(self.node())))
+            });
             read.map_err(|error| whole(error, offset, len, begin > 0))?;
             under_way.extend(rest.next().map(|(begin, end)| send(begin, end)));
         }
@@ -183,7 +189,7 @@ impl Client {
                 Ok(pending) => pending.await,
                 Err(gone) => Err(gone),
             };
-            let written: Result<Answer<()>, AccessError> = decoded(reply, &lost);
+            let written: Result<Answer<()>, AccessError> = decoded(self.node(), reply, &lost);
             // Later slices may have been written too.
             written.map_err(|error| whole(error, offset, len, true))?;
             under_way.extend(rest.next().map(|(begin, end)| send(begin, end)));

@@ -24,6 +24,7 @@ use std::thread::Thread;
 use std::time::Instant;
 
 use halite_mem::{Process, exchange};
+use halite_tier::ids::NodeId;
 use rustix::buffer::spare_capacity;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
@@ -45,6 +46,7 @@ pub(crate) type Undo = Box<dyn FnOnce(&[u8]) -> Option<Vec<u8>> + Send>;
 
 /// The connection, shared by the session, its requests and the background thread.
 pub(crate) struct Line {
+    node: NodeId,
     socket: UnixStream,
     /// Event descriptor (eventfd) that ends the poll of the reading thread.
     bell: OwnedFd,
@@ -123,7 +125,11 @@ impl Wake for Waiter {
 
 /// Opening, sending and closing.
 impl Line {
-    pub(super) fn new(socket: UnixStream, memory: Option<exchange::Client>) -> io::Result<Arc<Line>> {
+    pub(super) fn new(
+        node: NodeId,
+        socket: UnixStream,
+        memory: Option<exchange::Client>,
+    ) -> io::Result<Arc<Line>> {
         socket.set_nonblocking(true)?;
         let state = State {
             next_id: 1,
@@ -141,6 +147,7 @@ impl Line {
             is_closed: false,
         };
         Ok(Arc::new(Line {
+            node,
             socket,
             bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             memory,
@@ -178,11 +185,11 @@ impl Line {
         let data_len: usize = data.iter().map(|slice| slice.len()).sum();
         let len = message.len() - wire::HEADER_BYTES - data_len;
         if len > wire::REQUEST_BYTES_MAX {
-            return Err(Gone::TooLong { len });
+            return Err(Gone::TooLong { node: self.node, len });
         }
         let mut state = self.state();
         if state.is_over {
-            return Err(Gone::Closed);
+            return Err(Gone::Closed(self.node));
         }
         let id = state.next_id;
         state.next_id += 1;
@@ -393,19 +400,23 @@ impl Line {
     fn receive(self: &Arc<Line>, input: &mut Vec<u8>) -> Result<(), Gone> {
         input.reserve(RECEIVE_BYTES);
         match rustix::net::recv(&self.socket, spare_capacity(input), RecvFlags::empty()) {
-            Ok((_, 0)) => return Err(Gone::Lost),
+            Ok((_, 0)) => return Err(Gone::Lost(self.node)),
             Ok(_) => {}
             Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
-            Err(_) => return Err(Gone::Lost),
+            Err(_) => return Err(Gone::Lost(self.node)),
         }
         let (mut collected, mut at) = (Collected::default(), 0);
-        while let Some(Message { id, body, len }) = wire::split(&input[at..]).map_err(|_| Gone::Lost)? {
+        while let Some(Message { id, body, len }) =
+            wire::split(&input[at..]).map_err(|_| Gone::Lost(self.node))?
+        {
             let mut state = self.state();
             match slot_of(id) {
                 Some(slot) => self.deliver_to_slot(&mut state, slot, body, &mut collected)?,
                 None if id == WAKE_ID => self.collect(&mut state, &mut collected),
                 // An id without a request is a fault of the node.
-                None if !state.deliver(id, body.to_vec(), &mut collected) => return Err(Gone::Lost),
+                None if !state.deliver(id, body.to_vec(), &mut collected) => {
+                    return Err(Gone::Lost(self.node));
+                }
                 None => {}
             }
             at += len;
@@ -580,7 +591,7 @@ impl Future for Pending {
         line.finish(collected);
         Poll::Ready(match reply {
             Some(Slot::Replied(body)) => Ok(body),
-            _ => Err(Gone::Lost),
+            _ => Err(Gone::Lost(line.node)),
         })
     }
 }

@@ -74,8 +74,8 @@ impl Client {
             dir.display(),
             welcome.principal
         );
-        let line =
-            Line::new(socket, memory).map_err(|source| AttachError::Io { path: dir.to_owned(), source })?;
+        let line = Line::new(welcome.node, socket, memory)
+            .map_err(|source| AttachError::Io { path: dir.to_owned(), source })?;
         let connection = Arc::new(Connection(line.clone()));
         Ok(Client { line, connection, welcome, priority: Priority::High })
     }
@@ -169,7 +169,7 @@ impl Client {
         lost: impl FnOnce(Gone) -> E,
     ) -> Result<Answer<T>, E> {
         match self.post_request(request, data, undo) {
-            Ok(pending) => decoded(pending.await, lost),
+            Ok(pending) => decoded(self.node(), pending.await, lost),
             Err(gone) => Err(lost(gone)),
         }
     }
@@ -181,8 +181,9 @@ impl Drop for Connection {
     }
 }
 
-/// Decodes a reply into its result and the data that follow.
+/// Decodes a reply of `node` into its result and the data that follow.
 pub(crate) fn decoded<T: DeserializeOwned, E: DeserializeOwned>(
+    node: NodeId,
     reply: Result<Vec<u8>, Gone>,
     lost: impl FnOnce(Gone) -> E,
 ) -> Result<Answer<T>, E> {
@@ -200,6 +201,6 @@ pub(crate) fn decoded<T: DeserializeOwned, E: DeserializeOwned>(
         }
         Some((Err(error), _)) => Err(error),
         // Both ends have the same version, so the node is at fault.
-        None => Err(lost(Gone::Lost)),
+        None => Err(lost(Gone::Lost(node))),
     }
 }

@@ -72,7 +72,7 @@ impl Remote {
         lost: impl FnOnce(Gone) -> E,
     ) -> Result<Answer<T>, E> {
         if let Some(reply) = self.left().replies.pop_front() {
-            return decoded(Ok(reply), lost);
+            return decoded(self.client.node(), Ok(reply), lost);
         }
         let left = self.left.clone();
         let undo: Undo = Box::new(move |reply| {
@@ -107,7 +107,7 @@ impl Remote {
                 (Poll::Ready(own), None) => Poll::Ready(own),
             }
         });
-        decoded(reply.await, lost)
+        decoded(self.client.node(), reply.await, lost)
     }
 
     /// Receives an item if there is one.
@@ -117,7 +117,7 @@ impl Remote {
         lost: impl FnOnce(Gone) -> E,
     ) -> Result<Option<Answer<T>>, E> {
         if let Some(reply) = self.left().replies.pop_front() {
-            return decoded(Ok(reply), lost).map(Some);
+            return decoded(self.client.node(), Ok(reply), lost).map(Some);
         }
         let asked = self.client.ask_with::<Option<T>, E>(request, &[], None, lost);
         let Answer { value, bytes, data_at } = self.client.block_on(asked)?;

@@ -443,9 +443,10 @@ impl<'s> Calling<'s> {
     }
 
     pub(crate) fn ended(&self, look: ReplyState) -> CallCause {
+        let driver = &self.session.inner.driver;
         match look {
-            _ if self.session.inner.driver.is_closed() => {
-                self.session.inner.driver.closed_or_forked(CallCause::NodeClosed, CallCause::Forked)
+            _ if driver.is_closed() => {
+                driver.closed_or_forked(CallCause::NodeClosed(driver.shared.node), CallCause::Forked)
             }
             ReplyState::Overdue => CallCause::Timeout,
             _ => CallCause::PeerDown,
@@ -524,7 +525,7 @@ impl From<PostFailure> for CallCause {
             PostFailure::TooLong { len } => CallCause::InputTooLong { len },
             PostFailure::NoMemory => CallCause::NoMemory,
             PostFailure::TooManyCalls => CallCause::TooManyCalls,
-            PostFailure::NodeClosed => CallCause::NodeClosed,
+            PostFailure::NodeClosed(node) => CallCause::NodeClosed(node),
             PostFailure::Forked => CallCause::Forked,
         }
     }

@@ -323,7 +323,7 @@ impl<'s> Sending<'s> {
     pub(super) fn lost(&self) -> SendError {
         let driver = &self.session.inner.driver;
         let cause = match driver.is_closed() {
-            true => driver.closed_or_forked(SendCause::NodeClosed, SendCause::Forked),
+            true => driver.closed_or_forked(SendCause::NodeClosed(driver.shared.node), SendCause::Forked),
             false => SendCause::PeerDown,
         };
         self.failed(cause, true)
@@ -384,7 +384,7 @@ impl From<PostFailure> for SendCause {
             }
             PostFailure::NoMemory => SendCause::NoMemory,
             PostFailure::TooManyCalls => SendCause::TooManyCalls,
-            PostFailure::NodeClosed => SendCause::NodeClosed,
+            PostFailure::NodeClosed(node) => SendCause::NodeClosed(node),
             PostFailure::Forked => SendCause::Forked,
         }
     }

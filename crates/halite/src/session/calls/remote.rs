@@ -120,9 +120,9 @@ impl RemoteAnswer {
     }
 
     async fn wait(self) -> Result<attached::Answer<()>, CallError> {
-        let RemoteAnswer { node, function: Function(function), pending, client: _client } = self;
+        let RemoteAnswer { node, function: Function(function), pending, client } = self;
         let lost =
             |gone: Gone| CallError { node, function, cause: gone.into(), may_have_run: gone.maybe_done() };
-        decoded(pending.await, lost)
+        decoded(client.node(), pending.await, lost)
     }
 }

@@ -113,7 +113,7 @@ impl RemoteServer {
         let mut calls = VecDeque::new();
         for Received { call, caller, node, len } in &received.value {
             let Some((input, rest)) = data.split_at_checked(*len as usize) else {
-                return Err(self.lost(Gone::Lost));
+                return Err(self.lost(Gone::Lost(self.remote.client().node())));
             };
             data = rest;
             calls.push_back(RemoteIncoming {
@@ -140,7 +140,7 @@ impl Drop for RemoteServer {
         self.close();
         // Calls that no receive returned fail at their callers.
         for left in self.remote.take_left() {
-            if let Ok(received) = decoded(Ok(left), |gone| self.lost(gone)) {
+            if let Ok(received) = decoded(self.remote.client().node(), Ok(left), |gone| self.lost(gone)) {
                 drop(self.split(received, usize::MAX));
             }
         }

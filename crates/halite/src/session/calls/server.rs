@@ -439,7 +439,7 @@ impl Receiver {
         let services = &mut driver.shared.peers.write().services;
         // Checked under the lock: a node that leaves first sets this flag, then ends all services in the table.
         if driver.is_closed() {
-            return Err(serve_error(id, ServeCause::NodeClosed));
+            return Err(serve_error(id, ServeCause::NodeClosed(session.inner.node)));
         }
         if let Some(known) = services.get(id) {
             let owner = known.owner.to_string();
@@ -628,8 +628,9 @@ impl Receiver {
     }
 
     fn closed(&self) -> ServeError {
-        let cause = match self.driver().is_closed() {
-            true => self.driver().closed_or_forked(ServeCause::NodeClosed, ServeCause::Forked),
+        let driver = self.driver();
+        let cause = match driver.is_closed() {
+            true => driver.closed_or_forked(ServeCause::NodeClosed(driver.shared.node), ServeCause::Forked),
             false => ServeCause::Closed,
         };
         serve_error(self.service.id, cause)

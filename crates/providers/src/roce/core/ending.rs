@@ -87,7 +87,7 @@ impl Core {
                 reasons.pop_first();
             }
         }
-        if !connection.end(exited, |events| self.queue_events(events)) {
+        if !connection.end(exited, &self.events) {
             return;
         }
         if let Some(change) = connection.address_change().filter(|_| connection.is_up()) {

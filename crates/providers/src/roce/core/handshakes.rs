@@ -55,7 +55,7 @@ impl Core {
             }
             for connection in gone {
                 if connection.is_up() {
-                    connection.handle_last_packets(self.context(now_ns), |events| self.queue_events(events));
+                    connection.handle_last_packets(self.context(now_ns), &self.events);
                 }
                 self.end(&connection);
             }

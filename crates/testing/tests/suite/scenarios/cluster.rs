@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use halite::blocking::Session;
-use halite::{Config, Fence, Node, NodeId, NodeState, NodeStatus, Permissions};
+use halite::{Config, Fence, Node, NodeId, NodeState, NodeStatus, Permissions, Provider};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 /// Time limit after which a hang becomes a failure. Tests take much less time.
@@ -69,8 +69,9 @@ impl Cluster {
         let Config { arena_bytes, segment_bytes, chunk_bytes, .. } = self.config;
         let lease_ms = self.config.lease.as_millis();
         let fence = if self.config.fence == Fence::Never { "never" } else { "kill" };
+        let provider = self.config.providers.first().unwrap_or(&Provider::Shm);
         let dir = self.dir.display();
-        format!("join {node} {arena_bytes} {segment_bytes} {chunk_bytes} {lease_ms} {fence} {dir}")
+        format!("join {node} {arena_bytes} {segment_bytes} {chunk_bytes} {lease_ms} {fence} {provider} {dir}")
     }
 }
 

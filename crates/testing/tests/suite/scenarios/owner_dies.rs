@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use halite::blocking::Session;
-use halite::{AccessCause, Lh, NodeId, NodeState, Placement};
+use halite::{AccessCause, Lh, NodeId, NodeState, Placement, Provider};
 
 use super::cluster::{Cluster, PATIENCE, READ_WRITE, await_state, status_of};
 use super::pattern::{bytes, first_difference};
@@ -131,6 +131,34 @@ fn a_wait_for_a_word_of_a_killed_process_fails() {
     (0..300).for_each(|_| checks.recv_timeout(PATIENCE).expect("the wait checks again"));
     victim.kill();
     assert_eq!(end.recv_timeout(PATIENCE), Ok(Err(AccessCause::PeerDown(NodeId(1)))));
+}
+
+#[test]
+fn posted_work_and_a_wait_end_when_a_process_is_killed_over_roce() {
+    let mut cluster = Cluster::new();
+    cluster.config.providers = vec![Provider::Roce];
+    // The kernel closes the control socket of the killed process, so no node waits for a lease.
+    cluster.config.lease = 2 * PATIENCE;
+    let node = cluster.join(0);
+    let session = node.blocking_session();
+    let mut victim = cluster.start(1);
+    let lh = session.alloc(Some("word"), 4096, Placement::On(NodeId(1)), READ_WRITE).expect("there is room");
+    // From here on, nothing is acknowledged.
+    victim.stop();
+    let mut write = session.post_write(lh, 8, [7; 8]);
+    let mut read = session.post_read(lh, 0, [0; 8]);
+    let mut long = session.post_write(lh, 64, vec![7; 4000]);
+    assert!(!write.is_ended() && !read.is_ended() && !long.is_ended());
+    let (report_end, end) = channel();
+    std::thread::spawn({
+        let session = session.clone();
+        move || report_end.send(session.wait_until(lh, 0, |word| word != 0).map_err(|error| error.cause))
+    });
+    victim.kill();
+    let down = AccessCause::PeerDown(NodeId(1));
+    assert_eq!(end.recv_timeout(PATIENCE), Ok(Err(down)));
+    let ended = [write.wait().1, read.wait().1, long.wait().1];
+    assert_eq!(ended.map(|outcome| outcome.map_err(|error| error.cause)), [Err(down); 3]);
 }
 
 /// Compares all bytes with the completed writes. Writer `dying` may have died during a write, or before it reported a

@@ -1,7 +1,7 @@
 //! The program of the processes in scenarios. It reads commands, one per line, and answers each with one line.
 //!
 //! ```text
-//!   join NODE ARENA SEGMENT CHUNK LEASE_MS FENCE DIR      quit
+//!   join NODE ARENA SEGMENT CHUNK LEASE_MS FENCE PROVIDER DIR      quit
 //!   alloc NAME LEN here|on:N|spread:N,N    map NAME    unmap NAME    free NAME    move NAME NODE
 //!   fill NAME LEN SEED    check NAME LEN SEED    zero NAME
 //!   stripes NAME COUNTS WRITER DONE    start a writer of `stripes.rs`
@@ -22,7 +22,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use halite::blocking::Session;
-use halite::{Config, Fence, Lh, Node, NodeId, Permissions, Placement};
+use halite::{Config, Fence, Lh, Node, NodeId, Permissions, Placement, Provider};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
 use super::calls;
@@ -69,8 +69,8 @@ impl Role {
     fn execute(&mut self, line: &str) -> Answer {
         let words: Vec<&str> = line.split(' ').collect();
         match words[..] {
-            ["join", node, arena, segment, chunk, lease, fence, dir] => {
-                self.join(&config(node, [arena, segment, chunk, lease], fence, dir))
+            ["join", node, arena, segment, chunk, lease, fence, provider, dir] => {
+                self.join(&config(node, [arena, segment, chunk, lease], fence, provider, dir))
             }
             ["alloc", name, len, place] => {
                 let lh = self.session().alloc(Some(name), number(len), placement(place), READ_WRITE);
@@ -238,7 +238,13 @@ fn private_bytes() -> Answer {
     Ok((number(kib) << 10).to_string())
 }
 
-fn config(node: &str, [arena, segment, chunk, lease]: [&str; 4], fence: &str, dir: &str) -> Config {
+fn config(
+    node: &str,
+    [arena, segment, chunk, lease]: [&str; 4],
+    fence: &str,
+    provider: &str,
+    dir: &str,
+) -> Config {
     Config {
         dir: dir.into(),
         node: (node != "any").then(|| NodeId(number(node) as u32)),
@@ -247,6 +253,7 @@ fn config(node: &str, [arena, segment, chunk, lease]: [&str; 4], fence: &str, di
         chunk_bytes: number(chunk),
         lease: Duration::from_millis(number(lease)),
         fence: if fence == "never" { Fence::Never } else { Fence::Kill },
+        providers: vec![if provider == "roce" { Provider::Roce } else { Provider::Shm }],
         ..Config::default()
     }
 }

@@ -368,7 +368,7 @@ impl Line {
         collected: &mut Collected,
     ) -> Result<(), Gone> {
         let (Some(memory), Some(request)) = (&self.memory, state.ring_request(slot)) else {
-            return Err(Gone::Lost);
+            return Err(Gone::Lost(self.node));
         };
         state.ring.as_mut().expect("it has the request").remove(memory, slot);
         state.deliver(request.id, body.to_vec(), collected);
