@@ -58,30 +58,3 @@ impl FromStr for Eviction {
         named.map(|(eviction, _)| *eviction).ok_or(UnknownEviction)
     }
 }
-
-/// The limit of a shard's memory.
-pub(super) struct Limit {
-    pub(super) bytes: u64,
-    pub(super) eviction: Eviction,
-    /// Number of evicted keys.
-    pub(super) evicted: u64,
-    /// True while compaction waits until eviction has been tried.
-    pub(super) evicts_first: bool,
-    /// True if the last request was refused because its bucket is full.
-    pub(super) is_bucket_full: bool,
-    /// Chooses keys to evict.
-    pub(super) random: fastrand::Rng,
-}
-
-impl Limit {
-    pub(super) fn new(seed: u64) -> Limit {
-        Limit {
-            bytes: u64::MAX,
-            eviction: Eviction::Never,
-            evicted: 0,
-            evicts_first: false,
-            is_bucket_full: false,
-            random: fastrand::Rng::with_seed(seed),
-        }
-    }
-}

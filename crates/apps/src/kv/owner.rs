@@ -110,7 +110,7 @@ impl Owner {
     }
 
     /// Serves clients until it is stopped or a client [closes](super::Store::close) the store; then frees the memory.
-    /// `now_ms` is the clock for expiry, any monotonic clock in ms.
+    /// `now_ms` is the clock for expiry in ms: Unix time, if clients use [`Expires::At`](super::Expires::At).
     pub async fn run(mut self, now_ms: impl Fn() -> u64) -> Result<(), KvError> {
         let done = self.serve(now_ms).await;
         self.server.close();

@@ -15,7 +15,7 @@ use super::layout::{
     BUCKET_BYTES, BUCKET_SLOTS, BUCKETS_MAX, CLASSES, Entry, Hash, KEY_BYTES_MAX, MOVED, ROOT_BYTES, Slot,
     VALUE_BYTES_MAX, WORD, bucket_of, class_of, encode_words, root_name, table_name, units_of,
 };
-use super::limit::{Eviction, Limit};
+use super::limit::Eviction;
 use super::wire::{Answer, Expires, Only, Request, When, push_part};
 
 /// Buckets of a new table.
@@ -59,7 +59,17 @@ pub(super) struct Shard {
     expiring: BTreeSet<(u64, Box<[u8]>)>,
     /// Change counters, for clients that watch keys. Empty until a client watches one.
     change_counts: Vec<u64>,
-    limit: Limit,
+    /// Maximum bytes in use.
+    limit_bytes: u64,
+    eviction: Eviction,
+    /// Chooses keys to evict.
+    random: fastrand::Rng,
+    /// Number of evicted keys.
+    evicted: u64,
+    /// True while a request is tried again after an eviction.
+    is_evicting: bool,
+    /// True if the last request was refused because its bucket is full.
+    is_bucket_full: bool,
     /// Total number of removed or replaced entries.
     removals: u64,
     /// Value of `removals`, and the class of the requested block, when the last compaction failed.
@@ -142,7 +152,6 @@ impl Shard {
         let heap = Heap::new(session.clone(), name, number, everyone);
         let (name, expiring, entry, written) = (name.to_owned(), BTreeSet::new(), Vec::new(), Vec::new());
         let (keys, change_counts, removals, failed_compaction) = (0, Vec::new(), 0, None);
-        let limit = Limit::new(number as u64);
         Ok(Shard {
             session,
             name,
@@ -154,7 +163,12 @@ impl Shard {
             keys,
             expiring,
             change_counts,
-            limit,
+            limit_bytes: u64::MAX,
+            eviction: Eviction::Never,
+            random: fastrand::Rng::with_seed(number as u64),
+            evicted: 0,
+            is_evicting: false,
+            is_bucket_full: false,
             removals,
             failed_compaction,
             entry,
@@ -179,10 +193,10 @@ impl Shard {
         request: &Request<'_>,
         answer: &mut Vec<u8>,
     ) -> Result<(), KvError> {
-        self.limit.is_bucket_full = false;
+        self.is_bucket_full = false;
         let mut done = self.try_execute(now_ms, request, answer).await;
         if let Err(KvError::Full) = done
-            && self.limit.eviction != Eviction::Never
+            && self.eviction != Eviction::Never
         {
             // Boxed, because it is rare, and so the futures of get and set stay small.
             done = Box::pin(self.execute_with_eviction(now_ms, request, answer)).await;
@@ -205,6 +219,11 @@ impl Shard {
         }
     }
 
+    /// Returns true if compaction waits until eviction has been tried.
+    fn evicts_first(&self) -> bool {
+        self.eviction != Eviction::Never && !self.is_evicting
+    }
+
     /// Executes a request that has found no memory, after the eviction of some keys.
     async fn execute_with_eviction(
         &mut self,
@@ -213,10 +232,10 @@ impl Shard {
         answer: &mut Vec<u8>,
     ) -> Result<(), KvError> {
         let mut done = Err(KvError::Full);
-        self.limit.evicts_first = false;
+        self.is_evicting = true;
         for round in 0..EVICTION_ROUNDS {
             // Keys can be chosen to fill one bucket, and other keys must not suffer.
-            if self.limit.is_bucket_full {
+            if self.is_bucket_full {
                 break;
             }
             let bytes = EVICTED_BYTES_MIN.min(self.bytes_used() / EVICTED_DIVISOR) << round;
@@ -226,7 +245,7 @@ impl Shard {
                 break;
             }
         }
-        self.limit.evicts_first = true;
+        self.is_evicting = false;
         done
     }
 
@@ -236,8 +255,8 @@ impl Shard {
         request: &Request<'_>,
         answer: &mut Vec<u8>,
     ) -> Result<(), KvError> {
-        if self.bytes_used() > self.limit.bytes && request.may_grow() {
-            let is_within = Box::pin(self.evict_down_to(now_ms, self.limit.bytes)).await?;
+        if self.bytes_used() > self.limit_bytes && request.may_grow() {
+            let is_within = Box::pin(self.evict_down_to(now_ms, self.limit_bytes)).await?;
             if !is_within {
                 return Err(KvError::Full);
             }
@@ -250,7 +269,7 @@ impl Shard {
                 }
                 None => Answer::Nothing,
             },
-            Request::Set { key, value, only, expires, returns_old } => {
+            Request::Set { key, value, only, expires, returns_old, is_renamed: _ } => {
                 let found = self.find(now_ms, key).await?;
                 let holds = match only {
                     Only::Always => true,
@@ -332,6 +351,11 @@ impl Shard {
                 Some(Found { expires_ms: 0, .. }) => Answer::Number(-1),
                 Some(found) => Answer::Number((found.expires_ms - now_ms) as i64),
             },
+            Request::ExpireTime { key } => match self.find(now_ms, key).await? {
+                None => Answer::Nothing,
+                Some(Found { expires_ms: 0, .. }) => Answer::Number(-1),
+                Some(found) => Answer::Number(found.expires_ms as i64),
+            },
             Request::Scan { from, count } => {
                 return Box::pin(self.scan(now_ms, from, count.min(SCAN_MAX), answer)).await;
             }
@@ -344,13 +368,12 @@ impl Shard {
                 Answer::Number(1)
             }
             Request::Memory => {
-                let evicted = self.limit.evicted.to_le_bytes();
+                let evicted = self.evicted.to_le_bytes();
                 Answer::Bytes(self.bytes_used() as i64, &evicted).encode(answer);
                 return Ok(());
             }
             Request::Limit { bytes, eviction } => {
-                (self.limit.bytes, self.limit.eviction) = (bytes, eviction);
-                self.limit.evicts_first = eviction != Eviction::Never;
+                (self.limit_bytes, self.eviction) = (bytes, eviction);
                 Answer::Number(1)
             }
             Request::Close => Answer::Number(1),
@@ -384,18 +407,17 @@ impl Shard {
 
     /// Removes an expired key, or else a key that the policy chooses. Returns false if there is none.
     async fn evict(&mut self, now_ms: u64) -> Result<bool, KvError> {
-        let eviction = self.limit.eviction;
-        let may_go = |at: u64| at <= now_ms || eviction == Eviction::SoonestExpiry;
+        let may_go = |at: u64| at <= now_ms || self.eviction == Eviction::SoonestExpiry;
         if let Some((at, key)) = self.expiring.first().filter(|(at, _)| may_go(*at)).cloned() {
-            self.limit.evicted += u64::from(at > now_ms);
+            self.evicted += u64::from(at > now_ms);
             // At this time the key has expired, so `find` removes it.
             self.find(at, &key).await?;
             return Ok(true);
         }
-        if eviction != Eviction::Random || self.keys == 0 {
+        if self.eviction != Eviction::Random || self.keys == 0 {
             return Ok(false);
         }
-        let (slots, random) = (&self.table.slots, &mut self.limit.random);
+        let (slots, random) = (&self.table.slots, &mut self.random);
         let begin = random.usize(..slots.len());
         // Slots in order would prefer the first slots of buckets, so they are only the last resort.
         let mut indices = (0..EVICTION_PROBES).map(|_| random.usize(..slots.len()));
@@ -407,7 +429,7 @@ impl Shard {
         self.heap.read(slot, &mut self.entry).await?;
         let Some(entry) = Entry::decode(&self.entry, slot.place) else { return Err(self.damaged()) };
         let (key, expires_ms) = (entry.key.to_vec(), entry.expires_ms);
-        self.limit.evicted += 1;
+        self.evicted += 1;
         self.remove(&key, Found { index, slot, expires_ms, value_at: 0, value_len: 0 }).await?;
         Ok(true)
     }
@@ -481,11 +503,11 @@ impl Shard {
             self.make_room(hash.bucket_bits()).await?;
         }
         let block = match self.heap.allocate(class, bytes).await {
-            // Boxed, because it is rare, and a large future otherwise.
             // Eviction takes less time than compaction, which gains more if much is free.
-            Err(KvError::Full) if self.limit.evicts_first && !self.heap.is_part_free(EVICTED_DIVISOR) => {
+            Err(KvError::Full) if self.evicts_first() && !self.heap.is_part_free(EVICTED_DIVISOR) => {
                 return Err(KvError::Full);
             }
+            // Boxed, because it is rare, and a large future otherwise.
             Err(error @ (KvError::Full | KvError::NoDirectory)) => {
                 Box::pin(self.compact(class)).await?.ok_or(error)?
             }
@@ -746,7 +768,7 @@ impl Shard {
         let (buckets, generation) = (2 * self.table.buckets, self.table.generation + 1);
         let is_sparse = (self.keys + 1) * SLOTS_PER_KEY_MAX < buckets * BUCKET_SLOTS as u64;
         if buckets > BUCKETS_MAX || is_sparse {
-            self.limit.is_bucket_full = true;
+            self.is_bucket_full = true;
             return Err(KvError::Full);
         }
         let mut table = match self.create_table(generation, buckets).await {
@@ -867,5 +889,6 @@ fn expiry(now_ms: u64, expires: Expires, found: Option<Found>) -> u64 {
         Expires::Unchanged => found.map_or(0, |found| found.expires_ms),
         // The maximum stays below `u64::MAX`, which stands for "never" in comparisons.
         Expires::After { ms } => now_ms.saturating_add(ms).clamp(1, i64::MAX as u64),
+        Expires::At { ms } => ms.clamp(1, i64::MAX as u64),
     }
 }

@@ -525,8 +525,18 @@ impl Store {
 
     /// Sets the value of a key if the condition of `options` holds; returns true if it does.
     pub async fn set(&mut self, key: &[u8], value: &[u8], options: SetOptions) -> Result<bool, KvError> {
-        let SetOptions { only, expires } = options;
-        let request = Request::Set { key, value, only, expires, returns_old: false };
+        self.set_or_rename(key, value, options, false).await
+    }
+
+    /// Sets the value as [`set`](Store::set) does. With `is_renamed`, the limit of memory does not apply.
+    pub(super) async fn set_or_rename(
+        &mut self,
+        key: &[u8],
+        value: &[u8],
+        SetOptions { only, expires }: SetOptions,
+        is_renamed: bool,
+    ) -> Result<bool, KvError> {
+        let request = Request::Set { key, value, only, expires, returns_old: false, is_renamed };
         Ok(self.request_number(key, Some(value), request).await?.is_some())
     }
 
@@ -541,7 +551,7 @@ impl Store {
         check(key, value)?;
         let SetOptions { only, expires } = options;
         let shard = self.shard_of(key);
-        let request = Request::Set { key, value, only, expires, returns_old: true };
+        let request = Request::Set { key, value, only, expires, returns_old: true, is_renamed: false };
         let answer = self.request(shard, &request).await?;
         match Answer::decode(&answer) {
             Some(Answer::Bytes(_, bytes)) => Ok(Some(bytes.to_vec())),
@@ -580,6 +590,12 @@ impl Store {
     pub async fn time_left(&mut self, key: &[u8]) -> Result<Option<Option<u64>>, KvError> {
         let left = self.request_number(key, None, Request::TimeLeft { key }).await?;
         Ok(left.map(|ms| u64::try_from(ms).ok()))
+    }
+
+    /// Returns the expiry of a key; `None` if the key does not exist.
+    pub(super) async fn expiry(&mut self, key: &[u8]) -> Result<Option<Expires>, KvError> {
+        let expires = self.request_number(key, None, Request::ExpireTime { key }).await?;
+        Ok(expires.map(|ms| u64::try_from(ms).map_or(Expires::Never, |ms| Expires::At { ms })))
     }
 
     // Operations on all shards.
@@ -848,7 +864,7 @@ mod tests {
 
     async fn set(shard: &mut Shard, value: &[u8]) {
         let (only, expires) = (Only::Always, Expires::Never);
-        let request = Request::Set { key: KEY, value, only, expires, returns_old: false };
+        let request = Request::Set { key: KEY, value, only, expires, returns_old: false, is_renamed: false };
         shard.execute(1, &request, &mut Vec::new()).await.unwrap();
     }
 

@@ -22,6 +22,8 @@ pub(super) enum Request<'a> {
         only: Only,
         expires: Expires,
         returns_old: bool,
+        /// True if the value had another key, which is then removed. The limit of memory does not apply.
+        is_renamed: bool,
     },
     Delete {
         key: &'a [u8],
@@ -53,6 +55,10 @@ pub(super) enum Request<'a> {
     },
     /// Returns the time left in ms; -1 if the key never expires.
     TimeLeft {
+        key: &'a [u8],
+    },
+    /// Returns the time of the owner's clock at which the key expires, in ms; -1 if never.
+    ExpireTime {
         key: &'a [u8],
     },
     /// Returns some keys, and the cursor to continue at.
@@ -134,6 +140,11 @@ pub enum Expires {
         /// Time in ms; 0 removes the key at once.
         ms: u64,
     },
+    /// The value expires at this time of the owner's clock; one that has passed removes the key at once.
+    At {
+        /// Time in ms.
+        ms: u64,
+    },
 }
 
 /// Condition of a change of expiry. A key without an expiry counts as one that expires later than any other.
@@ -209,8 +220,8 @@ impl<'a> Request<'a> {
     /// part of one.
     pub(super) fn may_grow(&self) -> bool {
         match self {
-            Request::Set { .. }
-            | Request::Append { .. }
+            Request::Set { is_renamed, .. } => !is_renamed,
+            Request::Append { .. }
             | Request::Add { .. }
             | Request::AddFloat { .. }
             | Request::SetRange { .. }
@@ -235,6 +246,7 @@ impl<'a> Request<'a> {
             | Request::SetRange { .. }
             | Request::SetBit { .. }
             | Request::DeleteIf { .. }
+            | Request::ExpireTime { .. }
             | Request::TimeLeft { .. } => true,
             _ => false,
         }
@@ -245,13 +257,14 @@ impl<'a> Request<'a> {
         let none = (0, 0, &[][..], &[][..]);
         let (op, (one, two, key, value)) = match *self {
             Request::Get { key } => (0, (0, 0, key, &[][..])),
-            Request::Set { key, value, only, expires, returns_old } => {
+            Request::Set { key, value, only, expires, returns_old, is_renamed } => {
                 let only = match only {
                     Only::Always => 0,
                     Only::IfAbsent => 1,
                     Only::IfPresent => 2,
                 };
-                (1, (only | i64::from(returns_old) << 8, encode_expires(expires), key, value))
+                let flags = i64::from(returns_old) << 8 | i64::from(is_renamed) << 9;
+                (1, (only | flags, encode_expires(expires), key, value))
             }
             Request::Delete { key } => (2, (0, 0, key, &[][..])),
             Request::Append { key, value } => (3, (0, 0, key, value)),
@@ -275,6 +288,7 @@ impl<'a> Request<'a> {
             Request::SetBit { key, offset, bit } => (17, (offset as i64, bit.into(), key, &[][..])),
             Request::AddFloat { key, value } => (18, (0, 0, key, value)),
             Request::BitFields { key, value } => (19, (0, 0, key, value)),
+            Request::ExpireTime { key } => (22, (0, 0, key, &[][..])),
         };
         into.clear();
         into.push(op);
@@ -304,13 +318,14 @@ impl<'a> Request<'a> {
                     2 => Only::IfPresent,
                     _ => return None,
                 };
-                let expires = decode_expires(two)?;
-                Request::Set { key, value, only, expires, returns_old: one >> 8 & 1 != 0 }
+                let expires = decode_expires(two);
+                let (returns_old, is_renamed) = (one >> 8 & 1 != 0, one >> 9 & 1 != 0);
+                Request::Set { key, value, only, expires, returns_old, is_renamed }
             }
             2 => Request::Delete { key },
             3 => Request::Append { key, value },
             4 => Request::Add { key, number: one },
-            5 => Request::Expire { key, expires: decode_expires(one)?, when: decode_when(two)? },
+            5 => Request::Expire { key, expires: decode_expires(one), when: decode_when(two)? },
             6 => Request::TimeLeft { key },
             7 => Request::Scan { from: one as u64, count: two as u64 },
             8 => Request::Count,
@@ -322,7 +337,7 @@ impl<'a> Request<'a> {
             9 => Request::Clear,
             10 => Request::Close,
             11 => Request::Take { key },
-            12 => Request::GetAndExpire { key, expires: decode_expires(one)? },
+            12 => Request::GetAndExpire { key, expires: decode_expires(one) },
             13 => Request::Batch { requests: value },
             14 => Request::Watch { key },
             15 => Request::DeleteIf { key, value, is_equal: one != 0 },
@@ -330,6 +345,7 @@ impl<'a> Request<'a> {
             17 => Request::SetBit { key, offset: one as u64, bit: two != 0 },
             18 => Request::AddFloat { key, value },
             19 => Request::BitFields { key, value },
+            22 => Request::ExpireTime { key },
             _ => return None,
         };
         Some((u64::from_le_bytes(*store), request))
@@ -341,14 +357,16 @@ fn encode_expires(expires: Expires) -> i64 {
         Expires::Never => -1,
         Expires::Unchanged => -2,
         Expires::After { ms } => i64::try_from(ms).unwrap_or(i64::MAX),
+        Expires::At { ms } => i64::MIN.saturating_add_unsigned(ms).min(-3),
     }
 }
 
-fn decode_expires(number: i64) -> Option<Expires> {
+fn decode_expires(number: i64) -> Expires {
     match number {
-        -1 => Some(Expires::Never),
-        -2 => Some(Expires::Unchanged),
-        _ => Some(Expires::After { ms: u64::try_from(number).ok()? }),
+        -1 => Expires::Never,
+        -2 => Expires::Unchanged,
+        0.. => Expires::After { ms: number as u64 },
+        _ => Expires::At { ms: number.abs_diff(i64::MIN) },
     }
 }
 
@@ -433,12 +451,14 @@ mod tests {
         let mut bytes = Vec::new();
         for request in [
             Request::Get { key },
-            Request::Set { key, value, only: Only::IfAbsent, expires, returns_old: true },
+            Request::Set { key, value, only: Only::IfAbsent, expires, returns_old: true, is_renamed: false },
             Request::Delete { key },
             Request::Append { key, value },
             Request::Add { key, number: -3 },
             Request::Expire { key, expires, when: When::Sooner },
             Request::TimeLeft { key },
+            Request::ExpireTime { key },
+            Request::Expire { key, expires: Expires::At { ms: 1 << 42 }, when: When::Always },
             Request::Scan { from: 1 << 60, count: 9 },
             Request::Count,
             Request::Memory,
@@ -466,6 +486,6 @@ mod tests {
             assert_eq!(Answer::decode(&bytes), Some(answer));
             assert_eq!(Answer::decode(&bytes[..8]), None);
         }
-        assert_eq!((Request::decode(&[22; 30]), Answer::decode(&[12; 9])), (None, None));
+        assert_eq!((Request::decode(&[23; 30]), Answer::decode(&[12; 9])), (None, None));
     }
 }

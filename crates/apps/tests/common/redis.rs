@@ -11,6 +11,9 @@ use halite_apps::kv::redis::{Clock, Server, ServerControl, ServerError};
 
 use super::{MIB, Shards};
 
+/// Time of day at which the clock of a served store begins, in ms.
+pub const BEGIN_MS: u64 = 1_700_000_000_000;
+
 /// A served store.
 pub struct Served {
     pub shards: Shards,
@@ -60,6 +63,7 @@ impl Served {
         // The serving node reaches the other shard through calls, as it would in another process.
         let here = vec![shards.locals.swap_remove(0)];
         let now_ms = shards.now_ms.clone();
+        now_ms.store(BEGIN_MS, Ordering::Relaxed);
         let clock: Clock = Arc::new(move || now_ms.load(Ordering::Relaxed));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let server = Server::new(session, listener, store, here, clock, clients_max).unwrap();

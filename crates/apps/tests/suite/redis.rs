@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use common::redis::{Client, Served, Value, bulk, request};
+use common::redis::{BEGIN_MS, Client, Served, Value, bulk, request};
 use common::{MIB, SetAtEnd};
 use halite_apps::kv::redis::{ARGS_MAX, REQUEST_BYTES_MAX};
 use halite_apps::kv::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
@@ -316,6 +316,25 @@ fn keys_expire_by_the_clock_of_their_owner() {
 }
 
 #[test]
+fn times_of_day_are_kept_to_the_millisecond() {
+    let served = Served::new();
+    let mut one = served.client();
+    let end_ms = BEGIN_MS + 1000;
+    for number in 0..8 {
+        one.check(&format!("set key{number} x pxat {end_ms}"), "+OK\r\n");
+        served.pass_ms(1);
+        one.check(&format!("pexpiretime key{number}"), &format!(":{end_ms}\r\n"));
+        one.check(&format!("pexpireat key{number} {} lt", end_ms + 1), ":0\r\n");
+        one.check(&format!("pexpireat key{number} {} gt", end_ms - 1), ":0\r\n");
+        one.check(&format!("rename key{number} renamed{number}"), "+OK\r\n");
+        one.check(&format!("pexpiretime renamed{number}"), &format!(":{end_ms}\r\n"));
+    }
+    served.pass_ms(1000 - 8);
+    one.check("dbsize", ":0\r\n");
+    served.end();
+}
+
+#[test]
 fn a_scan_finds_all_keys_while_the_store_grows() {
     let served = Served::new();
     let (mut one, mut other) = (served.client(), served.client());
@@ -485,14 +504,15 @@ fn writes_are_refused_at_the_limit_of_memory() {
     client.check_args(&[b"setex", b"brief", b"10", &[b'v'; 100_000]], "+OK\r\n");
     let keys = fill(&mut client, "k", &[b'v'; 10_000]);
     assert!(info(&mut client, "used_memory").abs_diff(4 * MIB) < 64 << 10);
-    for line in ["append K x", "incr n", "setbit K 1 1", "bitfield K set u1 0 0", "setnx K x", "rename K to"]
-    {
+    for line in ["append K x", "incr n", "setbit K 1 1", "bitfield K set u1 0 0", "setnx K x", "copy K to"] {
         client.check(&line.replace('K', &keys[0]), OOM);
     }
     // Commands that take no memory succeed.
     client.check(&format!("strlen {}", keys[0]), ":10000\r\n");
     client.check_args(&[b"bitfield_ro", keys[0].as_bytes(), b"get", b"u8", b"0"], "*1\r\n:118\r\n");
     client.check(&format!("expire {} 100", keys[0]), ":1\r\n");
+    client.check(&format!("rename {} {}", keys[0], key_of(1, "to")), "+OK\r\n");
+    client.check(&format!("rename {} {}", key_of(1, "to"), keys[0]), "+OK\r\n");
     // The first value fits, and none remains.
     client.check(&format!("del {}", keys[0]), ":1\r\n");
     let (one, two) = (key_of(0, "one"), key_of(0, "two"));

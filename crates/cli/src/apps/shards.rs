@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::SystemTime;
 
 use anyhow::Context;
 use halite::{Function, Permissions, RegionCause, RegionError, blocking};
@@ -34,10 +34,9 @@ pub(super) fn check(over: &Over) -> Result<(), UsageError> {
     Ok(())
 }
 
-/// Creates the clock for the expiry of keys, which counts milliseconds from its creation.
+/// Creates the clock for the expiry of keys: Unix time in milliseconds, as in Redis.
 pub(super) fn clock() -> Clock {
-    let begin = Instant::now();
-    Arc::new(move || begin.elapsed().as_millis() as u64)
+    Arc::new(|| SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_millis() as u64))
 }
 
 /// Creates a shard, serves it during `play`, and removes it in any case. The owner of shard 0 also removes the head.

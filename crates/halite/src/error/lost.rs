@@ -43,7 +43,7 @@ pub struct UnreachableRegion {
 pub struct ListedRegions {
     /// Regions whose homes answer.
     pub regions: Vec<RegionInfo>,
-    /// Regions whose homes are unreachable now.
+    /// Regions whose homes are unreachable now, or that moved from home to home faster than the list could follow.
     pub unreachable: Vec<UnreachableRegion>,
     /// Names in etcd whose entries were overwritten, so that they point to no region.
     /// [`Session::forget_name`](crate::Session::forget_name) frees such a name.

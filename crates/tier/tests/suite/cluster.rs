@@ -110,6 +110,29 @@ fn the_last_master_cannot_be_revoked() {
     order(&mut cluster, 0, lh, revoke);
 }
 
+/// Each time the lister asks the home, the region has moved on.
+#[test]
+fn a_list_contains_a_region_that_always_moves() {
+    for moves in [1, 16, 17, 40] {
+        let mut cluster = Cluster::of(3);
+        let lh = cluster.alloc(1, "salt", LEN, Placement::Local);
+        cluster.held = vec![(2, 1)];
+        let op = cluster.submit(2, Command::List { after: None });
+        cluster.run();
+        for home in (0..moves).map(|turn| turn % 2) {
+            order(&mut cluster, 1, lh, RegionCommand::Move { to: NodeId(home) });
+            cluster.held = vec![(2, home as usize)];
+            cluster.run();
+        }
+        cluster.held = vec![];
+        cluster.run();
+        let Some(Ok(Outcome::List { regions, unreachable, next: None, .. })) = cluster.outcome(2, op) else {
+            panic!("the list has ended")
+        };
+        assert_eq!(regions.len() + unreachable.len(), 1, "{moves} moves: {regions:?}, {unreachable:?}");
+    }
+}
+
 #[test]
 fn anywhere_prefers_permanent_nodes() {
     let mut cluster = Cluster::of(1);

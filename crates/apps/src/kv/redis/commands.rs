@@ -231,8 +231,8 @@ pub(super) enum ReplyKind {
     Number,
     /// The time until the key expires, in units of this many ms.
     TimeLeft(i64),
-    /// The time of day at which the key expires, in units of this many ms, and the time of day in ms.
-    ExpireTime(i64, i64),
+    /// The time of day at which the key expires, in units of this many ms.
+    ExpireTime(i64),
     /// The type of the value.
     Type,
     /// Some bytes of the value.
@@ -337,7 +337,14 @@ pub(super) fn plan<'a>(
     let arg = |index: usize| args.get(index).expect("the number of arguments has been checked");
     let key = args.get(1).unwrap_or_default();
     let request = |request, reply_kind| Ok(Some(Query::Request(key, request, reply_kind)));
-    let set = |value, only, expires, returns_old| Request::Set { key, value, only, expires, returns_old };
+    let set = |value, only, expires, returns_old| Request::Set {
+        key,
+        value,
+        only,
+        expires,
+        returns_old,
+        is_renamed: false,
+    };
     let number = |index: usize| parse_integer(arg(index)).ok_or_else(|| Reply::error(NOT_AN_INTEGER));
     match command.kind {
         CommandKind::Get => Ok(Some(Query::Get(key, ReplyKind::Value))),
@@ -367,9 +374,8 @@ pub(super) fn plan<'a>(
             None => Err(Reply::error("ERR decrement would overflow")),
         },
         CommandKind::Expire { unit_ms, is_absolute } => {
-            let (when, now_ms) = (expire_condition(args)?, unix_ms());
-            let begin_ms = if is_absolute { 0 } else { now_ms };
-            let expires = expiry(number(2)?, unit_ms, begin_ms, command.name, now_ms)?;
+            let when = expire_condition(args)?;
+            let expires = expiry(number(2)?, (unit_ms, is_absolute), command.name, unix_ms())?;
             request(Request::Expire { key, expires, when }, ReplyKind::Flag)
         }
         CommandKind::Persist => {
@@ -427,7 +433,7 @@ pub(super) fn plan<'a>(
         },
         CommandKind::IncrementByFloat => request(Request::AddFloat { key, value: arg(2) }, ReplyKind::Value),
         CommandKind::ExpireTime { unit_ms } => {
-            request(Request::TimeLeft { key }, ReplyKind::ExpireTime(unit_ms, unix_ms()))
+            request(Request::ExpireTime { key }, ReplyKind::ExpireTime(unit_ms))
         }
         CommandKind::RandomKey => Ok(Some(Query::RandomKey)),
         CommandKind::Rename { only } => {
@@ -451,7 +457,7 @@ pub(super) fn plan<'a>(
             let request = |at: usize| {
                 let (key, value) = (arg(at), arg(at + 1));
                 let (only, expires) = (Only::Always, Expires::Never);
-                (key, Request::Set { key, value, only, expires, returns_old: false })
+                (key, Request::Set { key, value, only, expires, returns_old: false, is_renamed: false })
             };
             let requests = (1..args.len()).step_by(2).map(request);
             Ok(Some(Query::Requests(requests.collect(), Total::Done)))
@@ -542,7 +548,8 @@ fn set_with_options<'a>(args: Args<'a>, unix_ms: fn() -> i64) -> Result<Query<'a
         Some((number, unit)) => parse_expiry(number, unit, "set", unix_ms())?,
     };
     let reply_kind = if returns_old { ReplyKind::Value } else { ReplyKind::Done };
-    Ok(Query::Request(key, Request::Set { key, value, only, expires, returns_old }, reply_kind))
+    let request = Request::Set { key, value, only, expires, returns_old, is_renamed: false };
+    Ok(Query::Request(key, request, reply_kind))
 }
 
 /// Parses an option with a time. The same option may be repeated, and the last one applies; a different one is an
@@ -597,7 +604,7 @@ fn parse_expiry(
     match is_absolute {
         false => time_to_live(number, unit_ms, command, unix_ms),
         true if number <= 0 => Err(invalid_time(command)),
-        true => expiry(number, unit_ms, 0, command, unix_ms),
+        true => expiry(number, (unit_ms, is_absolute), command, unix_ms),
     }
 }
 
@@ -610,20 +617,23 @@ fn time_to_live(number: i64, unit_ms: i64, command: &str, unix_ms: i64) -> Resul
     if number <= 0 {
         return Err(invalid_time(command));
     }
-    expiry(number, unit_ms, unix_ms, command, unix_ms)
+    expiry(number, (unit_ms, false), command, unix_ms)
 }
 
-/// Returns the expiry `number` units after `begin_ms`.
+/// Returns the expiry after, or at, a time of `number` units. Refuses times that exceed 64 bits, as Redis does.
 fn expiry(
     number: i64,
-    unit_ms: i64,
-    begin_ms: i64,
+    (unit_ms, is_absolute): (i64, bool),
     command: &str,
     unix_ms: i64,
 ) -> Result<Expires, Reply<'static>> {
-    let end_ms = number.checked_mul(unit_ms).and_then(|ms| ms.checked_add(begin_ms));
-    let end_ms = end_ms.ok_or_else(|| invalid_time(command))?;
-    Ok(Expires::After { ms: u64::try_from(end_ms.saturating_sub(unix_ms)).unwrap_or(0) })
+    let number_ms = number.checked_mul(unit_ms).ok_or_else(|| invalid_time(command))?;
+    let ms = u64::try_from(number_ms).unwrap_or(0);
+    match is_absolute {
+        true => Ok(Expires::At { ms }),
+        false if number_ms.checked_add(unix_ms).is_none() => Err(invalid_time(command)),
+        false => Ok(Expires::After { ms }),
+    }
 }
 
 /// Returns the condition of `EXPIRE` and similar commands.
@@ -762,8 +772,8 @@ impl ReplyKind {
                 }
                 (ReplyKind::Fields, _) => Reply::Null,
                 (ReplyKind::ExpireTime(..), _) if !is_there => Reply::Integer(-2),
-                (ReplyKind::ExpireTime(unit_ms, unix_ms), Some(Answer::Number(ms))) if ms >= 0 => {
-                    Reply::Integer(ms.saturating_add(unix_ms).saturating_add(unit_ms / 2) / unit_ms)
+                (ReplyKind::ExpireTime(unit_ms), Some(Answer::Number(ms))) if ms >= 0 => {
+                    Reply::Integer(ms.saturating_add(unit_ms / 2) / unit_ms)
                 }
                 (ReplyKind::ExpireTime(..), _) => Reply::Integer(-1),
                 (ReplyKind::ErrorIfPresent(error), _) if is_there => Reply::error(error),

@@ -4,7 +4,7 @@ use std::mem::take;
 
 use super::super::error::KvError;
 use super::super::store::{SetOptions, Store};
-use super::super::wire::{Expires, Only};
+use super::super::wire::Only;
 use super::lcs::Lcs;
 use super::reply::{OK, Replies, Reply};
 
@@ -102,14 +102,13 @@ async fn move_value(
     only: Only,
     is_copy: bool,
 ) -> Result<Option<bool>, KvError> {
-    let (Some(left), Some(value)) = (store.time_left(from).await?, store.get(from).await?) else {
+    let (Some(expires), Some(value)) = (store.expiry(from).await?, store.get(from).await?) else {
         return Ok(None);
     };
     if from == to {
         return Ok(Some(only == Only::Always));
     }
-    let expires = left.map_or(Expires::Never, |ms| Expires::After { ms });
-    let is_set = store.set(to, &value, SetOptions { only, expires }).await?;
+    let is_set = store.set_or_rename(to, &value, SetOptions { only, expires }, !is_copy).await?;
     if is_set && !is_copy {
         store.delete(from).await?;
     }

@@ -88,6 +88,7 @@ impl SessionSide<'_> {
     ) {
         let Some(page) = self.commands.pages.get_mut(&op) else { return };
         page.missing -= 1;
+        let mut rest = Vec::new();
         let mut again: BTreeMap<NodeId, Vec<(String, RegionId)>> = BTreeMap::new();
         match body {
             Ok(Reply::Described { found }) => {
@@ -96,28 +97,26 @@ impl SessionSide<'_> {
                 for (description, (name, region)) in found.into_iter().zip(names.by_ref()) {
                     match description {
                         Description::Region(info) => page.regions.push(*info),
-                        Description::MovedTo(next) => again.entry(next).or_default().push((name, region)),
+                        Description::MovedTo(next) if hops < HOPS_MAX => {
+                            again.entry(next).or_default().push((name, region))
+                        }
+                        Description::MovedTo(next) => page.unreachable.push((name, next)),
                         Description::NotFound => {}
                     }
                 }
-                self.describe_rest(op, home, names.filter(|_| is_progress).collect(), hops);
+                match is_progress {
+                    true => rest.extend(names),
+                    false => page.unreachable.extend(names.map(|(name, _)| (name, home))),
+                }
             }
-            // A node that joined recently may not know former members.
-            Err(ErrorReply::PeerDown(_) | ErrorReply::NotMet(_) | ErrorReply::UnknownNode(_)) => {
-                page.unreachable.extend(names.into_iter().map(|(name, _)| (name, home)))
-            }
-            _ => {}
+            // The home is gone, or leaves. A node that joined recently may not know former members.
+            _ => page.unreachable.extend(names.into_iter().map(|(name, _)| (name, home))),
         }
-        if hops < HOPS_MAX {
-            self.describe(op, again, hops + 1);
-        }
-        self.finish_page(op);
-    }
-
-    fn describe_rest(&mut self, op: OpId, home: NodeId, rest: Vec<(String, RegionId)>, hops: u8) {
         if !rest.is_empty() {
             self.describe(op, BTreeMap::from([(home, rest)]), hops);
         }
+        self.describe(op, again, hops + 1);
+        self.finish_page(op);
     }
 
     fn finish_page(&mut self, op: OpId) {
