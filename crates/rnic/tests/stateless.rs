@@ -32,12 +32,25 @@ impl Memory for Bytes {
         Ok(())
     }
 
-    fn fetch_add(&self, _: u32, _: u64, _: u64) -> Result<u64, Refused> {
-        Err(Refused)
+    fn fetch_add(&self, _: u32, address: u64, add: u64) -> Result<u64, Refused> {
+        Ok(self.change(address, |old| old.wrapping_add(add)))
     }
 
-    fn compare_swap(&self, _: u32, _: u64, _: u64, _: u64) -> Result<u64, Refused> {
-        Err(Refused)
+    fn compare_swap(&self, _: u32, address: u64, expected: u64, new: u64) -> Result<u64, Refused> {
+        Ok(self.change(address, |old| if old == expected { new } else { old }))
+    }
+}
+
+impl Bytes {
+    /// Replaces the word at an address, and returns its previous value.
+    fn change(&self, address: u64, new: impl FnOnce(u64) -> u64) -> u64 {
+        let old = self.word(address);
+        self.0.borrow_mut()[address as usize..][..8].copy_from_slice(&new(old).to_ne_bytes());
+        old
+    }
+
+    fn word(&self, address: u64) -> u64 {
+        u64::from_ne_bytes(self.0.borrow()[address as usize..][..8].try_into().unwrap())
     }
 }
 
@@ -61,6 +74,9 @@ struct World {
     faults: Faults,
     /// Number of the packet that is lost, among those that are still to be sent.
     loses: Option<u64>,
+    /// Times until which all packets in one direction are lost.
+    requests_lost_until_ns: u64,
+    answers_lost_until_ns: u64,
     seed: u64,
     /// Packets under way, with the time of arrival.
     to_responder: Vec<(u64, Vec<u8>)>,
@@ -87,6 +103,8 @@ impl World {
             clock: ServerClock::default(),
             faults: Faults::default(),
             loses: None,
+            requests_lost_until_ns: 0,
+            answers_lost_until_ns: 0,
             seed: 1,
             to_responder: Vec::new(),
             to_requester: Vec::new(),
@@ -101,11 +119,11 @@ impl World {
     }
 
     /// Returns the arrivals of a packet: none, one or two.
-    fn arrivals(&mut self) -> Vec<u64> {
+    fn arrivals(&mut self, lost_until_ns: u64) -> Vec<u64> {
         let Faults { lost, repeated, late } = self.faults;
         let is_chosen = self.loses == Some(0);
         self.loses = self.loses.and_then(|number| number.checked_sub(1));
-        if is_chosen || self.below(100) < lost {
+        if is_chosen || self.now_ns < lost_until_ns || self.below(100) < lost {
             return Vec::new();
         }
         let delay_ns = if self.below(100) < late { 40 * DELAY_NS } else { DELAY_NS };
@@ -120,7 +138,7 @@ impl World {
         let mut answer = [0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX];
         let len = self.responder.handle_packet(self.now_ns, address(), body, &self.memory, &mut answer);
         if let Some(len) = len {
-            for at_ns in self.arrivals() {
+            for at_ns in self.arrivals(self.answers_lost_until_ns) {
                 self.to_requester.push((at_ns, answer[..len - ICRC_BYTES].to_vec()));
             }
         }
@@ -132,7 +150,7 @@ impl World {
         while let Some(len) = self.requester.poll_transmit(self.now_ns, &self.clock, &mut buffer) {
             let body = buffer[..len - ICRC_BYTES].to_vec();
             self.sent.push(body.clone());
-            for at_ns in self.arrivals() {
+            for at_ns in self.arrivals(self.requests_lost_until_ns) {
                 self.to_responder.push((at_ns, body.clone()));
             }
         }
@@ -140,7 +158,7 @@ impl World {
             assert_eq!(to, address());
             let body = buffer[..len - ICRC_BYTES].to_vec();
             self.orders_sent.push(body.clone());
-            for at_ns in self.arrivals() {
+            for at_ns in self.arrivals(self.answers_lost_until_ns) {
                 self.to_requester.push((at_ns, body.clone()));
             }
         }
@@ -193,11 +211,28 @@ impl World {
         self.execute(Work::Write { address, bytes: bytes.to_vec() })
     }
 
+    /// Adds to the word at an address, and returns its previous value.
+    fn fetch_add(&mut self, address: u64, add: u64) -> u64 {
+        previous(self.execute(Work::FetchAdd { address, add }))
+    }
+
+    fn compare_swap(&mut self, address: u64, expected: u64, new: u64) -> u64 {
+        previous(self.execute(Work::CompareSwap { address, expected, new }))
+    }
+
     fn read(&mut self, address: u64, len: usize) -> Vec<u8> {
         match self.execute(Work::Read { address, len }) {
             Outcome::Success(bytes) => bytes,
             other => panic!("{other:?}"),
         }
+    }
+}
+
+/// Returns the previous value of an atomic's word.
+fn previous(outcome: Outcome) -> u64 {
+    match outcome {
+        Outcome::Success(bytes) => u64::from_be_bytes(bytes.try_into().expect("eight bytes")),
+        other => panic!("{other:?}"),
     }
 }
 
@@ -253,6 +288,24 @@ fn replayed_write_has_no_effect() {
     }
     let counters = world.responder.counters();
     assert!(counters.repeated > 0 && counters.expired > 0, "{counters:?}");
+}
+
+/// Otherwise, "expired" would not tell a requester that a request had no effect.
+#[test]
+fn an_effect_is_recorded_for_twice_t() {
+    for phase in 0..12 {
+        let mut world = World::new(Rights::ReadWrite);
+        assert_eq!(world.write(0, b"salt"), Outcome::Success(Vec::new()));
+        world.now_ns += phase * 5_000_000;
+        assert_eq!(world.fetch_add(8, 1), 0);
+        let (copy, executed_ns) = (world.sent.last().unwrap().clone(), world.now_ns);
+        while world.now_ns < executed_ns + 2 * EFFECT_LIFE_NS {
+            world.deliver(&copy);
+            assert_eq!(world.responder.counters().expired, 0, "phase {phase}");
+            assert_eq!(world.write(0, b"salt"), Outcome::Success(Vec::new()));
+            world.now_ns += 5_000_000;
+        }
+    }
 }
 
 #[test]
@@ -321,7 +374,7 @@ fn a_new_epoch_ends_all_grants_until_they_are_renewed() {
     assert_eq!(world.write(0, b"bread"), Outcome::Success(Vec::new()));
 }
 
-/// The record has the effects of the last interval, whoever caused them.
+/// The record has the effects of the last intervals, of any requester.
 #[test]
 fn requesters_that_came_and_went_leave_nothing() {
     let mut world = World::new(Rights::ReadWrite);
@@ -342,9 +395,104 @@ fn requesters_that_came_and_went_leave_nothing() {
         assert!(requester.poll_done().is_some_and(|done| done.outcome == Outcome::Success(Vec::new())));
     }
     assert_eq!(world.responder.recorded(), 1_999);
-    world.now_ns += 3 * EFFECT_LIFE_NS;
+    world.now_ns += 4 * EFFECT_LIFE_NS;
     assert_eq!(world.write(0, b"salt"), Outcome::Success(Vec::new()));
     assert_eq!(world.responder.recorded(), 1);
+}
+
+#[test]
+fn atomics_take_effect_once_whatever_happens_to_packets() {
+    for faults in [Faults::default(), Faults { lost: 10, repeated: 10, late: 10 }] {
+        let mut world = World::new(Rights::ReadWrite);
+        world.faults = faults;
+        let mut model = 0u64;
+        for round in 0..400 {
+            assert_eq!(world.fetch_add(64, round), model, "round {round}");
+            model += round;
+            let expected = if round % 2 == 0 { model } else { !model };
+            assert_eq!(world.compare_swap(64, expected, 3 * round), model, "round {round}");
+            model = if expected == model { 3 * round } else { model };
+        }
+        assert_eq!(world.memory.word(64), model);
+    }
+}
+
+#[test]
+fn an_atomic_survives_the_loss_of_each_of_its_packets() {
+    // The question for the clock and its answer, the request and its answer, and none.
+    for lost in 0..5 {
+        let mut world = World::new(Rights::ReadWrite);
+        world.loses = Some(lost);
+        assert_eq!((world.fetch_add(8, 5), world.memory.word(8)), (0, 5), "packet {lost}");
+        assert_eq!(world.responder.counters().repeated, u64::from(lost == 3), "packet {lost}");
+    }
+}
+
+#[test]
+fn replayed_atomic_has_no_effect() {
+    let mut world = World::new(Rights::ReadWrite);
+    assert_eq!(world.fetch_add(8, 1), 0);
+    let copies = world.sent.clone();
+    assert_eq!(world.fetch_add(8, 1), 1);
+    for after_ns in [0, EFFECT_LIFE_NS / 2, EFFECT_LIFE_NS, 3 * EFFECT_LIFE_NS] {
+        world.now_ns += after_ns;
+        copies.iter().for_each(|copy| world.deliver(copy));
+        assert_eq!(world.memory.word(8), 2, "after {after_ns} ns");
+    }
+}
+
+#[test]
+fn a_request_that_arrives_only_after_t_is_sent_anew() {
+    let mut world = World::new(Rights::ReadWrite);
+    assert_eq!(world.fetch_add(8, 1), 0);
+    let begin_ns = world.now_ns;
+    world.requests_lost_until_ns = begin_ns + EFFECT_LIFE_NS;
+    assert_eq!(world.fetch_add(8, 1), 1);
+    assert_eq!((world.memory.word(8), world.responder.counters().expired), (2, 1));
+}
+
+#[test]
+fn an_answer_that_is_lost_for_longer_than_the_record_leaves_the_outcome_open() {
+    let mut world = World::new(Rights::ReadWrite);
+    assert_eq!(world.fetch_add(8, 1), 0);
+    world.answers_lost_until_ns = world.now_ns + EFFECT_LIFE_NS;
+    assert_eq!(world.fetch_add(8, 1), 1, "the record has the answer");
+    world.answers_lost_until_ns = world.now_ns + 6 * EFFECT_LIFE_NS;
+    assert_eq!(world.execute(Work::FetchAdd { address: 8, add: 1 }), Outcome::MaybeDone);
+    assert_eq!(world.memory.word(8), 3, "it was done, once");
+}
+
+/// A request that was sent once, and whose only answer is about a copy that the network delayed, may be done.
+#[test]
+fn a_late_copy_does_not_pass_for_a_request_without_effect() {
+    let mut world = World::new(Rights::ReadWrite);
+    assert_eq!(world.fetch_add(8, 1), 0);
+    world.requester.post(1, Work::FetchAdd { address: 8, add: 1 }).unwrap();
+    // The answer is lost, and the requester's process sleeps.
+    world.answers_lost_until_ns = world.now_ns + 2 * DELAY_NS;
+    assert!(world.step());
+    let copy = world.sent.last().unwrap().clone();
+    assert_eq!(world.memory.word(8), 2);
+    world.now_ns += 4 * EFFECT_LIFE_NS;
+    world.deliver(&copy);
+    let (_, answer) = world.to_requester.remove(0);
+    world.requester.handle_packet(world.now_ns, &mut world.clock, &answer, &world.theirs);
+    assert_eq!(world.requester.poll_done().map(|done| done.outcome), Some(Outcome::MaybeDone));
+    assert_eq!(world.memory.word(8), 2);
+}
+
+#[test]
+fn an_atomic_needs_both_rights_and_an_aligned_word() {
+    for rights in [Rights::Read, Rights::Write] {
+        let mut world = World::new(rights);
+        assert_eq!(world.execute(Work::FetchAdd { address: 8, add: 1 }), Outcome::Refused);
+    }
+    let mut world = World::new(Rights::ReadWrite);
+    for address in [4, MEMORY_BYTES as u64, u64::MAX - 7] {
+        assert_eq!(world.execute(Work::FetchAdd { address, add: 1 }), Outcome::Refused, "{address}");
+        let swap = Work::CompareSwap { address, expected: 0, new: 1 };
+        assert_eq!(world.execute(swap), Outcome::Refused, "{address}");
+    }
 }
 
 fn order(kind: OrderKind, local: usize, remote: usize, len: usize) -> Order {
