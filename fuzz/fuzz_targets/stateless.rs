@@ -51,18 +51,29 @@ fuzz_target!(|input: (u32, u8, u64, u16, u8, u32, Vec<u8>)| {
         ([0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX], [0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX]);
     requester.handle_packet(now_ns, &mut clock, &bytes, &Bytes);
     let _ = responder.handle_packet(now_ns, from, &bytes, &Bytes, &mut answer);
-    let work = match kind % 4 {
+    let work = match kind % 6 {
         0 => Work::Read { address, len: usize::from(len) },
         1 => Work::Write { address, bytes },
         2 => Work::FetchAdd { address, add: u64::from(len) },
-        _ => Work::CompareSwap { address, expected: 0, new: u64::from(len) },
+        3 => Work::CompareSwap { address, expected: 0, new: u64::from(len) },
+        4 => Work::Send { bytes },
+        _ => Work::Call { bytes },
     };
-    requester.post(1, work).expect("nothing else is posted");
+    let is_too_long = matches!(&work, Work::Send { bytes } | Work::Call { bytes } if bytes.len() > PAYLOAD_BYTES_MAX);
+    assert_eq!(requester.post(1, work).is_err(), is_too_long);
+    if is_too_long {
+        return;
+    }
     for _ in 0..200 {
         let Some(len) = requester.poll_transmit(now_ns, &clock, &mut packet) else { break };
         let body = &packet[..len - ICRC_BYTES];
         if let Some(len) = responder.handle_packet(now_ns, from, body, &Bytes, &mut answer) {
             requester.handle_packet(now_ns, &mut clock, &answer[..len - ICRC_BYTES], &Bytes);
+        }
+        while let Some(message) = responder.poll_message() {
+            if let Ok((_, len)) = responder.answer(now_ns, message.id, &message.bytes, &mut answer) {
+                requester.handle_packet(now_ns, &mut clock, &answer[..len - ICRC_BYTES], &Bytes);
+            }
         }
     }
     assert!(requester.poll_done().is_some(), "each packet was answered");

@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::net::SocketAddr;
 
 use halite_rnic::stateless::{
-    Done, EFFECT_LIFE_NS, OVERHEAD_BYTES, Order, OrderDone, OrderKind, OrderOutcome, Outcome,
-    PAYLOAD_BYTES_MAX, Requester, Responder, Rights, ServerClock, Target, Work,
+    AnswerError, Done, EFFECT_LIFE_NS, OVERHEAD_BYTES, Order, OrderDone, OrderKind, OrderOutcome, Outcome,
+    PAYLOAD_BYTES_MAX, PostError, Requester, Responder, Rights, ServerClock, Target, Work,
 };
 use halite_rnic::wire::{ICRC_BYTES, Qpn};
 use halite_rnic::{Access, Memory, Refused};
@@ -81,6 +81,11 @@ struct World {
     /// Packets under way, with the time of arrival.
     to_responder: Vec<(u64, Vec<u8>)>,
     to_requester: Vec<(u64, Vec<u8>)>,
+    /// How long the responder's process takes to answer a call; `None` while it polls no messages.
+    serves_in_ns: Option<u64>,
+    /// Messages that it has received, and calls with the time of their answer.
+    received: Vec<Vec<u8>>,
+    calls: Vec<(u64, u64, Vec<u8>)>,
     /// All requests that were sent, and all orders.
     sent: Vec<Vec<u8>>,
     orders_sent: Vec<Vec<u8>>,
@@ -108,6 +113,9 @@ impl World {
             seed: 1,
             to_responder: Vec::new(),
             to_requester: Vec::new(),
+            serves_in_ns: Some(0),
+            received: Vec::new(),
+            calls: Vec::new(),
             sent: Vec::new(),
             orders_sent: Vec::new(),
         }
@@ -144,7 +152,29 @@ impl World {
         }
     }
 
-    /// Lets time pass until the next packet or timeout; returns false if there is none.
+    /// Receives messages, and answers calls: with the complements of their bytes.
+    fn serve(&mut self) {
+        let Some(ns) = self.serves_in_ns else { return };
+        while let Some(message) = self.responder.poll_message() {
+            assert_eq!((message.from, message.qpn), (address(), Qpn::new(5)));
+            if message.is_call {
+                let answer = message.bytes.iter().map(|byte| !byte).collect();
+                self.calls.push((self.now_ns + ns, message.id, answer));
+            }
+            self.received.push(message.bytes);
+        }
+        while let Some(at) = self.calls.iter().position(|(at_ns, ..)| *at_ns <= self.now_ns) {
+            let (_, id, bytes) = self.calls.remove(at);
+            let mut buffer = [0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX];
+            let (to, len) = self.responder.answer(self.now_ns, id, &bytes, &mut buffer).unwrap();
+            assert_eq!(to, address());
+            for at_ns in self.arrivals(self.answers_lost_until_ns) {
+                self.to_requester.push((at_ns, buffer[..len - ICRC_BYTES].to_vec()));
+            }
+        }
+    }
+
+    /// Lets time pass until the next packet, timeout or answer; returns false if there is none.
     fn step(&mut self) -> bool {
         let mut buffer = [0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX];
         while let Some(len) = self.requester.poll_transmit(self.now_ns, &self.clock, &mut buffer) {
@@ -163,12 +193,14 @@ impl World {
             }
         }
         let packets = self.to_responder.iter().chain(&self.to_requester).map(|(at_ns, _)| *at_ns);
+        let packets = packets.chain(self.calls.iter().map(|(at_ns, ..)| *at_ns));
         let Some(next_ns) =
             packets.chain(self.requester.poll_timeout()).chain(self.responder.poll_timeout()).min()
         else {
             return false;
         };
         self.now_ns = self.now_ns.max(next_ns);
+        assert!(self.now_ns < 100_000_000_000, "nothing takes that long");
         let now_ns = self.now_ns;
         let arrived = |packets: &mut Vec<(u64, Vec<u8>)>| {
             let (arrived, rest) =
@@ -181,6 +213,7 @@ impl World {
             .for_each(|(_, body)| self.requester.handle_packet(now_ns, &mut self.clock, body, &self.theirs));
         let there: Vec<_> = arrived(&mut self.to_responder);
         there.iter().for_each(|(_, body)| self.deliver(body));
+        self.serve();
         true
     }
 
@@ -214,6 +247,14 @@ impl World {
     /// Adds to the word at an address, and returns its previous value.
     fn fetch_add(&mut self, address: u64, add: u64) -> u64 {
         previous(self.execute(Work::FetchAdd { address, add }))
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> Outcome {
+        self.execute(Work::Send { bytes: bytes.to_vec() })
+    }
+
+    fn call(&mut self, bytes: &[u8]) -> Outcome {
+        self.execute(Work::Call { bytes: bytes.to_vec() })
     }
 
     fn compare_swap(&mut self, address: u64, expected: u64, new: u64) -> u64 {
@@ -492,6 +533,128 @@ fn an_atomic_needs_both_rights_and_an_aligned_word() {
         assert_eq!(world.execute(Work::FetchAdd { address, add: 1 }), Outcome::Refused, "{address}");
         let swap = Work::CompareSwap { address, expected: 0, new: 1 };
         assert_eq!(world.execute(swap), Outcome::Refused, "{address}");
+    }
+}
+
+/// Returns the outcome of a call that the process of [`World`] has answered.
+fn answer_to(bytes: &[u8]) -> Outcome {
+    Outcome::Success(bytes.iter().map(|byte| !byte).collect())
+}
+
+#[test]
+fn messages_and_calls_arrive_once_whatever_happens_to_packets() {
+    for faults in [Faults::default(), Faults { lost: 10, repeated: 10, late: 10 }] {
+        let mut world = World::new(Rights::Read);
+        world.faults = faults;
+        let mut sent = Vec::new();
+        for round in 0..300u64 {
+            let bytes = vec![round as u8; world.below(PAYLOAD_BYTES_MAX as u64 + 1) as usize];
+            // Some answers take longer than T.
+            world.serves_in_ns = Some(if round % 10 == 0 { 2 * EFFECT_LIFE_NS } else { round * 1_000 });
+            match round % 3 {
+                0 => assert_eq!(world.send(&bytes), Outcome::Success(Vec::new()), "round {round}"),
+                _ => assert_eq!(world.call(&bytes), answer_to(&bytes), "round {round}"),
+            }
+            sent.push(bytes);
+        }
+        assert!(world.received == sent);
+    }
+}
+
+#[test]
+fn a_message_and_a_call_survive_the_loss_of_each_of_their_packets() {
+    // The question for the clock and its answer, the request and its answer, and none.
+    for lost in 0..5 {
+        let mut world = World::new(Rights::Read);
+        world.loses = Some(lost);
+        assert_eq!(world.call(b"salt"), answer_to(b"salt"), "packet {lost}");
+        assert_eq!(world.received, [b"salt"], "packet {lost}");
+        assert_eq!(world.responder.counters().repeated, u64::from(lost == 3), "packet {lost}");
+        let mut world = World::new(Rights::Read);
+        world.loses = Some(lost);
+        assert_eq!(world.send(b"salt"), Outcome::Success(Vec::new()), "packet {lost}");
+        assert_eq!(world.received, [b"salt"], "packet {lost}");
+    }
+}
+
+#[test]
+fn a_long_call_goes_on_and_its_lost_answer_is_fetched() {
+    let mut world = World::new(Rights::Read);
+    assert_eq!(world.call(b"salt"), answer_to(b"salt"));
+    let (sent, end_ns) = (world.sent.len(), world.now_ns + 1_000_000_000);
+    world.serves_in_ns = Some(1_000_000_000);
+    world.requester.post(1, Work::Call { bytes: b"bread".to_vec() }).unwrap();
+    while world.now_ns < end_ns - EFFECT_LIFE_NS {
+        assert!(world.step() && world.requester.poll_done().is_none());
+    }
+    assert!(world.sent.len() - sent < 60, "{} packets in a second", world.sent.len() - sent);
+    world.answers_lost_until_ns = end_ns + EFFECT_LIFE_NS / 2;
+    while world.step() {}
+    assert_eq!(world.requester.poll_done().map(|done| done.outcome), Some(answer_to(b"bread")));
+    assert_eq!(world.received, [&b"salt"[..], b"bread"]);
+}
+
+#[test]
+fn replayed_message_and_call_do_not_arrive_again() {
+    let mut world = World::new(Rights::Read);
+    assert_eq!(world.send(b"salt"), Outcome::Success(Vec::new()));
+    assert_eq!(world.call(b"bread"), answer_to(b"bread"));
+    let copies = world.sent.clone();
+    for after_ns in [0, EFFECT_LIFE_NS / 2, EFFECT_LIFE_NS, 4 * EFFECT_LIFE_NS] {
+        world.now_ns += after_ns;
+        copies.iter().for_each(|copy| world.deliver(copy));
+        world.serve();
+        assert_eq!(world.received, [&b"salt"[..], b"bread"], "after {after_ns} ns");
+    }
+}
+
+#[test]
+fn a_full_pool_refuses_messages_which_do_not_arrive() {
+    let mut world = World::new(Rights::ReadWrite);
+    world.serves_in_ns = None;
+    let mut count = 0;
+    let refused = loop {
+        match world.send(b"salt") {
+            Outcome::Success(_) if count < 10_000 => count += 1,
+            other => break other,
+        }
+    };
+    assert_eq!((refused, count), (Outcome::Busy, 4_096));
+    assert_eq!(world.call(b"bread"), Outcome::Busy);
+    assert_eq!(world.write(0, b"salt"), Outcome::Success(Vec::new()), "memory needs no room in the pool");
+    world.serves_in_ns = Some(0);
+    while world.step() {}
+    world.serve();
+    assert_eq!(world.received.len(), 4_096);
+    assert_eq!(world.call(b"bread"), answer_to(b"bread"));
+    assert_eq!(world.received.len(), 4_097, "what was refused did not arrive");
+}
+
+#[test]
+fn a_call_without_an_answer_is_forgotten_after_ten_seconds() {
+    let mut world = World::new(Rights::Read);
+    world.serves_in_ns = None;
+    let mut buffer = [0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX];
+    assert_eq!(world.responder.answer(world.now_ns, 0, b"salt", &mut buffer), Err(AnswerError::Unknown));
+    world.requester.post(1, Work::Call { bytes: b"salt".to_vec() }).unwrap();
+    let begin_ns = world.now_ns;
+    while world.now_ns < begin_ns + 9_000_000_000 {
+        assert!(world.step());
+    }
+    let id = world.responder.poll_message().expect("the call has arrived").id;
+    let long = [0; PAYLOAD_BYTES_MAX + 1];
+    assert_eq!(world.responder.answer(world.now_ns, id, &long, &mut buffer), Err(AnswerError::TooLong));
+    while world.step() {}
+    assert_eq!(world.requester.poll_done().map(|done| done.outcome), Some(Outcome::MaybeDone));
+    assert_eq!(world.responder.answer(world.now_ns, id, b"salt", &mut buffer), Err(AnswerError::Unknown));
+}
+
+#[test]
+fn a_message_longer_than_a_packet_is_refused() {
+    let mut world = World::new(Rights::Read);
+    let bytes = vec![0; PAYLOAD_BYTES_MAX + 1];
+    for work in [Work::Send { bytes: bytes.clone() }, Work::Call { bytes }] {
+        assert_eq!(world.requester.post(1, work), Err(PostError::MessageTooLong));
     }
 }
 

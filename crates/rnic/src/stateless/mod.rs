@@ -9,17 +9,17 @@
 //! ```
 //!
 //! Each packet carries the state that a connection would hold. A [`Responder`] has one secret per epoch, a record of
-//! effects (`record.rs`), and a pool of orders (`orders.rs`). Its memory depends on the effects of the last three times
-//! 55 ms (slightly more than T, [`EFFECT_LIFE_NS`]) and on its orders in progress, never on the number of requesters. An *epoch* is the time between
-//! two changes of the secret; an *order* is a transfer that the responder starts. A requester keeps the state of both
-//! ends: numbers, stamps and retransmissions.
+//! effects (`record.rs`), a pool of messages (`inbox.rs`), and a pool of orders (`orders.rs`). Its memory depends on the
+//! effects of the last three times 55 ms (slightly more than T, [`EFFECT_LIFE_NS`]), and on its messages and orders in
+//! progress, never on the number of requesters. An *epoch* is the time between two changes of the secret; an *order* is a
+//! transfer that the responder starts. A requester keeps the state of both ends: numbers, stamps and retransmissions.
 //!
 //! **Rights.** The responder's process sends each requester a [`Grant`] over a separate secure channel. The grant
-//! permits access to the memory of one key. It contains a secret key for tags, derived from the responder's secret, the
-//! requester's address and the rights. The responder derives this key again from each packet. So a packet with other
-//! rights, from another address or with changed bytes has a wrong tag, and has no effect.
+//! permits access to the memory of one key, and messages. It contains a secret key for tags, derived from the
+//! responder's secret, the requester's address and the rights. The responder derives this key again from each packet.
+//! So a packet with other rights, from another address or with changed bytes has a wrong tag, and has no effect.
 //!
-//! **Each write and each atomic takes effect at most once, and never late.** It carries a number and a stamp of the
+//! **Each write, atomic and message takes effect at most once, and never late.** It carries a number and a stamp of the
 //! responder's clock; retransmissions keep both. If the record has the number, the responder only repeats the answer. If
 //! the stamp is older than T, the request has no effect, because the record may soon forget the number. [`ServerClock`]
 //! extrapolates the responder's clock from its last answer.
@@ -27,6 +27,7 @@
 //! Requests of one requester are executed one after the other. The packets of one request may be executed in any order.
 
 mod clock;
+mod inbox;
 mod orders;
 mod record;
 mod requester;
@@ -36,6 +37,7 @@ mod wire;
 mod work;
 
 pub use clock::ServerClock;
+pub use inbox::{AnswerError, Message};
 pub use orders::{Order, OrderDone, OrderKind, OrderOutcome, OrdersFull, Target};
 pub use requester::Requester;
 pub use responder::{Counters, EFFECT_LIFE_NS, Responder};

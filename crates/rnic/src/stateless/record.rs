@@ -8,6 +8,8 @@ use super::wire::{Packet, Status};
 
 /// Maximum number of effects of one interval. Further requests with an effect are refused as busy.
 const EFFECTS_MAX: usize = 1 << 18;
+/// Maximum length of the answers of one interval in bytes.
+const ANSWER_BYTES_MAX: usize = 16 << 20;
 /// Maximum time in ns by which a stamp may be ahead of the responder's clock, because two clocks run at different
 /// rates.
 pub(super) const AHEAD_NS_MAX: u64 = 5_000_000;
@@ -37,6 +39,8 @@ pub(super) struct Effect {
 #[derive(Debug, Default)]
 pub(super) struct Record {
     intervals: [HashMap<Cause, Effect>; INTERVALS],
+    /// Length of the answers of the current interval in bytes.
+    answer_bytes: usize,
     /// Start of the current interval.
     began_ns: u64,
 }
@@ -51,10 +55,11 @@ impl Record {
     }
 
     pub(super) fn is_full(&self) -> bool {
-        self.intervals[0].len() >= EFFECTS_MAX
+        self.intervals[0].len() >= EFFECTS_MAX || self.answer_bytes >= ANSWER_BYTES_MAX
     }
 
     pub(super) fn insert(&mut self, cause: Cause, effect: Effect) {
+        self.answer_bytes += effect.answer.len();
         self.intervals[0].insert(cause, effect);
     }
 
@@ -66,7 +71,7 @@ impl Record {
             self.intervals[0] = HashMap::default();
         }
         if ended > 0 {
-            self.began_ns = now_ns;
+            (self.began_ns, self.answer_bytes) = (now_ns, 0);
         }
     }
 }

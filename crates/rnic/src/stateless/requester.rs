@@ -19,6 +19,8 @@ const ORDERS_MAX: usize = 64;
 const CLOCK_QUESTION: u64 = u64::MAX;
 /// Number of unanswered transmissions of a packet after which the requester gives the responder up: more than 2 s.
 const ATTEMPTS_MAX: u32 = 12;
+/// Interval in ns at which the requester repeats a call in progress, whose answer may be lost.
+const REMINDER_NS: u64 = 50_000_000;
 /// Time in ns since the responder's last answer from which the requester asks for the responder's clock before it
 /// sends a request with an effect.
 const CLOCK_LIFE_NS: u64 = EFFECT_LIFE_NS / 2;
@@ -140,6 +142,9 @@ impl Requester {
         if u32::try_from(work.len()).is_err() {
             return Err(PostError::TooLong);
         }
+        if matches!(work, Work::Send { .. } | Work::Call { .. }) && work.len() > PAYLOAD_BYTES_MAX {
+            return Err(PostError::MessageTooLong);
+        }
         if self.posted.len() + usize::from(self.current.is_some()) >= POSTED_MAX {
             return Err(PostError::Full);
         }
@@ -216,14 +221,15 @@ impl Requester {
             (None, None) => (0, current.work.has_effect()),
         };
         let Grant { qpn, rkey, rights, epoch, .. } = self.grant;
-        let (operands, operands_len) = current.work.operands();
-        let address = current.work.address().wrapping_add(offset as u64);
-        let (kind, address, len, payload): (_, _, _, &[u8]) = match &current.work {
+        let mut operands = [0; 16];
+        let (kind, address, len, payload) = match asks_clock {
             // A read of no bytes has no effect; its answer contains the clock.
-            _ if asks_clock => (Kind::Gd, 0, 0, &[]),
-            Work::Read { .. } => (Kind::Gd, address, len, &[]),
-            Work::Write { bytes, .. } => (Kind::Rd, address, len, &bytes[offset..offset + len]),
-            atomic => (atomic.kind(), address, len, &operands[..operands_len]),
+            true => (Kind::Gd, 0, 0, &[][..]),
+            false => {
+                let address = current.work.address().wrapping_add(offset as u64);
+                let payload = current.work.payload(offset..offset + len, &mut operands);
+                (current.work.kind(), address, len, payload)
+            }
         };
         if asks_clock {
             self.clock_questions += 1;
@@ -364,7 +370,9 @@ impl Requester {
             return;
         };
         let piece = &mut current.pieces[index];
-        let took_ns = (piece.attempts == 1).then(|| now_ns.saturating_sub(piece.left_ns));
+        // The answer to a call takes as long as the responder's process.
+        let is_timed = piece.attempts == 1 && packet.kind != Kind::Calla;
+        let took_ns = is_timed.then(|| now_ns.saturating_sub(piece.left_ns));
         clock.learn(now_ns, packet.stamp_ns, took_ns);
         if piece.is_answered {
             return;
@@ -380,6 +388,10 @@ impl Requester {
             return;
         }
         match packet.status {
+            Status::Done if packet.kind == Kind::Calla => {
+                current.bytes = packet.payload.to_vec();
+                self.answered(now_ns, index, memory);
+            }
             Status::Done => {
                 let (offset, len) = current.work.answer_range(piece.offset, piece.len);
                 if packet.payload.len() == len {
@@ -405,6 +417,7 @@ impl Requester {
             }
             Status::Expired => self.end(now_ns, Outcome::MaybeDone),
             Status::Refused => self.end(now_ns, Outcome::Refused),
+            Status::InProgress => (piece.due_ns, piece.attempts) = (now_ns + REMINDER_NS, 1),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use super::inbox::{AnswerError, Caller, Inbox, Message};
 use super::orders::{Order, OrderDone, Orders, OrdersFull, Target};
 use super::record::{AHEAD_NS_MAX, Effect, Record, cause};
 use super::tag::{self, Grant, Rights, TAG_BYTES};
@@ -17,6 +18,7 @@ pub struct Responder {
     epoch: u32,
     secret: [u8; 32],
     record: Record,
+    inbox: Inbox,
     orders: Orders,
     counters: Counters,
 }
@@ -32,7 +34,7 @@ pub struct Counters {
     pub forged: u64,
     /// Requests refused because their stamp was too old, or too far ahead of the responder's clock.
     pub expired: u64,
-    /// Requests refused because the record of effects was full.
+    /// Requests refused because the record of effects or the pool of messages was full.
     pub busy: u64,
     /// Requests refused because the grant does not permit them, or the memory does not exist.
     pub refused: u64,
@@ -48,6 +50,7 @@ impl Responder {
             epoch,
             secret,
             record: Record::default(),
+            inbox: Inbox::default(),
             orders: Orders::default(),
             counters: Counters::default(),
         }
@@ -75,6 +78,54 @@ impl Responder {
     /// Returns the number of effects that are currently recorded.
     pub fn recorded(&self) -> usize {
         self.record.len()
+    }
+
+    /// Removes and returns the next message of a requester; `None` if there is none.
+    pub fn poll_message(&mut self) -> Option<Message> {
+        self.inbox.poll()
+    }
+
+    /// Writes the packet with the answer to the call `id` to `buffer`. Returns the packet's destination, and its length
+    /// in bytes, which includes the ICRC that the caller adds. If the packet is lost, the requester repeats the call,
+    /// and [`Responder::handle_packet`] sends the answer again.
+    ///
+    /// # Panics
+    /// Panics if `buffer` is shorter than [`super::OVERHEAD_BYTES`] plus [`super::PAYLOAD_BYTES_MAX`].
+    // [ROCE-STATELESS-9]
+    pub fn answer(
+        &mut self,
+        now_ns: u64,
+        id: u64,
+        bytes: &[u8],
+        buffer: &mut [u8],
+    ) -> Result<(SocketAddr, usize), AnswerError> {
+        if bytes.len() > PAYLOAD_BYTES_MAX {
+            return Err(AnswerError::TooLong);
+        }
+        self.sweep(now_ns);
+        let Caller { cause, rkey, rights, .. } = self.inbox.close(id).ok_or(AnswerError::Unknown)?;
+        let (to, qpn, number) = cause;
+        self.record.insert(cause, Effect { status: Status::Done, answer: bytes.into() });
+        let packet = Packet {
+            kind: Kind::Calla,
+            qpn: Qpn::new(qpn),
+            number,
+            stamp_ns: now_ns,
+            address: 0,
+            rkey,
+            len: bytes.len() as u32,
+            epoch: self.epoch,
+            rights,
+            status: Status::Done,
+            payload: bytes,
+        };
+        let key = tag::derive(&self.secret, to, packet.qpn, rkey, rights, self.epoch);
+        Ok((to, sealed(&packet, &key, buffer)))
+    }
+
+    fn sweep(&mut self, now_ns: u64) {
+        self.record.sweep(now_ns);
+        self.inbox.sweep(now_ns);
     }
 
     /// Starts an order, which the requester `target` executes, and returns the order's id. Fails at the maximum number
@@ -153,7 +204,7 @@ impl Responder {
                 self.orders.handle_answer(now_ns, from, qpn, number, status, is_end);
                 (Status::Done, 0)
             }
-            _ => self.execute_once(now_ns, from, &packet, memory, &mut payload),
+            _ => self.execute_once(now_ns, from, &packet, memory, &mut payload)?,
         };
         let kind = packet.kind.answer()?;
         let reply =
@@ -193,8 +244,8 @@ impl Responder {
         }
     }
 
-    /// Executes a request unless it is recorded, expired, or beyond the record's room. Copies the payload of the answer
-    /// to `payload`, and returns its length.
+    /// Executes a request unless it is recorded, in progress, expired, or beyond the room. Copies the payload of the
+    /// answer to `payload`, and returns its length; `None` if the responder's process will answer.
     fn execute_once(
         &mut self,
         now_ns: u64,
@@ -202,25 +253,36 @@ impl Responder {
         packet: &Packet<'_>,
         memory: &impl Memory,
         payload: &mut [u8],
-    ) -> (Status, usize) {
-        self.record.sweep(now_ns);
+    ) -> Option<(Status, usize)> {
+        self.sweep(now_ns);
         let cause = cause(from, packet);
         if let Some(Effect { status, answer }) = self.record.find(&cause) {
             self.counters.repeated += 1;
             payload[..answer.len()].copy_from_slice(answer);
-            return (*status, answer.len());
+            return Some((*status, answer.len()));
+        }
+        let is_message = matches!(packet.kind, Kind::Send | Kind::Call);
+        if is_message && self.inbox.is_open(&cause) {
+            self.counters.repeated += 1;
+            return Some((Status::InProgress, 0));
         }
         let is_old = packet.stamp_ns.saturating_add(EFFECT_LIFE_NS) < now_ns;
         if is_old || packet.stamp_ns > now_ns.saturating_add(AHEAD_NS_MAX) {
             self.counters.expired += 1;
-            return (Status::Expired, 0);
+            return Some((Status::Expired, 0));
         }
-        if self.record.is_full() {
+        if self.record.is_full() || is_message && self.inbox.is_full() {
             self.counters.busy += 1;
-            return (Status::Busy, 0);
+            return Some((Status::Busy, 0));
         }
         let executed = match packet.kind {
             Kind::Rd => write(packet, memory).map(|()| 0),
+            Kind::Send | Kind::Call => {
+                let Packet { rkey, rights, .. } = *packet;
+                let caller = Caller { cause, rkey, rights, began_ns: now_ns };
+                self.inbox.add(caller, packet.payload, packet.kind == Kind::Call);
+                Ok(0)
+            }
             _ => atomic(packet, memory).map(|old| {
                 payload[..8].copy_from_slice(&old.to_be_bytes());
                 8
@@ -231,8 +293,11 @@ impl Responder {
             Err(Refused) => (&mut self.counters.refused, Status::Refused, 0),
         };
         *count += 1;
+        if packet.kind == Kind::Call {
+            return None;
+        }
         self.record.insert(cause, Effect { status, answer: payload[..len].into() });
-        (status, len)
+        Some((status, len))
     }
 }
 

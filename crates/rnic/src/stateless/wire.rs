@@ -1,7 +1,7 @@
 //! The packet format of stateless pairs: a transport header, one header for all kinds, a payload, and a tag.
 //!
 //! ```text
-//!   BTH, 12 bytes: opcode 0xe0 to 0xe9, queue pair of the requester, packet number = lower bits of `number`
+//!   BTH, 12 bytes: opcode 0xe0 to 0xed, queue pair of the requester, packet number = lower bits of `number`
 //!   0        8        16       24     28     32      36       37        38
 //!  | number | stamp  | address| rkey | len  | epoch | rights | status  | 0  0 |     40 bytes, big-endian
 //!   payload, padded to 4 ─ tag, 16 bytes ─ ICRC, 4 bytes
@@ -42,11 +42,19 @@ pub(super) enum Kind {
     CompareSwap,
     /// Answers a [`Kind::FetchAdd`] or a [`Kind::CompareSwap`]: carries the previous value of the word.
     Ata,
+    /// A message for the responder's process.
+    Send,
+    /// Answers a [`Kind::Send`].
+    Senda,
+    /// A message for the responder's process, which answers it.
+    Call,
+    /// Carries the answer to a [`Kind::Call`], or reports that the call is in progress.
+    Calla,
 }
 
 impl Kind {
     /// All kinds, in the order of their opcodes.
-    const ALL: [Kind; 10] = [
+    const ALL: [Kind; 14] = [
         Kind::Rd,
         Kind::Rda,
         Kind::Gd,
@@ -57,6 +65,10 @@ impl Kind {
         Kind::FetchAdd,
         Kind::CompareSwap,
         Kind::Ata,
+        Kind::Send,
+        Kind::Senda,
+        Kind::Call,
+        Kind::Calla,
     ];
 
     fn from_opcode(opcode: u8) -> Option<Kind> {
@@ -70,7 +82,9 @@ impl Kind {
             Kind::Gd => Some(Kind::Gda),
             Kind::Cqep => Some(Kind::Ea),
             Kind::FetchAdd | Kind::CompareSwap => Some(Kind::Ata),
-            Kind::Rda | Kind::Gda | Kind::Wqep | Kind::Ea | Kind::Ata => None,
+            Kind::Send => Some(Kind::Senda),
+            Kind::Call => Some(Kind::Calla),
+            Kind::Rda | Kind::Gda | Kind::Wqep | Kind::Ea | Kind::Ata | Kind::Senda | Kind::Calla => None,
         }
     }
 }
@@ -81,10 +95,12 @@ pub(super) enum Status {
     Done = 0,
     /// The stamp is too old or in the future. The request had no effect.
     Expired,
-    /// The record of effects is full. The request had no effect.
+    /// The record of effects or the pool of messages is full. The request had no effect.
     Busy,
     /// The memory does not exist, or the grant does not permit this access. The request had no effect.
     Refused,
+    /// The responder's process has the call, and has not answered it yet.
+    InProgress,
 }
 
 /// A packet without its ICRC.
@@ -122,6 +138,7 @@ impl<'a> Packet<'a> {
             1 => Status::Expired,
             2 => Status::Busy,
             3 => Status::Refused,
+            4 => Status::InProgress,
             _ => return None,
         };
         let len = u32_at(28);

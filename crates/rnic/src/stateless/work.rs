@@ -1,11 +1,13 @@
 //! Requests of a stateless pair's requester, and how they end.
 
-use super::wire::Kind;
+use core::ops::Range;
+
+use super::wire::{Kind, PAYLOAD_BYTES_MAX};
 
 /// Maximum number of posted requests.
 pub(super) const POSTED_MAX: usize = 128;
 
-/// A request to access the responder's memory.
+/// A request to access the responder's memory, or to send a message to its process.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Work {
     /// Reads `len` bytes. [`Outcome::Success`] returns them.
@@ -40,6 +42,17 @@ pub enum Work {
         /// The replacement.
         new: u64,
     },
+    /// Sends a message of at most [`PAYLOAD_BYTES_MAX`] bytes to the responder's process.
+    Send {
+        /// The bytes of the message.
+        bytes: Vec<u8>,
+    },
+    /// Sends a message of at most [`PAYLOAD_BYTES_MAX`] bytes to the responder's process, which answers it.
+    /// [`Outcome::Success`] returns the answer. Later requests of the requester wait until then.
+    Call {
+        /// The bytes of the message.
+        bytes: Vec<u8>,
+    },
 }
 
 impl Work {
@@ -50,6 +63,7 @@ impl Work {
             | Work::Write { address, .. }
             | Work::FetchAdd { address, .. }
             | Work::CompareSwap { address, .. } => *address,
+            Work::Send { .. } | Work::Call { .. } => 0,
         }
     }
 
@@ -57,17 +71,17 @@ impl Work {
     pub(super) fn len(&self) -> usize {
         match self {
             Work::Read { len, .. } => *len,
-            Work::Write { bytes, .. } => bytes.len(),
+            Work::Write { bytes, .. } | Work::Send { bytes } | Work::Call { bytes } => bytes.len(),
             Work::FetchAdd { .. } => 8,
             Work::CompareSwap { .. } => 16,
         }
     }
 
-    /// Returns the number of bytes that the answers carry.
+    /// Returns the number of bytes that the answers carry; 0 for a call, whose answer has any length.
     pub(super) fn answer_len(&self) -> usize {
         match self {
             Work::Read { len, .. } => *len,
-            Work::Write { .. } => 0,
+            Work::Write { .. } | Work::Send { .. } | Work::Call { .. } => 0,
             Work::FetchAdd { .. } | Work::CompareSwap { .. } => 8,
         }
     }
@@ -85,6 +99,8 @@ impl Work {
             Work::Write { .. } => Kind::Rd,
             Work::FetchAdd { .. } => Kind::FetchAdd,
             Work::CompareSwap { .. } => Kind::CompareSwap,
+            Work::Send { .. } => Kind::Send,
+            Work::Call { .. } => Kind::Call,
         }
     }
 
@@ -93,17 +109,17 @@ impl Work {
         !matches!(self, Work::Read { .. })
     }
 
-    /// Returns the payload of an atomic's packet.
-    pub(super) fn operands(&self) -> ([u8; 16], usize) {
+    /// Returns the payload of the packet with the bytes of `range`. `operands` holds that of an atomic.
+    pub(super) fn payload<'a>(&'a self, range: Range<usize>, operands: &'a mut [u8; 16]) -> &'a [u8] {
         let (first, second) = match self {
+            Work::Read { .. } => return &[],
+            Work::Write { bytes, .. } | Work::Send { bytes } | Work::Call { bytes } => return &bytes[range],
             Work::FetchAdd { add, .. } => (*add, 0),
             Work::CompareSwap { expected, new, .. } => (*expected, *new),
-            Work::Read { .. } | Work::Write { .. } => return ([0; 16], 0),
         };
-        let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&first.to_be_bytes());
-        bytes[8..].copy_from_slice(&second.to_be_bytes());
-        (bytes, self.len())
+        operands[..8].copy_from_slice(&first.to_be_bytes());
+        operands[8..].copy_from_slice(&second.to_be_bytes());
+        &operands[range]
     }
 }
 
@@ -143,4 +159,9 @@ pub enum PostError {
     /// The request has 4 GiB or more.
     #[error("the request is too long: it may have at most 4 GiB - 1 bytes")]
     TooLong,
+    /// The message does not fit in one packet.
+    #[error(
+        "the message is too long: it may have at most {PAYLOAD_BYTES_MAX} bytes; write longer data to memory"
+    )]
+    MessageTooLong,
 }
