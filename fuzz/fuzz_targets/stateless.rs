@@ -29,17 +29,18 @@ impl Memory for Bytes {
         Ok(())
     }
 
-    fn fetch_add(&self, _: u32, _: u64, _: u64) -> Result<u64, Refused> {
-        Err(Refused)
+    fn fetch_add(&self, key: u32, address: u64, _: u64) -> Result<u64, Refused> {
+        assert!(self.check(key, Access::Atomic, address, 8).is_ok() && address.is_multiple_of(8));
+        Ok(1)
     }
 
-    fn compare_swap(&self, _: u32, _: u64, _: u64, _: u64) -> Result<u64, Refused> {
-        Err(Refused)
+    fn compare_swap(&self, key: u32, address: u64, _: u64, _: u64) -> Result<u64, Refused> {
+        self.fetch_add(key, address, 0)
     }
 }
 
-fuzz_target!(|input: (u32, u8, u64, u16, bool, u32, Vec<u8>)| {
-    let (rkey, rights, address, len, reads, now_ns, bytes) = input;
+fuzz_target!(|input: (u32, u8, u64, u16, u8, u32, Vec<u8>)| {
+    let (rkey, rights, address, len, kind, now_ns, bytes) = input;
     let now_ns = u64::from(now_ns);
     let from = "10.0.0.1:4791".parse().expect("an address");
     let rights = [Rights::Read, Rights::Write, Rights::ReadWrite][usize::from(rights) % 3];
@@ -50,21 +51,34 @@ fuzz_target!(|input: (u32, u8, u64, u16, bool, u32, Vec<u8>)| {
         ([0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX], [0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX]);
     requester.handle_packet(now_ns, &mut clock, &bytes, &Bytes);
     let _ = responder.handle_packet(now_ns, from, &bytes, &Bytes, &mut answer);
-    let work = match reads {
-        true => Work::Read { address, len: usize::from(len) },
-        false => Work::Write { address, bytes },
+    let work = match kind % 6 {
+        0 => Work::Read { address, len: usize::from(len) },
+        1 => Work::Write { address, bytes },
+        2 => Work::FetchAdd { address, add: u64::from(len) },
+        3 => Work::CompareSwap { address, expected: 0, new: u64::from(len) },
+        4 => Work::Send { bytes },
+        _ => Work::Call { bytes },
     };
-    requester.post(1, work).expect("nothing else is posted");
+    let is_too_long = matches!(&work, Work::Send { bytes } | Work::Call { bytes } if bytes.len() > PAYLOAD_BYTES_MAX);
+    assert_eq!(requester.post(1, work).is_err(), is_too_long);
+    if is_too_long {
+        return;
+    }
     for _ in 0..200 {
         let Some(len) = requester.poll_transmit(now_ns, &clock, &mut packet) else { break };
         let body = &packet[..len - ICRC_BYTES];
         if let Some(len) = responder.handle_packet(now_ns, from, body, &Bytes, &mut answer) {
             requester.handle_packet(now_ns, &mut clock, &answer[..len - ICRC_BYTES], &Bytes);
         }
+        while let Some(message) = responder.poll_message() {
+            if let Ok((_, len)) = responder.answer(now_ns, message.id, &message.bytes, &mut answer) {
+                requester.handle_packet(now_ns, &mut clock, &answer[..len - ICRC_BYTES], &Bytes);
+            }
+        }
     }
     assert!(requester.poll_done().is_some(), "each packet was answered");
     let target = Target { to: from, qpn: Qpn::new(3), rkey: rkey % 2, rights };
-    let kind = if reads { OrderKind::Read } else { OrderKind::Write };
+    let kind = if kind.is_multiple_of(2) { OrderKind::Read } else { OrderKind::Write };
     let order = Order { kind, local: address, remote: address, remote_key: rkey % 2, len: u32::from(len) };
     responder.order(now_ns, target, order).expect("there is room");
     for _ in 0..200 {

@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::net::SocketAddr;
 
 use halite_rnic::stateless::{
-    Done, EFFECT_LIFE_NS, OVERHEAD_BYTES, Order, OrderDone, OrderKind, OrderOutcome, Outcome,
-    PAYLOAD_BYTES_MAX, Requester, Responder, Rights, ServerClock, Target, Work,
+    AnswerError, Done, EFFECT_LIFE_NS, OVERHEAD_BYTES, Order, OrderDone, OrderKind, OrderOutcome, Outcome,
+    PAYLOAD_BYTES_MAX, PostError, Requester, Responder, Rights, ServerClock, Target, Work,
 };
 use halite_rnic::wire::{ICRC_BYTES, Qpn};
 use halite_rnic::{Access, Memory, Refused};
@@ -32,12 +32,25 @@ impl Memory for Bytes {
         Ok(())
     }
 
-    fn fetch_add(&self, _: u32, _: u64, _: u64) -> Result<u64, Refused> {
-        Err(Refused)
+    fn fetch_add(&self, _: u32, address: u64, add: u64) -> Result<u64, Refused> {
+        Ok(self.change(address, |old| old.wrapping_add(add)))
     }
 
-    fn compare_swap(&self, _: u32, _: u64, _: u64, _: u64) -> Result<u64, Refused> {
-        Err(Refused)
+    fn compare_swap(&self, _: u32, address: u64, expected: u64, new: u64) -> Result<u64, Refused> {
+        Ok(self.change(address, |old| if old == expected { new } else { old }))
+    }
+}
+
+impl Bytes {
+    /// Replaces the word at an address, and returns its previous value.
+    fn change(&self, address: u64, new: impl FnOnce(u64) -> u64) -> u64 {
+        let old = self.word(address);
+        self.0.borrow_mut()[address as usize..][..8].copy_from_slice(&new(old).to_ne_bytes());
+        old
+    }
+
+    fn word(&self, address: u64) -> u64 {
+        u64::from_ne_bytes(self.0.borrow()[address as usize..][..8].try_into().unwrap())
     }
 }
 
@@ -61,10 +74,18 @@ struct World {
     faults: Faults,
     /// Number of the packet that is lost, among those that are still to be sent.
     loses: Option<u64>,
+    /// Times until which all packets in one direction are lost.
+    requests_lost_until_ns: u64,
+    answers_lost_until_ns: u64,
     seed: u64,
     /// Packets under way, with the time of arrival.
     to_responder: Vec<(u64, Vec<u8>)>,
     to_requester: Vec<(u64, Vec<u8>)>,
+    /// How long the responder's process takes to answer a call; `None` while it polls no messages.
+    serves_in_ns: Option<u64>,
+    /// Messages that it has received, and calls with the time of their answer.
+    received: Vec<Vec<u8>>,
+    calls: Vec<(u64, u64, Vec<u8>)>,
     /// All requests that were sent, and all orders.
     sent: Vec<Vec<u8>>,
     orders_sent: Vec<Vec<u8>>,
@@ -87,9 +108,14 @@ impl World {
             clock: ServerClock::default(),
             faults: Faults::default(),
             loses: None,
+            requests_lost_until_ns: 0,
+            answers_lost_until_ns: 0,
             seed: 1,
             to_responder: Vec::new(),
             to_requester: Vec::new(),
+            serves_in_ns: Some(0),
+            received: Vec::new(),
+            calls: Vec::new(),
             sent: Vec::new(),
             orders_sent: Vec::new(),
         }
@@ -101,11 +127,11 @@ impl World {
     }
 
     /// Returns the arrivals of a packet: none, one or two.
-    fn arrivals(&mut self) -> Vec<u64> {
+    fn arrivals(&mut self, lost_until_ns: u64) -> Vec<u64> {
         let Faults { lost, repeated, late } = self.faults;
         let is_chosen = self.loses == Some(0);
         self.loses = self.loses.and_then(|number| number.checked_sub(1));
-        if is_chosen || self.below(100) < lost {
+        if is_chosen || self.now_ns < lost_until_ns || self.below(100) < lost {
             return Vec::new();
         }
         let delay_ns = if self.below(100) < late { 40 * DELAY_NS } else { DELAY_NS };
@@ -120,19 +146,41 @@ impl World {
         let mut answer = [0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX];
         let len = self.responder.handle_packet(self.now_ns, address(), body, &self.memory, &mut answer);
         if let Some(len) = len {
-            for at_ns in self.arrivals() {
+            for at_ns in self.arrivals(self.answers_lost_until_ns) {
                 self.to_requester.push((at_ns, answer[..len - ICRC_BYTES].to_vec()));
             }
         }
     }
 
-    /// Lets time pass until the next packet or timeout; returns false if there is none.
+    /// Receives messages, and answers calls: with the complements of their bytes.
+    fn serve(&mut self) {
+        let Some(ns) = self.serves_in_ns else { return };
+        while let Some(message) = self.responder.poll_message() {
+            assert_eq!((message.from, message.qpn), (address(), Qpn::new(5)));
+            if message.is_call {
+                let answer = message.bytes.iter().map(|byte| !byte).collect();
+                self.calls.push((self.now_ns + ns, message.id, answer));
+            }
+            self.received.push(message.bytes);
+        }
+        while let Some(at) = self.calls.iter().position(|(at_ns, ..)| *at_ns <= self.now_ns) {
+            let (_, id, bytes) = self.calls.remove(at);
+            let mut buffer = [0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX];
+            let (to, len) = self.responder.answer(self.now_ns, id, &bytes, &mut buffer).unwrap();
+            assert_eq!(to, address());
+            for at_ns in self.arrivals(self.answers_lost_until_ns) {
+                self.to_requester.push((at_ns, buffer[..len - ICRC_BYTES].to_vec()));
+            }
+        }
+    }
+
+    /// Lets time pass until the next packet, timeout or answer; returns false if there is none.
     fn step(&mut self) -> bool {
         let mut buffer = [0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX];
         while let Some(len) = self.requester.poll_transmit(self.now_ns, &self.clock, &mut buffer) {
             let body = buffer[..len - ICRC_BYTES].to_vec();
             self.sent.push(body.clone());
-            for at_ns in self.arrivals() {
+            for at_ns in self.arrivals(self.requests_lost_until_ns) {
                 self.to_responder.push((at_ns, body.clone()));
             }
         }
@@ -140,17 +188,19 @@ impl World {
             assert_eq!(to, address());
             let body = buffer[..len - ICRC_BYTES].to_vec();
             self.orders_sent.push(body.clone());
-            for at_ns in self.arrivals() {
+            for at_ns in self.arrivals(self.answers_lost_until_ns) {
                 self.to_requester.push((at_ns, body.clone()));
             }
         }
         let packets = self.to_responder.iter().chain(&self.to_requester).map(|(at_ns, _)| *at_ns);
+        let packets = packets.chain(self.calls.iter().map(|(at_ns, ..)| *at_ns));
         let Some(next_ns) =
             packets.chain(self.requester.poll_timeout()).chain(self.responder.poll_timeout()).min()
         else {
             return false;
         };
         self.now_ns = self.now_ns.max(next_ns);
+        assert!(self.now_ns < 100_000_000_000, "nothing takes that long");
         let now_ns = self.now_ns;
         let arrived = |packets: &mut Vec<(u64, Vec<u8>)>| {
             let (arrived, rest) =
@@ -163,6 +213,7 @@ impl World {
             .for_each(|(_, body)| self.requester.handle_packet(now_ns, &mut self.clock, body, &self.theirs));
         let there: Vec<_> = arrived(&mut self.to_responder);
         there.iter().for_each(|(_, body)| self.deliver(body));
+        self.serve();
         true
     }
 
@@ -193,11 +244,36 @@ impl World {
         self.execute(Work::Write { address, bytes: bytes.to_vec() })
     }
 
+    /// Adds to the word at an address, and returns its previous value.
+    fn fetch_add(&mut self, address: u64, add: u64) -> u64 {
+        previous(self.execute(Work::FetchAdd { address, add }))
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> Outcome {
+        self.execute(Work::Send { bytes: bytes.to_vec() })
+    }
+
+    fn call(&mut self, bytes: &[u8]) -> Outcome {
+        self.execute(Work::Call { bytes: bytes.to_vec() })
+    }
+
+    fn compare_swap(&mut self, address: u64, expected: u64, new: u64) -> u64 {
+        previous(self.execute(Work::CompareSwap { address, expected, new }))
+    }
+
     fn read(&mut self, address: u64, len: usize) -> Vec<u8> {
         match self.execute(Work::Read { address, len }) {
             Outcome::Success(bytes) => bytes,
             other => panic!("{other:?}"),
         }
+    }
+}
+
+/// Returns the previous value of an atomic's word.
+fn previous(outcome: Outcome) -> u64 {
+    match outcome {
+        Outcome::Success(bytes) => u64::from_be_bytes(bytes.try_into().expect("eight bytes")),
+        other => panic!("{other:?}"),
     }
 }
 
@@ -253,6 +329,24 @@ fn replayed_write_has_no_effect() {
     }
     let counters = world.responder.counters();
     assert!(counters.repeated > 0 && counters.expired > 0, "{counters:?}");
+}
+
+/// Otherwise, "expired" would not tell a requester that a request had no effect.
+#[test]
+fn an_effect_is_recorded_for_twice_t() {
+    for phase in 0..12 {
+        let mut world = World::new(Rights::ReadWrite);
+        assert_eq!(world.write(0, b"salt"), Outcome::Success(Vec::new()));
+        world.now_ns += phase * 5_000_000;
+        assert_eq!(world.fetch_add(8, 1), 0);
+        let (copy, executed_ns) = (world.sent.last().unwrap().clone(), world.now_ns);
+        while world.now_ns < executed_ns + 2 * EFFECT_LIFE_NS {
+            world.deliver(&copy);
+            assert_eq!(world.responder.counters().expired, 0, "phase {phase}");
+            assert_eq!(world.write(0, b"salt"), Outcome::Success(Vec::new()));
+            world.now_ns += 5_000_000;
+        }
+    }
 }
 
 #[test]
@@ -321,7 +415,7 @@ fn a_new_epoch_ends_all_grants_until_they_are_renewed() {
     assert_eq!(world.write(0, b"bread"), Outcome::Success(Vec::new()));
 }
 
-/// The record has the effects of the last interval, whoever caused them.
+/// The record has the effects of the last intervals, of any requester.
 #[test]
 fn requesters_that_came_and_went_leave_nothing() {
     let mut world = World::new(Rights::ReadWrite);
@@ -342,9 +436,226 @@ fn requesters_that_came_and_went_leave_nothing() {
         assert!(requester.poll_done().is_some_and(|done| done.outcome == Outcome::Success(Vec::new())));
     }
     assert_eq!(world.responder.recorded(), 1_999);
-    world.now_ns += 3 * EFFECT_LIFE_NS;
+    world.now_ns += 4 * EFFECT_LIFE_NS;
     assert_eq!(world.write(0, b"salt"), Outcome::Success(Vec::new()));
     assert_eq!(world.responder.recorded(), 1);
+}
+
+#[test]
+fn atomics_take_effect_once_whatever_happens_to_packets() {
+    for faults in [Faults::default(), Faults { lost: 10, repeated: 10, late: 10 }] {
+        let mut world = World::new(Rights::ReadWrite);
+        world.faults = faults;
+        let mut model = 0u64;
+        for round in 0..400 {
+            assert_eq!(world.fetch_add(64, round), model, "round {round}");
+            model += round;
+            let expected = if round % 2 == 0 { model } else { !model };
+            assert_eq!(world.compare_swap(64, expected, 3 * round), model, "round {round}");
+            model = if expected == model { 3 * round } else { model };
+        }
+        assert_eq!(world.memory.word(64), model);
+    }
+}
+
+#[test]
+fn an_atomic_survives_the_loss_of_each_of_its_packets() {
+    // The question for the clock and its answer, the request and its answer, and none.
+    for lost in 0..5 {
+        let mut world = World::new(Rights::ReadWrite);
+        world.loses = Some(lost);
+        assert_eq!((world.fetch_add(8, 5), world.memory.word(8)), (0, 5), "packet {lost}");
+        assert_eq!(world.responder.counters().repeated, u64::from(lost == 3), "packet {lost}");
+    }
+}
+
+#[test]
+fn replayed_atomic_has_no_effect() {
+    let mut world = World::new(Rights::ReadWrite);
+    assert_eq!(world.fetch_add(8, 1), 0);
+    let copies = world.sent.clone();
+    assert_eq!(world.fetch_add(8, 1), 1);
+    for after_ns in [0, EFFECT_LIFE_NS / 2, EFFECT_LIFE_NS, 3 * EFFECT_LIFE_NS] {
+        world.now_ns += after_ns;
+        copies.iter().for_each(|copy| world.deliver(copy));
+        assert_eq!(world.memory.word(8), 2, "after {after_ns} ns");
+    }
+}
+
+#[test]
+fn a_request_that_arrives_only_after_t_is_sent_anew() {
+    let mut world = World::new(Rights::ReadWrite);
+    assert_eq!(world.fetch_add(8, 1), 0);
+    let begin_ns = world.now_ns;
+    world.requests_lost_until_ns = begin_ns + EFFECT_LIFE_NS;
+    assert_eq!(world.fetch_add(8, 1), 1);
+    assert_eq!((world.memory.word(8), world.responder.counters().expired), (2, 1));
+}
+
+#[test]
+fn an_answer_that_is_lost_for_longer_than_the_record_leaves_the_outcome_open() {
+    let mut world = World::new(Rights::ReadWrite);
+    assert_eq!(world.fetch_add(8, 1), 0);
+    world.answers_lost_until_ns = world.now_ns + EFFECT_LIFE_NS;
+    assert_eq!(world.fetch_add(8, 1), 1, "the record has the answer");
+    world.answers_lost_until_ns = world.now_ns + 6 * EFFECT_LIFE_NS;
+    assert_eq!(world.execute(Work::FetchAdd { address: 8, add: 1 }), Outcome::MaybeDone);
+    assert_eq!(world.memory.word(8), 3, "it was done, once");
+}
+
+/// A request that was sent once, and whose only answer is about a copy that the network delayed, may be done.
+#[test]
+fn a_late_copy_does_not_pass_for_a_request_without_effect() {
+    let mut world = World::new(Rights::ReadWrite);
+    assert_eq!(world.fetch_add(8, 1), 0);
+    world.requester.post(1, Work::FetchAdd { address: 8, add: 1 }).unwrap();
+    // The answer is lost, and the requester's process sleeps.
+    world.answers_lost_until_ns = world.now_ns + 2 * DELAY_NS;
+    assert!(world.step());
+    let copy = world.sent.last().unwrap().clone();
+    assert_eq!(world.memory.word(8), 2);
+    world.now_ns += 4 * EFFECT_LIFE_NS;
+    world.deliver(&copy);
+    let (_, answer) = world.to_requester.remove(0);
+    world.requester.handle_packet(world.now_ns, &mut world.clock, &answer, &world.theirs);
+    assert_eq!(world.requester.poll_done().map(|done| done.outcome), Some(Outcome::MaybeDone));
+    assert_eq!(world.memory.word(8), 2);
+}
+
+#[test]
+fn an_atomic_needs_both_rights_and_an_aligned_word() {
+    for rights in [Rights::Read, Rights::Write] {
+        let mut world = World::new(rights);
+        assert_eq!(world.execute(Work::FetchAdd { address: 8, add: 1 }), Outcome::Refused);
+    }
+    let mut world = World::new(Rights::ReadWrite);
+    for address in [4, MEMORY_BYTES as u64, u64::MAX - 7] {
+        assert_eq!(world.execute(Work::FetchAdd { address, add: 1 }), Outcome::Refused, "{address}");
+        let swap = Work::CompareSwap { address, expected: 0, new: 1 };
+        assert_eq!(world.execute(swap), Outcome::Refused, "{address}");
+    }
+}
+
+/// Returns the outcome of a call that the process of [`World`] has answered.
+fn answer_to(bytes: &[u8]) -> Outcome {
+    Outcome::Success(bytes.iter().map(|byte| !byte).collect())
+}
+
+#[test]
+fn messages_and_calls_arrive_once_whatever_happens_to_packets() {
+    for faults in [Faults::default(), Faults { lost: 10, repeated: 10, late: 10 }] {
+        let mut world = World::new(Rights::Read);
+        world.faults = faults;
+        let mut sent = Vec::new();
+        for round in 0..300u64 {
+            let bytes = vec![round as u8; world.below(PAYLOAD_BYTES_MAX as u64 + 1) as usize];
+            // Some answers take longer than T.
+            world.serves_in_ns = Some(if round % 10 == 0 { 2 * EFFECT_LIFE_NS } else { round * 1_000 });
+            match round % 3 {
+                0 => assert_eq!(world.send(&bytes), Outcome::Success(Vec::new()), "round {round}"),
+                _ => assert_eq!(world.call(&bytes), answer_to(&bytes), "round {round}"),
+            }
+            sent.push(bytes);
+        }
+        assert!(world.received == sent);
+    }
+}
+
+#[test]
+fn a_message_and_a_call_survive_the_loss_of_each_of_their_packets() {
+    // The question for the clock and its answer, the request and its answer, and none.
+    for lost in 0..5 {
+        let mut world = World::new(Rights::Read);
+        world.loses = Some(lost);
+        assert_eq!(world.call(b"salt"), answer_to(b"salt"), "packet {lost}");
+        assert_eq!(world.received, [b"salt"], "packet {lost}");
+        assert_eq!(world.responder.counters().repeated, u64::from(lost == 3), "packet {lost}");
+        let mut world = World::new(Rights::Read);
+        world.loses = Some(lost);
+        assert_eq!(world.send(b"salt"), Outcome::Success(Vec::new()), "packet {lost}");
+        assert_eq!(world.received, [b"salt"], "packet {lost}");
+    }
+}
+
+#[test]
+fn a_long_call_goes_on_and_its_lost_answer_is_fetched() {
+    let mut world = World::new(Rights::Read);
+    assert_eq!(world.call(b"salt"), answer_to(b"salt"));
+    let (sent, end_ns) = (world.sent.len(), world.now_ns + 1_000_000_000);
+    world.serves_in_ns = Some(1_000_000_000);
+    world.requester.post(1, Work::Call { bytes: b"bread".to_vec() }).unwrap();
+    while world.now_ns < end_ns - EFFECT_LIFE_NS {
+        assert!(world.step() && world.requester.poll_done().is_none());
+    }
+    assert!(world.sent.len() - sent < 60, "{} packets in a second", world.sent.len() - sent);
+    world.answers_lost_until_ns = end_ns + EFFECT_LIFE_NS / 2;
+    while world.step() {}
+    assert_eq!(world.requester.poll_done().map(|done| done.outcome), Some(answer_to(b"bread")));
+    assert_eq!(world.received, [&b"salt"[..], b"bread"]);
+}
+
+#[test]
+fn replayed_message_and_call_do_not_arrive_again() {
+    let mut world = World::new(Rights::Read);
+    assert_eq!(world.send(b"salt"), Outcome::Success(Vec::new()));
+    assert_eq!(world.call(b"bread"), answer_to(b"bread"));
+    let copies = world.sent.clone();
+    for after_ns in [0, EFFECT_LIFE_NS / 2, EFFECT_LIFE_NS, 4 * EFFECT_LIFE_NS] {
+        world.now_ns += after_ns;
+        copies.iter().for_each(|copy| world.deliver(copy));
+        world.serve();
+        assert_eq!(world.received, [&b"salt"[..], b"bread"], "after {after_ns} ns");
+    }
+}
+
+#[test]
+fn a_full_pool_refuses_messages_which_do_not_arrive() {
+    let mut world = World::new(Rights::ReadWrite);
+    world.serves_in_ns = None;
+    let mut count = 0;
+    let refused = loop {
+        match world.send(b"salt") {
+            Outcome::Success(_) if count < 10_000 => count += 1,
+            other => break other,
+        }
+    };
+    assert_eq!((refused, count), (Outcome::Busy, 4_096));
+    assert_eq!(world.call(b"bread"), Outcome::Busy);
+    assert_eq!(world.write(0, b"salt"), Outcome::Success(Vec::new()), "memory needs no room in the pool");
+    world.serves_in_ns = Some(0);
+    while world.step() {}
+    world.serve();
+    assert_eq!(world.received.len(), 4_096);
+    assert_eq!(world.call(b"bread"), answer_to(b"bread"));
+    assert_eq!(world.received.len(), 4_097, "what was refused did not arrive");
+}
+
+#[test]
+fn a_call_without_an_answer_is_forgotten_after_ten_seconds() {
+    let mut world = World::new(Rights::Read);
+    world.serves_in_ns = None;
+    let mut buffer = [0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX];
+    assert_eq!(world.responder.answer(world.now_ns, 0, b"salt", &mut buffer), Err(AnswerError::Unknown));
+    world.requester.post(1, Work::Call { bytes: b"salt".to_vec() }).unwrap();
+    let begin_ns = world.now_ns;
+    while world.now_ns < begin_ns + 9_000_000_000 {
+        assert!(world.step());
+    }
+    let id = world.responder.poll_message().expect("the call has arrived").id;
+    let long = [0; PAYLOAD_BYTES_MAX + 1];
+    assert_eq!(world.responder.answer(world.now_ns, id, &long, &mut buffer), Err(AnswerError::TooLong));
+    while world.step() {}
+    assert_eq!(world.requester.poll_done().map(|done| done.outcome), Some(Outcome::MaybeDone));
+    assert_eq!(world.responder.answer(world.now_ns, id, b"salt", &mut buffer), Err(AnswerError::Unknown));
+}
+
+#[test]
+fn a_message_longer_than_a_packet_is_refused() {
+    let mut world = World::new(Rights::Read);
+    let bytes = vec![0; PAYLOAD_BYTES_MAX + 1];
+    for work in [Work::Send { bytes: bytes.clone() }, Work::Call { bytes }] {
+        assert_eq!(world.requester.post(1, work), Err(PostError::MessageTooLong));
+    }
 }
 
 fn order(kind: OrderKind, local: usize, remote: usize, len: usize) -> Order {

@@ -8,75 +8,22 @@ use super::orders::{Ended, Order, OrderKind};
 use super::responder::{EFFECT_LIFE_NS, sealed};
 use super::tag::{self, Grant};
 use super::wire::{Kind, PAYLOAD_BYTES_MAX, Packet, Status};
+use super::work::{Done, Outcome, POSTED_MAX, PostError, Work};
 use crate::memory::{Access, Memory};
 
 /// Maximum number of packets of a request in flight.
 const WINDOW: usize = 16;
-/// Maximum number of posted requests.
-const POSTED_MAX: usize = 128;
 /// Maximum number of the responder's orders in progress at this requester.
 const ORDERS_MAX: usize = 64;
 /// Number of the packet that asks for the responder's clock before this requester accepts orders.
 const CLOCK_QUESTION: u64 = u64::MAX;
 /// Number of unanswered transmissions of a packet after which the requester gives the responder up: more than 2 s.
 const ATTEMPTS_MAX: u32 = 12;
+/// Interval in ns at which the requester repeats a call in progress, whose answer may be lost.
+const REMINDER_NS: u64 = 50_000_000;
 /// Time in ns since the responder's last answer from which the requester asks for the responder's clock before it
-/// writes.
+/// sends a request with an effect.
 const CLOCK_LIFE_NS: u64 = EFFECT_LIFE_NS / 2;
-
-/// A request to read or write the responder's memory.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Work {
-    /// Reads `len` bytes. [`Outcome::Success`] returns them.
-    Read {
-        /// Address of the first byte in the responder's memory.
-        address: u64,
-        /// Number of bytes.
-        len: usize,
-    },
-    /// Writes `bytes`.
-    Write {
-        /// Address of the first byte in the responder's memory.
-        address: u64,
-        /// The bytes to write.
-        bytes: Vec<u8>,
-    },
-}
-
-/// The completion of a request, returned by [`Requester::poll_done`].
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Done {
-    /// The id that the caller passed to [`Requester::post`].
-    pub id: u64,
-    /// The outcome of the request.
-    pub outcome: Outcome,
-}
-
-/// The outcome of a request.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Outcome {
-    /// The responder executed the request once. Contains the bytes of a read; empty for a write.
-    Success(Vec<u8>),
-    /// The grant does not permit the access, or the memory does not exist. Parts of a request of several packets may be
-    /// done.
-    Refused,
-    /// The responder does not answer, or the request became older than [`EFFECT_LIFE_NS`]. The request is done, done in
-    /// part, or not done.
-    MaybeDone,
-}
-
-/// The reason why [`Requester::post`] refused a request.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum PostError {
-    /// The requester already has the maximum number of outstanding requests.
-    #[error(
-        "this queue pair already has {POSTED_MAX} outstanding requests, the maximum; wait until one ends"
-    )]
-    Full,
-    /// The request has 4 GiB or more.
-    #[error("the request is too long: it may have at most 4 GiB - 1 bytes")]
-    TooLong,
-}
 
 /// One requester of a stateless pair; see [`super`].
 ///
@@ -131,7 +78,7 @@ struct End {
 struct Current {
     origin: Origin,
     work: Work,
-    /// Bytes of a read, as far as they have arrived.
+    /// Bytes of the answers, as far as they have arrived.
     bytes: Vec<u8>,
     /// Packets of the request.
     pieces: Vec<Piece>,
@@ -147,10 +94,13 @@ struct Piece {
     number: u64,
     /// Stamp of the first transmission; `None` before it.
     stamp_ns: Option<u64>,
+    /// Time of the first transmission.
     left_ns: u64,
     /// Time of the next transmission.
     due_ns: u64,
     attempts: u32,
+    /// True once the responder had no room for the packet.
+    is_busy: bool,
     is_answered: bool,
 }
 
@@ -189,12 +139,11 @@ impl Requester {
     /// Posts a request; `id` identifies it in [`Done`]. Requests are executed in the order in which they were posted.
     /// Fails if the request is too long, or too many requests are outstanding.
     pub fn post(&mut self, id: u64, work: Work) -> Result<(), PostError> {
-        let len = match &work {
-            Work::Read { len, .. } => *len,
-            Work::Write { bytes, .. } => bytes.len(),
-        };
-        if u32::try_from(len).is_err() {
+        if u32::try_from(work.len()).is_err() {
             return Err(PostError::TooLong);
+        }
+        if matches!(work, Work::Send { .. } | Work::Call { .. }) && work.len() > PAYLOAD_BYTES_MAX {
+            return Err(PostError::MessageTooLong);
         }
         if self.posted.len() + usize::from(self.current.is_some()) >= POSTED_MAX {
             return Err(PostError::Full);
@@ -260,28 +209,33 @@ impl Requester {
         }
         let Piece { offset, len, number, stamp_ns, attempts, .. } = current.pieces[piece];
         let server_ns = clock.now_ns(now_ns, CLOCK_LIFE_NS);
-        let is_write = matches!(current.work, Work::Write { .. });
         let sent = &mut current.pieces[piece];
-        (sent.left_ns, sent.due_ns) = (now_ns, now_ns + clock.timeout_ns(attempts));
+        if attempts == 0 {
+            sent.left_ns = now_ns;
+        }
+        sent.due_ns = now_ns + clock.timeout_ns(attempts);
         sent.attempts += 1;
         let (stamp_ns, asks_clock) = match (stamp_ns, server_ns) {
             (Some(stamp_ns), _) => (stamp_ns, false),
             (None, Some(server_ns)) => (server_ns, false),
-            (None, None) => (0, is_write),
+            (None, None) => (0, current.work.has_effect()),
         };
         let Grant { qpn, rkey, rights, epoch, .. } = self.grant;
-        let (kind, address, len, payload): (_, _, _, &[u8]) = match &current.work {
+        let mut operands = [0; 16];
+        let (kind, address, len, payload) = match asks_clock {
             // A read of no bytes has no effect; its answer contains the clock.
-            Work::Write { .. } if asks_clock => (Kind::Gd, 0, 0, &[]),
-            Work::Write { address, bytes } => (Kind::Rd, *address, len, &bytes[offset..offset + len]),
-            Work::Read { address, .. } => (Kind::Gd, *address, len, &[]),
+            true => (Kind::Gd, 0, 0, &[][..]),
+            false => {
+                let address = current.work.address().wrapping_add(offset as u64);
+                let payload = current.work.payload(offset..offset + len, &mut operands);
+                (current.work.kind(), address, len, payload)
+            }
         };
         if asks_clock {
             self.clock_questions += 1;
         } else {
             current.pieces[piece].stamp_ns = Some(stamp_ns);
         }
-        let address = address.wrapping_add(if kind == Kind::Gd && asks_clock { 0 } else { offset as u64 });
         let len = len as u32;
         let packet = Packet {
             kind,
@@ -337,8 +291,7 @@ impl Requester {
     /// Handles a packet without its ICRC: an answer, or an order, which accesses `memory`. Ignores all other packets.
     pub fn handle_packet(&mut self, now_ns: u64, clock: &mut ServerClock, body: &[u8], memory: &impl Memory) {
         let Some((packet, covered, tag)) = Packet::parse(body) else { return };
-        let is_ours =
-            packet.epoch == self.grant.epoch && !matches!(packet.kind, Kind::Rd | Kind::Gd | Kind::Cqep);
+        let is_ours = packet.epoch == self.grant.epoch && packet.kind.answer().is_none();
         if !is_ours || !tag::is_equal(&tag::tag(&self.grant.key, covered), tag) {
             return;
         }
@@ -417,33 +370,54 @@ impl Requester {
             return;
         };
         let piece = &mut current.pieces[index];
-        let took_ns = (piece.attempts == 1).then(|| now_ns.saturating_sub(piece.left_ns));
+        // The answer to a call takes as long as the responder's process.
+        let is_timed = piece.attempts == 1 && packet.kind != Kind::Calla;
+        let took_ns = is_timed.then(|| now_ns.saturating_sub(piece.left_ns));
         clock.learn(now_ns, packet.stamp_ns, took_ns);
         if piece.is_answered {
             return;
         }
-        let is_write = matches!(current.work, Work::Write { .. });
-        match (packet.kind, packet.status) {
+        if packet.kind == Kind::Gda && current.work.has_effect() {
             // This answers a question for the clock; the packet itself has not been sent yet.
-            (Kind::Gda, _) if is_write && piece.stamp_ns.is_none() => {
+            if piece.stamp_ns.is_none() {
                 (piece.due_ns, piece.attempts) = (now_ns, 0);
             }
-            (Kind::Gda, _) if is_write => {}
-            (Kind::Gda, Status::Done) if packet.payload.len() == piece.len => {
-                current.bytes[piece.offset..piece.offset + piece.len].copy_from_slice(packet.payload);
+            return;
+        }
+        if Some(packet.kind) != current.work.kind().answer() {
+            return;
+        }
+        match packet.status {
+            Status::Done if packet.kind == Kind::Calla => {
+                current.bytes = packet.payload.to_vec();
                 self.answered(now_ns, index, memory);
             }
-            (Kind::Rda, Status::Done) if is_write => self.answered(now_ns, index, memory),
-            (_, Status::Busy) => piece.due_ns = now_ns + clock.timeout_ns(piece.attempts),
-            // If the packet was sent only once, it had no effect, so it can be sent with a new number and stamp.
-            (Kind::Rda, Status::Expired) if piece.attempts == 1 => {
+            Status::Done => {
+                let (offset, len) = current.work.answer_range(piece.offset, piece.len);
+                if packet.payload.len() == len {
+                    current.bytes[offset..offset + len].copy_from_slice(packet.payload);
+                    self.answered(now_ns, index, memory);
+                }
+            }
+            Status::Busy => {
+                piece.is_busy = true;
+                piece.due_ns = now_ns + clock.timeout_ns(piece.attempts);
+            }
+            // The stamp is ahead of the responder's clock: a later copy will be valid.
+            Status::Expired if piece.stamp_ns.is_some_and(|stamp_ns| stamp_ns > packet.stamp_ns) => {}
+            // If a copy had been executed, the record would still have it.
+            Status::Expired if now_ns.saturating_sub(piece.left_ns) < 2 * EFFECT_LIFE_NS => {
+                if piece.is_busy {
+                    self.end(now_ns, Outcome::Busy);
+                    return;
+                }
                 piece.number = self.next_number;
                 (piece.stamp_ns, piece.attempts, piece.due_ns) = (None, 0, now_ns);
                 self.next_number += 1;
             }
-            (Kind::Rda, Status::Expired) => self.end(now_ns, Outcome::MaybeDone),
-            (_, Status::Refused) => self.end(now_ns, Outcome::Refused),
-            _ => {}
+            Status::Expired => self.end(now_ns, Outcome::MaybeDone),
+            Status::Refused => self.end(now_ns, Outcome::Refused),
+            Status::InProgress => (piece.due_ns, piece.attempts) = (now_ns + REMINDER_NS, 1),
         }
     }
 
@@ -475,7 +449,7 @@ impl Requester {
                 let status = match outcome {
                     Outcome::Success(_) => Status::Done,
                     Outcome::Refused => Status::Refused,
-                    Outcome::MaybeDone => Status::Expired,
+                    Outcome::Busy | Outcome::MaybeDone => Status::Expired,
                 };
                 self.orders.running.retain(|running| *running != id);
                 self.orders.ended.insert(now_ns, id, status);
@@ -503,10 +477,7 @@ fn work(order: &Order, memory: &impl Memory) -> Option<Work> {
 
 impl Current {
     fn new(origin: Origin, work: Work, next_number: &mut u64) -> Current {
-        let (len, reads) = match &work {
-            Work::Read { len, .. } => (*len, *len),
-            Work::Write { bytes, .. } => (bytes.len(), 0),
-        };
+        let (len, answer_len) = (work.len(), work.answer_len());
         let count = len.div_ceil(PAYLOAD_BYTES_MAX).max(1);
         let piece = |index: usize| {
             let offset = index * PAYLOAD_BYTES_MAX;
@@ -518,12 +489,13 @@ impl Current {
                 left_ns: 0,
                 due_ns: 0,
                 attempts: 0,
+                is_busy: false,
                 is_answered: false,
             }
         };
         let pieces = (0..count).map(piece).collect();
         *next_number += count as u64;
-        Current { origin, work, bytes: vec![0; reads], pieces, sent: 0, answered: 0 }
+        Current { origin, work, bytes: vec![0; answer_len], pieces, sent: 0, answered: 0 }
     }
 
     /// Returns true if a further packet of the request may be sent for the first time.

@@ -1,36 +1,27 @@
 //! The responder of a stateless pair: answers packets, and records effects for a limited time.
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
 
+use super::inbox::{AnswerError, Caller, Inbox, Message};
 use super::orders::{Order, OrderDone, Orders, OrdersFull, Target};
+use super::record::{AHEAD_NS_MAX, Effect, Record, cause};
 use super::tag::{self, Grant, Rights, TAG_BYTES};
-use super::wire::{Kind, PAYLOAD_AT, PAYLOAD_BYTES_MAX, Packet, Status};
-use crate::memory::{Access, Memory};
+use super::wire::{Kind, PAYLOAD_BYTES_MAX, Packet, Status};
+use crate::memory::{Access, Memory, Refused};
 use crate::wire::{ICRC_BYTES, Qpn};
 
-/// The time T, in ns: a write has an effect only until its first transmission is this old on the responder's clock.
+/// The time T, in ns: a write or an atomic has an effect only until its first transmission is this old on the responder's clock.
 pub const EFFECT_LIFE_NS: u64 = 50_000_000;
-/// Maximum number of effects in each half of the record. Further writes are refused as busy.
-const EFFECTS_MAX: usize = 1 << 18;
-/// Maximum time in ns by which a stamp may be ahead of the responder's clock, because two clocks run at different
-/// rates.
-const AHEAD_NS_MAX: u64 = 5_000_000;
-
 /// A responder that keeps no state per requester; see [`super`].
 #[derive(Debug)]
 pub struct Responder {
     epoch: u32,
     secret: [u8; 32],
-    /// Effects of the current and of the previous interval, each slightly longer than T.
-    record: [Effects; 2],
-    /// Start of the current interval.
-    began_ns: u64,
+    record: Record,
+    inbox: Inbox,
     orders: Orders,
     counters: Counters,
 }
-
-type Effects = HashMap<(SocketAddr, u32, u64), Status>;
 
 /// Counts of packets that a responder has received, by outcome, and of packets that it has sent for orders.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -43,7 +34,7 @@ pub struct Counters {
     pub forged: u64,
     /// Requests refused because their stamp was too old, or too far ahead of the responder's clock.
     pub expired: u64,
-    /// Requests refused because the record of effects was full.
+    /// Requests refused because the record of effects or the pool of messages was full.
     pub busy: u64,
     /// Requests refused because the grant does not permit them, or the memory does not exist.
     pub refused: u64,
@@ -58,8 +49,8 @@ impl Responder {
         Responder {
             epoch,
             secret,
-            record: Default::default(),
-            began_ns: 0,
+            record: Record::default(),
+            inbox: Inbox::default(),
             orders: Orders::default(),
             counters: Counters::default(),
         }
@@ -86,7 +77,55 @@ impl Responder {
 
     /// Returns the number of effects that are currently recorded.
     pub fn recorded(&self) -> usize {
-        self.record.iter().map(HashMap::len).sum()
+        self.record.len()
+    }
+
+    /// Removes and returns the next message of a requester; `None` if there is none.
+    pub fn poll_message(&mut self) -> Option<Message> {
+        self.inbox.poll()
+    }
+
+    /// Writes the packet with the answer to the call `id` to `buffer`. Returns the packet's destination, and its length
+    /// in bytes, which includes the ICRC that the caller adds. If the packet is lost, the requester repeats the call,
+    /// and [`Responder::handle_packet`] sends the answer again.
+    ///
+    /// # Panics
+    /// Panics if `buffer` is shorter than [`super::OVERHEAD_BYTES`] plus [`super::PAYLOAD_BYTES_MAX`].
+    // [ROCE-STATELESS-9]
+    pub fn answer(
+        &mut self,
+        now_ns: u64,
+        id: u64,
+        bytes: &[u8],
+        buffer: &mut [u8],
+    ) -> Result<(SocketAddr, usize), AnswerError> {
+        if bytes.len() > PAYLOAD_BYTES_MAX {
+            return Err(AnswerError::TooLong);
+        }
+        self.sweep(now_ns);
+        let Caller { cause, rkey, rights, .. } = self.inbox.close(id).ok_or(AnswerError::Unknown)?;
+        let (to, qpn, number) = cause;
+        self.record.insert(cause, Effect { status: Status::Done, answer: bytes.into() });
+        let packet = Packet {
+            kind: Kind::Calla,
+            qpn: Qpn::new(qpn),
+            number,
+            stamp_ns: now_ns,
+            address: 0,
+            rkey,
+            len: bytes.len() as u32,
+            epoch: self.epoch,
+            rights,
+            status: Status::Done,
+            payload: bytes,
+        };
+        let key = tag::derive(&self.secret, to, packet.qpn, rkey, rights, self.epoch);
+        Ok((to, sealed(&packet, &key, buffer)))
+    }
+
+    fn sweep(&mut self, now_ns: u64) {
+        self.record.sweep(now_ns);
+        self.inbox.sweep(now_ns);
     }
 
     /// Starts an order, which the requester `target` executes, and returns the order's id. Fails at the maximum number
@@ -156,29 +195,18 @@ impl Responder {
             self.counters.forged += 1;
             return None;
         };
-        let mut len = 0;
-        let (kind, status) = match packet.kind {
-            Kind::Gd => {
-                let payload = &mut answer[PAYLOAD_AT..];
-                let status = self.give(&packet, memory, payload);
-                if status == Status::Done {
-                    len = packet.len as usize;
-                }
-                (Kind::Gda, status)
-            }
+        let mut payload = [0; PAYLOAD_BYTES_MAX];
+        let (status, len) = match packet.kind {
+            Kind::Gd => self.give(&packet, memory, &mut payload),
             Kind::Ea | Kind::Cqep => {
                 let is_end = packet.kind == Kind::Cqep;
                 let Packet { qpn, number, status, .. } = packet;
                 self.orders.handle_answer(now_ns, from, qpn, number, status, is_end);
-                if !is_end {
-                    return None;
-                }
-                (Kind::Ea, Status::Done)
+                (Status::Done, 0)
             }
-            _ => (Kind::Rda, self.receive(now_ns, from, &packet, memory)),
+            _ => self.execute_once(now_ns, from, &packet, memory, &mut payload)?,
         };
-        let mut payload = [0; PAYLOAD_BYTES_MAX];
-        payload[..len].copy_from_slice(&answer[PAYLOAD_AT..PAYLOAD_AT + len]);
+        let kind = packet.kind.answer()?;
         let reply =
             Packet { kind, stamp_ns: now_ns, len: len as u32, status, payload: &payload[..len], ..packet };
         Some(sealed(&reply, &key, answer))
@@ -187,14 +215,16 @@ impl Responder {
     /// Returns a requester's packet and the key of its tag; `None` if the packet is invalid or its tag is wrong.
     fn authentic<'a>(&self, from: SocketAddr, body: &'a [u8]) -> Option<(Packet<'a>, [u8; 32])> {
         let (packet, covered, tag) = Packet::parse(body)?;
-        if packet.epoch != self.epoch || !matches!(packet.kind, Kind::Rd | Kind::Gd | Kind::Ea | Kind::Cqep) {
+        let is_for_responder = packet.kind.answer().is_some() || packet.kind == Kind::Ea;
+        if packet.epoch != self.epoch || !is_for_responder {
             return None;
         }
         let key = tag::derive(&self.secret, from, packet.qpn, packet.rkey, packet.rights, packet.epoch);
         tag::is_equal(&tag::tag(&key, covered), tag).then_some((packet, key))
     }
 
-    fn give(&mut self, packet: &Packet<'_>, memory: &impl Memory, payload: &mut [u8]) -> Status {
+    /// Reads memory to `payload`. Returns the number of bytes of the answer.
+    fn give(&mut self, packet: &Packet<'_>, memory: &impl Memory, payload: &mut [u8]) -> (Status, usize) {
         let len = packet.len as usize;
         let fits = len <= PAYLOAD_BYTES_MAX && packet.rights.read();
         // A request for no bytes asks for the clock.
@@ -202,62 +232,97 @@ impl Responder {
             || fits
                 && memory.check(packet.rkey, Access::Read, packet.address, len as u64).is_ok()
                 && memory.read(packet.rkey, packet.address, &mut payload[..len]).is_ok();
-        let (count, status) = match is_read {
-            true => (&mut self.counters.done, Status::Done),
-            false => (&mut self.counters.refused, Status::Refused),
-        };
-        *count += 1;
-        status
+        match is_read {
+            true => {
+                self.counters.done += 1;
+                (Status::Done, len)
+            }
+            false => {
+                self.counters.refused += 1;
+                (Status::Refused, 0)
+            }
+        }
     }
 
-    fn receive(
+    /// Executes a request unless it is recorded, in progress, expired, or beyond the room. Copies the payload of the
+    /// answer to `payload`, and returns its length; `None` if the responder's process will answer.
+    fn execute_once(
         &mut self,
         now_ns: u64,
         from: SocketAddr,
         packet: &Packet<'_>,
         memory: &impl Memory,
-    ) -> Status {
+        payload: &mut [u8],
+    ) -> Option<(Status, usize)> {
         self.sweep(now_ns);
-        let effect = (from, packet.qpn.value(), packet.number);
-        if let Some(status) = self.record.iter().find_map(|effects| effects.get(&effect)) {
+        let cause = cause(from, packet);
+        if let Some(Effect { status, answer }) = self.record.find(&cause) {
             self.counters.repeated += 1;
-            return *status;
+            payload[..answer.len()].copy_from_slice(answer);
+            return Some((*status, answer.len()));
+        }
+        let is_message = matches!(packet.kind, Kind::Send | Kind::Call);
+        if is_message && self.inbox.is_open(&cause) {
+            self.counters.repeated += 1;
+            return Some((Status::InProgress, 0));
         }
         let is_old = packet.stamp_ns.saturating_add(EFFECT_LIFE_NS) < now_ns;
         if is_old || packet.stamp_ns > now_ns.saturating_add(AHEAD_NS_MAX) {
             self.counters.expired += 1;
-            return Status::Expired;
+            return Some((Status::Expired, 0));
         }
-        if self.record[0].len() >= EFFECTS_MAX {
+        if self.record.is_full() || is_message && self.inbox.is_full() {
             self.counters.busy += 1;
-            return Status::Busy;
+            return Some((Status::Busy, 0));
         }
-        let is_written = packet.rights.write()
-            && memory.check(packet.rkey, Access::Write, packet.address, u64::from(packet.len)).is_ok()
-            && memory.write(packet.rkey, packet.address, packet.payload).is_ok();
-        let (count, status) = match is_written {
-            true => (&mut self.counters.done, Status::Done),
-            false => (&mut self.counters.refused, Status::Refused),
+        let executed = match packet.kind {
+            Kind::Rd => write(packet, memory).map(|()| 0),
+            Kind::Send | Kind::Call => {
+                let Packet { rkey, rights, .. } = *packet;
+                let caller = Caller { cause, rkey, rights, began_ns: now_ns };
+                self.inbox.add(caller, packet.payload, packet.kind == Kind::Call);
+                Ok(0)
+            }
+            _ => atomic(packet, memory).map(|old| {
+                payload[..8].copy_from_slice(&old.to_be_bytes());
+                8
+            }),
+        };
+        let (count, status, len) = match executed {
+            Ok(len) => (&mut self.counters.done, Status::Done, len),
+            Err(Refused) => (&mut self.counters.refused, Status::Refused, 0),
         };
         *count += 1;
-        self.record[0].insert(effect, status);
-        status
+        if packet.kind == Kind::Call {
+            return None;
+        }
+        self.record.insert(cause, Effect { status, answer: payload[..len].into() });
+        Some((status, len))
     }
+}
 
-    /// Drops recorded effects that are older than one interval. The interval is T plus the maximum lead of a stamp, so
-    /// an effect is recorded for at least as long as its stamp is valid.
-    fn sweep(&mut self, now_ns: u64) {
-        const INTERVAL_NS: u64 = EFFECT_LIFE_NS + AHEAD_NS_MAX;
-        let since_ns = now_ns.saturating_sub(self.began_ns);
-        if since_ns < INTERVAL_NS {
-            return;
-        }
-        self.record.swap(0, 1);
-        self.record[0] = Effects::default();
-        if since_ns >= 2 * INTERVAL_NS {
-            self.record[1] = Effects::default();
-        }
-        self.began_ns = now_ns;
+fn write(packet: &Packet<'_>, memory: &impl Memory) -> Result<(), Refused> {
+    let Packet { rkey, address, len, payload, rights, .. } = *packet;
+    if !rights.write() {
+        return Err(Refused);
+    }
+    memory.check(rkey, Access::Write, address, u64::from(len))?;
+    memory.write(rkey, address, payload)
+}
+
+/// Executes an atomic, which needs the right to read and to write. Returns the previous value of the word.
+fn atomic(packet: &Packet<'_>, memory: &impl Memory) -> Result<u64, Refused> {
+    let Packet { rkey, address, payload, rights, .. } = *packet;
+    if rights != Rights::ReadWrite || !address.is_multiple_of(8) {
+        return Err(Refused);
+    }
+    memory.check(rkey, Access::Atomic, address, 8)?;
+    let (first, second) = payload.split_first_chunk().ok_or(Refused)?;
+    let first = u64::from_be_bytes(*first);
+    match (packet.kind, second.first_chunk()) {
+        (Kind::FetchAdd, _) => memory.fetch_add(rkey, address, first),
+        (_, Some(new)) => memory.compare_swap(rkey, address, first, u64::from_be_bytes(*new)),
+        (_, None) => Err(Refused),
     }
 }
 

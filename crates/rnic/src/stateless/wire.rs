@@ -1,7 +1,7 @@
 //! The packet format of stateless pairs: a transport header, one header for all kinds, a payload, and a tag.
 //!
 //! ```text
-//!   BTH, 12 bytes: opcode 0xe0 to 0xe6, queue pair of the requester, packet number = lower bits of `number`
+//!   BTH, 12 bytes: opcode 0xe0 to 0xed, queue pair of the requester, packet number = lower bits of `number`
 //!   0        8        16       24     28     32      36       37        38
 //!  | number | stamp  | address| rkey | len  | epoch | rights | status  | 0  0 |     40 bytes, big-endian
 //!   payload, padded to 4 ─ tag, 16 bytes ─ ICRC, 4 bytes
@@ -36,6 +36,57 @@ pub(super) enum Kind {
     Ea,
     /// A completion queue entry: reports the end of an order.
     Cqep,
+    /// Adds to a word of the responder's memory.
+    FetchAdd,
+    /// Compares a word of the responder's memory, and replaces it if it is equal.
+    CompareSwap,
+    /// Answers a [`Kind::FetchAdd`] or a [`Kind::CompareSwap`]: carries the previous value of the word.
+    Ata,
+    /// A message for the responder's process.
+    Send,
+    /// Answers a [`Kind::Send`].
+    Senda,
+    /// A message for the responder's process, which answers it.
+    Call,
+    /// Carries the answer to a [`Kind::Call`], or reports that the call is in progress.
+    Calla,
+}
+
+impl Kind {
+    /// All kinds, in the order of their opcodes.
+    const ALL: [Kind; 14] = [
+        Kind::Rd,
+        Kind::Rda,
+        Kind::Gd,
+        Kind::Gda,
+        Kind::Wqep,
+        Kind::Ea,
+        Kind::Cqep,
+        Kind::FetchAdd,
+        Kind::CompareSwap,
+        Kind::Ata,
+        Kind::Send,
+        Kind::Senda,
+        Kind::Call,
+        Kind::Calla,
+    ];
+
+    fn from_opcode(opcode: u8) -> Option<Kind> {
+        Kind::ALL.into_iter().find(|kind| *kind as u8 == opcode)
+    }
+
+    /// Returns the kind of the answer to a request; `None` if packets of this kind are no requests.
+    pub(super) fn answer(self) -> Option<Kind> {
+        match self {
+            Kind::Rd => Some(Kind::Rda),
+            Kind::Gd => Some(Kind::Gda),
+            Kind::Cqep => Some(Kind::Ea),
+            Kind::FetchAdd | Kind::CompareSwap => Some(Kind::Ata),
+            Kind::Send => Some(Kind::Senda),
+            Kind::Call => Some(Kind::Calla),
+            Kind::Rda | Kind::Gda | Kind::Wqep | Kind::Ea | Kind::Ata | Kind::Senda | Kind::Calla => None,
+        }
+    }
 }
 
 /// The outcome of a request, in its answer.
@@ -44,10 +95,12 @@ pub(super) enum Status {
     Done = 0,
     /// The stamp is too old or in the future. The request had no effect.
     Expired,
-    /// The record of effects is full. The request had no effect.
+    /// The record of effects or the pool of messages is full. The request had no effect.
     Busy,
     /// The memory does not exist, or the grant does not permit this access. The request had no effect.
     Refused,
+    /// The responder's process has the call, and has not answered it yet.
+    InProgress,
 }
 
 /// A packet without its ICRC.
@@ -77,16 +130,7 @@ impl<'a> Packet<'a> {
         let (covered, tag) = body.split_last_chunk::<TAG_BYTES>()?;
         let (bth, rest) = covered.split_first_chunk::<BTH_BYTES>()?;
         let (header, padded) = rest.split_first_chunk::<HEADER_BYTES>()?;
-        let kind = match bth[0] {
-            0xe0 => Kind::Rd,
-            0xe1 => Kind::Rda,
-            0xe2 => Kind::Gd,
-            0xe3 => Kind::Gda,
-            0xe4 => Kind::Wqep,
-            0xe5 => Kind::Ea,
-            0xe6 => Kind::Cqep,
-            _ => return None,
-        };
+        let kind = Kind::from_opcode(bth[0])?;
         let u64_at = |at: usize| u64::from_be_bytes(header[at..at + 8].try_into().expect("eight bytes"));
         let u32_at = |at: usize| u32::from_be_bytes(header[at..at + 4].try_into().expect("four bytes"));
         let status = match header[37] {
@@ -94,6 +138,7 @@ impl<'a> Packet<'a> {
             1 => Status::Expired,
             2 => Status::Busy,
             3 => Status::Refused,
+            4 => Status::InProgress,
             _ => return None,
         };
         let len = u32_at(28);
@@ -141,6 +186,3 @@ impl<'a> Packet<'a> {
         payload + padded
     }
 }
-
-/// Offset of the payload in a packet.
-pub(super) const PAYLOAD_AT: usize = BTH_BYTES + HEADER_BYTES;

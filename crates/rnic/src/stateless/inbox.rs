@@ -1,0 +1,117 @@
+//! Messages and calls that requesters send to the responder's process.
+//!
+//! ```text
+//!   requester                                responder
+//!     CALL: number, stamp, bytes ──────────────► pool of messages ──► process
+//!     CALL, the same ──────────────────────────► known, without an answer
+//!     ◄──────────────────── CALLA: in progress ┘
+//!                                                record  ◄── answer ─ process
+//!     ◄──────────────────── CALLA: the answer ─┘
+//!     CALL, the same, if that was lost ────────► in the record
+//!     ◄──────────────────── CALLA: the answer ─┘
+//! ```
+//!
+//! All requesters share the pool. The responder repeats no answer by itself: the requester fetches a lost one by
+//! repeating the call.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::net::SocketAddr;
+
+use super::record::Cause;
+use super::tag::Rights;
+use super::wire::PAYLOAD_BYTES_MAX;
+use crate::wire::Qpn;
+
+/// Maximum number of messages that the responder's process has not polled, and of calls that it has not answered.
+/// Further ones are refused as busy. So the pool has at most 4 MiB.
+const MESSAGES_MAX: usize = 4_096;
+/// Time in ns after which the responder forgets a call without an answer.
+const CALL_LIFE_NS: u64 = 10_000_000_000;
+
+/// A message of a requester, returned by [`Responder::poll_message`](super::Responder::poll_message).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Message {
+    /// Number of the message, for [`Responder::answer`](super::Responder::answer).
+    pub id: u64,
+    /// Network address of the requester.
+    pub from: SocketAddr,
+    /// Number of the requester's queue pair.
+    pub qpn: Qpn,
+    /// The bytes of the message: at most [`PAYLOAD_BYTES_MAX`].
+    pub bytes: Vec<u8>,
+    /// True if the requester waits for an answer.
+    pub is_call: bool,
+}
+
+/// The reason why [`Responder::answer`](super::Responder::answer) refused an answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum AnswerError {
+    /// No requester waits for this answer.
+    #[error("no requester waits for this answer: the call was answered already, or more than 10 s ago")]
+    Unknown,
+    /// The answer does not fit in one packet.
+    #[error("the answer is too long: it may have at most {PAYLOAD_BYTES_MAX} bytes")]
+    TooLong,
+}
+
+/// The requester that waits for an answer, with the values of its [`Grant`](super::Grant).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Caller {
+    pub(super) cause: Cause,
+    pub(super) rkey: u32,
+    pub(super) rights: Rights,
+    pub(super) began_ns: u64,
+}
+
+/// Messages for the responder's process, and calls without an answer.
+#[derive(Debug, Default)]
+pub(super) struct Inbox {
+    arrived: VecDeque<Message>,
+    /// Calls without an answer; the oldest has the smallest id.
+    calls: BTreeMap<u64, Caller>,
+    open: HashMap<Cause, u64>,
+    next_id: u64,
+}
+
+impl Inbox {
+    pub(super) fn is_full(&self) -> bool {
+        self.arrived.len() >= MESSAGES_MAX || self.calls.len() >= MESSAGES_MAX
+    }
+
+    pub(super) fn is_open(&self, cause: &Cause) -> bool {
+        self.open.contains_key(cause)
+    }
+
+    pub(super) fn add(&mut self, caller: Caller, bytes: &[u8], is_call: bool) {
+        let id = self.next_id;
+        self.next_id += 1;
+        let (from, qpn, _) = caller.cause;
+        self.arrived.push_back(Message { id, from, qpn: Qpn::new(qpn), bytes: bytes.to_vec(), is_call });
+        if is_call {
+            self.open.insert(caller.cause, id);
+            self.calls.insert(id, caller);
+        }
+    }
+
+    pub(super) fn poll(&mut self) -> Option<Message> {
+        self.arrived.pop_front()
+    }
+
+    /// Removes a call, which has an answer now.
+    pub(super) fn close(&mut self, id: u64) -> Option<Caller> {
+        let caller = self.calls.remove(&id)?;
+        self.open.remove(&caller.cause);
+        Some(caller)
+    }
+
+    /// Forgets calls that have not been answered for too long.
+    pub(super) fn sweep(&mut self, now_ns: u64) {
+        while let Some((id, caller)) = self.calls.first_key_value() {
+            if now_ns.saturating_sub(caller.began_ns) < CALL_LIFE_NS {
+                return;
+            }
+            let id = *id;
+            self.close(id);
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! The record of effects: which requests a responder has executed lately, and how it answered them.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+
+use super::responder::EFFECT_LIFE_NS;
+use super::wire::{Packet, Status};
+
+/// Maximum number of effects of one interval. Further requests with an effect are refused as busy.
+const EFFECTS_MAX: usize = 1 << 18;
+/// Maximum length of the answers of one interval in bytes.
+const ANSWER_BYTES_MAX: usize = 16 << 20;
+/// Maximum time in ns by which a stamp may be ahead of the responder's clock, because two clocks run at different
+/// rates.
+pub(super) const AHEAD_NS_MAX: u64 = 5_000_000;
+/// Length of an interval in ns: the maximum time between the responder's receipt of two copies with a valid stamp.
+const INTERVAL_NS: u64 = EFFECT_LIFE_NS + AHEAD_NS_MAX;
+/// Number of intervals that the record covers. An effect is recorded for at least one interval less: for twice T. So a
+/// requester that gets "expired" within twice T of its first transmission knows that no copy had an effect.
+const INTERVALS: usize = 3;
+
+/// The request that caused an effect: address, queue pair and number of its requester.
+pub(super) type Cause = (SocketAddr, u32, u64);
+
+/// Returns the cause of a packet's effect.
+pub(super) fn cause(from: SocketAddr, packet: &Packet<'_>) -> Cause {
+    (from, packet.qpn.value(), packet.number)
+}
+
+/// An executed request, and its answer.
+#[derive(Debug)]
+pub(super) struct Effect {
+    pub(super) status: Status,
+    /// Payload of the answer.
+    pub(super) answer: Box<[u8]>,
+}
+
+/// Effects of the current interval, and of those before it.
+#[derive(Debug, Default)]
+pub(super) struct Record {
+    intervals: [HashMap<Cause, Effect>; INTERVALS],
+    /// Length of the answers of the current interval in bytes.
+    answer_bytes: usize,
+    /// Start of the current interval.
+    began_ns: u64,
+}
+
+impl Record {
+    pub(super) fn len(&self) -> usize {
+        self.intervals.iter().map(HashMap::len).sum()
+    }
+
+    pub(super) fn find(&self, cause: &Cause) -> Option<&Effect> {
+        self.intervals.iter().find_map(|effects| effects.get(cause))
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.intervals[0].len() >= EFFECTS_MAX || self.answer_bytes >= ANSWER_BYTES_MAX
+    }
+
+    pub(super) fn insert(&mut self, cause: Cause, effect: Effect) {
+        self.answer_bytes += effect.answer.len();
+        self.intervals[0].insert(cause, effect);
+    }
+
+    /// Begins a new interval if the current one has ended, and drops effects of the oldest.
+    pub(super) fn sweep(&mut self, now_ns: u64) {
+        let ended = now_ns.saturating_sub(self.began_ns) / INTERVAL_NS;
+        for _ in 0..ended.min(INTERVALS as u64) {
+            self.intervals.rotate_right(1);
+            self.intervals[0] = HashMap::default();
+        }
+        if ended > 0 {
+            (self.began_ns, self.answer_bytes) = (now_ns, 0);
+        }
+    }
+}

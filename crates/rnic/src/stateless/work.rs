@@ -1,0 +1,167 @@
+//! Requests of a stateless pair's requester, and how they end.
+
+use core::ops::Range;
+
+use super::wire::{Kind, PAYLOAD_BYTES_MAX};
+
+/// Maximum number of posted requests.
+pub(super) const POSTED_MAX: usize = 128;
+
+/// A request to access the responder's memory, or to send a message to its process.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Work {
+    /// Reads `len` bytes. [`Outcome::Success`] returns them.
+    Read {
+        /// Address of the first byte in the responder's memory.
+        address: u64,
+        /// Number of bytes.
+        len: usize,
+    },
+    /// Writes `bytes`.
+    Write {
+        /// Address of the first byte in the responder's memory.
+        address: u64,
+        /// The bytes to write.
+        bytes: Vec<u8>,
+    },
+    /// Adds to an aligned 8-byte word, wrapping at overflow. [`Outcome::Success`] returns the word's previous value as
+    /// 8 bytes in big-endian order.
+    FetchAdd {
+        /// Address of the word in the responder's memory.
+        address: u64,
+        /// The addend.
+        add: u64,
+    },
+    /// Replaces an aligned 8-byte word if it equals `expected`. [`Outcome::Success`] returns the previous value, as for
+    /// [`Work::FetchAdd`].
+    CompareSwap {
+        /// Address of the word in the responder's memory.
+        address: u64,
+        /// The value that the word must have for the replacement.
+        expected: u64,
+        /// The replacement.
+        new: u64,
+    },
+    /// Sends a message of at most [`PAYLOAD_BYTES_MAX`] bytes to the responder's process.
+    Send {
+        /// The bytes of the message.
+        bytes: Vec<u8>,
+    },
+    /// Sends a message of at most [`PAYLOAD_BYTES_MAX`] bytes to the responder's process, which answers it.
+    /// [`Outcome::Success`] returns the answer. Later requests of the requester wait until then.
+    Call {
+        /// The bytes of the message.
+        bytes: Vec<u8>,
+    },
+}
+
+impl Work {
+    /// Returns the address in the responder's memory.
+    pub(super) fn address(&self) -> u64 {
+        match self {
+            Work::Read { address, .. }
+            | Work::Write { address, .. }
+            | Work::FetchAdd { address, .. }
+            | Work::CompareSwap { address, .. } => *address,
+            Work::Send { .. } | Work::Call { .. } => 0,
+        }
+    }
+
+    /// Returns the number of bytes to divide among packets.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Work::Read { len, .. } => *len,
+            Work::Write { bytes, .. } | Work::Send { bytes } | Work::Call { bytes } => bytes.len(),
+            Work::FetchAdd { .. } => 8,
+            Work::CompareSwap { .. } => 16,
+        }
+    }
+
+    /// Returns the number of bytes that the answers carry; 0 for a call, whose answer has any length.
+    pub(super) fn answer_len(&self) -> usize {
+        match self {
+            Work::Read { len, .. } => *len,
+            Work::Write { .. } | Work::Send { .. } | Work::Call { .. } => 0,
+            Work::FetchAdd { .. } | Work::CompareSwap { .. } => 8,
+        }
+    }
+
+    /// Returns the offset and the length, among the bytes of all answers, of those that answer the packet with `len`
+    /// bytes at `offset`.
+    pub(super) fn answer_range(&self, offset: usize, len: usize) -> (usize, usize) {
+        if matches!(self, Work::Read { .. }) { (offset, len) } else { (0, self.answer_len()) }
+    }
+
+    /// Returns the kind of the request's packets.
+    pub(super) fn kind(&self) -> Kind {
+        match self {
+            Work::Read { .. } => Kind::Gd,
+            Work::Write { .. } => Kind::Rd,
+            Work::FetchAdd { .. } => Kind::FetchAdd,
+            Work::CompareSwap { .. } => Kind::CompareSwap,
+            Work::Send { .. } => Kind::Send,
+            Work::Call { .. } => Kind::Call,
+        }
+    }
+
+    /// Returns true if a second execution would show.
+    pub(super) fn has_effect(&self) -> bool {
+        !matches!(self, Work::Read { .. })
+    }
+
+    /// Returns the payload of the packet with the bytes of `range`. `operands` holds that of an atomic.
+    pub(super) fn payload<'a>(&'a self, range: Range<usize>, operands: &'a mut [u8; 16]) -> &'a [u8] {
+        let (first, second) = match self {
+            Work::Read { .. } => return &[],
+            Work::Write { bytes, .. } | Work::Send { bytes } | Work::Call { bytes } => return &bytes[range],
+            Work::FetchAdd { add, .. } => (*add, 0),
+            Work::CompareSwap { expected, new, .. } => (*expected, *new),
+        };
+        operands[..8].copy_from_slice(&first.to_be_bytes());
+        operands[8..].copy_from_slice(&second.to_be_bytes());
+        &operands[range]
+    }
+}
+
+/// The completion of a request, returned by [`Requester::poll_done`](super::Requester::poll_done).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Done {
+    /// The id that the caller passed to [`Requester::post`](super::Requester::post).
+    pub id: u64,
+    /// The outcome of the request.
+    pub outcome: Outcome,
+}
+
+/// The outcome of a request.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// The responder executed the request once. Contains the bytes that the request returns.
+    Success(Vec<u8>),
+    /// The grant does not permit the access, or the memory does not exist. Parts of a request of several packets may be
+    /// done.
+    Refused,
+    /// The responder had no room for the request for [`EFFECT_LIFE_NS`](super::EFFECT_LIFE_NS), and did not execute it.
+    /// Parts of a request of several packets may be done.
+    Busy,
+    /// The responder does not answer, or the request became older than [`EFFECT_LIFE_NS`](super::EFFECT_LIFE_NS). The
+    /// request is done, done in part, or not done.
+    MaybeDone,
+}
+
+/// The reason why [`Requester::post`](super::Requester::post) refused a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum PostError {
+    /// The requester already has the maximum number of outstanding requests.
+    #[error(
+        "this queue pair already has {POSTED_MAX} outstanding requests, the maximum; wait until one ends"
+    )]
+    Full,
+    /// The request has 4 GiB or more.
+    #[error("the request is too long: it may have at most 4 GiB - 1 bytes")]
+    TooLong,
+    /// The message does not fit in one packet.
+    #[error(
+        "the message is too long: it may have at most {PAYLOAD_BYTES_MAX} bytes; write longer data to memory"
+    )]
+    MessageTooLong,
+}
