@@ -7,6 +7,7 @@
 
 use halite_fabric::{Class, Lane};
 use halite_tier::ids::SessionId;
+use halite_tier::qos::Priority;
 
 /// Lane of messages, control messages, calls, and atomics that travel as calls.
 pub(crate) const CALLS: Lane = Lane { number: 0, class: Class::Latency, flow: 0 };
@@ -14,7 +15,8 @@ pub(crate) const CALLS: Lane = Lane { number: 0, class: Class::Latency, flow: 0 
 /// Lane of transfers in slices that belong to no session.
 pub(crate) const TRANSFERS: Lane = Lane { number: 1, class: Class::Bulk, flow: 1 };
 
-/// Returns the lane of a session's reads, writes and atomics of regions. Sessions take turns in it.
-pub(crate) fn accesses(session: SessionId) -> Lane {
-    Lane { flow: 2 + u32::from(session.0), ..TRANSFERS }
+/// Returns the lane of a session's reads, writes and atomics of regions. Sessions take turns in it, and so do the two
+/// priorities of a session.
+pub(crate) fn accesses(session: SessionId, priority: Priority) -> Lane {
+    Lane { flow: 2 + 2 * u32::from(session.0) + u32::from(priority == Priority::Low), ..TRANSFERS }
 }

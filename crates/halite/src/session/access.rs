@@ -76,7 +76,7 @@ impl Transfer for Reads<'_, '_> {
     }
 
     fn lane(&self) -> Lane {
-        lanes::accesses(self.inner.id)
+        lanes::accesses(self.inner.id, self.priority)
     }
 
     fn target(&mut self, at: Cursor, len: usize) -> &mut [u8] {
@@ -117,7 +117,7 @@ impl Transfer for Writes<'_, '_> {
     }
 
     fn lane(&self) -> Lane {
-        lanes::accesses(self.inner.id)
+        lanes::accesses(self.inner.id, self.priority)
     }
 
     fn source(&self, at: Cursor, len: usize) -> &[u8] {

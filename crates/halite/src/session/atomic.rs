@@ -215,7 +215,7 @@ impl Transfer for Change<'_> {
     }
 
     fn lane(&self) -> Lane {
-        lanes::accesses(self.inner.id)
+        lanes::accesses(self.inner.id, self.inner.highest)
     }
 
     fn set_old(&mut self, old: u64) {

@@ -53,7 +53,8 @@ impl Session {
     /// Priorities matter only under a policy ([`Session::set_qos`]), and only to reads, writes, calls and messages that
     /// leave the node over a network. Loads and stores in memory of this host, atomics, locks and barriers are never
     /// delayed. A delayed call may fail with its timeout. A posted access that is delayed starts when it is awaited, so
-    /// posted accesses of low priority keep their order only if they are awaited in order.
+    /// posted accesses of low priority keep their order only if they are awaited in order. Accesses of one priority have no
+    /// order with those of the other, nor, if the priority is not the session's first, with atomics: await them in between.
     ///
     /// ```
     /// # use halite::{Config, Node, NodeId, Permissions, Placement, Policy, Priority, Qos};
