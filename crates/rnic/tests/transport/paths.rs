@@ -96,13 +96,10 @@ fn longer_packets_are_sent_in_parts() {
         let mut pair = pair_over(&both(mtu));
         discover(&mut pair);
         assert_eq!(path_mtus(&mut pair), [mtu; 2]);
-        let lost = pair.log.iter().filter(|line| line.contains("lost")).count();
+        pair.log.clear();
         check_all_operations(&mut pair);
-        assert_eq!(
-            pair.log.iter().filter(|line| line.contains("lost")).count(),
-            lost,
-            "a packet was too long"
-        );
+        let is_lost = |line: &&String| line.contains("lost") && !line.contains("Probe");
+        assert_eq!(pair.log.iter().find(is_lost), None, "a packet was too long");
         assert_eq!(pair.a().qp.counters().timeouts, 0);
     }
 }
@@ -123,14 +120,13 @@ fn shrinking_path_mtu_breaks_no_operation_in_flight() {
 }
 
 #[test]
-fn larger_path_mtu_is_found_after_a_minute() {
+fn larger_path_mtu_is_found_after_as_long_as_it_was_missing() {
     let path = both(Mtu::Bytes1024);
     let mut pair = pair_over(&path);
     discover(&mut pair);
+    run_ms(&mut pair, 10_000);
     path.set([5000; 2]);
-    run_ms(&mut pair, 59_000);
-    assert_eq!(path_mtus(&mut pair), [Mtu::Bytes1024; 2]);
-    run_ms(&mut pair, 2000);
+    run_ms(&mut pair, 10_000);
     assert_eq!(path_mtus(&mut pair), [Mtu::Bytes4096; 2]);
     check_all_operations(&mut pair);
 }
@@ -183,7 +179,10 @@ fn parts_of_many_packets_may_arrive_in_any_order() {
     let text = pattern(100_000, 3);
     pair.b().memory.put(100_000, &text);
     let mut random = Random(1);
-    pair.set_filter(move |sent| Fate::Delayed(if sent.bytes > 200 { random.below(2_000_000) } else { 0 }));
+    pair.set_filter(move |sent| match sent.bytes {
+        bytes if bytes > longest(Mtu::Bytes512) => Fate::Lost,
+        bytes => Fate::Delayed(if bytes > 200 { random.below(2_000_000) } else { 0 }),
+    });
     // The first requests show how far this path reorders packets.
     for _ in 0..2 {
         pair.a().write(0, &text);
