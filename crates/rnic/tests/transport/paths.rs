@@ -227,3 +227,43 @@ fn long_path_may_begin_to_drop_long_packets() {
     assert!(ended.len() == 11 && ended.iter().all(|(_, status)| *status == Status::Success), "{ended:?}");
     assert_eq!(pair.b().memory.get(0, text.len()), text);
 }
+
+#[test]
+fn packets_in_many_parts_pass_where_many_are_lost() {
+    for (seed, is_read) in (0..4).flat_map(|seed| [(seed, false), (seed, true)]) {
+        let config = Config {
+            mtu: Mtu::Bytes1408,
+            selective: true,
+            tells_waits: true,
+            fills_path: true,
+            reads_max: 128,
+            answers_max: 128,
+            ..config()
+        };
+        let mut pair = pair_over_lossy(config, seed);
+        let text = pattern(60_000, 3);
+        pair.b().memory.put(100_000, &text);
+        for _ in 0..50 {
+            match is_read {
+                false => pair.a().write(0, &text),
+                true => pair.a().read(0, 100_000, text.len() as u32),
+            };
+        }
+        run_ms(&mut pair, 30_000);
+        let (counters, ended) = (pair.a().qp.counters(), pair.a().completions());
+        let told = format!("seed {seed}, read {is_read}: {} ended, {counters:?}", ended.len());
+        assert!(ended.len() == 50 && ended.iter().all(|(_, status)| *status == Status::Success), "{told}");
+    }
+}
+
+/// Returns a pair that has found a path MTU of 256 bytes, over which each fifth packet is lost from now on.
+fn pair_over_lossy(config: Config, seed: u64) -> Pair {
+    let mut pair = pair_with(config, &both(Mtu::Bytes256));
+    discover(&mut pair);
+    let mut random = Random(seed);
+    pair.set_filter(move |sent| match sent.bytes > longest(Mtu::Bytes256) || random.below(5) == 0 {
+        true => Fate::Lost,
+        false => Fate::Delayed(100_000),
+    });
+    pair
+}
