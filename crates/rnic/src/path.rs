@@ -119,10 +119,11 @@ impl Path {
     }
 
     /// Starts a search, unless a search is running. The first search probes up to the negotiated MTU, a later search up
-    /// to the MTU found last.
+    /// to the MTU found last. A running search for a larger MTU, which lowers none, gives way.
     // [ROCE-PATH-2]
     pub fn search(&mut self, now_ns: u64, round_trip_ns: Option<u64>) {
         let goal = if self.is_known { self.found } else { self.agreed };
+        self.search.take_if(|search| search.goal > goal);
         self.search_up_to(goal, now_ns, round_trip_ns);
     }
 

@@ -229,6 +229,37 @@ fn long_path_may_begin_to_drop_long_packets() {
 }
 
 #[test]
+fn long_path_may_shrink_further_during_a_search_for_longer_packets() {
+    let text = pattern(100_000, 3);
+    for after_ms in (0..4_000usize).step_by(200) {
+        let config = Config { selective: true, fills_path: true, ..config() };
+        let mut pair = Pair::with(config, [0x11, 0x22]);
+        let most = Rc::new(Cell::new(longest(Mtu::Bytes1024)));
+        let limit = most.clone();
+        pair.set_filter(move |sent| match sent.bytes > limit.get() {
+            true => Fate::Lost,
+            false => Fate::Delayed(200_000_000 - ONE_WAY_NS),
+        });
+        [A, B].into_iter().for_each(|side| pair.end(side).qp.find_path(0));
+        run_ms(&mut pair, 2000);
+        let before = after_ms / 200;
+        for _ in 0..before {
+            pair.a().write(0, &text);
+            run_ms(&mut pair, 200);
+        }
+        for _ in 0..10 {
+            pair.a().write(0, &text);
+        }
+        run_ms(&mut pair, 100);
+        most.set(longest(Mtu::Bytes256));
+        run_ms(&mut pair, 30_000);
+        let ended = pair.a().completions();
+        let is_done = ended.iter().all(|(_, status)| *status == Status::Success);
+        assert!(ended.len() == before + 10 && is_done, "{after_ms} ms: {ended:?}");
+    }
+}
+
+#[test]
 fn packets_in_many_parts_pass_where_many_are_lost() {
     for (seed, is_read) in (0..4).flat_map(|seed| [(seed, false), (seed, true)]) {
         let config = Config {
