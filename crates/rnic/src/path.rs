@@ -25,8 +25,10 @@ const WAIT_NS_MIN: u64 = 5_000_000;
 const ROUNDS: u32 = 6;
 /// Maximum number of rounds of larger probes after an answer to a smaller one.
 const ROUNDS_AFTER_ANSWER: u32 = 3;
-/// Interval in ns between searches for a larger MTU, while the found MTU is below the negotiated one.
-const RAISE_NS: u64 = 60_000_000_000;
+/// Minimum and maximum interval in ns between searches for a larger MTU, while the found MTU is below the negotiated one.
+/// Intervals double, so a path that delivers longer packets again is used after as long as it did not.
+const RAISE_NS_MIN: u64 = 1_000_000_000;
+const RAISE_NS_MAX: u64 = 60_000_000_000;
 /// Maximum number of queued answers; further probes are ignored.
 const ANSWERS_MAX: usize = 16;
 const SMALLEST: Mtu = Mtu::Bytes256;
@@ -47,6 +49,7 @@ pub(crate) struct Path {
     probes: VecDeque<Mtu>,
     answers: VecDeque<(Psn, Mtu)>,
     raise_at_ns: Option<u64>,
+    raise_wait_ns: u64,
     /// True if a search has finished; the first one finishes only after an answer.
     is_known: bool,
 }
@@ -55,6 +58,8 @@ pub(crate) struct Path {
 struct Search {
     /// The largest size to probe.
     goal: Mtu,
+    /// The smallest size to adopt. A search for a larger MTU lowers none: its probes may be lost by chance.
+    least: Mtu,
     answered: Option<Mtu>,
     started_ns: u64,
     rounds_left: u32,
@@ -75,6 +80,7 @@ impl Path {
             probes: VecDeque::new(),
             answers: VecDeque::new(),
             raise_at_ns: None,
+            raise_wait_ns: RAISE_NS_MIN,
             is_known: false,
         }
     }
@@ -113,10 +119,11 @@ impl Path {
     }
 
     /// Starts a search, unless a search is running. The first search probes up to the negotiated MTU, a later search up
-    /// to the MTU found last.
+    /// to the MTU found last. A running search for a larger MTU, which lowers none, gives way.
     // [ROCE-PATH-2]
     pub fn search(&mut self, now_ns: u64, round_trip_ns: Option<u64>) {
         let goal = if self.is_known { self.found } else { self.agreed };
+        self.search.take_if(|search| search.goal > goal);
         self.search_up_to(goal, now_ns, round_trip_ns);
     }
 
@@ -125,9 +132,11 @@ impl Path {
             return;
         }
         self.number = Psn::new(self.number.value().wrapping_add(1));
+        let least = if self.is_known && goal > self.found { self.found } else { SMALLEST };
         let wait_ns = wait_ns(round_trip_ns);
         let (started_ns, rounds_left, deadline_ns) = (now_ns, ROUNDS - 1, now_ns + wait_ns);
-        self.search = Some(Search { goal, answered: None, started_ns, rounds_left, wait_ns, deadline_ns });
+        self.search =
+            Some(Search { goal, least, answered: None, started_ns, rounds_left, wait_ns, deadline_ns });
         self.queue_probes();
     }
 
@@ -188,8 +197,10 @@ impl Path {
         let Some(search) = self.search.take() else { return };
         self.is_known = true;
         self.probes.clear();
-        self.adopt(search.answered.unwrap_or(self.found));
-        self.raise_at_ns = (self.found < self.agreed).then_some(now_ns + RAISE_NS);
+        let is_raise = search.goal > self.found;
+        self.raise_wait_ns = if is_raise { (2 * self.raise_wait_ns).min(RAISE_NS_MAX) } else { RAISE_NS_MIN };
+        self.adopt(search.answered.unwrap_or(self.found).max(search.least));
+        self.raise_at_ns = (self.found < self.agreed).then_some(now_ns + self.raise_wait_ns);
     }
 
     fn adopt(&mut self, found: Mtu) {
@@ -232,9 +243,10 @@ impl Path {
         }
         // A whole round has been answered: more rounds over a long path could take longer than the lease.
         let adopted = search.answered.filter(|_| search.rounds_left < ROUNDS_AFTER_ANSWER);
+        let adopted = adopted.map(|answered| answered.max(search.least));
         search.rounds_left = search.rounds_left.saturating_sub(1);
         if search.answered.is_none() {
-            search.wait_ns = (2 * search.wait_ns).min(RAISE_NS);
+            search.wait_ns = (2 * search.wait_ns).min(RAISE_NS_MAX);
         }
         search.deadline_ns = now_ns + search.wait_ns;
         self.queue_probes();

@@ -306,12 +306,11 @@ impl Requester {
         write_packet(at.memory, work, newest, &piece, !returns_data, dest_qp, buffer)
     }
 
-    /// Returns true if probes are empty writes, false if they are retransmitted packets. A congestion controller needs
-    /// packets of full length to measure the network.
+    /// Returns true if probes are empty writes, false if they are retransmitted packets. A packet in parts is lost more
+    /// often than a short one. A congestion controller needs packets of full length to measure the network.
     fn probes_by_empty_write(&self) -> bool {
-        let has_controller = |selective: &Selective| selective.window_packets().is_some();
-        self.window <= SMALL_GRANT_PACKETS
-            && self.selective.as_ref().is_some_and(|selective| !has_controller(selective))
+        let Some(selective) = &self.selective else { return false };
+        self.parts > 1 || self.window <= SMALL_GRANT_PACKETS && selective.window_packets().is_none()
     }
 
     /// Writes a probe: an empty write with the number before `una`, which the peer acknowledges as a duplicate. If many

@@ -624,7 +624,7 @@ pub enum Notice {
     /// `unreachable` members, from which the directory has heard nothing recently.
     Known { living: Vec<(Member, String)>, unreachable: Vec<(Member, String)>, ended: Vec<NodeIncarnation> },
     /// To the directory, which may have restarted: the members that the sender knows, with their addresses, and ended
-    /// incarnations.
+    /// incarnations. `members` also describes an incarnation whose end the sender has witnessed.
     Seen { members: Vec<(Member, String)>, ended: Vec<NodeIncarnation> },
     /// To the directory: the sender is killing the process of this node, which was silent for longer than its lease.
     Killing { incarnation: NodeIncarnation },

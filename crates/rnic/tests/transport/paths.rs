@@ -96,13 +96,10 @@ fn longer_packets_are_sent_in_parts() {
         let mut pair = pair_over(&both(mtu));
         discover(&mut pair);
         assert_eq!(path_mtus(&mut pair), [mtu; 2]);
-        let lost = pair.log.iter().filter(|line| line.contains("lost")).count();
+        pair.log.clear();
         check_all_operations(&mut pair);
-        assert_eq!(
-            pair.log.iter().filter(|line| line.contains("lost")).count(),
-            lost,
-            "a packet was too long"
-        );
+        let is_lost = |line: &&String| line.contains("lost") && !line.contains("Probe");
+        assert_eq!(pair.log.iter().find(is_lost), None, "a packet was too long");
         assert_eq!(pair.a().qp.counters().timeouts, 0);
     }
 }
@@ -123,14 +120,13 @@ fn shrinking_path_mtu_breaks_no_operation_in_flight() {
 }
 
 #[test]
-fn larger_path_mtu_is_found_after_a_minute() {
+fn larger_path_mtu_is_found_after_as_long_as_it_was_missing() {
     let path = both(Mtu::Bytes1024);
     let mut pair = pair_over(&path);
     discover(&mut pair);
+    run_ms(&mut pair, 10_000);
     path.set([5000; 2]);
-    run_ms(&mut pair, 59_000);
-    assert_eq!(path_mtus(&mut pair), [Mtu::Bytes1024; 2]);
-    run_ms(&mut pair, 2000);
+    run_ms(&mut pair, 10_000);
     assert_eq!(path_mtus(&mut pair), [Mtu::Bytes4096; 2]);
     check_all_operations(&mut pair);
 }
@@ -183,7 +179,10 @@ fn parts_of_many_packets_may_arrive_in_any_order() {
     let text = pattern(100_000, 3);
     pair.b().memory.put(100_000, &text);
     let mut random = Random(1);
-    pair.set_filter(move |sent| Fate::Delayed(if sent.bytes > 200 { random.below(2_000_000) } else { 0 }));
+    pair.set_filter(move |sent| match sent.bytes {
+        bytes if bytes > longest(Mtu::Bytes512) => Fate::Lost,
+        bytes => Fate::Delayed(if bytes > 200 { random.below(2_000_000) } else { 0 }),
+    });
     // The first requests show how far this path reorders packets.
     for _ in 0..2 {
         pair.a().write(0, &text);
@@ -227,4 +226,75 @@ fn long_path_may_begin_to_drop_long_packets() {
     let ended = pair.a().completions();
     assert!(ended.len() == 11 && ended.iter().all(|(_, status)| *status == Status::Success), "{ended:?}");
     assert_eq!(pair.b().memory.get(0, text.len()), text);
+}
+
+#[test]
+fn long_path_may_shrink_further_during_a_search_for_longer_packets() {
+    let text = pattern(100_000, 3);
+    for after_ms in (0..4_000usize).step_by(200) {
+        let config = Config { selective: true, fills_path: true, ..config() };
+        let mut pair = Pair::with(config, [0x11, 0x22]);
+        let most = Rc::new(Cell::new(longest(Mtu::Bytes1024)));
+        let limit = most.clone();
+        pair.set_filter(move |sent| match sent.bytes > limit.get() {
+            true => Fate::Lost,
+            false => Fate::Delayed(200_000_000 - ONE_WAY_NS),
+        });
+        [A, B].into_iter().for_each(|side| pair.end(side).qp.find_path(0));
+        run_ms(&mut pair, 2000);
+        let before = after_ms / 200;
+        for _ in 0..before {
+            pair.a().write(0, &text);
+            run_ms(&mut pair, 200);
+        }
+        for _ in 0..10 {
+            pair.a().write(0, &text);
+        }
+        run_ms(&mut pair, 100);
+        most.set(longest(Mtu::Bytes256));
+        run_ms(&mut pair, 30_000);
+        let ended = pair.a().completions();
+        let is_done = ended.iter().all(|(_, status)| *status == Status::Success);
+        assert!(ended.len() == before + 10 && is_done, "{after_ms} ms: {ended:?}");
+    }
+}
+
+#[test]
+fn packets_in_many_parts_pass_where_many_are_lost() {
+    for (seed, is_read) in (0..4).flat_map(|seed| [(seed, false), (seed, true)]) {
+        let config = Config {
+            mtu: Mtu::Bytes1408,
+            selective: true,
+            tells_waits: true,
+            fills_path: true,
+            reads_max: 128,
+            answers_max: 128,
+            ..config()
+        };
+        let mut pair = pair_over_lossy(config, seed);
+        let text = pattern(60_000, 3);
+        pair.b().memory.put(100_000, &text);
+        for _ in 0..50 {
+            match is_read {
+                false => pair.a().write(0, &text),
+                true => pair.a().read(0, 100_000, text.len() as u32),
+            };
+        }
+        run_ms(&mut pair, 30_000);
+        let (counters, ended) = (pair.a().qp.counters(), pair.a().completions());
+        let told = format!("seed {seed}, read {is_read}: {} ended, {counters:?}", ended.len());
+        assert!(ended.len() == 50 && ended.iter().all(|(_, status)| *status == Status::Success), "{told}");
+    }
+}
+
+/// Returns a pair that has found a path MTU of 256 bytes, over which each fifth packet is lost from now on.
+fn pair_over_lossy(config: Config, seed: u64) -> Pair {
+    let mut pair = pair_with(config, &both(Mtu::Bytes256));
+    discover(&mut pair);
+    let mut random = Random(seed);
+    pair.set_filter(move |sent| match sent.bytes > longest(Mtu::Bytes256) || random.below(5) == 0 {
+        true => Fate::Lost,
+        false => Fate::Delayed(100_000),
+    });
+    pair
 }
