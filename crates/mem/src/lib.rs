@@ -12,6 +12,7 @@ mod copy;
 pub mod doorbell;
 pub mod exchange;
 pub mod fork;
+pub mod heap;
 pub mod paged;
 pub mod pins;
 pub mod ring;

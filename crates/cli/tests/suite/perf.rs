@@ -119,21 +119,36 @@ fn a_killed_client_takes_its_server_along() {
 
 /// Each operation is checked: reads compare what they read, and all that was written is read at the end.
 #[test]
-fn many_clients_read_and_write_at_one_server() {
+fn many_clients_share_one_server() {
     let scratch = Scratch::new("perf-fan-in");
     for mode in ["stateless", "stateful"] {
-        for work in ["--verb read", "--verb write", "--initiator server"] {
+        for work in [
+            "--verb read",
+            "--verb write",
+            "--verb call",
+            "--initiator server",
+            "--initiator server --verb write",
+        ] {
             let line = format!("perf fan_in --clients 20 -n 500 --mode {mode} {work} --json");
             let report = scratch.json(&line).remove(0);
             assert_eq!((&report["iters"], &report["errors"]), (&500.into(), &0.into()), "{line}");
             assert!(report["server_ns_per_op"].as_f64().is_some_and(|ns| ns > 0.0), "{report}");
+            assert!(report["server_heap_bytes"].as_u64().is_some_and(|bytes| bytes > 1 << 20), "{report}");
         }
     }
+    let svg = scratch.file("plot.svg");
+    let lines = scratch.json(&format!("perf fan_in --clients 20 -n 500 --json --svg {}", svg.display()));
+    let clients: Vec<_> = lines.iter().map(|line| &line["clients"]).collect();
+    assert_eq!(clients, [10, 20]);
+    assert!(std::fs::read_to_string(&svg).unwrap().contains("clients"));
     for (line, reason) in [
         ("perf fan_in --clients 0", "--clients must be from 1 to 1000000"),
         ("perf fan_in --clients 10001 --mode stateful", "--clients must be from 1 to 10000"),
         ("perf fan_in -s 2K", "-s must be from 1 to 1024 bytes"),
-        ("perf fan_in --initiator server --verb write", "--initiator server reads memory of the clients"),
+        (
+            "perf fan_in --initiator server --verb call",
+            "--initiator server reads or writes memory of the clients",
+        ),
         ("perf read_lat --clients 3", "--clients, --mode, --verb and --initiator apply only to fan_in"),
         (
             "perf read_lat --initiator server",

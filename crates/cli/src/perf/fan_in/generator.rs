@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::io::{self, ErrorKind};
 use std::net::UdpSocket;
+use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -14,6 +15,7 @@ use hdrhistogram::Histogram;
 use super::transport::{Clock, Own, PACKET_BYTES, at, config, open};
 use super::{
     Answer, Ended, IN_FLIGHT, Latency, MEMORY_BYTES, Mode, PATIENCE, RKEY, Request, Verb, byte_at, latencies,
+    reply,
 };
 use crate::perf::measure::thread_cpu;
 
@@ -154,6 +156,7 @@ impl Crowd {
                     let mut qp = QueuePair::new(config(), qpn, Psn::new(0));
                     qp.ready_to_receive(qpn, Psn::new(0));
                     qp.ready_to_send();
+                    qp.add_receives(1);
                     Kind::Stateful(Box::new(qp))
                 }
             };
@@ -198,7 +201,7 @@ impl Crowd {
         }
         let Count { latency, repeated, maybe_done, errors } = run;
         let latency = Latency::of(&latency);
-        let ended = Ended { took: begin.elapsed(), latency, repeated, maybe_done, errors };
+        let ended = Ended { took: begin.elapsed(), latency, repeated, maybe_done, errors, written: [0; 2] };
         Ok(Run { ended, cpu_ns: thread_cpu().saturating_sub(cpu).as_nanos() as u64 })
     }
 
@@ -209,7 +212,7 @@ impl Crowd {
         mut ask: impl FnMut(&Request) -> anyhow::Result<Answer>,
     ) -> anyhow::Result<Run> {
         let cpu = thread_cpu();
-        let Answer::Started = ask(&Request::Start { operations, size: self.size })? else {
+        let Answer::Started = ask(&Request::Start { operations, size: self.size, verb: self.verb })? else {
             bail!("the server process does not start");
         };
         let mut count = Count { latency: latencies(), repeated: 0, maybe_done: 0, errors: 0 };
@@ -244,6 +247,7 @@ impl Crowd {
         let places = MEMORY_BYTES / self.size;
         match self.verb {
             Verb::Read => self.to_read.pop().unwrap_or_else(|| self.random.u64(..places) * self.size),
+            Verb::Call => self.random.u64(..places) * self.size,
             Verb::Write => {
                 let address = u64::from(client) % places * self.size;
                 self.written.insert(address);
@@ -271,6 +275,7 @@ impl Crowd {
                 let work = match self.verb {
                     Verb::Read => Work::Read { address, len: size },
                     Verb::Write => Work::Write { address, bytes: expected },
+                    Verb::Call => Work::Call { bytes: expected },
                 };
                 requester.post(0, work).expect("a client has one operation at a time");
             }
@@ -279,6 +284,7 @@ impl Crowd {
                 let operation = match self.verb {
                     Verb::Read => Operation::Read { local, remote, len: size as u32 },
                     Verb::Write => Operation::Write { source: Source::Inline(expected), remote, imm: None },
+                    Verb::Call => Operation::Send { bytes: expected, imm: None },
                 };
                 let request = QpRequest { id: local.address, operation, signalled: true, solicited: true };
                 qp.post(request).expect("a client has one operation at a time");
@@ -374,36 +380,69 @@ impl Crowd {
                 None => return Ok(0),
                 Some(Outcome::Success(bytes)) => bytes,
                 // Repeating an operation of this benchmark is harmless.
-                Some(Outcome::MaybeDone) => {
-                    run.maybe_done += 1;
+                Some(outcome @ (Outcome::MaybeDone | Outcome::Busy)) => {
+                    run.maybe_done += u64::from(outcome == Outcome::MaybeDone);
                     self.begin(client);
                     self.transmit(client);
                     return Ok(0);
                 }
                 Some(outcome) => bail!("an operation failed: {outcome:?}"),
             },
-            Kind::Stateful(qp) => match qp.poll_event() {
-                None => return Ok(0),
-                Some(Event::Completed { id, status: Status::Success, .. }) => {
-                    self.memory.with(|memory| memory[id as usize..][..size].to_vec())
+            Kind::Stateful(qp) => loop {
+                match qp.poll_event() {
+                    None => return Ok(0),
+                    // The answer to a call ends it.
+                    Some(Event::Completed { status: Status::Success, .. }) if self.verb == Verb::Call => {}
+                    Some(Event::Completed { id, status: Status::Success, .. }) => {
+                        break self.memory.with(|memory| memory[id as usize..][..size].to_vec());
+                    }
+                    Some(Event::Received { bytes, .. }) => {
+                        qp.add_receives(1);
+                        break bytes;
+                    }
+                    Some(event) => bail!("a connection failed: {event:?}"),
                 }
-                Some(event) => bail!("a connection failed: {event:?}"),
             },
         };
         let Some((address, begun)) = state.under_way.take() else { return Ok(0) };
         run.latency.saturating_record(begun.elapsed().as_nanos() as u64);
         self.idle.push(client);
-        run.errors += u64::from(self.verb == Verb::Read && bytes != self.expected(address));
+        let expected = self.expected(address);
+        run.errors += u64::from(match self.verb {
+            Verb::Read => bytes != expected,
+            Verb::Write => false,
+            Verb::Call => bytes != reply(&expected),
+        });
         Ok(1)
     }
 
-    /// Reads all places that were written; returns the number of places with wrong bytes.
-    pub fn verify(&mut self) -> anyhow::Result<u64> {
+    /// Reads all places that clients have written, and looks at the clients' memory, of which the server has written
+    /// from `min` to `max` places. Returns the number of places with wrong bytes.
+    pub fn verify(&mut self, [min, max]: [u64; 2]) -> anyhow::Result<u64> {
         self.to_read = self.written.iter().copied().collect();
+        if max > 0 {
+            return Ok(self.memory.with(|memory| wrong_places(memory, self.size as usize, min..=max)));
+        }
         self.verb = Verb::Read;
         let count = self.to_read.len() as u64;
         Ok(self.run(count)?.ended.errors)
     }
+}
+
+/// Returns the number of places with wrong bytes, which neither the server has written nor the client; or by how many
+/// places the server has written more or less than expected.
+fn wrong_places(memory: &[u8], size: usize, expected: RangeInclusive<u64>) -> u64 {
+    let (mut written, mut wrong) = (0, 0);
+    for (place, bytes) in memory.chunks_exact(size).enumerate() {
+        let address = (place * size) as u64;
+        let initial = (address..).map(|address| !byte_at(address));
+        match bytes {
+            bytes if initial.clone().zip(bytes).all(|(initial, byte)| initial == *byte) => {}
+            bytes if initial.zip(bytes).all(|(initial, byte)| initial == !*byte) => written += 1,
+            _ => wrong += 1,
+        }
+    }
+    wrong + expected.start().saturating_sub(written) + written.saturating_sub(*expected.end())
 }
 
 impl Lane {

@@ -1,16 +1,16 @@
-//! Operations that the server starts: reads of memory of random clients, one of a client at a time.
+//! Operations that the server starts: reads or writes of memory of random clients, one of a client at a time.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use halite_rnic::stateless::{Order, OrderKind, OrderOutcome, Rights, Target};
 use halite_rnic::wire::Qpn;
-use halite_rnic::{Event, Local, Operation, Remote, Request as QpRequest, Status};
+use halite_rnic::{Event, Local, Operation, Remote, Request as QpRequest, Source, Status};
 use hdrhistogram::Histogram;
 
 use super::server::Peers;
 use super::transport::{Own, at};
-use super::{Answer, Ended, IN_FLIGHT, Latency, MEMORY_BYTES, PATIENCE, RKEY, byte_at, latencies};
+use super::{Answer, Ended, IN_FLIGHT, Latency, MEMORY_BYTES, PATIENCE, RKEY, Verb, byte_at, latencies};
 
 /// Clients with consecutive numbers that share one port.
 pub struct Range {
@@ -22,6 +22,7 @@ pub struct Range {
 /// A run of operations that the server starts.
 pub struct Job {
     size: u64,
+    verb: Verb,
     operations: u64,
     begun: u64,
     ended: u64,
@@ -34,11 +35,20 @@ pub struct Job {
     clients: HashMap<u64, u32>,
     /// Places in the server's memory for the bytes of one operation each.
     places: Vec<u64>,
+    written: Written,
     latency: Histogram<u64>,
     maybe_done: u64,
     errors: u64,
     failure: Option<String>,
     random: fastrand::Rng,
+}
+
+/// Places in the clients' memory that the server has written.
+#[derive(Clone, Default)]
+pub struct Written {
+    surely: BTreeSet<u64>,
+    /// Places of operations whose outcome is unknown.
+    maybe: BTreeSet<u64>,
 }
 
 struct UnderWay {
@@ -49,10 +59,12 @@ struct UnderWay {
 }
 
 impl Job {
-    pub fn new(operations: u64, size: u64) -> Job {
+    /// Creates a run. `before` is the run before it on the same memory.
+    pub fn new(operations: u64, size: u64, verb: Verb, before: Option<Job>) -> Job {
         let now = Instant::now();
         Job {
             size,
+            verb,
             operations,
             begun: 0,
             ended: 0,
@@ -62,6 +74,7 @@ impl Job {
             under_way: HashMap::new(),
             clients: HashMap::new(),
             places: (0..IN_FLIGHT as u64).map(|place| place * size).collect(),
+            written: before.map(|job| job.written).unwrap_or_default(),
             latency: latencies(),
             maybe_done: 0,
             errors: 0,
@@ -81,6 +94,10 @@ impl Job {
                 repeated: sent.saturating_sub(self.begun),
                 maybe_done: self.maybe_done,
                 errors: self.errors,
+                written: [
+                    self.written.surely.len() as u64,
+                    self.written.surely.union(&self.written.maybe).count() as u64,
+                ],
             }),
         }
     }
@@ -136,6 +153,10 @@ impl Job {
             OrderOutcome::Success => {
                 self.ended += 1;
                 self.latency.saturating_record(begun.elapsed().as_nanos() as u64);
+                if self.verb == Verb::Write {
+                    self.written.surely.insert(remote);
+                    return;
+                }
                 let expected = (remote..remote + self.size).map(|address| !byte_at(address));
                 let is_right = memory.with(|memory| {
                     memory[local as usize..][..self.size as usize].iter().copied().eq(expected)
@@ -147,8 +168,9 @@ impl Job {
             OrderOutcome::MaybeDone => {
                 self.maybe_done += 1;
                 self.begun -= 1;
+                self.written.maybe.insert(remote);
             }
-            OrderOutcome::Refused => self.failure = Some(format!("client {client} refused a read")),
+            OrderOutcome::Refused => self.failure = Some(format!("client {client} refused an operation")),
         }
     }
 
@@ -160,18 +182,26 @@ impl Job {
             if self.under_way.contains_key(&client) {
                 continue;
             }
-            let Some(local) = self.places.pop() else {
+            let remote = self.random.u64(..MEMORY_BYTES / self.size) * self.size;
+            // All clients share one memory, so each write of a place has the same bytes.
+            let local = if self.verb == Verb::Write { Some(remote) } else { self.places.pop() };
+            let Some(local) = local else {
                 self.failure = Some("too many operations ended without a certain outcome".to_owned());
                 break;
             };
-            memory.with(|memory| memory[local as usize..][..self.size as usize].fill(0));
-            let remote = self.random.u64(..MEMORY_BYTES / self.size) * self.size;
+            if self.verb == Verb::Read {
+                memory.with(|memory| memory[local as usize..][..self.size as usize].fill(0));
+            }
+            let len = self.size as u32;
             match peers {
                 Peers::Stateless(responder) => {
                     let target =
                         Target { to: at(port), qpn: Qpn::new(client), rkey: RKEY, rights: Rights::ReadWrite };
-                    let len = self.size as u32;
-                    let order = Order { kind: OrderKind::Read, local, remote, remote_key: RKEY, len };
+                    let kind = match self.verb {
+                        Verb::Write => OrderKind::Write,
+                        Verb::Read | Verb::Call => OrderKind::Read,
+                    };
+                    let order = Order { kind, local, remote, remote_key: RKEY, len };
                     let id = responder.order(now_ns, target, order).expect("few orders are under way");
                     self.clients.insert(id, client);
                 }
@@ -179,7 +209,12 @@ impl Job {
                     let peer = peers.get_mut(&client).expect("the client was admitted");
                     let (local, remote) =
                         (Local { key: RKEY, address: local }, Remote { rkey: RKEY, address: remote });
-                    let operation = Operation::Read { local, remote, len: self.size as u32 };
+                    let operation = match self.verb {
+                        Verb::Write => {
+                            Operation::Write { source: Source::Registered { local, len }, remote, imm: None }
+                        }
+                        Verb::Read | Verb::Call => Operation::Read { local, remote, len },
+                    };
                     let request = QpRequest { id: 0, operation, signalled: true, solicited: true };
                     peer.qp.post(request).expect("a client has one operation at a time");
                 }

@@ -3,7 +3,7 @@
 //! Each client is a requester of `halite_rnic` with a queue pair number, rights and state of its own; all of them share
 //! the sockets and one thread of the generating process. Clients are not nodes and have no sessions. The server's
 //! thread waits in the kernel, so it uses processor time only while it works. Either side starts the operations: the
-//! clients, or the server, which then reads memory of random clients, as in StaR's figure 1.
+//! clients, or the server, which then reads or writes memory of random clients, as in StaR's figure 1.
 //!
 //! ```text
 //!   generator                                   server process
@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::ValueEnum;
+use halite_figures::plot::{self, Axis, Plot, Series};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
@@ -29,6 +30,7 @@ use super::job::wrong;
 use crate::coworker::Coworker;
 use crate::output;
 use crate::scratch::Scratch;
+use crate::target::Target;
 
 pub use server::{FanInArgs, serve};
 
@@ -60,6 +62,8 @@ pub enum Verb {
     Read,
     /// Write to a place of their own
     Write,
+    /// Call the server, which answers with as many bytes
+    Call,
 }
 
 /// Length of the memory of each process in bytes.
@@ -86,6 +90,11 @@ fn byte_at(address: u64) -> u8 {
     (address.wrapping_mul(0x9e37_79b9) >> 11) as u8
 }
 
+/// Returns the server's answer to a call.
+fn reply(bytes: &[u8]) -> Vec<u8> {
+    bytes.iter().map(|byte| !byte).collect()
+}
+
 fn latencies() -> Histogram<u64> {
     Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("the bounds are in order")
 }
@@ -98,8 +107,8 @@ enum Request {
     Admit { port: u16, first: u32, count: u32 },
     /// Report the processor time and the memory used so far.
     Use,
-    /// Start to read memory of random clients, `operations` times. The answer arrives at once.
-    Start { operations: u64, size: u64 },
+    /// Start to read or write memory of random clients, `operations` times. The answer arrives at once.
+    Start { operations: u64, size: u64, verb: Verb },
     /// Report how the run that `Start` began has ended.
     Progress,
 }
@@ -132,6 +141,9 @@ struct Ended {
     maybe_done: u64,
     /// Operations that moved wrong bytes.
     errors: u64,
+    /// Number of places in the clients' memory that the server has written since its start, and of those that it may
+    /// have written.
+    written: [u64; 2],
 }
 
 /// Use of processor and memory.
@@ -139,11 +151,9 @@ struct Ended {
 struct Use {
     /// Processor time of the serving thread.
     cpu_ns: u64,
-    /// Memory of the process that no file backs.
-    private_bytes: u64,
+    /// Memory that the process has allocated.
+    heap_bytes: Option<u64>,
     rss_bytes: u64,
-    /// Effects that a stateless server has recorded.
-    recorded: u64,
 }
 
 #[derive(Serialize)]
@@ -161,8 +171,8 @@ struct Report {
     /// Share of the run for which the serving thread was busy.
     server_busy: f64,
     generator_ns_per_op: f64,
-    /// Growth of the server's private memory since it had no clients, in bytes.
-    server_growth_bytes: i64,
+    /// Memory that the server process has allocated and not freed.
+    server_heap_bytes: Option<u64>,
     server_rss_bytes: u64,
     lat_us: Latency,
     repeated: u64,
@@ -197,60 +207,107 @@ pub fn run(args: &PerfArgs) -> anyhow::Result<()> {
         return Err(wrong(&format!("-s must be from 1 to {BYTES_MAX} bytes: one packet")).into());
     }
     let initiator = args.initiator.unwrap_or(Initiator::Client);
-    if initiator == Initiator::Server && verb != Verb::Read {
-        return Err(wrong("--initiator server reads memory of the clients: omit --verb write").into());
+    if initiator == Initiator::Server && verb == Verb::Call {
+        return Err(
+            wrong("--initiator server reads or writes memory of the clients: omit --verb call").into()
+        );
     }
+    let target = Target::new(args.svg.as_deref(), None, args.force)?;
     let cores = Cores::available(args.cores).context("cannot list the cores")?;
-    let scratch = Scratch::create()?;
-    let flags = [name_of(&mode), name_of(&initiator)];
-    let flags = ["--mode", &flags[0], "--initiator", &flags[1]].map(str::to_owned);
-    let mut server = Coworker::start("the server process", scratch.path(), "perf-fan-in-server", &flags)?;
-    let Answer::Listening { port } = server.receive()? else { bail!("the server process does not listen") };
-    let empty = usage(&mut server)?;
     pin(cores.of_client(0)).context("cannot pin the clients to their core")?;
-    let plan = generator::Plan { mode, verb, clients, size, port };
-    let mut crowd = generator::Crowd::admit(&plan, |request| ask(&mut server, request))?;
-    let iterations = args.iterations.unwrap_or(200_000);
-    let mut execute = |operations, server: &mut Coworker| match initiator {
-        Initiator::Client => crowd.run(operations),
-        Initiator::Server => crowd.serve(operations, |request| ask(server, request)),
-    };
-    execute(iterations * WARM_UP_PERCENT / 100, &mut server)?;
-    let before = usage(&mut server)?;
-    let run = execute(iterations, &mut server)?;
-    let after = usage(&mut server)?;
-    let errors = run.ended.errors + crowd.verify()?;
-    let Ended { took, latency: lat_us, repeated, maybe_done, .. } = run.ended;
-    server.stop()?;
-    let per_op = |ns: u64| ns as f64 / iterations as f64;
-    let cpu_ns = after.cpu_ns - before.cpu_ns;
-    let report = Report {
-        test: "fan_in",
-        mode,
-        initiator,
-        verb,
-        clients,
-        size,
-        iters: iterations,
-        rate_mops: iterations as f64 / took.as_secs_f64() / 1e6,
-        server_ns_per_op: per_op(cpu_ns),
-        server_busy: Duration::from_nanos(cpu_ns).as_secs_f64() / took.as_secs_f64(),
-        generator_ns_per_op: per_op(run.cpu_ns),
-        server_growth_bytes: after.private_bytes as i64 - empty.private_bytes as i64,
-        server_rss_bytes: after.rss_bytes,
-        lat_us,
-        repeated,
-        maybe_done,
-        errors,
-    };
-    match args.json {
-        true => output::print_json(&report)?,
-        false => output::print(&text(&report))?,
+    let case = Case { mode, initiator, verb, size, iterations: args.iterations.unwrap_or(200_000) };
+    let points = if args.svg.is_some() { decades(clients) } else { vec![clients] };
+    let mut reports = Vec::new();
+    for clients in points {
+        let report = case.measure(clients)?;
+        match args.json {
+            true => output::print_json(&report)?,
+            false => output::print(&text(&report))?,
+        }
+        reports.push(report);
     }
+    target.write_svg(|| svg(&reports))?;
+    let errors: u64 = reports.iter().map(|report| report.errors).sum();
     if errors > 0 {
-        bail!("verification failed: {errors} operations read or left wrong bytes");
+        bail!("verification failed: {errors} operations moved wrong bytes");
     }
     Ok(())
+}
+
+/// Returns 10, 100 and so on up to `most`, and `most` itself.
+fn decades(most: u32) -> Vec<u32> {
+    let mut points: Vec<u32> = (1..).map_while(|power| 10_u32.checked_pow(power)).collect();
+    points.retain(|point| *point < most);
+    points.push(most);
+    points
+}
+
+/// What a run measures, for any number of clients.
+struct Case {
+    mode: Mode,
+    initiator: Initiator,
+    verb: Verb,
+    size: u64,
+    iterations: u64,
+}
+
+impl Case {
+    fn measure(&self, clients: u32) -> anyhow::Result<Report> {
+        let Case { mode, initiator, verb, size, iterations } = *self;
+        let scratch = Scratch::create()?;
+        let flags = [name_of(&mode), name_of(&initiator)];
+        let flags = ["--mode", &flags[0], "--initiator", &flags[1]].map(str::to_owned);
+        let mut server = Coworker::start("the server process", scratch.path(), "perf-fan-in-server", &flags)?;
+        let Answer::Listening { port } = server.receive()? else {
+            bail!("the server process does not listen")
+        };
+        let plan = generator::Plan { mode, verb, clients, size, port };
+        let mut crowd = generator::Crowd::admit(&plan, |request| ask(&mut server, request))?;
+        let mut execute = |operations, server: &mut Coworker| match initiator {
+            Initiator::Client => crowd.run(operations),
+            Initiator::Server => crowd.serve(operations, |request| ask(server, request)),
+        };
+        execute(iterations * WARM_UP_PERCENT / 100, &mut server)?;
+        let before = usage(&mut server)?;
+        let run = execute(iterations, &mut server)?;
+        let after = usage(&mut server)?;
+        let errors = run.ended.errors + crowd.verify(run.ended.written)?;
+        let Ended { took, latency: lat_us, repeated, maybe_done, .. } = run.ended;
+        server.stop()?;
+        let per_op = |ns: u64| ns as f64 / iterations as f64;
+        let cpu_ns = after.cpu_ns - before.cpu_ns;
+        Ok(Report {
+            test: "fan_in",
+            mode,
+            initiator,
+            verb,
+            clients,
+            size,
+            iters: iterations,
+            rate_mops: iterations as f64 / took.as_secs_f64() / 1e6,
+            server_ns_per_op: per_op(cpu_ns),
+            server_busy: Duration::from_nanos(cpu_ns).as_secs_f64() / took.as_secs_f64(),
+            generator_ns_per_op: per_op(run.cpu_ns),
+            server_heap_bytes: after.heap_bytes,
+            server_rss_bytes: after.rss_bytes,
+            lat_us,
+            repeated,
+            maybe_done,
+            errors,
+        })
+    }
+}
+
+/// Draws the server's processor time per operation by the number of clients.
+fn svg(reports: &[Report]) -> String {
+    let points = reports.iter().map(|report| [f64::from(report.clients), report.server_ns_per_op]).collect();
+    let last = reports.last().expect("there is at least one number of clients");
+    let name = name_of(&last.mode);
+    let title = format!("{} of {} B by the {}", name_of(&last.verb), last.size, name_of(&last.initiator));
+    let axis = |label: &str, is_log| Axis { label: label.to_owned(), is_log };
+    let series = vec![Series { name, colour: 0, is_dashed: false, points }];
+    let (x, y) = (axis("clients", true), axis("server, processor time [ns/op]", false));
+    plot::svg(&[Plot { title, x, y, series }])
 }
 
 fn ask(server: &mut Coworker, request: &Request) -> anyhow::Result<Answer> {
@@ -273,7 +330,7 @@ fn text(report: &Report) -> String {
     format!(
         "fan_in: {clients} clients, {}, {} of {size} B by {}\n\
          rate[Mops] {rate_mops:.4}  server[nsec/op] {server_ns_per_op:.0}  busy {:.2}  generator[nsec/op] {generator_ns_per_op:.0}\n\
-         p50[usec] {:.2}  p99[usec] {:.2}  p99.9[usec] {:.2}  server grew by {} KiB  sent again {}\n",
+         p50[usec] {:.2}  p99[usec] {:.2}  p99.9[usec] {:.2}  server heap {} KiB  sent again {}\n",
         name_of(&report.mode),
         name_of(&report.verb),
         name_of(&report.initiator),
@@ -281,7 +338,7 @@ fn text(report: &Report) -> String {
         lat_us.p50,
         lat_us.p99,
         lat_us.p999,
-        report.server_growth_bytes / 1024,
+        report.server_heap_bytes.map_or("?".to_owned(), |bytes| (bytes / 1024).to_string()),
         report.repeated,
     )
 }

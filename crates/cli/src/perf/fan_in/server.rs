@@ -1,6 +1,6 @@
 //! The server process: one thread that serves packets, and one that answers the generator's requests.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, BufRead, ErrorKind};
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
-use halite_rnic::QueuePair;
 use halite_rnic::stateless::{Responder, Rights};
 use halite_rnic::wire::{Flow, Packet, Psn, Qpn};
+use halite_rnic::{Event, Operation, QueuePair, Request as QpRequest};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::initiator::{Job, Range};
 use super::transport::{Clock, Own, PACKET_BYTES, at, config, open};
-use super::{Answer, Initiator, MEMORY_BYTES, Mode, RKEY, Request, Use, byte_at};
+use super::{Answer, Initiator, MEMORY_BYTES, Mode, RKEY, Request, Use, byte_at, reply};
 use crate::output;
 use crate::perf::cores::{Cores, Pinning, pin};
 use crate::perf::measure::thread_cpu;
@@ -80,7 +80,7 @@ pub fn serve(args: &FanInArgs) -> anyhow::Result<()> {
         orders_before: 0,
         cpu: Duration::ZERO,
     }));
-    if args.initiator == Initiator::Server {
+    if args.initiator == Initiator::Server || args.mode != Mode::Stateless {
         socket.set_read_timeout(Some(LOOK)).context("cannot set a timeout")?;
     }
     let port = socket.local_addr()?.port();
@@ -120,9 +120,9 @@ fn handle(request: Request, shared: &mut Shared) -> anyhow::Result<Answer> {
             };
             Ok(Answer::Admitted { keys })
         }
-        Request::Start { operations, size } => {
+        Request::Start { operations, size, verb } => {
             shared.orders_before = shared.orders_sent();
-            shared.job = Some(Job::new(operations, size));
+            shared.job = Some(Job::new(operations, size, verb, shared.job.take()));
             Ok(Answer::Started)
         }
         Request::Progress => {
@@ -132,24 +132,15 @@ fn handle(request: Request, shared: &mut Shared) -> anyhow::Result<Answer> {
         Request::Use => {
             let status =
                 std::fs::read_to_string("/proc/self/status").context("cannot read /proc/self/status")?;
-            let kib = |name: &str| -> Option<u64> {
-                let line = status.lines().find(|line| line.starts_with(name))?;
-                line.split_whitespace().nth(1)?.parse().ok()
-            };
-            let bytes = |name| {
-                kib(name)
-                    .map(|kib| 1024 * kib)
-                    .with_context(|| format!("/proc/self/status has no line {name}"))
-            };
-            let recorded = match &shared.peers {
-                Peers::Stateless(responder) => responder.recorded() as u64,
-                Peers::Stateful(_) => 0,
-            };
+            let rss_kib = status
+                .lines()
+                .find_map(|line| line.strip_prefix("VmRSS:"))
+                .and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok())
+                .context("/proc/self/status has no line VmRSS")?;
             Ok(Answer::Use(Use {
                 cpu_ns: shared.cpu.as_nanos() as u64,
-                private_bytes: bytes("RssAnon:")?,
-                rss_bytes: bytes("VmRSS:")?,
-                recorded,
+                heap_bytes: halite_mem::heap::used_bytes(),
+                rss_bytes: 1024 * rss_kib,
             }))
         }
     }
@@ -160,6 +151,7 @@ fn connected(number: u32) -> QueuePair {
     let mut qp = QueuePair::new(config(), Qpn::new(number), Psn::new(0));
     qp.ready_to_receive(Qpn::new(number), Psn::new(0));
     qp.ready_to_send();
+    qp.add_receives(1);
     qp
 }
 
@@ -168,7 +160,7 @@ fn serve_packets(socket: &UdpSocket, port: u16, shared: &Mutex<Shared>) -> io::R
     let memory = Own::new((0..MEMORY_BYTES).map(byte_at).collect());
     let mut flows = Flows { port, known: BTreeMap::new() };
     let (mut packet, mut answer) = ([0; PACKET_BYTES], [0; PACKET_BYTES]);
-    let mut looked = Instant::now();
+    let (mut looked, mut answering) = (Instant::now(), BTreeSet::new());
     loop {
         let received = match socket.recv_from(&mut packet) {
             Ok(received) => Some(received),
@@ -188,6 +180,14 @@ fn serve_packets(socket: &UdpSocket, port: u16, shared: &Mutex<Shared>) -> io::R
                         flows.of(from)[1].seal(0, &mut answer[..len]);
                         send(socket, &answer[..len], from);
                     }
+                    while let Some(message) = responder.poll_message() {
+                        let bytes = reply(&message.bytes);
+                        let Ok((to, len)) = responder.answer(now_ns, message.id, &bytes, &mut answer) else {
+                            continue;
+                        };
+                        flows.of(to)[1].seal(0, &mut answer[..len]);
+                        send(socket, &answer[..len], to);
+                    }
                 }
                 Peers::Stateful(peers) => {
                     let Ok(packet) = Packet::parse(body) else { continue };
@@ -197,17 +197,34 @@ fn serve_packets(socket: &UdpSocket, port: u16, shared: &Mutex<Shared>) -> io::R
                         continue;
                     };
                     peer.qp.handle_packet(now_ns, &packet, &memory);
+                    if job.is_none() {
+                        peer.answer_calls();
+                    }
                     peer.transmit(now_ns, &memory, &mut answer, &flows.of(from)[1], socket);
-                    while job.is_none() && peer.qp.poll_event().is_some() {}
+                    if job.is_none() && peer.qp.posted() > 0 {
+                        answering.insert(packet.dest_qp.value());
+                    }
                 }
             }
         }
-        let Some(job) = job else { continue };
-        let started = job.drive(now_ns, peers, clients, &memory);
         let is_due = looked.elapsed() >= LOOK;
         if is_due {
             looked = Instant::now();
         }
+        let Some(job) = job else {
+            if let Peers::Stateful(peers) = peers
+                && is_due
+            {
+                // Answers to calls may be lost.
+                answering.retain(|client| {
+                    let Some(peer) = peers.get_mut(client) else { return false };
+                    peer.repeat(now_ns, &memory, &mut answer, &mut flows, socket);
+                    peer.qp.posted() > 0
+                });
+            }
+            continue;
+        };
+        let started = job.drive(now_ns, peers, clients, &memory);
         match peers {
             Peers::Stateless(responder) => {
                 while let Some((to, len)) = responder.poll_transmit(now_ns, &mut answer) {
@@ -219,11 +236,7 @@ fn serve_packets(socket: &UdpSocket, port: u16, shared: &Mutex<Shared>) -> io::R
                 let late = if is_due { job.active() } else { Vec::new() };
                 for client in started.into_iter().chain(late) {
                     let Some(peer) = peers.get_mut(&client) else { continue };
-                    if is_due && peer.qp.poll_timeout().is_some_and(|due_ns| due_ns <= now_ns) {
-                        peer.qp.handle_timeout(now_ns);
-                    }
-                    let to = at(peer.port);
-                    peer.transmit(now_ns, &memory, &mut answer, &flows.of(to)[1], socket);
+                    peer.repeat(now_ns, &memory, &mut answer, &mut flows, socket);
                 }
             }
         }
@@ -244,6 +257,32 @@ impl Flows {
 }
 
 impl Connection {
+    /// Posts the answers to calls that have arrived.
+    fn answer_calls(&mut self) {
+        while let Some(event) = self.qp.poll_event() {
+            let Event::Received { bytes, .. } = event else { continue };
+            self.qp.add_receives(1);
+            let operation = Operation::Send { bytes: reply(&bytes), imm: None };
+            let request = QpRequest { id: 0, operation, signalled: false, solicited: true };
+            self.qp.post(request).expect("a client has one call at a time");
+        }
+    }
+
+    /// Retransmits packets that are due, and sends new ones.
+    fn repeat(
+        &mut self,
+        now_ns: u64,
+        memory: &Own,
+        buffer: &mut [u8],
+        flows: &mut Flows,
+        socket: &UdpSocket,
+    ) {
+        if self.qp.poll_timeout().is_some_and(|due_ns| due_ns <= now_ns) {
+            self.qp.handle_timeout(now_ns);
+        }
+        self.transmit(now_ns, memory, buffer, &flows.of(at(self.port))[1], socket);
+    }
+
     /// Sends the packets of the queue pair.
     fn transmit(
         &mut self,
