@@ -74,6 +74,8 @@ struct World {
     faults: Faults,
     /// Number of the packet that is lost, among those that are still to be sent.
     loses: Option<u64>,
+    /// How much later the next packet arrives.
+    delays_ns: Option<u64>,
     /// Times until which all packets in one direction are lost.
     requests_lost_until_ns: u64,
     answers_lost_until_ns: u64,
@@ -108,6 +110,7 @@ impl World {
             clock: ServerClock::default(),
             faults: Faults::default(),
             loses: None,
+            delays_ns: None,
             requests_lost_until_ns: 0,
             answers_lost_until_ns: 0,
             seed: 1,
@@ -135,7 +138,7 @@ impl World {
             return Vec::new();
         }
         let delay_ns = if self.below(100) < late { 40 * DELAY_NS } else { DELAY_NS };
-        let mut arrivals = vec![self.now_ns + delay_ns];
+        let mut arrivals = vec![self.now_ns + delay_ns + self.delays_ns.take().unwrap_or(0)];
         if self.below(100) < repeated {
             arrivals.push(self.now_ns + 30 * DELAY_NS);
         }
@@ -388,6 +391,23 @@ fn a_grant_permits_its_own_access_only() {
     assert_eq!(world.execute(Work::Read { address: 0, len: 4 }), Outcome::Refused);
     assert_eq!(world.write(MEMORY_BYTES as u64 - 2, b"salt"), Outcome::Refused);
     assert_eq!(world.write(u64::MAX - 2, b"salt"), Outcome::Refused);
+}
+
+#[test]
+fn a_delayed_packet_of_a_refused_write_does_not_land_on_a_later_one() {
+    let mut world = World::new(Rights::ReadWrite);
+    assert_eq!(world.write(0, b"salt"), Outcome::Success(Vec::new()));
+    // The second packet is out of bounds.
+    let address = (MEMORY_BYTES - PAYLOAD_BYTES_MAX) as u64;
+    world.requester.post(1, Work::Write { address, bytes: vec![1; 2 * PAYLOAD_BYTES_MAX] }).unwrap();
+    world.delays_ns = Some(EFFECT_LIFE_NS / 2);
+    while world.requester.poll_done().is_none_or(|done| done.outcome != Outcome::Refused) {
+        assert!(world.step());
+    }
+    assert_eq!(world.write(address, b"later"), Outcome::Success(Vec::new()));
+    world.now_ns += EFFECT_LIFE_NS / 2;
+    while world.step() {}
+    assert_eq!(&world.memory.0.borrow()[address as usize..][..6], b"later\x01");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use halite::{Policy, Provider};
 
 use super::cores::Pinning;
-use super::fan_in::{Initiator, Mode, Verb};
+use super::fan_in::{Initiator, Mode, Verb, Workload};
 use super::table::{self, Test};
 use crate::args::network;
 use crate::bytes::ByteCount;
@@ -86,6 +86,9 @@ pub struct PerfArgs {
     /// fan_in: side that starts the operations [default: client]
     #[arg(long, value_enum, value_name = "SIDE")]
     pub initiator: Option<Initiator>,
+    /// fan_in: when operations begin [default: open]
+    #[arg(long, value_enum)]
+    pub workload: Option<Workload>,
     /// fan_in: operation of the clients [default: read]
     #[arg(long, value_enum)]
     pub verb: Option<Verb>,

@@ -91,8 +91,12 @@ fn check_owners(args: &PerfArgs) -> Result<(), UsageError> {
     let of_bandwidth = "set --batch to the value of --window for read_bw and write_bw";
     let complaints = [
         (
-            args.clients.is_some() || args.mode.is_some() || args.verb.is_some() || args.initiator.is_some(),
-            "--clients, --mode, --verb and --initiator apply only to fan_in",
+            args.clients.is_some()
+                || args.mode.is_some()
+                || args.verb.is_some()
+                || args.initiator.is_some()
+                || args.workload.is_some(),
+            "--clients, --mode, --verb, --initiator and --workload apply only to fan_in",
         ),
         (
             args.policy.is_some() || args.seconds.is_some() || args.link_rate.is_some(),

@@ -121,15 +121,18 @@ fn a_killed_client_takes_its_server_along() {
 #[test]
 fn many_clients_share_one_server() {
     let scratch = Scratch::new("perf-fan-in");
-    for mode in ["stateless", "stateful"] {
-        for work in [
-            "--verb read",
-            "--verb write",
-            "--verb call",
-            "--initiator server",
-            "--initiator server --verb write",
-        ] {
-            let line = format!("perf fan_in --clients 20 -n 500 --mode {mode} {work} --json");
+    let works = [
+        "--verb read",
+        "--verb write",
+        "--verb call",
+        "--initiator server",
+        "--initiator server --verb write",
+        "--initiator server --verb write --workload rounds",
+    ];
+    for mode in ["stateless", "stateful", "grouped"] {
+        for work in works {
+            // More than a group; rounds are complete.
+            let line = format!("perf fan_in --clients 50 -n 500 --mode {mode} {work} --json");
             let report = scratch.json(&line).remove(0);
             assert_eq!((&report["iters"], &report["errors"]), (&500.into(), &0.into()), "{line}");
             assert!(report["server_ns_per_op"].as_f64().is_some_and(|ns| ns > 0.0), "{report}");
@@ -144,15 +147,20 @@ fn many_clients_share_one_server() {
     for (line, reason) in [
         ("perf fan_in --clients 0", "--clients must be from 1 to 1000000"),
         ("perf fan_in --clients 10001 --mode stateful", "--clients must be from 1 to 10000"),
+        ("perf fan_in --clients 10001 --mode grouped", "--clients must be from 1 to 10000"),
+        ("perf fan_in --workload rounds", "--workload rounds needs --initiator server"),
         ("perf fan_in -s 2K", "-s must be from 1 to 1024 bytes"),
         (
             "perf fan_in --initiator server --verb call",
             "--initiator server reads or writes memory of the clients",
         ),
-        ("perf read_lat --clients 3", "--clients, --mode, --verb and --initiator apply only to fan_in"),
+        (
+            "perf read_lat --clients 3",
+            "--clients, --mode, --verb, --initiator and --workload apply only to fan_in",
+        ),
         (
             "perf read_lat --initiator server",
-            "--clients, --mode, --verb and --initiator apply only to fan_in",
+            "--clients, --mode, --verb, --initiator and --workload apply only to fan_in",
         ),
         ("perf networks -s 8", "networks has its own sizes"),
         ("perf qos -s 8", "qos has its own sizes"),

@@ -432,7 +432,11 @@ impl Lane {
         let peer = connection.peer;
         while let Some(Waiting { request, .. }) = self.backlog.pop() {
             let kind = CompletionKind::Done { id: WorkId(request.id) };
-            connection.queue(events).push(Event::Completed(Completion { peer, status: Status::Flushed, kind }));
+            connection.queue(events).push(Event::Completed(Completion {
+                peer,
+                status: Status::Flushed,
+                kind,
+            }));
         }
     }
 

@@ -85,6 +85,9 @@ struct Current {
     /// Number of packets that have left: the first of `pieces`.
     sent: usize,
     answered: usize,
+    /// The outcome if a packet was not executed or may not have been. No further packet leaves then, and the request ends
+    /// when those that have left can have no effect any more.
+    failed: Option<Outcome>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -204,7 +207,7 @@ impl Requester {
             None => return None,
         };
         if current.pieces[piece].attempts >= ATTEMPTS_MAX {
-            self.end(now_ns, Outcome::MaybeDone);
+            self.fail(now_ns, piece, Outcome::MaybeDone);
             return None;
         }
         let Piece { offset, len, number, stamp_ns, attempts, .. } = current.pieces[piece];
@@ -408,15 +411,15 @@ impl Requester {
             // If a copy had been executed, the record would still have it.
             Status::Expired if now_ns.saturating_sub(piece.left_ns) < 2 * EFFECT_LIFE_NS => {
                 if piece.is_busy {
-                    self.end(now_ns, Outcome::Busy);
+                    self.fail(now_ns, index, Outcome::Busy);
                     return;
                 }
                 piece.number = self.next_number;
                 (piece.stamp_ns, piece.attempts, piece.due_ns) = (None, 0, now_ns);
                 self.next_number += 1;
             }
-            Status::Expired => self.end(now_ns, Outcome::MaybeDone),
-            Status::Refused => self.end(now_ns, Outcome::Refused),
+            Status::Expired => self.fail(now_ns, index, Outcome::MaybeDone),
+            Status::Refused => self.fail(now_ns, index, Outcome::Refused),
             Status::InProgress => (piece.due_ns, piece.attempts) = (now_ns + REMINDER_NS, 1),
         }
     }
@@ -425,6 +428,12 @@ impl Requester {
         let Some(current) = &mut self.current else { return };
         current.pieces[index].is_answered = true;
         current.answered += 1;
+        if current.answered == current.sent
+            && let Some(outcome) = current.failed.take()
+        {
+            self.end(now_ns, outcome);
+            return;
+        }
         if current.answered < current.pieces.len() {
             return;
         }
@@ -439,6 +448,21 @@ impl Requester {
             _ => Outcome::Success(bytes),
         };
         self.end(now_ns, outcome);
+    }
+
+    /// Gives a packet up.
+    fn fail(&mut self, now_ns: u64, index: usize, outcome: Outcome) {
+        let Some(current) = &mut self.current else { return };
+        if current.failed.is_none() || outcome == Outcome::MaybeDone {
+            current.failed = Some(outcome);
+        }
+        current.pieces[index].is_answered = true;
+        current.answered += 1;
+        if current.answered == current.sent
+            && let Some(outcome) = current.failed.take()
+        {
+            self.end(now_ns, outcome);
+        }
     }
 
     fn end(&mut self, now_ns: u64, outcome: Outcome) {
@@ -495,12 +519,12 @@ impl Current {
         };
         let pieces = (0..count).map(piece).collect();
         *next_number += count as u64;
-        Current { origin, work, bytes: vec![0; answer_len], pieces, sent: 0, answered: 0 }
+        Current { origin, work, bytes: vec![0; answer_len], pieces, sent: 0, answered: 0, failed: None }
     }
 
     /// Returns true if a further packet of the request may be sent for the first time.
     fn may_send(&self) -> bool {
-        self.sent < self.pieces.len() && self.sent - self.answered < WINDOW
+        self.failed.is_none() && self.sent < self.pieces.len() && self.sent - self.answered < WINDOW
     }
 
     /// Returns the index of the first packet whose retransmission is due.

@@ -13,9 +13,10 @@ use halite_rnic::{Event, Local, Operation, QueuePair, Remote, Request as QpReque
 use hdrhistogram::Histogram;
 
 use super::transport::{Clock, Own, PACKET_BYTES, at, config, open};
+use super::turns::Turns;
 use super::{
-    Answer, Ended, IN_FLIGHT, Latency, MEMORY_BYTES, Mode, PATIENCE, RKEY, Request, Verb, byte_at, latencies,
-    reply,
+    Answer, Ended, IN_FLIGHT, Latency, MEMORY_BYTES, Mode, PATIENCE, RKEY, Request, Verb, Workload, byte_at,
+    latencies, reply,
 };
 use crate::perf::measure::thread_cpu;
 
@@ -28,6 +29,7 @@ const LOOK: Duration = Duration::from_millis(1);
 
 pub struct Plan {
     pub mode: Mode,
+    pub workload: Workload,
     pub verb: Verb,
     pub clients: u32,
     pub size: u64,
@@ -38,11 +40,11 @@ pub struct Plan {
 /// The clients, and the state that they share.
 pub struct Crowd {
     size: u64,
+    workload: Workload,
     verb: Verb,
     lanes: Vec<Lane>,
     clients: Vec<Client>,
-    /// Clients without an operation.
-    idle: Vec<u32>,
+    turns: Turns,
     /// Addresses that were written.
     written: BTreeSet<u64>,
     /// Addresses that are read next.
@@ -108,9 +110,10 @@ impl Crowd {
             .context("cannot open sockets")?;
         let mut crowd = Crowd {
             size: plan.size,
+            workload: plan.workload,
             verb: plan.verb,
             clients: Vec::new(),
-            idle: (0..plan.clients).collect(),
+            turns: Turns::new(plan.clients, plan.mode == Mode::Grouped, false),
             written: BTreeSet::new(),
             to_read: Vec::new(),
             server: ServerClock::default(),
@@ -152,7 +155,7 @@ impl Crowd {
                     let grant = Grant { qpn, rkey: RKEY, rights: Rights::ReadWrite, epoch: 1, key };
                     Kind::Stateless(Box::new(Requester::new(grant, self.clock.now_ns())))
                 }
-                Mode::Stateful => {
+                Mode::Stateful | Mode::Grouped => {
                     let mut qp = QueuePair::new(config(), qpn, Psn::new(0));
                     qp.ready_to_receive(qpn, Psn::new(0));
                     qp.ready_to_send();
@@ -165,7 +168,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// Executes operations of clients in random order, at most one per client at a time.
+    /// Executes operations of clients, at most one per client at a time.
     pub fn run(&mut self, operations: u64) -> anyhow::Result<Run> {
         let mut run = Count { latency: latencies(), repeated: 0, maybe_done: 0, errors: 0 };
         let (begin, cpu) = (Instant::now(), thread_cpu());
@@ -173,9 +176,9 @@ impl Crowd {
         let (mut ended_before, mut progressed) = (0, Instant::now());
         let mut under_way: VecDeque<u32> = VecDeque::new();
         while ended < operations {
-            while begun < operations && begun - ended < IN_FLIGHT as u64 && !self.idle.is_empty() {
-                let index = self.random.usize(..self.idle.len());
-                let client = self.idle.swap_remove(index);
+            while begun < operations && begun - ended < IN_FLIGHT as u64 {
+                let is_busy = |client| self.clients[client as usize].under_way.is_some();
+                let Some(client) = self.turns.next((begun - ended) as usize, is_busy) else { break };
                 self.begin(client);
                 self.transmit(client);
                 under_way.push_back(client);
@@ -212,7 +215,9 @@ impl Crowd {
         mut ask: impl FnMut(&Request) -> anyhow::Result<Answer>,
     ) -> anyhow::Result<Run> {
         let cpu = thread_cpu();
-        let Answer::Started = ask(&Request::Start { operations, size: self.size, verb: self.verb })? else {
+        let Answer::Started =
+            ask(&Request::Start { operations, size: self.size, verb: self.verb, workload: self.workload })?
+        else {
             bail!("the server process does not start");
         };
         let mut count = Count { latency: latencies(), repeated: 0, maybe_done: 0, errors: 0 };
@@ -406,7 +411,6 @@ impl Crowd {
         };
         let Some((address, begun)) = state.under_way.take() else { return Ok(0) };
         run.latency.saturating_record(begun.elapsed().as_nanos() as u64);
-        self.idle.push(client);
         let expected = self.expected(address);
         run.errors += u64::from(match self.verb {
             Verb::Read => bytes != expected,

@@ -1,4 +1,4 @@
-//! Operations that the server starts: reads or writes of memory of random clients, one of a client at a time.
+//! Operations that the server starts: reads or writes of memory of clients, one of a client at a time.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -10,6 +10,7 @@ use hdrhistogram::Histogram;
 
 use super::server::Peers;
 use super::transport::{Own, at};
+use super::turns::Turns;
 use super::{Answer, Ended, IN_FLIGHT, Latency, MEMORY_BYTES, PATIENCE, RKEY, Verb, byte_at, latencies};
 
 /// Clients with consecutive numbers that share one port.
@@ -40,6 +41,7 @@ pub struct Job {
     maybe_done: u64,
     errors: u64,
     failure: Option<String>,
+    turns: Turns,
     random: fastrand::Rng,
 }
 
@@ -60,7 +62,7 @@ struct UnderWay {
 
 impl Job {
     /// Creates a run. `before` is the run before it on the same memory.
-    pub fn new(operations: u64, size: u64, verb: Verb, before: Option<Job>) -> Job {
+    pub fn new(operations: u64, size: u64, verb: Verb, turns: Turns, before: Option<Job>) -> Job {
         let now = Instant::now();
         Job {
             size,
@@ -79,6 +81,7 @@ impl Job {
             maybe_done: 0,
             errors: 0,
             failure: None,
+            turns,
             random: fastrand::Rng::with_seed(2),
         }
     }
@@ -116,6 +119,12 @@ impl Job {
             self.failure = Some(format!("no client has answered for {} s", PATIENCE.as_secs()));
         }
         started
+    }
+
+    /// Returns the time until an operation may begin; `None` if packets of clients are expected earlier.
+    pub fn idle(&self) -> Option<Duration> {
+        let is_idle = self.took.is_none() && self.failure.is_none() && self.under_way.is_empty();
+        if is_idle { self.turns.until_next() } else { None }
     }
 
     /// Returns the clients with an operation in progress.
@@ -169,6 +178,7 @@ impl Job {
                 self.maybe_done += 1;
                 self.begun -= 1;
                 self.written.maybe.insert(remote);
+                self.turns.take_back(client);
             }
             OrderOutcome::Refused => self.failure = Some(format!("client {client} refused an operation")),
         }
@@ -176,12 +186,9 @@ impl Job {
 
     fn start(&mut self, now_ns: u64, peers: &mut Peers, clients: &[Range], memory: &Own) -> Vec<u32> {
         let mut started = Vec::new();
-        let all = clients.iter().map(|range| range.count).sum::<u32>() as usize;
-        while self.begun < self.operations && self.under_way.len() < IN_FLIGHT.min(all) {
-            let (client, port) = self.pick(clients);
-            if self.under_way.contains_key(&client) {
-                continue;
-            }
+        while self.begun < self.operations && self.under_way.len() < IN_FLIGHT {
+            let is_busy = |client| self.under_way.contains_key(&client);
+            let Some(client) = self.turns.next(self.under_way.len(), is_busy) else { break };
             let remote = self.random.u64(..MEMORY_BYTES / self.size) * self.size;
             // All clients share one memory, so each write of a place has the same bytes.
             let local = if self.verb == Verb::Write { Some(remote) } else { self.places.pop() };
@@ -195,8 +202,12 @@ impl Job {
             let len = self.size as u32;
             match peers {
                 Peers::Stateless(responder) => {
-                    let target =
-                        Target { to: at(port), qpn: Qpn::new(client), rkey: RKEY, rights: Rights::ReadWrite };
+                    let target = Target {
+                        to: at(port_of(client, clients)),
+                        qpn: Qpn::new(client),
+                        rkey: RKEY,
+                        rights: Rights::ReadWrite,
+                    };
                     let kind = match self.verb {
                         Verb::Write => OrderKind::Write,
                         Verb::Read | Verb::Call => OrderKind::Read,
@@ -225,17 +236,10 @@ impl Job {
         }
         started
     }
+}
 
-    /// Returns the number and the port of a random client.
-    fn pick(&mut self, clients: &[Range]) -> (u32, u16) {
-        let all: u32 = clients.iter().map(|range| range.count).sum();
-        let mut index = self.random.u32(..all);
-        for range in clients {
-            if index < range.count {
-                return (range.first + index, range.port);
-            }
-            index -= range.count;
-        }
-        unreachable!("the index is less than the sum")
-    }
+/// Returns the port of a client.
+fn port_of(client: u32, clients: &[Range]) -> u16 {
+    let is_in = |range: &&Range| (range.first..range.first + range.count).contains(&client);
+    clients.iter().find(is_in).expect("the client was admitted").port
 }

@@ -15,6 +15,7 @@ mod generator;
 mod initiator;
 mod server;
 mod transport;
+mod turns;
 
 use std::time::Duration;
 
@@ -42,6 +43,18 @@ pub enum Mode {
     Stateful,
     /// By the data in their packets
     Stateless,
+    /// As stateful, and clients take turns in groups
+    Grouped,
+}
+
+/// When operations begin.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Workload {
+    /// Clients are chosen at random
+    Open,
+    /// Each client has one operation per round, and a round begins when the last one has ended
+    Rounds,
 }
 
 /// The side that starts the operations.
@@ -108,7 +121,7 @@ enum Request {
     /// Report the processor time and the memory used so far.
     Use,
     /// Start to read or write memory of random clients, `operations` times. The answer arrives at once.
-    Start { operations: u64, size: u64, verb: Verb },
+    Start { operations: u64, size: u64, verb: Verb, workload: Workload },
     /// Report how the run that `Start` began has ended.
     Progress,
 }
@@ -161,6 +174,7 @@ struct Report {
     test: &'static str,
     mode: Mode,
     initiator: Initiator,
+    workload: Workload,
     verb: Verb,
     clients: u32,
     size: u64,
@@ -197,9 +211,10 @@ impl Latency {
 
 pub fn run(args: &PerfArgs) -> anyhow::Result<()> {
     let (mode, verb) = (args.mode.unwrap_or(Mode::Stateless), args.verb.unwrap_or(Verb::Read));
+    let workload = args.workload.unwrap_or(Workload::Open);
     let clients = args.clients.unwrap_or(10);
     let size = args.size.map_or(32, |size| size.0);
-    let most = if mode == Mode::Stateful { STATEFUL_MAX } else { CLIENTS_MAX };
+    let most = if mode == Mode::Stateless { CLIENTS_MAX } else { STATEFUL_MAX };
     if !(1..=most).contains(&clients) {
         return Err(wrong(&format!("--clients must be from 1 to {most} in this mode")).into());
     }
@@ -212,10 +227,14 @@ pub fn run(args: &PerfArgs) -> anyhow::Result<()> {
             wrong("--initiator server reads or writes memory of the clients: omit --verb call").into()
         );
     }
+    if initiator == Initiator::Client && workload == Workload::Rounds {
+        return Err(wrong("--workload rounds needs --initiator server, which waits for all clients").into());
+    }
     let target = Target::new(args.svg.as_deref(), None, args.force)?;
     let cores = Cores::available(args.cores).context("cannot list the cores")?;
     pin(cores.of_client(0)).context("cannot pin the clients to their core")?;
-    let case = Case { mode, initiator, verb, size, iterations: args.iterations.unwrap_or(200_000) };
+    let iterations = args.iterations.unwrap_or(200_000);
+    let case = Case { mode, initiator, workload, verb, size, iterations };
     let points = if args.svg.is_some() { decades(clients) } else { vec![clients] };
     let mut reports = Vec::new();
     for clients in points {
@@ -246,6 +265,7 @@ fn decades(most: u32) -> Vec<u32> {
 struct Case {
     mode: Mode,
     initiator: Initiator,
+    workload: Workload,
     verb: Verb,
     size: u64,
     iterations: u64,
@@ -253,7 +273,13 @@ struct Case {
 
 impl Case {
     fn measure(&self, clients: u32) -> anyhow::Result<Report> {
-        let Case { mode, initiator, verb, size, iterations } = *self;
+        let Case { mode, initiator, workload, verb, size, .. } = *self;
+        // Rounds are complete.
+        let whole = |operations: u64| match workload {
+            Workload::Open => operations,
+            Workload::Rounds => operations.next_multiple_of(u64::from(clients)),
+        };
+        let iterations = whole(self.iterations);
         let scratch = Scratch::create()?;
         let flags = [name_of(&mode), name_of(&initiator)];
         let flags = ["--mode", &flags[0], "--initiator", &flags[1]].map(str::to_owned);
@@ -261,13 +287,13 @@ impl Case {
         let Answer::Listening { port } = server.receive()? else {
             bail!("the server process does not listen")
         };
-        let plan = generator::Plan { mode, verb, clients, size, port };
+        let plan = generator::Plan { mode, workload, verb, clients, size, port };
         let mut crowd = generator::Crowd::admit(&plan, |request| ask(&mut server, request))?;
         let mut execute = |operations, server: &mut Coworker| match initiator {
             Initiator::Client => crowd.run(operations),
             Initiator::Server => crowd.serve(operations, |request| ask(server, request)),
         };
-        execute(iterations * WARM_UP_PERCENT / 100, &mut server)?;
+        execute(whole(self.iterations * WARM_UP_PERCENT / 100), &mut server)?;
         let before = usage(&mut server)?;
         let run = execute(iterations, &mut server)?;
         let after = usage(&mut server)?;
@@ -280,6 +306,7 @@ impl Case {
             test: "fan_in",
             mode,
             initiator,
+            workload,
             verb,
             clients,
             size,
@@ -328,10 +355,11 @@ fn usage(server: &mut Coworker) -> anyhow::Result<Use> {
 fn text(report: &Report) -> String {
     let Report { clients, size, rate_mops, server_ns_per_op, generator_ns_per_op, lat_us, .. } = report;
     format!(
-        "fan_in: {clients} clients, {}, {} of {size} B by {}\n\
+        "fan_in: {clients} clients, {}, {}, {} of {size} B by {}\n\
          rate[Mops] {rate_mops:.4}  server[nsec/op] {server_ns_per_op:.0}  busy {:.2}  generator[nsec/op] {generator_ns_per_op:.0}\n\
          p50[usec] {:.2}  p99[usec] {:.2}  p99.9[usec] {:.2}  server heap {} KiB  sent again {}\n",
         name_of(&report.mode),
+        name_of(&report.workload),
         name_of(&report.verb),
         name_of(&report.initiator),
         report.server_busy,

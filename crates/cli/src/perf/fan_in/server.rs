@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, BufRead, ErrorKind};
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -15,7 +16,8 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::initiator::{Job, Range};
 use super::transport::{Clock, Own, PACKET_BYTES, at, config, open};
-use super::{Answer, Initiator, MEMORY_BYTES, Mode, RKEY, Request, Use, byte_at, reply};
+use super::turns::Turns;
+use super::{Answer, Initiator, MEMORY_BYTES, Mode, RKEY, Request, Use, Workload, byte_at, reply};
 use crate::output;
 use crate::perf::cores::{Cores, Pinning, pin};
 use crate::perf::measure::thread_cpu;
@@ -41,6 +43,7 @@ const LOOK: Duration = Duration::from_millis(1);
 
 /// Common state of both threads.
 struct Shared {
+    mode: Mode,
     peers: Peers,
     /// The admitted clients, for operations of the server.
     clients: Vec<Range>,
@@ -66,7 +69,7 @@ pub fn serve(args: &FanInArgs) -> anyhow::Result<()> {
     let cores = Cores::available(Pinning::Apart).context("cannot list the cores")?;
     let socket = open().context("cannot open a UDP socket")?;
     let peers = match args.mode {
-        Mode::Stateful => Peers::Stateful(BTreeMap::new()),
+        Mode::Stateful | Mode::Grouped => Peers::Stateful(BTreeMap::new()),
         Mode::Stateless => {
             let mut secret = [0; 32];
             getrandom(&mut secret, GetRandomFlags::empty()).context("cannot get random bytes")?;
@@ -74,6 +77,7 @@ pub fn serve(args: &FanInArgs) -> anyhow::Result<()> {
         }
     };
     let shared = Arc::new(Mutex::new(Shared {
+        mode: args.mode,
         peers,
         clients: Vec::new(),
         job: None,
@@ -120,9 +124,11 @@ fn handle(request: Request, shared: &mut Shared) -> anyhow::Result<Answer> {
             };
             Ok(Answer::Admitted { keys })
         }
-        Request::Start { operations, size, verb } => {
+        Request::Start { operations, size, verb, workload } => {
+            let clients = shared.clients.iter().map(|range| range.count).sum();
+            let turns = Turns::new(clients, shared.mode == Mode::Grouped, workload == Workload::Rounds);
             shared.orders_before = shared.orders_sent();
-            shared.job = Some(Job::new(operations, size, verb, shared.job.take()));
+            shared.job = Some(Job::new(operations, size, verb, turns, shared.job.take()));
             Ok(Answer::Started)
         }
         Request::Progress => {
@@ -161,8 +167,14 @@ fn serve_packets(socket: &UdpSocket, port: u16, shared: &Mutex<Shared>) -> io::R
     let mut flows = Flows { port, known: BTreeMap::new() };
     let (mut packet, mut answer) = ([0; PACKET_BYTES], [0; PACKET_BYTES]);
     let (mut looked, mut answering) = (Instant::now(), BTreeSet::new());
+    let mut idle: Option<Duration> = None;
     loop {
-        let received = match socket.recv_from(&mut packet) {
+        // No packet is expected before the next time slice.
+        let received = match idle.take().map(thread::sleep) {
+            Some(()) => Err(ErrorKind::TimedOut.into()),
+            None => socket.recv_from(&mut packet),
+        };
+        let received = match received {
             Ok(received) => Some(received),
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => None,
             Err(error) => return Err(error),
@@ -225,6 +237,7 @@ fn serve_packets(socket: &UdpSocket, port: u16, shared: &Mutex<Shared>) -> io::R
             continue;
         };
         let started = job.drive(now_ns, peers, clients, &memory);
+        idle = job.idle();
         match peers {
             Peers::Stateless(responder) => {
                 while let Some((to, len)) = responder.poll_transmit(now_ns, &mut answer) {
