@@ -323,8 +323,8 @@ impl Engine {
                 self.cx().answer(requester, Ok(Reply::Members { members }))
             }
             Request::Alloc { .. } => self.home_side().serve_alloc(requester, request),
-            Request::Map { region, principal, wanted } => {
-                self.home_side().serve_map(requester, region, principal, wanted)
+            Request::Map { region, principal, wanted, name } => {
+                self.home_side().serve_map(requester, region, principal, wanted, name)
             }
             Request::Stat { region } => self.home_side().serve_stat(requester, region),
             Request::Describe { regions } => self.home_side().serve_describe(requester, &regions),

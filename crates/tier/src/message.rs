@@ -63,8 +63,9 @@ pub enum Request {
         /// True if owners must allocate the pages of the chunks before the reply.
         populate: bool,
     },
-    /// To a region's home: let the requesting node map the region for `principal`.
-    Map { region: RegionId, principal: Principal, wanted: Permissions },
+    /// To a region's home: let the requesting node map the region for `principal`. If `name` is given, refuse unless the
+    /// region has this name.
+    Map { region: RegionId, principal: Principal, wanted: Permissions, name: Option<String> },
     /// To a region's home: describe the region.
     Stat { region: RegionId },
     /// To a region's home: execute a master's command.

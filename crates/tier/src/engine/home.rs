@@ -313,6 +313,7 @@ impl HomeSide<'_> {
         region: RegionId,
         principal: Principal,
         wanted: Permissions,
+        name: Option<String>,
     ) {
         if !self.cx.is_present(requester.incarnation) {
             // The requester was lost while its request was parked, and could never acknowledge a change.
@@ -328,7 +329,11 @@ impl HomeSide<'_> {
         // one without this home's knowledge, and will take it back.
         let is_mapper =
             |found: &Region| found.mappers.iter().any(|mapper| mapper.incarnation == requester.incarnation);
-        if found.name.is_none() && !is_mapper(found) {
+        let is_found = match &name {
+            Some(name) => found.name.as_deref() == Some(name),
+            None => found.name.is_some() || is_mapper(found),
+        };
+        if !is_found {
             return self.cx.answer(requester, Err(ErrorReply::NotFound));
         }
         let missing = wanted - found.access.of(&principal);
@@ -346,7 +351,7 @@ impl HomeSide<'_> {
                 let next = moving.to.node;
                 return self.cx.answer(requester, Err(ErrorReply::PeerDown(next)));
             }
-            return moving.parked.push((requester, Request::Map { region, principal, wanted }));
+            return moving.parked.push((requester, Request::Map { region, principal, wanted, name }));
         }
         found.add_mapper(requester);
         let reply = Box::new(found.reply(region, self.cx.incarnation()));
@@ -624,8 +629,8 @@ impl HomeSide<'_> {
     /// Serves a request that waited for the end of a move.
     fn serve_parked(&mut self, requester: Requester, request: Request) {
         match request {
-            Request::Map { region, principal, wanted } => {
-                self.serve_map(requester, region, principal, wanted)
+            Request::Map { region, principal, wanted, name } => {
+                self.serve_map(requester, region, principal, wanted, name)
             }
             Request::Lock { region, principal, session, wait, base_ns } => {
                 self.serve_lock(locks::Waiter::new(requester, session, principal, base_ns), region, wait)

@@ -321,7 +321,8 @@ impl Engine {
                 self.resume_after_break_off(broken_off);
             }
             DialWaiter::Mapping { op, session, wanted, unmet, region, home } => {
-                self.session_side().act(op, Act::Map { session, wanted, unmet }, region, home.node, 0)
+                let act = Act::Map { session, wanted, unmet, name: None };
+                self.session_side().act(op, act, region, home.node, 0)
             }
             DialWaiter::Move(requester) => self.cx().answer(requester, Ok(Reply::Done)),
             DialWaiter::Request(requester, request) => self.serve_if_pending(requester, *request),
@@ -358,7 +359,8 @@ impl Engine {
             }
             DialWaiter::Mapping { op, session, wanted, mut unmet, region, home } => {
                 unmet.push(incarnation);
-                self.session_side().act(op, Act::Map { session, wanted, unmet }, region, home.node, 0)
+                let act = Act::Map { session, wanted, unmet, name: None };
+                self.session_side().act(op, act, region, home.node, 0)
             }
             // This node cannot reach the chunk at its new place anyway.
             DialWaiter::Move(requester) => self.cx().answer(requester, Ok(Reply::Done)),

@@ -139,13 +139,13 @@ pub(super) enum Act {
         session: SessionId,
         wanted: Permissions,
         unmet: Vec<NodeIncarnation>,
+        /// The name by which the region was last found, if it may have another one now.
+        name: Option<String>,
     },
-    /// Checks that the region still has the name by which it was last found.
-    Confirm {
-        name: String,
-        then: Then,
+    /// Describes a region; `name` as for `Map`.
+    Stat {
+        name: Option<String>,
     },
-    Stat,
     RegionCommand {
         principal: Principal,
         command: RegionCommand,
@@ -160,6 +160,15 @@ pub(super) enum Act {
     ListWatchers {
         principal: Principal,
     },
+}
+
+impl Then {
+    fn act(self, name: Option<String>) -> Act {
+        match self {
+            Then::Map { session, wanted } => Act::Map { session, wanted, unmet: Vec::new(), name },
+            Then::Stat => Act::Stat { name },
+        }
+    }
 }
 
 impl SessionSide<'_> {
@@ -182,7 +191,7 @@ impl SessionSide<'_> {
             }
             Command::Map { name, wanted } => self.find(op, name, Then::Map { session, wanted }),
             Command::Stat(name) => self.find(op, name, Then::Stat),
-            Command::StatHandle(slot) => self.act_on_handle(op, session, slot, Act::Stat),
+            Command::StatHandle(slot) => self.act_on_handle(op, session, slot, Act::Stat { name: None }),
             Command::RegionCommand(slot, command) => self.command_region(op, session, slot, command),
             Command::Unmap(slot) => match self.mapper.region_of(session, slot) {
                 Some(_) => self.unmap(slot.index, Some(op)),
@@ -267,7 +276,7 @@ impl SessionSide<'_> {
     /// Finds a region by name. If names are outside, tries the known home first, even while the store is down.
     fn find(&mut self, op: OpId, name: String, then: Then) {
         match self.commands.known.find(&name) {
-            Some((region, home)) => self.act(op, Act::Confirm { name, then }, region, home, 0),
+            Some((region, home)) => self.act(op, then.act(Some(name)), region, home, 0),
             None => self.look_up(op, name, then),
         }
     }
@@ -283,27 +292,10 @@ impl SessionSide<'_> {
         }
     }
 
-    fn continue_confirm(
-        &mut self,
-        op: OpId,
-        (name, then): (String, Then),
-        region: RegionId,
-        body: Result<Reply, ErrorReply>,
-    ) {
-        let info = match body {
-            Ok(Reply::Info(info)) if info.name.as_deref() == Some(&name) => info,
-            _ => {
-                self.commands.known.forget(&name);
-                return self.look_up(op, name, then);
-            }
-        };
-        self.note_name(&name, region, info.home);
-        match then {
-            Then::Map { session, wanted } => {
-                self.act(op, Act::Map { session, wanted, unmet: Vec::new() }, region, info.home, 0)
-            }
-            Then::Stat => self.cx.finish(op, Ok(Outcome::Info(info))),
-        }
+    /// Asks the directory, since the region that last had the name was not found by it.
+    fn look_up_again(&mut self, op: OpId, name: String, then: Then) {
+        self.commands.known.forget(&name);
+        self.look_up(op, name, then);
     }
 
     /// Sends a master's command to the home, which checks the principal, if the handle has that permission.
@@ -339,14 +331,14 @@ impl SessionSide<'_> {
 
     pub(super) fn act(&mut self, op: OpId, act: Act, region: RegionId, home: NodeId, hops: u8) {
         let request = match &act {
-            Act::Map { session, wanted, .. } => {
+            Act::Map { session, wanted, name, .. } => {
                 let Some(principal) = self.mapper.principal(*session).cloned() else {
                     return self.cx.finish(op, Err(CommandError::UnknownHandle));
                 };
                 *self.commands.mapping.entry(region).or_default() += 1;
-                Request::Map { region, principal, wanted: *wanted }
+                Request::Map { region, principal, wanted: *wanted, name: name.clone() }
             }
-            Act::Stat | Act::Confirm { .. } => Request::Stat { region },
+            Act::Stat { .. } => Request::Stat { region },
             Act::RegionCommand { principal, command } => {
                 Request::RegionCommand { region, principal: principal.clone(), command: command.clone() }
             }
@@ -372,20 +364,20 @@ impl SessionSide<'_> {
             }
             (UserStep::Find { name, then }, Ok(Reply::Found { region, home })) => {
                 self.note_name(&name, region, home);
-                let act = match then {
-                    Then::Map { session, wanted } => Act::Map { session, wanted, unmet: Vec::new() },
-                    Then::Stat => Act::Stat,
-                };
-                self.act(op, act, region, home, 0);
+                self.act(op, then.act(None), region, home, 0);
             }
-            (UserStep::Act { act: Act::Map { .. }, region, .. }, Err(refusal)) => {
+            (UserStep::Act { act: Act::Map { session, wanted, name, .. }, region, .. }, Err(refusal)) => {
                 self.stop_mapping(region);
                 // Another handle may have been unmapped while this map request was in flight. A home without the region
                 // does not list this node; it may be about to make the region for this node, and must list it then.
                 if refusal != ErrorReply::NotFound {
                     self.announce_unmapped(region, from);
                 }
-                self.cx.finish(op, Err(refusal.into()));
+                let is_final = matches!(refusal, ErrorReply::PermissionDenied { .. } | ErrorReply::Sealed);
+                match name.filter(|_| !is_final) {
+                    Some(name) => self.look_up_again(op, name, Then::Map { session, wanted }),
+                    None => self.cx.finish(op, Err(refusal.into())),
+                }
             }
             (UserStep::Act { act, region, hops }, body) => self.continue_act(op, act, region, hops, body),
             (UserStep::ListNames { after }, body) => self.continue_list(op, after, body),
@@ -515,11 +507,20 @@ impl SessionSide<'_> {
             (act, Ok(Reply::MovedTo { home })) if hops < HOPS_MAX => {
                 self.act(op, act, region, home, hops + 1)
             }
-            (Act::Map { session, wanted, unmet }, Ok(Reply::Mapped(reply))) => {
+            (Act::Map { session, wanted, unmet, name }, Ok(Reply::Mapped(reply))) => {
+                if let Some(name) = name {
+                    self.note_name(&name, region, reply.home.node);
+                }
                 self.insert_mapping(op, session, (wanted, unmet), &reply)
             }
-            (Act::Confirm { name, then }, body) => self.continue_confirm(op, (name, then), region, body),
-            (Act::Stat, Ok(Reply::Info(info))) => self.cx.finish(op, Ok(Outcome::Info(info))),
+            (Act::Stat { name: Some(name) }, body) => match body {
+                Ok(Reply::Info(info)) if info.name.as_deref() == Some(&name) => {
+                    self.note_name(&name, region, info.home);
+                    self.cx.finish(op, Ok(Outcome::Info(info)))
+                }
+                _ => self.look_up_again(op, name, Then::Stat),
+            },
+            (Act::Stat { name: None }, Ok(Reply::Info(info))) => self.cx.finish(op, Ok(Outcome::Info(info))),
             (Act::RegionCommand { .. } | Act::Unwatch { .. }, Ok(Reply::Done)) => {
                 self.cx.finish(op, Ok(Outcome::Done))
             }

@@ -6,7 +6,7 @@ use common::store::{A_SECOND_NS, Claims, Fate, World, fails, is_out, names_at};
 use halite_tier::directory::{Step, Transaction};
 use halite_tier::effect::{Command, CommandError, Outcome, Placement};
 use halite_tier::ids::NodeId;
-use halite_tier::message::{ErrorReply, RegionCommand};
+use halite_tier::message::{ErrorReply, Message, RegionCommand, Request, decode};
 use halite_tier::permissions::Permissions;
 
 /// The first home's claim has an unknown result, so the name may not be reported as another region's.
@@ -59,7 +59,7 @@ fn names_reclaimed_while_forgetting_are_kept() {
     assert_eq!(world.names(), ["a"], "late transactions have no effect");
 }
 
-/// The known home is asked at once, without the store.
+/// The known home is asked at once, without the store, in one round trip.
 #[test]
 fn known_names_are_found_without_the_store() {
     let mut world = World::of(4);
@@ -77,6 +77,13 @@ fn known_names_are_found_without_the_store() {
         Ok(Outcome::Info(info)) => assert_eq!(info.home, NodeId(0)),
         other => panic!("{other:?}"),
     }
+    world.cluster.record(2, 0);
+    assert!(matches!(world.command_with(2, map(), without_command), Ok(Outcome::Mapped { .. })));
+    let sent = world.cluster.recorded();
+    let requests = sent.iter().map(|frame| decode(&frame[1..]).expect("a message"));
+    let requests: Vec<Message> =
+        requests.filter(|message| matches!(message, Message::Request { .. })).collect();
+    assert!(matches!(&requests[..], [Message::Request { body: Request::Map { .. }, .. }]), "{requests:?}");
 }
 
 /// What is known of a name is stale once its region is freed, its home is dead, or another region has it: then the
@@ -103,11 +110,18 @@ fn stale_known_names_are_corrected() {
     assert!(matches!(world.home_of(2, "a"), Err(CommandError::Refused(ErrorReply::Lost { .. }))));
     // Its home has renamed the region, since another claimed the name while the store had lost it.
     world.alloc(1, "b").unwrap();
-    assert_eq!(world.home_of(2, "b"), Ok(NodeId(1)));
+    let mapped = |world: &mut World| match world
+        .command(2, Command::Map { name: "b".to_owned(), wanted: Permissions::MASTER })
+    {
+        Ok(Outcome::Mapped { region, .. }) => region,
+        other => panic!("{other:?}"),
+    };
+    let first = mapped(&mut world);
     world.etcd.keys.retain(|key, _| !key.contains("/names/"));
     world.alloc(0, "b").unwrap();
     world.command_with(1, Command::Stat("none".to_owned()), |_| Fate::Refused).unwrap_err();
     world.pass(2 * A_SECOND_NS);
+    assert_ne!(mapped(&mut world), first);
     assert_eq!(world.home_of(2, "b"), Ok(NodeId(0)));
 }
 
