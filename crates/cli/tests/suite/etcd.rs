@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use halite::{Config, EtcdAddress, EtcdFault, JoinError, Node, NodeId, Permissions, Placement, RegionCause};
+use rustix::process::Signal;
 use support::etcd::{ClosedPort, Etcd};
 use support::{Process, Running, Scratch, eventually};
 
@@ -57,6 +58,31 @@ fn clusters_share_an_etcd_and_name_without_node_0() {
     other.ok(&format!("put a {file}"));
     other.ok("down");
     scratch.ok("down");
+}
+
+/// Nodes of several hosts whose command lines name no other host. The last one joins while etcd still lists the address
+/// of a killed node 0.
+#[test]
+fn hosts_find_each_other_through_etcd() {
+    let Some(etcd) = Etcd::start() else { return };
+    let own = Scratch::new("found");
+    let secret = own.file("secret").display().to_string();
+    own.ok(&format!("secret new {secret}"));
+    let start = |id: u32| {
+        let scratch = Scratch::new(&format!("found-{id}"));
+        let at = format!("--listen 127.0.0.1:0 --secret-file {secret} --directory {}", etcd.address("found"));
+        let mut node = Running::start(&scratch, &format!("node --id {id} --arena 64M {at}"));
+        assert!(node.line().contains("ready"));
+        (node, scratch)
+    };
+    let (mut first, _dir) = start(0);
+    let (_second, second) = start(1);
+    second.ok(&format!("put a {} --node 0", own.write("file", b"words").display()));
+    first.signal(Signal::KILL);
+    first.wait();
+    let (_third, third) = start(2);
+    third.ok(&format!("put b {} --node 1", own.file("file").display()));
+    assert_eq!(second.ok("get b"), "words");
 }
 
 /// A second cluster with the same prefix is refused.
