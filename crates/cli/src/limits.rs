@@ -62,7 +62,7 @@ pub fn clients_within(wanted: usize) -> anyhow::Result<usize> {
 }
 
 /// Chunks of regions have at least this many bytes by default.
-const PIECE_BYTES: u64 = 4 << 20;
+pub const PIECE_BYTES: u64 = 4 << 20;
 /// Free bytes and free files that a cluster directory should have: each process has some short files there.
 const DISK_BYTES: u64 = 1 << 20;
 const DISK_FILES: u64 = 100;

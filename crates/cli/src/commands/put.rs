@@ -16,6 +16,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::regions::attempting;
 use crate::args::Put;
 use crate::client::{self, Attached, memory_nodes};
+use crate::limits;
 use crate::progress;
 use crate::signals::Interrupt;
 use crate::source::{PIECE_BYTES, Source};
@@ -242,13 +243,14 @@ fn explain(error: anyhow::Error, client: &Attached, args: &Put, source: &Source)
     }
 }
 
-/// Returns true if all nodes together have `wanted` bytes of free memory.
+/// Returns true if all nodes together have `wanted` bytes of free memory, in pieces that hold a chunk.
 fn has_room_when_spread(client: &Attached, wanted: u64) -> bool {
     // If the nodes do not answer, there is no advice.
     let nodes = client.session.status().unwrap_or_default();
     let alive = nodes.iter().filter(|node| node.state.is_there());
+    let usable = alive.filter(|node| node.bytes_largest >= limits::PIECE_BYTES.min(wanted));
     let free = |node: &NodeStatus| {
         node.bytes_total.saturating_sub(node.bytes_used + node.bytes_quarantined + node.bytes_refused)
     };
-    alive.map(free).sum::<u64>() >= wanted
+    usable.map(free).sum::<u64>() >= wanted
 }

@@ -122,6 +122,24 @@ fn explain_shows_the_way_that_bytes_take() {
 }
 
 #[test]
+fn a_fragmented_arena_tells_its_largest_piece() {
+    let scratch = Scratch::new("pieces");
+    scratch.ok("up --nodes 1 --arena 16M --detach");
+    let file = scratch.write("file", &bytes(1_000_000)).display().to_string();
+    let names = || (0..).map(|number| format!("r{number}"));
+    let count =
+        names().take_while(|name| scratch.run(&format!("put {name} {file}")).status.success()).count();
+    names().take(count).step_by(2).for_each(|name| drop(scratch.ok(&format!("rm {name}"))));
+    let file = scratch.write("file", &bytes(6_000_000)).display().to_string();
+    let complaint = scratch.fails(&format!("put large {file}"), 1);
+    assert!(complaint.contains("are free, in pieces of at most 1"), "{complaint}");
+    assert!(!complaint.contains("--spread"), "no chunk fits into a piece: {complaint}");
+    let doctor = String::from_utf8(scratch.run("doctor --arena 16M").stdout).unwrap();
+    assert!(doctor.contains("warning  pieces: node 0 has "), "{doctor}");
+    scratch.ok("down");
+}
+
+#[test]
 fn a_removed_region_is_gone() {
     let scratch = Scratch::new("remove");
     let _up = scratch.up(1);
