@@ -5,6 +5,7 @@ use std::io;
 use std::path::Path;
 use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
 
+use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit, getuid};
 
 /// The system did not start a thread or process.
@@ -85,6 +86,13 @@ const ENDED_MAX: u64 = 16;
 
 /// Names the limit that was reached.
 fn advice(error: &io::Error) -> String {
+    if let (Some(Errno::MFILE), Some(limit)) =
+        (Errno::from_io_error(error), getrlimit(Resource::Nofile).current)
+    {
+        return format!(
+            "the limit of {limit} descriptors (`ulimit -n`, LimitNOFILE= of the unit) is too low"
+        );
+    }
     if error.kind() != io::ErrorKind::WouldBlock {
         return "the system lacks memory or address space (`ulimit -v`)".to_owned();
     }

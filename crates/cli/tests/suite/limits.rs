@@ -43,6 +43,19 @@ fn nodes_raise_a_low_soft_limit_of_descriptors() {
     scratch.ok("down");
 }
 
+#[test]
+fn a_command_that_lacks_descriptors_names_the_limit() {
+    let scratch = Scratch::new("few");
+    for limit in 8.. {
+        let (status, _, complaint) = limited(&scratch, &format!("ulimit -n {limit}"), "perf read_lat -n 10");
+        if status == Some(0) {
+            break;
+        }
+        let names_it = [format!("of {limit} are in use"), format!("the limit of {limit} descriptors")];
+        assert!(names_it.iter().any(|name| complaint.contains(name)), "{limit}: {complaint}");
+    }
+}
+
 /// Runs a command in a control group of at most `threads` threads. Returns `None` if this user cannot create one.
 fn within(scratch: &Scratch, threads: u32, line: &str) -> Option<Output> {
     let group = Cgroup::of_threads("threads", threads)?;

@@ -101,7 +101,7 @@ fn a_command_without_resources_says_so() {
         );
     }
     let complaint = complaint_after(&scratch, "ulimit -n 24", &put).expect("24 descriptors are too few");
-    let own = ["Too many open files", "this process lacks", "this process cannot map", "ulimit -v -n -f"];
+    let own = ["of 24 are in use", "this process lacks", "this process cannot map", "ulimit -v -n -f"];
     assert!(own.iter().any(|text| complaint.contains(text)), "{complaint}");
     assert_eq!(scratch.ok("ls --json"), "");
     for node in scratch.json("status --json") {

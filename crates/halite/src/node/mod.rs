@@ -38,6 +38,7 @@ use crate::driver::runner::Runner;
 use crate::error::{EtcdError, JoinError};
 use crate::metrics::Metrics;
 use crate::runtime::env::NodeEnv;
+use crate::runtime::headroom;
 use crate::session::Session;
 
 /// Number of nodes of its host that a joining node dials, if it does not dial all: those with the lowest numbers. They
@@ -157,6 +158,7 @@ impl Node {
         open: impl FnOnce(&Config, &[Provider], &NodeIdentity) -> Result<Arc<dyn Fabric>, JoinError>,
     ) -> Result<Node, JoinError> {
         config.check()?;
+        headroom::check_descriptors().map_err(JoinError::Resource)?;
         // First, because an unavailable address should fail before any other node knows of this one.
         let bound = metrics_port(&config)?;
         let mut checked = Checked::new(config)?;

@@ -1,9 +1,10 @@
-//! The memory that this process may use: the maximum, and how much is free now.
+//! The memory and the descriptors that this process may use: the maximum, and how much is free now.
 //!
 //! Several limits apply at once: those of the machine, of each enclosing control group, and of the address space. If
 //! the system does not report a limit, this module assumes none.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use rustix::process::{Resource, getrlimit};
@@ -43,6 +44,25 @@ pub(crate) fn has_addresses(len: u64) -> bool {
     let pages: u64 = statm.split(' ').next().and_then(|pages| pages.parse().ok()).unwrap_or(0);
     let used = pages * rustix::param::page_size() as u64;
     used.saturating_add(len) <= limit / 2
+}
+
+/// Number of descriptors of a node without peers: 17 when idle, one for its memory, and three to greet a peer and read
+/// `/proc`.
+const DESCRIPTORS: u64 = 21;
+
+/// Fails if this process may not open enough descriptors for a node.
+pub(crate) fn check_descriptors() -> io::Result<()> {
+    // The node raises the soft limit.
+    let Some(limit) = getrlimit(Resource::Nofile).maximum else { return Ok(()) };
+    // One of them is for reading the others.
+    let used = fs::read_dir("/proc/self/fd").map_or(0, |open| open.count().saturating_sub(1) as u64);
+    match limit.saturating_sub(used) {
+        free if free < DESCRIPTORS => Err(io::Error::other(format!(
+            "a node needs {DESCRIPTORS} descriptors, and 3 more for each peer, and {used} of {limit} are in use; raise \
+             the limit (`ulimit -n`, LimitNOFILE= of the unit)"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// Total and available memory of the machine, in bytes.
