@@ -205,10 +205,14 @@ impl Port {
                 self.unsent.fetch_add(1, Relaxed);
             }
             Err(error) => {
-                self.on_train_refused(&error);
+                let mut is_any_sent = false;
                 for packet in bytes.chunks_mut(segment) {
                     flow.seal(0, packet);
-                    self.send_one(ends, packet);
+                    is_any_sent |= self.send_one(ends, packet);
+                }
+                // A firewall, a link that is down or a path that has become narrow refuses the packets as well.
+                if is_any_sent || read(&self.state).max_gso_segments() == 1 {
+                    self.on_train_refused(&error);
                 }
                 return false;
             }
@@ -216,20 +220,22 @@ impl Port {
         true
     }
 
-    /// Sends one packet without the library, which would spend time on control messages with default values.
-    fn send_one(&self, ends: (SocketAddr, SocketAddr), packet: &[u8]) {
+    /// Sends one packet without the library, which would spend time on control messages with default values. Returns
+    /// false if the system refuses it.
+    fn send_one(&self, ends: (SocketAddr, SocketAddr), packet: &[u8]) -> bool {
         let sent = match self.others[..] {
             [] => rustix::net::sendto(&self.socket, packet, SendFlags::empty(), &ends.1)
                 .map(drop)
                 .map_err(io::Error::from),
             _ => self.transmit(ends, packet, None),
         };
-        match sent {
+        match &sent {
             Ok(()) => self.capture_sent(ends, packet, packet.len()),
             Err(_) => {
                 self.unsent.fetch_add(1, Relaxed);
             }
         }
+        sent.is_ok()
     }
 
     fn transmit(
@@ -537,6 +543,15 @@ mod tests {
         assert_eq!(receive(&to, &flow, 3), [5, 6, 7].map(|number| (number, 0)));
         from.trains_again_ns.store(1, Relaxed);
         assert!(from.train_packets_max() > 1, "it is asked for again later");
+    }
+
+    #[test]
+    fn trains_go_on_after_a_refusal_of_all_packets() {
+        let (from, _to, flow) = ports();
+        // Linux refuses packets to this address with EACCES, unless the socket asks for broadcasts.
+        send(&from, &flow, SocketAddr::new(Ipv4Addr::BROADCAST.into(), 7000), 0..5);
+        assert_eq!(from.unsent(), 5);
+        assert!(from.train_packets_max() > 1);
     }
 
     #[test]
