@@ -72,19 +72,13 @@ fn fraction_bytes(digits: &str, unit: u128) -> Result<u128, ByteCountError> {
 
 impl fmt::Display for ByteCount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut value = self.0 as f64;
-        let mut suffix = None;
-        for next in SUFFIXES {
-            if value < 1024.0 {
-                break;
-            }
-            value /= 1024.0;
-            suffix = Some(next);
-        }
-        match suffix {
-            None => write!(f, "{} B", self.0),
-            Some(suffix) => write!(f, "{value:.1} {suffix}iB"),
-        }
+        let power = SUFFIXES.len().min(self.0.checked_ilog2().unwrap_or(0) as usize / 10);
+        let Some(suffix) = power.checked_sub(1).map(|index| SUFFIXES[index]) else {
+            return write!(f, "{} B", self.0);
+        };
+        let unit = 1 << (10 * power);
+        let tenths = (u128::from(self.0) * 10 + unit / 2) / unit;
+        write!(f, "{}.{} {suffix}iB", tenths / 10, tenths % 10)
     }
 }
 

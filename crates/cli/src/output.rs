@@ -23,8 +23,13 @@ pub fn standard_output() -> io::Result<Stdout> {
 
 /// Writes `text` to standard output.
 pub fn print(text: &str) -> io::Result<()> {
+    print_bytes(text.as_bytes())
+}
+
+/// Writes text that was made as bytes to standard output.
+pub fn print_bytes(text: &[u8]) -> io::Result<()> {
     let mut stdout = standard_output()?.lock();
-    stdout.write_all(text.as_bytes())?;
+    stdout.write_all(text)?;
     stdout.flush()
 }
 

@@ -17,39 +17,54 @@ pub enum Align {
 pub struct Table {
     align: Vec<Align>,
     widths: Vec<usize>,
-    rows: Vec<Vec<String>>,
+    /// The texts of all cells, row by row.
+    text: String,
+    /// For each cell, the end of its text, and its width.
+    cells: Vec<(usize, usize)>,
 }
 
 impl Table {
     /// Creates an empty table with these headings.
     pub fn new(columns: &[(&str, Align)]) -> Table {
         let align: Vec<Align> = columns.iter().map(|(_, align)| *align).collect();
-        let mut table = Table { widths: vec![0; align.len()], align, rows: Vec::new() };
-        table.row(columns.iter().map(|(heading, _)| (*heading).to_owned()).collect());
+        let widths = vec![0; align.len()];
+        let mut table = Table { align, widths, text: String::new(), cells: Vec::new() };
+        columns.iter().for_each(|(heading, _)| table.cell(heading));
         table
     }
 
     /// Adds a row, one cell for each column.
-    pub fn row(&mut self, mut cells: Vec<String>) {
+    pub fn row(&mut self, cells: Vec<String>) {
         assert_eq!(cells.len(), self.align.len(), "a row has one cell for each column");
-        for (cell, width) in cells.iter_mut().zip(&mut self.widths) {
-            if !cell.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
-                *cell = printable(cell);
-            }
-            *width = cell.chars().count().max(*width);
+        cells.iter().for_each(|cell| self.cell(cell));
+    }
+
+    /// Adds a cell to the last row, or to a new one if that is complete.
+    pub fn cell(&mut self, cell: impl fmt::Display) {
+        let begin = self.text.len();
+        // Writing to a string cannot fail.
+        let _ = write!(self.text, "{cell}");
+        let mut width = self.text.len() - begin;
+        if !self.text.as_bytes()[begin..].iter().all(|byte| matches!(byte, b' '..=b'~')) {
+            let cell = printable(&self.text[begin..]);
+            width = cell.chars().count();
+            self.text.replace_range(begin.., &cell);
         }
-        self.rows.push(cells);
+        let column = self.cells.len() % self.widths.len();
+        self.widths[column] = self.widths[column].max(width);
+        self.cells.push((self.text.len(), width));
     }
 
     /// Returns the number of rows without the heading.
     pub fn len(&self) -> usize {
-        self.rows.len() - 1
+        self.cells.len() / self.align.len() - 1
     }
 
     /// Removes the rows, and returns them as text. Later rows go under the same heading; a column only gets wider.
     pub fn take_text(&mut self) -> String {
         let text = self.to_string();
-        self.rows.clear();
+        self.text.clear();
+        self.cells.clear();
         text
     }
 }
@@ -78,11 +93,13 @@ fn is_invisible(letter: char) -> bool {
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut line = String::new();
-        for row in &self.rows {
+        let (mut line, mut begin) = (String::new(), 0);
+        for row in self.cells.chunks(self.align.len()) {
             line.clear();
-            for ((cell, width), align) in row.iter().zip(&self.widths).zip(&self.align) {
-                let padding = iter::repeat_n(' ', width - cell.chars().count());
+            for (((end, width), column), align) in row.iter().zip(&self.widths).zip(&self.align) {
+                let cell = &self.text[begin..*end];
+                begin = *end;
+                let padding = iter::repeat_n(' ', column - width);
                 match align {
                     Align::Left => {
                         line.push_str(cell);
@@ -112,6 +129,7 @@ mod tests {
         let headed = Table::new(&[("\n\u{1b}", Align::Left)]);
         assert_eq!(headed.to_string(), "\\n\\u{1b}\n");
         table.row(vec!["red\u{1b}[31m\nrow".into()]);
+        assert_eq!(table.len(), 1);
         assert_eq!(table.to_string(), "name\nred\\u{1b}[31m\\nrow\n");
         assert_eq!(printable("gpj.\u{202e}exe\u{200b}\u{feff} é"), "gpj.\\u{202e}exe\\u{200b}\\u{feff} é");
     }

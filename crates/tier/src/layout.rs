@@ -166,13 +166,12 @@ pub fn slice(extents: &[Extent], from: u64, to: u64) -> Extents {
     result
 }
 
-/// Returns the total bytes of `extents` on each node, ordered by node.
-pub fn bytes_by_node<'e>(extents: impl IntoIterator<Item = &'e Extent>) -> Vec<(NodeId, u64)> {
-    let mut sums = std::collections::BTreeMap::new();
-    for extent in extents {
-        *sums.entry(extent.owner.node).or_insert(0) += extent.len;
+/// Adds `bytes` to the share of a node; `shares` are ordered by node.
+pub fn add_share(shares: &mut Vec<(NodeId, u64)>, node: NodeId, bytes: u64) {
+    match shares.binary_search_by_key(&node, |(node, _)| *node) {
+        Ok(index) => shares[index].1 += bytes,
+        Err(index) => shares.insert(index, (node, bytes)),
     }
-    sums.into_iter().collect()
 }
 
 #[cfg(test)]

@@ -180,19 +180,24 @@ impl Region {
         presence: impl Fn(NodeIncarnation) -> Presence,
     ) -> RegionInfo {
         let named = self.access.named();
-        let held_by = |wanted: Presence| {
-            let held = self.extents.iter().filter(|extent| presence(extent.owner) == wanted);
-            layout::bytes_by_node(held.collect::<Vec<_>>())
-        };
+        let (mut nodes, mut unreachable, mut lost) = (Vec::new(), Vec::new(), Vec::new());
+        for Extent { owner, len, .. } in &self.extents {
+            let shares = match presence(*owner) {
+                Presence::There => &mut nodes,
+                Presence::Unreachable => &mut unreachable,
+                Presence::Gone => &mut lost,
+            };
+            layout::add_share(shares, owner.node, *len);
+        }
         RegionInfo {
             name: self.name.as_deref().map(str::to_string),
             region,
             len: self.len,
             chunk_bytes: self.chunk_bytes(),
             home: home.node,
-            nodes: held_by(Presence::There),
-            unreachable: held_by(Presence::Unreachable),
-            lost: held_by(Presence::Gone),
+            nodes,
+            unreachable,
+            lost,
             owner: self.access.maker.to_string(),
             everyone: self.access.everyone,
             grants: named.iter().map(|(who, permissions)| (who.to_string(), *permissions)).collect(),

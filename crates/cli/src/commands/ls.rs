@@ -47,7 +47,7 @@ struct Printed {
     regions: Table,
     unreachable: Table,
     damaged: Table,
-    text: String,
+    text: Vec<u8>,
 }
 
 impl Printed {
@@ -57,13 +57,14 @@ impl Printed {
             regions: Table::new(&REGION_COLUMNS),
             unreachable: Table::new(&[("unreachable", Align::Left), ("home", Align::Left)]),
             damaged: Table::new(&[("damaged in etcd", Align::Left)]),
-            text: String::new(),
+            text: Vec::new(),
         }
     }
 
     fn json(&mut self, object: &impl Serialize) {
-        self.text.push_str(&output::json_line(object));
-        self.text.push('\n');
+        serde_json::to_writer(&mut self.text, object)
+            .expect("its keys are strings, and a vector takes all bytes");
+        self.text.push(b'\n');
     }
 
     /// Prints the regions of a page. Tables of other names follow in [`Printed::end`].
@@ -73,13 +74,13 @@ impl Printed {
             page.regions.iter().for_each(|region| self.json(&RegionJson::from(region)));
             page.unreachable.iter().for_each(|region| self.json(&UnreachableJson::from(region)));
             page.damaged.iter().for_each(|name| self.json(&DamagedJson { name, damaged: true }));
-            return output::print(&self.text);
+            return output::print_bytes(&self.text);
         }
         for UnreachableRegion { name, home } in page.unreachable {
             self.unreachable.row(vec![name, format!("node {home}")]);
         }
         page.damaged.into_iter().for_each(|name| self.damaged.row(vec![name]));
-        page.regions.into_iter().for_each(|region| self.regions.row(region_row(region)));
+        page.regions.iter().for_each(|region| add_region(&mut self.regions, region));
         output::print(&self.regions.take_text())
     }
 
@@ -91,10 +92,10 @@ impl Printed {
             let lost = lost_table(lost);
             for table in [&self.unreachable, &self.damaged, &lost].into_iter().filter(|table| table.len() > 0)
             {
-                self.text.push_str(&format!("\n{table}"));
+                self.text.extend(format!("\n{table}").into_bytes());
             }
         }
-        Ok(output::print(&self.text)?)
+        Ok(output::print_bytes(&self.text)?)
     }
 }
 
@@ -193,8 +194,11 @@ const REGION_COLUMNS: [(&str, Align); 6] = [
     ("everyone", Align::Left),
 ];
 
-fn region_row(region: RegionInfo) -> Vec<String> {
-    let (bytes, nodes) = (region.len.to_string(), holders(&region));
-    let (size, everyone) = (ByteCount(region.len).to_string(), letters::format(region.everyone));
-    vec![region.name.unwrap_or_default(), bytes, size, nodes, region.owner, everyone]
+fn add_region(table: &mut Table, region: &RegionInfo) {
+    table.cell(region.name.as_deref().unwrap_or_default());
+    table.cell(region.len);
+    table.cell(ByteCount(region.len));
+    table.cell(holders(region));
+    table.cell(&region.owner);
+    table.cell(letters::format(region.everyone));
 }

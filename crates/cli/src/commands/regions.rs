@@ -1,7 +1,9 @@
 //! Formats regions for `ls`, `stat` and errors of the commands.
 
+use std::fmt;
+
 use halite::{NodeId, RegionError, RegionInfo};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::bytes::ByteCount;
 use crate::letters;
@@ -13,15 +15,25 @@ pub struct RegionJson<'a> {
     len: u64,
     chunk_bytes: u64,
     home: u32,
-    nodes: Vec<Share>,
-    unreachable: Vec<Share>,
-    lost: Vec<Share>,
+    nodes: Shares<'a>,
+    unreachable: Shares<'a>,
+    lost: Shares<'a>,
     owner: &'a str,
     everyone: String,
     grants: Vec<GrantJson<'a>>,
     mappers: Vec<u32>,
     epoch: u64,
     sealed: bool,
+}
+
+/// The bytes of a region on each node.
+#[derive(Debug)]
+struct Shares<'a>(&'a [(NodeId, u64)]);
+
+impl Serialize for Shares<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.iter().map(|(node, bytes)| Share { node: node.0, bytes: *bytes }))
+    }
 }
 
 #[derive(Serialize, Debug)]
@@ -47,9 +59,9 @@ impl<'a> From<&'a RegionInfo> for RegionJson<'a> {
             len: region.len,
             chunk_bytes: region.chunk_bytes,
             home: region.home.0,
-            nodes: shares(&region.nodes),
-            unreachable: shares(&region.unreachable),
-            lost: shares(&region.lost),
+            nodes: Shares(&region.nodes),
+            unreachable: Shares(&region.unreachable),
+            lost: Shares(&region.lost),
             owner: &region.owner,
             everyone: letters::format(region.everyone),
             grants: region.grants.iter().map(grant).collect(),
@@ -60,22 +72,24 @@ impl<'a> From<&'a RegionInfo> for RegionJson<'a> {
     }
 }
 
-fn shares(shares: &[(NodeId, u64)]) -> Vec<Share> {
-    shares.iter().map(|(node, bytes)| Share { node: node.0, bytes: *bytes }).collect()
-}
-
 /// Returns a function that makes an error name the command instead of the failed step: `cannot OPERATION OBJECT: ...`.
 pub fn attempting(operation: &'static str, object: String) -> impl Fn(RegionError) -> RegionError {
     move |error| RegionError { operation, object: object.clone(), cause: error.cause }
 }
 
 /// Formats the nodes that hold bytes of the region, as `0,2`, and the number of missing bytes.
-pub fn holders(region: &RegionInfo) -> String {
-    let nodes: Vec<String> = region.nodes.iter().map(|(node, _)| node.to_string()).collect();
-    let nodes = nodes.join(",");
-    let sum = |shares: &[(NodeId, u64)]| shares.iter().map(|(_, bytes)| bytes).sum();
-    let missing = [(sum(&region.unreachable), "unreachable"), (sum(&region.lost), "lost")];
-    let missing = missing.iter().filter(|(bytes, _)| *bytes > 0);
-    let missing: String = missing.map(|(bytes, how)| format!("; {} {how}", ByteCount(*bytes))).collect();
-    nodes + &missing
+pub fn holders(region: &RegionInfo) -> impl fmt::Display {
+    fmt::from_fn(|f| {
+        for (index, (node, _)) in region.nodes.iter().enumerate() {
+            let comma = if index > 0 { "," } else { "" };
+            write!(f, "{comma}{node}")?;
+        }
+        for (shares, how) in [(&region.unreachable, "unreachable"), (&region.lost, "lost")] {
+            let bytes = shares.iter().map(|(_, bytes)| bytes).sum();
+            if bytes > 0 {
+                write!(f, "; {} {how}", ByteCount(bytes))?;
+            }
+        }
+        Ok(())
+    })
 }

@@ -381,15 +381,17 @@ impl HomeSide<'_> {
     pub(super) fn serve_describe(&mut self, requester: Requester, regions: &[RegionId]) {
         let (mut found, mut bytes) = (Vec::with_capacity(regions.len().min(NAMES_PER_ANSWER_MAX)), 0);
         for region in regions {
-            found.push(match (self.homes.regions.get(region), self.homes.moved.home_of(*region)) {
-                (Some(known), _) => {
+            found.push(match self.homes.regions.get(region) {
+                Some(known) => {
                     let presence = |incarnation| self.cx.presence_of(incarnation);
                     let info = known.info(*region, self.cx.incarnation(), presence);
                     bytes += info.encoded_bytes();
                     Description::Region(Box::new(info))
                 }
-                (None, Some(home)) => Description::MovedTo(home),
-                (None, None) => Description::NotFound,
+                None => match self.homes.moved.home_of(*region) {
+                    Some(home) => Description::MovedTo(home),
+                    None => Description::NotFound,
+                },
             });
             if bytes > DESCRIBED_BYTES_MAX || found.len() == NAMES_PER_ANSWER_MAX {
                 break;

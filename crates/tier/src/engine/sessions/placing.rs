@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use super::SessionSide;
 use crate::effect::Placement;
 use crate::ids::NodeId;
-use crate::layout::{self, Extent};
+use crate::layout::Extent;
 
 /// A node is clearly fuller than another if it uses more by this share of its memory. Smaller differences are not worth
 /// the slower access to another node, and figures of peers are up to a heartbeat old.
@@ -97,7 +97,7 @@ impl SessionSide<'_> {
 
     /// Counts the bytes of a new region on each peer, until the peer's next heartbeat counts them.
     pub(super) fn note_placed(&mut self, extents: &[Extent]) {
-        for (node, bytes) in layout::bytes_by_node(extents) {
+        for (node, bytes) in extents.iter().map(|extent| (extent.owner.node, extent.len)) {
             let Some((_, peer)) = self.cx.members().peer_of(node) else { continue };
             let placed = self.commands.placed.0.entry(node).or_default();
             if placed.0 != peer.beat_ns {
