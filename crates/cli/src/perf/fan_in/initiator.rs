@@ -1,9 +1,9 @@
 //! Operations that the server starts: reads or writes of memory of clients, one of a client at a time.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use halite_rnic::stateless::{Order, OrderKind, OrderOutcome, Rights, Target};
+use halite_rnic::stateless::{EFFECT_LIFE_NS, Order, OrderKind, OrderOutcome, Rights, Target};
 use halite_rnic::wire::Qpn;
 use halite_rnic::{Event, Local, Operation, Remote, Request as QpRequest, Source, Status};
 use hdrhistogram::Histogram;
@@ -36,6 +36,9 @@ pub struct Job {
     clients: HashMap<u64, u32>,
     /// Places in the server's memory for the bytes of one operation each.
     places: Vec<u64>,
+    /// Places of operations without a certain outcome, with the time of their end. A late packet may still write to them
+    /// for [`EFFECT_LIFE_NS`].
+    resting: VecDeque<(Instant, u64)>,
     written: Written,
     latency: Histogram<u64>,
     maybe_done: u64,
@@ -76,6 +79,7 @@ impl Job {
             under_way: HashMap::new(),
             clients: HashMap::new(),
             places: (0..IN_FLIGHT as u64).map(|place| place * size).collect(),
+            resting: VecDeque::new(),
             written: before.map(|job| job.written).unwrap_or_default(),
             latency: latencies(),
             maybe_done: 0,
@@ -173,10 +177,12 @@ impl Job {
                 self.errors += u64::from(!is_right);
                 self.places.push(local);
             }
-            // A late packet may still write to the place, so no other operation gets it.
             OrderOutcome::MaybeDone => {
                 self.maybe_done += 1;
                 self.begun -= 1;
+                if self.verb != Verb::Write {
+                    self.resting.push_back((self.progressed, local));
+                }
                 self.written.maybe.insert(remote);
                 self.turns.take_back(client);
             }
@@ -186,17 +192,23 @@ impl Job {
 
     fn start(&mut self, now_ns: u64, peers: &mut Peers, clients: &[Range], memory: &Own) -> Vec<u32> {
         let mut started = Vec::new();
+        while let Some((ended, local)) = self.resting.front()
+            && ended.elapsed() > Duration::from_nanos(2 * EFFECT_LIFE_NS)
+        {
+            self.places.push(*local);
+            self.resting.pop_front();
+        }
+        let needs_place = self.verb != Verb::Write;
         while self.begun < self.operations && self.under_way.len() < IN_FLIGHT {
+            if needs_place && self.places.is_empty() {
+                break;
+            }
             let is_busy = |client| self.under_way.contains_key(&client);
             let Some(client) = self.turns.next(self.under_way.len(), is_busy) else { break };
             let remote = self.random.u64(..MEMORY_BYTES / self.size) * self.size;
             // All clients share one memory, so each write of a place has the same bytes.
-            let local = if self.verb == Verb::Write { Some(remote) } else { self.places.pop() };
-            let Some(local) = local else {
-                self.failure = Some("too many operations ended without a certain outcome".to_owned());
-                break;
-            };
-            if self.verb == Verb::Read {
+            let local = if needs_place { self.places.pop().expect("there is one") } else { remote };
+            if needs_place {
                 memory.with(|memory| memory[local as usize..][..self.size as usize].fill(0));
             }
             let len = self.size as u32;

@@ -413,10 +413,13 @@ pub fn check_messages(bytes: &[u8]) {
                 .filter(|cut| *cut < len)
                 .all(is_incomplete)
         );
-        if let Some((request, data)) = decode_request(body) {
-            let again = message(id, &request, &[data]);
+        if let Some((priority, request, data)) = decode_request(body) {
+            let again = match priority {
+                Priority::High => message(id, &request, &[data]),
+                Priority::Low => message(id, &(Request::Low, &request), &[data]),
+            };
             let again = split(&again).expect("it is not longer").expect("it is complete");
-            assert_eq!(decode_request(again.body), Some((request, data)));
+            assert_eq!(decode_request(again.body), Some((priority, request, data)));
         }
         let _ = (version_of(body), refusal_of(body), decode::<Result<Welcome, Refusal>>(body));
         let _ = decode::<Result<Vec<halite_tier::message::RegionInfo>, crate::error::RegionError>>(body);
