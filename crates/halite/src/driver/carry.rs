@@ -28,8 +28,17 @@ use crate::posted::{
 };
 use crate::runtime::lanes::{CALLS, TRANSFERS};
 
-/// The number of bytes that loads and stores reached, or why they reached none.
-pub(crate) type Reached = Result<usize, Blocked>;
+/// The number of bytes that loads and stores reached. If they reached none, the peer to which the whole access may be
+/// posted, if there is one. Small, since the cause would cost accesses by loads and stores some instructions.
+pub(crate) type Reached = Result<usize, Option<PeerId>>;
+
+/// Returns the peer to which an access of `len` bytes may be posted as a whole.
+pub(crate) fn peer_of(blocked: &Blocked, len: usize) -> Option<PeerId> {
+    match *blocked {
+        Blocked::Post { peer, len: reached, .. } if reached == len as u64 => Some(peer),
+        _ => None,
+    }
+}
 
 /// A list of accesses of one kind, which are executed in order.
 pub(crate) trait Transfer {
@@ -39,10 +48,10 @@ pub(crate) trait Transfer {
     fn len(&self, index: usize) -> usize;
 
     /// Executes the access at `at` for the next bytes that loads and stores reach. Returns the number of bytes.
-    fn step(&mut self, at: Cursor) -> Reached;
+    fn step(&mut self, at: Cursor) -> Result<usize, Blocked>;
 
     /// Returns how many bytes from `at` on loads and stores reach, or why they reach none. Has no side effects.
-    fn locate(&self, at: Cursor) -> Reached;
+    fn locate(&self, at: Cursor) -> Result<usize, Blocked>;
 
     /// Returns the handle of access `index`, which a change of its region blocks.
     fn handle(&self, _index: usize) -> SlotRef {
@@ -158,9 +167,9 @@ impl Driver {
         reached: &Reached,
         is_awaited: bool,
     ) -> Option<SinglePart<'_>> {
-        let Err(Blocked::Post { peer, len, .. }) = *reached else { return None };
+        let Err(Some(peer)) = *reached else { return None };
         let whole = transfer.len(0);
-        if len != whole as u64 || whole > SLICE_BYTES_MAX || self.delay(transfer).is_some() {
+        if whole > SLICE_BYTES_MAX || self.delay(transfer).is_some() {
             return None;
         }
         let part = self.prepare(transfer, Cursor::default(), peer, true);

@@ -12,7 +12,7 @@ use halite_tier::ids::{NodeId, NodeIncarnation};
 use halite_tier::permissions::Permissions;
 use halite_tier::qos::Priority;
 
-use crate::driver::carry::{Failed, Kind, Reached, SinglePart, Stop, Transfer};
+use crate::driver::carry::{Failed, Kind, Reached, SinglePart, Stop, Transfer, peer_of};
 use crate::error::{AccessCause, AccessError, BatchError};
 use crate::posted::{Cursor, Ended};
 use crate::runtime::lanes;
@@ -161,17 +161,22 @@ impl From<AccessCause> for Stopped {
 /// Accesses by tasks. Loads and stores run on the caller's thread. The slower paths are boxed, because a future is as
 /// large as its longest path and is copied when it starts.
 impl Inner {
-    /// Reads as many bytes from the offset as loads reach. Returns their number, or why the read must go another way.
+    /// Reads as many bytes from the offset as loads reach. Returns their number, or the peer that has them.
     #[inline]
     pub(crate) fn read_now(&self, lh: Lh, offset: u64, into: &mut [u8]) -> Reached {
-        if self.owns(lh) { self.path.read(self.id, lh.slot, offset, into) } else { Err(Blocked::Unknown) }
+        if !self.owns(lh) {
+            return Err(None);
+        }
+        self.path.read(self.id, lh.slot, offset, into).map_err(|blocked| peer_of(&blocked, into.len()))
     }
 
-    /// Writes as many bytes from the offset as stores reach. Returns their number, or why the write must go another
-    /// way.
+    /// Writes as many bytes from the offset as stores reach. Returns their number, or the peer that has them.
     #[inline]
     pub(crate) fn write_now(&self, lh: Lh, offset: u64, from: &[u8]) -> Reached {
-        if self.owns(lh) { self.path.write(self.id, lh.slot, offset, from) } else { Err(Blocked::Unknown) }
+        if !self.owns(lh) {
+            return Err(None);
+        }
+        self.path.write(self.id, lh.slot, offset, from).map_err(|blocked| peer_of(&blocked, from.len()))
     }
 
     /// Reads as [`Inner::read_now`] does, into the memory of an attached session's client. `into` is the client's

@@ -5,12 +5,12 @@
 //! ([`halite_tier::rpc::atomic`]). An atomic is never repeated: if its completion or answer is lost, the atomic fails
 //! and may have taken effect.
 
-use halite_fabric::Lane;
+use halite_fabric::{Lane, PeerId};
 use halite_tier::access::{Atomic, Blocked, SlotRef, WORD_BYTES};
 use halite_tier::permissions::Permissions;
 
 use crate::blocking;
-use crate::driver::carry::{Kind, Reached, Transfer};
+use crate::driver::carry::{Kind, Reached, Transfer, peer_of};
 use crate::error::{AccessError, BatchError};
 use crate::posted::Cursor;
 use crate::runtime::lanes;
@@ -113,7 +113,7 @@ impl blocking::Session {
         };
         match session.inner.atomic_now(lh, offset, atomic) {
             Ok(old) => Ok(old),
-            Err(blocked) => self.finish_atomic(session, lh, offset, atomic, blocked),
+            Err(peer) => self.finish_atomic(session, lh, offset, atomic, peer),
         }
     }
 
@@ -124,17 +124,21 @@ impl blocking::Session {
         lh: Lh,
         offset: u64,
         atomic: Atomic,
-        blocked: Blocked,
+        peer: Option<PeerId>,
     ) -> Result<u64, AccessError> {
-        self.block_on(session.inner.atomic(lh, offset, atomic, Err(blocked)))
+        self.block_on(session.inner.atomic(lh, offset, atomic, Err(peer)))
     }
 }
 
 impl Inner {
-    /// Changes a word by loads and stores. Returns its old value, or why the change must go another way.
+    /// Changes a word by loads and stores. Returns its old value, or the peer that has the word.
     #[inline]
-    pub(crate) fn atomic_now(&self, lh: Lh, offset: u64, atomic: Atomic) -> Result<u64, Blocked> {
-        if self.owns(lh) { self.path.atomic(self.id, lh.slot, offset, atomic) } else { Err(Blocked::Unknown) }
+    pub(crate) fn atomic_now(&self, lh: Lh, offset: u64, atomic: Atomic) -> Result<u64, Option<PeerId>> {
+        if !self.owns(lh) {
+            return Err(None);
+        }
+        let changed = self.path.atomic(self.id, lh.slot, offset, atomic);
+        changed.map_err(|blocked| peer_of(&blocked, WORD_BYTES as usize))
     }
 
     /// Executes compare-swaps by loads and stores while they succeed. Returns how many succeeded, and true if one found
@@ -150,7 +154,7 @@ impl Inner {
     async fn change(&self, lh: Lh, offset: u64, atomic: Atomic) -> Result<u64, AccessError> {
         let reached = match self.atomic_now(lh, offset, atomic) {
             Ok(old) => return Ok(old),
-            Err(blocked) => Err(blocked),
+            Err(peer) => Err(peer),
         };
         let mut change = Change { inner: self, lh, offset, atomic, old: 0 };
         if let Some(mut single) = self.driver.post_single(&change, &reached, true) {
