@@ -59,7 +59,8 @@ fuzz_target!(|input: (u32, u8, u64, u16, u8, u32, Vec<u8>)| {
         4 => Work::Send { bytes },
         _ => Work::Call { bytes },
     };
-    let is_too_long = matches!(&work, Work::Send { bytes } | Work::Call { bytes } if bytes.len() > PAYLOAD_BYTES_MAX);
+    let is_too_long =
+        matches!(&work, Work::Send { bytes } | Work::Call { bytes } if bytes.len() > PAYLOAD_BYTES_MAX);
     assert_eq!(requester.post(1, work).is_err(), is_too_long);
     if is_too_long {
         return;
