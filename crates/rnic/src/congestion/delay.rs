@@ -18,7 +18,7 @@
 //!                         0                  base                                 target
 //! ```
 
-use super::{Controller, Feedback, WINDOW_FIRST, WINDOW_MAX, is_window_full};
+use super::{Controller, Feedback, WINDOW_FIRST, WINDOW_MAX, is_window_full, is_window_used};
 
 /// Queueing delay allowed at the target, in ns, plus a fraction of the base delay.
 const ALLOWANCE_NS: f64 = 40_000.0;
@@ -236,7 +236,7 @@ impl Controller for Delay {
         self.standing_ns = self.standing_ns.min(network_ns);
         let (trip, target) = (self.standing_ns as f64, self.target_ns());
         // While the window starts to grow, half of it suffices, as in Linux's TCP: it may have doubled since.
-        let is_used = is_full || self.is_starting && is_half_full;
+        let is_used = is_window_used(self.window, feedback.in_flight) || self.is_starting && is_half_full;
         if trip <= target && is_used {
             self.increase(f64::from(feedback.arrived));
         }

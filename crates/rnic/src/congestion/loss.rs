@@ -1,9 +1,6 @@
 //! A minimal loss-based congestion controller: the window grows until the queue at the bottleneck overflows.
 
-use super::{Controller, Feedback, WINDOW_FIRST, WINDOW_MAX, is_window_full};
-
-/// Fraction of the window from which it counts as full: a long read waits until a quarter of the window is free.
-const FULL: f64 = 0.75;
+use super::{Controller, Feedback, WINDOW_FIRST, WINDOW_MAX, is_window_used};
 
 #[derive(Debug)]
 pub(super) struct Loss {
@@ -39,7 +36,7 @@ impl Controller for Loss {
                 self.threshold = self.window;
                 self.decrease_at_ns = now_ns + self.trip_ns;
             }
-        } else if is_window_full(self.window * FULL, feedback.in_flight) {
+        } else if is_window_used(self.window, feedback.in_flight) {
             let arrived = f64::from(feedback.arrived);
             let is_starting = self.window < self.threshold;
             self.window += if is_starting { arrived } else { arrived / self.window };

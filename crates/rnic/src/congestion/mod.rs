@@ -89,6 +89,12 @@ const WINDOW_FIRST: f64 = 10.0;
 /// Maximum window in packets: larger than any grant.
 const WINDOW_MAX: f64 = 4096.0;
 
+/// Returns true if the packets in flight used the window, to within one packet and a quarter of the window: a long read
+/// waits until a quarter of the window is free.
+fn is_window_used(window: f64, in_flight: u32) -> bool {
+    is_window_full(0.75 * window, in_flight)
+}
+
 /// Returns true if the packets in flight filled the window, to within one packet.
 fn is_window_full(window: f64, in_flight: u32) -> bool {
     f64::from(in_flight) + 1.0 >= window

@@ -381,6 +381,21 @@ fn transfers_recover_from_a_cut_within_some_round_trips() {
 }
 
 #[test]
+fn windows_grow_again_after_the_delay_has_gone() {
+    for operation in [write, read] {
+        let (links, mut flows) = far_flow(Congestion::Delay, 400, 10 * MS, 1 << 20);
+        goodput(&mut flows, operation, 1000 * MS);
+        for delay_ns in [20 * MS, 10 * MS] {
+            links.iter().for_each(|link| link.borrow_mut().delay_ns = delay_ns);
+            goodput(&mut flows, operation, 300 * MS);
+        }
+        goodput(&mut flows, operation, 2000 * MS);
+        let each = goodput(&mut flows, operation, 500 * MS);
+        assert!(each[0] > 200.0, "{each:?}");
+    }
+}
+
+#[test]
 fn two_flows_share_a_short_queue() {
     let (links, mut flows) = far_flow(Congestion::Delay, 200, 5 * MS, 50_000);
     flows.push(flow(&ends(Congestion::Delay), &links, 0));
