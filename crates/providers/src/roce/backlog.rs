@@ -100,8 +100,8 @@ mod tests {
         assert!((2..5).all(|flow| of_flow(flow).is_sorted()), "{all:?}");
         let alone = all.iter().position(|request| request.0 == 4);
         assert!(alone.is_some_and(|index| index < 4), "a short request waits for no long one: {all:?}");
-        // 16 of these cost as much as one of flow 2, with 256 bytes for each request.
+        // With 256 bytes for each request, 14.6 of these cost as much as one of flow 2.
         let beside = all.iter().take_while(|request| **request != (2, 5)).filter(|request| request.0 == 3);
-        assert!((70..=80).contains(&beside.count()), "{all:?}");
+        assert!((80..=95).contains(&beside.count()), "{all:?}");
     }
 }
