@@ -167,9 +167,9 @@ impl Line {
         }
     }
 
-    /// Executes a longer read or write in parts, with [`PARTS_MAX`] or [`FAR_PARTS_MAX`] in flight, so that both ends copy
-    /// at the same time. If a part does not finish, returns its begin and end: the parts before it are done, and the parts after it
-    /// may be.
+    /// Executes a longer read or write in parts, with [`PARTS_MAX`] or [`FAR_PARTS_MAX`] in flight, so that both ends
+    /// copy at the same time. If a part does not finish, returns its begin and end: the parts before it are done, and the
+    /// parts after it may be.
     pub(crate) fn access_parts(
         self: &Arc<Line>,
         lh: Lh,
