@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::rc::Rc;
 use std::time::Duration;
 
-use halite::{Driven, Session};
+use halite::{Driven, Priority, Session};
 use halite_sim::{HostId, Random};
 
 use crate::cancel;
@@ -49,7 +49,10 @@ impl Actor {
     /// Creates a session of a node that has just joined.
     pub(crate) fn new(harness: &Rc<Harness>, node: u32, number: u32, driven: &Driven) -> Actor {
         let principal = principal_of(node, number);
-        let session = driven.session_of(PRINCIPALS[principal]).expect("the principal's name is valid");
+        let mut session = driven.session_of(PRINCIPALS[principal]).expect("the principal's name is valid");
+        if harness.plan.qos.is_some() && number % 2 == 1 {
+            session = session.with_priority(Priority::Low).expect("no principal is limited");
+        }
         let purpose = format!("session {number} of node {node} in life {}", harness.incarnation(node));
         Actor {
             host: harness.host(node),

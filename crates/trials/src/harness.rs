@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use halite::{Config, Driven, JoinError, NodeId, Step};
+use halite::{Config, Driven, JoinError, NodeId, Policy, Qos, Step};
 use halite_sim::{Fence, HostId, Link, Profile, SimFabric, TaskId, World};
 
 use crate::actor;
@@ -299,8 +299,16 @@ impl Harness {
             lease: self.plan.lease(),
             full_mesh_nodes_max: self.plan.full_mesh_nodes_max as usize,
             principal: Some(PRINCIPALS[0].to_owned()),
+            qos: self.plan.qos.map(|policy| self.qos(policy)).unwrap_or_default(),
             ..Config::default()
         }
+    }
+
+    /// Returns a policy with the rate of the links, if the policy needs one.
+    fn qos(&self, policy: Policy) -> Qos {
+        let profile = self.plan.profile().expect("the plan has been checked");
+        let rate = (policy == Policy::HwSep).then_some(profile.bandwidth_bytes_per_us * 1_000_000);
+        Qos { policy, rate }
     }
 
     /// Crashes a node, without notice to its peers.

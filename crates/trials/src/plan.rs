@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use halite::Policy;
 use halite_sim::{Profile, ProfileError};
 use serde::Deserialize;
 
@@ -60,6 +61,10 @@ pub struct Plan {
     /// Bandwidth of a link in bytes per microsecond; by default, the bandwidth in the profile.
     #[serde(default)]
     pub bandwidth_bytes_per_us: Option<u64>,
+    /// Policy of all nodes for sessions of two priorities; every second session of a node then has low priority. By
+    /// default, no session has.
+    #[serde(default)]
+    pub qos: Option<Policy>,
     /// Minimum number of bytes by which an arena grows: a power of two, at most a quarter of the arena.
     #[serde(default = "defaults::segment_bytes")]
     pub segment_bytes: u64,

@@ -2,7 +2,7 @@
 
 use crate::plan::{Plan, PlanError};
 
-const PLANS: [(&str, &str); 10] = [
+const PLANS: [(&str, &str); 11] = [
     ("calm", include_str!("../../../plans/calm.toml")),
     ("storm", include_str!("../../../plans/storm.toml")),
     ("regions", include_str!("../../../plans/regions.toml")),
@@ -10,6 +10,7 @@ const PLANS: [(&str, &str); 10] = [
     ("links", include_str!("../../../plans/links.toml")),
     ("adapters", include_str!("../../../plans/adapters.toml")),
     ("mixed", include_str!("../../../plans/mixed.toml")),
+    ("priorities", include_str!("../../../plans/priorities.toml")),
     ("batches", include_str!("../../../plans/batches.toml")),
     ("frantic", include_str!("../../../plans/frantic.toml")),
     ("big", include_str!("../../../plans/big.toml")),
@@ -17,7 +18,8 @@ const PLANS: [(&str, &str); 10] = [
 
 impl Plan {
     /// Names of the plans whose trials take some milliseconds, so that thousands of seeds can run.
-    pub const SMALL: [&str; 7] = ["calm", "storm", "regions", "links", "adapters", "mixed", "torn"];
+    pub const SMALL: [&str; 8] =
+        ["calm", "storm", "regions", "links", "adapters", "mixed", "priorities", "torn"];
 
     /// Returns the names of the built-in plans.
     pub fn names() -> impl Iterator<Item = &'static str> {

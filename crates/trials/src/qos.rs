@@ -1,4 +1,6 @@
-//! Sessions of two priorities beside each other in simulated time, as in LITE's figure 16.
+//! Sessions of two priorities beside each other in simulated time, as in LITE's figures 15 and 16.
+
+mod apps;
 
 use std::cell::{Cell, RefCell};
 use std::fmt::Write;
@@ -10,6 +12,8 @@ use halite::{Lh, NodeId, Permissions, Placement, Policy, Priority, Qos, Session,
 use halite_sim::{HostId, Profile, RunEnd, World};
 
 use crate::golden::Cluster;
+
+pub use apps::qos_apps;
 
 const OPERATION: usize = 8 << 10;
 const SMALL: usize = 64;

@@ -130,7 +130,7 @@ impl Kind {
             Kind::PostedRead => (3_900, 36, 0),
             Kind::TaskRead => (370, 0, 0),
             Kind::PostedTaskRead => (3_900, 36, 0),
-            Kind::Append => (1_350, 2, 0),
+            Kind::Append => (1_400, 2, 0),
             Kind::AppendTogether => (310, 2, 1),
             Kind::PostedAppend => (11_000, 90, 0),
             Kind::Get => (1_500, 0, 0),

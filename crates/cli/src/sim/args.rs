@@ -25,7 +25,7 @@ pub enum SimCommand {
     List(Listing),
     /// Print the simulated cost of each operation without faults
     Golden,
-    /// Sessions of two priorities beside each other under each policy, as in LITE's figure 16
+    /// Sessions of two priorities beside each other under each policy, as in LITE's figures 15 and 16
     Qos(QosArgs),
 }
 
@@ -35,6 +35,9 @@ pub struct QosArgs {
     /// Hardware profile, from `halite sim list`
     #[arg(long, value_name = "NAME", default_value = "cx3-40g")]
     pub profile: String,
+    /// Instead of bare writes, a log and PageRank of high priority beside constant writes of low priority (figure 15)
+    #[arg(long)]
+    pub apps: bool,
 }
 
 /// Arguments of `halite sim run`

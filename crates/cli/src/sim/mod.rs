@@ -29,7 +29,12 @@ pub fn run(args: &SimArgs) -> anyhow::Result<()> {
         SimCommand::Run(args) => run::run(args),
         SimCommand::Soak(args) => soak::run(args),
         SimCommand::List(args) => list::run(args),
-        SimCommand::Qos(args) => Ok(output::print(&halite_trials::qos(&Profile::named(&args.profile)?))?),
+        SimCommand::Qos(args) => {
+            let profile = Profile::named(&args.profile)?;
+            let table =
+                if args.apps { halite_trials::qos_apps(&profile) } else { halite_trials::qos(&profile) };
+            Ok(output::print(&table)?)
+        }
         SimCommand::Golden => Ok(output::print(&halite_trials::golden())?),
     }
 }

@@ -11,7 +11,8 @@
 //! ```
 //!
 //! The turns follow deficit round robin (Shreedhar and Varghese, SIGCOMM 1995): each turn entitles a flow to a number of
-//! bytes, and unused bytes remain while the flow has requests.
+//! bytes, and unused bytes remain while the flow has requests. A long write leaves in parts, so that a short request
+//! waits for one part at most, not for the rest of the write.
 
 use std::collections::VecDeque;
 
@@ -33,8 +34,15 @@ struct Flow<T> {
     number: u32,
     /// Bytes to which the flow is entitled.
     credit: u64,
-    /// Requests and their cost in bytes.
-    requests: VecDeque<(T, u64)>,
+    requests: VecDeque<Entry<T>>,
+}
+
+#[derive(Debug)]
+struct Entry<T> {
+    request: T,
+    bytes: u64,
+    /// True if the request may leave in parts.
+    is_divisible: bool,
 }
 
 impl<T> Default for Backlog<T> {
@@ -49,33 +57,48 @@ impl<T> Backlog<T> {
     }
 
     /// Appends a request of `bytes` bytes to the queue of its flow.
-    pub(super) fn push(&mut self, flow: u32, bytes: u64, request: T) {
+    pub(super) fn push(&mut self, flow: u32, bytes: u64, is_divisible: bool, request: T) {
         self.len += 1;
-        let entry = (request, bytes.saturating_add(REQUEST_BYTES));
+        let entry = Entry { request, bytes, is_divisible };
         match self.flows.iter_mut().find(|waiting| waiting.number == flow) {
             Some(waiting) => waiting.requests.push_back(entry),
             None => self.flows.push_back(Flow { number: flow, credit: 0, requests: VecDeque::from([entry]) }),
         }
     }
 
-    /// Removes the request whose turn it is.
-    pub(super) fn pop(&mut self) -> Option<T> {
+    /// Removes the request whose turn it is. Of a divisible request that is longer than `part_bytes`, removes the first
+    /// `part_bytes` bytes instead: `divide` returns them as a request, and leaves the rest.
+    pub(super) fn pop(&mut self, part_bytes: u64, divide: impl FnOnce(&mut T) -> T) -> Option<T> {
         loop {
             let is_alone = self.flows.len() == 1;
             let flow = self.flows.front_mut()?;
-            let (_, cost) = flow.requests.front()?;
-            if is_alone || flow.credit >= *cost {
-                flow.credit = flow.credit.saturating_sub(*cost);
-                let (request, _) = flow.requests.pop_front()?;
-                if flow.requests.is_empty() {
-                    self.flows.pop_front();
-                }
-                self.len -= 1;
-                return Some(request);
+            let entry = flow.requests.front_mut()?;
+            let leaves_rest = entry.is_divisible && entry.bytes > part_bytes;
+            let bytes = if leaves_rest { part_bytes } else { entry.bytes };
+            let cost = bytes.saturating_add(REQUEST_BYTES);
+            if !is_alone && flow.credit < cost {
+                flow.credit += TURN_BYTES;
+                self.flows.rotate_left(1);
+                continue;
             }
-            flow.credit += TURN_BYTES;
-            self.flows.rotate_left(1);
+            flow.credit = flow.credit.saturating_sub(cost);
+            if leaves_rest {
+                entry.bytes -= part_bytes;
+                return Some(divide(&mut entry.request));
+            }
+            let Entry { request, .. } = flow.requests.pop_front()?;
+            if flow.requests.is_empty() {
+                self.flows.pop_front();
+            }
+            self.len -= 1;
+            return Some(request);
         }
+    }
+
+    /// Removes all requests.
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = T> {
+        self.len = 0;
+        self.flows.drain(..).flat_map(|flow| flow.requests).map(|entry| entry.request)
     }
 }
 
@@ -87,13 +110,13 @@ mod tests {
     fn flows_share_by_bytes_and_keep_their_order() {
         let mut backlog = Backlog::default();
         for number in 0..10 {
-            backlog.push(2, 120 << 10, (2, number));
+            backlog.push(2, 120 << 10, false, (2, number));
         }
         for number in 0..100 {
-            backlog.push(3, 8 << 10, (3, number));
+            backlog.push(3, 8 << 10, false, (3, number));
         }
-        backlog.push(4, 64, (4, 0));
-        let all: Vec<_> = std::iter::from_fn(|| backlog.pop()).collect();
+        backlog.push(4, 64, false, (4, 0));
+        let all: Vec<_> = std::iter::from_fn(|| backlog.pop(u64::MAX, |request| *request)).collect();
         assert!(backlog.len() == 0 && all.len() == 111, "{all:?}");
         let of_flow =
             |flow: u32| all.iter().filter(move |request| request.0 == flow).map(|request| request.1);
@@ -103,5 +126,23 @@ mod tests {
         // With 256 bytes for each request, 14.6 of these cost as much as one of flow 2.
         let beside = all.iter().take_while(|request| **request != (2, 5)).filter(|request| request.0 == 3);
         assert!((80..=95).contains(&beside.count()), "{all:?}");
+    }
+
+    #[test]
+    fn a_short_request_waits_for_one_part_of_a_long_one() {
+        let mut backlog = Backlog::default();
+        backlog.push(2, 120 << 10, true, (2, 0));
+        let take = |request: &mut (u32, u32)| {
+            request.1 += 8;
+            (request.0, request.1 - 8)
+        };
+        let mut pop = |backlog: &mut Backlog<_>| backlog.pop(8 << 10, take);
+        assert_eq!(pop(&mut backlog), Some((2, 0)));
+        backlog.push(3, 64, false, (3, 0));
+        let order: Vec<_> = std::iter::from_fn(|| pop(&mut backlog)).collect();
+        let short = order.iter().position(|request| request.0 == 3);
+        assert!(short.is_some_and(|index| index < 2), "{order:?}");
+        let parts: Vec<_> = order.iter().filter(|request| request.0 == 2).map(|request| request.1).collect();
+        assert_eq!(parts, (1..15).map(|part| part * 8).collect::<Vec<_>>());
     }
 }

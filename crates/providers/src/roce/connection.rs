@@ -3,6 +3,7 @@
 //! A thread queues an event of a peer while it holds the lock of the lane that caused the event. A thread queues the
 //! disconnected event while it holds the locks of both lanes, so this event comes last.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -87,6 +88,9 @@ pub(super) struct Lane {
     held: Held<Window>,
     /// Requests that wait for their flow's turn.
     backlog: Backlog<Waiting>,
+    /// Ids of the writes that leave in parts and have not completed. True if the completion has been reported, because a
+    /// part has failed; then the other parts complete, too.
+    divided: HashMap<u64, bool>,
     /// True after a post failed because the queue was full.
     wants_room: bool,
     timeouts: Timeouts,
@@ -97,10 +101,38 @@ pub(super) struct Lane {
 }
 
 /// A request that waits for its flow's turn, and the window of the local memory that it uses.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Waiting {
     request: Request,
     window: Option<Window>,
+}
+
+impl Waiting {
+    /// Returns true if the request may leave in parts: it is a write whose completion is reported.
+    fn is_divisible(&self) -> bool {
+        let is_write = matches!(
+            self.request.operation,
+            RnicOperation::Write { source: Source::Registered { .. }, imm: None, .. }
+        );
+        is_write && self.request.signalled
+    }
+
+    /// Removes the first `bytes` bytes of a divisible request. Returns them as a request that completes only if it fails.
+    fn divide(&mut self, bytes: u64) -> Waiting {
+        let mut part = self.clone();
+        part.request.signalled = false;
+        if let (
+            RnicOperation::Write { source: Source::Registered { len: part_len, .. }, .. },
+            RnicOperation::Write { source: Source::Registered { local, len }, remote, .. },
+        ) = (&mut part.request.operation, &mut self.request.operation)
+        {
+            *part_len = (bytes as u32).min(*len);
+            local.address += u64::from(*part_len);
+            remote.address += u64::from(*part_len);
+            *len -= *part_len;
+        }
+        part
+    }
 }
 
 /// Arguments that all steps of a lane take.
@@ -138,7 +170,17 @@ impl Connection {
             qp.add_receives(u32::MAX);
             let (timeouts, singly_until_ns, trains_refused) = (Timeouts::default(), 0, 0);
             let (held, backlog, wants_room) = (Held::default(), Backlog::default(), false);
-            Mutex::new(Lane { qp, held, backlog, wants_room, timeouts, singly_until_ns, trains_refused })
+            let divided = HashMap::new();
+            Mutex::new(Lane {
+                qp,
+                held,
+                backlog,
+                divided,
+                wants_room,
+                timeouts,
+                singly_until_ns,
+                trains_refused,
+            })
         };
         Connection {
             peer,
@@ -387,11 +429,12 @@ impl Lane {
             self.wants_room = true;
             return Err(PostCause::QueueFull);
         }
-        if flow == 0 || self.backlog.len() == 0 && self.qp.unsent() < self.unsent_max() {
+        let bytes = u64::from(waiting.request.operation.len_bytes());
+        let has_room = self.backlog.len() == 0 && self.qp.unsent() < self.unsent_max();
+        if flow == 0 || has_room && bytes <= self.part_bytes() {
             return self.post_to_queue_pair(waiting);
         }
-        let bytes = u64::from(waiting.request.operation.len_bytes());
-        self.backlog.push(flow, bytes, waiting);
+        self.backlog.push(flow, bytes, waiting.is_divisible(), waiting);
         Ok(())
     }
 
@@ -427,10 +470,49 @@ impl Lane {
         self.qp.delivered_in(UNSENT_NS).map_or(u64::MAX, |packets| packets.max(UNSENT_PACKETS_MIN))
     }
 
+    /// Returns the length in bytes of the parts in which long writes leave.
+    fn part_bytes(&self) -> u64 {
+        self.unsent_max().saturating_mul(self.qp.path_mtu().bytes() as u64)
+    }
+
+    /// Posts the waiting requests whose turn it is, as long as the queue pair has few unsent packets.
+    fn post_waiting(&mut self) {
+        while self.backlog.len() > 0
+            && self.qp.unsent() < self.unsent_max()
+            && self.qp.posted() < QUEUE_MAX
+            && self.qp.state() == State::ReadyToSend
+        {
+            let part_bytes = self.part_bytes();
+            let divided = &mut self.divided;
+            let Some(waiting) = self.backlog.pop(part_bytes, |waiting| {
+                divided.insert(waiting.request.id, false);
+                waiting.divide(part_bytes)
+            }) else {
+                return;
+            };
+            let posted = self.post_to_queue_pair(waiting);
+            debug_assert_eq!(posted, Ok(()), "the lane has checked the request");
+        }
+    }
+
+    /// Returns true if the completion of a request with this id must be reported: of a divided write, only the first.
+    fn is_first_completion(&mut self, id: u64, status: Status) -> bool {
+        // The parts before the last one complete only if they fail. Then the queue pair has ended.
+        match self.divided.get_mut(&id) {
+            None => true,
+            Some(_) if status == Status::Success => self.divided.remove(&id).is_some(),
+            Some(is_reported) => !std::mem::replace(is_reported, true),
+        }
+    }
+
     /// Completes the waiting requests of a connection that has ended.
     fn flush_backlog(&mut self, connection: &Connection, events: &Events) {
         let peer = connection.peer;
-        while let Some(Waiting { request, .. }) = self.backlog.pop() {
+        let waiting: Vec<_> = self.backlog.drain().collect();
+        for Waiting { request, .. } in waiting {
+            if !self.is_first_completion(request.id, Status::Flushed) {
+                continue;
+            }
             let kind = CompletionKind::Done { id: WorkId(request.id) };
             connection.queue(events).push(Event::Completed(Completion {
                 peer,
@@ -545,16 +627,9 @@ impl Lane {
         let Connection { outwards, address, own_address, salt, port_use, .. } = connection;
         self.qp.hold_acks(holds_acks);
         let singly = context.now_ns < self.singly_until_ns;
-        let (ends, bytes_max, unsent_max) =
-            ((*own_address, *address), self.qp.packet_bytes_max(), self.unsent_max());
+        let (ends, bytes_max) = ((*own_address, *address), self.qp.packet_bytes_max());
         let refused = port_use.port().send_all(outwards, ends, bytes_max, singly, |bytes| {
-            while self.qp.unsent() < unsent_max
-                && self.qp.state() == State::ReadyToSend
-                && let Some(waiting) = self.backlog.pop()
-            {
-                let posted = self.post_to_queue_pair(waiting);
-                debug_assert_eq!(posted, Ok(()), "the lane has checked the request");
-            }
+            self.post_waiting();
             let view = View { registered: context.registered, salt: *salt, held: &self.held };
             self.qp.poll_transmit(context.now_ns, &view, bytes)
         });
@@ -588,12 +663,16 @@ impl Lane {
         while let Some(event) = self.qp.poll_event() {
             let (status, kind) = match event {
                 halite_rnic::Event::Completed { id, status, old } => {
+                    let status = status_of(status);
+                    if !self.is_first_completion(id, status) {
+                        continue;
+                    }
                     let id = WorkId(id);
                     let kind = match old {
                         Some(old) => CompletionKind::Atomic { id, old },
                         None => CompletionKind::Done { id },
                     };
-                    (status_of(status), kind)
+                    (status, kind)
                 }
                 halite_rnic::Event::Received { bytes, imm, solicited } => {
                     outcome.rings |= solicited;
@@ -677,7 +756,7 @@ pub(super) const QUEUE_MAX: usize = 1024;
 /// ns. A short request waits behind these packets.
 const UNSENT_NS: u64 = 50_000;
 /// Minimum number of these packets.
-const UNSENT_PACKETS_MIN: u64 = 16;
+const UNSENT_PACKETS_MIN: u64 = 8;
 /// Number of outstanding requests at which a poster that found the queue full gets the room event.
 const ROOM_AT: usize = QUEUE_MAX / 4 * 3;
 

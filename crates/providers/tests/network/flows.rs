@@ -9,6 +9,8 @@ use crate::world::Network;
 const SLICE: u64 = 120 << 10;
 /// More than any window, so that most slices wait.
 const SLICES: usize = 256;
+/// More than any window.
+const LONG: u64 = 32 << 20;
 
 fn lane(flow: u32) -> Lane {
     Lane { number: 1, class: Class::Bulk, flow }
@@ -39,6 +41,11 @@ fn a_short_request_overtakes_the_waiting_ones_of_another_flow() {
     let cluster = Cluster::new();
     let mut pair = network.connect([0, 1].map(|side| network.config(&cluster, side)));
     let ((own, _), (theirs, _)) = (pair.ends[0].register(1 << 20), pair.ends[1].register(1 << 20));
+    let ((long_own, source), (long_theirs, target)) =
+        (pair.ends[0].register(LONG), pair.ends[1].register(LONG));
+    let pattern: Vec<u8> =
+        (0..LONG / 8).flat_map(|word| word.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()).collect();
+    source.write(0, &pattern).unwrap();
     // The first round measures the path.
     for round in 0..2 {
         let (long, short) = post_long_and_short(&mut pair, own, theirs);
@@ -53,6 +60,19 @@ fn a_short_request_overtakes_the_waiting_ones_of_another_flow() {
         assert_eq!(order, long, "the requests of a flow keep their order");
         assert!(round == 0 || at < SLICES / 2, "{at} long requests went first");
     }
+
+    // A single long request leaves in parts, so the short one overtakes its rest.
+    let local = Local::Registered { key: long_own, offset: 0, len: LONG };
+    let write = Operation::Write { local, remote: remote(long_theirs, 0) };
+    let long = pair.post_to(0, lane(2), write);
+    let short =
+        pair.post_to(0, lane(3), Operation::Write { local: inline(b"short"), remote: remote(theirs, 0) });
+    for id in [short, long] {
+        assert_eq!(pair.until("a completion", ended), (id, Status::Success));
+    }
+    let mut arrived = vec![0; LONG as usize];
+    target.read(0, &mut arrived).unwrap();
+    assert!(arrived == pattern, "all parts have arrived");
 
     let (long, short) = post_long_and_short(&mut pair, own, theirs);
     pair.ends[1].fabric.close();

@@ -1,0 +1,163 @@
+//! Applications of high priority beside constant writes of low priority, as in LITE's figure 15.
+
+use std::cell::Cell;
+use std::fmt::Write;
+use std::rc::Rc;
+use std::time::Duration;
+
+use halite::{Lh, NodeId, Permissions, Placement, Policy, Priority, Qos, Session};
+use halite_apps::graph::input::{Input, Kronecker};
+use halite_apps::graph::{Crowd, PageRank, Shard, pagerank};
+use halite_apps::log::{Log, Options, Writer};
+use halite_sim::{Profile, RunEnd, World};
+
+use super::{DEADLINE_NS, REGION_BYTES, STREAMS, Stream, WARM_UP};
+use crate::golden::Cluster;
+
+/// Records that are appended in a measurement, and their length in bytes.
+const RECORDS: u64 = 1000;
+const RECORD_BYTES: usize = 48;
+/// Edges per worker of the graph, and iterations of PageRank in a measurement.
+const SCALE: u32 = 12;
+const EDGES: u64 = (16 << SCALE) / 2;
+const ITERATIONS: u64 = 100;
+/// Processor time per edge and iteration, in ns, as the plain program of docs/benchmarks.md takes it. Computation costs no
+/// simulated time, so the table adds it.
+const EDGE_NS: f64 = 2.4;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum App {
+    Log,
+    PageRank,
+}
+
+/// Returns a table of all policies: times of an append to a log and of an iteration of PageRank, alone and beside writes
+/// of low priority, between two nodes with the hardware of `profile`.
+pub fn qos_apps(profile: &Profile) -> String {
+    let mut text = HEADING.to_owned();
+    for policy in [Policy::None, Policy::HwSep, Policy::SwPri] {
+        let rate = (policy == Policy::HwSep).then_some(profile.bandwidth_bytes_per_us * 1_000_000);
+        let [log, rank] = [App::Log, App::PageRank]
+            .map(|app| [false, true].map(|low| time_us(profile, Qos { policy, rate }, app, low)));
+        let slower = |[alone, beside]: [f64; 2]| beside / alone;
+        writeln!(
+            text,
+            "| {policy} | {:.2} | {:.2} | {:.2} | {:.1} | {:.1} | {:.2} |",
+            log[0],
+            log[1],
+            slower(log),
+            rank[0],
+            rank[1],
+            slower(rank)
+        )
+        .expect("writing to a string cannot fail");
+    }
+    text
+}
+
+const HEADING: &str = "\
+| policy | append to a log, alone [usec] | beside low | times | iteration of PageRank, alone [usec] | beside low | times |
+|---|---:|---:|---:|---:|---:|---:|
+";
+
+/// Returns the time of one step of an application in us.
+fn time_us(profile: &Profile, qos: Qos, app: App, has_low: bool) -> f64 {
+    let world = World::new(0, profile.clone());
+    let measured = Rc::new(Cell::new(0.0));
+    let (here, result) = (world.clone(), measured.clone());
+    world.spawn(None, "qos", async move {
+        let cluster = Cluster::start(&here).await;
+        let has_ended = Rc::new(Cell::new(false));
+        for node in 0..2 {
+            let high = cluster.session(node);
+            high.set_qos(qos).await.expect("the settings are valid");
+            if has_low {
+                write_low(&here, &cluster, node, &has_ended).await;
+            }
+        }
+        let step_us = match app {
+            App::Log => append(&here, &cluster.session(0)).await,
+            App::PageRank => rank(&here, &cluster).await,
+        };
+        result.set(step_us);
+        has_ended.set(true);
+    });
+    let end = world.run_until(DEADLINE_NS);
+    assert_eq!(end, RunEnd::Finished, "an application beside low priority, policy {}", qos.policy);
+    world.end();
+    measured.get()
+}
+
+/// Writes with low priority from a node to the other one, until `has_ended`.
+async fn write_low(world: &World, cluster: &Cluster, node: usize, has_ended: &Rc<Cell<bool>>) {
+    let low = cluster.session(node).with_priority(Priority::Low).expect("no principal is limited");
+    let target = Placement::On(NodeId(1 - node as u32));
+    for _ in 0..STREAMS {
+        let lh: Lh =
+            low.alloc(None, REGION_BYTES, target.clone(), Permissions::empty()).await.expect("there is room");
+        let stream = Stream {
+            world: world.clone(),
+            session: low.clone(),
+            lh,
+            is_small: false,
+            written: Rc::default(),
+        };
+        let has_ended = has_ended.clone();
+        world.spawn(Some(cluster.host(node)), "low priority", async move {
+            while !has_ended.get() {
+                let now_ns = stream.world.now_ns();
+                stream.write(now_ns..now_ns + 1).await;
+            }
+        });
+    }
+}
+
+/// Appends to a log on node 1. Returns the time of one append in us.
+async fn append(world: &World, session: &Session) -> f64 {
+    let options = Options { nodes: vec![NodeId(1)], ..Options::default() };
+    let log = Log::create(session, "log", &options).await.expect("there is room");
+    let mut writer = Writer::new(log, 1);
+    let record = [7; RECORD_BYTES];
+    let warm_ns = world.now_ns() + WARM_UP.as_nanos() as u64;
+    while world.now_ns() < warm_ns {
+        writer.append(&record).await.expect("no fault is injected");
+    }
+    let begin_ns = world.now_ns();
+    for _ in 0..RECORDS {
+        writer.append(&record).await.expect("no fault is injected");
+    }
+    (world.now_ns() - begin_ns) as f64 / RECORDS as f64 / 1e3
+}
+
+/// Computes PageRank with one worker per node. Returns the time of one iteration in us.
+async fn rank(world: &World, cluster: &Cluster) -> f64 {
+    let times_ns = Rc::new(Cell::new(0));
+    let left = Rc::new(Cell::new(2));
+    for me in 0..2 {
+        let crowd = Crowd {
+            session: cluster.session(me),
+            me,
+            workers: 2,
+            name: "rank".to_owned(),
+            patience: Duration::from_secs(5),
+        };
+        let (world_here, times_ns, left) = (world.clone(), times_ns.clone(), left.clone());
+        world.spawn(Some(cluster.host(me)), "worker", async move {
+            let input = Input::Kronecker(Kronecker { scale: SCALE, seed: 1 });
+            let shard = Shard::load(&crowd, &input, false).await.expect("no fault is injected");
+            let options = |iterations| PageRank { iterations, tolerance: 0.0, ..PageRank::default() };
+            let warm_ns = world_here.now_ns() + WARM_UP.as_nanos() as u64;
+            while world_here.now_ns() < warm_ns {
+                pagerank(&crowd, &shard, options(ITERATIONS)).await.expect("no fault is injected");
+            }
+            let begin_ns = world_here.now_ns();
+            pagerank(&crowd, &shard, options(ITERATIONS)).await.expect("no fault is injected");
+            times_ns.set(times_ns.get() + world_here.now_ns() - begin_ns);
+            left.set(left.get() - 1);
+        });
+    }
+    while left.get() > 0 {
+        world.sleep(None, Duration::from_micros(100)).await;
+    }
+    times_ns.get() as f64 / 2.0 / ITERATIONS as f64 / 1e3 + EDGES as f64 * EDGE_NS / 1e3
+}
