@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::rc::Rc;
 use std::time::Duration;
 
-use halite::{Lh, NodeId, Permissions, Placement, Policy, Priority, Qos, Session};
+use halite::{NodeId, Permissions, Placement, Policy, Priority, Qos, Session};
 use halite_apps::graph::input::{Input, Kronecker};
 use halite_apps::graph::{Crowd, PageRank, Shard, pagerank};
 use halite_apps::log::{Log, Options, Writer};
@@ -67,20 +67,20 @@ fn time_us(profile: &Profile, qos: Qos, app: App, has_low: bool) -> f64 {
     let (here, result) = (world.clone(), measured.clone());
     world.spawn(None, "qos", async move {
         let cluster = Cluster::start(&here).await;
-        let has_ended = Rc::new(Cell::new(false));
+        let low = Rc::new(LowPriority::default());
         for node in 0..2 {
             let high = cluster.session(node);
             high.set_qos(qos).await.expect("the settings are valid");
-            if has_low {
-                write_low(&here, &cluster, node, &has_ended).await;
-            }
+        }
+        if has_low {
+            low.start(&here, &cluster).await;
         }
         let step_us = match app {
             App::Log => append(&here, &cluster.session(0)).await,
             App::PageRank => rank(&here, &cluster).await,
         };
         result.set(step_us);
-        has_ended.set(true);
+        low.end(&here).await;
     });
     let end = world.run_until(DEADLINE_NS);
     assert_eq!(end, RunEnd::Finished, "an application beside low priority, policy {}", qos.policy);
@@ -88,27 +88,45 @@ fn time_us(profile: &Profile, qos: Qos, app: App, has_low: bool) -> f64 {
     measured.get()
 }
 
-/// Writes with low priority from a node to the other one, until `has_ended`.
-async fn write_low(world: &World, cluster: &Cluster, node: usize, has_ended: &Rc<Cell<bool>>) {
-    let low = cluster.session(node).with_priority(Priority::Low).expect("no principal is limited");
-    let target = Placement::On(NodeId(1 - node as u32));
-    for _ in 0..STREAMS {
-        let lh: Lh =
-            low.alloc(None, REGION_BYTES, target.clone(), Permissions::empty()).await.expect("there is room");
-        let stream = Stream {
-            world: world.clone(),
-            session: low.clone(),
-            lh,
-            is_small: false,
-            written: Rc::default(),
-        };
-        let has_ended = has_ended.clone();
-        world.spawn(Some(cluster.host(node)), "low priority", async move {
-            while !has_ended.get() {
-                let now_ns = stream.world.now_ns();
-                stream.write(now_ns..now_ns + 1).await;
-            }
-        });
+/// Constant writes of low priority.
+#[derive(Default)]
+struct LowPriority {
+    must_end: Cell<bool>,
+    running: Cell<usize>,
+}
+
+impl LowPriority {
+    /// Starts to write from node 0 to node 1.
+    async fn start(self: &Rc<LowPriority>, world: &World, cluster: &Cluster) {
+        let session = cluster.session(0).with_priority(Priority::Low).expect("no principal is limited");
+        for _ in 0..STREAMS {
+            let allocated =
+                session.alloc(None, REGION_BYTES, Placement::On(NodeId(1)), Permissions::empty()).await;
+            let stream = Stream {
+                world: world.clone(),
+                session: session.clone(),
+                lh: allocated.expect("there is room"),
+                is_small: false,
+                written: Rc::default(),
+            };
+            self.running.set(self.running.get() + 1);
+            let this = self.clone();
+            world.spawn(Some(cluster.host(0)), "low priority", async move {
+                while !this.must_end.get() {
+                    let now_ns = stream.world.now_ns();
+                    stream.write(now_ns..now_ns + 1).await;
+                }
+                this.running.set(this.running.get() - 1);
+            });
+        }
+    }
+
+    /// Ends all writers.
+    async fn end(&self, world: &World) {
+        self.must_end.set(true);
+        while self.running.get() > 0 {
+            world.sleep(None, Duration::from_micros(100)).await;
+        }
     }
 }
 
