@@ -111,7 +111,7 @@ impl Composite {
         })
     }
 
-    /// Returns the part that reaches `peer`, and the part's number for it.
+    /// Returns the part that reaches `peer`, and the id of the peer within that part.
     #[inline]
     fn route(&self, peer: PeerId) -> Option<(&Part, PeerId)> {
         let part = self.parts.get((peer.0 >> PEER_BITS) as usize)?;
@@ -120,7 +120,7 @@ impl Composite {
 
     /// Returns the part for `address`, and the address without the part's name. If no part has that name, returns the
     /// name as the error.
-    fn find<'a>(&self, address: &'a str) -> Result<(&Part, &'a str), &'a str> {
+    fn part_for<'a>(&self, address: &'a str) -> Result<(&Part, &'a str), &'a str> {
         let Some((name, rest)) = address.split_once(':') else {
             return Ok((&self.parts[0], address));
         };
@@ -149,13 +149,13 @@ impl Composite {
             | Event::CutOff { peer, .. } => peer,
         };
         if peer.0 < PEERS_MAX {
-            *peer = number(index, *peer);
+            *peer = composite_id(index, *peer);
             return true;
         }
         self.refuse_peer(index, event)
     }
 
-    /// Disconnects a peer for which no number is left. Returns false if the event must be dropped.
+    /// Disconnects a peer for which no id is left. Returns false if the event must be dropped.
     fn refuse_peer(&self, index: usize, event: &mut Event) -> bool {
         let Event::Connected { peer, dialled, .. } = event else {
             return false;
@@ -166,13 +166,13 @@ impl Composite {
         let Some(address) = dialled else { return false };
         *event = Event::ConnectFailed(ConnectFailure {
             address: self.address(index, &address),
-            reason: format!("all {PEERS_MAX} numbers for peers of this network have been used"),
+            reason: format!("all {PEERS_MAX} peer ids of this network have been used; restart the node"),
             trouble: ConnectTrouble::Ours,
         });
         true
     }
 
-    fn fail(&self, failure: ConnectFailure) {
+    fn report_failure(&self, failure: ConnectFailure) {
         let mut failures = self.failures.lock().expect(POISONED);
         failures.push(failure);
         // Pairs with the Acquire in take_failures().
@@ -182,7 +182,7 @@ impl Composite {
     }
 
     fn take_failures(&self, events: &mut Vec<Event>) {
-        // Pairs with the Release in fail(), whose ring follows: a poller that misses the flag polls again.
+        // Pairs with the Release in report_failure(), whose ring follows: a poller that misses the flag polls again.
         if self.has_failures.load(Acquire) {
             let mut failures = self.failures.lock().expect(POISONED);
             self.has_failures.store(false, Relaxed);
@@ -215,8 +215,8 @@ fn lock_keys(keys: &Mutex<Keys>) -> MutexGuard<'_, Keys> {
     keys.lock().expect("a part panicked while it registered a segment")
 }
 
-/// Returns the composite's number of a part's peer.
-fn number(index: usize, peer: PeerId) -> PeerId {
+/// Returns the composite's id of a peer of the part at `index`.
+fn composite_id(index: usize, peer: PeerId) -> PeerId {
     PeerId((index as u32) << PEER_BITS | peer.0)
 }
 
@@ -244,9 +244,9 @@ impl Fabric for Composite {
     }
 
     fn deregister(&self, key: Key) {
-        let is_ours = lock_keys(&self.keys).deregister(key, self.parts.len());
-        // Outside the lock, which is also taken when parts deliver events.
-        if is_ours {
+        let is_registered = lock_keys(&self.keys).deregister(key, self.parts.len());
+        // Calls the parts without the lock, which polls also take.
+        if is_registered {
             self.parts.iter().for_each(|part| part.fabric.deregister(key));
         }
     }
@@ -254,7 +254,7 @@ impl Fabric for Composite {
     /// Connects to `name:address` over the part with this name, or to `address` over the first part. If this fails, the
     /// event reports the address as `name:address`, or without a name for the first part.
     fn connect(&self, address: &str, hello: &[u8]) {
-        match self.find(address) {
+        match self.part_for(address) {
             Ok((part, address)) => part.fabric.connect(address, hello),
             Err(name) => {
                 let names: Vec<&str> = self.parts.iter().map(|part| part.name).collect();
@@ -263,7 +263,7 @@ impl Fabric for Composite {
                     reason: format!("there is no network {name:?}; the networks are: {}", names.join(", ")),
                     trouble: ConnectTrouble::Theirs,
                 };
-                self.fail(failure);
+                self.report_failure(failure);
             }
         }
     }

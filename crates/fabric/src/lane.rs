@@ -7,10 +7,10 @@
 //! ```
 //!
 //! Requests of one flow in one lane take effect, arrive and complete in order. A request may overtake requests of other
-//! flows that still wait at the sender. Between lanes there is one guarantee: an operation
-//! that completes with success takes effect before any operation that a caller posts after polling this completion. So
-//! a caller that needs an order between two lanes waits for the completion of the first operation. A connection ends as
-//! a whole: requests in all lanes complete before [`Event::Disconnected`](crate::Event::Disconnected).
+//! flows that still wait at the sender. Between lanes there is one guarantee: an operation that completes with success
+//! takes effect before any operation that a caller posts after polling this completion. So a caller that needs an order
+//! between two lanes waits for the completion of the first operation. A connection ends as a whole: requests in all
+//! lanes complete before [`Event::Disconnected`](crate::Event::Disconnected).
 //!
 //! A provider has one or more lanes per peer ([`Capabilities::lanes`](crate::Capabilities::lanes)). If callers use more
 //! lane numbers than the provider has lanes, several numbers share a lane.
@@ -40,8 +40,8 @@ impl Lane {
     /// The default lane, for callers that need only one lane.
     pub const FIRST: Lane = Lane { number: 0, class: Class::Latency, flow: 0 };
 
-    /// Returns the index of this lane at a provider with `orders` lanes: the number of the lane modulo `orders`. Treats
-    /// `orders` 0 as 1.
+    /// Returns the index of this lane at a provider with `orders` lanes: the number of the lane modulo `orders`. The
+    /// value 0 of `orders` counts as 1.
     #[inline]
     pub fn order_among(self, orders: usize) -> usize {
         usize::from(self.number) % orders.max(1)

@@ -22,7 +22,7 @@ const PARTS_MAX: usize = 64;
 
 /// Splits one packet at a time.
 #[derive(Debug, Default)]
-pub(crate) struct Cutter {
+pub(crate) struct Splitter {
     number: u32,
     /// The packet being sent, without its ICRC.
     whole: Vec<u8>,
@@ -30,10 +30,10 @@ pub(crate) struct Cutter {
     chunk: usize,
 }
 
-impl Cutter {
-    /// Starts splitting a packet (without its ICRC) into parts no longer than packets of `mtu`.
+impl Splitter {
+    /// Starts to split a packet, given without its ICRC, into parts no longer than packets of `mtu`.
     // [ROCE-PART-1]
-    pub fn cut(&mut self, packet: &[u8], mtu: Mtu) {
+    pub fn start(&mut self, packet: &[u8], mtu: Mtu) {
         let room = packet_bytes_max(mtu) - BTH_BYTES - PART_ETH_BYTES - ICRC_BYTES;
         let parts = packet.len().div_ceil(room & !7);
         self.chunk = packet.len().div_ceil(parts).next_multiple_of(8);
@@ -73,9 +73,9 @@ impl Cutter {
 
 /// Reassembles the newest packets.
 #[derive(Debug, Default)]
-pub(crate) struct Assembly {
-    /// The packet with number `n` is in place `n % PACKETS_MAX`, from which a newer packet displaces it. Without places
-    /// before the first part.
+pub(crate) struct Reassembly {
+    /// The packet with number `n` is in place `n % PACKETS_MAX`, until a newer packet replaces it. Empty before the
+    /// first part arrives.
     places: Vec<Option<Partial>>,
 }
 
@@ -91,7 +91,7 @@ struct Partial {
     bytes: Vec<u8>,
 }
 
-impl Assembly {
+impl Reassembly {
     /// Adds a part of the packet with the sequence number `psn`. Returns the packet, without its ICRC, once all parts
     /// have arrived.
     // [ROCE-PART-2]
@@ -152,17 +152,17 @@ mod tests {
     use super::*;
 
     /// Returns the parts of a 4 KiB packet over an MTU of 512 bytes.
-    fn parts(cutter: &mut Cutter, byte: u8) -> Vec<Vec<u8>> {
+    fn parts(splitter: &mut Splitter, byte: u8) -> Vec<Vec<u8>> {
         let mut whole = vec![byte; 4096 + 28];
-        Packet { headers: Headers::SendMiddle, dest_qp: Qpn::new(1), psn: Psn::new(2), ..BARE }
+        Packet { headers: Headers::SendMiddle, dest_qp: Qpn::new(1), psn: Psn::new(2), ..EMPTY }
             .emit_headers(4112, &mut whole);
-        cutter.cut(&whole, Mtu::Bytes512);
+        splitter.start(&whole, Mtu::Bytes512);
         let mut buffer = vec![0; packet_bytes_max(Mtu::Bytes4096)];
-        std::iter::from_fn(|| cutter.poll(&mut buffer).map(|len| buffer[..len - ICRC_BYTES].to_vec()))
+        std::iter::from_fn(|| splitter.poll(&mut buffer).map(|len| buffer[..len - ICRC_BYTES].to_vec()))
             .collect()
     }
 
-    const BARE: Packet<'static> = Packet {
+    const EMPTY: Packet<'static> = Packet {
         dest_qp: Qpn::new(0),
         psn: Psn::new(0),
         ack_request: false,
@@ -171,24 +171,27 @@ mod tests {
         payload: &[],
     };
 
-    fn add(assembly: &mut Assembly, part: &[u8]) -> Option<Vec<u8>> {
+    fn add(reassembly: &mut Reassembly, part: &[u8]) -> Option<Vec<u8>> {
         let packet = Packet::parse(part).unwrap();
         let Headers::Part(eth) = packet.headers else { panic!("{packet:?}") };
-        assembly.add(eth, packet.psn, packet.payload, Mtu::Bytes4096)
+        reassembly.add(eth, packet.psn, packet.payload, Mtu::Bytes4096)
     }
 
     #[test]
     fn parts_of_two_packets_never_form_one() {
-        let mut cutter = Cutter::default();
-        let [first, second, third] = [1, 2, 3].map(|byte| parts(&mut cutter, byte));
+        let mut splitter = Splitter::default();
+        let [first, second, third] = [1, 2, 3].map(|byte| parts(&mut splitter, byte));
         assert!(first.len() == 8 && first.iter().all(|part| part.len() == first[0].len()), "equal parts");
         for at in 1..8 {
-            let mut assembly = Assembly::default();
+            let mut reassembly = Reassembly::default();
             let mixed = first[..at].iter().chain(&second[at..]);
-            assert!(mixed.filter_map(|part| add(&mut assembly, part)).next().is_none(), "mixed at part {at}");
-            let whole: Vec<_> = third.iter().filter_map(|part| add(&mut assembly, part)).collect();
+            assert!(
+                mixed.filter_map(|part| add(&mut reassembly, part)).next().is_none(),
+                "mixed at part {at}"
+            );
+            let whole: Vec<_> = third.iter().filter_map(|part| add(&mut reassembly, part)).collect();
             assert!(whole.len() == 1 && whole[0][BTH_BYTES..4096].iter().all(|byte| *byte == 3));
-            assert!(first.iter().chain(&third).all(|part| add(&mut assembly, part).is_none()), "duplicate");
+            assert!(first.iter().chain(&third).all(|part| add(&mut reassembly, part).is_none()), "duplicate");
         }
     }
 }

@@ -25,8 +25,9 @@ const WAIT_NS_MIN: u64 = 5_000_000;
 const ROUNDS: u32 = 6;
 /// Maximum number of rounds of larger probes after an answer to a smaller one.
 const ROUNDS_AFTER_ANSWER: u32 = 3;
-/// Minimum and maximum interval in ns between searches for a larger MTU, while the found MTU is below the negotiated one.
-/// Intervals double, so a path that delivers longer packets again is used after as long as it did not.
+/// Minimum and maximum interval in ns between searches for a larger MTU, while the found MTU is below the negotiated
+/// one. Intervals double. So a larger MTU is found, at the latest, after about the time for which the path did not
+/// deliver it.
 const RAISE_NS_MIN: u64 = 1_000_000_000;
 const RAISE_NS_MAX: u64 = 60_000_000_000;
 /// Maximum number of queued answers; further probes are ignored.
@@ -58,7 +59,8 @@ pub(crate) struct Path {
 struct Search {
     /// The largest size to probe.
     goal: Mtu,
-    /// The smallest size to adopt. A search for a larger MTU lowers none: its probes may be lost by chance.
+    /// The smallest size to adopt. A search for a larger MTU never lowers the MTU, because its probes may be lost by
+    /// chance.
     least: Mtu,
     answered: Option<Mtu>,
     started_ns: u64,
@@ -119,7 +121,7 @@ impl Path {
     }
 
     /// Starts a search, unless a search is running. The first search probes up to the negotiated MTU, a later search up
-    /// to the MTU found last. A running search for a larger MTU, which lowers none, gives way.
+    /// to the MTU found last. Replaces a running search for a larger MTU, which cannot lower the MTU.
     // [ROCE-PATH-2]
     pub fn search(&mut self, now_ns: u64, round_trip_ns: Option<u64>) {
         let goal = if self.is_known { self.found } else { self.agreed };
@@ -183,7 +185,7 @@ impl Path {
         if answer.size == search.goal {
             self.finish_search(now_ns);
         } else if is_first {
-            // The peer is reachable: answers to larger probes are in flight, or lost.
+            // Answers to the larger probes are in flight, or lost.
             let trip_ns = now_ns.saturating_sub(search.started_ns).min(BOUND_NS_MAX);
             search.rounds_left = ROUNDS_AFTER_ANSWER;
             search.wait_ns = (trip_ns * 3 / 2).max(WAIT_NS_MIN);
@@ -206,7 +208,7 @@ impl Path {
     fn adopt(&mut self, found: Mtu) {
         if self.found != found {
             self.found = found;
-            // Reports the result to the peer. If this probe is lost, the next one reports it.
+            // This probe reports the result to the peer. If it is lost, the next probe reports the result.
             self.probes.push_back(SMALLEST);
         }
     }
@@ -237,11 +239,11 @@ impl Path {
             self.raise_at_ns = None;
             return self.search_up_to(self.agreed, now_ns, round_trip_ns);
         };
-        // An answer over a long path may come after any number of rounds; until the first one, the path is unknown.
+        // Over a long path, the first answer may arrive after any number of rounds.
         if search.rounds_left == 0 && (self.is_known || search.answered.is_some()) {
             return self.finish_search(now_ns);
         }
-        // A whole round has been answered: more rounds over a long path could take longer than the lease.
+        // Adopts an answer after one whole round, because more rounds over a long path could exceed the lease.
         let adopted = search.answered.filter(|_| search.rounds_left < ROUNDS_AFTER_ANSWER);
         let adopted = adopted.map(|answered| answered.max(search.least));
         search.rounds_left = search.rounds_left.saturating_sub(1);

@@ -15,7 +15,7 @@ use crate::congestion::Congestion;
 use crate::context::StepContext;
 use crate::counters::Counters;
 use crate::memory::Memory;
-use crate::parts::{Assembly, Cutter, matches_parts};
+use crate::parts::{Reassembly, Splitter, matches_parts};
 use crate::path::Path;
 use crate::requester::{Failure, Requester};
 use crate::responder::{Responder, is_heartbeat, returns_data};
@@ -54,8 +54,8 @@ pub struct QueuePair {
     holds_acks: bool,
     /// `None` without path MTU discovery.
     path: Option<Path>,
-    cutter: Cutter,
-    assembly: Assembly,
+    splitter: Splitter,
+    reassembly: Reassembly,
     /// Arrival time of the packet being handled.
     arrived_ns: u64,
     /// Time of the last packet from the peer that was more than an acknowledgement.
@@ -72,8 +72,8 @@ impl QueuePair {
     pub fn new(config: Config, qpn: Qpn, psn: Psn) -> QueuePair {
         QueuePair {
             path: config.finds_path.then(|| Path::new(config.mtu, psn)),
-            cutter: Cutter::default(),
-            assembly: Assembly::default(),
+            splitter: Splitter::default(),
+            reassembly: Reassembly::default(),
             requester: Requester::new(FIRST + u64::from(psn.value())).configured(&config),
             config,
             qpn,
@@ -126,7 +126,7 @@ impl QueuePair {
         self.counters
     }
 
-    /// Returns the present time from a request to its response, in ns; `None` before the first sample.
+    /// Returns the current round-trip time, from a request to its response, in ns; `None` before the first sample.
     pub fn round_trip_ns(&self) -> Option<u64> {
         self.requester.round_trip_ns()
     }
@@ -301,7 +301,7 @@ impl QueuePair {
                 false => self.counters.stale += 1,
             },
             Headers::Part(eth) => {
-                let whole = self.assembly.add(eth, packet.psn, packet.payload, self.config.mtu);
+                let whole = self.reassembly.add(eth, packet.psn, packet.payload, self.config.mtu);
                 let Some(whole) = whole else { return };
                 match Packet::parse(&whole) {
                     Ok(whole) if matches_parts(&whole, packet.dest_qp, packet.psn) => {
@@ -335,12 +335,12 @@ impl QueuePair {
                 self.responder.handle_request_after_end(packet);
             }
         } else if is_response {
-            let (requester, _, mut at) = self.split(now_ns, memory);
-            let outcome = requester.handle_response(&mut at, packet);
+            let (requester, _, mut step) = self.split(now_ns, memory);
+            let outcome = requester.handle_response(&mut step, packet);
             self.break_on_failure(outcome);
         } else {
-            let (_, responder, mut at) = self.split(now_ns, memory);
-            if let Err(nak) = responder.handle_request(&mut at, packet) {
+            let (_, responder, mut step) = self.split(now_ns, memory);
+            if let Err(nak) = responder.handle_request(&mut step, packet) {
                 self.break_connection(Cause::PeerErred(nak), None);
             }
         }
@@ -353,8 +353,8 @@ impl QueuePair {
         memory: &'a dyn Memory,
     ) -> (&'a mut Requester, &'a mut Responder, StepContext<'a>) {
         let (config, counters, events) = (&self.config, &mut self.counters, &mut self.events);
-        let at = StepContext { now_ns, arrived_ns: self.arrived_ns, config, memory, counters, events };
-        (&mut self.requester, &mut self.responder, at)
+        let step = StepContext { now_ns, arrived_ns: self.arrived_ns, config, memory, counters, events };
+        (&mut self.requester, &mut self.responder, step)
     }
 
     /// Writes the next packet to send to the start of `buffer`. Returns its length in bytes, which includes the ICRC
@@ -400,14 +400,14 @@ impl QueuePair {
 
     /// Writes the next packet, or the next part of one longer than the path MTU.
     fn poll_packet(&mut self, now_ns: u64, memory: &dyn Memory, buffer: &mut [u8]) -> Option<usize> {
-        if let Some(len) = self.cutter.poll(buffer) {
+        if let Some(len) = self.splitter.poll(buffer) {
             return Some(len);
         }
         let len = self.poll_whole(now_ns, memory, buffer)?;
         match &self.path {
             Some(path) if path.is_too_long(len) => {
-                self.cutter.cut(&buffer[..len - ICRC_BYTES], path.mtu());
-                self.cutter.poll(buffer)
+                self.splitter.start(&buffer[..len - ICRC_BYTES], path.mtu());
+                self.splitter.poll(buffer)
             }
             _ => Some(len),
         }
@@ -420,8 +420,8 @@ impl QueuePair {
         }
         self.last_was_response = false;
         let peer_qp = self.peer_qp;
-        let (requester, _, mut at) = self.split(now_ns, memory);
-        match requester.poll_transmit(&mut at, peer_qp, buffer) {
+        let (requester, _, mut step) = self.split(now_ns, memory);
+        match requester.poll_transmit(&mut step, peer_qp, buffer) {
             Ok(Some(len)) => return Some(len),
             Ok(None) => {}
             Err(failure) => {
@@ -432,11 +432,11 @@ impl QueuePair {
         if self.responder.has_response() {
             return self.poll_response(now_ns, memory, buffer);
         }
-        if self.holds_acks && self.responder.has_ack_that_waits(now_ns) {
+        if self.holds_acks && self.responder.has_deferrable_ack(now_ns) {
             return None;
         }
-        let (_, responder, at) = self.split(now_ns, memory);
-        responder.poll_ack(&at, peer_qp, buffer)
+        let (_, responder, step) = self.split(now_ns, memory);
+        responder.poll_ack(&step, peer_qp, buffer)
     }
 
     /// Sets whether this queue pair holds back acknowledgements that the peer does not wait for. If `holds` is true,
@@ -447,13 +447,13 @@ impl QueuePair {
 
     /// Returns true if [`QueuePair::hold_acks`] holds back an acknowledgement that is due.
     pub fn holds_ack(&self, now_ns: u64) -> bool {
-        self.holds_acks && self.state != State::Error && self.responder.has_ack_that_waits(now_ns)
+        self.holds_acks && self.state != State::Error && self.responder.has_deferrable_ack(now_ns)
     }
 
     fn poll_response(&mut self, now_ns: u64, memory: &dyn Memory, buffer: &mut [u8]) -> Option<usize> {
         let peer_qp = self.peer_qp;
-        let (_, responder, at) = self.split(now_ns, memory);
-        match responder.poll_response(&at, peer_qp, buffer) {
+        let (_, responder, step) = self.split(now_ns, memory);
+        match responder.poll_response(&step, peer_qp, buffer) {
             Ok(len) => len,
             Err(nak) => {
                 self.break_connection(Cause::PeerErred(nak), None);
@@ -513,8 +513,8 @@ impl QueuePair {
         }
         self.state = State::Error;
         self.requester.flush(&self.config, failure, &mut self.events);
-        self.cutter.clear();
-        self.assembly.clear();
+        self.splitter.clear();
+        self.reassembly.clear();
         self.responder.end();
         self.events.push_back(Event::Broken { cause });
     }

@@ -25,7 +25,7 @@ use crate::context::StepContext;
 use crate::counters::Counters;
 use crate::layout::{Layout, Piece};
 use crate::memory::Memory;
-use crate::round_trip::{RoundTrip, WAIT_NS_MAX};
+use crate::round_trip::{RoundTrip, TIMEOUT_NS_MAX};
 use crate::wire::{
     AethRepr, AtomicEthRepr, Credit, Headers, Nak, Packet, Psn, Qpn, RethRepr, SEQUENCE_WINDOW, Syndrome,
 };
@@ -56,7 +56,7 @@ pub(crate) struct Failure {
 impl Failure {
     /// Returns true if the peer cannot have executed later requests, because it refused this one in sequence.
     // [ROCE-NAK-3]
-    fn spares_later_requests(&self) -> bool {
+    fn prevents_later_requests(&self) -> bool {
         matches!(self.cause, Cause::Refused(Nak::RemoteAccess | Nak::InvalidRequest))
     }
 }
@@ -114,7 +114,7 @@ pub(crate) struct Requester {
     timer_ns: Option<u64>,
     attempts: u32,
     /// Start of the lease: the time of the last progress, or the send time of the first packet in flight.
-    heard_ns: u64,
+    lease_begin_ns: u64,
     /// End of the wait that an RNR NAK requested.
     rnr_until_ns: Option<u64>,
     rnr_attempts: u32,
@@ -148,7 +148,7 @@ impl Requester {
             has_gone_back: false,
             timer_ns: None,
             attempts: 0,
-            heard_ns: 0,
+            lease_begin_ns: 0,
             rnr_until_ns: None,
             rnr_attempts: 0,
             trip: RoundTrip::default(),
@@ -207,11 +207,11 @@ impl Requester {
     /// the next packet back.
     pub fn poll_transmit(
         &mut self,
-        at: &mut StepContext<'_>,
+        step: &mut StepContext<'_>,
         dest_qp: Qpn,
         buffer: &mut [u8],
     ) -> Result<Option<usize>, Failure> {
-        let (now_ns, config) = (at.now_ns, at.config);
+        let (now_ns, config) = (step.now_ns, step.config);
         if self.rnr_until_ns.is_some_and(|until| now_ns < until) {
             return Ok(None);
         }
@@ -221,11 +221,11 @@ impl Requester {
         {
             return match self.probes_by_empty_write() {
                 true => Ok(Some(self.write_empty_probe(dest_qp, buffer))),
-                false => self.write_probe(at, dest_qp, newest, buffer).map(Some),
+                false => self.write_probe(step, dest_qp, newest, buffer).map(Some),
             };
         }
         if self.selective.is_some() {
-            return self.poll_selective(at, dest_qp, buffer);
+            return self.poll_selective(step, dest_qp, buffer);
         }
         if self.next == self.end {
             return Ok(None);
@@ -250,11 +250,11 @@ impl Requester {
             && (work.request.signalled && piece.is_end
                 || sequence + 1 - self.ack_end.min(sequence) >= u64::from(self.limit(config)).div_ceil(4)
                 || is_repeated && sequence == self.una);
-        let len = write_packet(at.memory, work, sequence, &piece, ack_request, dest_qp, buffer)?;
-        let wait_ns = self.wait_ns(config);
-        self.timer_ns.get_or_insert(now_ns.saturating_add(wait_ns));
+        let len = write_packet(step.memory, work, sequence, &piece, ack_request, dest_qp, buffer)?;
+        let timeout_ns = self.timeout_ns(config);
+        self.timer_ns.get_or_insert(now_ns.saturating_add(timeout_ns));
         self.on_sent(now_ns, sequence, numbers, returns_data, ack_request);
-        at.counters.repeated += u64::from(is_repeated);
+        step.counters.repeated += u64::from(is_repeated);
         Ok(Some(len))
     }
 
@@ -282,13 +282,12 @@ impl Requester {
         Some(packets)
     }
 
-    /// Sends packet `newest` again, or requests that packet of a read response again. The peer's response tells whether
-    /// all packets before it arrived: an acknowledgement or a read response shows that they did; a NAK names the
-    /// missing one.
+    /// Sends packet `newest` again, or requests that packet of a read response again. The peer's response shows whether
+    /// all packets before it arrived: an acknowledgement or a read response confirms them; a NAK names the missing one.
     // [ROCE-TIME-2]
     fn write_probe(
         &mut self,
-        at: &mut StepContext<'_>,
+        step: &mut StepContext<'_>,
         dest_qp: Qpn,
         newest: u64,
         buffer: &mut [u8],
@@ -300,10 +299,10 @@ impl Requester {
             piece = piece.as_message();
         }
         if let Some(selective) = &mut self.selective {
-            selective.on_repeated(at.now_ns, newest, returns_data);
+            selective.on_repeated(step.now_ns, newest, returns_data);
         }
-        at.counters.repeated += 1;
-        write_packet(at.memory, work, newest, &piece, !returns_data, dest_qp, buffer)
+        step.counters.repeated += 1;
+        write_packet(step.memory, work, newest, &piece, !returns_data, dest_qp, buffer)
     }
 
     /// Returns true if probes are empty writes, false if they are retransmitted packets. A packet in parts is lost more
@@ -339,7 +338,7 @@ impl Requester {
     /// Records a packet that was sent.
     fn on_sent(&mut self, now_ns: u64, sequence: u64, numbers: u64, returns_data: bool, requests_ack: bool) {
         if self.una == self.next && self.attempts == 0 {
-            self.heard_ns = now_ns;
+            self.lease_begin_ns = now_ns;
         }
         if sequence >= self.sent_end && (returns_data || requests_ack) {
             self.trip.begin(now_ns, sequence);
@@ -357,9 +356,9 @@ impl Requester {
     }
 
     /// Returns the current retransmission timeout.
-    fn wait_ns(&self, config: &Config) -> u64 {
+    fn timeout_ns(&self, config: &Config) -> u64 {
         match config.retry {
-            Retry::Lease(_) => self.trip.wait_ns(self.attempts),
+            Retry::Lease(_) => self.trip.timeout_ns(self.attempts),
             Retry::Count { timeout, .. } => nanoseconds(timeout),
         }
     }
@@ -407,36 +406,40 @@ impl Requester {
         self.works.partition_point(|work| work.end <= sequence)
     }
 
-    pub fn handle_response(&mut self, at: &mut StepContext<'_>, packet: &Packet<'_>) -> Result<(), Failure> {
+    pub fn handle_response(
+        &mut self,
+        step: &mut StepContext<'_>,
+        packet: &Packet<'_>,
+    ) -> Result<(), Failure> {
         let sequence = packet.psn.expand(self.una).filter(|sequence| *sequence < self.sent_end);
         let Some(sequence) = sequence else {
-            at.counters.out_of_window += 1;
+            step.counters.out_of_window += 1;
             return Ok(());
         };
-        at.counters.stale += u64::from(sequence < self.una);
+        step.counters.stale += u64::from(sequence < self.una);
         if self.selective.is_some() {
             if let Some(aeth) = packet.headers.aeth() {
-                self.update_window(at.config, sequence, aeth);
+                self.update_window(step.config, sequence, aeth);
             }
-            return self.handle_selective(at, sequence, packet);
+            return self.handle_selective(step, sequence, packet);
         }
         match packet.headers {
             // The peer may not send this without selective repeat.
             Headers::Missing(_) => {
-                at.counters.malformed += 1;
+                step.counters.malformed += 1;
                 Ok(())
             }
-            Headers::Acknowledge(aeth) => self.handle_acknowledge(at, sequence, aeth),
+            Headers::Acknowledge(aeth) => self.handle_acknowledge(step, sequence, aeth),
             Headers::ReadResponseFirst(aeth)
             | Headers::ReadResponseLast(aeth)
             | Headers::ReadResponseOnly(aeth) => {
-                self.update_window(at.config, sequence, aeth);
-                self.handle_read_response(at, sequence, packet.payload)
+                self.update_window(step.config, sequence, aeth);
+                self.handle_read_response(step, sequence, packet.payload)
             }
-            Headers::ReadResponseMiddle => self.handle_read_response(at, sequence, packet.payload),
+            Headers::ReadResponseMiddle => self.handle_read_response(step, sequence, packet.payload),
             Headers::AtomicAcknowledge { aeth, old } => {
-                self.update_window(at.config, sequence, aeth);
-                self.handle_atomic_response(at, sequence, old);
+                self.update_window(step.config, sequence, aeth);
+                self.handle_atomic_response(step, sequence, old);
                 Ok(())
             }
             _ => unreachable!("the caller passes only responses"),
@@ -472,31 +475,31 @@ impl Requester {
 
     fn handle_acknowledge(
         &mut self,
-        at: &mut StepContext<'_>,
+        step: &mut StepContext<'_>,
         sequence: u64,
         aeth: AethRepr,
     ) -> Result<(), Failure> {
         match aeth.syndrome {
             Syndrome::Ack(_) => {
-                self.update_window(at.config, sequence, aeth);
-                if !self.advance(at, sequence + 1) {
+                self.update_window(step.config, sequence, aeth);
+                if !self.advance(step, sequence + 1) {
                     self.go_back_once();
                 }
             }
             // [ROCE-RNR-2]
             Syndrome::RnrNak(timer) => {
-                if !self.advance(at, sequence) || sequence != self.una {
+                if !self.advance(step, sequence) || sequence != self.una {
                     return Ok(());
                 }
-                at.counters.rnr_naks += 1;
-                if self.rnr_retries_are_exhausted(at.config) {
+                step.counters.rnr_naks += 1;
+                if self.rnr_retries_are_exhausted(step.config) {
                     let (status, cause) = (Status::RnrRetryExceeded, Cause::RnrRetryExceeded);
                     return Err(Failure { sequence, status, cause });
                 }
                 self.rnr_attempts += 1;
                 self.attempts = 0;
-                self.heard_ns = at.now_ns;
-                self.rnr_until_ns = Some(at.now_ns + timer.nanoseconds());
+                self.lease_begin_ns = step.now_ns;
+                self.rnr_until_ns = Some(step.now_ns + timer.nanoseconds());
                 self.timer_ns = None;
                 self.go_back();
             }
@@ -505,15 +508,15 @@ impl Requester {
                 if sequence < self.una {
                     return Ok(());
                 }
-                at.counters.naks += 1;
-                self.advance(at, sequence);
+                step.counters.naks += 1;
+                self.advance(step, sequence);
                 self.go_back_once();
             }
             Syndrome::Nak(nak) => {
                 if sequence < self.una {
                     return Ok(());
                 }
-                self.advance(at, sequence);
+                self.advance(step, sequence);
                 return Err(Failure { sequence, status: nak.into(), cause: Cause::Refused(nak) });
             }
         }
@@ -532,7 +535,7 @@ impl Requester {
     // [ROCE-READ-2]
     fn handle_read_response(
         &mut self,
-        at: &mut StepContext<'_>,
+        step: &mut StepContext<'_>,
         sequence: u64,
         payload: &[u8],
     ) -> Result<(), Failure> {
@@ -542,56 +545,56 @@ impl Requester {
         let index = self.index_of(sequence);
         let work = &self.works[index];
         let Operation::Read { local, .. } = work.request.operation else {
-            at.counters.malformed += 1;
+            step.counters.malformed += 1;
             return Ok(());
         };
         let piece = work.layout.piece((sequence - work.first) as u32);
         if payload.len() != piece.len as usize {
-            at.counters.malformed += 1;
+            step.counters.malformed += 1;
             return Ok(());
         }
         // A response acknowledges all packets before it. If earlier reads or atomics still wait for responses, those
         // were lost.
-        self.advance(at, sequence);
+        self.advance(step, sequence);
         if self.una != sequence {
             self.go_back_once();
             return Ok(());
         }
         let to = local.address.wrapping_add(u64::from(piece.offset));
-        if !payload.is_empty() && at.memory.write_own(local.key, to, payload).is_err() {
+        if !payload.is_empty() && step.memory.write_own(local.key, to, payload).is_err() {
             let (status, cause) = (Status::LocalAccess, Cause::LocalAccess);
             return Err(Failure { sequence, status, cause });
         }
         self.una = sequence + 1;
-        self.on_progress(at.now_ns, at.config);
-        self.complete_first(None, at.events);
+        self.on_progress(step.now_ns, step.config);
+        self.complete_first(None, step.events);
         Ok(())
     }
 
     // [ROCE-ATOMIC-3]
-    fn handle_atomic_response(&mut self, at: &mut StepContext<'_>, sequence: u64, old: u64) {
+    fn handle_atomic_response(&mut self, step: &mut StepContext<'_>, sequence: u64, old: u64) {
         if sequence < self.una {
             return;
         }
         let work = &self.works[self.index_of(sequence)];
         if !matches!(work.request.operation, Operation::FetchAdd { .. } | Operation::CompareSwap { .. }) {
-            at.counters.malformed += 1;
+            step.counters.malformed += 1;
             return;
         }
-        self.advance(at, sequence);
+        self.advance(step, sequence);
         if self.una != sequence {
             self.go_back_once();
             return;
         }
         self.una = sequence + 1;
-        self.on_progress(at.now_ns, at.config);
-        self.complete_first(Some(old), at.events);
+        self.on_progress(step.now_ns, step.config);
+        self.complete_first(Some(old), step.events);
     }
 
     /// Acknowledges all packets before `to`, but stops at the first request whose response returns data. Returns true
     /// if there was no such request.
     // [ROCE-ACK-3]
-    fn advance(&mut self, at: &mut StepContext<'_>, to: u64) -> bool {
+    fn advance(&mut self, step: &mut StepContext<'_>, to: u64) -> bool {
         let before = self.una;
         while self.una < to {
             let Some(work) = self.works.front() else { break };
@@ -599,10 +602,10 @@ impl Requester {
                 break;
             }
             self.una = to.min(work.end);
-            self.complete_first(None, at.events);
+            self.complete_first(None, step.events);
         }
         if self.una > before {
-            self.on_progress(at.now_ns, at.config);
+            self.on_progress(step.now_ns, step.config);
         }
         self.una >= to
     }
@@ -635,12 +638,12 @@ impl Requester {
         self.attempts = 0;
         self.stalls = 0;
         self.rnr_attempts = 0;
-        self.heard_ns = now_ns;
+        self.lease_begin_ns = now_ns;
         self.trip.end(now_ns, self.una);
         self.timer_ns = self.in_flight.front().map(|oldest| {
             // A packet's timeout counts from its send time; that of a partly arrived response, from its last packet.
             let since_ns = if oldest.first < self.una { now_ns } else { oldest.sent_ns.max(self.resumed_ns) };
-            since_ns.saturating_add(self.wait_ns(config))
+            since_ns.saturating_add(self.timeout_ns(config))
         });
     }
 
@@ -689,14 +692,14 @@ impl Requester {
         if self.selective.as_ref().is_some_and(|selective| !selective.awaits_response()) {
             // No packet awaits a response, so no probe is needed: the pacer releases lost packets.
             self.is_probing = false;
-            self.timer_ns = Some(now_ns.saturating_add(self.wait_ns(config)));
+            self.timer_ns = Some(now_ns.saturating_add(self.timeout_ns(config)));
             return Ok(());
         }
         counters.timeouts += 1;
         self.attempts += 1;
         self.stalls += 1;
         let is_over = match config.retry {
-            Retry::Lease(lease) => now_ns.saturating_sub(self.heard_ns) >= nanoseconds(lease),
+            Retry::Lease(lease) => now_ns.saturating_sub(self.lease_begin_ns) >= nanoseconds(lease),
             Retry::Count { retries, .. } => self.attempts > u32::from(retries),
         };
         if is_over {
@@ -719,10 +722,12 @@ impl Requester {
         self.is_probing = true;
         // The timer expires no later than the lease, to report the failure in time.
         let left_ns = match config.retry {
-            Retry::Lease(lease) => self.heard_ns.saturating_add(nanoseconds(lease)).saturating_sub(now_ns),
+            Retry::Lease(lease) => {
+                self.lease_begin_ns.saturating_add(nanoseconds(lease)).saturating_sub(now_ns)
+            }
             Retry::Count { .. } => u64::MAX,
         };
-        self.timer_ns = Some(now_ns.saturating_add(self.wait_ns(config).min(left_ns)));
+        self.timer_ns = Some(now_ns.saturating_add(self.timeout_ns(config).min(left_ns)));
         Ok(())
     }
 
@@ -730,7 +735,7 @@ impl Requester {
     /// path, the first one counts, too: three could take most of the lease.
     // [ROCE-PATH-4]
     pub fn is_stuck(&self, config: &Config) -> bool {
-        let is_long = self.trip.wait_ns(0) > WAIT_NS_MAX && matches!(config.retry, Retry::Lease(_));
+        let is_long = self.trip.timeout_ns(0) > TIMEOUT_NS_MAX && matches!(config.retry, Retry::Lease(_));
         self.stalls.is_multiple_of(3) && (self.stalls / 3).is_power_of_two() || is_long && self.stalls == 1
     }
 
@@ -751,7 +756,7 @@ impl Requester {
         for work in std::mem::take(&mut self.works) {
             let status = match failure {
                 Some(failure) if (work.first..work.end).contains(&failure.sequence) => failure.status,
-                Some(failure) if failure.spares_later_requests() && failure.sequence < work.first => {
+                Some(failure) if failure.prevents_later_requests() && failure.sequence < work.first => {
                     Status::Flushed
                 }
                 _ if work.first < self.sent_end => Status::Aborted,
@@ -762,13 +767,13 @@ impl Requester {
         *self = Requester { parts: self.parts, ..Requester::new(self.end) }.configured(config);
     }
 
-    /// Returns the present round trip or, before the first sample, its upper bound, in ns.
+    /// Returns the current round trip or, before the first sample, its upper bound, in ns.
     pub fn expected_round_trip_ns(&self) -> Option<u64> {
-        self.trip.present_ns().or(self.trip.bound_ns())
+        self.trip.current_ns().or(self.trip.bound_ns())
     }
 
     pub fn round_trip_ns(&self) -> Option<u64> {
-        self.trip.present_ns()
+        self.trip.current_ns()
     }
 
     /// Returns the maximum number of packets in flight.

@@ -28,10 +28,11 @@ use crate::work::Event;
 const RESPONSE_PACKETS_MAX: u32 = 1 << 20;
 
 /// Number of packets that must arrive behind a gap before the responder reports the gap, so that late packets do not
-/// count as lost. It reports again with every further [`REPORT_EVERY`] packets. A path that loses one packet in a
-/// hundred nearly always has a gap, and a report for each arrival would double the packets on the path.
-const REPORT_AT: u32 = 3;
-const REPORT_EVERY: u32 = 8;
+/// count as lost. The responder reports the gap again after every further [`GAP_REPORT_INTERVAL`] packets. A path that
+/// loses one packet in a hundred nearly always has a gap, and a report for each arrival would double the packets on the
+/// path.
+const GAP_REPORT_FIRST: u32 = 3;
+const GAP_REPORT_INTERVAL: u32 = 8;
 
 /// A message of several packets, not complete yet.
 #[derive(Debug)]
@@ -102,7 +103,7 @@ pub(crate) struct Responder {
     /// Latest send time of the acknowledgement.
     ack_at_ns: Option<u64>,
     /// True if a due acknowledgement may wait for the owner's next poll.
-    ack_may_wait: bool,
+    ack_is_deferrable: bool,
     /// Arrival time of the newest packet that requires an early acknowledgement: a packet that requests one, a
     /// heartbeat, a duplicate, or an early packet.
     ack_request_ns: u64,
@@ -137,7 +138,7 @@ impl Responder {
             unacknowledged: 0,
             has_duplicate: false,
             ack_at_ns: None,
-            ack_may_wait: false,
+            ack_is_deferrable: false,
             ack_request_ns: 0,
             nak: None,
             kept: Kept::default(),
@@ -175,63 +176,63 @@ impl Responder {
 
     /// Executes, keeps or drops a request packet. Returns an error if the connection ends: the NAK that reports the
     /// reason to the peer.
-    pub fn handle_request(&mut self, at: &mut StepContext<'_>, packet: &Packet<'_>) -> Result<(), Nak> {
+    pub fn handle_request(&mut self, step: &mut StepContext<'_>, packet: &Packet<'_>) -> Result<(), Nak> {
         let is_known =
             |sequence: &u64| *sequence >= self.first || *sequence + 1 == self.first && is_empty_probe(packet);
         let sequence = packet.psn.expand(self.expected).filter(is_known);
         let Some(sequence) = sequence else {
-            at.counters.out_of_window += 1;
+            step.counters.out_of_window += 1;
             return Ok(());
         };
         if sequence > self.expected {
-            match at.config.selective {
-                true => self.keep_early(at, sequence, packet),
-                false => self.report_gap(at, packet),
+            match step.config.selective {
+                true => self.keep_early(step, sequence, packet),
+                false => self.report_gap(step, packet),
             }
             return Ok(());
         }
         if sequence < self.expected {
-            self.handle_duplicate(at, sequence, packet);
+            self.handle_duplicate(step, sequence, packet);
             return Ok(());
         }
-        self.handle_expected(at, packet)?;
+        self.handle_expected(step, packet)?;
         if self.has_gap {
-            self.handle_kept(at)?;
+            self.handle_kept(step)?;
         }
         Ok(())
     }
 
     /// Executes the kept packets behind a closed gap, up to the next gap.
     // [ROCE-SEL-2]
-    fn handle_kept(&mut self, at: &mut StepContext<'_>) -> Result<(), Nak> {
+    fn handle_kept(&mut self, step: &mut StepContext<'_>) -> Result<(), Nak> {
         while let Some(early) = self.kept.take(self.expected) {
             let before = self.expected;
-            self.handle_expected(at, &early.packet(before))?;
+            self.handle_expected(step, &early.packet(before))?;
             if self.expected == before {
                 break;
             }
         }
         self.has_gap = !self.kept.is_empty();
-        self.ack_now(at.now_ns);
+        self.ack_now(step.now_ns);
         Ok(())
     }
 
     /// Executes the expected packet.
-    fn handle_expected(&mut self, at: &mut StepContext<'_>, packet: &Packet<'_>) -> Result<(), Nak> {
-        match self.execute(at, packet) {
+    fn handle_expected(&mut self, step: &mut StepContext<'_>, packet: &Packet<'_>) -> Result<(), Nak> {
+        match self.execute(step, packet) {
             Ok(numbers) => {
                 self.expected += u64::from(numbers);
                 self.nak_ns = None;
                 self.nak = None;
-                self.schedule_ack(at, packet);
+                self.schedule_ack(step, packet);
                 Ok(())
             }
             // [ROCE-RNR-1]
             Err(Refusal::NotReady) => {
-                at.counters.rnr_naks += 1;
-                let wait = RnrTimer::at_least(nanoseconds(at.config.rnr_wait));
+                step.counters.rnr_naks += 1;
+                let wait = RnrTimer::at_least(nanoseconds(step.config.rnr_wait));
                 self.nak = Some(Syndrome::RnrNak(wait));
-                self.nak_ns = Some(at.now_ns);
+                self.nak_ns = Some(step.now_ns);
                 Ok(())
             }
             // [ROCE-NAK-3]
@@ -261,63 +262,67 @@ impl Responder {
 
     /// Keeps an early packet if it is within the span, and schedules a report of the gap before it.
     // [ROCE-SEL-1] [ROCE-SEL-3]
-    fn keep_early(&mut self, at: &mut StepContext<'_>, sequence: u64, packet: &Packet<'_>) {
+    fn keep_early(&mut self, step: &mut StepContext<'_>, sequence: u64, packet: &Packet<'_>) {
         // A packet longer than the MTU would be refused later anyway.
-        let fits = packet.payload.len() <= at.config.mtu.bytes() as usize;
+        let fits = packet.payload.len() <= step.config.mtu.bytes() as usize;
         let continues = self.kept.newest().is_some_and(|newest| sequence == newest + 1);
         self.behind_gap = if continues { self.behind_gap.saturating_add(1) } else { 1 };
         self.unreported += 1;
-        if !fits || sequence - self.expected > span(at.config.mtu) {
-            at.counters.ahead += 1;
+        if !fits || sequence - self.expected > span(step.config.mtu) {
+            step.counters.ahead += 1;
         } else if self.kept.keep(sequence, packet) {
-            at.counters.kept += 1;
+            step.counters.kept += 1;
         } else {
-            at.counters.duplicates += 1;
+            step.counters.duplicates += 1;
         }
         self.has_gap = true;
-        self.ack_request_ns = at.arrived_ns;
-        if wants_response(packet) || self.behind_gap == REPORT_AT || self.unreported >= REPORT_EVERY {
-            self.ack_now(at.now_ns);
+        self.ack_request_ns = step.arrived_ns;
+        if wants_response(packet)
+            || self.behind_gap == GAP_REPORT_FIRST
+            || self.unreported >= GAP_REPORT_INTERVAL
+        {
+            self.ack_now(step.now_ns);
         } else {
-            self.ack_at_ns.get_or_insert(at.now_ns.saturating_add(nanoseconds(at.config.ack_delay)));
+            self.ack_at_ns.get_or_insert(step.now_ns.saturating_add(nanoseconds(step.config.ack_delay)));
         }
     }
 
     /// Drops an early packet and queues a sequence NAK, once per gap. Queues it again if the peer later requests a
     /// response, because the first NAK may have been lost.
     // [ROCE-NAK-1]
-    fn report_gap(&mut self, at: &mut StepContext<'_>, packet: &Packet<'_>) {
-        at.counters.ahead += 1;
+    fn report_gap(&mut self, step: &mut StepContext<'_>, packet: &Packet<'_>) {
+        step.counters.ahead += 1;
         let is_nak_lost = |nak_ns: u64| {
-            wants_response(packet) && at.now_ns.saturating_sub(nak_ns) >= 2 * nanoseconds(at.config.ack_delay)
+            wants_response(packet)
+                && step.now_ns.saturating_sub(nak_ns) >= 2 * nanoseconds(step.config.ack_delay)
         };
         if self.nak_ns.is_none_or(is_nak_lost) {
-            at.counters.naks += 1;
-            self.nak_ns = Some(at.now_ns);
+            step.counters.naks += 1;
+            self.nak_ns = Some(step.now_ns);
             self.nak = Some(Syndrome::Nak(Nak::Sequence));
         }
     }
 
     /// Schedules the acknowledgement of a packet that was executed, unless its response acknowledges it.
     // [ROCE-ACK-1] [ROCE-ACK-5]
-    fn schedule_ack(&mut self, at: &StepContext<'_>, packet: &Packet<'_>) {
-        let StepContext { now_ns, config, .. } = *at;
+    fn schedule_ack(&mut self, step: &StepContext<'_>, packet: &Packet<'_>) {
+        let StepContext { now_ns, config, .. } = *step;
         if returns_data(packet) {
             self.unacknowledged = 0;
-            (self.ack_at_ns, self.ack_may_wait) = (None, false);
+            (self.ack_at_ns, self.ack_is_deferrable) = (None, false);
             return;
         }
         self.unacknowledged += 1;
         let is_urgent = packet.ack_request || is_heartbeat(packet);
         if is_urgent {
-            self.ack_request_ns = at.arrived_ns;
+            self.ack_request_ns = step.arrived_ns;
         }
         if is_urgent || self.unacknowledged >= self.grant.div_ceil(4) {
             let is_first = self.ack_at_ns.is_none_or(|at| now_ns < at);
             let is_awaited = packet.solicited || is_heartbeat(packet) || !config.grants;
-            let may_wait = !is_awaited && (is_first || self.ack_may_wait);
+            let is_deferrable = !is_awaited && (is_first || self.ack_is_deferrable);
             self.ack_now(now_ns);
-            self.ack_may_wait = may_wait;
+            self.ack_is_deferrable = is_deferrable;
         } else {
             self.ack_at_ns.get_or_insert(now_ns.saturating_add(nanoseconds(config.ack_delay)));
         }
@@ -325,13 +330,13 @@ impl Responder {
 
     /// Makes the acknowledgement due now.
     fn ack_now(&mut self, now_ns: u64) {
-        self.ack_may_wait = false;
+        self.ack_is_deferrable = false;
         self.ack_at_ns = Some(self.ack_at_ns.map_or(now_ns, |at| at.min(now_ns)));
     }
 
     /// Executes a packet; returns the number of sequence numbers that it takes.
-    fn execute(&mut self, at: &mut StepContext<'_>, packet: &Packet<'_>) -> Result<u32, Refusal> {
-        let (config, memory) = (at.config, at.memory);
+    fn execute(&mut self, step: &mut StepContext<'_>, packet: &Packet<'_>) -> Result<u32, Refusal> {
+        let (config, memory) = (step.config, step.memory);
         let mtu = config.mtu.bytes() as usize;
         let (payload, solicited) = (packet.payload, packet.solicited);
         let is_start = self.message.is_none();
@@ -343,7 +348,7 @@ impl Responder {
             Headers::SendOnly { imm } if is_start && payload.len() <= mtu => {
                 self.check_receive()?;
                 self.append(config, Vec::new(), payload)?;
-                self.deliver(imm, solicited, at.events);
+                self.deliver(imm, solicited, step.events);
             }
             Headers::SendMiddle if payload.len() == mtu => {
                 let Some(Message::Send { bytes }) = self.message.take() else { return Err(INVALID) };
@@ -352,7 +357,7 @@ impl Responder {
             Headers::SendLast { imm } if (1..=mtu).contains(&payload.len()) => {
                 let Some(Message::Send { bytes }) = self.message.take() else { return Err(INVALID) };
                 self.append(config, bytes, payload)?;
-                self.deliver(imm, solicited, at.events);
+                self.deliver(imm, solicited, step.events);
             }
             Headers::WriteFirst(reth) if is_start && payload.len() == mtu && reth.len as usize > mtu => {
                 memory.check(reth.rkey, Access::Write, reth.address, u64::from(reth.len))?;
@@ -365,7 +370,7 @@ impl Responder {
                 if needs_key(config, reth) {
                     memory.check(reth.rkey, Access::Write, reth.address, u64::from(reth.len))?;
                 }
-                self.notify(imm, solicited, at.events, || match reth.len {
+                self.notify(imm, solicited, step.events, || match reth.len {
                     0 => Ok(()),
                     _ => memory.write(reth.rkey, reth.address, payload),
                 })?;
@@ -384,15 +389,15 @@ impl Responder {
                     return Err(INVALID);
                 }
                 let address = reth.address.wrapping_add(u64::from(landed));
-                self.notify(imm, solicited, at.events, || memory.write(reth.rkey, address, payload))?;
+                self.notify(imm, solicited, step.events, || memory.write(reth.rkey, address, payload))?;
                 self.message = None;
             }
-            Headers::ReadRequest(reth) if is_start => return self.read(at, reth),
+            Headers::ReadRequest(reth) if is_start => return self.read(step, reth),
             Headers::FetchAdd(eth) if is_start => {
-                self.atomic(at, eth, |eth| memory.fetch_add(eth.rkey, eth.address, eth.swap_or_add))?;
+                self.atomic(step, eth, |eth| memory.fetch_add(eth.rkey, eth.address, eth.swap_or_add))?;
             }
             Headers::CompareSwap(eth) if is_start => {
-                self.atomic(at, eth, |eth| {
+                self.atomic(step, eth, |eth| {
                     memory.compare_swap(eth.rkey, eth.address, eth.compare, eth.swap_or_add)
                 })?;
             }
@@ -450,8 +455,8 @@ impl Responder {
     }
 
     // [ROCE-READ-1]
-    fn read(&mut self, at: &StepContext<'_>, reth: RethRepr) -> Result<u32, Refusal> {
-        let StepContext { config, memory, arrived_ns, .. } = *at;
+    fn read(&mut self, step: &StepContext<'_>, reth: RethRepr) -> Result<u32, Refusal> {
+        let StepContext { config, memory, arrived_ns, .. } = *step;
         let numbers = packets(reth.len, config.mtu.bytes());
         if numbers > RESPONSE_PACKETS_MAX || !self.make_room(config) {
             return Err(INVALID);
@@ -469,11 +474,11 @@ impl Responder {
     // [ROCE-ATOMIC-1]
     fn atomic(
         &mut self,
-        at: &StepContext<'_>,
+        step: &StepContext<'_>,
         eth: AtomicEthRepr,
         change: impl FnOnce(&AtomicEthRepr) -> Result<u64, Refused>,
     ) -> Result<(), Refusal> {
-        let StepContext { config, memory, arrived_ns, .. } = *at;
+        let StepContext { config, memory, arrived_ns, .. } = *step;
         if !eth.address.is_multiple_of(8) || !self.make_room(config) {
             return Err(INVALID);
         }
@@ -492,46 +497,46 @@ impl Responder {
 
     /// Sends the response to an executed packet again, without executing the packet again.
     // [ROCE-DUP-1]
-    fn handle_duplicate(&mut self, at: &mut StepContext<'_>, sequence: u64, packet: &Packet<'_>) {
+    fn handle_duplicate(&mut self, step: &mut StepContext<'_>, sequence: u64, packet: &Packet<'_>) {
         let response = match packet.headers {
-            // A spare, whose first copy has arrived. [ROCE-SEL-8]
-            Headers::ReadRequest(_) if packet.ack_request && at.config.selective => {
-                at.counters.duplicates += 1;
+            // The first copy of this spare has arrived. [ROCE-SEL-8]
+            Headers::ReadRequest(_) if packet.ack_request && step.config.selective => {
+                step.counters.duplicates += 1;
                 return;
             }
-            Headers::ReadRequest(reth) => self.repeat_read(at, sequence, reth),
+            Headers::ReadRequest(reth) => self.repeat_read(step, sequence, reth),
             // [ROCE-ATOMIC-2]
             Headers::FetchAdd(_) | Headers::CompareSwap(_) => {
                 self.atomics.iter().find(|(of, _)| *of == sequence).map(|(_, old)| Response {
                     next: sequence,
                     end: sequence + 1,
                     kind: Kind::Atomic { old: *old },
-                    arrived_ns: at.arrived_ns,
+                    arrived_ns: step.arrived_ns,
                     is_repeat: true,
                 })
             }
             _ => {
-                at.counters.duplicates += 1;
-                (self.has_duplicate, self.ack_request_ns) = (true, at.arrived_ns);
-                self.ack_now(at.now_ns);
+                step.counters.duplicates += 1;
+                (self.has_duplicate, self.ack_request_ns) = (true, step.arrived_ns);
+                self.ack_now(step.now_ns);
                 return;
             }
         };
-        if response.is_some_and(|response| self.queue_repeat(at.config, response)) {
-            at.counters.duplicates += 1;
+        if response.is_some_and(|response| self.queue_repeat(step.config, response)) {
+            step.counters.duplicates += 1;
         } else {
-            at.counters.malformed += 1;
+            step.counters.malformed += 1;
             // The requester may not know which packets of a read have been executed.
-            if at.config.selective {
-                self.ack_now(at.now_ns);
+            if step.config.selective {
+                self.ack_now(step.now_ns);
             }
         }
     }
 
     /// Returns the response to a duplicate read, or to a part of one.
     // [ROCE-DUP-2]
-    fn repeat_read(&self, at: &StepContext<'_>, sequence: u64, reth: RethRepr) -> Option<Response> {
-        let StepContext { config, memory, arrived_ns, .. } = *at;
+    fn repeat_read(&self, step: &StepContext<'_>, sequence: u64, reth: RethRepr) -> Option<Response> {
+        let StepContext { config, memory, arrived_ns, .. } = *step;
         let end = sequence + u64::from(packets(reth.len, config.mtu.bytes()));
         let is_allowed = !needs_key(config, reth)
             || memory.check(reth.rkey, Access::Read, reth.address, u64::from(reth.len)).is_ok();
@@ -583,14 +588,14 @@ impl Responder {
     /// the NAK that reports the reason to the peer.
     pub fn poll_response(
         &mut self,
-        at: &StepContext<'_>,
+        step: &StepContext<'_>,
         dest_qp: Qpn,
         buffer: &mut [u8],
     ) -> Result<Option<usize>, Nak> {
         let Some(arrived_ns) = self.responses.front().map(|response| response.arrived_ns) else {
             return Ok(self.poll_nak(dest_qp, buffer));
         };
-        let aeth = self.aeth(at, arrived_ns);
+        let aeth = self.aeth(step, arrived_ns);
         let response = self.responses.front_mut().expect("a response is pending");
         let packet = |headers| Packet {
             dest_qp,
@@ -603,10 +608,10 @@ impl Responder {
         let len = match &mut response.kind {
             Kind::Atomic { old } => packet(Headers::AtomicAcknowledge { aeth, old: *old }).emit(buffer),
             Kind::Read { reth, has_started } => {
-                let bytes = reth.len.min(at.config.mtu.bytes());
+                let bytes = reth.len.min(step.config.mtu.bytes());
                 let headers = match (*has_started, bytes == reth.len) {
                     // [ROCE-SEL-6]
-                    _ if at.config.selective => Headers::ReadResponseOnly(aeth),
+                    _ if step.config.selective => Headers::ReadResponseOnly(aeth),
                     (false, true) => Headers::ReadResponseOnly(aeth),
                     (false, false) => Headers::ReadResponseFirst(aeth),
                     (true, false) => Headers::ReadResponseMiddle,
@@ -614,7 +619,7 @@ impl Responder {
                 };
                 let begin = packet(headers).emit_headers(bytes as usize, buffer);
                 let payload = &mut buffer[begin..begin + bytes as usize];
-                if bytes > 0 && at.memory.read(reth.rkey, reth.address, payload).is_err() {
+                if bytes > 0 && step.memory.read(reth.rkey, reth.address, payload).is_err() {
                     // The memory was deregistered since the request was checked: nothing more is executed.
                     self.expected = response.next;
                     // Unlike with `RemoteAccess`, later requests may have been executed already.
@@ -643,28 +648,28 @@ impl Responder {
     /// Writes the acknowledgement and returns its length; `None` if no acknowledgement is due. The caller sends pending
     /// responses first.
     // [ROCE-ACK-2]
-    pub fn poll_ack(&mut self, at: &StepContext<'_>, dest_qp: Qpn, buffer: &mut [u8]) -> Option<usize> {
-        let now_ns = at.now_ns;
+    pub fn poll_ack(&mut self, step: &StepContext<'_>, dest_qp: Qpn, buffer: &mut [u8]) -> Option<usize> {
+        let now_ns = step.now_ns;
         let has_content = self.expected > self.first || self.has_gap || self.has_duplicate;
         if self.ack_at_ns.is_none_or(|at| now_ns < at) || !has_content {
             return None;
         }
         self.clear_ack();
         if self.has_gap {
-            return Some(self.emit_missing(at, dest_qp, buffer));
+            return Some(self.emit_missing(step, dest_qp, buffer));
         }
-        Some(emit_ack(dest_qp, self.expected - 1, self.aeth(at, self.ack_request_ns), buffer))
+        Some(emit_ack(dest_qp, self.expected - 1, self.aeth(step, self.ack_request_ns), buffer))
     }
 
     /// Writes the number of the missing packet, and the bitmap of the kept ones.
     // [ROCE-SEL-3]
-    fn emit_missing(&self, at: &StepContext<'_>, dest_qp: Qpn, buffer: &mut [u8]) -> usize {
+    fn emit_missing(&self, step: &StepContext<'_>, dest_qp: Qpn, buffer: &mut [u8]) -> usize {
         let packet = Packet {
             dest_qp,
             psn: Psn::of(self.expected),
             ack_request: false,
             solicited: false,
-            headers: Headers::Missing(self.aeth(at, self.ack_request_ns)),
+            headers: Headers::Missing(self.aeth(step, self.ack_request_ns)),
             payload: &self.kept.bits(self.expected),
         };
         packet.emit(buffer)
@@ -672,24 +677,24 @@ impl Responder {
 
     fn clear_ack(&mut self) {
         self.has_duplicate = false;
-        (self.ack_at_ns, self.ack_may_wait) = (None, false);
+        (self.ack_at_ns, self.ack_is_deferrable) = (None, false);
         (self.unacknowledged, self.unreported) = (0, 0);
     }
 
     /// Returns the AETH of a response to a packet that arrived at `arrived_ns`.
     // [ROCE-CC-3]
-    fn aeth(&self, at: &StepContext<'_>, arrived_ns: u64) -> AethRepr {
-        let credit = if at.config.grants { Credit::at_most(self.grant) } else { Credit::UNLIMITED };
-        let msn = match at.config.tells_waits {
-            true => AethRepr::msn_of_wait(at.now_ns.saturating_sub(arrived_ns)),
+    fn aeth(&self, step: &StepContext<'_>, arrived_ns: u64) -> AethRepr {
+        let credit = if step.config.grants { Credit::at_most(self.grant) } else { Credit::UNLIMITED };
+        let msn = match step.config.tells_waits {
+            true => AethRepr::msn_of_wait(step.now_ns.saturating_sub(arrived_ns)),
             false => self.msn,
         };
         AethRepr { syndrome: Syndrome::Ack(credit), msn }
     }
 
-    /// Returns true if an acknowledgement is due, but may wait until the owner polls again.
-    pub fn has_ack_that_waits(&self, now_ns: u64) -> bool {
-        self.ack_may_wait && self.ack_at_ns.is_some_and(|at| at <= now_ns)
+    /// Returns true if an acknowledgement is due that may wait until the owner polls again.
+    pub fn has_deferrable_ack(&self, now_ns: u64) -> bool {
+        self.ack_is_deferrable && self.ack_at_ns.is_some_and(|at| at <= now_ns)
     }
 
     /// Returns the time at which the acknowledgement is due.

@@ -130,13 +130,13 @@ mod tests {
 
     /// The largest receive buffer of a default Linux, in bytes: twice `net.core.rmem_max`.
     const STOCK_BYTES: usize = 2 * 212_992;
-    const LONG: u64 = 1_000_000_000;
+    const START_NS: u64 = 1_000_000_000;
 
     fn lanes(count: usize) -> Vec<Share> {
         vec![Share::new(4096); count]
     }
 
-    fn uses(lane: &mut Share, now_ns: u64) {
+    fn mark_used(lane: &mut Share, now_ns: u64) {
         lane.used_ns = Some(now_ns);
     }
 
@@ -147,13 +147,13 @@ mod tests {
     #[test]
     fn a_new_sender_waits_until_other_shares_have_shrunk() {
         let (room, mut lanes) = (Room::new(STOCK_BYTES), lanes(4));
-        uses(&mut lanes[0], LONG);
-        assert!(room.share(LONG, 2, &mut lanes));
+        mark_used(&mut lanes[0], START_NS);
+        assert!(room.share(START_NS, 2, &mut lanes));
         assert_eq!(grants(&lanes), [18, 1, 1, 1]);
-        uses(&mut lanes[2], LONG);
-        assert!(!room.share(LONG, 2, &mut lanes), "no room is free");
+        mark_used(&mut lanes[2], START_NS);
+        assert!(!room.share(START_NS, 2, &mut lanes), "no room is free");
         assert_eq!(grants(&lanes), [9, 1, 1, 1]);
-        assert!(room.share(LONG, 2, &mut lanes));
+        assert!(room.share(START_NS, 2, &mut lanes));
         assert_eq!(grants(&lanes), [9, 1, 9, 1]);
     }
 
@@ -171,7 +171,7 @@ mod tests {
             for (lane, later_ns) in steps {
                 now_ns += later_ns;
                 let lane = lane % lanes.len();
-                uses(&mut lanes[lane], now_ns);
+                mark_used(&mut lanes[lane], now_ns);
                 let before = lanes.clone();
                 let is_settled = room.share(now_ns, peers, &mut lanes);
                 let most = before.iter().zip(&lanes).map(|(before, after)| before.granted_bytes().max(after.granted_bytes()));

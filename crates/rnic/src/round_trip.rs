@@ -1,19 +1,19 @@
 //! Round-trip estimation and the retransmission timeout.
 
 /// Minimum timeout between Halite peers, in ns: two and a half times the default `ack_delay` of 500 us.
-const WAIT_NS_MIN: u64 = 1_250_000;
+const TIMEOUT_NS_MIN: u64 = 1_250_000;
 
 /// Maximum timeout in ns; it bounds the time until a requester notices a restored link.
-pub(crate) const WAIT_NS_MAX: u64 = 200_000_000;
+pub(crate) const TIMEOUT_NS_MAX: u64 = 200_000_000;
 
 /// Maximum bound of the round trip in ns, so that a heavy loss or an outage does not count as a long path.
 pub(crate) const BOUND_NS_MAX: u64 = 500_000_000;
 
-/// Timeouts without a sample between them that show a longer path rather than losses.
+/// Number of timeouts without a sample between them that indicates a longer path rather than losses.
 const TIMEOUTS_OF_LONGER_PATH: u32 = 3;
 
 /// Maximum time between packets that request a response, in ns, so that the estimate follows the path.
-const ASK_NS: u64 = 1_000_000_000;
+const SAMPLE_INTERVAL_NS_MAX: u64 = 1_000_000_000;
 
 /// Estimates the round-trip time from packets that request a response and were sent only once. A response to a packet
 /// sent several times gives an upper bound, because it may answer any copy.
@@ -28,9 +28,9 @@ pub(crate) struct RoundTrip {
     /// Timeouts since the last sample, or since the bound was raised.
     timeouts: u32,
     /// The sample or bound before the last one.
-    before_ns: u64,
+    previous_ns: u64,
     /// Send time of the last packet that requested a response or, before that, of the first packet.
-    asked_ns: Option<u64>,
+    requested_ns: Option<u64>,
     /// The packet being timed, and its send time.
     timed: Option<(u64, u64)>,
 }
@@ -54,18 +54,18 @@ impl RoundTrip {
     pub fn add_sample(&mut self, sample_ns: u64) {
         self.smoothed_ns = Some(self.smoothed_ns.map_or(sample_ns, |old| old - old / 8 + sample_ns / 8));
         self.min_ns = Some(self.min_ns.map_or(sample_ns, |min| min.min(sample_ns)));
-        (self.before_ns, self.last_ns) = (self.last_ns, sample_ns);
+        (self.previous_ns, self.last_ns) = (self.last_ns, sample_ns);
         (self.is_bound, self.timeouts) = (false, 0);
     }
 
-    /// Records that the round trip takes at most `ns`: a silence of `attempts` timeouts has ended. This holds until the
-    /// next sample; the first bound is also the first estimate. A second bound may only be lower, because one lost
-    /// packet after the other would raise it without end, unless so many timeouts show that the path has become longer
-    /// again.
+    /// Adds an upper bound of the round trip, in ns, at the end of a silence of `attempts` timeouts. The bound holds
+    /// until the next sample; the first bound is also the first estimate. Without a sample in between, a further bound
+    /// may only be lower, because successive losses would otherwise raise the bound without limit. After
+    /// [`TIMEOUTS_OF_LONGER_PATH`] timeouts, it may be higher, because the path has probably become longer again.
     pub fn add_bound(&mut self, ns: u64, attempts: u32) {
         self.timeouts += attempts;
         let is_raised = !self.is_bound || self.timeouts >= TIMEOUTS_OF_LONGER_PATH;
-        self.before_ns = self.last_ns;
+        self.previous_ns = self.last_ns;
         self.last_ns = ns.min(if is_raised { BOUND_NS_MAX } else { self.last_ns });
         self.is_bound = true;
         if is_raised {
@@ -84,21 +84,22 @@ impl RoundTrip {
         Some(self.last_ns).filter(|ns| *ns > 0)
     }
 
-    /// Returns the present round-trip time in ns; `None` before the first sample: the median of the smoothed time and of
-    /// the last two samples or bounds. The smoothed time follows a changed path slowly; one outlier has no effect.
-    pub fn present_ns(&self) -> Option<u64> {
-        let (low, high) = (self.before_ns.min(self.last_ns), self.before_ns.max(self.last_ns));
+    /// Returns the current round-trip time in ns; `None` before the first sample. This is the median of the smoothed
+    /// time and the last two samples or bounds. So the result follows a changed path faster than the smoothed time, and
+    /// a single outlier has no effect.
+    pub fn current_ns(&self) -> Option<u64> {
+        let (low, high) = (self.previous_ns.min(self.last_ns), self.previous_ns.max(self.last_ns));
         self.smoothed_ns.map(|ns| ns.clamp(low, high))
     }
 
-    /// Returns true if the next packet must request a response, because none has for a while.
-    pub fn asks(&mut self, now_ns: u64) -> bool {
-        now_ns.saturating_sub(*self.asked_ns.get_or_insert(now_ns)) >= ASK_NS
+    /// Returns true if the next packet must request a response, because the last request for one is too old.
+    pub fn needs_sample(&mut self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(*self.requested_ns.get_or_insert(now_ns)) >= SAMPLE_INTERVAL_NS_MAX
     }
 
-    /// Records that a packet that requests a response leaves.
-    pub fn on_asked(&mut self, now_ns: u64) {
-        self.asked_ns = Some(now_ns);
+    /// Records that a packet that requests a response was sent.
+    pub fn on_response_requested(&mut self, now_ns: u64) {
+        self.requested_ns = Some(now_ns);
     }
 
     /// Returns the smallest sample in ns; 0 before the first sample.
@@ -119,11 +120,11 @@ impl RoundTrip {
 
     /// Returns the retransmission timeout after `attempts` consecutive timeouts.
     // [ROCE-TIME-1]
-    pub fn wait_ns(&self, attempts: u32) -> u64 {
+    pub fn timeout_ns(&self, attempts: u32) -> u64 {
         let smoothed_ns = self.smoothed_ns.unwrap_or(0);
         let first = (smoothed_ns.saturating_mul(5) / 2)
             .max(self.last_ns.saturating_add(self.last_ns / 4))
-            .max(WAIT_NS_MIN);
-        first.saturating_mul(1 << attempts.min(20)).min(WAIT_NS_MAX.max(first))
+            .max(TIMEOUT_NS_MIN);
+        first.saturating_mul(1 << attempts.min(20)).min(TIMEOUT_NS_MAX.max(first))
     }
 }

@@ -1,4 +1,4 @@
-//! Stateless pairs: what is written once stays written, whatever happens to packets.
+//! Stateless pairs: each request takes effect at most once, despite lost, repeated and late packets.
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -72,21 +72,22 @@ struct World {
     requester: Requester,
     clock: ServerClock,
     faults: Faults,
-    /// Number of the packet that is lost, among those that are still to be sent.
-    loses: Option<u64>,
-    /// How much later the next packet arrives.
-    delays_ns: Option<u64>,
+    /// Index of the packet to lose, among the packets still to be sent.
+    lost_packet: Option<u64>,
+    /// Additional delay of the next packet.
+    next_delay_ns: Option<u64>,
     /// Times until which all packets in one direction are lost.
     requests_lost_until_ns: u64,
     answers_lost_until_ns: u64,
     seed: u64,
-    /// Packets under way, with the time of arrival.
+    /// Packets in flight, with their arrival times.
     to_responder: Vec<(u64, Vec<u8>)>,
     to_requester: Vec<(u64, Vec<u8>)>,
-    /// How long the responder's process takes to answer a call; `None` while it polls no messages.
-    serves_in_ns: Option<u64>,
-    /// Messages that it has received, and calls with the time of their answer.
+    /// Time that the responder's process takes to answer a call; `None` while it polls no messages.
+    answer_after_ns: Option<u64>,
+    /// Messages and calls that the responder's process has received.
     received: Vec<Vec<u8>>,
+    /// Unanswered calls, with the times of their answers.
     calls: Vec<(u64, u64, Vec<u8>)>,
     /// All requests that were sent, and all orders.
     sent: Vec<Vec<u8>>,
@@ -109,14 +110,14 @@ impl World {
             requester: Requester::new(grant, 1),
             clock: ServerClock::default(),
             faults: Faults::default(),
-            loses: None,
-            delays_ns: None,
+            lost_packet: None,
+            next_delay_ns: None,
             requests_lost_until_ns: 0,
             answers_lost_until_ns: 0,
             seed: 1,
             to_responder: Vec::new(),
             to_requester: Vec::new(),
-            serves_in_ns: Some(0),
+            answer_after_ns: Some(0),
             received: Vec::new(),
             calls: Vec::new(),
             sent: Vec::new(),
@@ -132,13 +133,13 @@ impl World {
     /// Returns the arrivals of a packet: none, one or two.
     fn arrivals(&mut self, lost_until_ns: u64) -> Vec<u64> {
         let Faults { lost, repeated, late } = self.faults;
-        let is_chosen = self.loses == Some(0);
-        self.loses = self.loses.and_then(|number| number.checked_sub(1));
+        let is_chosen = self.lost_packet == Some(0);
+        self.lost_packet = self.lost_packet.and_then(|number| number.checked_sub(1));
         if is_chosen || self.now_ns < lost_until_ns || self.below(100) < lost {
             return Vec::new();
         }
         let delay_ns = if self.below(100) < late { 40 * DELAY_NS } else { DELAY_NS };
-        let mut arrivals = vec![self.now_ns + delay_ns + self.delays_ns.take().unwrap_or(0)];
+        let mut arrivals = vec![self.now_ns + delay_ns + self.next_delay_ns.take().unwrap_or(0)];
         if self.below(100) < repeated {
             arrivals.push(self.now_ns + 30 * DELAY_NS);
         }
@@ -157,7 +158,7 @@ impl World {
 
     /// Receives messages, and answers calls: with the complements of their bytes.
     fn serve(&mut self) {
-        let Some(ns) = self.serves_in_ns else { return };
+        let Some(ns) = self.answer_after_ns else { return };
         while let Some(message) = self.responder.poll_message() {
             assert_eq!((message.from, message.qpn), (address(), Qpn::new(5)));
             if message.is_call {
@@ -203,7 +204,7 @@ impl World {
             return false;
         };
         self.now_ns = self.now_ns.max(next_ns);
-        assert!(self.now_ns < 100_000_000_000, "nothing takes that long");
+        assert!(self.now_ns < 100_000_000_000, "the run exceeds 100 s of virtual time");
         let now_ns = self.now_ns;
         let arrived = |packets: &mut Vec<(u64, Vec<u8>)>| {
             let (arrived, rest) =
@@ -224,11 +225,11 @@ impl World {
     fn execute(&mut self, work: Work) -> Outcome {
         self.requester.post(1, work).unwrap();
         loop {
-            let goes_on = self.step();
+            let has_progress = self.step();
             if let Some(Done { outcome, .. }) = self.requester.poll_done() {
                 return outcome;
             }
-            assert!(goes_on, "nothing is under way, and the request has not ended");
+            assert!(has_progress, "no packet is in flight, but the request has not completed");
         }
     }
 
@@ -282,7 +283,7 @@ fn previous(outcome: Outcome) -> u64 {
 
 /// Writes and reads at random, and compares with a model: each packet of a write has an effect once.
 #[track_caller]
-fn check_nothing_shows(faults: Faults) {
+fn check_effects(faults: Faults) {
     let mut world = World::new(Rights::ReadWrite);
     world.faults = faults;
     let mut model = vec![0; MEMORY_BYTES];
@@ -304,19 +305,19 @@ fn check_nothing_shows(faults: Faults) {
 }
 
 #[test]
-fn without_faults_each_packet_is_carried_out_once() {
-    check_nothing_shows(Faults::default());
+fn each_packet_is_executed_once_without_faults() {
+    check_effects(Faults::default());
 }
 
 #[test]
-fn lost_packets_do_not_show() {
-    check_nothing_shows(Faults { lost: 10, ..Faults::default() });
+fn lost_packets_have_no_visible_effect() {
+    check_effects(Faults { lost: 10, ..Faults::default() });
 }
 
 #[test]
-fn repeated_and_late_packets_do_not_show() {
-    check_nothing_shows(Faults { repeated: 20, late: 20, ..Faults::default() });
-    check_nothing_shows(Faults { lost: 10, repeated: 10, late: 10 });
+fn repeated_and_late_packets_have_no_visible_effect() {
+    check_effects(Faults { repeated: 20, late: 20, ..Faults::default() });
+    check_effects(Faults { lost: 10, repeated: 10, late: 10 });
 }
 
 #[test]
@@ -394,13 +395,13 @@ fn a_grant_permits_its_own_access_only() {
 }
 
 #[test]
-fn a_delayed_packet_of_a_refused_write_does_not_land_on_a_later_one() {
+fn a_delayed_packet_of_a_refused_write_never_lands() {
     let mut world = World::new(Rights::ReadWrite);
     assert_eq!(world.write(0, b"salt"), Outcome::Success(Vec::new()));
     // The second packet is out of bounds.
     let address = (MEMORY_BYTES - PAYLOAD_BYTES_MAX) as u64;
     world.requester.post(1, Work::Write { address, bytes: vec![1; 2 * PAYLOAD_BYTES_MAX] }).unwrap();
-    world.delays_ns = Some(EFFECT_LIFE_NS / 2);
+    world.next_delay_ns = Some(EFFECT_LIFE_NS / 2);
     while world.requester.poll_done().is_none_or(|done| done.outcome != Outcome::Refused) {
         assert!(world.step());
     }
@@ -411,7 +412,7 @@ fn a_delayed_packet_of_a_refused_write_does_not_land_on_a_later_one() {
 }
 
 #[test]
-fn a_requester_that_was_silent_asks_for_the_clock_once() {
+fn an_idle_requester_requests_the_clock_once() {
     let mut world = World::new(Rights::ReadWrite);
     for round in 1..=3 {
         assert_eq!(world.write(0, b"salt"), Outcome::Success(Vec::new()));
@@ -424,11 +425,11 @@ fn a_requester_that_was_silent_asks_for_the_clock_once() {
 }
 
 #[test]
-fn a_new_epoch_ends_all_grants_until_they_are_renewed() {
+fn a_new_epoch_ends_all_grants() {
     let mut world = World::new(Rights::ReadWrite);
     assert_eq!(world.write(0, b"salt"), Outcome::Success(Vec::new()));
     world.responder.raise_epoch([3; 32]);
-    assert_eq!(world.write(0, b"bread"), Outcome::MaybeDone, "nothing answers");
+    assert_eq!(world.write(0, b"bread"), Outcome::MaybeDone, "the responder must not answer");
     assert_eq!(&world.memory.0.borrow()[..5], b"salt\0");
     let grant = world.responder.grant(address(), Qpn::new(5), KEY, Rights::ReadWrite);
     world.requester.regrant(grant);
@@ -437,7 +438,7 @@ fn a_new_epoch_ends_all_grants_until_they_are_renewed() {
 
 /// The record has the effects of the last intervals, of any requester.
 #[test]
-fn requesters_that_came_and_went_leave_nothing() {
+fn the_record_forgets_former_requesters() {
     let mut world = World::new(Rights::ReadWrite);
     for port in 1..2_000 {
         let from: SocketAddr = format!("10.0.0.3:{port}").parse().unwrap();
@@ -462,7 +463,7 @@ fn requesters_that_came_and_went_leave_nothing() {
 }
 
 #[test]
-fn atomics_take_effect_once_whatever_happens_to_packets() {
+fn atomics_take_effect_once_despite_packet_faults() {
     for faults in [Faults::default(), Faults { lost: 10, repeated: 10, late: 10 }] {
         let mut world = World::new(Rights::ReadWrite);
         world.faults = faults;
@@ -480,10 +481,10 @@ fn atomics_take_effect_once_whatever_happens_to_packets() {
 
 #[test]
 fn an_atomic_survives_the_loss_of_each_of_its_packets() {
-    // The question for the clock and its answer, the request and its answer, and none.
+    // The clock request, its answer, the request, its answer, or no packet.
     for lost in 0..5 {
         let mut world = World::new(Rights::ReadWrite);
-        world.loses = Some(lost);
+        world.lost_packet = Some(lost);
         assert_eq!((world.fetch_add(8, 5), world.memory.word(8)), (0, 5), "packet {lost}");
         assert_eq!(world.responder.counters().repeated, u64::from(lost == 3), "packet {lost}");
     }
@@ -503,7 +504,7 @@ fn replayed_atomic_has_no_effect() {
 }
 
 #[test]
-fn a_request_that_arrives_only_after_t_is_sent_anew() {
+fn an_expired_request_is_sent_again() {
     let mut world = World::new(Rights::ReadWrite);
     assert_eq!(world.fetch_add(8, 1), 0);
     let begin_ns = world.now_ns;
@@ -513,19 +514,19 @@ fn a_request_that_arrives_only_after_t_is_sent_anew() {
 }
 
 #[test]
-fn an_answer_that_is_lost_for_longer_than_the_record_leaves_the_outcome_open() {
+fn an_answer_lost_beyond_the_record_leaves_the_outcome_unknown() {
     let mut world = World::new(Rights::ReadWrite);
     assert_eq!(world.fetch_add(8, 1), 0);
     world.answers_lost_until_ns = world.now_ns + EFFECT_LIFE_NS;
     assert_eq!(world.fetch_add(8, 1), 1, "the record has the answer");
     world.answers_lost_until_ns = world.now_ns + 6 * EFFECT_LIFE_NS;
     assert_eq!(world.execute(Work::FetchAdd { address: 8, add: 1 }), Outcome::MaybeDone);
-    assert_eq!(world.memory.word(8), 3, "it was done, once");
+    assert_eq!(world.memory.word(8), 3, "it was executed once");
 }
 
 /// A request that was sent once, and whose only answer is about a copy that the network delayed, may be done.
 #[test]
-fn a_late_copy_does_not_pass_for_a_request_without_effect() {
+fn an_expired_late_copy_leaves_the_outcome_unknown() {
     let mut world = World::new(Rights::ReadWrite);
     assert_eq!(world.fetch_add(8, 1), 0);
     world.requester.post(1, Work::FetchAdd { address: 8, add: 1 }).unwrap();
@@ -562,7 +563,7 @@ fn answer_to(bytes: &[u8]) -> Outcome {
 }
 
 #[test]
-fn messages_and_calls_arrive_once_whatever_happens_to_packets() {
+fn messages_and_calls_arrive_once_despite_packet_faults() {
     for faults in [Faults::default(), Faults { lost: 10, repeated: 10, late: 10 }] {
         let mut world = World::new(Rights::Read);
         world.faults = faults;
@@ -570,7 +571,7 @@ fn messages_and_calls_arrive_once_whatever_happens_to_packets() {
         for round in 0..300u64 {
             let bytes = vec![round as u8; world.below(PAYLOAD_BYTES_MAX as u64 + 1) as usize];
             // Some answers take longer than T.
-            world.serves_in_ns = Some(if round % 10 == 0 { 2 * EFFECT_LIFE_NS } else { round * 1_000 });
+            world.answer_after_ns = Some(if round % 10 == 0 { 2 * EFFECT_LIFE_NS } else { round * 1_000 });
             match round % 3 {
                 0 => assert_eq!(world.send(&bytes), Outcome::Success(Vec::new()), "round {round}"),
                 _ => assert_eq!(world.call(&bytes), answer_to(&bytes), "round {round}"),
@@ -583,26 +584,26 @@ fn messages_and_calls_arrive_once_whatever_happens_to_packets() {
 
 #[test]
 fn a_message_and_a_call_survive_the_loss_of_each_of_their_packets() {
-    // The question for the clock and its answer, the request and its answer, and none.
+    // The clock request, its answer, the request, its answer, or no packet.
     for lost in 0..5 {
         let mut world = World::new(Rights::Read);
-        world.loses = Some(lost);
+        world.lost_packet = Some(lost);
         assert_eq!(world.call(b"salt"), answer_to(b"salt"), "packet {lost}");
         assert_eq!(world.received, [b"salt"], "packet {lost}");
         assert_eq!(world.responder.counters().repeated, u64::from(lost == 3), "packet {lost}");
         let mut world = World::new(Rights::Read);
-        world.loses = Some(lost);
+        world.lost_packet = Some(lost);
         assert_eq!(world.send(b"salt"), Outcome::Success(Vec::new()), "packet {lost}");
         assert_eq!(world.received, [b"salt"], "packet {lost}");
     }
 }
 
 #[test]
-fn a_long_call_goes_on_and_its_lost_answer_is_fetched() {
+fn a_lost_answer_to_a_long_call_is_fetched() {
     let mut world = World::new(Rights::Read);
     assert_eq!(world.call(b"salt"), answer_to(b"salt"));
     let (sent, end_ns) = (world.sent.len(), world.now_ns + 1_000_000_000);
-    world.serves_in_ns = Some(1_000_000_000);
+    world.answer_after_ns = Some(1_000_000_000);
     world.requester.post(1, Work::Call { bytes: b"bread".to_vec() }).unwrap();
     while world.now_ns < end_ns - EFFECT_LIFE_NS {
         assert!(world.step() && world.requester.poll_done().is_none());
@@ -629,9 +630,9 @@ fn replayed_message_and_call_do_not_arrive_again() {
 }
 
 #[test]
-fn a_full_pool_refuses_messages_which_do_not_arrive() {
+fn a_full_pool_refuses_messages() {
     let mut world = World::new(Rights::ReadWrite);
-    world.serves_in_ns = None;
+    world.answer_after_ns = None;
     let mut count = 0;
     let refused = loop {
         match world.send(b"salt") {
@@ -642,18 +643,18 @@ fn a_full_pool_refuses_messages_which_do_not_arrive() {
     assert_eq!((refused, count), (Outcome::Busy, 4_096));
     assert_eq!(world.call(b"bread"), Outcome::Busy);
     assert_eq!(world.write(0, b"salt"), Outcome::Success(Vec::new()), "memory needs no room in the pool");
-    world.serves_in_ns = Some(0);
+    world.answer_after_ns = Some(0);
     while world.step() {}
     world.serve();
     assert_eq!(world.received.len(), 4_096);
     assert_eq!(world.call(b"bread"), answer_to(b"bread"));
-    assert_eq!(world.received.len(), 4_097, "what was refused did not arrive");
+    assert_eq!(world.received.len(), 4_097, "a refused message arrived");
 }
 
 #[test]
 fn a_call_without_an_answer_is_forgotten_after_ten_seconds() {
     let mut world = World::new(Rights::Read);
-    world.serves_in_ns = None;
+    world.answer_after_ns = None;
     let mut buffer = [0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX];
     assert_eq!(world.responder.answer(world.now_ns, 0, b"salt", &mut buffer), Err(AnswerError::Unknown));
     world.requester.post(1, Work::Call { bytes: b"salt".to_vec() }).unwrap();
@@ -706,7 +707,7 @@ fn check_orders(faults: Faults) {
 }
 
 #[test]
-fn orders_are_executed_once_whatever_happens_to_packets() {
+fn orders_are_executed_once_despite_packet_faults() {
     check_orders(Faults::default());
     check_orders(Faults { lost: 10, ..Faults::default() });
     check_orders(Faults { lost: 5, repeated: 10, late: 10 });
@@ -718,7 +719,7 @@ fn an_order_survives_the_loss_of_each_of_its_packets() {
         for lost in 0..12 {
             let mut world = World::new(Rights::ReadWrite);
             assert_eq!(world.write(0, b"salt"), Outcome::Success(Vec::new()));
-            world.loses = Some(lost);
+            world.lost_packet = Some(lost);
             assert_eq!(world.order(order(kind, 0, 256, 4)), OrderOutcome::Success, "packet {lost}");
             let (ours, theirs) = (world.memory.0.borrow(), world.theirs.0.borrow());
             assert_eq!(ours[..4], theirs[256..260], "{kind:?}, packet {lost}");
@@ -748,10 +749,10 @@ fn an_order_whose_end_was_lost_is_not_repeated_in_a_new_epoch() {
     let mut world = World::new(Rights::ReadWrite);
     assert_eq!(world.write(64, b"before.."), Outcome::Success(Vec::new()));
     // After the WQEP, RD and RDA, the CQEP is lost.
-    world.loses = Some(3);
+    world.lost_packet = Some(3);
     let target = Target { to: address(), qpn: Qpn::new(5), rkey: KEY, rights: Rights::ReadWrite };
     world.responder.order(world.now_ns, target, order(OrderKind::Read, 64, 0, 8)).unwrap();
-    while world.loses.is_some() {
+    while world.lost_packet.is_some() {
         assert!(world.step());
     }
     assert_eq!(world.memory.0.borrow()[64..72], world.theirs.0.borrow()[..8], "the order was executed");

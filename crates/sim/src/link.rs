@@ -116,7 +116,7 @@ impl Wire {
     /// Sends a piece of a copy: `len` bytes that are ready at `now_ns`. A damaged piece counts as lost, and a duplicate
     /// only occupies the wire.
     #[inline]
-    pub(crate) fn send(
+    pub(crate) fn send_piece(
         &mut self,
         now_ns: u64,
         len: u64,
@@ -140,7 +140,7 @@ impl Wire {
     }
 
     /// Sends a datagram of `len` bytes, without retransmission or repair.
-    pub(crate) fn carry(
+    pub(crate) fn send_datagram(
         &mut self,
         now_ns: u64,
         len: u64,

@@ -20,7 +20,7 @@ pub struct Profile {
     pub doorbell_ns: u64,
     /// Time of one crossing of the bus between adapter and memory.
     pub pcie_ns: u64,
-    /// Time on that bus per KiB, at either end.
+    /// Time on the bus between adapter and memory per KiB, at either end.
     pub dma_ns_per_kib: u64,
     /// Time that the target's adapter takes to execute an atomic.
     pub atomic_ns: u64,
@@ -71,7 +71,7 @@ pub struct Profile {
     pub cut_off: CutOffBy,
     /// The permitted action against a peer whose access ends only with its process.
     pub fence: Fence,
-    /// Time that this action takes.
+    /// Time that the action of `fence` takes.
     pub fence_ns: u64,
     /// Units and caches of the adapter; if absent, an adapter handles any number of packets at once.
     #[serde(default)]
@@ -160,8 +160,7 @@ pub enum AcknowledgedBy {
     Process,
 }
 
-/// Ranges of values. Their ends are far beyond any hardware: they keep arithmetic from overflowing, and a profile from
-/// exhausting memory.
+/// Allowed ranges of values, far beyond any hardware. They prevent arithmetic overflow and the exhaustion of memory.
 const COST_NS: RangeInclusive<u64> = 0..=1_000_000_000;
 const TIMER_NS: RangeInclusive<u64> = 1_000..=1_000_000_000_000;
 const CACHED: RangeInclusive<u64> = 1..=1 << 24;
@@ -209,7 +208,7 @@ pub enum ProfileError {
     Value {
         /// Name of the field.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         value: u64,
         /// The allowed values.
         wanted: &'static str,
@@ -219,7 +218,7 @@ pub enum ProfileError {
     Range {
         /// Name of the field.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         value: u64,
         /// The allowed values.
         range: RangeInclusive<u64>,
@@ -245,7 +244,7 @@ pub enum ProfileError {
     /// No profile has this name.
     #[error("there is no hardware profile {name:?}; the profiles are {}", Profile::NAMES.join(", "))]
     Unknown {
-        /// The name.
+        /// The requested name.
         name: String,
     },
 }

@@ -403,8 +403,8 @@ impl World {
         match ended {
             Poll::Ready(()) => drop(self.inner.tasks.borrow_mut().remove(id)),
             Poll::Pending => {
-                let orphan = self.inner.tasks.borrow_mut().restore(id, future);
-                drop(orphan);
+                let removed = self.inner.tasks.borrow_mut().restore(id, future);
+                drop(removed);
             }
         }
         self.end_killed();

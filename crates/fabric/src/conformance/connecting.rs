@@ -19,10 +19,10 @@ pub fn both_ends_receive_each_others_hello(harness: &dyn Harness) {
         panic!("expected a connection")
     };
     assert_eq!(hello, b"I am one");
-    one.send(to_two, b"well met", 1);
-    two.send(to_one, b"likewise", 2);
-    assert_eq!(two.received(), (b"well met".to_vec(), 1));
-    assert_eq!(one.received(), (b"likewise".to_vec(), 2));
+    one.send(to_two, b"from one", 1);
+    two.send(to_one, b"from two", 2);
+    assert_eq!(two.received(), (b"from one".to_vec(), 1));
+    assert_eq!(one.received(), (b"from two".to_vec(), 2));
 }
 
 /// Dials, and expects that the attempt fails.
@@ -74,7 +74,7 @@ pub fn simultaneous_dials_connect(harness: &dyn Harness) {
     }
     let [one, two] = &mut nodes;
     for peer in &peers[0] {
-        one.send(*peer, b"well met", peer.0);
+        one.send(*peer, b"from one", peer.0);
     }
     let heard: BTreeSet<u32> = peers[0].iter().map(|_| two.received().1).collect();
     assert_eq!(heard, peers[0].iter().map(|peer| peer.0).collect());

@@ -29,13 +29,13 @@ pub fn disconnecting_cuts_both_ends_off(harness: &dyn Harness) {
 pub fn posted_work_arrives_before_a_close(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     for imm in 0..20 {
-        pair.one.send(pair.to_two, b"last words", imm);
+        pair.one.send(pair.to_two, b"before close", imm);
     }
     let write = Operation::WriteImm { local: Local::Inline(b"last"), remote: pair.at(8), imm: 20 };
     pair.one.post(pair.to_two, 7, write);
     pair.one.fabric.close();
     for imm in 0..20 {
-        assert_eq!(pair.two.received(), (b"last words".to_vec(), imm));
+        assert_eq!(pair.two.received(), (b"before close".to_vec(), imm));
     }
     assert_eq!(pair.two.completion().kind, CompletionKind::Notified { imm: 20 });
     assert_eq!(bytes_of(&pair.target.1, 8, 4), b"last");

@@ -49,11 +49,11 @@ pub fn an_endless_sender_does_not_starve_others(harness: &dyn Harness) {
         })
         .collect();
     let (sender, to_hub) = others.remove(0);
-    let messages = [quiet(0, Operation::Send { bytes: b"and another thing", imm: 0 }); 100];
+    let messages = [quiet(0, Operation::Send { bytes: b"flood", imm: 0 }); 100];
     let send_more = || while sender.try_post(to_hub, &messages).is_ok() {};
     send_more();
     for (imm, (other, to_hub)) in (1..).zip(&others) {
-        other.send(*to_hub, b"may I?", imm);
+        other.send(*to_hub, b"single", imm);
     }
     let mut missing = others.len();
     for _ in 0..500 {

@@ -14,13 +14,13 @@ use halite_mem::{PagePolicy, Segment};
 use crate::scripted::Scripted;
 
 /// Time limit after which a hang becomes a failure.
-const PATIENCE: Duration = Duration::from_secs(30);
+const WAIT_MAX: Duration = Duration::from_secs(30);
 
 fn composite(one: &Arc<Scripted>, two: &Arc<Scripted>) -> Composite {
     Composite::new(vec![("one", one.clone()), ("two", two.clone())]).unwrap()
 }
 
-fn scripts() -> (Arc<Scripted>, Arc<Scripted>) {
+fn scripted_pair() -> (Arc<Scripted>, Arc<Scripted>) {
     (Arc::new(Scripted::new("one")), Arc::new(Scripted::new("two")))
 }
 
@@ -56,7 +56,7 @@ fn connect_peer(both: &Composite, part: &Scripted, peer: u32) -> PeerId {
 
 #[test]
 fn events_have_the_composites_id_of_the_peer() {
-    let (one, two) = scripts();
+    let (one, two) = scripted_pair();
     let both = composite(&one, &two);
     let peers = [
         connect_peer(&both, &one, 1),
@@ -67,19 +67,19 @@ fn events_have_the_composites_id_of_the_peer() {
     assert_eq!(BTreeSet::from(peers).len(), 4);
     for (index, part) in [&one, &two].into_iter().enumerate() {
         for (theirs, peer) in [(1, peers[2 * index]), (2, peers[2 * index + 1])] {
-            let incarnation = |peer| {
+            let lifetime_events = |peer| {
                 let (gone, off) = (Event::Disconnected { peer }, Event::CutOff { peer, exited: true });
                 [notified(peer), Event::Room { peer }, gone, off]
             };
-            incarnation(PeerId(theirs)).into_iter().for_each(|event| part.add_event(event));
-            assert_eq!(poll_events(&both), incarnation(peer));
+            lifetime_events(PeerId(theirs)).into_iter().for_each(|event| part.add_event(event));
+            assert_eq!(poll_events(&both), lifetime_events(peer));
         }
     }
 }
 
 #[test]
 fn a_key_is_deregistered_after_all_fabrics_confirm() {
-    let (one, two) = scripts();
+    let (one, two) = scripted_pair();
     let both = composite(&one, &two);
     both.deregister(Key(0));
     assert_eq!((one.take_requests(), two.take_requests()), (vec![], vec![]), "the key is not registered yet");
@@ -101,7 +101,7 @@ fn a_key_is_deregistered_after_all_fabrics_confirm() {
 
 #[test]
 fn an_address_selects_a_fabric() {
-    let (one, two) = scripts();
+    let (one, two) = scripted_pair();
     let both = composite(&one, &two);
     for address in ["node-3.sock", "one:node-4.sock", "two:host:7000", "three:host"] {
         both.connect(address, b"hi");
@@ -123,7 +123,7 @@ fn an_address_selects_a_fabric() {
 
 #[test]
 fn a_segment_that_one_fabric_refuses_shifts_no_key() {
-    let (one, two) = scripts();
+    let (one, two) = scripted_pair();
     let both = composite(&one, &two);
     assert_eq!(both.register(segment()).unwrap(), Key(0));
     two.refuses.store(true, SeqCst);
@@ -148,7 +148,7 @@ fn a_segment_that_one_fabric_refuses_shifts_no_key() {
 #[test]
 fn unsuitable_parts_are_refused() {
     let part = |name| -> (&'static str, Arc<dyn Fabric>) { (name, Arc::new(Scripted::new("x"))) };
-    let silent = || Arc::new(Scripted::new("x").silent());
+    let without_descriptors = || Arc::new(Scripted::new("x").without_descriptors());
     let refused = |parts| Composite::new(parts).err().expect("the parts are unsuitable");
     assert!(matches!(refused(vec![]), CompositeError::Parts { parts: 0 }));
     let five = ["a", "b", "c", "d", "e"].map(part);
@@ -157,15 +157,15 @@ fn unsuitable_parts_are_refused() {
         let error = refused(vec![part("a"), part(bad)]);
         assert!(matches!(error, CompositeError::Name { name } if name == bad), "{error}");
     }
-    let error = refused(vec![part("a"), ("b", silent())]);
+    let error = refused(vec![part("a"), ("b", without_descriptors())]);
     assert!(matches!(error, CompositeError::NoDescriptor { name: "b" }), "{error}");
-    assert!(Composite::new(vec![("alone", silent())]).is_ok());
+    assert!(Composite::new(vec![("alone", without_descriptors())]).is_ok());
 }
 
 #[test]
 fn each_fabric_wakes_every_sleeper() {
     const ROUNDS: u32 = 2_000;
-    let (one, two) = scripts();
+    let (one, two) = scripted_pair();
     let both = Arc::new(composite(&one, &two));
     let (round, done) = (std::sync::Barrier::new(4), std::sync::Barrier::new(4));
     std::thread::scope(|scope| {
@@ -177,8 +177,8 @@ fn each_fabric_wakes_every_sleeper() {
                     // A sleeper may wake early, so it checks again. If a ring is lost, it waits until the time limit.
                     let begin = std::time::Instant::now();
                     while both.doorbell() == seen {
-                        assert!(begin.elapsed() < PATIENCE, "a ring was lost");
-                        both.wait(Sleeper::Progress, seen, Some(PATIENCE));
+                        assert!(begin.elapsed() < WAIT_MAX, "a ring was lost");
+                        both.wait(Sleeper::Progress, seen, Some(WAIT_MAX));
                     }
                     done.wait();
                 }
@@ -198,7 +198,7 @@ fn each_fabric_wakes_every_sleeper() {
 
 #[test]
 fn each_kind_of_sleeper_is_woken_alone() {
-    let (one, two) = scripts();
+    let (one, two) = scripted_pair();
     let both = composite(&one, &two);
     let sleeps = |kind, duration| {
         let begin = std::time::Instant::now();
@@ -211,7 +211,7 @@ fn each_kind_of_sleeper_is_woken_alone() {
             part.ring_for(kind);
             assert!(sleeps(other, short), "{other:?} was woken by a ring for {kind:?}");
             let taken = [&one, &two].map(|part| part.edges_taken(kind));
-            assert!(!sleeps(kind, PATIENCE), "{kind:?} was not woken");
+            assert!(!sleeps(kind, WAIT_MAX), "{kind:?} was not woken");
             let each = [&one, &two].map(|part| part.edges_taken(kind));
             assert_eq!(
                 each,

@@ -19,22 +19,22 @@ pub struct Scripted {
     segments: Mutex<Vec<Arc<Segment>>>,
     /// True if the fabric refuses registrations.
     pub refuses: AtomicBool,
-    is_silent: bool,
+    lacks_descriptors: bool,
     rings: AtomicU32,
     /// Descriptors by the place of the sleeper.
-    bells: [OwnedFd; 2],
+    eventfds: [OwnedFd; 2],
     /// Number of times that the edge of each kind of sleeper was consumed.
     edges_taken: [AtomicU32; 2],
 }
 
-/// A descriptor that becomes readable with each ring.
-fn bell() -> OwnedFd {
+/// Returns a descriptor that becomes readable with each ring.
+fn new_eventfd() -> OwnedFd {
     let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
     rustix::event::eventfd(0, flags).unwrap()
 }
 
-fn ring(bell: &OwnedFd) {
-    rustix::io::write(bell, &1u64.to_ne_bytes()).unwrap();
+fn ring(eventfd: &OwnedFd) {
+    rustix::io::write(eventfd, &1u64.to_ne_bytes()).unwrap();
 }
 
 impl Scripted {
@@ -45,16 +45,16 @@ impl Scripted {
             requests: Mutex::default(),
             segments: Mutex::default(),
             refuses: AtomicBool::new(false),
-            is_silent: false,
+            lacks_descriptors: false,
             rings: AtomicU32::new(0),
-            bells: [bell(), bell()],
+            eventfds: [new_eventfd(), new_eventfd()],
             edges_taken: Default::default(),
         }
     }
 
     /// Rings the doorbell for one kind of sleeper.
     pub fn ring_for(&self, sleeper: Sleeper) {
-        ring(&self.bells[sleeper.place()]);
+        ring(&self.eventfds[sleeper.place()]);
     }
 
     pub fn edges_taken(&self, sleeper: Sleeper) -> u32 {
@@ -62,8 +62,8 @@ impl Scripted {
     }
 
     /// Removes the descriptors, so that no thread can sleep on this fabric.
-    pub fn silent(self) -> Scripted {
-        Scripted { is_silent: true, ..self }
+    pub fn without_descriptors(self) -> Scripted {
+        Scripted { lacks_descriptors: true, ..self }
     }
 
     pub fn add_event(&self, event: Event) {
@@ -152,11 +152,11 @@ impl Fabric for Scripted {
 
     fn wake(&self) {
         self.rings.fetch_add(1, SeqCst);
-        self.bells.iter().for_each(ring);
+        self.eventfds.iter().for_each(ring);
     }
 
     fn descriptor(&self, sleeper: Sleeper) -> Option<BorrowedFd<'_>> {
-        (!self.is_silent).then(|| self.bells[sleeper.place()].as_fd())
+        (!self.lacks_descriptors).then(|| self.eventfds[sleeper.place()].as_fd())
     }
 
     fn close(&self) {}

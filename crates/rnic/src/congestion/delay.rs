@@ -54,7 +54,8 @@ const WINDOW_MIN: f64 = 1.0 / 64.0;
 pub(super) struct Delay {
     window: f64,
     is_starting: bool,
-    /// Window up to which, after a silence, arrivals without a measured delay add packets: a repeated packet gives none.
+    /// Size up to which, after a silence, arrivals without a measured delay enlarge the window, because retransmitted
+    /// packets give no measurement.
     start_max: f64,
     /// The smallest delays in the current and the previous interval.
     bases_ns: [u64; 2],

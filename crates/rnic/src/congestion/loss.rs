@@ -10,7 +10,7 @@ pub(super) struct Loss {
     trip_ns: u64,
     /// Time before which a further loss belongs to the same loss event and causes no cut.
     decrease_at_ns: u64,
-    /// True until a response ends the silence. The losses that it shows have had their effect.
+    /// True until a response ends the silence. The losses that this response reports cause no second cut.
     is_silent: bool,
 }
 

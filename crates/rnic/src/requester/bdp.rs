@@ -18,16 +18,16 @@ const ROUNDS: usize = 8;
 const WINDOW_NS: u64 = 5_000_000_000;
 
 /// The smallest of the times sampled in the current and in the previous window. The larger one of each two consecutive
-/// samples counts, because a single packet that a path delivers early says nothing about the other packets.
+/// samples counts, because a path may deliver a single packet early.
 #[derive(Debug, Default)]
-pub(super) struct Smallest {
+pub(super) struct WindowedMin {
     ns: [Option<u64>; 2],
     last_ns: u64,
     window_begin_ns: Option<u64>,
 }
 
-impl Smallest {
-    pub fn ns(&self) -> Option<u64> {
+impl WindowedMin {
+    pub fn min_ns(&self) -> Option<u64> {
         self.ns.into_iter().flatten().min()
     }
 
@@ -50,7 +50,7 @@ impl Smallest {
 /// The estimate of the bandwidth-delay product.
 #[derive(Debug, Default)]
 pub(super) struct Bdp {
-    trips: Smallest,
+    trips: WindowedMin,
     /// End of the time in which the queue drains, in ns.
     drains_until_ns: u64,
     drains: bool,
@@ -71,7 +71,7 @@ impl Bdp {
     /// Returns the estimate in packets, even while the queue drains, and the smallest round trip in ns; `None` before
     /// the first measurement.
     pub fn product(&self) -> Option<(u32, u64)> {
-        Some((self.largest(), self.trips.ns()?))
+        Some((self.largest(), self.trips.min_ns()?))
     }
 
     /// Records that a limit holds packets back.
@@ -84,7 +84,7 @@ impl Bdp {
     }
 
     /// Returns the maximum number of packets in flight while the queue drains, and `None` at other times.
-    pub fn drained(&self) -> Option<u32> {
+    pub fn drain_limit(&self) -> Option<u32> {
         self.drains.then(|| (self.largest() / 4).max(1))
     }
 
@@ -92,7 +92,7 @@ impl Bdp {
     /// arrival gives no sample.
     pub fn on_arrived(&mut self, now_ns: u64, arrived: u32, trip_ns: Option<u64>) {
         let is_next = self.trips.add(now_ns, trip_ns);
-        let Some(trip_ns) = self.trips.ns() else { return };
+        let Some(trip_ns) = self.trips.min_ns() else { return };
         if is_next {
             self.drains_until_ns = now_ns.saturating_add(2 * trip_ns + ROUND_NS_MIN);
         }

@@ -18,13 +18,15 @@ use crate::kept::SPAN_MAX;
 /// arrives. At the upper bound, time alone decides.
 const REORDER_THRESHOLD_MIN: u64 = 3;
 const REORDER_THRESHOLD_MAX: u64 = SPAN_MAX;
-/// Losses in a row after which the threshold halves, if none of the packets has arrived after all: the path reorders less
-/// than before. On a path that loses and reorders, one packet in this many is then repeated for nothing.
-const LOSSES_TO_FORGET: u32 = 64;
+/// Number of consecutive losses, without a late arrival between them, after which the threshold halves: the path
+/// reorders less than before. On a path that both loses and reorders, one retransmission in this many is then
+/// unnecessary.
+const LOSSES_TO_HALVE: u32 = 64;
 /// Threshold from which the path counts as one that reorders packets: the value after four late packets.
-const REORDERS_FROM: u64 = REORDER_THRESHOLD_MIN << 4;
-/// Maximum transmissions of a packet whose response bounds the round trip. So many leave in half a second.
-const COPIES_TIMED_MAX: u32 = 10;
+const REORDER_THRESHOLD_CONFIRMED: u64 = REORDER_THRESHOLD_MIN << 4;
+/// Maximum number of transmissions of a packet whose response still gives an upper bound of the round trip. These take
+/// about half a second.
+const COPIES_MEASURED_MAX: u32 = 10;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum PacketState {
@@ -43,8 +45,9 @@ struct Entry {
     sent_ns: u64,
     first_ns: u64,
     order: u64,
-    /// The same without a spare: a response tells only of the first copy that it arrived.
-    own_order: u64,
+    /// The `order` of the last transmission that was not a spare. A response shows that the request arrived, but not
+    /// that its spare arrived.
+    order_without_spare: u64,
     copies: u32,
     /// Sequence numbers that the request with this number takes: above 1 for a read of several packets, 0 for the
     /// further numbers of such a read. If the request was sent several times, this is the smallest count, because the
@@ -58,13 +61,13 @@ struct Entry {
     request: u64,
 }
 
-/// What is in flight for a packet.
+/// A sequence of packets in flight whose order is roughly preserved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stream {
-    /// A transmission: the network roughly preserves the order of transmissions.
+    /// Transmissions of this end: the network roughly preserves their order.
     Sent,
-    /// The first response to a request that the peer has executed: the peer sends these in sequence, however long it has
-    /// kept their requests.
+    /// First responses to requests that the peer has executed: the peer sends them in sequence, no matter how long it
+    /// has kept their requests.
     Responses,
 }
 
@@ -73,8 +76,8 @@ enum Stream {
 pub(super) struct Scoreboard {
     una: u64,
     entries: VecDeque<Entry>,
-    /// The packets whose loss is open, by [`Stream`]: the `order` and number of each, as they left. It also holds some
-    /// that are settled.
+    /// The packets that may still arrive or count as lost, by [`Stream`]: the `order` and number of each, oldest first.
+    /// Also contains some packets that have already arrived or count as lost.
     open: [VecDeque<(u64, u64)>; 2],
     /// The lost packets.
     lost: BTreeSet<u64>,
@@ -102,7 +105,7 @@ pub(super) struct Progress {
     /// Send time of the newest arrived packet that was sent only once and that the peer acknowledged without delay.
     pub sent_ns: Option<u64>,
     /// Latest time of a first transmission, among the arrived packets that were transmitted at most
-    /// [`COPIES_TIMED_MAX`] times.
+    /// [`COPIES_MEASURED_MAX`] times.
     pub first_sent_ns: Option<u64>,
 }
 
@@ -161,14 +164,14 @@ impl Scoreboard {
             if self.index(sequence).is_none() {
                 debug_assert_eq!(sequence, self.una + self.entries.len() as u64, "no gaps");
                 self.unanswered += u32::from(returns_data);
-                let (state, order, own_order, copies, numbers) = (PacketState::Done, 0, 0, 0, 0);
+                let (state, order, order_without_spare, copies, numbers) = (PacketState::Done, 0, 0, 0, 0);
                 let (sent_ns, first_ns) = (now_ns, now_ns);
                 self.entries.push_back(Entry {
                     state,
                     sent_ns,
                     first_ns,
                     order,
-                    own_order,
+                    order_without_spare,
                     copies,
                     numbers,
                     returns_data,
@@ -183,14 +186,14 @@ impl Scoreboard {
                 self.set(index, PacketState::InFlight);
             }
             let entry = &mut self.entries[index];
-            (entry.order, entry.own_order) = (order, order);
+            (entry.order, entry.order_without_spare) = (order, order);
             (entry.sent_ns, entry.copies) = (now_ns, entry.copies + 1);
         }
         let entry = &mut self.entries[(sequence - self.una) as usize];
         entry.numbers = if entry.numbers == 0 { numbers } else { entry.numbers.min(numbers) };
     }
 
-    /// Returns the order of what enters a stream now.
+    /// Appends a packet to a stream, and returns the packet's `order`.
     fn next_order(&mut self, stream: Stream, sequence: u64) -> u64 {
         let order = self.order_next;
         self.order_next += 1;
@@ -244,23 +247,23 @@ impl Scoreboard {
 
     /// Marks a packet as arrived; `trip_ns` is the smallest round trip measured.
     fn mark_arrived(&mut self, now_ns: u64, trip_ns: u64, index: usize, state: PacketState) {
-        let Entry { state: before, sent_ns, own_order, copies, requests_ack, returns_data, .. } =
+        let Entry { state: before, sent_ns, order_without_spare, copies, requests_ack, returns_data, .. } =
             self.entries[index];
         if before == PacketState::Kept || before == PacketState::Done {
             return self.set(index, state);
         }
-        // True if the last copy arrived, not an earlier one.
+        // True if the last copy arrived, not a late earlier copy.
         let is_newest =
             before == PacketState::InFlight && (copies == 1 || now_ns.saturating_sub(sent_ns) >= trip_ns);
         if is_newest {
-            self.order_arrived = self.order_arrived.max(Some(own_order));
+            self.order_arrived = self.order_arrived.max(Some(order_without_spare));
         } else {
             self.on_late_arrival(now_ns, index);
         }
         if copies == 1 && (requests_ack || returns_data || state == PacketState::Kept) {
             self.progress.sent_ns = self.progress.sent_ns.max(Some(sent_ns));
         }
-        if (1..=COPIES_TIMED_MAX).contains(&copies) {
+        if (1..=COPIES_MEASURED_MAX).contains(&copies) {
             let first_ns = self.entries[index].first_ns;
             self.progress.first_sent_ns = self.progress.first_sent_ns.max(Some(first_ns));
         }
@@ -277,7 +280,7 @@ impl Scoreboard {
 
     /// Returns true if the path delays single packets by itself: several packets arrived after they were declared lost.
     pub fn reorders(&self) -> bool {
-        self.reorder_threshold >= REORDERS_FROM
+        self.reorder_threshold >= REORDER_THRESHOLD_CONFIRMED
     }
 
     /// Returns the longest round trip, in ns, of a packet that was declared lost and then arrived.
@@ -295,8 +298,8 @@ impl Scoreboard {
             let Entry { returns_data, state, .. } = self.entries[index];
             match (returns_data, state) {
                 (false, _) => self.mark_arrived(now_ns, trip_ns, index, PacketState::Done),
-                // Its response left before one that has arrived. A kept packet is tracked as one sent twice, so that its
-                // response gives no sample.
+                // A later response has arrived, so the peer has sent this response. A kept packet counts as sent twice,
+                // so that its response gives no sample.
                 (true, PacketState::Kept | PacketState::InFlight) => {
                     self.set(index, PacketState::InFlight);
                     let order = self.next_order(Stream::Responses, sequence);
@@ -369,7 +372,7 @@ impl Scoreboard {
             (behind < reorder_threshold && now_ns < at_ns).then_some(at_ns)
         });
         self.losses += lost;
-        if self.losses >= LOSSES_TO_FORGET {
+        if self.losses >= LOSSES_TO_HALVE {
             self.reorder_threshold = (reorder_threshold / 2).max(REORDER_THRESHOLD_MIN);
             (self.late_ns, self.losses) = (self.late_ns / 2, 0);
         }
@@ -395,7 +398,7 @@ impl Scoreboard {
         let (mut losses, mut next_ns) = (0, u64::MAX);
         for stream in [Stream::Sent, Stream::Responses] {
             let mut lost_request = None;
-            // Packets of a stream are lost in their order, so the first that is not ends the search.
+            // Packets of a stream are lost in order, so the first packet that is not lost ends the search.
             while let Some((order, sequence)) = self.open[stream as usize].front().copied() {
                 if let Some(index) = self.open_index(order, sequence) {
                     let Entry { sent_ns, request, .. } = self.entries[index];

@@ -75,7 +75,7 @@ impl Selective {
     /// product.
     pub fn over_path(&self, granted: u32) -> u32 {
         let surplus = if self.controller.is_some() { u32::MAX } else { self.surplus.packets() };
-        match self.bdp.drained() {
+        match self.bdp.drain_limit() {
             Some(packets) => packets.min(granted),
             None => self.bdp.packets().saturating_add(granted.min(surplus)),
         }
@@ -169,18 +169,19 @@ impl Requester {
     // [ROCE-SEL-5]
     pub(super) fn poll_selective(
         &mut self,
-        at: &mut StepContext<'_>,
+        step: &mut StepContext<'_>,
         dest_qp: Qpn,
         buffer: &mut [u8],
     ) -> Result<Option<usize>, Failure> {
-        let (now_ns, config, granted, parts) = (at.now_ns, at.config, self.limit(at.config), self.parts);
+        let (now_ns, config, granted, parts) =
+            (step.now_ns, step.config, self.limit(step.config), self.parts);
         let Some(selective) = &mut self.selective else { return Ok(None) };
         selective.paced_until_ns = None;
         if let Some(spare) = selective.take_spare(now_ns) {
             selective.board.on_spare_sent(spare.sequence, spare.numbers);
             let work = &self.works[self.index_of(spare.sequence)];
             let piece = work.layout.piece((spare.sequence - work.first) as u32).as_message_of(spare.numbers);
-            return write_packet(at.memory, work, spare.sequence, &piece, true, dest_qp, buffer).map(Some);
+            return write_packet(step.memory, work, spare.sequence, &piece, true, dest_qp, buffer).map(Some);
         }
         let lost = selective.board.next_lost();
         let Some(sequence) = lost.or((self.next < self.end).then_some(self.next)) else { return Ok(None) };
@@ -206,7 +207,7 @@ impl Requester {
             && (work.request.signalled && piece.is_end
                 || sequence + 1 - self.ack_end.min(sequence) >= quarter
                 || lost.is_some()
-                || self.trip.asks(now_ns));
+                || self.trip.needs_sample(now_ns));
         let (wants_response, trip_ns) = (returns_data || ack_request, self.trip.smoothed_ns());
         // [ROCE-CC-2]
         if let Some(pace) = selective.pace(config, granted, trip_ns, parts) {
@@ -217,24 +218,24 @@ impl Requester {
             }
             selective.pacer.on_sent(now_ns, numbers, pace);
         }
-        let len = write_packet(at.memory, work, sequence, &piece, ack_request, dest_qp, buffer)?;
+        let len = write_packet(step.memory, work, sequence, &piece, ack_request, dest_qp, buffer)?;
         selective.board.on_sent(now_ns, sequence, numbers, returns_data, ack_request);
         if matches!(work.request.operation, Operation::Read { .. }) && config.fills_path {
             selective.add_spare(now_ns, sequence, numbers);
         }
         if self.una == self.next && self.attempts == 0 {
-            self.heard_ns = now_ns;
+            self.lease_begin_ns = now_ns;
         }
         let end = sequence + u64::from(numbers);
         self.next = self.next.max(end);
         self.sent_end = self.next;
         if wants_response {
             self.ack_end = self.ack_end.max(end);
-            self.trip.on_asked(now_ns);
+            self.trip.on_response_requested(now_ns);
         }
-        let wait_ns = self.wait_ns(config);
-        self.timer_ns.get_or_insert(now_ns.saturating_add(wait_ns));
-        at.counters.repeated += u64::from(lost.is_some());
+        let timeout_ns = self.timeout_ns(config);
+        self.timer_ns.get_or_insert(now_ns.saturating_add(timeout_ns));
+        step.counters.repeated += u64::from(lost.is_some());
         Ok(Some(len))
     }
 
@@ -292,12 +293,13 @@ impl Requester {
     /// Handles a response. Responses may arrive in any order.
     pub(super) fn handle_selective(
         &mut self,
-        at: &mut StepContext<'_>,
+        step: &mut StepContext<'_>,
         sequence: u64,
         packet: &Packet<'_>,
     ) -> Result<(), Failure> {
-        let (now_ns, trip_ns) = (at.now_ns, self.trip.min_ns());
-        let tells_wait = |aeth: &AethRepr| at.config.tells_waits && matches!(aeth.syndrome, Syndrome::Ack(_));
+        let (now_ns, trip_ns) = (step.now_ns, self.trip.min_ns());
+        let tells_wait =
+            |aeth: &AethRepr| step.config.tells_waits && matches!(aeth.syndrome, Syndrome::Ack(_));
         let waited_ns = packet.headers.aeth().filter(tells_wait).map_or(0, |aeth| aeth.waited_ns());
         let Some(selective) = &mut self.selective else { return Ok(()) };
         let in_flight = selective.board.in_flight();
@@ -314,13 +316,13 @@ impl Requester {
                     board.handle_executed(now_ns, trip_ns, sequence);
                     if sequence >= self.una {
                         board.handle_dropped(sequence);
-                        at.counters.rnr_naks += 1;
-                        (self.attempts, self.heard_ns) = (0, now_ns);
+                        step.counters.rnr_naks += 1;
+                        (self.attempts, self.lease_begin_ns) = (0, now_ns);
                         let until_ns = now_ns.saturating_add(timer.nanoseconds());
                         self.rnr_until_ns = Some(until_ns);
                         // Then probe the other packets in flight: a lost response among them may block the refused
                         // packet.
-                        self.timer_ns = Some(until_ns.saturating_add(self.wait_ns(at.config)));
+                        self.timer_ns = Some(until_ns.saturating_add(self.timeout_ns(step.config)));
                         self.is_probing = false;
                     }
                 }
@@ -334,10 +336,10 @@ impl Requester {
             // [ROCE-SEL-4]
             Headers::Missing(_) => {
                 if packet.payload.len() as u64 > SPAN_MAX / 8 {
-                    at.counters.malformed += 1;
+                    step.counters.malformed += 1;
                     return Ok(());
                 }
-                at.counters.naks += 1;
+                step.counters.naks += 1;
                 is_gap_report = sequence >= self.una;
                 board.handle_executed(now_ns, trip_ns, sequence);
                 board.handle_missing(sequence);
@@ -345,16 +347,19 @@ impl Requester {
                     board.handle_kept(now_ns, trip_ns, kept);
                 }
             }
-            Headers::AtomicAcknowledge { old, .. } => self.handle_selective_atomic(at, sequence, old),
-            _ => failure = self.handle_selective_read(at, sequence, packet.payload),
+            Headers::AtomicAcknowledge { old, .. } => self.handle_selective_atomic(step, sequence, old),
+            _ => failure = self.handle_selective_read(step, sequence, packet.payload),
         }
-        self.apply_report(at, Report { in_flight, waited_ns, confirms_gap: is_gap_report || is_current_ack });
+        self.apply_report(
+            step,
+            Report { in_flight, waited_ns, confirms_gap: is_gap_report || is_current_ack },
+        );
         failure.map_or(Ok(()), Err)
     }
 
     fn handle_selective_read(
         &mut self,
-        at: &mut StepContext<'_>,
+        step: &mut StepContext<'_>,
         sequence: u64,
         payload: &[u8],
     ) -> Option<Failure> {
@@ -364,45 +369,45 @@ impl Requester {
         let work = &self.works[self.index_of(sequence)];
         let piece = work.layout.piece((sequence - work.first) as u32);
         let Operation::Read { local, .. } = work.request.operation else {
-            at.counters.malformed += 1;
+            step.counters.malformed += 1;
             return None;
         };
         if payload.len() != piece.len as usize {
-            at.counters.malformed += 1;
+            step.counters.malformed += 1;
             return None;
         }
         let trip_ns = self.trip.min_ns();
         let board = &mut self.selective.as_mut()?.board;
-        if !board.handle_response(at.now_ns, trip_ns, sequence) {
-            at.counters.stale += 1;
+        if !board.handle_response(step.now_ns, trip_ns, sequence) {
+            step.counters.stale += 1;
             return None;
         }
         let to = local.address.wrapping_add(u64::from(piece.offset));
-        let is_refused = !payload.is_empty() && at.memory.write_own(local.key, to, payload).is_err();
+        let is_refused = !payload.is_empty() && step.memory.write_own(local.key, to, payload).is_err();
         let (status, cause) = (Status::LocalAccess, Cause::LocalAccess);
         is_refused.then_some(Failure { sequence, status, cause })
     }
 
-    fn handle_selective_atomic(&mut self, at: &mut StepContext<'_>, sequence: u64, old: u64) {
+    fn handle_selective_atomic(&mut self, step: &mut StepContext<'_>, sequence: u64, old: u64) {
         if sequence < self.una {
             return;
         }
         let (index, trip_ns) = (self.index_of(sequence), self.trip.min_ns());
         let work = &mut self.works[index];
         if !matches!(work.request.operation, Operation::FetchAdd { .. } | Operation::CompareSwap { .. }) {
-            at.counters.malformed += 1;
+            step.counters.malformed += 1;
             return;
         }
         let Some(selective) = &mut self.selective else { return };
-        match selective.board.handle_response(at.now_ns, trip_ns, sequence) {
+        match selective.board.handle_response(step.now_ns, trip_ns, sequence) {
             true => work.old = Some(old),
-            false => at.counters.stale += 1,
+            false => step.counters.stale += 1,
         }
     }
 
     /// Completes requests and marks lost packets after a response.
-    fn apply_report(&mut self, at: &mut StepContext<'_>, report: Report) {
-        let (now_ns, arrived_ns) = (at.now_ns, at.arrived_ns);
+    fn apply_report(&mut self, step: &mut StepContext<'_>, report: Report) {
+        let (now_ns, arrived_ns) = (step.now_ns, step.arrived_ns);
         let Report { in_flight, waited_ns, confirms_gap } = report;
         let Some(selective) = &mut self.selective else { return };
         let una = self.una;
@@ -410,7 +415,7 @@ impl Requester {
         let progress = selective.board.take_progress();
         let has_progress = self.una > una || progress.arrived > 0;
         if has_progress {
-            (self.stalls, self.rnr_attempts, self.heard_ns) = (0, 0, now_ns);
+            (self.stalls, self.rnr_attempts, self.lease_begin_ns) = (0, 0, now_ns);
         }
         let was_silent = (has_progress || confirms_gap) && std::mem::take(&mut self.is_probing);
         let attempts = self.attempts;
@@ -429,12 +434,12 @@ impl Requester {
             self.trip.add_bound(now_ns.saturating_sub(sent_ns), attempts);
         }
         let mut lost = self.find_lost(now_ns);
-        let (parts, granted) = (self.parts, self.window.min(at.config.window_packets_max));
+        let (parts, granted) = (self.parts, self.window.min(step.config.window_packets_max));
         let Some(selective) = &mut self.selective else { return };
         if was_silent {
             lost += selective.board.find_lost_after_silence(confirms_gap && !has_progress);
         }
-        at.counters.lost += u64::from(lost);
+        step.counters.lost += u64::from(lost);
         selective.on_lost(now_ns, lost);
         let arrived_parts = progress.arrived.saturating_mul(parts);
         selective.bdp.on_arrived(now_ns, arrived_parts, trip_ns);
@@ -446,9 +451,9 @@ impl Requester {
         }
         let is_empty = selective.board.is_empty();
         if has_progress || was_silent {
-            self.timer_ns = (!is_empty).then_some(now_ns.saturating_add(self.wait_ns(at.config)));
+            self.timer_ns = (!is_empty).then_some(now_ns.saturating_add(self.timeout_ns(step.config)));
         }
-        self.complete(at);
+        self.complete(step);
     }
 
     pub(super) fn find_lost(&mut self, now_ns: u64) -> u32 {
@@ -479,10 +484,10 @@ impl Requester {
         }
     }
 
-    fn complete(&mut self, at: &mut StepContext<'_>) {
+    fn complete(&mut self, step: &mut StepContext<'_>) {
         while self.works.front().is_some_and(|work| work.end <= self.una) {
             let old = self.works[0].old;
-            self.complete_first(old, at.events);
+            self.complete_first(old, step.events);
         }
     }
 }

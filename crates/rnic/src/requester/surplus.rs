@@ -8,7 +8,7 @@
 //! Not all delay is queueing: a path may delay packets by itself. Then a smaller surplus lowers the rate, not the
 //! delay. So the surplus grows again while the rate is well below the best one, or if the path reorders packets.
 
-use super::bdp::Smallest;
+use super::bdp::WindowedMin;
 
 /// Minimum length of an epoch, the time over which delay and rate are averaged, in ns and in round trips. A change of
 /// the surplus takes effect after one epoch.
@@ -27,7 +27,7 @@ const EPOCHS_MAX: u32 = 5;
 #[derive(Debug)]
 pub(super) struct Surplus {
     packets: u32,
-    smallest: Smallest,
+    delays: WindowedMin,
     begin_ns: u64,
     arrived: u32,
     delays_ns: u64,
@@ -35,7 +35,7 @@ pub(super) struct Surplus {
     /// True if the window has held packets back in this epoch.
     is_held: bool,
     /// The best rate, in packets per second. It is reset while the surplus is the whole grant.
-    best: u64,
+    best_rate: u64,
     /// Number of epochs of growth since the last decrease, at most [`EPOCHS_MAX`].
     grown: u32,
 }
@@ -43,16 +43,16 @@ pub(super) struct Surplus {
 impl Default for Surplus {
     fn default() -> Surplus {
         let (begin_ns, arrived, delays_ns, samples, is_held) = (0, 0, 0, 0, false);
-        let smallest = Smallest::default();
+        let delays = WindowedMin::default();
         Surplus {
             packets: u32::MAX,
-            smallest,
+            delays,
             begin_ns,
             arrived,
             delays_ns,
             samples,
             is_held,
-            best: 0,
+            best_rate: 0,
             grown: 0,
         }
     }
@@ -72,8 +72,8 @@ impl Surplus {
     /// Records that `arrived` further packets have arrived. `network_ns` is a sample of the network delay; `None` if
     /// there is none, or if the path reorders packets. `granted` is the peer's grant, in packets.
     pub fn on_arrived(&mut self, now_ns: u64, arrived: u32, network_ns: Option<u64>, granted: u32) {
-        self.smallest.add(now_ns, network_ns);
-        let Some(smallest_ns) = self.smallest.ns() else { return };
+        self.delays.add(now_ns, network_ns);
+        let Some(smallest_ns) = self.delays.min_ns() else { return };
         self.arrived = self.arrived.saturating_add(arrived);
         self.delays_ns = self.delays_ns.saturating_add(network_ns.unwrap_or(0));
         self.samples += u32::from(network_ns.is_some());
@@ -95,17 +95,17 @@ impl Surplus {
         let (rate, excess) = (within(1_000_000_000), within(excess_ns) as u32);
         let packets = self.packets.min(granted);
         if packets == granted {
-            self.best -= self.best / 8;
+            self.best_rate -= self.best_rate / 8;
         }
-        self.best = self.best.max(rate);
-        if rate < self.best / 4 {
-            // Not a smaller surplus, but the path has changed.
+        self.best_rate = self.best_rate.max(rate);
+        if rate < self.best_rate / 4 {
+            // A smaller surplus does not lower the rate that much, so the path has changed.
             (self.packets, self.grown) = (granted, 0);
-        } else if excess == 0 || rate < self.best / 16 * 13 {
+        } else if excess == 0 || rate < self.best_rate / 16 * 13 {
             let more = (packets / 8).max(1) << self.grown.saturating_sub(EPOCHS_STEADY);
             self.packets = packets.saturating_add(more).min(granted);
             self.grown = (self.grown + 1).min(EPOCHS_MAX);
-        } else if rate >= self.best / 16 * 14 {
+        } else if rate >= self.best_rate / 16 * 14 {
             let less = (excess / 4 * 3).clamp(1, packets / 2 + 1);
             self.packets = packets.saturating_sub(less).max(PACKETS_MIN);
             self.grown = 0;

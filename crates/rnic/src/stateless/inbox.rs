@@ -17,7 +17,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
 
-use super::record::Cause;
+use super::record::RequestId;
 use super::tag::Rights;
 use super::wire::PAYLOAD_BYTES_MAX;
 use crate::wire::Qpn;
@@ -57,7 +57,7 @@ pub enum AnswerError {
 /// The requester that waits for an answer, with the values of its [`Grant`](super::Grant).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Caller {
-    pub(super) cause: Cause,
+    pub(super) request_id: RequestId,
     pub(super) rkey: u32,
     pub(super) rights: Rights,
     pub(super) began_ns: u64,
@@ -69,7 +69,8 @@ pub(super) struct Inbox {
     arrived: VecDeque<Message>,
     /// Calls without an answer; the oldest has the smallest id.
     calls: BTreeMap<u64, Caller>,
-    open: HashMap<Cause, u64>,
+    /// The keys of `calls`, by request.
+    open_calls: HashMap<RequestId, u64>,
     next_id: u64,
 }
 
@@ -78,17 +79,17 @@ impl Inbox {
         self.arrived.len() >= MESSAGES_MAX || self.calls.len() >= MESSAGES_MAX
     }
 
-    pub(super) fn is_open(&self, cause: &Cause) -> bool {
-        self.open.contains_key(cause)
+    pub(super) fn is_open(&self, request_id: &RequestId) -> bool {
+        self.open_calls.contains_key(request_id)
     }
 
     pub(super) fn add(&mut self, caller: Caller, bytes: &[u8], is_call: bool) {
         let id = self.next_id;
         self.next_id += 1;
-        let (from, qpn, _) = caller.cause;
+        let (from, qpn, _) = caller.request_id;
         self.arrived.push_back(Message { id, from, qpn: Qpn::new(qpn), bytes: bytes.to_vec(), is_call });
         if is_call {
-            self.open.insert(caller.cause, id);
+            self.open_calls.insert(caller.request_id, id);
             self.calls.insert(id, caller);
         }
     }
@@ -97,14 +98,14 @@ impl Inbox {
         self.arrived.pop_front()
     }
 
-    /// Removes a call, which has an answer now.
+    /// Removes a call that now has an answer.
     pub(super) fn close(&mut self, id: u64) -> Option<Caller> {
         let caller = self.calls.remove(&id)?;
-        self.open.remove(&caller.cause);
+        self.open_calls.remove(&caller.request_id);
         Some(caller)
     }
 
-    /// Forgets calls that have not been answered for too long.
+    /// Removes calls that are older than [`CALL_LIFE_NS`].
     pub(super) fn sweep(&mut self, now_ns: u64) {
         while let Some((id, caller)) = self.calls.first_key_value() {
             if now_ns.saturating_sub(caller.began_ns) < CALL_LIFE_NS {

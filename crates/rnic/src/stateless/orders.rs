@@ -29,7 +29,7 @@ const TIMEOUT_NS: u64 = 5_000_000;
 const BACKOFF_MAX: u32 = 6;
 /// Interval in ns at which the responder sends the WQEP of an accepted order again.
 const REMINDER_NS: u64 = 200_000_000;
-/// Number of unanswered WQEPs after which the responder gives the requester up: more than 2 s.
+/// Number of unanswered WQEPs after which the responder stops waiting for the requester: more than 2 s.
 const ATTEMPTS_MAX: u32 = 12;
 
 /// The requester that executes an order, with the values of its [`Grant`](super::Grant).
@@ -151,7 +151,7 @@ impl Orders {
             let wait_ns = TIMEOUT_NS << pending.attempts.min(BACKOFF_MAX);
             pending.attempts += 1;
             let (target, order) = (pending.target, pending.order);
-            self.put_off(id, now_ns + wait_ns);
+            self.reschedule(id, now_ns + wait_ns);
             return Some((id, target, order));
         }
     }
@@ -176,7 +176,7 @@ impl Orders {
             (true, _) => self.end(id, OrderOutcome::MaybeDone),
             (false, Status::Done) => {
                 pending.attempts = 0;
-                self.put_off(id, now_ns + REMINDER_NS);
+                self.reschedule(id, now_ns + REMINDER_NS);
             }
             // The requester is busy: the next WQEP is due already.
             (false, _) => pending.attempts = pending.attempts.min(1),
@@ -189,8 +189,8 @@ impl Orders {
         ids.into_iter().for_each(|id| self.end(id, OrderOutcome::MaybeDone));
     }
 
-    fn put_off(&mut self, id: u64, due_ns: u64) {
-        let pending = self.pending.get_mut(&id).expect("a pending order is put off");
+    fn reschedule(&mut self, id: u64, due_ns: u64) {
+        let pending = self.pending.get_mut(&id).expect("only pending orders are rescheduled");
         self.due.remove(&(pending.due_ns, id));
         pending.due_ns = due_ns;
         self.due.insert((due_ns, id));
@@ -206,13 +206,13 @@ impl Orders {
 
 /// Orders that a requester remembers for at least T after their end.
 #[derive(Debug, Default)]
-pub(super) struct Ended {
+pub(super) struct EndedOrders {
     /// Ended orders of the current and of the previous interval of T.
     orders: [HashMap<u64, Status>; 2],
     began_ns: u64,
 }
 
-impl Ended {
+impl EndedOrders {
     pub(super) fn insert(&mut self, now_ns: u64, id: u64, status: Status) {
         let since_ns = now_ns.saturating_sub(self.began_ns);
         if since_ns >= EFFECT_LIFE_NS {

@@ -1,4 +1,4 @@
-//! The record of effects: which requests a responder has executed lately, and how it answered them.
+//! The record of effects: the requests that a responder has executed recently, and their answers.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -19,11 +19,11 @@ const INTERVAL_NS: u64 = EFFECT_LIFE_NS + AHEAD_NS_MAX;
 /// requester that gets "expired" within twice T of its first transmission knows that no copy had an effect.
 const INTERVALS: usize = 3;
 
-/// The request that caused an effect: address, queue pair and number of its requester.
-pub(super) type Cause = (SocketAddr, u32, u64);
+/// Id of a request: address and queue pair of its requester, and the requester's number of the request.
+pub(super) type RequestId = (SocketAddr, u32, u64);
 
-/// Returns the cause of a packet's effect.
-pub(super) fn cause(from: SocketAddr, packet: &Packet<'_>) -> Cause {
+/// Returns the id of the request that a packet carries.
+pub(super) fn request_id(from: SocketAddr, packet: &Packet<'_>) -> RequestId {
     (from, packet.qpn.value(), packet.number)
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Effect {
 /// Effects of the current interval, and of those before it.
 #[derive(Debug, Default)]
 pub(super) struct Record {
-    intervals: [HashMap<Cause, Effect>; INTERVALS],
+    intervals: [HashMap<RequestId, Effect>; INTERVALS],
     /// Length of the answers of the current interval in bytes.
     answer_bytes: usize,
     /// Start of the current interval.
@@ -50,17 +50,17 @@ impl Record {
         self.intervals.iter().map(HashMap::len).sum()
     }
 
-    pub(super) fn find(&self, cause: &Cause) -> Option<&Effect> {
-        self.intervals.iter().find_map(|effects| effects.get(cause))
+    pub(super) fn find(&self, request_id: &RequestId) -> Option<&Effect> {
+        self.intervals.iter().find_map(|effects| effects.get(request_id))
     }
 
     pub(super) fn is_full(&self) -> bool {
         self.intervals[0].len() >= EFFECTS_MAX || self.answer_bytes >= ANSWER_BYTES_MAX
     }
 
-    pub(super) fn insert(&mut self, cause: Cause, effect: Effect) {
+    pub(super) fn insert(&mut self, request_id: RequestId, effect: Effect) {
         self.answer_bytes += effect.answer.len();
-        self.intervals[0].insert(cause, effect);
+        self.intervals[0].insert(request_id, effect);
     }
 
     /// Begins a new interval if the current one has ended, and drops effects of the oldest.

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::mem;
 
 use super::clock::ServerClock;
-use super::orders::{Ended, Order, OrderKind};
-use super::responder::{EFFECT_LIFE_NS, sealed};
+use super::orders::{EndedOrders, Order, OrderKind};
+use super::responder::{EFFECT_LIFE_NS, seal};
 use super::tag::{self, Grant};
 use super::wire::{Kind, PAYLOAD_BYTES_MAX, Packet, Status};
 use super::work::{Done, Outcome, POSTED_MAX, PostError, Work};
@@ -15,9 +15,10 @@ use crate::memory::{Access, Memory};
 const WINDOW: usize = 16;
 /// Maximum number of the responder's orders in progress at this requester.
 const ORDERS_MAX: usize = 64;
-/// Number of the packet that asks for the responder's clock before this requester accepts orders.
-const CLOCK_QUESTION: u64 = u64::MAX;
-/// Number of unanswered transmissions of a packet after which the requester gives the responder up: more than 2 s.
+/// Number of the packet that requests the responder's clock before this requester accepts orders.
+const CLOCK_REQUEST: u64 = u64::MAX;
+/// Number of unanswered transmissions of a packet after which the requester stops waiting for the responder: more than
+/// 2 s.
 const ATTEMPTS_MAX: u32 = 12;
 /// Interval in ns at which the requester repeats a call in progress, whose answer may be lost.
 const REMINDER_NS: u64 = 50_000_000;
@@ -37,7 +38,7 @@ pub struct Requester {
     current: Option<Current>,
     done: VecDeque<Done>,
     clock_questions: u64,
-    orders: Taken,
+    orders: ReceivedOrders,
 }
 
 /// The origin of a request.
@@ -51,7 +52,7 @@ enum Origin {
 
 /// Orders that this requester has received from the responder.
 #[derive(Debug, Default)]
-struct Taken {
+struct ReceivedOrders {
     /// Orders whose age is unknown until the responder's clock is known.
     undated: Vec<(u64, u64, Order)>,
     /// Time at which the requester last asked for the responder's clock.
@@ -61,12 +62,12 @@ struct Taken {
     /// Answers to WQEPs that are still to be sent.
     answers: VecDeque<(u64, Status)>,
     /// Ended orders whose CQEPs the responder has not acknowledged.
-    ends: Vec<End>,
-    ended: Ended,
+    ends: Vec<OrderEnd>,
+    ended: EndedOrders,
 }
 
 #[derive(Debug)]
-struct End {
+struct OrderEnd {
     id: u64,
     status: Status,
     due_ns: u64,
@@ -82,11 +83,11 @@ struct Current {
     bytes: Vec<u8>,
     /// Packets of the request.
     pieces: Vec<Piece>,
-    /// Number of packets that have left: the first of `pieces`.
+    /// Number of packets sent so far: the first ones of `pieces`.
     sent: usize,
     answered: usize,
-    /// The outcome if a packet was not executed or may not have been. No further packet leaves then, and the request ends
-    /// when those that have left can have no effect any more.
+    /// The outcome once a packet was not executed, or may not have been. The requester then sends no further packet,
+    /// and the request ends when no sent packet can have an effect any more.
     failed: Option<Outcome>,
 }
 
@@ -98,7 +99,7 @@ struct Piece {
     /// Stamp of the first transmission; `None` before it.
     stamp_ns: Option<u64>,
     /// Time of the first transmission.
-    left_ns: u64,
+    first_sent_ns: u64,
     /// Time of the next transmission.
     due_ns: u64,
     attempts: u32,
@@ -119,7 +120,7 @@ impl Requester {
             current: None,
             done: VecDeque::new(),
             clock_questions: 0,
-            orders: Taken::default(),
+            orders: ReceivedOrders::default(),
         }
     }
 
@@ -132,7 +133,7 @@ impl Requester {
     /// ([`Responder::raise_epoch`](super::Responder::raise_epoch)). Forgets all orders under the old grant.
     pub fn regrant(&mut self, grant: Grant) {
         self.grant = grant;
-        self.orders = Taken::default();
+        self.orders = ReceivedOrders::default();
         self.posted.retain(|(origin, _)| matches!(origin, Origin::Process(_)));
         if self.current.as_ref().is_some_and(|current| matches!(current.origin, Origin::Order { .. })) {
             self.current = None;
@@ -197,7 +198,7 @@ impl Requester {
             let (origin, work) = self.posted.pop_front()?;
             self.current = Some(Current::new(origin, work, &mut self.next_number));
         }
-        let current = self.current.as_mut().expect("it was just set");
+        let current = self.current.as_mut().expect("the branch above sets it");
         let piece = match current.due(now_ns) {
             Some(piece) => piece,
             None if current.may_send() => {
@@ -214,7 +215,7 @@ impl Requester {
         let server_ns = clock.now_ns(now_ns, CLOCK_LIFE_NS);
         let sent = &mut current.pieces[piece];
         if attempts == 0 {
-            sent.left_ns = now_ns;
+            sent.first_sent_ns = now_ns;
         }
         sent.due_ns = now_ns + clock.timeout_ns(attempts);
         sent.attempts += 1;
@@ -253,10 +254,10 @@ impl Requester {
             status: Status::Done,
             payload,
         };
-        Some(sealed(&packet, &self.grant.key, buffer))
+        Some(seal(&packet, &self.grant.key, buffer))
     }
 
-    /// Writes the next packet about orders: an answer to a WQEP, a CQEP, or a question for the clock.
+    /// Writes the next packet about orders: an answer to a WQEP, a CQEP, or a request for the clock.
     fn transmit_for_orders(&mut self, now_ns: u64, clock: &ServerClock, buffer: &mut [u8]) -> Option<usize> {
         let orders = &mut self.orders;
         orders.ends.retain(|end| end.attempts < ATTEMPTS_MAX || end.due_ns > now_ns);
@@ -270,7 +271,7 @@ impl Requester {
         } else if !orders.undated.is_empty() && asks_clock(orders.asked_ns) {
             orders.asked_ns = Some(now_ns);
             self.clock_questions += 1;
-            (Kind::Gd, CLOCK_QUESTION, Status::Done)
+            (Kind::Gd, CLOCK_REQUEST, Status::Done)
         } else {
             return None;
         };
@@ -288,7 +289,7 @@ impl Requester {
             status,
             payload: &[],
         };
-        Some(sealed(&packet, &self.grant.key, buffer))
+        Some(seal(&packet, &self.grant.key, buffer))
     }
 
     /// Handles a packet without its ICRC: an answer, or an order, which accesses `memory`. Ignores all other packets.
@@ -307,18 +308,18 @@ impl Requester {
                 clock.learn(now_ns, packet.stamp_ns, None);
                 self.orders.ends.retain(|end| end.id != packet.number);
             }
-            Kind::Gda if packet.number == CLOCK_QUESTION => {
+            Kind::Gda if packet.number == CLOCK_REQUEST => {
                 clock.learn(now_ns, packet.stamp_ns, None);
                 self.orders.asked_ns = None;
             }
             _ => self.handle_answer(now_ns, clock, &packet, memory),
         }
-        self.take_orders(now_ns, clock, memory);
+        self.process_orders(now_ns, clock, memory);
     }
 
     /// Accepts, answers or ignores received orders, once the clock is known and gives their age.
     // [ROCE-STATELESS-7]
-    fn take_orders(&mut self, now_ns: u64, clock: &ServerClock, memory: &impl Memory) {
+    fn process_orders(&mut self, now_ns: u64, clock: &ServerClock, memory: &impl Memory) {
         for (id, stamp_ns, order) in mem::take(&mut self.orders.undated) {
             let orders = &mut self.orders;
             if orders.running.contains(&id) {
@@ -330,7 +331,7 @@ impl Requester {
                 continue;
             }
             if let Some(status) = orders.ended.get(id) {
-                orders.ends.push(End { id, status, due_ns: now_ns, attempts: 0 });
+                orders.ends.push(OrderEnd { id, status, due_ns: now_ns, attempts: 0 });
                 continue;
             }
             let busy = orders.running.len() + orders.ends.len() + orders.undated.len() >= ORDERS_MAX;
@@ -349,7 +350,7 @@ impl Requester {
                 orders.answers.push_back((id, Status::Busy));
                 continue;
             }
-            match work(&order, memory) {
+            match work_of(&order, memory) {
                 Some(work) => {
                     orders.running.push(id);
                     self.posted.push_back((Origin::Order { id, order }, work));
@@ -375,13 +376,13 @@ impl Requester {
         let piece = &mut current.pieces[index];
         // The answer to a call takes as long as the responder's process.
         let is_timed = piece.attempts == 1 && packet.kind != Kind::Calla;
-        let took_ns = is_timed.then(|| now_ns.saturating_sub(piece.left_ns));
+        let took_ns = is_timed.then(|| now_ns.saturating_sub(piece.first_sent_ns));
         clock.learn(now_ns, packet.stamp_ns, took_ns);
         if piece.is_answered {
             return;
         }
         if packet.kind == Kind::Gda && current.work.has_effect() {
-            // This answers a question for the clock; the packet itself has not been sent yet.
+            // This answers a request for the clock; the packet itself has not been sent yet.
             if piece.stamp_ns.is_none() {
                 (piece.due_ns, piece.attempts) = (now_ns, 0);
             }
@@ -393,13 +394,13 @@ impl Requester {
         match packet.status {
             Status::Done if packet.kind == Kind::Calla => {
                 current.bytes = packet.payload.to_vec();
-                self.answered(now_ns, index, memory);
+                self.mark_answered(now_ns, index, memory);
             }
             Status::Done => {
                 let (offset, len) = current.work.answer_range(piece.offset, piece.len);
                 if packet.payload.len() == len {
                     current.bytes[offset..offset + len].copy_from_slice(packet.payload);
-                    self.answered(now_ns, index, memory);
+                    self.mark_answered(now_ns, index, memory);
                 }
             }
             Status::Busy => {
@@ -409,7 +410,7 @@ impl Requester {
             // The stamp is ahead of the responder's clock: a later copy will be valid.
             Status::Expired if piece.stamp_ns.is_some_and(|stamp_ns| stamp_ns > packet.stamp_ns) => {}
             // If a copy had been executed, the record would still have it.
-            Status::Expired if now_ns.saturating_sub(piece.left_ns) < 2 * EFFECT_LIFE_NS => {
+            Status::Expired if now_ns.saturating_sub(piece.first_sent_ns) < 2 * EFFECT_LIFE_NS => {
                 if piece.is_busy {
                     self.fail(now_ns, index, Outcome::Busy);
                     return;
@@ -424,7 +425,7 @@ impl Requester {
         }
     }
 
-    fn answered(&mut self, now_ns: u64, index: usize, memory: &impl Memory) {
+    fn mark_answered(&mut self, now_ns: u64, index: usize, memory: &impl Memory) {
         let Some(current) = &mut self.current else { return };
         current.pieces[index].is_answered = true;
         current.answered += 1;
@@ -450,7 +451,7 @@ impl Requester {
         self.end(now_ns, outcome);
     }
 
-    /// Gives a packet up.
+    /// Records that a packet has failed, and ends the request if no sent packet is outstanding.
     fn fail(&mut self, now_ns: u64, index: usize, outcome: Outcome) {
         let Some(current) = &mut self.current else { return };
         if current.failed.is_none() || outcome == Outcome::MaybeDone {
@@ -477,14 +478,14 @@ impl Requester {
                 };
                 self.orders.running.retain(|running| *running != id);
                 self.orders.ended.insert(now_ns, id, status);
-                self.orders.ends.push(End { id, status, due_ns: now_ns, attempts: 0 });
+                self.orders.ends.push(OrderEnd { id, status, due_ns: now_ns, attempts: 0 });
             }
         }
     }
 }
 
 /// Returns the request that executes an order; `None` if the memory does not permit it.
-fn work(order: &Order, memory: &impl Memory) -> Option<Work> {
+fn work_of(order: &Order, memory: &impl Memory) -> Option<Work> {
     let Order { kind, local: address, remote, remote_key, len } = *order;
     let access = if kind == OrderKind::Read { Access::Read } else { Access::Write };
     memory.check(remote_key, access, remote, u64::from(len)).ok()?;
@@ -510,7 +511,7 @@ impl Current {
                 len: (len - offset).min(PAYLOAD_BYTES_MAX),
                 number: *next_number + index as u64,
                 stamp_ns: None,
-                left_ns: 0,
+                first_sent_ns: 0,
                 due_ns: 0,
                 attempts: 0,
                 is_busy: false,

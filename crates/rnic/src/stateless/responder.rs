@@ -4,14 +4,16 @@ use std::net::SocketAddr;
 
 use super::inbox::{AnswerError, Caller, Inbox, Message};
 use super::orders::{Order, OrderDone, Orders, OrdersFull, Target};
-use super::record::{AHEAD_NS_MAX, Effect, Record, cause};
+use super::record::{AHEAD_NS_MAX, Effect, Record, request_id};
 use super::tag::{self, Grant, Rights, TAG_BYTES};
 use super::wire::{Kind, PAYLOAD_BYTES_MAX, Packet, Status};
 use crate::memory::{Access, Memory, Refused};
 use crate::wire::{ICRC_BYTES, Qpn};
 
-/// The time T, in ns: a write or an atomic has an effect only until its first transmission is this old on the responder's clock.
+/// The time T, in ns: the maximum age, by the responder's clock, at which a write, an atomic or a message can still
+/// take effect. The age counts from the first transmission.
 pub const EFFECT_LIFE_NS: u64 = 50_000_000;
+
 /// A responder that keeps no state per requester; see [`super`].
 #[derive(Debug)]
 pub struct Responder {
@@ -103,9 +105,9 @@ impl Responder {
             return Err(AnswerError::TooLong);
         }
         self.sweep(now_ns);
-        let Caller { cause, rkey, rights, .. } = self.inbox.close(id).ok_or(AnswerError::Unknown)?;
-        let (to, qpn, number) = cause;
-        self.record.insert(cause, Effect { status: Status::Done, answer: bytes.into() });
+        let Caller { request_id, rkey, rights, .. } = self.inbox.close(id).ok_or(AnswerError::Unknown)?;
+        let (to, qpn, number) = request_id;
+        self.record.insert(request_id, Effect { status: Status::Done, answer: bytes.into() });
         let packet = Packet {
             kind: Kind::Calla,
             qpn: Qpn::new(qpn),
@@ -120,7 +122,7 @@ impl Responder {
             payload: bytes,
         };
         let key = tag::derive(&self.secret, to, packet.qpn, rkey, rights, self.epoch);
-        Ok((to, sealed(&packet, &key, buffer)))
+        Ok((to, seal(&packet, &key, buffer)))
     }
 
     fn sweep(&mut self, now_ns: u64) {
@@ -173,7 +175,7 @@ impl Responder {
             payload: &payload,
         };
         let key = tag::derive(&self.secret, to, qpn, rkey, rights, self.epoch);
-        Some((to, sealed(&packet, &key, buffer)))
+        Some((to, seal(&packet, &key, buffer)))
     }
 
     /// Handles a packet from `from`, given without its ICRC, and writes the answer to `answer`. Returns the answer's
@@ -191,13 +193,13 @@ impl Responder {
         memory: &impl Memory,
         answer: &mut [u8],
     ) -> Option<usize> {
-        let Some((packet, key)) = self.authentic(from, body) else {
+        let Some((packet, key)) = self.authenticate(from, body) else {
             self.counters.forged += 1;
             return None;
         };
         let mut payload = [0; PAYLOAD_BYTES_MAX];
         let (status, len) = match packet.kind {
-            Kind::Gd => self.give(&packet, memory, &mut payload),
+            Kind::Gd => self.read(&packet, memory, &mut payload),
             Kind::Ea | Kind::Cqep => {
                 let is_end = packet.kind == Kind::Cqep;
                 let Packet { qpn, number, status, .. } = packet;
@@ -209,11 +211,11 @@ impl Responder {
         let kind = packet.kind.answer()?;
         let reply =
             Packet { kind, stamp_ns: now_ns, len: len as u32, status, payload: &payload[..len], ..packet };
-        Some(sealed(&reply, &key, answer))
+        Some(seal(&reply, &key, answer))
     }
 
     /// Returns a requester's packet and the key of its tag; `None` if the packet is invalid or its tag is wrong.
-    fn authentic<'a>(&self, from: SocketAddr, body: &'a [u8]) -> Option<(Packet<'a>, [u8; 32])> {
+    fn authenticate<'a>(&self, from: SocketAddr, body: &'a [u8]) -> Option<(Packet<'a>, [u8; 32])> {
         let (packet, covered, tag) = Packet::parse(body)?;
         let is_for_responder = packet.kind.answer().is_some() || packet.kind == Kind::Ea;
         if packet.epoch != self.epoch || !is_for_responder {
@@ -223,8 +225,8 @@ impl Responder {
         tag::is_equal(&tag::tag(&key, covered), tag).then_some((packet, key))
     }
 
-    /// Reads memory to `payload`. Returns the number of bytes of the answer.
-    fn give(&mut self, packet: &Packet<'_>, memory: &impl Memory, payload: &mut [u8]) -> (Status, usize) {
+    /// Reads memory into `payload`. Returns the status and the number of bytes of the answer.
+    fn read(&mut self, packet: &Packet<'_>, memory: &impl Memory, payload: &mut [u8]) -> (Status, usize) {
         let len = packet.len as usize;
         let fits = len <= PAYLOAD_BYTES_MAX && packet.rights.read();
         // A request for no bytes asks for the clock.
@@ -244,8 +246,8 @@ impl Responder {
         }
     }
 
-    /// Executes a request unless it is recorded, in progress, expired, or beyond the room. Copies the payload of the
-    /// answer to `payload`, and returns its length; `None` if the responder's process will answer.
+    /// Executes a request, unless it is recorded, in progress or expired, or the record or the pool is full. Copies the
+    /// payload of the answer to `payload`, and returns its length; `None` if the responder's process will answer.
     fn execute_once(
         &mut self,
         now_ns: u64,
@@ -255,14 +257,14 @@ impl Responder {
         payload: &mut [u8],
     ) -> Option<(Status, usize)> {
         self.sweep(now_ns);
-        let cause = cause(from, packet);
-        if let Some(Effect { status, answer }) = self.record.find(&cause) {
+        let request_id = request_id(from, packet);
+        if let Some(Effect { status, answer }) = self.record.find(&request_id) {
             self.counters.repeated += 1;
             payload[..answer.len()].copy_from_slice(answer);
             return Some((*status, answer.len()));
         }
         let is_message = matches!(packet.kind, Kind::Send | Kind::Call);
-        if is_message && self.inbox.is_open(&cause) {
+        if is_message && self.inbox.is_open(&request_id) {
             self.counters.repeated += 1;
             return Some((Status::InProgress, 0));
         }
@@ -279,7 +281,7 @@ impl Responder {
             Kind::Rd => write(packet, memory).map(|()| 0),
             Kind::Send | Kind::Call => {
                 let Packet { rkey, rights, .. } = *packet;
-                let caller = Caller { cause, rkey, rights, began_ns: now_ns };
+                let caller = Caller { request_id, rkey, rights, began_ns: now_ns };
                 self.inbox.add(caller, packet.payload, packet.kind == Kind::Call);
                 Ok(0)
             }
@@ -296,7 +298,7 @@ impl Responder {
         if packet.kind == Kind::Call {
             return None;
         }
-        self.record.insert(cause, Effect { status, answer: payload[..len].into() });
+        self.record.insert(request_id, Effect { status, answer: payload[..len].into() });
         Some((status, len))
     }
 }
@@ -327,7 +329,7 @@ fn atomic(packet: &Packet<'_>, memory: &impl Memory) -> Result<u64, Refused> {
 }
 
 /// Writes a packet and its tag. Returns its length in bytes, which includes the ICRC that the caller adds.
-pub(super) fn sealed(packet: &Packet<'_>, key: &[u8; 32], buffer: &mut [u8]) -> usize {
+pub(super) fn seal(packet: &Packet<'_>, key: &[u8; 32], buffer: &mut [u8]) -> usize {
     let covered = packet.emit(buffer);
     let tag = tag::tag(key, &buffer[..covered]);
     buffer[covered..covered + TAG_BYTES].copy_from_slice(&tag);

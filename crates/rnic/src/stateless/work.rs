@@ -1,4 +1,4 @@
-//! Requests of a stateless pair's requester, and how they end.
+//! Requests of a stateless pair's requester, and their outcomes.
 
 use core::ops::Range;
 
@@ -86,8 +86,8 @@ impl Work {
         }
     }
 
-    /// Returns the offset and the length, among the bytes of all answers, of those that answer the packet with `len`
-    /// bytes at `offset`.
+    /// Returns the range of the answer to the packet with `len` bytes at `offset`: its offset within the bytes of all
+    /// answers, and its length.
     pub(super) fn answer_range(&self, offset: usize, len: usize) -> (usize, usize) {
         if matches!(self, Work::Read { .. }) { (offset, len) } else { (0, self.answer_len()) }
     }
@@ -104,12 +104,13 @@ impl Work {
         }
     }
 
-    /// Returns true if a second execution would show.
+    /// Returns true if the request must not be executed twice.
     pub(super) fn has_effect(&self) -> bool {
         !matches!(self, Work::Read { .. })
     }
 
-    /// Returns the payload of the packet with the bytes of `range`. `operands` holds that of an atomic.
+    /// Returns the payload of the packet with the bytes of `range`. `operands` is a buffer for the operands of an
+    /// atomic.
     pub(super) fn payload<'a>(&'a self, range: Range<usize>, operands: &'a mut [u8; 16]) -> &'a [u8] {
         let (first, second) = match self {
             Work::Read { .. } => return &[],

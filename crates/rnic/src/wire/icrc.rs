@@ -122,8 +122,8 @@ impl Flow {
             return Err(WireError::Icrc);
         }
         // The identification is followed by 14 bytes of IPv4 header, the UDP header and the body.
-        let behind = 14 + 8 + body.len();
-        identification_of(difference, behind).map(|found| (body, found)).ok_or(WireError::Icrc)
+        let bytes_after = 14 + 8 + body.len();
+        identification_of(difference, bytes_after).map(|found| (body, found)).ok_or(WireError::Icrc)
     }
 
     // [ROCE-ICRC-1]
@@ -165,16 +165,17 @@ pub const PACKET_BYTES_MAX: usize = 65535 - 20 - 8;
 /// The CRC-32 polynomial, bit-reversed.
 const POLYNOMIAL: u32 = 0xedb8_8320;
 /// x to the power of -8: multiplying by it removes one byte of zeros from the end.
-const BYTE_BACK: u32 = times(times(bits_back_2(), bits_back_2()), times(bits_back_2(), bits_back_2()));
+const X_POW_MINUS_8: u32 =
+    multiply(multiply(x_pow_minus_2(), x_pow_minus_2()), multiply(x_pow_minus_2(), x_pow_minus_2()));
 
-const fn bits_back_2() -> u32 {
+const fn x_pow_minus_2() -> u32 {
     /// x to the power of -1: one step forward from here yields 1, the highest bit.
-    const BIT_BACK: u32 = ((0x8000_0000 ^ POLYNOMIAL) << 1) | 1;
-    times(BIT_BACK, BIT_BACK)
+    const X_POW_MINUS_1: u32 = ((0x8000_0000 ^ POLYNOMIAL) << 1) | 1;
+    multiply(X_POW_MINUS_1, X_POW_MINUS_1)
 }
 
 /// Returns the product of two polynomials modulo the CRC polynomial.
-const fn times(a: u32, mut b: u32) -> u32 {
+const fn multiply(a: u32, mut b: u32) -> u32 {
     let mut product = 0;
     let mut bit = 1 << 31;
     while bit != 0 {
@@ -187,14 +188,14 @@ const fn times(a: u32, mut b: u32) -> u32 {
     product
 }
 
-/// Returns the two bytes that, followed by `behind` zeros, yield this difference of two checksums.
-fn identification_of(difference: u32, behind: usize) -> Option<u16> {
-    let (mut found, mut power, mut bytes) = (difference, BYTE_BACK, behind + 2);
+/// Returns the two bytes that, followed by `bytes_after` zeros, yield this difference of two checksums.
+fn identification_of(difference: u32, bytes_after: usize) -> Option<u16> {
+    let (mut found, mut power, mut bytes) = (difference, X_POW_MINUS_8, bytes_after + 2);
     while bytes != 0 {
         if bytes & 1 != 0 {
-            found = times(found, power);
+            found = multiply(found, power);
         }
-        power = times(power, power);
+        power = multiply(power, power);
         bytes >>= 1;
     }
     // Stepped back to their position, the two bytes are in the lower half of the register, the first one lowest.

@@ -173,7 +173,7 @@ impl Headers {
     }
 
     /// Returns true if the packet may carry a payload.
-    fn take_payload(&self) -> bool {
+    fn may_have_payload(&self) -> bool {
         !matches!(
             self,
             Headers::ReadRequest(_)
@@ -274,7 +274,7 @@ impl<'a> Packet<'a> {
         let headers = Headers::parse(bth.opcode, &body[BTH_BYTES..])?;
         let padded = body.get(headers.len_bytes()..).ok_or(WireError::Truncated)?;
         let pad = usize::from(bth.pad);
-        if padded.len() % 4 != 0 || pad > padded.len() || !headers.take_payload() && !padded.is_empty() {
+        if padded.len() % 4 != 0 || pad > padded.len() || !headers.may_have_payload() && !padded.is_empty() {
             return Err(WireError::Padding);
         }
         Ok(Packet {
@@ -453,7 +453,7 @@ mod tests {
             solicited: bool,
             payload in prop::collection::vec(any::<u8>(), 0..64),
         ) {
-            let payload = if headers.take_payload() { &payload[..] } else { &[] };
+            let payload = if headers.may_have_payload() { &payload[..] } else { &[] };
             let (dest_qp, psn) = (Qpn::new(numbers.0), Psn::new(numbers.1));
             let packet = Packet { dest_qp, psn, ack_request, solicited, headers, payload };
             let mut buffer = [0xee; HEADER_BYTES_MAX + 64 + ICRC_BYTES];

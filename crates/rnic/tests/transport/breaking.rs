@@ -29,7 +29,7 @@ fn requester_gives_up_when_the_lease_ends() {
 }
 
 #[test]
-fn read_whose_target_dies_in_the_middle_ends_with_the_lease() {
+fn read_ends_with_the_lease_after_its_target_dies() {
     for selective in [false, true] {
         let config = Config {
             mtu: Mtu::Bytes256,

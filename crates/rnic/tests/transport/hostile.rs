@@ -26,7 +26,7 @@ fn ack(syndrome: Syndrome) -> Headers {
 }
 
 /// Runs `then` on a pair in which A has written once, and checks that the connection still works.
-fn check_unharmed(then: impl FnOnce(&mut Pair)) -> Pair {
+fn check_connection_survives(then: impl FnOnce(&mut Pair)) -> Pair {
     let mut pair = Pair::with(Default::default(), [0xff_fff0, 0x10]);
     pair.a().write(0, b"first");
     pair.run();
@@ -45,7 +45,7 @@ fn check_unharmed(then: impl FnOnce(&mut Pair)) -> Pair {
 
 #[test]
 fn outdated_and_distant_packets_are_dropped() {
-    let mut pair = check_unharmed(|pair| {
+    let mut pair = check_connection_survives(|pair| {
         for key in [KEY, 99] {
             let (past, replayed) = (pair.psn(A, 0), Psn::new(pair.psn(A, 0).value().wrapping_sub(1 << 23)));
             let ahead = pair.psn(A, (1 << 22) + 1);
@@ -68,7 +68,7 @@ fn outdated_and_distant_packets_are_dropped() {
 
 #[test]
 fn unsolicited_responses_are_dropped() {
-    let mut pair = check_unharmed(|pair| {
+    let mut pair = check_connection_survives(|pair| {
         let credit = Syndrome::Ack(Credit::at_most(32768));
         let aeth = AethRepr { syndrome: credit, msn: 9 };
         for psn in [1, 5, 1 << 22, (1 << 24) - 100] {
@@ -86,7 +86,7 @@ fn unsolicited_responses_are_dropped() {
 }
 
 #[test]
-fn peer_that_grants_much_and_acknowledges_nothing_gets_one_window() {
+fn peer_that_acknowledges_nothing_gets_one_window() {
     let config = Config { selective: true, fills_path: true, mtu: Mtu::Bytes256, ..lease_ms(5000) };
     let mut pair = Pair::with(config, [0, 0]);
     pair.b().qp.set_grant(0, u32::MAX);

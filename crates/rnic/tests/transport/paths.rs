@@ -84,7 +84,7 @@ fn check_all_operations(pair: &mut Pair) {
         assert!(ended.len() == 5 && ended.iter().all(|(_, status)| *status == Status::Success), "{ended:?}");
         assert_eq!(pair.end(side.other()).memory.get(to + 5000, 45_000), text[5000..]);
         assert_eq!(pair.end(side).memory.get(to, 50_000), text);
-        assert_eq!(pair.end(side.other()).memory.word(8 + to + 50_000), word + 1, "carried out once");
+        assert_eq!(pair.end(side.other()).memory.word(8 + to + 50_000), word + 1, "executed once");
         let received = pair.end(side.other()).received().split_off(before.0);
         assert_eq!(received, [(text[..20_000].to_vec(), Some(7)), (vec![], Some(8))]);
     }
@@ -120,7 +120,7 @@ fn shrinking_path_mtu_breaks_no_operation_in_flight() {
 }
 
 #[test]
-fn larger_path_mtu_is_found_after_as_long_as_it_was_missing() {
+fn larger_path_mtu_is_found_after_the_path_recovers() {
     let path = both(Mtu::Bytes1024);
     let mut pair = pair_over(&path);
     discover(&mut pair);
@@ -132,7 +132,7 @@ fn larger_path_mtu_is_found_after_as_long_as_it_was_missing() {
 }
 
 #[test]
-fn longer_packets_pass_again_over_a_path_longer_than_a_search() {
+fn larger_path_mtu_is_found_over_a_long_path() {
     let path = both(Mtu::Bytes1024);
     let mut pair = pair_over(&path);
     let limits = path.clone();
@@ -202,7 +202,7 @@ fn parts_of_many_packets_may_arrive_in_any_order() {
 }
 
 #[test]
-fn long_path_may_begin_to_drop_long_packets() {
+fn operations_survive_a_shrinking_mtu_of_a_long_path() {
     let config = Config { selective: true, fills_path: true, ..config() };
     let mut pair = Pair::with(config, [0x11, 0x22]);
     let most = Rc::new(Cell::new(5000));
@@ -229,7 +229,7 @@ fn long_path_may_begin_to_drop_long_packets() {
 }
 
 #[test]
-fn long_path_may_shrink_further_during_a_search_for_longer_packets() {
+fn mtu_of_a_long_path_may_shrink_during_a_search() {
     let text = pattern(100_000, 3);
     for after_ms in (0..4_000usize).step_by(200) {
         let config = Config { selective: true, fills_path: true, ..config() };
@@ -260,7 +260,7 @@ fn long_path_may_shrink_further_during_a_search_for_longer_packets() {
 }
 
 #[test]
-fn packets_in_many_parts_pass_where_many_are_lost() {
+fn packets_in_many_parts_pass_a_lossy_path() {
     for (seed, is_read) in (0..4).flat_map(|seed| [(seed, false), (seed, true)]) {
         let config = Config {
             mtu: Mtu::Bytes1408,
@@ -282,8 +282,8 @@ fn packets_in_many_parts_pass_where_many_are_lost() {
         }
         run_ms(&mut pair, 30_000);
         let (counters, ended) = (pair.a().qp.counters(), pair.a().completions());
-        let told = format!("seed {seed}, read {is_read}: {} ended, {counters:?}", ended.len());
-        assert!(ended.len() == 50 && ended.iter().all(|(_, status)| *status == Status::Success), "{told}");
+        let summary = format!("seed {seed}, read {is_read}: {} ended, {counters:?}", ended.len());
+        assert!(ended.len() == 50 && ended.iter().all(|(_, status)| *status == Status::Success), "{summary}");
     }
 }
 

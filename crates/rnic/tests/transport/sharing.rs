@@ -73,7 +73,7 @@ impl Link {
     }
 }
 
-fn ends(congestion: Congestion) -> Config {
+fn config(congestion: Congestion) -> Config {
     Config {
         mtu: Mtu::Bytes1024,
         selective: true,
@@ -161,21 +161,21 @@ fn goodput_matches_the_table() {
     for (name, config, operation, trip_us) in [
         (
             "all behind, writes, grant",
-            Config { selective: false, ..ends(Congestion::Grant) },
+            Config { selective: false, ..config(Congestion::Grant) },
             write as fn() -> _,
             1_000,
         ),
-        ("single, writes, grant", ends(Congestion::Grant), write, 1_000),
-        ("single, writes, grant", ends(Congestion::Grant), write, 20_000),
-        ("single, writes, delay", ends(Congestion::Delay), write, 100),
-        ("single, writes, delay", ends(Congestion::Delay), write, 1_000),
-        ("single, writes, delay", ends(Congestion::Delay), write, 10_000),
-        ("single, writes, loss", ends(Congestion::Loss), write, 1_000),
-        ("single, reads, grant", ends(Congestion::Grant), read, 1_000),
-        ("single, reads, grant", ends(Congestion::Grant), read, 20_000),
-        ("single, reads, delay", ends(Congestion::Delay), read, 100),
-        ("single, reads, delay", ends(Congestion::Delay), read, 1_000),
-        ("single, reads, delay", ends(Congestion::Delay), read, 10_000),
+        ("single, writes, grant", config(Congestion::Grant), write, 1_000),
+        ("single, writes, grant", config(Congestion::Grant), write, 20_000),
+        ("single, writes, delay", config(Congestion::Delay), write, 100),
+        ("single, writes, delay", config(Congestion::Delay), write, 1_000),
+        ("single, writes, delay", config(Congestion::Delay), write, 10_000),
+        ("single, writes, loss", config(Congestion::Loss), write, 1_000),
+        ("single, reads, grant", config(Congestion::Grant), read, 1_000),
+        ("single, reads, grant", config(Congestion::Grant), read, 20_000),
+        ("single, reads, delay", config(Congestion::Delay), read, 100),
+        ("single, reads, delay", config(Congestion::Delay), read, 1_000),
+        ("single, reads, delay", config(Congestion::Delay), read, 10_000),
     ] {
         // The queue holds a millisecond, or a round trip if that is longer.
         let line = Link::new(400_000_000, trip_us * US / 2, 50 * trip_us.max(1_000));
@@ -191,7 +191,11 @@ fn goodput_matches_the_table() {
         let keeps_half = row.iter().all(|goodput| goodput * 2.0 >= row[0]);
         assert!(!name.ends_with("writes, delay") || keeps_half, "{trip_us} us: {row:?}");
     }
-    assert_eq!(table, include_str!("goodput.md"), "crates/rnic/tests/transport/goodput.md holds:\n{table}");
+    assert_eq!(
+        table,
+        include_str!("goodput.md"),
+        "crates/rnic/tests/transport/goodput.md must contain:\n{table}"
+    );
 }
 
 #[test]
@@ -201,7 +205,7 @@ fn eight_flows_share_a_link_within_a_fifth() {
         let links = [link.clone(), link].map(|link| Rc::new(RefCell::new(link)));
         let mut flows = Vec::new();
         for number in 0..8 {
-            flows.push(flow(&ends(Congestion::Delay), &links, number * begins_every_ns));
+            flows.push(flow(&config(Congestion::Delay), &links, number * begins_every_ns));
             goodput(&mut flows, write, begins_every_ns);
         }
         goodput(&mut flows, write, 1000 * MS);
@@ -213,8 +217,8 @@ fn eight_flows_share_a_link_within_a_fifth() {
     }
 }
 
-/// Two links, one for each direction, and a flow over them.
-fn far_flow(
+/// Returns two links, one for each direction, and a flow over them.
+fn new_flow(
     by: Congestion,
     mbps: u64,
     delay_ns: u64,
@@ -222,7 +226,7 @@ fn far_flow(
 ) -> ([Rc<RefCell<Link>>; 2], Vec<Pair>) {
     let link = Link::new(mbps * 1_000_000, delay_ns, queue_bytes);
     let links = [link.clone(), link].map(|link| Rc::new(RefCell::new(link)));
-    let flow = flow(&ends(by), &links, 0);
+    let flow = flow(&config(by), &links, 0);
     (links, vec![flow])
 }
 
@@ -230,7 +234,7 @@ fn far_flow(
 fn window_follows_a_path_whose_delay_grows_and_shrinks() {
     for operation in [write, read] {
         // The path holds 125 packets, then 1,250: five times the grant.
-        let (links, mut flows) = far_flow(Congestion::Grant, 100, 5 * MS, 1 << 20);
+        let (links, mut flows) = new_flow(Congestion::Grant, 100, 5 * MS, 1 << 20);
         goodput(&mut flows, operation, 1000 * MS);
         for delay_ns in [50 * MS, 5 * MS] {
             links.iter().for_each(|link| link.borrow_mut().delay_ns = delay_ns);
@@ -245,7 +249,7 @@ fn window_follows_a_path_whose_delay_grows_and_shrinks() {
 #[test]
 fn single_early_packets_do_not_shorten_the_path() {
     for operation in [write, read] {
-        let (links, mut flows) = far_flow(Congestion::Grant, 400, 20 * MS, 1 << 20);
+        let (links, mut flows) = new_flow(Congestion::Grant, 400, 20 * MS, 1 << 20);
         links.iter().for_each(|link| link.borrow_mut().early = 300);
         goodput(&mut flows, operation, 2000 * MS);
         let each = goodput(&mut flows, operation, 2000 * MS);
@@ -254,10 +258,10 @@ fn single_early_packets_do_not_shorten_the_path() {
 }
 
 #[test]
-fn a_path_that_becomes_a_hundred_times_longer_costs_few_repetitions() {
+fn a_path_that_becomes_longer_causes_few_retransmissions() {
     for (by, trips) in [(Congestion::Grant, 10), (Congestion::Delay, 25), (Congestion::Loss, 10)] {
         for operation in [write, read] {
-            let (links, mut flows) = far_flow(by, 400, MS / 5, 1 << 20);
+            let (links, mut flows) = new_flow(by, 400, MS / 5, 1 << 20);
             goodput(&mut flows, operation, 300 * MS);
             // A grant of 256 packets over 40 ms is 52 Mb/s. When the path becomes shorter, the next packets overtake a
             // window.
@@ -269,18 +273,18 @@ fn a_path_that_becomes_a_hundred_times_longer_costs_few_repetitions() {
                 let after = flows[0].a().qp.counters();
                 let (repeated, timeouts) =
                     (after.repeated - before.repeated, after.timeouts - before.timeouts);
-                let told =
+                let summary =
                     format!("{by:?}, {delay_ns} ns: {each:?}, {repeated} repeated, {timeouts} timeouts");
-                assert!(each[0] > least && repeated <= repeated_max && timeouts <= 5, "{told}");
+                assert!(each[0] > least && repeated <= repeated_max && timeouts <= 5, "{summary}");
             }
         }
     }
 }
 
 #[test]
-fn single_requests_learn_from_their_repetitions_that_the_path_is_longer() {
+fn single_requests_adapt_their_timeout_to_a_longer_path() {
     for operation in [|| crate::pair::write(0, &[1; 8], None), || crate::pair::read(0, 0, 8)] {
-        let (links, mut flows) = far_flow(Congestion::Grant, 400, MS / 5, 1 << 20);
+        let (links, mut flows) = new_flow(Congestion::Grant, 400, MS / 5, 1 << 20);
         // The last change of the path reaches one direction a request earlier than the other.
         for delays_ns in
             [[MS / 5; 2], [20 * MS; 2], [200 * MS; 2], [MS / 5; 2], [MS / 5, 20 * MS], [20 * MS; 2]]
@@ -300,8 +304,8 @@ fn single_requests_learn_from_their_repetitions_that_the_path_is_longer() {
 }
 
 #[test]
-fn rare_requests_show_the_present_round_trip() {
-    let (links, mut flows) = far_flow(Congestion::Grant, 400, MS / 5, 1 << 20);
+fn rare_requests_measure_the_current_round_trip() {
+    let (links, mut flows) = new_flow(Congestion::Grant, 400, MS / 5, 1 << 20);
     for delay_ns in [MS / 5, 20 * MS, 200 * MS, MS / 5] {
         links.iter().for_each(|link| link.borrow_mut().delay_ns = delay_ns);
         for _ in 0..6 {
@@ -317,7 +321,7 @@ fn rare_requests_show_the_present_round_trip() {
 
 #[test]
 fn expected_round_trip_delays_the_first_timeout() {
-    let (_, mut flows) = far_flow(Congestion::Grant, 400, 20 * MS, 1 << 20);
+    let (_, mut flows) = new_flow(Congestion::Grant, 400, 20 * MS, 1 << 20);
     flows[0].a().qp.expect_round_trip(40 * MS);
     goodput(&mut flows, write, 200 * MS);
     assert_eq!(flows[0].a().qp.counters().timeouts, 0);
@@ -330,7 +334,7 @@ const LONG_PATH: (u64, u64, u64) = (400, 10 * MS, 320 * (1024 + 32 + FRAME_BYTES
 fn transfers_over_a_long_path_do_not_overflow_its_queue() {
     let (mbps, delay_ns, queue_bytes) = LONG_PATH;
     for operation in [write, read] {
-        let (links, mut flows) = far_flow(Congestion::Grant, mbps, delay_ns, queue_bytes);
+        let (links, mut flows) = new_flow(Congestion::Grant, mbps, delay_ns, queue_bytes);
         // Every 5 s the queue drains, and then the window opens at once.
         let each = goodput(&mut flows, operation, 7_000 * MS);
         assert!(each[0] > 0.85 * mbps as f64, "{each:?}");
@@ -342,7 +346,7 @@ fn transfers_over_a_long_path_do_not_overflow_its_queue() {
 fn reads_start_as_fast_as_writes_over_a_long_path() {
     let (mbps, delay_ns, queue_bytes) = LONG_PATH;
     let [writes, reads] = [write, read].map(|operation| {
-        let (_, mut flows) = far_flow(Congestion::Grant, mbps, delay_ns, queue_bytes);
+        let (_, mut flows) = new_flow(Congestion::Grant, mbps, delay_ns, queue_bytes);
         let trip = |_| goodput(&mut flows, operation, 2 * delay_ns)[0];
         (0..12).map(trip).collect::<Vec<_>>()
     });
@@ -354,7 +358,7 @@ fn reads_start_as_fast_as_writes_over_a_long_path() {
 /// Runs a transfer of 20 MB over a round trip of 20 ms. Returns its duration in ns or, if both directions lose all packets
 /// for 2 s in the middle of it, the duration after that.
 fn transfer_ns(by: Congestion, operation: fn() -> Operation, is_cut: bool) -> u64 {
-    let (links, mut flows) = far_flow(by, 400, 10 * MS, 1 << 20);
+    let (links, mut flows) = new_flow(by, 400, 10 * MS, 1 << 20);
     let (mut megabits, mut begin_ns) = (160.0, 0);
     while megabits > 0.0 {
         megabits -= goodput(&mut flows, operation, MS)[0] / 1000.0;
@@ -369,13 +373,14 @@ fn transfer_ns(by: Congestion, operation: fn() -> Operation, is_cut: bool) -> u6
 }
 
 #[test]
-fn transfers_recover_from_a_cut_within_some_round_trips() {
+fn transfers_recover_from_an_outage() {
     for by in Congestion::ALL {
         for operation in [write, read] {
             let [uncut_ns, after_ns] = [false, true].map(|is_cut| transfer_ns(by, operation, is_cut));
-            let told = format!("{by:?}: {} ms without a cut, {} ms after it", uncut_ns / MS, after_ns / MS);
+            let summary =
+                format!("{by:?}: {} ms without a cut, {} ms after it", uncut_ns / MS, after_ns / MS);
             // The remaining half, the last timeout of 200 ms, and slow start.
-            assert!(after_ns <= uncut_ns, "{told}");
+            assert!(after_ns <= uncut_ns, "{summary}");
         }
     }
 }
@@ -383,7 +388,7 @@ fn transfers_recover_from_a_cut_within_some_round_trips() {
 #[test]
 fn windows_grow_again_after_the_delay_has_gone() {
     for operation in [write, read] {
-        let (links, mut flows) = far_flow(Congestion::Delay, 400, 10 * MS, 1 << 20);
+        let (links, mut flows) = new_flow(Congestion::Delay, 400, 10 * MS, 1 << 20);
         goodput(&mut flows, operation, 1000 * MS);
         for delay_ns in [20 * MS, 10 * MS] {
             links.iter().for_each(|link| link.borrow_mut().delay_ns = delay_ns);
@@ -397,8 +402,8 @@ fn windows_grow_again_after_the_delay_has_gone() {
 
 #[test]
 fn two_flows_share_a_short_queue() {
-    let (links, mut flows) = far_flow(Congestion::Delay, 200, 5 * MS, 50_000);
-    flows.push(flow(&ends(Congestion::Delay), &links, 0));
+    let (links, mut flows) = new_flow(Congestion::Delay, 200, 5 * MS, 50_000);
+    flows.push(flow(&config(Congestion::Delay), &links, 0));
     goodput(&mut flows, write, 1000 * MS);
     let each = goodput(&mut flows, write, 1000 * MS);
     assert!(each.iter().all(|goodput| *goodput > 30.0), "{each:?}");
@@ -407,7 +412,7 @@ fn two_flows_share_a_short_queue() {
 
 /// Runs a bulk flow, if there is one, beside a flow of single writes of 8 bytes for this time. Returns the goodput of the
 /// bulk in Mb/s, and the 99th percentile of the times that the single writes take, in ns.
-fn small_beside(
+fn run_small_beside_bulk(
     bulk: Option<&mut Pair>,
     operation: fn() -> Operation,
     small: &mut Pair,
@@ -453,15 +458,16 @@ fn small_flow_waits_little_behind_a_bulk_flow() {
         for operation in [write, read] {
             let link = Link::new(mbps * 1_000_000, trip_us * US / 2, 1 << 20);
             let links = [link.clone(), link].map(|link| Rc::new(RefCell::new(link)));
-            let [mut small, mut bulk] = [0, 0].map(|now_ns| flow(&ends(Congestion::Grant), &links, now_ns));
-            let (_, alone_ns) = small_beside(None, operation, &mut small, 100 * MS);
+            let [mut small, mut bulk] = [0, 0].map(|now_ns| flow(&config(Congestion::Grant), &links, now_ns));
+            let (_, alone_ns) = run_small_beside_bulk(None, operation, &mut small, 100 * MS);
             bulk.now_ns = small.now_ns;
-            small_beside(Some(&mut bulk), operation, &mut small, 1_000 * MS);
-            let (goodput, beside_ns) = small_beside(Some(&mut bulk), operation, &mut small, 1_000 * MS);
-            let told = format!(
+            run_small_beside_bulk(Some(&mut bulk), operation, &mut small, 1_000 * MS);
+            let (goodput, beside_ns) =
+                run_small_beside_bulk(Some(&mut bulk), operation, &mut small, 1_000 * MS);
+            let summary = format!(
                 "{mbps} Mb/s, {trip_us} us: {alone_ns} ns alone, {beside_ns} ns beside {goodput} Mb/s"
             );
-            assert!(beside_ns <= 3 * alone_ns && goodput >= 0.8 * mbps as f64, "{told}");
+            assert!(beside_ns <= 3 * alone_ns && goodput >= 0.8 * mbps as f64, "{summary}");
         }
     }
 }

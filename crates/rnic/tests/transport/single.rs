@@ -142,7 +142,7 @@ fn slight_reordering_causes_no_retransmission() {
 }
 
 #[test]
-fn losses_are_repaired_fast_again_after_the_path_has_reordered() {
+fn losses_are_repaired_fast_after_reordering_ends() {
     let mut pair = warmed_up();
     pair.b().qp.set_grant(0, 64);
     let late = |sent: &Sent| {
@@ -232,7 +232,7 @@ fn a_lost_read_of_many_packets_is_retransmitted() {
 }
 
 #[test]
-fn lost_read_request_is_one_loss_and_each_lost_response_is_one() {
+fn lost_requests_and_responses_are_counted() {
     let lost = |pair: &mut Pair, fate: fn(&Sent) -> Fate| {
         let before = pair.a().qp.counters().lost;
         pair.set_filter(fate);
@@ -242,7 +242,7 @@ fn lost_read_request_is_one_loss_and_each_lost_response_is_one() {
     let mut pair = warmed_up();
     pair.b().qp.set_grant(0, 64);
     read_all(&mut pair, 1);
-    // The write behind the read tells that the request was lost.
+    // The write behind the read shows that the request was lost.
     pair.set_filter(lose(|psn| psn == 2));
     pair.a().read(1 << 16, 0, 256 * 20);
     for _ in 0..4 {
@@ -283,10 +283,10 @@ fn spare_read_request_saves_a_round_trip() {
     assert_eq!((after.repeated, after.lost, after.timeouts), (before.repeated, before.lost, before.timeouts));
 }
 
-/// The answer to a read tells of its first request that it arrived, not of its spare. So a packet that was requested again
-/// between the two is not lost yet.
+/// The answer to a read shows that its first request arrived, but not that its spare arrived. So a packet that was
+/// requested again between the two does not count as lost yet.
 #[test]
-fn answered_read_whose_spare_left_later_makes_no_packet_lost() {
+fn answer_to_a_read_with_a_spare_marks_no_packet_lost() {
     let mut pair = warmed_up_with(Config { fills_path: true, ..selective() }, [0, 0]);
     pair.b().qp.set_grant(0, 64);
     let late = |lost: fn(&Sent) -> bool| {
@@ -305,7 +305,7 @@ fn answered_read_whose_spare_left_later_makes_no_packet_lost() {
 }
 
 #[test]
-fn lost_response_to_a_read_that_was_kept_is_requested_at_once() {
+fn lost_response_to_a_kept_read_is_requested_at_once() {
     let mut pair = warmed_up();
     pair.b().qp.set_grant(0, 64);
     read_all(&mut pair, 1);

@@ -43,12 +43,12 @@ impl Model {
         }
     }
 
-    fn now(&self, index: usize) -> u8 {
+    fn current(&self, index: usize) -> u8 {
         self.bytes[index].last().expect("never empty").1
     }
 
     fn word(&self, address: u64) -> u64 {
-        let bytes = [0, 1, 2, 3, 4, 5, 6, 7].map(|at| self.now(address as usize + at));
+        let bytes = [0, 1, 2, 3, 4, 5, 6, 7].map(|at| self.current(address as usize + at));
         u64::from_le_bytes(bytes)
     }
 
@@ -139,8 +139,8 @@ struct FaultRates {
 }
 
 fn rates() -> impl Strategy<Value = FaultRates> {
-    let often = || prop_oneof![Just(0u64), 0u64..30, 0u64..200];
-    (often(), often(), often(), often()).prop_map(|(lost, twice, late, damaged)| FaultRates {
+    let rate = || prop_oneof![Just(0u64), 0u64..30, 0u64..200];
+    (rate(), rate(), rate(), rate()).prop_map(|(lost, twice, late, damaged)| FaultRates {
         lost,
         twice,
         late,
@@ -177,8 +177,8 @@ fn walk(seed: u64, rates: FaultRates, ends: Ends, steps: u64) {
     let room_packets = 1 + random.below(30) as u32;
     let config = Config { mtu, room_packets, selective, congestion, ..Config::default() };
     let mut pair = Pair::minimal(config, psns);
-    let mut of_link = Random(seed ^ 1);
-    pair.set_filter(move |_| fate(&rates, &mut of_link));
+    let mut link_random = Random(seed ^ 1);
+    pair.set_filter(move |_| fate(&rates, &mut link_random));
     let mut models = [Model::new(), Model::new()];
     for side in [A, B] {
         pair.end(side).qp.set_grant(0, grant);
@@ -237,7 +237,7 @@ fn check(pair: &mut Pair, side: Side, model: &Model) {
     let peer = pair.end(side.other());
     assert_eq!(peer.received(), model.arrivals, "received messages differ");
     let memory = peer.memory.get(0, TARGET_BYTES as usize);
-    let expected: Vec<u8> = (0..TARGET_BYTES as usize).map(|index| model.now(index)).collect();
+    let expected: Vec<u8> = (0..TARGET_BYTES as usize).map(|index| model.current(index)).collect();
     assert!(memory == expected, "memory differs");
 }
 

@@ -120,15 +120,15 @@ fn full_queue_and_malformed_requests_are_refused() {
 fn heartbeat_is_acknowledged_and_claims_no_share() {
     let mut pair = Pair::new();
     let imm = Some(0);
-    let operation = Operation::Send { bytes: b"I live".to_vec(), imm };
+    let operation = Operation::Send { bytes: b"heartbeat".to_vec(), imm };
     pair.a().qp.post(Request { id: 7, operation, signalled: false, solicited: false }).expect("posted");
     pair.run_until(ONE_WAY_NS);
     assert_eq!(pair.log, ["a SendOnlyImm 0", "b Acknowledge 0"], "acknowledged on arrival");
     assert!(!pair.b().qp.take_has_begun());
     assert_eq!(pair.b().qp.share().used_ns, None);
-    assert_eq!(pair.b().received(), [(b"I live".to_vec(), imm)]);
+    assert_eq!(pair.b().received(), [(b"heartbeat".to_vec(), imm)]);
     // A solicited message is no heartbeat.
-    let operation = Operation::Send { bytes: b"I ask".to_vec(), imm };
+    let operation = Operation::Send { bytes: b"request".to_vec(), imm };
     pair.a().qp.post(Request { id: 8, operation, signalled: false, solicited: true }).expect("posted");
     // The first window is one packet, so this one leaves after the first acknowledgement.
     pair.run_until(3 * ONE_WAY_NS);
@@ -154,7 +154,7 @@ fn unawaited_acknowledgements_are_held_back() {
         assert_eq!(pair.log, ["a WriteOnly 0", "b Acknowledge 0"], "acknowledged once");
         // The delayed acknowledgement of a message is not held back.
         pair.b().qp.hold_acks(true);
-        let operation = Operation::Send { bytes: b"told".to_vec(), imm: None };
+        let operation = Operation::Send { bytes: b"message".to_vec(), imm: None };
         pair.a().qp.post(Request { id: 8, operation, signalled: false, solicited: true }).expect("posted");
         pair.run();
         assert_eq!((pair.log.len(), pair.a().qp.counters().timeouts), (4, 0), "{:?}", pair.log);

@@ -64,7 +64,7 @@ impl Net {
             lane.is_in_atomic = false;
         }
         while let Some(next) =
-            self.lane(to).filter(|lane| !lane.is_in_atomic).and_then(|lane| lane.behind.pop_front())
+            self.lane(to).filter(|lane| !lane.is_in_atomic).and_then(|lane| lane.deferred.pop_front())
         {
             self.receive_datagram(next);
         }

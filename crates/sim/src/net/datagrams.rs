@@ -28,7 +28,7 @@ fn transfer_ns(profile: &Profile, packet: &Packet<'_>) -> u64 {
         return 2 * profile.dma_ns(packet.headers.len_bytes() as u64 + bytes) + profile.pcie_ns;
     }
     match packet.headers {
-        // The request that it acknowledges has already paid for the access to memory.
+        // The cost of the acknowledged request already includes the access to memory.
         Headers::Acknowledge(_) => 0,
         Headers::AtomicAcknowledge { .. } if profile.atomics == AtomicsBy::Processor => profile.atomic_ns,
         Headers::AtomicAcknowledge { .. } => 0,
@@ -104,7 +104,7 @@ impl Net {
         let landed_ns = lane.landed_ns;
         for delay_ns in delivery.delays_ns.into_iter().flatten() {
             let at_ns = landed_ns + delay_ns;
-            // Later messages of the kernel arrive later.
+            // Kernel messages that are sent later must arrive later.
             let queue = &mut self.qps[qp as usize];
             queue.landed_ns = queue.landed_ns.max(at_ns);
             let mut copy = self.packets.buffer();
@@ -138,12 +138,12 @@ impl Net {
     /// Handles a datagram's arrival: passes it to its queue pair, or begins the atomic that the adapter must execute.
     /// While the adapter executes an earlier atomic of the lane, the datagram waits.
     pub(super) fn receive_datagram(&mut self, datagram: Datagram) {
-        let is_adapters = self.profile_of(datagram.to).atomics == AtomicsBy::Adapter;
+        let executes_atomics = self.profile_of(datagram.to).atomics == AtomicsBy::Adapter;
         let Some(lane) = self.lanes[datagram.to as usize].as_deref_mut() else {
             return self.drop_datagram(datagram);
         };
         if lane.is_in_atomic {
-            return lane.behind.push_back(datagram);
+            return lane.deferred.push_back(datagram);
         }
         let packet = lane.inwards.open(&datagram.bytes).and_then(Packet::parse);
         match packet.map(|packet| packet.headers) {
@@ -151,7 +151,9 @@ impl Net {
                 self.counters.corrupted_caught += 1;
                 self.packets.recycle(datagram.bytes);
             }
-            Ok(Headers::FetchAdd(eth) | Headers::CompareSwap(eth)) if is_adapters && !lane.has_ended() => {
+            Ok(Headers::FetchAdd(eth) | Headers::CompareSwap(eth))
+                if executes_atomics && !lane.has_ended() =>
+            {
                 self.begin_atomic(datagram, eth);
             }
             Ok(_) => self.pass_to_queue_pair(datagram, None),

@@ -119,7 +119,7 @@ impl Net {
         let (target_keys, reach) = (self.keys_of(to), self.reach(HostId(from_host), HostId(to_host)));
         let (lanes, first_qp) = (self.hardware.of(reach).lanes as u32, self.qps.len() as u32);
         let now_ns = self.now_ns;
-        let blank = |endpoint, [from_host, to_host]: [u32; 2]| End {
+        let new_end = |endpoint, [from_host, to_host]: [u32; 2]| End {
             endpoint,
             peer: PeerId(0),
             hello: Vec::new(),
@@ -142,14 +142,14 @@ impl Net {
             dialled: Some(address),
             keys_announced: keys,
             keys_known: target_keys,
-            ..blank(from, [from_host, to_host])
+            ..new_end(from, [from_host, to_host])
         });
         let target_end = self.ends.push(End {
             hello: dialling_hello,
             first_qp: first_qp + 1,
             keys_announced: target_keys,
             keys_known: keys,
-            ..blank(to, [to_host, from_host])
+            ..new_end(to, [to_host, from_host])
         });
         for _ in 0..lanes {
             self.qps.extend([Qp::new(dialling_end), Qp::new(target_end)]);

@@ -28,7 +28,7 @@ pub(super) struct KeyRequest {
 /// Length of a message in bytes: a header, and a key with its rkey, or a request for keys.
 const MESSAGE_BYTES: u64 = 16;
 /// An invalid key, sent instead of an unknown one.
-const NO_KEY: Key = Key(u32::MAX);
+const INVALID_KEY: Key = Key(u32::MAX);
 
 impl Net {
     /// Sends all peers of a fabric the current number of its keys.
@@ -53,7 +53,7 @@ impl Net {
     fn send_keys(&mut self, end: EndId, keys: u32, answer: Option<KeyRequest>) {
         let this = &self.ends[end];
         let (from, to) = (this.from_host, this.to_host);
-        if let Some(arrives_ns) = self.carry_message(from, to) {
+        if let Some(arrives_ns) = self.send_message(from, to) {
             let at_ns = arrives_ns + self.profile(end).interrupt_ns;
             self.schedule(at_ns, Event::KeysArrive { end: end.other(), keys, answer });
         }
@@ -100,10 +100,10 @@ impl Net {
     }
 
     /// Sends a message between providers. Returns the time of its arrival; `None` if it is lost.
-    fn carry_message(&mut self, from: u32, to: u32) -> Option<u64> {
+    fn send_message(&mut self, from: u32, to: u32) -> Option<u64> {
         let bytes = MESSAGE_BYTES + self.hardware.of(Reach::Across).header_bytes;
         let wire = &mut self.wires[from as usize][to as usize];
-        let delivery = wire.carry(self.now_ns, bytes, &mut self.random, &mut self.counters);
+        let delivery = wire.send_datagram(self.now_ns, bytes, &mut self.random, &mut self.counters);
         self.counters.corrupted_caught += u64::from(delivery.is_damaged);
         let [delay_ns, _] = delivery.delays_ns;
         delay_ns.filter(|_| !delivery.is_damaged).map(|delay_ns| delivery.on_time_ns + delay_ns)
@@ -116,7 +116,7 @@ impl Net {
         let (from, to) = (this.from_host, this.to_host);
         let Profile { retries_max, retransmit_ns, interrupt_ns, .. } = *self.profile(end);
         let is_open = self.ends[end.other()].is_active();
-        let arrives_ns = self.carry_message(from, to).filter(|_| is_open);
+        let arrives_ns = self.send_message(from, to).filter(|_| is_open);
         let Some(lane) = self.lane(qp) else { return };
         lane.has_key_request = true;
         lane.key_requests_lost = if arrives_ns.is_some() { 0 } else { lane.key_requests_lost + 1 };
@@ -149,10 +149,10 @@ impl Net {
         }
     }
 
-    /// Returns the operation with the key as sent: [`NO_KEY`] if the key is unknown.
+    /// Returns the operation with the key as sent: [`INVALID_KEY`] if the key is unknown.
     pub(super) fn with_adapters_key(&self, qp: u32, verb: Verb) -> Verb {
         let end = self.end_of(qp);
         let is_known = verb.remote().is_none_or(|remote| remote.key.0 < self.ends[end].keys_known);
-        if is_known || !self.has_adapter(end) { verb } else { verb.with_key(NO_KEY) }
+        if is_known || !self.has_adapter(end) { verb } else { verb.with_key(INVALID_KEY) }
     }
 }

@@ -165,7 +165,7 @@ impl Net {
             if solicited {
                 self.complete(endpoint, completion);
             } else {
-                self.complete_quietly(endpoint, completion);
+                self.complete_unsolicited(endpoint, completion);
             }
         }
     }

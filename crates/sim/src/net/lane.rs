@@ -75,7 +75,7 @@ pub(super) struct Lane {
     /// True while the adapter executes an atomic of this lane.
     pub(super) is_in_atomic: bool,
     /// Datagrams that wait until the atomic has ended.
-    pub(super) behind: VecDeque<Datagram>,
+    pub(super) deferred: VecDeque<Datagram>,
     /// Counters that the world has already included.
     counted: Counters,
 }
@@ -215,7 +215,7 @@ impl Net {
                 near_ns: 2 * config.ack_delay.as_nanos() as u64,
                 landed_ns: 0,
                 is_in_atomic: false,
-                behind: VecDeque::new(),
+                deferred: VecDeque::new(),
                 counted: Counters::default(),
             }));
         }
@@ -436,7 +436,7 @@ impl Net {
     }
 }
 
-/// Creates a request for a queue pair; `key` is the queue pair's name of the request's own memory.
+/// Creates a request for a queue pair; `key` is the queue pair's key of the request's local memory.
 fn operation(verb: &Verb, inline: Vec<u8>, key: u32) -> Operation {
     let remote = |to: halite_fabric::RemoteAddress| Remote { rkey: to.key.0, address: to.offset };
     match *verb {

@@ -1,7 +1,7 @@
 //! The simulated network: all state of the world except its tasks.
 //!
 //! A connection has two ends (`end`) and lanes between them, which are closed together. `dial` sets it up, and
-//! `incarnation` ends it. A lane executes each request at most once, in order.
+//! `lifecycle` ends it. A lane executes each request at most once, in order.
 //!
 //! Between hosts, a lane is two queue pairs of `halite_rnic` (`lane`), driven by adapters or by the processes.
 //! Datagrams between them are lost, duplicated and reordered (`datagrams`). `view` is the memory that queue pairs
@@ -27,10 +27,10 @@ mod dial;
 mod direct;
 mod end;
 mod endpoint;
-mod incarnation;
 mod keys;
 mod land;
 mod lane;
+mod lifecycle;
 mod packet;
 mod post;
 mod qp;
@@ -52,8 +52,8 @@ use self::datagrams::Datagram;
 use self::dial::Dial;
 use self::end::{EndId, Ends};
 use self::endpoint::Endpoint;
-use self::incarnation::KernelMessage;
 use self::lane::Lane;
+use self::lifecycle::KernelMessage;
 use self::packet::Packets;
 use self::qp::Qp;
 use self::queue::{Event, EventQueue};
@@ -383,7 +383,7 @@ impl Net {
     fn transmit(&mut self, from: u32, to: u32, ready_ns: u64, len: u64) -> Transit {
         let header_bytes = self.hardware.of(self.reach(HostId(from), HostId(to))).header_bytes;
         let wire = &mut self.wires[from as usize][to as usize];
-        wire.send(ready_ns, len + header_bytes, &mut self.random, &mut self.counters)
+        wire.send_piece(ready_ns, len + header_bytes, &mut self.random, &mut self.counters)
     }
 
     /// Returns the time at which a kernel message arrives; `None` if the link is down.
@@ -451,7 +451,7 @@ impl Net {
     }
 
     /// Queues a completion for the next poll.
-    fn complete_quietly(&mut self, endpoint: u32, completion: Completion) {
+    fn complete_unsolicited(&mut self, endpoint: u32, completion: Completion) {
         let (profile, _) = self.profile_to(endpoint, completion.peer);
         let at_ns = self.now_ns + profile.poll_ns;
         self.endpoints[endpoint as usize].push(at_ns, FabricEvent::Completed(completion));

@@ -191,7 +191,7 @@ impl Net {
             leaves_ns = stages.send(self.now_ns, wire_free_ns, qp, gathers, &mut self.random);
         }
         let wire = &mut self.wires[host as usize][to as usize];
-        let mut delivery = wire.carry(leaves_ns, len, &mut self.random, &mut self.counters);
+        let mut delivery = wire.send_datagram(leaves_ns, len, &mut self.random, &mut self.counters);
         let access = self.memory_access(qp ^ 1, &packet.headers);
         if let Some(stages) = self.hosts[to as usize].stages.as_deref_mut().filter(|_| !is_free) {
             let arrival = Arrival {

@@ -26,18 +26,18 @@ impl View<'_> {
         segment.and_then(Option::as_ref).ok_or(Refused)
     }
 
-    /// Executes an atomic: with `whole`, atomically with respect to processors; or, if the adapter has already read the
-    /// word, only its write with `half`, which overwrites changes since the read.
+    /// Executes an atomic by `execute`, atomically with respect to processors. If the adapter has already read the
+    /// word, only writes the result of `new_value`, and so overwrites changes since the read.
     fn change(
         &self,
         key: u32,
         address: u64,
-        whole: impl FnOnce(&Window) -> Result<u64, Refused>,
-        half: impl FnOnce(u64) -> Option<u64>,
+        execute: impl FnOnce(&Window) -> Result<u64, Refused>,
+        new_value: impl FnOnce(u64) -> Option<u64>,
     ) -> Result<u64, Refused> {
         let window = self.segment(key)?;
-        let Some(old) = self.word else { return whole(window) };
-        if let Some(new) = half(old) {
+        let Some(old) = self.word else { return execute(window) };
+        if let Some(new) = new_value(old) {
             window.store_u64(address, new).map_err(refused)?;
         }
         Ok(old)
@@ -63,13 +63,13 @@ impl Memory for View<'_> {
     }
 
     fn fetch_add(&self, key: u32, address: u64, add: u64) -> Result<u64, Refused> {
-        let whole = |window: &Window| window.fetch_add_u64(address, add).map_err(refused);
-        self.change(key, address, whole, |old| Some(old.wrapping_add(add)))
+        let execute = |window: &Window| window.fetch_add_u64(address, add).map_err(refused);
+        self.change(key, address, execute, |old| Some(old.wrapping_add(add)))
     }
 
     fn compare_swap(&self, key: u32, address: u64, expected: u64, new: u64) -> Result<u64, Refused> {
-        let whole = |window: &Window| window.compare_exchange_u64(address, expected, new).map_err(refused);
-        self.change(key, address, whole, |old| (old == expected).then_some(new))
+        let execute = |window: &Window| window.compare_exchange_u64(address, expected, new).map_err(refused);
+        self.change(key, address, execute, |old| (old == expected).then_some(new))
     }
 
     fn read_own(&self, key: u32, address: u64, target: &mut [u8]) -> Result<(), Refused> {

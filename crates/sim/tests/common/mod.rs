@@ -57,7 +57,7 @@ pub fn open(world: &World, address: &str) -> Side {
 /// Creates one fabric and one segment on a running host.
 pub fn open_on(world: &World, host: HostId, address: &str) -> Side {
     let fabric = world.fabric(host, address, format!("I am {address}").into_bytes());
-    let segment = Segment::create("story", SEGMENT_BYTES, PagePolicy::Normal).unwrap();
+    let segment = Segment::create("test", SEGMENT_BYTES, PagePolicy::Normal).unwrap();
     let memory = segment.window(0, SEGMENT_BYTES).unwrap();
     let key = fabric.register(segment).unwrap();
     fabric.arm(Some(Sleeper::Progress));

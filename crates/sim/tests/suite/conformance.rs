@@ -36,7 +36,7 @@ impl Sim {
 }
 
 /// Longer than any wait of a case.
-const PATIENCE_NS: u64 = 60_000_000_000;
+const WAIT_NS_MAX: u64 = 60_000_000_000;
 
 impl Harness for Sim {
     fn open(&self, name: &str, hello: &[u8]) -> Arc<dyn Fabric> {
@@ -48,7 +48,7 @@ impl Harness for Sim {
     }
 
     fn sleep(&self, fabric: &dyn Fabric, seen: u32) -> bool {
-        let deadline_ns = self.world.now_ns() + PATIENCE_NS;
+        let deadline_ns = self.world.now_ns() + WAIT_NS_MAX;
         while fabric.doorbell() == seen {
             let rings = || fabric.doorbell() != seen;
             if self.world.now_ns() > deadline_ns || self.world.advance_unless(rings).is_err() {

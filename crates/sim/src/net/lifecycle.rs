@@ -37,7 +37,7 @@ impl Net {
             self.flush(qp, status);
         }
         self.ends[end].state = EndState::Closed;
-        // Earlier messages of the peer precede the end.
+        // Messages that arrived before the end must be visible before the disconnection.
         self.endpoints[endpoint as usize].show_all(self.now_ns);
         self.report(endpoint, FabricEvent::Disconnected { peer });
         if !self.copies_by_processor(end) {
