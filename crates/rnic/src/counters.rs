@@ -20,11 +20,13 @@ pub struct Counters {
     pub out_of_window: u64,
     /// Requests that were dropped because an earlier packet is missing.
     pub ahead: u64,
-    /// Requests that arrived early, and were kept until all earlier packets had arrived.
+    /// Requests that arrived early, and were kept until all earlier packets had arrived, and responses that overtook an
+    /// earlier one.
     pub kept: u64,
-    /// Duplicates of executed or kept requests. The responder answered each duplicate again.
+    /// Duplicates of executed or kept requests, each of which the responder answered again, and, with selective repeat,
+    /// of responses with data.
     pub duplicates: u64,
-    /// Responses that were dropped because they are duplicates, or answer no outstanding request.
+    /// Other responses that were dropped because they are duplicates, or answer no outstanding request.
     pub stale: u64,
     /// Packets that were dropped because they are responses that do not match their request, or duplicate requests
     /// whose response this end no longer stores.

@@ -416,7 +416,13 @@ impl Requester {
             step.counters.out_of_window += 1;
             return Ok(());
         };
-        step.counters.stale += u64::from(sequence < self.una);
+        if sequence < self.una {
+            let has_data = !matches!(packet.headers, Headers::Acknowledge(_) | Headers::Missing(_));
+            match self.selective.is_some() && has_data {
+                true => step.counters.duplicates += 1,
+                false => step.counters.stale += 1,
+            }
+        }
         if self.selective.is_some() {
             if let Some(aeth) = packet.headers.aeth() {
                 self.update_window(step.config, sequence, aeth);

@@ -54,7 +54,13 @@ pub fn run(dir: &Path, args: &Move) -> anyhow::Result<()> {
         return Ok(moved.map_err(&failed)?);
     }
     let place = client.session.stat(&args.name);
-    let place = place.map_or_else(|error| error.to_string(), |region| place_of(&region));
+    let place = place.map_or_else(
+        |_| {
+            "a part may have moved; `halite stat NAME` shows where the bytes are, once the nodes are in reach"
+                .to_owned()
+        },
+        |region| place_of(&region),
+    );
     let outcome = match moved {
         Ok(()) => format!("{:?} has moved; {place}", args.name),
         Err(RegionError { cause: RegionCause::PeerDown(node), .. }) => {

@@ -9,6 +9,7 @@
 //!   intervals, so that its own queue drains.
 //! - The sample is the smallest delay in each round trip, which shows the standing queue. Other delays of the round
 //!   trip are larger if a process was descheduled and then sends a burst, whose packets queue behind each other.
+//! - On a path that reorders packets, the target includes the delay of the packets that others have overtaken.
 //! - Only persistent losses count, because a path also loses single packets and whole trains at random.
 //! - The sample excludes scheduling delays at both ends ([`Feedback::network_ns`]). The peer's grant replaces Swift's
 //!   endpoint window.
@@ -26,6 +27,8 @@ const ALLOWANCE_OF_BASE: f64 = 0.2;
 /// For a window of one packet, this multiple of the allowance is added to the target: flows with small windows then
 /// grow faster than others, even if their base delays differ.
 const SMALL_WINDOW_EXTRA: f64 = 3.0;
+/// Maximum delay beyond the base delay, in ns, that counts as reordering instead of a queue.
+const REORDERING_NS_MAX: f64 = 10_000_000.0;
 /// Cut of the window in proportion to the excess delay, and its maximum.
 const DECREASE: f64 = 0.8;
 const DECREASE_MAX: f64 = 0.5;
@@ -142,10 +145,11 @@ impl Delay {
     }
 
     /// Returns the target delay.
-    fn target_ns(&self) -> f64 {
+    fn target_ns(&self, overtaken_ns: u64) -> f64 {
         let base = self.bases_ns[0].min(self.bases_ns[1]) as f64;
         let allowance = ALLOWANCE_NS + ALLOWANCE_OF_BASE * base;
-        base + allowance * (1.0 + SMALL_WINDOW_EXTRA / self.window.sqrt())
+        let target = base + allowance * (1.0 + SMALL_WINDOW_EXTRA / self.window.sqrt());
+        target.max((overtaken_ns as f64).min(base + REORDERING_NS_MAX))
     }
 
     fn increase(&mut self, arrived: f64) {
@@ -235,7 +239,7 @@ impl Controller for Delay {
             return;
         }
         self.standing_ns = self.standing_ns.min(network_ns);
-        let (trip, target) = (self.standing_ns as f64, self.target_ns());
+        let (trip, target) = (self.standing_ns as f64, self.target_ns(feedback.overtaken_ns));
         // While the window starts to grow, half of it suffices, as in Linux's TCP: it may have doubled since.
         let is_used = is_window_used(self.window, feedback.in_flight) || self.is_starting && is_half_full;
         if trip <= target && is_used {

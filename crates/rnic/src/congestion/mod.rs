@@ -29,6 +29,9 @@ pub struct Feedback {
     pub trip_ns: Option<u64>,
     /// Network delay in ns: [`Feedback::trip_ns`] without the known waits at both ends.
     pub network_ns: Option<u64>,
+    /// Longest round trip in ns of the recent packets that others have overtaken; 0 if there are none. A queue does not
+    /// reorder, so a delay up to this one need not be a queue.
+    pub overtaken_ns: u64,
     /// Number of packets that this response newly reports as arrived.
     pub arrived: u32,
     /// Number of packets that were newly found lost in the network. A lost read request counts as one loss.

@@ -22,6 +22,8 @@ const REORDER_THRESHOLD_MAX: u64 = SPAN_MAX;
 /// reorders less than before. On a path that both loses and reorders, one retransmission in this many is then
 /// unnecessary.
 const LOSSES_TO_HALVE: u32 = 64;
+/// Arrivals after which the round trip of an overtaken packet has little effect.
+const OVERTAKEN_PACKETS: u64 = 1024;
 /// Threshold from which the path counts as one that reorders packets: the value after four late packets.
 const REORDER_THRESHOLD_CONFIRMED: u64 = REORDER_THRESHOLD_MIN << 4;
 /// Maximum number of transmissions of a packet whose response still gives an upper bound of the round trip. These take
@@ -92,6 +94,8 @@ pub(super) struct Scoreboard {
     reorder_threshold: u64,
     /// The longest round trip of a packet that was declared lost and then arrived, in ns.
     late_ns: u64,
+    /// Longest round trip, in ns, of the recent packets that others have overtaken.
+    overtaken_ns: u64,
     /// Losses since the last late arrival, and since the threshold was halved.
     losses: u32,
     /// Collected for [`Scoreboard::take_progress`].
@@ -123,6 +127,7 @@ impl Scoreboard {
             unanswered: 0,
             reorder_threshold: REORDER_THRESHOLD_MIN,
             late_ns: 0,
+            overtaken_ns: 0,
             losses: 0,
             progress: Progress::default(),
         }
@@ -267,6 +272,9 @@ impl Scoreboard {
             let first_ns = self.entries[index].first_ns;
             self.progress.first_sent_ns = self.progress.first_sent_ns.max(Some(first_ns));
         }
+        let is_overtaken = copies == 1 && Some(order_without_spare) < self.order_arrived;
+        let overtaken_ns = if is_overtaken { now_ns.saturating_sub(sent_ns) } else { 0 };
+        self.overtaken_ns = overtaken_ns.max(self.overtaken_ns - self.overtaken_ns / OVERTAKEN_PACKETS);
         self.progress.arrived += 1;
         self.set(index, state);
     }
@@ -286,6 +294,11 @@ impl Scoreboard {
     /// Returns the longest round trip, in ns, of a packet that was declared lost and then arrived.
     pub fn late_ns(&self) -> u64 {
         self.late_ns
+    }
+
+    /// Returns the longest round trip, in ns, of the recent packets that others have overtaken; 0 if there are none.
+    pub fn overtaken_ns(&self) -> u64 {
+        self.overtaken_ns
     }
 
     /// Handles a report that the peer has executed all packets before `to`.
@@ -341,6 +354,14 @@ impl Scoreboard {
         self.unanswered -= 1;
         self.executed_end = self.executed_end.max(sequence + 1);
         true
+    }
+
+    /// Returns true if an earlier response is late or lost.
+    pub fn awaits_response_before(&self, sequence: u64) -> bool {
+        let mut open = self.open[Stream::Responses as usize].iter();
+        let late = open.find(|(order, sequence)| self.open_index(*order, *sequence).is_some());
+        let is_before = |earlier: &u64| *earlier < sequence;
+        late.is_some_and(|(_, late)| is_before(late)) || self.lost.first().is_some_and(is_before)
     }
 
     /// Handles a report that packet `sequence` is missing. If the peer had kept that packet, it has since dropped the

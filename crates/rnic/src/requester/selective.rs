@@ -379,9 +379,10 @@ impl Requester {
         let trip_ns = self.trip.min_ns();
         let board = &mut self.selective.as_mut()?.board;
         if !board.handle_response(step.now_ns, trip_ns, sequence) {
-            step.counters.stale += 1;
+            step.counters.duplicates += 1;
             return None;
         }
+        step.counters.kept += u64::from(board.awaits_response_before(sequence));
         let to = local.address.wrapping_add(u64::from(piece.offset));
         let is_refused = !payload.is_empty() && step.memory.write_own(local.key, to, payload).is_err();
         let (status, cause) = (Status::LocalAccess, Cause::LocalAccess);
@@ -401,7 +402,7 @@ impl Requester {
         let Some(selective) = &mut self.selective else { return };
         match selective.board.handle_response(step.now_ns, trip_ns, sequence) {
             true => work.old = Some(old),
-            false => step.counters.stale += 1,
+            false => step.counters.duplicates += 1,
         }
     }
 
@@ -447,7 +448,9 @@ impl Requester {
         selective.surplus.on_arrived(now_ns, arrived_parts, queued_ns, granted);
         if let Some(controller) = &mut selective.controller {
             let arrived = progress.arrived;
-            controller.handle_feedback(now_ns, Feedback { trip_ns, network_ns, arrived, lost, in_flight });
+            let overtaken_ns = selective.board.overtaken_ns();
+            let feedback = Feedback { trip_ns, network_ns, overtaken_ns, arrived, lost, in_flight };
+            controller.handle_feedback(now_ns, feedback);
         }
         let is_empty = selective.board.is_empty();
         if has_progress || was_silent {

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use halite_rnic::wire::Opcode;
-use halite_rnic::{Config, Mtu, Operation, Status};
+use halite_rnic::{Config, Congestion, Mtu, Operation, Status};
 
 use crate::pair::*;
 
@@ -199,6 +199,22 @@ fn parts_of_many_packets_may_arrive_in_any_order() {
     assert!(ended.len() == 24 && ended.iter().all(|(_, status)| *status == Status::Success), "{ended:?}");
     let repeated = pair.a().qp.counters().repeated - before;
     assert!(repeated <= 10, "{repeated} of 500 packets were repeated");
+}
+
+#[test]
+fn delay_controller_takes_reordering_for_no_queue() {
+    let config = Config { selective: true, fills_path: true, congestion: Congestion::Delay, ..config() };
+    let mut pair = pair_with(config, &both(Mtu::Bytes1024));
+    discover(&mut pair);
+    let text = pattern(100_000, 3);
+    let mut random = Random(1);
+    pair.set_filter(move |_| Fate::Delayed(random.below(5_000_000)));
+    for _ in 0..20 {
+        pair.a().write(0, &text);
+    }
+    run_ms(&mut pair, 1500);
+    let ended = pair.a().completions().len();
+    assert!(ended == 20, "{ended} of 20 writes of 100 KB, window {}", pair.a().qp.window_packets());
 }
 
 #[test]

@@ -212,7 +212,9 @@ fn each_lost_packet_of_a_response_is_requested_alone() {
     });
     assert_eq!(read_all(&mut pair, 40), 1 + 5);
     assert_eq!(pair.a().qp.counters().timeouts, 0);
-    assert_eq!(pair.a().qp.counters().stale, 5, "a duplicate lands once");
+    let counters = pair.a().qp.counters();
+    assert_eq!(counters.duplicates, 5, "a duplicate lands once");
+    assert!(counters.kept >= 5, "responses behind each lost one: {}", counters.kept);
 }
 
 #[test]
